@@ -1,0 +1,17 @@
+"""The error of a user's input: one line that names the key or file, and what would be right."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class ConfigError(ValueError):
+    """A key or value that the user can mend; the command line prints it in one line."""
+
+
+def nearest(word: str, valid: Iterable[str]) -> str:
+    """`; did you mean 'chunk'?` where a valid word is near, else the list of valid words."""
+    words = sorted(valid)
+    near = difflib.get_close_matches(word, words, n=1, cutoff=0.5)
+    return f"; did you mean '{near[0]}'?" if near else f"; valid: {', '.join(words)}"

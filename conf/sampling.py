@@ -1,0 +1,69 @@
+"""How a request's next token is picked: the sampling parameters, under vLLM's names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """Sampling parameters of one request.
+
+    `temperature` 0 is exactly argmax. With a `seed` the output is the same whatever the batch, policy, `tp` or `pp`;
+    without one the run's seed and the request's number stand in. `logprobs=k` returns the sampled token's and the
+    k best tokens' log-probabilities (of the model, before temperature and truncation; after penalties).
+
+    Raises:
+        ConfigError: a value out of its range, by name.
+    """
+
+    n: int = 1
+    max_tokens: int = 128
+    min_tokens: int = 0
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0  # 0: all
+    min_p: float = 0.0
+    seed: int | None = None
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("stop", "stop_token_ids"):
+            value = getattr(self, name)
+            value = (value,) if isinstance(value, str | int) else tuple(value or ())
+            object.__setattr__(self, name, value)
+        rules = [
+            ("n", self.n >= 1, "1 or more"),
+            ("max_tokens", self.max_tokens >= 1, "1 or more"),
+            ("min_tokens", 0 <= self.min_tokens <= self.max_tokens, "between 0 and max_tokens"),
+            ("temperature", 0.0 <= self.temperature < float("inf"), "0 (greedy) or more"),
+            ("top_p", 0.0 < self.top_p <= 1.0, "in (0, 1]"),
+            ("top_k", self.top_k >= 0, "0 (all) or more"),
+            ("min_p", 0.0 <= self.min_p <= 1.0, "in [0, 1]"),
+            ("repetition_penalty", 0.0 < self.repetition_penalty < float("inf"), "above 0"),
+            ("presence_penalty", -2.0 <= self.presence_penalty <= 2.0, "in [-2, 2]"),
+            ("frequency_penalty", -2.0 <= self.frequency_penalty <= 2.0, "in [-2, 2]"),
+            ("stop", all(isinstance(s, str) and s for s in self.stop), "strings that are not empty"),
+            ("stop_token_ids", all(isinstance(i, int) for i in self.stop_token_ids), "token ids"),
+            ("logprobs", self.logprobs is None or 0 <= self.logprobs <= 64, "null or 0 to 64"),
+        ]
+        for name, holds, right in rules:
+            if not holds:
+                raise ConfigError(f"sampling.{name}={getattr(self, name)!r}: must be {right}")
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    @property
+    def has_penalties(self) -> bool:
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0

@@ -1,0 +1,1 @@
+"""How does it start? Command line, Ray, torchrun."""

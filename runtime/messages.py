@@ -1,0 +1,94 @@
+"""What travels between the coordinator and the ranks: ids only, msgpack, never pickle.
+
+One `Step` is published to all ranks for each micro-batch; each rank replays from it what it needs: its receives, its
+block tables, its sampler's history. `StepResult` comes back: spans from every stage, tokens from the last.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from ..conf.sampling import SamplingParams
+
+
+class NewRequest(msgspec.Struct, frozen=True, array_like=True):
+    """Told to all ranks with the first chunk of a request. `seed` is resolved: never None for a sampled request."""
+
+    request: int
+    prompt_len: int
+    seed: int
+    sampling: SamplingParams
+    eos_token_ids: tuple[int, ...]
+
+
+class Segment(msgspec.Struct, frozen=True, array_like=True):
+    """Tokens of one request in a micro-batch: a chunk, or a decode. `blocks` are those newly owned."""
+
+    request: int
+    start: int
+    tokens: list[int]
+    blocks: list[int]
+    sample: bool  # the last stage samples a token from the last row
+
+
+class Step(msgspec.Struct, frozen=True, array_like=True, tag="step"):
+    """A micro-batch. `dropped` requests (finished or preempted) forget their tables before the segments apply."""
+
+    epoch: int
+    step: int
+    chunks: list[Segment]
+    decodes: list[Segment]
+    new: list[NewRequest] = []
+    dropped: list[int] = []
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(c.tokens) for c in self.chunks) + len(self.decodes)
+
+
+class Stop(msgspec.Struct, frozen=True, array_like=True, tag="stop"):
+    """The ranks end after what was published before."""
+
+
+class Span(msgspec.Struct, frozen=True, array_like=True):
+    """What a stage did with a micro-batch, in seconds on the coordinator's clock.
+
+    `ready`: the stage had nothing else to do and waited for this input; `input`: the input was there; `begin`, `end`:
+    compute; `sent`: the send had been handed over (equal to `end` on the last stage).
+    """
+
+    step: int
+    stage: int
+    ready: float
+    input: float
+    begin: float
+    end: float
+    sent: float
+
+
+class Sampled(msgspec.Struct, frozen=True, array_like=True):
+    """One sampled token. `top` holds (token id, log-probability), best first, when the request asked for logprobs."""
+
+    request: int
+    token: int
+    logprob: float | None = None
+    rank: int | None = None  # of the token among all by log-probability, from 1
+    top: list[tuple[int, float]] = []
+
+
+class StepResult(msgspec.Struct, frozen=True, array_like=True, tag="result"):
+    """From a stage (its tensor-parallel rank 0). `tokens` is not None only from the last stage: the step is complete."""
+
+    epoch: int
+    step: int
+    span: Span
+    tokens: list[Sampled] | None = None
+
+
+class RankFailure(msgspec.Struct, frozen=True, array_like=True, tag="failure"):
+    """A rank's own last word before it ends."""
+
+    rank: int
+    stage: int
+    error: str
+    secondary: bool = False  # most likely the echo of another rank's death (a broken connection)

@@ -1,0 +1,94 @@
+"""What the coordinator records of a run, for the ledger: each micro-batch's make-up and why stage 0 waited before it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from .messages import Span
+
+# Why the coordinator could not dispatch: the depth was reached, or the scheduler had nothing admissible.
+Blocked = Literal["depth_full", "no_request", "in_flight", "kv_full"]
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """From `start` to `end` (seconds, coordinator's clock) nothing could be dispatched, for `reason`.
+
+    `end` is when the event that ended it truly happened (the last stage finished a step, a request arrived), not when
+    the coordinator heard of it: the rest until the dispatch is control time.
+    """
+
+    start: float
+    end: float
+    reason: Blocked
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One request's share of a micro-batch: `tokens` of them on a KV prefix of `start`."""
+
+    request: int
+    start: int
+    tokens: int
+
+
+@dataclass(slots=True)
+class StepRecord:
+    """One micro-batch as the coordinator saw it. Times are seconds on the coordinator's clock."""
+
+    step: int
+    dispatched: float
+    chunks: list[Part]
+    decodes: list[Part]
+    waits: list[Wait] = field(default_factory=list)  # between the dispatch before and this one
+    completed: float | None = None
+    kv_blocks_used: int = 0
+    num_waiting: int = 0  # requests not yet admitted, at dispatch
+    num_running: int = 0
+
+    @property
+    def prefill_tokens(self) -> int:
+        return sum(c.tokens for c in self.chunks)
+
+    @property
+    def decode_tokens(self) -> int:
+        return len(self.decodes)
+
+    @property
+    def num_tokens(self) -> int:
+        return self.prefill_tokens + self.decode_tokens
+
+    @property
+    def decode_context(self) -> int:
+        """KV tokens that the decodes attend to, summed."""
+        return sum(d.start + 1 for d in self.decodes)
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """One request's row in `requests.csv`. Times are seconds on the coordinator's clock."""
+
+    request: int
+    prompt_tokens: int
+    arrival: float
+    token_times: list[float] = field(default_factory=list)
+    first_dispatched: float | None = None
+    finished: float | None = None
+    finish_reason: str | None = None
+    preemptions: int = 0
+
+    @property
+    def output_tokens(self) -> int:
+        return len(self.token_times)
+
+
+@dataclass(slots=True)
+class RunRecord:
+    """All that a run leaves for its ledger and its report."""
+
+    num_stages: int
+    num_blocks: int
+    steps: list[StepRecord] = field(default_factory=list)
+    spans: list[Span] = field(default_factory=list)
+    requests: list[RequestRecord] = field(default_factory=list)

@@ -1,0 +1,33 @@
+"""When does it compute? Requests, schedulers, coordinator, pipelines real and simulated, ledger, reports.
+
+`from gapless.runtime import LLM, SamplingParams` is the Python API; both load on first use, so that the command line's
+help and the schedulers' tests need no torch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..conf.sampling import SamplingParams as SamplingParams
+    from .llm import LLM as LLM
+    from .outputs import CompletionOutput as CompletionOutput
+    from .outputs import RequestOutput as RequestOutput
+
+__all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "LLM":
+        from .llm import LLM
+
+        return LLM
+    if name == "SamplingParams":
+        from ..conf.sampling import SamplingParams
+
+        return SamplingParams
+    if name in ("RequestOutput", "CompletionOutput"):
+        from . import outputs
+
+        return getattr(outputs, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

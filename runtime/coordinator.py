@@ -1,0 +1,172 @@
+"""The coordinator: keeps the pipeline filled with what the scheduler picks, and records why where it could not.
+
+It knows the `Pipeline` protocol only, so a real cluster and a simulated one run under the same code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from .messages import NewRequest, Sampled, Segment, Step, StepResult
+from .micro_batch import MicroBatch
+from .pipeline import Pipeline
+from .request import Request
+from .scheduler import Scheduler
+from .spans import Part, RequestRecord, RunRecord, StepRecord, Wait
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """A request got a token, ended, or both (`token` is None when it ended without one)."""
+
+    request: Request
+    token: Sampled | None
+    time: float
+
+
+# Called on each new token, before the next dispatch: a finish reason that only text can tell (a stop string), or None.
+StopCheck = Callable[[Request, Sampled], str | None]
+
+
+class Coordinator:
+    """Drives one pipeline with one scheduler. Single-threaded: call `step` until `has_work` is false."""
+
+    def __init__(self, pipeline: Pipeline, scheduler: Scheduler, *, stop_check: StopCheck | None = None) -> None:
+        self.pipeline = pipeline
+        self.scheduler = scheduler
+        self.clock = pipeline.clock
+        self.epoch = 0
+        self.record = RunRecord(num_stages=pipeline.num_stages, num_blocks=pipeline.num_blocks)
+        self._stop_check = stop_check
+        self._next_step = 0
+        self._in_flight: dict[int, tuple[MicroBatch, StepRecord]] = {}
+        self._requests: dict[int, RequestRecord] = {}  # of unfinished requests
+        self._waits: list[Wait] = []  # since the last dispatch
+        self._blocked_since: float | None = self.clock.now()
+        self._blocked_by = scheduler.blocked
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_work or bool(self._in_flight)
+
+    def add(self, request: Request) -> None:
+        """Accept a request; it must fit into the cache alone, and arrive in the order of ids."""
+        assert self.scheduler.pool.blocks_for(request.max_len) <= self.scheduler.pool.num_blocks, request
+        self._unblocked(request.arrival)
+        entry = RequestRecord(request=request.id, prompt_tokens=request.prompt_len, arrival=request.arrival)
+        self.record.requests.append(entry)
+        self._requests[request.id] = entry
+        self.scheduler.add(request)
+
+    def abort(self, request: Request) -> None:
+        """End a request now; what of it is in flight is ignored when it comes back."""
+        if not request.is_finished:
+            self._finish(request, "abort", self.clock.now())
+
+    def step(self, deadline: float) -> list[TokenEvent]:
+        """Dispatch what is admissible, wait for results until `deadline`, dispatch again; tokens that came."""
+        self.dispatch()
+        events: list[TokenEvent] = []
+        for result in self.pipeline.wait(deadline):
+            self._handle(result, events)
+        self.dispatch()
+        return events
+
+    def dispatch(self) -> None:
+        """Fill the pipeline up to its depth."""
+        while len(self._in_flight) < self.pipeline.depth:
+            batch = self.scheduler.next_batch()
+            if batch is None:
+                self._block(self.scheduler.blocked)
+                return
+            self._submit(batch)
+        self._block("depth_full")
+
+    def _submit(self, batch: MicroBatch) -> None:
+        now = self.clock.now()
+        self._unblocked(now)
+        new: list[NewRequest] = []
+        chunks = [self._segment(c.request, c.start, c.length, c.ends_prefill, new) for c in batch.chunks]
+        decodes = [self._segment(r, r.num_dispatched - 1, 1, True, new) for r in batch.decodes]
+        step = Step(self.epoch, self._next_step, chunks, decodes, new, self.scheduler.dropped)
+        self.scheduler.dropped = []
+        record = StepRecord(
+            step=step.step,
+            dispatched=now,
+            chunks=[Part(s.request, s.start, len(s.tokens)) for s in chunks],
+            decodes=[Part(s.request, s.start, 1) for s in decodes],
+            waits=self._waits,
+            kv_blocks_used=self.scheduler.pool.num_used,
+            num_waiting=self.scheduler.num_waiting,
+            num_running=len(self.scheduler.running),
+        )
+        for entry in new:
+            told = self._requests[entry.request]
+            if told.first_dispatched is None:
+                told.first_dispatched = now
+        self._waits = []
+        self._next_step += 1
+        self._in_flight[step.step] = (batch, record)
+        self.record.steps.append(record)
+        self.pipeline.submit(step)
+
+    def _segment(self, request: Request, start: int, length: int, sample: bool, new: list[NewRequest]) -> Segment:
+        if request.num_blocks_sent == 0:
+            new.append(
+                NewRequest(request.id, request.prompt_len, request.seed, request.params, request.eos_token_ids)
+            )
+        blocks = request.blocks[request.num_blocks_sent :]
+        request.num_blocks_sent = len(request.blocks)
+        return Segment(request.id, start, request.tokens[start : start + length], blocks, sample)
+
+    def _handle(self, result: StepResult, events: list[TokenEvent]) -> None:
+        if result.epoch != self.epoch:
+            return
+        self.record.spans.append(result.span)
+        if result.tokens is None:
+            return
+        batch, record = self._in_flight.pop(result.step)
+        now = self.clock.now()
+        record.completed = now
+        self._unblocked(result.span.end)
+        self.scheduler.completed(batch)
+        requests = {c.request.id: c.request for c in batch.chunks if c.ends_prefill}
+        requests.update((r.id, r) for r in batch.decodes)
+        self._accept(requests, result.tokens, now, events)
+
+    def _accept(
+        self, requests: dict[int, Request], tokens: Sequence[Sampled], now: float, events: list[TokenEvent]
+    ) -> None:
+        assert len(tokens) == len(requests), (len(tokens), sorted(requests))
+        for sampled in tokens:
+            request = requests[sampled.request]
+            if request.is_finished:  # aborted meanwhile
+                continue
+            request.tokens.append(sampled.token)
+            self._requests[request.id].token_times.append(now)
+            reason = request.finish_reason_after(sampled.token)
+            if self._stop_check is not None:
+                reason = self._stop_check(request, sampled) or reason
+            if reason is None:
+                self.scheduler.resume(request)
+            else:
+                self._finish(request, reason, now)
+            events.append(TokenEvent(request, sampled, now))
+
+    def _finish(self, request: Request, reason: str, now: float) -> None:
+        self.scheduler.finish(request, reason)
+        entry = self._requests.pop(request.id)
+        entry.finished, entry.finish_reason, entry.preemptions = now, reason, request.preemptions
+
+    def _block(self, reason: str) -> None:
+        if self._blocked_since is None:
+            self._blocked_since = self.clock.now()
+        self._blocked_by = reason  # type: ignore[assignment]
+
+    def _unblocked(self, at: float) -> None:
+        """What kept stage 0 waiting ended, truly at `at`; the rest until the dispatch is the coordinator's own time."""
+        if self._blocked_since is not None:
+            if at > self._blocked_since:
+                self._waits.append(Wait(self._blocked_since, at, self._blocked_by))
+            self._blocked_since = None

@@ -1,0 +1,383 @@
+"""The bubble ledger: every idle second of every stage, with exactly one cause."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from .messages import Span
+from .spans import RunRecord
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+
+class Cause(StrEnum):
+    """Why a stage was idle. The paper's three bubbles (3.2) first, then what only a real pipeline shows."""
+
+    PB1_PREFILL_SIZE = "pb1_prefill_size"
+    PB2_PREFILL_DECODE = "pb2_prefill_decode"
+    PB3_DECODE_CONTEXT = "pb3_decode_context"
+    STAGE_IMBALANCE = "stage_imbalance"
+    TRANSPORT = "transport"
+    CONTROL = "control"
+    STARVED_NO_REQUEST = "starved_no_request"
+    STARVED_IN_FLIGHT = "starved_in_flight"
+    STARVED_KV_FULL = "starved_kv_full"
+    FILL_DRAIN = "fill_drain"
+
+    @property
+    def meaning(self) -> str:
+        """One sentence for people."""
+        return _MEANINGS[self]
+
+
+_MEANINGS = {
+    Cause.PB1_PREFILL_SIZE: "The awaited micro-batch and the one before it carry different numbers of prefill tokens.",
+    Cause.PB2_PREFILL_DECODE: "One of the two micro-batches carries prefill tokens, the other only decodes.",
+    Cause.PB3_DECODE_CONTEXT: "Both micro-batches are decode-only, but their contexts differ in length.",
+    Cause.STAGE_IMBALANCE: "The two micro-batches are alike, yet the upstream stage took longer: "
+    "uneven layers, LM head, prefix length, jitter.",
+    Cause.TRANSPORT: "The upstream stage had finished; the activation was under way.",
+    Cause.CONTROL: "Work was admissible, but the coordinator had not dispatched it yet, or its message was under way.",
+    Cause.STARVED_NO_REQUEST: "No request was there to work on.",
+    Cause.STARVED_IN_FLIGHT: "Every request with work left was already in flight, waiting for its token.",
+    Cause.STARVED_KV_FULL: "Requests waited, but the KV cache had no room for them.",
+    Cause.FILL_DRAIN: "Before the stage's first and after its last micro-batch of the run.",
+}
+
+CAUSES = tuple(Cause)
+STARVED = (Cause.STARVED_NO_REQUEST, Cause.STARVED_IN_FLIGHT, Cause.STARVED_KV_FULL)
+PIPELINE_BUBBLES = CAUSES[:4]  # those that a scheduler or a layer split can remove
+
+_CODE = {cause: code for code, cause in enumerate(CAUSES)}
+_WAIT_CODE = {
+    "no_request": _CODE[Cause.STARVED_NO_REQUEST],
+    "in_flight": _CODE[Cause.STARVED_IN_FLIGHT],
+    "kv_full": _CODE[Cause.STARVED_KV_FULL],
+}
+_IMBALANCE = _CODE[Cause.STAGE_IMBALANCE]
+_TRANSPORT = _CODE[Cause.TRANSPORT]
+_CONTROL = _CODE[Cause.CONTROL]
+_FILL = _CODE[Cause.FILL_DRAIN]
+
+
+@dataclass(frozen=True, slots=True)
+class IdleInterval:
+    """`stage` was idle in [start, end) (seconds, coordinator's clock) for `cause`, awaiting `step`.
+
+    `step` is None only after the stage's last micro-batch.
+    """
+
+    stage: int
+    start: float
+    end: float
+    cause: Cause
+    step: int | None
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class IdleColumns:
+    """Idle intervals of one stage as arrays, in order of time.
+
+    `cause` indexes `CAUSES`; `place` is the awaited micro-batch's index in the stage's `Lane`, -1 after the last.
+    """
+
+    start: Floats
+    end: Floats
+    cause: Ints
+    place: Ints
+
+    @property
+    def seconds(self) -> Floats:
+        return self.end - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """Micro-batches of one stage as arrays, in order of time; `row` indexes the run's steps in ascending order."""
+
+    step: Ints
+    row: Ints
+    begin: Floats
+    end: Floats
+
+    @property
+    def seconds(self) -> Floats:
+        return self.end - self.begin
+
+
+class Ledger:
+    """Idle time of a run, by cause, stage, micro-batch and request.
+
+    A stage's idle interval [a, b) before its micro-batch i is cut by when the stage before computed i, [B, E):
+    up to B both stages waited, so it inherits the upstream stage's causes; from B to E it is a bubble, named by how
+    the make-up of i differs from its predecessor's; from E on the activation was under way. At stage 0 the
+    coordinator's waits say why nothing was dispatched; a wait for a slot (`depth_full`) is a bubble named the same
+    way, because downstream micro-batches held the slot; the rest is control. All cuts are clamped to [a, b), so each
+    second has one cause. A micro-batch without a span upstream (a run that was cut short) takes the pair's cause.
+
+    Args:
+        record: the run; times of all stages in seconds on one clock, steps unique on each stage.
+    """
+
+    def __init__(self, record: RunRecord) -> None:
+        self.num_stages = record.num_stages
+        self.lanes = _lanes(record.spans, record.num_stages)
+        begun = [float(lane.begin[0]) for lane in self.lanes if len(lane.begin)]
+        arrivals = [request.arrival for request in record.requests]
+        self.t0: float = min([*begun, *arrivals], default=0.0)
+        self.t1: float = max((float(lane.end[-1]) for lane in self.lanes if len(lane.end)), default=self.t0)
+        self._record = record
+        self.columns = _attribute(record, self.lanes, self.t0, self.t1)
+        self._busy = [float(lane.seconds.sum()) for lane in self.lanes]
+        self._by_cause = np.array(
+            [np.bincount(c.cause, weights=c.seconds, minlength=len(CAUSES)) for c in self.columns]
+        ).reshape(self.num_stages, len(CAUSES))
+
+    @property
+    def span_seconds(self) -> float:
+        """From the first arrival (or the first compute) to the end of the last compute."""
+        return self.t1 - self.t0
+
+    @cached_property
+    def idle(self) -> list[IdleInterval]:
+        """All idle intervals, by stage, then by time."""
+        intervals = []
+        for stage, (lane, c) in enumerate(zip(self.lanes, self.columns, strict=True)):
+            steps = lane.step.tolist()
+            columns = zip(c.start.tolist(), c.end.tolist(), c.cause.tolist(), c.place.tolist(), strict=True)
+            for start, end, cause, place in columns:
+                intervals.append(IdleInterval(stage, start, end, CAUSES[cause], steps[place] if place >= 0 else None))
+        return intervals
+
+    def busy_seconds(self, stage: int | None = None) -> float:
+        """Compute seconds of a stage, or of all."""
+        return sum(self._busy) if stage is None else self._busy[stage]
+
+    def seconds_by_cause(self, stage: int | None = None) -> dict[Cause, float]:
+        """Idle seconds of a stage, or of all, for every cause."""
+        seconds = self._by_cause.sum(axis=0) if stage is None else self._by_cause[stage]
+        return dict(zip(CAUSES, seconds.tolist(), strict=True))
+
+    @property
+    def stage_seconds(self) -> float:
+        """The run's span times the stages."""
+        return self.span_seconds * self.num_stages
+
+    @property
+    def bubble_fraction(self) -> float:
+        """Idle over total stage-seconds; 0 for an empty run."""
+        return float(self._by_cause.sum()) / self.stage_seconds if self.stage_seconds > 0 else 0.0
+
+    @property
+    def bubble_fraction_inner(self) -> float:
+        """The same without starved and fill_drain, above and below the line."""
+        seconds = self.seconds_by_cause()
+        outer = sum(seconds[cause] for cause in (*STARVED, Cause.FILL_DRAIN))
+        inner = self.stage_seconds - outer
+        return (sum(seconds.values()) - outer) / inner if inner > 1e-12 * self.stage_seconds else 0.0
+
+    def gaps(self, stage: int) -> tuple[Floats, Ints]:
+        """For each micro-batch of `stage`, in order: idle seconds right before it; the code of the largest part's
+        cause, an index into `CAUSES`, or -1 where there was no gap. Fill counts, as the first one's gap."""
+        c, awaited = self.columns[stage], self.columns[stage].place >= 0
+        table = np.zeros((len(self.lanes[stage].step), len(CAUSES)))
+        np.add.at(table, (c.place[awaited], c.cause[awaited]), c.seconds[awaited])
+        total = table.sum(axis=1)
+        return total, np.where(total > 0, table.argmax(axis=1), -1)
+
+    @cached_property
+    def _bubble_by_step(self) -> dict[int, float]:
+        by_step: dict[int, float] = {}
+        for lane, c in zip(self.lanes, self.columns, strict=True):
+            inner = (c.cause != _FILL) & (c.place >= 0)
+            seconds = np.bincount(c.place[inner], weights=c.seconds[inner], minlength=len(lane.step))
+            for step, s in zip(lane.step.tolist(), seconds.tolist(), strict=True):
+                by_step[step] = by_step.get(step, 0.0) + s
+        return by_step
+
+    @cached_property
+    def _bubble_by_request(self) -> dict[int, float]:
+        by_step, by_request = self._bubble_by_step, dict[int, float]()
+        for step in self._record.steps:
+            seconds = by_step.get(step.step, 0.0)
+            if seconds:
+                for request in {part.request for parts in (step.chunks, step.decodes) for part in parts}:
+                    by_request[request] = by_request.get(request, 0.0) + seconds
+        return by_request
+
+    def bubble_of_step(self, step: int) -> float:
+        """Idle seconds right before a micro-batch, summed over the stages, without fill."""
+        return self._bubble_by_step.get(step, 0.0)
+
+    def bubble_of_request(self, request: int) -> float:
+        """Bubble seconds of all micro-batches that carried the request (paper 5.3)."""
+        return self._bubble_by_request.get(request, 0.0)
+
+    def check(self) -> None:
+        """Conservation: on each stage busy time plus the seconds of all causes is the run's span."""
+        for stage in range(self.num_stages):
+            idle = float(self._by_cause[stage].sum())
+            error = abs(self._busy[stage] + idle - self.span_seconds)
+            assert error <= 1e-6 * self.span_seconds + 1e-9, (
+                f"stage {stage}: busy {self._busy[stage]} s + idle {idle} s is not the run's {self.span_seconds} s"
+            )
+            assert not len(self.columns[stage].start) or self.columns[stage].seconds.min() >= 0.0, stage
+
+
+class LiveBubbles:
+    """A running estimate for a progress bar: idle over elapsed, each stage from its first begin to its last end."""
+
+    def __init__(self) -> None:
+        self._stages: dict[int, tuple[float, float, float]] = {}  # first begin, last end, busy
+
+    def add(self, span: Span) -> None:
+        first, last, busy = self._stages.get(span.stage, (span.begin, span.end, 0.0))
+        self._stages[span.stage] = (min(first, span.begin), max(last, span.end), busy + span.end - span.begin)
+
+    @property
+    def bubble_fraction(self) -> float:
+        """0 before the first span."""
+        elapsed = sum(last - first for first, last, _ in self._stages.values())
+        busy = sum(busy for *_, busy in self._stages.values())
+        return min(1.0, max(0.0, 1.0 - busy / elapsed)) if elapsed > 0 else 0.0
+
+
+def _lanes(spans: list[Span], num_stages: int) -> list[Lane]:
+    """Spans by stage, in order of time; overlaps within rounding are clamped away."""
+    count = len(spans)
+    stage = np.fromiter((s.stage for s in spans), np.int64, count)
+    step = np.fromiter((s.step for s in spans), np.int64, count)
+    begin = np.fromiter((s.begin for s in spans), np.float64, count)
+    end = np.fromiter((s.end for s in spans), np.float64, count)
+    assert not count or (stage.min() >= 0 and stage.max() < num_stages), "a span of a stage that does not exist"
+    rows = np.unique(step)
+    lanes = []
+    for s in range(num_stages):
+        mine = np.flatnonzero(stage == s)
+        mine = mine[np.lexsort((step[mine], end[mine], begin[mine]))]
+        b, e, k = begin[mine], end[mine], step[mine]
+        tolerance = 1e-6 + 1e-9 * (float(e.max() - b.min()) if len(mine) else 0.0)
+        assert len(np.unique(k)) == len(k), f"stage {s} computed a step twice"
+        assert (e >= b - tolerance).all(), f"stage {s} ended a step before it began"
+        e = np.maximum.accumulate(np.maximum(e, b))
+        assert (b[1:] >= e[:-1] - tolerance).all(), f"stage {s} computed two steps at once"
+        b[1:] = np.maximum(b[1:], e[:-1])
+        lanes.append(Lane(k, np.searchsorted(rows, k), b, np.maximum(e, b)))
+    return lanes
+
+
+def _attribute(record: RunRecord, lanes: list[Lane], t0: float, t1: float) -> list[IdleColumns]:
+    """Idle columns of each stage, in stage order, each from the one before."""
+    num_rows = max((int(lane.row.max()) + 1 for lane in lanes if len(lane.row)), default=0)
+    prefill = np.zeros(num_rows, np.int64)
+    context = np.zeros(num_rows, np.int64)
+    rows = {int(step): int(row) for lane in lanes for step, row in zip(lane.step.tolist(), lane.row.tolist())}
+    waits: list[list[tuple[float, float, str]]] = [[] for _ in range(num_rows)]
+    for step in record.steps:
+        row = rows.get(step.step)
+        if row is not None:
+            prefill[row] = step.prefill_tokens
+            context[row] = step.decode_context
+            waits[row] = [(w.start, w.end, w.reason) for w in step.waits]
+
+    columns: list[IdleColumns] = []
+    for stage, lane in enumerate(lanes):
+        if not len(lane.row):
+            columns.append(_columns([(np.array([t0]), np.array([t1]), np.array([_FILL]), np.array([-1]))]))
+            continue
+        pair = _pair_causes(prefill[lane.row], context[lane.row])
+        if stage == 0:
+            pieces = [_first_stage(lane, pair, waits)]
+        else:
+            pieces = _later_stage(lane, pair, lanes[stage - 1], columns[-1], num_rows, t0)
+        fill = np.array([t0]), lane.begin[:1], np.array([_FILL]), np.array([0])
+        drain = lane.end[-1:], np.array([t1]), np.array([_FILL]), np.array([-1])
+        columns.append(_columns([fill, *pieces, drain]))
+    return columns
+
+
+Pieces = tuple[Floats, Floats, Ints, Ints]  # start, end, cause, place
+
+
+def _pair_causes(prefill: Ints, context: Ints) -> Ints:
+    """For each micro-batch after the first, the cause that it and its predecessor make."""
+    was, now = prefill[:-1], prefill[1:]
+    rules = [(was > 0) & (now > 0) & (was != now), (was > 0) != (now > 0), (now == 0) & (context[:-1] != context[1:])]
+    names = [Cause.PB1_PREFILL_SIZE, Cause.PB2_PREFILL_DECODE, Cause.PB3_DECODE_CONTEXT]
+    # Both with the same number of prefill tokens falls through all three, as the third needs none in either.
+    return np.select(rules, [np.full(len(now), _CODE[name]) for name in names], _IMBALANCE)
+
+
+def _first_stage(lane: Lane, pair: Ints, waits: list[list[tuple[float, float, str]]]) -> Pieces:
+    """Cut stage 0's gaps by the coordinator's waits."""
+    pieces: list[tuple[float, float, int, int]] = []
+    gaps = zip(lane.end[:-1].tolist(), lane.begin[1:].tolist(), lane.row[1:].tolist(), pair.tolist(), strict=True)
+    for place, (at, end, row, bubble) in enumerate(gaps, start=1):
+        if end <= at:
+            continue
+        for wait_start, wait_end, reason in sorted(waits[row]):
+            low, high = max(at, wait_start), min(end, wait_end)
+            if high > low:
+                if low > at:
+                    pieces.append((at, low, _CONTROL, place))
+                pieces.append((low, high, bubble if reason == "depth_full" else _WAIT_CODE[reason], place))
+                at = high
+        if end > at:
+            pieces.append((at, end, _CONTROL, place))
+    start, end, cause, place = np.array(pieces, np.float64).reshape(-1, 4).T
+    return start, end, cause.astype(np.int64), place.astype(np.int64)
+
+
+def _later_stage(
+    lane: Lane, pair: Ints, before: Lane, idle_before: IdleColumns, num_rows: int, t0: float
+) -> list[Pieces]:
+    """Cut a later stage's gaps by when the stage before was idle for, and then computed, the awaited micro-batch."""
+    a, b, row = lane.end[:-1], lane.begin[1:], lane.row[1:]
+    place = np.arange(1, len(lane.row))
+    place_before = np.full(num_rows, -1)
+    place_before[before.row] = np.arange(len(before.row))
+    up = place_before[row]
+    known = up >= 0
+    idle_from = np.concatenate([[t0], before.end[:-1]])[up] if len(before.row) else a
+    computed_from = np.clip(np.where(known, before.begin[up], a), a, b) if len(before.row) else a
+    computed_to = np.clip(np.where(known, before.end[up], b), computed_from, b) if len(before.row) else b
+    busy_until = np.clip(np.where(known, idle_from, a), a, computed_from)  # it was still at an earlier micro-batch
+
+    # What the stage before was idle for, as far as this stage was idle too.
+    place_here = np.zeros(num_rows, np.int64)
+    place_here[row] = place
+    awaited = idle_before.place >= 0
+    here = place_here[before.row[idle_before.place[awaited]]]
+    shared = here > 0  # neither this stage's first, nor missing on it
+    here = here[shared]
+    start, end = idle_before.start[awaited][shared], idle_before.end[awaited][shared]
+    inherited = np.maximum(start, a[here - 1]), np.minimum(end, computed_from[here - 1])
+    return [
+        (a, busy_until, pair, place),
+        (*inherited, idle_before.cause[awaited][shared], here),
+        (computed_from, computed_to, pair, place),
+        (computed_to, b, np.full(len(a), _TRANSPORT), place),
+    ]
+
+
+def _columns(pieces: list[Pieces]) -> IdleColumns:
+    """Pieces in order of time, empty ones dropped, neighbours of one cause and micro-batch joined."""
+    start, end, cause, place = (np.concatenate([piece[i] for piece in pieces]) for i in range(4))
+    kept = np.flatnonzero(end > start)
+    kept = kept[np.argsort(start[kept], kind="stable")]
+    start, end, cause, place = start[kept], end[kept], cause[kept], place[kept]
+    new = np.ones(len(start), bool)
+    new[1:] = (cause[1:] != cause[:-1]) | (place[1:] != place[:-1]) | (start[1:] != end[:-1])
+    first = np.flatnonzero(new)
+    last = np.append(first[1:], len(start)) - 1 if len(first) else first
+    return IdleColumns(start[first], end[last], cause[first], place[first])

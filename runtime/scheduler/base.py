@@ -1,0 +1,194 @@
+"""What every policy shares: the queues, admission, KV blocks, preemption. A policy is one method, `fill`."""
+
+from __future__ import annotations
+
+import heapq
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from itertools import islice
+
+from ...conf.schema import SchedulerConfig
+from ..blocks import BlockPool
+from ..micro_batch import Chunk, MicroBatch
+from ..request import Request
+from ..spans import Blocked
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """`batch` (B): most requests in a micro-batch; `depth`: micro-batches in flight; `tile`: rows a matmul pads to."""
+
+    batch: int
+    depth: int
+    tile: int = 1
+
+    @property
+    def running(self) -> int:
+        """Most requests that hold KV at once."""
+        return self.batch * self.depth
+
+
+class Scheduler(ABC):
+    """Decides what the next micro-batch holds. Pure Python, deterministic, asks no clock.
+
+    A request waits, is admitted (its prompt's blocks are set aside), is taken as chunks until it is prefilled, then
+    becomes ready for a decode each time its token is back. What `fill` takes is dispatched. First come, first served:
+    requests are admitted and prefilled by id; ready decodes go in the order in which they became ready.
+    """
+
+    def __init__(self, config: SchedulerConfig, limits: Limits, pool: BlockPool) -> None:
+        self.limits = limits
+        self.pool = pool
+        self.running: dict[int, Request] = {}  # admitted and not finished
+        self.prefilling: list[Request] = []  # of the running: prompt not wholly dispatched, first come first
+        self.ready: dict[int, Request] = {}  # of the running: a decode may be dispatched, first ready first
+        self.dropped: list[int] = []  # preempted or finished since the last step: ranks forget them
+        self._waiting: list[tuple[int, Request]] = []  # heap
+        self._num_waiting = 0
+        self._short_of_kv = False
+
+    @abstractmethod
+    def fill(self, batch: MicroBatch) -> None:
+        """The policy: take what the next micro-batch shall hold."""
+
+    def reserved_tokens(self, request: Request) -> int:
+        """Tokens whose KV blocks are set aside at admission."""
+        return request.prefill_target
+
+    # What the coordinator calls.
+
+    @property
+    def num_waiting(self) -> int:
+        return self._num_waiting
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.running or self._num_waiting)
+
+    def add(self, request: Request) -> None:
+        heapq.heappush(self._waiting, (request.id, request))
+        self._num_waiting += 1
+
+    def next_batch(self) -> MicroBatch | None:
+        """The next micro-batch, its requests marked as dispatched; None if nothing is admissible (see `blocked`)."""
+        self._short_of_kv = False
+        batch = MicroBatch()
+        self.fill(batch)
+        return batch or None
+
+    @property
+    def blocked(self) -> Blocked:
+        """Why the last `next_batch` gave None."""
+        if self._short_of_kv:
+            return "kv_full"
+        return "in_flight" if self.has_work else "no_request"
+
+    def completed(self, batch: MicroBatch) -> None:
+        """The micro-batch has left the last stage. Sampled tokens are given by `resume` or `finish` afterwards."""
+        for chunk in batch.chunks:
+            self._landed(chunk.request, chunk.length)
+        for request in batch.decodes:
+            self._landed(request, 1)
+
+    def resume(self, request: Request) -> None:
+        """The request's sampled token is appended and it goes on: it may decode."""
+        assert request.is_decode_ready, request
+        self.ready[request.id] = request
+
+    def finish(self, request: Request, reason: str) -> None:
+        """The request ends, whatever state it is in; its blocks are freed once nothing of it is in flight."""
+        if request.finish_reason is not None:
+            return
+        request.finish_reason = reason
+        if request.id not in self.running:
+            self._num_waiting -= 1  # its heap entry is skipped when it comes up
+            return
+        self.ready.pop(request.id, None)
+        if request.remaining_prefill:
+            self.prefilling.remove(request)
+        if not request.in_flight:
+            self._leave(request)
+
+    # What policies call.
+
+    def next_waiting(self) -> Request | None:
+        """The request that would be admitted next."""
+        while self._waiting and self._waiting[0][1].is_finished:
+            heapq.heappop(self._waiting)
+        return self._waiting[0][1] if self._waiting else None
+
+    def admit(self) -> Request | None:
+        """Admit the next waiting request if it has a slot and its blocks fit, with one block left for each running."""
+        request = self.next_waiting()
+        if request is None or len(self.running) >= self.limits.running:
+            return None
+        tokens = self.reserved_tokens(request)
+        if self.pool.blocks_for(tokens) + len(self.running) > self.pool.num_free:
+            self._short_of_kv = True
+            return None
+        heapq.heappop(self._waiting)
+        self._num_waiting -= 1
+        self.pool.grow(request.blocks, tokens)
+        self.running[request.id] = request
+        self.prefilling.append(request)
+        return request
+
+    def take_chunk(self, batch: MicroBatch, request: Request, length: int) -> None:
+        """Dispatch the next `length` tokens of a prefill."""
+        assert 1 <= length <= request.remaining_prefill, (length, request)
+        batch.chunks.append(Chunk(request, request.num_dispatched, length))
+        request.num_dispatched += length
+        request.steps_in_flight += 1
+        if not request.remaining_prefill:
+            self.prefilling.remove(request)
+
+    def take_decodes(self, batch: MicroBatch, most: int) -> None:
+        """Dispatch up to `most` ready decodes, those first that have been ready the longest."""
+        free = self.pool.num_free
+        # With a block free for each, none can fail; else one may preempt another, or has to be passed over.
+        queue = list(islice(self.ready.values(), most) if free >= most else self.ready.values())
+        for request in queue:
+            if len(batch.decodes) >= most:
+                break
+            if request.id in self.ready and self._grow(request):
+                self.take_decode(batch, request)
+
+    def take_decode(self, batch: MicroBatch, request: Request) -> None:
+        """Dispatch the decode of a ready request whose cache has room for it."""
+        del self.ready[request.id]
+        request.num_dispatched += 1
+        request.steps_in_flight += 1
+        batch.decodes.append(request)
+
+    def _grow(self, request: Request) -> bool:
+        """Room in the cache for all of the request's tokens, if need be at the cost of newer ones."""
+        while not self.pool.grow(request.blocks, len(request.tokens)):
+            victim = max((r for r in self.running.values() if not r.in_flight), key=lambda r: r.id, default=request)
+            if victim.id <= request.id:
+                self._short_of_kv = True
+                return False
+            self._preempt(victim)
+        return True
+
+    def _preempt(self, request: Request) -> None:
+        """Take the request's cache; it keeps its tokens and enters again as a prefill of all of them."""
+        if request.remaining_prefill:
+            self.prefilling.remove(request)
+        self.ready.pop(request.id, None)
+        self._leave(request)
+        request.num_dispatched = request.num_completed = request.num_blocks_sent = 0
+        request.prefill_target = len(request.tokens)
+        request.preemptions += 1
+        self.add(request)
+
+    def _landed(self, request: Request, length: int) -> None:
+        request.steps_in_flight -= 1
+        request.num_completed += length
+        if request.is_finished and not request.in_flight:
+            self._leave(request)
+
+    def _leave(self, request: Request) -> None:
+        del self.running[request.id]
+        self.pool.release(request.blocks)
+        if request.num_blocks_sent:
+            self.dropped.append(request.id)

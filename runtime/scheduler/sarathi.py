@@ -1,0 +1,39 @@
+"""SARATHI (arXiv 2308.16369, section 4): one chunk of one prompt, and the decodes that ride along with it."""
+
+from __future__ import annotations
+
+from ...conf.schema import SarathiConfig
+from ..blocks import BlockPool
+from ..micro_batch import MicroBatch
+from ..request import Request
+from .base import Limits, Scheduler
+
+
+class Sarathi(Scheduler):
+    """Decode-maximal batching: up to B - 1 ready decodes and one chunk; without a prompt, up to B decodes.
+
+    Chunk and decodes together come to at most `chunk` tokens and to a multiple of the tile (4.4): the chunk is
+    shortened, unless what is left of the prompt stays below one tile. Chunks of one prompt may follow each other
+    through the pipeline: the next one needs no sampled token.
+    """
+
+    def __init__(self, config: SarathiConfig, limits: Limits, pool: BlockPool) -> None:
+        super().__init__(config, limits, pool)
+        self.chunk = config.chunk
+        self.tile = config.tile or limits.tile
+
+    def fill(self, batch: MicroBatch) -> None:
+        prompt = self._next_prompt()
+        most = min(self.limits.batch - 1, self.chunk - 1) if prompt else self.limits.batch
+        self.take_decodes(batch, most)
+        if prompt and prompt.remaining_prefill and prompt.id in self.running:
+            self.take_chunk(batch, prompt, self.chunk_length(prompt.remaining_prefill, len(batch.decodes)))
+
+    def chunk_length(self, remaining: int, num_decodes: int) -> int:
+        """Tokens of the chunk that goes with so many decodes (paper 4.4)."""
+        length = min(remaining, self.chunk - num_decodes)
+        overhang = (length + num_decodes) % self.tile
+        return length - overhang if length - overhang >= 1 and length + num_decodes > self.tile else length
+
+    def _next_prompt(self) -> Request | None:
+        return self.prefilling[0] if self.prefilling else self.admit()

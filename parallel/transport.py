@@ -1,0 +1,76 @@
+"""Activations from stage to stage by torch.distributed: received ahead while the stage computes, sent without waiting.
+
+With `tp > 1` each rank sends its slice of the activation to its peer on the next stage, which gathers the slices over
+its tensor-parallel group (Megatron-LM's scatter-gather): the slow link between nodes carries every byte once.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from .mesh import Mesh
+
+if TYPE_CHECKING:
+    from .groups import Groups
+
+
+class Arrival:
+    """A receive that has been posted; `wait` gives the activation [T, H]."""
+
+    def __init__(self, slice_: torch.Tensor, work: dist.Work, shape: tuple[int, int], groups: Groups) -> None:
+        self._slice = slice_
+        self._work = work
+        self._shape = shape
+        self._groups = groups
+
+    def wait(self) -> torch.Tensor:
+        self._work.wait()
+        if self._groups.mesh.tp == 1:
+            return self._slice.view(self._shape)
+        whole = self._slice.new_empty(self._shape[0] * self._shape[1])
+        dist.all_gather_into_tensor(whole, self._slice, group=self._groups.tp)
+        return whole.view(self._shape)
+
+
+class Transport:
+    """One rank's link to the stage before and the stage after. `depth` bounds the steps in flight."""
+
+    def __init__(self, groups: Groups, hidden_size: int, dtype: torch.dtype, depth: int) -> None:
+        self._groups = groups
+        self._hidden_size = hidden_size
+        self._dtype = dtype
+        self._depth = depth
+        self._sending: deque[tuple[dist.Work, torch.Tensor]] = deque()
+
+    @property
+    def _mesh(self) -> Mesh:
+        return self._groups.mesh
+
+    def post_receive(self, num_tokens: int) -> Arrival:
+        """Post the receive of the next activation from the stage before; its buffer is filled meanwhile."""
+        slice_ = torch.empty(
+            num_tokens * self._hidden_size // self._mesh.tp, dtype=self._dtype, device=self._groups.device
+        )
+        work = dist.irecv(slice_, src=self._mesh.previous, group=self._groups.pp)
+        assert work is not None
+        return Arrival(slice_, work, (num_tokens, self._hidden_size), self._groups)
+
+    def send(self, hidden_TH: torch.Tensor) -> None:
+        """Hand the activation [T, H] to the stage after; it may not be written to any more."""
+        flat = hidden_TH.contiguous().view(-1)
+        share = flat.numel() // self._mesh.tp
+        slice_ = flat[self._mesh.tp_rank * share : (self._mesh.tp_rank + 1) * share]
+        work = dist.isend(slice_, dst=self._mesh.next, group=self._groups.pp)
+        assert work is not None
+        self._sending.append((work, slice_))
+        while len(self._sending) > self._depth:  # that step has left the pipeline: its send is long done
+            self._sending.popleft()[0].wait()
+
+    def drain(self) -> None:
+        """Wait until all that was sent has been received."""
+        while self._sending:
+            self._sending.popleft()[0].wait()

@@ -1,0 +1,47 @@
+"""What the coordinator tells the ranks before the first step, and what they answer."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ..conf.schema import Architecture, ModelConfig
+from .messages import RankFailure, Step, StepResult, Stop
+
+
+class Setup(msgspec.Struct, frozen=True, tag="setup"):
+    """All that a rank needs to build its stage. `layers[s]` is the half-open range of stage s."""
+
+    pp: int
+    tp: int
+    model: ModelConfig
+    arch: Architecture
+    layers: list[tuple[int, int]]
+    depth: int
+    num_blocks: int
+    block_size: int
+    seed: int
+    threads: int | None
+    timeout_s: float
+    store_host: str
+    store_port: int
+    epoch: int = 0
+
+
+class Hello(msgspec.Struct, frozen=True, tag="hello"):
+    """Rank 0 has opened the store through which the ranks find each other."""
+
+    store_host: str
+    store_port: int
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    """A rank has built its stage. `where` names node and device."""
+
+    rank: int
+    where: str
+    weight_bytes: int
+
+
+encoder = msgspec.msgpack.Encoder()
+to_rank = msgspec.msgpack.Decoder(Setup | Step | Stop)
+from_rank = msgspec.msgpack.Decoder(Hello | Ready | StepResult | RankFailure)

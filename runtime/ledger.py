@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
@@ -37,10 +38,10 @@ class Cause(StrEnum):
 
 
 _MEANINGS = {
-    Cause.PB1_PREFILL_SIZE: "The awaited micro-batch and the one before it carry different numbers of prefill tokens.",
-    Cause.PB2_PREFILL_DECODE: "One of the two micro-batches carries prefill tokens, the other only decodes.",
-    Cause.PB3_DECODE_CONTEXT: "Both micro-batches are decode-only, but their contexts differ in length.",
-    Cause.STAGE_IMBALANCE: "The two micro-batches are alike, yet the upstream stage took longer: "
+    Cause.PB1_PREFILL_SIZE: "The stage waited for a micro-batch with another number of prefill tokens than its last.",
+    Cause.PB2_PREFILL_DECODE: "Of the micro-batch that the stage waited for and its last, only one carried prefill.",
+    Cause.PB3_DECODE_CONTEXT: "The stage waited for decodes over another context length than its last decodes'.",
+    Cause.STAGE_IMBALANCE: "The stage waited for a micro-batch like its last, which yet took longer elsewhere: "
     "uneven layers, LM head, prefix length, jitter.",
     Cause.TRANSPORT: "The upstream stage had finished; the activation was under way.",
     Cause.CONTROL: "Work was admissible, but the coordinator had not dispatched it yet, or its message was under way.",
@@ -120,10 +121,11 @@ class Ledger:
 
     A stage's idle interval [a, b) before its micro-batch i is cut by when the stage before computed i, [B, E):
     up to B both stages waited, so it inherits the upstream stage's causes; from B to E it is a bubble, named by how
-    the make-up of i differs from its predecessor's; from E on the activation was under way. At stage 0 the
-    coordinator's waits say why nothing was dispatched; a wait for a slot (`depth_full`) is a bubble named the same
-    way, because downstream micro-batches held the slot; the rest is control. All cuts are clamped to [a, b), so each
-    second has one cause. A micro-batch without a span upstream (a run that was cut short) takes the pair's cause.
+    the make-up of i, the awaited one, differs from that of the one just finished; from E on the activation was under
+    way. At stage 0 the coordinator's waits say why nothing was dispatched. A wait for a slot (`depth_full`) is a
+    bubble too, and what is awaited there is the micro-batch that holds the slot downstream (paper, Figure 5: PB_2).
+    What no wait covers is control. All cuts are clamped to [a, b), so each second has one cause. A micro-batch
+    without a span upstream (a run that was cut short) is named as a whole by the pair.
 
     Args:
         record: the run; times of all stages in seconds on one clock, steps unique on each stage.
@@ -281,7 +283,9 @@ def _attribute(record: RunRecord, lanes: list[Lane], t0: float, t1: float) -> li
     num_rows = max((int(lane.row.max()) + 1 for lane in lanes if len(lane.row)), default=0)
     prefill = np.zeros(num_rows, np.int64)
     context = np.zeros(num_rows, np.int64)
-    rows = {int(step): int(row) for lane in lanes for step, row in zip(lane.step.tolist(), lane.row.tolist())}
+    rows: dict[int, int] = {}
+    for lane in lanes:
+        rows.update(zip(lane.step.tolist(), lane.row.tolist(), strict=True))
     waits: list[list[tuple[float, float, str]]] = [[] for _ in range(num_rows)]
     for step in record.steps:
         row = rows.get(step.step)
@@ -295,10 +299,12 @@ def _attribute(record: RunRecord, lanes: list[Lane], t0: float, t1: float) -> li
         if not len(lane.row):
             columns.append(_columns([(np.array([t0]), np.array([t1]), np.array([_FILL]), np.array([-1]))]))
             continue
-        pair = _pair_causes(prefill[lane.row], context[lane.row])
         if stage == 0:
+            awaited = _slot_holders(lane, lanes[-1], waits)
+            pair = _pair_causes(prefill, context, lane.row[:-1], awaited)
             pieces = [_first_stage(lane, pair, waits)]
         else:
+            pair = _pair_causes(prefill, context, lane.row[:-1], lane.row[1:])
             pieces = _later_stage(lane, pair, lanes[stage - 1], columns[-1], num_rows, t0)
         fill = np.array([t0]), lane.begin[:1], np.array([_FILL]), np.array([0])
         drain = lane.end[-1:], np.array([t1]), np.array([_FILL]), np.array([-1])
@@ -309,17 +315,35 @@ def _attribute(record: RunRecord, lanes: list[Lane], t0: float, t1: float) -> li
 Pieces = tuple[Floats, Floats, Ints, Ints]  # start, end, cause, place
 
 
-def _pair_causes(prefill: Ints, context: Ints) -> Ints:
-    """For each micro-batch after the first, the cause that it and its predecessor make."""
-    was, now = prefill[:-1], prefill[1:]
-    rules = [(was > 0) & (now > 0) & (was != now), (was > 0) != (now > 0), (now == 0) & (context[:-1] != context[1:])]
+def _pair_causes(prefill: Ints, context: Ints, finished: Ints, awaited: Ints) -> Ints:
+    """The causes that the micro-batches just finished and those awaited (rows) make, by the paper's rules (3.2)."""
+    was, now = prefill[finished], prefill[awaited]
+    rules = [
+        (was > 0) & (now > 0) & (was != now),
+        (was > 0) != (now > 0),
+        (was == 0) & (now == 0) & (context[finished] != context[awaited]),
+    ]
     names = [Cause.PB1_PREFILL_SIZE, Cause.PB2_PREFILL_DECODE, Cause.PB3_DECODE_CONTEXT]
-    # Both with the same number of prefill tokens falls through all three, as the third needs none in either.
     return np.select(rules, [np.full(len(now), _CODE[name]) for name in names], _IMBALANCE)
 
 
+def _slot_holders(lane: Lane, last: Lane, waits: list[list[tuple[float, float, str]]]) -> Ints:
+    """For each micro-batch of stage 0 after the first, the row that it awaited: the one whose end on the last stage
+    ended its wait for a slot, or itself where it waited for none, or for its own predecessor (a depth of 1)."""
+    awaited = lane.row[1:].copy()
+    ends, rows, begun = last.end.tolist(), last.row.tolist(), lane.row.tolist()
+    for place, row in enumerate(begun[1:]):
+        for _, wait_end, reason in waits[row]:
+            if reason == "depth_full" and ends:
+                after = bisect.bisect_left(ends, wait_end)
+                near = min((i for i in (after - 1, after) if 0 <= i < len(ends)), key=lambda i: abs(ends[i] - wait_end))
+                if rows[near] < begun[place]:
+                    awaited[place] = rows[near]
+    return awaited
+
+
 def _first_stage(lane: Lane, pair: Ints, waits: list[list[tuple[float, float, str]]]) -> Pieces:
-    """Cut stage 0's gaps by the coordinator's waits."""
+    """Cut stage 0's gaps by the coordinator's waits; `pair` names those for a slot."""
     pieces: list[tuple[float, float, int, int]] = []
     gaps = zip(lane.end[:-1].tolist(), lane.begin[1:].tolist(), lane.row[1:].tolist(), pair.tolist(), strict=True)
     for place, (at, end, row, bubble) in enumerate(gaps, start=1):
@@ -334,8 +358,8 @@ def _first_stage(lane: Lane, pair: Ints, waits: list[list[tuple[float, float, st
                 at = high
         if end > at:
             pieces.append((at, end, _CONTROL, place))
-    start, end, cause, place = np.array(pieces, np.float64).reshape(-1, 4).T
-    return start, end, cause.astype(np.int64), place.astype(np.int64)
+    table = np.array(pieces, np.float64).reshape(-1, 4)
+    return table[:, 0], table[:, 1], table[:, 2].astype(np.int64), table[:, 3].astype(np.int64)
 
 
 def _later_stage(
@@ -344,14 +368,16 @@ def _later_stage(
     """Cut a later stage's gaps by when the stage before was idle for, and then computed, the awaited micro-batch."""
     a, b, row = lane.end[:-1], lane.begin[1:], lane.row[1:]
     place = np.arange(1, len(lane.row))
+    if not len(before.row):
+        return [(a, b, pair, place)]
     place_before = np.full(num_rows, -1)
     place_before[before.row] = np.arange(len(before.row))
     up = place_before[row]
     known = up >= 0
-    idle_from = np.concatenate([[t0], before.end[:-1]])[up] if len(before.row) else a
-    computed_from = np.clip(np.where(known, before.begin[up], a), a, b) if len(before.row) else a
-    computed_to = np.clip(np.where(known, before.end[up], b), computed_from, b) if len(before.row) else b
-    busy_until = np.clip(np.where(known, idle_from, a), a, computed_from)  # it was still at an earlier micro-batch
+    computed_from = np.clip(np.where(known, before.begin[up], a), a, b)
+    computed_to = np.clip(np.where(known, before.end[up], b), computed_from, b)
+    idle_from = np.where(known, np.concatenate([[t0], before.end[:-1]])[up], a)
+    busy_until = np.clip(idle_from, a, computed_from)  # until then it was still at an earlier micro-batch
 
     # What the stage before was idle for, as far as this stage was idle too.
     place_here = np.zeros(num_rows, np.int64)

@@ -1,0 +1,113 @@
+"""A run's key numbers, under the names of `vllm bench serve --save-result` where it has one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .ledger import STARVED, Floats, Ledger
+from .spans import RequestRecord, RunRecord
+
+LATENCIES = ("ttft", "tpot", "itl", "e2el")
+NOT_COMPLETED = (None, "abort", "error")  # finish reasons of requests that count as failed
+
+
+def time_to_first_token(request: RequestRecord) -> float | None:
+    """Seconds from arrival to the first token; None before it."""
+    return request.token_times[0] - request.arrival if request.token_times else None
+
+
+def tokens_apart(request: RequestRecord) -> Floats:
+    """Seconds between the request's consecutive tokens (TBT, inter-token latency), one fewer than tokens."""
+    return np.diff(np.asarray(request.token_times, np.float64))
+
+
+def latencies(requests: list[RequestRecord]) -> dict[str, Floats]:
+    """Milliseconds over the requests, by name: `ttft`, `tpot` and `e2el` a value a request that has one, `itl` a value
+    for each pair of consecutive tokens."""
+    gaps = [tokens_apart(request) for request in requests]
+    ttft = [first for request in requests if (first := time_to_first_token(request)) is not None]
+    e2el = [request.token_times[-1] - request.arrival for request in requests if request.token_times]
+    seconds = {
+        "ttft": np.array(ttft, np.float64),
+        "tpot": np.array([gap.mean() for gap in gaps if len(gap)], np.float64),
+        "itl": np.concatenate(gaps) if gaps else np.empty(0),
+        "e2el": np.array(e2el, np.float64),
+    }
+    return {name: values * 1e3 for name, values in seconds.items()}
+
+
+def completed_requests(record: RunRecord) -> list[RequestRecord]:
+    """Those that finished by themselves."""
+    return [request for request in record.requests if request.finish_reason not in NOT_COMPLETED]
+
+
+def summarize(record: RunRecord, ledger: Ledger) -> dict[str, Any]:
+    """The contents of `summary.json`; values are plain Python, 0 where a run has nothing to measure.
+
+    Token counts and latencies are over completed requests, as vLLM's are. `duration` is seconds from the first
+    arrival to the last token or compute; `bubble_seconds` holds each cause and sums to the idle seconds.
+    """
+    done = completed_requests(record)
+    last = max((request.token_times[-1] for request in record.requests if request.token_times), default=ledger.t1)
+    duration = max(last, ledger.t1) - ledger.t0
+    tokens_in = sum(request.prompt_tokens for request in done)
+    tokens_out = sum(request.output_tokens for request in done)
+
+    def rate(count: int) -> float:
+        return count / duration if duration > 0 else 0.0
+
+    summary: dict[str, Any] = {
+        "duration": duration,
+        "completed": len(done),
+        "failed": len(record.requests) - len(done),
+        "total_input_tokens": tokens_in,
+        "total_output_tokens": tokens_out,
+        "request_throughput": rate(len(done)),
+        "output_throughput": rate(tokens_out),
+        "total_token_throughput": rate(tokens_in + tokens_out),
+    }
+    for name, values in latencies(done).items():
+        summary |= _statistics(name, values)
+
+    seconds = ledger.seconds_by_cause()
+    bubbles = [ledger.bubble_of_request(request.request) * 1e3 for request in done]
+    span = ledger.span_seconds
+    times = [lane.seconds for lane in ledger.lanes if len(lane.step)]
+    summary |= {
+        "bubble_fraction": ledger.bubble_fraction,
+        "bubble_fraction_inner": ledger.bubble_fraction_inner,
+        "bubble_seconds": {str(cause): value for cause, value in seconds.items()},
+        "starved_seconds": sum(seconds[cause] for cause in STARVED),
+        "median_bubble_ms_per_request": float(np.median(bubbles)) if bubbles else 0.0,
+        "stage_busy_fraction": [
+            ledger.busy_seconds(stage) / span if span > 0 else 0.0 for stage in range(ledger.num_stages)
+        ],
+        "micro_batches": len(record.steps),
+        "mean_tokens_per_micro_batch": (
+            sum(step.num_tokens for step in record.steps) / len(record.steps) if record.steps else 0.0
+        ),
+        "cv_stage_time": float(np.mean([_variation(values) for values in times])) if times else 0.0,
+        "peak_kv_fraction": (
+            max((step.kv_blocks_used for step in record.steps), default=0) / record.num_blocks
+            if record.num_blocks
+            else 0.0
+        ),
+        "preemptions": sum(request.preemptions for request in record.requests),
+    }
+    return summary
+
+
+def _statistics(name: str, values: Floats) -> dict[str, float]:
+    if not len(values):
+        values = np.zeros(1)
+    p90, p99 = np.percentile(values, [90, 99])
+    found = {"mean": values.mean(), "median": np.median(values), "std": values.std(), "p90": p90, "p99": p99}
+    return {f"{statistic}_{name}_ms": float(value) for statistic, value in found.items()}
+
+
+def _variation(values: Floats) -> float:
+    """Coefficient of variation: standard deviation over mean."""
+    mean = float(values.mean())
+    return float(values.std()) / mean if mean > 0 else 0.0

@@ -1,0 +1,166 @@
+"""Attention through torch's scaled_dot_product_attention: on a CPU, and anywhere else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from ..batch import RaggedBatch, Segment
+from ..kv_cache import slots_of
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentPlan:
+    """One segment: its rows of the batch, the slots of the keys that it may see, and its mask among them."""
+
+    rows: slice
+    slots: slice | torch.Tensor
+    mask: torch.Tensor | None = None  # additive [rows, keys]
+    is_causal: bool = False  # the mask is the triangle: the chunk begins its request
+
+
+@dataclass(frozen=True, slots=True)
+class PaddedPlan:
+    """All decodes at once, padded to the longest: B decodes, M keys."""
+
+    rows: slice
+    slots_BM: torch.Tensor  # flat
+    mask_B11M: torch.Tensor  # additive
+
+
+@dataclass(frozen=True, slots=True)
+class SdpaPlan:
+    num_tokens: int
+    chunks: list[SegmentPlan]
+    decodes: list[SegmentPlan] | PaddedPlan
+
+
+class SdpaBackend:
+    """One call a chunk. Decodes: one call each on a CPU, on views of the cache; on a GPU one padded call for all.
+
+    `window`: a token sees itself and the window - 1 tokens before it; None: all.
+    """
+
+    def __init__(self, *, block_size: int, window: int | None, dtype: torch.dtype, device: torch.device) -> None:
+        self.block_size = block_size
+        self.window = window
+        self.dtype = dtype
+        self.device = device
+
+    def plan(self, batch: RaggedBatch) -> SdpaPlan:
+        return SdpaPlan(batch.num_tokens, self.plan_chunks(batch), self.plan_decodes(batch))
+
+    def plan_chunks(self, batch: RaggedBatch) -> list[SegmentPlan]:
+        plans = []
+        row = 0
+        for chunk in batch.chunks:
+            plans.append(self._plan_chunk(chunk, row))
+            row += chunk.length
+        return plans
+
+    def _plan_chunk(self, chunk: Segment, row: int) -> SegmentPlan:
+        first = self._first_key(chunk.start)
+        rows, slots = slice(row, row + chunk.length), self._slots(chunk, first)
+        if chunk.length == 1:
+            return SegmentPlan(rows, slots)
+        if chunk.start == 0 and (self.window is None or chunk.length <= self.window):
+            return SegmentPlan(rows, slots, is_causal=True)
+        mask = chunk_mask(chunk.start, chunk.length, first, self.window, self.dtype)
+        return SegmentPlan(rows, slots, mask.to(self.device))
+
+    def plan_decodes(self, batch: RaggedBatch) -> list[SegmentPlan] | PaddedPlan:
+        row = batch.num_chunk_tokens
+        firsts = [self._first_key(d.start) for d in batch.decodes]
+        if self.device.type == "cpu" or len(firsts) <= 1:
+            return [
+                SegmentPlan(slice(row + i, row + i + 1), self._slots(decode, firsts[i]))
+                for i, decode in enumerate(batch.decodes)
+            ]
+        lengths = [d.context - first for d, first in zip(batch.decodes, firsts, strict=True)]
+        slots_BM = np.empty((len(lengths), max(lengths)), dtype=np.int64)
+        for i, (decode, first, length) in enumerate(zip(batch.decodes, firsts, lengths, strict=True)):
+            slots_BM[i, :length] = slots_of(decode.blocks, first, decode.context, self.block_size)
+            slots_BM[i, length:] = slots_BM[i, 0]  # a slot that was written: what lies in others may be NaN
+        absent = np.arange(max(lengths)) >= np.asarray(lengths)[:, None]
+        mask = torch.zeros(absent.shape, dtype=self.dtype).masked_fill_(torch.from_numpy(absent), float("-inf"))
+        return PaddedPlan(
+            slice(row, row + len(lengths)),
+            torch.from_numpy(slots_BM.reshape(-1)).to(self.device),
+            mask[:, None, None].to(self.device),
+        )
+
+    def attend(
+        self, q_TKGD: torch.Tensor, keys_SKD: torch.Tensor, values_SKD: torch.Tensor, plan: SdpaPlan
+    ) -> torch.Tensor:
+        K, G, D = q_TKGD.shape[1:]
+        out = q_TKGD.new_empty(plan.num_tokens, K * G * D)
+        attend_chunks(q_TKGD, keys_SKD, values_SKD, plan.chunks, out)
+        attend_decodes(q_TKGD, keys_SKD, values_SKD, plan.decodes, out)
+        return out
+
+    def _first_key(self, position: int) -> int:
+        """The first position that a query at `position` sees."""
+        return 0 if self.window is None else max(0, position - self.window + 1)
+
+    def _slots(self, segment: Segment, first: int) -> slice | torch.Tensor:
+        slots = slots_of(segment.blocks, first, segment.context, self.block_size)
+        if isinstance(slots, range):
+            return slice(slots.start, slots.stop)
+        return torch.from_numpy(slots).to(self.device)
+
+
+def chunk_mask(start: int, length: int, first: int, window: int | None, dtype: torch.dtype) -> torch.Tensor:
+    """[length, start + length - first] additive mask of a chunk (paper Figure 6).
+
+    Row i is the query at position start + i; column j the key at position first + j. A query sees itself and what
+    came before it, at most `window` tokens in all.
+    """
+    queries = torch.arange(start, start + length)[:, None]
+    keys = torch.arange(first, start + length)
+    hidden = keys > queries
+    if window is not None:
+        hidden |= keys <= queries - window
+    return torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, float("-inf"))
+
+
+def _read(cache_SKD: torch.Tensor, slots: slice | torch.Tensor) -> torch.Tensor:
+    """[1, K, keys, D]: a view of the cache where the slots follow each other."""
+    rows = cache_SKD[slots] if isinstance(slots, slice) else cache_SKD.index_select(0, slots)
+    return rows.transpose(0, 1).unsqueeze(0)
+
+
+def attend_chunks(
+    q_TKGD: torch.Tensor, keys_SKD: torch.Tensor, values_SKD: torch.Tensor, plans: list[SegmentPlan], out: torch.Tensor
+) -> None:
+    """Attention of each chunk into its rows of `out` [T, K * G * D]."""
+    K, G, D = q_TKGD.shape[1:]
+    for plan in plans:
+        q = q_TKGD[plan.rows].reshape(-1, K * G, D).transpose(0, 1).unsqueeze(0)
+        attended = F.scaled_dot_product_attention(
+            q, _read(keys_SKD, plan.slots), _read(values_SKD, plan.slots), attn_mask=plan.mask,
+            is_causal=plan.is_causal, enable_gqa=G > 1,
+        )
+        out[plan.rows].view(-1, K * G, D).copy_(attended[0].transpose(0, 1))
+
+
+def attend_decodes(
+    q_TKGD: torch.Tensor, keys_SKD: torch.Tensor, values_SKD: torch.Tensor, plan: list[SegmentPlan] | PaddedPlan,
+    out: torch.Tensor,
+) -> None:
+    """Attention of each decode into its row of `out`. A KV head's G queries stand as G rows: they see the same keys."""
+    K, G, D = q_TKGD.shape[1:]
+    if isinstance(plan, PaddedPlan):
+        B = plan.rows.stop - plan.rows.start
+        keys = keys_SKD.index_select(0, plan.slots_BM).view(B, -1, K, D).transpose(1, 2)
+        values = values_SKD.index_select(0, plan.slots_BM).view(B, -1, K, D).transpose(1, 2)
+        attended = F.scaled_dot_product_attention(q_TKGD[plan.rows], keys, values, attn_mask=plan.mask_B11M)
+        out[plan.rows] = attended.reshape(B, -1)
+        return
+    for decode in plan:
+        attended = F.scaled_dot_product_attention(
+            q_TKGD[decode.rows], _read(keys_SKD, decode.slots), _read(values_SKD, decode.slots)
+        )
+        out[decode.rows].view(1, K, G, D).copy_(attended)

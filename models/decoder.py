@@ -1,0 +1,130 @@
+"""One decoder layer: attention and a feed-forward network, each behind a norm and added to the residual stream.
+
+Linear layers run over all tokens of a micro-batch fused; only attention tells chunks from decodes (paper 4.3.1). QKV is
+one product, its rows interleaved by KV group as in Megatron: G query heads, their key head, their value head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ..conf.schema import Architecture
+from ..parallel.groups import Groups
+from ..parallel.layers import ColumnParallelLinear, RowParallelLinear
+from .attention.backend import AttentionBackend
+from .norm import HeadNorm, make_norm
+from .rope import rotate
+
+
+@dataclass(frozen=True, slots=True)
+class BatchContext:
+    """What all layers of a stage share of one micro-batch."""
+
+    slots_T: torch.Tensor  # where each token's key and value go
+    rope: tuple[torch.Tensor, torch.Tensor] | None  # cosine and sine
+    plan: Any  # the attention backend's own
+
+
+class Attention(nn.Module):
+    """Self-attention of this rank's heads: K KV heads with G query heads each."""
+
+    def __init__(
+        self, arch: Architecture, groups: Groups, backend: AttentionBackend, *, dtype: torch.dtype
+    ) -> None:
+        super().__init__()
+        D = arch.head_dim
+        self.backend = backend
+        self.shape = (-1, arch.num_kv_heads // groups.mesh.tp, arch.num_heads // arch.num_kv_heads + 2, D)
+        self.qkv = ColumnParallelLinear(
+            arch.hidden_size, (arch.num_heads + 2 * arch.num_kv_heads) * D, bias=arch.qkv_bias, dtype=dtype,
+            groups=groups,
+        )
+        self.out = RowParallelLinear(
+            arch.num_heads * D, arch.hidden_size, bias=arch.attention_out_bias, dtype=dtype, groups=groups
+        )
+        self.qk_norm = HeadNorm(D, arch.norm_eps, dtype=dtype, device=groups.device) if arch.qk_norm else None
+
+    def forward(
+        self, x_TH: torch.Tensor, context: BatchContext, keys_SKD: torch.Tensor, values_SKD: torch.Tensor
+    ) -> torch.Tensor:
+        qkv = self.qkv(x_TH).view(self.shape)
+        qk, values = qkv[:, :, :-1], qkv[:, :, -1]
+        if self.qk_norm is not None:
+            qk = self.qk_norm(qk)
+        if context.rope is not None:
+            qk = rotate(qk, *context.rope)
+        keys_SKD.index_copy_(0, context.slots_T, qk[:, :, -1])
+        values_SKD.index_copy_(0, context.slots_T, values)
+        return self.out(self.backend.attend(qk[:, :, :-1], keys_SKD, values_SKD, context.plan))
+
+
+def _silu(x: torch.Tensor) -> torch.Tensor:
+    return F.silu(x)
+
+
+def _gelu(x: torch.Tensor) -> torch.Tensor:
+    return F.gelu(x)
+
+
+def _gelu_tanh(x: torch.Tensor) -> torch.Tensor:
+    return F.gelu(x, approximate="tanh")
+
+
+def _relu(x: torch.Tensor) -> torch.Tensor:
+    return F.relu(x)
+
+
+_ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": _silu,
+    "gelu": _gelu,
+    "gelu_tanh": _gelu_tanh,
+    "relu": _relu,
+}
+
+
+class FeedForward(nn.Module):
+    """fc2(act(fc1(x))), or gated, fc2(act(gate(x)) * up(x)): then fc1 holds [gate; up] of this rank."""
+
+    def __init__(self, arch: Architecture, groups: Groups, *, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.gated = arch.gated_ffn
+        self.activation = _ACTIVATIONS[arch.activation]
+        width = arch.ffn_size * (2 if self.gated else 1)
+        self.fc1 = ColumnParallelLinear(arch.hidden_size, width, bias=arch.ffn_bias, dtype=dtype, groups=groups)
+        self.fc2 = RowParallelLinear(
+            arch.ffn_size, arch.hidden_size, bias=arch.ffn_bias, dtype=dtype, groups=groups
+        )
+
+    def forward(self, x_TH: torch.Tensor) -> torch.Tensor:
+        hidden = self.fc1(x_TH)
+        if self.gated:
+            gate, up = hidden.chunk(2, dim=-1)
+            hidden = self.activation(gate).mul_(up)
+        else:
+            hidden = self.activation(hidden)
+        return self.fc2(hidden)
+
+
+class DecoderLayer(nn.Module):
+    """[T, H] -> [T, H]; the input is left as it is."""
+
+    def __init__(
+        self, arch: Architecture, groups: Groups, backend: AttentionBackend, *, dtype: torch.dtype
+    ) -> None:
+        super().__init__()
+        self.attention_norm = make_norm(arch, dtype=dtype, device=groups.device)
+        self.attention = Attention(arch, groups, backend, dtype=dtype)
+        self.ffn_norm = make_norm(arch, dtype=dtype, device=groups.device)
+        self.ffn = FeedForward(arch, groups, dtype=dtype)
+
+    def forward(
+        self, x_TH: torch.Tensor, context: BatchContext, keys_SKD: torch.Tensor, values_SKD: torch.Tensor
+    ) -> torch.Tensor:
+        x_TH = self.attention(self.attention_norm(x_TH), context, keys_SKD, values_SKD).add_(x_TH)
+        return self.ffn(self.ffn_norm(x_TH)).add_(x_TH)

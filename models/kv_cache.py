@@ -1,0 +1,52 @@
+"""The paged KV cache of one rank: the keys and values of its layers, in blocks that requests own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from .batch import RaggedBatch
+
+
+class KVCache:
+    """Keys and values by layer, each [S, K, D]: S = num_blocks * block_size slots; slot = block * block_size + offset.
+
+    The memory is not cleared: what no segment has written must not be read.
+    """
+
+    def __init__(
+        self, *, num_layers: int, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int,
+        dtype: torch.dtype, device: torch.device,
+    ) -> None:
+        self.block_size = block_size
+        shape = (num_blocks * block_size, num_kv_heads, head_dim)
+        self.keys = [torch.empty(shape, dtype=dtype, device=device) for _ in range(num_layers)]
+        self.values = [torch.empty(shape, dtype=dtype, device=device) for _ in range(num_layers)]
+
+
+def slots_of(blocks: Sequence[int], first: int, last: int, block_size: int) -> range | np.ndarray:
+    """The slots of positions first .. last-1 of a request: a range where its blocks follow each other."""
+    lo, hi = first // block_size, -(-last // block_size)
+    assert hi <= len(blocks), (last, block_size, len(blocks))
+    base = blocks[lo]
+    if hi - lo == 1 or list(blocks[lo:hi]) == list(range(base, base + hi - lo)):
+        start = base * block_size + first - lo * block_size
+        return range(start, start + last - first)
+    owned = np.asarray(blocks[lo:hi], dtype=np.int64)
+    slots = owned[:, None] * block_size + np.arange(block_size)
+    return slots.reshape(-1)[first - lo * block_size : last - lo * block_size]
+
+
+def slot_mapping(batch: RaggedBatch, block_size: int) -> np.ndarray:
+    """[T] int64: the slot that each token of the batch writes its key and value to."""
+    parts = [np.asarray(slots_of(c.blocks, c.start, c.context, block_size), dtype=np.int64) for c in batch.chunks]
+    decodes = [d.blocks[d.start // block_size] * block_size + d.start % block_size for d in batch.decodes]
+    return np.concatenate([*parts, np.asarray(decodes, dtype=np.int64)])
+
+
+def positions(batch: RaggedBatch) -> np.ndarray:
+    """[T] int64: the position of each token in its request."""
+    parts = [np.arange(c.start, c.context, dtype=np.int64) for c in batch.chunks]
+    return np.concatenate([*parts, np.asarray([d.start for d in batch.decodes], dtype=np.int64)])

@@ -1,0 +1,59 @@
+"""Normalization: RMSNorm (LLaMA), LayerNorm (GPT-2), and RMSNorm over each head (Qwen3)."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ..conf.schema import Architecture
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) * weight over the last dimension."""
+
+    def __init__(self, size: int, eps: float, *, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(size, dtype=dtype, device=device))
+        self.shape = (size,)
+        self.eps = eps
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.rms_norm(x, self.shape, self.weight, self.eps)
+
+
+class LayerNorm(nn.Module):
+    """(x - mean(x)) / std(x) * weight + bias over the last dimension."""
+
+    def __init__(self, size: int, eps: float, *, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(size, dtype=dtype, device=device))
+        self.bias = nn.Parameter(torch.empty(size, dtype=dtype, device=device))
+        self.shape = (size,)
+        self.eps = eps
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.layer_norm(x, self.shape, self.weight, self.bias, self.eps)
+
+
+def make_norm(arch: Architecture, *, dtype: torch.dtype, device: torch.device) -> RMSNorm | LayerNorm:
+    """The norm over the hidden size that `arch` names."""
+    kind = RMSNorm if arch.norm == "rms" else LayerNorm
+    return kind(arch.hidden_size, arch.norm_eps, dtype=dtype, device=device)
+
+
+class HeadNorm(nn.Module):
+    """RMSNorm over each head of [T, K, G + 1, D]: G query heads under one weight, their key head under another."""
+
+    def __init__(self, head_dim: int, eps: float, *, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        self.query_weight = nn.Parameter(torch.empty(head_dim, dtype=dtype, device=device))
+        self.key_weight = nn.Parameter(torch.empty(head_dim, dtype=dtype, device=device))
+        self.shape = (head_dim,)
+        self.eps = eps
+
+    def forward(self, qk: torch.Tensor) -> torch.Tensor:
+        normed = F.rms_norm(qk, self.shape, None, self.eps)
+        normed[:, :, :-1] *= self.query_weight
+        normed[:, :, -1] *= self.key_weight
+        return normed

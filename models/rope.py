@@ -1,0 +1,55 @@
+"""Rotary position embedding, with the linear and the LLaMA-3 scaling of its frequencies.
+
+Sources: RoFormer (arXiv 2104.09864) for the rotation, in the half-split layout of the published LLaMA checkpoints;
+position interpolation (arXiv 2306.15595) for `linear`; the LLaMA 3.1 model card for `llama3`.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from ..conf.schema import Architecture, RopeScaling
+
+
+def inverse_frequencies(arch: Architecture) -> torch.Tensor:
+    """[D / 2] float32 radians a position."""
+    exponents = torch.arange(0, arch.head_dim, 2, dtype=torch.int64).float() / arch.head_dim
+    frequencies = 1.0 / (arch.rope_theta**exponents)
+    if arch.rope_scaling is None:
+        return frequencies
+    if arch.rope_scaling.type == "linear":
+        return frequencies / arch.rope_scaling.factor
+    return _llama3(frequencies, arch.rope_scaling)
+
+
+def _llama3(frequencies: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
+    """Long waves are stretched by `factor`, short ones kept, those between blended."""
+    waves_in_context = scaling.original_max_position * frequencies / (2 * math.pi)
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    kept = ((waves_in_context - low) / (high - low)).clamp(0.0, 1.0)
+    return (1 - kept) * frequencies / scaling.factor + kept * frequencies
+
+
+class RotaryEmbedding:
+    """Cosines and sines of a micro-batch's positions, computed once and shared by its layers."""
+
+    def __init__(self, arch: Architecture, *, dtype: torch.dtype, device: torch.device) -> None:
+        self.frequencies = inverse_frequencies(arch).to(device)
+        self.dtype = dtype
+
+    def at(self, positions_T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosine and sine, each [T, 1, 1, D / 2]."""
+        angles = (positions_T.float()[:, None] * self.frequencies)[:, None, None]
+        return angles.cos().to(self.dtype), angles.sin().to(self.dtype)
+
+
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """[T, ..., D] rotated by position; element i of a head pairs with element i + D / 2."""
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    a, b = x.chunk(2, dim=-1)
+    out_a, out_b = out.chunk(2, dim=-1)
+    torch.mul(a, cos, out=out_a).addcmul_(b, sin, value=-1)
+    torch.mul(b, cos, out=out_b).addcmul_(a, sin)
+    return out

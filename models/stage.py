@@ -1,0 +1,116 @@
+"""What one pipeline stage computes: embedding (first), decoder layers, norm and LM head (last), over its KV cache."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ..conf.schema import Architecture, ModelConfig
+from ..parallel.groups import Groups
+from ..parallel.layers import LMHead, VocabParallelEmbedding
+from .attention.select import make_backend
+from .batch import RaggedBatch
+from .decoder import BatchContext, DecoderLayer
+from .huggingface import resolve_weights
+from .kv_cache import KVCache, positions, slot_mapping
+from .memory import resolve_dtype
+from .norm import make_norm
+from .rope import RotaryEmbedding
+from .weights import load_stage
+
+
+class Stage(nn.Module):
+    """This rank's slice of a stage: `layers` of the model, and their KV cache."""
+
+    def __init__(
+        self, arch: Architecture, groups: Groups, layers: range, *, dtype: torch.dtype, attention: str,
+        num_blocks: int, block_size: int,
+    ) -> None:
+        super().__init__()
+        self.arch = arch
+        self.mesh = groups.mesh
+        self.layers = layers
+        self.device = groups.device
+        H, device = arch.hidden_size, groups.device
+        self.embedding: VocabParallelEmbedding | None = None
+        self.position_embedding: nn.Parameter | None = None
+        if self.mesh.is_first:
+            self.embedding = VocabParallelEmbedding(arch.vocab_size, H, dtype=dtype, groups=groups)
+            if arch.position == "learned":
+                self.position_embedding = nn.Parameter(torch.empty(arch.max_position, H, dtype=dtype, device=device))
+        self.attention = make_backend(
+            attention, block_size=block_size, window=arch.sliding_window, dtype=dtype, device=device,
+            head_dim=arch.head_dim,
+        )
+        self.decoder = nn.ModuleList(DecoderLayer(arch, groups, self.attention, dtype=dtype) for _ in layers)
+        self.rope = RotaryEmbedding(arch, dtype=dtype, device=device) if arch.position == "rope" else None
+        self.final_norm: nn.Module | None = None
+        self.head: LMHead | None = None
+        if self.mesh.is_last:
+            self.final_norm = make_norm(arch, dtype=dtype, device=device)
+            self.head = LMHead(H, arch.vocab_size, dtype=dtype, groups=groups)
+            if arch.tie_embeddings and self.embedding is not None:
+                self.head.weight = self.embedding.weight
+        self.cache = KVCache(
+            num_layers=len(layers), num_blocks=num_blocks, block_size=block_size,
+            num_kv_heads=arch.num_kv_heads // self.mesh.tp, head_dim=arch.head_dim, dtype=dtype, device=device,
+        )
+        self.requires_grad_(False)
+        self.eval()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the weights, the cache and the activations."""
+        return self.cache.keys[0].dtype
+
+    @torch.inference_mode()
+    def forward(self, batch: RaggedBatch, hidden_TH: torch.Tensor | None = None) -> torch.Tensor:
+        """Compute a micro-batch; its keys and values stay in the cache.
+
+        `hidden_TH` comes from the stage before, None on the first. Returns [T, H] for the stage after; on the last
+        stage logits [R, V] float32 of `batch.sample_rows`, on each of its ranks.
+        """
+        assert (hidden_TH is None) == self.mesh.is_first, self.mesh
+        positions_T = torch.from_numpy(positions(batch)).to(self.device)
+        context = BatchContext(
+            slots_T=torch.from_numpy(slot_mapping(batch, self.cache.block_size)).to(self.device),
+            rope=self.rope.at(positions_T) if self.rope is not None else None,
+            plan=self.attention.plan(batch),
+        )
+        x_TH = self._embed(batch, positions_T) if hidden_TH is None else hidden_TH
+        for layer, keys, values in zip(self.decoder, self.cache.keys, self.cache.values, strict=True):
+            x_TH = layer(x_TH, context, keys, values)
+        if self.head is None or self.final_norm is None:
+            return x_TH
+        if len(batch.sample_rows) < batch.num_tokens:
+            x_TH = x_TH[torch.as_tensor(batch.sample_rows, dtype=torch.int64, device=self.device)]
+        return self.head(self.final_norm(x_TH))
+
+    def _embed(self, batch: RaggedBatch, positions_T: torch.Tensor) -> torch.Tensor:
+        assert self.embedding is not None
+        token_ids_T = torch.from_numpy(np.asarray(batch.token_ids, dtype=np.int64)).to(self.device)
+        x_TH = self.embedding(token_ids_T)
+        if self.position_embedding is not None:
+            x_TH = x_TH + F.embedding(positions_T, self.position_embedding)
+        return x_TH
+
+
+def build_stage(
+    model: ModelConfig, arch: Architecture, groups: Groups, layers: range, *, num_blocks: int, block_size: int,
+    seed: int = 0,
+) -> Stage:
+    """This rank's shard of the stage that holds `layers`: built, its cache allocated, its weights loaded.
+
+    `arch` is `resolve_architecture(model)`. With `weights=random`, `seed` makes the same weights whatever the mesh.
+
+    Raises:
+        ConfigError: a tensor is missing or has the wrong shape; the attention backend does not run here.
+    """
+    dtype = getattr(torch, resolve_dtype(model, groups.device.type))
+    stage = Stage(
+        arch, groups, layers, dtype=dtype, attention=model.attention, num_blocks=num_blocks, block_size=block_size
+    )
+    load_stage(stage, resolve_weights(model), seed)
+    return stage

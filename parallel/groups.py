@@ -1,0 +1,98 @@
+"""A rank's process groups: the one file that starts torch.distributed and Megatron's parallel state, and ends them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from datetime import timedelta
+from types import TracebackType
+from urllib.parse import urlsplit
+
+import torch
+import torch.distributed as dist
+
+from .megatron import parallel_state
+from .mesh import Mesh
+from .rendezvous import Rendezvous
+
+_LOOPBACK = {"127.0.0.1", "::1", "localhost"}
+
+
+class Groups:
+    """The groups that this rank belongs to: `tp` (its stage) and `pp` (the same slice of every stage)."""
+
+    def __init__(self, mesh: Mesh, device: torch.device, tp: dist.ProcessGroup, pp: dist.ProcessGroup) -> None:
+        self.mesh = mesh
+        self.device = device
+        self.tp = tp
+        self.pp = pp
+
+    @classmethod
+    def start(cls, rendezvous: Rendezvous, mesh: Mesh, timeout_s: float) -> Groups:
+        """Meet the other ranks; every rank of the mesh calls this at once.
+
+        Gloo on CPUs, NCCL on GPUs. `timeout_s` bounds the meeting and every collective after it.
+
+        Raises:
+            RuntimeError: the others did not come in time (torch's `DistStoreError` and its like).
+        """
+        assert (mesh.rank, mesh.world_size) == (rendezvous.rank, rendezvous.world_size), (mesh, rendezvous)
+        device = torch.device(rendezvous.device)
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        timeout = timedelta(seconds=timeout_s)
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        store = rendezvous.store
+        if store is None and not rendezvous.init_method:
+            store = dist.HashStore()
+        host = store.host if isinstance(store, dist.TCPStore) else urlsplit(rendezvous.init_method).hostname
+        with _gloo_interface(host):
+            try:
+                dist.init_process_group(
+                    backend, init_method=rendezvous.init_method or None, store=store, rank=mesh.rank,
+                    world_size=mesh.world_size, timeout=timeout,
+                )
+                parallel_state.initialize_model_parallel(
+                    mesh.tp, mesh.pp, create_gloo_process_groups=False, distributed_timeout_minutes=timeout_s / 60
+                )
+            except BaseException:
+                _destroy()
+                raise
+        tp, pp = parallel_state.get_tensor_model_parallel_group(), parallel_state.get_pipeline_model_parallel_group()
+        assert dist.get_process_group_ranks(tp) == mesh.tp_groups[mesh.stage], mesh
+        assert dist.get_process_group_ranks(pp) == mesh.pp_groups[mesh.tp_rank], mesh
+        return cls(mesh, device, tp, pp)
+
+    def close(self) -> None:
+        """Leave the groups; this process may `start` again, with another mesh. May be called twice."""
+        _destroy()
+
+    def __enter__(self) -> Groups:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _destroy() -> None:
+    parallel_state.destroy_model_parallel()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def _gloo_interface(host: str | None) -> Iterator[None]:
+    """Ranks that meet on loopback talk on loopback, whatever this machine's name resolves to."""
+    key = "GLOO_SOCKET_IFNAME"
+    if key in os.environ or not (host is None or host in _LOOPBACK) or not sys.platform.startswith("linux"):
+        yield
+        return
+    os.environ[key] = "lo"
+    try:
+        yield
+    finally:
+        del os.environ[key]

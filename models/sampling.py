@@ -1,0 +1,218 @@
+"""The sampler: from logits to tokens, each request by its own parameters and independently of its batch.
+
+Only the last stage's tensor-parallel rank 0 holds one. Semantics are vLLM's, in this order:
+
+1. repetition penalty (over prompt and output), then frequency and presence penalties (over output only);
+2. end-of-sequence and stop tokens are masked until `min_tokens` are out;
+3. temperature 0 takes the argmax here (lowest id on ties);
+4. temperature, then `min_p`, then `top_k`, then `top_p` (the smallest set that reaches it, lowest ids first on ties);
+5. one uniform number of (seed, index of the output token) picks from the inverse CDF in token-id order.
+
+Logprobs are those after step 2. R rows, V vocabulary, S sampled (not greedy) rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ..conf.sampling import SamplingParams
+
+_MASK64 = (1 << 64) - 1
+_ID_BITS = 19  # the largest vocabulary
+_WEIGHT_BITS = 43  # weight and token id fit one int64 together; so does the sum of all weights
+_MAX_ELEMENTS = 1 << 22  # of a float64 work tensor; more rows are taken in slices
+_NEVER = float("-inf")
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    """One sampled token. With `logprobs=k` asked: its log-probability, its rank from 1, and the k best tokens."""
+
+    token: int
+    logprob: float | None = None
+    rank: int | None = None
+    top: list[tuple[int, float]] = field(default_factory=list)
+
+
+def _splitmix64(x: int) -> int:
+    """The output function of SplitMix64 (Steele, Lea and Flood 2014) at state `x`."""
+    x = (x + 0x9E3779B97F4A7C15) & _MASK64
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK64
+    return x ^ (x >> 31)
+
+
+def uniform(seed: int, index: int) -> float:
+    """The number in [0, 1) that picks output token `index` of a request with `seed`: a pure function of both."""
+    return (_splitmix64(_splitmix64(seed & _MASK64) ^ index) >> 11) * 2.0**-53
+
+
+class _History:
+    """One request's parameters, and the tokens that its penalties look back on."""
+
+    __slots__ = ("counts", "length", "masked", "params", "prompt_len", "seed", "seen")
+
+    def __init__(self, params: SamplingParams, seed: int, prompt_len: int, masked: list[int]) -> None:
+        self.params = params
+        self.seed = seed
+        self.prompt_len = prompt_len
+        self.masked = masked  # until min_tokens are out
+        self.length = 0  # positions 0 .. length - 1 were fed
+        self.seen: dict[int, None] = {}  # tokens of prompt and output, in order
+        self.counts: dict[int, int] = {}  # output tokens
+
+    def feed(self, start: int, tokens: Sequence[int]) -> None:
+        assert start <= self.length, f"positions {self.length} .. {start - 1} were never fed"
+        for position, token in enumerate(tokens[self.length - start :], self.length):
+            self.seen[token] = None
+            if position >= self.prompt_len:
+                self.counts[token] = self.counts.get(token, 0) + 1
+        self.length = max(self.length, start + len(tokens))
+
+    def is_masked(self, position: int) -> bool:
+        return bool(self.masked) and position - self.prompt_len < self.params.min_tokens
+
+    def edit(self, logits_V: Tensor, position: int) -> None:
+        """Penalties and the `min_tokens` mask, in place."""
+        params, device = self.params, logits_V.device
+        if params.has_penalties:
+            assert self.length == position, f"{self.length} tokens were fed before position {position}"
+            if params.repetition_penalty != 1.0 and self.seen:
+                ids = torch.tensor(list(self.seen), device=device)
+                x = logits_V[ids]
+                logits_V[ids] = torch.where(x > 0, x / params.repetition_penalty, x * params.repetition_penalty)
+            if self.counts and (params.frequency_penalty or params.presence_penalty):
+                ids = torch.tensor(list(self.counts), device=device)
+                counts = torch.tensor(list(self.counts.values()), dtype=logits_V.dtype, device=device)
+                logits_V[ids] -= counts * params.frequency_penalty + params.presence_penalty
+        if self.is_masked(position):
+            logits_V[torch.tensor(self.masked, device=device)] = _NEVER
+
+
+class Sampler:
+    """Keeps, by request, what sampling needs of its past; replays it from the steps.
+
+    A token depends on its row of logits, its request's parameters, seed and past, and its position: never on the other
+    rows. Weights are summed as integers, so that no order of addition can show.
+    """
+
+    def __init__(self, vocab_size: int) -> None:
+        assert vocab_size <= 1 << _ID_BITS, vocab_size
+        self.vocab_size = vocab_size  # V; logits may be wider (padded to a multiple of tp)
+        self._requests: dict[int, _History] = {}
+
+    def add(
+        self, request: int, params: SamplingParams, seed: int, prompt_len: int, eos_token_ids: tuple[int, ...]
+    ) -> None:
+        """Start a request, or start it over."""
+        masked = sorted({i for i in (*eos_token_ids, *params.stop_token_ids) if 0 <= i < self.vocab_size})
+        self._requests[request] = _History(params, seed, prompt_len, masked)
+
+    def drop(self, request: int) -> None:
+        """Forget a request, if it is known."""
+        self._requests.pop(request, None)
+
+    def feed(self, request: int, start: int, tokens: Sequence[int]) -> None:
+        """Tokens at positions start .. that this micro-batch computes; positions fed before are passed over."""
+        history = self._requests[request]
+        if history.params.has_penalties:
+            history.feed(start, tokens)
+
+    def sample(self, logits_RV: Tensor, requests: Sequence[int], positions: Sequence[int]) -> list[SampledToken]:
+        """One token a row. `positions[r]` is the position of the token sampled: the number of tokens before it.
+
+        `logits_RV` is float32, on any device, at least `vocab_size` wide; it is left as it was.
+        """
+        if not requests:
+            return []
+        logits = logits_RV[:, : self.vocab_size]
+        rows = [self._requests[r] for r in requests]
+        edited = [
+            r for r, (h, p) in enumerate(zip(rows, positions, strict=True)) if h.params.has_penalties or h.is_masked(p)
+        ]
+        if edited:
+            logits = logits.clone()
+            for r in edited:
+                rows[r].edit(logits[r], positions[r])
+        best = logits.argmax(dim=-1)
+        drawn = [r for r, h in enumerate(rows) if not h.params.is_greedy]
+        for some in _slices(drawn, self.vocab_size):
+            numbers = [uniform(rows[r].seed, positions[r] - rows[r].prompt_len) for r in some]
+            best[some] = _draw(logits[some], best[some], [rows[r].params for r in some], numbers)
+        tokens = best.tolist()
+        told = [r for r, h in enumerate(rows) if h.params.logprobs is not None]
+        sampled = [SampledToken(t) for t in tokens]
+        for some in _slices(told, self.vocab_size):
+            numbers_asked = [rows[r].params.logprobs or 0 for r in some]
+            for r, token in zip(some, _logprobs(logits[some], [tokens[r] for r in some], numbers_asked), strict=True):
+                sampled[r] = token
+        return sampled
+
+
+def _slices(rows: list[int], vocab_size: int) -> list[list[int]]:
+    size = max(1, _MAX_ELEMENTS // vocab_size)
+    return [rows[i : i + size] for i in range(0, len(rows), size)]
+
+
+def _draw(logits_SV: Tensor, best_S: Tensor, params: list[SamplingParams], numbers: list[float]) -> Tensor:
+    """Steps 4 and 5 for rows that are not greedy; `best_S` is their argmax. Token ids, shape S."""
+    device, full = logits_SV.device, 1 << _WEIGHT_BITS
+
+    def column(values: list[float]) -> Tensor:
+        return torch.tensor(values, dtype=torch.float64, device=device).unsqueeze(-1)
+
+    best = best_S.unsqueeze(-1)
+    x = logits_SV.double()
+    x = (x - x.gather(-1, best)) / column([p.temperature for p in params])
+    share = x.exp_().nan_to_num_(nan=0.0)  # of the best token's probability
+    if any(p.min_p for p in params):
+        share.masked_fill_(share < column([p.min_p for p in params]), 0.0)
+    weights = (share * full).long()
+    weights.scatter_(-1, best, full)  # so that a row without finite logits draws its argmax
+    if any(p.top_k or p.top_p < 1.0 for p in params):
+        _truncate(weights, [p.top_k for p in params], column([p.top_p for p in params]))
+    cdf = weights.cumsum(dim=-1)
+    total = cdf[:, -1:]
+    target = torch.minimum((column(numbers) * total).long(), total - 1)
+    return torch.searchsorted(cdf, target, right=True).squeeze(-1)
+
+
+def _truncate(weights_SV: Tensor, top_k: list[int], top_p: Tensor) -> None:
+    """Zero, in place, the weights that `top_k` (0: all) and then `top_p` (shape S, 1; 1.0: all) leave out."""
+    V = weights_SV.shape[-1]
+    k = max(min(n or V, V) for n in top_k)
+    last = (1 << _ID_BITS) - 1
+    keys = (weights_SV << _ID_BITS) | (last - torch.arange(V, device=weights_SV.device))  # no ties
+    keys = keys.topk(k, dim=-1).values if k < V else keys.sort(dim=-1, descending=True).values
+    ordered, ids = keys >> _ID_BITS, last - (keys & last)
+    ranks = torch.arange(k, device=weights_SV.device)
+    limits = torch.tensor([n or V for n in top_k], device=weights_SV.device).unsqueeze(-1)
+    ordered = ordered.masked_fill(ranks >= limits, 0)
+    cdf = ordered.cumsum(dim=-1)
+    enough = (top_p * cdf[:, -1:]).ceil().long()
+    ordered = ordered.masked_fill((cdf - ordered >= enough) & (top_p < 1.0), 0)
+    weights_SV.zero_().scatter_(-1, ids, ordered)
+
+
+def _logprobs(logits_RV: Tensor, tokens: list[int], asked: list[int]) -> list[SampledToken]:
+    """The tokens with their log-probability and rank, and the `asked[r]` best of each row, lower ids first on ties."""
+    ids = torch.tensor(tokens, device=logits_RV.device).unsqueeze(-1)
+    chosen = logits_RV.gather(-1, ids)
+    before = torch.arange(logits_RV.shape[-1], device=logits_RV.device) < ids
+    ranks = ((logits_RV > chosen) | ((logits_RV == chosen) & before)).sum(dim=-1) + 1
+    scores_RV = logits_RV.log_softmax(dim=-1)
+    scores = scores_RV.gather(-1, ids).squeeze(-1)
+    tops: list[list[tuple[int, float]]] = [[] for _ in tokens]
+    k = min(max(asked), logits_RV.shape[-1])
+    if k:
+        least = logits_RV.topk(k, dim=-1).values[:, -1:]
+        near = ((logits_RV >= least) & (logits_RV > _NEVER)).nonzero(as_tuple=True)  # by row, then by id
+        order = zip(near[0].tolist(), near[1].tolist(), logits_RV[near].tolist(), scores_RV[near].tolist(), strict=True)
+        for r, token, _, score in sorted(order, key=lambda entry: (entry[0], -entry[2])):
+            if len(tops[r]) < asked[r]:
+                tops[r].append((token, score))
+    return list(map(SampledToken, tokens, scores.tolist(), ranks.tolist(), tops))

@@ -1,0 +1,265 @@
+"""Text to token ids and back: `tokenizer.json` through the `tokenizers` library, or plain UTF-8 bytes.
+
+Ids are those of `transformers` for the same file: the post-processor adds what it adds (a BOS token, say), and special
+tokens written out in a prompt are read as such.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ..conf.errors import ConfigError
+
+if TYPE_CHECKING:
+    import tokenizers
+
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # what incomplete or invalid UTF-8 decodes to
+_NUM_BYTES = 256
+
+
+class Tokenizer(Protocol):
+    """What the engine knows of a tokenizer."""
+
+    vocab_size: int  # ids are below it
+    eos_token_ids: tuple[int, ...]  # as the tokenizer's own files say; the checkpoint may know more
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a prompt, special tokens added.
+
+        Raises:
+            ConfigError: an id that the model has no embedding for: tokenizer and weights do not belong together.
+        """
+        ...
+
+    def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
+        """The text of token ids; ids that the tokenizer does not know are passed over."""
+        ...
+
+    def token_bytes(self, token: int) -> bytes | None:
+        """What one token adds to the text, in UTF-8, where that is independent of its neighbours; else None."""
+        ...
+
+    def is_partial(self, token: int) -> bool:
+        """Whether the text of this token may change with the tokens after it."""
+        ...
+
+    def is_silent(self, token: int, skip_special: bool = True) -> bool:
+        """Whether `decode` passes this token over: an id that the tokenizer does not know, or a special one."""
+        ...
+
+
+class ByteTokenizer:
+    """UTF-8 bytes as ids 0 to 255, for models without a tokenizer; other ids decode to nothing."""
+
+    eos_token_ids: tuple[int, ...] = ()
+
+    def __init__(self, vocab_size: int) -> None:
+        if vocab_size < _NUM_BYTES:
+            raise ConfigError(
+                f"model.architecture.vocab_size={vocab_size}: must be {_NUM_BYTES} or more without a tokenizer "
+                "(prompts are UTF-8 bytes then); or set model.tokenizer"
+            )
+        self.vocab_size = vocab_size
+
+    def encode(self, text: str) -> list[int]:
+        return list(_valid(text).encode())
+
+    def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
+        return bytes(i for i in ids if i < _NUM_BYTES).decode("utf-8", errors="replace")
+
+    def token_bytes(self, token: int) -> bytes:
+        return bytes((token,)) if token < _NUM_BYTES else b""
+
+    def is_partial(self, token: int) -> bool:
+        return 0x80 <= token < _NUM_BYTES
+
+    def is_silent(self, token: int, skip_special: bool = True) -> bool:
+        return token >= _NUM_BYTES
+
+
+class FileTokenizer:
+    """A tokenizer of the `tokenizers` library, told whether its decoder works token by token."""
+
+    def __init__(
+        self, inner: tokenizers.Tokenizer, arch_vocab_size: int, eos_tokens: Sequence[str] = (), source: str = ""
+    ) -> None:
+        inner.no_truncation()
+        inner.no_padding()
+        self._inner = inner
+        self._source = source
+        self._arch_vocab_size = arch_vocab_size
+        self._special = frozenset(i for i, t in inner.get_added_tokens_decoder().items() if t.special)
+        kinds = _decoder_kinds(inner)
+        self._byte_level = _byte_level_table() if kinds == ["ByteLevel"] else None
+        self._byte_fallback = "ByteFallback" in kinds
+        self.vocab_size = max(inner.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        ids = (inner.token_to_id(token) for token in eos_tokens)
+        self.eos_token_ids = tuple(dict.fromkeys(i for i in ids if i is not None))
+
+    def encode(self, text: str) -> list[int]:
+        ids: list[int] = self._inner.encode(_valid(text), add_special_tokens=True).ids
+        if ids and (largest := max(ids)) >= self._arch_vocab_size:
+            raise ConfigError(
+                f"model.tokenizer={self._source}: token {self._inner.id_to_token(largest)!r} has id {largest}, but the "
+                f"model's vocabulary ends at {self._arch_vocab_size - 1}; use the tokenizer that came with the weights"
+            )
+        return ids
+
+    def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
+        text: str = self._inner.decode(list(ids), skip_special_tokens=skip_special)
+        return text
+
+    def token_bytes(self, token: int) -> bytes | None:
+        if self._byte_level is None:
+            return None
+        content = self._inner.id_to_token(token) or ""
+        try:
+            return bytes(self._byte_level[c] for c in content)
+        except KeyError:  # an added token with a character outside the alphabet stands for itself
+            return content.encode()
+
+    def is_partial(self, token: int) -> bool:
+        if self._byte_fallback:
+            content = self._inner.id_to_token(token) or ""
+            if len(content) == 6 and content.startswith("<0x") and content.endswith(">"):
+                return True
+        return self.decode([token], skip_special=False).endswith(_REPLACEMENT)
+
+    def is_silent(self, token: int, skip_special: bool = True) -> bool:
+        return (skip_special and token in self._special) or self._inner.id_to_token(token) is None
+
+
+def load_tokenizer(source: str | Path | None, arch_vocab_size: int) -> Tokenizer:
+    """The tokenizer of a Hugging Face folder or of a `tokenizer.json`; None: `ByteTokenizer`.
+
+    A folder may instead hold GPT-2's `vocab.json` and `merges.txt`.
+
+    Raises:
+        ConfigError: nothing there that can be read, or a vocabulary too small for bytes.
+    """
+    if source is None:
+        return ByteTokenizer(arch_vocab_size)
+    path = Path(source).expanduser()
+    if not path.exists():
+        raise ConfigError(f"model.tokenizer={source}: no such file or folder; give a folder with tokenizer.json")
+    folder, file = (path, path / "tokenizer.json") if path.is_dir() else (path.parent, path)
+    from tokenizers import Tokenizer as Inner  # a tenth of a second that `gapless --help` does without
+
+    if file.is_file():
+        try:
+            inner = Inner.from_file(str(file))
+        except Exception as error:  # the library raises nothing narrower
+            raise ConfigError(f"model.tokenizer={file}: not a tokenizer.json ({error})") from error
+    elif (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
+        inner = _gpt2_tokenizer(folder)
+    else:
+        legacy = (
+            "holds a legacy tokenizer.model; convert it once with transformers: "
+            f"AutoTokenizer.from_pretrained('{folder}').save_pretrained('{folder}')"
+            if (folder / "tokenizer.model").is_file()
+            else "holds no tokenizer.json; set model.tokenizer to a folder or file that does"
+        )
+        raise ConfigError(f"model.tokenizer={folder}: {legacy}")
+    return FileTokenizer(inner, arch_vocab_size, _eos_tokens(folder, inner), str(source))
+
+
+def _valid(text: str) -> str:
+    """The text with lone surrogates, which no UTF-8 has (but JSON can spell), replaced."""
+    return text.encode("utf-8", errors="replace").decode()
+
+
+def _gpt2_tokenizer(folder: Path) -> tokenizers.Tokenizer:
+    """Byte-level BPE from `vocab.json` and `merges.txt`."""
+    from tokenizers import AddedToken, decoders, models, pre_tokenizers
+    from tokenizers import Tokenizer as Inner
+
+    try:
+        inner = Inner(models.BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt")))
+    except Exception as error:
+        raise ConfigError(f"model.tokenizer={folder}: vocab.json or merges.txt cannot be read ({error})") from error
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    end = "<|endoftext|>"
+    if inner.token_to_id(end) is not None:
+        inner.add_special_tokens([AddedToken(end, special=True, normalized=False)])
+    return inner
+
+
+def _eos_tokens(folder: Path, inner: tokenizers.Tokenizer) -> list[str]:
+    """The end-of-sequence token as `tokenizer_config.json` or `special_tokens_map.json` names it."""
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        file = folder / name
+        if not file.is_file():
+            continue
+        try:
+            token = json.loads(file.read_text(encoding="utf-8")).get("eos_token")
+        except (ValueError, AttributeError) as error:
+            raise ConfigError(f"model.tokenizer={file}: not a JSON object ({error})") from error
+        if isinstance(token, dict):
+            token = token.get("content")
+        if isinstance(token, str):
+            return [token]
+    return []
+
+
+def _decoder_kinds(inner: tokenizers.Tokenizer) -> list[str]:
+    """The types of a tokenizer's decoders in order, nested sequences laid flat."""
+
+    def flat(state: dict[str, Any]) -> list[str]:
+        if state["type"] == "Sequence":
+            return [kind for part in state["decoders"] for kind in flat(part)]
+        return [state["type"]]
+
+    return flat(json.loads(inner.decoder.__getstate__())) if inner.decoder is not None else []
+
+
+def _byte_level_table() -> dict[str, int]:
+    """GPT-2's alphabet: printable Latin-1 characters stand for their byte, the rest for characters from U+0100 on."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [b for b in range(_NUM_BYTES) if b not in set(printable)]
+    return {chr(b): b for b in printable} | {chr(0x100 + i): b for i, b in enumerate(others)}
+
+
+class Detokenizer:
+    """One request's text as its tokens come: `push` returns what no later token can change, `flush` the rest.
+
+    All that `push` and `flush` return, joined, is `decode` of all tokens. Byte-level tokenizers decode token by token.
+    Others decode a window: the tokens not yet final, and before them those of the last text given out, which take the
+    place of the beginning of the text (where a decoder may drop a space). Byte-fallback tokens are held back until
+    their run ends, for one invalid byte turns the whole run into replacement characters.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, skip_special: bool = True) -> None:
+        self._tokenizer = tokenizer
+        self._skip_special = skip_special
+        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._window: list[int] = []
+        self._num_final = 0  # tokens of the window whose text was given out
+        self._final_text = ""  # decode(window[:num_final])
+
+    def push(self, token: int) -> str:
+        """The text that has become final with this token; often one word, sometimes empty."""
+        tokenizer = self._tokenizer
+        if tokenizer.is_silent(token, self._skip_special):
+            return ""
+        if (raw := tokenizer.token_bytes(token)) is not None:
+            return self._utf8.decode(raw)
+        self._window.append(token)
+        return "" if tokenizer.is_partial(token) else self._advance()
+
+    def flush(self) -> str:
+        """The text still held back, once no token follows."""
+        return self._utf8.decode(b"", final=True) + self._advance()
+
+    def _advance(self) -> str:
+        text = self._tokenizer.decode(self._window, skip_special=self._skip_special)
+        new = text[len(self._final_text) :]
+        if new:
+            self._window = self._window[self._num_final :]
+            self._num_final = len(self._window)
+            self._final_text = self._tokenizer.decode(self._window, skip_special=self._skip_special)
+        return new

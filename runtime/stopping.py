@@ -1,0 +1,71 @@
+"""Stop strings over text that comes piece by piece."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class StopChecker:
+    """Ends one request's text at the first stop string, and holds back what may be the beginning of one.
+
+    The stop string that is complete first wins, the longest if several end at once, so that the text does not depend on
+    how it is cut into pieces. One Knuth-Morris-Pratt automaton a stop string: each character costs O(1) for each.
+    """
+
+    def __init__(self, stop: Sequence[str], include_stop: bool = False) -> None:
+        assert all(stop), stop
+        self.stop_string: str | None = None  # the one that was found
+        self._include_stop = include_stop
+        self._stop = sorted(stop, key=len, reverse=True)
+        self._fallbacks = [_fallback(s) for s in self._stop]
+        self._matched = [0] * len(self._stop)  # characters of each that the text ends with
+        self._held = ""
+
+    def push(self, text: str, active: bool = True) -> tuple[str, bool]:
+        """The text that may be given out, and whether a stop string is complete (what follows is dropped).
+
+        While not `active` (before `min_tokens`) text passes through; stop strings that begin in it are not found.
+        """
+        if self.stop_string is not None:
+            return "", True
+        if not self._stop:
+            return text, False
+        if not active:
+            assert not self._held, "stop strings were active before"
+            return text, False
+        pending = self._held + text
+        for end, char in enumerate(text, len(self._held) + 1):
+            if (found := self._step(char)) is not None:
+                self.stop_string, self._held = found, ""
+                return pending[: end if self._include_stop else end - len(found)], True
+        keep = len(pending) - max(self._matched)
+        self._held = pending[keep:]
+        return pending[:keep], False
+
+    def flush(self) -> str:
+        """The text still held back, once none follows."""
+        held, self._held = self._held, ""
+        return held
+
+    def _step(self, char: str) -> str | None:
+        found = None
+        for i, (stop, fallback) in enumerate(zip(self._stop, self._fallbacks, strict=True)):
+            n = self._matched[i]
+            while n and stop[n] != char:
+                n = fallback[n - 1]
+            self._matched[i] = n = n + (stop[n] == char)
+            if n == len(stop) and found is None:
+                found = stop
+        return found
+
+
+def _fallback(stop: str) -> list[int]:
+    """For each prefix of a stop string, the length of its longest proper prefix that it also ends with."""
+    lengths = [0] * len(stop)
+    n = 0
+    for i in range(1, len(stop)):
+        while n and stop[i] != stop[n]:
+            n = lengths[n - 1]
+        n += stop[i] == stop[n]
+        lengths[i] = n
+    return lengths

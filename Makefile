@@ -1,0 +1,34 @@
+# Two commands on a fresh machine with Python 3.11 or newer: `make run` and `make test`.
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
+# The first that runs: a version manager's shim may be there for a Python that is not.
+PYTHON := $(shell for p in python3.11 python3.12 python3.13 python3 python; do \
+	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$p" && break; done)
+TORCH := $(shell grep '^torch==' constraints.txt)
+
+.PHONY: run test lint clean
+
+run: $(VENV)/.installed
+	$(BIN)/gapless generate parallel=pp2 prompts=shipped $(ARGS)
+
+test: $(VENV)/.installed
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/.installed
+	$(BIN)/ruff check .
+	.ci/check-wheel $(BIN)/python
+
+# torch first and by its exact pin: pulled in by another package it may come in a build several GB larger.
+$(VENV)/.installed: pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "make: Python 3.11 or newer is needed; none of python3.11 ... python3 is one" >&2; exit 1; }
+	@test -x $(BIN)/python || { echo "making $(VENV) with $(PYTHON)"; "$(PYTHON)" -m venv $(VENV); }
+	@echo "installing $(TORCH)"
+	@$(PIP) install "$(TORCH)"
+	@echo "installing gapless and the rest of constraints.txt (about two minutes in all)"
+	@$(PIP) install -c constraints.txt -e '.[test,dev]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build *.egg-info

@@ -1,0 +1,312 @@
+"""From plain mappings to the schema's dataclasses: strict, each error one line with the dotted key.
+
+`build` serves the command line (whose mapping hydra composed) and `compose_engine` the Python API, which reads the
+same YAML groups without hydra; the same choices give the same config.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import numbers
+import os
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import yaml
+
+from .errors import ConfigError, nearest
+from .schema import EngineConfig, SchedulerConfig
+
+C = TypeVar("C")
+E = TypeVar("E", bound=EngineConfig)
+
+GROUPS = ("model", "hardware", "parallel", "scheduler")
+_SCALARS = {int: "an integer", float: "a number", str: "a string", bool: "true or false"}
+_PLURALS = {int: "integers", float: "numbers", str: "strings", bool: "booleans"}
+
+
+def build(cls: type[C], mapping: Mapping[str, Any], key: str = "") -> C:
+    """An instance of the dataclass `cls` from a plain `mapping`, checked all the way down.
+
+    Strings are never parsed (`"5"` is no integer) and a bool is no integer; an integer serves as a number, and a bare
+    value as a list of one. A `SchedulerConfig` becomes the class that its `name` says.
+
+    Args:
+        key: the dotted key of `mapping` itself, for errors.
+
+    Raises:
+        ConfigError: an unknown key, a missing one, a wrong type or a value out of its range.
+    """
+    if cls is SchedulerConfig:
+        cls = typing.cast(type[C], _policy(mapping, key))
+    hints = fields(cls)
+    for name in mapping:
+        if name not in hints:
+            raise ConfigError(f"{_join(key, name)}: unknown key{_nearest_key(cls, key, name)}")
+    values = {name: _convert(hints[name], value, _join(key, name)) for name, value in mapping.items()}
+    for field in dataclasses.fields(cls):  # type: ignore[arg-type]
+        required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        if required and field.name not in values:
+            raise ConfigError(f"{_join(key, field.name)}: missing; it has no default")
+    return cls(**values)
+
+
+def to_mapping(config: Any) -> dict[str, Any]:
+    """The plain form of a config: what `build` takes, JSON and YAML write, and a hash is taken of."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {k: plain(v) for k, v in value.items()}
+        return [plain(v) for v in value] if isinstance(value, list | tuple) else value
+
+    return typing.cast(dict[str, Any], plain(dataclasses.asdict(config)))
+
+
+def fields(cls: type) -> dict[str, Any]:
+    """Field names of a dataclass of the schema, with their resolved types."""
+    hints = typing.get_type_hints(cls)
+    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
+
+
+def dotted_keys(cls: type, key: str = "") -> Iterator[tuple[str, Any]]:
+    """Every leaf under `cls` as (dotted key, type). `scheduler` gives the keys of all policies, each once."""
+    if cls is SchedulerConfig:
+        seen: dict[str, Any] = {}
+        for policy in EngineConfig.SCHEDULERS.values():
+            for name, hint in fields(policy).items():
+                seen.setdefault(_join(key, name), str if name == "name" else hint)
+        yield from seen.items()
+        return
+    for name, hint in fields(cls).items():
+        nested = next((h for h in _options(hint) if dataclasses.is_dataclass(h)), None)
+        if nested is None:
+            yield _join(key, name), hint
+        else:
+            yield from dotted_keys(typing.cast(type, nested), _join(key, name))
+
+
+def group_names(group: str) -> list[str]:
+    """The choices of a config group, sorted."""
+    folder = resources.files(__package__).joinpath(group)
+    return sorted(entry.name[:-5] for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+
+
+def load_group(group: str, name: str) -> dict[str, Any]:
+    """One choice of a config group, as `conf/<group>/<name>.yaml` says it.
+
+    Raises:
+        ConfigError: no such choice.
+    """
+    names = group_names(group)
+    if name not in names:
+        raise ConfigError(f"{group}={name}: unknown{nearest(name, names)}")
+    text = resources.files(__package__).joinpath(group, f"{name}.yaml").read_text(encoding="utf-8")
+    return typing.cast(dict[str, Any], yaml.safe_load(text) or {})
+
+
+def load_command(command: str) -> tuple[dict[str, Any], dict[str, str]]:
+    """A command's own keys and its default group choices, as `conf/<command>.yaml` says them."""
+    text = resources.files(__package__).joinpath(f"{command}.yaml").read_text(encoding="utf-8")
+    primary = yaml.safe_load(text)
+    choices = {group: entry[group] for entry in primary["defaults"] if isinstance(entry, dict)
+               for group in GROUPS if group in entry}
+    return {key: value for key, value in primary.items() if key not in ("defaults", "hydra")}, choices
+
+
+def model_choice(model: str | os.PathLike[str]) -> tuple[str, dict[str, str]]:
+    """What `model=...` stands for: a choice of the model group, and what a folder adds to it.
+
+    The name of a choice wins; else a path (it exists, has a separator, or starts with `.` or `~`) is a Hugging Face
+    folder: the choice `folder` with `weights` and `name`.
+    """
+    text = os.fspath(model)
+    if isinstance(model, str) and text in group_names("model") and text != "folder":
+        return text, {}
+    is_path = not isinstance(model, str) or os.sep in text or text.startswith((".", "~")) or os.path.isdir(text)
+    if not is_path:
+        return text, {}
+    folder = Path(text).expanduser().absolute()
+    return "folder", {"weights": str(folder), "name": folder.resolve().name or "folder"}
+
+
+def locate(config: E) -> E:
+    """`config` with the model's folders absolute (ranks need not share our working directory), checked to exist.
+
+    Raises:
+        ConfigError: no such folder.
+    """
+    model = config.model
+    found: dict[str, str] = {}
+    if model.weights not in ("random", "shipped"):
+        weights = Path(model.weights).expanduser().absolute()
+        if not weights.is_dir():
+            near = difflib.get_close_matches(model.weights, ("random", "shipped"), n=1)
+            hint = f"; did you mean '{near[0]}'?" if near else ""
+            what = "is a file; give the folder that holds it" if weights.exists() else "no such folder"
+            raise ConfigError(f"model.weights={model.weights}: {what}{hint}")
+        found["weights"] = str(weights)
+    if model.tokenizer is not None:
+        tokenizer = Path(model.tokenizer).expanduser().absolute()
+        if not tokenizer.exists():
+            raise ConfigError(f"model.tokenizer={model.tokenizer}: no such folder or tokenizer.json")
+        found["tokenizer"] = str(tokenizer)
+    return dataclasses.replace(config, model=dataclasses.replace(model, **found)) if found else config
+
+
+def compose_engine(
+    *,
+    model: str | os.PathLike[str],
+    pp: int = 1,
+    tp: int = 1,
+    scheduler: str = "sarathi",
+    launcher: str | None = None,
+    hardware: str = "cpu",
+    overrides: Mapping[str, Any] | None = None,
+) -> EngineConfig:
+    """The config of an engine from group choices and dotted overrides, as the command line composes it.
+
+    Args:
+        model: a choice of the model group, or a Hugging Face folder.
+        launcher: None takes `local` for one rank and `ray` for more.
+        overrides: plain Python values by dotted key (`{"scheduler.chunk": 48}`).
+
+    Raises:
+        ConfigError: an unknown choice or key, a wrong type or value, a missing folder.
+    """
+    choice, extra = model_choice(model)
+    mapping: dict[str, Any] = {
+        "model": load_group("model", choice) | extra,
+        "hardware": load_group("hardware", hardware),
+        "parallel": load_group("parallel", "local"),
+        "scheduler": load_group("scheduler", scheduler),
+    }
+    alone = pp == 1 and tp == 1
+    mapping["parallel"] |= {"pp": pp, "tp": tp, "launcher": launcher or ("local" if alone else "ray")}
+    for key, value in (overrides or {}).items():
+        _assign(mapping, key, value)
+    return locate(build(EngineConfig, mapping))
+
+
+def unknown_key(cls: type, key: str) -> str:
+    """`; did you mean ...?` for a dotted key that `cls` does not have: the same last name, a near key, a sibling."""
+    keys = [k for k, _ in dotted_keys(cls)]
+    parent, _, leaf = key.rpartition(".")
+    for candidates, cutoff in (
+        ([k for k in keys if k.rpartition(".")[2] == leaf], 0.0),
+        (keys, 0.75),
+        ([k for k in keys if parent and k.startswith(f"{parent}.")], 0.5),
+        (list(fields(cls)), 0.5),
+    ):
+        near = difflib.get_close_matches(key, candidates, n=1, cutoff=cutoff)
+        if near:
+            return f"; did you mean '{near[0]}'?"
+    siblings = [k for k in keys if parent and k.startswith(f"{parent}.")]
+    return f"; valid: {', '.join(sorted(siblings or fields(cls)))}"
+
+
+def _nearest_key(cls: type, key: str, name: str) -> str:
+    """The hint for the unknown key `name` in the mapping at `key`."""
+    if not key:
+        return unknown_key(cls, name)
+    return nearest(_join(key, name), (_join(key, n) for n in fields(cls)))
+
+
+def _policy(mapping: Mapping[str, Any], key: str) -> type[SchedulerConfig]:
+    name = mapping.get("name")
+    if name is None:
+        raise ConfigError(f"{_join(key, 'name')}: missing; valid: {', '.join(sorted(EngineConfig.SCHEDULERS))}")
+    if not isinstance(name, str) or name not in EngineConfig.SCHEDULERS:
+        raise ConfigError(f"{_join(key, 'name')}={name!r}: unknown{nearest(str(name), EngineConfig.SCHEDULERS)}")
+    return EngineConfig.SCHEDULERS[name]
+
+
+def _assign(mapping: dict[str, Any], key: str, value: Any) -> None:
+    *parents, leaf = key.split(".")
+    node = mapping
+    for depth, name in enumerate(parents, 1):
+        if node.get(name) is None:
+            if depth == 1 and name not in fields(EngineConfig):
+                raise ConfigError(f"{key}: unknown key{unknown_key(EngineConfig, key)}")
+            node[name] = {}
+        if not isinstance(node[name], dict):
+            raise ConfigError(f"{key}: unknown key; {'.'.join(parents[:depth])} holds a value, not keys")
+        node = node[name]
+    node[leaf] = value
+
+
+def _join(key: str, name: object) -> str:
+    return f"{key}.{name}" if key else str(name)
+
+
+def _options(hint: Any) -> tuple[Any, ...]:
+    """The alternatives of a union, else the type itself."""
+    return typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+
+
+def _convert(hint: Any, value: Any, key: str) -> Any:
+    options = _options(hint)
+    if value is None and type(None) in options:
+        return None
+    for option in options:
+        if option is type(None):
+            continue
+        if dataclasses.is_dataclass(option):
+            if isinstance(value, typing.cast(type, option)):
+                return value
+            if isinstance(value, Mapping):
+                return build(typing.cast(type, option), value, key)
+        elif typing.get_origin(option) is tuple:
+            element = typing.get_args(option)[0]
+            items = list(value) if isinstance(value, list | tuple) else [value]
+            converted = [_scalar(element, item) for item in items]
+            if value is not None and None not in converted:
+                return tuple(converted)
+        elif typing.get_origin(option) is Literal:
+            if any(value == valid and type(value) is type(valid) for valid in typing.get_args(option)):
+                return value
+        else:
+            converted_value = _scalar(option, value)
+            if converted_value is not None:
+                return converted_value
+    raise ConfigError(f"{key}={value!r}: must be {_right(options, value)}")
+
+
+def _scalar(hint: type, value: Any) -> Any:
+    """`value` as a `hint`, or None where it is none."""
+    if hint is bool or isinstance(value, bool):
+        return value if hint is bool and isinstance(value, bool) else None
+    if hint is int:
+        return int(value) if isinstance(value, numbers.Integral) else None
+    if hint is float:
+        return float(value) if isinstance(value, numbers.Real) and not math.isnan(value) else None
+    return value if isinstance(value, hint) else None
+
+
+def describe(hint: Any) -> str:
+    """A type of the schema in words: `an integer`, `null or a string`, `cpu or cuda`."""
+    return _right(_options(hint), None)
+
+
+def _right(options: tuple[Any, ...], value: Any) -> str:
+    words = ["null"] if type(None) in options else []
+    valid: tuple[str, ...] = ()
+    for option in options:
+        if dataclasses.is_dataclass(option):
+            words.append("a mapping of keys")
+        elif typing.get_origin(option) is tuple:
+            words.append(f"a list of {_PLURALS[typing.get_args(option)[0]]}")
+        elif typing.get_origin(option) is Literal:
+            valid = typing.get_args(option)
+            words.extend(valid)
+        elif option is not type(None):
+            words.append(_SCALARS[option])
+    text = " or ".join(", ".join(words).rsplit(", ", 1))
+    near = difflib.get_close_matches(value, valid, n=1) if isinstance(value, str) else []
+    return text + (f"; did you mean '{near[0]}'?" if near else "")
+

@@ -1,0 +1,240 @@
+"""`gapless generate`: prompts in; texts to the terminal, JSONL to a file, and a run folder with its report."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from importlib import metadata
+from itertools import accumulate, starmap
+from operator import itemgetter
+from pathlib import Path
+from platform import python_version
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from ..conf.build import to_mapping
+from ..conf.errors import ConfigError
+from ..conf.schema import GenerateConfig
+from .prompts import TextInput, read_prompts
+
+if TYPE_CHECKING:
+    from ..runtime.outputs import CompletionOutput, RequestOutput
+
+PACKAGES = ("gapless", "torch", "megatron-core", "ray", "xformers", "numpy")
+PLAIN_EVERY_S = 5.0
+PROMPT_TAIL = 240  # characters of a prompt that are shown
+_CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), 127, *range(128, 160)) if code not in (9, 10)}
+
+
+def check(config: GenerateConfig, stdin: TextInput) -> None:
+    """What can be said of a run before anything starts.
+
+    Raises:
+        ConfigError: of the prompts, or an `outputs` that cannot be written.
+    """
+    read_prompts(config, stdin)
+    if config.outputs is not None:
+        outputs = Path(config.outputs).expanduser()
+        if not config.outputs or outputs.is_dir():
+            raise ConfigError(f"outputs={config.outputs}: must be a file")
+        if not outputs.parent.is_dir():
+            raise ConfigError(f"outputs={config.outputs}: no such folder: {outputs.parent}")
+
+
+def run(config: GenerateConfig, run_dir: Path, stdin: TextInput) -> None:
+    """Runs the prompts and writes the run folder.
+
+    Raises:
+        ValueError: what the user can mend (a prompt longer than the context, a bad checkpoint).
+        PipelineError: the ranks failed.
+    """
+    prompts = read_prompts(config, stdin)
+    path = Path(config.outputs).expanduser() if config.outputs is not None else run_dir / "outputs.jsonl"
+    console = Console(highlight=False)
+    errors = Console(stderr=True, highlight=False)
+    with _starting(errors, config) as on_progress:
+        from ..runtime.ledger import Ledger
+        from ..runtime.llm import LLM
+        from ..runtime.report.terminal import bubble_table, latency_table
+        from ..runtime.run_folder import write_run_folder
+
+        llm = LLM.from_config(config, on_progress=on_progress)
+    with llm:
+        params = [prompt.params for prompt in prompts]
+        # A prompt takes n request ids, from the one that names it.
+        index_of = {first: i for i, first in enumerate(accumulate((p.n for p in params[:-1]), initial=0))}
+        with OutputsFile(path) as outputs, Meter(errors, len(prompts)) as meter:
+            for output in llm.stream([prompt.content for prompt in prompts], params):
+                meter.update(output, llm.live_bubble_fraction)
+                if output.finished:
+                    outputs.append(index_of[output.request_id], output)
+        record = llm.record
+    summary = write_run_folder(run_dir, record, config=to_mapping(config), versions=_versions())
+    if config.print_texts:
+        for index, output in outputs.in_order:
+            _print_texts(console, index, output)
+    ledger = Ledger(record)
+    console.print(latency_table(ledger, summary))
+    console.print(bubble_table(ledger, summary))
+    for label, file in (("outputs", path), ("report", run_dir / "report.html")):
+        console.print(Text.assemble((f"{label:9}", "bold"), str(file)), soft_wrap=True)
+
+
+class OutputsFile:
+    """`outputs.jsonl`: a line a prompt, appended as it finishes, put in the order of the prompts at the end.
+
+    A line holds `index` (of the prompt), `prompt`, `num_prompt_tokens` and `outputs`, each with `index`, `text`,
+    `token_ids`, `finish_reason` and, where asked for, `logprobs`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._done: list[tuple[int, RequestOutput]] = []
+
+    def __enter__(self) -> OutputsFile:
+        self._file = self._path.open("w", encoding="utf-8")
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._file.close()
+        if error[0] is None and self._path.is_file() and self._done != self.in_order:
+            sorted_file = self._path.with_name(self._path.name + ".sorted")
+            sorted_file.write_text("".join(starmap(_json_line, self.in_order)), encoding="utf-8")
+            os.replace(sorted_file, self._path)
+
+    @property
+    def in_order(self) -> list[tuple[int, RequestOutput]]:
+        """What is finished, with the index of its prompt."""
+        return sorted(self._done, key=itemgetter(0))
+
+    def append(self, index: int, output: RequestOutput) -> None:
+        """Write the finished output of prompt `index`, at once."""
+        self._done.append((index, output))
+        self._file.write(_json_line(index, output))
+        self._file.flush()
+
+
+class Meter:
+    """Progress on standard error: a bar on a terminal, else a plain line every few seconds."""
+
+    def __init__(self, console: Console, num_prompts: int) -> None:
+        self._console = console
+        self._num_prompts = num_prompts
+        self._tokens_of: dict[int, int] = {}
+        self._tokens = 0
+        self._done = 0
+        self._bubbles = 0.0
+        self._bar = Progress(
+            SpinnerColumn(),
+            TextColumn("generate"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("requests  {task.fields[rates]}"),
+            TimeElapsedColumn(),
+            console=console,
+            disable=not console.is_terminal,
+            transient=True,
+            refresh_per_second=4,
+        )
+        self._task = self._bar.add_task("", total=num_prompts, rates="")
+
+    def __enter__(self) -> Meter:
+        self._start = self._printed = time.monotonic()
+        self._bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._bar.stop()
+        if error[0] is None:
+            self._plain()
+
+    def update(self, output: RequestOutput, bubble_fraction: float) -> None:
+        """Count what `output` adds; `bubble_fraction` is the run's so far."""
+        tokens = sum(len(completion.token_ids) for completion in output.outputs)
+        self._tokens += tokens - self._tokens_of.get(output.request_id, 0)
+        self._tokens_of[output.request_id] = tokens
+        self._done += output.finished
+        self._bubbles = bubble_fraction
+        self._bar.update(self._task, completed=self._done, rates=self._rates)
+        if self._bar.disable and time.monotonic() - self._printed >= PLAIN_EVERY_S:
+            self._plain()
+
+    @property
+    def _rates(self) -> str:
+        seconds = max(time.monotonic() - self._start, 1e-9)
+        return f"{self._tokens / seconds:.1f} tok/s  {self._bubbles:.1%} bubbles"
+
+    def _plain(self) -> None:
+        self._printed = time.monotonic()
+        line = f"gapless: {self._done}/{self._num_prompts} requests, {self._tokens} tokens, {self._rates}"
+        self._console.print(line, soft_wrap=True)
+
+
+@contextmanager
+def _starting(console: Console, config: GenerateConfig) -> Iterator[Callable[[str], None]]:
+    """Says what the start of the ranks, which takes seconds, is at; gives the function that does so."""
+    parallel = config.parallel
+    ranks = f"{parallel.world_size} rank{'s' if parallel.world_size > 1 else ''}"
+    text = f"starting {config.model.name} on {ranks} (pp={parallel.pp} x tp={parallel.tp}, {parallel.launcher})"
+    if console.is_terminal:
+        with console.status(Text(text)) as status:
+            yield lambda progress: status.update(Text(f"{text}: {progress}"))
+    else:
+        console.print(Text(f"gapless: {text}"), soft_wrap=True)
+        yield lambda progress: console.print(Text(f"gapless: {progress}"), soft_wrap=True)
+
+
+def _json_line(index: int, output: RequestOutput) -> str:
+    row = {
+        "index": index,
+        "prompt": output.prompt,
+        "num_prompt_tokens": len(output.prompt_token_ids),
+        "outputs": [_json_completion(completion) for completion in output.outputs],
+    }
+    return json.dumps(row, ensure_ascii=False) + "\n"
+
+
+def _json_completion(completion: CompletionOutput) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "index": completion.index,
+        "text": completion.text,
+        "token_ids": list(completion.token_ids),
+        "finish_reason": completion.finish_reason,
+    }
+    if completion.logprobs is not None:
+        row["logprobs"] = [
+            {str(token): asdict(logprob) for token, logprob in position.items()} for position in completion.logprobs
+        ]
+    return row
+
+
+def _print_texts(console: Console, index: int, output: RequestOutput) -> None:
+    """The prompt's tail dimmed, then each output."""
+    prompt = output.prompt if output.prompt is not None else f"[{len(output.prompt_token_ids)} token ids] "
+    tail = prompt if len(prompt) <= PROMPT_TAIL else f"… {prompt[-PROMPT_TAIL:]}"
+    for completion in output.outputs:
+        label = f"{index}" if len(output.outputs) == 1 else f"{index}.{completion.index}"
+        title = f"{label} · {len(output.prompt_token_ids)} prompt tokens · {completion.finish_reason}"
+        console.rule(Text(title, "dim"), align="left", style="dim")
+        text = Text.assemble((_printable(tail), "dim"), (_printable(completion.text), "bold green"))
+        console.print(text, soft_wrap=True)
+
+
+def _printable(text: str) -> str:
+    """`text` with control characters spelled out, so that no text steers the terminal."""
+    return text.translate(_CONTROL)
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": python_version()}
+    for name in PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found

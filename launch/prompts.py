@@ -1,0 +1,123 @@
+"""Where the prompts of a run come from: an override, a text file, JSONL, the package's own, or standard input."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any, Protocol
+
+from ..conf.build import build, to_mapping
+from ..conf.errors import ConfigError, nearest
+from ..conf.sampling import SamplingParams
+from ..conf.schema import GenerateConfig
+
+
+class TextInput(Protocol):
+    """Standard input, or what stands in for it."""
+
+    @property
+    def is_terminal(self) -> bool: ...
+
+    @property
+    def text(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt, as text or as token ids (the other is None), and how its outputs are sampled."""
+
+    text: str | None
+    token_ids: tuple[int, ...] | None
+    params: SamplingParams
+
+    @property
+    def content(self) -> str | list[int]:
+        """As `LLM` takes it."""
+        if self.token_ids is not None:
+            return list(self.token_ids)
+        assert self.text is not None
+        return self.text
+
+
+def read_prompts(config: GenerateConfig, stdin: TextInput) -> list[Prompt]:
+    """The prompts that `config` names; at least one.
+
+    Raises:
+        ConfigError: none or two sources, a missing or unreadable file, a bad line (by its number), no prompt in it.
+    """
+    if config.prompt is not None and config.prompts is not None:
+        raise ConfigError("prompt and prompts are both given; give one of them")
+    if config.prompt is not None:
+        if not config.prompt:
+            raise ConfigError("prompt='': empty; give some text")
+        return [Prompt(config.prompt, None, config.sampling)]
+    if config.prompts is None:
+        if stdin.is_terminal:
+            raise ConfigError('no prompts; give prompt="...", prompts=FILE, prompts=shipped, or pipe a prompt a line')
+        found = list(_lines(stdin.text, config.sampling))
+        source = "standard input"
+    elif config.prompts == "shipped":
+        text = resources.files("gapless.conf").joinpath("prompts", "shipped.jsonl").read_text(encoding="utf-8")
+        source = "prompts/shipped.jsonl"
+        found = list(_json_lines(text, config.sampling, source))
+    else:
+        source = config.prompts
+        text = _read(Path(source).expanduser())
+        is_jsonl = source.endswith((".jsonl", ".ndjson"))
+        found = list(_json_lines(text, config.sampling, source) if is_jsonl else _lines(text, config.sampling))
+    if not found:
+        raise ConfigError(f"{source}: no prompts in it")
+    return found
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"prompts={path}: not UTF-8 ({error.reason} at byte {error.start})") from None
+    except FileNotFoundError:
+        raise ConfigError(f"prompts={path}: no such file") from None
+    except OSError as error:
+        raise ConfigError(f"prompts={path}: {(error.strerror or 'cannot be read').lower()}") from None
+
+
+def _lines(text: str, params: SamplingParams) -> Iterator[Prompt]:
+    for line in text.split("\n"):
+        if line.strip():
+            yield Prompt(line.removesuffix("\r"), None, params)
+
+
+def _json_lines(text: str, params: SamplingParams, source: str) -> Iterator[Prompt]:
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip():
+            try:
+                yield _row(json.loads(line), params)
+            except json.JSONDecodeError as error:
+                raise ConfigError(f"{source}:{number}: not JSON: {error.msg} at column {error.colno}") from None
+            except RecursionError:
+                raise ConfigError(f"{source}:{number}: not JSON: nested too deep") from None
+            except ConfigError as error:
+                raise ConfigError(f"{source}:{number}: {error}") from None
+
+
+def _row(row: Any, params: SamplingParams) -> Prompt:
+    """One object of a JSONL file."""
+    if not isinstance(row, dict):
+        raise ConfigError('must be an object such as {"prompt": "..."}')
+    names = [field.name for field in dataclasses.fields(SamplingParams)]
+    for key in row:
+        if key not in ("prompt", "prompt_token_ids", *names):
+            raise ConfigError(f"{key}: unknown key{nearest(key, ('prompt', 'prompt_token_ids', *names))}")
+    text, ids = row.pop("prompt", None), row.pop("prompt_token_ids", None)
+    if (text is None) == (ids is None):
+        raise ConfigError("give one of prompt and prompt_token_ids")
+    if text is not None and (not isinstance(text, str) or not text):
+        raise ConfigError(f"prompt={text!r}: must be a text that is not empty")
+    if ids is not None and not (isinstance(ids, list) and ids and all(type(i) is int and i >= 0 for i in ids)):
+        raise ConfigError("prompt_token_ids: must be a list of token ids that is not empty")
+    own = build(SamplingParams, to_mapping(params) | row, "sampling") if row else params
+    return Prompt(text, None if ids is None else tuple(ids), own)

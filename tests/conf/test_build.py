@@ -1,0 +1,253 @@
+"""`build`: strict from mapping to dataclass and back, every error one line with the dotted key."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+from gapless.conf.build import (
+    GROUPS,
+    build,
+    compose_engine,
+    dotted_keys,
+    group_names,
+    load_command,
+    load_group,
+    locate,
+    model_choice,
+    to_mapping,
+)
+from gapless.conf.errors import ConfigError
+from gapless.conf.sampling import SamplingParams
+from gapless.conf.schema import (
+    Architecture,
+    CacheConfig,
+    EngineConfig,
+    GenerateConfig,
+    HardwareConfig,
+    ModelConfig,
+    ParallelConfig,
+    SarathiConfig,
+    SchedulerConfig,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+
+ARCHITECTURE = {
+    "vocab_size": 64, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "head_dim": 8,
+    "ffn_size": 64, "max_position": 128,
+}  # fmt: skip
+
+
+def error(cls: type, mapping: dict[str, Any], key: str = "") -> str:
+    with pytest.raises(ConfigError) as caught:
+        build(cls, mapping, key)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_nested_mapping_becomes_dataclasses() -> None:
+    config = build(EngineConfig, {
+        "model": {"name": "m", "architecture": ARCHITECTURE | {"rope_scaling": {"type": "linear", "factor": 2},
+                                                               "eos_token_ids": [1, 2]}},
+        "parallel": {"pp": 2, "launcher": "ray", "layers": [1, 1]},
+        "scheduler": {"name": "sarathi", "chunk": 48},
+    })  # fmt: skip
+    architecture = config.model.architecture
+    assert architecture is not None and architecture.rope_scaling is not None
+    assert architecture.rope_scaling.factor == 2.0 and isinstance(architecture.rope_scaling.factor, float)
+    assert architecture.eos_token_ids == (1, 2)
+    assert config.parallel.layers == (1, 1)
+    assert config.scheduler == SarathiConfig(chunk=48)
+    assert config.cache == CacheConfig()
+
+
+@pytest.mark.parametrize("name", EngineConfig.SCHEDULERS)
+def test_policy_is_picked_by_its_name(name: str) -> None:
+    assert type(build(SchedulerConfig, {"name": name}, "scheduler")) is EngineConfig.SCHEDULERS[name]
+
+
+@pytest.mark.parametrize(("cls", "key", "mapping", "line"), [
+    (SchedulerConfig, "scheduler", {"name": "sarathi", "chunk": "abc"}, "scheduler.chunk='abc': must be an integer"),
+    (SchedulerConfig, "scheduler", {"name": "sarathi", "chunk": "5"}, "scheduler.chunk='5': must be an integer"),
+    (SchedulerConfig, "scheduler", {"name": "sarathi", "chunk": True}, "scheduler.chunk=True: must be an integer"),
+    (SchedulerConfig, "scheduler", {"name": "sarathi", "chunk": 1.0}, "scheduler.chunk=1.0: must be an integer"),
+    (SchedulerConfig, "scheduler", {"name": "sarathi", "chunk": None}, "scheduler.chunk=None: must be an integer"),
+    (SchedulerConfig, "scheduler", {"name": "sarathi", "tile": "x"}, "scheduler.tile='x': must be null or an integer"),
+    (SchedulerConfig, "scheduler", {"name": "sarathi", "chunk": 0}, "scheduler.chunk=0: must be 1 or more"),
+    (SchedulerConfig, "scheduler", {"name": "sarathi", "chnk": 1},
+     "scheduler.chnk: unknown key; did you mean 'scheduler.chunk'?"),
+    (SchedulerConfig, "scheduler", {"name": "sarati"}, "scheduler.name='sarati': unknown; did you mean 'sarathi'?"),
+    (SchedulerConfig, "scheduler", {}, "scheduler.name: missing; valid: orca_best, request_level, sarathi"),
+    (HardwareConfig, "hardware", {"device": "cda"},
+     "hardware.device='cda': must be cpu or cuda; did you mean 'cuda'?"),
+    (HardwareConfig, "hardware", {"memory_gib": "2"}, "hardware.memory_gib='2': must be a number"),
+    (HardwareConfig, "hardware", {"memory_gib": float("nan")}, "hardware.memory_gib=nan: must be a number"),
+    (HardwareConfig, "hardware", {"memory_gib": False}, "hardware.memory_gib=False: must be a number"),
+    (ModelConfig, "model", {"name": 7, "weights": "shipped"}, "model.name=7: must be a string"),
+    (ModelConfig, "model", {"architecture": 3}, "model.architecture=3: must be null or a mapping of keys"),
+    (ModelConfig, "model", {"architecture": {"vocab_size": 3}},
+     "model.architecture.hidden_size: missing; it has no default"),
+    (ParallelConfig, "parallel", {"pp": 2, "launcher": "ray", "layers": [1, "2"]},
+     "parallel.layers=[1, '2']: must be null or a list of integers"),
+    (ParallelConfig, "parallel", {"pp": 2, "launcher": "ray", "layers": [1]},
+     "parallel.layers=[1]: must be 2 counts of 1 or more, one a stage"),
+    (SamplingParams, "sampling", {"ignore_eos": "yes"}, "sampling.ignore_eos='yes': must be true or false"),
+    (SamplingParams, "sampling", {"stop": [1]}, "sampling.stop=[1]: must be a list of strings"),
+    (SamplingParams, "sampling", {"temprature": 1},
+     "sampling.temprature: unknown key; did you mean 'sampling.temperature'?"),
+    (EngineConfig, "", {"model": {"weights": "shipped"}, "modle": {}}, "modle: unknown key; did you mean 'model'?"),
+    (GenerateConfig, "", {"model": {"weights": "shipped"}, "chunk": 4},
+     "chunk: unknown key; did you mean 'scheduler.chunk'?"),
+])  # fmt: skip
+def test_each_error_is_one_line(cls: type, key: str, mapping: dict[str, Any], line: str) -> None:
+    assert error(cls, mapping, key) == line
+
+
+def test_numbers_of_numpy_and_bare_values_are_taken() -> None:
+    assert build(SamplingParams, {"top_k": np.int64(3), "temperature": np.float64(0.5)}) == SamplingParams(
+        top_k=3, temperature=0.5
+    )
+    assert build(SamplingParams, {"stop": "END", "stop_token_ids": 7}) == SamplingParams(
+        stop=("END",), stop_token_ids=(7,)
+    )
+
+
+ENGINES = st.builds(
+    EngineConfig,
+    model=st.builds(ModelConfig, name=st.text(), weights=st.just("shipped"),
+                    architecture=st.none() | st.just(Architecture(**ARCHITECTURE)),
+                    max_model_len=st.none() | st.integers(2, 99)),
+    hardware=st.builds(HardwareConfig, memory_gib=st.floats(0.1, 99), tile=st.integers(1, 256)),
+    parallel=st.builds(ParallelConfig, pp=st.just(2), launcher=st.just("ray"),
+                       layers=st.none() | st.just((1, 3)), depth=st.none() | st.integers(1, 9)),
+    scheduler=st.builds(SarathiConfig, chunk=st.integers(1, 4096))
+    | st.sampled_from([policy() for policy in EngineConfig.SCHEDULERS.values()]),  # type: ignore[call-arg]
+    seed=st.integers(),
+)  # fmt: skip
+
+
+@given(ENGINES)
+def test_to_mapping_and_back(config: EngineConfig) -> None:
+    assert build(EngineConfig, to_mapping(config)) == config
+
+
+JUNK = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@given(st.sampled_from([key for key, _ in dotted_keys(GenerateConfig)]), JUNK)
+def test_any_value_anywhere_builds_or_is_one_line(key: str, value: Any) -> None:
+    mapping = to_mapping(
+        GenerateConfig(model=ModelConfig(weights="shipped", architecture=Architecture(**ARCHITECTURE)))
+    )
+    *parents, leaf = key.split(".")
+    node = mapping
+    for name in parents:
+        node[name] = node.get(name) or {}
+        node = node[name]
+    node[leaf] = value
+    try:
+        build(GenerateConfig, mapping)
+    except ConfigError as failure:
+        assert "\n" not in str(failure)
+        assert parents[0] if parents else leaf in str(failure)
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_every_choice_of_a_group_builds(group: str) -> None:
+    names = group_names(group)
+    assert names
+    for name in names:
+        mapping = load_group(group, name)
+        if group == "model" and name == "folder":
+            mapping["weights"] = "shipped"
+        cls = {"model": ModelConfig, "hardware": HardwareConfig, "parallel": ParallelConfig,
+               "scheduler": SchedulerConfig}[group]  # fmt: skip
+        config = build(cls, mapping, group)
+        if group != "parallel":
+            assert config.name == name  # type: ignore[attr-defined]
+        if group != "model":
+            assert set(mapping) == {f.name for f in dataclasses.fields(config)}  # type: ignore[arg-type]
+
+
+def test_parallel_choices_mean_their_names() -> None:
+    grids = {name: build(ParallelConfig, load_group("parallel", name)) for name in group_names("parallel")}
+    assert {name: (grid.tp, grid.pp) for name, grid in grids.items()} == {
+        "local": (1, 1), "pp2": (1, 2), "tp2": (2, 1), "tp2_pp2": (2, 2), "tp8": (8, 1), "tp8_pp8": (8, 8),
+    }  # fmt: skip
+    assert {name for name, grid in grids.items() if grid.launcher != "ray"} == {"local"}
+
+
+def test_command_yaml_says_the_schema_s_defaults() -> None:
+    own, choices = load_command("generate")
+    assert set(choices) == set(GROUPS)
+    assert set(own) | set(choices) == {field.name for field in dataclasses.fields(GenerateConfig)}
+    assert build(GenerateConfig, own | {"model": {"weights": "shipped"}}) == GenerateConfig(
+        model=ModelConfig(weights="shipped")
+    )
+    assert set(own["sampling"]) == {field.name for field in dataclasses.fields(SamplingParams)}
+
+
+def test_unknown_choice_names_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"^scheduler=sarati: unknown; did you mean 'sarathi'\?$"):
+        load_group("scheduler", "sarati")
+
+
+def test_model_choice_tells_names_from_folders(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    assert model_choice("shipped") == ("shipped", {})
+    assert model_choice("nothing-such") == ("nothing-such", {})
+    expected = ("folder", {"weights": str(tmp_path / "mine"), "name": "mine"})
+    assert model_choice("mine") == model_choice("./mine") == model_choice(tmp_path / "mine") == expected
+    (tmp_path / "shipped").mkdir()
+    assert model_choice("shipped") == ("shipped", {})
+    assert model_choice("./shipped")[0] == "folder"
+
+
+def test_locate_makes_folders_absolute(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "file").touch()
+    config = EngineConfig(model=ModelConfig(weights="mine", tokenizer="file"))
+    assert locate(config).model == ModelConfig(weights=str(tmp_path / "mine"), tokenizer=str(tmp_path / "file"))
+    for model, line in [
+        (ModelConfig(weights="shiped"), "model.weights=shiped: no such folder; did you mean 'shipped'?"),
+        (ModelConfig(weights="file"), "model.weights=file: is a file; give the folder that holds it"),
+        (ModelConfig(weights="mine", tokenizer="no"), "model.tokenizer=no: no such folder or tokenizer.json"),
+    ]:
+        with pytest.raises(ConfigError) as caught:
+            locate(EngineConfig(model=model))
+        assert str(caught.value) == line
+
+
+def test_compose_engine_takes_dotted_overrides() -> None:
+    config = compose_engine(
+        model="shipped", pp=2,
+        overrides={"scheduler.chunk": 48, "cache.num_blocks": 64, "hardware.memory_gib": 2, "parallel.layers": (1, 1)},
+    )  # fmt: skip
+    assert config.parallel.launcher == "ray"
+    assert (config.scheduler, config.cache.num_blocks, config.hardware.memory_gib, config.parallel.layers) == (
+        SarathiConfig(chunk=48), 64, 2.0, (1, 1),
+    )  # fmt: skip
+    assert compose_engine(model="shipped").parallel == ParallelConfig()
+
+
+@pytest.mark.parametrize(("key", "value", "line"), [
+    ("scheduler.chnk", 1, "scheduler.chnk: unknown key; did you mean 'scheduler.chunk'?"),
+    ("chunk", 1, "chunk: unknown key; did you mean 'scheduler.chunk'?"),
+    ("modle.weights", "x", "modle.weights: unknown key; did you mean 'model.weights'?"),
+    ("scheduler.chunk.x", 1, "scheduler.chunk.x: unknown key; scheduler.chunk holds a value, not keys"),
+    ("scheduler.chunk", "48", "scheduler.chunk='48': must be an integer"),
+    ("sampling.top_k", 1, "sampling.top_k: unknown key; valid: cache, hardware, model, parallel, scheduler, seed"),
+])  # fmt: skip
+def test_compose_engine_errors(key: str, value: Any, line: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose_engine(model="shipped", overrides={key: value})
+    assert str(caught.value) == line

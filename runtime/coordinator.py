@@ -32,14 +32,16 @@ StopCheck = Callable[[Request, Sampled], str | None]
 class Coordinator:
     """Drives one pipeline with one scheduler. Single-threaded: call `step` until `has_work` is false."""
 
-    def __init__(self, pipeline: Pipeline, scheduler: Scheduler, *, stop_check: StopCheck | None = None) -> None:
+    def __init__(
+        self, pipeline: Pipeline, scheduler: Scheduler, *, stop_check: StopCheck | None = None, first_step: int = 0
+    ) -> None:
         self.pipeline = pipeline
         self.scheduler = scheduler
         self.clock = pipeline.clock
         self.epoch = 0
         self.record = RunRecord(num_stages=pipeline.num_stages, num_blocks=pipeline.num_blocks)
         self._stop_check = stop_check
-        self._next_step = 0
+        self.next_step = first_step
         self._in_flight: dict[int, tuple[MicroBatch, StepRecord]] = {}
         self._requests: dict[int, RequestRecord] = {}  # of unfinished requests
         self._waits: list[Wait] = []  # since the last dispatch
@@ -89,7 +91,7 @@ class Coordinator:
         new: list[NewRequest] = []
         chunks = [self._segment(c.request, c.start, c.length, c.ends_prefill, new) for c in batch.chunks]
         decodes = [self._segment(r, r.num_dispatched - 1, 1, True, new) for r in batch.decodes]
-        step = Step(self.epoch, self._next_step, chunks, decodes, new, self.scheduler.dropped)
+        step = Step(self.epoch, self.next_step, chunks, decodes, new, self.scheduler.dropped)
         self.scheduler.dropped = []
         record = StepRecord(
             step=step.step,
@@ -106,7 +108,7 @@ class Coordinator:
             if told.first_dispatched is None:
                 told.first_dispatched = now
         self._waits = []
-        self._next_step += 1
+        self.next_step += 1
         self._in_flight[step.step] = (batch, record)
         self.record.steps.append(record)
         self.pipeline.submit(step)

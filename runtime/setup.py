@@ -8,7 +8,7 @@ from ..conf.schema import Architecture, ModelConfig
 from .messages import RankFailure, Step, StepResult, Stop
 
 
-class Setup(msgspec.Struct, frozen=True, tag="setup"):
+class Setup(msgspec.Struct, frozen=True, array_like=True, tag="setup"):
     """All that a rank needs to build its stage. `layers[s]` is the half-open range of stage s."""
 
     pp: int
@@ -27,14 +27,14 @@ class Setup(msgspec.Struct, frozen=True, tag="setup"):
     epoch: int = 0
 
 
-class Hello(msgspec.Struct, frozen=True, tag="hello"):
+class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
     """Rank 0 has opened the store through which the ranks find each other."""
 
     store_host: str
     store_port: int
 
 
-class Ready(msgspec.Struct, frozen=True, tag="ready"):
+class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
     """A rank has built its stage. `where` names node and device."""
 
     rank: int

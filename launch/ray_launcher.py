@@ -1,0 +1,187 @@
+"""Ranks as Ray actors: Ray places, starts, watches and ends them; steps and activations go past it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from typing import Any
+
+from ..conf.errors import ConfigError
+from ..conf.schema import HardwareConfig, ParallelConfig
+from ..parallel.control import Endpoint
+from ..runtime.pipeline import PipelineError
+
+# Ray's own noise, usage reports and its habit of rebuilding the environment under `uv run`.
+_QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
+
+
+class RankActor:
+    """One rank's process. It may serve again after a run has ended."""
+
+    def run(self, endpoint: Endpoint, rank: int, device: str, timeout_s: float) -> None:
+        from ..runtime.rank import run_rank
+
+        run_rank(endpoint, rank, device, timeout_s)
+
+
+class RayLauncher:
+    """One placement-group bundle a stage, so that a stage's ranks share a node; one actor a rank.
+
+    Without `parallel.ray_address` (or Ray's own `RAY_ADDRESS`) it starts Ray on this machine, on loopback, and ends it
+    again. With `keep=True` actors and Ray outlive `stop` and serve the next `start`, until `shutdown`.
+    """
+
+    def __init__(self, keep: bool = False) -> None:
+        self._keep = keep
+        self._actors: list[Any] = []
+        self._runs: dict[Any, int] = {}  # reference of an actor's run: its rank
+        self._ended: dict[int, str] = {}
+        self._group: Any = None
+        self._owns_ray = False
+
+    def check(self, parallel: ParallelConfig, hardware: HardwareConfig) -> None:
+        """Ray says what it lacks only once it runs: see `start`."""
+
+    def start(self, endpoint: Endpoint, parallel: ParallelConfig, hardware: HardwareConfig) -> None:
+        import ray
+
+        uses_gpu = hardware.device == "cuda"
+        self._connect(parallel)
+        if len(self._actors) < parallel.world_size:
+            self._end_actors()
+            self._place(parallel, uses_gpu)
+        device = "cuda:0" if uses_gpu else "cpu"  # an actor with one GPU sees that one only
+        self._ended = {}
+        self._runs = {
+            actor.run.remote(endpoint, rank, device, parallel.start_timeout_s): rank
+            for rank, actor in enumerate(self._actors[: parallel.world_size])
+        }
+        assert ray.is_initialized()
+
+    def _connect(self, parallel: ParallelConfig) -> None:
+        os.environ.update({k: v for k, v in _QUIET.items() if k not in os.environ})
+        import ray
+
+        if ray.is_initialized():
+            return
+        address = parallel.ray_address or os.environ.get("RAY_ADDRESS")
+        options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+        try:
+            if address:
+                ray.init(address=address, **options)
+            else:
+                cpus = max(os.cpu_count() or 1, parallel.world_size)
+                ray.init(
+                    address="local", num_cpus=cpus, include_dashboard=False, _node_ip_address="127.0.0.1", **options
+                )
+        except ConnectionError as error:
+            raise ConfigError(f"parallel.ray_address={address}: no Ray cluster answers there ({error})") from error
+        self._owns_ray = True
+
+    def _place(self, parallel: ParallelConfig, uses_gpu: bool) -> None:
+        import ray
+        from ray.util.placement_group import placement_group
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        bundle = {"CPU": float(parallel.tp)} | ({"GPU": float(parallel.tp)} if uses_gpu else {})
+        self._check_resources(bundle, parallel.pp)
+        self._group = placement_group([bundle] * parallel.pp, strategy="SPREAD")
+        if not self._group.wait(timeout_seconds=parallel.start_timeout_s):
+            raise PipelineError(
+                f"Ray could not place {parallel.pp} stages of {_text(bundle)} each within "
+                f"parallel.start_timeout_s={parallel.start_timeout_s:g}: is the cluster busy?"
+            )
+        threads = str(parallel.threads or 1)
+        actor = ray.remote(num_cpus=1, num_gpus=1 if uses_gpu else 0, max_restarts=0)(RankActor)
+        env = {"TORCHDYNAMO_DISABLE": "1", "OMP_NUM_THREADS": threads} if not uses_gpu else {}
+        for rank in range(parallel.world_size):
+            strategy = PlacementGroupSchedulingStrategy(
+                placement_group=self._group, placement_group_bundle_index=rank // parallel.tp
+            )
+            options = {"scheduling_strategy": strategy, "runtime_env": {"env_vars": env}}
+            self._actors.append(actor.options(**options).remote())
+
+    @staticmethod
+    def _check_resources(bundle: dict[str, float], stages: int) -> None:
+        import ray
+
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        fitting = sum(min(int(node.get(k, 0) // v) for k, v in bundle.items()) for node in nodes)
+        if fitting < stages:
+            has = ", ".join(_text({k: node.get(k, 0.0) for k in bundle}) for node in nodes)
+            raise ConfigError(
+                f"parallel.pp={stages}: each stage needs a node with {_text(bundle)}, and the cluster's "
+                f"{len(nodes)} nodes ({has}) have room for {fitting}"
+            )
+
+    def poll(self) -> dict[int, str]:
+        import ray
+
+        done, _ = ray.wait(list(self._runs), num_returns=len(self._runs), timeout=0) if self._runs else ([], [])
+        for ref in done:
+            rank = self._runs.pop(ref)
+            try:
+                ray.get(ref)
+                self._ended[rank] = "it ended before the run did"
+            except ray.exceptions.RayTaskError as error:
+                cause = getattr(error, "cause", None) or error
+                self._ended[rank] = f"{type(cause).__name__}: {cause}".splitlines()[0]
+            except ray.exceptions.RayActorError:
+                self._ended[rank] = "its process was killed or crashed"
+            except ray.exceptions.RayError as error:
+                self._ended[rank] = str(error).strip().splitlines()[0]
+        return self._ended
+
+    def stop(self) -> None:
+        if self._keep and self._settled():
+            return
+        self.shutdown()
+
+    def _settled(self) -> bool:
+        """Whether all actors are idle again, and so can serve the next start."""
+        import ray
+
+        if not self._runs:
+            return not self._ended
+        done, _ = ray.wait(list(self._runs), num_returns=len(self._runs), timeout=5.0)
+        if len(done) < len(self._runs):
+            return False
+        try:
+            ray.get(done)
+        except ray.exceptions.RayError:
+            return False
+        self._runs = {}
+        return True
+
+    def shutdown(self) -> None:
+        """End the actors, and Ray if it was started here."""
+        if not self._actors and not self._owns_ray:
+            return
+        import ray
+
+        self._end_actors()
+        if self._owns_ray:
+            ray.shutdown()
+            self._owns_ray = False
+
+    def _end_actors(self) -> None:
+        import ray
+        from ray.util.placement_group import remove_placement_group
+
+        if ray.is_initialized():
+            for actor in self._actors:
+                with contextlib.suppress(Exception):
+                    ray.kill(actor, no_restart=True)
+            if self._group is not None:
+                with contextlib.suppress(Exception):
+                    remove_placement_group(self._group)
+        self._actors, self._runs, self._group = [], {}, None
+
+
+def _text(resources: dict[str, float]) -> str:
+    return " and ".join(f"{v:g} {k}" for k, v in resources.items())

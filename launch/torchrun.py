@@ -1,0 +1,124 @@
+"""Ranks that torchrun started: `torchrun --nproc-per-node 4 -m gapless.launch.torchrun generate [overrides]`.
+
+Every process is one rank. The first one's process drives as the coordinator, and its rank runs as a child beside it,
+so that the control loop never shares an interpreter with a stage.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import asdict
+from datetime import timedelta
+from typing import Any
+
+from ..conf.errors import ConfigError
+from ..conf.schema import HardwareConfig, ParallelConfig
+from ..parallel.control import Endpoint
+
+_KEY = "gapless/endpoint"
+_RANK_ENV = "GAPLESS_RANK"  # a JSON object: what the child that serves as a rank is told
+_TIMEOUT_S = 600.0
+
+
+class TorchrunLauncher:
+    """The ranks exist already: tell them where the coordinator listens."""
+
+    def __init__(self) -> None:
+        self._child: subprocess.Popen[bytes] | None = None
+        self._stopped = False
+
+    def check(self, parallel: ParallelConfig, hardware: HardwareConfig) -> None:
+        world = parallel.world_size
+        if "TORCHELASTIC_RUN_ID" not in os.environ:
+            raise ConfigError(
+                f"parallel.launcher=torchrun: start it as `torchrun --nproc-per-node {world} "
+                "-m gapless.launch.torchrun COMMAND ...`"
+            )
+        if int(os.environ["WORLD_SIZE"]) != world:
+            raise ConfigError(
+                f"parallel.pp={parallel.pp} x parallel.tp={parallel.tp} makes {world} ranks; "
+                f"torchrun started {os.environ['WORLD_SIZE']}"
+            )
+
+    def start(self, endpoint: Endpoint, parallel: ParallelConfig, hardware: HardwareConfig) -> None:
+        told = {
+            "endpoint": asdict(endpoint),
+            "device": hardware.device,
+            "timeout_s": parallel.start_timeout_s,
+            "threads": parallel.threads or 1,
+        }
+        _store().set(_KEY, json.dumps(told))
+        env = os.environ | {_RANK_ENV: json.dumps(told)}
+        self._child = subprocess.Popen([sys.executable, "-m", "gapless.launch.torchrun"], env=env)
+
+    def poll(self) -> dict[int, str]:
+        code = None if self._child is None else self._child.poll()
+        if code is None:
+            return {}
+        how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+        return {0: f"its process ended {how}"}
+
+    def stop(self) -> None:
+        if self._child is None:
+            return
+        try:
+            self._child.wait(timeout=5.0)
+        except subprocess.TimeoutExpired:
+            self._child.kill()
+            self._child.wait()
+        self._child = None
+
+
+def _store() -> Any:
+    """The store that torchrun set up for its processes."""
+    import torch.distributed as dist
+
+    return next(iter(dist.rendezvous("env://", timeout=timedelta(seconds=_TIMEOUT_S))))[0]
+
+
+def _serve(told: dict[str, Any]) -> None:
+    from ..runtime.rank import run_rank
+
+    local = int(os.environ["LOCAL_RANK"])
+    device = f"cuda:{local}" if told["device"] == "cuda" else "cpu"
+    run_rank(Endpoint(**told["endpoint"]), int(os.environ["RANK"]), device, told["timeout_s"])
+
+
+def main() -> int:
+    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
+    if _RANK_ENV in os.environ:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the coordinator decides
+        _serve(json.loads(os.environ[_RANK_ENV]))
+        return 0
+    if "RANK" not in os.environ:
+        print(
+            "gapless: error: start it as `torchrun --nproc-per-node N -m gapless.launch.torchrun COMMAND ...`",
+            file=sys.stderr,
+        )
+        return 2
+    if os.environ["RANK"] != "0":
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        told = json.loads(_store().get(_KEY))
+        if told is not None:
+            _serve(told)
+        return 0
+    return _drive()
+
+
+def _drive() -> int:
+    from .cli import main as cli
+
+    store = _store()
+    try:
+        return cli([*sys.argv[1:], "parallel.launcher=torchrun"])
+    finally:
+        if not store.check([_KEY]):
+            store.set(_KEY, "null")  # nothing was started: the other ranks go home
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,339 @@
+"""The Python API: a model on a pipeline; prompts in, texts out."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from copy import copy
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from ..conf.build import compose_engine
+from ..conf.errors import ConfigError
+from ..conf.sampling import SamplingParams
+from ..conf.schema import EngineConfig
+from ..models.tokenizer import Detokenizer, Tokenizer, load_tokenizer
+from .blocks import BlockPool
+from .coordinator import Coordinator
+from .launcher import Launcher, find_launcher
+from .ledger import LiveBubbles
+from .local import LocalPipeline
+from .messages import Sampled
+from .outputs import CompletionOutput, Logprob, RequestOutput
+from .pipeline import Pipeline
+from .plan import Plan, make_plan, make_setup
+from .remote import RemotePipeline
+from .request import Request
+from .scheduler import make_scheduler
+from .spans import RunRecord
+from .stopping import StopChecker
+
+Prompt = str | Sequence[int]
+
+
+class LLM:
+    """A model served by pipeline and tensor parallel ranks, or by one rank in this process.
+
+        with LLM(model="path/to/folder", pp=2, scheduler="sarathi", launcher="ray") as llm:
+            for output in llm.generate(["def main("], SamplingParams(max_tokens=64)):
+                print(output.outputs[0].text)
+
+    `model` is a Hugging Face folder or a name of `conf/model`; any other key of the config is set by its dotted name,
+    `**{"scheduler.chunk": 48}`. Without a `launcher`, one rank runs in this process and several run on Ray.
+
+    Raises:
+        ConfigError: a key, a value or the checkpoint is wrong; nothing has been started.
+        PipelineError: a rank failed to start.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        pp: int = 1,
+        tp: int = 1,
+        scheduler: str = "sarathi",
+        launcher: str | Launcher | None = None,
+        hardware: str = "cpu",
+        **overrides: Any,
+    ) -> None:
+        name = launcher if isinstance(launcher, str) or launcher is None else "ray"
+        config = compose_engine(
+            model=model, pp=pp, tp=tp, scheduler=scheduler, launcher=name, hardware=hardware, overrides=overrides
+        )
+        self._start(config, launcher if not isinstance(launcher, str) else None, lambda text: None)
+
+    @classmethod
+    def from_config(
+        cls,
+        config: EngineConfig,
+        *,
+        launcher: Launcher | None = None,
+        on_progress: Callable[[str], None] = lambda text: None,
+    ) -> LLM:
+        """From a whole config. `launcher` stands in for the one that `config.parallel.launcher` names."""
+        self = cls.__new__(cls)
+        self._start(config, launcher, on_progress)
+        return self
+
+    def _start(self, config: EngineConfig, launcher: Launcher | None, on_progress: Callable[[str], None]) -> None:
+        self.config = config
+        self.plan = make_plan(config)
+        self.tokenizer: Tokenizer = load_tokenizer(self.plan.tokenizer, self.plan.arch.vocab_size)
+        self._eos = self.plan.arch.eos_token_ids
+        self._pipeline = _start_pipeline(config, self.plan, launcher, on_progress)
+        self._ids = itertools.count()
+        self._closed = False
+        self.reset_record()
+
+    def reset_record(self) -> None:
+        """Begin a new run on the pipeline that stands: the record, the ledger and the scheduler start afresh."""
+        plan, cache = self.plan, self.config.cache
+        lane = -(-plan.max_model_len // cache.block_size)
+        pool = BlockPool(plan.num_blocks, cache.block_size, lane)
+        scheduler = make_scheduler(self.config.scheduler, plan.limits, pool)
+        first_step = self._coordinator.next_step if hasattr(self, "_coordinator") else 0
+        self._coordinator = Coordinator(
+            self._pipeline, scheduler, stop_check=self._check_stop, first_step=first_step
+        )
+        self._live = LiveBubbles()
+        self._num_spans = 0
+        self._texts: dict[int, _Text] = {}
+
+    @property
+    def record(self) -> RunRecord:
+        """What has happened since the start, or since `reset_record`: for the ledger and the report."""
+        return self._coordinator.record
+
+    @property
+    def live_bubble_fraction(self) -> float:
+        """Idle over elapsed stage time so far, without the ledger's detail."""
+        return self._live.bubble_fraction
+
+    @property
+    def max_model_len(self) -> int:
+        return self.plan.max_model_len
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[RequestOutput]:
+        """Run all prompts to their end; outputs in the order of the prompts.
+
+        `prompts`: one or several, as text or as token ids; `params`: one for all, or one each.
+
+        Raises:
+            ValueError: a prompt that is empty, too long, or not of this vocabulary, by its number.
+            PipelineError: the pipeline failed.
+        """
+        results = self._submit(prompts, params)
+        for _ in self._run(results):
+            pass
+        return [r.output for r in results]
+
+    def stream(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> Iterator[RequestOutput]:
+        """As `generate`, but yields a snapshot of a request's output whenever tokens of it have come.
+
+        Prompts are checked on the call, not on the first `next`. Closing the iterator early aborts what is unfinished.
+        """
+        results = self._submit(prompts, params)
+        return (r.snapshot() for batch in self._run(results) for r in batch)
+
+    def close(self) -> None:
+        """End all ranks; nothing stays behind. May be called twice."""
+        if not self._closed:
+            self._closed = True
+            self._pipeline.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _submit(
+        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
+    ) -> list[_Result]:
+        if self._closed:
+            raise ValueError("this LLM is closed")
+        many = _as_prompts(prompts)
+        if params is None or isinstance(params, SamplingParams):
+            each = [params or SamplingParams()] * len(many)
+        else:
+            each = list(params)
+        if len(each) != len(many):
+            raise ValueError(f"{len(many)} prompts, but {len(each)} sampling params: give one, or one each")
+        encoded = [self._encode(i, prompt) for i, prompt in enumerate(many)]
+        for i, (ids, p) in enumerate(zip(encoded, each, strict=True)):
+            self._check(i, ids, p)
+        now = self._pipeline.clock.now()
+        return [self._accept(prompt, ids, p, now) for prompt, ids, p in zip(many, encoded, each, strict=True)]
+
+    def _encode(self, index: int, prompt: Prompt) -> list[int]:
+        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else [int(token) for token in prompt]
+
+    def _check(self, index: int, ids: list[int], params: SamplingParams) -> None:
+        longest, vocab = self.max_model_len, self.plan.arch.vocab_size
+        if not ids:
+            raise ConfigError(f"prompt {index} is empty")
+        if len(ids) >= longest:
+            raise ConfigError(
+                f"prompt {index} has {len(ids)} tokens: the context is {longest}, "
+                f"so at most {longest - 1} leave room for output"
+            )
+        if not 0 <= min(ids) <= max(ids) < vocab:
+            raise ConfigError(f"prompt {index} holds a token id outside 0 .. {vocab - 1}")
+        bad = [t for t in params.stop_token_ids if not 0 <= t < vocab]
+        if bad:
+            raise ConfigError(f"sampling.stop_token_ids={bad}: must lie in 0 .. {vocab - 1}")
+        pool = self._coordinator.scheduler.pool
+        need = pool.blocks_for(min(len(ids) + params.max_tokens, longest))
+        if need > pool.num_blocks:
+            raise ConfigError(
+                f"prompt {index} may come to {min(len(ids) + params.max_tokens, longest)} tokens, {need} KV blocks: "
+                f"cache.num_blocks={pool.num_blocks} holds {pool.num_blocks * pool.block_size} tokens"
+            )
+
+    def _accept(self, prompt: Prompt, ids: list[int], params: SamplingParams, now: float) -> _Result:
+        requests = []
+        for index in range(params.n):
+            id_ = next(self._ids)
+            seed = (self.config.seed << 32) + id_ if params.seed is None else params.seed + index
+            request = Request(
+                id_, ids, params, arrival=now, seed=seed, max_model_len=self.max_model_len, eos_token_ids=self._eos
+            )
+            requests.append(request)
+        result = _Result(prompt if isinstance(prompt, str) else None, ids, requests)
+        for request, completion in zip(requests, result.output.outputs, strict=True):
+            self._texts[request.id] = _Text(request, completion, self.tokenizer, result)
+            self._coordinator.add(request)
+        return result
+
+    def _run(self, results: list[_Result]) -> Iterator[list[_Result]]:
+        """Drive the coordinator until all of `results` are finished; after each step those that have news."""
+        clock = self._pipeline.clock
+        try:
+            while not all(r.output.finished for r in results):
+                events = self._coordinator.step(clock.now() + 1.0)
+                touched: dict[int, _Result] = {}
+                for event in events:
+                    text = self._texts[event.request.id]
+                    if event.token is not None:
+                        text.push(event.token)
+                    if event.request.is_finished:
+                        text.finish()
+                        del self._texts[event.request.id]
+                    touched[text.result.output.request_id] = text.result
+                for span in self.record.spans[self._num_spans :]:
+                    self._live.add(span)
+                self._num_spans = len(self.record.spans)
+                yield list(touched.values())
+        finally:
+            for result in results:
+                for request in result.requests:
+                    if not request.is_finished:
+                        self._coordinator.abort(request)
+                        self._texts.pop(request.id).finish()
+
+    def _check_stop(self, request: Request, sampled: Sampled) -> str | None:
+        text = self._texts[request.id]
+        if not request.params.stop:
+            return None
+        text.push(sampled)
+        return "stop" if text.stopped else None
+
+
+class _Result:
+    """A user's request: one prompt, `n` coordinator requests."""
+
+    def __init__(self, prompt: str | None, ids: list[int], requests: list[Request]) -> None:
+        self.requests = requests
+        self.output = RequestOutput(requests[0].id, prompt, ids, [CompletionOutput(i) for i in range(len(requests))])
+
+    def snapshot(self) -> RequestOutput:
+        whole = self.output
+        outputs = [copy(o) for o in whole.outputs]
+        for o in outputs:
+            o.token_ids = list(o.token_ids)
+        return RequestOutput(whole.request_id, whole.prompt, whole.prompt_token_ids, outputs)
+
+
+class _Text:
+    """The text of one request as its tokens come."""
+
+    def __init__(self, request: Request, completion: CompletionOutput, tokenizer: Tokenizer, result: _Result) -> None:
+        self.request = request
+        self.result = result
+        self._out = completion
+        self._tokenizer = tokenizer
+        self._detokenizer = Detokenizer(tokenizer)
+        self._stop = StopChecker(request.params.stop, request.params.include_stop_str_in_output)
+        if request.params.logprobs is not None:
+            completion.logprobs = []
+            completion.cumulative_logprob = 0.0
+
+    @property
+    def stopped(self) -> bool:
+        return self._stop.stop_string is not None
+
+    def push(self, sampled: Sampled) -> None:
+        out = self._out
+        index = len(out.token_ids)
+        if self.request.num_output == index:  # pushed by the stop check already
+            return
+        out.token_ids.append(sampled.token)
+        if out.logprobs is not None:
+            out.logprobs.append(self._logprobs(sampled))
+            out.cumulative_logprob = (out.cumulative_logprob or 0.0) + (sampled.logprob or 0.0)
+        if self.request.finish_reason_after(sampled.token) == "stop":  # its text is not part of the output
+            out.stop_reason = sampled.token if sampled.token in self.request.params.stop_token_ids else None
+            return
+        text, _ = self._stop.push(self._detokenizer.push(sampled.token), index + 1 >= self.request.params.min_tokens)
+        out.text += text
+
+    def _logprobs(self, sampled: Sampled) -> dict[int, Logprob]:
+        entries = [(sampled.token, sampled.logprob, sampled.rank)]
+        entries += [(token, value, rank) for rank, (token, value) in enumerate(sampled.top, 1)]
+        return {
+            token: Logprob(value, rank, self._tokenizer.decode([token], skip_special=False))
+            for token, value, rank in entries
+            if value is not None
+        }
+
+    def finish(self) -> None:
+        out, request = self._out, self.request
+        if not self.stopped:
+            text, _ = self._stop.push(self._detokenizer.flush())
+            out.text += text + self._stop.flush()
+        out.finish_reason = request.finish_reason
+        if self.stopped:
+            out.stop_reason = self._stop.stop_string
+
+
+def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str):
+        return [prompts]
+    many = list(prompts)
+    if many and all(isinstance(p, int) for p in many):
+        return [many]  # type: ignore[list-item]
+    return many  # type: ignore[return-value]
+
+
+def _start_pipeline(
+    config: EngineConfig, plan: Plan, launcher: Launcher | None, on_progress: Callable[[str], None]
+) -> Pipeline:
+    setup = make_setup(config, plan)
+    if config.parallel.launcher == "local" and launcher is None:
+        on_progress("loading the model in this process")
+        return LocalPipeline(setup, "cuda:0" if config.hardware.device == "cuda" else "cpu")
+    starter = launcher or find_launcher(config.parallel.launcher)
+    starter.check(config.parallel, config.hardware)
+    return RemotePipeline(starter, config.parallel, config.hardware, setup, on_progress)

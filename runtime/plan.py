@@ -1,0 +1,75 @@
+"""What a config comes to, before anything heavy starts: architecture, layer split, KV blocks, slot bound."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..conf.schema import Architecture, EngineConfig
+from ..models.huggingface import resolve_architecture, resolve_weights
+from ..models.memory import block_count, dtype_bytes, slot_bound
+from ..parallel.split import check_parallel, split_layers
+from .scheduler import Limits
+from .setup import Setup
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """`limits.batch` is B of the paper for one micro-batch: the slots that the memory holds, over the depth."""
+
+    arch: Architecture
+    layers: tuple[range, ...]
+    num_blocks: int
+    limits: Limits
+    tokenizer: str | None  # where it lies; None: UTF-8 bytes
+
+    @property
+    def max_model_len(self) -> int:
+        return self.arch.max_position
+
+
+def make_plan(config: EngineConfig) -> Plan:
+    """Check a config against itself, the checkpoint and the memory.
+
+    Raises:
+        ConfigError: one line naming what does not fit, and what would.
+    """
+    parallel, cache, hardware = config.parallel, config.cache, config.hardware
+    folder = resolve_weights(config.model)
+    arch = resolve_architecture(config.model)
+    check_parallel(arch, parallel)
+    element = dtype_bytes(config.model, hardware.device)
+    depth = parallel.in_flight
+    if cache.num_blocks is None:
+        slots = slot_bound(arch, parallel, hardware, element)
+        fitting = block_count(arch, parallel, hardware, cache.block_size, element)
+    else:
+        slots = cache.num_blocks * cache.block_size // arch.max_position
+        fitting = cache.num_blocks
+    batch = config.scheduler.batch or max(1, min(config.scheduler.max_batch, slots // depth))
+    useful = batch * depth * -(-arch.max_position // cache.block_size)
+    return Plan(
+        arch=arch,
+        layers=tuple(split_layers(arch, parallel.pp, parallel.layers)),
+        num_blocks=min(fitting, useful),
+        limits=Limits(batch=batch, depth=depth, tile=hardware.tile),
+        tokenizer=config.model.tokenizer or (str(folder) if folder else None),
+    )
+
+
+def make_setup(config: EngineConfig, plan: Plan) -> Setup:
+    """The ranks' part of a plan; the store's address is filled in once it is known."""
+    return Setup(
+        pp=config.parallel.pp,
+        tp=config.parallel.tp,
+        model=config.model,
+        arch=plan.arch,
+        layers=[(layers.start, layers.stop) for layers in plan.layers],
+        depth=plan.limits.depth,
+        num_blocks=plan.num_blocks,
+        block_size=config.cache.block_size,
+        seed=config.seed,
+        threads=config.parallel.threads,
+        timeout_s=config.parallel.step_timeout_s,
+        store_host="",
+        store_port=0,
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 from ..conf.build import compose_engine
 from ..conf.errors import ConfigError
 from ..conf.sampling import SamplingParams
-from ..conf.schema import EngineConfig
+from ..conf.schema import EngineConfig, SchedulerConfig
 from ..models.tokenizer import Detokenizer, Tokenizer, load_tokenizer
 from .blocks import BlockPool
 from .coordinator import Coordinator
@@ -85,25 +86,39 @@ class LLM:
         self._pipeline = _start_pipeline(config, self.plan, launcher, on_progress)
         self._ids = itertools.count()
         self._closed = False
-        self.reset_record()
-
-    def reset_record(self) -> None:
-        """Begin a new run on the pipeline that stands: the record, the ledger and the scheduler start afresh."""
-        plan, cache = self.plan, self.config.cache
-        lane = -(-plan.max_model_len // cache.block_size)
-        pool = BlockPool(plan.num_blocks, cache.block_size, lane)
-        scheduler = make_scheduler(self.config.scheduler, plan.limits, pool)
-        first_step = self._coordinator.next_step if hasattr(self, "_coordinator") else 0
-        self._coordinator = Coordinator(
-            self._pipeline, scheduler, stop_check=self._check_stop, first_step=first_step
-        )
+        self._texts: dict[int, _Text] = {}
+        self._coordinator = self._make_coordinator()
         self._live = LiveBubbles()
         self._num_spans = 0
-        self._texts: dict[int, _Text] = {}
+
+    def reset(self, scheduler: SchedulerConfig | None = None) -> None:
+        """Begin a new run, with a new record, on the pipeline that stands; with another policy if one is given.
+
+        Raises:
+            ValueError: a request is unfinished.
+        """
+        if self._texts:
+            raise ValueError(f"{len(self._texts)} requests are unfinished")
+        while self._coordinator.has_work:  # aborted requests on their way through the pipeline
+            self._coordinator.step(self._pipeline.clock.now() + 1.0)
+        if scheduler is not None:
+            self.config = replace(self.config, scheduler=scheduler)
+            self.plan = replace(make_plan(self.config), num_blocks=self._pipeline.num_blocks)
+        last = self._coordinator
+        self._coordinator = self._make_coordinator(last.next_step)
+        self._coordinator.scheduler.dropped = last.scheduler.dropped
+        self._live = LiveBubbles()
+        self._num_spans = 0
+
+    def _make_coordinator(self, first_step: int = 0) -> Coordinator:
+        plan, block_size = self.plan, self.config.cache.block_size
+        pool = BlockPool(plan.num_blocks, block_size, -(-plan.max_model_len // block_size))
+        scheduler = make_scheduler(self.config.scheduler, plan.limits, pool)
+        return Coordinator(self._pipeline, scheduler, stop_check=self._check_stop, first_step=first_step)
 
     @property
     def record(self) -> RunRecord:
-        """What has happened since the start, or since `reset_record`: for the ledger and the report."""
+        """What has happened since the start, or since `reset`: for the ledger and the report."""
         return self._coordinator.record
 
     @property

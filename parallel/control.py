@@ -29,7 +29,7 @@ class Endpoint:
     secret: str
 
 
-class ConnectionLost(ConnectionError):
+class ConnectionLost(ConnectionError):  # noqa: N818
     """The other side of a control connection is gone."""
 
 

@@ -77,7 +77,7 @@ class Sampled(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepResult(msgspec.Struct, frozen=True, array_like=True, tag="result"):
-    """From a stage (its tensor-parallel rank 0). `tokens` is not None only from the last stage: the step is complete."""
+    """From a stage (its tensor-parallel rank 0). Only the last stage gives `tokens`, and with them the step is over."""
 
     epoch: int
     step: int

@@ -24,7 +24,7 @@ class WallClock:
 
 
 class PipelineError(RuntimeError):
-    """The pipeline cannot go on: a rank died, failed to start, or made no progress. Its text is the rank's own error."""
+    """The pipeline cannot go on: a rank died, failed to start, or hangs. Its text is the rank's own error."""
 
 
 class Pipeline(Protocol):

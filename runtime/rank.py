@@ -5,6 +5,7 @@ A second thread hears the coordinator, so that the receive of a later activation
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import socket
@@ -34,10 +35,8 @@ def run_rank(endpoint: Endpoint, rank: int, device: str, start_timeout_s: float)
         _Rank(client, setup, store, rank, device).serve()
     except BaseException as error:
         failure = RankFailure(rank, stage, f"{type(error).__name__}: {error}".strip(), secondary=_is_echo(error))
-        try:
+        with contextlib.suppress(ConnectionLost):
             client.send(encoder.encode(failure))
-        except ConnectionLost:
-            pass
         raise
     finally:
         client.close()
@@ -82,12 +81,10 @@ class _Rank:
 
         if setup.threads:
             torch.set_num_threads(setup.threads)
-        if client.host.startswith("127."):
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         self.client = client
         self.setup = setup
         self.mesh = Mesh(setup.pp, setup.tp, rank)
-        rendezvous = Rendezvous(rank, self.mesh.world_size, store, device)
+        rendezvous = Rendezvous(rank, self.mesh.world_size, device=device, store=store)
         self.groups = Groups.start(rendezvous, self.mesh, setup.timeout_s)
         stage = build_stage(
             setup.model,

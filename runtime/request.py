@@ -14,8 +14,22 @@ class Request:
     """
 
     __slots__ = (
-        "arrival", "blocks", "eos_token_ids", "finish_reason", "id", "max_output", "num_blocks_sent", "num_completed",
-        "num_dispatched", "params", "prefill_target", "preemptions", "prompt_len", "seed", "steps_in_flight", "tokens",
+        "arrival",
+        "blocks",
+        "eos_token_ids",
+        "finish_reason",
+        "id",
+        "max_output",
+        "num_blocks_sent",
+        "num_completed",
+        "num_dispatched",
+        "params",
+        "preemptions",
+        "prefill_target",
+        "prompt_len",
+        "seed",
+        "steps_in_flight",
+        "tokens",
     )  # fmt: skip
 
     def __init__(

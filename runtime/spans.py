@@ -1,4 +1,4 @@
-"""What the coordinator records of a run, for the ledger: each micro-batch's make-up and why stage 0 waited before it."""
+"""What the coordinator records of a run, for the ledger: each micro-batch's make-up and why stage 0 waited."""
 
 from __future__ import annotations
 

@@ -109,12 +109,14 @@ def test_nothing_is_lost_and_no_bound_is_passed(policy: str, w: dict) -> None:
     coordinator, pipeline, requests = run(policy, w)
     for r in requests:
         ended = r.num_output == r.max_output or r.tokens[-1] == EOS or r.finish_reason == "abort"
-        assert r.is_finished and ended, r
+        assert r.is_finished, r
+        assert ended, r
         assert r.num_output >= 1 or r.finish_reason == "abort"
         assert EOS not in r.tokens[r.prompt_len : -1] or r.params.ignore_eos
     pool = coordinator.scheduler.pool
     assert pool.num_free == pool.num_blocks, "blocks leaked"
-    assert not (coordinator.scheduler.ready or coordinator.scheduler.prefilling or coordinator.scheduler.running)
+    scheduler = coordinator.scheduler
+    assert not [*scheduler.ready, *scheduler.prefilling, *scheduler.running]
     for step in pipeline.steps:
         check_rule(policy, w, step)
     for entry in coordinator.record.requests:

@@ -26,7 +26,7 @@ from .rope import rotate
 class BatchContext:
     """What all layers of a stage share of one micro-batch."""
 
-    slots_T: torch.Tensor  # where each token's key and value go
+    slots: torch.Tensor  # [T] where each token's key and value go
     rope: tuple[torch.Tensor, torch.Tensor] | None  # cosine and sine
     plan: Any  # the attention backend's own
 
@@ -59,8 +59,8 @@ class Attention(nn.Module):
             qk = self.qk_norm(qk)
         if context.rope is not None:
             qk = rotate(qk, *context.rope)
-        keys_SKD.index_copy_(0, context.slots_T, qk[:, :, -1])
-        values_SKD.index_copy_(0, context.slots_T, values)
+        keys_SKD.index_copy_(0, context.slots, qk[:, :, -1])
+        values_SKD.index_copy_(0, context.slots, values)
         return self.out(self.backend.attend(qk[:, :, :-1], keys_SKD, values_SKD, context.plan))
 
 

@@ -1,9 +1,311 @@
-"""A Hugging Face folder, without torch: where the weights lie, and what architecture its config.json describes."""
+"""A Hugging Face folder, without torch: where the weights lie, and what architecture its config.json describes.
+
+What we do not compute exactly is refused by name, never guessed.
+"""
+
 from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
 from pathlib import Path
-from ..conf.schema import Architecture, ModelConfig
+from typing import Any, Literal
+
+from ..conf.errors import ConfigError, nearest
+from ..conf.schema import Architecture, ModelConfig, RopeScaling
+
+_SIZES = ("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "ffn_size")
+_ACTIVATIONS: dict[str, Literal["silu", "gelu", "gelu_tanh", "relu"]] = {
+    "silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+}  # fmt: skip
+
+
 def resolve_weights(model: ModelConfig) -> Path | None:
-    return None if model.weights == "random" else Path(model.weights)
+    """The folder that holds the weights; None for random ones.
+
+    Raises:
+        ConfigError: the folder is missing, or lacks what loading needs.
+    """
+    if model.weights == "random":
+        return None
+    if model.weights == "shipped":
+        folder = Path(__file__).parent / "shipped"
+        if not (folder / "config.json").is_file():
+            raise ConfigError(f"model.weights=shipped: this installation holds no model in {folder}")
+        return folder
+    folder = Path(model.weights).expanduser()
+    key = f"model.weights={model.weights}"
+    if not folder.exists():
+        raise ConfigError(f"{key}: no such folder; must be a local Hugging Face folder, shipped or random")
+    if not folder.is_dir():
+        raise ConfigError(f"{key}: a file; must be the folder that holds config.json and the safetensors files")
+    if not (folder / "config.json").is_file():
+        raise ConfigError(f"{key}: no config.json in this folder; must be a Hugging Face folder")
+    if not any(folder.glob("*.safetensors")) and not (folder / "model.safetensors.index.json").is_file():
+        pickles = sorted(p.name for pattern in ("*.bin", "*.pt", "*.pth") for p in folder.glob(pattern))
+        if pickles:
+            raise ConfigError(f"{key}: only pickle files ({pickles[0]}), which may run code; convert to safetensors")
+        raise ConfigError(f"{key}: no safetensors file in this folder")
+    return folder
+
+
 def resolve_architecture(model: ModelConfig) -> Architecture:
-    assert model.architecture
-    return model.architecture
+    """The architecture of the folder's config.json, or `model.architecture` for random weights, its `max_position`
+    capped by `model.max_model_len`.
+
+    Raises:
+        ConfigError: the architecture is unknown, has a feature that we lack, or contradicts `model`.
+    """
+    folder = resolve_weights(model)
+    if folder is None:
+        assert model.architecture is not None
+        arch = model.architecture
+    else:
+        arch = _read_architecture(folder)
+        if model.architecture is not None:
+            for size in _SIZES:
+                given, found = getattr(model.architecture, size), getattr(arch, size)
+                if given != found:
+                    raise ConfigError(
+                        f"model.architecture.{size}={given}: {folder / 'config.json'} says {found}; leave "
+                        "model.architecture out for a folder"
+                    )
+    if model.max_model_len is None:
+        return arch
+    if model.max_model_len > arch.max_position:
+        raise ConfigError(f"model.max_model_len={model.max_model_len}: must be at most the model's {arch.max_position}")
+    return dataclasses.replace(arch, max_position=model.max_model_len)
+
+
+class _Config:
+    """config.json, whose keys are asked for by name: an error names the key and the file."""
+
+    def __init__(self, path: Path, values: dict[str, Any]) -> None:
+        self.path = path
+        self.values = values
+
+    @classmethod
+    def read(cls, path: Path) -> _Config:
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{path}: not readable as JSON ({error})") from error
+        if not isinstance(values, dict):
+            raise ConfigError(f"{path}: must hold a JSON object")
+        return cls(path, values)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The value, or `default` where the key is missing or null."""
+        value = self.values.get(key)
+        return default if value is None else value
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        value = self.get(key, default)
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise ConfigError(f"{self.path}: {key}={value!r}: must be an integer")
+        return value
+
+    def number(self, key: str, default: float) -> float:
+        value = self.get(key, default)
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise ConfigError(f"{self.path}: {key}={value!r}: must be a number")
+        return float(value)
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self.get(key, default)
+        if not isinstance(value, bool):
+            raise ConfigError(f"{self.path}: {key}={value!r}: must be true or false")
+        return value
+
+    def activation(self, key: str, default: str) -> Literal["silu", "gelu", "gelu_tanh", "relu"]:
+        name = self.get(key, default)
+        if name not in _ACTIVATIONS:
+            raise ConfigError(f"{self.path}: {key}={name}: not supported{nearest(str(name), _ACTIVATIONS)}")
+        return _ACTIVATIONS[name]
+
+    def refuse(self, what: str) -> ConfigError:
+        return ConfigError(f"{self.path}: {what} is not supported")
+
+
+def _read_architecture(folder: Path) -> Architecture:
+    config = _Config.read(folder / "config.json")
+    named = config.get("architectures") or []
+    name = named[0] if isinstance(named, list) and named else _BY_TYPE.get(str(config.get("model_type")))
+    if name not in _READERS:
+        found = name or f"model_type {config.get('model_type')!r}"
+        raise ConfigError(f"{config.path}: architecture {found} is not supported; supported: {', '.join(_READERS)}")
+    if config.get("quantization_config") is not None:
+        raise config.refuse("quantization_config (quantized weights)")
+    fields = _READERS[name](config)
+    try:
+        return Architecture(**fields, bos_token_id=_first_id(config), eos_token_ids=_eos_ids(config, folder))
+    except ConfigError as error:
+        raise ConfigError(f"{config.path}: {error}") from error
+
+
+def _first_id(config: _Config) -> int | None:
+    value = config.get("bos_token_id")
+    return value[0] if isinstance(value, list) and value else value if isinstance(value, int) else None
+
+
+def _eos_ids(config: _Config, folder: Path) -> tuple[int, ...]:
+    """Of config.json, and of generation_config.json where there is one."""
+    configs = [config]
+    if (folder / "generation_config.json").is_file():
+        configs.append(_Config.read(folder / "generation_config.json"))
+    ids: list[int] = []
+    for each in configs:
+        value = each.get("eos_token_id", [])
+        ids += value if isinstance(value, list) else [value]
+    if not all(isinstance(i, int) for i in ids):
+        raise ConfigError(f"{config.path}: eos_token_id={ids}: must be token ids")
+    return tuple(dict.fromkeys(ids))
+
+
+def _rotary(config: _Config, *, default_heads: int | None, default_head_dim: int | None, default_max: int) -> dict[
+    str, Any
+]:
+    """What LLaMA, Mistral and Qwen have in common."""
+    hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
+    if config.get("partial_rotary_factor", 1.0) != 1.0:
+        raise config.refuse(f"partial_rotary_factor={config.get('partial_rotary_factor')}")
+    kv_heads = default_heads if "num_key_value_heads" not in config.values else None
+    theta, scaling = _rope(config)
+    return {
+        "vocab_size": config.integer("vocab_size"),
+        "hidden_size": hidden,
+        "num_layers": config.integer("num_hidden_layers"),
+        "num_heads": heads,
+        "num_kv_heads": config.integer("num_key_value_heads", kv_heads or heads),
+        "head_dim": config.integer("head_dim", default_head_dim or hidden // heads),
+        "ffn_size": config.integer("intermediate_size"),
+        "max_position": config.integer("max_position_embeddings", default_max),
+        "norm_eps": config.number("rms_norm_eps", 1e-6),
+        "rope_theta": theta,
+        "rope_scaling": scaling,
+        "activation": config.activation("hidden_act", "silu"),
+        "tie_embeddings": config.flag("tie_word_embeddings", False),
+    }
+
+
+def _rope(config: _Config) -> tuple[float, RopeScaling | None]:
+    """Of `rope_parameters` (transformers 5), or of `rope_theta` and `rope_scaling`."""
+    values = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(values, dict):
+        raise ConfigError(f"{config.path}: rope_parameters={values!r}: must be an object")
+    rope = _Config(config.path, values)
+    theta = rope.number("rope_theta", config.number("rope_theta", 10000.0))
+    if rope.get("partial_rotary_factor", 1.0) != 1.0:
+        raise config.refuse(f"partial_rotary_factor={rope.get('partial_rotary_factor')}")
+    kind = rope.get("rope_type") or rope.get("type") or "default"
+    if kind == "default":
+        return theta, None
+    if kind == "linear":
+        return theta, RopeScaling(type="linear", factor=rope.number("factor", 1.0))
+    if kind == "llama3":
+        return theta, RopeScaling(
+            type="llama3",
+            factor=rope.number("factor", 8.0),
+            low_freq_factor=rope.number("low_freq_factor", 1.0),
+            high_freq_factor=rope.number("high_freq_factor", 4.0),
+            original_max_position=rope.integer("original_max_position_embeddings"),
+        )
+    raise config.refuse(f"rope scaling {kind!r} (supported: linear, llama3)")
+
+
+def _llama(config: _Config) -> dict[str, Any]:
+    bias = config.flag("attention_bias", False)
+    return {
+        **_rotary(config, default_heads=None, default_head_dim=None, default_max=2048),
+        "qkv_bias": bias,
+        "attention_out_bias": bias,
+        "ffn_bias": config.flag("mlp_bias", False),
+    }
+
+
+def _mistral(config: _Config) -> dict[str, Any]:
+    if "sliding_attention" in (kinds := config.get("layer_types", [])) and "full_attention" in kinds:
+        raise config.refuse("layer_types that mix full and sliding attention")
+    window = config.values.get("sliding_window", 4096)  # null means none; a missing key means the published 4096
+    return {
+        **_rotary(config, default_heads=8, default_head_dim=None, default_max=131072),
+        "sliding_window": window,
+    }
+
+
+def _qwen_window(config: _Config) -> int | None:
+    """Qwen's layers may mix full and sliding attention; all must be alike here."""
+    window = config.get("sliding_window", 4096) if config.flag("use_sliding_window", False) else None
+    kinds = config.get("layer_types")
+    if kinds is None:
+        first = config.integer("max_window_layers", 28)
+        kinds = [
+            "sliding_attention" if window is not None and i >= first else "full_attention"
+            for i in range(config.integer("num_hidden_layers"))
+        ]
+    if set(kinds) == {"full_attention"}:
+        return None
+    if set(kinds) == {"sliding_attention"} and window is not None:
+        return int(window)
+    raise config.refuse("use_sliding_window with layers of full and of sliding attention")
+
+
+def _qwen2(config: _Config) -> dict[str, Any]:
+    return {
+        **_rotary(config, default_heads=32, default_head_dim=None, default_max=32768),
+        "qkv_bias": True,
+        "sliding_window": _qwen_window(config),
+    }
+
+
+def _qwen3(config: _Config) -> dict[str, Any]:
+    bias = config.flag("attention_bias", False)
+    return {
+        **_rotary(config, default_heads=32, default_head_dim=128, default_max=32768),
+        "qkv_bias": bias,
+        "attention_out_bias": bias,
+        "qk_norm": True,
+        "sliding_window": _qwen_window(config),
+    }
+
+
+def _gpt2(config: _Config) -> dict[str, Any]:
+    for key in ("scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn", "add_cross_attention"):
+        if config.flag(key, False):
+            raise config.refuse(f"{key}=true")
+    if not config.flag("scale_attn_weights", True):
+        raise config.refuse("scale_attn_weights=false")
+    hidden, heads = config.integer("n_embd", 768), config.integer("n_head", 12)
+    return {
+        "vocab_size": config.integer("vocab_size", 50257),
+        "hidden_size": hidden,
+        "num_layers": config.integer("n_layer", 12),
+        "num_heads": heads,
+        "num_kv_heads": heads,
+        "head_dim": hidden // heads,
+        "ffn_size": config.integer("n_inner", 4 * hidden),
+        "max_position": config.integer("n_positions", 1024),
+        "norm": "layer",
+        "norm_eps": config.number("layer_norm_epsilon", 1e-5),
+        "position": "learned",
+        "activation": config.activation("activation_function", "gelu_new"),
+        "gated_ffn": False,
+        "qkv_bias": True,
+        "attention_out_bias": True,
+        "ffn_bias": True,
+        "tie_embeddings": config.flag("tie_word_embeddings", True),
+    }
+
+
+_READERS: dict[str, Callable[[_Config], dict[str, Any]]] = {
+    "LlamaForCausalLM": _llama,
+    "MistralForCausalLM": _mistral,
+    "Qwen2ForCausalLM": _qwen2,
+    "Qwen3ForCausalLM": _qwen3,
+    "GPT2LMHeadModel": _gpt2,
+}
+_BY_TYPE = {
+    "llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM", "gpt2": "GPT2LMHeadModel",
+}  # fmt: skip

@@ -75,7 +75,7 @@ class Stage(nn.Module):
         assert (hidden_TH is None) == self.mesh.is_first, self.mesh
         positions_T = torch.from_numpy(positions(batch)).to(self.device)
         context = BatchContext(
-            slots_T=torch.from_numpy(slot_mapping(batch, self.cache.block_size)).to(self.device),
+            slots=torch.from_numpy(slot_mapping(batch, self.cache.block_size)).to(self.device),
             rope=self.rope.at(positions_T) if self.rope is not None else None,
             plan=self.attention.plan(batch),
         )

@@ -47,6 +47,6 @@ def split_layers(arch: Architecture, pp: int, layers: tuple[int, ...] | None) ->
             counts[stage] += 1
     else:
         counts = list(layers)
-    assert len(counts) == pp and sum(counts) == arch.num_layers, (counts, pp, arch.num_layers)
+    assert (len(counts), sum(counts)) == (pp, arch.num_layers), counts
     ends = [sum(counts[: s + 1]) for s in range(pp)]
     return [range(end - count, end) for end, count in zip(ends, counts, strict=True)]

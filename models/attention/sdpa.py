@@ -27,8 +27,8 @@ class PaddedPlan:
     """All decodes at once, padded to the longest: B decodes, M keys."""
 
     rows: slice
-    slots_BM: torch.Tensor  # flat
-    mask_B11M: torch.Tensor  # additive
+    slots: torch.Tensor  # [B * M]
+    mask: torch.Tensor  # additive [B, 1, 1, M]
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,9 +154,9 @@ def attend_decodes(
     K, G, D = q_TKGD.shape[1:]
     if isinstance(plan, PaddedPlan):
         B = plan.rows.stop - plan.rows.start
-        keys = keys_SKD.index_select(0, plan.slots_BM).view(B, -1, K, D).transpose(1, 2)
-        values = values_SKD.index_select(0, plan.slots_BM).view(B, -1, K, D).transpose(1, 2)
-        attended = F.scaled_dot_product_attention(q_TKGD[plan.rows], keys, values, attn_mask=plan.mask_B11M)
+        keys = keys_SKD.index_select(0, plan.slots).view(B, -1, K, D).transpose(1, 2)
+        values = values_SKD.index_select(0, plan.slots).view(B, -1, K, D).transpose(1, 2)
+        attended = F.scaled_dot_product_attention(q_TKGD[plan.rows], keys, values, attn_mask=plan.mask)
         out[plan.rows] = attended.reshape(B, -1)
         return
     for decode in plan:

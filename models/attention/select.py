@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from ...conf.errors import ConfigError
 from .backend import AttentionBackend
 from .sdpa import SdpaBackend
 

@@ -1,0 +1,116 @@
+"""Greedy decoding over a chain of stages by a naive schedule; as a script, one rank of a mesh.
+
+    python stage_driver.py RANK JOBS.json
+
+Each job names a model folder or a random architecture, a mesh and a schedule; ranks that a job's mesh leaves out sit it
+out. The rank of the job's last stage writes what it got to the job's `out`.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from gapless.conf.schema import Architecture, ModelConfig
+from gapless.models.batch import RaggedBatch, Segment
+from gapless.models.huggingface import resolve_architecture
+from gapless.models.stage import Stage, build_stage
+from gapless.parallel.groups import Groups
+from gapless.parallel.mesh import Mesh
+from gapless.parallel.rendezvous import Rendezvous
+from gapless.parallel.split import split_layers
+
+BLOCK_SIZE = 4
+
+
+def block_tables(lengths: list[int], scattered: bool) -> tuple[list[list[int]], int]:
+    """Blocks for each request, in a row or shuffled among all, and how many the cache needs."""
+    counts = [-(-length // BLOCK_SIZE) for length in lengths]
+    blocks = list(range(sum(counts)))
+    if scattered:
+        random.Random(7).shuffle(blocks)
+    tables = [[blocks.pop(0) for _ in range(count)] for count in counts]
+    return tables, sum(counts)
+
+
+def step(stage: Stage, batch: RaggedBatch) -> tuple[list[int], torch.Tensor | None]:
+    """One micro-batch through all stages: the argmax of each sampled row, on all ranks; logits on the last stage."""
+    mesh, hidden = stage.mesh, None
+    if not mesh.is_first:
+        hidden = torch.empty(batch.num_tokens, stage.arch.hidden_size)
+        dist.recv(hidden, mesh.previous)
+    out = stage(batch, hidden)
+    if not mesh.is_last:
+        dist.send(out, mesh.next)
+    tokens = out.argmax(-1) if mesh.is_last else torch.empty(len(batch.sample_rows), dtype=torch.int64)
+    if mesh.pp > 1:
+        dist.broadcast(tokens, src=mesh.world_size - 1)
+    return tokens.tolist(), out if mesh.is_last else None
+
+
+def greedy(
+    stage: Stage, prompts: list[list[int]], num_new: int, chunks: list[int], tables: list[list[int]]
+) -> tuple[list[list[int]], list[list[np.ndarray]]]:
+    """Each iteration runs a chunk of up to `chunks[i]` tokens of up to len(chunks) prompts, and every ready decode."""
+    texts = [list(p) for p in prompts]
+    done = [0] * len(prompts)  # tokens in the cache
+    logits: list[list[np.ndarray]] = [[] for _ in prompts]
+    while any(len(t) < len(p) + num_new for t, p in zip(texts, prompts, strict=True)):
+        prefilling = [r for r, p in enumerate(prompts) if done[r] < len(p)][: len(chunks)]
+        decoding = [
+            r for r, p in enumerate(prompts) if done[r] >= len(p) and len(texts[r]) < len(p) + num_new
+        ]
+        tokens: list[int] = []
+        parts, sampled, rows = [], [], []
+        for r, size in zip(prefilling, chunks, strict=False):
+            part = Segment(done[r], min(size, len(prompts[r]) - done[r]), tables[r])
+            tokens += texts[r][part.start : part.context]
+            parts.append(part)
+            if part.context == len(prompts[r]):
+                sampled.append(r)
+                rows.append(len(tokens) - 1)
+        decodes = [Segment(done[r], 1, tables[r]) for r in decoding]
+        rows += range(len(tokens), len(tokens) + len(decodes))
+        tokens += [texts[r][-1] for r in decoding]
+        new, out = step(stage, RaggedBatch(tokens, parts, decodes, rows))
+        for r, part in zip([*prefilling, *decoding], [*parts, *decodes], strict=False):
+            done[r] = part.context
+        for i, r in enumerate([*sampled, *decoding]):
+            texts[r].append(new[i])
+            if out is not None:
+                logits[r].append(out[i].numpy())
+    return [t[len(p) :] for t, p in zip(texts, prompts, strict=True)], logits
+
+
+def run_job(job: dict, rank: int) -> None:
+    """`job`: weights or architecture, pp, tp, first_rank, port, layers, prompts, num_new, chunks, scattered, out."""
+    rank -= job["first_rank"]
+    world = job["pp"] * job["tp"]
+    if not 0 <= rank < world:
+        return
+    arch = Architecture(**job["architecture"]) if "architecture" in job else None
+    model = ModelConfig(weights=job.get("weights", "random"), architecture=arch, dtype="float32")
+    arch = resolve_architecture(model)
+    mesh = Mesh(job["pp"], job["tp"], rank)
+    method = f"tcp://127.0.0.1:{job['port']}" if world > 1 else ""
+    with Groups.start(Rendezvous(rank, world, method, "cpu"), mesh, 60) as groups:
+        lengths = [len(p) + job["num_new"] for p in job["prompts"]]
+        tables, num_blocks = block_tables(lengths, job["scattered"])
+        layers = split_layers(arch, mesh.pp, job.get("layers") and tuple(job["layers"]))[mesh.stage]
+        stage = build_stage(model, arch, groups, layers, num_blocks=num_blocks, block_size=BLOCK_SIZE, seed=3)
+        tokens, logits = greedy(stage, job["prompts"], job["num_new"], job["chunks"], tables)
+        if rank == world - 1:
+            np.savez(job["out"], tokens=np.asarray(tokens), logits=np.asarray(logits))
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    number = int(sys.argv[1])
+    for each in json.loads(Path(sys.argv[2]).read_text()):
+        run_job(each, number)

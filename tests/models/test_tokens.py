@@ -1,0 +1,169 @@
+"""Greedy outputs are those of `transformers`, token for token, in fp32: every family, chunked, mixed and scattered."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
+DRIVER = Path(__file__).parent / "stage_driver.py"
+NEW = 8
+
+COMMON: dict[str, Any] = {
+    "vocab_size": 101, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 4, "max_position_embeddings": 128, "initializer_range": 0.25,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 500.0, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}  # fmt: skip
+FAMILIES: dict[str, transformers.PretrainedConfig] = {
+    "gpt2": transformers.GPT2Config(
+        vocab_size=101, n_embd=32, n_layer=3, n_head=4, n_positions=128, initializer_range=0.25
+    ),
+    "llama": transformers.LlamaConfig(**COMMON),
+    "llama-gqa": transformers.LlamaConfig(**COMMON | {"num_key_value_heads": 2, "tie_word_embeddings": True}),
+    "llama-biased": transformers.LlamaConfig(**COMMON, attention_bias=True, mlp_bias=True, head_dim=12),
+    "llama-linear": transformers.LlamaConfig(
+        **COMMON, rope_parameters={"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.5}
+    ),
+    "llama-llama3": transformers.LlamaConfig(**COMMON, rope_parameters=LLAMA3),
+    "mistral-window": transformers.MistralConfig(**COMMON | {"num_key_value_heads": 2}, sliding_window=9),
+    "qwen2": transformers.Qwen2Config(**COMMON | {"num_key_value_heads": 2, "tie_word_embeddings": True}),
+    "qwen2-window": transformers.Qwen2Config(
+        **COMMON, use_sliding_window=True, sliding_window=6, max_window_layers=0
+    ),
+    "qwen3": transformers.Qwen3Config(**COMMON | {"num_key_value_heads": 2}, head_dim=16),
+}
+
+
+def prompts_of(vocab_size: int) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(5)
+    return [torch.randint(vocab_size, (n,), generator=generator).tolist() for n in (37, 1, 18, 29)]
+
+
+def reference(model: transformers.PreTrainedModel, prompts: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
+    """Greedy tokens [requests, NEW] and their logits, the whole text computed afresh for each token."""
+    tokens, logits = [], []
+    with torch.inference_mode():
+        for prompt in prompts:
+            text, rows = list(prompt), []
+            for _ in range(NEW):
+                rows.append(model(torch.tensor([text]), use_cache=False).logits[0, -1].numpy())
+                text.append(int(rows[-1].argmax()))
+            tokens.append(text[len(prompt) :])
+            logits.append(rows)
+    return np.asarray(tokens), np.asarray(logits)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, np.ndarray, np.ndarray]]:
+    """A folder for each family, with the reference's tokens and logits."""
+    torch.set_num_threads(1)
+    made = {}
+    for name, config in FAMILIES.items():
+        torch.manual_seed(11)
+        model = transformers.AutoModelForCausalLM.from_config(config).eval()
+        with torch.no_grad():
+            for key, parameter in model.named_parameters():  # norms and biases too, which start at 1 and 0
+                if parameter.dim() == 1:
+                    parameter += 0.3 * torch.randn_like(parameter)
+                if key.endswith(("q_norm.weight", "k_norm.weight")):
+                    parameter *= 2
+        folder = tmp_path_factory.mktemp(name)
+        model.save_pretrained(folder, max_shard_size="30KB" if name == "llama-gqa" else "1GB")
+        made[name] = (folder, *reference(model, prompts_of(101)))
+    return made
+
+
+def check(path: Path, tokens: np.ndarray, logits: np.ndarray) -> None:
+    got = np.load(path)
+    assert got["tokens"].tolist() == tokens.tolist()
+    np.testing.assert_allclose(got["logits"], logits, atol=2e-4 * np.abs(logits).max())
+
+
+def job(folder: Path, out: Path, **over: Any) -> dict[str, Any]:
+    return {
+        "weights": str(folder), "pp": 1, "tp": 1, "first_rank": 0, "prompts": prompts_of(101), "num_new": NEW,
+        "chunks": [7], "scattered": False, "out": str(out), **over,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("chunks", "scattered"), [([64], False), ([7], True), ([5, 3], False), ([1, 10, 2], True)]
+)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_one_rank(
+    name: str, chunks: list[int], scattered: bool, folders: dict[str, Any], tmp_path: Path
+) -> None:
+    from stage_driver import run_job
+
+    folder, tokens, logits = folders[name]
+    run_job(job(folder, tmp_path / "out.npz", chunks=chunks, scattered=scattered), 0)
+    check(tmp_path / "out.npz", tokens, logits)
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [s.getsockname()[1] for s in sockets]
+    for s in sockets:
+        s.close()
+    return ports
+
+
+RANDOM = {
+    "vocab_size": 101, "hidden_size": 32, "num_layers": 4, "num_heads": 4, "num_kv_heads": 2, "head_dim": 8,
+    "ffn_size": 48, "max_position": 128,
+}  # fmt: skip
+
+
+def test_meshes(folders: dict[str, Any], tmp_path: Path) -> None:
+    """Four gloo processes: each family over 2 x 2 ranks, then pp2 and tp2 side by side, then random weights."""
+    meshes = [
+        {"pp": 2, "tp": 2, "layers": [1, 2], "scattered": True},
+        {"pp": 2, "tp": 1},
+        {"pp": 1, "tp": 2, "first_rank": 2, "chunks": [5, 3]},
+    ]
+    jobs = [
+        (job(folder, tmp_path / f"{name}-{i}.npz", **mesh), tokens, logits)
+        for name, (folder, tokens, logits) in folders.items()
+        for i, mesh in enumerate(meshes)
+    ]
+    dice = [
+        job(tmp_path, tmp_path / f"random-{i}.npz", **mesh, weights="random", architecture=RANDOM)
+        for i, mesh in enumerate([{"pp": 2, "tp": 2}, {"pp": 1, "tp": 1}, {"pp": 1, "tp": 2, "first_rank": 1}])
+    ]
+    all_jobs = [j for j, _, _ in jobs] + dice
+    for each, port in zip(all_jobs, free_ports(len(all_jobs)), strict=True):
+        each["port"] = port
+    (tmp_path / "jobs.json").write_text(json.dumps(all_jobs))
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(DRIVER), str(rank), str(tmp_path / "jobs.json")],
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )
+        for rank in range(4)
+    ]
+    try:
+        assert [rank.wait(timeout=240) for rank in ranks] == [0] * 4
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    for each, tokens, logits in jobs:
+        check(Path(each["out"]), tokens, logits)
+    first, *others = [np.load(each["out"]) for each in dice]
+    for other in others:
+        assert other["tokens"].tolist() == first["tokens"].tolist()
+        np.testing.assert_allclose(other["logits"], first["logits"], atol=1e-5)

@@ -1,0 +1,107 @@
+"""The pipeline picture's data: columns of small integers, compressed, that the page's script reads as typed arrays."""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..ledger import Floats, Ledger
+from ..spans import RunRecord
+
+MAX_BOXES = 1_000_000  # micro-batches times stages; a longer run's picture holds its first steps
+PARTS = 8  # requests named in a micro-batch's tooltip, chunks first
+NO_STEP = 0xFFFFFFFF  # awaited after a stage's last micro-batch
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """`data` is base64 of a deflated buffer; `head` tells where in it each array lies, and in what unit times are.
+
+    Times are ticks of `head["tick"]` seconds from the run's start.
+    """
+
+    head: dict[str, Any]
+    data: str
+
+
+def pack(record: RunRecord, ledger: Ledger) -> Columns:
+    """Columns of a run: per stage its boxes and idle intervals, per step its make-up, requests and counters."""
+    limit = max(1, MAX_BOXES // max(1, ledger.num_stages))
+    steps = np.unique(np.concatenate([lane.step for lane in ledger.lanes])) if ledger.lanes else np.empty(0, np.int64)
+    shown = steps[:limit]
+    tick = max(ledger.span_seconds, 1e-6) / (2**32 - 2)
+    arrays: dict[str, npt.NDArray[Any]] = {}
+
+    def ticks(seconds: Floats) -> npt.NDArray[np.uint32]:
+        return np.clip(np.round((seconds - ledger.t0) / tick), 0, 2**32 - 2).astype(np.uint32)
+
+    for stage, (lane, idle) in enumerate(zip(ledger.lanes, ledger.columns, strict=True)):
+        count = int(np.searchsorted(lane.row, limit))
+        kept = idle.place < count if count == len(lane.step) else (idle.place >= 0) & (idle.place < count)
+        place = idle.place[kept]
+        awaited = np.where(place >= 0, lane.row[place], NO_STEP) if len(lane.row) else np.full(len(place), NO_STEP)
+        arrays |= {
+            f"begin{stage}": ticks(lane.begin[:count]),
+            f"end{stage}": ticks(lane.end[:count]),
+            f"row{stage}": lane.row[:count].astype(np.uint32),
+            f"idleStart{stage}": ticks(idle.start[kept]),
+            f"idleEnd{stage}": ticks(idle.end[kept]),
+            f"idleRow{stage}": awaited.astype(np.uint32),
+            f"cause{stage}": idle.cause[kept].astype(np.uint8),
+        }
+    arrays |= _steps(record, shown)
+    arrays["dispatched"] = ticks(arrays["dispatched"])
+    drawn = ledger.lanes and len(shown) < len(steps)
+    last = max((int(arrays[f"end{s}"].max(initial=0)) for s in range(ledger.num_stages)), default=0)
+    layout, buffer = _lay_out(arrays)
+    head = {
+        "tick": tick,
+        "span": last if drawn else 2**32 - 2,
+        "stages": ledger.num_stages,
+        "blocks": record.num_blocks,
+        "steps": len(steps),
+        "shown": len(shown),
+        "arrays": layout,
+    }
+    return Columns(head, base64.b64encode(zlib.compress(buffer, 6)).decode("ascii"))
+
+
+def _steps(record: RunRecord, shown: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[Any]]:
+    known = {step.step: step for step in record.steps}
+    table = np.zeros((len(shown), 7), np.uint32)  # prefill, decodes, context, chunks, KV blocks, running, waiting
+    dispatched = np.zeros(len(shown))
+    requests: list[int] = []
+    offsets = [0]
+    for row, number in enumerate(shown.tolist()):
+        step = known.get(number)
+        if step is not None:
+            counters = step.kv_blocks_used, step.num_running, step.num_waiting
+            table[row] = step.prefill_tokens, step.decode_tokens, step.decode_context, len(step.chunks), *counters
+            dispatched[row] = step.dispatched
+            named = [part.request for part in step.chunks[:PARTS]]
+            requests += named + [part.request for part in step.decodes[: PARTS - len(named)]]
+        offsets.append(len(requests))
+    names = ("prefill", "decodes", "context", "chunks", "kv", "running", "waiting")
+    return {
+        "step": shown.astype(np.uint32),
+        "dispatched": dispatched,
+        **{name: np.ascontiguousarray(table[:, i]) for i, name in enumerate(names)},
+        "partsFrom": np.array(offsets, np.uint32),
+        "parts": np.array(requests, np.uint32),
+    }
+
+
+def _lay_out(arrays: dict[str, npt.NDArray[Any]]) -> tuple[dict[str, tuple[str, int, int]], bytes]:
+    """Name -> (type, byte offset, length), and the buffer, little-endian; four-byte columns first to stay aligned."""
+    layout: dict[str, tuple[str, int, int]] = {}
+    buffer = bytearray()
+    for name, values in sorted(arrays.items(), key=lambda item: -item[1].itemsize):
+        kind = {4: "u32", 1: "u8"}[values.itemsize]
+        layout[name] = kind, len(buffer), len(values)
+        buffer += values.astype(values.dtype.newbyteorder("<")).tobytes()
+    return layout, bytes(buffer)

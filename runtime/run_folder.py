@@ -1,0 +1,223 @@
+"""The folder that a run leaves: tables, summary, trace and report; and how it is read back."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ..conf.errors import ConfigError
+from .ledger import CAUSES, Ledger
+from .messages import Span
+from .report.page import render_report
+from .spans import Blocked, Part, RequestRecord, RunRecord, StepRecord, Wait
+from .summary import request_row, summarize
+from .trace import write_trace
+
+SPAN_COLUMNS = (
+    *("step", "stage", "ready", "input", "begin", "end", "sent", "dispatched"),  # seconds from the run's start
+    *("prefill_tokens", "decode_tokens", "decode_context", "chunk_prefix"),  # chunk_prefix: summed over the chunks
+    *("idle_before_ms", "idle_cause"),  # the cause of the largest part
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """A run read back. Times of `record` are seconds from the run's start; `summary` is `summary.json` as written."""
+
+    path: Path
+    record: RunRecord
+    summary: dict[str, Any]
+
+    @property
+    def title(self) -> str:
+        return str(self.summary.get("title", self.path.name))
+
+
+def write_run_folder(
+    path: Path,
+    record: RunRecord,
+    *,
+    config: Mapping[str, Any],
+    versions: Mapping[str, str] | None = None,
+    title: str = "gapless",
+) -> dict[str, Any]:
+    """Write the run's files into `path` (made if need be) and return what `summary.json` holds.
+
+    Files: requests.csv, spans.csv.gz, record.jsonl.gz (the rest of the record: micro-batches with their waits, token
+    times), summary.json, trace.json.gz, report.html. Conservation of the ledger is checked first.
+    """
+    ledger = Ledger(record)
+    ledger.check()
+    summary = {
+        "title": title,
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
+        **summarize(record, ledger),
+        "config": dict(config),
+        "versions": dict(versions or {}),
+    }
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    rows = [request_row(request, ledger) for request in record.requests]
+    with (path / "requests.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(request_row(RequestRecord(0, 0, 0.0), ledger))
+        writer.writerows(row.values() for row in rows)
+    with gzip.open(path / "spans.csv.gz", "wt", compresslevel=4, newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows(_span_rows(record, ledger))
+    with gzip.open(path / "record.jsonl.gz", "wb", compresslevel=4) as stream:
+        encode = msgspec.json.Encoder().encode
+        stream.writelines(encode(line) + b"\n" for line in _lines(record, ledger.t0))
+    write_trace(path / "trace.json.gz", record, ledger, title=title)
+    (path / "report.html").write_text(render_report(record, ledger, summary), encoding="utf-8")
+    return summary
+
+
+def read_run_folder(path: Path) -> RunFolder:
+    """Read back what `write_run_folder` wrote; `Ledger(folder.record)` is the ledger that it had, within a nanosecond.
+
+    Raises:
+        ConfigError: not a run folder, or one of its files is damaged.
+    """
+    for name in ("summary.json", "record.jsonl.gz", "spans.csv.gz"):
+        if not (path / name).is_file():
+            raise ConfigError(f"{path}: not a run folder, it has no {name}")
+    name = "summary.json"
+    try:
+        summary = msgspec.json.decode((path / name).read_bytes(), type=dict[str, Any])
+        name = "record.jsonl.gz"
+        with gzip.open(path / name, "rb") as file:
+            record = _read_lines(file)
+        name = "spans.csv.gz"
+        with gzip.open(path / name, "rt", newline="", encoding="utf-8") as text:
+            record.spans = [
+                Span(int(row["step"]), int(row["stage"]), *(float(row[column]) for column in SPAN_COLUMNS[2:7]))
+                for row in csv.DictReader(text)
+            ]
+    except (OSError, EOFError, ValueError, KeyError, TypeError, msgspec.MsgspecError) as error:
+        raise ConfigError(f"{path / name}: damaged, or not written by gapless ({error})") from error
+    return RunFolder(path, record, summary)
+
+
+def _span_rows(record: RunRecord, ledger: Ledger) -> Iterator[tuple[Any, ...]]:
+    """Header and rows of spans.csv.gz, by step, then by stage."""
+    yield SPAN_COLUMNS
+    origin = ledger.t0
+    steps = {
+        s.step: (
+            round(s.dispatched - origin, 9), s.prefill_tokens, s.decode_tokens, s.decode_context,
+            sum(chunk.start for chunk in s.chunks),
+        )
+        for s in record.steps
+    }  # fmt: skip
+    idle: list[dict[int, tuple[float, str]]] = []
+    for stage, lane in enumerate(ledger.lanes):
+        seconds, causes = ledger.gaps(stage)
+        named = [str(CAUSES[code]) if code >= 0 else "" for code in causes.tolist()]
+        gaps = zip((seconds * 1e3).round(6).tolist(), named, strict=True)
+        idle.append(dict(zip(lane.step.tolist(), gaps, strict=True)))
+    for s in sorted(record.spans, key=lambda span: (span.step, span.stage)):
+        times = (round(time - origin, 9) for time in (s.ready, s.input, s.begin, s.end, s.sent))
+        yield s.step, s.stage, *times, *steps.get(s.step, ("", "", "", "", "")), *idle[s.stage][s.step]
+
+
+class _Head(msgspec.Struct, array_like=True, tag="run"):
+    num_stages: int
+    num_blocks: int
+
+
+class _StepLine(msgspec.Struct, array_like=True, tag="step"):
+    step: int
+    dispatched: float
+    completed: float | None
+    kv_blocks_used: int
+    num_waiting: int
+    num_running: int
+    chunks: list[tuple[int, int, int]]
+    decodes: list[tuple[int, int, int]]
+    waits: list[tuple[float, float, Blocked]]
+
+
+class _RequestLine(msgspec.Struct, array_like=True, tag="request"):
+    request: int
+    prompt_tokens: int
+    arrival: float
+    first_dispatched: float | None
+    finished: float | None
+    finish_reason: str | None
+    preemptions: int
+    token_times: list[float]
+
+
+def _lines(record: RunRecord, origin: float) -> Iterator[_Head | _StepLine | _RequestLine]:
+    """The record without its spans, a line each; times from `origin`, to the nanosecond."""
+
+    def at(seconds: float) -> float:
+        return round(seconds - origin, 9)
+
+    def maybe(seconds: float | None) -> float | None:
+        return None if seconds is None else at(seconds)
+
+    def parts(of: list[Part]) -> list[tuple[int, int, int]]:
+        return [(part.request, part.start, part.tokens) for part in of]
+
+    yield _Head(record.num_stages, record.num_blocks)
+    for s in record.steps:
+        waits = [(at(wait.start), at(wait.end), wait.reason) for wait in s.waits]
+        yield _StepLine(
+            s.step, at(s.dispatched), maybe(s.completed), s.kv_blocks_used, s.num_waiting, s.num_running,
+            parts(s.chunks), parts(s.decodes), waits,
+        )  # fmt: skip
+    for r in record.requests:
+        yield _RequestLine(
+            r.request, r.prompt_tokens, at(r.arrival), maybe(r.first_dispatched), maybe(r.finished), r.finish_reason,
+            r.preemptions, [at(time) for time in r.token_times],
+        )  # fmt: skip
+
+
+def _read_lines(lines: Iterable[bytes]) -> RunRecord:
+    decode = msgspec.json.Decoder(_Head | _StepLine | _RequestLine).decode
+    record: RunRecord | None = None
+    for raw in lines:
+        line = decode(raw)
+        if isinstance(line, _Head):
+            record = RunRecord(line.num_stages, line.num_blocks)
+        elif record is None:
+            raise ValueError("its first line is not the run's")
+        elif isinstance(line, _StepLine):
+            record.steps.append(
+                StepRecord(
+                    line.step,
+                    line.dispatched,
+                    [Part(*part) for part in line.chunks],
+                    [Part(*part) for part in line.decodes],
+                    [Wait(*wait) for wait in line.waits],
+                    line.completed,
+                    line.kv_blocks_used,
+                    line.num_waiting,
+                    line.num_running,
+                )
+            )
+        else:
+            record.requests.append(
+                RequestRecord(
+                    line.request,
+                    line.prompt_tokens,
+                    line.arrival,
+                    line.token_times,
+                    line.first_dispatched,
+                    line.finished,
+                    line.finish_reason,
+                    line.preemptions,
+                )
+            )
+    if record is None:
+        raise ValueError("it is empty")
+    return record

@@ -1,0 +1,111 @@
+"""A run as a Chrome trace: a track a stage, one for the coordinator, counters; opens in Perfetto."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from .ledger import CAUSES, Cause, Ledger
+from .spans import RunRecord, StepRecord
+
+MAX_SLICES = 300_000  # compute slices; viewers grow slow beyond it, so a longer run's trace holds its first steps
+
+# The trace format's reserved colour names, nearest to the report's colours.
+_COLOURS = {
+    Cause.PB1_PREFILL_SIZE: "bad",
+    Cause.PB2_PREFILL_DECODE: "terrible",
+    Cause.PB3_DECODE_CONTEXT: "yellow",
+    Cause.STAGE_IMBALANCE: "olive",
+    Cause.TRANSPORT: "thread_state_iowait",
+    Cause.CONTROL: "thread_state_uninterruptible",
+    Cause.STARVED_NO_REQUEST: "white",
+    Cause.STARVED_IN_FLIGHT: "grey",
+    Cause.STARVED_KV_FULL: "black",
+    Cause.FILL_DRAIN: "white",
+}
+
+
+def write_trace(path: Path, record: RunRecord, ledger: Ledger, *, title: str = "gapless") -> None:
+    """Write `path`, a gzipped Chrome trace (JSON object format, times in microseconds from the run's start)."""
+    encode = msgspec.json.Encoder().encode
+    with gzip.open(path, "wb", compresslevel=4) as file:
+        file.write(b'{"displayTimeUnit":"ms","traceEvents":[\n')
+        for number, event in enumerate(_events(record, ledger, title)):
+            file.write(b",\n" if number else b"")
+            file.write(encode(event))
+        file.write(b"\n]}\n")
+
+
+def slice_name(step: StepRecord) -> str:
+    """What a micro-batch is made of, as in `chunk 246 + 10 decodes`."""
+    chunks = {0: "", 1: f"chunk {step.prefill_tokens}"}.get(
+        len(step.chunks), f"{len(step.chunks)} chunks {step.prefill_tokens}"
+    )
+    decodes = {0: "", 1: "1 decode"}.get(step.decode_tokens, f"{step.decode_tokens} decodes")
+    return " + ".join(part for part in (chunks, decodes) if part) or "empty"
+
+
+def _events(record: RunRecord, ledger: Ledger, title: str) -> Iterator[dict[str, Any]]:
+    origin, coordinator = ledger.t0, record.num_stages
+    steps = sorted(record.steps, key=lambda step: step.step)[: max(1, MAX_SLICES // max(1, record.num_stages))]
+    known = {step.step: step for step in steps}
+    cut = len(steps) < len(record.steps)
+
+    def at(seconds: float) -> float:
+        return round((seconds - origin) * 1e6, 3)
+
+    def piece(track: int, name: str, start: float, end: float, kind: str) -> dict[str, Any]:
+        begin = at(start)
+        return {
+            "ph": "X", "pid": 0, "tid": track, "name": name, "cat": kind, "ts": begin,
+            "dur": round(max(0.0, at(end) - begin), 3),
+        }  # fmt: skip
+
+    name = f"{title} (first {len(steps)} of {len(record.steps)} micro-batches)" if cut else title
+    yield {"ph": "M", "pid": 0, "name": "process_name", "args": {"name": name}}
+    for track in range(record.num_stages + 1):
+        label = "coordinator" if track == coordinator else f"stage {track}"
+        yield {"ph": "M", "pid": 0, "tid": track, "name": "thread_name", "args": {"name": label}}
+        yield {"ph": "M", "pid": 0, "tid": track, "name": "thread_sort_index", "args": {"sort_index": track}}
+
+    arguments = {step.step: _arguments(step) for step in steps}
+    names = {step.step: slice_name(step) for step in steps}
+    for stage, (lane, idle) in enumerate(zip(ledger.lanes, ledger.columns, strict=True)):
+        order = lane.step.tolist()
+        for step, begin, end in zip(order, lane.begin.tolist(), lane.end.tolist(), strict=True):
+            if step in known or not cut:
+                event = piece(stage, names.get(step, "micro-batch"), begin, end, "compute")
+                yield event | {"args": arguments.get(step, {"step": step})}
+        columns = zip(idle.start.tolist(), idle.end.tolist(), idle.cause.tolist(), idle.place.tolist(), strict=True)
+        for begin, end, code, place in columns:
+            awaited = order[place] if place >= 0 else None
+            if awaited in known or not cut:
+                cause = CAUSES[code]
+                event = piece(stage, str(cause), begin, end, "idle")
+                yield event | {"cname": _COLOURS[cause], "args": {"awaited_step": awaited, "meaning": cause.meaning}}
+
+    for step in steps:
+        for wait in step.waits:
+            if wait.end > wait.start:
+                yield piece(coordinator, wait.reason, wait.start, wait.end, "wait") | {"args": {"step": step.step}}
+        time = at(step.dispatched)
+        counters = {"waiting": step.num_waiting, "running": step.num_running}
+        dispatch = f"dispatch {step.step}"
+        yield {"ph": "i", "pid": 0, "tid": coordinator, "name": dispatch, "cat": "dispatch", "ts": time, "s": "t"}
+        yield {"ph": "C", "pid": 0, "name": "KV blocks", "ts": time, "args": {"used": step.kv_blocks_used}}
+        yield {"ph": "C", "pid": 0, "name": "requests", "ts": time, "args": counters}
+
+
+def _arguments(step: StepRecord) -> dict[str, Any]:
+    return {
+        "step": step.step,
+        "prefill_tokens": step.prefill_tokens,
+        "decode_tokens": step.decode_tokens,
+        "decode_context": step.decode_context,
+        "chunks": ", ".join(f"request {c.request} [{c.start}:{c.start + c.tokens}]" for c in step.chunks),
+        "decodes": ", ".join(f"request {d.request} at {d.start}" for d in step.decodes),
+    }

@@ -83,14 +83,16 @@ def _fit(
         weights = weight_bytes(arch, mesh, layers, dtype_bytes)
         unit = tokens * kv_bytes_per_token(arch, len(layers), parallel.tp, dtype_bytes)
         if weights + unit > available:
-            need = (
-                f"the weights of stage {stage} take {weights / _GIB:.3g} GiB a rank"
-                if weights > available
-                else f"stage {stage} needs {(weights + unit) / _GIB:.3g} GiB a rank for its weights and one sequence "
-                f"of {arch.max_position} tokens (or a smaller model.max_model_len)"
-            )
+            key = f"hardware.memory_gib={hardware.memory_gib:g}"
+            if weights > available:
+                raise ConfigError(
+                    f"{key}: the weights of stage {stage} alone take {weights / _GIB:.3g} GiB a rank; raise it, "
+                    "parallel.pp or parallel.tp"
+                )
             raise ConfigError(
-                f"hardware.memory_gib={hardware.memory_gib:g}: {need}; raise it, or parallel.pp or parallel.tp"
+                f"{key}: stage {stage} needs {(weights + unit) / _GIB:.3g} GiB a rank for its weights and one "
+                f"sequence of {arch.max_position} tokens; raise it, parallel.pp or parallel.tp, or lower "
+                "model.max_model_len"
             )
         fits.append((available - weights) // unit)
     return min(fits)

@@ -138,9 +138,10 @@ class RayLauncher:
         return self._ended
 
     def stop(self) -> None:
-        if self._keep and self._settled():
-            return
-        self.shutdown()
+        if not self._keep:
+            self.shutdown()
+        elif not self._settled():
+            self._end_actors()
 
     def _settled(self) -> bool:
         """Whether all actors are idle again, and so can serve the next start."""

@@ -81,6 +81,30 @@ class ByteTokenizer:
         return token >= _NUM_BYTES
 
 
+class NoTokenizer:
+    """For models that are spoken to in token ids alone: text cannot enter, and outputs have none."""
+
+    eos_token_ids: tuple[int, ...] = ()
+
+    def __init__(self, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+
+    def encode(self, text: str) -> list[int]:
+        raise ConfigError("model.tokenizer=none: prompts must be token ids; set model.tokenizer for text")
+
+    def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
+        return ""
+
+    def token_bytes(self, token: int) -> bytes:
+        return b""
+
+    def is_partial(self, token: int) -> bool:
+        return False
+
+    def is_silent(self, token: int, skip_special: bool = True) -> bool:
+        return True
+
+
 class FileTokenizer:
     """A tokenizer of the `tokenizers` library, told whether its decoder works token by token."""
 
@@ -134,7 +158,7 @@ class FileTokenizer:
 
 
 def load_tokenizer(source: str | Path | None, arch_vocab_size: int) -> Tokenizer:
-    """The tokenizer of a Hugging Face folder or of a `tokenizer.json`; None: `ByteTokenizer`.
+    """The tokenizer of a Hugging Face folder or of a `tokenizer.json`; None: `ByteTokenizer`; "none": no text at all.
 
     A folder may instead hold GPT-2's `vocab.json` and `merges.txt`.
 
@@ -143,6 +167,8 @@ def load_tokenizer(source: str | Path | None, arch_vocab_size: int) -> Tokenizer
     """
     if source is None:
         return ByteTokenizer(arch_vocab_size)
+    if source == "none":
+        return NoTokenizer(arch_vocab_size)
     path = Path(source).expanduser()
     if not path.exists():
         raise ConfigError(f"model.tokenizer={source}: no such file or folder; give a folder with tokenizer.json")
@@ -161,7 +187,7 @@ def load_tokenizer(source: str | Path | None, arch_vocab_size: int) -> Tokenizer
             "holds a legacy tokenizer.model; convert it once with transformers: "
             f"AutoTokenizer.from_pretrained('{folder}').save_pretrained('{folder}')"
             if (folder / "tokenizer.model").is_file()
-            else "holds no tokenizer.json; set model.tokenizer to a folder or file that does"
+            else "holds no tokenizer.json; set model.tokenizer to a folder or file that does, or to none for prompts of token ids"
         )
         raise ConfigError(f"model.tokenizer={folder}: {legacy}")
     return FileTokenizer(inner, arch_vocab_size, _eos_tokens(folder, inner), str(source))

@@ -99,7 +99,7 @@ class _Rank:
         self.worker = StageWorker(stage)
         self.transport = Transport(self.groups, setup.arch.hidden_size, stage.dtype, setup.depth)
         self.inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        where = f"{socket.gethostname()} {self.groups.device}"
+        where = f"{socket.gethostname()} pid {os.getpid()} {self.groups.device}"
         weights = sum(p.numel() * p.element_size() for p in stage.parameters())
         client.send(encoder.encode(Ready(rank, where, weights)))
 

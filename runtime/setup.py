@@ -35,7 +35,7 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
-    """A rank has built its stage. `where` names node and device."""
+    """A rank has built its stage. `where` names node, process and device."""
 
     rank: int
     where: str

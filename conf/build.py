@@ -48,6 +48,10 @@ def build(cls: type[C], mapping: Mapping[str, Any], key: str = "") -> C:
     hints = fields(cls)
     for name in mapping:
         if name not in hints:
+            having = [other for other, keys in EngineConfig.SCHEDULERS.items() if name in fields(keys)]
+            if issubclass(cls, SchedulerConfig) and having:
+                policy = f"policy {mapping.get('name', cls.__name__)}"
+                raise ConfigError(f"{_join(key, name)}: unknown key of {policy}; {', '.join(having)} has it")
             raise ConfigError(f"{_join(key, name)}: unknown key{_nearest_key(cls, key, name)}")
     values = {name: _convert(hints[name], value, _join(key, name)) for name, value in mapping.items()}
     for field in dataclasses.fields(cls):  # type: ignore[arg-type]

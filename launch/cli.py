@@ -182,7 +182,8 @@ def _is_pipeline_error(error: RuntimeError) -> bool:
 def _fail(error: Exception, code: int) -> int:
     if os.environ.get("HYDRA_FULL_ERROR") == "1":
         raise error
-    text = " ".join(str(error).split()) or type(error).__name__
+    text = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
+    text = " ".join(text.split()) or type(error).__name__
     print(f"{PROGRAM}: error: {text}", file=sys.stderr)
     return code
 

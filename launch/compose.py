@@ -34,6 +34,7 @@ E = TypeVar("E", bound=EngineConfig)
 
 CONFIG_MODULE = "gapless.conf"
 FREE_TEXT = ("prompt", "prompts", "outputs", "model.weights", "model.tokenizer", "model.name")
+SHADOWED = "prompts"  # hydra takes the folder conf/prompts for a group, but leaves an override by a mapping alone
 _TOKEN = re.compile(r"(?P<mark>\+{0,2}|~)(?P<key>[^=+~\s][^=\s]*)=(?P<value>.*)", re.DOTALL)
 _INTERPOLATION = re.compile(r"(\\*)\$\{")
 
@@ -75,6 +76,7 @@ def rewrite(overrides: Sequence[str], cls: type[EngineConfig], command: str) -> 
             result.append(f"{key}={value}")
         elif key in valid or key in parents:
             text = quote(value) if key in FREE_TEXT and not _is_null(key, value) else value
+            text = f"{{file: {text}}}" if key == SHADOWED else text
             result.append(f"{'' if key in present else '++'}{key}={text}")
         else:
             raise ConfigError(f"{key}: unknown key{unknown_key(cls, key)}")
@@ -130,7 +132,10 @@ def to_config(composed: DictConfig, cls: type[E]) -> E:
     except OmegaConfBaseException as error:
         raise ConfigError(_one_line(error)) from None
     assert isinstance(mapping, dict)
-    return locate(build(cls, {str(key): value for key, value in mapping.items()}))
+    plain = {str(key): value for key, value in mapping.items()}
+    if isinstance(plain.get(SHADOWED), dict):
+        plain[SHADOWED] = plain[SHADOWED]["file"]
+    return locate(build(cls, plain))
 
 
 def _token(text: str) -> Token:
@@ -219,4 +224,5 @@ def _grammar(error: Exception) -> str:
 
 def _one_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
+    key = getattr(error, "full_key", None)
+    return (f"{key}: " if key else "") + (lines[0] if lines else type(error).__name__)

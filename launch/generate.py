@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from importlib import metadata
@@ -81,8 +81,9 @@ def run(config: GenerateConfig, run_dir: Path, stdin: TextInput) -> None:
         for index, output in outputs.in_order:
             _print_texts(console, index, output)
     ledger = Ledger(record)
-    console.print(latency_table(ledger, summary))
-    console.print(bubble_table(ledger, summary))
+    console.print(Text.assemble((_throughput(summary), "bold")), soft_wrap=True)
+    console.print(latency_table(summary))
+    console.print(bubble_table(ledger))
     for label, file in (("outputs", path), ("report", run_dir / "report.html")):
         console.print(Text.assemble((f"{label:9}", "bold"), str(file)), soft_wrap=True)
 
@@ -189,6 +190,14 @@ def _starting(console: Console, config: GenerateConfig) -> Iterator[Callable[[st
     else:
         console.print(Text(f"gapless: {text}"), soft_wrap=True)
         yield lambda progress: console.print(Text(f"gapless: {progress}"), soft_wrap=True)
+
+
+def _throughput(summary: Mapping[str, Any]) -> str:
+    return (
+        f"{summary['completed']} requests in {summary['duration']:.1f} s: "
+        f"{summary['total_input_tokens']} prompt and {summary['total_output_tokens']} output tokens, "
+        f"{summary['output_throughput']:.1f} output tok/s, {summary['total_token_throughput']:.1f} tok/s in all"
+    )
 
 
 def _json_line(index: int, output: RequestOutput) -> str:

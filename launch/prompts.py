@@ -61,8 +61,8 @@ def read_prompts(config: GenerateConfig, stdin: TextInput) -> list[Prompt]:
         found = list(_lines(stdin.text, config.sampling))
         source = "standard input"
     elif config.prompts == "shipped":
-        text = resources.files("gapless.conf").joinpath("prompts", "shipped.jsonl").read_text(encoding="utf-8")
         source = "prompts/shipped.jsonl"
+        text = resources.files("gapless.conf").joinpath(source).read_text(encoding="utf-8")
         found = list(_json_lines(text, config.sampling, source))
     else:
         source = config.prompts

@@ -1,0 +1,203 @@
+"""The command line through real processes and in this one: help, errors, hydra's folders, what a prompt survives."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gapless.conf.build import compose_engine, dotted_keys, to_mapping
+from gapless.conf.schema import EngineConfig, GenerateConfig
+from gapless.launch import compose
+from gapless.launch.cli import COMMANDS, main
+from gapless.launch.help import MEANINGS
+
+HEAVY = ("torch", "ray", "transformers", "megatron", "hydra", "numpy")
+
+
+def gapless(*arguments: str, cwd: Path | None = None, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "gapless.launch.cli", *arguments],
+        cwd=cwd, input=stdin, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+
+
+def configs(*overrides: str, multirun: bool = False) -> list[GenerateConfig]:
+    rewritten = compose.rewrite(overrides, GenerateConfig, "generate")
+    return compose.compose_all(rewritten, GenerateConfig, "generate", multirun=multirun)
+
+
+def one(*overrides: str) -> GenerateConfig:
+    (config,) = configs(*overrides)
+    return config
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["generate", "--help"], ["--version"], ["bench"]])
+def test_help_and_errors_import_nothing_heavy(arguments: list[str]) -> None:
+    code = (
+        "import sys\nfrom gapless.launch.cli import main\n"
+        f"main({arguments!r})\n"
+        f"print('heavy:', [name for name in {HEAVY!r} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.splitlines()[-1] == "heavy: []"
+
+
+def test_config_errors_import_no_torch() -> None:
+    code = "import sys\nfrom gapless.launch.cli import main\nmain(['generate', 'prompt=x', 'scheduler.chunk=x'])\n" \
+           "print([name for name in ('torch', 'ray', 'transformers') if name in sys.modules])"  # fmt: skip
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stderr == "gapless: error: scheduler.chunk='x': must be an integer\n"
+    assert done.stdout == "[]\n"
+
+
+def test_help_lists_every_command_and_every_key() -> None:
+    overview = gapless("--help")
+    assert overview.returncode == 0
+    for command in COMMANDS.values():
+        assert f"\n  {command.name} " in overview.stdout
+        detail = gapless(command.name, "--help").stdout
+        for key, _ in dotted_keys(command.config):
+            assert f"\n  {key}" in detail
+        assert max(map(len, detail.splitlines())) <= 120
+    for example in (example for command in COMMANDS.values() for example in command.examples):
+        assert example in overview.stdout
+
+
+def test_every_key_has_its_meaning() -> None:
+    assert {key for command in COMMANDS.values() for key, _ in dotted_keys(command.config)} == set(MEANINGS)
+
+
+UNREADABLE = "not a value that hydra can read (no viable alternative at input '[1'); " \
+             "quote it, as in KEY='...' within the shell's own quotes"  # fmt: skip
+
+
+@pytest.mark.parametrize(("arguments", "line"), [
+    (["generat"], "generat: unknown command; did you mean 'generate'?"),
+    (["--hlp"], "--hlp: unknown option; did you mean '--help'?"),
+    (["generate", "--multrun"], "--multrun: unknown option; did you mean '--multirun'?"),
+    (["generate", "scheduler.chnk=3"], "scheduler.chnk: unknown key; did you mean 'scheduler.chunk'?"),
+    (["generate", "+scheduler.chnk=3"], "scheduler.chnk: unknown key; did you mean 'scheduler.chunk'?"),
+    (["generate", "chunk=3"], "chunk: unknown key; did you mean 'scheduler.chunk'?"),
+    (["generate", "pp=2"], "pp: unknown key; did you mean 'parallel.pp'?"),
+    (["generate", "model.architecture.num_layrs=3"],
+     "model.architecture.num_layrs: unknown key; did you mean 'model.architecture.num_layers'?"),
+    (["generate", "scheduler=sarati"], "scheduler=sarati: unknown; did you mean 'sarathi'?"),
+    (["generate", "parallel=pp3"], "parallel=pp3: unknown; did you mean 'pp2'?"),
+    (["generate", "-m", "scheduler=sarathi,orca_bst"], "scheduler=orca_bst: unknown; did you mean 'orca_best'?"),
+    (["generate", "-m", "prompt=x", "scheduler.chunk=8,x"], "scheduler.chunk='x': must be an integer"),
+    (["generate", "scheduler.chunk=abc"], "scheduler.chunk='abc': must be an integer"),
+    (["generate", "scheduler.chunk="], "scheduler.chunk='': must be an integer"),
+    (["generate", "++scheduler.chunk=0"], "scheduler.chunk=0: must be 1 or more"),
+    (["generate", "scheduler=orca_best", "scheduler.chunk=8"],
+     "scheduler.chunk: unknown key of policy orca_best; sarathi has it"),
+    (["generate", "scheduler.chunk=1,2"], "scheduler.chunk=1,2: several values are a sweep; add -m to run each"),
+    (["generate", "scheduler.chunk"], "'scheduler.chunk': not understood; overrides are KEY=VALUE"),
+    (["generate", "=3"], "'=3': not understood; overrides are KEY=VALUE"),
+    (["generate", "~scheduler"], "~scheduler: keys cannot be removed; set KEY=VALUE"),
+    (["generate", "parallel.layers=[1"], f"parallel.layers=[1: {UNREADABLE}"),
+    (["generate", "scheduler.chunk=${nope}"], "scheduler.chunk: Interpolation key 'nope' not found"),
+    (["generate", "parallel.pp=2"],
+     "parallel.launcher='local': must be ray or torchrun for 2 ranks (pp=2 x tp=1); local runs one rank"),
+    (["generate", "sampling.top_p=2"], "sampling.top_p=2.0: must be in (0, 1]"),
+    (["generate", "model.weights=no such"], "model.weights=no such: no such folder"),
+    (["generate", "prompt="], "prompt='': empty; give some text"),
+    (["generate", "prompt=a", "prompts=b"], "prompt and prompts are both given; give one of them"),
+    (["generate", "prompts=none.txt"], "prompts=none.txt: no such file"),
+    (["generate", "prompts=."], "prompts=.: is a directory"),
+    (["generate", "prompt=x", "outputs=no/such.jsonl"], "outputs=no/such.jsonl: no such folder: no"),
+    (["generate", "prompt=x", "hydra/launcher=nope"], "In 'hydra/config': Could not find 'hydra/launcher/nope'"),
+])  # fmt: skip
+def test_each_error_is_one_line_and_starts_nothing(
+    arguments: list[str], line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    assert capfd.readouterr() == ("", f"gapless: error: {line}\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_exit_code_of_the_process(tmp_path: Path) -> None:
+    done = gapless("generate", "scheduler=sarati", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "gapless: error: scheduler=sarati: unknown; did you mean 'sarathi'?\n"
+
+
+def test_empty_standard_input_is_one_line(tmp_path: Path) -> None:
+    done = gapless("generate", cwd=tmp_path, stdin="\n \n")
+    assert (done.returncode, done.stderr) == (2, "gapless: error: standard input: no prompts in it\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("text", [
+    "Hello, world (=x)", "a,b", "", "'", '"', "it's", "\\", "end\\", "\\'", "${x}", "\\${x}", "${oc.env:HOME}", "???",
+    "null", "5", "true", "[1,2]", "{a: b}", "line\nbreak", " tabs\t", "é漢🎈", "k=v=w", "choice(a,b)", "range(1,9)",
+])  # fmt: skip
+def test_a_prompt_survives_hydra(text: str) -> None:
+    assert one(f"prompt={text}").prompt == text
+
+
+@given(st.text(alphabet=st.characters(exclude_categories=("Cs", "Cc")) | st.sampled_from("\\'\"${}[]()=, \n")))
+@settings(max_examples=25, deadline=None)
+def test_any_text_survives_hydra(text: str) -> None:
+    assert [config.prompt for config in configs(f"prompt={text}", multirun=True)] == [text]
+
+
+@pytest.mark.parametrize("name", ["shipped", "a,b.txt", "it's (1).jsonl", "[x]", "{file: y}"])
+def test_a_file_s_name_survives_hydra(name: str) -> None:
+    config = one(f"prompts={name}", f"outputs={name}")
+    assert (config.prompts, config.outputs) == (name, name)
+
+
+def test_null_is_no_file() -> None:
+    config = one("prompts=null", "outputs=null", "model.tokenizer=null")
+    assert (config.prompts, config.outputs, config.model.tokenizer) == (None, None, None)
+
+
+def test_plus_forms_and_the_later_of_two_hold() -> None:
+    assert one("+scheduler.chunk=8").scheduler == one("++scheduler.chunk=8").scheduler
+    assert one("seed=1", "seed=2").seed == 2
+    assert one("scheduler=orca_best", "scheduler=request_level").scheduler.name == "request_level"
+
+
+def test_keys_that_the_yaml_lacks_can_be_set(tmp_path: Path) -> None:
+    scaling = "model.architecture.rope_scaling"
+    config = one("model=tiny", f"{scaling}.type=linear", f"{scaling}.factor=2")
+    assert config.model.architecture is not None
+    assert config.model.architecture.rope_scaling is not None
+    assert config.model.architecture.rope_scaling.factor == 2.0
+
+
+def test_sweep_is_the_product_of_its_values() -> None:
+    swept = configs("scheduler=sarathi,orca_best", "seed=range(0,3)", "sampling.top_k=1,2", multirun=True)
+    points = {(config.scheduler.name, config.seed, config.sampling.top_k) for config in swept}
+    assert len(swept) == 12
+    assert points == {(s, i, k) for s in ("sarathi", "orca_best") for i in range(3) for k in (1, 2)}
+
+
+@pytest.mark.parametrize(("overrides", "choices"), [
+    ([], {"model": "shipped"}),
+    (["parallel=pp2"], {"model": "shipped", "pp": 2}),
+    (["model=tiny", "parallel=tp2_pp2", "scheduler=orca_best", "hardware=a100-80g"],
+     {"model": "tiny", "pp": 2, "tp": 2, "scheduler": "orca_best", "hardware": "a100-80g"}),
+    (["parallel=tp2", "parallel.launcher=torchrun", "scheduler.chunk=48", "cache.num_blocks=64",
+      "hardware.memory_gib=2"],
+     {"model": "shipped", "tp": 2, "launcher": "torchrun",
+      "overrides": {"scheduler.chunk": 48, "cache.num_blocks": 64, "hardware.memory_gib": 2}}),
+    (["model=my, [model]", "parallel.pp=3", "parallel.launcher=ray", "parallel.layers=[1,2,1]"],
+     {"model": "my, [model]", "pp": 3, "overrides": {"parallel.layers": (1, 2, 1)}}),
+])  # fmt: skip
+def test_command_line_and_python_api_agree(
+    overrides: list[str], choices: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my, [model]").mkdir()
+    mapping = to_mapping(one(*overrides))
+    engine = to_mapping(compose_engine(**choices))  # type: ignore[arg-type]
+    assert {key: mapping[key] for key in engine} == engine
+    assert set(engine) == set(to_mapping(compose_engine(model="shipped")))
+    assert EngineConfig.SCHEDULERS.keys() >= {engine["scheduler"]["name"]}

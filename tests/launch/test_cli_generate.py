@@ -1,0 +1,188 @@
+"""`gapless generate` as a process: prompts in, a run folder out, and nothing left behind when it is stopped."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gapless.conf.errors import ConfigError
+from gapless.conf.sampling import SamplingParams
+from gapless.conf.schema import GenerateConfig, ModelConfig
+from gapless.launch.prompts import Prompt, read_prompts
+
+PROGRAM = [sys.executable, "-m", "gapless.launch.cli", "generate"]
+SMALL = ["model=tiny", "cache.num_blocks=64", "parallel.threads=1"]
+
+
+class Input:
+    def __init__(self, text: str | None = None) -> None:
+        self.is_terminal = text is None
+        self.text = text or ""
+
+
+def prompts_of(text: str | None = None, **keys: Any) -> list[Prompt]:
+    return read_prompts(GenerateConfig(model=ModelConfig(weights="shipped"), **keys), Input(text))
+
+
+def jsonl(folder: Path, text: str) -> str:
+    path = folder / "p.jsonl"
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def generate(*arguments: str, cwd: Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*PROGRAM, *SMALL, *arguments], cwd=cwd, input=stdin, capture_output=True, text=True, timeout=240, check=False
+    )
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def test_a_run_leaves_its_folder_and_prints_its_texts(tmp_path: Path) -> None:
+    done = generate("prompt=Hello, world (=x)", "sampling.max_tokens=4", "sampling.logprobs=1", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (run,) = (tmp_path / "runs").iterdir()
+    assert {path.name for path in run.iterdir()} == {
+        ".hydra", "outputs.jsonl", "requests.csv", "spans.csv.gz", "record.jsonl.gz", "summary.json", "trace.json.gz",
+        "report.html",
+    }  # fmt: skip
+    assert {path.name for path in (run / ".hydra").iterdir()} == {"config.yaml", "overrides.yaml", "hydra.yaml"}
+    assert yaml.safe_load((run / ".hydra" / "config.yaml").read_text())["prompt"] == "Hello, world (=x)"
+    (row,) = rows(run / "outputs.jsonl")
+    assert (row["index"], row["prompt"]) == (0, "Hello, world (=x)")
+    (output,) = row["outputs"]
+    assert len(output["token_ids"]) == len(output["logprobs"]) == 4
+    assert str(output["token_ids"][0]) in output["logprobs"][0]
+    assert output["finish_reason"] == "length"
+    assert json.loads((run / "summary.json").read_text())["total_output_tokens"] == 4
+    assert json.loads(gzip.decompress((run / "trace.json.gz").read_bytes()))
+    assert "Hello, world (=x)" in done.stdout
+    for name in ("outputs.jsonl", "report.html"):
+        assert str(run.relative_to(tmp_path) / name) in done.stdout
+    assert "1/1 requests, 4 tokens" in done.stderr
+
+
+def test_lines_of_standard_input_come_back_in_their_order(tmp_path: Path) -> None:
+    overrides = ["sampling.n=2", "sampling.max_tokens=3", "outputs=o u,t.jsonl", "hydra.run.dir=here"]
+    done = generate(*overrides, "print_texts=false", cwd=tmp_path, stdin="one\n\ntwo two\r\n  three\n")
+    assert done.returncode == 0, done.stderr
+    found = rows(tmp_path / "o u,t.jsonl")
+    assert [(row["index"], row["prompt"]) for row in found] == [(0, "one"), (1, "two two"), (2, "  three")]
+    assert all([output["index"] for output in row["outputs"]] == [0, 1] for row in found)
+    assert (tmp_path / "here" / "report.html").is_file()
+    assert not (tmp_path / "runs").exists()
+
+
+def test_jsonl_rows_set_their_own_sampling_and_finish_out_of_order(tmp_path: Path) -> None:
+    name = jsonl(tmp_path, '{"prompt": "a", "max_tokens": 9}\n{"prompt_token_ids": [5, 6, 7], "max_tokens": 2}\n')
+    done = generate(f"prompts={name}", "sampling.ignore_eos=true", "outputs=o.jsonl", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = rows(tmp_path / "o.jsonl")
+    assert [(row["index"], row["num_prompt_tokens"], len(row["outputs"][0]["token_ids"])) for row in found] == [
+        (0, 1, 9), (1, 3, 2),
+    ]  # fmt: skip
+
+
+def test_a_sweep_leaves_a_folder_a_point(tmp_path: Path) -> None:
+    done = generate("-m", "scheduler=sarathi,orca_best", "prompt=a,b", "sampling.max_tokens=3", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (sweep,) = (tmp_path / "multirun").iterdir()
+    policies = [yaml.safe_load((sweep / n / ".hydra" / "config.yaml").read_text())["scheduler"]["name"] for n in "01"]
+    assert policies == ["sarathi", "orca_best"]
+    texts = [rows(sweep / n / "outputs.jsonl") for n in "01"]
+    assert texts[0] == texts[1]
+    assert texts[0][0]["prompt"] == "a,b"
+
+
+def test_a_prompt_longer_than_the_context_is_one_line(tmp_path: Path) -> None:
+    done = generate("prompt=" + "word " * 40, "model.max_model_len=32", cwd=tmp_path)
+    assert done.returncode == 2
+    assert [line for line in done.stderr.splitlines() if "error" in line] == [done.stderr.splitlines()[-1]]
+    assert "32" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_the_run_without_a_traceback(sent: signal.Signals, code: int, tmp_path: Path) -> None:
+    long = ["sampling.max_tokens=400", "sampling.n=8", "sampling.ignore_eos=true", "cache.num_blocks=512"]
+    process = subprocess.Popen(
+        [*PROGRAM, *SMALL, *long, "prompt=x", "outputs=o.jsonl"],
+        cwd=tmp_path, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        end = time.monotonic() + 120
+        while not (tmp_path / "o.jsonl").exists():
+            assert process.poll() is None
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        process.send_signal(sent)
+        _, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == code
+    assert "Traceback" not in errors
+    assert ("gapless: interrupted" in errors) is (sent is signal.SIGINT)
+
+
+def test_prompts_from_each_source(tmp_path: Path) -> None:
+    params = SamplingParams(max_tokens=7)
+    text = tmp_path / "p.txt"
+    text.write_bytes("\ufeffeins\r\n\r\n zwei \n".encode())
+    assert prompts_of(prompts=str(text), sampling=params) == [
+        Prompt("eins", None, params), Prompt(" zwei ", None, params),
+    ]  # fmt: skip
+    name = jsonl(tmp_path, '{"prompt": "a", "stop": ["x"], "top_k": 3}\n\n{"prompt_token_ids": [1, 2]}\n')
+    assert prompts_of(prompts=name, sampling=params) == [
+        Prompt("a", None, SamplingParams(max_tokens=7, stop=("x",), top_k=3)), Prompt(None, (1, 2), params),
+    ]  # fmt: skip
+    assert prompts_of("line\u2028one\nb", sampling=params)[0].text == "line\u2028one"
+    assert prompts_of(prompt="x\ny", sampling=params) == [Prompt("x\ny", None, params)]
+    assert len(prompts_of(prompts="shipped")) >= 2
+
+
+@pytest.mark.parametrize(("text", "line"), [
+    ("{", "1: not JSON: Expecting property name enclosed in double quotes at column 2"),
+    ('{"prompt": "a"}\n[1]', '2: must be an object such as {"prompt": "..."}'),
+    ('{"prompt": "a", "temprature": 1}', "1: temprature: unknown key; did you mean 'temperature'?"),
+    ('{"prompt": ""}', "1: prompt='': must be a text that is not empty"),
+    ('{"prompt": 3}', "1: prompt=3: must be a text that is not empty"),
+    ('{"top_k": 3}', "1: give one of prompt and prompt_token_ids"),
+    ('{"prompt": "a", "prompt_token_ids": [1]}', "1: give one of prompt and prompt_token_ids"),
+    ('{"prompt_token_ids": []}', "1: prompt_token_ids: must be a list of token ids that is not empty"),
+    ('{"prompt_token_ids": [true]}', "1: prompt_token_ids: must be a list of token ids that is not empty"),
+    ('{"prompt": "a", "top_k": "3"}', "1: sampling.top_k='3': must be an integer"),
+    ('{"prompt": "a", "top_p": 0}', "1: sampling.top_p=0.0: must be in (0, 1]"),
+    ("[" * 100_000, "1: not JSON: nested too deep"),
+])  # fmt: skip
+def test_a_bad_line_of_jsonl_is_named(text: str, line: str, tmp_path: Path) -> None:
+    name = jsonl(tmp_path, text)
+    with pytest.raises(ConfigError) as caught:
+        prompts_of(prompts=name)
+    assert str(caught.value) == f"{name}:{line}"
+
+
+def test_files_that_hold_no_prompts(tmp_path: Path) -> None:
+    for name, content, line in [
+        ("latin.txt", "é".encode("latin-1"), "not UTF-8"),
+        ("empty.txt", b"", "no prompts in it"),
+        ("empty.jsonl", b"\n", "no prompts in it"),
+    ]:
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(ConfigError, match=line):
+            prompts_of(prompts=str(tmp_path / name))
+
+
+def test_a_terminal_without_prompts_says_how_to_give_them() -> None:
+    with pytest.raises(ConfigError, match=r"^no prompts; give prompt=.*prompts=FILE.*pipe"):
+        prompts_of()

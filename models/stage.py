@@ -41,8 +41,8 @@ class Stage(nn.Module):
             if arch.position == "learned":
                 self.position_embedding = nn.Parameter(torch.empty(arch.max_position, H, dtype=dtype, device=device))
         self.attention = make_backend(
-            attention, block_size=block_size, window=arch.sliding_window, dtype=dtype, device=device,
-            head_dim=arch.head_dim,
+            attention, block_size=block_size, num_blocks=num_blocks, window=arch.sliding_window, dtype=dtype,
+            device=device, head_dim=arch.head_dim,
         )
         self.decoder = nn.ModuleList(DecoderLayer(arch, groups, self.attention, dtype=dtype) for _ in layers)
         self.rope = RotaryEmbedding(arch, dtype=dtype, device=device) if arch.position == "rope" else None

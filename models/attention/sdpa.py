@@ -72,22 +72,26 @@ class SdpaBackend:
         return SegmentPlan(rows, slots, mask.to(self.device))
 
     def plan_decodes(self, batch: RaggedBatch) -> list[SegmentPlan] | PaddedPlan:
+        if self.device.type != "cpu" and len(batch.decodes) > 1:
+            return self.plan_padded(batch)
         row = batch.num_chunk_tokens
-        firsts = [self._first_key(d.start) for d in batch.decodes]
-        if self.device.type == "cpu" or len(firsts) <= 1:
-            return [
-                SegmentPlan(slice(row + i, row + i + 1), self._slots(decode, firsts[i]))
-                for i, decode in enumerate(batch.decodes)
-            ]
-        lengths = [d.context - first for d, first in zip(batch.decodes, firsts, strict=True)]
-        slots_BM = np.empty((len(lengths), max(lengths)), dtype=np.int64)
-        for i, (decode, first, length) in enumerate(zip(batch.decodes, firsts, lengths, strict=True)):
-            slots_BM[i, :length] = slots_of(decode.blocks, first, decode.context, self.block_size)
-            slots_BM[i, length:] = slots_BM[i, 0]  # a slot that was written: what lies in others may be NaN
-        absent = np.arange(max(lengths)) >= np.asarray(lengths)[:, None]
-        mask = torch.zeros(absent.shape, dtype=self.dtype).masked_fill_(torch.from_numpy(absent), float("-inf"))
+        return [
+            SegmentPlan(slice(row + i, row + i + 1), self._slots(decode, self._first_key(decode.start)))
+            for i, decode in enumerate(batch.decodes)
+        ]
+
+    def plan_padded(self, batch: RaggedBatch) -> PaddedPlan:
+        row = batch.num_chunk_tokens
+        slots = [slots_of(d.blocks, self._first_key(d.start), d.context, self.block_size) for d in batch.decodes]
+        lengths = np.asarray([len(s) for s in slots])
+        slots_BM = np.empty((len(slots), lengths.max()), dtype=np.int64)
+        for padded, own in zip(slots_BM, slots, strict=True):
+            padded[: len(own)] = own
+            padded[len(own) :] = own[0]  # a slot that was written: what lies in others may be NaN
+        absent = torch.from_numpy(np.arange(lengths.max()) >= lengths[:, None])
+        mask = torch.zeros(absent.shape, dtype=self.dtype).masked_fill_(absent, float("-inf"))
         return PaddedPlan(
-            slice(row, row + len(lengths)),
+            slice(row, row + len(slots)),
             torch.from_numpy(slots_BM.reshape(-1)).to(self.device),
             mask[:, None, None].to(self.device),
         )

@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import torch
 
+from ...conf.errors import ConfigError
 from .backend import AttentionBackend
 from .sdpa import SdpaBackend
+from .xformers import XformersBackend, why_not
 
 
 def make_backend(
-    name: str, *, block_size: int, window: int | None, dtype: torch.dtype, device: torch.device, head_dim: int
+    name: str, *, block_size: int, num_blocks: int, window: int | None, dtype: torch.dtype, device: torch.device,
+    head_dim: int,
 ) -> AttentionBackend:
     """`sdpa`, `xformers`, or `auto`: xformers on CUDA where it runs, else sdpa.
 
     Raises:
         ConfigError: xformers was asked for and does not run here.
     """
+    if name != "sdpa":
+        reason = why_not(dtype, device, head_dim)
+        if reason is None:
+            return XformersBackend(
+                block_size=block_size, num_blocks=num_blocks, window=window, dtype=dtype, device=device
+            )
+        if name == "xformers":
+            raise ConfigError(f"model.attention=xformers: {reason}; sdpa runs anywhere")
     return SdpaBackend(block_size=block_size, window=window, dtype=dtype, device=device)

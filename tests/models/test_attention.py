@@ -1,0 +1,144 @@
+"""The chunk mask of paper Figure 6, and both backends' plans, against plain attention over the whole text."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from gapless.conf.errors import ConfigError
+from gapless.models.attention.sdpa import PaddedPlan, SdpaBackend, attend_decodes, chunk_mask
+from gapless.models.attention.select import make_backend
+from gapless.models.attention.xformers import XformersBackend
+from gapless.models.batch import RaggedBatch, Segment
+from gapless.models.kv_cache import slot_mapping, slots_of
+
+CPU = torch.device("cpu")
+BLOCK = 4
+
+
+def full_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int | None) -> torch.Tensor:
+    """[n, K, G, D] queries and [n, K, D] keys of one text -> [n, K * G * D], in float64."""
+    n, K, G, D = q.shape
+    scores = torch.einsum("ikgd,jkd->kgij", q.double(), k.double()) / D**0.5
+    i, j = torch.arange(n)[:, None], torch.arange(n)
+    hidden = (j > i) if window is None else (j > i) | (j <= i - window)
+    weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+    return torch.einsum("kgij,jkd->ikgd", weights, v.double()).reshape(n, K * G * D)
+
+
+def compositions(n: int) -> list[list[int]]:
+    """Every way to cut n tokens into chunks, in order."""
+    return [[]] if n == 0 else [[i, *rest] for i in range(1, n + 1) for rest in compositions(n - i)]
+
+
+def test_figure_6_third_chunk() -> None:
+    """Chunks of four: the third sees the eight keys before it, and its own triangle."""
+    seen = chunk_mask(8, 4, 0, None, torch.float32) == 0
+    assert seen.sum(-1).tolist() == [9, 10, 11, 12]
+    assert all(row[: 9 + i].all() for i, row in enumerate(seen))
+
+
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize("blocks", [[1, 2], [2, 0]], ids=["in a row", "scattered"])
+def test_every_split_of_a_prompt_is_the_full_prefill(window: int | None, blocks: list[int]) -> None:
+    n, K, G, D = 7, 2, 3, 8
+    q, k, v = torch.randn(n, K, G, D), torch.randn(n, K, D), torch.randn(n, K, D)
+    expected = full_attention(q, k, v, window)
+    backend = SdpaBackend(block_size=BLOCK, window=window, dtype=torch.float32, device=CPU)
+    for sizes in compositions(n):
+        keys, values = torch.full((12, K, D), float("nan")), torch.full((12, K, D), float("nan"))
+        start = 0
+        for size in sizes:
+            batch = RaggedBatch([0] * size, [Segment(start, size, blocks)], [], [])
+            rows = slice(start, start + size)
+            slots = torch.from_numpy(slot_mapping(batch, BLOCK))
+            keys[slots], values[slots] = k[rows], v[rows]
+            out = backend.attend(q[rows], keys, values, backend.plan(batch))
+            torch.testing.assert_close(out.double(), expected[rows], atol=1e-5, rtol=1e-5)
+            start += size
+
+
+MIXED = [
+    RaggedBatch([0] * 9, [Segment(3, 5, [4, 5]), Segment(0, 2, [9])], [Segment(6, 1, [0, 1]), Segment(0, 1, [7])], []),
+    RaggedBatch([0] * 9, [Segment(3, 5, [5, 2]), Segment(0, 2, [9])], [Segment(6, 1, [8, 1]), Segment(11, 1, [7, 3, 0])], []),
+    RaggedBatch([0] * 2, [], [Segment(9, 1, [1, 2, 3]), Segment(4, 1, [8, 6])], []),
+    RaggedBatch([0] * 6, [Segment(2, 6, [3, 4])], [], []),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("window", [None, 4, 8])
+@pytest.mark.parametrize("batch", MIXED)
+def test_xformers_plan_sees_what_sdpa_sees(batch: RaggedBatch, window: int | None) -> None:
+    """xformers' bias class, materialized over the keys that its operator would get, gives SDPA's result."""
+    K, G, D, T = 2, 2, 8, batch.num_tokens
+    q, keys, values = torch.randn(T, K, G, D), torch.randn(40, K, D), torch.randn(40, K, D)
+    sdpa = SdpaBackend(block_size=BLOCK, window=window, dtype=torch.float32, device=CPU)
+    expected = sdpa.attend(q, keys, values, sdpa.plan(batch))
+    tested = XformersBackend(block_size=BLOCK, num_blocks=10, window=window, dtype=torch.float32, device=CPU)
+    plan = tested.plan(batch)
+    covered = torch.zeros(T, dtype=torch.int64)
+    for windowed in plan.windowed:
+        covered[windowed.rows] += 1
+    for part in plan.parts:
+        covered[part.rows] += 1
+        k, v = (x if part.gather is None else x[part.gather] for x in (keys, values))
+        mask = part.bias.materialize((part.rows.stop - part.rows.start, len(k)))
+        out = F.scaled_dot_product_attention(
+            q[part.rows].flatten(1, 2).transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1), attn_mask=mask,
+            enable_gqa=True,
+        )
+        torch.testing.assert_close(out.transpose(0, 1).reshape(-1, K * G * D), expected[part.rows])
+    assert covered.tolist() == [1] * T
+
+
+def test_padded_decodes_are_the_single_ones() -> None:
+    """What a GPU runs: one padded call. Slots that nothing was written to hold NaN and do no harm."""
+    batch, K, G, D = MIXED[1], 2, 2, 8
+    backend = SdpaBackend(block_size=BLOCK, window=None, dtype=torch.float32, device=CPU)
+    q, keys, values = torch.randn(9, K, G, D), torch.full((40, K, D), float("nan")), torch.full((40, K, D), float("nan"))
+    for decode in batch.decodes:
+        slots = torch.as_tensor(slots_of(decode.blocks, 0, decode.context, BLOCK))
+        keys[slots], values[slots] = torch.randn(len(slots), K, D), torch.randn(len(slots), K, D)
+    single, padded = torch.zeros(9, K * G * D), torch.zeros(9, K * G * D)
+    attend_decodes(q, keys, values, backend.plan_decodes(batch), single)
+    plan = backend.plan_padded(batch)
+    assert isinstance(plan, PaddedPlan)
+    attend_decodes(q, keys, values, plan, padded)
+    torch.testing.assert_close(padded, single)
+    assert padded[7:].isfinite().all()
+    assert padded[7:].abs().min() > 0
+
+
+def test_slots_in_a_row_are_a_range() -> None:
+    assert slots_of([5, 6, 7], 3, 10, 4) == range(23, 30)
+    assert slots_of([5, 9, 6], 3, 10, 4).tolist() == [23, 36, 37, 38, 39, 24, 25]  # type: ignore[union-attr]
+    assert slots_of([9, 5, 6], 5, 9, 4) == range(21, 25)
+
+
+def test_xformers_on_a_cpu_is_refused_in_one_line() -> None:
+    arguments = {
+        "block_size": 4, "num_blocks": 4, "window": None, "dtype": torch.float32, "device": CPU, "head_dim": 8
+    }  # fmt: skip
+    with pytest.raises(ConfigError, match=r"model\.attention=xformers: needs CUDA") as caught:
+        make_backend("xformers", **arguments)
+    assert "\n" not in str(caught.value)
+    assert isinstance(make_backend("auto", **arguments), SdpaBackend)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("batch", MIXED)
+@pytest.mark.parametrize("name", ["sdpa", "xformers"])
+def test_cuda_gives_what_the_cpu_gives(batch: RaggedBatch, name: str) -> None:
+    K, G, D = 2, 2, 64
+    q, keys, values = torch.randn(9, K, G, D)[: batch.num_tokens], torch.randn(40, K, D), torch.randn(40, K, D)
+    cpu = SdpaBackend(block_size=BLOCK, window=None, dtype=torch.float32, device=CPU)
+    expected = cpu.attend(q, keys, values, cpu.plan(batch))
+    device = torch.device("cuda")
+    backend = make_backend(
+        name, block_size=BLOCK, num_blocks=10, window=None, dtype=torch.bfloat16, device=device, head_dim=D
+    )
+    q, keys, values = (x.to(device, torch.bfloat16) for x in (q, keys, values))
+    found = backend.attend(q, keys, values, backend.plan(batch))
+    torch.testing.assert_close(found.float().cpu(), expected, atol=0.03, rtol=0.03)

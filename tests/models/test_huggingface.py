@@ -1,0 +1,148 @@
+"""config.json as transformers 4 and 5 write it; what we do not compute is refused in one line that names it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gapless.conf.errors import ConfigError
+from gapless.conf.schema import Architecture, ModelConfig, RopeScaling
+from gapless.models.huggingface import resolve_architecture, resolve_weights
+
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 100, "hidden_size": 32,
+    "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 64,
+    "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+GPT2: dict[str, Any] = {
+    "architectures": ["GPT2LMHeadModel"], "vocab_size": 100, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64
+}
+
+
+def write(folder: Path, config: dict[str, Any], generation: dict[str, Any] | None = None) -> Path:
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "model.safetensors").touch()
+    if generation is not None:
+        (folder / "generation_config.json").write_text(json.dumps(generation))
+    return folder
+
+
+def resolve(folder: Path, config: dict[str, Any], **over: Any) -> Architecture:
+    return resolve_architecture(ModelConfig(weights=str(write(folder, config)), **over))
+
+
+def refusal(folder: Path, config: dict[str, Any], **over: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        resolve(folder, config, **over)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_defaults_are_those_of_transformers(tmp_path: Path) -> None:
+    arch = resolve(tmp_path, LLAMA)
+    assert (arch.num_kv_heads, arch.head_dim, arch.norm_eps, arch.rope_theta) == (4, 8, 1e-6, 10000.0)
+    assert (arch.tie_embeddings, arch.qkv_bias, arch.rope_scaling, arch.sliding_window) == (False, False, None, None)
+    mistral = LLAMA | {"architectures": ["MistralForCausalLM"], "num_key_value_heads": 2}
+    assert resolve(tmp_path, mistral).sliding_window == 4096
+    assert resolve(tmp_path, mistral | {"sliding_window": None}).sliding_window is None
+    qwen3 = LLAMA | {"architectures": ["Qwen3ForCausalLM"], "num_key_value_heads": 2}
+    assert (resolve(tmp_path, qwen3).head_dim, resolve(tmp_path, qwen3).qk_norm) == (128, True)
+    gpt2 = resolve(tmp_path, GPT2)
+    assert (gpt2.ffn_size, gpt2.activation, gpt2.norm, gpt2.tie_embeddings) == (128, "gelu_tanh", "layer", True)
+
+
+LLAMA3 = {
+    "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, **LLAMA3}},
+        {"rope_theta": 5e5, "rope_scaling": {"rope_type": "llama3", **LLAMA3}},
+        {"rope_theta": 500000, "rope_scaling": {"type": "llama3", **LLAMA3}},
+    ],
+)
+def test_old_and_new_rope_forms(keys: dict[str, Any], tmp_path: Path) -> None:
+    arch = resolve(tmp_path, LLAMA | keys)
+    assert arch.rope_theta == 5e5
+    assert arch.rope_scaling == RopeScaling(
+        type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position=32
+    )
+
+
+def test_eos_ids_are_merged(tmp_path: Path) -> None:
+    write(tmp_path, LLAMA, {"eos_token_id": [7, 2]})
+    assert resolve_architecture(ModelConfig(weights=str(tmp_path))).eos_token_ids == (2, 7)
+
+
+def test_architectures_may_be_missing(tmp_path: Path) -> None:
+    assert resolve(tmp_path, {k: v for k, v in LLAMA.items() if k != "architectures"}).num_layers == 2
+
+
+QWEN2 = LLAMA | {"architectures": ["Qwen2ForCausalLM"], "num_key_value_heads": 2}
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (LLAMA | {"architectures": ["FalconForCausalLM"]}, "FalconForCausalLM is not supported; supported: Llama"),
+        (LLAMA | {"rope_scaling": {"type": "yarn", "factor": 4.0}}, "yarn"),
+        (LLAMA | {"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}, "dynamic"),
+        (LLAMA | {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
+        (LLAMA | {"quantization_config": {"bits": 4}}, "quantization_config"),
+        (LLAMA | {"hidden_act": "swiglu"}, "hidden_act=swiglu"),
+        (LLAMA | {"hidden_size": "32"}, "hidden_size='32'"),
+        (LLAMA | {"num_key_value_heads": 3}, "num_kv_heads=3"),
+        ({k: v for k, v in LLAMA.items() if k != "hidden_size"}, "hidden_size=None"),
+        (QWEN2 | {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}, "use_sliding_window"),
+        (GPT2 | {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx"),
+        (GPT2 | {"reorder_and_upcast_attn": True}, "reorder_and_upcast_attn"),
+    ],
+)
+def test_what_we_do_not_compute_is_refused(config: dict[str, Any], said: str, tmp_path: Path) -> None:
+    message = refusal(tmp_path, config)
+    assert said in message
+    assert str(tmp_path / "config.json") in message
+
+
+def test_max_model_len_caps_but_never_raises(tmp_path: Path) -> None:
+    assert resolve(tmp_path, LLAMA, max_model_len=32).max_position == 32
+    assert "at most the model's 64" in refusal(tmp_path, LLAMA, max_model_len=65)
+    random = ModelConfig(architecture=resolve(tmp_path, LLAMA), max_model_len=16)
+    assert resolve_architecture(random).max_position == 16
+
+
+def test_a_contradicting_architecture_names_the_field(tmp_path: Path) -> None:
+    other = Architecture(
+        vocab_size=100, hidden_size=32, num_layers=3, num_heads=4, num_kv_heads=4, head_dim=8, ffn_size=48,
+        max_position=64,
+    )  # fmt: skip
+    assert "model.architecture.num_layers=3" in refusal(tmp_path, LLAMA, architecture=other)
+
+
+def test_folders_that_cannot_be_loaded(tmp_path: Path) -> None:
+    def said(path: Path) -> str:
+        with pytest.raises(ConfigError) as caught:
+            resolve_weights(ModelConfig(weights=str(path)))
+        assert "\n" not in str(caught.value)
+        return str(caught.value)
+
+    assert "no such folder" in said(tmp_path / "absent")
+    assert "no config.json" in said(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    assert "no safetensors file" in said(tmp_path)
+    (tmp_path / "pytorch_model.bin").touch()
+    assert "convert to safetensors" in said(tmp_path)
+    assert "a file" in said(tmp_path / "config.json")
+    (tmp_path / "model.safetensors").touch()
+    assert resolve_weights(ModelConfig(weights=str(tmp_path))) == tmp_path
+    with pytest.raises(ConfigError, match=r"config\.json: architecture model_type None"):
+        resolve_architecture(ModelConfig(weights=str(tmp_path)))
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ConfigError, match="not readable as JSON"):
+        resolve_architecture(ModelConfig(weights=str(tmp_path)))

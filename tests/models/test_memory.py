@@ -1,0 +1,89 @@
+"""The memory model: the paper's slot bound, the minimum over the stages, and what real stages allocate."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from gapless.conf.build import build, load_group
+from gapless.conf.errors import ConfigError
+from gapless.conf.schema import Architecture, HardwareConfig, ModelConfig, ParallelConfig
+from gapless.models.memory import block_count, dtype_bytes, kv_bytes_per_token, slot_bound, weight_bytes
+from gapless.models.stage import build_stage
+from gapless.parallel.groups import Groups
+from gapless.parallel.mesh import Mesh
+from gapless.parallel.rendezvous import Rendezvous
+
+GIB = 1 << 30
+SMALL = Architecture(
+    vocab_size=1024, hidden_size=64, num_layers=4, num_heads=4, num_kv_heads=2, head_dim=16, ffn_size=128,
+    max_position=512,
+)  # fmt: skip
+
+
+def llama_13b(length: int) -> Architecture:
+    arch = build(ModelConfig, load_group("model", "llama-13b"), "model").architecture
+    assert arch is not None
+    return dataclasses.replace(arch, max_position=length)
+
+
+def test_the_papers_batch_of_llama_13b_on_an_a6000() -> None:
+    """18 requests of 1K tokens (paper, section 2.3), and 6 at 3K (Table 4)."""
+    a6000 = build(HardwareConfig, load_group("hardware", "a6000"), "hardware")
+    assert slot_bound(llama_13b(1024), ParallelConfig(), a6000, 2) == 18
+    assert slot_bound(llama_13b(3072), ParallelConfig(), a6000, 2) == 6
+
+
+def test_m_kv_of_llama_13b() -> None:
+    assert kv_bytes_per_token(llama_13b(1024), 40, 1, 2) == 2 * 40 * 5120 * 2
+    assert kv_bytes_per_token(llama_13b(1024), 10, 4, 2) == 2 * 10 * 1280 * 2
+
+
+@pytest.mark.parametrize("tie", [False, True])
+def test_weights_are_counted_on_the_stages_that_hold_them(tie: bool) -> None:
+    arch = dataclasses.replace(SMALL, tie_embeddings=tie)
+    whole = weight_bytes(arch, Mesh(1, 1), range(4), 4)
+    assert whole == 4 * arch.num_params
+    first, last = (weight_bytes(arch, Mesh(2, 1, rank), layers, 4) for rank, layers in ((0, range(2)), (1, range(2, 4))))
+    assert first + last - whole == (4 * arch.embedding_params if tie else 0)
+    assert weight_bytes(arch, Mesh(1, 2, 1), range(4), 4) * 2 == whole
+
+
+@pytest.mark.parametrize("tie", [False, True])
+def test_a_real_stage_takes_what_the_model_says(tie: bool) -> None:
+    arch = dataclasses.replace(SMALL, tie_embeddings=tie)
+    with Groups.start(Rendezvous(0, 1, "", "cpu"), Mesh(1, 1), 30) as groups:
+        stage = build_stage(ModelConfig(architecture=arch), arch, groups, range(4), num_blocks=8, block_size=16)
+        weights = sum(p.numel() * p.element_size() for p in stage.parameters())
+        cache = sum(t.numel() * t.element_size() for t in [*stage.cache.keys, *stage.cache.values])
+    assert weights == pytest.approx(weight_bytes(arch, Mesh(1, 1), range(4), 4), rel=0.01)  # norms are left out
+    assert cache == 8 * 16 * kv_bytes_per_token(arch, 4, 1, 4)
+
+
+def test_blocks_are_the_minimum_over_the_stages() -> None:
+    hardware = HardwareConfig(memory_gib=0.01)
+    counts = {
+        layers: block_count(SMALL, ParallelConfig(pp=2, launcher="ray", layers=layers), hardware, 16, 4)
+        for layers in ((2, 2), (1, 3), (3, 1))
+    }
+    assert counts[2, 2] > counts[1, 3] == counts[3, 1]
+    available = int(0.01 * GIB) - weight_bytes(SMALL, Mesh(2, 1, 1), range(2, 4), 4)
+    assert counts[2, 2] == available // (16 * kv_bytes_per_token(SMALL, 2, 1, 4))
+
+
+def test_too_little_memory_is_one_line() -> None:
+    for gib, said in ((0.0005, "weights of stage 0 alone"), (0.0012, "one sequence of 512 tokens")):
+        for bound in (
+            lambda hardware: slot_bound(SMALL, ParallelConfig(), hardware, 4),
+            lambda hardware: block_count(SMALL, ParallelConfig(), hardware, 16, 4),
+        ):
+            with pytest.raises(ConfigError, match=f"hardware.memory_gib={gib:g}: .*{said}") as caught:
+                bound(HardwareConfig(memory_gib=gib))
+            assert "\n" not in str(caught.value)
+
+
+def test_dtype() -> None:
+    model = ModelConfig(architecture=SMALL)
+    assert (dtype_bytes(model, "cpu"), dtype_bytes(model, "cuda:0")) == (4, 2)
+    assert dtype_bytes(dataclasses.replace(model, dtype="float32"), "cuda") == 4

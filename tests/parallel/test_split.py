@@ -1,0 +1,64 @@
+"""The layer split: every layer once, as even as can be, the head weighed in."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gapless.conf.errors import ConfigError
+from gapless.conf.schema import Architecture, ParallelConfig
+from gapless.parallel.split import check_parallel, split_layers
+
+ARCH = Architecture(
+    vocab_size=64, hidden_size=64, num_layers=12, num_heads=8, num_kv_heads=4, head_dim=8, ffn_size=128,
+    max_position=64,
+)  # fmt: skip
+
+
+@given(layers=st.integers(1, 60), pp=st.integers(1, 12), vocab=st.integers(1, 200_000))
+def test_stages_hold_every_layer_once_and_differ_by_the_head_at_most(layers: int, pp: int, vocab: int) -> None:
+    pp = min(pp, layers)
+    arch = dataclasses.replace(ARCH, num_layers=layers, vocab_size=vocab)
+    split = split_layers(arch, pp, None)
+    assert [i for stage in split for i in stage] == list(range(layers))
+    assert len(split) == pp
+    counts = [len(stage) for stage in split]
+    assert min(counts) >= 1
+    assert max(counts[:-1], default=0) - min(counts[:-1], default=0) <= 1
+    assert counts[-1] == min(counts)
+
+
+def test_a_large_head_takes_layers_from_the_last_stage() -> None:
+    """A head of six layers' weights stands for three layers' time."""
+    heavy = dataclasses.replace(ARCH, vocab_size=6 * ARCH.layer_params // ARCH.hidden_size)
+    assert [len(s) for s in split_layers(ARCH, 4, None)] == [3, 3, 3, 3]
+    assert [len(s) for s in split_layers(heavy, 3, None)] == [5, 5, 2]
+    assert [len(s) for s in split_layers(heavy, 1, None)] == [12]
+
+
+def test_given_layers_are_taken() -> None:
+    assert split_layers(ARCH, 2, (5, 7)) == [range(5), range(5, 12)]
+
+
+@pytest.mark.parametrize(
+    ("over", "said"),
+    [
+        ({"pp": 13}, "parallel.pp=13: must be at most the model's 12 layers"),
+        ({"pp": 2, "layers": (5, 6)}, "parallel.layers=[5, 6]: must sum to the model's 12 layers, not 11"),
+        ({"tp": 3}, "parallel.tp=3: must divide the model's attention heads, 8"),
+        ({"tp": 8}, "parallel.tp=8: must divide the model's KV heads, 4"),
+    ],
+)
+def test_what_cannot_be_split_is_refused(over: dict, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_parallel(ARCH, ParallelConfig(launcher="ray", **over))
+    assert str(caught.value) == said
+
+
+def test_what_can_be_split_passes() -> None:
+    check_parallel(ARCH, ParallelConfig(pp=12, tp=4, launcher="ray"))
+    with pytest.raises(ConfigError, match="feed-forward size, 130"):
+        check_parallel(dataclasses.replace(ARCH, ffn_size=130), ParallelConfig(tp=4, launcher="ray"))

@@ -146,7 +146,7 @@ def locate(config: E) -> E:
         ConfigError: no such folder.
     """
     model = config.model
-    found: dict[str, str] = {}
+    found: dict[str, Any] = {}
     if model.weights not in ("random", "shipped"):
         weights = Path(model.weights).expanduser().absolute()
         if not weights.is_dir():

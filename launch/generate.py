@@ -85,7 +85,8 @@ def run(config: GenerateConfig, run_dir: Path, stdin: TextInput) -> None:
     console.print(latency_table(summary))
     console.print(bubble_table(ledger))
     for label, file in (("outputs", path), ("report", run_dir / "report.html")):
-        console.print(Text.assemble((f"{label:9}", "bold"), str(file)), soft_wrap=True)
+        shown = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
+        console.print(Text.assemble((f"{label:9}", "bold"), str(shown)), soft_wrap=True)
 
 
 class OutputsFile:

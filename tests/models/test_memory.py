@@ -22,22 +22,30 @@ SMALL = Architecture(
 )  # fmt: skip
 
 
-def llama_13b(length: int) -> Architecture:
-    arch = build(ModelConfig, load_group("model", "llama-13b"), "model").architecture
+def shape(name: str, length: int) -> Architecture:
+    arch = build(ModelConfig, load_group("model", name), "model").architecture
     assert arch is not None
     return dataclasses.replace(arch, max_position=length)
 
 
-def test_the_papers_batch_of_llama_13b_on_an_a6000() -> None:
-    """18 requests of 1K tokens (paper, section 2.3), and 6 at 3K (Table 4)."""
-    a6000 = build(HardwareConfig, load_group("hardware", "a6000"), "hardware")
-    assert slot_bound(llama_13b(1024), ParallelConfig(), a6000, 2) == 18
-    assert slot_bound(llama_13b(3072), ParallelConfig(), a6000, 2) == 6
+@pytest.mark.parametrize(
+    ("model", "memory_gib", "length", "batch"),
+    [
+        ("llama-13b", 38.65, 1024, 18),  # an A6000 of 48 GiB: section 3.1
+        ("llama-13b", 38.65, 3072, 6),  # Table 4, and those below
+        ("llama-33b", 76.0, 1024, 10),  # an A100 of 80 GiB
+        ("llama-33b", 76.0, 2048, 5),
+        ("llama-33b", 76.0, 3072, 3),
+    ],
+)
+def test_the_papers_batch_sizes(model: str, memory_gib: float, length: int, batch: int) -> None:
+    gpu = HardwareConfig(device="cuda", memory_gib=memory_gib)
+    assert slot_bound(shape(model, length), ParallelConfig(), gpu, 2) == batch
 
 
 def test_m_kv_of_llama_13b() -> None:
-    assert kv_bytes_per_token(llama_13b(1024), 40, 1, 2) == 2 * 40 * 5120 * 2
-    assert kv_bytes_per_token(llama_13b(1024), 10, 4, 2) == 2 * 10 * 1280 * 2
+    assert kv_bytes_per_token(shape("llama-13b", 1024), 40, 1, 2) == 2 * 40 * 5120 * 2
+    assert kv_bytes_per_token(shape("llama-13b", 1024), 10, 4, 2) == 2 * 10 * 1280 * 2
 
 
 @pytest.mark.parametrize("tie", [False, True])

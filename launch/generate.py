@@ -189,8 +189,15 @@ def _starting(console: Console, config: GenerateConfig) -> Iterator[Callable[[st
         with console.status(Text(text)) as status:
             yield lambda progress: status.update(Text(f"{text}: {progress}"))
     else:
-        console.print(Text(f"gapless: {text}"), soft_wrap=True)
-        yield lambda progress: console.print(Text(f"gapless: {progress}"), soft_wrap=True)
+        printed: set[str] = set()
+
+        def plain(progress: str) -> None:
+            if progress not in printed:
+                printed.add(progress)
+                console.print(Text(f"gapless: {progress}"), soft_wrap=True)
+
+        plain(text)
+        yield plain
 
 
 def _throughput(summary: Mapping[str, Any]) -> str:

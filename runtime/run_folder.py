@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import io
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from ..conf.errors import ConfigError
 from .ledger import CAUSES, Ledger
@@ -70,11 +72,14 @@ def write_run_folder(
         writer = csv.writer(file)
         writer.writerow(request_row(RequestRecord(0, 0, 0.0), ledger))
         writer.writerows(row.values() for row in rows)
-    with gzip.open(path / "spans.csv.gz", "wt", compresslevel=4, newline="", encoding="utf-8") as file:
+    with gzip.open(path / "spans.csv.gz", "wt", compresslevel=2, newline="", encoding="utf-8") as file:
         csv.writer(file).writerows(_span_rows(record, ledger))
-    with gzip.open(path / "record.jsonl.gz", "wb", compresslevel=4) as stream:
+    with (
+        gzip.open(path / "record.jsonl.gz", "wb", compresslevel=2) as stream,
+        io.BufferedWriter(stream, 1 << 20) as file,
+    ):
         encode = msgspec.json.Encoder().encode
-        stream.writelines(encode(line) + b"\n" for line in _lines(record, ledger.t0))
+        file.writelines(encode(line) + b"\n" for line in _lines(record, ledger.t0))
     write_trace(path / "trace.json.gz", record, ledger, title=title)
     (path / "report.html").write_text(render_report(record, ledger, summary), encoding="utf-8")
     return summary
@@ -123,9 +128,10 @@ def _span_rows(record: RunRecord, ledger: Ledger) -> Iterator[tuple[Any, ...]]:
         named = [str(CAUSES[code]) if code >= 0 else "" for code in causes.tolist()]
         gaps = zip((seconds * 1e3).round(6).tolist(), named, strict=True)
         idle.append(dict(zip(lane.step.tolist(), gaps, strict=True)))
-    for s in sorted(record.spans, key=lambda span: (span.step, span.stage)):
-        times = (round(time - origin, 9) for time in (s.ready, s.input, s.begin, s.end, s.sent))
-        yield s.step, s.stage, *times, *steps.get(s.step, ("", "", "", "", "")), *idle[s.stage][s.step]
+    spans = sorted(record.spans, key=lambda span: (span.step, span.stage))
+    times = np.array([(s.ready, s.input, s.begin, s.end, s.sent) for s in spans], np.float64).reshape(-1, 5)
+    for s, row in zip(spans, np.round(times - origin, 9).tolist(), strict=True):
+        yield s.step, s.stage, *row, *steps.get(s.step, ("", "", "", "", "")), *idle[s.stage][s.step]
 
 
 class _Head(msgspec.Struct, array_like=True, tag="run"):

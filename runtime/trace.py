@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import gzip
+import io
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
-from .ledger import CAUSES, Cause, Ledger
+from .ledger import CAUSES, Cause, Floats, Ledger
 from .spans import RunRecord, StepRecord
 
 MAX_SLICES = 300_000  # compute slices; viewers grow slow beyond it, so a longer run's trace holds its first steps
@@ -32,7 +34,7 @@ _COLOURS = {
 def write_trace(path: Path, record: RunRecord, ledger: Ledger, *, title: str = "gapless") -> None:
     """Write `path`, a gzipped Chrome trace (JSON object format, times in microseconds from the run's start)."""
     encode = msgspec.json.Encoder().encode
-    with gzip.open(path, "wb", compresslevel=4) as file:
+    with gzip.open(path, "wb", compresslevel=2) as stream, io.BufferedWriter(stream, 1 << 20) as file:
         file.write(b'{"displayTimeUnit":"ms","traceEvents":[\n')
         for number, event in enumerate(_events(record, ledger, title)):
             file.write(b",\n" if number else b"")
@@ -58,12 +60,14 @@ def _events(record: RunRecord, ledger: Ledger, title: str) -> Iterator[dict[str,
     def at(seconds: float) -> float:
         return round((seconds - origin) * 1e6, 3)
 
-    def piece(track: int, name: str, start: float, end: float, kind: str) -> dict[str, Any]:
-        begin = at(start)
-        return {
-            "ph": "X", "pid": 0, "tid": track, "name": name, "cat": kind, "ts": begin,
-            "dur": round(max(0.0, at(end) - begin), 3),
-        }  # fmt: skip
+    def slices(start: Floats, end: Floats) -> Iterator[tuple[float, float]]:
+        """Where slices begin, and how long they last."""
+        begin = np.round((start - origin) * 1e6, 3)
+        return zip(begin.tolist(), np.round((end - origin) * 1e6 - begin, 3).clip(min=0.0).tolist(), strict=True)
+
+    def piece(track: int, name: str, kind: str, where: tuple[float, float], args: dict[str, Any]) -> dict[str, Any]:
+        begin, length = where
+        return {"ph": "X", "pid": 0, "tid": track, "name": name, "cat": kind, "ts": begin, "dur": length, "args": args}
 
     name = f"{title} (first {len(steps)} of {len(record.steps)} micro-batches)" if cut else title
     yield {"ph": "M", "pid": 0, "name": "process_name", "args": {"name": name}}
@@ -72,32 +76,37 @@ def _events(record: RunRecord, ledger: Ledger, title: str) -> Iterator[dict[str,
         yield {"ph": "M", "pid": 0, "tid": track, "name": "thread_name", "args": {"name": label}}
         yield {"ph": "M", "pid": 0, "tid": track, "name": "thread_sort_index", "args": {"sort_index": track}}
 
-    arguments = {step.step: _arguments(step) for step in steps}
     names = {step.step: slice_name(step) for step in steps}
     for stage, (lane, idle) in enumerate(zip(ledger.lanes, ledger.columns, strict=True)):
         order = lane.step.tolist()
-        for step, begin, end in zip(order, lane.begin.tolist(), lane.end.tolist(), strict=True):
+        for step, where in zip(order, slices(lane.begin, lane.end), strict=True):
             if step in known or not cut:
-                event = piece(stage, names.get(step, "micro-batch"), begin, end, "compute")
-                yield event | {"args": arguments.get(step, {"step": step})}
-        columns = zip(idle.start.tolist(), idle.end.tolist(), idle.cause.tolist(), idle.place.tolist(), strict=True)
-        for begin, end, code, place in columns:
+                # Who rides in it is told once, on the first stage: said on each, it would make up most of the file.
+                args = _arguments(known[step]) if stage == 0 and step in known else {"step": step}
+                yield piece(stage, names.get(step, "micro-batch"), "compute", where, args)
+        columns = zip(idle.cause.tolist(), idle.place.tolist(), slices(idle.start, idle.end), strict=True)
+        for code, place, where in columns:
             awaited = order[place] if place >= 0 else None
             if awaited in known or not cut:
                 cause = CAUSES[code]
-                event = piece(stage, str(cause), begin, end, "idle")
-                yield event | {"cname": _COLOURS[cause], "args": {"awaited_step": awaited, "meaning": cause.meaning}}
+                yield piece(stage, cause.value, "idle", where, {"awaited_step": awaited}) | {"cname": _COLOURS[cause]}
 
+    shown: dict[str, dict[str, int]] = {}
     for step in steps:
         for wait in step.waits:
             if wait.end > wait.start:
-                yield piece(coordinator, wait.reason, wait.start, wait.end, "wait") | {"args": {"step": step.step}}
+                where = at(wait.start), round((wait.end - wait.start) * 1e6, 3)
+                yield piece(coordinator, wait.reason, "wait", where, {"step": step.step})
         time = at(step.dispatched)
-        counters = {"waiting": step.num_waiting, "running": step.num_running}
-        dispatch = f"dispatch {step.step}"
-        yield {"ph": "i", "pid": 0, "tid": coordinator, "name": dispatch, "cat": "dispatch", "ts": time, "s": "t"}
-        yield {"ph": "C", "pid": 0, "name": "KV blocks", "ts": time, "args": {"used": step.kv_blocks_used}}
-        yield {"ph": "C", "pid": 0, "name": "requests", "ts": time, "args": counters}
+        yield {"ph": "i", "pid": 0, "tid": coordinator, "name": f"dispatch {step.step}", "ts": time, "s": "t"}
+        counters = {
+            "KV blocks": {"used": step.kv_blocks_used},
+            "requests": {"waiting": step.num_waiting, "running": step.num_running},
+        }
+        for counter, values in counters.items():
+            if shown.get(counter) != values:
+                shown[counter] = values
+                yield {"ph": "C", "pid": 0, "name": counter, "ts": time, "args": values}
 
 
 def _arguments(step: StepRecord) -> dict[str, Any]:

@@ -150,7 +150,7 @@ def _bubble_table(ledger: Ledger) -> str:
         cells = "".join(f'<td class="{"" if value > 0 else "zero"}">{seconds_text(value)}</td>' for value in values)
         bar = f'<b style="width:{72 * seconds / (idle_seconds or 1.0):.1f}px"></b>'
         cells = f'<td>{seconds_text(seconds)}</td><td class="share">{bar}{percent(seconds / whole)}</td>{cells}'
-        return f'<tr class="{css}"><th>{head}</th>{cells}<td class="text">{meaning}</td></tr>'
+        return f'<tr class="{css}"><th>{head}<small>{meaning}</small></th>{cells}</tr>'
 
     rows = []
     groups = [
@@ -175,7 +175,7 @@ def _bubble_table(ledger: Ledger) -> str:
     heads = "".join(f"<th>stage {stage}</th>" for stage in stages)
     return (
         f'<table class="bubbles"><thead><tr><th>cause</th><th>seconds</th><th>of stage time</th>{heads}'
-        f'<th class="text">meaning</th></tr></thead><tbody>{"".join(rows)}</tbody></table>'
+        f"</tr></thead><tbody>{''.join(rows)}</tbody></table>"
     )
 
 

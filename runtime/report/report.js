@@ -140,16 +140,18 @@
     }
     for (let i = low; i < high; i++) {
       const a = Math.max(LEFT, xOf(l.begin[i])), b = Math.min(width, xOf(l.end[i]));
-      const row = l.row[i], cut = y + lane * share(row);
+      const row = l.row[i], chunk = data.prefill[row], decode = data.decodes[row];
+      let cut = y + lane * share(row);
+      if (chunk && decode) cut = Math.max(y + 3, Math.min(y + lane - 3, cut));  // a few decodes beside a chunk still show
       const w = Math.max(0.5, b - a - (b - a > 5 ? 1 : 0));
       pen.fillStyle = colours.fill[0];
       pen.fillRect(a, y, w, cut - y);
       pen.fillStyle = colours.fill[1];
       pen.fillRect(a, cut, w, y + lane - cut);
       if (w > 30) {
-        const chunk = data.prefill[row], decode = data.decodes[row], high = cut - y, low = y + lane - cut;
-        if (chunk && high >= 13) label(String(chunk), a, a + w, y + high / 2, colours.onChunk);
-        if (decode && low >= 13) label(decode + "d", a, a + w, cut + low / 2, colours.onDecode);
+        const above = cut - y, below = y + lane - cut;
+        if (chunk && above >= 13) label(String(chunk), a, a + w, y + above / 2, colours.onChunk);
+        if (decode && below >= 13) label(decode + "d", a, a + w, cut + below / 2, colours.onDecode);
       }
     }
   }
@@ -293,6 +295,11 @@
   function scaleOf(text, y) {  // what the top of a strip stands for
     pen.fillStyle = colours.strong;
     pen.fillRect(LEFT, y, width - LEFT, 1);
+    const w = pen.measureText(text).width;
+    pen.fillStyle = colours.panel;
+    pen.globalAlpha = 0.8;
+    pen.fillRect(width - 10 - w, y + 1, w + 10, 15);
+    pen.globalAlpha = 1;
     pen.fillStyle = colours.soft;
     pen.textAlign = "right";
     pen.textBaseline = "top";

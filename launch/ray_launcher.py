@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
+import threading
 from typing import Any
 
 from ..conf.errors import ConfigError
@@ -71,6 +73,7 @@ class RayLauncher:
             return
         address = parallel.ray_address or os.environ.get("RAY_ADDRESS")
         options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+        on_term = signal.getsignal(signal.SIGTERM)
         try:
             if address:
                 ray.init(address=address, **options)
@@ -82,6 +85,8 @@ class RayLauncher:
         except ConnectionError as error:
             raise ConfigError(f"parallel.ray_address={address}: no Ray cluster answers there ({error})") from error
         self._owns_ray = True
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, on_term)  # Ray puts a handler of its own in its place
 
     def _place(self, parallel: ParallelConfig, uses_gpu: bool) -> None:
         import ray

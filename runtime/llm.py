@@ -130,6 +130,11 @@ class LLM:
     def max_model_len(self) -> int:
         return self.plan.max_model_len
 
+    @property
+    def where(self) -> list[str]:
+        """Node, process and device of each rank."""
+        return self._pipeline.where
+
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],

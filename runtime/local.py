@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from collections import deque
 from typing import Any
 
@@ -30,7 +32,8 @@ class LocalPipeline:
         self.clock = WallClock()
         self.depth = setup.depth
         self.num_blocks = setup.num_blocks
-        self._groups: Any = Groups.start(Rendezvous(0, 1, None, device), Mesh(1, 1), setup.timeout_s)
+        self.where = [f"{socket.gethostname()} pid {os.getpid()} {device}"]
+        self._groups: Any = Groups.start(Rendezvous(0, 1, device=device), Mesh(1, 1), setup.timeout_s)
         stage = build_stage(
             setup.model,
             setup.arch,

@@ -34,6 +34,7 @@ class Pipeline(Protocol):
     num_stages: int
     depth: int  # most steps outstanding
     num_blocks: int  # KV blocks, the minimum over the ranks
+    where: list[str]  # node, process and device of each rank
 
     def submit(self, step: Step) -> None:
         """Hand a step to the pipeline; never blocks. At most `depth` may be outstanding."""

@@ -25,6 +25,7 @@ class VirtualPipeline:
         self.depth = depth
         self.num_blocks = num_blocks
         self.block_size = block_size
+        self.where = ["virtual"] * num_stages
         self.steps: list[Step] = []
         self.max_outstanding = 0
         self._stage_time = stage_time

@@ -1,0 +1,63 @@
+"""Ranks under torchrun: the same command line, the same tokens."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from gapless.conf.sampling import SamplingParams
+from gapless.runtime import LLM
+
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+GENERATE = ["-m", "gapless.launch.torchrun", "generate", "model=shipped", "parallel.threads=1"]
+
+
+def run(ranks: int, *overrides: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [*TORCHRUN, "--nproc-per-node", str(ranks), *GENERATE, *overrides]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=180)
+
+
+def test_tokens_are_those_of_one_rank(tmp_path: Path) -> None:
+    prompt = "def read(self, size=-1):"
+    done = run(4, "parallel=tp2_pp2", f"prompt={prompt}", "sampling.max_tokens=12", "outputs=out.jsonl", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (row,) = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    with LLM("shipped", **{"parallel.threads": 1}) as llm:
+        (expected,) = llm.generate(prompt, SamplingParams(max_tokens=12))
+    assert row["outputs"][0]["token_ids"] == expected.outputs[0].token_ids
+
+
+def test_a_wrong_number_of_ranks_is_one_line(tmp_path: Path) -> None:
+    done = run(2, "parallel=tp2_pp2", "prompt=x", cwd=tmp_path)
+    assert done.returncode != 0
+    lines = [line for line in done.stderr.splitlines() if line.startswith("gapless: error: ")]
+    assert lines == ["gapless: error: parallel.pp=2 x parallel.tp=2 makes 4 ranks; torchrun started 2"]
+
+
+def test_without_torchrun_it_says_how(tmp_path: Path) -> None:
+    command = [sys.executable, *GENERATE, "prompt=x"]
+    env = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")}
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, env=env)
+    assert done.returncode == 2
+    assert done.stderr.startswith("gapless: error: start it as `torchrun --nproc-per-node N")
+
+
+def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
+    command = [*TORCHRUN, "--nproc-per-node", "2", *GENERATE, "parallel=pp2", "prompt=x"]
+    options = ["sampling.max_tokens=2000", "sampling.ignore_eos=true"]
+    process = subprocess.Popen(
+        [*command, *options], cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert process.stderr is not None
+    assert any("tok/s" in line for line in process.stderr)
+    os.killpg(process.pid, signal.SIGINT)
+    process.communicate(timeout=30)
+    deadline = time.monotonic() + 10
+    while subprocess.run(["pgrep", "-g", str(process.pid)], capture_output=True).stdout:
+        assert time.monotonic() < deadline, "a process stayed behind"
+        time.sleep(0.1)

@@ -6,6 +6,7 @@ import csv
 import gzip
 import io
 import json
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -49,15 +50,17 @@ def write_run_folder(
     *,
     config: Mapping[str, Any],
     versions: Mapping[str, str] | None = None,
-    title: str = "gapless",
+    title: str | None = None,
 ) -> dict[str, Any]:
     """Write the run's files into `path` (made if need be) and return what `summary.json` holds.
 
     Files: requests.csv, spans.csv.gz, record.jsonl.gz (the rest of the record: micro-batches with their waits, token
-    times), summary.json, trace.json.gz, report.html. Conservation of the ledger is checked first.
+    times), summary.json, trace.json.gz, report.html. `title` is by default made of the config's model and scheduler.
+    Conservation of the ledger is checked first.
     """
     ledger = Ledger(record)
     ledger.check()
+    title = title or _title(config)
     summary = {
         "title": title,
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
@@ -106,9 +109,15 @@ def read_run_folder(path: Path) -> RunFolder:
                 Span(int(row["step"]), int(row["stage"]), *(float(row[column]) for column in SPAN_COLUMNS[2:7]))
                 for row in csv.DictReader(text)
             ]
-    except (OSError, EOFError, ValueError, KeyError, TypeError, msgspec.MsgspecError) as error:
+    except (OSError, EOFError, ValueError, KeyError, TypeError, zlib.error) as error:
         raise ConfigError(f"{path / name}: damaged, or not written by gapless ({error})") from error
     return RunFolder(path, record, summary)
+
+
+def _title(config: Mapping[str, Any]) -> str:
+    groups = (config.get(group) for group in ("model", "scheduler"))
+    names = [str(group["name"]) for group in groups if isinstance(group, Mapping) and "name" in group]
+    return ": ".join(["gapless", ", ".join(names)]) if names else "gapless"
 
 
 def _span_rows(record: RunRecord, ledger: Ledger) -> Iterator[tuple[Any, ...]]:

@@ -161,6 +161,7 @@ def test_read_back(folder: Path, record: RunRecord):
 def test_written_again_it_is_the_same(folder: Path, tmp_path: Path):
     again = read_run_folder(folder)
     write_run_folder(tmp_path / "b", again.record, config=again.summary["config"])
+    assert read_run_folder(tmp_path / "b").title == "gapless: tiny"
     assert (tmp_path / "b" / "requests.csv").read_text() == (folder / "requests.csv").read_text()
 
 

@@ -2,8 +2,8 @@
 
     python stage_driver.py RANK JOBS.json
 
-Each job names a model folder or a random architecture, a mesh and a schedule; ranks that a job's mesh leaves out sit it
-out. The rank of the job's last stage writes what it got to the job's `out`.
+JOBS lists meshes, each with its runs: a run names a model folder or a random architecture and a schedule. Ranks that a
+mesh leaves out sit it out. The last rank of a mesh writes what it got to the run's `out`.
 """
 
 from __future__ import annotations
@@ -88,29 +88,33 @@ def greedy(
     return [t[len(p) :] for t, p in zip(texts, prompts, strict=True)], logits
 
 
-def run_job(job: dict, rank: int) -> None:
-    """`job`: weights or architecture, pp, tp, first_rank, port, layers, prompts, num_new, chunks, scattered, out."""
+def run(job: dict, groups: Groups) -> None:
+    """`job`: weights or architecture, layers, prompts, num_new, chunks, scattered, out."""
+    mesh = groups.mesh
+    given = Architecture(**job["architecture"]) if "architecture" in job else None
+    model = ModelConfig(weights=job.get("weights", "random"), architecture=given, dtype="float32")
+    arch = resolve_architecture(model)
+    tables, num_blocks = block_tables([len(p) + job["num_new"] for p in job["prompts"]], job["scattered"])
+    layers = split_layers(arch, mesh.pp, tuple(job["layers"]) if job.get("layers") else None)[mesh.stage]
+    stage = build_stage(model, arch, groups, layers, num_blocks=num_blocks, block_size=BLOCK_SIZE, seed=3)
+    tokens, logits = greedy(stage, job["prompts"], job["num_new"], job["chunks"], tables)
+    if mesh.rank == mesh.world_size - 1:
+        np.savez(job["out"], tokens=np.asarray(tokens), logits=np.asarray(logits))
+
+
+def run_mesh(job: dict, rank: int) -> None:
+    """`job`: pp, tp, first_rank, port, runs."""
     rank -= job["first_rank"]
     world = job["pp"] * job["tp"]
     if not 0 <= rank < world:
         return
-    arch = Architecture(**job["architecture"]) if "architecture" in job else None
-    model = ModelConfig(weights=job.get("weights", "random"), architecture=arch, dtype="float32")
-    arch = resolve_architecture(model)
-    mesh = Mesh(job["pp"], job["tp"], rank)
     method = f"tcp://127.0.0.1:{job['port']}" if world > 1 else ""
-    with Groups.start(Rendezvous(rank, world, method, "cpu"), mesh, 60) as groups:
-        lengths = [len(p) + job["num_new"] for p in job["prompts"]]
-        tables, num_blocks = block_tables(lengths, job["scattered"])
-        layers = split_layers(arch, mesh.pp, job.get("layers") and tuple(job["layers"]))[mesh.stage]
-        stage = build_stage(model, arch, groups, layers, num_blocks=num_blocks, block_size=BLOCK_SIZE, seed=3)
-        tokens, logits = greedy(stage, job["prompts"], job["num_new"], job["chunks"], tables)
-        if rank == world - 1:
-            np.savez(job["out"], tokens=np.asarray(tokens), logits=np.asarray(logits))
+    with Groups.start(Rendezvous(rank, world, method, "cpu"), Mesh(job["pp"], job["tp"], rank), 60) as groups:
+        for each in job["runs"]:
+            run(each, groups)
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    number = int(sys.argv[1])
     for each in json.loads(Path(sys.argv[2]).read_text()):
-        run_job(each, number)
+        run_mesh(each, int(sys.argv[1]))

@@ -61,7 +61,9 @@ def test_every_split_of_a_prompt_is_the_full_prefill(window: int | None, blocks:
 
 MIXED = [
     RaggedBatch([0] * 9, [Segment(3, 5, [4, 5]), Segment(0, 2, [9])], [Segment(6, 1, [0, 1]), Segment(0, 1, [7])], []),
-    RaggedBatch([0] * 9, [Segment(3, 5, [5, 2]), Segment(0, 2, [9])], [Segment(6, 1, [8, 1]), Segment(11, 1, [7, 3, 0])], []),
+    RaggedBatch(
+        [0] * 9, [Segment(3, 5, [5, 2]), Segment(0, 2, [9])], [Segment(6, 1, [8, 1]), Segment(11, 1, [7, 3, 0])], []
+    ),
     RaggedBatch([0] * 2, [], [Segment(9, 1, [1, 2, 3]), Segment(4, 1, [8, 6])], []),
     RaggedBatch([0] * 6, [Segment(2, 6, [3, 4])], [], []),
 ]  # fmt: skip
@@ -96,7 +98,8 @@ def test_padded_decodes_are_the_single_ones() -> None:
     """What a GPU runs: one padded call. Slots that nothing was written to hold NaN and do no harm."""
     batch, K, G, D = MIXED[1], 2, 2, 8
     backend = SdpaBackend(block_size=BLOCK, window=None, dtype=torch.float32, device=CPU)
-    q, keys, values = torch.randn(9, K, G, D), torch.full((40, K, D), float("nan")), torch.full((40, K, D), float("nan"))
+    q = torch.randn(9, K, G, D)
+    keys, values = (torch.full((40, K, D), float("nan")) for _ in range(2))
     for decode in batch.decodes:
         slots = torch.as_tensor(slots_of(decode.blocks, 0, decode.context, BLOCK))
         keys[slots], values[slots] = torch.randn(len(slots), K, D), torch.randn(len(slots), K, D)

@@ -93,10 +93,9 @@ def check(path: Path, tokens: np.ndarray, logits: np.ndarray) -> None:
     np.testing.assert_allclose(got["logits"], logits, atol=2e-4 * np.abs(logits).max())
 
 
-def job(folder: Path, out: Path, **over: Any) -> dict[str, Any]:
+def job(out: Path, **over: Any) -> dict[str, Any]:
     return {
-        "weights": str(folder), "pp": 1, "tp": 1, "first_rank": 0, "prompts": prompts_of(101), "num_new": NEW,
-        "chunks": [7], "scattered": False, "out": str(out), **over,
+        "prompts": prompts_of(101), "num_new": NEW, "chunks": [7], "scattered": False, "out": str(out), **over
     }  # fmt: skip
 
 
@@ -107,10 +106,11 @@ def job(folder: Path, out: Path, **over: Any) -> dict[str, Any]:
 def test_one_rank(
     name: str, chunks: list[int], scattered: bool, folders: dict[str, Any], tmp_path: Path
 ) -> None:
-    from stage_driver import run_job
+    from stage_driver import run_mesh
 
     folder, tokens, logits = folders[name]
-    run_job(job(folder, tmp_path / "out.npz", chunks=chunks, scattered=scattered), 0)
+    each = job(tmp_path / "out.npz", weights=str(folder), chunks=chunks, scattered=scattered)
+    run_mesh({"pp": 1, "tp": 1, "first_rank": 0, "runs": [each]}, 0)
     check(tmp_path / "out.npz", tokens, logits)
 
 
@@ -129,25 +129,24 @@ RANDOM = {
 
 
 def test_meshes(folders: dict[str, Any], tmp_path: Path) -> None:
-    """Four gloo processes: each family over 2 x 2 ranks, then pp2 and tp2 side by side, then random weights."""
+    """Four gloo processes: each family and random weights over 2 x 2 ranks, then pp2 and tp2 side by side."""
+    grids = [
+        ({"pp": 2, "tp": 2, "first_rank": 0}, {"layers": [1, 2], "scattered": True}),
+        ({"pp": 2, "tp": 1, "first_rank": 0}, {"layers": [2, 1]}),
+        ({"pp": 1, "tp": 2, "first_rank": 2}, {"chunks": [5, 3]}),
+    ]
     meshes = [
-        {"pp": 2, "tp": 2, "layers": [1, 2], "scattered": True},
-        {"pp": 2, "tp": 1},
-        {"pp": 1, "tp": 2, "first_rank": 2, "chunks": [5, 3]},
+        {
+            **mesh,
+            "port": port,
+            "runs": [
+                *(job(tmp_path / f"{name}-{i}.npz", weights=str(folders[name][0]), **over) for name in folders),
+                job(tmp_path / f"random-{i}.npz", architecture=RANDOM),
+            ],
+        }
+        for i, ((mesh, over), port) in enumerate(zip(grids, free_ports(len(grids)), strict=True))
     ]
-    jobs = [
-        (job(folder, tmp_path / f"{name}-{i}.npz", **mesh), tokens, logits)
-        for name, (folder, tokens, logits) in folders.items()
-        for i, mesh in enumerate(meshes)
-    ]
-    dice = [
-        job(tmp_path, tmp_path / f"random-{i}.npz", **mesh, weights="random", architecture=RANDOM)
-        for i, mesh in enumerate([{"pp": 2, "tp": 2}, {"pp": 1, "tp": 1}, {"pp": 1, "tp": 2, "first_rank": 1}])
-    ]
-    all_jobs = [j for j, _, _ in jobs] + dice
-    for each, port in zip(all_jobs, free_ports(len(all_jobs)), strict=True):
-        each["port"] = port
-    (tmp_path / "jobs.json").write_text(json.dumps(all_jobs))
+    (tmp_path / "jobs.json").write_text(json.dumps(meshes))
     ranks = [
         subprocess.Popen(
             [sys.executable, str(DRIVER), str(rank), str(tmp_path / "jobs.json")],
@@ -161,9 +160,10 @@ def test_meshes(folders: dict[str, Any], tmp_path: Path) -> None:
         for rank in ranks:
             rank.kill()
             rank.wait()
-    for each, tokens, logits in jobs:
-        check(Path(each["out"]), tokens, logits)
-    first, *others = [np.load(each["out"]) for each in dice]
+    for i in range(len(grids)):
+        for name, (_, tokens, logits) in folders.items():
+            check(tmp_path / f"{name}-{i}.npz", tokens, logits)
+    first, *others = [np.load(tmp_path / f"random-{i}.npz") for i in range(len(grids))]
     for other in others:
         assert other["tokens"].tolist() == first["tokens"].tolist()
         np.testing.assert_allclose(other["logits"], first["logits"], atol=1e-5)

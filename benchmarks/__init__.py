@@ -1,0 +1,11 @@
+"""Measurements and checks that are run by hand from the repository's root, whether gapless is installed or not."""
+
+import importlib.util
+import sys
+import types
+from pathlib import Path
+
+if importlib.util.find_spec("gapless") is None:
+    _package = types.ModuleType("gapless")
+    _package.__path__ = [str(Path(__file__).parent.parent)]
+    sys.modules["gapless"] = _package

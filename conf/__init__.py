@@ -1,1 +1,1 @@
-"""What is a run? Hydra groups in YAML beside this file, and their schema: plain frozen dataclasses, no hydra in them."""
+"""What is a run? Hydra groups in YAML beside this file, and their schema: plain frozen dataclasses."""

@@ -96,7 +96,7 @@ class ModelConfig:
 
     name: str = "custom"
     weights: str = "random"
-    tokenizer: str | None = None  # a folder or tokenizer.json; null: beside the weights, else bytes; none: token ids only
+    tokenizer: str | None = None  # a folder or tokenizer.json; null: beside the weights, or bytes; none: ids only
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # auto: float32 on CPU, bfloat16 on CUDA
     attention: Literal["auto", "sdpa", "xformers"] = "auto"  # auto: xformers on CUDA where it runs, else sdpa
     max_model_len: int | None = None

@@ -34,7 +34,6 @@ E = TypeVar("E", bound=EngineConfig)
 
 CONFIG_MODULE = "gapless.conf"
 FREE_TEXT = ("prompt", "prompts", "outputs", "model.weights", "model.tokenizer", "model.name")
-SHADOWED = "prompts"  # hydra takes the folder conf/prompts for a group, but leaves an override by a mapping alone
 _TOKEN = re.compile(r"(?P<mark>\+{0,2}|~)(?P<key>[^=+~\s][^=\s]*)=(?P<value>.*)", re.DOTALL)
 _INTERPOLATION = re.compile(r"(\\*)\$\{")
 
@@ -76,7 +75,6 @@ def rewrite(overrides: Sequence[str], cls: type[EngineConfig], command: str) -> 
             result.append(f"{key}={value}")
         elif key in valid or key in parents:
             text = quote(value) if key in FREE_TEXT and not _is_null(key, value) else value
-            text = f"{{file: {text}}}" if key == SHADOWED else text
             result.append(f"{'' if key in present else '++'}{key}={text}")
         else:
             raise ConfigError(f"{key}: unknown key{unknown_key(cls, key)}")
@@ -133,8 +131,6 @@ def to_config(composed: DictConfig, cls: type[E]) -> E:
         raise ConfigError(_one_line(error)) from None
     assert isinstance(mapping, dict)
     plain = {str(key): value for key, value in mapping.items()}
-    if isinstance(plain.get(SHADOWED), dict):
-        plain[SHADOWED] = plain[SHADOWED]["file"]
     return locate(build(cls, plain))
 
 

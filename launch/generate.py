@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from importlib import metadata
-from itertools import accumulate, starmap
-from operator import itemgetter
+from operator import attrgetter
 from pathlib import Path
 from platform import python_version
 from typing import TYPE_CHECKING, Any
@@ -37,9 +36,16 @@ def check(config: GenerateConfig, stdin: TextInput) -> None:
     """What can be said of a run before anything starts.
 
     Raises:
-        ConfigError: of the prompts, or an `outputs` that cannot be written.
+        ConfigError: of the prompts, the checkpoint, the memory, or an `outputs` that cannot be written.
     """
-    read_prompts(config, stdin)
+    from ..runtime.intake import Intake
+    from ..runtime.launcher import check_launcher
+    from ..runtime.plan import make_plan
+
+    prompts = read_prompts(config, stdin)
+    check_launcher(config.parallel, config.hardware)
+    intake = Intake(config, make_plan(config))
+    intake.read([prompt.content for prompt in prompts], [prompt.params for prompt in prompts])
     if config.outputs is not None:
         outputs = Path(config.outputs).expanduser()
         if not config.outputs or outputs.is_dir():
@@ -68,18 +74,16 @@ def run(config: GenerateConfig, run_dir: Path, stdin: TextInput) -> None:
         llm = LLM.from_config(config, on_progress=on_progress)
     with llm:
         params = [prompt.params for prompt in prompts]
-        # A prompt takes n request ids, from the one that names it.
-        index_of = {first: i for i, first in enumerate(accumulate((p.n for p in params[:-1]), initial=0))}
         with OutputsFile(path) as outputs, Meter(errors, len(prompts)) as meter:
             for output in llm.stream([prompt.content for prompt in prompts], params):
                 meter.update(output, llm.live_bubble_fraction)
                 if output.finished:
-                    outputs.append(index_of[output.request_id], output)
+                    outputs.append(output)
         record = llm.record
     summary = write_run_folder(run_dir, record, config=to_mapping(config), versions=_versions())
     if config.print_texts:
-        for index, output in outputs.in_order:
-            _print_texts(console, index, output)
+        for output in outputs.in_order:
+            _print_texts(console, output)
     ledger = Ledger(record)
     console.print(Text.assemble((_throughput(summary), "bold")), soft_wrap=True)
     console.print(latency_table(summary))
@@ -98,7 +102,7 @@ class OutputsFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._done: list[tuple[int, RequestOutput]] = []
+        self._done: list[RequestOutput] = []
 
     def __enter__(self) -> OutputsFile:
         self._file = self._path.open("w", encoding="utf-8")
@@ -108,18 +112,18 @@ class OutputsFile:
         self._file.close()
         if error[0] is None and self._path.is_file() and self._done != self.in_order:
             sorted_file = self._path.with_name(self._path.name + ".sorted")
-            sorted_file.write_text("".join(starmap(_json_line, self.in_order)), encoding="utf-8")
+            sorted_file.write_text("".join(map(_json_line, self.in_order)), encoding="utf-8")
             os.replace(sorted_file, self._path)
 
     @property
-    def in_order(self) -> list[tuple[int, RequestOutput]]:
-        """What is finished, with the index of its prompt."""
-        return sorted(self._done, key=itemgetter(0))
+    def in_order(self) -> list[RequestOutput]:
+        """What is finished, in the order of the prompts."""
+        return sorted(self._done, key=attrgetter("index"))
 
-    def append(self, index: int, output: RequestOutput) -> None:
-        """Write the finished output of prompt `index`, at once."""
-        self._done.append((index, output))
-        self._file.write(_json_line(index, output))
+    def append(self, output: RequestOutput) -> None:
+        """Write a finished output, at once."""
+        self._done.append(output)
+        self._file.write(_json_line(output))
         self._file.flush()
 
 
@@ -208,9 +212,9 @@ def _throughput(summary: Mapping[str, Any]) -> str:
     )
 
 
-def _json_line(index: int, output: RequestOutput) -> str:
+def _json_line(output: RequestOutput) -> str:
     row = {
-        "index": index,
+        "index": output.index,
         "prompt": output.prompt,
         "num_prompt_tokens": len(output.prompt_token_ids),
         "outputs": [_json_completion(completion) for completion in output.outputs],
@@ -232,12 +236,12 @@ def _json_completion(completion: CompletionOutput) -> dict[str, Any]:
     return row
 
 
-def _print_texts(console: Console, index: int, output: RequestOutput) -> None:
+def _print_texts(console: Console, output: RequestOutput) -> None:
     """The prompt's tail dimmed, then each output."""
     prompt = output.prompt if output.prompt is not None else f"[{len(output.prompt_token_ids)} token ids] "
     tail = prompt if len(prompt) <= PROMPT_TAIL else f"… {prompt[-PROMPT_TAIL:]}"
     for completion in output.outputs:
-        label = f"{index}" if len(output.outputs) == 1 else f"{index}.{completion.index}"
+        label = f"{output.index}" if len(output.outputs) == 1 else f"{output.index}.{completion.index}"
         title = f"{label} · {len(output.prompt_token_ids)} prompt tokens · {completion.finish_reason}"
         console.rule(Text(title, "dim"), align="left", style="dim")
         text = Text.assemble((_printable(tail), "dim"), (_printable(completion.text), "bold green"))

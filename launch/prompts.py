@@ -61,7 +61,7 @@ def read_prompts(config: GenerateConfig, stdin: TextInput) -> list[Prompt]:
         found = list(_lines(stdin.text, config.sampling))
         source = "standard input"
     elif config.prompts == "shipped":
-        source = "prompts/shipped.jsonl"
+        source = "shipped_prompts.jsonl"
         text = resources.files("gapless.conf").joinpath(source).read_text(encoding="utf-8")
         found = list(_json_lines(text, config.sampling, source))
     else:

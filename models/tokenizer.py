@@ -187,7 +187,7 @@ def load_tokenizer(source: str | Path | None, arch_vocab_size: int) -> Tokenizer
             "holds a legacy tokenizer.model; convert it once with transformers: "
             f"AutoTokenizer.from_pretrained('{folder}').save_pretrained('{folder}')"
             if (folder / "tokenizer.model").is_file()
-            else "holds no tokenizer.json; set model.tokenizer to a folder or file that does, or to none for prompts of token ids"
+            else "holds no tokenizer.json; set model.tokenizer to a folder or file that does, or to none for token ids"
         )
         raise ConfigError(f"model.tokenizer={folder}: {legacy}")
     return FileTokenizer(inner, arch_vocab_size, _eos_tokens(folder, inner), str(source))

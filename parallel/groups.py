@@ -23,7 +23,10 @@ _LOOPBACK = {"127.0.0.1", "::1", "localhost"}
 class Groups:
     """The groups that this rank belongs to: `tp` (its stage) and `pp` (the same slice of every stage)."""
 
-    def __init__(self, mesh: Mesh, device: torch.device, tp: dist.ProcessGroup, pp: dist.ProcessGroup) -> None:
+    def __init__(
+        self, mesh: Mesh, device: torch.device, tp: dist.ProcessGroup, pp: dist.ProcessGroup, *, owned: bool = True
+    ) -> None:
+        self._owned = owned
         self.mesh = mesh
         self.device = device
         self.tp = tp
@@ -42,6 +45,11 @@ class Groups:
         device = torch.device(rendezvous.device)
         if device.type == "cuda":
             torch.cuda.set_device(device)
+        if mesh.world_size == 1 and parallel_state.model_parallel_is_initialized():
+            # A second model in this process; a group of one never talks, so it matters not who made it.
+            tp, pp = parallel_state.get_tensor_model_parallel_group(), parallel_state.get_pipeline_model_parallel_group()
+            assert dist.get_world_size() == 1, "this process is a rank of a larger mesh"
+            return cls(mesh, device, tp, pp, owned=False)
         timeout = timedelta(seconds=timeout_s)
         backend = "nccl" if device.type == "cuda" else "gloo"
         store = rendezvous.store
@@ -67,7 +75,8 @@ class Groups:
 
     def close(self) -> None:
         """Leave the groups; this process may `start` again, with another mesh. May be called twice."""
-        _destroy()
+        if self._owned:
+            _destroy()
 
     def __enter__(self) -> Groups:
         return self

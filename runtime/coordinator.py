@@ -115,9 +115,7 @@ class Coordinator:
 
     def _segment(self, request: Request, start: int, length: int, sample: bool, new: list[NewRequest]) -> Segment:
         if request.num_blocks_sent == 0:
-            new.append(
-                NewRequest(request.id, request.prompt_len, request.seed, request.params, request.eos_token_ids)
-            )
+            new.append(NewRequest(request.id, request.prompt_len, request.seed, request.params, request.eos_token_ids))
         blocks = request.blocks[request.num_blocks_sent :]
         request.num_blocks_sent = len(request.blocks)
         return Segment(request.id, start, request.tokens[start : start + length], blocks, sample)

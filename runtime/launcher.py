@@ -37,3 +37,13 @@ def find_launcher(name: str) -> Launcher:
         raise ConfigError(f"parallel.launcher='{name}': unknown launcher{nearest(name, [*found, 'local'])}")
     launcher: Launcher = found[name].load()()
     return launcher
+
+
+def check_launcher(parallel: ParallelConfig, hardware: HardwareConfig) -> None:
+    """Whether the launcher exists and can place the ranks, as far as it can tell before it starts them.
+
+    Raises:
+        ConfigError: naming the key.
+    """
+    if parallel.launcher != "local":
+        find_launcher(parallel.launcher).check(parallel, hardware)

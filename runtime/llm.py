@@ -11,12 +11,12 @@ from types import TracebackType
 from typing import Any
 
 from ..conf.build import compose_engine
-from ..conf.errors import ConfigError
 from ..conf.sampling import SamplingParams
 from ..conf.schema import EngineConfig, SchedulerConfig
-from ..models.tokenizer import Detokenizer, Tokenizer, load_tokenizer
+from ..models.tokenizer import Detokenizer, Tokenizer
 from .blocks import BlockPool
 from .coordinator import Coordinator
+from .intake import Intake, Prompt
 from .launcher import Launcher, find_launcher
 from .ledger import LiveBubbles
 from .local import LocalPipeline
@@ -29,8 +29,6 @@ from .request import Request
 from .scheduler import make_scheduler
 from .spans import RunRecord
 from .stopping import StopChecker
-
-Prompt = str | Sequence[int]
 
 
 class LLM:
@@ -81,7 +79,7 @@ class LLM:
     def _start(self, config: EngineConfig, launcher: Launcher | None, on_progress: Callable[[str], None]) -> None:
         self.config = config
         self.plan = make_plan(config)
-        self.tokenizer: Tokenizer = load_tokenizer(self.plan.tokenizer, self.plan.arch.vocab_size)
+        self._intake = Intake(config, self.plan)
         self._eos = self.plan.arch.eos_token_ids
         self._pipeline = _start_pipeline(config, self.plan, launcher, on_progress)
         self._ids = itertools.count()
@@ -125,6 +123,10 @@ class LLM:
     def live_bubble_fraction(self) -> float:
         """Idle over elapsed stage time so far, without the ledger's detail."""
         return self._live.bubble_fraction
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._intake.tokenizer
 
     @property
     def max_model_len(self) -> int:
@@ -184,45 +186,11 @@ class LLM:
     ) -> list[_Result]:
         if self._closed:
             raise ValueError("this LLM is closed")
-        many = _as_prompts(prompts)
-        if params is None or isinstance(params, SamplingParams):
-            each = [params or SamplingParams()] * len(many)
-        else:
-            each = list(params)
-        if len(each) != len(many):
-            raise ValueError(f"{len(many)} prompts, but {len(each)} sampling params: give one, or one each")
-        encoded = [self._encode(i, prompt) for i, prompt in enumerate(many)]
-        for i, (ids, p) in enumerate(zip(encoded, each, strict=True)):
-            self._check(i, ids, p)
+        taken = self._intake.read(prompts, params)
         now = self._pipeline.clock.now()
-        return [self._accept(prompt, ids, p, now) for prompt, ids, p in zip(many, encoded, each, strict=True)]
+        return [self._accept(number, *each, now) for number, each in enumerate(taken)]
 
-    def _encode(self, index: int, prompt: Prompt) -> list[int]:
-        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else [int(token) for token in prompt]
-
-    def _check(self, index: int, ids: list[int], params: SamplingParams) -> None:
-        longest, vocab = self.max_model_len, self.plan.arch.vocab_size
-        if not ids:
-            raise ConfigError(f"prompt {index} is empty")
-        if len(ids) >= longest:
-            raise ConfigError(
-                f"prompt {index} has {len(ids)} tokens: the context is {longest}, "
-                f"so at most {longest - 1} leave room for output"
-            )
-        if not 0 <= min(ids) <= max(ids) < vocab:
-            raise ConfigError(f"prompt {index} holds a token id outside 0 .. {vocab - 1}")
-        bad = [t for t in params.stop_token_ids if not 0 <= t < vocab]
-        if bad:
-            raise ConfigError(f"sampling.stop_token_ids={bad}: must lie in 0 .. {vocab - 1}")
-        pool = self._coordinator.scheduler.pool
-        need = pool.blocks_for(min(len(ids) + params.max_tokens, longest))
-        if need > pool.num_blocks:
-            raise ConfigError(
-                f"prompt {index} may come to {min(len(ids) + params.max_tokens, longest)} tokens, {need} KV blocks: "
-                f"cache.num_blocks={pool.num_blocks} holds {pool.num_blocks * pool.block_size} tokens"
-            )
-
-    def _accept(self, prompt: Prompt, ids: list[int], params: SamplingParams, now: float) -> _Result:
+    def _accept(self, number: int, prompt: Prompt, ids: list[int], params: SamplingParams, now: float) -> _Result:
         requests = []
         for index in range(params.n):
             id_ = next(self._ids)
@@ -231,7 +199,7 @@ class LLM:
                 id_, ids, params, arrival=now, seed=seed, max_model_len=self.max_model_len, eos_token_ids=self._eos
             )
             requests.append(request)
-        result = _Result(prompt if isinstance(prompt, str) else None, ids, requests)
+        result = _Result(number, prompt if isinstance(prompt, str) else None, ids, requests)
         for request, completion in zip(requests, result.output.outputs, strict=True):
             self._texts[request.id] = _Text(request, completion, self.tokenizer, result)
             self._coordinator.add(request)
@@ -274,16 +242,17 @@ class LLM:
 class _Result:
     """A user's request: one prompt, `n` coordinator requests."""
 
-    def __init__(self, prompt: str | None, ids: list[int], requests: list[Request]) -> None:
+    def __init__(self, number: int, prompt: str | None, ids: list[int], requests: list[Request]) -> None:
         self.requests = requests
-        self.output = RequestOutput(requests[0].id, prompt, ids, [CompletionOutput(i) for i in range(len(requests))])
+        outputs = [CompletionOutput(i) for i in range(len(requests))]
+        self.output = RequestOutput(requests[0].id, number, prompt, ids, outputs)
 
     def snapshot(self) -> RequestOutput:
         whole = self.output
         outputs = [copy(o) for o in whole.outputs]
         for o in outputs:
             o.token_ids = list(o.token_ids)
-        return RequestOutput(whole.request_id, whole.prompt, whole.prompt_token_ids, outputs)
+        return RequestOutput(whole.request_id, whole.index, whole.prompt, whole.prompt_token_ids, outputs)
 
 
 class _Text:
@@ -336,15 +305,6 @@ class _Text:
         out.finish_reason = request.finish_reason
         if self.stopped:
             out.stop_reason = self._stop.stop_string
-
-
-def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str):
-        return [prompts]
-    many = list(prompts)
-    if many and all(isinstance(p, int) for p in many):
-        return [many]  # type: ignore[list-item]
-    return many  # type: ignore[return-value]
 
 
 def _start_pipeline(

@@ -37,9 +37,10 @@ class CompletionOutput:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """A prompt and its `n` continuations; a snapshot while `finished` is false."""
+    """A prompt and its `n` continuations; a snapshot while `finished` is false. `index`: of the prompt in its call."""
 
     request_id: int
+    index: int
     prompt: str | None
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]

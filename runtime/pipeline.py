@@ -30,11 +30,13 @@ class PipelineError(RuntimeError):
 class Pipeline(Protocol):
     """Stages 0 .. num_stages-1 in a row. Steps enter in the order of `submit` and leave every stage in that order."""
 
-    clock: Clock
     num_stages: int
     depth: int  # most steps outstanding
     num_blocks: int  # KV blocks, the minimum over the ranks
     where: list[str]  # node, process and device of each rank
+
+    @property
+    def clock(self) -> Clock: ...
 
     def submit(self, step: Step) -> None:
         """Hand a step to the pipeline; never blocks. At most `depth` may be outstanding."""

@@ -50,9 +50,7 @@ def _join(client: ControlClient, rank: int) -> tuple[Setup, Any]:
         # The store would listen on every interface by itself: give it a socket that is bound to this one.
         listener = socket.create_server((client.host, 0), backlog=1024)
         port = listener.getsockname()[1]
-        store = TCPStore(
-            client.host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
-        )
+        store = TCPStore(client.host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
         client.send(encoder.encode(Hello(client.host, port)))
     setup = to_rank.decode(client.receive()[0])
     assert isinstance(setup, Setup), setup
@@ -136,7 +134,7 @@ class _Rank:
         message = self.inbox.get()
         if isinstance(message, Exception):
             raise message
-        return message  # type: ignore[no-any-return]
+        return message
 
     def _run(self, step: Step, arrival: Any, told: float) -> None:
         import torch

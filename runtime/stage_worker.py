@@ -58,7 +58,7 @@ class StageWorker:
     @torch.inference_mode()
     def forward(self, batch: RaggedBatch, hidden_TH: torch.Tensor | None) -> torch.Tensor:
         """Hidden states [T, H]; on the last stage the logits [R, V] of the rows that need a token."""
-        return self.stage(batch, hidden_TH)  # type: ignore[no-any-return]
+        return self.stage(batch, hidden_TH)
 
     def sample(self, step: Step, logits_RV: torch.Tensor) -> list[Sampled]:
         """A token for each segment of the step that asks for one, in order."""

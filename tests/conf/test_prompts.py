@@ -13,7 +13,7 @@ def test_shipped_prompts_fit_the_shipped_model():
     model = files("gapless.models") / "shipped"
     arch = json.loads((model / "config.json").read_text())
     tokenizer = load_tokenizer(str(model), arch["vocab_size"])
-    text = (files("gapless.conf") / "prompts" / "shipped.jsonl").read_text(encoding="utf-8")
+    text = (files("gapless.conf") / "shipped_prompts.jsonl").read_text(encoding="utf-8")
     assert len(text.encode()) < 60_000
     lengths = []
     for line in text.splitlines():

@@ -70,7 +70,7 @@ def test_a_hung_stage_is_noticed(llm: LLM) -> None:
     outputs = llm.stream([[1, 2, 3]] * 3, LONG)
     next(outputs)
     os.kill(pids[1], signal.SIGSTOP)
-    with pytest.raises(PipelineError, match="no progress within parallel.step_timeout_s=4"):
+    with pytest.raises(PipelineError, match=r"no progress within parallel\.step_timeout_s=4"):
         list(outputs)
     llm.close()
     assert_gone(pids)

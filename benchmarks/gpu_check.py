@@ -92,7 +92,8 @@ def attention(device: torch.device) -> Iterator[Row]:
         tested = make_backend(
             backend, block_size=16, num_blocks=48, window=window, dtype=dtype, device=device, head_dim=D
         )
-        found = tested.attend(*(x.to(device, dtype) for x in (q, keys, values)), tested.plan(batch))
+        q, keys, values = (x.to(device, dtype) for x in (q, keys, values))
+        found = tested.attend(q, keys, values, tested.plan(batch))
         yield verdict(name, (found.float().cpu() - expected).abs().max().item(), tolerance)
 
 
@@ -114,7 +115,8 @@ def paged_split_k(device: torch.device) -> Iterator[Row]:
         [0] * len(lengths), [], [Segment(n - 1, 1, t) for n, t in zip(lengths, tables, strict=True)], []
     )
     exact = SdpaBackend(block_size=page, window=None, dtype=torch.float32, device=CPU)
-    expected = exact.attend(*(x.float().cpu() for x in (q, keys, values)), exact.plan(batch))
+    q, keys, values = (x.float().cpu() for x in (q, keys, values))
+    expected = exact.attend(q, keys, values, exact.plan(batch))
     error = (found.reshape(expected.shape).float().cpu() - expected).abs().max().item()
     yield verdict("xformers paged triton_splitk decode", error, 0.03)
 

@@ -18,13 +18,14 @@ _PREFIXES = ("model.", "transformer.")
 _REOPEN_BYTES = 16 << 20  # pages of a mapped file count as this process's memory until it is closed
 _BLOCK_ELEMENTS = 1 << 20
 _STD = 0.02
+_DTYPES = ("F64", "F32", "BF16", "F16")  # what is smaller is quantized, and its scales lie elsewhere
 
 
 class TensorSource(Protocol):
     """Whole tensors by name, of which a rank reads what it holds. Slices are [first, last)."""
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Of the whole tensor."""
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        """Of the whole tensor; None where there is none of this name."""
         ...
 
     def read(self, name: str, rows: slice, columns: slice | None) -> torch.Tensor:
@@ -59,10 +60,15 @@ class SafetensorsFolder:
         """Each tensor's name as it stands in its file, by its bare name."""
         return {bare: key for bare, (_, key) in self._files.items()}
 
-    def shape(self, name: str) -> tuple[int, ...]:
+    def shape(self, name: str) -> tuple[int, ...] | None:
         if bare_name(name) not in self._files:
-            raise ConfigError(f"{self.where(name)}: tensor {name} is missing")
-        return tuple(self._slice(name).get_shape())
+            return None
+        tensor = self._slice(name)
+        if tensor.get_dtype() not in _DTYPES:
+            raise ConfigError(
+                f"{self.where(name)}: tensor {name} has type {tensor.get_dtype()}; must be one of {', '.join(_DTYPES)}"
+            )
+        return tuple(tensor.get_shape())
 
     def read(self, name: str, rows: slice, columns: slice | None) -> torch.Tensor:
         tensor = self._slice(name)
@@ -86,7 +92,10 @@ class SafetensorsFolder:
             self.close()
             self._handle = _open(path)
             self._open_path = path
-        return self._handle.get_slice(key)
+        try:
+            return self._handle.get_slice(key)
+        except SafetensorError as error:  # the index names a tensor that its file lacks
+            raise ConfigError(f"{path}: tensor {key} cannot be read ({error})") from error
 
 
 class RandomTensors:
@@ -101,8 +110,8 @@ class RandomTensors:
         self._seed = seed
         self._last: tuple[str, int, torch.Tensor] | None = None
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        return self._shapes[name]
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        return self._shapes.get(name)
 
     def read(self, name: str, rows: slice, columns: slice | None) -> torch.Tensor:
         if columns is None:
@@ -135,12 +144,14 @@ def bare_name(name: str) -> str:
 
 
 def _index(folder: Path) -> dict[str, list[str]]:
-    """The tensors' names by file."""
+    """The tensors' names by file: of model.safetensors, else of its shards, else of whatever files there are."""
     index = folder / "model.safetensors.index.json"
+    if (folder / "model.safetensors").is_file():
+        return {"model.safetensors": list(_open(folder / "model.safetensors").keys())}
     if index.is_file():
         try:
-            weight_map: dict[str, str] = json.loads(index.read_text())["weight_map"]
-        except (ValueError, KeyError) as error:
+            weight_map = dict[str, str](json.loads(index.read_text())["weight_map"])
+        except (ValueError, KeyError, TypeError) as error:
             raise ConfigError(f"{index}: not an index of safetensors files ({error!r})") from error
         files: dict[str, list[str]] = {}
         for name, file in weight_map.items():

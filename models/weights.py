@@ -146,8 +146,9 @@ class Piece:
             target.copy_(source.read(self.name, slice(self.row, self.row + G * R), None).view(G, R))
             return
         C = target.shape[2]
-        row_bytes = 4 * source.shape(self.name)[1]
-        step = max(1, _BLOCK_BYTES // row_bytes)
+        shape = source.shape(self.name)
+        assert shape is not None
+        step = max(1, _BLOCK_BYTES // (4 * shape[1]))
         if self.transposed:
             columns = slice(self.row, self.row + G * R)
             for first in range(0, C, step):
@@ -253,6 +254,8 @@ def load_stage(stage: Stage, folder: Path | None, seed: int) -> None:
 
 def _check_shape(source: TensorSource, name: str, expected: tuple[int, ...], arch: Architecture) -> None:
     found = source.shape(name)
+    if found is None:
+        raise ConfigError(f"{source.where(name)}: tensor {name}, of shape {list(expected)}, is missing")
     if name == names_of(arch).positions:  # model.max_model_len may cap it
         holds = len(found) == 2 and found[0] >= expected[0] and found[1] == expected[1]
     else:

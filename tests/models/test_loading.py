@@ -90,7 +90,7 @@ def test_what_is_wrong_with_a_checkpoint_is_named(tmp_path: Path) -> None:
     good = load_file(file)
 
     save_file({k: v for k, v in good.items() if "layers.1.mlp.up" not in k}, file)
-    assert "tensor model.layers.1.mlp.up_proj.weight is missing" in refusal(tmp_path, LLAMA)
+    assert "tensor model.layers.1.mlp.up_proj.weight, of shape [48, 32], is missing" in refusal(tmp_path, LLAMA)
 
     save_file(good | {"model.norm.weight": torch.ones(31)}, file)
     assert refusal(tmp_path, LLAMA) == f"{file}: tensor model.norm.weight has shape [31], not [32]"
@@ -99,6 +99,9 @@ def test_what_is_wrong_with_a_checkpoint_is_named(tmp_path: Path) -> None:
     said = refusal(tmp_path, LLAMA)
     assert said == f"{file}: tensor model.layers.0.self_attn.q_proj.bias is not part of the architecture in config.json"
 
+    save_file(good | {"model.norm.weight": torch.ones(32, dtype=torch.int8)}, file)
+    assert "tensor model.norm.weight has type I8; must be one of" in refusal(tmp_path, LLAMA)
+
     file.write_bytes(b"not a tensor file")
     assert f"{file}: not a readable safetensors file" in refusal(tmp_path, LLAMA)
 
@@ -106,6 +109,9 @@ def test_what_is_wrong_with_a_checkpoint_is_named(tmp_path: Path) -> None:
     index = tmp_path / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": dict.fromkeys(good, "model-00001-of-00002.safetensors")}))
     assert "model-00001-of-00002.safetensors: missing" in refusal(tmp_path, LLAMA)
+    good.pop("model.norm.weight")
+    save_file(good, tmp_path / "model-00001-of-00002.safetensors")
+    assert "tensor model.norm.weight cannot be read" in refusal(tmp_path, LLAMA)
     index.write_text("{}")
     assert f"{index}: not an index" in refusal(tmp_path, LLAMA)
 

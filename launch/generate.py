@@ -72,14 +72,19 @@ def run(config: GenerateConfig, run_dir: Path, stdin: TextInput) -> None:
         from ..runtime.run_folder import write_run_folder
 
         llm = LLM.from_config(config, on_progress=on_progress)
-    with llm:
-        params = [prompt.params for prompt in prompts]
-        with OutputsFile(path) as outputs, Meter(errors, len(prompts)) as meter:
-            for output in llm.stream([prompt.content for prompt in prompts], params):
+    record = llm.record
+    try:
+        with llm, OutputsFile(path) as outputs, Meter(errors, len(prompts)) as meter:
+            for output in llm.stream([p.content for p in prompts], [p.params for p in prompts]):
                 meter.update(output, llm.live_bubble_fraction)
                 if output.finished:
                     outputs.append(output)
-        record = llm.record
+    except BaseException:
+        # What finished is in the outputs file; the report of a run that failed says how far it came.
+        with suppress(Exception):
+            write_run_folder(run_dir, record, config=to_mapping(config), versions=_versions())
+            errors.print(f"gapless: the report until then: {_shown(run_dir / 'report.html')}", soft_wrap=True)
+        raise
     summary = write_run_folder(run_dir, record, config=to_mapping(config), versions=_versions())
     if config.print_texts:
         for output in outputs.in_order:
@@ -89,8 +94,7 @@ def run(config: GenerateConfig, run_dir: Path, stdin: TextInput) -> None:
     console.print(latency_table(summary))
     console.print(bubble_table(ledger))
     for label, file in (("outputs", path), ("report", run_dir / "report.html")):
-        shown = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
-        console.print(Text.assemble((f"{label:9}", "bold"), str(shown)), soft_wrap=True)
+        console.print(Text.assemble((f"{label:9}", "bold"), _shown(file)), soft_wrap=True)
 
 
 class OutputsFile:
@@ -202,6 +206,11 @@ def _starting(console: Console, config: GenerateConfig) -> Iterator[Callable[[st
 
         plain(text)
         yield plain
+
+
+def _shown(file: Path) -> str:
+    """A path as a user at this folder would write it."""
+    return str(file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file)
 
 
 def _throughput(summary: Mapping[str, Any]) -> str:

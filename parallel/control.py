@@ -17,7 +17,7 @@ from pathlib import Path
 
 _LENGTH = struct.Struct("!I")
 _MAX_FRAME = 1 << 30
-_PING, _PONG, _DATA = b"p", b"q", b"d"
+_JOIN, _PING, _PONG, _WELCOME, _DATA = b"j", b"p", b"q", b"w", b"d"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +127,7 @@ class ControlServer:
         if not hmac.compare_digest(secret.encode(), self._secret) or rank in self._ranks:
             raise ValueError("not of this run")
         self.clock_offset[rank] = 0.0 if boot == boot_id() else self._measure_offset(frames)
+        frames.send(_WELCOME, b"")
         self._ranks[rank] = frames
         self._selector.register(sock, selectors.EVENT_READ, rank)
 
@@ -177,13 +178,29 @@ class ControlServer:
 
 
 class ControlClient:
-    """A rank's side."""
+    """A rank's side.
+
+    Raises:
+        ConnectionLost: the coordinator is gone, or did not take this rank in.
+    """
 
     def __init__(self, endpoint: Endpoint, rank: int, timeout: float) -> None:
         sock = socket.create_connection((endpoint.host, endpoint.port), timeout=timeout)
         sock.settimeout(None)
         self._frames = _Frames(sock)
-        self._frames.send(_DATA, f"{endpoint.secret}\n{rank}\n{boot_id()}".encode())
+        self._frames.send(_JOIN, f"{endpoint.secret}\n{rank}\n{boot_id()}".encode())
+        self._early: list[bytes] = []
+        self._await_welcome(timeout)
+
+    def _await_welcome(self, timeout: float) -> None:
+        welcome = False
+        while not welcome:
+            for kind, payload in self._frames.read(timeout):
+                if kind == _PING:
+                    self._frames.send(_PONG, struct.pack("!d", time.monotonic()))
+                elif kind == _DATA:
+                    self._early.append(payload)
+                welcome = welcome or kind == _WELCOME
 
     @property
     def host(self) -> str:
@@ -202,18 +219,15 @@ class ControlClient:
             raise ConnectionLost(str(error)) from error
 
     def receive(self) -> list[bytes]:
-        """Block for the next frames; answers the coordinator's clock pings in passing.
+        """Block for the next frames.
 
         Raises:
             ConnectionLost: the coordinator is gone.
         """
-        while True:
-            frames = self._frames.feed()
-            for kind, _ in frames:
-                if kind == _PING:
-                    self._frames.send(_PONG, struct.pack("!d", time.monotonic()))
-            if data := [payload for kind, payload in frames if kind == _DATA]:
-                return data
+        frames, self._early = self._early, []
+        while not frames:
+            frames = [payload for _, payload in self._frames.feed()]
+        return frames
 
     def close(self) -> None:
         self._frames.socket.close()

@@ -141,6 +141,7 @@ def test_nothing_outlives_the_driver(how: signal.Signals, tmp_path: Path) -> Non
     assert driver.returncode == {signal.SIGKILL: -9, signal.SIGINT: 130, signal.SIGTERM: 143}[how]
     if how is signal.SIGINT:
         assert stderr.strip().splitlines()[-1] == "gapless: interrupted"
+        assert len(list(tmp_path.glob("runs/*/report.html"))) == 1
     assert "Traceback" not in stderr
     assert_gone(family)
     for pid in filter(is_alive, descendants):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
 from pathlib import Path
 
 import hf_models
@@ -34,31 +35,56 @@ POLICIES: list[SchedulerConfig] = [
 ]
 
 
-@pytest.fixture(scope="session", params=list(hf_models.CONFIGS))
-def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[int]]]:
-    """A model folder and its greedy continuations of PROMPTS."""
-    folder = tmp_path_factory.mktemp(request.param)
-    model = hf_models.make_model(request.param, folder)
-    return folder, [hf_models.greedy(model, prompt, OUTPUT) for prompt in PROMPTS]
+GREEDY = SamplingParams(max_tokens=OUTPUT, ignore_eos=True)
+SAMPLED = [
+    SamplingParams(max_tokens=OUTPUT, ignore_eos=True, seed=1, temperature=0.7, top_p=0.9),
+    SamplingParams(max_tokens=OUTPUT, ignore_eos=True, seed=2, temperature=3.0, top_k=40, presence_penalty=1.0),
+    SamplingParams(max_tokens=OUTPUT, ignore_eos=True, seed=3, temperature=5.0, min_p=0.01, repetition_penalty=1.5),
+] * 2
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_tokens_are_those_of_transformers(
-    layout: str, reference: tuple[Path, list[list[int]]], ray_launcher: RayLauncher
-) -> None:
-    folder, expected = reference
+@dataclass
+class Reference:
+    """A model folder, its greedy continuations of PROMPTS, and one rank's sampled ones without memory pressure."""
+
+    folder: Path
+    greedy: list[list[int]]
+    sampled: list[list[int]]
+
+
+def start(folder: Path, layout: str, num_blocks: int, launcher: RayLauncher | None) -> LLM:
     pp, tp = LAYOUTS[layout]
     config = EngineConfig(
         model=ModelConfig(weights=str(folder), tokenizer="none"),
         parallel=ParallelConfig(pp=pp, tp=tp, launcher="local" if pp * tp == 1 else "ray", threads=1),
         scheduler=POLICIES[0],
-        cache=CacheConfig(block_size=4, num_blocks=30),  # the longest needs 21 of them: requests are preempted
+        cache=CacheConfig(block_size=4, num_blocks=num_blocks),
     )
+    return LLM.from_config(config, launcher=launcher if pp * tp > 1 else None)
+
+
+def run(llm: LLM, params: SamplingParams | list[SamplingParams]) -> list[list[int]]:
+    return [o.outputs[0].token_ids for o in llm.generate(PROMPTS, params)]
+
+
+@pytest.fixture(scope="session", params=list(hf_models.CONFIGS))
+def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    folder = tmp_path_factory.mktemp(request.param)
+    model = hf_models.make_model(request.param, folder)
+    with start(folder, "local", 500, None) as llm:
+        sampled = run(llm, SAMPLED)
+    return Reference(folder, [hf_models.greedy(model, prompt, OUTPUT) for prompt in PROMPTS], sampled)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_tokens_are_those_of_transformers(layout: str, reference: Reference, ray_launcher: RayLauncher) -> None:
     preemptions = 0
-    with LLM.from_config(config, launcher=ray_launcher if pp * tp > 1 else None) as llm:
+    with start(reference.folder, layout, 30, ray_launcher) as llm:  # the longest request needs 21 blocks
         for policy in POLICIES:
             llm.reset(policy)
-            outputs = llm.generate(PROMPTS, SamplingParams(max_tokens=OUTPUT, ignore_eos=True))
-            assert [o.outputs[0].token_ids for o in outputs] == expected, policy
+            assert run(llm, GREEDY) == reference.greedy, policy
             preemptions += sum(r.preemptions for r in llm.record.requests)
+        llm.reset(POLICIES[0])
+        assert run(llm, SAMPLED) == reference.sampled
     assert preemptions > 0
+    assert reference.sampled != reference.greedy

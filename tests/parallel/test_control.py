@@ -1,0 +1,128 @@
+"""The control plane over real sockets."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+
+from gapless.parallel import control
+from gapless.parallel.control import ConnectionLost, ControlClient, ControlServer, Endpoint
+
+
+@pytest.fixture
+def server() -> Iterator[ControlServer]:
+    server = ControlServer("127.0.0.1", 2, "a secret")
+    yield server
+    server.close()
+
+
+def join(server: ControlServer, rank: int, endpoint: Endpoint | None = None) -> ControlClient:
+    with ThreadPoolExecutor(1) as pool:
+        client = pool.submit(ControlClient, endpoint or server.endpoint, rank, 5.0)
+        server.accept(5.0)
+        return client.result(timeout=5.0)
+
+
+def poll_all(server: ControlServer, count: int) -> list[tuple[int, bytes | None]]:
+    got: list[tuple[int, bytes | None]] = []
+    deadline = time.monotonic() + 5
+    while len(got) < count and time.monotonic() < deadline:
+        got += server.poll(0.2)
+    return got
+
+
+def test_it_listens_where_it_is_told(server: ControlServer) -> None:
+    assert server.endpoint.host == "127.0.0.1"
+    assert server.endpoint.port > 0
+
+
+def test_frames_of_any_size_arrive_whole_and_in_order(server: ControlServer) -> None:
+    clients = [join(server, rank) for rank in (1, 0)]
+    assert server.connected == {0, 1}
+    frames = [bytes([i]) * size for i, size in enumerate((0, 1, 1000, 3_000_000, 7))]
+    heard: list[list[bytes]] = [[], []]
+
+    def listen(client: ControlClient, into: list[bytes]) -> None:
+        while len(into) < len(frames):
+            into += client.receive()
+
+    threads = [threading.Thread(target=listen, args=pair) for pair in zip(clients, heard, strict=True)]
+    for thread in threads:
+        thread.start()
+    for frame in frames:
+        server.publish(frame)
+    for thread in threads:
+        thread.join(timeout=10)
+    assert heard == [frames, frames]
+    clients[0].send(b"from one")
+    clients[1].send(b"from zero")
+    assert sorted(poll_all(server, 2)) == [(0, b"from zero"), (1, b"from one")]
+
+
+def test_a_rank_that_ends_is_noticed_at_once(server: ControlServer) -> None:
+    first, second = join(server, 0), join(server, 1)
+    first.send(b"last words")
+    first.close()
+    start = time.monotonic()
+    assert poll_all(server, 2) == [(0, b"last words"), (0, None)]
+    assert time.monotonic() - start < 1.0
+    assert server.connected == {1}
+    server.publish(b"goes on")
+    assert second.receive() == [b"goes on"]
+
+
+def test_a_coordinator_that_ends_is_noticed(server: ControlServer) -> None:
+    client = join(server, 0)
+    server.close()
+    with pytest.raises(ConnectionLost):
+        client.receive()
+
+
+@pytest.mark.parametrize("secret", ["", "another secret"])
+def test_who_does_not_know_the_secret_stays_outside(server: ControlServer, secret: str) -> None:
+    with pytest.raises(ConnectionLost):
+        join(server, 0, replace(server.endpoint, secret=secret))
+    assert server.connected == set()
+    join(server, 0)
+    with pytest.raises(ConnectionLost):
+        join(server, 0)  # taken
+    assert server.connected == {0}
+
+
+def test_noise_on_the_port_does_no_harm(server: ControlServer) -> None:
+    for noise in (b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 64, b"\0\0\0\2dx"):
+        with socket.create_connection((server.endpoint.host, server.endpoint.port)) as sock:
+            sock.sendall(noise)
+            sock.shutdown(socket.SHUT_WR)
+            assert not server.accept(5.0)
+    join(server, 0)
+    assert server.connected == {0}
+
+
+def test_a_rank_of_another_boot_has_its_clock_measured(server: ControlServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    ahead = 1234.5
+    clients: list[ControlClient] = []
+
+    def run(endpoint: Endpoint) -> None:
+        clients.append(ControlClient(endpoint, 0, 5.0))
+
+    boots = iter(["this boot", "another boot"])
+    monkeypatch.setattr(control, "boot_id", lambda: next(boots))
+    real = time.monotonic
+
+    def shifted() -> float:
+        return real() + (ahead if threading.current_thread() is thread else 0.0)
+
+    thread = threading.Thread(target=run, args=(server.endpoint,))
+    monkeypatch.setattr(control.time, "monotonic", shifted)
+    thread.start()
+    server.accept(5.0)
+    thread.join(timeout=5)
+    assert len(clients) == 1
+    assert server.clock_offset[0] == pytest.approx(ahead, abs=0.05)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -89,7 +90,7 @@ class _Config:
     def read(cls, path: Path) -> _Config:
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise ConfigError(f"{path}: not readable as JSON ({error})") from error
         if not isinstance(values, dict):
             raise ConfigError(f"{path}: must hold a JSON object")
@@ -106,10 +107,16 @@ class _Config:
             raise ConfigError(f"{self.path}: {key}={value!r}: must be an integer")
         return value
 
+    def positive(self, key: str, default: int | None = None) -> int:
+        value = self.integer(key, default)
+        if value < 1:
+            raise ConfigError(f"{self.path}: {key}={value}: must be 1 or more")
+        return value
+
     def number(self, key: str, default: float) -> float:
         value = self.get(key, default)
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            raise ConfigError(f"{self.path}: {key}={value!r}: must be a number")
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
+            raise ConfigError(f"{self.path}: {key}={value!r}: must be a number above 0")
         return float(value)
 
     def flag(self, key: str, default: bool) -> bool:
@@ -119,10 +126,16 @@ class _Config:
         return value
 
     def activation(self, key: str, default: str) -> Literal["silu", "gelu", "gelu_tanh", "relu"]:
-        name = self.get(key, default)
+        name = str(self.get(key, default))
         if name not in _ACTIVATIONS:
-            raise ConfigError(f"{self.path}: {key}={name}: not supported{nearest(str(name), _ACTIVATIONS)}")
+            raise ConfigError(f"{self.path}: {key}={name}: not supported{nearest(name, _ACTIVATIONS)}")
         return _ACTIVATIONS[name]
+
+    def names(self, key: str) -> list[str]:
+        value = self.get(key, [])
+        if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+            raise ConfigError(f"{self.path}: {key}={value!r}: must be a list of names")
+        return value
 
     def refuse(self, what: str) -> ConfigError:
         return ConfigError(f"{self.path}: {what} is not supported")
@@ -130,16 +143,16 @@ class _Config:
 
 def _read_architecture(folder: Path) -> Architecture:
     config = _Config.read(folder / "config.json")
-    named = config.get("architectures") or []
-    name = named[0] if isinstance(named, list) and named else _BY_TYPE.get(str(config.get("model_type")))
+    named = config.names("architectures")
+    name = named[0] if named else _BY_TYPE.get(str(config.get("model_type")))
     if name not in _READERS:
         found = name or f"model_type {config.get('model_type')!r}"
         raise ConfigError(f"{config.path}: architecture {found} is not supported; supported: {', '.join(_READERS)}")
     if config.get("quantization_config") is not None:
         raise config.refuse("quantization_config (quantized weights)")
-    fields = _READERS[name](config)
+    fields = _READERS[name](config) | {"bos_token_id": _first_id(config), "eos_token_ids": _eos_ids(config, folder)}
     try:
-        return Architecture(**fields, bos_token_id=_first_id(config), eos_token_ids=_eos_ids(config, folder))
+        return Architecture(**fields)
     except ConfigError as error:
         raise ConfigError(f"{config.path}: {error}") from error
 
@@ -167,10 +180,13 @@ def _rotary(config: _Config, *, default_heads: int | None, default_head_dim: int
     str, Any
 ]:
     """What LLaMA, Mistral and Qwen have in common."""
-    hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
+    hidden, heads = config.integer("hidden_size"), config.positive("num_attention_heads")
     if config.get("partial_rotary_factor", 1.0) != 1.0:
         raise config.refuse(f"partial_rotary_factor={config.get('partial_rotary_factor')}")
     kv_heads = default_heads if "num_key_value_heads" not in config.values else None
+    head_dim = config.positive("head_dim", default_head_dim or hidden // heads)
+    if head_dim % 2:
+        raise ConfigError(f"{config.path}: head_dim={head_dim}: must be even, for rotary positions turn pairs")
     theta, scaling = _rope(config)
     return {
         "vocab_size": config.integer("vocab_size"),
@@ -178,7 +194,7 @@ def _rotary(config: _Config, *, default_heads: int | None, default_head_dim: int
         "num_layers": config.integer("num_hidden_layers"),
         "num_heads": heads,
         "num_kv_heads": config.integer("num_key_value_heads", kv_heads or heads),
-        "head_dim": config.integer("head_dim", default_head_dim or hidden // heads),
+        "head_dim": head_dim,
         "ffn_size": config.integer("intermediate_size"),
         "max_position": config.integer("max_position_embeddings", default_max),
         "norm_eps": config.number("rms_norm_eps", 1e-6),
@@ -204,11 +220,14 @@ def _rope(config: _Config) -> tuple[float, RopeScaling | None]:
     if kind == "linear":
         return theta, RopeScaling(type="linear", factor=rope.number("factor", 1.0))
     if kind == "llama3":
+        low, high = rope.number("low_freq_factor", 1.0), rope.number("high_freq_factor", 4.0)
+        if low >= high:
+            raise ConfigError(f"{config.path}: low_freq_factor={low:g}: must be below high_freq_factor={high:g}")
         return theta, RopeScaling(
             type="llama3",
             factor=rope.number("factor", 8.0),
-            low_freq_factor=rope.number("low_freq_factor", 1.0),
-            high_freq_factor=rope.number("high_freq_factor", 4.0),
+            low_freq_factor=low,
+            high_freq_factor=high,
             original_max_position=rope.integer("original_max_position_embeddings"),
         )
     raise config.refuse(f"rope scaling {kind!r} (supported: linear, llama3)")
@@ -225,9 +244,10 @@ def _llama(config: _Config) -> dict[str, Any]:
 
 
 def _mistral(config: _Config) -> dict[str, Any]:
-    if "sliding_attention" in (kinds := config.get("layer_types", [])) and "full_attention" in kinds:
+    if "sliding_attention" in (kinds := config.names("layer_types")) and "full_attention" in kinds:
         raise config.refuse("layer_types that mix full and sliding attention")
-    window = config.values.get("sliding_window", 4096)  # null means none; a missing key means the published 4096
+    # null means none; a missing key means the published 4096
+    window = config.positive("sliding_window", 4096) if config.values.get("sliding_window", 0) is not None else None
     return {
         **_rotary(config, default_heads=8, default_head_dim=None, default_max=131072),
         "sliding_window": window,
@@ -236,9 +256,9 @@ def _mistral(config: _Config) -> dict[str, Any]:
 
 def _qwen_window(config: _Config) -> int | None:
     """Qwen's layers may mix full and sliding attention; all must be alike here."""
-    window = config.get("sliding_window", 4096) if config.flag("use_sliding_window", False) else None
-    kinds = config.get("layer_types")
-    if kinds is None:
+    window = config.positive("sliding_window", 4096) if config.flag("use_sliding_window", False) else None
+    kinds = config.names("layer_types")
+    if not kinds:
         first = config.integer("max_window_layers", 28)
         kinds = [
             "sliding_attention" if window is not None and i >= first else "full_attention"
@@ -247,7 +267,7 @@ def _qwen_window(config: _Config) -> int | None:
     if set(kinds) == {"full_attention"}:
         return None
     if set(kinds) == {"sliding_attention"} and window is not None:
-        return int(window)
+        return window
     raise config.refuse("use_sliding_window with layers of full and of sliding attention")
 
 
@@ -276,7 +296,9 @@ def _gpt2(config: _Config) -> dict[str, Any]:
             raise config.refuse(f"{key}=true")
     if not config.flag("scale_attn_weights", True):
         raise config.refuse("scale_attn_weights=false")
-    hidden, heads = config.integer("n_embd", 768), config.integer("n_head", 12)
+    hidden, heads = config.integer("n_embd", 768), config.positive("n_head", 12)
+    if hidden % heads:
+        raise ConfigError(f"{config.path}: n_head={heads}: must divide n_embd={hidden}")
     return {
         "vocab_size": config.integer("vocab_size", 50257),
         "hidden_size": hidden,

@@ -1,23 +1,24 @@
-"""Where weights come from: tensors of a safetensors folder read slice by slice, or made from a seed."""
+"""The tensors of a safetensors folder: checked by their headers alone, read slice by slice."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Collection
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-import torch
 from safetensors import SafetensorError, safe_open
 
 from ..conf.errors import ConfigError
+from ..conf.schema import Architecture
+from .layout import names_of, tensor_shapes
+
+if TYPE_CHECKING:
+    import torch
 
 _PREFIXES = ("model.", "transformer.")
 _REOPEN_BYTES = 16 << 20  # pages of a mapped file count as this process's memory until it is closed
-_BLOCK_ELEMENTS = 1 << 20
-_STD = 0.02
 _DTYPES = ("F64", "F32", "BF16", "F16")  # what is smaller is quantized, and its scales lie elsewhere
 
 
@@ -30,10 +31,6 @@ class TensorSource(Protocol):
 
     def read(self, name: str, rows: slice, columns: slice | None) -> torch.Tensor:
         """On the CPU, in the source's own type; `columns` is None for a vector."""
-        ...
-
-    def where(self, name: str) -> str:
-        """The file of a tensor, for an error's text."""
         ...
 
 
@@ -49,18 +46,40 @@ class SafetensorsFolder:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._files: dict[str, tuple[Path, str]] = {}
-        self._open_path: Path | None = None
+        self._open_as: tuple[Path, str] | None = None
         self._handle: Any = None
         self._mapped = 0
         for file, keys in _index(folder).items():
             for key in keys:
                 self._files[bare_name(key)] = (folder / file, key)
 
-    def names(self) -> dict[str, str]:
-        """Each tensor's name as it stands in its file, by its bare name."""
-        return {bare: key for bare, (_, key) in self._files.items()}
+    def check(self, arch: Architecture, names: Collection[str]) -> None:
+        """Whether the folder holds `names` of a checkpoint of `arch`, each in its shape, and nothing unknown.
+
+        Raises:
+            ConfigError: a tensor is missing, has the wrong shape or type, or is not part of the architecture.
+        """
+        shapes = tensor_shapes(arch)
+        bare = {bare_name(name) for name in shapes}
+        buffers = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")  # computed here, or left out with a mask
+        for name, (file, key) in self._files.items():
+            if name not in bare and not name.endswith(buffers) and name != "lm_head.weight":
+                raise ConfigError(f"{file}: tensor {key} is not part of the architecture in config.json")
+        for name in sorted(names, key=self.where):
+            self._check_shape(name, shapes[name], may_be_longer=name == names_of(arch).positions)
+
+    def _check_shape(self, name: str, expected: tuple[int, ...], *, may_be_longer: bool) -> None:
+        found = self.shape(name)
+        if found is None:
+            raise ConfigError(f"{self.where(name)}: tensor {name}, of shape {list(expected)}, is missing")
+        holds = found == expected
+        if may_be_longer:  # model.max_model_len may cap it
+            holds = len(found) == 2 and found[0] >= expected[0] and found[1] == expected[1]
+        if not holds:
+            raise ConfigError(f"{self.where(name)}: tensor {name} has shape {list(found)}, not {list(expected)}")
 
     def shape(self, name: str) -> tuple[int, ...] | None:
+        """Of the whole tensor; None where there is none of this name."""
         if bare_name(name) not in self._files:
             return None
         tensor = self._slice(name)
@@ -71,7 +90,7 @@ class SafetensorsFolder:
         return tuple(tensor.get_shape())
 
     def read(self, name: str, rows: slice, columns: slice | None) -> torch.Tensor:
-        tensor = self._slice(name)
+        tensor = self._slice(name, "pt")
         shape = tensor.get_shape()
         self._mapped += (rows.stop - rows.start) * math.prod(shape[1:]) * 4
         return tensor[rows] if columns is None else tensor[rows, columns]
@@ -83,57 +102,21 @@ class SafetensorsFolder:
     def close(self) -> None:
         """Unmap the file that is open."""
         self._handle = None
-        self._open_path = None
+        self._open_as = None
         self._mapped = 0
 
-    def _slice(self, name: str) -> Any:
+    def _slice(self, name: str, framework: str | None = None) -> Any:
+        """Of the file that is open, if it is the right one; to look at shapes any `framework` will do."""
         path, key = self._files[bare_name(name)]
-        if path != self._open_path or self._mapped > _REOPEN_BYTES:
+        fits = self._open_as is not None and self._open_as[0] == path and framework in (None, self._open_as[1])
+        if not fits or self._mapped > _REOPEN_BYTES:
             self.close()
-            self._handle = _open(path)
-            self._open_path = path
+            self._open_as = (path, framework or "np")
+            self._handle = _open(*self._open_as)
         try:
             return self._handle.get_slice(key)
         except SafetensorError as error:  # the index names a tensor that its file lacks
             raise ConfigError(f"{path}: tensor {key} cannot be read ({error})") from error
-
-
-class RandomTensors:
-    """Weights from a seed: matrices normal with a deviation of 0.02, norms 1, biases 0.
-
-    Each block of rows has its own generator, seeded by the tensor's name, so that a rank makes only what it holds and
-    the model is the same whatever the mesh.
-    """
-
-    def __init__(self, shapes: Mapping[str, tuple[int, ...]], seed: int) -> None:
-        self._shapes = shapes
-        self._seed = seed
-        self._last: tuple[str, int, torch.Tensor] | None = None
-
-    def shape(self, name: str) -> tuple[int, ...] | None:
-        return self._shapes.get(name)
-
-    def read(self, name: str, rows: slice, columns: slice | None) -> torch.Tensor:
-        if columns is None:
-            return torch.full((rows.stop - rows.start,), 0.0 if name.endswith("bias") else 1.0)
-        per_block = max(1, _BLOCK_ELEMENTS // self._shapes[name][1])
-        parts = []
-        for block in range(rows.start // per_block, -(-rows.stop // per_block)):
-            first = block * per_block
-            part = self._block(name, block, per_block)
-            parts.append(part[max(rows.start - first, 0) : rows.stop - first, columns])
-        return torch.cat(parts) if len(parts) > 1 else parts[0]
-
-    def where(self, name: str) -> str:
-        return "random weights"
-
-    def _block(self, name: str, block: int, per_block: int) -> torch.Tensor:
-        if self._last is None or self._last[:2] != (name, block):
-            digest = hashlib.blake2b(f"{self._seed}/{name}/{block}".encode(), digest_size=8).digest()
-            generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
-            tensor = torch.empty(per_block, self._shapes[name][1]).normal_(0.0, _STD, generator=generator)
-            self._last = (name, block, tensor)
-        return self._last[2]
 
 
 def bare_name(name: str) -> str:
@@ -163,8 +146,9 @@ def _index(folder: Path) -> dict[str, list[str]]:
     return {file.name: list(_open(file).keys()) for file in sorted(folder.glob("*.safetensors"))}
 
 
-def _open(path: Path) -> Any:
+def _open(path: Path, framework: str = "np") -> Any:
+    """`np` serves to look at names and shapes without torch."""
     try:
-        return safe_open(path, framework="pt", device="cpu")
+        return safe_open(path, framework=framework, device="cpu")
     except (SafetensorError, OSError) as error:
         raise ConfigError(f"{path}: not a readable safetensors file ({error})") from error

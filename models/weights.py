@@ -14,117 +14,18 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from ..conf.errors import ConfigError
 from ..conf.schema import Architecture
 from ..parallel.mesh import Mesh
-from .checkpoint import RandomTensors, SafetensorsFolder, TensorSource, bare_name
+from .checkpoint import SafetensorsFolder, TensorSource
+from .layout import Names, names_of, tensor_shapes
 from .norm import HeadNorm
+from .random_weights import RandomTensors
 
 if TYPE_CHECKING:
     from .decoder import DecoderLayer
     from .stage import Stage
 
 _BLOCK_BYTES = 4 << 20
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Names:
-    """What a family of checkpoints calls its tensors; `transposed` where linear weights stand as [in, out]."""
-
-    embedding: str
-    positions: str
-    layer: str  # before the names below, with the layer's number
-    attention_norm: str
-    q: str
-    k: str
-    v: str
-    attention_out: str
-    q_norm: str = ""
-    k_norm: str = ""
-    ffn_norm: str
-    gate: str = ""
-    up: str
-    down: str
-    final_norm: str
-    head: str = "lm_head.weight"
-    transposed: bool = False
-
-
-LLAMA = Names(
-    embedding="model.embed_tokens.weight",
-    positions="model.embed_positions.weight",
-    layer="model.layers.{}.",
-    attention_norm="input_layernorm",
-    q="self_attn.q_proj",
-    k="self_attn.k_proj",
-    v="self_attn.v_proj",
-    attention_out="self_attn.o_proj",
-    q_norm="self_attn.q_norm.weight",
-    k_norm="self_attn.k_norm.weight",
-    ffn_norm="post_attention_layernorm",
-    gate="mlp.gate_proj",
-    up="mlp.up_proj",
-    down="mlp.down_proj",
-    final_norm="model.norm",
-)
-GPT2 = Names(
-    embedding="transformer.wte.weight",
-    positions="transformer.wpe.weight",
-    layer="transformer.h.{}.",
-    attention_norm="ln_1",
-    q="attn.c_attn",  # q, k and v side by side in one tensor
-    k="attn.c_attn",
-    v="attn.c_attn",
-    attention_out="attn.c_proj",
-    ffn_norm="ln_2",
-    up="mlp.c_fc",
-    down="mlp.c_proj",
-    final_norm="transformer.ln_f",
-    transposed=True,
-)
-
-
-def names_of(arch: Architecture) -> Names:
-    """GPT-2's names for learned positions, LLaMA's (which Mistral and Qwen share) for rotary ones."""
-    return GPT2 if arch.position == "learned" and not arch.gated_ffn and not arch.qk_norm else LLAMA
-
-
-def tensor_shapes(arch: Architecture) -> dict[str, tuple[int, ...]]:
-    """Every tensor of a checkpoint of `arch`, with its shape."""
-    names, H, D = names_of(arch), arch.hidden_size, arch.head_dim
-    shapes: dict[str, tuple[int, ...]] = {names.embedding: (arch.vocab_size, H)}
-
-    def linear(name: str, out_size: int, in_size: int, bias: bool) -> None:
-        shapes[f"{name}.weight"] = (in_size, out_size) if names.transposed else (out_size, in_size)
-        if bias:
-            shapes[f"{name}.bias"] = (out_size,)
-
-    def norm(name: str) -> None:
-        shapes[f"{name}.weight"] = (H,)
-        if arch.norm == "layer":
-            shapes[f"{name}.bias"] = (H,)
-
-    if arch.position == "learned":
-        shapes[names.positions] = (arch.max_position, H)
-    for i in range(arch.num_layers):
-        prefix = names.layer.format(i)
-        norm(prefix + names.attention_norm)
-        widths = {prefix + names.q: arch.num_heads * D}
-        for name in (names.k, names.v):
-            widths[prefix + name] = widths.get(prefix + name, 0) + arch.num_kv_heads * D
-        for name, width in widths.items():
-            linear(name, width, H, arch.qkv_bias)
-        linear(prefix + names.attention_out, H, arch.num_heads * D, arch.attention_out_bias)
-        if arch.qk_norm:
-            shapes[prefix + names.q_norm] = shapes[prefix + names.k_norm] = (D,)
-        norm(prefix + names.ffn_norm)
-        for name in (names.gate, names.up) if arch.gated_ffn else (names.up,):
-            linear(prefix + name, arch.ffn_size, H, arch.ffn_bias)
-        linear(prefix + names.down, H, arch.ffn_size, arch.ffn_bias)
-    norm(names.final_norm)
-    if not arch.tie_embeddings:
-        shapes[names.head] = (arch.vocab_size, H)
-    return shapes
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,35 +140,15 @@ def load_stage(stage: Stage, folder: Path | None, seed: int) -> None:
         ConfigError: a tensor is missing, has the wrong shape, or is unknown to the architecture.
     """
     shapes = tensor_shapes(stage.arch)
-    source = RandomTensors(shapes, seed) if folder is None else SafetensorsFolder(folder)
-    if isinstance(source, SafetensorsFolder):
-        _check_unknown(source, stage.arch)
     pieces = list(plan_pieces(stage))
-    for piece in pieces:
-        _check_shape(source, piece.name, shapes[piece.name], stage.arch)
+    source: TensorSource
+    if folder is None:
+        source = RandomTensors(shapes, seed)
+    else:
+        source = SafetensorsFolder(folder)
+        source.check(stage.arch, {piece.name for piece in pieces})
     pieces.sort(key=lambda piece: piece.target.numel(), reverse=True)  # while there is most room for a block
     for piece in pieces:
         piece.load(source)
     if isinstance(source, SafetensorsFolder):
         source.close()
-
-
-def _check_shape(source: TensorSource, name: str, expected: tuple[int, ...], arch: Architecture) -> None:
-    found = source.shape(name)
-    if found is None:
-        raise ConfigError(f"{source.where(name)}: tensor {name}, of shape {list(expected)}, is missing")
-    if name == names_of(arch).positions:  # model.max_model_len may cap it
-        holds = len(found) == 2 and found[0] >= expected[0] and found[1] == expected[1]
-    else:
-        holds = found == expected
-    if not holds:
-        raise ConfigError(f"{source.where(name)}: tensor {name} has shape {list(found)}, not {list(expected)}")
-
-
-def _check_unknown(source: SafetensorsFolder, arch: Architecture) -> None:
-    """Tensors that the architecture does not know would be left out in silence; buffers that we compute may be."""
-    bare = {bare_name(name) for name in tensor_shapes(arch)}
-    buffers = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
-    for name, key in source.names().items():
-        if name not in bare and not name.endswith(buffers) and name != "lm_head.weight":
-            raise ConfigError(f"{source.where(name)}: tensor {key} is not part of the architecture in config.json")

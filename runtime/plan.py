@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..conf.schema import Architecture, EngineConfig
+from ..models.checkpoint import SafetensorsFolder
 from ..models.huggingface import resolve_architecture, resolve_weights
+from ..models.layout import tensor_shapes
 from ..models.memory import block_count, dtype_bytes, slot_bound
 from ..parallel.split import check_parallel, split_layers
 from .scheduler import Limits
@@ -37,6 +39,8 @@ def make_plan(config: EngineConfig) -> Plan:
     folder = resolve_weights(config.model)
     arch = resolve_architecture(config.model)
     check_parallel(arch, parallel)
+    if folder is not None:
+        SafetensorsFolder(folder).check(arch, tensor_shapes(arch))
     element = dtype_bytes(config.model, hardware.device)
     depth = parallel.in_flight
     if cache.num_blocks is None:

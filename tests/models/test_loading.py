@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 
 from gapless.conf.errors import ConfigError
 from gapless.conf.schema import Architecture, ModelConfig
+from gapless.models.layout import tensor_shapes
 from gapless.models.stage import Stage, build_stage
-from gapless.models.weights import tensor_shapes
 from gapless.parallel.groups import Groups
 from gapless.parallel.mesh import Mesh
 from gapless.parallel.rendezvous import Rendezvous

@@ -1,0 +1,107 @@
+"""What a checkpoint calls its tensors, and their shapes, by family. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..conf.schema import Architecture
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Names:
+    """What a family of checkpoints calls its tensors; `transposed` where linear weights stand as [in, out]."""
+
+    embedding: str
+    positions: str
+    layer: str  # before the names below, with the layer's number
+    attention_norm: str
+    q: str
+    k: str
+    v: str
+    attention_out: str
+    q_norm: str = ""
+    k_norm: str = ""
+    ffn_norm: str
+    gate: str = ""
+    up: str
+    down: str
+    final_norm: str
+    head: str = "lm_head.weight"
+    transposed: bool = False
+
+
+LLAMA = Names(
+    embedding="model.embed_tokens.weight",
+    positions="model.embed_positions.weight",
+    layer="model.layers.{}.",
+    attention_norm="input_layernorm",
+    q="self_attn.q_proj",
+    k="self_attn.k_proj",
+    v="self_attn.v_proj",
+    attention_out="self_attn.o_proj",
+    q_norm="self_attn.q_norm.weight",
+    k_norm="self_attn.k_norm.weight",
+    ffn_norm="post_attention_layernorm",
+    gate="mlp.gate_proj",
+    up="mlp.up_proj",
+    down="mlp.down_proj",
+    final_norm="model.norm",
+)
+GPT2 = Names(
+    embedding="transformer.wte.weight",
+    positions="transformer.wpe.weight",
+    layer="transformer.h.{}.",
+    attention_norm="ln_1",
+    q="attn.c_attn",  # q, k and v side by side in one tensor
+    k="attn.c_attn",
+    v="attn.c_attn",
+    attention_out="attn.c_proj",
+    ffn_norm="ln_2",
+    up="mlp.c_fc",
+    down="mlp.c_proj",
+    final_norm="transformer.ln_f",
+    transposed=True,
+)
+
+
+def names_of(arch: Architecture) -> Names:
+    """GPT-2's names for learned positions, LLaMA's (which Mistral and Qwen share) for rotary ones."""
+    return GPT2 if arch.position == "learned" and not arch.gated_ffn and not arch.qk_norm else LLAMA
+
+
+def tensor_shapes(arch: Architecture) -> dict[str, tuple[int, ...]]:
+    """Every tensor of a checkpoint of `arch`, with its shape."""
+    names, H, D = names_of(arch), arch.hidden_size, arch.head_dim
+    shapes: dict[str, tuple[int, ...]] = {names.embedding: (arch.vocab_size, H)}
+
+    def linear(name: str, out_size: int, in_size: int, bias: bool) -> None:
+        shapes[f"{name}.weight"] = (in_size, out_size) if names.transposed else (out_size, in_size)
+        if bias:
+            shapes[f"{name}.bias"] = (out_size,)
+
+    def norm(name: str) -> None:
+        shapes[f"{name}.weight"] = (H,)
+        if arch.norm == "layer":
+            shapes[f"{name}.bias"] = (H,)
+
+    if arch.position == "learned":
+        shapes[names.positions] = (arch.max_position, H)
+    for i in range(arch.num_layers):
+        prefix = names.layer.format(i)
+        norm(prefix + names.attention_norm)
+        widths = {prefix + names.q: arch.num_heads * D}
+        for name in (names.k, names.v):
+            widths[prefix + name] = widths.get(prefix + name, 0) + arch.num_kv_heads * D
+        for name, width in widths.items():
+            linear(name, width, H, arch.qkv_bias)
+        linear(prefix + names.attention_out, H, arch.num_heads * D, arch.attention_out_bias)
+        if arch.qk_norm:
+            shapes[prefix + names.q_norm] = shapes[prefix + names.k_norm] = (D,)
+        norm(prefix + names.ffn_norm)
+        for name in (names.gate, names.up) if arch.gated_ffn else (names.up,):
+            linear(prefix + name, arch.ffn_size, H, arch.ffn_bias)
+        linear(prefix + names.down, H, arch.ffn_size, arch.ffn_bias)
+    norm(names.final_norm)
+    if not arch.tie_embeddings:
+        shapes[names.head] = (arch.vocab_size, H)
+    return shapes

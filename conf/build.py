@@ -155,7 +155,7 @@ def locate(config: E) -> E:
             what = "is a file; give the folder that holds it" if weights.exists() else "no such folder"
             raise ConfigError(f"model.weights={model.weights}: {what}{hint}")
         found["weights"] = str(weights)
-    if model.tokenizer is not None:
+    if model.tokenizer not in (None, "none"):
         tokenizer = Path(model.tokenizer).expanduser().absolute()
         if not tokenizer.exists():
             raise ConfigError(f"model.tokenizer={model.tokenizer}: no such folder or tokenizer.json")

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from .errors import ConfigError
 
+_INTEGERS = ("n", "max_tokens", "min_tokens", "top_k")
+_NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
@@ -41,6 +44,12 @@ class SamplingParams:
             value = getattr(self, name)
             value = (value,) if isinstance(value, str | int) else tuple(value or ())
             object.__setattr__(self, name, value)
+        given = [name for name in ("seed", "logprobs") if getattr(self, name) is not None]
+        for names, kind, right in (((*_INTEGERS, *given), int, "an integer"), (_NUMBERS, int | float, "a number")):
+            for name in names:
+                value = getattr(self, name)
+                if not isinstance(value, kind) or isinstance(value, bool):
+                    raise ConfigError(f"sampling.{name}={value!r}: must be {right}")
         rules = [
             ("n", self.n >= 1, "1 or more"),
             ("max_tokens", self.max_tokens >= 1, "1 or more"),
@@ -49,6 +58,7 @@ class SamplingParams:
             ("top_p", 0.0 < self.top_p <= 1.0, "in (0, 1]"),
             ("top_k", self.top_k >= 0, "0 (all) or more"),
             ("min_p", 0.0 <= self.min_p <= 1.0, "in [0, 1]"),
+            ("seed", self.seed is None or abs(self.seed) < 1 << 63, "null or an integer of 64 bits"),
             ("repetition_penalty", 0.0 < self.repetition_penalty < float("inf"), "above 0"),
             ("presence_penalty", -2.0 <= self.presence_penalty <= 2.0, "in [-2, 2]"),
             ("frequency_penalty", -2.0 <= self.frequency_penalty <= 2.0, "in [-2, 2]"),

@@ -237,6 +237,9 @@ class EngineConfig:
     cache: CacheConfig = field(default_factory=CacheConfig)
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        _check("seed", self.seed, 0 <= self.seed < 1 << 32, "0 to 4294967295")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateConfig(EngineConfig):

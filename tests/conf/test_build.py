@@ -102,12 +102,29 @@ def test_policy_is_picked_by_its_name(name: str) -> None:
     (SamplingParams, "sampling", {"stop": [1]}, "sampling.stop=[1]: must be a list of strings"),
     (SamplingParams, "sampling", {"temprature": 1},
      "sampling.temprature: unknown key; did you mean 'sampling.temperature'?"),
+    (SamplingParams, "sampling", {"seed": 1 << 63}, f"sampling.seed={1 << 63}: must be null or an integer of 64 bits"),
+    (EngineConfig, "", {"model": {"weights": "shipped"}, "seed": -1}, "seed=-1: must be 0 to 4294967295"),
+    (EngineConfig, "", {"model": {"weights": "shipped"}, "seed": 1 << 32}, "seed=4294967296: must be 0 to 4294967295"),
     (EngineConfig, "", {"model": {"weights": "shipped"}, "modle": {}}, "modle: unknown key; did you mean 'model'?"),
     (GenerateConfig, "", {"model": {"weights": "shipped"}, "chunk": 4},
      "chunk: unknown key; did you mean 'scheduler.chunk'?"),
 ])  # fmt: skip
 def test_each_error_is_one_line(cls: type, key: str, mapping: dict[str, Any], line: str) -> None:
     assert error(cls, mapping, key) == line
+
+
+@pytest.mark.parametrize(("values", "line"), [
+    ({"max_tokens": None}, "sampling.max_tokens=None: must be an integer"),
+    ({"max_tokens": 1.5}, "sampling.max_tokens=1.5: must be an integer"),
+    ({"seed": "7"}, "sampling.seed='7': must be an integer"),
+    ({"logprobs": True}, "sampling.logprobs=True: must be an integer"),
+    ({"temperature": "hot"}, "sampling.temperature='hot': must be a number"),
+    ({"top_p": None}, "sampling.top_p=None: must be a number"),
+])  # fmt: skip
+def test_sampling_params_made_by_hand_are_checked_alike(values: dict[str, Any], line: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        SamplingParams(**values)
+    assert str(caught.value) == line
 
 
 def test_numbers_of_numpy_and_bare_values_are_taken() -> None:
@@ -129,7 +146,7 @@ ENGINES = st.builds(
                        layers=st.none() | st.just((1, 3)), depth=st.none() | st.integers(1, 9)),
     scheduler=st.builds(SarathiConfig, chunk=st.integers(1, 4096))
     | st.sampled_from([policy() for policy in EngineConfig.SCHEDULERS.values()]),  # type: ignore[call-arg]
-    seed=st.integers(),
+    seed=st.integers(0, 2**32 - 1),
 )  # fmt: skip
 
 
@@ -222,6 +239,8 @@ def test_locate_makes_folders_absolute(tmp_path: Any, monkeypatch: pytest.Monkey
     (tmp_path / "file").touch()
     config = EngineConfig(model=ModelConfig(weights="mine", tokenizer="file"))
     assert locate(config).model == ModelConfig(weights=str(tmp_path / "mine"), tokenizer=str(tmp_path / "file"))
+    ids_only = ModelConfig(tokenizer="none", weights="shipped")
+    assert locate(EngineConfig(model=ids_only)).model == ids_only
     for model, line in [
         (ModelConfig(weights="shiped"), "model.weights=shiped: no such folder; did you mean 'shipped'?"),
         (ModelConfig(weights="file"), "model.weights=file: is a file; give the folder that holds it"),

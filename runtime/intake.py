@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 
 from ..conf.errors import ConfigError
@@ -38,7 +39,9 @@ class Intake:
             each = list(params)
         if len(each) != len(many):
             raise ConfigError(f"{len(many)} prompts, but {len(each)} sampling params: give one, or one each")
-        encoded = [self.tokenizer.encode(p) if isinstance(p, str) else [int(token) for token in p] for p in many]
+        if wrong := [p for p in each if not isinstance(p, SamplingParams)]:
+            raise ConfigError(f"sampling params {wrong[0]!r}: must be SamplingParams, one or one a prompt")
+        encoded = [self.tokenizer.encode(p) if isinstance(p, str) else _ids(n, p) for n, p in enumerate(many)]
         for number, (ids, of_it) in enumerate(zip(encoded, each, strict=True)):
             self._check(number, ids, of_it)
         return list(zip(many, encoded, each, strict=True))
@@ -69,6 +72,22 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, str):
         return [prompts]
     many = list(prompts)
-    if many and all(isinstance(p, int) for p in many):
+    if many and all(_is_id(p) for p in many):
         return [many]  # type: ignore[list-item]
     return many  # type: ignore[return-value]
+
+
+def _ids(number: int, prompt: Sequence[int]) -> list[int]:
+    try:
+        return [operator.index(token) for token in prompt]
+    except TypeError:
+        raise ConfigError(f"prompt {number} is neither a text nor a list of token ids") from None
+
+
+def _is_id(value: object) -> bool:
+    """An integer of any kind, numpy's and torch's too."""
+    try:
+        operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        return False
+    return True

@@ -164,8 +164,9 @@ class LLM:
 
         Prompts are checked on the call, not on the first `next`. Closing the iterator early aborts what is unfinished.
         """
-        results = self._submit(prompts, params)
-        return (r.snapshot() for batch in self._run(results) for r in batch)
+        batches = self._run(self._submit(prompts, params))
+        next(batches)  # so that an iterator that is dropped before its first output aborts too
+        return (r.snapshot() for batch in batches for r in batch)
 
     def close(self) -> None:
         """End all ranks; nothing stays behind. May be called twice."""
@@ -206,30 +207,40 @@ class LLM:
         return result
 
     def _run(self, results: list[_Result]) -> Iterator[list[_Result]]:
-        """Drive the coordinator until all of `results` are finished; after each step those that have news."""
-        clock = self._pipeline.clock
+        """Drive the coordinator until all of `results` are finished; first nothing, then those that have news.
+
+        Several may run by turns: a step brings the tokens of all, and each gives out what came for its own.
+        """
+        news: dict[int, _Result] = {}
+        for result in results:
+            result.news = news
         try:
-            while not all(r.output.finished for r in results):
-                events = self._coordinator.step(clock.now() + 1.0)
-                touched: dict[int, _Result] = {}
-                for event in events:
-                    text = self._texts[event.request.id]
-                    if event.token is not None:
-                        text.push(event.token)
-                    if event.request.is_finished:
-                        text.finish()
-                        del self._texts[event.request.id]
-                    touched[text.result.output.request_id] = text.result
-                for span in self.record.spans[self._num_spans :]:
-                    self._live.add(span)
-                self._num_spans = len(self.record.spans)
-                yield list(touched.values())
+            yield []
+            while news or not all(r.output.finished for r in results):
+                if not news:
+                    self._step()
+                fresh = list(news.values())
+                news.clear()
+                yield fresh
         finally:
             for result in results:
                 for request in result.requests:
                     if not request.is_finished:
                         self._coordinator.abort(request)
                         self._texts.pop(request.id).finish()
+
+    def _step(self) -> None:
+        for event in self._coordinator.step(self._pipeline.clock.now() + 1.0):
+            text = self._texts[event.request.id]
+            if event.token is not None:
+                text.push(event.token)
+            if event.request.is_finished:
+                text.finish()
+                del self._texts[event.request.id]
+            text.result.news[text.result.output.request_id] = text.result
+        for span in self.record.spans[self._num_spans :]:
+            self._live.add(span)
+        self._num_spans = len(self.record.spans)
 
     def _check_stop(self, request: Request, sampled: Sampled) -> str | None:
         text = self._texts[request.id]
@@ -240,10 +251,11 @@ class LLM:
 
 
 class _Result:
-    """A user's request: one prompt, `n` coordinator requests."""
+    """A user's request: one prompt, `n` coordinator requests. `news`: of its call, those with tokens not given out."""
 
     def __init__(self, number: int, prompt: str | None, ids: list[int], requests: list[Request]) -> None:
         self.requests = requests
+        self.news: dict[int, _Result] = {}
         outputs = [CompletionOutput(i) for i in range(len(requests))]
         self.output = RequestOutput(requests[0].id, number, prompt, ids, outputs)
 

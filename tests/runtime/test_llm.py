@@ -6,7 +6,9 @@ import itertools
 import math
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
+import torch
 
 from gapless.conf.schema import OrcaBestConfig, RequestLevelConfig, SarathiConfig
 from gapless.runtime import LLM, SamplingParams
@@ -51,6 +53,8 @@ def test_one_params_or_one_each(llm: LLM, greedy: list[list[int]]) -> None:
     assert {o.outputs[0].finish_reason for o in outputs[:3]} == {"length"}
     with pytest.raises(ValueError, match="4 prompts, but 3 sampling params"):
         llm.generate(PROMPTS, each[:3])
+    with pytest.raises(ValueError, match="must be SamplingParams"):
+        llm.generate(PROMPTS[0], {"max_tokens": 4})  # type: ignore[arg-type]
 
 
 def test_text_is_the_decoded_tokens(llm: LLM) -> None:
@@ -81,6 +85,38 @@ def test_a_stream_that_is_left_early_aborts(llm: LLM, greedy: list[list[int]]) -
     reasons = [r.finish_reason for r in llm.record.requests]
     assert reasons[:4] == ["abort"] * 4
     Ledger(llm.record).check()
+
+
+def test_streams_may_take_turns(llm: LLM, greedy: list[list[int]]) -> None:
+    params = SamplingParams(max_tokens=24)
+    first, second = llm.stream(PROMPTS[:2], params), llm.stream(PROMPTS[2:], params)
+    seen = {0: [next(first)], 1: [next(second)]}
+    assert llm.generate(PROMPTS[0], params)[0].outputs[0].token_ids == greedy[0]
+    seen[0] += first
+    seen[1] += second
+    for number, outputs in seen.items():
+        last = {o.index: o for o in outputs}
+        assert [last[i].outputs[0].token_ids for i in range(2)] == greedy[2 * number :][:2]
+        assert all(o.finished for o in last.values())
+    for one, other in itertools.pairwise(seen.values()):
+        assert not {o.request_id for o in one} & {o.request_id for o in other}
+
+
+def test_a_stream_that_is_never_begun_aborts(llm: LLM, greedy: list[list[int]]) -> None:
+    for leave in (lambda stream: stream.close(), lambda stream: None):
+        leave(llm.stream(PROMPTS, SamplingParams(max_tokens=24)))
+        llm.reset()
+    assert llm.generate(PROMPTS[0], SamplingParams(max_tokens=24))[0].outputs[0].token_ids == greedy[0]
+
+
+def test_token_ids_may_be_integers_of_any_kind(llm: LLM, greedy: list[list[int]]) -> None:
+    ids = llm.tokenizer.encode(PROMPTS[0])
+    params = SamplingParams(max_tokens=24)
+    for prompts in (np.array(ids), torch.tensor(ids), tuple(ids), np.array([ids])):
+        (output,) = llm.generate(prompts, params)
+        assert output.prompt_token_ids == ids
+        assert {type(token) for token in output.prompt_token_ids} == {int}
+        assert output.outputs[0].token_ids == greedy[0]
 
 
 @pytest.mark.parametrize("policy", [SarathiConfig(chunk=5, tile=1, batch=2), OrcaBestConfig(), RequestLevelConfig()])
@@ -173,6 +209,10 @@ def test_penalties_survive_preemption(llm: LLM) -> None:
         ([], "prompt 0 is empty"),
         ([5, 10**6], "prompt 0 holds a token id outside 0"),
         ([-1], "prompt 0 holds a token id outside 0"),
+        ([1.5], "prompt 0 is neither a text nor a list of token ids"),
+        ([None], "prompt 0 is neither a text nor a list of token ids"),
+        ({"prompt_token_ids": [1]}, "prompt 0 is neither a text nor a list of token ids"),
+        (None, "prompt 0 is neither a text nor a list of token ids"),
         ([1] * 2048, "prompt 0 has 2048 tokens: the context is 2048"),
     ],
 )

@@ -82,8 +82,12 @@ class RayLauncher:
                 ray.init(
                     address="local", num_cpus=cpus, include_dashboard=False, _node_ip_address="127.0.0.1", **options
                 )
-        except ConnectionError as error:
-            raise ConfigError(f"parallel.ray_address={address}: no Ray cluster answers there ({error})") from error
+        except (ConnectionError, ray.exceptions.RayError) as error:
+            # Ray sends its token to a given address in this mode only, and tells a refusal as no answer.
+            hint = "" if os.environ.get("RAY_AUTH_MODE") == "token" else "; if it wants a token: RAY_AUTH_MODE=token"
+            raise ConfigError(
+                f"parallel.ray_address={address}: no Ray cluster lets us in there ({error}){hint}"
+            ) from error
         self._owns_ray = True
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, on_term)  # Ray puts a handler of its own in its place

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
+import struct
 import sys
-from collections.abc import Iterator
 from datetime import timedelta
 from types import TracebackType
 from urllib.parse import urlsplit
@@ -17,7 +18,7 @@ from .megatron import parallel_state
 from .mesh import Mesh
 from .rendezvous import Rendezvous
 
-_LOOPBACK = {"127.0.0.1", "::1", "localhost"}
+_SIOCGIFADDR = 0x8915
 
 
 class Groups:
@@ -47,27 +48,25 @@ class Groups:
             torch.cuda.set_device(device)
         if mesh.world_size == 1 and parallel_state.model_parallel_is_initialized():
             # A second model in this process; a group of one never talks, so it matters not who made it.
-            tp, pp = parallel_state.get_tensor_model_parallel_group(), parallel_state.get_pipeline_model_parallel_group()
             assert dist.get_world_size() == 1, "this process is a rank of a larger mesh"
-            return cls(mesh, device, tp, pp, owned=False)
+            return cls(mesh, device, dist.group.WORLD, dist.group.WORLD, owned=False)
         timeout = timedelta(seconds=timeout_s)
         backend = "nccl" if device.type == "cuda" else "gloo"
         store = rendezvous.store
         if store is None and not rendezvous.init_method:
             store = dist.HashStore()
-        host = store.host if isinstance(store, dist.TCPStore) else urlsplit(rendezvous.init_method).hostname
-        with _gloo_interface(host):
-            try:
-                dist.init_process_group(
-                    backend, init_method=rendezvous.init_method or None, store=store, rank=mesh.rank,
-                    world_size=mesh.world_size, timeout=timeout,
-                )
-                parallel_state.initialize_model_parallel(
-                    mesh.tp, mesh.pp, create_gloo_process_groups=False, distributed_timeout_minutes=timeout_s / 60
-                )
-            except BaseException:
-                _destroy()
-                raise
+        _bind_to(rendezvous.host or urlsplit(rendezvous.init_method).hostname or "127.0.0.1")
+        try:
+            dist.init_process_group(
+                backend, init_method=rendezvous.init_method or None, store=store, rank=mesh.rank,
+                world_size=mesh.world_size, timeout=timeout,
+            )
+            parallel_state.initialize_model_parallel(
+                mesh.tp, mesh.pp, create_gloo_process_groups=False, distributed_timeout_minutes=timeout_s / 60
+            )
+        except BaseException:
+            _destroy()
+            raise
         tp, pp = parallel_state.get_tensor_model_parallel_group(), parallel_state.get_pipeline_model_parallel_group()
         assert dist.get_process_group_ranks(tp) == mesh.tp_groups[mesh.stage], mesh
         assert dist.get_process_group_ranks(pp) == mesh.pp_groups[mesh.tp_rank], mesh
@@ -93,15 +92,28 @@ def _destroy() -> None:
         dist.destroy_process_group()
 
 
-@contextlib.contextmanager
-def _gloo_interface(host: str | None) -> Iterator[None]:
-    """Ranks that meet on loopback talk on loopback, whatever this machine's name resolves to."""
-    key = "GLOO_SOCKET_IFNAME"
-    if key in os.environ or not (host is None or host in _LOOPBACK) or not sys.platform.startswith("linux"):
-        yield
-        return
-    os.environ[key] = "lo"
-    try:
-        yield
-    finally:
-        del os.environ[key]
+def _bind_to(host: str) -> None:
+    """Gloo and NCCL talk on the interface of this address, not on the one that this machine's name resolves to.
+
+    For as long as this process lives: NCCL reads it only when a communicator is first used.
+    """
+    if interface := interface_of(host):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
+
+
+def interface_of(host: str) -> str | None:
+    """The network interface of this machine that holds an IPv4 address; None if there is none, or not on Linux."""
+    if not sys.platform.startswith("linux"):
+        return None
+    import fcntl
+
+    address = socket.gethostbyname(host)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name.encode()[:15])
+            with contextlib.suppress(OSError):  # an interface without an address
+                answer = fcntl.ioctl(sock.fileno(), _SIOCGIFADDR, request)
+                if socket.inet_ntoa(answer[20:24]) == address:
+                    return name
+    return None

@@ -82,7 +82,7 @@ class _Rank:
         self.client = client
         self.setup = setup
         self.mesh = Mesh(setup.pp, setup.tp, rank)
-        rendezvous = Rendezvous(rank, self.mesh.world_size, device=device, store=store)
+        rendezvous = Rendezvous(rank, self.mesh.world_size, device=device, store=store, host=client.host)
         self.groups = Groups.start(rendezvous, self.mesh, setup.timeout_s)
         stage = build_stage(
             setup.model,

@@ -105,9 +105,8 @@ class RayLauncher:
                 f"Ray could not place {parallel.pp} stages of {_text(bundle)} each within "
                 f"parallel.start_timeout_s={parallel.start_timeout_s:g}: is the cluster busy?"
             )
-        threads = str(parallel.threads or 1)
         actor = ray.remote(num_cpus=1, num_gpus=1 if uses_gpu else 0, max_restarts=0)(RankActor)
-        env = {"TORCHDYNAMO_DISABLE": "1", "OMP_NUM_THREADS": threads} if not uses_gpu else {}
+        env = {} if uses_gpu else {"TORCHDYNAMO_DISABLE": "1"}
         for rank in range(parallel.world_size):
             strategy = PlacementGroupSchedulingStrategy(
                 placement_group=self._group, placement_group_bundle_index=rank // parallel.tp

@@ -49,7 +49,6 @@ class TorchrunLauncher:
             "endpoint": asdict(endpoint),
             "device": hardware.device,
             "timeout_s": parallel.start_timeout_s,
-            "threads": parallel.threads or 1,
         }
         _store().set(_KEY, json.dumps(told))
         env = os.environ | {_RANK_ENV: json.dumps(told)}

@@ -99,6 +99,7 @@ class ControlServer:
         self._ranks: dict[int, _Frames] = {}
         self._pending: list[tuple[int, bytes]] = []
         self._selector = selectors.DefaultSelector()
+        self.node: dict[int, str] = {}  # rank: its node's boot id
         self.clock_offset: dict[int, float] = {}  # rank: its monotonic clock minus ours, seconds
 
     @property
@@ -126,6 +127,7 @@ class ControlServer:
         rank = int(rank_text)
         if not hmac.compare_digest(secret.encode(), self._secret) or rank in self._ranks:
             raise ValueError("not of this run")
+        self.node[rank] = boot
         self.clock_offset[rank] = 0.0 if boot == boot_id() else self._measure_offset(frames)
         frames.send(_WELCOME, b"")
         self._ranks[rank] = frames

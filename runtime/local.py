@@ -21,7 +21,6 @@ class LocalPipeline:
     def __init__(self, setup: Setup, device: str) -> None:
         import torch
 
-        from ..models.stage import build_stage
         from ..parallel.groups import Groups
         from ..parallel.rendezvous import Rendezvous
         from .stage_worker import StageWorker
@@ -34,16 +33,7 @@ class LocalPipeline:
         self.num_blocks = setup.num_blocks
         self.where = [f"{socket.gethostname()} pid {os.getpid()} {device}"]
         self._groups: Any = Groups.start(Rendezvous(0, 1, device=device), Mesh(1, 1), setup.timeout_s)
-        stage = build_stage(
-            setup.model,
-            setup.arch,
-            self._groups,
-            range(*setup.layers[0]),
-            num_blocks=setup.num_blocks,
-            block_size=setup.block_size,
-            seed=setup.seed,
-        )
-        self._worker = StageWorker(stage)
+        self._worker = StageWorker.build(setup, self._groups)
         self._steps: deque[Step] = deque()
         self._idle_since = self.clock.now()
 

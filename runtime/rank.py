@@ -71,30 +71,21 @@ class _Rank:
     def __init__(self, client: ControlClient, setup: Setup, store: Any, rank: int, device: str) -> None:
         import torch
 
-        from ..models.stage import build_stage
         from ..parallel.groups import Groups
         from ..parallel.rendezvous import Rendezvous
         from ..parallel.transport import Transport
         from .stage_worker import StageWorker
 
-        if setup.threads:
-            torch.set_num_threads(setup.threads)
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        torch.set_num_threads(setup.threads or max(1, cores // setup.node_ranks[rank]))
         self.client = client
         self.setup = setup
         self.mesh = Mesh(setup.pp, setup.tp, rank)
         rendezvous = Rendezvous(rank, self.mesh.world_size, device=device, store=store, host=client.host)
         self.groups = Groups.start(rendezvous, self.mesh, setup.timeout_s)
-        stage = build_stage(
-            setup.model,
-            setup.arch,
-            self.groups,
-            range(*setup.layers[self.mesh.stage]),
-            num_blocks=setup.num_blocks,
-            block_size=setup.block_size,
-            seed=setup.seed,
-        )
         self.is_cuda = self.groups.device.type == "cuda"
-        self.worker = StageWorker(stage)
+        self.worker = StageWorker.build(setup, self.groups)
+        stage = self.worker.stage
         self.transport = Transport(self.groups, setup.arch.hidden_size, stage.dtype, setup.depth)
         self.inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         where = f"{socket.gethostname()} pid {os.getpid()} {self.groups.device}"

@@ -64,7 +64,13 @@ class RemotePipeline:
                 )
             on_progress(f"{len(self._server.connected)} of {world} ranks started")
         hello = next(m for m in self._hear_all(1, deadline, "open the store") if isinstance(m, Hello))
-        setup = msgspec.structs.replace(setup, store_host=hello.store_host, store_port=hello.store_port)
+        nodes = list(self._server.node.values())
+        setup = msgspec.structs.replace(
+            setup,
+            store_host=hello.store_host,
+            store_port=hello.store_port,
+            node_ranks=[nodes.count(self._server.node[rank]) for rank in range(world)],
+        )
         self._server.publish(encoder.encode(setup))
         on_progress("ranks load their shards")
         ready = self._hear_all(world, deadline + self._parallel.step_timeout_s, "build their stages")

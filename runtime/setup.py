@@ -20,10 +20,11 @@ class Setup(msgspec.Struct, frozen=True, array_like=True, tag="setup"):
     num_blocks: int
     block_size: int
     seed: int
-    threads: int | None
+    threads: int | None  # of a rank; None: the cores of its node over `node_ranks`
     timeout_s: float
     store_host: str
     store_port: int
+    node_ranks: list[int] = []  # by rank: how many ranks share its node
     epoch: int = 0
 
 

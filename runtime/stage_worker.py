@@ -10,10 +10,12 @@ import torch
 from ..models.batch import RaggedBatch
 from ..models.batch import Segment as KVSegment
 from ..models.sampling import Sampler
+from ..models.stage import Stage, build_stage
 from .messages import Sampled, Segment, Step
+from .setup import Setup
 
 if TYPE_CHECKING:
-    from ..models.stage import Stage
+    from ..parallel.groups import Groups
 
 
 class StageWorker:
@@ -24,6 +26,24 @@ class StageWorker:
         mesh = stage.mesh
         self._sampler = Sampler(stage.arch.vocab_size) if mesh.is_last and mesh.tp_rank == 0 else None
         self._blocks: dict[int, list[int]] = {}
+
+    @classmethod
+    def build(cls, setup: Setup, groups: Groups) -> StageWorker:
+        """Build and load this rank's stage.
+
+        Raises:
+            ConfigError: the checkpoint or the attention backend does not serve.
+        """
+        stage = build_stage(
+            setup.model,
+            setup.arch,
+            groups,
+            range(*setup.layers[groups.mesh.stage]),
+            num_blocks=setup.num_blocks,
+            block_size=setup.block_size,
+            seed=setup.seed,
+        )
+        return cls(stage)
 
     def prepare(self, step: Step) -> RaggedBatch:
         """Update the tables from a step, before its activation is there."""

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 import threading
 from typing import Any
 
@@ -47,7 +48,14 @@ class RayLauncher:
         self._owns_ray = False
 
     def check(self, parallel: ParallelConfig, hardware: HardwareConfig) -> None:
-        """Ray says what it lacks only once it runs: see `start`."""
+        """Whether something listens at a given address; Ray itself takes minutes to say that nothing does."""
+        address = parallel.ray_address or os.environ.get("RAY_ADDRESS", "")
+        host, _, port = address.rpartition(":")
+        if host and "/" not in host and port.isdigit():
+            try:
+                socket.create_connection((host, int(port)), timeout=10.0).close()
+            except OSError as error:
+                raise ConfigError(f"parallel.ray_address={address}: nothing answers there ({error})") from error
 
     def start(self, endpoint: Endpoint, parallel: ParallelConfig, hardware: HardwareConfig) -> None:
         import ray

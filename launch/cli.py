@@ -68,7 +68,7 @@ class StandardInput:
     @cached_property
     def text(self) -> str:
         try:
-            return sys.stdin.buffer.read().decode()
+            return sys.stdin.buffer.read().decode("utf-8-sig")
         except UnicodeDecodeError as error:
             raise ConfigError(f"standard input: not UTF-8 ({error.reason} at byte {error.start})") from None
 
@@ -80,7 +80,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         signal.signal(signal.SIGTERM, _terminate)
     try:
         _dispatch(arguments)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # closed by whoever started us
+            sys.stdout.flush()
     except ValueError as error:
         return _fail(error, 2)
     except KeyboardInterrupt:

@@ -47,3 +47,8 @@ def check_launcher(parallel: ParallelConfig, hardware: HardwareConfig) -> None:
     """
     if parallel.launcher != "local":
         find_launcher(parallel.launcher).check(parallel, hardware)
+    elif hardware.device == "cuda":
+        import torch
+
+        if not torch.cuda.is_available():
+            raise ConfigError(f"hardware={hardware.name}: torch finds no CUDA device here; choose hardware=cpu")

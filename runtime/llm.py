@@ -17,7 +17,7 @@ from ..models.tokenizer import Detokenizer, Tokenizer
 from .blocks import BlockPool
 from .coordinator import Coordinator
 from .intake import Intake, Prompt
-from .launcher import Launcher, find_launcher
+from .launcher import Launcher, check_launcher, find_launcher
 from .ledger import LiveBubbles
 from .local import LocalPipeline
 from .messages import Sampled
@@ -324,6 +324,7 @@ def _start_pipeline(
 ) -> Pipeline:
     setup = make_setup(config, plan)
     if config.parallel.launcher == "local" and launcher is None:
+        check_launcher(config.parallel, config.hardware)
         on_progress("loading the model in this process")
         return LocalPipeline(setup, "cuda:0" if config.hardware.device == "cuda" else "cpu")
     starter = launcher or find_launcher(config.parallel.launcher)

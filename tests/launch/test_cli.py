@@ -127,6 +127,12 @@ def test_exit_code_of_the_process(tmp_path: Path) -> None:
     assert done.stderr == "gapless: error: scheduler=sarati: unknown; did you mean 'sarathi'?\n"
 
 
+def test_a_closed_standard_output_is_no_error() -> None:
+    command = [sys.executable, "-m", "gapless.launch.cli", "--version"]
+    done = subprocess.run(["sh", "-c", 'exec "$@" >&-', "sh", *command], stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_empty_standard_input_is_one_line(tmp_path: Path) -> None:
     done = gapless("generate", cwd=tmp_path, stdin="\n \n")
     assert (done.returncode, done.stderr) == (2, "gapless: error: standard input: no prompts in it\n")

@@ -75,7 +75,7 @@ def test_a_run_leaves_its_folder_and_prints_its_texts(tmp_path: Path) -> None:
 
 def test_lines_of_standard_input_come_back_in_their_order(tmp_path: Path) -> None:
     overrides = ["sampling.n=2", "sampling.max_tokens=3", "outputs=o u,t.jsonl", "hydra.run.dir=here"]
-    done = generate(*overrides, "print_texts=false", cwd=tmp_path, stdin="one\n\ntwo two\r\n  three\n")
+    done = generate(*overrides, "print_texts=false", cwd=tmp_path, stdin="\ufeffone\n\ntwo two\r\n  three\n")
     assert done.returncode == 0, done.stderr
     found = rows(tmp_path / "o u,t.jsonl")
     assert [(row["index"], row["prompt"]) for row in found] == [(0, "one"), (1, "two two"), (2, "  three")]

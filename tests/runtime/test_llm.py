@@ -256,6 +256,10 @@ def test_a_closed_llm_says_so() -> None:
         ({"tp": 3}, r"parallel\.tp=3: must divide"),
         ({"pp": 50}, r"parallel\.pp=50: must be at most"),
         ({"hardware.memory_gib": 0.001}, r"hardware\.memory_gib=0\.001"),
+        pytest.param(
+            {"hardware": "a100-80g"}, "hardware=a100-80g: torch finds no CUDA device",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU"),
+        ),
     ],
 )
 def test_a_wrong_choice_is_one_line_before_anything_starts(overrides: dict, message: str) -> None:

@@ -1,0 +1,110 @@
+"""The documents hold: links and paths exist, commands compose, the Python example runs."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gapless.conf.build import dotted_keys, group_names
+from gapless.conf.sampling import SamplingParams
+from gapless.conf.schema import EngineConfig, GenerateConfig
+from gapless.launch import compose
+from gapless.runtime.ledger import CAUSES
+
+ROOT = Path(__file__).parent.parent
+ROOMS = ("conf", "parallel", "models", "runtime", "launch", "tests", "benchmarks", "docs", ".ci")
+DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md")
+MADE_LATER = {"benchmarks/results/"}
+
+
+def text_of(document: str) -> str:
+    return (ROOT / document).read_text(encoding="utf-8")
+
+
+def blocks(document: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", text_of(document), re.DOTALL | re.MULTILINE)
+
+
+def prose(document: str) -> str:
+    return re.sub(r"^```.*?^```$", "", text_of(document), flags=re.DOTALL | re.MULTILINE)
+
+
+def anchors(document: str) -> set[str]:
+    headings = re.findall(r"^#+ (.*)$", prose(document), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_links_lead_somewhere(document: str) -> None:
+    links = re.findall(r"\]\(([^)\s]+)\)", prose(document))
+    for link in links:
+        if not link.startswith("https://"):
+            path, _, anchor = link.partition("#")
+            assert not path or (ROOT / path).exists(), link
+            assert not anchor or anchor in anchors(path or document), link
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_paths_exist(document: str) -> None:
+    named = re.findall(rf"(?<![\w./])((?:{'|'.join(map(re.escape, ROOMS))})/[\w./-]*)", text_of(document))
+    for path in set(named) - MADE_LATER:
+        assert (ROOT / path).exists() or "NAME" in path, path
+
+
+def commands() -> list[str]:
+    """What follows `generate` on each command line of the documents' shell blocks."""
+    found = []
+    for document in DOCUMENTS:
+        for block in blocks(document, "sh"):
+            for line in block.replace("\\\n", " ").splitlines():
+                if " generate " in line:
+                    found.append(line.split(" generate ", 1)[1])
+    return found
+
+
+def test_documents_hold_commands() -> None:
+    assert len(commands()) >= 12
+
+
+@pytest.mark.parametrize("command", commands())
+def test_commands_compose(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my-llama").mkdir()
+    arguments = shlex.split(command, comments=True)
+    overrides = [argument for argument in arguments if argument != "-m"]
+    rewritten = compose.rewrite(overrides, GenerateConfig, "generate")
+    assert compose.compose_all(rewritten, GenerateConfig, "generate", multirun="-m" in arguments)
+
+
+def test_keys_and_choices_named_in_prose_are_valid() -> None:
+    keys = {key for key, _ in dotted_keys(GenerateConfig)}
+    groups = "model|hardware|parallel|scheduler|cache|sampling"
+    named = [
+        (document, *found)
+        for document in DOCUMENTS
+        for found in re.findall(rf"`({groups})(\.[\w.]+)?(?:=([^`\s]*))?(?= |`)", prose(document))
+    ]
+    assert len(named) > 10
+    for document, group, rest, value in named:
+        if rest:
+            assert group + rest in keys, (document, group + rest)
+        elif value:
+            assert value in group_names(group), (document, group, value)
+
+
+def test_the_readme_tells_every_policy_cause_and_sampling_key() -> None:
+    readme = prose("README.md")
+    names = [*EngineConfig.SCHEDULERS, *map(str, CAUSES), *SamplingParams.__dataclass_fields__]
+    assert [name for name in names if f"`{name}`" not in readme] == []
+
+
+@pytest.mark.parametrize("example", blocks("README.md", "python"))
+def test_python_examples_run(example: str, tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", example], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) >= 3

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import logging
 import os
 import signal
 import socket
 import threading
+from pathlib import Path
 from typing import Any
 
 from ..conf.errors import ConfigError
@@ -58,28 +60,27 @@ class RayLauncher:
                 raise ConfigError(f"parallel.ray_address={address}: nothing answers there ({error})") from error
 
     def start(self, endpoint: Endpoint, parallel: ParallelConfig, hardware: HardwareConfig) -> None:
-        import ray
-
         uses_gpu = hardware.device == "cuda"
         self._connect(parallel)
         if len(self._actors) < parallel.world_size:
             self._end_actors()
             self._place(parallel, uses_gpu)
+            self._check_reach(endpoint)
         device = "cuda:0" if uses_gpu else "cpu"  # an actor with one GPU sees that one only
         self._ended = {}
         self._runs = {
             actor.run.remote(endpoint, rank, device, parallel.start_timeout_s): rank
             for rank, actor in enumerate(self._actors[: parallel.world_size])
         }
-        assert ray.is_initialized()
 
     def _connect(self, parallel: ParallelConfig) -> None:
-        os.environ.update({k: v for k, v in _QUIET.items() if k not in os.environ})
+        address = parallel.ray_address or os.environ.get("RAY_ADDRESS")
+        wanted = _QUIET | ({"RAY_AUTH_MODE": "token"} if address and _has_token() else {})
+        os.environ.update({k: v for k, v in wanted.items() if k not in os.environ})
         import ray
 
         if ray.is_initialized():
             return
-        address = parallel.ray_address or os.environ.get("RAY_ADDRESS")
         options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
         on_term = signal.getsignal(signal.SIGTERM)
         try:
@@ -91,8 +92,7 @@ class RayLauncher:
                     address="local", num_cpus=cpus, include_dashboard=False, _node_ip_address="127.0.0.1", **options
                 )
         except (ConnectionError, ray.exceptions.RayError) as error:
-            # Ray sends its token to a given address in this mode only, and tells a refusal as no answer.
-            hint = "" if os.environ.get("RAY_AUTH_MODE") == "token" else "; if it wants a token: RAY_AUTH_MODE=token"
+            hint = "" if os.environ.get("RAY_AUTH_MODE") == "token" else "; does it want a token (RAY_AUTH_TOKEN)?"
             raise ConfigError(
                 f"parallel.ray_address={address}: no Ray cluster lets us in there ({error}){hint}"
             ) from error
@@ -121,6 +121,22 @@ class RayLauncher:
             )
             options = {"scheduling_strategy": strategy, "runtime_env": {"env_vars": env}}
             self._actors.append(actor.options(**options).remote())
+
+    def _check_reach(self, endpoint: Endpoint) -> None:
+        """A rank on another node cannot join a coordinator that listens on loopback."""
+        import ray
+        from ray.util import placement_group_table
+
+        if not ipaddress.ip_address(endpoint.host).is_loopback:
+            return
+        address = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
+        ours = address.get(ray.get_runtime_context().get_node_id())
+        placed = set(placement_group_table(self._group)["bundles_to_node_id"].values())
+        if others := sorted({address[node] for node in placed} - {ours}):
+            raise ConfigError(
+                f"parallel.host={endpoint.host}: the ranks on {', '.join(others)} cannot reach the coordinator there; "
+                f"set parallel.host to this node's address ({ours})"
+            )
 
     @staticmethod
     def _check_resources(bundle: dict[str, float], stages: int) -> None:
@@ -198,6 +214,12 @@ class RayLauncher:
                 with contextlib.suppress(Exception):
                     remove_placement_group(self._group)
         self._actors, self._runs, self._group = [], {}, None
+
+
+def _has_token() -> bool:
+    """Whether this user holds a token for Ray clusters, which Ray shows to a given address only if told to."""
+    named = os.environ.get("RAY_AUTH_TOKEN_PATH", "~/.ray/auth_token")
+    return "RAY_AUTH_TOKEN" in os.environ or Path(named).expanduser().is_file()
 
 
 def _text(resources: dict[str, float]) -> str:

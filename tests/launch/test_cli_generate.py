@@ -105,6 +105,18 @@ def test_a_sweep_leaves_a_folder_a_point(tmp_path: Path) -> None:
     assert texts[0][0]["prompt"] == "a,b"
 
 
+def test_runs_started_at_once_have_a_folder_each(tmp_path: Path) -> None:
+    def start(prompt: str) -> subprocess.Popen[str]:
+        command = [*PROGRAM, *SMALL, f"prompt={prompt}", "sampling.max_tokens=2", "print_texts=false"]
+        return subprocess.Popen(command, cwd=tmp_path, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+    for process in [start(prompt) for prompt in "ab"]:
+        _, error = process.communicate(timeout=240)
+        assert process.returncode == 0, error
+    prompts = [rows(run / "outputs.jsonl")[0]["prompt"] for run in (tmp_path / "runs").iterdir()]
+    assert sorted(prompts) == ["a", "b"]
+
+
 def test_a_prompt_longer_than_the_context_is_one_line(tmp_path: Path) -> None:
     done = generate("prompt=" + "word " * 40, "model.max_model_len=32", cwd=tmp_path)
     assert done.returncode == 2

@@ -9,7 +9,6 @@ import os
 import signal
 import socket
 import threading
-from pathlib import Path
 from typing import Any
 
 from ..conf.errors import ConfigError
@@ -75,8 +74,7 @@ class RayLauncher:
 
     def _connect(self, parallel: ParallelConfig) -> None:
         address = parallel.ray_address or os.environ.get("RAY_ADDRESS")
-        wanted = _QUIET | ({"RAY_AUTH_MODE": "token"} if address and _has_token() else {})
-        os.environ.update({k: v for k, v in wanted.items() if k not in os.environ})
+        os.environ.update({k: v for k, v in _QUIET.items() if k not in os.environ})
         import ray
 
         if ray.is_initialized():
@@ -92,7 +90,8 @@ class RayLauncher:
                     address="local", num_cpus=cpus, include_dashboard=False, _node_ip_address="127.0.0.1", **options
                 )
         except (ConnectionError, ray.exceptions.RayError) as error:
-            hint = "" if os.environ.get("RAY_AUTH_MODE") == "token" else "; does it want a token (RAY_AUTH_TOKEN)?"
+            # Ray shows its token to a given address in this mode only; that is for the user to decide.
+            hint = "" if os.environ.get("RAY_AUTH_MODE") == "token" else "; if it wants a token: RAY_AUTH_MODE=token"
             raise ConfigError(
                 f"parallel.ray_address={address}: no Ray cluster lets us in there ({error}){hint}"
             ) from error
@@ -214,12 +213,6 @@ class RayLauncher:
                 with contextlib.suppress(Exception):
                     remove_placement_group(self._group)
         self._actors, self._runs, self._group = [], {}, None
-
-
-def _has_token() -> bool:
-    """Whether this user holds a token for Ray clusters, which Ray shows to a given address only if told to."""
-    named = os.environ.get("RAY_AUTH_TOKEN_PATH", "~/.ray/auth_token")
-    return "RAY_AUTH_TOKEN" in os.environ or Path(named).expanduser().is_file()
 
 
 def _text(resources: dict[str, float]) -> str:

@@ -11,7 +11,7 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 .PHONY: run test lint clean
 
 run: $(VENV)/.installed
-	$(BIN)/gapless generate parallel=pp2 prompts=shipped $(ARGS)
+	$(BIN)/gapless generate parallel=pp2 prompts=shipped sampling.temperature=0.7 sampling.top_p=0.9 $(ARGS)
 
 test: $(VENV)/.installed
 	$(BIN)/python -m pytest $(ARGS)

@@ -61,7 +61,7 @@ class SafetensorsFolder:
         """
         shapes = tensor_shapes(arch)
         bare = {bare_name(name) for name in shapes}
-        buffers = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")  # computed here, or left out with a mask
+        buffers = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")  # computed here, or left out with a mask
         for name, (file, key) in self._files.items():
             if name not in bare and not name.endswith(buffers) and name != "lm_head.weight":
                 raise ConfigError(f"{file}: tensor {key} is not part of the architecture in config.json")

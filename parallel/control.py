@@ -7,6 +7,7 @@ address that they are told; who connects must know the run's secret.
 from __future__ import annotations
 
 import hmac
+import os
 import select
 import selectors
 import socket
@@ -14,6 +15,8 @@ import struct
 import time
 from dataclasses import dataclass
 from pathlib import Path
+
+from ..conf.errors import ConfigError
 
 _LENGTH = struct.Struct("!I")
 _MAX_FRAME = 1 << 30
@@ -90,10 +93,20 @@ class _Frames:
 
 
 class ControlServer:
-    """The coordinator's side: accepts `world_size` ranks, publishes to all, hears from each."""
+    """The coordinator's side: accepts `world_size` ranks, publishes to all, hears from each.
+
+    Raises:
+        ConfigError: `host` is not an address of this machine.
+    """
 
     def __init__(self, host: str, world_size: int, secret: str) -> None:
-        self._listener = socket.create_server((host, 0), backlog=world_size)
+        try:
+            self._listener = socket.create_server((host, 0), backlog=world_size)
+        except OSError as error:
+            reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
+            raise ConfigError(
+                f"parallel.host={host}: must be an address of this machine that the ranks can reach ({reason})"
+            ) from error
         self._secret = secret.encode()
         self._world_size = world_size
         self._ranks: dict[int, _Frames] = {}

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import pytest
 
+from gapless.conf.errors import ConfigError
 from gapless.parallel import control
 from gapless.parallel.control import ConnectionLost, ControlClient, ControlServer, Endpoint
 
@@ -35,6 +36,13 @@ def poll_all(server: ControlServer, count: int) -> list[tuple[int, bytes | None]
     while len(got) < count and time.monotonic() < deadline:
         got += server.poll(0.2)
     return got
+
+
+@pytest.mark.parametrize("host", ["203.0.113.7", "127.0.0.1:80"])
+def test_a_host_that_is_not_ours_is_named(host: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^parallel\.host={host}: must be an address of this machine") as caught:
+        ControlServer(host, 2, "a secret")
+    assert "\n" not in str(caught.value)
 
 
 def test_it_listens_where_it_is_told(server: ControlServer) -> None:

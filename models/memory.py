@@ -72,8 +72,22 @@ def block_count(
     return _fit(arch, parallel, hardware, block_size, dtype_bytes)
 
 
+def check_blocks(
+    arch: Architecture, parallel: ParallelConfig, hardware: HardwareConfig, block_size: int, num_blocks: int,
+    dtype_bytes: int,
+) -> None:
+    """Whether the `num_blocks` KV blocks that a user asks for fit.
+
+    Raises:
+        ConfigError: the weights do not fit, or not so many blocks beside them.
+    """
+    holding, smaller = f"{num_blocks} KV blocks of {block_size} tokens", "cache.num_blocks"
+    _fit(arch, parallel, hardware, num_blocks * block_size, dtype_bytes, holding, smaller)
+
+
 def _fit(
-    arch: Architecture, parallel: ParallelConfig, hardware: HardwareConfig, tokens: int, dtype_bytes: int
+    arch: Architecture, parallel: ParallelConfig, hardware: HardwareConfig, tokens: int, dtype_bytes: int,
+    holding: str = "", smaller: str = "model.max_model_len",
 ) -> int:
     """How often `tokens` tokens' keys and values fit beside the weights: the minimum over the stages."""
     available = int(hardware.memory_gib * _GIB)
@@ -90,9 +104,9 @@ def _fit(
                     "parallel.pp or parallel.tp"
                 )
             raise ConfigError(
-                f"{key}: stage {stage} needs {(weights + unit) / _GIB:.3g} GiB a rank for its weights and one "
-                f"sequence of {arch.max_position} tokens; raise it, parallel.pp or parallel.tp, or lower "
-                "model.max_model_len"
+                f"{key}: stage {stage} needs {(weights + unit) / _GIB:.3g} GiB a rank for its weights and "
+                f"{holding or f'one sequence of {arch.max_position} tokens'}; raise it, parallel.pp or parallel.tp, "
+                f"or lower {smaller}"
             )
         fits.append((available - weights) // unit)
     return min(fits)

@@ -8,7 +8,7 @@ from ..conf.schema import Architecture, EngineConfig
 from ..models.checkpoint import SafetensorsFolder
 from ..models.huggingface import resolve_architecture, resolve_weights
 from ..models.layout import tensor_shapes
-from ..models.memory import block_count, dtype_bytes, slot_bound
+from ..models.memory import block_count, check_blocks, dtype_bytes, slot_bound
 from ..parallel.split import check_parallel, split_layers
 from .scheduler import Limits
 from .setup import Setup
@@ -51,10 +51,13 @@ def make_plan(config: EngineConfig) -> Plan:
         fitting = cache.num_blocks
     batch = config.scheduler.batch or max(1, min(config.scheduler.max_batch, slots // depth))
     useful = batch * depth * -(-arch.max_position // cache.block_size)
+    num_blocks = min(fitting, useful)
+    if cache.num_blocks is not None:
+        check_blocks(arch, parallel, hardware, cache.block_size, num_blocks, element)
     return Plan(
         arch=arch,
         layers=tuple(split_layers(arch, parallel.pp, parallel.layers)),
-        num_blocks=min(fitting, useful),
+        num_blocks=num_blocks,
         limits=Limits(batch=batch, depth=depth, tile=hardware.tile),
         tokenizer=config.model.tokenizer or (str(folder) if folder else None),
     )

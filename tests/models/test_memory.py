@@ -9,7 +9,7 @@ import pytest
 from gapless.conf.build import build, load_group
 from gapless.conf.errors import ConfigError
 from gapless.conf.schema import Architecture, HardwareConfig, ModelConfig, ParallelConfig
-from gapless.models.memory import block_count, dtype_bytes, kv_bytes_per_token, slot_bound, weight_bytes
+from gapless.models.memory import block_count, check_blocks, dtype_bytes, kv_bytes_per_token, slot_bound, weight_bytes
 from gapless.models.stage import build_stage
 from gapless.parallel.groups import Groups
 from gapless.parallel.mesh import Mesh
@@ -90,6 +90,16 @@ def test_too_little_memory_is_one_line() -> None:
             with pytest.raises(ConfigError, match=f"hardware.memory_gib={gib:g}: .*{said}") as caught:
                 bound(HardwareConfig(memory_gib=gib))
             assert "\n" not in str(caught.value)
+
+
+def test_blocks_that_are_asked_for_must_fit() -> None:
+    hardware = HardwareConfig(memory_gib=0.01)
+    most = block_count(SMALL, ParallelConfig(), hardware, 16, 4)
+    check_blocks(SMALL, ParallelConfig(), hardware, 16, most, 4)
+    with pytest.raises(ConfigError, match=rf"and {most + 1} KV blocks of 16 tokens; .*lower cache\.num_blocks"):
+        check_blocks(SMALL, ParallelConfig(), hardware, 16, most + 1, 4)
+    with pytest.raises(ConfigError, match="weights of stage 0 alone"):
+        check_blocks(SMALL, ParallelConfig(), HardwareConfig(memory_gib=0.0005), 16, 1, 4)
 
 
 def test_dtype() -> None:

@@ -256,6 +256,7 @@ def test_a_closed_llm_says_so() -> None:
         ({"tp": 3}, r"parallel\.tp=3: must divide"),
         ({"pp": 50}, r"parallel\.pp=50: must be at most"),
         ({"hardware.memory_gib": 0.001}, r"hardware\.memory_gib=0\.001"),
+        ({"cache.num_blocks": 10**7, "scheduler.batch": 10**6}, r"or lower cache\.num_blocks"),
         pytest.param(
             {"hardware": "a100-80g"}, "hardware=a100-80g: torch finds no CUDA device",
             marks=pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU"),

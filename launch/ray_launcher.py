@@ -16,8 +16,10 @@ from ..conf.schema import HardwareConfig, ParallelConfig
 from ..parallel.control import Endpoint
 from ..runtime.pipeline import PipelineError
 
-# Ray's own noise, usage reports and its habit of rebuilding the environment under `uv run`.
-_QUIET = {
+# Ray's usage reports, its habit of rebuilding the environment under `uv run`, and that of running its workers at a
+# niceness of 15, where a stage would give way to every other process of its node.
+_RAY_ENV = {
+    "RAY_worker_niceness": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
@@ -74,7 +76,7 @@ class RayLauncher:
 
     def _connect(self, parallel: ParallelConfig) -> None:
         address = parallel.ray_address or os.environ.get("RAY_ADDRESS")
-        os.environ.update({k: v for k, v in _QUIET.items() if k not in os.environ})
+        os.environ.update({k: v for k, v in _RAY_ENV.items() if k not in os.environ})
         import ray
 
         if ray.is_initialized():

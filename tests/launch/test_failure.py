@@ -159,3 +159,7 @@ def test_too_many_ranks_for_the_cluster_is_one_line(ray_launcher: RayLauncher) -
     with pytest.raises(ValueError, match=r"parallel\.pp=2: each stage needs a node with 1 CPU and 1 GPU"):
         LLM("tiny", pp=2, launcher=RayLauncher(), hardware="a100-80g")
     assert load_group("hardware", "a100-80g")["device"] == "cuda"
+
+
+def test_ranks_run_at_the_priority_of_their_driver(llm: LLM) -> None:
+    assert [os.getpriority(os.PRIO_PROCESS, pid) for pid in pids_of(llm)] == [os.getpriority(os.PRIO_PROCESS, 0)] * 2

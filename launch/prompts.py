@@ -75,6 +75,8 @@ def read_prompts(config: GenerateConfig, stdin: TextInput) -> list[Prompt]:
 
 
 def _read(path: Path) -> str:
+    if path.is_fifo():  # prompts are read twice: checked before hydra makes the run folder, then run
+        raise ConfigError(f"prompts={path}: a pipe; pass it as standard input and leave prompts out")
     try:
         return path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -193,6 +194,12 @@ def test_files_that_hold_no_prompts(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(content)
         with pytest.raises(ConfigError, match=line):
             prompts_of(prompts=str(tmp_path / name))
+
+
+def test_a_pipe_is_named_and_never_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigError, match="pipe: a pipe; pass it as standard input"):
+        prompts_of(prompts=str(tmp_path / "pipe"))
 
 
 def test_a_terminal_without_prompts_says_how_to_give_them() -> None:

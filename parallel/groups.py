@@ -48,8 +48,10 @@ class Groups:
             torch.cuda.set_device(device)
         if mesh.world_size == 1 and parallel_state.model_parallel_is_initialized():
             # A second model in this process; a group of one never talks, so it matters not who made it.
-            assert dist.get_world_size() == 1, "this process is a rank of a larger mesh"
-            return cls(mesh, device, dist.group.WORLD, dist.group.WORLD, owned=False)
+            world = dist.group.WORLD
+            assert world is not None
+            assert world.size() == 1, "this process is a rank of a larger mesh"
+            return cls(mesh, device, world, world, owned=False)
         timeout = timedelta(seconds=timeout_s)
         backend = "nccl" if device.type == "cuda" else "gloo"
         store = rendezvous.store

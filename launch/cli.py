@@ -129,8 +129,12 @@ def _run(command: Command, overrides: list[str], *, multirun: bool) -> None:
     rewritten = compose.rewrite(overrides, command.config, command.name)
     stdin = StandardInput()
     module = import_module(f".{command.module}", __package__)
-    for config in compose.compose_all(rewritten, command.config, command.name, multirun=multirun):
+    configs = compose.compose_all(rewritten, command.config, command.name, multirun=multirun)
+    for config in configs:
         module.check(config, stdin)
+    outputs = [config.outputs for config in configs if isinstance(config, GenerateConfig) and config.outputs]
+    if len(set(outputs)) < len(outputs):
+        raise ConfigError(f"outputs={outputs[0]}: the runs of a sweep would overwrite it; without it each has its own")
 
     import hydra
     from hydra.core.hydra_config import HydraConfig

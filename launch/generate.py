@@ -52,6 +52,8 @@ def check(config: GenerateConfig, stdin: TextInput) -> None:
             raise ConfigError(f"outputs={config.outputs}: must be a file")
         if not outputs.parent.is_dir():
             raise ConfigError(f"outputs={config.outputs}: no such folder: {outputs.parent}")
+        if config.prompts and outputs.exists() and Path(config.prompts).expanduser().resolve() == outputs.resolve():
+            raise ConfigError(f"outputs={config.outputs}: this is the file of prompts; give another")
 
 
 def run(config: GenerateConfig, run_dir: Path, stdin: TextInput) -> None:

@@ -79,6 +79,8 @@ class RayLauncher:
         os.environ.update({k: v for k, v in _RAY_ENV.items() if k not in os.environ})
         import ray
 
+        if self._owns_ray and ray.cluster_resources().get("CPU", 0) < parallel.world_size:
+            self.shutdown()  # it was started for fewer ranks
         if ray.is_initialized():
             return
         options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..conf.errors import ConfigError
 from ..conf.schema import Architecture, EngineConfig
 from ..models.checkpoint import SafetensorsFolder
 from ..models.huggingface import resolve_architecture, resolve_weights
@@ -39,6 +40,8 @@ def make_plan(config: EngineConfig) -> Plan:
     folder = resolve_weights(config.model)
     arch = resolve_architecture(config.model)
     check_parallel(arch, parallel)
+    if config.model.attention == "xformers" and hardware.device != "cuda":
+        raise ConfigError("model.attention=xformers: runs on CUDA only; use sdpa or auto on hardware.device=cpu")
     if folder is not None:
         SafetensorsFolder(folder).check(arch, tensor_shapes(arch))
     element = dtype_bytes(config.model, hardware.device)

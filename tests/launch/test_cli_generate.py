@@ -205,3 +205,14 @@ def test_a_pipe_is_named_and_never_waited_for(tmp_path: Path) -> None:
 def test_a_terminal_without_prompts_says_how_to_give_them() -> None:
     with pytest.raises(ConfigError, match=r"^no prompts; give prompt=.*prompts=FILE.*pipe"):
         prompts_of()
+
+
+def test_outputs_never_overwrite_what_is_needed(tmp_path: Path) -> None:
+    prompts = jsonl(tmp_path, '{"prompt": "x"}\n')
+    done = generate(f"prompts={prompts}", "outputs=./p.jsonl", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr == "gapless: error: outputs=./p.jsonl: this is the file of prompts; give another\n"
+    swept = generate("-m", "scheduler=sarathi,orca_best", "prompt=x", "outputs=o.jsonl", cwd=tmp_path)
+    assert swept.returncode == 2
+    assert swept.stderr.startswith("gapless: error: outputs=o.jsonl: the runs of a sweep would overwrite it")
+    assert [path.name for path in tmp_path.iterdir()] == ["p.jsonl"]

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import textwrap
 import time
 from collections.abc import Iterator
+from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -76,10 +79,18 @@ def test_a_hung_stage_is_noticed(llm: LLM) -> None:
     assert_gone(pids)
 
 
-def test_a_rank_that_fails_to_start_has_the_last_word(ray_launcher: RayLauncher) -> None:
+def test_a_rank_that_fails_to_start_has_the_last_word(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(resources.files("gapless.models") / "shipped", folder)
+
+    class LosesTheFolder(RayLauncher):
+        def start(self, *args: Any) -> None:
+            shutil.rmtree(folder)
+            super().start(*args)
+
     start = time.monotonic()
-    with pytest.raises(PipelineError, match=r"rank \d \(stage \d\) failed: ConfigError: model\.attention=xformers"):
-        LLM("tiny", pp=2, launcher=ray_launcher, **{"model.attention": "xformers"})
+    with pytest.raises(PipelineError, match=r"rank \d \(stage \d\) failed: ConfigError: .*no such folder"):
+        LLM(folder, pp=2, launcher=LosesTheFolder())
     assert time.monotonic() - start < 60
 
 

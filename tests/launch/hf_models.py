@@ -15,7 +15,7 @@ LLAMA = {
     **COMMON,
     "hidden_size": 64,
     "intermediate_size": 112,
-    "num_hidden_layers": 4,
+    "num_hidden_layers": 3,  # two stages hold 2 and 1
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": 256,
@@ -24,7 +24,7 @@ LLAMA = {
 
 CONFIGS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
     "gpt2": lambda: transformers.GPT2Config(
-        **COMMON, n_embd=64, n_layer=4, n_head=4, n_positions=256, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0
+        **COMMON, n_embd=64, n_layer=3, n_head=4, n_positions=256, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0
     ),
     "llama": lambda: transformers.LlamaConfig(**{**LLAMA, "num_key_value_heads": 4}),
     "llama-grouped": lambda: transformers.LlamaConfig(**LLAMA),

@@ -92,8 +92,10 @@ def run(policy: str, w: dict) -> tuple[Coordinator, VirtualPipeline, list[Reques
             coordinator.add(waiting.pop(0))
         if aborting is not None and turn == 5 and aborting < len(requests) - len(waiting):
             coordinator.abort(requests[aborting])
-        if not coordinator.has_work:
-            break
+        if not coordinator.has_work:  # the last of them may have been aborted
+            if not waiting:
+                break
+            continue
         coordinator.step(pipeline.now_s + 1.0)
         assert len(scheduler.running) <= scheduler.limits.running
     else:

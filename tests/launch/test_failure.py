@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+from processes import descendants_of, is_alive
 from safetensors.torch import save_file
 
 from gapless.conf.build import load_group
@@ -26,14 +27,6 @@ from gapless.runtime import LLM
 from gapless.runtime.pipeline import PipelineError
 
 LONG = SamplingParams(max_tokens=1500, ignore_eos=True)
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except FileNotFoundError:
-        return False
-    return state != "Z"
 
 
 def assert_gone(pids: list[int], within_s: float = 15.0) -> None:
@@ -115,16 +108,6 @@ DRIVER = """
 """
 
 
-def children_of(pid: int) -> list[int]:
-    """All descendants."""
-    found, queue = [], [pid]
-    while queue:
-        children = subprocess.run(["ps", "-o", "pid=", "--ppid", str(queue.pop())], capture_output=True, text=True)
-        queue += (new := [int(word) for word in children.stdout.split()])
-        found += new
-    return found
-
-
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_nothing_outlives_the_driver(how: signal.Signals, tmp_path: Path) -> None:
     if how is signal.SIGKILL:
@@ -146,7 +129,7 @@ def test_nothing_outlives_the_driver(how: signal.Signals, tmp_path: Path) -> Non
     else:
         pytest.fail(f"it never came to compute: {line}")
     # Of a driver that had no chance to end them, Ray's own agents may linger; its ranks must not.
-    descendants = children_of(driver.pid)
+    descendants = descendants_of(driver.pid)
     family = descendants if how is not signal.SIGKILL else [int(p) for p in re.findall(r"pid (\d+)", line)]
     assert len(family) >= 2
     start = time.monotonic()

@@ -10,6 +10,8 @@ import sys
 import time
 from pathlib import Path
 
+from processes import members_of
+
 from gapless.conf.sampling import SamplingParams
 from gapless.runtime import LLM
 
@@ -58,6 +60,6 @@ def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
     os.killpg(process.pid, signal.SIGINT)
     process.communicate(timeout=30)
     deadline = time.monotonic() + 10
-    while subprocess.run(["pgrep", "-g", str(process.pid)], capture_output=True).stdout:
+    while members_of(process.pid):
         assert time.monotonic() < deadline, "a process stayed behind"
         time.sleep(0.1)

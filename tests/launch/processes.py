@@ -1,0 +1,34 @@
+"""The processes of this machine, as `/proc` tells them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+
+def _all() -> Iterator[tuple[int, str, int, int]]:
+    """Process id, state, parent, process group."""
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, parent, group = path.read_text().rsplit(")", 1)[1].split()[:3]
+        except (FileNotFoundError, ProcessLookupError):  # it ended meanwhile
+            continue
+        yield int(path.parent.name), state, int(parent), int(group)
+
+
+def is_alive(pid: int) -> bool:
+    return any(found == pid and state != "Z" for found, state, _, _ in _all())
+
+
+def members_of(group: int) -> list[int]:
+    """What runs in a process group."""
+    return [pid for pid, state, _, of in _all() if of == group and state != "Z"]
+
+
+def descendants_of(pid: int) -> list[int]:
+    """Children, and theirs."""
+    parents = {child: parent for child, _, parent, _ in _all()}
+    found = [pid]
+    for ancestor in found:
+        found += [child for child, parent in parents.items() if parent == ancestor]
+    return found[1:]

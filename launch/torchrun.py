@@ -29,7 +29,6 @@ class TorchrunLauncher:
 
     def __init__(self) -> None:
         self._child: subprocess.Popen[bytes] | None = None
-        self._stopped = False
 
     def check(self, parallel: ParallelConfig, hardware: HardwareConfig) -> None:
         world = parallel.world_size

@@ -110,7 +110,6 @@ class ControlServer:
         self._secret = secret.encode()
         self._world_size = world_size
         self._ranks: dict[int, _Frames] = {}
-        self._pending: list[tuple[int, bytes]] = []
         self._selector = selectors.DefaultSelector()
         self.node: dict[int, str] = {}  # rank: its node's boot id
         self.clock_offset: dict[int, float] = {}  # rank: its monotonic clock minus ours, seconds

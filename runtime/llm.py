@@ -264,6 +264,7 @@ class _Result:
         outputs = [copy(o) for o in whole.outputs]
         for o in outputs:
             o.token_ids = list(o.token_ids)
+            o.logprobs = None if o.logprobs is None else list(o.logprobs)
         return RequestOutput(whole.request_id, whole.index, whole.prompt, whole.prompt_token_ids, outputs)
 
 

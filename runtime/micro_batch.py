@@ -35,9 +35,5 @@ class MicroBatch:
     def num_tokens(self) -> int:
         return self.num_prefill_tokens + len(self.decodes)
 
-    @property
-    def num_requests(self) -> int:
-        return len(self.chunks) + len(self.decodes)
-
     def __bool__(self) -> bool:
         return bool(self.chunks or self.decodes)

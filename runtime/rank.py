@@ -85,12 +85,10 @@ class _Rank:
         self.groups = Groups.start(rendezvous, self.mesh, setup.timeout_s)
         self.is_cuda = self.groups.device.type == "cuda"
         self.worker = StageWorker.build(setup, self.groups)
-        stage = self.worker.stage
-        self.transport = Transport(self.groups, setup.arch.hidden_size, stage.dtype, setup.depth)
+        self.transport = Transport(self.groups, setup.arch.hidden_size, self.worker.stage.dtype, setup.depth)
         self.inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         where = f"{socket.gethostname()} pid {os.getpid()} {self.groups.device}"
-        weights = sum(p.numel() * p.element_size() for p in stage.parameters())
-        client.send(encoder.encode(Ready(rank, where, weights)))
+        client.send(encoder.encode(Ready(rank, where)))
 
     def serve(self) -> None:
         threading.Thread(target=self._hear, name="control", daemon=True).start()

@@ -28,7 +28,6 @@ class Request:
         "prefill_target",
         "prompt_len",
         "seed",
-        "steps_in_flight",
         "tokens",
     )  # fmt: skip
 
@@ -54,7 +53,6 @@ class Request:
         self.max_output = min(params.max_tokens, room)
         self.num_dispatched = 0
         self.num_completed = 0
-        self.steps_in_flight = 0
         self.prefill_target = len(prompt)
         self.blocks: list[int] = []
         self.num_blocks_sent = 0
@@ -80,7 +78,7 @@ class Request:
 
     @property
     def in_flight(self) -> bool:
-        return self.steps_in_flight > 0
+        return self.num_dispatched > self.num_completed
 
     @property
     def is_decode_ready(self) -> bool:

@@ -25,7 +25,6 @@ class Setup(msgspec.Struct, frozen=True, array_like=True, tag="setup"):
     store_host: str
     store_port: int
     node_ranks: list[int] = []  # by rank: how many ranks share its node
-    epoch: int = 0
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
@@ -40,7 +39,6 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
 
     rank: int
     where: str
-    weight_bytes: int
 
 
 encoder = msgspec.msgpack.Encoder()

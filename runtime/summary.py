@@ -9,7 +9,6 @@ import numpy as np
 from .ledger import STARVED, Floats, Ledger
 from .spans import RequestRecord, RunRecord
 
-LATENCIES = ("ttft", "tpot", "itl", "e2el")
 NOT_COMPLETED = (None, "abort", "error")  # finish reasons of requests that count as failed
 
 

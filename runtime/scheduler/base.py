@@ -138,7 +138,6 @@ class Scheduler(ABC):
         assert 1 <= length <= request.remaining_prefill, (length, request)
         batch.chunks.append(Chunk(request, request.num_dispatched, length))
         request.num_dispatched += length
-        request.steps_in_flight += 1
         if not request.remaining_prefill:
             self.prefilling.remove(request)
 
@@ -157,7 +156,6 @@ class Scheduler(ABC):
         """Dispatch the decode of a ready request whose cache has room for it."""
         del self.ready[request.id]
         request.num_dispatched += 1
-        request.steps_in_flight += 1
         batch.decodes.append(request)
 
     def _grow(self, request: Request) -> bool:
@@ -182,7 +180,6 @@ class Scheduler(ABC):
         self.add(request)
 
     def _landed(self, request: Request, length: int) -> None:
-        request.steps_in_flight -= 1
         request.num_completed += length
         if request.is_finished and not request.in_flight:
             self._leave(request)

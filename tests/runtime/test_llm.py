@@ -75,6 +75,12 @@ def test_a_stream_grows_to_what_generate_gives(llm: LLM, greedy: list[list[int]]
     assert len(texts[0]) == len(greedy[0])
 
 
+def test_a_snapshot_stays_as_it_was(llm: LLM) -> None:
+    snapshots = list(llm.stream(PROMPT, SamplingParams(max_tokens=6, logprobs=1)))
+    assert [len(s.outputs[0].token_ids) for s in snapshots] == [1, 2, 3, 4, 5, 6]
+    assert [len(s.outputs[0].logprobs or []) for s in snapshots] == [1, 2, 3, 4, 5, 6]
+
+
 def test_a_stream_that_is_left_early_aborts(llm: LLM, greedy: list[list[int]]) -> None:
     llm.reset()
     stream = llm.stream(PROMPTS, SamplingParams(max_tokens=200, ignore_eos=True))

@@ -21,7 +21,8 @@ from typing import Any, Literal, TypeVar
 import yaml
 
 from .errors import ConfigError, nearest
-from .schema import EngineConfig, SchedulerConfig
+from .policies import POLICY_CONFIGS, SchedulerConfig
+from .schema import EngineConfig
 
 C = TypeVar("C")
 E = TypeVar("E", bound=EngineConfig)
@@ -48,7 +49,7 @@ def build(cls: type[C], mapping: Mapping[str, Any], key: str = "") -> C:
     hints = fields(cls)
     for name in mapping:
         if name not in hints:
-            having = [other for other, keys in EngineConfig.SCHEDULERS.items() if name in fields(keys)]
+            having = [other for other, keys in POLICY_CONFIGS.items() if name in fields(keys)]
             if issubclass(cls, SchedulerConfig) and having:
                 policy = f"policy {mapping.get('name', cls.__name__)}"
                 raise ConfigError(f"{_join(key, name)}: unknown key of {policy}; {', '.join(having)} has it")
@@ -82,7 +83,7 @@ def dotted_keys(cls: type, key: str = "") -> Iterator[tuple[str, Any]]:
     """Every leaf under `cls` as (dotted key, type). `scheduler` gives the keys of all policies, each once."""
     if cls is SchedulerConfig:
         seen: dict[str, Any] = {}
-        for policy in EngineConfig.SCHEDULERS.values():
+        for policy in POLICY_CONFIGS.values():
             for name, hint in fields(policy).items():
                 seen.setdefault(_join(key, name), str if name == "name" else hint)
         yield from seen.items()
@@ -118,8 +119,13 @@ def load_command(command: str) -> tuple[dict[str, Any], dict[str, str]]:
     """A command's own keys and its default group choices, as `conf/<command>.yaml` says them."""
     text = resources.files(__package__).joinpath(f"{command}.yaml").read_text(encoding="utf-8")
     primary = yaml.safe_load(text)
-    choices = {group: entry[group] for entry in primary["defaults"] if isinstance(entry, dict)
-               for group in GROUPS if group in entry}
+    choices = {
+        group: entry[group]
+        for entry in primary["defaults"]
+        if isinstance(entry, dict)
+        for group in GROUPS
+        if group in entry
+    }
     return {key: value for key, value in primary.items() if key not in ("defaults", "hydra")}, choices
 
 
@@ -224,10 +230,10 @@ def _nearest_key(cls: type, key: str, name: str) -> str:
 def _policy(mapping: Mapping[str, Any], key: str) -> type[SchedulerConfig]:
     name = mapping.get("name")
     if name is None:
-        raise ConfigError(f"{_join(key, 'name')}: missing; valid: {', '.join(sorted(EngineConfig.SCHEDULERS))}")
-    if not isinstance(name, str) or name not in EngineConfig.SCHEDULERS:
-        raise ConfigError(f"{_join(key, 'name')}={name!r}: unknown{nearest(str(name), EngineConfig.SCHEDULERS)}")
-    return EngineConfig.SCHEDULERS[name]
+        raise ConfigError(f"{_join(key, 'name')}: missing; valid: {', '.join(sorted(POLICY_CONFIGS))}")
+    if not isinstance(name, str) or name not in POLICY_CONFIGS:
+        raise ConfigError(f"{_join(key, 'name')}={name!r}: unknown{nearest(str(name), POLICY_CONFIGS)}")
+    return POLICY_CONFIGS[name]
 
 
 def _assign(mapping: dict[str, Any], key: str, value: Any) -> None:
@@ -313,4 +319,3 @@ def _right(options: tuple[Any, ...], value: Any) -> str:
     text = " or ".join(", ".join(words).rsplit(", ", 1))
     near = difflib.get_close_matches(value, valid, n=1) if isinstance(value, str) else []
     return text + (f"; did you mean '{near[0]}'?" if near else "")
-

@@ -15,3 +15,9 @@ def nearest(word: str, valid: Iterable[str]) -> str:
     words = sorted(valid)
     near = difflib.get_close_matches(word, words, n=1, cutoff=0.5)
     return f"; did you mean '{near[0]}'?" if near else f"; valid: {', '.join(words)}"
+
+
+def check(key: str, value: object, holds: bool, right: str) -> None:
+    """Raise the `ConfigError` of a key whose value is out of its range, unless it `holds`."""
+    if not holds:
+        raise ConfigError(f"{key}={value!r}: must be {right}")

@@ -7,15 +7,12 @@ checks itself on construction and raises `ConfigError` with the dotted key.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Literal
 
-from .errors import ConfigError
+from .errors import ConfigError, check
+from .policies import SarathiConfig, SchedulerConfig
 from .sampling import SamplingParams
-
-
-def _check(key: str, value: object, holds: bool, right: str) -> None:
-    if not holds:
-        raise ConfigError(f"{key}={value!r}: must be {right}")
+from .workloads import FixedConfig, SloConfig, WorkloadConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,13 +56,29 @@ class Architecture:
 
     def __post_init__(self) -> None:
         key = "model.architecture"
-        for name in ("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "ffn_size",
-                     "max_position"):
-            _check(f"{key}.{name}", getattr(self, name), getattr(self, name) >= 1, "1 or more")
-        _check(f"{key}.num_kv_heads", self.num_kv_heads, self.num_heads % self.num_kv_heads == 0,
-               f"a divisor of num_heads={self.num_heads}")
-        _check(f"{key}.sliding_window", self.sliding_window, self.sliding_window is None or self.sliding_window >= 1,
-               "null or 1 or more")
+        for name in (
+            "vocab_size",
+            "hidden_size",
+            "num_layers",
+            "num_heads",
+            "num_kv_heads",
+            "head_dim",
+            "ffn_size",
+            "max_position",
+        ):
+            check(f"{key}.{name}", getattr(self, name), getattr(self, name) >= 1, "1 or more")
+        check(
+            f"{key}.num_kv_heads",
+            self.num_kv_heads,
+            self.num_heads % self.num_kv_heads == 0,
+            f"a divisor of num_heads={self.num_heads}",
+        )
+        check(
+            f"{key}.sliding_window",
+            self.sliding_window,
+            self.sliding_window is None or self.sliding_window >= 1,
+            "null or 1 or more",
+        )
 
     @property
     def layer_params(self) -> int:
@@ -103,9 +116,13 @@ class ModelConfig:
     architecture: Architecture | None = None
 
     def __post_init__(self) -> None:
-        _check("model.max_model_len", self.max_model_len, self.max_model_len is None or self.max_model_len >= 2,
-               "null or 2 or more")
-        _check("model.weights", self.weights, bool(self.weights), "random, shipped or a folder")
+        check(
+            "model.max_model_len",
+            self.max_model_len,
+            self.max_model_len is None or self.max_model_len >= 2,
+            "null or 2 or more",
+        )
+        check("model.weights", self.weights, bool(self.weights), "random, shipped or a folder")
         if self.weights == "random" and self.architecture is None:
             raise ConfigError(
                 f"model={self.name}: weights=random needs an architecture; choose a model by name or set model.weights"
@@ -122,8 +139,8 @@ class HardwareConfig:
     tile: int = 16  # rows that a matmul is padded to (paper 4.4): 128 on an A100 or A6000
 
     def __post_init__(self) -> None:
-        _check("hardware.memory_gib", self.memory_gib, self.memory_gib > 0, "above 0")
-        _check("hardware.tile", self.tile, self.tile >= 1, "1 or more")
+        check("hardware.memory_gib", self.memory_gib, self.memory_gib > 0, "above 0")
+        check("hardware.tile", self.tile, self.tile >= 1, "1 or more")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,18 +163,26 @@ class ParallelConfig:
     step_timeout_s: float = 300.0  # no progress for so long is a hung stage
 
     def __post_init__(self) -> None:
-        _check("parallel.pp", self.pp, self.pp >= 1, "1 or more")
-        _check("parallel.tp", self.tp, self.tp >= 1, "1 or more")
-        _check("parallel.depth", self.depth, self.depth is None or self.depth >= 1, "null or 1 or more")
-        _check("parallel.threads", self.threads, self.threads is None or self.threads >= 1, "null or 1 or more")
-        _check("parallel.start_timeout_s", self.start_timeout_s, self.start_timeout_s > 0, "above 0")
-        _check("parallel.step_timeout_s", self.step_timeout_s, self.step_timeout_s > 0, "above 0")
+        check("parallel.pp", self.pp, self.pp >= 1, "1 or more")
+        check("parallel.tp", self.tp, self.tp >= 1, "1 or more")
+        check("parallel.depth", self.depth, self.depth is None or self.depth >= 1, "null or 1 or more")
+        check("parallel.threads", self.threads, self.threads is None or self.threads >= 1, "null or 1 or more")
+        check("parallel.start_timeout_s", self.start_timeout_s, self.start_timeout_s > 0, "above 0")
+        check("parallel.step_timeout_s", self.step_timeout_s, self.step_timeout_s > 0, "above 0")
         if self.layers is not None:
-            _check("parallel.layers", list(self.layers), len(self.layers) == self.pp and min(self.layers) >= 1,
-                   f"{self.pp} counts of 1 or more, one a stage")
+            check(
+                "parallel.layers",
+                list(self.layers),
+                len(self.layers) == self.pp and min(self.layers) >= 1,
+                f"{self.pp} counts of 1 or more, one a stage",
+            )
         if self.launcher == "local":
-            _check("parallel.launcher", "local", self.world_size == 1,
-                   f"ray or torchrun for {self.world_size} ranks (pp={self.pp} x tp={self.tp}); local runs one rank")
+            check(
+                "parallel.launcher",
+                "local",
+                self.world_size == 1,
+                f"ray or torchrun for {self.world_size} ranks (pp={self.pp} x tp={self.tp}); local runs one rank",
+            )
 
     @property
     def world_size(self) -> int:
@@ -170,44 +195,6 @@ class ParallelConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerConfig:
-    """What every policy knows. `batch` is B of the paper for one micro-batch: null takes the slot bound of the memory
-    over the depth, at most `max_batch`."""
-
-    name: str
-    batch: int | None = None
-    max_batch: int = 256
-
-    def __post_init__(self) -> None:
-        _check("scheduler.batch", self.batch, self.batch is None or self.batch >= 1, "null or 1 or more")
-        _check("scheduler.max_batch", self.max_batch, self.max_batch >= 1, "1 or more")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestLevelConfig(SchedulerConfig):
-    name: Literal["request_level"] = "request_level"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OrcaBestConfig(SchedulerConfig):
-    name: Literal["orca_best"] = "orca_best"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SarathiConfig(SchedulerConfig):
-    """`chunk` is C of the paper; `tile` null takes the hardware's."""
-
-    name: Literal["sarathi"] = "sarathi"
-    chunk: int = 256
-    tile: int | None = None
-
-    def __post_init__(self) -> None:
-        SchedulerConfig.__post_init__(self)
-        _check("scheduler.chunk", self.chunk, self.chunk >= 1, "1 or more")
-        _check("scheduler.tile", self.tile, self.tile is None or self.tile >= 1, "null or 1 or more")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CacheConfig:
     """The paged KV cache. `num_blocks` null fills the memory that the weights leave (the minimum over the ranks)."""
 
@@ -215,20 +202,13 @@ class CacheConfig:
     num_blocks: int | None = None
 
     def __post_init__(self) -> None:
-        _check("cache.block_size", self.block_size, self.block_size >= 1, "1 or more")
-        _check("cache.num_blocks", self.num_blocks, self.num_blocks is None or self.num_blocks >= 1,
-               "null or 1 or more")
+        check("cache.block_size", self.block_size, self.block_size >= 1, "1 or more")
+        check("cache.num_blocks", self.num_blocks, self.num_blocks is None or self.num_blocks >= 1, "null or 1 or more")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """All that an engine needs to start; every command that runs requests holds one."""
-
-    SCHEDULERS: ClassVar[dict[str, type[SchedulerConfig]]] = {
-        "request_level": RequestLevelConfig,
-        "orca_best": OrcaBestConfig,
-        "sarathi": SarathiConfig,
-    }
 
     model: ModelConfig
     hardware: HardwareConfig = field(default_factory=HardwareConfig)
@@ -238,7 +218,7 @@ class EngineConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _check("seed", self.seed, 0 <= self.seed < 1 << 32, "0 to 4294967295")
+        check("seed", self.seed, 0 <= self.seed < 1 << 32, "0 to 4294967295")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,3 +230,34 @@ class GenerateConfig(EngineConfig):
     outputs: str | None = None  # null: outputs.jsonl in the run folder
     print_texts: bool = True
     sampling: SamplingParams = field(default_factory=SamplingParams)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchConfig(EngineConfig):
+    """`gapless bench`: one workload through each of `policies` in turn on one started pipeline.
+
+    `policies` is what `scheduler=a,b,c` becomes; empty: `scheduler` alone. `repeats` > 1 runs each so often;
+    `interleave` by turns (a b a b), else one after the other (a a b b).
+    """
+
+    workload: WorkloadConfig = field(default_factory=FixedConfig)
+    policies: tuple[SchedulerConfig, ...] = ()
+    repeats: int = 1
+    interleave: bool = True
+    warmup: bool = True
+    slo: SloConfig = field(default_factory=SloConfig)
+
+    def __post_init__(self) -> None:
+        EngineConfig.__post_init__(self)
+        check("repeats", self.repeats, self.repeats >= 1, "1 or more")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportConfig:
+    """`gapless report FOLDER ...`: `runs` are run folders or folders that hold some (a sweep's, a benchmark's)."""
+
+    runs: tuple[str, ...] = ()
+    out: str | None = None  # where the report goes; null: into the folder, or a new one beside several
+    figures: bool = True  # PNGs for papers too
+    sort: str = "output_throughput"  # the key of summary.json by which several runs are ranked
+    slo: SloConfig = field(default_factory=SloConfig)

@@ -11,8 +11,9 @@ from types import TracebackType
 from typing import Any
 
 from ..conf.build import compose_engine
+from ..conf.policies import SchedulerConfig
 from ..conf.sampling import SamplingParams
-from ..conf.schema import EngineConfig, SchedulerConfig
+from ..conf.schema import EngineConfig
 from ..models.tokenizer import Detokenizer, Tokenizer
 from .blocks import BlockPool
 from .coordinator import Coordinator

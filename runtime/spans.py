@@ -46,6 +46,7 @@ class StepRecord:
     kv_blocks_used: int = 0
     num_waiting: int = 0  # requests not yet admitted, at dispatch
     num_running: int = 0
+    predicted: list[float] | None = None  # seconds by stage, as the scheduler foresaw them at dispatch
 
     @property
     def prefill_tokens(self) -> int:
@@ -92,3 +93,5 @@ class RunRecord:
     steps: list[StepRecord] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
     requests: list[RequestRecord] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # what the scheduler chose by itself and why, a line each
+    stage_times: list[list[float]] | None = None  # what it learned of the stages' times (`runtime/stage_times.py`)

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from gapless.conf.build import dotted_keys, group_names
+from gapless.conf.policies import POLICY_CONFIGS
 from gapless.conf.sampling import SamplingParams
-from gapless.conf.schema import EngineConfig, GenerateConfig
+from gapless.conf.schema import GenerateConfig
 from gapless.launch import compose
 from gapless.runtime.ledger import CAUSES
 
@@ -99,7 +100,7 @@ def test_keys_and_choices_named_in_prose_are_valid() -> None:
 
 def test_the_readme_tells_every_policy_cause_and_sampling_key() -> None:
     readme = prose("README.md")
-    names = [*EngineConfig.SCHEDULERS, *map(str, CAUSES), *SamplingParams.__dataclass_fields__]
+    names = [*POLICY_CONFIGS, *map(str, CAUSES), *SamplingParams.__dataclass_fields__]
     assert [name for name in names if f"`{name}`" not in readme] == []
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ...conf.schema import SchedulerConfig
+from ...conf.policies import SchedulerConfig
 from ..blocks import BlockPool
 from .base import Limits, Scheduler
 from .orca_best import OrcaBest

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from itertools import islice
 
-from ...conf.schema import SchedulerConfig
+from ...conf.policies import SchedulerConfig
 from ..blocks import BlockPool
 from ..micro_batch import Chunk, MicroBatch
 from ..request import Request

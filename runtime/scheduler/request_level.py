@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from ...conf.schema import SchedulerConfig
+from ...conf.policies import SchedulerConfig
 from ..blocks import BlockPool
 from ..micro_batch import MicroBatch
 from ..request import Request

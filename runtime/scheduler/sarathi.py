@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...conf.schema import SarathiConfig
+from ...conf.policies import SarathiConfig
 from ..blocks import BlockPool
 from ..micro_batch import MicroBatch
 from ..request import Request

@@ -23,6 +23,7 @@ from gapless.conf.build import (
     to_mapping,
 )
 from gapless.conf.errors import ConfigError
+from gapless.conf.policies import POLICY_CONFIGS, SarathiConfig, SchedulerConfig
 from gapless.conf.sampling import SamplingParams
 from gapless.conf.schema import (
     Architecture,
@@ -32,8 +33,6 @@ from gapless.conf.schema import (
     HardwareConfig,
     ModelConfig,
     ParallelConfig,
-    SarathiConfig,
-    SchedulerConfig,
 )
 
 ARCHITECTURE = {
@@ -66,17 +65,17 @@ def test_nested_mapping_becomes_dataclasses() -> None:
     assert config.cache == CacheConfig()
 
 
-@pytest.mark.parametrize("name", EngineConfig.SCHEDULERS)
+@pytest.mark.parametrize("name", POLICY_CONFIGS)
 def test_policy_is_picked_by_its_name(name: str) -> None:
-    assert type(build(SchedulerConfig, {"name": name}, "scheduler")) is EngineConfig.SCHEDULERS[name]
+    assert type(build(SchedulerConfig, {"name": name}, "scheduler")) is POLICY_CONFIGS[name]
 
 
 @pytest.mark.parametrize(("cls", "key", "mapping", "line"), [
-    (SchedulerConfig, "scheduler", {"name": "sarathi", "chunk": "abc"}, "scheduler.chunk='abc': must be an integer"),
-    (SchedulerConfig, "scheduler", {"name": "sarathi", "chunk": "5"}, "scheduler.chunk='5': must be an integer"),
-    (SchedulerConfig, "scheduler", {"name": "sarathi", "chunk": True}, "scheduler.chunk=True: must be an integer"),
-    (SchedulerConfig, "scheduler", {"name": "sarathi", "chunk": 1.0}, "scheduler.chunk=1.0: must be an integer"),
-    (SchedulerConfig, "scheduler", {"name": "sarathi", "chunk": None}, "scheduler.chunk=None: must be an integer"),
+    (SchedulerConfig, "scheduler", {"name": "sarathi", "chunk": "abc"}, "scheduler.chunk='abc': must be an integer or auto"),
+    (SchedulerConfig, "scheduler", {"name": "sarathi", "chunk": "5"}, "scheduler.chunk='5': must be an integer or auto"),
+    (SchedulerConfig, "scheduler", {"name": "sarathi", "chunk": True}, "scheduler.chunk=True: must be an integer or auto"),
+    (SchedulerConfig, "scheduler", {"name": "sarathi", "chunk": 1.0}, "scheduler.chunk=1.0: must be an integer or auto"),
+    (SchedulerConfig, "scheduler", {"name": "sarathi", "chunk": None}, "scheduler.chunk=None: must be an integer or auto"),
     (SchedulerConfig, "scheduler", {"name": "sarathi", "tile": "x"}, "scheduler.tile='x': must be null or an integer"),
     (SchedulerConfig, "scheduler", {"name": "sarathi", "chunk": 0}, "scheduler.chunk=0: must be 1 or more"),
     (SchedulerConfig, "scheduler", {"name": "sarathi", "chnk": 1},
@@ -145,7 +144,7 @@ ENGINES = st.builds(
     parallel=st.builds(ParallelConfig, pp=st.just(2), launcher=st.just("ray"),
                        layers=st.none() | st.just((1, 3)), depth=st.none() | st.integers(1, 9)),
     scheduler=st.builds(SarathiConfig, chunk=st.integers(1, 4096))
-    | st.sampled_from([policy() for policy in EngineConfig.SCHEDULERS.values()]),  # type: ignore[call-arg]
+    | st.sampled_from([policy() for policy in POLICY_CONFIGS.values()]),  # type: ignore[call-arg]
     seed=st.integers(0, 2**32 - 1),
 )  # fmt: skip
 
@@ -268,7 +267,7 @@ def test_compose_engine_takes_dotted_overrides() -> None:
     ("chunk", 1, "chunk: unknown key; did you mean 'scheduler.chunk'?"),
     ("modle.weights", "x", "modle.weights: unknown key; did you mean 'model.weights'?"),
     ("scheduler.chunk.x", 1, "scheduler.chunk.x: unknown key; scheduler.chunk holds a value, not keys"),
-    ("scheduler.chunk", "48", "scheduler.chunk='48': must be an integer"),
+    ("scheduler.chunk", "48", "scheduler.chunk='48': must be an integer or auto"),
     ("sampling.top_k", 1, "sampling.top_k: unknown key; valid: cache, hardware, model, parallel, scheduler, seed"),
 ])  # fmt: skip
 def test_compose_engine_errors(key: str, value: Any, line: str) -> None:

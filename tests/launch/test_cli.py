@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gapless.conf.build import compose_engine, dotted_keys, to_mapping
-from gapless.conf.schema import EngineConfig, GenerateConfig
+from gapless.conf.policies import POLICY_CONFIGS
+from gapless.conf.schema import GenerateConfig
 from gapless.launch import compose
 from gapless.launch.cli import COMMANDS, main
 from gapless.launch.help import MEANINGS
@@ -51,7 +52,7 @@ def test_config_errors_import_no_torch() -> None:
     code = "import sys\nfrom gapless.launch.cli import main\nmain(['generate', 'prompt=x', 'scheduler.chunk=x'])\n" \
            "print([name for name in ('torch', 'ray', 'transformers') if name in sys.modules])"  # fmt: skip
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stderr == "gapless: error: scheduler.chunk='x': must be an integer\n"
+    assert done.stderr == "gapless: error: scheduler.chunk='x': must be an integer or auto\n"
     assert done.stdout == "[]\n"
 
 
@@ -89,9 +90,9 @@ UNREADABLE = "not a value that hydra can read (no viable alternative at input '[
     (["generate", "scheduler=sarati"], "scheduler=sarati: unknown; did you mean 'sarathi'?"),
     (["generate", "parallel=pp3"], "parallel=pp3: unknown; did you mean 'pp2'?"),
     (["generate", "-m", "scheduler=sarathi,orca_bst"], "scheduler=orca_bst: unknown; did you mean 'orca_best'?"),
-    (["generate", "-m", "prompt=x", "scheduler.chunk=8,x"], "scheduler.chunk='x': must be an integer"),
-    (["generate", "scheduler.chunk=abc"], "scheduler.chunk='abc': must be an integer"),
-    (["generate", "scheduler.chunk="], "scheduler.chunk='': must be an integer"),
+    (["generate", "-m", "prompt=x", "scheduler.chunk=8,x"], "scheduler.chunk='x': must be an integer or auto"),
+    (["generate", "scheduler.chunk=abc"], "scheduler.chunk='abc': must be an integer or auto"),
+    (["generate", "scheduler.chunk="], "scheduler.chunk='': must be an integer or auto"),
     (["generate", "++scheduler.chunk=0"], "scheduler.chunk=0: must be 1 or more"),
     (["generate", "scheduler=orca_best", "scheduler.chunk=8"],
      "scheduler.chunk: unknown key of policy orca_best; sarathi has it"),
@@ -206,4 +207,4 @@ def test_command_line_and_python_api_agree(
     engine = to_mapping(compose_engine(**choices))  # type: ignore[arg-type]
     assert {key: mapping[key] for key in engine} == engine
     assert set(engine) == set(to_mapping(compose_engine(model="shipped")))
-    assert EngineConfig.SCHEDULERS.keys() >= {engine["scheduler"]["name"]}
+    assert POLICY_CONFIGS.keys() >= {engine["scheduler"]["name"]}

@@ -9,17 +9,9 @@ from pathlib import Path
 import hf_models
 import pytest
 
+from gapless.conf.policies import OrcaBestConfig, RequestLevelConfig, SarathiConfig, SchedulerConfig
 from gapless.conf.sampling import SamplingParams
-from gapless.conf.schema import (
-    CacheConfig,
-    EngineConfig,
-    ModelConfig,
-    OrcaBestConfig,
-    ParallelConfig,
-    RequestLevelConfig,
-    SarathiConfig,
-    SchedulerConfig,
-)
+from gapless.conf.schema import CacheConfig, EngineConfig, ModelConfig, ParallelConfig
 from gapless.launch.ray_launcher import RayLauncher
 from gapless.runtime import LLM
 

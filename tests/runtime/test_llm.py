@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from gapless.conf.schema import OrcaBestConfig, RequestLevelConfig, SarathiConfig
+from gapless.conf.policies import OrcaBestConfig, RequestLevelConfig, SarathiConfig
 from gapless.runtime import LLM, SamplingParams
 from gapless.runtime.ledger import Ledger
 
@@ -264,7 +264,8 @@ def test_a_closed_llm_says_so() -> None:
         ({"hardware.memory_gib": 0.001}, r"hardware\.memory_gib=0\.001"),
         ({"cache.num_blocks": 10**7, "scheduler.batch": 10**6}, r"or lower cache\.num_blocks"),
         pytest.param(
-            {"hardware": "a100-80g"}, "hardware=a100-80g: torch finds no CUDA device",
+            {"hardware": "a100-80g"},
+            "hardware=a100-80g: torch finds no CUDA device",
             marks=pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU"),
         ),
     ],

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gapless.conf.policies import POLICY_CONFIGS, OrcaBestConfig, RequestLevelConfig, SarathiConfig, SchedulerConfig
 from gapless.conf.sampling import SamplingParams
-from gapless.conf.schema import EngineConfig, OrcaBestConfig, RequestLevelConfig, SarathiConfig, SchedulerConfig
 from gapless.runtime.blocks import BlockPool
 from gapless.runtime.coordinator import Coordinator
 from gapless.runtime.ledger import Ledger
@@ -163,12 +163,23 @@ def test_outputs_do_not_depend_on_policy_memory_or_preemption(w: dict) -> None:
 
 
 def test_every_policy_of_the_schema_exists() -> None:
-    assert set(POLICIES) == set(EngineConfig.SCHEDULERS)
+    assert set(POLICIES) == set(POLICY_CONFIGS)
 
 
 def test_a_tight_cache_preempts_the_newest() -> None:
-    w = {"block_size": 4, "max_len": 64, "num_blocks": 20, "batch": 4, "stages": 2, "extra_depth": 0, "chunk": 16,
-         "tile": 1, "seed": 0, "abort": None, "requests": [(16, 40, 0.0, True)] * 4}
+    w = {
+        "block_size": 4,
+        "max_len": 64,
+        "num_blocks": 20,
+        "batch": 4,
+        "stages": 2,
+        "extra_depth": 0,
+        "chunk": 16,
+        "tile": 1,
+        "seed": 0,
+        "abort": None,
+        "requests": [(16, 40, 0.0, True)] * 4,
+    }
     _, _, requests = run("sarathi", w)
     preemptions = [r.preemptions for r in requests]
     assert preemptions[0] == 0
@@ -176,8 +187,19 @@ def test_a_tight_cache_preempts_the_newest() -> None:
 
 
 def test_chunks_of_one_prompt_follow_each_other() -> None:
-    w = {"block_size": 16, "max_len": 200, "num_blocks": 64, "batch": 4, "stages": 3, "extra_depth": 0, "chunk": 32,
-         "tile": 1, "seed": 0, "abort": None, "requests": [(150, 2, 0.0, True)]}
+    w = {
+        "block_size": 16,
+        "max_len": 200,
+        "num_blocks": 64,
+        "batch": 4,
+        "stages": 3,
+        "extra_depth": 0,
+        "chunk": 32,
+        "tile": 1,
+        "seed": 0,
+        "abort": None,
+        "requests": [(150, 2, 0.0, True)],
+    }
     coordinator, pipeline, _ = run("sarathi", w)
     assert pipeline.max_outstanding == 3
     first, second = coordinator.record.steps[:2]

@@ -1,0 +1,135 @@
+"""What each policy may be told: `scheduler=NAME` and `scheduler.KEY=VALUE`. The rules are in `runtime/scheduler/`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from .errors import check
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    """What every policy knows. `batch` is B of the paper for one micro-batch: null takes the slot bound of the memory
+    over the depth, at most `max_batch`. `order` says which waiting request is next."""
+
+    name: str
+    batch: int | None = None
+    max_batch: int = 256
+    order: Literal["fcfs", "shortest_prompt", "fair_share", "deadline"] = "fcfs"
+
+    def __post_init__(self) -> None:
+        check("scheduler.batch", self.batch, self.batch is None or self.batch >= 1, "null or 1 or more")
+        check("scheduler.max_batch", self.max_batch, self.max_batch >= 1, "1 or more")
+
+    def depth(self, pp: int) -> int:
+        """Micro-batches in flight where `parallel.depth` is null."""
+        return pp
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestLevelConfig(SchedulerConfig):
+    name: Literal["request_level"] = "request_level"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrcaWorstConfig(SchedulerConfig):
+    name: Literal["orca_worst"] = "orca_worst"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrcaBestConfig(SchedulerConfig):
+    name: Literal["orca_best"] = "orca_best"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillFirstConfig(SchedulerConfig):
+    """`max_batched_tokens`: most prompt tokens of a prefill batch (vLLM's `max_num_batched_tokens`); a longer prompt
+    enters alone."""
+
+    name: Literal["prefill_first"] = "prefill_first"
+    max_batched_tokens: int = 2048
+
+    def __post_init__(self) -> None:
+        SchedulerConfig.__post_init__(self)
+        check("scheduler.max_batched_tokens", self.max_batched_tokens, self.max_batched_tokens >= 1, "1 or more")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SarathiConfig(SchedulerConfig):
+    """`chunk` is C of the paper, `auto` picks it as the run goes (4.4); `tile` null takes the hardware's."""
+
+    name: Literal["sarathi"] = "sarathi"
+    chunk: int | Literal["auto"] = 256
+    tile: int | None = None
+
+    def __post_init__(self) -> None:
+        SchedulerConfig.__post_init__(self)
+        check("scheduler.chunk", self.chunk, self.chunk == "auto" or self.chunk >= 1, "auto or 1 or more")
+        check("scheduler.tile", self.tile, self.tile is None or self.tile >= 1, "null or 1 or more")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenBudgetConfig(SchedulerConfig):
+    """`budget`: most tokens of a micro-batch, decodes included (Sarathi-Serve's chunk size)."""
+
+    name: Literal["token_budget"] = "token_budget"
+    budget: int = 256
+
+    def __post_init__(self) -> None:
+        SchedulerConfig.__post_init__(self)
+        check("scheduler.budget", self.budget, self.budget >= 1, "1 or more")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenThrottleConfig(SchedulerConfig):
+    """gLLM's limits: waiting prompt tokens are spread over `iterations`; a micro-batch prefills between
+    `min_prefill_tokens` and `max_prefill_tokens`, fewer as free KV falls to the share `kv_reserve`."""
+
+    name: Literal["token_throttle"] = "token_throttle"
+    iterations: int = 8
+    max_prefill_tokens: int = 2048
+    min_prefill_tokens: int = 32
+    kv_reserve: float = 0.05
+
+    def __post_init__(self) -> None:
+        SchedulerConfig.__post_init__(self)
+        check("scheduler.iterations", self.iterations, self.iterations >= 1, "1 or more")
+        check("scheduler.min_prefill_tokens", self.min_prefill_tokens, self.min_prefill_tokens >= 1, "1 or more")
+        check("scheduler.max_prefill_tokens", self.max_prefill_tokens,
+              self.max_prefill_tokens >= self.min_prefill_tokens, f"{self.min_prefill_tokens} or more")
+        check("scheduler.kv_reserve", self.kv_reserve, 0 <= self.kv_reserve < 1, "in [0, 1)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EqualTimeConfig(SchedulerConfig):
+    """Micro-batches of equal predicted time: `target_ms` of a stage, or null for that of a typical one of `chunk`
+    tokens. `profile` is a run folder whose fitted stage times it starts from."""
+
+    name: Literal["equal_time"] = "equal_time"
+    chunk: int | Literal["auto"] = 256
+    target_ms: float | None = None
+    tile: int | None = None
+    profile: str | None = None
+
+    def __post_init__(self) -> None:
+        SchedulerConfig.__post_init__(self)
+        check("scheduler.chunk", self.chunk, self.chunk == "auto" or self.chunk >= 1, "auto or 1 or more")
+        check("scheduler.target_ms", self.target_ms, self.target_ms is None or self.target_ms > 0, "null or above 0")
+        check("scheduler.tile", self.tile, self.tile is None or self.tile >= 1, "null or 1 or more")
+
+    def depth(self, pp: int) -> int:
+        """One more than the stages: the next micro-batch then lies ready when stage 0 ends one."""
+        return pp + 1 if pp > 1 else 1
+
+
+POLICY_CONFIGS: dict[str, type[SchedulerConfig]] = {
+    "request_level": RequestLevelConfig,
+    "orca_worst": OrcaWorstConfig,
+    "orca_best": OrcaBestConfig,
+    "prefill_first": PrefillFirstConfig,
+    "sarathi": SarathiConfig,
+    "token_budget": TokenBudgetConfig,
+    "token_throttle": TokenThrottleConfig,
+    "equal_time": EqualTimeConfig,
+}

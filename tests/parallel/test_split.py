@@ -32,8 +32,8 @@ def test_stages_hold_every_layer_once_and_differ_by_the_head_at_most(layers: int
 
 
 def test_a_large_head_takes_layers_from_the_last_stage() -> None:
-    """A head of six layers' weights stands for three layers' time."""
-    heavy = dataclasses.replace(ARCH, vocab_size=6 * ARCH.layer_params // ARCH.hidden_size)
+    """A head of twelve layers' weights stands for three layers' time."""
+    heavy = dataclasses.replace(ARCH, vocab_size=12 * ARCH.layer_params // ARCH.hidden_size)
     assert [len(s) for s in split_layers(ARCH, 4, None)] == [3, 3, 3, 3]
     assert [len(s) for s in split_layers(heavy, 3, None)] == [5, 5, 2]
     assert [len(s) for s in split_layers(heavy, 1, None)] == [12]

@@ -8,7 +8,8 @@ import io
 import json
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,31 +18,61 @@ import msgspec
 import numpy as np
 
 from ..conf.errors import ConfigError
+from ..conf.workloads import SloConfig
 from .ledger import CAUSES, Ledger
 from .messages import Span
 from .report.page import render_report
 from .spans import Blocked, Part, RequestRecord, RunRecord, StepRecord, Wait
-from .summary import request_row, summarize
+from .summary import has_bound, request_row, summarize
 from .trace import write_trace
 
 SPAN_COLUMNS = (
     *("step", "stage", "ready", "input", "begin", "end", "sent", "dispatched"),  # seconds from the run's start
     *("prefill_tokens", "decode_tokens", "decode_context", "chunk_prefix"),  # chunk_prefix: summed over the chunks
     *("idle_before_ms", "idle_cause"),  # the cause of the largest part
+    "predicted_ms",  # what the scheduler foresaw of end - begin; empty where it did not
 )
+FILES = ("summary.json", "record.jsonl.gz", "spans.csv.gz")  # what makes a folder a run folder
+_DAMAGE = (OSError, EOFError, ValueError, KeyError, IndexError, TypeError, zlib.error)
 
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """A run read back. Times of `record` are seconds from the run's start; `summary` is `summary.json` as written."""
+    """A run on disk. `summary` is `summary.json` as written; the record, which may be large, is read by `load`."""
 
     path: Path
-    record: RunRecord
     summary: dict[str, Any]
 
     @property
     def title(self) -> str:
         return str(self.summary.get("title", self.path.name))
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The run's config as it was composed; empty where it was not recorded."""
+        found = self.summary.get("config")
+        return found if isinstance(found, dict) else {}
+
+    def load(self) -> RunRecord:
+        """The record, times in seconds from the run's start; it is not kept. `Ledger` of it is the ledger that the
+        run had, within a nanosecond.
+
+        Raises:
+            ConfigError: one of the files is damaged.
+        """
+        name = "record.jsonl.gz"
+        try:
+            with gzip.open(self.path / name, "rb") as file:
+                record = _read_lines(file)
+            name = "spans.csv.gz"
+            with gzip.open(self.path / name, "rt", newline="", encoding="utf-8") as text:
+                record.spans = _read_spans(text)
+            name = "stage_times.json"
+            if (self.path / name).is_file():
+                record.stage_times = msgspec.json.decode((self.path / name).read_bytes(), type=_StageTimes).weights
+        except _DAMAGE as error:
+            raise _damaged(self.path / name, error) from error
+        return record
 
 
 def write_run_folder(
@@ -51,11 +82,13 @@ def write_run_folder(
     config: Mapping[str, Any],
     versions: Mapping[str, str] | None = None,
     title: str | None = None,
+    slo: SloConfig | None = None,
 ) -> dict[str, Any]:
     """Write the run's files into `path` (made if need be) and return what `summary.json` holds.
 
     Files: requests.csv, spans.csv.gz, record.jsonl.gz (the rest of the record: micro-batches with their waits, token
-    times), summary.json, trace.json.gz, report.html. `title` is by default made of the config's model and scheduler.
+    times), summary.json, trace.json.gz, report.html; stage_times.json where the scheduler learned them. `title` is by
+    default made of the config's model and scheduler; with `slo` the summary has `request_goodput`.
     Conservation of the ledger is checked first.
     """
     ledger = Ledger(record)
@@ -64,8 +97,8 @@ def write_run_folder(
     summary = {
         "title": title,
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
-        **summarize(record, ledger),
-        "config": dict(config),
+        **summarize(record, ledger, slo),
+        "config": dict(config) | ({"slo": asdict(slo)} if slo is not None and has_bound(slo) else {}),
         "versions": dict(versions or {}),
     }
     path.mkdir(parents=True, exist_ok=True)
@@ -83,35 +116,31 @@ def write_run_folder(
     ):
         encode = msgspec.json.Encoder().encode
         file.writelines(encode(line) + b"\n" for line in _lines(record, ledger.t0))
+    if record.stage_times is not None:
+        text = json.dumps({"features": _feature_names(record.stage_times), "weights": record.stage_times})
+        (path / "stage_times.json").write_text(text + "\n", encoding="utf-8")
     write_trace(path / "trace.json.gz", record, ledger, title=title)
     (path / "report.html").write_text(render_report(record, ledger, summary), encoding="utf-8")
     return summary
 
 
 def read_run_folder(path: Path) -> RunFolder:
-    """Read back what `write_run_folder` wrote; `Ledger(folder.record)` is the ledger that it had, within a nanosecond.
+    """What `write_run_folder` wrote, its record not read yet.
 
     Raises:
-        ConfigError: not a run folder, or one of its files is damaged.
+        ConfigError: not a run folder, or its summary is damaged.
     """
-    for name in ("summary.json", "record.jsonl.gz", "spans.csv.gz"):
+    for name in FILES:
         if not (path / name).is_file():
             raise ConfigError(f"{path}: not a run folder, it has no {name}")
-    name = "summary.json"
     try:
-        summary = msgspec.json.decode((path / name).read_bytes(), type=dict[str, Any])
-        name = "record.jsonl.gz"
-        with gzip.open(path / name, "rb") as file:
-            record = _read_lines(file)
-        name = "spans.csv.gz"
-        with gzip.open(path / name, "rt", newline="", encoding="utf-8") as text:
-            record.spans = [
-                Span(int(row["step"]), int(row["stage"]), *(float(row[column]) for column in SPAN_COLUMNS[2:7]))
-                for row in csv.DictReader(text)
-            ]
-    except (OSError, EOFError, ValueError, KeyError, TypeError, zlib.error) as error:
-        raise ConfigError(f"{path / name}: damaged, or not written by gapless ({error})") from error
-    return RunFolder(path, record, summary)
+        return RunFolder(path, msgspec.json.decode((path / FILES[0]).read_bytes(), type=dict[str, Any]))
+    except _DAMAGE as error:
+        raise _damaged(path / FILES[0], error) from error
+
+
+def _damaged(path: Path, error: Exception) -> ConfigError:
+    return ConfigError(f"{path}: damaged, or not written by gapless ({error})")
 
 
 def _title(config: Mapping[str, Any]) -> str:
@@ -139,13 +168,48 @@ def _span_rows(record: RunRecord, ledger: Ledger) -> Iterator[tuple[Any, ...]]:
         idle.append(dict(zip(lane.step.tolist(), gaps, strict=True)))
     spans = sorted(record.spans, key=lambda span: (span.step, span.stage))
     times = np.array([(s.ready, s.input, s.begin, s.end, s.sent) for s in spans], np.float64).reshape(-1, 5)
+    foreseen = {s.step: [round(1e3 * seconds, 6) for seconds in s.predicted] for s in record.steps if s.predicted}
+    unknown = [""] * record.num_stages
     for s, row in zip(spans, np.round(times - origin, 9).tolist(), strict=True):
-        yield s.step, s.stage, *row, *steps.get(s.step, ("", "", "", "", "")), *idle[s.stage][s.step]
+        made = steps.get(s.step, ("", "", "", "", ""))
+        yield s.step, s.stage, *row, *made, *idle[s.stage][s.step], foreseen.get(s.step, unknown)[s.stage]
+
+
+def _read_spans(text: Iterable[str]) -> list[Span]:
+    rows = csv.reader(text)
+    at = {name: i for i, name in enumerate(next(rows, []))}
+    step, stage, *times = (at[name] for name in SPAN_COLUMNS[:7])
+    ready, arrived, begin, end, sent = times
+    return [
+        Span(
+            int(row[step]), int(row[stage]),
+            float(row[ready]), float(row[arrived]), float(row[begin]), float(row[end]), float(row[sent]),
+        )
+        for row in rows
+    ]  # fmt: skip
+
+
+def _feature_names(weights: list[list[float]]) -> list[str] | None:
+    """Names of what the weights weigh; None where they are of another number."""
+    with suppress(ImportError):
+        from .stage_times import FEATURES
+
+        if all(len(stage) == len(FEATURES) for stage in weights):
+            return list(FEATURES)
+    return None
+
+
+class _StageTimes(msgspec.Struct):
+    """`stage_times.json`: seconds of a stage are its `weights` times the features, summed."""
+
+    weights: list[list[float]]
+    features: list[str] | None = None
 
 
 class _Head(msgspec.Struct, array_like=True, tag="run"):
     num_stages: int
     num_blocks: int
+    notes: list[str] = []
 
 
 class _StepLine(msgspec.Struct, array_like=True, tag="step"):
@@ -158,6 +222,7 @@ class _StepLine(msgspec.Struct, array_like=True, tag="step"):
     chunks: list[tuple[int, int, int]]
     decodes: list[tuple[int, int, int]]
     waits: list[tuple[float, float, Blocked]]
+    predicted: list[float] | None = None
 
 
 class _RequestLine(msgspec.Struct, array_like=True, tag="request"):
@@ -183,12 +248,12 @@ def _lines(record: RunRecord, origin: float) -> Iterator[_Head | _StepLine | _Re
     def parts(of: list[Part]) -> list[tuple[int, int, int]]:
         return [(part.request, part.start, part.tokens) for part in of]
 
-    yield _Head(record.num_stages, record.num_blocks)
+    yield _Head(record.num_stages, record.num_blocks, record.notes)
     for s in record.steps:
         waits = [(at(wait.start), at(wait.end), wait.reason) for wait in s.waits]
         yield _StepLine(
             s.step, at(s.dispatched), maybe(s.completed), s.kv_blocks_used, s.num_waiting, s.num_running,
-            parts(s.chunks), parts(s.decodes), waits,
+            parts(s.chunks), parts(s.decodes), waits, s.predicted and [round(p, 9) for p in s.predicted],
         )  # fmt: skip
     for r in record.requests:
         yield _RequestLine(
@@ -203,7 +268,7 @@ def _read_lines(lines: Iterable[bytes]) -> RunRecord:
     for raw in lines:
         line = decode(raw)
         if isinstance(line, _Head):
-            record = RunRecord(line.num_stages, line.num_blocks)
+            record = RunRecord(line.num_stages, line.num_blocks, notes=line.notes)
         elif record is None:
             raise ValueError("its first line is not the run's")
         elif isinstance(line, _StepLine):
@@ -218,6 +283,7 @@ def _read_lines(lines: Iterable[bytes]) -> RunRecord:
                     line.kv_blocks_used,
                     line.num_waiting,
                     line.num_running,
+                    line.predicted,
                 )
             )
         else:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from ..conf.workloads import SloConfig
 from .ledger import STARVED, Floats, Ledger
 from .spans import RequestRecord, RunRecord
 
@@ -42,11 +43,53 @@ def completed_requests(record: RunRecord) -> list[RequestRecord]:
     return [request for request in record.requests if request.finish_reason not in NOT_COMPLETED]
 
 
-def summarize(record: RunRecord, ledger: Ledger) -> dict[str, Any]:
+def meets(request: RequestRecord, slo: SloConfig) -> bool:
+    """Whether a request that has finished kept every bound of `slo`; what it has no value of (the gaps of a single
+    token) it keeps."""
+    if not request.token_times:
+        return False
+    gaps = tokens_apart(request)
+    first, last = request.token_times[0] - request.arrival, request.token_times[-1] - request.arrival
+    seconds = {
+        "ttft_ms": first,
+        "tpot_ms": float(gaps.mean()) if len(gaps) else 0.0,
+        "tbt_ms": float(gaps.max()) if len(gaps) else 0.0,
+        "e2el_ms": last,
+    }
+    bounds = {key: getattr(slo, key) for key in seconds}
+    return all(bound is None or seconds[key] * 1e3 <= bound for key, bound in bounds.items())
+
+
+def has_bound(slo: SloConfig) -> bool:
+    return slo != SloConfig()
+
+
+def prediction_ratios(record: RunRecord, ledger: Ledger) -> list[tuple[Floats, Floats]]:
+    """For each stage the predicted and the measured seconds of the micro-batches that were predicted."""
+    foreseen = {step.step: step.predicted for step in record.steps if step.predicted}
+    pairs = []
+    for stage, lane in enumerate(ledger.lanes):
+        there = [i for i, step in enumerate(lane.step.tolist()) if step in foreseen]
+        predicted = np.array([foreseen[int(lane.step[i])][stage] for i in there], np.float64)
+        pairs.append((predicted, lane.seconds[there]))
+    return pairs
+
+
+def prediction_error(pairs: list[tuple[Floats, Floats]]) -> dict[str, float] | None:
+    """Median and p90 of |predicted / measured - 1| over all of `pairs`; None where nothing was predicted."""
+    errors = np.concatenate([np.abs(p[m > 0] / m[m > 0] - 1.0) for p, m in pairs]) if pairs else np.empty(0)
+    if not len(errors):
+        return None
+    median, p90 = np.percentile(errors, [50, 90]).tolist()
+    return {"median": median, "p90": p90}
+
+
+def summarize(record: RunRecord, ledger: Ledger, slo: SloConfig | None = None) -> dict[str, Any]:
     """The contents of `summary.json`; values are plain Python, 0 where a run has nothing to measure.
 
     Token counts and latencies are over completed requests, as vLLM's are. `duration` is seconds from the first
     arrival to the last token or compute; `bubble_seconds` holds each cause and sums to the idle seconds.
+    `request_goodput` (requests/s that met `slo`) is there only where `slo` bounds something.
     """
     done = completed_requests(record)
     last = max((request.token_times[-1] for request in record.requests if request.token_times), default=ledger.t1)
@@ -94,7 +137,11 @@ def summarize(record: RunRecord, ledger: Ledger) -> dict[str, Any]:
             else 0.0
         ),
         "preemptions": sum(request.preemptions for request in record.requests),
+        "prediction_error": prediction_error(prediction_ratios(record, ledger)),
+        "notes": list(record.notes),
     }
+    if slo is not None and has_bound(slo):
+        summary["request_goodput"] = rate(sum(meets(request, slo) for request in done))
     return summary
 
 

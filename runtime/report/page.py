@@ -16,6 +16,7 @@ from ..ledger import CAUSES, PIPELINE_BUBBLES, STARVED, Cause, Floats, Ledger
 from ..spans import RunRecord
 from ..summary import completed_requests, latencies, request_row
 from .columns import pack
+from .text import css_name, label, milliseconds, percent, seconds_text
 
 REQUEST_ROWS = 200
 BINS = 48
@@ -62,40 +63,6 @@ def script_json(value: Any) -> str:
     """JSON that may stand inside a script element."""
     text = json.dumps(value, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
-
-
-def label(cause: Cause) -> str:
-    """A cause as people read it."""
-    return {
-        Cause.PB1_PREFILL_SIZE: "PB1 prefill size",
-        Cause.PB2_PREFILL_DECODE: "PB2 prefill / decode",
-        Cause.PB3_DECODE_CONTEXT: "PB3 decode context",
-        Cause.STARVED_NO_REQUEST: "starved: no request",
-        Cause.STARVED_IN_FLIGHT: "starved: all in flight",
-        Cause.STARVED_KV_FULL: "starved: KV full",
-        Cause.FILL_DRAIN: "fill and drain",
-    }.get(cause, str(cause).replace("_", " "))
-
-
-def css_name(cause: Cause) -> str:
-    """The style sheet's name of a cause's colour."""
-    return str(cause).replace("_", "-")
-
-
-def milliseconds(value: float | None) -> str:
-    """`12.3 ms` or `1.23 s`."""
-    if value is None:
-        return "-"
-    return f"{value / 1e3:.2f} s" if value >= 1e3 else f"{value:.3g} ms" if value < 100 else f"{value:.0f} ms"
-
-
-def seconds_text(value: float) -> str:
-    """`1.23 s`, or `12.3 ms` under a second."""
-    return f"{value:,.2f} s" if value >= 1.0 else milliseconds(value * 1e3) if value > 0 else "0"
-
-
-def percent(share: float) -> str:
-    return f"{share * 100:.1f}%"
 
 
 def _subtitle(record: RunRecord, summary: Mapping[str, Any]) -> str:

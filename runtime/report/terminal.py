@@ -1,16 +1,42 @@
-"""A run's tables for the terminal."""
+"""Tables for the terminal: of one run, and of several side by side."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rich import box
+from rich.console import RenderableType
 from rich.table import Table
+from rich.text import Text
 
 from ..ledger import CAUSES, Ledger
-from .page import label, milliseconds, percent, seconds_text
+from .candidates import Candidate
+from .metrics import (
+    BY_CAUSE,
+    EVENNESS,
+    IDLE,
+    LATENCY,
+    METRICS,
+    SPEED,
+    THROUGHPUT,
+    Metric,
+    Spread,
+    has_any,
+    lower_is_better,
+    ranked,
+    spread,
+)
+from .text import label, milliseconds, percent, seconds_text
 
 STAGE_COLUMNS = 8  # more do not fit a terminal
+CANDIDATE_COLUMNS = 8
+LISTED = (
+    THROUGHPUT,
+    *(metric for metric in LATENCY if metric.key.startswith(("median_ttft", "p99_ttft", "median_itl", "p99_itl"))),
+    *IDLE[:2],
+    EVENNESS[0],
+)
 
 
 def bubble_table(ledger: Ledger, *, title: str | None = "Idle time") -> Table:
@@ -48,3 +74,90 @@ def latency_table(summary: Mapping[str, Any], *, title: str | None = "Latency") 
         values = (summary[f"{statistic}_{key}_ms"] for statistic in ("mean", "median", "p90", "p99"))
         table.add_row(name, *(milliseconds(value) for value in values))
     return table
+
+
+def comparison_table(candidates: Sequence[Candidate], *, sort: str = THROUGHPUT.key) -> RenderableType:
+    """Candidates as columns and metrics as rows; of more than eight a list instead, ranked by `sort`.
+
+    Values are medians over the repeats, with the largest deviation from it in percent; the best of a row is bold.
+    """
+    return _columns(candidates) if len(candidates) <= CANDIDATE_COLUMNS else _list(candidates, sort)
+
+
+def _columns(candidates: Sequence[Candidate]) -> Table:
+    table = Table(title=_heading(candidates), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+    table.add_column("", no_wrap=True)
+    for candidate in candidates:
+        table.add_column(_broken(candidate.label), justify="right", no_wrap=True)
+    first = candidates[0]
+    for group in (SPEED, LATENCY, IDLE, BY_CAUSE, EVENNESS):
+        rows = [metric for metric in group if has_any(candidates, metric)]
+        for metric in rows:
+            found = [spread(candidate, metric.key, first) for candidate in candidates]
+            name = metric.name + (f" ({metric.unit})" if metric.unit else "")
+            table.add_row(name, *_cells(metric, found))
+            if metric is THROUGHPUT and len(candidates) > 1:
+                table.add_row("speed-up", *(_ratio(s) for s in found))
+        if rows:
+            table.add_section()
+    return table
+
+
+def _list(candidates: Sequence[Candidate], sort: str) -> Table:
+    table = Table(title=_heading(candidates), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+    metrics = [metric for metric in LISTED if has_any(candidates, metric)]
+    if sort not in [metric.key for metric in metrics]:
+        metrics.insert(0, metric_of(sort))
+    for name in ("", "setting"):
+        table.add_column(name, justify="right" if not name else "left", overflow="fold")
+    for metric in metrics:
+        table.add_column(_broken(metric.name), justify="right", no_wrap=True)
+    table.add_column("speed-\nup", justify="right", no_wrap=True)
+    order = ranked(candidates, sort)
+    columns = [_cells(metric, [spread(c, metric.key, candidates[0]) for c in order]) for metric in metrics]
+    for place, candidate in enumerate(order):
+        speed = spread(candidate, THROUGHPUT.key, candidates[0])
+        table.add_row(str(place + 1), candidate.label, *(column[place] for column in columns), _ratio(speed))
+    way = "lowest" if lower_is_better(sort) else "highest"
+    table.caption = f"ranked by {sort}, {way} first; speed-up over {candidates[0].label}"
+    table.caption_justify = "left"
+    return table
+
+
+def metric_of(key: str) -> Metric:
+    """The metric of that key, one made of its name where it is none of ours."""
+    kind: Any = "ms" if key.endswith("_ms") else "seconds" if "seconds" in key else "ratio"
+    return next((metric for metric in METRICS if metric.key == key), Metric(key, key.replace("_", " "), kind))
+
+
+def _heading(candidates: Sequence[Candidate]) -> str:
+    runs = sum(len(candidate.runs) for candidate in candidates)
+    settings = f"{len(candidates)} setting{'' if len(candidates) == 1 else 's'}"
+    return f"{settings}, {runs} runs: median ± largest deviation" if runs > len(candidates) else settings
+
+
+def _broken(name: str) -> str:
+    """A column's head on several lines: at spaces, and a long word at an underscore."""
+    words = [word.replace("_", "_\n", 1) if len(word) > 9 else word for word in name.split(" ")]
+    return "\n".join(words)
+
+
+def _cells(metric: Metric, found: Sequence[Spread | None]) -> list[Text]:
+    medians = [s.median for s in found if s is not None]
+    best = (min if metric.lower_is_better else max)(medians, default=0.0)
+    telling = metric.judged and len(medians) > 1 and min(medians) != max(medians)
+    return [
+        Text(_value(metric, s), "bold" if telling and s is not None and s.median == best else "") for s in found
+    ]
+
+
+def _value(metric: Metric, s: Spread | None) -> str:
+    if s is None:
+        return "-"
+    off = max(s.high - s.median, s.median - s.low)
+    several = f" ±{100 * off / abs(s.median):.0f}%" if len(s.values) > 1 and s.median else ""
+    return metric.text(s.median) + several
+
+
+def _ratio(s: Spread | None) -> str:
+    return "-" if s is None or s.ratio is None else f"{s.ratio:.2f}x"

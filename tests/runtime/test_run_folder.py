@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from gapless.conf.errors import ConfigError
+from gapless.conf.workloads import SloConfig
 from gapless.runtime.ledger import Ledger
 from gapless.runtime.messages import Span
 from gapless.runtime.run_folder import SPAN_COLUMNS, read_run_folder, write_run_folder
@@ -23,8 +24,9 @@ START = 98765.4321  # a monotonic clock's zero is anywhere
 
 @pytest.fixture
 def record() -> RunRecord:
-    """Two stages, 30 steps: three prompts in chunks, then decodes; one request is aborted before it began."""
-    record = RunRecord(2, 40)
+    """Two stages, 30 steps: three prompts in chunks, then decodes; one request is aborted before it began. From step 5
+    on times were predicted, 1 ms short."""
+    record = RunRecord(2, 40, notes=["chunk=auto picked 64"], stage_times=[[0.01, 0.003], [0.011, 0.003]])
     record.requests = [RequestRecord(r, 64 * (r + 2), START + 0.1 * r, first_dispatched=START + 0.1) for r in range(3)]
     free, clock, done = [START, START], START + 0.1, START
     for number in range(30):
@@ -40,6 +42,8 @@ def record() -> RunRecord:
             free[stage] = begin + 0.01 + 0.003 * len(step.chunks) + 0.001 * stage
             record.spans.append(Span(number, stage, there, there, begin, free[stage], free[stage] + 1e-4))
             there = free[stage] + 0.002
+        if number >= 5:
+            step.predicted = [round(0.009 + 0.003 * len(step.chunks) + 0.001 * stage, 9) for stage in range(2)]
         step.completed = done = free[1]
         clock = max(clock + 0.003, free[0] - (0 if number % 4 else 0.004)) + (0.02 if number % 4 == 2 else 0.0)
         for part in step.decodes:
@@ -61,6 +65,7 @@ def folder(record: RunRecord, tmp_path: Path) -> Path:
 
 def test_files(folder: Path):
     names = {"requests.csv", "spans.csv.gz", "record.jsonl.gz", "summary.json", "trace.json.gz", "report.html"}
+    names |= {"stage_times.json"}
     assert {file.name for file in folder.iterdir()} == names
     assert "<title>a run</title>" in (folder / "report.html").read_text(encoding="utf-8")
 
@@ -101,6 +106,7 @@ def test_spans(folder: Path, record: RunRecord):
         assert before == pytest.approx(total * 1e3)
     assert rows[0]["idle_cause"] == "fill_drain"
     assert all((float(row["idle_before_ms"]) > 0) == bool(row["idle_cause"]) for row in rows)
+    assert [row["predicted_ms"] for row in rows[8:12]] == ["", "", "9.0", "10.0"]
 
 
 def test_summary(folder: Path, record: RunRecord):
@@ -142,27 +148,68 @@ def test_slice_names():
 def test_read_back(folder: Path, record: RunRecord):
     again = read_run_folder(folder)
     assert (again.title, again.path) == ("a run", folder)
-    before, after = Ledger(record), Ledger(again.record)
+    loaded = again.load()
+    before, after = Ledger(record), Ledger(loaded)
     after.check()
     assert after.t0 == 0.0
     assert after.span_seconds == pytest.approx(before.span_seconds, abs=1e-8)
     for stage in range(2):
         assert after.seconds_by_cause(stage) == pytest.approx(before.seconds_by_cause(stage), abs=1e-6)
-    old, new = summarize(record, before), summarize(again.record, after)
+    old, new = summarize(record, before), summarize(loaded, after)
     for summary in (old, new):
         assert summary.pop("bubble_seconds")
+    assert old.pop("notes") == new.pop("notes") == ["chunk=auto picked 64"]
+    old_error, new_error = old.pop("prediction_error"), new.pop("prediction_error")
+    assert new_error == pytest.approx(old_error, rel=1e-5)
     old_busy, new_busy = old.pop("stage_busy_fraction"), new.pop("stage_busy_fraction")
     assert new == pytest.approx(old, rel=1e-5)
     assert new_busy == pytest.approx(old_busy, rel=1e-5)
-    assert [s.chunks for s in again.record.steps] == [s.chunks for s in record.steps]
-    assert [len(s.waits) for s in again.record.steps] == [len(s.waits) for s in record.steps]
+    assert [s.chunks for s in loaded.steps] == [s.chunks for s in record.steps]
+    assert [s.predicted for s in loaded.steps] == [s.predicted for s in record.steps]
+    assert loaded.stage_times == record.stage_times
+    assert [len(s.waits) for s in loaded.steps] == [len(s.waits) for s in record.steps]
 
 
 def test_written_again_it_is_the_same(folder: Path, tmp_path: Path):
     again = read_run_folder(folder)
-    write_run_folder(tmp_path / "b", again.record, config=again.summary["config"])
+    write_run_folder(tmp_path / "b", again.load(), config=again.summary["config"])
     assert read_run_folder(tmp_path / "b").title == "gapless: tiny"
     assert (tmp_path / "b" / "requests.csv").read_text() == (folder / "requests.csv").read_text()
+
+
+def test_a_folder_of_before_predictions(folder: Path, record: RunRecord):
+    """Without the columns and lines that came later, what is left reads as before."""
+    (folder / "stage_times.json").unlink()
+    with gzip.open(folder / "spans.csv.gz", "rt", newline="") as file:
+        rows = [row[:-1] for row in csv.reader(file)]
+    with gzip.open(folder / "spans.csv.gz", "wt", newline="") as file:
+        csv.writer(file).writerows(rows)
+    with gzip.open(folder / "record.jsonl.gz", "rt") as file:
+        lines = [json.loads(line) for line in file]
+    keep = {"run": 3, "step": 10}
+    with gzip.open(folder / "record.jsonl.gz", "wt") as file:
+        file.writelines(json.dumps(line[: keep.get(line[0])]) + "\n" for line in lines)
+    loaded = read_run_folder(folder).load()
+    assert (loaded.notes, loaded.stage_times, loaded.steps[9].predicted) == ([], None, None)
+    assert Ledger(loaded).span_seconds == pytest.approx(Ledger(record).span_seconds, abs=1e-8)
+
+
+def test_the_record_is_read_when_it_is_asked_for(folder: Path):
+    (folder / "spans.csv.gz").write_bytes(b"")
+    assert read_run_folder(folder).summary["completed"] == 2
+    with pytest.raises(ConfigError, match=r"spans\.csv\.gz: damaged"):
+        read_run_folder(folder).load()
+
+
+def test_stage_times(folder: Path, record: RunRecord):
+    assert json.loads((folder / "stage_times.json").read_text())["weights"] == record.stage_times
+
+
+def test_goodput(record: RunRecord, tmp_path: Path):
+    slo = SloConfig(ttft_ms=(record.requests[1].token_times[0] - record.requests[1].arrival) * 1e3 - 1)
+    summary = write_run_folder(tmp_path, record, config={"seed": 1}, slo=slo)
+    assert summary["request_goodput"] == pytest.approx(1 / summary["duration"])
+    assert summary["config"]["slo"]["ttft_ms"] == slo.ttft_ms
 
 
 def test_what_is_no_run_folder(tmp_path: Path, folder: Path):
@@ -171,13 +218,13 @@ def test_what_is_no_run_folder(tmp_path: Path, folder: Path):
     damaged = folder / "record.jsonl.gz"
     damaged.write_bytes(damaged.read_bytes()[:100])
     with pytest.raises(ConfigError, match=r"record\.jsonl\.gz: damaged"):
-        read_run_folder(folder)
+        read_run_folder(folder).load()
     with gzip.open(damaged, "wb") as file:
         file.write(b'["step",1]\n')
     with pytest.raises(ConfigError, match=r"record\.jsonl\.gz: damaged"):
-        read_run_folder(folder)
+        read_run_folder(folder).load()
 
 
 def test_an_empty_run(tmp_path: Path):
     write_run_folder(tmp_path, RunRecord(2, 0), config={})
-    assert read_run_folder(tmp_path).record == RunRecord(2, 0)
+    assert read_run_folder(tmp_path).load() == RunRecord(2, 0)

@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 
+from gapless.conf.workloads import SloConfig
 from gapless.runtime.ledger import Cause, Ledger
 from gapless.runtime.messages import Span
 from gapless.runtime.spans import Part, RequestRecord, RunRecord, StepRecord, Wait
@@ -75,6 +76,28 @@ def test_values(record: RunRecord):
     assert summary["stage_busy_fraction"] == pytest.approx([4 / 6])
     seconds = {"starved_kv_full": 1.0, "starved_in_flight": 0.5, "control": 0.5}
     assert summary["bubble_seconds"] == pytest.approx({str(c): seconds.get(str(c), 0.0) for c in Cause})
+
+
+def test_prediction_error(record: RunRecord):
+    assert summarize(record, Ledger(record))["prediction_error"] is None
+    record.steps[0].predicted, record.steps[1].predicted = [1.1], [1.0]  # of 1 s and 2 s
+    error = summarize(record, Ledger(record))["prediction_error"]
+    assert error == pytest.approx({"median": 0.3, "p90": 0.1 + 0.9 * 0.4})
+
+
+@pytest.mark.parametrize(
+    ("slo", "good"),
+    [
+        (SloConfig(ttft_ms=1000), 1),
+        (SloConfig(ttft_ms=3500), 2),
+        (SloConfig(tbt_ms=2600), 1),
+        (SloConfig(tpot_ms=2499), 0),
+        (SloConfig(e2el_ms=6000, ttft_ms=2000), 1),
+    ],
+)
+def test_goodput(record: RunRecord, slo: SloConfig, good: int):
+    assert summarize(record, Ledger(record), slo)["request_goodput"] == pytest.approx(good / 6.5)
+    assert "request_goodput" not in summarize(record, Ledger(record), SloConfig())
 
 
 def test_it_is_json(record: RunRecord):

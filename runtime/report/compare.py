@@ -1,0 +1,83 @@
+"""Two or more settings side by side: a page, a table of numbers as JSON and CSV, and figures."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from .candidates import Candidate, differing_keys, settings
+from .metrics import THROUGHPUT, number_keys, ranked, spread
+
+
+def write_comparison(
+    path: Path,
+    candidates: Sequence[Candidate],
+    *,
+    figures: bool = True,
+    title: str | None = None,
+    sort: str = THROUGHPUT.key,
+) -> dict[str, Any]:
+    """Write report.html, comparison.json, comparison.csv and figures/*.png into `path` (made if need be); return what
+    comparison.json holds.
+
+    Numbers are medians over a candidate's repeats, ratios are to the first candidate, pictures show each one's median
+    run. Candidates are ranked by `sort`, a key of summary.json.
+    """
+    assert candidates
+    path.mkdir(parents=True, exist_ok=True)
+    labels = ", ".join(candidate.label for candidate in candidates)
+    title = title or f"gapless: {labels if len(labels) <= 60 else f'{len(candidates)} settings'}"
+    comparison = _comparison(candidates, title, sort)
+    (path / "comparison.json").write_text(json.dumps(comparison, indent=2) + "\n", encoding="utf-8")
+    with (path / "comparison.csv").open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows(_csv_rows(comparison))
+    return comparison
+
+
+def _comparison(candidates: Sequence[Candidate], title: str, sort: str) -> dict[str, Any]:
+    """`candidates` in the order given, each with its settings that differ, and its metrics' median, min, max, ratio to
+    the first and values by run; `ranking` holds labels, best first."""
+    points = [settings(candidate.runs[0].config) for candidate in candidates]
+    differing = differing_keys(points)
+    keys = list(dict.fromkeys(key for c in candidates for run in c.runs for key in number_keys(run.summary)))
+    rows = []
+    for candidate, point in zip(candidates, points, strict=True):
+        metrics = {}
+        for key in keys:
+            found = spread(candidate, key, candidates[0])
+            if found is not None:
+                metrics[key] = {
+                    "median": found.median,
+                    "min": found.low,
+                    "max": found.high,
+                    "ratio": found.ratio,
+                    "values": list(found.values),
+                }
+        rows.append(
+            {
+                "label": candidate.label,
+                "settings": {key: point.get(key) for key in differing},
+                "runs": [str(run.path) for run in candidate.runs],
+                "median_run": str(candidate.median_run.path),
+                "metrics": metrics,
+            }
+        )
+    ranking = [candidate.label for candidate in ranked(candidates, sort)]
+    return {"title": title, "sort": sort, "ranking": ranking, "candidates": rows}
+
+
+def _csv_rows(comparison: dict[str, Any]) -> list[list[Any]]:
+    """A row a candidate: label, number of runs, settings that differ, then each metric's median, min, max and ratio."""
+    rows = comparison["candidates"]
+    settings_keys = list(rows[0]["settings"])
+    keys = list(dict.fromkeys(key for row in rows for key in row["metrics"]))
+    parts = ("median", "min", "max", "ratio")
+    names = [key if part == "median" else f"{key}_{part}" for key in keys for part in parts]
+    lines: list[list[Any]] = [["label", "runs", *settings_keys, *names]]
+    for row in rows:
+        values = [row["metrics"].get(key, {}).get(part) for key in keys for part in parts]
+        lines.append([row["label"], len(row["runs"]), *row["settings"].values(), *values])
+    return lines

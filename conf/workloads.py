@@ -1,6 +1,7 @@
 """Which requests a benchmark sends, and when: `workload=NAME`.
 
-Key names are those of `vllm bench serve` where it has one. All lengths are tokens. Prompts are random token ids (`sharegpt`: its texts), outputs run to their length.
+Key names are those of `vllm bench serve` where it has one. All lengths are tokens. Prompts are random token ids
+(`sharegpt`: its texts), outputs run to their length.
 """
 
 from __future__ import annotations

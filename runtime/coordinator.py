@@ -66,12 +66,17 @@ class Coordinator:
         if not request.is_finished:
             self._finish(request, "abort", self.clock.now())
 
-    def step(self, deadline: float) -> list[TokenEvent]:
-        """Dispatch what is admissible, wait for results until `deadline`, dispatch again; tokens that came."""
+    def step(self, deadline: float, arrive: Callable[[], None] = lambda: None) -> list[TokenEvent]:
+        """Dispatch what is admissible, wait for results until `deadline`, dispatch again; tokens that came.
+
+        `arrive` is called before each dispatch, to add what has come meanwhile.
+        """
+        arrive()
         self.dispatch()
         events: list[TokenEvent] = []
         for result in self.pipeline.wait(deadline):
             self._handle(result, events)
+        arrive()
         self.dispatch()
         return events
 

@@ -43,10 +43,20 @@ class Intake:
             raise ConfigError(f"sampling params {wrong[0]!r}: must be SamplingParams, one or one a prompt")
         encoded = [self.tokenizer.encode(p) if isinstance(p, str) else _ids(n, p) for n, p in enumerate(many)]
         for number, (ids, of_it) in enumerate(zip(encoded, each, strict=True)):
-            self._check(number, ids, of_it)
+            self.check(number, ids, of_it)
         return list(zip(many, encoded, each, strict=True))
 
-    def _check(self, number: int, ids: list[int], params: SamplingParams) -> None:
+    @property
+    def room(self) -> int:
+        """Most tokens that a request may come to: the context, or less where the cache holds no more."""
+        return min(self._plan.max_model_len, self._plan.num_blocks * self._block_size)
+
+    def check(self, number: int, ids: list[int], params: SamplingParams) -> None:
+        """Whether the model and the cache can hold a request.
+
+        Raises:
+            ConfigError: by its number.
+        """
         longest, vocab = self._plan.max_model_len, self._plan.arch.vocab_size
         if not ids:
             raise ConfigError(f"prompt {number} is empty")

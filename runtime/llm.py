@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -16,7 +17,7 @@ from ..conf.sampling import SamplingParams
 from ..conf.schema import EngineConfig
 from ..models.tokenizer import Detokenizer, Tokenizer
 from .blocks import BlockPool
-from .coordinator import Coordinator
+from .coordinator import Coordinator, TokenEvent
 from .intake import Intake, Prompt
 from .launcher import Launcher, check_launcher, find_launcher
 from .ledger import LiveBubbles
@@ -26,10 +27,12 @@ from .outputs import CompletionOutput, Logprob, RequestOutput
 from .pipeline import Pipeline
 from .plan import Plan, make_plan, make_setup
 from .remote import RemotePipeline
+from .replay import replay
 from .request import Request
 from .scheduler import make_scheduler
 from .spans import RunRecord
 from .stopping import StopChecker
+from .workload import WorkItem
 
 
 class LLM:
@@ -71,20 +74,34 @@ class LLM:
         *,
         launcher: Launcher | None = None,
         on_progress: Callable[[str], None] = lambda text: None,
+        policies: Sequence[SchedulerConfig] = (),
     ) -> LLM:
-        """From a whole config. `launcher` stands in for the one that `config.parallel.launcher` names."""
+        """From a whole config. `launcher` stands in for the one that `config.parallel.launcher` names.
+
+        `policies` are those that `reset` will be given: the pipeline is as deep, and its cache as large, as the one of
+        them needs that needs most.
+        """
         self = cls.__new__(cls)
-        self._start(config, launcher, on_progress)
+        self._start(config, launcher, on_progress, policies)
         return self
 
-    def _start(self, config: EngineConfig, launcher: Launcher | None, on_progress: Callable[[str], None]) -> None:
+    def _start(
+        self,
+        config: EngineConfig,
+        launcher: Launcher | None,
+        on_progress: Callable[[str], None],
+        policies: Sequence[SchedulerConfig] = (),
+    ) -> None:
+        plans = [make_plan(replace(config, scheduler=policy)) for policy in (config.scheduler, *policies)]
+        deepest = replace(plans[0].limits, depth=max(plan.limits.depth for plan in plans))
         self.config = config
-        self.plan = make_plan(config)
+        self.plan = replace(plans[0], num_blocks=max(plan.num_blocks for plan in plans))
         self._intake = Intake(config, self.plan)
         self._eos = self.plan.arch.eos_token_ids
-        self._pipeline = _start_pipeline(config, self.plan, launcher, on_progress)
+        self._pipeline = _start_pipeline(config, replace(self.plan, limits=deepest), launcher, on_progress)
         self._ids = itertools.count()
         self._closed = False
+        self._replaying = False
         self._texts: dict[int, _Text] = {}
         self._coordinator = self._make_coordinator()
         self._live = LiveBubbles()
@@ -96,8 +113,8 @@ class LLM:
         Raises:
             ValueError: a request is unfinished.
         """
-        if self._texts:
-            raise ValueError(f"{len(self._texts)} requests are unfinished")
+        if self._texts or self._replaying:
+            raise ValueError(f"{len(self._texts)} requests are unfinished" if self._texts else "a replay is unfinished")
         while self._coordinator.has_work:  # aborted requests on their way through the pipeline
             self._coordinator.step(self._pipeline.clock.now() + 1.0)
         if scheduler is not None:
@@ -169,6 +186,28 @@ class LLM:
         next(batches)  # so that an iterator that is dropped before its first output aborts too
         return (r.snapshot() for batch in batches for r in batch)
 
+    def replay(self, items: Iterable[WorkItem], *, max_concurrency: int | None = None) -> Iterator[list[TokenEvent]]:
+        """Run requests that arrive over time, greedily and to their exact lengths; the tokens of each step, no texts.
+
+        Each enters when it is due; while `max_concurrency` are unfinished the next is held back. Closing the iterator
+        early aborts what is unfinished.
+
+        Raises:
+            ValueError: a request that the model or the cache cannot hold, by number, or others are unfinished.
+            PipelineError: the pipeline failed, or not every request got its tokens.
+        """
+        if self._closed:
+            raise ValueError("this LLM is closed")
+        if self._texts or self._replaying:
+            raise ValueError("other requests are unfinished")
+        self._replaying = True
+        try:
+            for events in replay(self._coordinator, self._checked(items), self._timed, max_concurrency=max_concurrency):
+                self._watch()
+                yield events
+        finally:
+            self._replaying = False
+
     def close(self) -> None:
         """End all ranks; nothing stays behind. May be called twice."""
         if not self._closed:
@@ -188,6 +227,8 @@ class LLM:
     ) -> list[_Result]:
         if self._closed:
             raise ValueError("this LLM is closed")
+        if self._replaying:
+            raise ValueError("a replay is unfinished")
         taken = self._intake.read(prompts, params)
         now = self._pipeline.clock.now()
         return [self._accept(number, *each, now) for number, each in enumerate(taken)]
@@ -239,14 +280,30 @@ class LLM:
                 text.finish()
                 del self._texts[event.request.id]
             text.result.news[text.result.output.request_id] = text.result
+        self._watch()
+
+    def _watch(self) -> None:
+        """Count the spans that are new."""
         for span in self.record.spans[self._num_spans :]:
             self._live.add(span)
         self._num_spans = len(self.record.spans)
 
+    def _checked(self, items: Iterable[WorkItem]) -> Iterator[WorkItem]:
+        for number, item in enumerate(items):
+            self._intake.check(number, item.prompt, _exactly(item.output_len))
+            yield item
+
+    def _timed(self, item: WorkItem, arrival: float) -> Request:
+        deadline = None if item.deadline is None else arrival + item.deadline
+        return Request(
+            next(self._ids), item.prompt, _exactly(item.output_len), arrival=arrival, max_model_len=self.max_model_len,
+            user=item.user, deadline=deadline,
+        )  # fmt: skip
+
     def _check_stop(self, request: Request, sampled: Sampled) -> str | None:
-        text = self._texts[request.id]
         if not request.params.stop:
             return None
+        text = self._texts[request.id]
         text.push(sampled)
         return "stop" if text.stopped else None
 
@@ -319,6 +376,11 @@ class _Text:
         out.finish_reason = request.finish_reason
         if self.stopped:
             out.stop_reason = self._stop.stop_string
+
+
+@lru_cache(maxsize=4096)
+def _exactly(tokens: int) -> SamplingParams:
+    return SamplingParams(max_tokens=tokens, ignore_eos=True)
 
 
 def _start_pipeline(

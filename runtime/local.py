@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections import deque
 from typing import Any
 
@@ -42,6 +43,7 @@ class LocalPipeline:
 
     def wait(self, deadline: float) -> list[StepResult]:
         if not self._steps:
+            time.sleep(max(0.0, deadline - self.clock.now()))
             return []
         step = self._steps.popleft()
         begin = self.clock.now()

@@ -36,7 +36,7 @@ class RemotePipeline:
     ) -> None:
         self.clock = WallClock()
         self.num_stages = parallel.pp
-        self.depth = parallel.in_flight
+        self.depth = setup.depth
         self.num_blocks = setup.num_blocks
         self._parallel = parallel
         self._launcher = launcher

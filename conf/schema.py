@@ -188,11 +188,6 @@ class ParallelConfig:
     def world_size(self) -> int:
         return self.pp * self.tp
 
-    @property
-    def in_flight(self) -> int:
-        """Micro-batches in flight at once."""
-        return self.depth if self.depth is not None else self.pp
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheConfig:

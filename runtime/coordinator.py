@@ -35,6 +35,7 @@ class Coordinator:
     def __init__(
         self, pipeline: Pipeline, scheduler: Scheduler, *, stop_check: StopCheck | None = None, first_step: int = 0
     ) -> None:
+        assert scheduler.limits.depth <= pipeline.depth, (scheduler.limits.depth, pipeline.depth)
         self.pipeline = pipeline
         self.scheduler = scheduler
         self.clock = pipeline.clock
@@ -82,7 +83,7 @@ class Coordinator:
 
     def dispatch(self) -> None:
         """Fill the pipeline up to its depth."""
-        while len(self._in_flight) < self.pipeline.depth:
+        while len(self._in_flight) < self.scheduler.depth:
             batch = self.scheduler.next_batch()
             if batch is None:
                 self._block(self.scheduler.blocked)
@@ -107,7 +108,12 @@ class Coordinator:
             kv_blocks_used=self.scheduler.pool.num_used,
             num_waiting=self.scheduler.num_waiting,
             num_running=len(self.scheduler.running),
+            sampled_rows=len(decodes) + sum(s.sample for s in chunks),
         )
+        record.predicted = self.scheduler.predict(record)
+        if self.scheduler.notes:
+            self.record.notes += self.scheduler.notes
+            self.scheduler.notes = []
         for entry in new:
             told = self._requests[entry.request]
             if told.first_dispatched is None:
@@ -130,10 +136,13 @@ class Coordinator:
             return
         self.record.spans.append(result.span)
         if result.tokens is None:
+            if result.step in self._in_flight:
+                self.scheduler.observe(self._in_flight[result.step][1], result.span)
             return
         batch, record = self._in_flight.pop(result.step)
         now = self.clock.now()
         record.completed = now
+        self.scheduler.observe(record, result.span)
         self._unblocked(result.span.end)
         self.scheduler.completed(batch)
         requests = {c.request.id: c.request for c in batch.chunks if c.ends_prefill}

@@ -119,7 +119,9 @@ class LLM:
             self._coordinator.step(self._pipeline.clock.now() + 1.0)
         if scheduler is not None:
             self.config = replace(self.config, scheduler=scheduler)
-            self.plan = replace(make_plan(self.config), num_blocks=self._pipeline.num_blocks)
+            plan = make_plan(self.config)
+            limits = replace(plan.limits, depth=min(plan.limits.depth, self._pipeline.depth))
+            self.plan = replace(plan, num_blocks=self._pipeline.num_blocks, limits=limits)
         last = self._coordinator
         self._coordinator = self._make_coordinator(last.next_step)
         self._coordinator.scheduler.dropped = last.scheduler.dropped

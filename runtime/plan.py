@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..conf.errors import ConfigError
+from ..conf.policies import EqualTimeConfig
 from ..conf.schema import Architecture, EngineConfig
 from ..models.checkpoint import SafetensorsFolder
 from ..models.huggingface import resolve_architecture, resolve_weights
@@ -13,6 +14,7 @@ from ..models.memory import block_count, check_blocks, dtype_bytes, slot_bound
 from ..parallel.split import check_parallel, split_layers
 from .scheduler import Limits
 from .setup import Setup
+from .stage_times import read_profile
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +46,10 @@ def make_plan(config: EngineConfig) -> Plan:
         raise ConfigError("model.attention=xformers: runs on CUDA only; use sdpa or auto on hardware.device=cpu")
     if folder is not None:
         SafetensorsFolder(folder).check(arch, tensor_shapes(arch))
+    if isinstance(config.scheduler, EqualTimeConfig):
+        read_profile(config.scheduler.profile, parallel.pp)
     element = dtype_bytes(config.model, hardware.device)
-    depth = parallel.in_flight
+    depth = parallel.depth or config.scheduler.depth(parallel.pp)
     if cache.num_blocks is None:
         slots = slot_bound(arch, parallel, hardware, element)
         fitting = block_count(arch, parallel, hardware, cache.block_size, element)
@@ -61,7 +65,10 @@ def make_plan(config: EngineConfig) -> Plan:
         arch=arch,
         layers=tuple(split_layers(arch, parallel.pp, parallel.layers)),
         num_blocks=num_blocks,
-        limits=Limits(batch=batch, depth=depth, tile=hardware.tile),
+        limits=Limits(
+            batch=batch, depth=depth, tile=hardware.tile, stages=parallel.pp,
+            least_depth=parallel.depth or parallel.pp,
+        ),
         tokenizer=config.model.tokenizer or (str(folder) if folder else None),
     )
 

@@ -10,12 +10,14 @@ class Request:
 
     `tokens` are the prompt's and then the sampled ones. `num_dispatched` of them have their KV computed or under way,
     `num_completed` have it for sure; the difference is in flight. `prefill_target` tokens enter as chunks: the
-    prompt, or after a preemption all tokens known by then.
+    prompt, or after a preemption all tokens known by then. `user` and `deadline` (of the first token, seconds on the
+    coordinator's clock) are for the orders that ask for them; `order_key` is the order's.
     """
 
     __slots__ = (
         "arrival",
         "blocks",
+        "deadline",
         "eos_token_ids",
         "finish_reason",
         "id",
@@ -23,12 +25,14 @@ class Request:
         "num_blocks_sent",
         "num_completed",
         "num_dispatched",
+        "order_key",
         "params",
         "preemptions",
         "prefill_target",
         "prompt_len",
         "seed",
         "tokens",
+        "user",
     )  # fmt: skip
 
     def __init__(
@@ -41,6 +45,8 @@ class Request:
         seed: int = 0,
         max_model_len: int | None = None,
         eos_token_ids: tuple[int, ...] = (),
+        user: str = "",
+        deadline: float | None = None,
     ) -> None:
         self.id = id
         self.tokens = list(prompt)
@@ -58,6 +64,9 @@ class Request:
         self.num_blocks_sent = 0
         self.preemptions = 0
         self.finish_reason: str | None = None
+        self.user = user
+        self.deadline = deadline
+        self.order_key: float | None = None
 
     def __repr__(self) -> str:
         return f"Request({self.id}, {self.num_completed}/{self.num_dispatched}/{len(self.tokens)} of {self.max_len})"

@@ -46,6 +46,7 @@ class StepRecord:
     kv_blocks_used: int = 0
     num_waiting: int = 0  # requests not yet admitted, at dispatch
     num_running: int = 0
+    sampled_rows: int = 0  # decodes, and chunks that end their prompt
     predicted: list[float] | None = None  # seconds by stage, as the scheduler foresaw them at dispatch
 
     @property

@@ -9,18 +9,24 @@ from itertools import islice
 
 from ...conf.policies import SchedulerConfig
 from ..blocks import BlockPool
+from ..messages import Span
 from ..micro_batch import Chunk, MicroBatch
 from ..request import Request
-from ..spans import Blocked
+from ..spans import Blocked, StepRecord
+from .order import ORDERS
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """`batch` (B): most requests in a micro-batch; `depth`: micro-batches in flight; `tile`: rows a matmul pads to."""
+    """`batch` (B): most requests in a micro-batch; `depth`: micro-batches in flight; `tile`: rows a matmul pads to;
+    `stages` of the
+    pipeline."""
 
     batch: int
     depth: int
     tile: int = 1
+    stages: int = 1
+    least_depth: int | None = None  # where the policy may choose: null is `depth`
 
     @property
     def running(self) -> int:
@@ -32,8 +38,8 @@ class Scheduler(ABC):
     """Decides what the next micro-batch holds. Pure Python, deterministic, asks no clock.
 
     A request waits, is admitted (its prompt's blocks are set aside), is taken as chunks until it is prefilled, then
-    becomes ready for a decode each time its token is back. What `fill` takes is dispatched. First come, first served:
-    requests are admitted and prefilled by id; ready decodes go in the order in which they became ready.
+    becomes ready for a decode each time its token is back. What `fill` takes is dispatched. Requests are admitted in
+    the order that `config.order` names and prefilled as admitted; decodes go in the order in which they became ready.
     """
 
     def __init__(self, config: SchedulerConfig, limits: Limits, pool: BlockPool) -> None:
@@ -43,8 +49,12 @@ class Scheduler(ABC):
         self.prefilling: list[Request] = []  # of the running: prompt not wholly dispatched, first come first
         self.ready: dict[int, Request] = {}  # of the running: a decode may be dispatched, first ready first
         self.dropped: list[int] = []  # preempted or finished since the last step: ranks forget them
-        self._waiting: list[tuple[int, Request]] = []  # heap
+        self.backlog = 0  # prompt tokens that are still to be dispatched, of waiting and of prefilling requests
+        self.notes: list[str] = []  # what the policy chose by itself and why, a line each; the coordinator takes them
+        self._order = ORDERS[config.order]()
+        self._waiting: list[tuple[float, int, Request]] = []  # heap by the order's key, then by id
         self._num_waiting = 0
+        self._turn = 0  # micro-batches filled
         self._short_of_kv = False
 
     @abstractmethod
@@ -55,7 +65,24 @@ class Scheduler(ABC):
         """Tokens whose KV blocks are set aside at admission."""
         return request.prefill_target
 
+    def predict(self, step: StepRecord) -> list[float] | None:
+        """Seconds that each stage will take for a micro-batch, where the policy foresees them."""
+        return None
+
+    def observe(self, step: StepRecord, span: Span) -> None:  # noqa: B027  (most policies learn nothing)
+        """A stage has computed a micro-batch."""
+
+    @property
+    def stage_times(self) -> list[list[float]] | None:
+        """What the policy learned of the stages' times: weights of `stage_times.FEATURES` by stage."""
+        return None
+
     # What the coordinator calls.
+
+    @property
+    def depth(self) -> int:
+        """Micro-batches in flight at once, at most `limits.depth`."""
+        return self.limits.depth
 
     @property
     def num_waiting(self) -> int:
@@ -66,14 +93,18 @@ class Scheduler(ABC):
         return bool(self.running or self._num_waiting)
 
     def add(self, request: Request) -> None:
-        heapq.heappush(self._waiting, (request.id, request))
+        if request.order_key is None:
+            request.order_key = self._order.key(request)
+        heapq.heappush(self._waiting, (request.order_key, request.id, request))
         self._num_waiting += 1
+        self.backlog += request.remaining_prefill
 
     def next_batch(self) -> MicroBatch | None:
         """The next micro-batch, its requests marked as dispatched; None if nothing is admissible (see `blocked`)."""
         self._short_of_kv = False
         batch = MicroBatch()
         self.fill(batch)
+        self._turn += bool(batch)
         return batch or None
 
     @property
@@ -100,6 +131,7 @@ class Scheduler(ABC):
         if request.finish_reason is not None:
             return
         request.finish_reason = reason
+        self.backlog -= request.remaining_prefill
         if request.id not in self.running:
             self._num_waiting -= 1  # its heap entry is skipped when it comes up
             return
@@ -113,9 +145,9 @@ class Scheduler(ABC):
 
     def next_waiting(self) -> Request | None:
         """The request that would be admitted next."""
-        while self._waiting and self._waiting[0][1].is_finished:
+        while self._waiting and self._waiting[0][-1].is_finished:
             heapq.heappop(self._waiting)
-        return self._waiting[0][1] if self._waiting else None
+        return self._waiting[0][-1] if self._waiting else None
 
     def admit(self) -> Request | None:
         """Admit the next waiting request if it has a slot and its blocks fit, with one block left for each running."""
@@ -128,18 +160,31 @@ class Scheduler(ABC):
             return None
         heapq.heappop(self._waiting)
         self._num_waiting -= 1
+        self._order.admitted(request)
         self.pool.grow(request.blocks, tokens)
         self.running[request.id] = request
         self.prefilling.append(request)
         return request
+
+    def next_prompt(self) -> Request | None:
+        """The prompt whose chunk is next: a partial one first, else a new one, admitted."""
+        return self.prefilling[0] if self.prefilling else self.admit()
 
     def take_chunk(self, batch: MicroBatch, request: Request, length: int) -> None:
         """Dispatch the next `length` tokens of a prefill."""
         assert 1 <= length <= request.remaining_prefill, (length, request)
         batch.chunks.append(Chunk(request, request.num_dispatched, length))
         request.num_dispatched += length
+        self.backlog -= length
         if not request.remaining_prefill:
             self.prefilling.remove(request)
+
+    @property
+    def decode_share(self) -> int:
+        """This micro-batch's share of the decodes, ready and in flight, if all `depth` had equally many; the remainder
+        is dealt round robin."""
+        decoding = len(self.running) - len(self.prefilling)
+        return decoding // self.depth + (self._turn % self.depth < decoding % self.depth)
 
     def take_decodes(self, batch: MicroBatch, most: int) -> None:
         """Dispatch up to `most` ready decodes, those first that have been ready the longest."""
@@ -151,6 +196,16 @@ class Scheduler(ABC):
                 break
             if request.id in self.ready and self._grow(request):
                 self.take_decode(batch, request)
+
+    def take_prompts(self, batch: MicroBatch, budget: int) -> None:
+        """Dispatch up to `budget` prompt tokens: partial prompts first, then new ones; B requests at most."""
+        while budget > 0 and len(batch.chunks) + len(batch.decodes) < self.limits.batch:
+            prompt = self.next_prompt()
+            if prompt is None:
+                return
+            length = min(budget, prompt.remaining_prefill)
+            self.take_chunk(batch, prompt, length)
+            budget -= length
 
     def take_decode(self, batch: MicroBatch, request: Request) -> None:
         """Dispatch the decode of a ready request whose cache has room for it."""
@@ -174,6 +229,7 @@ class Scheduler(ABC):
             self.prefilling.remove(request)
         self.ready.pop(request.id, None)
         self._leave(request)
+        self.backlog -= request.remaining_prefill
         request.num_dispatched = request.num_completed = request.num_blocks_sent = 0
         request.prefill_target = len(request.tokens)
         request.preemptions += 1

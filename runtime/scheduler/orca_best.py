@@ -10,7 +10,7 @@ class OrcaBest(Scheduler):
     """Every ready decode plus the whole prompt of at most one new request, B requests at most."""
 
     def fill(self, batch: MicroBatch) -> None:
-        prompt = self.prefilling[0] if self.prefilling else self.admit()
+        prompt = self.next_prompt()
         self.take_decodes(batch, self.limits.batch - 1 if prompt else self.limits.batch)
         if prompt and prompt.id in self.running:
             self.take_chunk(batch, prompt, prompt.remaining_prefill)

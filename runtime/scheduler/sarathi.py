@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from ...conf.policies import SarathiConfig
 from ..blocks import BlockPool
+from ..messages import Span
 from ..micro_batch import MicroBatch
 from ..request import Request
+from ..spans import StepRecord
+from ..stage_times import StageTimes, features
 from .base import Limits, Scheduler
+from .chunk import ChunkPicker
 
 
 class Sarathi(Scheduler):
@@ -14,26 +18,33 @@ class Sarathi(Scheduler):
 
     Chunk and decodes together come to at most `chunk` tokens and to a multiple of the tile (4.4): the chunk is
     shortened, unless what is left of the prompt stays below one tile. Chunks of one prompt may follow each other
-    through the pipeline: the next one needs no sampled token.
+    through the pipeline: the next one needs no sampled token. `chunk=auto` learns from spans what saturates a stage.
     """
 
     def __init__(self, config: SarathiConfig, limits: Limits, pool: BlockPool) -> None:
         super().__init__(config, limits, pool)
-        self.chunk = config.chunk
         self.tile = config.tile or limits.tile
+        self._times = StageTimes(limits.stages)
+        self.picker = ChunkPicker(config.chunk, limits.batch, self.tile, self._times)
 
     def fill(self, batch: MicroBatch) -> None:
-        prompt = self._next_prompt()
-        most = min(self.limits.batch - 1, self.chunk - 1) if prompt else self.limits.batch
-        self.take_decodes(batch, most)
+        if note := self.picker.update():
+            self.notes.append(note)
+        prompt = self.next_prompt()
+        self.take_decodes(batch, min(self.limits.batch, self.picker.chunk) - 1 if prompt else self.limits.batch)
         if prompt and prompt.remaining_prefill and prompt.id in self.running:
             self.take_chunk(batch, prompt, self.chunk_length(prompt.remaining_prefill, len(batch.decodes)))
 
     def chunk_length(self, remaining: int, num_decodes: int) -> int:
         """Tokens of the chunk that goes with so many decodes (paper 4.4)."""
-        length = min(remaining, self.chunk - num_decodes)
+        length = min(remaining, self.picker.chunk - num_decodes)
         overhang = (length + num_decodes) % self.tile
         return length - overhang if length - overhang >= 1 and length + num_decodes > self.tile else length
 
-    def _next_prompt(self) -> Request | None:
-        return self.prefilling[0] if self.prefilling else self.admit()
+    def observe(self, step: StepRecord, span: Span) -> None:
+        if self.picker.is_auto:
+            self._times.observe(features(step), span.stage, span.end - span.begin)
+
+    def finish(self, request: Request, reason: str) -> None:
+        self.picker.finished(request)
+        super().finish(request, reason)

@@ -10,16 +10,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gapless.conf.policies import POLICY_CONFIGS, OrcaBestConfig, RequestLevelConfig, SarathiConfig, SchedulerConfig
+from gapless.conf.policies import POLICY_CONFIGS, SarathiConfig, SchedulerConfig
 from gapless.conf.sampling import SamplingParams
 from gapless.runtime.blocks import BlockPool
 from gapless.runtime.coordinator import Coordinator
 from gapless.runtime.ledger import Ledger
 from gapless.runtime.messages import Step
-from gapless.runtime.micro_batch import MicroBatch
+from gapless.runtime.micro_batch import Chunk, MicroBatch
 from gapless.runtime.request import Request
-from gapless.runtime.scheduler import POLICIES, Limits, make_scheduler
+from gapless.runtime.scheduler import ORDERS, POLICIES, Limits, Scheduler, make_scheduler
+from gapless.runtime.scheduler.equal_time import EqualTime
+from gapless.runtime.scheduler.groups import GroupScheduler
+from gapless.runtime.scheduler.orca_best import OrcaBest
+from gapless.runtime.scheduler.prefill_first import PrefillFirst
 from gapless.runtime.scheduler.sarathi import Sarathi
+from gapless.runtime.scheduler.token_budget import TokenBudget
+from gapless.runtime.scheduler.token_throttle import TokenThrottle
 
 sys.path.insert(0, str(Path(__file__).parent))
 from virtual_pipeline import VirtualPipeline
@@ -52,13 +58,57 @@ def workloads(draw: st.DrawFn) -> dict:
         "tile": draw(st.sampled_from([1, 4, 16])),
         "seed": draw(st.integers(0, 2**16)),
         "abort": draw(st.none() | st.integers(0, 13)),
+        "auto": draw(st.booleans()),
+        "order": draw(st.sampled_from(sorted(ORDERS))),
     }
 
 
 def config_of(policy: str, w: dict) -> SchedulerConfig:
-    if policy == "sarathi":
-        return SarathiConfig(chunk=w["chunk"], tile=w["tile"])
-    return {"orca_best": OrcaBestConfig, "request_level": RequestLevelConfig}[policy]()
+    chunk, tile = w["chunk"], w["tile"]
+    own: dict[str, dict] = {
+        "prefill_first": {"max_batched_tokens": chunk},
+        "sarathi": {"chunk": "auto" if w["auto"] else chunk, "tile": tile},
+        "token_budget": {"budget": chunk},
+        "token_throttle": {"iterations": 1 + tile // 4, "max_prefill_tokens": 2 * chunk, "min_prefill_tokens": chunk,
+                           "kv_reserve": 0.1},
+        "equal_time": {"chunk": "auto" if w["auto"] else chunk, "tile": tile,
+                       "target_ms": 15.0 if w["auto"] else None},
+    }  # fmt: skip
+    return POLICY_CONFIGS[policy](**own.get(policy, {}), order=w["order"])
+
+
+class Audit:
+    """Sees each decision of a scheduler: what was there before it, and the micro-batch that came of it."""
+
+    def __init__(self, scheduler: Scheduler, w: dict) -> None:
+        self.scheduler, self.w = scheduler, w
+        self._next = scheduler.next_batch
+        self._preempt = scheduler._preempt
+        scheduler.next_batch = self.next_batch  # type: ignore[method-assign]
+        scheduler._preempt = self.preempt  # type: ignore[method-assign]
+
+    def preempt(self, request: Request) -> None:
+        self.preempted = True
+        self._preempt(request)
+
+    def next_batch(self) -> MicroBatch | None:
+        s = self.scheduler
+        self.preempted = False
+        self.ready = set(s.ready)
+        self.partial = {r.id: r.remaining_prefill for r in s.prefilling}
+        self.admitted = set(s.running)
+        self.share = s.decode_share
+        waiting = s.next_waiting()
+        self.first_waiting = waiting and (waiting.id, waiting.remaining_prefill)
+        self.backlog = s.backlog
+        assert s.backlog == sum(self.partial.values()) + sum(
+            r.remaining_prefill for *_, r in s._waiting if not r.is_finished
+        )
+        batch = self._next()
+        self.short_of_kv = s._short_of_kv or self.preempted
+        if batch is not None:
+            check_rule(s, batch, self, self.w)
+        return batch
 
 
 def run(policy: str, w: dict) -> tuple[Coordinator, VirtualPipeline, list[Request]]:
@@ -70,7 +120,9 @@ def run(policy: str, w: dict) -> tuple[Coordinator, VirtualPipeline, list[Reques
     depth = w["stages"] + w["extra_depth"]
     pipeline = VirtualPipeline(w["stages"], depth, w["num_blocks"], w["block_size"], stage_time)
     pool = BlockPool(w["num_blocks"], w["block_size"], -(-w["max_len"] // w["block_size"]))
-    scheduler = make_scheduler(config_of(policy, w), Limits(w["batch"], depth, w["tile"]), pool)
+    limits = Limits(w["batch"], depth, w["tile"], w["stages"], least_depth=w["stages"])
+    scheduler = make_scheduler(config_of(policy, w), limits, pool)
+    Audit(scheduler, w)
     coordinator = Coordinator(pipeline, scheduler)
     arrivals = sorted(w["requests"], key=lambda r: r[2])
     requests = [
@@ -81,6 +133,8 @@ def run(policy: str, w: dict) -> tuple[Coordinator, VirtualPipeline, list[Reques
             arrival=at,
             max_model_len=w["max_len"],
             eos_token_ids=(EOS,),
+            user=f"user {prompt % 3}",
+            deadline=at + 0.1 * output if ignore else None,
         )
         for i, (prompt, output, at, ignore) in enumerate(arrivals)
     ]
@@ -108,7 +162,7 @@ def run(policy: str, w: dict) -> tuple[Coordinator, VirtualPipeline, list[Reques
 @settings(max_examples=120, deadline=None)
 @given(w=workloads())
 def test_nothing_is_lost_and_no_bound_is_passed(policy: str, w: dict) -> None:
-    coordinator, pipeline, requests = run(policy, w)
+    coordinator, _, requests = run(policy, w)
     for r in requests:
         ended = r.num_output == r.max_output or r.tokens[-1] == EOS or r.finish_reason == "abort"
         assert r.is_finished, r
@@ -119,29 +173,77 @@ def test_nothing_is_lost_and_no_bound_is_passed(policy: str, w: dict) -> None:
     assert pool.num_free == pool.num_blocks, "blocks leaked"
     scheduler = coordinator.scheduler
     assert not [*scheduler.ready, *scheduler.prefilling, *scheduler.running]
-    for step in pipeline.steps:
-        check_rule(policy, w, step)
     for entry in coordinator.record.requests:
         assert entry.token_times == sorted(entry.token_times)
         assert entry.output_tokens == requests[entry.request].num_output
 
 
-def check_rule(policy: str, w: dict, step: Step) -> None:
-    """The policy's rule of the design's table, on one micro-batch."""
-    B, chunks, decodes = w["batch"], step.chunks, step.decodes
-    assert len(chunks) + len(decodes) <= B
-    if policy == "sarathi":
+def check_rule(s: Scheduler, batch: MicroBatch, before: Audit, w: dict) -> None:
+    """The policy's rule of the design's table, on one micro-batch and on what it was chosen from."""
+    B, chunks, decodes = w["batch"], batch.chunks, batch.decodes
+    taken = {r.id for r in decodes}
+    ids = [c.request.id for c in chunks] + [r.id for r in decodes]
+    assert len(ids) == len(set(ids)) <= B
+    assert taken <= before.ready, "a decode whose token is not back"
+    assert not (chunks and taken & {c.request.id for c in chunks})
+    new = [c for c in chunks if c.request.id not in before.partial]
+    tokens, whole = batch.num_prefill_tokens, all(c.start == 0 and c.ends_prefill for c in chunks)
+    free_choice = not before.short_of_kv  # else decodes may be passed over, or prompts preempted
+    if isinstance(s, GroupScheduler):
+        assert whole, "a prompt enters whole"
+        assert not (chunks and decodes), "a batch prefills, then decodes"
+        assert len(s.groups) <= s.limits.depth
+        assert not any(r.preemptions for r in s.running.values())
+        (group,) = [g for g in s.groups if {r.id for r in g} >= set(ids)]
+        assert set(ids) == {r.id for r in group}, "a group stays together"
+    elif isinstance(s, OrcaBest):
+        assert whole, "a prompt enters whole"
+        assert len(chunks) <= 1
+        if free_choice:
+            assert len(decodes) == min(len(before.ready), B - len(chunks)), "every ready decode"
+    elif isinstance(s, PrefillFirst):
+        assert whole, "a prompt enters whole"
+        assert not (chunks and decodes), "prefills and decodes are apart"
+        assert tokens <= s.max_batched_tokens or len(chunks) == 1
+        if decodes and free_choice:
+            assert len(decodes) == min(len(before.ready), B), "every ready decode"
+    elif isinstance(s, Sarathi):
         assert len(chunks) <= 1
         if chunks:
-            overhang = step.num_tokens % w["tile"]
-            assert step.num_tokens <= w["chunk"]
-            assert overhang == 0 or step.num_tokens < w["tile"] or len(chunks[0].tokens) <= overhang
-    elif policy == "orca_best":
-        assert len(chunks) <= 1
-        assert all(c.start == 0 and c.sample for c in chunks), "a prompt enters whole"
-    elif policy == "request_level":
-        assert not (chunks and decodes), "a batch prefills, then decodes"
-        assert all(c.start == 0 and c.sample for c in chunks)
+            overhang = batch.num_tokens % s.tile
+            assert batch.num_tokens <= s.picker.chunk
+            assert overhang == 0 or batch.num_tokens < s.tile or tokens <= overhang
+        if free_choice:
+            most = min(B, s.picker.chunk) - 1 if chunks else B
+            assert len(decodes) == min(len(before.ready), most), "decode-maximal"
+    elif isinstance(s, TokenBudget):
+        if free_choice:
+            assert len(decodes) == min(len(before.ready), B), "decodes first"
+        assert tokens <= max(0, s.budget - len(decodes)), "a non-positive rest admits nothing"
+        check_prompts_in_order(chunks, new, before)
+        if free_choice and (s.prefilling or s.num_waiting) and len(s.running) < s.limits.running and len(ids) < B:
+            assert batch.num_tokens >= s.budget, "the budget is used up"
+    elif isinstance(s, TokenThrottle):
+        c = s.config
+        assert len(decodes) <= max(1, before.share), "decodes are spread over the depth"
+        assert tokens <= max(c.min_prefill_tokens, min(-(-before.backlog // c.iterations), c.max_prefill_tokens))
+        check_prompts_in_order(chunks, new, before)
+    elif isinstance(s, EqualTime):
+        assert len(decodes) <= max(1, before.share), "decodes are spread over the depth"
+        assert all(c.ends_prefill for c in chunks[:-1]), "a prompt is cut only where the micro-batch is full"
+        if len(chunks) > 1 and s.times.weights is None:
+            assert batch.num_tokens <= max(s.picker.chunk, len(decodes) + chunks[0].length)
+        check_prompts_in_order(chunks, new, before)
+    else:
+        pytest.fail(f"{type(s).__name__} has no rule here")
+
+
+def check_prompts_in_order(chunks: list[Chunk], new: list[Chunk], before: Audit) -> None:
+    """Partial prompts come before new ones, and none is passed over."""
+    assert new == chunks[len(chunks) - len(new) :], "partial prompts first"
+    old = [c.request.id for c in chunks if c not in new]
+    kept = [id for id in before.partial if id in before.scheduler.running]
+    assert old == kept[: len(old)] or before.short_of_kv
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -178,6 +280,8 @@ def test_a_tight_cache_preempts_the_newest() -> None:
         "tile": 1,
         "seed": 0,
         "abort": None,
+        "auto": False,
+        "order": "fcfs",
         "requests": [(16, 40, 0.0, True)] * 4,
     }
     _, _, requests = run("sarathi", w)
@@ -198,6 +302,8 @@ def test_chunks_of_one_prompt_follow_each_other() -> None:
         "tile": 1,
         "seed": 0,
         "abort": None,
+        "auto": False,
+        "order": "fcfs",
         "requests": [(150, 2, 0.0, True)],
     }
     coordinator, pipeline, _ = run("sarathi", w)

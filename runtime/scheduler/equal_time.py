@@ -1,0 +1,165 @@
+"""Micro-batches of equal predicted time: ours. SARATHI makes them equal in tokens, which is not the same."""
+
+from __future__ import annotations
+
+import math
+
+from ...conf.policies import EqualTimeConfig
+from ..blocks import BlockPool
+from ..messages import Span
+from ..micro_batch import MicroBatch
+from ..request import Request
+from ..spans import StepRecord
+from ..stage_times import Features, StageTimes, features, read_profile
+from .base import Limits, Scheduler
+from .chunk import ChunkPicker
+from .turnaround import Turnaround
+
+_SMOOTH = 1 / 32  # weight of the newest micro-batch in what is typical
+_SLIVER = 16  # a chunk of under 1/16 of a whole one is not worth its overhead: the micro-batch stays that much shorter
+
+
+class EqualTime(Scheduler):
+    """Each micro-batch is filled to the same predicted time of the slowest stage.
+
+    Decodes first, dealt evenly over the depth. Then chunks: one shrinks as its prefix and as the decodes' contexts
+    grow. Where a prompt ends early the next one's first chunk fills up; where no other waits, what is left of a prompt
+    is cut into equal chunks rather than into whole ones and a tiny tail. Chunks of one prompt follow each other
+    through the pipeline.
+
+    The time to fill to is `target_ms`, else what a micro-batch of `chunk` tokens takes with the decodes and prefixes
+    that have been typical of late. Stage times are learned from the run's own spans; until the first fit, tokens
+    stand for time. The depth is that of the pipeline, and one more where the way back to stage 0 takes long.
+    """
+
+    def __init__(self, config: EqualTimeConfig, limits: Limits, pool: BlockPool) -> None:
+        super().__init__(config, limits, pool)
+        self.times = StageTimes(limits.stages, read_profile(config.profile, limits.stages))
+        self.target_s = None if config.target_ms is None else config.target_ms / 1e3
+        self.tile = config.tile or limits.tile
+        self.picker = ChunkPicker(config.chunk, limits.batch, self.tile, self.times)
+        self._turnaround = Turnaround(limits.stages)
+        self._cost = Cost(*Cost.TOKENS)
+        self._fitted: object = None
+        self._rows: dict[int, Features] = {}  # of micro-batches in flight
+        # What is typical of a micro-batch with prompts.
+        self._decodes = self._context = self._prefix = 0.0
+
+    @property
+    def depth(self) -> int:
+        limits = self.limits
+        return limits.depth if self._turnaround.is_long else limits.least_depth or limits.depth
+
+    def fill(self, batch: MicroBatch) -> None:
+        self._refresh()
+        prompt = self.next_prompt()
+        self.take_decodes(batch, min(self.decode_share, self.limits.batch - 1 if prompt else self.limits.batch))
+        context = sum(r.num_dispatched for r in batch.decodes)
+        left = self._target - self._cost.of_decodes(len(batch.decodes), context)
+        while len(batch.chunks) + len(batch.decodes) < self.limits.batch and (prompt := self.next_prompt()):
+            length = self._chunk_length(batch, prompt, left)
+            if not length:
+                break
+            left -= self._cost.of_chunk(length, prompt.num_dispatched)
+            self.take_chunk(batch, prompt, length)
+            if prompt.remaining_prefill:
+                break
+        if not batch:
+            self.take_decodes(batch, 1)  # whose turn it is has none ready
+        if batch.chunks:
+            self._remember(batch, context)
+
+    def predict(self, step: StepRecord) -> list[float] | None:
+        row = self._rows[step.step] = features(step)
+        return self.times.predict(row)
+
+    def observe(self, step: StepRecord, span: Span) -> None:
+        self._turnaround.observe(step, span)
+        last = span.stage == self.limits.stages - 1
+        row = self._rows.pop(step.step, None) if last else self._rows.get(step.step)
+        self.times.observe(row or features(step), span.stage, span.end - span.begin)
+
+    def finish(self, request: Request, reason: str) -> None:
+        self.picker.finished(request)
+        super().finish(request, reason)
+
+    @property
+    def stage_times(self) -> list[list[float]] | None:
+        return None if self.times.weights is None else self.times.weights.tolist()
+
+    def _refresh(self) -> None:
+        """After a new fit: the slowest stage's cost is what micro-batches are filled by."""
+        if self.times.weights is not self._fitted:
+            self._fitted = self.times.weights
+            busiest = max(self.times.weights.tolist(), key=lambda w: Cost(*w).of(self._typical(self.picker.chunk)))
+            self._cost = Cost(*busiest)
+        if note := self.picker.update():
+            self.notes.append(note)
+
+    def _typical(self, tokens: int) -> Features:
+        """Features of a micro-batch of so many tokens, with decodes and prefix as they have been of late."""
+        chunk = max(0.0, tokens - self._decodes)
+        return 1.0, chunk + self._decodes, chunk * self._prefix, chunk * chunk, self._context, self._decodes
+
+    @property
+    def _target(self) -> float:
+        if self.target_s is not None and self.times.is_fitted:
+            return self.target_s
+        return self._cost.of(self._typical(self.picker.chunk))
+
+    def _chunk_length(self, batch: MicroBatch, prompt: Request, left: float) -> int:
+        """Tokens of the next chunk of `prompt`, 0 for none, where `left` seconds are to be filled."""
+        remaining, whole = prompt.remaining_prefill, self.picker.chunk
+        length = min(remaining, self._cost.chunk_within(left, prompt.num_dispatched))
+        if length < remaining:
+            overhang = (batch.num_tokens + length) % self.tile
+            if overhang <= length // 8:
+                length -= overhang
+            alone = self.num_waiting == 0 and len(self.prefilling) == 1
+            if alone and length:
+                length = -(-remaining // -(-remaining // length))
+        if length < min(remaining, max(1, whole // _SLIVER)):
+            # Nothing may stand still: a micro-batch without a chunk takes a small one, unless its time is promised.
+            promised = self.target_s is not None and batch.decodes
+            length = 0 if batch.chunks or promised else min(remaining, max(1, whole // _SLIVER))
+        return length
+
+    def _remember(self, batch: MicroBatch, context: int) -> None:
+        tokens = batch.num_prefill_tokens
+        prefix = sum(c.start * c.length for c in batch.chunks) / tokens
+        weight = max(_SMOOTH, 1 / (1 + self._turn))
+        self._decodes += weight * (len(batch.decodes) - self._decodes)
+        self._context += weight * (context - self._context)
+        self._prefix += weight * (prefix - self._prefix)
+
+
+class Cost:
+    """A stage's time as a function of what it is given, from the weights of `stage_times.FEATURES`."""
+
+    TOKENS = (0.0, 1.0, 0.0, 0.0, 0.0, 0.0)  # tokens for time
+
+    def __init__(self, constant: float, token: float, prefix: float, square: float, context: float, row: float) -> None:
+        self.weights = constant, token, prefix, square, context, row
+
+    def of(self, row: Features) -> float:
+        return sum(w * x for w, x in zip(self.weights, row, strict=True))
+
+    def of_decodes(self, count: int, context: int) -> float:
+        """Of a micro-batch that holds only decodes, over `context` tokens in sum."""
+        constant, token, _, _, per_context, row = self.weights
+        return constant + (token + row) * count + per_context * context
+
+    def of_chunk(self, length: int, prefix: int) -> float:
+        """What a chunk adds."""
+        _, token, per_prefix, square, _, _ = self.weights
+        return (token + per_prefix * prefix + square * length) * length
+
+    def chunk_within(self, seconds: float, prefix: int) -> int:
+        """The longest chunk that adds at most so much."""
+        _, token, per_prefix, square, _, _ = self.weights
+        linear = token + per_prefix * prefix
+        if seconds <= 0.0:
+            return 0
+        # The stable root of square * n^2 + linear * n = seconds.
+        root = linear + math.sqrt(linear * linear + 4 * square * seconds)
+        return int(2 * seconds / root + 1e-9) if root > 0.0 else 1 << 30

@@ -1,0 +1,56 @@
+"""What request-level policies share: requests enter in groups, and a group stays together until all of it is done."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections import deque
+
+from ...conf.policies import SchedulerConfig
+from ..blocks import BlockPool
+from ..micro_batch import MicroBatch
+from ..request import Request
+from .base import Limits, Scheduler
+
+
+class GroupScheduler(Scheduler):
+    """A group prefills its prompts whole in one micro-batch, then decodes in one micro-batch an iteration.
+
+    Groups take turns. The cache of a request is set aside for its longest output, so that nothing is preempted.
+    """
+
+    def __init__(self, config: SchedulerConfig, limits: Limits, pool: BlockPool) -> None:
+        super().__init__(config, limits, pool)
+        self.groups: deque[list[Request]] = deque()
+
+    @abstractmethod
+    def enter(self) -> None:
+        """Admit requests into new groups, where the rule lets them in."""
+
+    def reserved_tokens(self, request: Request) -> int:
+        return request.max_len
+
+    def fill(self, batch: MicroBatch) -> None:
+        live = ([r for r in group if not r.is_finished] for group in self.groups)
+        self.groups = deque(group for group in live if group)
+        self.enter()
+        for _ in range(len(self.groups)):
+            group = self.groups[0]
+            self.groups.rotate(-1)
+            if not any(r.in_flight for r in group):
+                self._take(batch, group)
+                return
+
+    def _take(self, batch: MicroBatch, group: list[Request]) -> None:
+        for request in group:
+            if request.remaining_prefill:
+                self.take_chunk(batch, request, request.remaining_prefill)
+        if not batch.chunks:
+            for request in group:
+                self.take_decode(batch, request)
+
+    def admit_group(self, most: int) -> list[Request]:
+        """Up to `most` waiting requests, admitted."""
+        group: list[Request] = []
+        while len(group) < most and (request := self.admit()):
+            group.append(request)
+        return group

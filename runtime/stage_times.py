@@ -1,0 +1,157 @@
+"""How long a stage takes for a micro-batch, learned from the spans of the run itself: no profiling run is needed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from ..conf.errors import ConfigError
+from .spans import StepRecord
+
+Features = tuple[float, ...]
+
+# What a stage's time is linear in. Linear layers cost by token, attention by pairs of a token and what it sees: of a
+# chunk its prefix and its own triangle, of a decode its context; the LM head costs by row that samples. The constant is
+# what any micro-batch costs, the reading of the weights first of all.
+FEATURES = ("constant", "tokens", "chunk_prefix", "chunk_squared", "decode_context", "sampled_rows")
+
+_FIRST_FIT = 8  # observations of every stage before the first fit
+_REFIT = 32  # micro-batches between later ones
+_MEMORY = 1024  # micro-batches after which an observation counts 1/e
+_HUBER = 1.345  # of the residual's scale: 95% as efficient as least squares where errors are normal
+_TOKENS_ONLY = 0.3  # weight, in observations, of the guess that tokens are all that counts
+_PROFILE = 16.0  # weight, in observations, of a profile
+
+
+def read_profile(folder: str | None, num_stages: int) -> list[list[float]] | None:
+    """The weights by stage that a run of as many stages left in its folder's `stage_times.json`; None of None.
+
+    Raises:
+        ConfigError: no such file, or another number of stages or features.
+    """
+    if folder is None:
+        return None
+    path = Path(folder).expanduser() / "stage_times.json"
+    try:
+        weights = msgspec.json.decode(path.read_bytes(), type=dict[str, list])["weights"]
+        profile = msgspec.convert(weights, list[list[float]])
+    except (OSError, KeyError, msgspec.MsgspecError) as error:
+        raise ConfigError(f"scheduler.profile={folder}: no stage times in it ({path.name}: {error})") from None
+    if [len(stage) for stage in profile] != [len(FEATURES)] * num_stages:
+        raise ConfigError(f"scheduler.profile={folder}: holds times of {len(profile)} stages, not of {num_stages}")
+    return profile
+
+
+def features(step: StepRecord) -> Features:
+    """What `FEATURES` names, of a micro-batch."""
+    prefix = sum(c.start * c.tokens for c in step.chunks)
+    squared = sum(c.tokens * c.tokens for c in step.chunks)
+    return 1.0, step.num_tokens, prefix, squared, step.decode_context, step.sampled_rows
+
+
+class StageTimes:
+    """Non-negative weights of `FEATURES` for each stage, in seconds, by robust least squares on relative errors.
+
+    Old observations fade, outliers count less (Huber). Before the first fit nothing is predicted.
+
+    Args:
+        profile: weights by stage from an earlier run, which count as a few observations.
+    """
+
+    def __init__(self, num_stages: int, profile: list[list[float]] | None = None) -> None:
+        n = len(FEATURES)
+        self.num_stages = num_stages
+        self.weights: npt.NDArray[np.float64] | None = None  # [stages, features]
+        self._gram = np.zeros((num_stages, n, n))
+        self._moment = np.zeros((num_stages, n))
+        self._scale = np.ones(n)  # the largest value of each feature so far: what is solved for is of order one
+        self._noise = np.full(num_stages, 0.1)  # scale of the relative residuals
+        self._rows: list[Features] = []
+        self._stages: list[int] = []
+        self._seconds: list[float] = []
+        self._next_fit = _FIRST_FIT * num_stages
+        self._profile = None if profile is None else np.array(profile, np.float64)
+        if self._profile is not None:
+            self.weights = self._profile.copy()
+
+    @property
+    def is_fitted(self) -> bool:
+        return self.weights is not None
+
+    def predict(self, row: Features) -> list[float] | None:
+        """Seconds by stage."""
+        if self.weights is None:
+            return None
+        seconds: list[float] = (self.weights @ np.array(row)).tolist()
+        return seconds
+
+    def observe(self, row: Features, stage: int, seconds: float) -> None:
+        """A stage took `seconds` for a micro-batch."""
+        self._rows.append(row)
+        self._stages.append(stage)
+        self._seconds.append(seconds)
+        if len(self._rows) >= self._next_fit:
+            self._fit()
+            self._next_fit = min(2 * self._next_fit, _REFIT * self.num_stages)
+
+    def _fit(self) -> None:
+        """Add what has been observed since the last fit to the normal equations, and solve them."""
+        x, y, stage = np.array(self._rows), np.maximum(np.array(self._seconds), 1e-9), np.array(self._stages)
+        self._rows, self._stages, self._seconds = [], [], []
+        self._rescale(x.max(axis=0))
+        x = x / self._scale
+        fade = np.exp(-len(y) / self.num_stages / _MEMORY)
+        first = not self._gram.any()
+        for s in range(self.num_stages):
+            mine = stage == s
+            if not mine.any():
+                continue
+            rows, seconds = x[mine], y[mine]
+            self._gram[s] *= fade
+            self._moment[s] *= fade
+            if first:
+                self._start(s, rows, seconds)
+            weight = 1.0 / seconds**2
+            if self.weights is not None:
+                expected = np.maximum(rows @ (self.weights[s] * self._scale), 0.1 * seconds)
+                residual = np.abs(seconds - expected) / expected
+                self._noise[s] += 0.5 * (1.4826 * float(np.median(residual)) - self._noise[s])
+                bound = _HUBER * max(self._noise[s], 1e-3)
+                weight = np.minimum(1.0, bound / np.maximum(residual, 1e-12)) / np.maximum(seconds, expected) ** 2
+            self._gram[s] += (rows * weight[:, None]).T @ rows
+            self._moment[s] += rows.T @ (weight * seconds)
+        self.weights = np.array([_solve(g, m) for g, m in zip(self._gram, self._moment, strict=True)]) / self._scale
+
+    def _start(self, stage: int, rows: npt.NDArray[np.float64], seconds: npt.NDArray[np.float64]) -> None:
+        """What is believed before the first observation: the profile, else that tokens are all that counts."""
+        if self._profile is not None:
+            guess, weight = self._profile[stage] * self._scale, _PROFILE
+        else:
+            guess, weight = np.zeros(len(FEATURES)), _TOKENS_ONLY
+            guess[1] = seconds.sum() / max(rows[:, 1].sum(), 1e-12)
+        strength = weight * (rows**2).mean(axis=0).clip(min=1e-6) / float(np.mean(seconds)) ** 2
+        self._gram[stage] += np.diag(strength)
+        self._moment[stage] += strength * guess
+
+    def _rescale(self, largest: npt.NDArray[np.float64]) -> None:
+        scale = np.maximum(self._scale, largest)
+        ratio = self._scale / scale
+        self._gram *= ratio[:, None] * ratio
+        self._moment *= ratio
+        self._scale = scale
+
+
+def _solve(gram: npt.NDArray[np.float64], moment: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """The least squares solution without negative parts: what would be negative is left out, the worst first."""
+    kept = np.ones(len(moment), bool)
+    solution = np.zeros(len(moment))
+    while kept.any():
+        some = np.linalg.lstsq(gram[np.ix_(kept, kept)], moment[kept], rcond=1e-10)[0]
+        if (some >= 0.0).all():
+            solution[kept] = some
+            break
+        kept[np.flatnonzero(kept)[some.argmin()]] = False
+    return solution

@@ -8,7 +8,6 @@ import io
 import json
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,8 +20,10 @@ from ..conf.errors import ConfigError
 from ..conf.workloads import SloConfig
 from .ledger import CAUSES, Ledger
 from .messages import Span
+from .report.digest import digest
 from .report.page import render_report
 from .spans import Blocked, Part, RequestRecord, RunRecord, StepRecord, Wait
+from .stage_times import FEATURES
 from .summary import has_bound, request_row, summarize
 from .trace import write_trace
 
@@ -120,7 +121,8 @@ def write_run_folder(
         text = json.dumps({"features": _feature_names(record.stage_times), "weights": record.stage_times})
         (path / "stage_times.json").write_text(text + "\n", encoding="utf-8")
     write_trace(path / "trace.json.gz", record, ledger, title=title)
-    (path / "report.html").write_text(render_report(record, ledger, summary), encoding="utf-8")
+    page = render_report(record, ledger, summary, digest(record, ledger))
+    (path / "report.html").write_text(page, encoding="utf-8")
     return summary
 
 
@@ -191,12 +193,7 @@ def _read_spans(text: Iterable[str]) -> list[Span]:
 
 def _feature_names(weights: list[list[float]]) -> list[str] | None:
     """Names of what the weights weigh; None where they are of another number."""
-    with suppress(ImportError):
-        from .stage_times import FEATURES
-
-        if all(len(stage) == len(FEATURES) for stage in weights):
-            return list(FEATURES)
-    return None
+    return list(FEATURES) if all(len(stage) == len(FEATURES) for stage in weights) else None
 
 
 class _StageTimes(msgspec.Struct):
@@ -223,6 +220,7 @@ class _StepLine(msgspec.Struct, array_like=True, tag="step"):
     decodes: list[tuple[int, int, int]]
     waits: list[tuple[float, float, Blocked]]
     predicted: list[float] | None = None
+    sampled_rows: int = 0
 
 
 class _RequestLine(msgspec.Struct, array_like=True, tag="request"):
@@ -254,6 +252,7 @@ def _lines(record: RunRecord, origin: float) -> Iterator[_Head | _StepLine | _Re
         yield _StepLine(
             s.step, at(s.dispatched), maybe(s.completed), s.kv_blocks_used, s.num_waiting, s.num_running,
             parts(s.chunks), parts(s.decodes), waits, s.predicted and [round(p, 9) for p in s.predicted],
+            s.sampled_rows,
         )  # fmt: skip
     for r in record.requests:
         yield _RequestLine(
@@ -283,6 +282,7 @@ def _read_lines(lines: Iterable[bytes]) -> RunRecord:
                     line.kv_blocks_used,
                     line.num_waiting,
                     line.num_running,
+                    line.sampled_rows,
                     line.predicted,
                 )
             )

@@ -13,32 +13,42 @@ import numpy.typing as npt
 from ..ledger import Floats, Ledger
 from ..spans import RunRecord
 
-MAX_BOXES = 1_000_000  # micro-batches times stages; a longer run's picture holds its first steps
+MAX_BOXES = 1_000_000  # micro-batches times stages on a page; a longer run's picture holds its first steps
+LEAST_TICK = 1e-7  # seconds; clocks tell no finer
 PARTS = 8  # requests named in a micro-batch's tooltip, chunks first
 NO_STEP = 0xFFFFFFFF  # awaited after a stage's last micro-batch
 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """`data` is base64 of a deflated buffer; `head` tells where in it each array lies, and in what unit times are.
-
-    Times are ticks of `head["tick"]` seconds from the run's start.
+    """`data` is base64 of a deflated buffer; `head` tells where in it each array lies. Times are ticks from the run's
+    start; `end` is the last one shown.
     """
 
     head: dict[str, Any]
     data: str
+    end: int
 
 
-def pack(record: RunRecord, ledger: Ledger) -> Columns:
-    """Columns of a run: per stage its boxes and idle intervals, per step its make-up, requests and counters."""
-    limit = max(1, MAX_BOXES // max(1, ledger.num_stages))
+def tick_of(span_seconds: float) -> float:
+    """The seconds of a tick, so that a run of that span fits into 32 bits."""
+    return max(span_seconds / (2**32 - 2), LEAST_TICK)
+
+
+def pack(record: RunRecord, ledger: Ledger, tick: float, max_boxes: int = MAX_BOXES) -> Columns:
+    """Columns of a run in ticks of so many seconds: per stage its boxes and idle intervals, per step its make-up,
+    requests and counters."""
+    limit = max(1, max_boxes // max(1, ledger.num_stages))
     steps = np.unique(np.concatenate([lane.step for lane in ledger.lanes])) if ledger.lanes else np.empty(0, np.int64)
     shown = steps[:limit]
-    tick = max(ledger.span_seconds, 1e-6) / (2**32 - 2)
+    foreseen = {step.step: step.predicted for step in record.steps if step.predicted}
     arrays: dict[str, npt.NDArray[Any]] = {}
 
     def ticks(seconds: Floats) -> npt.NDArray[np.uint32]:
         return np.clip(np.round((seconds - ledger.t0) / tick), 0, 2**32 - 2).astype(np.uint32)
+
+    def lengths(seconds: Floats) -> npt.NDArray[np.uint32]:
+        return np.clip(np.round(seconds / tick), 0, 2**32 - 2).astype(np.uint32)
 
     for stage, (lane, idle) in enumerate(zip(ledger.lanes, ledger.columns, strict=True)):
         count = int(np.searchsorted(lane.row, limit))
@@ -54,21 +64,23 @@ def pack(record: RunRecord, ledger: Ledger) -> Columns:
             f"idleRow{stage}": awaited.astype(np.uint32),
             f"cause{stage}": idle.cause[kept].astype(np.uint8),
         }
+        if foreseen:
+            predicted = [foreseen[step][stage] if step in foreseen else 0.0 for step in lane.step[:count].tolist()]
+            arrays[f"predicted{stage}"] = lengths(np.array(predicted, np.float64))
     arrays |= _steps(record, shown)
     arrays["dispatched"] = ticks(arrays["dispatched"])
-    drawn = ledger.lanes and len(shown) < len(steps)
+    cut = bool(ledger.lanes) and len(shown) < len(steps)
     last = max((int(arrays[f"end{s}"].max(initial=0)) for s in range(ledger.num_stages)), default=0)
     layout, buffer = _lay_out(arrays)
     head = {
-        "tick": tick,
-        "span": last if drawn else 2**32 - 2,
         "stages": ledger.num_stages,
         "blocks": record.num_blocks,
         "steps": len(steps),
         "shown": len(shown),
         "arrays": layout,
     }
-    return Columns(head, base64.b64encode(zlib.compress(buffer, 6)).decode("ascii"))
+    end = last if cut else round(ledger.span_seconds / tick)
+    return Columns(head, base64.b64encode(zlib.compress(buffer, 6)).decode("ascii"), end)
 
 
 def _steps(record: RunRecord, shown: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[Any]]:
@@ -97,11 +109,15 @@ def _steps(record: RunRecord, shown: npt.NDArray[np.int64]) -> dict[str, npt.NDA
 
 
 def _lay_out(arrays: dict[str, npt.NDArray[Any]]) -> tuple[dict[str, tuple[str, int, int]], bytes]:
-    """Name -> (type, byte offset, length), and the buffer, little-endian; four-byte columns first to stay aligned."""
+    """Name -> (kind, byte offset, length), and the buffer. Four-byte columns lie by the planes of their bytes, lowest
+    first, and ascending ones (`d32`) as differences: both deflate to less."""
     layout: dict[str, tuple[str, int, int]] = {}
     buffer = bytearray()
-    for name, values in sorted(arrays.items(), key=lambda item: -item[1].itemsize):
+    for name, values in arrays.items():
         kind = {4: "u32", 1: "u8"}[values.itemsize]
+        if kind == "u32" and len(values) > 1 and bool((values[1:] >= values[:-1]).all()):
+            kind, values = "d32", np.diff(values, prepend=values.dtype.type(0))
         layout[name] = kind, len(buffer), len(values)
-        buffer += values.astype(values.dtype.newbyteorder("<")).tobytes()
+        planes = values.astype(values.dtype.newbyteorder("<")).view(np.uint8).reshape(-1, values.itemsize)
+        buffer += planes.T.tobytes()
     return layout, bytes(buffer)

@@ -3,66 +3,55 @@
 from __future__ import annotations
 
 import html
-import json
-import re
 from collections.abc import Iterable, Mapping
-from importlib import resources
 from typing import Any
 
-import numpy as np
 import yaml
 
-from ..ledger import CAUSES, PIPELINE_BUBBLES, STARVED, Cause, Floats, Ledger
+from ..ledger import PIPELINE_BUBBLES, STARVED, Cause, Ledger
 from ..spans import RunRecord
-from ..summary import completed_requests, latencies, request_row
-from .columns import pack
+from ..summary import prediction_error, request_row
+from . import run_charts as charts
+from .columns import pack, tick_of
+from .digest import Digest
+from .page_parts import causes_head, fill, idle_swatch, legend, notes_list, pairs_table, script_json, template
+from .svg import figures
 from .text import css_name, label, milliseconds, percent, seconds_text
 
 REQUEST_ROWS = 200
-BINS = 48
 
 
-def render_report(record: RunRecord, ledger: Ledger, summary: Mapping[str, Any]) -> str:
-    """The page of a run, from the record, its ledger, and what `summary.json` holds."""
-    columns = pack(record, ledger)
-    causes = [{"name": label(cause), "css": css_name(cause), "meaning": cause.meaning} for cause in CAUSES]
+def render_report(record: RunRecord, ledger: Ledger, summary: Mapping[str, Any], run: Digest) -> str:
+    """The page of a run, from the record, its ledger and digest, and what `summary.json` holds."""
+    tick = tick_of(ledger.span_seconds)
+    columns = pack(record, ledger, tick)
+    head = {"tick": tick, "span": columns.end, "causes": causes_head(), "runs": [columns.head]}
     title = str(summary.get("title", "gapless"))
     return fill(
         template("report.html"),
         {
             "style": template("report.css"),
-            "script": template("report.js"),
+            "script": template("columns.js") + template("timeline.js"),
             "title": html.escape(title),
             "subtitle": html.escape(_subtitle(record, summary)),
+            "notes": notes_list(record.notes),
             "cards": _cards(summary),
-            "legend": _legend(ledger),
+            "legend": legend(ledger.seconds_by_cause()),
             "bubbles": _bubble_table(ledger),
             "stages": _stage_bars(ledger),
-            "latencies": _latencies(record),
+            "charts": figures([charts.bubble_cdf({"all requests": run}), charts.completions({"completed": run}),
+                               charts.stage_times(run), *charts.batch_composition({"": run}), charts.kv_use(run),
+                               charts.queue(run)]),
+            "predictions": _predictions(run),
+            "latencies": _latency_table(summary) + figures(charts.latency_histograms(run)),
             "requests": _requests(record, ledger),
             "requests_note": _requests_note(record),
             "config": html.escape(yaml.safe_dump(summary.get("config") or {}, sort_keys=False, allow_unicode=True)),
-            "versions": _pairs(summary.get("versions") or {}),
-            "head": script_json({**columns.head, "causes": causes}),
+            "versions": pairs_table(summary.get("versions") or {}),
+            "head": script_json(head),
             "columns": columns.data,
         },
-    )
-
-
-def template(name: str) -> str:
-    """A template file of this package."""
-    return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
-
-
-def fill(text: str, values: Mapping[str, str]) -> str:
-    """Replace each `{{name}}` once; what is filled in is not looked at again."""
-    return re.sub(r"\{\{(\w+)\}\}", lambda match: values[match[1]], text)
-
-
-def script_json(value: Any) -> str:
-    """JSON that may stand inside a script element."""
-    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
-    return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+    )  # fmt: skip
 
 
 def _subtitle(record: RunRecord, summary: Mapping[str, Any]) -> str:
@@ -80,7 +69,8 @@ def _cards(summary: Mapping[str, Any]) -> str:
         ("TBT p50", *milliseconds(summary["median_itl_ms"]).split(), f"p99 {milliseconds(summary['p99_itl_ms'])}"),
         ("Bubbles", f"{summary['bubble_fraction'] * 100:.1f}", "%",
          f"{percent(summary['bubble_fraction_inner'])} without starved and fill"),
-        ("Requests", f"{summary['completed']:,}", "done", f"{failed}, {summary['preemptions']} preempted"),
+        ("Requests", f"{summary['completed']:,}", "done", _goodput(summary) or
+         f"{failed}, {summary['preemptions']} preempted"),
         ("Duration", *_split(seconds_text(summary["duration"])), f"KV peak {percent(summary['peak_kv_fraction'])}"),
     ]  # fmt: skip
     return "\n".join(
@@ -89,20 +79,15 @@ def _cards(summary: Mapping[str, Any]) -> str:
     )
 
 
+def _goodput(summary: Mapping[str, Any]) -> str:
+    if "request_goodput" not in summary:
+        return ""
+    return f"{summary['request_goodput']:.2f} of {summary['request_throughput']:.2f} req/s met the SLO"
+
+
 def _split(text: str) -> tuple[str, str]:
     value, _, unit = text.partition(" ")
     return value, unit
-
-
-def _swatch(name: str) -> str:
-    return f'<i class="swatch" style="background:var(--{name})"></i>'
-
-
-def _legend(ledger: Ledger) -> str:
-    seconds = ledger.seconds_by_cause()
-    items = [("chunk", "chunk tokens", "Prompt tokens."), ("decode", "decode tokens", "One token of one request each.")]
-    items += [(css_name(cause), label(cause), cause.meaning) for cause in CAUSES if seconds[cause] > 0]
-    return "\n".join(f'<li title="{html.escape(title)}">{_swatch(css)}{text}</li>' for css, text, title in items)
 
 
 def _bubble_table(ledger: Ledger) -> str:
@@ -132,7 +117,7 @@ def _bubble_table(ledger: Ledger) -> str:
             values = [sum(seconds[cause] for cause in group) for seconds in by_stage]
             rows.append(row(name, values, sum(total[cause] for cause in group), meaning, "group"))
         for cause in group:
-            head = _swatch(css_name(cause)) + html.escape(label(cause))
+            head = idle_swatch(cause) + html.escape(label(cause))
             values = [seconds[cause] for seconds in by_stage]
             rows.append(row(head, values, total[cause], html.escape(cause.meaning), "member" if name else ""))
     idle = [sum(seconds.values()) for seconds in by_stage]
@@ -166,51 +151,36 @@ def _stage_bars(ledger: Ledger) -> str:
     return "\n".join(rows)
 
 
-def _latencies(record: RunRecord) -> str:
-    values = latencies(completed_requests(record))
-    names = {"ttft": "TTFT: time to first token", "itl": "TBT: time between tokens", "e2el": "End to end"}
-    return "\n".join(_histogram(names[name], values[name]) for name in names)
+def _latency_table(summary: Mapping[str, Any]) -> str:
+    statistics = {"mean": "mean", "median": "p50", "p90": "p90", "p99": "p99"}
+    rows = []
+    for key, (name, _, _) in charts.LATENCIES.items():
+        cells = "".join(f"<td>{milliseconds(summary.get(f'{statistic}_{key}_ms'))}</td>" for statistic in statistics)
+        rows.append(f"<tr><th>{name}</th>{cells}</tr>")
+    heads = "".join(f"<th>{name}</th>" for name in statistics.values())
+    return (
+        f'<div class="scroll"><table class="narrow"><thead><tr><th></th>{heads}</tr></thead>'
+        f"<tbody>{''.join(rows)}</tbody></table></div>"
+    )
 
 
-def _histogram(title: str, values: Floats) -> str:
-    """A figure: p50, p90, p99, and the distribution as SVG; beyond 1.3 times the p99 in one last bin."""
-    if not len(values):
-        return f'<figure><figcaption>{title}</figcaption><p class="none">nothing measured</p></figure>'
-    p50, p90, p99 = np.percentile(values, [50, 90, 99]).tolist()
-    low, high = float(values.min()), float(min(values.max(), 1.3 * p99))
-    low = 0.0 if low < 0.3 * high else low
-    high = max(high, low + 1e-3)
-    counts, _ = np.histogram(np.minimum(values, high), bins=BINS, range=(low, high))
-    width, height, top = 480, 120, 18
-    step = width / BINS
-    scale = height / max(1, int(counts.max()))
-    bars = "".join(
-        f'<rect x="{i * step + 0.5:.1f}" y="{top + height - n * scale:.1f}" width="{step - 1:.1f}" '
-        f'height="{n * scale:.1f}"><title>{milliseconds(low + (high - low) * i / BINS)} to '
-        f"{milliseconds(low + (high - low) * (i + 1) / BINS)}: {n:,}</title></rect>"
-        for i, n in enumerate(counts.tolist())
-        if n
-    )
-    marks = ""
-    for name, value in (("p50", p50), ("p90", p90), ("p99", p99)):
-        x = min(width, max(0.0, (value - low) / (high - low) * width))
-        marks += f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{top}" y2="{top + height}"/>'
-        if name != "p90" or (abs(p90 - p50) / (high - low) > 0.08 and abs(p99 - p90) / (high - low) > 0.08):
-            marks += f'<text x="{x:.1f}" y="12" text-anchor="{"end" if x > width - 16 else "middle"}">{name}</text>'
-    axis = "".join(
-        f'<text x="{width * at:.0f}" y="{top + height + 16}" text-anchor="{anchor}">'
-        f"{milliseconds(low + (high - low) * at)}</text>"
-        for at, anchor in ((0.0, "start"), (0.5, "middle"), (1.0, "end"))
-    )
-    numbers = " ".join(
-        f"<span><b>{milliseconds(value)}</b> {name}</span>"
-        for name, value in (("p50", p50), ("p90", p90), ("p99", p99))
+def _predictions(run: Digest) -> str:
+    """A section of its own, where something was predicted."""
+    total = prediction_error(run.predictions)
+    if total is None:
+        return ""
+    rows = [(f"stage {stage}", prediction_error([pair]), len(pair[1])) for stage, pair in enumerate(run.predictions)]
+    rows.append(("all", total, sum(len(pair[1]) for pair in run.predictions)))
+    body = "".join(
+        f"<tr><th>{name}</th><td>{count:,}</td><td>{percent(error['median'])}</td><td>{percent(error['p90'])}</td></tr>"
+        for name, error, count in rows
+        if error is not None
     )
     return (
-        f'<figure><figcaption>{title}</figcaption><p class="numbers">{numbers}</p>'
-        f'<svg viewBox="0 0 {width} {top + height + 22}" role="img" aria-label="{title}, histogram of {len(values):,}">'
-        f'<g class="bars">{bars}</g><g class="marks">{marks}</g><g class="axis">'
-        f'<line x1="0" x2="{width}" y1="{top + height}" y2="{top + height}"/>{axis}</g></svg></figure>'
+        '<section>\n  <h2>How well times were predicted</h2>\n  <p class="hint">|predicted / measured - 1| of a '
+        "micro-batch's time on a stage, as the scheduler foresaw it at dispatch.</p>\n"
+        f'  <div class="beside">{figures([charts.predictions(run)])}<div class="scroll"><table><thead><tr><th></th>'
+        f"<th>micro-batches</th><th>p50</th><th>p90</th></tr></thead><tbody>{body}</tbody></table></div></div>\n</section>"
     )
 
 
@@ -241,8 +211,3 @@ def _requests_note(record: RunRecord) -> str:
     if count > REQUEST_ROWS:
         return f"The first {REQUEST_ROWS} of {count:,}; requests.csv has them all."
     return "Bubbles: idle time right before the request's micro-batches, summed over them and the stages."
-
-
-def _pairs(values: Mapping[str, Any]) -> str:
-    rows = "".join(f"<tr><th>{html.escape(str(k))}</th><td>{html.escape(str(v))}</td></tr>" for k, v in values.items())
-    return f"<table>{rows}</table>" if rows else '<p class="none">not recorded</p>'

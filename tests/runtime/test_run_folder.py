@@ -31,6 +31,7 @@ def record() -> RunRecord:
     free, clock, done = [START, START], START + 0.1, START
     for number in range(30):
         step = StepRecord(number, clock, [], [], kv_blocks_used=number, num_waiting=3 - number // 10, num_running=2)
+        step.sampled_rows = 1
         if number % 10 < 3:
             step.chunks = [Part(number // 10, 64 * (number % 10), 64)]
         step.decodes = [Part(r, 64 * (r + 2) + number, 1) for r in range(number // 10)]
@@ -166,6 +167,7 @@ def test_read_back(folder: Path, record: RunRecord):
     assert new_busy == pytest.approx(old_busy, rel=1e-5)
     assert [s.chunks for s in loaded.steps] == [s.chunks for s in record.steps]
     assert [s.predicted for s in loaded.steps] == [s.predicted for s in record.steps]
+    assert [s.sampled_rows for s in loaded.steps] == [1] * 30
     assert loaded.stage_times == record.stage_times
     assert [len(s.waits) for s in loaded.steps] == [len(s.waits) for s in record.steps]
 

@@ -1,51 +1,50 @@
-"use strict";
+// The pipeline over time: one run, or several under each other on one axis. `head` holds what all share (the tick, the
+// span, the causes) and the runs; each run's columns lie in an element of their own.
 (async () => {
   const head = JSON.parse(document.getElementById("head").textContent);
-  const data = await unpack(head.arrays, document.getElementById("columns").textContent);
   const NONE = 0xFFFFFFFF;
-  const stages = head.stages;
-  const span = Math.max(1, head.span);
-  const lanes = Array.from({ length: stages }, (_, s) => ({
-    begin: data["begin" + s], end: data["end" + s], row: data["row" + s],
-    idleStart: data["idleStart" + s], idleEnd: data["idleEnd" + s], idleRow: data["idleRow" + s], cause: data["cause" + s],
-  }));
+  const span = Math.max(1, head.span), several = head.runs.length > 1;
+  const runs = await Promise.all(head.runs.map(async (run, n) =>
+    ({ ...run, data: await unpack(run.arrays, document.getElementById("columns" + n)) })));
+  const lanes = runs.flatMap(run => Array.from({ length: run.stages }, (_, s) => ({
+    run, stage: s, begin: run.data["begin" + s], end: run.data["end" + s], row: run.data["row" + s],
+    idleStart: run.data["idleStart" + s], idleEnd: run.data["idleEnd" + s], idleRow: run.data["idleRow" + s],
+    cause: run.data["cause" + s], predicted: run.data["predicted" + s],
+  })));
+  const kinds = 2 + head.causes.length;  // what a stage is at: chunk, decode, idle by cause
 
   const picture = document.querySelector(".picture");
   const drawing = picture.querySelector(".drawing");
   const overlay = picture.querySelector(".overlay");
   const tip = picture.querySelector(".tip");
-  const pen = drawing.getContext("2d");
+  const pen = drawing.getContext("2d", { alpha: false });
   const ink = overlay.getContext("2d");
-  const hasCounters = data.step.length > 0;
 
-  // Layout in CSS pixels, from the top: overview strip, axis, a lane a stage, KV and queue strips.
-  const LEFT = 66, OVERVIEW = 22, AXIS = 24, GAP = 6, STRIP = 34;
-  const lane = stages <= 2 ? 62 : stages <= 4 ? 50 : stages <= 8 ? 38 : 26;
-  const lanesTop = OVERVIEW + AXIS;
-  const stripsTop = lanesTop + stages * (lane + GAP);
-  const height = stripsTop + (hasCounters ? 2 * (STRIP + GAP) : 0) + 4;
-  const laneTop = s => lanesTop + s * (lane + GAP);
-  let width = 0, ratio = 1, view = firstView(), colours = readColours(), hover = null;
-
-  if (head.shown < head.steps)
-    picture.parentElement.querySelector(".cut").textContent =
-      `Shown are the first ${head.shown.toLocaleString()} of ${head.steps.toLocaleString()} micro-batches.`;
-
-  async function unpack(layout, text) {
-    const binary = atob(text.trim());
-    const bytes = new Uint8Array(binary.length);
-    for (let i = 0; i < binary.length; i++) bytes[i] = binary.charCodeAt(i);
-    const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
-    const buffer = await new Response(stream).arrayBuffer();
-    const kinds = { u32: Uint32Array, u8: Uint8Array };
-    return Object.fromEntries(Object.entries(layout).map(([name, [kind, offset, length]]) =>
-      [name, new kinds[kind](buffer, offset, length)]));
+  // Layout in CSS pixels, from the top: overview strips, axis, then the runs: a heading where there are several, a
+  // lane a stage, and of a single one strips of KV cache and queue.
+  const AXIS = 24, GAP = 6, STRIP = 34, HEADING = 26, STRIPS = several ? 15 : 20;
+  const OVERVIEW = 2 + runs.length * STRIPS;
+  const counters = several || !runs.length || !runs[0].data.step.length ? null : runs[0];
+  const most = Math.max(1, ...runs.map(run => run.stages));
+  const lane = several ? (most <= 2 ? 42 : most <= 4 ? 32 : 22) : most <= 2 ? 62 : most <= 4 ? 50 : most <= 8 ? 38 : 26;
+  let at = OVERVIEW + AXIS;
+  for (const run of runs) {
+    run.top = at;
+    if (several) at += HEADING;
+    for (const l of lanes) if (l.run === run) { l.y = at; at += lane + (several ? 3 : GAP); }
+    if (several) at += GAP;
   }
+  const stripsTop = at, height = at + (counters ? 2 * (STRIP + GAP) : 0) + 4;
+  let LEFT = 66, width = 0, ratio = 1, view = firstView(), colours = readColours(), hover = null;
+
+  const cut = runs.filter(run => run.shown < run.steps);
+  picture.parentElement.querySelector(".cut").textContent = cut.map(run =>
+    `Shown are the first ${run.shown.toLocaleString("en")} of ${run.steps.toLocaleString("en")} micro-batches` +
+    (several ? ` of ${run.label}.` : ".")).join(" ");
 
   function firstView() {
-    const first = lanes[0];
-    if (!first || first.end.length <= 120) return { from: 0, to: span };
-    return { from: 0, to: Math.min(span, first.end[80] * 1.02) };
+    const ends = lanes.filter(l => l.stage === 0 && l.end.length > 120).map(l => l.end[80] * 1.02);
+    return { from: 0, to: ends.length ? Math.min(span, Math.max(...ends)) : span };
   }
 
   function readColours() {
@@ -54,7 +53,7 @@
     const names = ["chunk", "decode", ...head.causes.map(c => c.css)];
     return {
       fill: names.map(of), pixel: names.map(n => pixel(of(n))),
-      panel: of("panel"), ink: of("ink"), soft: of("soft"), line: of("line"), strong: of("strong"), mark: of("mark"),
+      panel: of("panel"), pixelPanel: pixel(of("panel")), ink: of("ink"), soft: of("soft"), line: of("line"), strong: of("strong"), mark: of("mark"),
       onChunk: of("on-chunk"), onDecode: of("on-decode"), hatch: of("hatch"), kv: of("kv"), queue: of("queue"),
       ground: of("ground"),
     };
@@ -65,60 +64,21 @@
     return ((255 << 24) | ((n & 255) << 16) | (n & 0xff00) | (n >> 16)) >>> 0;
   }
 
-  // First index whose value is above x (values ascend).
-  function above(values, x) {
-    let low = 0, high = values.length;
-    while (low < high) { const mid = (low + high) >> 1; if (values[mid] > x) high = mid; else low = mid + 1; }
-    return low;
-  }
-
+  const family = getComputedStyle(document.body).fontFamily;
   const scale = () => (width - LEFT) / (view.to - view.from);  // CSS pixels a tick
   const xOf = tick => LEFT + (tick - view.from) * scale();
   const tickOf = x => view.from + (x - LEFT) / scale();
 
-  function share(row) {  // of a micro-batch's tokens, those of chunks
-    const chunk = data.prefill[row], decode = data.decodes[row];
-    return chunk + decode ? chunk / (chunk + decode) : 0;
-  }
-
-  // Seconds of each kind in each pixel column, as a fraction of the column: chunk, decode, then the causes.
-  function accumulate(which, from, to, columns) {
-    const kinds = 2 + head.causes.length, sums = new Float32Array(columns * kinds), k = columns / (to - from);
-    const add = (start, end, kind, weight) => {
-      let a = (start - from) * k, b = (end - from) * k;
-      if (a < 0) a = 0;
-      if (b > columns) b = columns;
-      if (b <= a) return;
-      let i = a | 0;
-      const last = Math.min(columns - 1, b | 0);
-      if (i === last) { sums[i * kinds + kind] += (b - a) * weight; return; }
-      sums[i * kinds + kind] += (i + 1 - a) * weight;
-      for (i++; i < last; i++) sums[i * kinds + kind] += weight;
-      sums[last * kinds + kind] += (b - last) * weight;
-    };
-    for (const l of which) {
-      const stop = above(l.begin, to);
-      for (let i = above(l.end, from); i < stop; i++) {
-        const chunk = share(l.row[i]);
-        if (chunk > 0) add(l.begin[i], l.end[i], 0, chunk);
-        if (chunk < 1) add(l.begin[i], l.end[i], 1, 1 - chunk);
-      }
-      const idleStop = above(l.idleStart, to);
-      for (let i = above(l.idleEnd, from); i < idleStop; i++) add(l.idleStart[i], l.idleEnd[i], 2 + l.cause[i], 1);
-    }
-    return sums;
-  }
-
-  // Columns stacked from the bottom: decodes, chunks, idle by cause.
+  // Columns stacked from the bottom: decodes, chunks, idle by cause; lanes averaged.
   function paintColumns(which, from, to, x, y, w, h) {
     const W = Math.max(1, Math.round(w * ratio)), H = Math.max(1, Math.round(h * ratio));
-    const kinds = 2 + head.causes.length, sums = accumulate(which, from, to, W);
-    const image = pen.createImageData(W, H), out = new Uint32Array(image.data.buffer);
+    const all = which.map(l => sumsOf(l, from, to, W, kinds, span));
+    const image = pen.createImageData(W, H), out = new Uint32Array(image.data.buffer).fill(colours.pixelPanel);
     const order = [1, 0, ...head.causes.map((_, i) => i + 2)];
     for (let column = 0; column < W; column++) {
       let total = 0, at = H;
       for (const kind of order) {
-        total += sums[column * kinds + kind] / which.length;
+        for (const sums of all) total += sums[column * kinds + kind] / all.length;
         const top = Math.max(0, Math.round(H * (1 - total)));
         for (let py = top; py < at; py++) out[py * W + column] = colours.pixel[kind];
         if (top < at) at = top;
@@ -127,8 +87,8 @@
     pen.putImageData(image, Math.round(x * ratio), Math.round(y * ratio));
   }
 
-  function paintBoxes(l, low, high, y) {
-    const patterns = paintBoxes.patterns;
+  function paintBoxes(l, low, high) {
+    const y = l.y, data = l.run.data, patterns = colours.pattern.hatch;
     const idleStop = above(l.idleStart, view.to);
     for (let i = above(l.idleEnd, view.from); i < idleStop; i++) {
       const a = Math.max(LEFT, xOf(l.idleStart[i])), b = Math.min(width, xOf(l.idleEnd[i]));
@@ -136,12 +96,12 @@
       pen.fillRect(a, y, b - a, lane);
       pen.fillStyle = patterns;
       pen.fillRect(a, y, b - a, lane);
-      if (b - a > 74) label(shortCause(l.cause[i]), a, b, y + lane / 2, colours.ink, colours.fill[2 + l.cause[i]]);
+      if (b - a > 24) label(head.causes[l.cause[i]].short, a, b, y + lane / 2, colours.ink, colours.fill[2 + l.cause[i]]);
     }
     for (let i = low; i < high; i++) {
       const a = Math.max(LEFT, xOf(l.begin[i])), b = Math.min(width, xOf(l.end[i]));
       const row = l.row[i], chunk = data.prefill[row], decode = data.decodes[row];
-      let cut = y + lane * share(row);
+      let cut = y + lane * share(data, row);
       if (chunk && decode) cut = Math.max(y + 3, Math.min(y + lane - 3, cut));  // a few decodes beside a chunk still show
       const w = Math.max(0.5, b - a - (b - a > 5 ? 1 : 0));
       pen.fillStyle = colours.fill[0];
@@ -155,8 +115,6 @@
       }
     }
   }
-
-  function shortCause(code) { return head.causes[code].name.replace(/^starved: /, "").replace(/^(PB\d).*/, "$1"); }
 
   function label(text, a, b, y, colour, back) {
     const w = pen.measureText(text).width;
@@ -218,14 +176,14 @@
     return s >= 1 ? s.toFixed(3) + " s" : s >= 1e-3 ? (s * 1e3).toPrecision(3) + " ms" : (s * 1e6).toPrecision(3) + " µs";
   }
 
-  function rowsInView() {
+  function rowsInView(data) {
     const low = Math.max(0, above(data.dispatched, view.from) - 1);
     return [low, above(data.dispatched, view.to)];
   }
 
   // A counter over time as a filled step line; of what falls in one pixel the largest.
-  function paintCounter(values, top, y, colour, filled) {
-    const [low, high] = rowsInView(), peak = new Float32Array(Math.ceil(width - LEFT) + 1);
+  function paintCounter(data, values, top, y, colour, filled) {
+    const [low, high] = rowsInView(data), peak = new Float32Array(Math.ceil(width - LEFT) + 1);
     for (let row = low; row < high; row++) {
       const a = Math.max(0, Math.floor(xOf(data.dispatched[row]) - LEFT));
       const next = row + 1 < values.length ? xOf(data.dispatched[row + 1]) - LEFT : width - LEFT;
@@ -241,46 +199,70 @@
     if (filled) { pen.lineTo(width, y + STRIP); pen.globalAlpha = 0.25; pen.fill(); pen.globalAlpha = 1; }
   }
 
-  function most(values) {
+  const topQueue = counters ? Math.max(largest(counters.data.running), largest(counters.data.waiting)) : 1;
+  function largest(values) {
     let top = 1;
     for (let i = 0; i < values.length; i++) if (values[i] > top) top = values[i];
     return top;
   }
-  const topQueue = Math.max(most(data.running), most(data.waiting));
 
   function draw() {
-    ratio = window.devicePixelRatio || 1;
-    width = picture.clientWidth;
-    for (const canvas of [drawing, overlay]) {
-      canvas.width = Math.round(width * ratio);
-      canvas.height = Math.round(height * ratio);
-      canvas.style.height = height + "px";
+    const started = performance.now();
+    const now = window.devicePixelRatio || 1, across = picture.clientWidth;
+    if (across !== width || now !== ratio) {
+      ratio = now;
+      width = across;
+      for (const canvas of [drawing, overlay]) {
+        canvas.width = Math.round(width * ratio);
+        canvas.height = Math.round(height * ratio);
+        canvas.style.height = height + "px";
+      }
     }
     pen.setTransform(ratio, 0, 0, ratio, 0, 0);
-    pen.font = "11.5px " + getComputedStyle(document.body).fontFamily;
+    pen.font = "11.5px " + family;
+    if (several) LEFT = Math.min(0.24 * width, 18 + Math.max(...runs.map(run => pen.measureText(run.label).width)));
     pen.fillStyle = colours.panel;
     pen.fillRect(0, 0, width, height);
-    paintBoxes.patterns = makeHatch();
+    if (!colours.pattern || colours.pattern.ratio !== ratio) colours.pattern = { ratio, hatch: makeHatch() };
     paintAxis();
     paintOverview();
-    lanes.forEach((l, s) => {
-      const y = laneTop(s), low = above(l.end, view.from), high = above(l.begin, view.to);
-      if (high - low > (width - LEFT) / 3) paintColumns([l], view.from, view.to, LEFT, y, width - LEFT, lane);
-      else paintBoxes(l, low, high, y);
-      title("stage " + s, y + lane / 2);
-    });
-    if (hasCounters) {
-      const y = stripsTop, z = y + STRIP + GAP;
-      paintCounter(data.kv, Math.max(1, head.blocks), y, colours.kv, true);
-      paintCounter(data.running, topQueue, z, colours.fill[0], true);
-      paintCounter(data.waiting, topQueue, z, colours.queue, false);
+    for (const l of lanes) {
+      const low = above(l.end, view.from), high = above(l.begin, view.to);
+      if (high - low > (width - LEFT) / 3) paintColumns([l], view.from, view.to, LEFT, l.y, width - LEFT, lane);
+      else paintBoxes(l, low, high);
+      title("stage " + l.stage, l.y + lane / 2);
+    }
+    if (several) for (const run of runs) heading(run);
+    if (counters) {
+      const y = stripsTop, z = y + STRIP + GAP, data = counters.data;
+      paintCounter(data, data.kv, Math.max(1, counters.blocks), y, colours.kv, true);
+      paintCounter(data, data.running, topQueue, z, colours.fill[0], true);
+      paintCounter(data, data.waiting, topQueue, z, colours.queue, false);
       title("KV", y + STRIP / 2);
-      scaleOf(head.blocks.toLocaleString("en") + " blocks", y);
+      scaleOf(counters.blocks.toLocaleString("en") + " blocks", y);
       scaleOf(topQueue.toLocaleString("en") + " requests", z);
       title("running", z + STRIP / 2 - 7, colours.fill[0]);
       title("waiting", z + STRIP / 2 + 7, colours.queue);
     }
     mark();
+    picture.dataset.ms = (performance.now() - started).toFixed(1);  // what the frame took
+  }
+
+  function heading(run) {
+    const y = run.top + HEADING / 2 + 2;
+    pen.fillStyle = colours.panel;
+    pen.fillRect(0, run.top, width, HEADING);
+    pen.fillStyle = colours.line;
+    pen.fillRect(0, run.top, width, 1);
+    pen.textAlign = "left";
+    pen.textBaseline = "middle";
+    pen.fillStyle = colours.ink;
+    pen.font = "600 13px " + family;
+    pen.fillText(run.label, 10, y);
+    const after = 10 + pen.measureText(run.label).width + 14;
+    pen.font = "11.5px " + family;
+    pen.fillStyle = colours.soft;
+    if (after + pen.measureText(run.note).width < width) pen.fillText(run.note, after, y);
   }
 
   function title(text, y, colour) {
@@ -310,11 +292,15 @@
   function paintOverview() {
     const key = [width, ratio, colours.panel].join();
     if (!overviewImage || overviewImage.key !== key) {
-      if (stages) paintColumns(lanes, 0, span, LEFT, 2, width - LEFT, OVERVIEW - 4);
-      const w = Math.max(1, Math.round((width - LEFT) * ratio)), h = Math.round((OVERVIEW - 2) * ratio);
+      runs.forEach((run, n) => {
+        const mine = lanes.filter(l => l.run === run);
+        if (mine.length) paintColumns(mine, 0, span, LEFT, 2 + n * STRIPS, width - LEFT, STRIPS - 3);
+      });
+      const w = Math.max(1, Math.round((width - LEFT) * ratio)), h = Math.round(OVERVIEW * ratio);
       overviewImage = { key, data: pen.getImageData(Math.round(LEFT * ratio), 0, w, h) };
     } else pen.putImageData(overviewImage.data, Math.round(LEFT * ratio), 0);
-    title("all", OVERVIEW / 2);
+    if (several) runs.forEach((run, n) => title(fitting(run.label, LEFT - 14), 1 + (n + 0.5) * STRIPS));
+    else title("all", OVERVIEW / 2);
     const a = LEFT + view.from / span * (width - LEFT), b = LEFT + view.to / span * (width - LEFT);
     pen.fillStyle = colours.panel;
     pen.globalAlpha = 0.55;
@@ -324,6 +310,11 @@
     pen.strokeStyle = colours.mark;
     pen.lineWidth = 1.5;
     pen.strokeRect(a + 0.75, 0.75, Math.max(2, b - a - 1.5), OVERVIEW - 1.5);
+  }
+
+  function fitting(text, room) {
+    while (text.length > 2 && pen.measureText(text).width > room) text = text.slice(0, -2).trimEnd() + "…";
+    return text;
   }
 
   // The hovered micro-batch (or the one awaited) is outlined on every stage.
@@ -339,42 +330,43 @@
     if (!hover || hover.row === undefined || hover.row === NONE) return;
     ink.strokeStyle = colours.mark;
     ink.lineWidth = 2;
-    lanes.forEach((l, s) => {
-      let i = above(l.row, hover.row) - 1;
-      if (i < 0 || l.row[i] !== hover.row) return;
+    for (const l of lanes) {
+      const i = above(l.row, hover.row) - 1;
+      if (l.run !== hover.lane.run || i < 0 || l.row[i] !== hover.row) continue;
       const a = Math.max(LEFT, xOf(l.begin[i])), b = Math.min(width, xOf(l.end[i]));
-      if (b >= LEFT && a <= width) ink.strokeRect(a, laneTop(s) - 1, Math.max(1.5, b - a), lane + 2);
-    });
+      if (b >= LEFT && a <= width) ink.strokeRect(a, l.y - 1, Math.max(1.5, b - a), lane + 2);
+    }
     if (hover.idle !== undefined) {
-      const l = lanes[hover.stage], a = Math.max(LEFT, xOf(l.idleStart[hover.idle])), b = Math.min(width, xOf(l.idleEnd[hover.idle]));
+      const l = hover.lane, a = Math.max(LEFT, xOf(l.idleStart[hover.idle])), b = Math.min(width, xOf(l.idleEnd[hover.idle]));
       ink.setLineDash([4, 3]);
-      ink.strokeRect(a, laneTop(hover.stage) - 1, Math.max(1.5, b - a), lane + 2);
+      ink.strokeRect(a, l.y - 1, Math.max(1.5, b - a), lane + 2);
       ink.setLineDash([]);
     }
   }
 
   function find(x, y) {
-    if (x < LEFT || y < lanesTop) return null;
-    const tick = tickOf(x), stage = Math.floor((y - lanesTop) / (lane + GAP));
-    if (stage >= stages) {
-      const row = above(data.dispatched, tick) - 1;
-      return hasCounters && row >= 0 ? { counters: row } : null;
+    if (x < LEFT) return null;
+    const tick = tickOf(x);
+    if (counters && y >= stripsTop) {
+      const row = above(counters.data.dispatched, tick) - 1;
+      return row >= 0 ? { counters: row } : null;
     }
-    if (y - laneTop(stage) > lane) return null;
-    const l = lanes[stage], i = above(l.begin, tick) - 1;
-    if (i >= 0 && l.end[i] > tick) return { stage, box: i, row: l.row[i] };
+    const l = lanes.find(l => y >= l.y && y <= l.y + lane);
+    if (!l) return null;
+    const i = above(l.begin, tick) - 1;
+    if (i >= 0 && l.end[i] > tick) return { lane: l, box: i, row: l.row[i] };
     const j = above(l.idleStart, tick) - 1;
-    return j >= 0 && l.idleEnd[j] > tick ? { stage, idle: j, row: l.idleRow[j] } : null;
+    return j >= 0 && l.idleEnd[j] > tick ? { lane: l, idle: j, row: l.idleRow[j] } : null;
   }
 
-  function madeOf(row) {
+  function madeOf(data, row) {
     const chunks = data.chunks[row], prefill = data.prefill[row], decodes = data.decodes[row], parts = [];
     if (chunks) parts.push((chunks === 1 ? "chunk " : chunks + " chunks ") + prefill);
     if (decodes) parts.push(decodes + (decodes === 1 ? " decode" : " decodes"));
     return parts.join(" + ") || "empty";
   }
 
-  function requestsOf(row) {
+  function requestsOf(data, row) {
     const from = data.partsFrom[row], to = data.partsFrom[row + 1], named = [];
     for (let i = from; i < to; i++) named.push(data.parts[i]);
     const rest = data.chunks[row] + data.decodes[row] - named.length;
@@ -382,28 +374,33 @@
   }
 
   function describe(at) {
-    const rows = [];
+    const rows = [], l = at.lane, { data, blocks } = (l ? l.run : counters);
     let title, note = "";
     if (at.counters !== undefined) {
       const row = at.counters;
       title = `at the dispatch of step ${data.step[row]}`;
-      rows.push(["KV blocks", `${data.kv[row].toLocaleString()} of ${head.blocks.toLocaleString()}`],
+      rows.push(["KV blocks", `${data.kv[row].toLocaleString("en")} of ${blocks.toLocaleString("en")}`],
         ["running", data.running[row]], ["waiting", data.waiting[row]]);
     } else if (at.box !== undefined) {
-      const l = lanes[at.stage], i = at.box, row = at.row;
-      title = `step ${data.step[row]} on stage ${at.stage}: ${madeOf(row)}`;
-      rows.push(["requests", requestsOf(row)], ["computed", duration(l.end[i] - l.begin[i])],
-        ["began", (l.begin[i] * head.tick).toFixed(4) + " s"]);
-      if (data.decodes[row]) rows.push(["decode context", data.context[row].toLocaleString() + " tokens"]);
+      const i = at.box, row = at.row, took = l.end[i] - l.begin[i];
+      title = `step ${data.step[row]} on stage ${l.stage}: ${madeOf(data, row)}`;
+      rows.push(["requests", requestsOf(data, row)], ["measured", duration(took)]);
+      if (l.predicted && l.predicted[i]) {
+        const off = 100 * (l.predicted[i] / Math.max(1, took) - 1);
+        rows.push(["predicted", `${duration(l.predicted[i])} (${off < 0 ? "−" : "+"}${Math.abs(off).toFixed(0)}%)`]);
+      }
+      rows.push(["began", (l.begin[i] * head.tick).toFixed(4) + " s"]);
+      if (data.decodes[row]) rows.push(["decode context", data.context[row].toLocaleString("en") + " tokens"]);
       const before = i ? l.begin[i] - l.end[i - 1] : 0;
       if (before > 0) rows.push(["idle before", duration(before)]);
     } else {
-      const l = lanes[at.stage], j = at.idle;
+      const j = at.idle;
       title = `${head.causes[l.cause[j]].name}: ${duration(l.idleEnd[j] - l.idleStart[j])}`;
       note = head.causes[l.cause[j]].meaning;
-      rows.push(["stage", at.stage], ["from", (l.idleStart[j] * head.tick).toFixed(4) + " s"]);
-      if (at.row !== NONE) rows.push(["before", `step ${data.step[at.row]}: ${madeOf(at.row)}`]);
+      rows.push(["stage", l.stage], ["from", (l.idleStart[j] * head.tick).toFixed(4) + " s"]);
+      if (at.row !== NONE) rows.push(["before", `step ${data.step[at.row]}: ${madeOf(data, at.row)}`]);
     }
+    if (several) rows.unshift(["run", l.run.label]);
     tip.replaceChildren();
     const add = (parent, tag, text) => { const e = document.createElement(tag); e.textContent = text; parent.append(e); return e; };
     add(tip, "b", title);

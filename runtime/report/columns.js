@@ -1,0 +1,75 @@
+"use strict";
+// A run's columns: how they are unpacked, searched, and summed over stretches of time. A lane is a stage of a run.
+
+// Columns come deflated, each by its bytes' planes; of ascending ones the differences are stored.
+async function unpack(layout, element) {
+  const binary = atob(element.textContent.trim()), packed = new Uint8Array(binary.length);
+  for (let i = 0; i < binary.length; i++) packed[i] = binary.charCodeAt(i);
+  element.remove();
+  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
+  const bytes = new Uint8Array(await new Response(stream).arrayBuffer());
+  return Object.fromEntries(Object.entries(layout).map(([name, [kind, offset, n]]) => {
+    if (kind === "u8") return [name, bytes.subarray(offset, offset + n)];
+    const values = new Uint32Array(n);
+    let last = 0;
+    for (let i = 0; i < n; i++) {
+      const j = offset + i;
+      const value = bytes[j] | bytes[j + n] << 8 | bytes[j + 2 * n] << 16 | bytes[j + 3 * n] << 24;
+      values[i] = last = kind === "d32" ? last + value >>> 0 : value;
+    }
+    return [name, values];
+  }));
+}
+
+// First index whose value is above x (values ascend).
+function above(values, x) {
+  let low = 0, high = values.length;
+  while (low < high) { const mid = (low + high) >> 1; if (values[mid] > x) high = mid; else low = mid + 1; }
+  return low;
+}
+
+function share(data, row) {  // of a micro-batch's tokens, those of chunks
+  const chunk = data.prefill[row], decode = data.decodes[row];
+  return chunk + decode ? chunk / (chunk + decode) : 0;
+}
+
+// Time of each kind in each of `columns` stretches of [from, to), as a fraction of the stretch.
+function accumulate(l, from, to, columns, kinds) {
+  const sums = new Float32Array(columns * kinds), k = columns / (to - from), data = l.run.data;
+  const add = (start, end, kind, weight) => {
+    let a = (start - from) * k, b = (end - from) * k;
+    if (a < 0) a = 0;
+    if (b > columns) b = columns;
+    if (b <= a) return;
+    let i = a | 0;
+    const last = Math.min(columns - 1, b | 0);
+    if (i === last) { sums[i * kinds + kind] += (b - a) * weight; return; }
+    sums[i * kinds + kind] += (i + 1 - a) * weight;
+    for (i++; i < last; i++) sums[i * kinds + kind] += weight;
+    sums[last * kinds + kind] += (b - last) * weight;
+  };
+  const stop = above(l.begin, to);
+  for (let i = above(l.end, from); i < stop; i++) {
+    const chunk = share(data, l.row[i]);
+    if (chunk > 0) add(l.begin[i], l.end[i], 0, chunk);
+    if (chunk < 1) add(l.begin[i], l.end[i], 1, 1 - chunk);
+  }
+  const idleStop = above(l.idleStart, to);
+  for (let i = above(l.idleEnd, from); i < idleStop; i++) add(l.idleStart[i], l.idleEnd[i], 2 + l.cause[i], 1);
+  return sums;
+}
+
+// The same, of a long run seen from afar out of sums made once.
+const SLOTS = 16384;
+function sumsOf(l, from, to, columns, kinds, span) {
+  const slots = (to - from) / span * SLOTS / columns;  // a column
+  if (l.begin.length < SLOTS || slots < 2) return accumulate(l, from, to, columns, kinds);
+  if (!l.coarse) l.coarse = accumulate(l, 0, span, SLOTS, kinds);
+  const sums = new Float32Array(columns * kinds), first = from / span * SLOTS;
+  for (let column = 0; column < columns; column++) {
+    const a = Math.round(first + column * slots), b = Math.min(SLOTS, Math.round(first + (column + 1) * slots));
+    for (let i = a; i < b; i++)
+      for (let kind = 0; kind < kinds; kind++) sums[column * kinds + kind] += l.coarse[i * kinds + kind] / (b - a);
+  }
+  return sums;
+}

@@ -1,0 +1,76 @@
+"""What charts need of a run, as arrays: small beside its record, which need not be kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..ledger import Cause, Floats, Ledger
+from ..spans import RunRecord
+from ..summary import completed_requests, latencies, prediction_ratios
+
+
+@dataclass(frozen=True, slots=True)
+class Digest:
+    """Times are seconds, from the run's start where they are moments. Arrays over requests hold completed ones; those
+    over micro-batches are in order of dispatch."""
+
+    span: float
+    num_blocks: int
+    bubbles: Floats  # a value a request, summed over its micro-batches and the stages (paper 5.3)
+    finished: Floats  # ascending
+    latencies: dict[str, Floats]  # as `summary.latencies`, in seconds
+    stage_seconds: list[Floats]  # by stage, a value a micro-batch
+    dispatched: Floats
+    prefill_tokens: Floats
+    decode_tokens: Floats
+    kv_blocks: Floats
+    running: Floats
+    waiting: Floats
+    busy: list[float]  # by stage
+    by_cause: list[dict[Cause, float]]  # by stage
+    predictions: list[tuple[Floats, Floats]]  # by stage, predicted and measured
+
+    @property
+    def num_stages(self) -> int:
+        return len(self.busy)
+
+    @property
+    def cause_seconds(self) -> dict[Cause, float]:
+        """Over all stages."""
+        return {cause: sum(stage[cause] for stage in self.by_cause) for cause in Cause}
+
+
+def digest(record: RunRecord, ledger: Ledger) -> Digest:
+    done = completed_requests(record)
+    finished = [request.token_times[-1] - ledger.t0 for request in done if request.token_times]
+    steps = sorted(record.steps, key=lambda step: step.dispatched)
+    table = np.array(
+        [
+            (
+                step.dispatched - ledger.t0, step.prefill_tokens, step.decode_tokens, step.kv_blocks_used,
+                step.num_running, step.num_waiting,
+            )
+            for step in steps
+        ],
+        np.float64,
+    ).reshape(-1, 6)  # fmt: skip
+    dispatched, prefill, decode, kv, running, waiting = (np.ascontiguousarray(column) for column in table.T)
+    return Digest(
+        span=ledger.span_seconds,
+        num_blocks=record.num_blocks,
+        bubbles=np.array([ledger.bubble_of_request(request.request) for request in done], np.float64),
+        finished=np.sort(np.array(finished, np.float64)),
+        latencies={name: values / 1e3 for name, values in latencies(done).items()},
+        stage_seconds=[lane.seconds for lane in ledger.lanes],
+        dispatched=dispatched,
+        prefill_tokens=prefill,
+        decode_tokens=decode,
+        kv_blocks=kv,
+        running=running,
+        waiting=waiting,
+        busy=[ledger.busy_seconds(stage) for stage in range(ledger.num_stages)],
+        by_cause=[ledger.seconds_by_cause(stage) for stage in range(ledger.num_stages)],
+        predictions=prediction_ratios(record, ledger),
+    )

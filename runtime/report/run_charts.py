@@ -1,0 +1,220 @@
+"""The charts of runs: each takes one or several digests by label, so that one run and a comparison look alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from ..ledger import CAUSES
+from ..summary import prediction_error
+from .charts import (
+    Axis,
+    Chart,
+    Series,
+    average_over_time,
+    cdf,
+    histogram,
+    longest,
+    series_colour,
+    thin,
+    thin_points,
+    time_unit,
+)
+from .digest import Digest
+from .text import css_name, label, percent
+
+Digests = Mapping[str, Digest]
+
+LATENCIES = {
+    "ttft": ("TTFT: time to first token", "time to first token", "requests"),
+    "itl": ("TBT: time between tokens", "time between tokens", "tokens"),
+    "tpot": ("TPOT: a request's mean time between tokens", "time per output token", "requests"),
+    "e2el": ("End to end: arrival to last token", "arrival to last token", "requests"),
+}
+
+
+def charts_of_run(run: Digest) -> list[Chart]:
+    """All charts of one run, in the page's order."""
+    one = {"": run}
+    return [
+        bubbles_by_cause({f"stage {stage}": [stage] for stage in range(run.num_stages)}, run),
+        bubble_cdf({"all requests": run}),
+        completions({"completed": run}),
+        stage_times(run),
+        batch_composition(one)[0],
+        kv_use(run),
+        queue(run),
+        *latency_histograms(run),
+        *([predictions(run)] if _is_predicted(run) else []),
+    ]
+
+
+def colours(runs: Digests) -> list[str]:
+    return [series_colour(number) for number in range(len(runs))]
+
+
+def bubble_cdf(runs: Digests) -> Chart:
+    """Paper, Figure 12a."""
+    return cdf(
+        "bubble_time_per_request", "Bubble time per request", "idle time before its micro-batches",
+        {name: run.bubbles for name, run in runs.items()}, colours(runs), of="requests",
+        note="Summed over the request's micro-batches and the stages (paper, Figure 12a).",
+    )  # fmt: skip
+
+
+def completions(runs: Digests) -> Chart:
+    """Paper, Figure 12b."""
+    end = max((run.span for run in runs.values()), default=0.0)
+    unit, factor = time_unit(end)
+    series = []
+    for (name, run), colour in zip(runs.items(), colours(runs), strict=True):
+        if len(run.finished):
+            x = np.concatenate([[0.0], run.finished]) * factor
+            series.append(Series(name, *thin(x, np.arange(len(x), dtype=np.float64)), colour))
+    note = "Where a line ends, the run was over (paper, Figure 12b)." if len(runs) > 1 else "Paper, Figure 12b."
+    return Chart(
+        "requests_completed", "Requests completed over time", "steps", Axis("time", unit, 0.0, end * factor or 1.0),
+        Axis("requests completed", whole=True),
+        tuple(series), note=note,
+    )  # fmt: skip
+
+
+def stage_times(run: Digest) -> Chart:
+    seconds = {}
+    for stage, values in enumerate(run.stage_seconds):
+        seconds[f"stage {stage}: cv {variation(values):.2f}"] = values
+    title = "Time of a micro-batch on each stage"
+    return histogram(
+        "stage_times", title, "compute time of a micro-batch", seconds,
+        [series_colour(stage) for stage in range(len(seconds))], of="micro-batches",
+    )  # fmt: skip
+
+
+def stage_time_cdf(runs: Digests) -> Chart:
+    """All stages of a run together: where micro-batches are even, the line is steep."""
+    seconds = {}
+    for name, run in runs.items():
+        values = np.concatenate(run.stage_seconds) if run.stage_seconds else np.empty(0)
+        seconds[name] = values
+    return cdf(
+        "stage_times", "Time of a micro-batch on a stage", "compute time of a micro-batch", seconds, colours(runs),
+        of="micro-batches", note="All stages together; even micro-batches make a steep line.",
+    )  # fmt: skip
+
+
+def variation(values: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float:
+    """Coefficient of variation."""
+    return float(values.std() / values.mean()) if len(values) and values.mean() > 0 else 0.0
+
+
+def batch_composition(runs: Digests) -> list[Chart]:
+    """A chart a run over common axes: prefill tokens on top of decode tokens."""
+    end = max((run.span for run in runs.values()), default=0.0)
+    unit, factor = time_unit(end)
+    found = []
+    for number, (name, run) in enumerate(runs.items()):
+        edges, (decode, prefill), averaged = average_over_time(
+            run.dispatched, [run.decode_tokens, run.prefill_tokens], run.span
+        )
+        series = ()
+        if len(run.dispatched):
+            x = edges * factor
+            series = (Series("decode tokens", x, decode, "decode"), Series("prefill tokens", x, prefill, "chunk"))
+        title = f"Tokens in a micro-batch{': ' + name if name else ''}"
+        note = f"Mean over stretches of 1/{len(decode)} of the run." if averaged else "A step a micro-batch."
+        found.append((number, title, series, note))
+    most = longest([a.y + b.y for _, _, both, _ in found if both for a, b in [both]])
+    time = Axis("time of dispatch", unit, 0.0, end * factor or 1.0)
+    tokens = Axis("tokens", "", 0.0, 1.06 * most or 1.0)
+    several = len(runs) > 1
+    return [
+        Chart(f"batch_composition{f'_{number}' if several else ''}", title, "areas", time, tokens, series, note=note)
+        for number, title, series, note in found
+    ]
+
+
+def kv_use(run: Digest) -> Chart:
+    unit, factor = time_unit(run.span)
+    series = ()
+    if len(run.dispatched) and run.num_blocks:
+        x, y = thin(run.dispatched * factor, 100.0 * run.kv_blocks / run.num_blocks)
+        series = (Series("", x, y, "kv"),)
+    return Chart(
+        "kv_use", "KV cache in use", "steps", Axis("time", unit, 0.0, run.span * factor or 1.0),
+        Axis("blocks in use", f"% of {run.num_blocks:,}"), series,
+    )  # fmt: skip
+
+
+def queue(run: Digest) -> Chart:
+    unit, factor = time_unit(run.span)
+    series = tuple(
+        Series(name, *thin(run.dispatched * factor, values), colour)
+        for name, values, colour in (("running", run.running, "s0"), ("waiting", run.waiting, "queue"))
+        if len(values)
+    )
+    return Chart(
+        "queue", "Requests running and waiting", "steps", Axis("time", unit, 0.0, run.span * factor or 1.0),
+        Axis("requests", whole=True), series,
+    )  # fmt: skip
+
+
+def latency_histograms(run: Digest) -> list[Chart]:
+    """TTFT, TBT and end to end."""
+    return [
+        histogram(name, title, what, {"": run.latencies[name]}, ["busy"], of=of)
+        for name, (title, what, of) in LATENCIES.items()
+        if name != "tpot"
+    ]
+
+
+def latency_cdfs(runs: Digests) -> list[Chart]:
+    return [
+        cdf(name, title, what, {label: run.latencies[name] for label, run in runs.items()}, colours(runs), of=of)
+        for name, (title, what, of) in LATENCIES.items()
+    ]
+
+
+def bubbles_by_cause(rows: Mapping[str, Sequence[int]], run: Digest) -> Chart:
+    """Idle seconds by cause, a bar for each set of stages."""
+    seconds = [{cause: sum(run.by_cause[stage][cause] for stage in stages) for cause in CAUSES} for stages in
+               rows.values()]  # fmt: skip
+    return _cause_bars("bubbles_by_stage", "Idle time by stage and cause", list(rows), seconds, "idle time")
+
+
+def bubbles_of_runs(runs: Digests) -> Chart:
+    """Idle seconds by cause, summed over the stages, a bar a run."""
+    seconds = [run.cause_seconds for run in runs.values()]
+    return _cause_bars("bubbles_by_cause", "Idle time by cause", list(runs), seconds, "idle time of all stages")
+
+
+def _cause_bars(name: str, title: str, rows: list[str], seconds: Sequence[Mapping[object, float]], what: str) -> Chart:
+    unit, factor = time_unit(max((sum(row.values()) for row in seconds), default=0.0))
+    places = np.arange(len(rows), dtype=np.float64)
+    series = tuple(
+        Series(label(cause), places, np.array([row[cause] for row in seconds]) * factor, css_name(cause))
+        for cause in CAUSES
+        if any(row[cause] > 0 for row in seconds)
+    )
+    return Chart(name, title, "bars", Axis(what, unit), Axis(""), series, categories=tuple(rows))
+
+
+def _is_predicted(run: Digest) -> bool:
+    return any(len(measured) for _, measured in run.predictions)
+
+
+def predictions(run: Digest) -> Chart:
+    """Predicted against measured time of a micro-batch, a point each; the legend has the errors by stage."""
+    most = longest([array for pair in run.predictions for array in pair])
+    unit, factor = time_unit(most)
+    series = []
+    for stage, (predicted, measured) in enumerate(run.predictions):
+        error = prediction_error([(predicted, measured)])
+        if error is not None:
+            x, y = thin_points(measured * factor, predicted * factor)
+            text = f"stage {stage}: off by {percent(error['median'])} (p50), {percent(error['p90'])} (p90)"
+            series.append(Series(text, x, y, series_colour(stage)))
+    return Chart(
+        "predictions", "Predicted and measured time of a micro-batch", "scatter", Axis("measured", unit),
+        Axis("predicted", unit), tuple(series), diagonal=True, note="On the line the prediction was right.",
+    )  # fmt: skip

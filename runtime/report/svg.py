@@ -1,0 +1,263 @@
+"""A chart as a figure of the page: a legend that wraps, and SVG whose colours are the style sheet's variables."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+
+from ..ledger import Floats
+from .charts import Chart, Series, extent, number_text, tick_texts, ticks
+
+WIDTH, HEIGHT = 460, 210  # of the plot with its labels, in the units of the text's size
+TOP, BOTTOM, RIGHT = 22, 36, 12
+CHAR = 6.3  # a digit's width, about
+BAR_ROW = 26
+FILLED = 3  # histograms of more series than that are outlines only
+
+
+def figure(chart: Chart) -> str:
+    """A `figure` element: well-formed XML, titles on hover, nothing from outside."""
+    heading = f"<figcaption>{html.escape(chart.title)}</figcaption>"
+    if chart.is_empty:
+        return f'<figure>{heading}<p class="none">nothing measured</p></figure>'
+    plot = _Plot(chart)
+    note = f'<p class="note">{html.escape(chart.note)}</p>' if chart.note else ""
+    label = html.escape(f"{chart.title}: {chart.y.text} over {chart.x.text}", quote=True)
+    return (
+        f"<figure>{heading}{_legend(chart)}"
+        f'<svg class="chart" viewBox="0 0 {WIDTH} {plot.height}" role="img" aria-label="{label}">{plot.draw()}</svg>'
+        f"{note}</figure>"
+    )
+
+
+def _legend(chart: Chart) -> str:
+    named = [series for series in chart.series if series.label]
+    if chart.kind == "heat" or not named or (len(named) == 1 and chart.kind == "histogram"):
+        return ""
+    items = "".join(
+        f'<li><i class="swatch" style="background:var(--{s.colour})"></i>{html.escape(s.label)}</li>' for s in named
+    )
+    return f'<ul class="key">{items}</ul>'
+
+
+def _n(value: float) -> str:
+    text = f"{value:.1f}"
+    return text[:-2] if text.endswith(".0") else text
+
+
+class _Plot:
+    """The inside of the SVG of one chart."""
+
+    def __init__(self, chart: Chart) -> None:
+        self.chart = chart
+        lying = chart.kind in ("bars", "heat")
+        rows = len(chart.categories) if chart.kind == "bars" else len(chart.series)
+        self.height = max(90, TOP + BOTTOM + rows * BAR_ROW) if lying else HEIGHT
+        (self.x0, self.x1), (self.y0, self.y1) = extent(chart)
+        self.y_ticks = ticks(self.y0, self.y1, 4, whole=chart.y.whole)
+        percent = chart.kind == "cdf"
+        self.y_texts = [f"{round(100 * v)}%" for v in self.y_ticks] if percent else tick_texts(self.y_ticks)
+        names = chart.categories if chart.kind == "bars" else [s.label for s in chart.series]
+        longest = max((len(text) for text in (names if lying else self.y_texts)), default=1)
+        self.left = min(0.38 * WIDTH, 10 + CHAR * longest)
+        self.right = WIDTH - RIGHT
+        self.bottom = self.height - BOTTOM
+
+    def x(self, value: float) -> float:
+        return self.left + (value - self.x0) / (self.x1 - self.x0) * (self.right - self.left)
+
+    def y(self, value: float) -> float:
+        return self.bottom - (value - self.y0) / (self.y1 - self.y0) * (self.bottom - TOP)
+
+    def draw(self) -> str:
+        kind = self.chart.kind
+        body = {
+            "lines": self._lines, "steps": self._lines, "cdf": self._lines, "histogram": self._histogram,
+            "areas": self._areas, "bars": self._bars, "scatter": self._scatter, "heat": self._heat,
+        }[kind]()  # fmt: skip
+        parts = [*([] if kind == "heat" else self._axes()), *body, *self._marks()]
+        return "".join(parts)
+
+    def _text(self, x: float, y: float, text: str, anchor: str = "start", css: str = "") -> str:
+        css = f' class="{css}"' if css else ""
+        return f'<text x="{_n(x)}" y="{_n(y)}" text-anchor="{anchor}"{css}>{html.escape(text)}</text>'
+
+    def _axes(self) -> Iterator[str]:
+        bars = self.chart.kind == "bars"
+        if not bars:
+            grid = "".join(f"M{_n(self.left)},{_n(self.y(v))}H{_n(self.right)}" for v in self.y_ticks)
+            yield f'<path class="grid" d="{grid}"/>'
+            for value, text in zip(self.y_ticks, self.y_texts, strict=True):
+                yield self._text(self.left - 5, self.y(value) + 4, text, "end")
+            yield self._text(4, 11, self.chart.y.text, css="name")
+        count = 6 if self.x1 < 1e4 else 4
+        values = ticks(self.x0, self.x1, count)
+        if bars:
+            grid = "".join(f"M{_n(self.x(v))},{TOP - 6}V{_n(self.bottom)}" for v in values)
+            yield f'<path class="grid" d="{grid}"/>'
+        for value, text in zip(values, tick_texts(values), strict=True):
+            anchor = "end" if self.x(value) > self.right - 14 else "middle"
+            yield self._text(self.x(value), self.bottom + 15, text, anchor)
+        yield f'<path class="axis" d="M{_n(self.left)},{_n(self.bottom)}H{_n(self.right)}"/>'
+        middle = (self.left + self.right) / 2
+        yield self._text(middle, self.height - 4, self.chart.x.text, "middle", "name")
+
+    def _clip(self, x: Floats) -> Floats:
+        return np.clip(x, self.x0, self.x1)
+
+    def _points(self, series: Series) -> Iterable[tuple[float, float]]:
+        return zip(self._clip(series.x).tolist(), series.y.tolist(), strict=True)
+
+    def _lines(self) -> Iterator[str]:
+        for number, series in enumerate(self.chart.series):
+            if not len(series.x):
+                continue
+            path: list[str] = []
+            inside = series.x <= self.x1
+            for x, y in zip(series.x[inside].tolist(), series.y[inside].tolist(), strict=True):
+                across, up = _n(self.x(x)), _n(self.y(y))
+                if not path:
+                    start = f"M{_n(self.left)},{_n(self.bottom)}H{across}V{up}" if self.chart.kind == "cdf" else ""
+                    path.append(start or f"M{across},{up}")
+                else:
+                    path.append(f"L{across},{up}" if self.chart.kind == "lines" else f"H{across}V{up}")
+            if self.chart.kind != "lines" and path:
+                path.append(f"H{_n(self.right)}" if self.chart.kind == "steps" or inside.all() else "")
+            dash = f' stroke-dasharray="{_DASHES[number // 4 % len(_DASHES)]}"' if number >= 4 else ""
+            title = f"<title>{html.escape(series.label)}</title>"
+            yield f'<path class="line" style="stroke:var(--{series.colour})"{dash} d="{"".join(path)}">{title}</path>'
+
+    def _histogram(self) -> Iterator[str]:
+        alone = len(self.chart.series) == 1
+        for series in self.chart.series:
+            edges, counts = series.x.tolist(), series.y.tolist()
+            if alone:
+                for a, b, n in zip(edges, edges[1:], counts, strict=False):
+                    if n:
+                        w = max(0.8, self.x(b) - self.x(a) - 0.8)
+                        title = f"{number_text(a)} to {number_text(b)} {self.chart.x.unit}: {n:,.0f}"
+                        yield (
+                            f'<rect x="{_n(self.x(a))}" y="{_n(self.y(n))}" width="{_n(w)}" '
+                            f'height="{_n(self.bottom - self.y(n))}" style="fill:var(--{series.colour})">'
+                            f"<title>{title}</title></rect>"
+                        )
+                continue
+            path = [f"M{_n(self.x(edges[0]))},{_n(self.bottom)}"]
+            path += [f"V{_n(self.y(n))}H{_n(self.x(b))}" for b, n in zip(edges[1:], counts, strict=True)]
+            outline = "".join([*path, f"V{_n(self.bottom)}"])
+            fill = f";fill:var(--{series.colour});fill-opacity:.18" if len(self.chart.series) <= FILLED else ""
+            title = f"<title>{html.escape(series.label)}</title>"
+            yield f'<path class="line" style="stroke:var(--{series.colour}){fill}" d="{outline}">{title}</path>'
+
+    def _areas(self) -> Iterator[str]:
+        below: Floats | None = None
+        for series in self.chart.series:
+            base = np.zeros(len(series.y)) if below is None else below
+            top = base + series.y
+            edges = [self.x(v) for v in self._clip(series.x).tolist()]
+            path = [f"M{_n(edges[0])},{_n(self.y(float(base[0])) if len(base) else self.bottom)}"]
+            path += [f"V{_n(self.y(t))}H{_n(b)}" for b, t in zip(edges[1:], top.tolist(), strict=True)]
+            backward = zip(reversed(edges[:-1]), reversed(base.tolist()), strict=True)
+            path += [f"V{_n(self.y(t))}H{_n(a)}" for a, t in backward]
+            title = f"<title>{html.escape(series.label)}</title>"
+            yield f'<path style="fill:var(--{series.colour})" d="{"".join(path)}Z">{title}</path>'
+            below = top
+
+    def _bars(self) -> Iterator[str]:
+        at = np.zeros(len(self.chart.categories))
+        for row, name in enumerate(self.chart.categories):
+            yield self._text(self.left - 6, TOP + row * BAR_ROW + BAR_ROW / 2, _short(name, self.left), "end", "row")
+        for series in self.chart.series:
+            for row, value in enumerate(series.y.tolist()):
+                if value > 0:
+                    a, b = self.x(float(at[row])), self.x(float(at[row]) + value)
+                    title = f"{series.label}: {number_text(value)} {self.chart.x.unit}"
+                    yield (
+                        f'<rect x="{_n(a)}" y="{_n(TOP + row * BAR_ROW - 3)}" width="{_n(max(0.3, b - a))}" '
+                        f'height="{BAR_ROW - 8}" style="fill:var(--{series.colour})">'
+                        f"<title>{html.escape(title)}</title></rect>"
+                    )
+            at = at + series.y
+
+    def _scatter(self) -> Iterator[str]:
+        if self.chart.diagonal:
+            low, high = max(self.x0, self.y0), min(self.x1, self.y1)
+            yield (
+                f'<path class="mark" d="M{_n(self.x(low))},{_n(self.y(low))}L{_n(self.x(high))},{_n(self.y(high))}"/>'
+            )
+        for series in self.chart.series:
+            points = list(self._points(series))
+            if series.names:
+                for (x, y), name in zip(points, series.names, strict=True):
+                    yield (
+                        f'<circle cx="{_n(self.x(x))}" cy="{_n(self.y(y))}" r="4" style="fill:var(--{series.colour})">'
+                        f"<title>{html.escape(name)}: {number_text(x)} {self.chart.x.unit}, {number_text(y)} "
+                        f"{self.chart.y.unit}</title></circle>"
+                    )
+                continue
+            dots = "".join(f"M{_n(self.x(x))},{_n(self.y(y))}h0" for x, y in points)
+            yield f'<path class="dots" style="stroke:var(--{series.colour})" d="{dots}"/>'
+        yield from self._names()
+
+    def _names(self) -> Iterator[str]:
+        """Names beside points, those left out that would lie on another."""
+        taken: list[tuple[float, float, float, float]] = []
+        for series in self.chart.series:
+            for (x, y), name in zip(self._points(series), series.names, strict=False):
+                across, up, length = self.x(x), self.y(y), CHAR * 0.95 * len(name)
+                left = across - 7 - length if across + 7 + length > self.right else across + 7
+                box = left, up - 7, left + length, up + 7
+                if all(box[2] < t[0] or box[0] > t[2] or box[3] < t[1] or box[1] > t[3] for t in taken):
+                    taken.append(box)
+                    yield self._text(left, up + 4, name)
+
+    def _heat(self) -> Iterator[str]:
+        columns = self.chart.categories
+        values = np.array([series.y for series in self.chart.series])
+        low, high = float(np.nanmin(values)), float(np.nanmax(values))
+        width = (self.right - self.left) / max(1, len(columns))
+        yield self._text(4, 11, self.chart.y.text, css="name")
+        yield self._text((self.left + self.right) / 2, self.height - 4, self.chart.x.text, "middle", "name")
+        for column, name in enumerate(columns):
+            x = self.left + (column + 0.5) * width
+            yield self._text(x, self.bottom + 12, _short(name, width), "middle")
+        for row, series in enumerate(self.chart.series):
+            y = TOP + row * BAR_ROW
+            yield self._text(self.left - 6, y + BAR_ROW / 2 + 4, _short(series.label, self.left), "end")
+            for column, value in enumerate(series.y.tolist()):
+                if not np.isfinite(value):
+                    continue
+                share = (value - low) / (high - low) if high > low else 1.0
+                x = self.left + column * width
+                strength = round(12 + 76 * share)
+                ink = "on-chunk" if share > 0.55 else "ink"
+                yield (
+                    f'<rect x="{_n(x + 0.5)}" y="{_n(y + 0.5)}" width="{_n(width - 1)}" height="{BAR_ROW - 1}" '
+                    f'style="fill:color-mix(in srgb,var(--chunk) {strength}%,var(--panel))"/>'
+                    f'<text x="{_n(x + width / 2)}" y="{_n(y + BAR_ROW / 2 + 4)}" text-anchor="middle" '
+                    f'style="fill:var(--{ink})">{number_text(value)}</text>'
+                )
+
+    def _marks(self) -> Iterator[str]:
+        last = -1e9
+        for name, value in self.chart.marks:
+            x = self.x(min(max(value, self.x0), self.x1))
+            yield f'<path class="mark" d="M{_n(x)},{TOP - 4}V{_n(self.bottom)}"/>'
+            if x - last > CHAR * 4:
+                yield self._text(x, TOP - 7, name, "end" if x > self.right - 10 else "middle")
+                last = x
+
+
+_DASHES = ("", "6 3", "2 3")
+
+
+def _short(name: str, room: float) -> str:
+    fits = int(room / CHAR)
+    return name if len(name) <= fits else name[: max(1, fits - 1)] + "…"
+
+
+def figures(charts: Sequence[Chart]) -> str:
+    """Figures side by side as the page has room."""
+    return f'<div class="figures">{"".join(figure(chart) for chart in charts)}</div>'

@@ -13,7 +13,7 @@ import numbers
 import os
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -23,11 +23,16 @@ import yaml
 from .errors import ConfigError, nearest
 from .policies import POLICY_CONFIGS, SchedulerConfig
 from .schema import EngineConfig
+from .workloads import WORKLOAD_CONFIGS, WorkloadConfig
 
 C = TypeVar("C")
 E = TypeVar("E", bound=EngineConfig)
 
-GROUPS = ("model", "hardware", "parallel", "scheduler")
+GROUPS = ("model", "hardware", "parallel", "scheduler", "workload")  # a command has those of its defaults
+_FAMILIES: dict[type, tuple[str, Mapping[str, type]]] = {  # configs whose class their `name` says
+    SchedulerConfig: ("policy", POLICY_CONFIGS),
+    WorkloadConfig: ("workload", WORKLOAD_CONFIGS),
+}
 _SCALARS = {int: "an integer", float: "a number", str: "a string", bool: "true or false"}
 _PLURALS = {int: "integers", float: "numbers", str: "strings", bool: "booleans"}
 
@@ -36,7 +41,7 @@ def build(cls: type[C], mapping: Mapping[str, Any], key: str = "") -> C:
     """An instance of the dataclass `cls` from a plain `mapping`, checked all the way down.
 
     Strings are never parsed (`"5"` is no integer) and a bool is no integer; an integer serves as a number, and a bare
-    value as a list of one. A `SchedulerConfig` becomes the class that its `name` says.
+    value as a list of one. A `SchedulerConfig` or `WorkloadConfig` becomes the class that its `name` says.
 
     Args:
         key: the dotted key of `mapping` itself, for errors.
@@ -44,15 +49,15 @@ def build(cls: type[C], mapping: Mapping[str, Any], key: str = "") -> C:
     Raises:
         ConfigError: an unknown key, a missing one, a wrong type or a value out of its range.
     """
-    if cls is SchedulerConfig:
-        cls = typing.cast(type[C], _policy(mapping, key))
+    if cls in _FAMILIES:
+        cls = typing.cast(type[C], _member(cls, mapping, key))
     hints = fields(cls)
     for name in mapping:
         if name not in hints:
-            having = [other for other, keys in POLICY_CONFIGS.items() if name in fields(keys)]
-            if issubclass(cls, SchedulerConfig) and having:
-                policy = f"policy {mapping.get('name', cls.__name__)}"
-                raise ConfigError(f"{_join(key, name)}: unknown key of {policy}; {', '.join(having)} has it")
+            for base, (word, _) in _FAMILIES.items():
+                if issubclass(cls, base) and (having := members_with(base, name)):
+                    what = f"{word} {mapping.get('name', cls.__name__)}"
+                    raise ConfigError(f"{_join(key, name)}: unknown key of {what}; {having_it(having)}")
             raise ConfigError(f"{_join(key, name)}: unknown key{_nearest_key(cls, key, name)}")
     values = {name: _convert(hints[name], value, _join(key, name)) for name, value in mapping.items()}
     for field in dataclasses.fields(cls):  # type: ignore[arg-type]
@@ -80,11 +85,12 @@ def fields(cls: type) -> dict[str, Any]:
 
 
 def dotted_keys(cls: type, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Every leaf under `cls` as (dotted key, type). `scheduler` gives the keys of all policies, each once."""
-    if cls is SchedulerConfig:
+    """Every leaf under `cls` as (dotted key, type). `scheduler` gives the keys of all policies, each once, and
+    `workload` those of all workloads."""
+    if cls in _FAMILIES:
         seen: dict[str, Any] = {}
-        for policy in POLICY_CONFIGS.values():
-            for name, hint in fields(policy).items():
+        for member in _FAMILIES[cls][1].values():
+            for name, hint in fields(member).items():
                 seen.setdefault(_join(key, name), str if name == "name" else hint)
         yield from seen.items()
         return
@@ -94,6 +100,22 @@ def dotted_keys(cls: type, key: str = "") -> Iterator[tuple[str, Any]]:
             yield _join(key, name), hint
         else:
             yield from dotted_keys(typing.cast(type, nested), _join(key, name))
+
+
+def families(cls: type) -> dict[str, type]:
+    """Those of `scheduler` and `workload` that `cls` has, each with the base of the classes that its `name` picks."""
+    return {name: hint for name, hint in fields(cls).items() if hint in _FAMILIES}
+
+
+def members_with(base: type, key: str) -> list[str]:
+    """Names of the policies (`SchedulerConfig`) or workloads (`WorkloadConfig`) that have `key`."""
+    return [name for name, member in _FAMILIES[base][1].items() if key in fields(member)]
+
+
+def having_it(names: Iterable[str]) -> str:
+    """`sarathi has it`, `sarathi, equal_time have it`."""
+    listed = list(names)
+    return f"{', '.join(listed)} {'has' if len(listed) == 1 else 'have'} it"
 
 
 def group_names(group: str) -> list[str]:
@@ -116,12 +138,12 @@ def load_group(group: str, name: str) -> dict[str, Any]:
 
 
 def load_command(command: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """A command's own keys and its default group choices, as `conf/<command>.yaml` says them."""
+    """A command's own keys, and the groups it has with their default choices, as `conf/<command>.yaml` says them."""
     text = resources.files(__package__).joinpath(f"{command}.yaml").read_text(encoding="utf-8")
     primary = yaml.safe_load(text)
     choices = {
         group: entry[group]
-        for entry in primary["defaults"]
+        for entry in primary.get("defaults", ())
         if isinstance(entry, dict)
         for group in GROUPS
         if group in entry
@@ -199,7 +221,7 @@ def compose_engine(
     alone = pp == 1 and tp == 1
     mapping["parallel"] |= {"pp": pp, "tp": tp, "launcher": launcher or ("local" if alone else "ray")}
     for key, value in (overrides or {}).items():
-        _assign(mapping, key, value)
+        assign(mapping, key, value)
     return locate(build(EngineConfig, mapping))
 
 
@@ -227,22 +249,27 @@ def _nearest_key(cls: type, key: str, name: str) -> str:
     return nearest(_join(key, name), (_join(key, n) for n in fields(cls)))
 
 
-def _policy(mapping: Mapping[str, Any], key: str) -> type[SchedulerConfig]:
-    name = mapping.get("name")
+def _member(base: type, mapping: Mapping[str, Any], key: str) -> type:
+    name, members = mapping.get("name"), _FAMILIES[base][1]
     if name is None:
-        raise ConfigError(f"{_join(key, 'name')}: missing; valid: {', '.join(sorted(POLICY_CONFIGS))}")
-    if not isinstance(name, str) or name not in POLICY_CONFIGS:
-        raise ConfigError(f"{_join(key, 'name')}={name!r}: unknown{nearest(str(name), POLICY_CONFIGS)}")
-    return POLICY_CONFIGS[name]
+        raise ConfigError(f"{_join(key, 'name')}: missing; valid: {', '.join(sorted(members))}")
+    if not isinstance(name, str) or name not in members:
+        raise ConfigError(f"{_join(key, 'name')}={name!r}: unknown{nearest(str(name), members)}")
+    return members[name]
 
 
-def _assign(mapping: dict[str, Any], key: str, value: Any) -> None:
+def assign(mapping: dict[str, Any], key: str, value: Any, cls: type = EngineConfig) -> None:
+    """Set a dotted `key` of a plain mapping of `cls`.
+
+    Raises:
+        ConfigError: what holds it is no mapping, or not a key of `cls`.
+    """
     *parents, leaf = key.split(".")
     node = mapping
     for depth, name in enumerate(parents, 1):
         if node.get(name) is None:
-            if depth == 1 and name not in fields(EngineConfig):
-                raise ConfigError(f"{key}: unknown key{unknown_key(EngineConfig, key)}")
+            if depth == 1 and name not in fields(cls):
+                raise ConfigError(f"{key}: unknown key{unknown_key(cls, key)}")
             node[name] = {}
         if not isinstance(node[name], dict):
             raise ConfigError(f"{key}: unknown key; {'.'.join(parents[:depth])} holds a value, not keys")
@@ -274,6 +301,8 @@ def _convert(hint: Any, value: Any, key: str) -> Any:
         elif typing.get_origin(option) is tuple:
             element = typing.get_args(option)[0]
             items = list(value) if isinstance(value, list | tuple) else [value]
+            if dataclasses.is_dataclass(element):
+                return tuple(_convert(element, item, f"{key}[{index}]") for index, item in enumerate(items))
             converted = [_scalar(element, item) for item in items]
             if value is not None and None not in converted:
                 return tuple(converted)
@@ -310,7 +339,7 @@ def _right(options: tuple[Any, ...], value: Any) -> str:
         if dataclasses.is_dataclass(option):
             words.append("a mapping of keys")
         elif typing.get_origin(option) is tuple:
-            words.append(f"a list of {_PLURALS[typing.get_args(option)[0]]}")
+            words.append(f"a list of {_PLURALS.get(typing.get_args(option)[0], 'mappings of keys')}")
         elif typing.get_origin(option) is Literal:
             valid = typing.get_args(option)
             words.extend(valid)

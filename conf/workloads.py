@@ -17,7 +17,7 @@ class WorkloadConfig:
     """What every workload knows.
 
     `num_prompts` null: all of the file (100 where there is none). `request_rate` in requests/s with gamma gaps
-    (`burstiness` 1: Poisson), `.inf`: all at once, null: from the trace, or all at once. `max_concurrency` holds
+    (`burstiness` 1: Poisson), `inf`: all at once, null: from the trace, or all at once. `max_concurrency` holds
     requests back while so many are unfinished. `users` deals requests round robin to so many users (fair_share);
     `deadline_ms` after arrival is when the first token is due (deadline).
     """

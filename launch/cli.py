@@ -1,16 +1,19 @@
 """The command line: `gapless COMMAND [hydra overrides]`.
 
-Composes and checks the whole run first; then hydra makes the run folder and the command's module does the work. What a
-user did wrong ends with one line on standard error and exit code 2, a pipeline that failed with 1, Ctrl-C with 130.
+Composes and checks the whole run first; then hydra makes the run folder and the command's module does the work
+(`report`, which runs nothing, goes without hydra). What a user did wrong ends with one line on standard error and exit
+code 2, a pipeline that failed with 1, Ctrl-C with 130.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module, metadata
@@ -19,10 +22,12 @@ from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
 from ..conf.errors import ConfigError, nearest
-from ..conf.schema import EngineConfig, GenerateConfig
+from ..conf.schema import BenchConfig, EngineConfig, GenerateConfig, ReportConfig
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
+
+    from ..runtime.launcher import Launcher
 
 PROGRAM = "gapless"
 
@@ -30,13 +35,18 @@ PROGRAM = "gapless"
 @dataclass(frozen=True, slots=True)
 class Command:
     """A command: its config's schema, and the module of this room with `check(config, stdin)` and
-    `run(config, run_dir, stdin)`. `conf/<name>.yaml` is its hydra config."""
+    `run(config, run_dir, stdin)`. `conf/<name>.yaml` holds its defaults.
+
+    `positional` is the key that its bare arguments make up; such a command runs no requests, has no groups and no
+    sweep, and writes where it is told. For the others that YAML is hydra's, and `run` takes a `launcher` too.
+    """
 
     name: str
     summary: str
-    config: type[EngineConfig]
+    config: type[EngineConfig] | type[ReportConfig]
     module: str
     examples: tuple[str, ...]
+    positional: str | None = None
 
 
 COMMANDS = {
@@ -53,6 +63,29 @@ COMMANDS = {
                 "gapless generate model=./my-llama parallel=pp2 prompts=prompts.jsonl sampling.max_tokens=64",
                 "gapless generate -m scheduler=sarathi,orca_best parallel=pp2 prompts=shipped",
             ),
+        ),
+        Command(
+            "bench",
+            "one workload through one or several policies on one pipeline; a table and a report that compare them",
+            BenchConfig,
+            "bench",
+            (
+                "gapless bench parallel=pp2 workload.input_len=512 workload.output_len=64 workload.num_prompts=32",
+                "gapless bench scheduler=orca_best,sarathi parallel=pp2 workload=zipf workload.max_len=2048 repeats=5",
+                "gapless bench scheduler=sarathi workload=trace workload.path=trace.csv.gz workload.time_scale=0.1",
+                "gapless bench -m scheduler=sarathi scheduler.chunk=128,256,auto parallel=pp2",
+            ),
+        ),
+        Command(
+            "report",
+            "reads run folders: the report of one again, or the comparison of several as table, plots and HTML",
+            ReportConfig,
+            "report",
+            (
+                "gapless report runs/DATE_TIME",
+                "gapless report multirun/DATE_TIME sort=p99_itl_ms out=comparison",
+            ),
+            positional="runs",
         ),
     )
 }
@@ -116,21 +149,39 @@ def _dispatch(arguments: list[str]) -> None:
         print(texts.command(command))
         return
     flags = [argument for argument in rest if argument.startswith("-")]
+    known = () if command.positional else ("-m", "--multirun")
     for flag in flags:
-        if flag not in ("-m", "--multirun"):
-            raise ConfigError(f"{flag}: unknown option{nearest(flag, ('--help', '--multirun', '-m'))}")
-    _run(command, [argument for argument in rest if argument not in flags], multirun=bool(flags))
+        if flag not in known:
+            raise ConfigError(f"{flag}: unknown option{nearest(flag, ('--help', *known))}")
+    others = [argument for argument in rest if argument not in flags]
+    if command.positional:
+        _run_plain(command, others)
+    else:
+        _run(command, others, multirun=bool(flags))
+
+
+def _run_plain(command: Command, arguments: list[str]) -> None:
+    from . import compose
+
+    assert command.positional
+    config = compose.from_arguments(arguments, command.config, command.positional)
+    module = import_module(f".{command.module}", __package__)
+    stdin = StandardInput()
+    module.check(config, stdin)
+    module.run(config, Path.cwd(), stdin)
 
 
 def _run(command: Command, overrides: list[str], *, multirun: bool) -> None:
     """Checks all that is asked for, then lets hydra make the folder of each run and call the command in it."""
     from . import compose
 
-    rewritten = compose.rewrite(overrides, command.config, command.name)
+    cls = command.config
+    assert issubclass(cls, EngineConfig)
+    rewritten = compose.rewrite(overrides, cls, command.name, multirun=multirun)
     stdin = StandardInput()
     module = import_module(f".{command.module}", __package__)
-    configs = compose.compose_all(rewritten, command.config, command.name, multirun=multirun)
-    for config in configs:
+    configs = compose.compose_all(rewritten, cls, command.name, multirun=multirun)
+    for config in dict.fromkeys(configs):
         module.check(config, stdin)
     outputs = [config.outputs for config in configs if isinstance(config, GenerateConfig) and config.outputs]
     if len(set(outputs)) < len(outputs):
@@ -138,16 +189,33 @@ def _run(command: Command, overrides: list[str], *, multirun: bool) -> None:
 
     import hydra
     from hydra.core.hydra_config import HydraConfig
+    from omegaconf import OmegaConf
 
     full_error = os.environ.get("HYDRA_FULL_ERROR")
+    swept = compose.swept_families(rewritten, cls) if multirun else set()
+    done: dict[EngineConfig, int] = {}
+    sweep_dir: list[str] = []
 
     def task(composed: DictConfig) -> None:
         _set_environment("HYDRA_FULL_ERROR", full_error)
         state = HydraConfig.get()
+        folder = Path(state.runtime.output_dir)
+        dropped = compose.drop_foreign(composed, cls, swept)
+        config = compose.to_config(composed, cls)
         if multirun:
+            sweep_dir[:] = [state.sweep.dir]
             print(f"{PROGRAM}: run {state.job.num}: {' '.join(state.overrides.task)}", file=sys.stderr, flush=True)
+        if dropped:
+            if config in done:
+                print(f"{PROGRAM}: run {state.job.num} is run {done[config]} again, as it has no {', '.join(dropped)}: "
+                      "not run", file=sys.stderr, flush=True)  # fmt: skip
+                shutil.rmtree(folder)
+                return
+            if state.output_subdir:
+                OmegaConf.save(composed, folder / state.output_subdir / "config.yaml")
+        done[config] = state.job.get("num", 0)
         try:
-            module.run(compose.to_config(composed, command.config), Path(state.runtime.output_dir), stdin)
+            module.run(config, folder, stdin, launcher)
         except Exception as error:
             raise _Escape(error) from error
 
@@ -156,12 +224,33 @@ def _run(command: Command, overrides: list[str], *, multirun: bool) -> None:
     _set_environment("HYDRA_FULL_ERROR", "1")  # hydra then raises instead of printing a traceback
     sys.argv = [f"{PROGRAM} {command.name}", *(["--multirun"] if multirun else []), *rewritten]
     try:
-        start()
+        with _kept_launcher(configs) as launcher:
+            start()
     except _Escape as escape:
         raise escape.error from escape.error.__cause__
     finally:
         sys.argv = before
         _set_environment("HYDRA_FULL_ERROR", full_error)
+    if sweep_dir and len(done) > 1:
+        print(f"{PROGRAM}: to compare these runs: {PROGRAM} report {sweep_dir[0]}", file=sys.stderr)
+
+
+@contextmanager
+def _kept_launcher(configs: Sequence[EngineConfig]) -> Iterator[Launcher | None]:
+    """For a sweep whose ranks are alike, a launcher that keeps Ray and its actors from one run to the next."""
+    grids = [config.parallel for config in configs]
+    ranks = {(grid.pp, grid.tp, grid.launcher, grid.ray_address) for grid in grids}
+    devices = {config.hardware.device for config in configs}
+    if len(configs) == 1 or len(ranks) > 1 or len(devices) > 1 or grids[0].launcher != "ray":
+        yield None
+        return
+    from .ray_launcher import RayLauncher
+
+    launcher = RayLauncher(keep=True)
+    try:
+        yield launcher
+    finally:
+        launcher.shutdown()
 
 
 def _set_environment(name: str, value: str | None) -> None:

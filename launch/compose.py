@@ -1,39 +1,53 @@
 """From a command line's overrides to configs: hydra composes, `conf.build` checks, each error is one line.
 
 Everything is checked before hydra makes a folder: keys against the schema, group choices against the YAML files, and
-each config of a sweep by building it. Free-text values are quoted for hydra's grammar.
+each config of a sweep by building it. Free-text values are quoted for hydra's grammar. Where several policies or
+workloads are named, a key applies to those of them that have it.
 """
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterator, Sequence
+import typing
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import yaml
+
 from ..conf.build import (
     GROUPS,
+    assign,
     build,
     dotted_keys,
+    families,
     group_names,
+    having_it,
     load_command,
     load_group,
     locate,
+    members_with,
     model_choice,
     unknown_key,
 )
 from ..conf.errors import ConfigError, nearest
+from ..conf.policies import SchedulerConfig
 from ..conf.schema import EngineConfig
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
     from omegaconf import DictConfig
 
+C = TypeVar("C")
 E = TypeVar("E", bound=EngineConfig)
 
 CONFIG_MODULE = "gapless.conf"
-FREE_TEXT = ("prompt", "prompts", "outputs", "model.weights", "model.tokenizer", "model.name")
+FREE_TEXT = (
+    *("prompt", "prompts", "outputs", "model.weights", "model.tokenizer", "model.name"),
+    *("workload.path", "scheduler.profile"),
+)
 _TOKEN = re.compile(r"(?P<mark>\+{0,2}|~)(?P<key>[^=+~\s][^=\s]*)=(?P<value>.*)", re.DOTALL)
 _INTERPOLATION = re.compile(r"(\\*)\$\{")
 
@@ -51,34 +65,69 @@ class Token:
         return self.key.startswith(("hydra.", "hydra/"))
 
 
-def rewrite(overrides: Sequence[str], cls: type[EngineConfig], command: str) -> list[str]:
+def rewrite(overrides: Sequence[str], cls: type[EngineConfig], command: str, *, multirun: bool = False) -> list[str]:
     """Overrides as hydra takes them: free text quoted, `model=FOLDER` spelled out, `+` where a YAML lacks the key.
+
+    Several policies without a sweep (`scheduler=a,b` of a command that has `policies`) become the first of them and
+    `policies`, each whole.
 
     Raises:
         ConfigError: no `KEY=VALUE`, an unknown key, or a key that cannot be set so.
     """
     last = {token.key: token for token in map(_token, overrides)}  # of one key given twice, the later holds
-    tokens = list(last.values())
-    present = _keys_in_yaml(command, tokens)
     valid = dict(dotted_keys(cls))
     parents = {key.rpartition(".")[0] for key in valid} - {""}
+    groups = load_command(command)[1]
+    for key in last:
+        if not (last[key].for_hydra or key in groups or key in valid or key in parents):
+            raise ConfigError(f"{key}: unknown key{unknown_key(cls, key)}")
+    policies = ""
+    if multirun:
+        _check_members(last, cls)
+    elif "policies" in valid:
+        policies = _take_policies(last)
+    present = _keys_in_yaml(command, last.values())
     result: list[str] = []
-    for token in tokens:
-        key, value = token.key, token.value
+    for key, token in last.items():
+        value = token.value
         if token.for_hydra:
             result.append(f"{key}={value}" if key.startswith("hydra/") else f"++{key}={value}")
         elif key == "model":
             choice, extra = model_choice(value)
             result.append(f"model={choice}")
             result += [f"++model.{k}={quote(v)}" for k, v in extra.items() if f"model.{k}" not in last]
-        elif key in GROUPS:
+        elif key in groups:
             result.append(f"{key}={value}")
-        elif key in valid or key in parents:
-            text = quote(value) if key in FREE_TEXT and not _is_null(key, value) else value
-            result.append(f"{'' if key in present else '++'}{key}={text}")
         else:
+            text = quote(value) if _is_free_text(token) else value
+            result.append(f"{'' if key in present else '++'}{key}={text}")
+    return [*result, f"policies={policies}"] if policies else result
+
+
+def from_arguments(arguments: Sequence[str], cls: type[C], positional: str) -> C:
+    """The config of a command that hydra has no part in: bare words become the key `positional`, a list.
+
+    Raises:
+        ConfigError: an unknown key, a value that is no YAML, a wrong type or value.
+    """
+    words: list[str] = []
+    mapping: dict[str, Any] = {positional: words}
+    valid = dict(dotted_keys(cls))
+    for text in arguments:
+        match = _TOKEN.fullmatch(text)
+        if match is None or os.path.exists(text):
+            words.append(text)
+            continue
+        key, value = match["key"], match["value"]
+        if key not in valid:
             raise ConfigError(f"{key}: unknown key{unknown_key(cls, key)}")
-    return result
+        try:
+            parsed = yaml.safe_load(value)
+        except yaml.YAMLError:
+            raise ConfigError(f"{key}={value}: not a value that YAML can read") from None
+        texts = isinstance(parsed, str) or str in typing.get_args(valid[key]) or valid[key] is str
+        assign(mapping, key, value if texts and parsed is not None else parsed, cls)
+    return build(cls, mapping)
 
 
 def quote(text: str) -> str:
@@ -109,9 +158,10 @@ def compose_all(overrides: Sequence[str], cls: type[E], command: str, *, multiru
                 raise ConfigError(f"{text.lstrip('+')}: {_grammar(error)}") from None
             _check_sweep(override, multirun)
             parsed.append(override)
+        several = _several(parsed, cls) if multirun else set()
         try:
             points = _points(parsed) if multirun else [list(overrides)]
-            return [_compose(point, cls, command) for point in points]
+            return [_compose(point, cls, command, several) for point in points]
         except (HydraException, OmegaConfBaseException) as error:
             raise ConfigError(_one_line(error)) from None
 
@@ -134,6 +184,117 @@ def to_config(composed: DictConfig, cls: type[E]) -> E:
     return locate(build(cls, plain))
 
 
+def swept_families(overrides: Sequence[str], cls: type[EngineConfig]) -> set[str]:
+    """Which of `scheduler` and `workload` the rewritten `overrides` of a sweep give several choices of."""
+    with _hydra() as loader:
+        from hydra.core.override_parser.overrides_parser import OverridesParser
+
+        return _several(OverridesParser.create(config_loader=loader).parse_overrides(list(overrides)), cls)
+
+
+def drop_foreign(composed: DictConfig, cls: type[EngineConfig], swept: set[str]) -> list[str]:
+    """Take from one point of a sweep the keys that its policy or workload lacks and others have; the keys taken."""
+    from omegaconf import open_dict
+
+    dropped: list[str] = []
+    for group in swept:
+        base, mapping = families(cls)[group], composed[group]
+        for key in list(mapping):
+            having = members_with(base, str(key))
+            if having and mapping.name not in having:
+                with open_dict(mapping):
+                    del mapping[key]
+                dropped.append(f"{group}.{key}")
+    return dropped
+
+
+def _several(parsed: Sequence[Override], cls: type[EngineConfig]) -> set[str]:
+    return {o.key_or_group for o in parsed if o.key_or_group in families(cls) and o.is_sweep_override()}
+
+
+def _choices(token: Token | None) -> list[str]:
+    """What a group is set to, where that is several choices; else nothing."""
+    if token is None or not re.search(r"[,(]", token.value):
+        return []
+    override = _parse(token)
+    return _swept(override) if override.is_sweep_override() else []
+
+
+def _parse(token: Token) -> Override:
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    with _hydra() as loader:
+        try:
+            (override,) = OverridesParser.create(config_loader=loader).parse_overrides([f"{token.key}={token.value}"])
+        except HydraException as error:
+            raise ConfigError(f"{token.key}={token.value}: {_grammar(error)}") from None
+    return override
+
+
+def _check_members(tokens: Mapping[str, Token], cls: type[EngineConfig]) -> None:
+    """Each key of a swept policy or workload must be had by one of them; points whose choice lacks it do without."""
+    for group, base in families(cls).items():
+        names = _choices(tokens.get(group))
+        if not set(names) <= set(group_names(group)):
+            continue  # told when the sweep is composed
+        for key in _keys_of(tokens, group) if names else ():
+            _check_had(group, key, base, names)
+
+
+def _check_had(group: str, key: str, base: type, names: Sequence[str]) -> None:
+    having = members_with(base, key)
+    if having and not set(having) & set(names):
+        raise ConfigError(f"{group}.{key}: unknown key of {', '.join(names)}; {having_it(having)}")
+
+
+def _keys_of(tokens: Mapping[str, Token], group: str) -> list[str]:
+    return [key.removeprefix(f"{group}.") for key in tokens if key.startswith(f"{group}.")]
+
+
+def _take_policies(tokens: dict[str, Token]) -> str:
+    """Of several policies in `scheduler` leave the first in `tokens`, with the keys it has; all, in hydra's grammar."""
+    names = _choices(tokens.get("scheduler"))
+    if not names:
+        return ""
+    if "policies" in tokens:
+        raise ConfigError("scheduler and policies both name policies; give one of them")
+    mappings = [load_group("scheduler", name) for name in names]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ConfigError(f"scheduler={','.join(names)}: {twice} is named twice; repeats=2 runs each so often")
+    for key in _keys_of(tokens, "scheduler"):
+        token = tokens[f"scheduler.{key}"]
+        if key == "name":
+            raise ConfigError("scheduler.name: choose policies by scheduler=NAME,NAME")
+        _check_had("scheduler", key, SchedulerConfig, names)
+        value: Any = token.value
+        if not _is_free_text(token):
+            override = _parse(token)
+            _check_sweep(override, multirun=False)
+            value = override.value()
+        for mapping in mappings:
+            if mapping["name"] in members_with(SchedulerConfig, key):
+                mapping[key] = value
+        if names[0] not in members_with(SchedulerConfig, key):
+            del tokens[token.key]
+    for mapping in mappings:
+        build(SchedulerConfig, mapping, "scheduler")
+    tokens["scheduler"] = Token("scheduler", names[0])
+    return _literal(mappings)
+
+
+def _literal(value: Any) -> str:
+    """A plain value in hydra's grammar."""
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{key}:{_literal(below)}" for key, below in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(map(_literal, value)) + "]"
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return quote(value) if isinstance(value, str) else str(value)
+
+
 def _token(text: str) -> Token:
     try:
         text.encode()
@@ -149,18 +310,18 @@ def _token(text: str) -> Token:
     return Token(match["key"], match["value"])
 
 
-def _is_null(key: str, value: str) -> bool:
-    """`null` is no file and no folder; as a prompt it is a word like others."""
-    return value == "null" and key != "prompt"
+def _is_free_text(token: Token) -> bool:
+    """Whether to take the value as it stands; `null` is no file and no folder, as a prompt it is a word like others."""
+    return token.key in FREE_TEXT and (token.value != "null" or token.key == "prompt")
 
 
-def _keys_in_yaml(command: str, tokens: Sequence[Token]) -> set[str]:
+def _keys_in_yaml(command: str, tokens: Iterable[Token]) -> set[str]:
     """Dotted keys that the composed YAML holds whatever is chosen; hydra wants `+` for others."""
     own, chosen = load_command(command)
     present = set(_flatten(own))
-    chosen |= {token.key: token.value for token in tokens if token.key in GROUPS}
-    for group in GROUPS:
-        name = model_choice(chosen[group])[0] if group == "model" else chosen[group]
+    chosen |= {token.key: token.value for token in tokens if token.key in chosen}
+    for group, choice in chosen.items():
+        name = model_choice(choice)[0] if group == "model" else choice
         if name in group_names(group):
             present |= {f"{group}.{key}" for key in _flatten(load_group(group, name))}
     return present
@@ -206,10 +367,12 @@ def _points(parsed: list[Override]) -> list[list[str]]:
     return points
 
 
-def _compose(overrides: list[str], cls: type[E], command: str) -> E:
+def _compose(overrides: list[str], cls: type[E], command: str, swept: set[str]) -> E:
     from hydra import compose
 
-    return to_config(compose(command, overrides), cls)
+    composed = compose(command, overrides)
+    drop_foreign(composed, cls, swept)
+    return to_config(composed, cls)
 
 
 def _grammar(error: Exception) -> str:

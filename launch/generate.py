@@ -4,30 +4,25 @@ from __future__ import annotations
 
 import json
 import os
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict
-from importlib import metadata
 from operator import attrgetter
 from pathlib import Path
-from platform import python_version
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from ..conf.build import to_mapping
 from ..conf.errors import ConfigError
 from ..conf.schema import GenerateConfig
+from .progress import Meter, shown, starting, throughput, versions
 from .prompts import TextInput, read_prompts
 
 if TYPE_CHECKING:
+    from ..runtime.launcher import Launcher
     from ..runtime.outputs import CompletionOutput, RequestOutput
 
-PACKAGES = ("gapless", "torch", "megatron-core", "ray", "xformers", "numpy")
-PLAIN_EVERY_S = 5.0
 PROMPT_TAIL = 240  # characters of a prompt that are shown
 _CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), 127, *range(128, 160)) if code not in (9, 10)}
 
@@ -56,8 +51,8 @@ def check(config: GenerateConfig, stdin: TextInput) -> None:
             raise ConfigError(f"outputs={config.outputs}: this is the file of prompts; give another")
 
 
-def run(config: GenerateConfig, run_dir: Path, stdin: TextInput) -> None:
-    """Runs the prompts and writes the run folder.
+def run(config: GenerateConfig, run_dir: Path, stdin: TextInput, launcher: Launcher | None = None) -> None:
+    """Runs the prompts and writes the run folder. `launcher` stands in for the one that `config` names.
 
     Raises:
         ValueError: what the user can mend (a prompt longer than the context, a bad checkpoint).
@@ -67,36 +62,39 @@ def run(config: GenerateConfig, run_dir: Path, stdin: TextInput) -> None:
     path = Path(config.outputs).expanduser() if config.outputs is not None else run_dir / "outputs.jsonl"
     console = Console(highlight=False)
     errors = Console(stderr=True, highlight=False)
-    with _starting(errors, config) as on_progress:
+    with starting(errors, config) as on_progress:
         from ..runtime.ledger import Ledger
         from ..runtime.llm import LLM
         from ..runtime.report.terminal import bubble_table, latency_table
         from ..runtime.run_folder import write_run_folder
 
-        llm = LLM.from_config(config, on_progress=on_progress)
+        llm = LLM.from_config(config, launcher=launcher, on_progress=on_progress)
     record = llm.record
     try:
         with llm, OutputsFile(path) as outputs, Meter(errors, len(prompts)) as meter:
+            tokens: dict[int, int] = {}  # by request, so far
             for output in llm.stream([p.content for p in prompts], [p.params for p in prompts]):
-                meter.update(output, llm.live_bubble_fraction)
+                before = tokens.get(output.request_id, 0)
+                tokens[output.request_id] = sum(len(completion.token_ids) for completion in output.outputs)
+                meter.update(tokens[output.request_id] - before, output.finished, llm.live_bubble_fraction)
                 if output.finished:
                     outputs.append(output)
     except BaseException:
         # What finished is in the outputs file; the report of a run that failed says how far it came.
         with suppress(Exception):
-            write_run_folder(run_dir, record, config=to_mapping(config), versions=_versions())
-            errors.print(f"gapless: the report until then: {_shown(run_dir / 'report.html')}", soft_wrap=True)
+            write_run_folder(run_dir, record, config=to_mapping(config), versions=versions())
+            errors.print(f"gapless: the report until then: {shown(run_dir / 'report.html')}", soft_wrap=True)
         raise
-    summary = write_run_folder(run_dir, record, config=to_mapping(config), versions=_versions())
+    summary = write_run_folder(run_dir, record, config=to_mapping(config), versions=versions())
     if config.print_texts:
         for output in outputs.in_order:
             _print_texts(console, output)
     ledger = Ledger(record)
-    console.print(Text.assemble((_throughput(summary), "bold")), soft_wrap=True)
+    console.print(Text.assemble((throughput(summary), "bold")), soft_wrap=True)
     console.print(latency_table(summary))
     console.print(bubble_table(ledger))
     for label, file in (("outputs", path), ("report", run_dir / "report.html")):
-        console.print(Text.assemble((f"{label:9}", "bold"), _shown(file)), soft_wrap=True)
+        console.print(Text.assemble((f"{label:9}", "bold"), shown(file)), soft_wrap=True)
 
 
 class OutputsFile:
@@ -131,96 +129,6 @@ class OutputsFile:
         self._done.append(output)
         self._file.write(_json_line(output))
         self._file.flush()
-
-
-class Meter:
-    """Progress on standard error: a bar on a terminal, else a plain line every few seconds."""
-
-    def __init__(self, console: Console, num_prompts: int) -> None:
-        self._console = console
-        self._num_prompts = num_prompts
-        self._tokens_of: dict[int, int] = {}
-        self._tokens = 0
-        self._done = 0
-        self._bubbles = 0.0
-        self._bar = Progress(
-            SpinnerColumn(),
-            TextColumn("generate"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("requests  {task.fields[rates]}"),
-            TimeElapsedColumn(),
-            console=console,
-            disable=not console.is_terminal,
-            transient=True,
-            refresh_per_second=4,
-        )
-        self._task = self._bar.add_task("", total=num_prompts, rates="")
-
-    def __enter__(self) -> Meter:
-        self._start = self._printed = time.monotonic()
-        self._bar.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._bar.stop()
-        if error[0] is None:
-            self._plain()
-
-    def update(self, output: RequestOutput, bubble_fraction: float) -> None:
-        """Count what `output` adds; `bubble_fraction` is the run's so far."""
-        tokens = sum(len(completion.token_ids) for completion in output.outputs)
-        self._tokens += tokens - self._tokens_of.get(output.request_id, 0)
-        self._tokens_of[output.request_id] = tokens
-        self._done += output.finished
-        self._bubbles = bubble_fraction
-        self._bar.update(self._task, completed=self._done, rates=self._rates)
-        if self._bar.disable and time.monotonic() - self._printed >= PLAIN_EVERY_S:
-            self._plain()
-
-    @property
-    def _rates(self) -> str:
-        seconds = max(time.monotonic() - self._start, 1e-9)
-        return f"{self._tokens / seconds:.1f} tok/s  {self._bubbles:.1%} bubbles"
-
-    def _plain(self) -> None:
-        self._printed = time.monotonic()
-        line = f"gapless: {self._done}/{self._num_prompts} requests, {self._tokens} tokens, {self._rates}"
-        self._console.print(line, soft_wrap=True)
-
-
-@contextmanager
-def _starting(console: Console, config: GenerateConfig) -> Iterator[Callable[[str], None]]:
-    """Says what the start of the ranks, which takes seconds, is at; gives the function that does so."""
-    parallel = config.parallel
-    ranks = f"{parallel.world_size} rank{'s' if parallel.world_size > 1 else ''}"
-    text = f"starting {config.model.name} on {ranks} (pp={parallel.pp} x tp={parallel.tp}, {parallel.launcher})"
-    if console.is_terminal:
-        with console.status(Text(text)) as status:
-            yield lambda progress: status.update(Text(f"{text}: {progress}"))
-    else:
-        printed: set[str] = set()
-
-        def plain(progress: str) -> None:
-            if progress not in printed:
-                printed.add(progress)
-                console.print(Text(f"gapless: {progress}"), soft_wrap=True)
-
-        plain(text)
-        yield plain
-
-
-def _shown(file: Path) -> str:
-    """A path as a user at this folder would write it."""
-    return str(file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file)
-
-
-def _throughput(summary: Mapping[str, Any]) -> str:
-    return (
-        f"{summary['completed']} requests in {summary['duration']:.1f} s: "
-        f"{summary['total_input_tokens']} prompt and {summary['total_output_tokens']} output tokens, "
-        f"{summary['output_throughput']:.1f} output tok/s, {summary['total_token_throughput']:.1f} tok/s in all"
-    )
 
 
 def _json_line(output: RequestOutput) -> str:
@@ -262,11 +170,3 @@ def _print_texts(console: Console, output: RequestOutput) -> None:
 def _printable(text: str) -> str:
     """`text` with control characters spelled out, so that no text steers the terminal."""
     return text.translate(_CONTROL)
-
-
-def _versions() -> dict[str, str]:
-    found = {"python": python_version()}
-    for name in PACKAGES:
-        with suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found

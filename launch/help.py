@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from ..conf.build import GROUPS, describe, dotted_keys, group_names, load_command, load_group
+from ..conf.build import describe, dotted_keys, group_names, load_command, load_group
 
 if TYPE_CHECKING:
     from .cli import Command
@@ -76,7 +76,7 @@ MEANINGS = {
     "parallel.pp": "pipeline stages",
     "parallel.tp": "tensor-parallel ranks a stage",
     "parallel.layers": "layers of each stage ([5,7]); null: balanced, embedding and head weighed in",
-    "parallel.depth": "micro-batches in flight at once; null: pp",
+    "parallel.depth": "micro-batches in flight at once; null: pp, equal_time one more",
     "parallel.launcher": "who starts the ranks: local (in this process, one rank), ray or torchrun",
     "parallel.threads": "CPU threads a rank; null: cores of the node over its ranks",
     "parallel.host": "address that the sockets bind to",
@@ -86,8 +86,48 @@ MEANINGS = {
     "scheduler.name": "the policy; choose it by scheduler=NAME",
     "scheduler.batch": "B, most requests in a micro-batch; null: the slot bound over the depth, up to max_batch",
     "scheduler.max_batch": "bound of B where batch is null",
-    "scheduler.chunk": "sarathi: C, most prompt tokens of a micro-batch",
-    "scheduler.tile": "sarathi: chunk + decodes is a multiple of it; null: hardware.tile",
+    "scheduler.order": "which waiting request is next: first come, shortest prompt, the user served least, or the "
+    "nearest deadline",
+    "scheduler.chunk": "sarathi: C, most prompt tokens of a micro-batch; equal_time: those of a typical one whose time "
+    "it keeps to; auto: picked as the run goes",
+    "scheduler.tile": "sarathi, equal_time: chunk + decodes is a multiple of it; null: hardware.tile",
+    "scheduler.max_batched_tokens": "prefill_first: most prompt tokens of a batch; a longer prompt enters alone",
+    "scheduler.budget": "token_budget: most tokens of a micro-batch, decodes included",
+    "scheduler.iterations": "token_throttle: waiting prompt tokens are spread over so many micro-batches",
+    "scheduler.max_prefill_tokens": "token_throttle: most prompt tokens of a micro-batch",
+    "scheduler.min_prefill_tokens": "token_throttle: fewest prompt tokens of a micro-batch that prefills",
+    "scheduler.kv_reserve": "token_throttle: share of free KV at which prefill stops",
+    "scheduler.target_ms": "equal_time: time of a micro-batch on a stage; null: that of a typical one of chunk tokens",
+    "scheduler.profile": "equal_time: a run folder whose fitted stage times it starts from; null: learned as it runs",
+    "workload.name": "the workload; choose it by workload=NAME",
+    "workload.num_prompts": "requests; null: all of the file, 100 where there is none",
+    "workload.request_rate": "requests/s; inf: all at once; null: from the trace, or all at once",
+    "workload.burstiness": "shape of the gamma-distributed gaps: 1 is Poisson, less comes in bursts, inf ticks",
+    "workload.max_concurrency": "hold requests back while so many are unfinished; null: never",
+    "workload.users": "deal requests round robin to so many users, for scheduler.order=fair_share",
+    "workload.deadline_ms": "when the first token is due after the arrival, for scheduler.order=deadline; null: never",
+    "workload.seed": "of lengths, arrivals and random prompts",
+    "workload.input_len": "fixed: prompt tokens; null: by pd_ratio",
+    "workload.output_len": "fixed: output tokens, null: by pd_ratio; sharegpt: of all, null: as the second turn",
+    "workload.pd_ratio": "prompt tokens over output tokens; fixed: for the length that is null",
+    "workload.range_ratio": "fixed: lengths vary evenly by this share either way",
+    "workload.theta": "zipf: exponent of the law of P + D",
+    "workload.min_len": "zipf: least P + D",
+    "workload.max_len": "zipf: most P + D",
+    "workload.path": "trace: a CSV in the Azure or BurstGPT form, .gz or not; sharegpt: a JSON",
+    "workload.time_scale": "trace: so many times as fast",
+    "policies": "several policies whole, as scheduler=NAME,NAME makes them; empty: scheduler alone",
+    "repeats": "run each policy so often",
+    "interleave": "repeats by turns (a b a b) rather than one after the other (a a b b)",
+    "warmup": "a few short requests first, which do not count",
+    "slo.ttft_ms": "most milliseconds to the first token; requests that meet all bounds count for goodput",
+    "slo.tpot_ms": "most milliseconds a token after the first, on average",
+    "slo.tbt_ms": "most milliseconds between two tokens, at the worst",
+    "slo.e2el_ms": "most milliseconds from arrival to the last token",
+    "runs": "run folders, or folders that hold some (a sweep's, a benchmark's); the bare arguments",
+    "out": "folder for the report; null: into the run folder, or a new one beside several",
+    "figures": "write PNGs too",
+    "sort": "the key of summary.json by which several runs are ranked",
     "cache.block_size": "tokens of a KV block",
     "cache.num_blocks": "KV blocks of a rank; null: all that fit beside the weights (the minimum over the ranks)",
 }
@@ -97,6 +137,7 @@ GROUP_MEANINGS = {
     "hardware": "what a rank runs on",
     "parallel": "the rank grid and who starts it",
     "scheduler": "the policy that forms micro-batches",
+    "workload": "which requests come, and when",
 }
 
 
@@ -109,6 +150,7 @@ def overview(commands: Iterable[Command]) -> str:
 gapless serves large language models over pipeline and tensor parallelism without gaps in the pipeline (SARATHI).
 
 usage: gapless COMMAND [-m] [GROUP=CHOICE ...] [KEY=VALUE ...]
+       gapless report FOLDER ... [KEY=VALUE ...]
 
 commands:
 {listed}
@@ -128,20 +170,20 @@ def command(command: Command) -> str:
     defaults = dict(_leaves(own))
     for group, choice in chosen.items():
         defaults |= {f"{group}.{key}": value for key, value in _leaves(load_group(group, choice))}
-    lines = [
-        f"gapless {command.name}: {command.summary}",
-        "",
-        f"usage: gapless {command.name} [-m] [GROUP=CHOICE ...] [KEY=VALUE ...]",
-        "",
-        "groups (GROUP=CHOICE):",
-    ]
-    for group in GROUPS:
+    usage = "FOLDER ... [KEY=VALUE ...]" if command.positional else "[-m] [GROUP=CHOICE ...] [KEY=VALUE ...]"
+    lines = [f"gapless {command.name}: {command.summary}", "", f"usage: gapless {command.name} {usage}", ""]
+    if chosen:
+        lines.append("groups (GROUP=CHOICE):")
+    for group, choice in chosen.items():
         lines += [
-            _entry(f"  {group}={chosen[group]}", GROUP_MEANINGS[group], 28),
+            _entry(f"  {group}={choice}", GROUP_MEANINGS[group], 28),
             *textwrap.wrap("choices: " + ", ".join(group_names(group)), WIDTH, initial_indent=" " * 28,
                            subsequent_indent=" " * 28, break_on_hyphens=False),
         ]
-    lines += ["", "keys (KEY=VALUE), with the defaults of the groups above:"]
+    if "policies" in defaults:
+        lines += _wrapped("scheduler=NAME,NAME without -m runs each policy by turns on one started pipeline; a key of "
+                          "scheduler then applies to those that have it.", "  ")
+    lines += ["", "keys (KEY=VALUE), with the defaults of the groups above:"] if chosen else ["keys (KEY=VALUE):"]
     section = ""
     for key, hint in _ordered(command):
         parent = key.rpartition(".")[0]
@@ -150,10 +192,14 @@ def command(command: Command) -> str:
             lines.append("")
         default = f"={_value(defaults[key])}" if key in defaults else ""
         lines.append(_entry(f"  {key}{default}", f"{MEANINGS[key]} ({describe(hint)})", 44))
+    if not command.positional:
+        lines += [
+            "",
+            "Texts and paths need no quotes of their own within the shell's: prompt=\"Hello, world (=x)\".",
+            "The run folder is runs/DATE_TIME; hydra.run.dir=FOLDER names another. HYDRA_FULL_ERROR=1 shows "
+            "tracebacks.",
+        ]
     lines += [
-        "",
-        "Texts and paths need no quotes of their own within the shell's: prompt=\"Hello, world (=x)\".",
-        "The run folder is runs/DATE_TIME; hydra.run.dir=FOLDER names another. HYDRA_FULL_ERROR=1 shows tracebacks.",
         "",
         "examples:",
         *(f"  {example}" for example in command.examples),
@@ -164,7 +210,7 @@ def command(command: Command) -> str:
 def _ordered(command: Command) -> list[tuple[str, Any]]:
     """Keys of the command itself first, then section by section."""
     keys = list(dotted_keys(command.config))
-    order = ["", "sampling", *GROUPS[1:], "cache", "model"]
+    order = ["", "sampling", "workload", "slo", "hardware", "parallel", "scheduler", "cache", "model"]
     return sorted(keys, key=lambda item: order.index(item[0].partition(".")[0] if "." in item[0] else ""))
 
 
@@ -181,6 +227,10 @@ def _value(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     return f"[{','.join(map(str, value))}]" if isinstance(value, list) else str(value)
+
+
+def _wrapped(text: str, indent: str) -> list[str]:
+    return textwrap.wrap(text, WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
 
 
 def _entry(head: str, text: str, column: int) -> str:

@@ -23,17 +23,20 @@ from gapless.conf.build import (
     to_mapping,
 )
 from gapless.conf.errors import ConfigError
-from gapless.conf.policies import POLICY_CONFIGS, SarathiConfig, SchedulerConfig
+from gapless.conf.policies import POLICY_CONFIGS, OrcaBestConfig, SarathiConfig, SchedulerConfig
 from gapless.conf.sampling import SamplingParams
 from gapless.conf.schema import (
     Architecture,
+    BenchConfig,
     CacheConfig,
     EngineConfig,
     GenerateConfig,
     HardwareConfig,
     ModelConfig,
     ParallelConfig,
+    ReportConfig,
 )
+from gapless.conf.workloads import WORKLOAD_CONFIGS, SloConfig, WorkloadConfig, ZipfConfig
 
 ARCHITECTURE = {
     "vocab_size": 64, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "head_dim": 8,
@@ -71,19 +74,45 @@ def test_policy_is_picked_by_its_name(name: str) -> None:
 
 
 @pytest.mark.parametrize(("cls", "key", "mapping", "line"), [
-    (SchedulerConfig, "scheduler", {"name": "sarathi", "chunk": "abc"}, "scheduler.chunk='abc': must be an integer or auto"),
-    (SchedulerConfig, "scheduler", {"name": "sarathi", "chunk": "5"}, "scheduler.chunk='5': must be an integer or auto"),
-    (SchedulerConfig, "scheduler", {"name": "sarathi", "chunk": True}, "scheduler.chunk=True: must be an integer or auto"),
-    (SchedulerConfig, "scheduler", {"name": "sarathi", "chunk": 1.0}, "scheduler.chunk=1.0: must be an integer or auto"),
-    (SchedulerConfig, "scheduler", {"name": "sarathi", "chunk": None}, "scheduler.chunk=None: must be an integer or auto"),
+    (SchedulerConfig, "scheduler", {"name": "sarathi", "chunk": "abc"},
+     "scheduler.chunk='abc': must be an integer or auto"),
+    (SchedulerConfig, "scheduler", {"name": "sarathi", "chunk": "5"},
+     "scheduler.chunk='5': must be an integer or auto"),
+    (SchedulerConfig, "scheduler", {"name": "sarathi", "chunk": True},
+     "scheduler.chunk=True: must be an integer or auto"),
+    (SchedulerConfig, "scheduler", {"name": "sarathi", "chunk": 1.0},
+     "scheduler.chunk=1.0: must be an integer or auto"),
+    (SchedulerConfig, "scheduler", {"name": "sarathi", "chunk": None},
+     "scheduler.chunk=None: must be an integer or auto"),
     (SchedulerConfig, "scheduler", {"name": "sarathi", "tile": "x"}, "scheduler.tile='x': must be null or an integer"),
-    (SchedulerConfig, "scheduler", {"name": "sarathi", "chunk": 0}, "scheduler.chunk=0: must be 1 or more"),
+    (SchedulerConfig, "scheduler", {"name": "sarathi", "chunk": 0}, "scheduler.chunk=0: must be auto or 1 or more"),
     (SchedulerConfig, "scheduler", {"name": "sarathi", "chnk": 1},
      "scheduler.chnk: unknown key; did you mean 'scheduler.chunk'?"),
     (SchedulerConfig, "scheduler", {"name": "orca_best", "chunk": 1},
-     "scheduler.chunk: unknown key of policy orca_best; sarathi has it"),
+     "scheduler.chunk: unknown key of policy orca_best; sarathi, equal_time have it"),
     (SchedulerConfig, "scheduler", {"name": "sarati"}, "scheduler.name='sarati': unknown; did you mean 'sarathi'?"),
-    (SchedulerConfig, "scheduler", {}, "scheduler.name: missing; valid: orca_best, request_level, sarathi"),
+    (SchedulerConfig, "scheduler", {"name": "sarathi", "budget": 1},
+     "scheduler.budget: unknown key of policy sarathi; token_budget has it"),
+    (SchedulerConfig, "scheduler", {},
+     "scheduler.name: missing; valid: equal_time, orca_best, orca_worst, prefill_first, request_level, sarathi, "
+     "token_budget, token_throttle"),
+    (WorkloadConfig, "workload", {"name": "zipff"}, "workload.name='zipff': unknown; did you mean 'zipf'?"),
+    (WorkloadConfig, "workload", {"name": "fixed", "theta": 1},
+     "workload.theta: unknown key of workload fixed; zipf has it"),
+    (WorkloadConfig, "workload", {"name": "fixed", "inputlen": 1},
+     "workload.inputlen: unknown key; did you mean 'workload.input_len'?"),
+    (WorkloadConfig, "workload", {"name": "fixed", "input_len": None},
+     "workload=fixed: give two of input_len, output_len and pd_ratio, and null for the third"),
+    (WorkloadConfig, "workload", {"name": "trace"}, "workload.path='': must be the CSV file of the trace"),
+    (WorkloadConfig, "workload", {"name": "zipf", "min_len": 9, "max_len": 8},
+     "workload.max_len=8: must be min_len=9 or more"),
+    (BenchConfig, "", {"model": {"weights": "shipped"}, "policies": [{"name": "sarathi"}, {"name": "orca"}]},
+     "policies[1].name='orca': unknown; did you mean 'orca_best'?"),
+    (BenchConfig, "", {"model": {"weights": "shipped"}, "policies": ["sarathi"]},
+     "policies[0]='sarathi': must be a mapping of keys"),
+    (BenchConfig, "", {"model": {"weights": "shipped"}, "slo": {"ttft": 1}},
+     "slo.ttft: unknown key; did you mean 'slo.ttft_ms'?"),
+    (ReportConfig, "", {"runs": [1]}, "runs=[1]: must be a list of strings"),
     (HardwareConfig, "hardware", {"device": "cda"},
      "hardware.device='cda': must be cpu or cuda; did you mean 'cuda'?"),
     (HardwareConfig, "hardware", {"memory_gib": "2"}, "hardware.memory_gib='2': must be a number"),
@@ -149,6 +178,29 @@ ENGINES = st.builds(
 )  # fmt: skip
 
 
+@pytest.mark.parametrize("name", WORKLOAD_CONFIGS)
+def test_workload_is_picked_by_its_name(name: str) -> None:
+    path = {"path": "x"} if name in ("trace", "sharegpt") else {}
+    assert type(build(WorkloadConfig, {"name": name} | path, "workload")) is WORKLOAD_CONFIGS[name]
+
+
+def test_policies_are_built_each_by_its_name() -> None:
+    config = build(BenchConfig, {
+        "model": {"weights": "shipped"}, "workload": {"name": "zipf", "theta": 1},
+        "policies": [{"name": "sarathi", "chunk": 8}, {"name": "orca_best"}],
+    })  # fmt: skip
+    assert config.policies == (SarathiConfig(chunk=8), OrcaBestConfig())
+    assert config.workload == ZipfConfig(theta=1.0)
+    assert build(BenchConfig, to_mapping(config)) == config
+
+
+def test_each_key_of_a_family_is_listed_once() -> None:
+    keys = [key for key, _ in dotted_keys(BenchConfig)]
+    assert len(keys) == len(set(keys))
+    assert {"scheduler.chunk", "scheduler.budget", "workload.theta", "slo.ttft_ms", "policies"} < set(keys)
+    assert not [key for key, _ in dotted_keys(GenerateConfig) if key.startswith("workload")]
+
+
 @given(ENGINES)
 def test_to_mapping_and_back(config: EngineConfig) -> None:
     assert build(EngineConfig, to_mapping(config)) == config
@@ -161,11 +213,10 @@ JUNK = st.recursive(
 )
 
 
-@given(st.sampled_from([key for key, _ in dotted_keys(GenerateConfig)]), JUNK)
-def test_any_value_anywhere_builds_or_is_one_line(key: str, value: Any) -> None:
-    mapping = to_mapping(
-        GenerateConfig(model=ModelConfig(weights="shipped", architecture=Architecture(**ARCHITECTURE)))
-    )
+@given(st.sampled_from([(cls, key) for cls in (GenerateConfig, BenchConfig) for key, _ in dotted_keys(cls)]), JUNK)
+def test_any_value_anywhere_builds_or_is_one_line(place: tuple[type[EngineConfig], str], value: Any) -> None:
+    cls, key = place
+    mapping = to_mapping(cls(model=ModelConfig(weights="shipped", architecture=Architecture(**ARCHITECTURE))))
     *parents, leaf = key.split(".")
     node = mapping
     for name in parents:
@@ -174,7 +225,7 @@ def test_any_value_anywhere_builds_or_is_one_line(key: str, value: Any) -> None:
     node[leaf] = value
     line = ""
     try:
-        build(GenerateConfig, mapping)
+        build(cls, mapping)
     except ConfigError as failure:
         line = str(failure)
     assert line == "" or ((parents or [leaf])[0] in line and len(line.splitlines()) == 1)
@@ -188,8 +239,10 @@ def test_every_choice_of_a_group_builds(group: str) -> None:
         mapping = load_group(group, name)
         if group == "model" and name == "folder":
             mapping["weights"] = "shipped"
+        if "path" in mapping:
+            mapping["path"] = "x"
         cls = {"model": ModelConfig, "hardware": HardwareConfig, "parallel": ParallelConfig,
-               "scheduler": SchedulerConfig}[group]  # fmt: skip
+               "scheduler": SchedulerConfig, "workload": WorkloadConfig}[group]  # fmt: skip
         config = build(cls, mapping, group)
         if group != "parallel":
             assert config.name == name  # type: ignore[attr-defined]
@@ -205,14 +258,29 @@ def test_parallel_choices_mean_their_names() -> None:
     assert {name for name, grid in grids.items() if grid.launcher != "ray"} == {"local"}
 
 
-def test_command_yaml_says_the_schema_s_defaults() -> None:
-    own, choices = load_command("generate")
-    assert set(choices) == set(GROUPS)
-    assert set(own) | set(choices) == {field.name for field in dataclasses.fields(GenerateConfig)}
-    assert build(GenerateConfig, own | {"model": {"weights": "shipped"}}) == GenerateConfig(
-        model=ModelConfig(weights="shipped")
-    )
-    assert set(own["sampling"]) == {field.name for field in dataclasses.fields(SamplingParams)}
+@pytest.mark.parametrize(("command", "cls"), [
+    ("generate", GenerateConfig), ("bench", BenchConfig), ("report", ReportConfig),
+])  # fmt: skip
+def test_command_yaml_says_the_schema_s_defaults(command: str, cls: type) -> None:
+    own, choices = load_command(command)
+    names = {field.name for field in dataclasses.fields(cls)}
+    assert set(choices) == set(GROUPS) & names
+    assert set(own) | set(choices) == names
+    model = {"model": {"weights": "shipped"}} if "model" in choices else {}
+    assert build(cls, own | model) == build(cls, model)
+    hints = {"sampling": SamplingParams, "slo": SloConfig, "cache": CacheConfig}
+    for key, nested in hints.items():
+        if key in names:
+            assert set(own[key]) == {field.name for field in dataclasses.fields(nested)}
+
+
+@pytest.mark.parametrize(("group", "members"), [("scheduler", POLICY_CONFIGS), ("workload", WORKLOAD_CONFIGS)])
+def test_each_member_of_a_family_has_its_file_with_the_schema_s_defaults(group: str, members: dict[str, type]) -> None:
+    assert group_names(group) == sorted(members)
+    for name, cls in members.items():
+        mapping = load_group(group, name)
+        path = {"path": "x"} if "path" in mapping else {}
+        assert build(cls, mapping | path, group) == cls(**path)
 
 
 def test_unknown_choice_names_the_nearest() -> None:

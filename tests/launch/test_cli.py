@@ -37,7 +37,9 @@ def one(*overrides: str) -> GenerateConfig:
     return config
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["generate", "--help"], ["--version"], ["bench"]])
+@pytest.mark.parametrize("arguments", [
+    ["--help"], ["generate", "--help"], ["bench", "--help"], ["report", "--help"], ["--version"], ["serv"],
+])  # fmt: skip
 def test_help_and_errors_import_nothing_heavy(arguments: list[str]) -> None:
     code = (
         "import sys\nfrom gapless.launch.cli import main\n"
@@ -93,9 +95,15 @@ UNREADABLE = "not a value that hydra can read (no viable alternative at input '[
     (["generate", "-m", "prompt=x", "scheduler.chunk=8,x"], "scheduler.chunk='x': must be an integer or auto"),
     (["generate", "scheduler.chunk=abc"], "scheduler.chunk='abc': must be an integer or auto"),
     (["generate", "scheduler.chunk="], "scheduler.chunk='': must be an integer or auto"),
-    (["generate", "++scheduler.chunk=0"], "scheduler.chunk=0: must be 1 or more"),
+    (["generate", "++scheduler.chunk=0"], "scheduler.chunk=0: must be auto or 1 or more"),
     (["generate", "scheduler=orca_best", "scheduler.chunk=8"],
-     "scheduler.chunk: unknown key of policy orca_best; sarathi has it"),
+     "scheduler.chunk: unknown key of policy orca_best; sarathi, equal_time have it"),
+    (["generate", "-m", "prompt=x", "scheduler=orca_best,request_level", "scheduler.chunk=8"],
+     "scheduler.chunk: unknown key of orca_best, request_level; sarathi, equal_time have it"),
+    (["generate", "scheduler=sarathi,orca_best"],
+     "scheduler=sarathi,orca_best: several values are a sweep; add -m to run each"),
+    (["generate", "workload=zipf"], "workload: unknown key; valid: cache, hardware, model, "
+     "outputs, parallel, print_texts, prompt, prompts, sampling, scheduler, seed"),
     (["generate", "scheduler.chunk=1,2"], "scheduler.chunk=1,2: several values are a sweep; add -m to run each"),
     (["generate", "scheduler.chunk"], "'scheduler.chunk': not understood; overrides are KEY=VALUE"),
     (["generate", "=3"], "'=3': not understood; overrides are KEY=VALUE"),

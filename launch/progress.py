@@ -1,0 +1,122 @@
+"""What every command that runs requests shows: the start of the ranks, progress, one line of throughput."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from importlib import metadata
+from pathlib import Path
+from platform import python_version
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from ..conf.schema import EngineConfig
+
+PACKAGES = ("gapless", "torch", "megatron-core", "ray", "xformers", "numpy")
+PLAIN_EVERY_S = 5.0
+
+
+class Meter:
+    """Progress of a run on standard error: a bar on a terminal, else a plain line every few seconds.
+
+    `name` says which run it is, where there are several.
+    """
+
+    def __init__(self, console: Console, num_requests: int, name: str = "") -> None:
+        self._console = console
+        self._num_requests = num_requests
+        self._name = name
+        self._tokens = 0
+        self._done = 0
+        self._bubbles = 0.0
+        self._bar = Progress(
+            SpinnerColumn(),
+            TextColumn(name or "generate", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("requests  {task.fields[rates]}"),
+            TimeElapsedColumn(),
+            console=console,
+            disable=not console.is_terminal,
+            transient=True,
+            refresh_per_second=4,
+        )
+        self._task = self._bar.add_task("", total=num_requests, rates="")
+
+    def __enter__(self) -> Meter:
+        self._start = self._printed = time.monotonic()
+        self._bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._bar.stop()
+        if error[0] is None:
+            self._plain()
+
+    def update(self, tokens: int, finished: int, bubble_fraction: float) -> None:
+        """Count new `tokens` and requests newly `finished`; `bubble_fraction` is the run's so far."""
+        self._tokens += tokens
+        self._done += finished
+        self._bubbles = bubble_fraction
+        self._bar.update(self._task, completed=self._done, rates=self._rates)
+        if self._bar.disable and time.monotonic() - self._printed >= PLAIN_EVERY_S:
+            self._plain()
+
+    @property
+    def _rates(self) -> str:
+        seconds = max(time.monotonic() - self._start, 1e-9)
+        return f"{self._tokens / seconds:.1f} tok/s  {self._bubbles:.1%} bubbles"
+
+    def _plain(self) -> None:
+        self._printed = time.monotonic()
+        name = f"{self._name}: " if self._name else ""
+        line = f"gapless: {name}{self._done}/{self._num_requests} requests, {self._tokens} tokens, {self._rates}"
+        self._console.print(line, soft_wrap=True)
+
+
+@contextmanager
+def starting(console: Console, config: EngineConfig) -> Iterator[Callable[[str], None]]:
+    """Says what the start of the ranks, which takes seconds, is at; gives the function that does so."""
+    parallel = config.parallel
+    ranks = f"{parallel.world_size} rank{'s' if parallel.world_size > 1 else ''}"
+    text = f"starting {config.model.name} on {ranks} (pp={parallel.pp} x tp={parallel.tp}, {parallel.launcher})"
+    if console.is_terminal:
+        with console.status(Text(text)) as status:
+            yield lambda progress: status.update(Text(f"{text}: {progress}"))
+    else:
+        printed: set[str] = set()
+
+        def plain(progress: str) -> None:
+            if progress not in printed:
+                printed.add(progress)
+                console.print(Text(f"gapless: {progress}"), soft_wrap=True)
+
+        plain(text)
+        yield plain
+
+
+def shown(file: Path) -> str:
+    """A path as a user at this folder would write it."""
+    return str(file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file)
+
+
+def throughput(summary: Mapping[str, Any]) -> str:
+    """A run's requests, tokens and tokens per second, of its `summary.json`."""
+    return (
+        f"{summary['completed']} requests in {summary['duration']:.1f} s: "
+        f"{summary['total_input_tokens']} prompt and {summary['total_output_tokens']} output tokens, "
+        f"{summary['output_throughput']:.1f} output tok/s, {summary['total_token_throughput']:.1f} tok/s in all"
+    )
+
+
+def versions() -> dict[str, str]:
+    """Versions of what a run depends on, by package, for its summary."""
+    found = {"python": python_version()}
+    for name in PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found

@@ -1,0 +1,302 @@
+"""Workloads by their properties: counts, bounds, rates, determinism; forms of a trace, cuts, files that are none."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gapless.conf.errors import ConfigError
+from gapless.conf.workloads import FixedConfig, ShareGptConfig, TraceConfig, WorkloadConfig, ZipfConfig
+from gapless.models.tokenizer import ByteTokenizer
+from gapless.runtime.workload import Workload, make_workload
+
+AZURE = Path(os.environ.get("GAPLESS_AZURE_TRACE", ""))  # AzureLLMInferenceTrace_conv.csv of 2023, .gz or not
+VOCAB = 300
+
+
+def make(config: WorkloadConfig, context: int = 1 << 30) -> Workload:
+    return make_workload(config, vocab_size=VOCAB, context=context, tokenizer=ByteTokenizer(VOCAB))
+
+
+def error(config: WorkloadConfig, context: int = 1 << 30) -> str:
+    with pytest.raises(ConfigError) as caught:
+        make(config, context)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def trace(
+    folder: Path, *rows: str, header: str = "TIMESTAMP,ContextTokens,GeneratedTokens", **keys: object
+) -> TraceConfig:
+    path = folder / "trace.csv"
+    path.write_text("\n".join([header, *rows]), encoding="utf-8")
+    return TraceConfig(path=str(path), **keys)  # type: ignore[arg-type]
+
+
+def triples(workload: Workload) -> list[tuple[float, int, int]]:
+    return [(round(item.arrival, 6), len(item.prompt), item.output_len) for item in workload]
+
+
+RATES = st.none() | st.just(math.inf) | st.floats(0.1, 1000)
+CONFIGS = st.one_of(
+    st.builds(FixedConfig, num_prompts=st.integers(1, 60), input_len=st.integers(1, 50), output_len=st.integers(1, 50),
+              range_ratio=st.floats(0, 0.9), request_rate=RATES, burstiness=st.floats(0.2, 9) | st.just(math.inf),
+              users=st.integers(1, 4), deadline_ms=st.none() | st.just(250.0), seed=st.integers(0, 9)),
+    st.builds(ZipfConfig, num_prompts=st.integers(1, 60), theta=st.floats(0, 3), min_len=st.integers(2, 20),
+              max_len=st.integers(20, 90), pd_ratio=st.floats(0.001, 1000), request_rate=RATES),
+)  # fmt: skip
+
+
+@given(CONFIGS)
+@settings(deadline=None)
+def test_every_workload_keeps_its_word(config: FixedConfig | ZipfConfig) -> None:
+    workload = make(config)
+    items = list(workload)
+    assert len(workload) == len(items) == config.num_prompts
+    assert list(make(config)) == items, "the same config gives the same requests"
+    arrivals = [item.arrival for item in items]
+    assert arrivals[0] == 0.0
+    assert arrivals == sorted(arrivals)
+    for number, item in enumerate(items):
+        assert 0 <= min(item.prompt) <= max(item.prompt) < VOCAB
+        assert item.user == ("" if config.users == 1 else f"user-{number % config.users}")
+        assert item.deadline == (None if config.deadline_ms is None else 0.25)
+        p, d = len(item.prompt), item.output_len
+        if isinstance(config, ZipfConfig):
+            assert config.min_len <= p + d <= config.max_len
+            assert d == min(max(1, round((p + d) / (1 + config.pd_ratio))), p + d - 1)
+        else:
+            r = config.range_ratio
+            for length, typical in ((p, config.input_len), (d, config.output_len)):
+                assert typical is not None
+                assert max(1, math.floor(typical * (1 - r))) <= length <= math.ceil(typical * (1 + r))
+
+
+def test_a_workload_is_a_sequence() -> None:
+    workload = make(FixedConfig(num_prompts=5, input_len=3, output_len=2, seed=4))
+    assert workload[1:3] == [workload[1], workload[2]]
+    assert workload[-1] == workload[4]
+    assert workload[0].prompt != workload[1].prompt
+    assert workload[0] != make(FixedConfig(num_prompts=5, input_len=3, output_len=2, seed=5))[0]
+    with pytest.raises(IndexError):
+        workload[5]
+
+
+@pytest.mark.parametrize(("input_len", "output_len", "ratio", "lengths"), [
+    (1024, 128, None, (1024, 128)), (1024, None, 10.0, (1024, 102)), (None, 100, 0.5, (50, 100)),
+    (3, None, 50.0, (3, 1)), (None, 1, 0.1, (1, 1)),
+])  # fmt: skip
+def test_pd_ratio_gives_the_length_that_is_null(
+    input_len: int | None, output_len: int | None, ratio: float | None, lengths: tuple[int, int]
+) -> None:
+    workload = make(FixedConfig(num_prompts=2, input_len=input_len, output_len=output_len, pd_ratio=ratio))
+    assert {(p, d) for _, p, d in triples(workload)} == {lengths}
+
+
+@pytest.mark.parametrize("shape", [0.25, 1.0, 4.0, math.inf])
+def test_arrivals_have_the_rate_and_the_burstiness(shape: float) -> None:
+    rate, num = 20.0, 40_000
+    gaps = np.diff(make(FixedConfig(num_prompts=num, request_rate=rate, burstiness=shape)).arrivals)
+    assert gaps.mean() == pytest.approx(1 / rate, rel=0.05)
+    assert (gaps.std() / gaps.mean()) ** 2 == pytest.approx(1 / shape, rel=0.1, abs=1e-9)
+
+
+def test_a_new_rate_leaves_the_requests_as_they_were() -> None:
+    slow, fast = (make(ZipfConfig(num_prompts=50, request_rate=rate)) for rate in (1.0, 2.0))
+    assert [item.prompt for item in slow] == [item.prompt for item in fast]
+    assert np.allclose(slow.arrivals, 2 * fast.arrivals)
+
+
+@pytest.mark.parametrize("theta", [0.0, 0.4, 2.0])
+def test_totals_follow_the_zipf_law(theta: float) -> None:
+    config = ZipfConfig(num_prompts=200_000, theta=theta, min_len=10, max_len=59)
+    workload = make(config)
+    totals = workload.input_lens + workload.output_lens
+    expected = np.arange(1, 51.0) ** -theta
+    found = np.bincount(totals - 10, minlength=50) / len(totals)
+    assert np.abs(found - expected / expected.sum()).max() < 0.005
+
+
+AZURE_2023 = ("2023-11-16 18:15:46.6805900,374,44", "2023-11-16 18:15:47.9305901,396,109")
+AZURE_2024 = ("2024-05-10 00:00:00.009930+00:00,2162,5", "2024-05-10 02:00:00.509930+02:00,2399,6")
+BURST = ("5,ChatGPT,472,18,490,Conversation log", "45.5,GPT-4,1087,230,1317,API log")
+BURST_HEADER = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type"
+
+
+@pytest.mark.parametrize(("header", "rows", "expected"), [
+    ("TIMESTAMP,ContextTokens,GeneratedTokens", AZURE_2023, [(0.0, 374, 44), (1.25, 396, 109)]),
+    ("TIMESTAMP,ContextTokens,GeneratedTokens", AZURE_2024, [(0.0, 2162, 5), (0.5, 2399, 6)]),
+    (BURST_HEADER, BURST, [(0.0, 472, 18), (40.5, 1087, 230)]),
+])  # fmt: skip
+@pytest.mark.parametrize("disguise", ["plain", "crlf", "bom", "gz", "gz by another name"])
+def test_each_form_of_a_trace(
+    header: str, rows: Sequence[str], expected: list[tuple[float, int, int]], disguise: str, tmp_path: Path
+) -> None:
+    text = "\r\n".join([header, *rows, ""]) if disguise == "crlf" else "\n".join([header, *rows])
+    path = tmp_path / ("t.csv.gz" if disguise == "gz" else "t.csv")
+    raw = text.encode("utf-8-sig" if disguise == "bom" else "utf-8")
+    path.write_bytes(gzip.compress(raw) if disguise.startswith("gz") else raw)
+    assert triples(make(TraceConfig(path=str(path)))) == expected
+
+
+def test_rows_are_sorted_and_blank_lines_passed_over(tmp_path: Path) -> None:
+    rows = ("30,3,30", "", "10,1,10", "  ", "20,2,20", "10,4,40")
+    config = trace(tmp_path, *rows, time_scale=10.0)
+    assert triples(make(config)) == [(0.0, 1, 10), (0.0, 4, 40), (1.0, 2, 20), (2.0, 3, 30)]
+    assert [row[1] for row in triples(make(trace(tmp_path, *rows, num_prompts=2)))] == [1, 4]
+    assert error(trace(tmp_path, *rows, num_prompts=5)) == f"workload.num_prompts=5: {config.path} holds 4 requests"
+
+
+def test_a_rate_stands_in_for_a_trace_s_own_times(tmp_path: Path) -> None:
+    rows = ("0,1,1", "500,1,1")
+    assert make(trace(tmp_path, *rows, request_rate=math.inf)).arrivals.tolist() == [0.0, 0.0]
+    assert make(trace(tmp_path, *rows, request_rate=2.0, burstiness=math.inf)).arrivals.tolist() == [0.0, 0.5]
+
+
+def test_no_tokens_count_as_one(tmp_path: Path) -> None:
+    assert triples(make(trace(tmp_path, "0,0,0", "1,5,0", "2,0,5"))) == [(0.0, 1, 1), (1.0, 5, 1), (2.0, 1, 5)]
+
+
+def test_longer_requests_are_cut_to_the_context_the_prompt_first(tmp_path: Path) -> None:
+    config = trace(tmp_path, "0,60,40", "1,90,11", "2,500,20", "3,500,99", "4,5,100", "5,500,500")
+    workload = make(config, context=100)
+    assert [row[1:] for row in triples(workload)] == [(60, 40), (89, 11), (80, 20), (1, 99), (1, 99), (1, 99)]
+    assert workload.num_cut == 5
+
+
+@given(st.lists(st.tuples(st.integers(0, 300), st.integers(0, 300)), min_size=1, max_size=20), st.integers(2, 200))
+@settings(max_examples=30, deadline=None)
+def test_what_is_cut_fits_and_what_fits_is_not(rows: list[tuple[int, int]], context: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        config = trace(Path(folder), *(f"{n},{p},{d}" for n, (p, d) in enumerate(rows)))
+        workload = make(config, context)
+    for (p, d), (_, cut_p, cut_d) in zip(rows, triples(workload), strict=True):
+        p, d = max(p, 1), max(d, 1)
+        assert min(cut_p, cut_d) >= 1
+        assert cut_p + cut_d == min(p + d, context)
+        assert cut_d == min(d, context - 1)
+
+
+@pytest.mark.parametrize(("row", "line"), [
+    ("2023-11-16 18:15:46,x,4", ":3: not a time and two token counts: '2023-11-16 18:15:46,x,4'"),
+    ("yesterday,3,4", ":3: not a time and two token counts: 'yesterday,3,4'"),
+    ("2023-11-16 18:15:46,3", ":3: not a time and two token counts: '2023-11-16 18:15:46,3'"),
+    ("2023-11-16 18:15:46,-3,4", ":3: out of range: '2023-11-16 18:15:46,-3,4'"),
+    ("2023-11-16 18:15:46,3,99999999999999", ":3: out of range: '2023-11-16 18:15:46,3,99999999999999'"),
+])  # fmt: skip
+def test_a_bad_row_is_named_by_its_line(row: str, line: str, tmp_path: Path) -> None:
+    config = trace(tmp_path, AZURE_2023[0], row)
+    assert error(config) == config.path + line
+
+
+def test_files_that_are_no_trace(tmp_path: Path) -> None:
+    def of(content: bytes) -> str:
+        (tmp_path / "t.csv").write_bytes(content)
+        return error(TraceConfig(path=str(tmp_path / "t.csv"))).removeprefix(f"{tmp_path}/t.csv")
+
+    assert of(b"a,b,c\n1,2,3\n").startswith(":1: its columns must be TIMESTAMP, ContextTokens, GeneratedTokens (Azure)")
+    assert of(b"").endswith("it has none")
+    assert of(b"TIMESTAMP,ContextTokens,GeneratedTokens\n\n") == ": no requests in it"
+    assert of(b"\xff\xfe\x00").startswith(": not a CSV in UTF-8")
+    assert of(gzip.compress(b"TIMESTAMP,ContextTokens,GeneratedTokens\n1,2,3\n")[:-9]).startswith(": a damaged .gz")
+    assert error(TraceConfig(path="none.csv")) == "workload.path=none.csv: no such file"
+    assert error(TraceConfig(path=str(tmp_path))) == f"workload.path={tmp_path}: is a directory"
+
+
+def test_a_million_requests_are_made_as_they_are_asked_for() -> None:
+    workload = make(ZipfConfig(num_prompts=1_000_000, request_rate=1000.0))
+    assert workload.input_lens.nbytes == workload.arrivals.nbytes == 8_000_000
+    assert workload.prompts is None
+    assert len(workload[999_999].prompt) == workload.input_lens[-1]
+
+
+@pytest.mark.skipif(not AZURE.is_file(), reason="GAPLESS_AZURE_TRACE names no file")
+def test_the_azure_conversation_trace() -> None:
+    workload = make(TraceConfig(path=str(AZURE)), context=4096)
+    assert len(workload) == 19366
+    assert workload.arrivals[-1] == pytest.approx(3501.72, abs=0.01)
+    assert (workload.input_lens + workload.output_lens).max() == 4096
+    assert np.median(workload.input_lens) == pytest.approx(1020, rel=0.05)
+
+
+def conversations(folder: Path, *turns: Sequence[str], **keys: object) -> ShareGptConfig:
+    path = folder / "c.json"
+    rows = [
+        {"id": str(n), "conversations": [{"from": "human", "value": t} for t in row]} for n, row in enumerate(turns)
+    ]
+    path.write_text(json.dumps(rows), encoding="utf-8")
+    return ShareGptConfig(path=str(path), **keys)  # type: ignore[arg-type]
+
+
+def test_sharegpt_takes_the_first_two_turns(tmp_path: Path) -> None:
+    rows = [
+        ("Hello you", "Hi, back."),
+        ("question", "its answer", "and more"),
+        ("one turn",),
+        ("abc", "too short"),
+        ("long", "abc"),
+        (),
+    ]
+    workload = make(conversations(tmp_path, *rows))
+    assert {(bytes(item.prompt).decode(), item.output_len) for item in workload} == {("Hello you", 9), ("question", 10)}
+    fixed = make(conversations(tmp_path, *rows, output_len=2))
+    assert {(bytes(item.prompt).decode(), item.output_len) for item in fixed} == {
+        ("Hello you", 2), ("question", 2), ("long", 2),
+    }  # fmt: skip
+    cut = make(conversations(tmp_path, ("a long prompt", "an answer")), context=12)
+    assert [(bytes(item.prompt).decode(), item.output_len) for item in cut] == [("a l", 9)]
+
+
+def test_sharegpt_draws_by_its_seed(tmp_path: Path) -> None:
+    rows = [(f"prompt {n:03}", "answer") for n in range(50)]
+
+    def drawn(seed: int) -> list[str]:
+        return [bytes(item.prompt).decode() for item in make(conversations(tmp_path, *rows, num_prompts=9, seed=seed))]
+
+    assert len(set(drawn(1))) == 9
+    assert drawn(1) == drawn(1) != drawn(2)
+    assert set(drawn(1)) <= {row[0] for row in rows}
+
+
+def test_files_that_are_no_sharegpt(tmp_path: Path) -> None:
+    path = tmp_path / "c.json"
+    for content, line in [
+        (b"{", f"{path}: not ShareGPT's JSON, a list of"),
+        (b'{"a": 1}', f"{path}: not ShareGPT's JSON, a list of"),
+        (b'[{"conversations": [{"value": 3}]}]', "Expected `str`, got `int`"),
+        (b"[{}]", f"{path}: no conversation of two turns of 4 tokens or more in it"),
+        (b"\xff", f"{path}: not ShareGPT's JSON, a list of"),
+    ]:
+        path.write_bytes(content)
+        assert line in error(ShareGptConfig(path=str(path)))
+    assert error(ShareGptConfig(path="none.json")) == "workload.path=none.json: no such file"
+    one = conversations(tmp_path, ("a prompt", "an answer"), num_prompts=2)
+    assert error(one) == f"workload.num_prompts=2: {path} holds 1 usable conversations"
+
+
+ROOM = "and one may have 1000 (model.max_model_len, or what the KV cache holds)"
+
+
+@pytest.mark.parametrize(("config", "line"), [
+    (FixedConfig(), f"workload=fixed: requests come to 1152 tokens, {ROOM}; workload.input_len=872 fits"),
+    (FixedConfig(range_ratio=0.5),
+     f"workload=fixed: requests come to 1728 tokens, {ROOM}; workload.input_len=538 fits"),
+    (FixedConfig(input_len=None, pd_ratio=8.0, output_len=500),
+     f"workload=fixed: requests come to 4500 tokens, {ROOM}; workload.output_len=111 fits"),
+    (FixedConfig(output_len=5000),
+     f"workload=fixed: requests come to 6024 tokens, {ROOM}; lower workload.input_len and workload.output_len"),
+    (ZipfConfig(min_len=10), f"workload.max_len=4096: requests come to it, {ROOM}; workload.max_len=1000 fits"),
+    (ZipfConfig(), f"workload.max_len=4096: requests come to it, {ROOM}; lower min_len too"),
+])  # fmt: skip
+def test_lengths_over_the_context_say_what_fits(config: WorkloadConfig, line: str) -> None:
+    assert error(config, context=1000) == line

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -26,6 +26,8 @@ from .prompts import TextInput
 if TYPE_CHECKING:
     from ..runtime.launcher import Launcher
     from ..runtime.llm import LLM
+    from ..runtime.run_folder import RunFolder
+    from ..runtime.spans import RunRecord
     from ..runtime.workload import Workload
 
 WARMUP_REQUESTS = 4
@@ -101,7 +103,7 @@ def run(config: BenchConfig, run_dir: Path, stdin: TextInput, launcher: Launcher
                     told.add(note)
                     console.print(Text(note), soft_wrap=True)
     if len(plan) == 1:
-        _show_one(console, run_dir)
+        _show_one(console, run_dir, summary, llm.record)
         return
     folders = [read_run_folder(run_dir / turn.folder) for turn in plan]
     _compare(console, run_dir, config, plan, folders, len(workload), workload.num_cut)
@@ -199,14 +201,12 @@ def _run(
     return write()
 
 
-def _show_one(console: Console, run_dir: Path) -> None:
+def _show_one(console: Console, run_dir: Path, summary: Mapping[str, Any], record: RunRecord) -> None:
     from ..runtime.ledger import Ledger
     from ..runtime.report.terminal import bubble_table, latency_table
-    from ..runtime.run_folder import read_run_folder
 
-    folder = read_run_folder(run_dir)
-    console.print(latency_table(folder.summary))
-    console.print(bubble_table(Ledger(folder.record)))
+    console.print(latency_table(summary))
+    console.print(bubble_table(Ledger(record)))
     console.print(Text.assemble(("report   ", "bold"), shown(run_dir / "report.html")), soft_wrap=True)
 
 
@@ -215,7 +215,7 @@ def _compare(
     run_dir: Path,
     config: BenchConfig,
     plan: Sequence[Turn],
-    folders: Sequence[Any],
+    folders: Sequence[RunFolder],
     num_requests: int,
     num_cut: int,
 ) -> None:
@@ -224,7 +224,7 @@ def _compare(
     from ..runtime.report.compare import write_comparison
     from ..runtime.report.terminal import comparison_table
 
-    runs: dict[str, list[Any]] = {}
+    runs: dict[str, list[RunFolder]] = {}
     for turn, folder in zip(plan, folders, strict=True):
         runs.setdefault(turn.label, []).append(folder)
     candidates = [Candidate(label, of_it) for label, of_it in runs.items()]

@@ -149,14 +149,16 @@ def turns(config: BenchConfig) -> list[Turn]:
 
 def labels(policies: Sequence[SchedulerConfig]) -> list[str]:
     """Names of policies, with the keys in which those of one name differ: `sarathi chunk=128`; each unique."""
-    found: list[str] = []
+    names: list[str] = []
     for policy in policies:
         alike = [to_mapping(other) for other in policies if other.name == policy.name]
         own = to_mapping(policy)
         differing = [key for key in own if any(other[key] != own[key] for other in alike)]
-        label = " ".join([policy.name, *(f"{key}={'null' if own[key] is None else own[key]}" for key in differing)])
-        found.append(label if label not in found else f"{label} ({found.count(label) + 1})")
-    return found
+        names.append(
+            " ".join([policy.name, *(f"{key}={'null' if own[key] is None else own[key]}" for key in differing)])
+        )
+    again = [names[:number].count(name) for number, name in enumerate(names)]
+    return [f"{name} ({count + 1})" if count else name for name, count in zip(names, again, strict=True)]
 
 
 def _warm_up(llm: LLM, workload: Workload) -> None:

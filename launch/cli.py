@@ -207,8 +207,8 @@ def _run(command: Command, overrides: list[str], *, multirun: bool) -> None:
             print(f"{PROGRAM}: run {state.job.num}: {' '.join(state.overrides.task)}", file=sys.stderr, flush=True)
         if dropped:
             if config in done:
-                print(f"{PROGRAM}: run {state.job.num} is run {done[config]} again, as it has no {', '.join(dropped)}: "
-                      "not run", file=sys.stderr, flush=True)  # fmt: skip
+                what = f"run {state.job.num} is run {done[config]} again, without {', '.join(dropped)}"
+                print(f"{PROGRAM}: {what}: skipped", file=sys.stderr, flush=True)
                 shutil.rmtree(folder)
                 return
             if state.output_subdir:

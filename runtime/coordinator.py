@@ -143,6 +143,7 @@ class Coordinator:
         now = self.clock.now()
         record.completed = now
         self.scheduler.observe(record, result.span)
+        self.record.stage_times = self.scheduler.stage_times
         self._unblocked(result.span.end)
         self.scheduler.completed(batch)
         requests = {c.request.id: c.request for c in batch.chunks if c.ends_prefill}

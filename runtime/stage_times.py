@@ -65,6 +65,7 @@ class StageTimes:
         n = len(FEATURES)
         self.num_stages = num_stages
         self.weights: npt.NDArray[np.float64] | None = None  # [stages, features]
+        self.by_stage: list[list[float]] | None = None  # the same as lists
         self._gram = np.zeros((num_stages, n, n))
         self._moment = np.zeros((num_stages, n))
         self._scale = np.ones(n)  # the largest value of each feature so far: what is solved for is of order one
@@ -75,7 +76,7 @@ class StageTimes:
         self._next_fit = _FIRST_FIT * num_stages
         self._profile = None if profile is None else np.array(profile, np.float64)
         if self._profile is not None:
-            self.weights = self._profile.copy()
+            self._set(self._profile.copy())
 
     @property
     def is_fitted(self) -> bool:
@@ -104,7 +105,6 @@ class StageTimes:
         self._rescale(x.max(axis=0))
         x = x / self._scale
         fade = np.exp(-len(y) / self.num_stages / _MEMORY)
-        first = not self._gram.any()
         for s in range(self.num_stages):
             mine = stage == s
             if not mine.any():
@@ -112,7 +112,7 @@ class StageTimes:
             rows, seconds = x[mine], y[mine]
             self._gram[s] *= fade
             self._moment[s] *= fade
-            if first:
+            if not self._gram[s].any():
                 self._start(s, rows, seconds)
             weight = 1.0 / seconds**2
             if self.weights is not None:
@@ -123,7 +123,11 @@ class StageTimes:
                 weight = np.minimum(1.0, bound / np.maximum(residual, 1e-12)) / np.maximum(seconds, expected) ** 2
             self._gram[s] += (rows * weight[:, None]).T @ rows
             self._moment[s] += rows.T @ (weight * seconds)
-        self.weights = np.array([_solve(g, m) for g, m in zip(self._gram, self._moment, strict=True)]) / self._scale
+        solved = [_solve(gram, moment) for gram, moment in zip(self._gram, self._moment, strict=True)]
+        self._set(np.array(solved) / self._scale)
+
+    def _set(self, weights: npt.NDArray[np.float64]) -> None:
+        self.weights, self.by_stage = weights, weights.tolist()
 
     def _start(self, stage: int, rows: npt.NDArray[np.float64], seconds: npt.NDArray[np.float64]) -> None:
         """What is believed before the first observation: the profile, else that tokens are all that counts."""

@@ -30,7 +30,7 @@ class ChunkPicker:
         self._tile = tile
         self._times = times
         self._looks = 0
-        self._picked = False
+        self._picked = False  # by what was learned; before that, tried
         self._prompt_tokens = self._output_tokens = 0  # of finished requests
 
     def finished(self, request: Request) -> None:
@@ -45,9 +45,9 @@ class ChunkPicker:
         if self._looks <= _TRIES:
             self.chunk = _aligned(round(_FIRST * _TRIED[self._looks % len(_TRIED)]), self._tile)
             return None
-        if (self._picked and self._looks % _EVERY) or not self._times.is_fitted:
-            return None
-        return self._pick()
+        if self._times.is_fitted and (not self._picked or self._looks % _EVERY == 0):
+            return self._pick()
+        return None
 
     def _pick(self) -> str | None:
         saturated, enough = self.tokens_at(_SATURATED), self.tokens_at(_ENOUGH)
@@ -59,11 +59,9 @@ class ChunkPicker:
             why = f"(B-1) x P:D = {self._batch - 1} x {ratio:.3g} = {balanced}"
         else:
             chunk, why = min(high, max(low, _aligned(_FIRST, self._tile))), "no request has ended yet, P:D is unknown"
-        known = self._picked
-        self._picked = bool(self._output_tokens)
-        if known and abs(chunk - self.chunk) <= _CHANGE * self.chunk:
+        if self._picked and abs(chunk - self.chunk) <= _CHANGE * self.chunk:
             return None
-        self.chunk = chunk
+        self.chunk, self._picked = chunk, True
         return (
             f"chunk=auto: {chunk} tokens (tile {self._tile}): {why}; a stage is at {_SATURATED:.1%} of its prefill "
             f"speed from {saturated} tokens on and at {_ENOUGH:.0%} from {enough}"

@@ -16,6 +16,7 @@ from .chunk import ChunkPicker
 from .turnaround import Turnaround
 
 _SMOOTH = 1 / 32  # weight of the newest micro-batch in what is typical
+_AHEAD = 1.1  # of the rate at which prompts come in: a backlog of one prompt stays
 _SLIVER = 16  # a chunk of under 1/16 of a whole one is not worth its overhead: the micro-batch stays that much shorter
 
 
@@ -44,6 +45,7 @@ class EqualTime(Scheduler):
         self._rows: dict[int, Features] = {}  # of micro-batches in flight
         # What is typical of a micro-batch with prompts.
         self._decodes = self._context = self._prefix = 0.0
+        self._pace = 1.0 * self.picker.chunk  # prompt tokens of any micro-batch, while prompts wait
 
     @property
     def depth(self) -> int:
@@ -66,8 +68,7 @@ class EqualTime(Scheduler):
                 break
         if not batch:
             self.take_decodes(batch, 1)  # whose turn it is has none ready
-        if batch.chunks:
-            self._remember(batch, context)
+        self._remember(batch, context)
 
     def predict(self, step: StepRecord) -> list[float] | None:
         row = self._rows[step.step] = features(step)
@@ -85,27 +86,34 @@ class EqualTime(Scheduler):
 
     @property
     def stage_times(self) -> list[list[float]] | None:
-        return None if self.times.weights is None else self.times.weights.tolist()
+        return self.times.by_stage
 
     def _refresh(self) -> None:
         """After a new fit: the slowest stage's cost is what micro-batches are filled by."""
-        if self.times.weights is not self._fitted:
-            self._fitted = self.times.weights
-            busiest = max(self.times.weights.tolist(), key=lambda w: Cost(*w).of(self._typical(self.picker.chunk)))
+        if self.times.by_stage is not self._fitted:
+            self._fitted = self.times.by_stage
+            busiest = max(self.times.by_stage or (), key=lambda w: Cost(*w).of(self._typical))
             self._cost = Cost(*busiest)
         if note := self.picker.update():
             self.notes.append(note)
 
-    def _typical(self, tokens: int) -> Features:
-        """Features of a micro-batch of so many tokens, with decodes and prefix as they have been of late."""
-        chunk = max(0.0, tokens - self._decodes)
+    @property
+    def _typical(self) -> Features:
+        """Features of a micro-batch of `chunk` tokens, with decodes and prefix as they have been of late.
+
+        Prompts that wait for a slot come at the rate at which decodes end, whatever the chunk: if that is less than
+        `chunk` gives, spread evenly it makes equal micro-batches where whole chunks now and then would not.
+        """
+        chunk = max(0.0, self.picker.chunk - self._decodes)
+        if self.num_waiting:
+            chunk = min(chunk, max(_AHEAD * self._pace, self.picker.chunk / _SLIVER))
         return 1.0, chunk + self._decodes, chunk * self._prefix, chunk * chunk, self._context, self._decodes
 
     @property
     def _target(self) -> float:
         if self.target_s is not None and self.times.is_fitted:
             return self.target_s
-        return self._cost.of(self._typical(self.picker.chunk))
+        return self._cost.of(self._typical)
 
     def _chunk_length(self, batch: MicroBatch, prompt: Request, left: float) -> int:
         """Tokens of the next chunk of `prompt`, 0 for none, where `left` seconds are to be filled."""
@@ -126,6 +134,9 @@ class EqualTime(Scheduler):
 
     def _remember(self, batch: MicroBatch, context: int) -> None:
         tokens = batch.num_prefill_tokens
+        self._pace += _SMOOTH * (tokens - self._pace)
+        if not batch.chunks:
+            return
         prefix = sum(c.start * c.length for c in batch.chunks) / tokens
         weight = max(_SMOOTH, 1 / (1 + self._turn))
         self._decodes += weight * (len(batch.decodes) - self._decodes)

@@ -9,7 +9,17 @@ from pathlib import Path
 import hf_models
 import pytest
 
-from gapless.conf.policies import OrcaBestConfig, RequestLevelConfig, SarathiConfig, SchedulerConfig
+from gapless.conf.policies import (
+    EqualTimeConfig,
+    OrcaBestConfig,
+    OrcaWorstConfig,
+    PrefillFirstConfig,
+    RequestLevelConfig,
+    SarathiConfig,
+    SchedulerConfig,
+    TokenBudgetConfig,
+    TokenThrottleConfig,
+)
 from gapless.conf.sampling import SamplingParams
 from gapless.conf.schema import CacheConfig, EngineConfig, ModelConfig, ParallelConfig
 from gapless.launch.ray_launcher import RayLauncher
@@ -24,7 +34,13 @@ POLICIES: list[SchedulerConfig] = [
     SarathiConfig(chunk=24, tile=8, batch=2),
     OrcaBestConfig(batch=3),
     RequestLevelConfig(batch=2),
+    OrcaWorstConfig(batch=2),
+    PrefillFirstConfig(batch=3, max_batched_tokens=70),
+    TokenBudgetConfig(batch=3, budget=20, order="shortest_prompt"),
+    TokenThrottleConfig(batch=3, min_prefill_tokens=5, order="fair_share"),
+    EqualTimeConfig(batch=3, chunk=16, tile=1),
 ]
+PART = 3  # of the policies that a model runs under in a layout: all of them over the layouts, and over the models
 
 
 GREEDY = SamplingParams(max_tokens=OUTPUT, ignore_eos=True)
@@ -39,6 +55,7 @@ SAMPLED = [
 class Reference:
     """A model folder, its greedy continuations of PROMPTS, and one rank's sampled ones without memory pressure."""
 
+    name: str
     folder: Path
     greedy: list[list[int]]
     sampled: list[list[int]]
@@ -65,14 +82,15 @@ def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     model = hf_models.make_model(request.param, folder)
     with start(folder, "local", 500, None) as llm:
         sampled = run(llm, SAMPLED)
-    return Reference(folder, [hf_models.greedy(model, prompt, OUTPUT) for prompt in PROMPTS], sampled)
+    return Reference(request.param, folder, [hf_models.greedy(model, prompt, OUTPUT) for prompt in PROMPTS], sampled)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_tokens_are_those_of_transformers(layout: str, reference: Reference, ray_launcher: RayLauncher) -> None:
     preemptions = 0
-    with start(reference.folder, layout, 28, ray_launcher) as llm:  # the longest request needs 20 blocks
-        for policy in POLICIES:
+    turn = list(LAYOUTS).index(layout) + list(hf_models.CONFIGS).index(reference.name)
+    with start(reference.folder, layout, 24, ray_launcher) as llm:  # the longest request needs 20 blocks
+        for policy in [POLICIES[0], *(p for i, p in enumerate(POLICIES[1:]) if i % PART == turn % PART)]:
             llm.reset(policy)
             assert run(llm, GREEDY) == reference.greedy, policy
             preemptions += sum(r.preemptions for r in llm.record.requests)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -33,15 +33,8 @@ def write_figures(path: Path, charts: Sequence[Chart]) -> list[Path]:
 
     path.mkdir(parents=True, exist_ok=True)
     palette = light_palette()
-    style = {
-        "font.size": FONT, "axes.titlesize": FONT + 0.5, "axes.labelsize": FONT, "legend.fontsize": FONT - 0.8,
-        "xtick.labelsize": FONT - 0.5, "ytick.labelsize": FONT - 0.5, "axes.linewidth": 0.6, "lines.linewidth": 1.2,
-        "axes.spines.top": False, "axes.spines.right": False, "hatch.linewidth": 0.4, "xtick.major.width": 0.6,
-        "ytick.major.width": 0.6, "font.family": "sans-serif", "font.sans-serif": ["DejaVu Sans"],
-        "legend.frameon": False, "axes.axisbelow": True,
-    }  # fmt: skip
     written = []
-    with rc_context(style):
+    with rc_context(paper_style()):
         for chart in charts:
             rows = len(chart.categories) if chart.kind == "bars" else len(chart.series) if chart.kind == "heat" else 0
             figure = Figure(figsize=(WIDTH, max(HEIGHT, 1.0 + 0.26 * rows)), dpi=DPI, layout="constrained")
@@ -53,6 +46,17 @@ def write_figures(path: Path, charts: Sequence[Chart]) -> list[Path]:
             figure.savefig(file, dpi=DPI, metadata={"Software": None, "Title": chart.title})
             written.append(file)
     return written
+
+
+def paper_style() -> dict[str, Any]:
+    """matplotlib settings of all figures."""
+    return {
+        "font.size": FONT, "axes.titlesize": FONT + 0.5, "axes.labelsize": FONT, "legend.fontsize": FONT - 0.8,
+        "xtick.labelsize": FONT - 0.5, "ytick.labelsize": FONT - 0.5, "axes.linewidth": 0.6, "lines.linewidth": 1.2,
+        "axes.spines.top": False, "axes.spines.right": False, "hatch.linewidth": 0.4, "xtick.major.width": 0.6,
+        "ytick.major.width": 0.6, "font.family": "sans-serif", "font.sans-serif": ["DejaVu Sans"],
+        "legend.frameon": False, "axes.axisbelow": True,
+    }  # fmt: skip
 
 
 def light_palette() -> dict[str, str]:

@@ -1,0 +1,131 @@
+"""Policies side by side on the real pipeline: `python -m benchmarks.policies`.
+
+A LLaMA of about 160M parameters with random weights over two pipeline stages of one thread each; requests of 512 to
+2048 tokens, P:D 10, all there at the start, through `orca_best`, `sarathi` and `equal_time` by turns, each as often.
+Prints `gapless bench`'s table, then what is asked of the policies, met or not, and how much slower a stage computes
+while the other does: where cores share what they compute with, a stage speeds up in the other's bubbles, and bubbles
+that a policy removes come back as slower compute.
+
+Further arguments are overrides of `gapless bench`. About 40 minutes on 2 cores; --requests and --repeats shorten it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from gapless.launch.cli import main as gapless
+from gapless.runtime.ledger import Ledger
+from gapless.runtime.run_folder import read_run_folder
+from gapless.runtime.spans import RunRecord
+from gapless.runtime.stage_times import features
+
+POLICIES = ("orca_best", "sarathi", "equal_time")
+SETTING = (
+    "model=llama-160m",
+    "hardware.memory_gib=6",
+    "parallel=pp2",
+    "parallel.threads=1",
+    f"scheduler={','.join(POLICIES)}",
+    "scheduler.batch=8",  # so few, that every slot is refilled several times within a run
+    "scheduler.chunk=96",  # (B-1) x P:D = 70, and a little more: smaller chunks waste compute
+    "workload=zipf",
+    "workload.theta=0",  # uniform
+    "workload.min_len=512",
+    "workload.max_len=2048",
+    "workload.pd_ratio=10",
+)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--requests", type=int, default=36)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--out", type=Path, default=Path("runs/policies"))
+    arguments, overrides = parser.parse_known_args()
+    command = [
+        "bench", *SETTING, f"workload.num_prompts={arguments.requests}", f"repeats={arguments.repeats}",
+        f"hydra.run.dir={arguments.out}", *overrides,
+    ]  # fmt: skip
+    if code := gapless(command):
+        return code
+    report(arguments.out)
+    return 0
+
+
+def report(folder: Path) -> None:
+    """What is asked of the policies, and what the hardware bears, from a benchmark's folder."""
+    runs = json.loads((folder / "bench.json").read_text())["runs"]
+    of = {name: [run for run in runs if run["policy"] == name] for name in POLICIES}
+
+    def ratios(metric: str, over: str, under: str) -> list[float]:
+        """Turn by turn: both ran one after the other."""
+        return [a[metric] / max(b[metric], 1e-12) for a, b in zip(of[over], of[under], strict=True)]
+
+    print("\nasked, turn by turn: median [least .. most]")
+    for text, values, holds in (
+        ("throughput of sarathi over orca_best, at least 1.25",
+         ratios("total_token_throughput", "sarathi", "orca_best"), lambda r: r >= 1.25),
+        ("bubble fraction of sarathi over orca_best, at most 0.5",
+         ratios("bubble_fraction", "sarathi", "orca_best"), lambda r: r <= 0.5),
+        ("throughput of equal_time over sarathi, at least 1",
+         ratios("total_token_throughput", "equal_time", "sarathi"), lambda r: r >= 1.0),
+        ("bubble fraction of equal_time over sarathi, under 1",
+         ratios("bubble_fraction", "equal_time", "sarathi"), lambda r: r < 1.0),
+        ("p99 TBT of equal_time over sarathi, under 1",
+         ratios("p99_itl_ms", "equal_time", "sarathi"), lambda r: r < 1.0),
+    ):  # fmt: skip
+        median = statistics.median(values)
+        met = "met" if holds(median) else "NOT MET"
+        print(f"  {text:<56} {median:6.3f} [{min(values):.3f} .. {max(values):.3f}]  {met}")
+
+    print("\na stage's time for a micro-batch while the other stage computes, over its time while the other is idle")
+    for name in POLICIES:
+        found = [slowdown(read_run_folder(folder / run["folder"]).record) for run in of[name]]
+        work = statistics.median(float(np.mean(run["stage_busy_fraction"])) * run["duration"] for run in of[name])
+        print(
+            f"  {name:<12} {statistics.median(found):.2f} [{min(found):.2f} .. {max(found):.2f}]   "
+            f"a stage computed for {work:.1f} s"
+        )
+    print("  (1.00: stages do not disturb each other; above it, a stage computes faster in the other's bubbles)")
+
+
+def slowdown(record: RunRecord) -> float:
+    """1 + b of the least squares fit of stage times by w . features x (1 + b x overlap), relative errors, b >= 0.
+
+    Overlap is the share of a micro-batch's time in which other stages computed too, averaged over them.
+    """
+    steps = {step.step: np.array(features(step)) for step in record.steps}
+    lanes = Ledger(record).lanes
+    busy = [_cumulative(lane.begin, lane.end) for lane in lanes]
+    best: dict[float, float] = dict.fromkeys(np.linspace(0.0, 2.0, 101).tolist(), 0.0)
+    for stage, lane in enumerate(lanes):
+        x = np.array([steps[step] for step in lane.step.tolist()])
+        x[:, -1] = x[:, 4] > 0  # a folder does not say which rows sampled; that there were decodes stands for it
+        y = lane.end - lane.begin
+        others = [np.interp(lane.end, *b) - np.interp(lane.begin, *b) for s, b in enumerate(busy) if s != stage]
+        overlap = np.mean(others, axis=0) / y
+        for factor in best:
+            scaled = x * (1 + factor * overlap)[:, None] / y[:, None]
+            scaled /= np.abs(scaled).max(axis=0).clip(min=1e-12)
+            weights, *_ = np.linalg.lstsq(scaled, np.ones(len(y)), rcond=None)
+            best[factor] += float(np.abs(scaled @ weights - 1).sum())
+    return 1 + min(best, key=best.__getitem__)
+
+
+def _cumulative(
+    begin: npt.NDArray[np.float64], end: npt.NDArray[np.float64]
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Times, and seconds of compute up to each."""
+    times = np.stack([begin, end], axis=1).reshape(-1)
+    return times, np.cumsum(np.stack([np.zeros(len(begin)), end - begin], axis=1).reshape(-1))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

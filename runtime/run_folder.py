@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import csv
 import gzip
-import io
 import json
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from itertools import islice
+from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -26,6 +27,8 @@ from .spans import Blocked, Part, RequestRecord, RunRecord, StepRecord, Wait
 from .stage_times import FEATURES
 from .summary import has_bound, request_row, summarize
 from .trace import write_trace
+
+T = TypeVar("T")
 
 SPAN_COLUMNS = (
     *("step", "stage", "ready", "input", "begin", "end", "sent", "dispatched"),  # seconds from the run's start
@@ -109,14 +112,14 @@ def write_run_folder(
         writer = csv.writer(file)
         writer.writerow(request_row(RequestRecord(0, 0, 0.0), ledger))
         writer.writerows(row.values() for row in rows)
-    with gzip.open(path / "spans.csv.gz", "wt", compresslevel=2, newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows(_span_rows(record, ledger))
-    with (
-        gzip.open(path / "record.jsonl.gz", "wb", compresslevel=2) as stream,
-        io.BufferedWriter(stream, 1 << 20) as file,
-    ):
-        encode = msgspec.json.Encoder().encode
-        file.writelines(encode(line) + b"\n" for line in _lines(record, ledger.t0))
+    encode = msgspec.json.Encoder().encode_lines
+    with gzip.open(path / "spans.csv.gz", "wb", compresslevel=2) as stream:
+        for rows in _batched(_span_rows(record, ledger)):
+            # A JSON array without its brackets is a line of CSV, and made in a tenth of the time that csv takes.
+            stream.write(encode(rows)[1:-2].replace(b"]\n[", b"\n") + b"\n")
+    with gzip.open(path / "record.jsonl.gz", "wb", compresslevel=2) as stream:
+        for lines in _batched(_lines(record, ledger.t0)):
+            stream.write(encode(lines))
     if record.stage_times is not None:
         text = json.dumps({"features": _feature_names(record.stage_times), "weights": record.stage_times})
         (path / "stage_times.json").write_text(text + "\n", encoding="utf-8")
@@ -124,6 +127,10 @@ def write_run_folder(
     page = render_report(record, ledger, summary, digest(record, ledger))
     (path / "report.html").write_text(page, encoding="utf-8")
     return summary
+
+
+def is_run_folder(path: Path) -> bool:
+    return all((path / name).is_file() for name in FILES)
 
 
 def read_run_folder(path: Path) -> RunFolder:
@@ -151,6 +158,11 @@ def _title(config: Mapping[str, Any]) -> str:
     return ": ".join(["gapless", ", ".join(names)]) if names else "gapless"
 
 
+def _batched(items: Iterator[T]) -> Iterator[list[T]]:
+    while batch := list(islice(items, 20_000)):
+        yield batch
+
+
 def _span_rows(record: RunRecord, ledger: Ledger) -> Iterator[tuple[Any, ...]]:
     """Header and rows of spans.csv.gz, by step, then by stage."""
     yield SPAN_COLUMNS
@@ -158,7 +170,7 @@ def _span_rows(record: RunRecord, ledger: Ledger) -> Iterator[tuple[Any, ...]]:
     steps = {
         s.step: (
             round(s.dispatched - origin, 9), s.prefill_tokens, s.decode_tokens, s.decode_context,
-            sum(chunk.start for chunk in s.chunks),
+            sum([chunk.start for chunk in s.chunks]),
         )
         for s in record.steps
     }  # fmt: skip
@@ -243,8 +255,10 @@ def _lines(record: RunRecord, origin: float) -> Iterator[_Head | _StepLine | _Re
     def maybe(seconds: float | None) -> float | None:
         return None if seconds is None else at(seconds)
 
+    fields = attrgetter("request", "start", "tokens")
+
     def parts(of: list[Part]) -> list[tuple[int, int, int]]:
-        return [(part.request, part.start, part.tokens) for part in of]
+        return list(map(fields, of))
 
     yield _Head(record.num_stages, record.num_blocks, record.notes)
     for s in record.steps:
@@ -257,7 +271,7 @@ def _lines(record: RunRecord, origin: float) -> Iterator[_Head | _StepLine | _Re
     for r in record.requests:
         yield _RequestLine(
             r.request, r.prompt_tokens, at(r.arrival), maybe(r.first_dispatched), maybe(r.finished), r.finish_reason,
-            r.preemptions, [at(time) for time in r.token_times],
+            r.preemptions, np.round(np.array(r.token_times, np.float64) - origin, 9).tolist(),
         )  # fmt: skip
 
 

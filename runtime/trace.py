@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import gzip
-import io
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 from .ledger import CAUSES, Cause, Floats, Ledger
 from .spans import RunRecord, StepRecord
 
-MAX_SLICES = 300_000  # compute slices; viewers grow slow beyond it, so a longer run's trace holds its first steps
+MAX_SLICES = 200_000  # compute slices; viewers grow slow beyond it, so a longer run's trace holds its first steps
 
 # The trace format's reserved colour names, nearest to the report's colours.
 _COLOURS = {
@@ -34,11 +34,11 @@ _COLOURS = {
 def write_trace(path: Path, record: RunRecord, ledger: Ledger, *, title: str = "gapless") -> None:
     """Write `path`, a gzipped Chrome trace (JSON object format, times in microseconds from the run's start)."""
     encode = msgspec.json.Encoder().encode
-    with gzip.open(path, "wb", compresslevel=2) as stream, io.BufferedWriter(stream, 1 << 20) as file:
-        file.write(b'{"displayTimeUnit":"ms","traceEvents":[\n')
-        for number, event in enumerate(_events(record, ledger, title)):
-            file.write(b",\n" if number else b"")
-            file.write(encode(event))
+    events = _events(record, ledger, title)
+    with gzip.open(path, "wb", compresslevel=2) as file:
+        file.write(b'{"displayTimeUnit":"ms","traceEvents":[\n' + encode(next(events)))
+        while batch := list(islice(events, 20_000)):
+            file.write(b",\n" + b",\n".join(map(encode, batch)))
         file.write(b"\n]}\n")
 
 
@@ -115,6 +115,6 @@ def _arguments(step: StepRecord) -> dict[str, Any]:
         "prefill_tokens": step.prefill_tokens,
         "decode_tokens": step.decode_tokens,
         "decode_context": step.decode_context,
-        "chunks": ", ".join(f"request {c.request} [{c.start}:{c.start + c.tokens}]" for c in step.chunks),
-        "decodes": ", ".join(f"request {d.request} at {d.start}" for d in step.decodes),
+        "chunks": ", ".join([f"request {c.request} [{c.start}:{c.start + c.tokens}]" for c in step.chunks]),
+        "decodes": ", ".join([f"request {d.request} at {d.start}" for d in step.decodes]),
     }

@@ -137,8 +137,8 @@ def histogram(
         places = np.minimum(np.percentile(values, [50, 90, 99]), high) * factor
         marks = tuple(zip(("p50", "p90", "p99"), places.tolist(), strict=True))
     note = f"The last bin holds all beyond, up to {number_text(most * factor)} {unit}." if most > high else ""
-    return Chart(name, title, "histogram", Axis(what, unit, low * factor, high * factor), Axis(of, whole=True), tuple(series),
-                 marks, note=note)  # fmt: skip
+    x, y = Axis(what, unit, low * factor, high * factor), Axis(of, whole=True)
+    return Chart(name, title, "histogram", x, y, tuple(series), marks, note=note)
 
 
 def thin(x: Floats, y: Floats, points: int = POINTS) -> tuple[Floats, Floats]:

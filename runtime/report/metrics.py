@@ -60,7 +60,7 @@ class Spread:
 THROUGHPUT = Metric("output_throughput", "output", "rate", "tok/s")
 SPEED = (
     THROUGHPUT,
-    Metric("total_token_throughput", "with prompts", "rate", "tok/s"),
+    Metric("total_token_throughput", "prompt + output", "rate", "tok/s"),
     Metric("request_throughput", "requests", "rate", "req/s"),
     Metric("request_goodput", "goodput", "rate", "req/s"),
     Metric("duration", "duration", "seconds"),
@@ -88,6 +88,12 @@ EVENNESS = (
     Metric("failed", "failed", "count"),
 )
 METRICS = (*SPEED, *LATENCY, *IDLE, *BY_CAUSE, *EVENNESS)
+
+
+def metric_of(key: str) -> Metric:
+    """The metric of that key, one made of its name where it is none of ours."""
+    kind: Kind = "ms" if key.endswith("_ms") else "seconds" if "seconds" in key else "ratio"
+    return next((metric for metric in METRICS if metric.key == key), Metric(key, key.replace("_", " "), kind))
 
 
 def lower_is_better(key: str) -> bool:

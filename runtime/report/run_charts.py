@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ..ledger import CAUSES
+from ..ledger import CAUSES, Floats
 from ..summary import prediction_error
 from .charts import (
     Axis,
@@ -65,13 +65,15 @@ def bubble_cdf(runs: Digests) -> Chart:
 
 def completions(runs: Digests) -> Chart:
     """Paper, Figure 12b."""
-    end = max((run.span for run in runs.values()), default=0.0)
+    end = max((max([run.span, *run.finished[-1:].tolist()]) for run in runs.values()), default=0.0)
     unit, factor = time_unit(end)
     series = []
     for (name, run), colour in zip(runs.items(), colours(runs), strict=True):
         if len(run.finished):
-            x = np.concatenate([[0.0], run.finished]) * factor
-            series.append(Series(name, *thin(x, np.arange(len(x), dtype=np.float64)), colour))
+            count = np.arange(len(run.finished) + 2, dtype=np.float64)
+            count[-1] = len(run.finished)
+            x = np.concatenate([[0.0], run.finished, [max(run.span, float(run.finished[-1]))]])
+            series.append(Series(name, *thin(x * factor, count), colour))
     note = "Where a line ends, the run was over (paper, Figure 12b)." if len(runs) > 1 else "Paper, Figure 12b."
     return Chart(
         "requests_completed", "Requests completed over time", "steps", Axis("time", unit, 0.0, end * factor or 1.0),
@@ -103,13 +105,13 @@ def stage_time_cdf(runs: Digests) -> Chart:
     )  # fmt: skip
 
 
-def variation(values: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float:
+def variation(values: Floats) -> float:
     """Coefficient of variation."""
     return float(values.std() / values.mean()) if len(values) and values.mean() > 0 else 0.0
 
 
 def batch_composition(runs: Digests) -> list[Chart]:
-    """A chart a run over common axes: prefill tokens on top of decode tokens."""
+    """A chart a run over one time axis, tokens each to its own scale: prefill tokens on top of decode tokens."""
     end = max((run.span for run in runs.values()), default=0.0)
     unit, factor = time_unit(end)
     found = []
@@ -122,11 +124,11 @@ def batch_composition(runs: Digests) -> list[Chart]:
             x = edges * factor
             series = (Series("decode tokens", x, decode, "decode"), Series("prefill tokens", x, prefill, "chunk"))
         title = f"Tokens in a micro-batch{': ' + name if name else ''}"
-        note = f"Mean over stretches of 1/{len(decode)} of the run." if averaged else "A step a micro-batch."
+        note = f"Means over 1/{len(decode)} of the run each." if averaged else "A step a micro-batch."
+        note += " Mind the scale: each run has its own." if len(runs) > 1 else ""
         found.append((number, title, series, note))
-    most = longest([a.y + b.y for _, _, both, _ in found if both for a, b in [both]])
     time = Axis("time of dispatch", unit, 0.0, end * factor or 1.0)
-    tokens = Axis("tokens", "", 0.0, 1.06 * most or 1.0)
+    tokens = Axis("tokens", whole=True)
     several = len(runs) > 1
     return [
         Chart(f"batch_composition{f'_{number}' if several else ''}", title, "areas", time, tokens, series, note=note)
@@ -134,11 +136,16 @@ def batch_composition(runs: Digests) -> list[Chart]:
     ]
 
 
+def _held(run: Digest, values: Floats, factor: float) -> tuple[Floats, Floats]:
+    """Values at each dispatch, the last one held to the run's end."""
+    return np.append(run.dispatched, run.span) * factor, np.append(values, values[-1])
+
+
 def kv_use(run: Digest) -> Chart:
     unit, factor = time_unit(run.span)
     series = ()
     if len(run.dispatched) and run.num_blocks:
-        x, y = thin(run.dispatched * factor, 100.0 * run.kv_blocks / run.num_blocks)
+        x, y = thin(*_held(run, 100.0 * run.kv_blocks / run.num_blocks, factor))
         series = (Series("", x, y, "kv"),)
     return Chart(
         "kv_use", "KV cache in use", "steps", Axis("time", unit, 0.0, run.span * factor or 1.0),
@@ -149,7 +156,7 @@ def kv_use(run: Digest) -> Chart:
 def queue(run: Digest) -> Chart:
     unit, factor = time_unit(run.span)
     series = tuple(
-        Series(name, *thin(run.dispatched * factor, values), colour)
+        Series(name, *thin(*_held(run, values, factor)), colour)
         for name, values, colour in (("running", run.running, "s0"), ("waiting", run.waiting, "queue"))
         if len(values)
     )

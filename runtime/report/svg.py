@@ -13,7 +13,7 @@ from .charts import Chart, Series, extent, number_text, tick_texts, ticks
 WIDTH, HEIGHT = 460, 210  # of the plot with its labels, in the units of the text's size
 TOP, BOTTOM, RIGHT = 22, 36, 12
 CHAR = 6.3  # a digit's width, about
-BAR_ROW = 26
+BAR_ROW, MOST_BAR_ROW = 26, 46
 FILLED = 3  # histograms of more series than that are outlines only
 
 
@@ -21,9 +21,9 @@ def figure(chart: Chart) -> str:
     """A `figure` element: well-formed XML, titles on hover, nothing from outside."""
     heading = f"<figcaption>{html.escape(chart.title)}</figcaption>"
     if chart.is_empty:
-        return f'<figure>{heading}<p class="none">nothing measured</p></figure>'
+        return f'<figure>{heading}<ul class="key"></ul><p class="none">nothing measured</p></figure>'
     plot = _Plot(chart)
-    note = f'<p class="note">{html.escape(chart.note)}</p>' if chart.note else ""
+    note = f'<p class="note">{html.escape(chart.note)}</p>'  # an empty one too: figures in a row share their rows
     label = html.escape(f"{chart.title}: {chart.y.text} over {chart.x.text}", quote=True)
     return (
         f"<figure>{heading}{_legend(chart)}"
@@ -35,7 +35,7 @@ def figure(chart: Chart) -> str:
 def _legend(chart: Chart) -> str:
     named = [series for series in chart.series if series.label]
     if chart.kind == "heat" or not named or (len(named) == 1 and chart.kind == "histogram"):
-        return ""
+        named = []
     items = "".join(
         f'<li><i class="swatch" style="background:var(--{s.colour})"></i>{html.escape(s.label)}</li>' for s in named
     )
@@ -54,7 +54,8 @@ class _Plot:
         self.chart = chart
         lying = chart.kind in ("bars", "heat")
         rows = len(chart.categories) if chart.kind == "bars" else len(chart.series)
-        self.height = max(90, TOP + BOTTOM + rows * BAR_ROW) if lying else HEIGHT
+        self.row = min(MOST_BAR_ROW, max(BAR_ROW, (HEIGHT - TOP - BOTTOM) / max(1, rows)))
+        self.height = max(HEIGHT, TOP + BOTTOM + rows * self.row) if lying else HEIGHT
         (self.x0, self.x1), (self.y0, self.y1) = extent(chart)
         self.y_ticks = ticks(self.y0, self.y1, 4, whole=chart.y.whole)
         percent = chart.kind == "cdf"
@@ -123,8 +124,8 @@ class _Plot:
                     path.append(start or f"M{across},{up}")
                 else:
                     path.append(f"L{across},{up}" if self.chart.kind == "lines" else f"H{across}V{up}")
-            if self.chart.kind != "lines" and path:
-                path.append(f"H{_n(self.right)}" if self.chart.kind == "steps" or inside.all() else "")
+            if path and (self.chart.kind == "cdf" or not inside.all()):
+                path.append(f"H{_n(self.right)}")
             dash = f' stroke-dasharray="{_DASHES[number // 4 % len(_DASHES)]}"' if number >= 4 else ""
             title = f"<title>{html.escape(series.label)}</title>"
             yield f'<path class="line" style="stroke:var(--{series.colour})"{dash} d="{"".join(path)}">{title}</path>'
@@ -168,15 +169,15 @@ class _Plot:
     def _bars(self) -> Iterator[str]:
         at = np.zeros(len(self.chart.categories))
         for row, name in enumerate(self.chart.categories):
-            yield self._text(self.left - 6, TOP + row * BAR_ROW + BAR_ROW / 2, _short(name, self.left), "end", "row")
+            yield self._text(self.left - 6, TOP + (row + 0.5) * self.row - 3, _short(name, self.left), "end", "row")
         for series in self.chart.series:
             for row, value in enumerate(series.y.tolist()):
                 if value > 0:
                     a, b = self.x(float(at[row])), self.x(float(at[row]) + value)
                     title = f"{series.label}: {number_text(value)} {self.chart.x.unit}"
                     yield (
-                        f'<rect x="{_n(a)}" y="{_n(TOP + row * BAR_ROW - 3)}" width="{_n(max(0.3, b - a))}" '
-                        f'height="{BAR_ROW - 8}" style="fill:var(--{series.colour})">'
+                        f'<rect x="{_n(a)}" y="{_n(TOP + row * self.row - 3)}" width="{_n(max(0.3, b - a))}" '
+                        f'height="{_n(self.row - 8)}" style="fill:var(--{series.colour})">'
                         f"<title>{html.escape(title)}</title></rect>"
                     )
             at = at + series.y
@@ -220,12 +221,13 @@ class _Plot:
         width = (self.right - self.left) / max(1, len(columns))
         yield self._text(4, 11, self.chart.y.text, css="name")
         yield self._text((self.left + self.right) / 2, self.height - 4, self.chart.x.text, "middle", "name")
+        bottom = TOP + len(self.chart.series) * self.row
         for column, name in enumerate(columns):
             x = self.left + (column + 0.5) * width
-            yield self._text(x, self.bottom + 12, _short(name, width), "middle")
+            yield self._text(x, bottom + 14, _short(name, width), "middle")
         for row, series in enumerate(self.chart.series):
-            y = TOP + row * BAR_ROW
-            yield self._text(self.left - 6, y + BAR_ROW / 2 + 4, _short(series.label, self.left), "end")
+            y = TOP + row * self.row
+            yield self._text(self.left - 6, y + self.row / 2 + 4, _short(series.label, self.left), "end")
             for column, value in enumerate(series.y.tolist()):
                 if not np.isfinite(value):
                     continue
@@ -234,9 +236,9 @@ class _Plot:
                 strength = round(12 + 76 * share)
                 ink = "on-chunk" if share > 0.55 else "ink"
                 yield (
-                    f'<rect x="{_n(x + 0.5)}" y="{_n(y + 0.5)}" width="{_n(width - 1)}" height="{BAR_ROW - 1}" '
+                    f'<rect x="{_n(x + 0.5)}" y="{_n(y + 0.5)}" width="{_n(width - 1)}" height="{_n(self.row - 1)}" '
                     f'style="fill:color-mix(in srgb,var(--chunk) {strength}%,var(--panel))"/>'
-                    f'<text x="{_n(x + width / 2)}" y="{_n(y + BAR_ROW / 2 + 4)}" text-anchor="middle" '
+                    f'<text x="{_n(x + width / 2)}" y="{_n(y + self.row / 2 + 4)}" text-anchor="middle" '
                     f'style="fill:var(--{ink})">{number_text(value)}</text>'
                 )
 

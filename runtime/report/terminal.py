@@ -17,13 +17,13 @@ from .metrics import (
     EVENNESS,
     IDLE,
     LATENCY,
-    METRICS,
     SPEED,
     THROUGHPUT,
     Metric,
     Spread,
     has_any,
     lower_is_better,
+    metric_of,
     ranked,
     spread,
 )
@@ -122,12 +122,6 @@ def _list(candidates: Sequence[Candidate], sort: str) -> Table:
     table.caption = f"ranked by {sort}, {way} first; speed-up over {candidates[0].label}"
     table.caption_justify = "left"
     return table
-
-
-def metric_of(key: str) -> Metric:
-    """The metric of that key, one made of its name where it is none of ours."""
-    kind: Any = "ms" if key.endswith("_ms") else "seconds" if "seconds" in key else "ratio"
-    return next((metric for metric in METRICS if metric.key == key), Metric(key, key.replace("_", " "), kind))
 
 
 def _heading(candidates: Sequence[Candidate]) -> str:

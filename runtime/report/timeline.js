@@ -43,7 +43,7 @@
     (several ? ` of ${run.label}.` : ".")).join(" ");
 
   function firstView() {
-    const ends = lanes.filter(l => l.stage === 0 && l.end.length > 120).map(l => l.end[80] * 1.02);
+    const ends = lanes.filter(l => l.stage === 0 && l.end.length > 90).map(l => l.end[60] * 1.02);
     return { from: 0, to: ends.length ? Math.min(span, Math.max(...ends)) : span };
   }
 
@@ -96,7 +96,7 @@
       pen.fillRect(a, y, b - a, lane);
       pen.fillStyle = patterns;
       pen.fillRect(a, y, b - a, lane);
-      if (b - a > 24) label(head.causes[l.cause[i]].short, a, b, y + lane / 2, colours.ink, colours.fill[2 + l.cause[i]]);
+      if (b - a >= 13) label(head.causes[l.cause[i]].short, a, b, y + lane / 2, colours.ink, colours.fill[2 + l.cause[i]]);
     }
     for (let i = low; i < high; i++) {
       const a = Math.max(LEFT, xOf(l.begin[i])), b = Math.min(width, xOf(l.end[i]));
@@ -118,7 +118,10 @@
 
   function label(text, a, b, y, colour, back) {
     const w = pen.measureText(text).width;
-    if (w + 8 > b - a) return;
+    if (w + 8 > b - a) {
+      if (back && b - a >= 13 && w + 8 <= lane) upright(text, (a + b) / 2, y, w);
+      return;
+    }
     pen.textAlign = "center";
     pen.textBaseline = "middle";
     if (back) {
@@ -131,6 +134,22 @@
     }
     pen.fillStyle = colour;
     pen.fillText(text, (a + b) / 2, y + 0.5);
+  }
+
+  function upright(text, x, y, w) {  // along a narrow gap
+    pen.save();
+    pen.translate(x, y);
+    pen.rotate(-Math.PI / 2);
+    pen.font = "10px " + family;
+    pen.textAlign = "center";
+    pen.textBaseline = "middle";
+    pen.fillStyle = colours.panel;
+    pen.globalAlpha = 0.82;
+    pen.fillRect(-w / 2 - 2, -6, w + 4, 12);
+    pen.globalAlpha = 1;
+    pen.fillStyle = colours.ink;
+    pen.fillText(text, 0, 0.5);
+    pen.restore();
   }
 
   function makeHatch() {

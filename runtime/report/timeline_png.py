@@ -24,20 +24,18 @@ LETTER = 0.055  # inches that a letter takes
 def write_timeline(
     path: Path,
     runs: Sequence[tuple[str, RunRecord, Ledger]],
-    window: tuple[float, float] | None = None,
-    numbered: bool = False,
+    windows: Sequence[tuple[float, float]] | None = None,
 ) -> Path:
     """Runs under each other, on one scale of time; the file that was written.
 
     Args:
-        window: seconds from each run's start, the same for all; None: some micro-batches from the middle of each.
-        numbered: name micro-batches by their number too.
+        windows: of each run, seconds from its start; None: some micro-batches from the middle of each.
     """
     from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    windows = [window or middle(ledger) for _, _, ledger in runs]
+    windows = windows or [middle(ledger) for *_, ledger in runs]
     seconds = max(end - start for start, end in windows)
     lanes = sum(ledger.num_stages for *_, ledger in runs)
     with rc_context(paper_style()):
@@ -48,7 +46,7 @@ def write_timeline(
         rows = figure.subplots(len(runs), 1, squeeze=False, height_ratios=heights)[:, 0]
         seen: set[int] = set()
         for axes, (name, record, ledger), (start, _) in zip(rows, runs, windows, strict=True):
-            seen |= _draw(axes, record, ledger, start, seconds, numbered)
+            seen |= _draw(axes, record, ledger, start, seconds)
             axes.set_title(name, loc="left", fontweight="bold")
         rows[-1].set_xlabel("time [ms]" if seconds < 1 else "time [s]")
         figure.legend(handles=_legend(sorted(seen)), loc="outside lower center", ncols=5, handlelength=1.6)
@@ -67,7 +65,7 @@ def middle(ledger: Ledger) -> tuple[float, float]:
     return float(first.begin[low]) - ledger.t0, float(first.end[high]) - ledger.t0
 
 
-def _draw(axes: Axes, record: RunRecord, ledger: Ledger, start: float, seconds: float, numbered: bool) -> set[int]:
+def _draw(axes: Axes, record: RunRecord, ledger: Ledger, start: float, seconds: float) -> set[int]:
     """One run's lanes from `start` on; the causes that were seen."""
     from matplotlib.patches import Rectangle
 
@@ -102,7 +100,7 @@ def _draw(axes: Axes, record: RunRecord, ledger: Ledger, start: float, seconds: 
             box(x0, x1, y + 0.06 + 0.88 * cut, 0.88 * (1 - cut), facecolor=palette["chunk"], linewidth=0)
             box(x0, x1, y + 0.06, 0.88, facecolor="none", edgecolor="white", linewidth=0.5)
             if step is not None:
-                text(x0, x1, y + 0.5, _made_of(step, numbered), "white" if cut < 0.5 else palette["on-decode"])
+                text(x0, x1, y + 0.5, _made_of(step), "white" if cut < 0.5 else palette["on-decode"])
     axes.set_xlim(0, width)
     axes.set_ylim(0, ledger.num_stages)
     axes.set_yticks([s + 0.5 for s in range(ledger.num_stages)])
@@ -128,10 +126,10 @@ def _decode_share(step: StepRecord | None) -> float:
     return share if share in (0.0, 1.0) else min(0.85, max(0.15, share))
 
 
-def _made_of(step: StepRecord, numbered: bool) -> str:
+def _made_of(step: StepRecord) -> str:
     parts = [str(step.prefill_tokens)] if step.prefill_tokens else []
     parts += [f"{step.decode_tokens}d"] if step.decode_tokens else []
-    return (f"#{step.step}: " if numbered else "") + "+".join(parts)
+    return "+".join(parts)
 
 
 def _legend(codes: Sequence[int]) -> list[object]:

@@ -1,0 +1,167 @@
+"""`gapless report`: run folders in; of one its report again, of several their comparison."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.text import Text
+
+from ..conf.errors import ConfigError, nearest
+from ..conf.schema import ReportConfig
+from .progress import shown, throughput
+from .prompts import TextInput
+
+if TYPE_CHECKING:
+    from ..runtime.run_folder import RunFolder
+
+NEW_FOLDER = "comparison"
+
+
+def check(config: ReportConfig, stdin: TextInput) -> None:
+    """What can be said of the folders before anything is written.
+
+    Raises:
+        ConfigError: no such folder, one that is no run's and holds none, an unknown `sort`, an `out` that is a file.
+    """
+    from ..runtime.report.metrics import number_keys
+
+    found = folders(config.runs)
+    keys = dict.fromkeys(key for folder in found for key in number_keys(folder.summary))
+    if config.slo != type(config.slo)():
+        keys["request_goodput"] = None
+    if len(found) > 1 and config.sort not in keys:
+        hint = nearest(config.sort, keys)
+        raise ConfigError(f"sort={config.sort}: no number of these runs' summary.json{hint}")
+    if config.out is not None and Path(config.out).expanduser().exists() and not Path(config.out).expanduser().is_dir():
+        raise ConfigError(f"out={config.out}: must be a folder")
+
+
+def run(config: ReportConfig, run_dir: Path, stdin: TextInput) -> None:
+    """Writes the report of one run, or the comparison of several, and prints it as text.
+
+    Raises:
+        ValueError: what the user can mend; a damaged run folder too.
+    """
+    from ..runtime.report.candidates import group_runs
+    from ..runtime.report.compare import write_comparison
+    from ..runtime.report.terminal import comparison_table
+
+    console = Console(highlight=False)
+    found = folders(config.runs)
+    if len(found) == 1:
+        _show_one(console, config, found[0])
+        return
+    candidates = group_runs([_judged(folder, config) for folder in found])
+    path = _destination(config)
+    write_comparison(path, candidates, figures=config.figures, sort=config.sort)
+    console.print(comparison_table(candidates, sort=config.sort))
+    _print_paths(console, path, figures=config.figures, numbers=True)
+
+
+def folders(paths: Sequence[str]) -> list[RunFolder]:
+    """The runs of `paths`, each a run folder or one that holds some, at any depth; in order of their dates.
+
+    Raises:
+        ConfigError: a path that is neither.
+    """
+    from ..runtime.run_folder import is_run_folder, read_run_folder
+
+    if not paths:
+        raise ConfigError("runs: give one or more run folders, as in gapless report runs/DATE_TIME")
+    found: dict[Path, RunFolder] = {}
+    for text in paths:
+        path = Path(text).expanduser()
+        if not path.is_dir():
+            raise ConfigError(f"{text}: {'not a folder' if path.exists() else 'no such folder'}")
+        inside = [path] if is_run_folder(path) else sorted(_below(path), key=_natural)
+        if not inside:
+            raise ConfigError(f"{text}: not a run folder, and holds none")
+        read = [read_run_folder(folder) for folder in inside]
+        for folder in sorted(read, key=lambda folder: str(folder.summary.get("date", ""))):
+            found.setdefault(folder.path.resolve(), folder)
+    return list(found.values())
+
+
+def _below(path: Path) -> Iterator[Path]:
+    from ..runtime.run_folder import is_run_folder
+
+    for summary in path.rglob("summary.json"):
+        if is_run_folder(summary.parent):
+            yield summary.parent
+
+
+def _natural(path: Path) -> list[tuple[int, int, str]]:
+    """2 before 10."""
+    parts = re.split(r"(\d+)", str(path))
+    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in parts if part]
+
+
+def _judged(folder: RunFolder, config: ReportConfig) -> RunFolder:
+    """With an SLO, the run's goodput by it; its record is read for that."""
+    if config.slo == type(config.slo)():
+        return folder
+    from ..runtime.ledger import Ledger
+    from ..runtime.summary import summarize
+
+    record = folder.load()
+    summary = folder.summary | summarize(record, Ledger(record), config.slo)
+    return replace(folder, summary=summary)
+
+
+def _destination(config: ReportConfig) -> Path:
+    """Where a comparison goes: `out`, the folder that holds the runs, or a new one beside several."""
+    if config.out is not None:
+        return Path(config.out).expanduser()
+    first = Path(config.runs[0]).expanduser()
+    if len(config.runs) == 1:
+        return first
+    names = (NEW_FOLDER if number == 1 else f"{NEW_FOLDER}_{number}" for number in range(1, 10_000))
+    return next(path for path in (first.parent / name for name in names) if not path.exists())
+
+
+def _show_one(console: Console, config: ReportConfig, folder: RunFolder) -> None:
+    from ..runtime.ledger import Ledger
+    from ..runtime.report.digest import digest
+    from ..runtime.report.page import render_report
+    from ..runtime.report.png import write_figures
+    from ..runtime.report.run_charts import charts_of_run
+    from ..runtime.report.terminal import bubble_table, latency_table
+    from ..runtime.summary import summarize
+
+    record = folder.load()
+    ledger = Ledger(record)
+    ledger.check()
+    summary = folder.summary | summarize(record, ledger, config.slo)
+    path = Path(config.out).expanduser() if config.out is not None else folder.path
+    path.mkdir(parents=True, exist_ok=True)
+    run = digest(record, ledger)
+    (path / "report.html").write_text(render_report(record, ledger, summary, run), encoding="utf-8")
+    if config.figures:
+        write_figures(path / "figures", charts_of_run(run))
+    console.print(Text.assemble((throughput(summary), "bold")), soft_wrap=True)
+    console.print(latency_table(summary))
+    console.print(bubble_table(ledger))
+    for line in _remarks(summary):
+        console.print(Text(line), soft_wrap=True)
+    _print_paths(console, path, figures=config.figures, numbers=False)
+
+
+def _remarks(summary: dict[str, Any]) -> Iterator[str]:
+    error = summary.get("prediction_error")
+    if error:
+        yield f"predicted stage times are off by {error['median']:.1%} (p50), {error['p90']:.1%} (p90)"
+    if "request_goodput" in summary:
+        yield f"goodput: {summary['request_goodput']:.2f} of {summary['request_throughput']:.2f} requests/s met the SLO"
+    yield from summary.get("notes") or ()
+
+
+def _print_paths(console: Console, path: Path, *, figures: bool, numbers: bool) -> None:
+    lines = [("numbers", path / "comparison.csv")] if numbers else []
+    lines += [("figures", path / "figures")] if figures else []
+    for name, file in [*lines, ("report", path / "report.html")]:
+        console.print(Text.assemble((f"{name:9}", "bold"), shown(file)), soft_wrap=True)

@@ -1,0 +1,225 @@
+"""`report.html` of a comparison: the settings' numbers, their pipelines under each other, overlaid charts."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import yaml
+
+from ..ledger import Cause, Ledger
+from . import run_charts as charts
+from .candidates import Candidate, differing_keys, settings
+from .charts import Chart, series_colour
+from .columns import MAX_BOXES, Columns, pack, tick_of
+from .compare_charts import heat_map, throughput_against_tail
+from .digest import Digest, digest
+from .metrics import (
+    BY_CAUSE,
+    EVENNESS,
+    IDLE,
+    LATENCY,
+    SPEED,
+    THROUGHPUT,
+    Metric,
+    Spread,
+    has_any,
+    lower_is_better,
+    metric_of,
+    number,
+    ranked,
+    spread,
+)
+from .page_parts import causes_head, fill, legend, pairs_table, script_json, template
+from .svg import figures
+from .text import percent, seconds_text
+
+SIDE_BY_SIDE = 8  # settings that have a column each; of more, the table is a ranking
+DRAWN = 8  # of more settings the best few are drawn
+GROUPS = (("Speed", SPEED), ("Latency", LATENCY), ("Idle time", (*IDLE, *BY_CAUSE)), ("Micro-batches", EVENNESS))
+LISTED = (
+    *SPEED[:2], SPEED[3], *(m for m in LATENCY if m.key in ("median_ttft_ms", "p99_ttft_ms", "median_itl_ms",
+    "p99_itl_ms", "p99_e2el_ms")), *IDLE[:2], EVENNESS[0],
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """The median runs of the settings that are drawn, in the order given; their records are let go."""
+
+    tick: float
+    runs: dict[str, Digest]
+    columns: list[Columns]
+
+
+def draw_runs(candidates: Sequence[Candidate], sort: str) -> Drawn:
+    """Read the median runs of `candidates`, or of the best few of many, one after the other."""
+    best = ranked(candidates, sort)[:DRAWN]
+    shown = [candidate for candidate in candidates if candidate in best]
+    span = max(number(candidate.median_run.summary, "duration") or 0.0 for candidate in shown)
+    tick = tick_of(1.001 * span)
+    runs, columns = {}, []
+    for candidate in shown:
+        record = candidate.median_run.load()
+        ledger = Ledger(record)
+        runs[candidate.label] = digest(record, ledger)
+        columns.append(pack(record, ledger, tick, MAX_BOXES // len(shown)))
+    return Drawn(tick, runs, columns)
+
+
+def charts_of_comparison(candidates: Sequence[Candidate], drawn: Drawn, sort: str) -> list[Chart]:
+    """All charts but the compositions, in the page's order."""
+    several = len(candidates) > 2
+    heat = heat_map(candidates, sort) if several else None
+    return [
+        *([heat] if heat is not None else []),
+        *([throughput_against_tail(candidates)] if several else []),
+        charts.bubbles_of_runs(drawn.runs),
+        charts.bubble_cdf(drawn.runs),
+        charts.completions(drawn.runs),
+        charts.stage_time_cdf(drawn.runs),
+        *charts.latency_cdfs(drawn.runs),
+    ]
+
+
+def render_comparison(candidates: Sequence[Candidate], drawn: Drawn, title: str, sort: str) -> str:
+    """The page, from the candidates' summaries and the median runs of those that are drawn."""
+    heads = []
+    for (name, run), columns in zip(drawn.runs.items(), drawn.columns, strict=True):
+        candidate = next(c for c in candidates if c.label == name)
+        heads.append(columns.head | {"label": name, "note": _run_note(candidate, run)})
+    head = {
+        "tick": drawn.tick,
+        "span": max(columns.end for columns in drawn.columns),
+        "causes": causes_head(),
+        "runs": heads,
+    }
+    seconds = {cause: sum(run.cause_seconds[cause] for run in drawn.runs.values()) for cause in Cause}
+    data = "\n".join(
+        f'<script type="text/plain" id="columns{number}">{columns.data}</script>'
+        for number, columns in enumerate(drawn.columns)
+    )
+    best = f"the best {len(drawn.runs)} by {sort}" if len(drawn.runs) < len(candidates) else "the median run of each"
+    return fill(
+        template("compare.html"),
+        {
+            "style": template("report.css"),
+            "script": template("columns.js") + template("timeline.js"),
+            "title": html.escape(title),
+            "subtitle": html.escape(_subtitle(candidates)),
+            "table": _side_by_side(candidates) if len(candidates) <= SIDE_BY_SIDE else _ranking(candidates, sort),
+            "table_note": html.escape(_table_note(candidates, sort)),
+            "drawn": html.escape(f"All pipelines on one time axis: {best}."),
+            "legend": legend(seconds),
+            "charts": figures(charts_of_comparison(candidates, drawn, sort)),
+            "compositions": figures(charts.batch_composition(drawn.runs)),
+            "settings": _settings(candidates),
+            "versions": pairs_table(candidates[0].runs[0].summary.get("versions") or {}),
+            "head": script_json(head),
+            "columns": data,
+        },
+    )
+
+
+def _subtitle(candidates: Sequence[Candidate]) -> str:
+    runs = [run for candidate in candidates for run in candidate.runs]
+    dates = sorted(str(run.summary.get("date", "")) for run in runs)
+    parts = [f"{len(candidates)} setting{'' if len(candidates) == 1 else 's'}", f"{len(runs)} runs", dates[0]]
+    return " · ".join(parts).rstrip(" ·")
+
+
+def _run_note(candidate: Candidate, run: Digest) -> str:
+    summary = candidate.median_run.summary
+    speed, idle = number(summary, THROUGHPUT.key), number(summary, "bubble_fraction")
+    parts = [seconds_text(run.span)]
+    parts += [f"{THROUGHPUT.text(speed)} {THROUGHPUT.unit}"] if speed is not None else []
+    parts += [f"{percent(idle)} idle"] if idle is not None else []
+    return " · ".join(parts)
+
+
+def _table_note(candidates: Sequence[Candidate], sort: str) -> str:
+    first = candidates[0].label
+    text = f"Ratios are to {first}."
+    if any(len(candidate.runs) > 1 for candidate in candidates):
+        text = f"Medians over the repeats, lowest and highest below. {text}"
+    if len(candidates) > SIDE_BY_SIDE:
+        text += f" Ranked by {sort}, {'lowest' if lower_is_better(sort) else 'highest'} first."
+    return text
+
+
+def _side_by_side(candidates: Sequence[Candidate]) -> str:
+    """A column a setting, a row a metric."""
+    heads = "".join(
+        f'<th><i class="swatch" style="background:var(--{series_colour(n)})"></i>{html.escape(candidate.label)}</th>'
+        for n, candidate in enumerate(candidates)
+    )
+    rows = []
+    for name, metrics in GROUPS:
+        shown = [metric for metric in metrics if has_any(candidates, metric)]
+        if shown:
+            rows.append(f'<tr class="group"><th>{name}</th>{"<td></td>" * len(candidates)}</tr>')
+        for metric in shown:
+            unit = f" <small>{metric.unit}</small>" if metric.unit else ""
+            cells = _cells(metric, [spread(candidate, metric.key, candidates[0]) for candidate in candidates])
+            rows.append(f'<tr class="member"><th>{html.escape(metric.name)}{unit}</th>{"".join(cells)}</tr>')
+    width = f"max-width:{280 + 190 * len(candidates)}px"
+    head = f"<thead><tr><th></th>{heads}</tr></thead>"
+    return f'<table class="compared" style="{width}">{head}<tbody>{"".join(rows)}</tbody></table>'
+
+
+def _ranking(candidates: Sequence[Candidate], sort: str) -> str:
+    """A row a setting, best first."""
+    metrics = [metric for metric in LISTED if has_any(candidates, metric)]
+    if sort not in [metric.key for metric in metrics]:
+        metrics.insert(0, metric_of(sort))
+    order = ranked(candidates, sort)
+    columns = [_cells(metric, [spread(c, metric.key, candidates[0]) for c in order]) for metric in metrics]
+    units = (f"<br><small>{metric.unit}</small>" if metric.unit else "" for metric in metrics)
+    heads = "".join(f"<th>{html.escape(m.name)}{unit}</th>" for m, unit in zip(metrics, units, strict=True))
+    rows = "".join(
+        f"<tr><th>{place + 1}. {html.escape(candidate.label)}</th>{''.join(column[place] for column in columns)}</tr>"
+        for place, candidate in enumerate(order)
+    )
+    return f'<table class="compared"><thead><tr><th></th>{heads}</tr></thead><tbody>{rows}</tbody></table>'
+
+
+def _cells(metric: Metric, found: Sequence[Spread | None]) -> list[str]:
+    medians = [s.median for s in found if s is not None]
+    best = (min if metric.lower_is_better else max)(medians, default=0.0)
+    telling = metric.judged and len(medians) > 1 and min(medians) != max(medians)
+    cells = []
+    for s in found:
+        if s is None:
+            cells.append('<td class="zero">-</td>')
+            continue
+        differs = metric.judged and s.median > 0 and s.ratio is not None and abs(s.ratio - 1.0) >= 5e-3
+        ratio = f"<em>{s.ratio:.2f}x</em>" if differs else ""
+        several = f"<small>{metric.text(s.low)} .. {metric.text(s.high)}</small>" if len(s.values) > 1 else ""
+        css = ' class="best"' if telling and s.median == best else ""
+        cells.append(f"<td{css}>{ratio}{metric.text(s.median)}{several}</td>")
+    return cells
+
+
+def _settings(candidates: Sequence[Candidate]) -> str:
+    """What differs, a row a setting; then what all share, as YAML."""
+    points = [settings(candidate.runs[0].config) for candidate in candidates]
+    keys = differing_keys(points)
+    heads = "".join(f"<th>{html.escape(key)}</th>" for key in keys)
+    rows = "".join(
+        f"<tr><th>{html.escape(candidate.label)}</th>{''.join(_setting(point, key) for key in keys)}"
+        f"<td>{len(candidate.runs)}</td><td>{html.escape(str(candidate.median_run.path))}</td></tr>"
+        for candidate, point in zip(candidates, points, strict=True)
+    )
+    shared = {
+        key: value for key, value in points[0].items() if all(key in point and point[key] == value for point in points)
+    }
+    table = (
+        f"<table><thead><tr><th></th>{heads}<th>runs</th><th>median run</th></tr></thead><tbody>{rows}</tbody></table>"
+    )
+    text = html.escape(yaml.safe_dump(shared, sort_keys=False, allow_unicode=True)) if shared else ""
+    return f'<div class="scroll">{table}</div><h2>What all share</h2><pre>{text}</pre>'
+
+
+def _setting(point: Mapping[str, object], key: str) -> str:
+    return f"<td>{html.escape(str(point.get(key, '-')))}</td>"

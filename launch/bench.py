@@ -19,7 +19,7 @@ from rich.text import Text
 from ..conf.build import to_mapping
 from ..conf.policies import SchedulerConfig
 from ..conf.schema import BenchConfig
-from ..conf.workloads import WorkloadConfig
+from ..conf.workloads import SloConfig, WorkloadConfig
 from .progress import Meter, shown, starting, throughput, versions
 from .prompts import TextInput
 
@@ -92,9 +92,8 @@ def run(config: BenchConfig, run_dir: Path, stdin: TextInput, launcher: Launcher
                 summary = _run(llm, turn, workload, run_dir / turn.folder, config, errors, name)
             except BaseException:
                 if done:
-                    errors.print(
-                        f"gapless: {len(done)} runs were finished: gapless report {shown(run_dir)}", soft_wrap=True
-                    )
+                    before = f"runs finished before that: {len(done)}; gapless report {shown(run_dir)}"
+                    errors.print(f"gapless: {before}", soft_wrap=True)
                 raise
             done.append(turn)
             console.print(Text.assemble((f"{name}: ", "bold"), throughput(summary)), soft_wrap=True)
@@ -103,7 +102,7 @@ def run(config: BenchConfig, run_dir: Path, stdin: TextInput, launcher: Launcher
                     told.add(note)
                     console.print(Text(note), soft_wrap=True)
     if len(plan) == 1:
-        _show_one(console, run_dir, summary, llm.record)
+        _show_one(console, run_dir, summary, llm.record, config.slo)
         return
     folders = [read_run_folder(run_dir / turn.folder) for turn in plan]
     _compare(console, run_dir, config, plan, folders, len(workload), workload.num_cut)
@@ -203,10 +202,14 @@ def _run(
     return write()
 
 
-def _show_one(console: Console, run_dir: Path, summary: Mapping[str, Any], record: RunRecord) -> None:
+def _show_one(console: Console, run_dir: Path, summary: Mapping[str, Any], record: RunRecord, slo: SloConfig) -> None:
+    """The tables of a run that stands alone."""
     from ..runtime.ledger import Ledger
     from ..runtime.report.terminal import bubble_table, latency_table
 
+    if "request_goodput" in summary:
+        bounds = " ".join(f"{key}={bound:g}" for key, bound in to_mapping(slo).items() if bound is not None)
+        console.print(f"goodput: {summary['request_goodput']:.2f} requests/s within {bounds}")
     console.print(latency_table(summary))
     console.print(bubble_table(Ledger(record)))
     console.print(Text.assemble(("report   ", "bold"), shown(run_dir / "report.html")), soft_wrap=True)

@@ -213,7 +213,7 @@ def _run(command: Command, overrides: list[str], *, multirun: bool) -> None:
                 return
             if state.output_subdir:
                 OmegaConf.save(composed, folder / state.output_subdir / "config.yaml")
-        done[config] = state.job.get("num", 0)
+        done[config] = state.job.num if multirun else 0
         try:
             module.run(config, folder, stdin, launcher)
         except Exception as error:

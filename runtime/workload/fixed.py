@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -32,8 +33,12 @@ def longest(config: FixedConfig) -> int:
 def fitting(config: FixedConfig, context: int) -> str:
     """What makes requests that are too long fit into `context` tokens, in words."""
     key = "output_len" if config.input_len is None else "input_len"
-    shorter = range(1, getattr(config, key))
-    fits = bisect_right(shorter, context, key=lambda length: longest(replace(config, **{key: length})))
+
+    def longest_with(length: int) -> int:
+        given: dict[str, Any] = {key: length}
+        return longest(replace(config, **given))
+
+    fits = bisect_right(range(1, getattr(config, key)), context, key=longest_with)
     return f"workload.{key}={fits} fits" if fits else "lower workload.input_len and workload.output_len"
 
 

@@ -21,6 +21,9 @@ from gapless.launch.cli import main
 from gapless.launch.ray_launcher import RayLauncher
 from gapless.runtime import LLM
 from gapless.runtime.ledger import Ledger
+from gapless.runtime.local import LocalPipeline
+from gapless.runtime.messages import StepResult
+from gapless.runtime.pipeline import PipelineError
 from gapless.runtime.workload import WorkItem
 
 SMALL = ["model=tiny", "cache.num_blocks=300", "parallel.threads=1"]
@@ -191,14 +194,40 @@ def test_one_run_is_the_run_folder_and_its_warmup_does_not_count(
 ) -> None:
     trace = here / "t.csv"
     trace.write_text("Timestamp,Request tokens,Response tokens\n0,30,4\n0.05,4000,3\n", encoding="utf-8")
-    assert main(["bench", *SMALL, "workload=trace", "workload.path=t.csv", "hydra.run.dir=out"]) == 0
+    chosen = ["workload=trace", "workload.path=t.csv", "slo.ttft_ms=60000", "hydra.run.dir=out"]
+    assert main(["bench", *SMALL, *chosen]) == 0
     printed = capfd.readouterr()
     assert {path.name for path in (here / "out").iterdir()} == {*FILES, ".hydra"}
     summary = loaded(here / "out" / "summary.json")
     assert (summary["completed"], summary["total_input_tokens"], summary["total_output_tokens"]) == (2, 2075, 7)
     assert "1 of 2 requests were longer than the context of 2048 tokens: cut to it" in printed.err
-    for shown in ("TTFT", "control", "out/report.html"):
+    goodput = f"goodput: {summary['request_goodput']:.2f} requests/s within ttft_ms=60000"
+    for shown in ("TTFT", "control", "out/report.html", goodput):
         assert shown in printed.out
+
+
+def test_a_run_that_fails_leaves_what_came_before(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    waits = 0
+    wait = LocalPipeline.wait
+
+    def failing(self: LocalPipeline, deadline: float) -> list[StepResult]:
+        nonlocal waits
+        waits += 1
+        if waits > 30:
+            raise PipelineError("a stage burnt down")
+        return wait(self, deadline)
+
+    monkeypatch.setattr(LocalPipeline, "wait", failing)
+    chosen = ["scheduler=orca_best,sarathi", "scheduler.chunk=8", "warmup=false", "hydra.run.dir=out"]
+    assert main(["bench", *SMALL, *FEW, *chosen]) == 1
+    errors = capfd.readouterr().err
+    assert errors.endswith("gapless: error: a stage burnt down\n")
+    assert "the report until then: out/02_sarathi/report.html" in errors
+    assert "runs finished before that: 1; gapless report out" in errors
+    assert loaded(here / "out" / "01_orca_best" / "summary.json")["completed"] == 5
+    assert loaded(here / "out" / "02_sarathi" / "summary.json")["completed"] < 5
 
 
 def test_a_sweep_drops_what_a_policy_lacks(here: Path, capfd: pytest.CaptureFixture[str]) -> None:

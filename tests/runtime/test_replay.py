@@ -74,7 +74,7 @@ ITEMS = st.builds(
 
 
 @given(ITEMS, st.none() | st.integers(1, 4), st.sampled_from(sorted(POLICY_CONFIGS)))
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 def test_every_request_arrives_when_due_and_gets_its_tokens(
     items: list[WorkItem], most: int | None, policy: str
 ) -> None:
@@ -154,6 +154,13 @@ def test_an_llm_replays_a_workload(llm: LLM) -> None:
     llm.reset()
     answer = [event.token.token for events in llm.replay(workload[2:3]) for event in events if event.token]
     assert answer == expected[: workload[2].output_len]
+
+
+def test_users_and_deadlines_reach_the_orders(llm: LLM) -> None:
+    request = llm._timed(WorkItem([5, 6], 3, 1.0, "ann", 0.25), 11.0)
+    assert (request.user, request.arrival, request.deadline) == ("ann", 11.0, 11.25)
+    assert (request.params.is_greedy, request.params.ignore_eos, request.max_output) == (True, True, 3)
+    assert llm._timed(WorkItem([5, 6], 3, 1.0), 11.0).deadline is None
 
 
 def test_one_thing_at_a_time(llm: LLM) -> None:

@@ -131,6 +131,7 @@ def _show_one(console: Console, config: ReportConfig, folder: RunFolder) -> None
     from ..runtime.report.png import write_figures
     from ..runtime.report.run_charts import charts_of_run
     from ..runtime.report.terminal import bubble_table, latency_table
+    from ..runtime.report.timeline_png import stretch, write_timeline
     from ..runtime.summary import summarize
 
     record = folder.load()
@@ -143,6 +144,7 @@ def _show_one(console: Console, config: ReportConfig, folder: RunFolder) -> None
     (path / "report.html").write_text(render_report(record, ledger, summary, run), encoding="utf-8")
     if config.figures:
         write_figures(path / "figures", charts_of_run(run))
+        write_timeline(path / "figures" / "timeline.png", {folder.title: stretch(record, ledger)})
     console.print(Text.assemble((throughput(summary), "bold")), soft_wrap=True)
     console.print(latency_table(summary))
     console.print(bubble_table(ledger))

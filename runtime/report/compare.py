@@ -13,6 +13,7 @@ from .compare_page import charts_of_comparison, draw_runs, render_comparison
 from .metrics import THROUGHPUT, number_keys, ranked, spread
 from .png import write_figures
 from .run_charts import batch_composition
+from .timeline_png import write_timeline
 
 
 def write_comparison(
@@ -43,6 +44,7 @@ def write_comparison(
     if figures:
         charts = [*charts_of_comparison(candidates, drawn, sort), *batch_composition(drawn.runs)]
         write_figures(path / "figures", charts)
+        write_timeline(path / "figures" / "timeline.png", drawn.stretches)
     return comparison
 
 

@@ -34,6 +34,7 @@ from .metrics import (
 from .page_parts import causes_head, fill, legend, pairs_table, script_json, template
 from .svg import figures
 from .text import percent, seconds_text
+from .timeline_png import Stretch, stretch
 
 SIDE_BY_SIDE = 8  # settings that have a column each; of more, the table is a ranking
 DRAWN = 8  # of more settings the best few are drawn
@@ -51,6 +52,7 @@ class Drawn:
     tick: float
     runs: dict[str, Digest]
     columns: list[Columns]
+    stretches: dict[str, Stretch]
 
 
 def draw_runs(candidates: Sequence[Candidate], sort: str) -> Drawn:
@@ -59,13 +61,14 @@ def draw_runs(candidates: Sequence[Candidate], sort: str) -> Drawn:
     shown = [candidate for candidate in candidates if candidate in best]
     span = max(number(candidate.median_run.summary, "duration") or 0.0 for candidate in shown)
     tick = tick_of(1.001 * span)
-    runs, columns = {}, []
+    runs, columns, stretches = {}, [], {}
     for candidate in shown:
         record = candidate.median_run.load()
         ledger = Ledger(record)
         runs[candidate.label] = digest(record, ledger)
         columns.append(pack(record, ledger, tick, MAX_BOXES // len(shown)))
-    return Drawn(tick, runs, columns)
+        stretches[candidate.label] = stretch(record, ledger)
+    return Drawn(tick, runs, columns, stretches)
 
 
 def charts_of_comparison(candidates: Sequence[Candidate], drawn: Drawn, sort: str) -> list[Chart]:

@@ -48,7 +48,7 @@ def write_figures(path: Path, charts: Sequence[Chart]) -> list[Path]:
     return written
 
 
-def paper_style() -> dict[str, Any]:
+def paper_style() -> Any:
     """matplotlib settings of all figures."""
     return {
         "font.size": FONT, "axes.titlesize": FONT + 0.5, "axes.labelsize": FONT, "legend.fontsize": FONT - 0.8,

@@ -2,57 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..ledger import CAUSES, Ledger
+from ..ledger import CAUSES, Cause, Floats, Ledger
 from ..spans import RunRecord, StepRecord
 from .png import DPI, FONT, light_palette, paper_style
 from .text import css_name, label, short_label
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.patches import Patch
 
 WIDTH, LANE = 7.0, 0.34  # inches: two columns wide; a stage's lane
 SHOWN = 14  # micro-batches in the window, where none is given
 LETTER = 0.055  # inches that a letter takes
 
 
-def write_timeline(
-    path: Path,
-    runs: Sequence[tuple[str, RunRecord, Ledger]],
-    windows: Sequence[tuple[float, float]] | None = None,
-) -> Path:
-    """Runs under each other, on one scale of time; the file that was written.
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """A part of a run: by stage its micro-batches and its idle intervals, in seconds from the part's start."""
 
-    Args:
-        windows: of each run, seconds from its start; None: some micro-batches from the middle of each.
-    """
-    from matplotlib import rc_context
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    seconds: float
+    boxes: list[list[tuple[float, float, StepRecord | None]]]
+    idle: list[list[tuple[float, float, Cause]]]
 
-    windows = windows or [middle(ledger) for *_, ledger in runs]
-    seconds = max(end - start for start, end in windows)
-    lanes = sum(ledger.num_stages for *_, ledger in runs)
-    with rc_context(paper_style()):
-        heights = [ledger.num_stages for *_, ledger in runs]
-        size = (WIDTH, LANE * 1.25 * lanes + 0.55 * len(runs) + 0.45)
-        figure = Figure(figsize=size, dpi=DPI, layout="constrained")
-        FigureCanvasAgg(figure)
-        rows = figure.subplots(len(runs), 1, squeeze=False, height_ratios=heights)[:, 0]
-        seen: set[int] = set()
-        for axes, (name, record, ledger), (start, _) in zip(rows, runs, windows, strict=True):
-            seen |= _draw(axes, record, ledger, start, seconds)
-            axes.set_title(name, loc="left", fontweight="bold")
-        rows[-1].set_xlabel("time [ms]" if seconds < 1 else "time [s]")
-        figure.legend(handles=_legend(sorted(seen)), loc="outside lower center", ncols=5, handlelength=1.6)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=DPI, metadata={"Software": None})
-    return path
+
+def stretch(record: RunRecord, ledger: Ledger, window: tuple[float, float] | None = None) -> Stretch:
+    """`window` is in seconds from the run's start; None: some micro-batches from the middle."""
+    start, end = window or middle(ledger)
+    steps = {step.step: step for step in record.steps}
+    boxes, idle = [], []
+    for lane, gaps in zip(ledger.lanes, ledger.columns, strict=True):
+        inside = _inside(lane.begin, lane.end, ledger.t0 + start, end - start)
+        boxes.append([(a, b, steps.get(int(lane.step[i]))) for a, b, i in inside])
+        inside = _inside(gaps.start, gaps.end, ledger.t0 + start, end - start)
+        idle.append([(a, b, CAUSES[gaps.cause[i]]) for a, b, i in inside])
+    return Stretch(end - start, boxes, idle)
 
 
 def middle(ledger: Ledger) -> tuple[float, float]:
@@ -65,57 +55,69 @@ def middle(ledger: Ledger) -> tuple[float, float]:
     return float(first.begin[low]) - ledger.t0, float(first.end[high]) - ledger.t0
 
 
-def _draw(axes: Axes, record: RunRecord, ledger: Ledger, start: float, seconds: float) -> set[int]:
-    """One run's lanes from `start` on; the causes that were seen."""
+def write_timeline(path: Path, runs: Mapping[str, Stretch]) -> Path:
+    """Stretches of runs under each other, on one scale of time; the file that was written."""
+    from matplotlib import rc_context
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    seconds = max(run.seconds for run in runs.values())
+    heights = [len(run.boxes) for run in runs.values()]
+    with rc_context(paper_style()):
+        size = (WIDTH, LANE * 1.25 * sum(heights) + 0.55 * len(runs) + 0.45)
+        figure = Figure(figsize=size, dpi=DPI, layout="constrained")
+        FigureCanvasAgg(figure)
+        rows = figure.subplots(len(runs), 1, squeeze=False, height_ratios=heights)[:, 0]
+        for axes, (name, run) in zip(rows, runs.items(), strict=True):
+            _draw(axes, run, seconds)
+            axes.set_title(name, loc="left", fontweight="bold")
+        rows[-1].set_xlabel("time [ms]" if seconds < 1 else "time [s]")
+        seen = {cause for run in runs.values() for lane in run.idle for *_, cause in lane}
+        handles = _legend([cause for cause in CAUSES if cause in seen])
+        figure.legend(handles=handles, loc="outside lower center", ncols=5, handlelength=1.6)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=DPI, metadata={"Software": None})
+    return path
+
+
+def _draw(axes: Axes, run: Stretch, seconds: float) -> None:
     from matplotlib.patches import Rectangle
 
-    palette, steps, seen = light_palette(), {step.step: step for step in record.steps}, set()
-    unit = 1e3 if seconds < 1 else 1.0
-    width = seconds * unit
-    inch = width / (WIDTH - 0.6)
+    palette, unit, num_stages = light_palette(), 1e3 if seconds < 1 else 1.0, len(run.boxes)
+    letter = LETTER * seconds / (WIDTH - 0.6)
 
-    def box(x0: float, x1: float, y: float, height: float, **style: object) -> float:
-        """Clipped to the window; its width."""
-        x0, x1 = max(0.0, x0), min(width, x1)
-        if x1 > x0:
-            axes.add_patch(Rectangle((x0, y), x1 - x0, height, **style))  # type: ignore[arg-type]
-        return x1 - x0
+    def box(x0: float, x1: float, y: float, height: float, **style: Any) -> None:
+        axes.add_patch(Rectangle((x0 * unit, y), (x1 - x0) * unit, height, **style))
 
     def text(x0: float, x1: float, y: float, words: str, colour: str) -> None:
-        x0, x1 = max(0.0, x0), min(width, x1)
-        if x1 - x0 > LETTER * inch * len(words):
-            axes.text((x0 + x1) / 2, y, words, ha="center", va="center", color=colour, fontsize=FONT - 1.2)
+        if x1 - x0 > letter * len(words):
+            x = (x0 + x1) / 2 * unit
+            axes.text(x, y, words, ha="center", va="center", color=colour, fontsize=FONT - 1.2)
 
-    for stage, (lane, idle) in enumerate(zip(ledger.lanes, ledger.columns, strict=True)):
-        y = ledger.num_stages - 1 - stage
-        for x0, x1, code in _visible(idle.start, idle.end, idle.cause, ledger.t0 + start, seconds, unit):
-            colour = palette[css_name(CAUSES[code])]
-            if box(x0, x1, y + 0.06, 0.88, facecolor=colour, hatch="/////", edgecolor="white", linewidth=0) > 0:
-                seen.add(code)
-                text(x0, x1, y + 0.5, short_label(CAUSES[code]), "black")
-        for x0, x1, number in _visible(lane.begin, lane.end, lane.step, ledger.t0 + start, seconds, unit):
-            step = steps.get(number)
+    for stage, (boxes, idle) in enumerate(zip(run.boxes, run.idle, strict=True)):
+        y, middle_y = num_stages - stage - 0.94, num_stages - stage - 0.5
+        for x0, x1, cause in idle:
+            box(x0, x1, y, 0.88, facecolor=palette[css_name(cause)], hatch="/////", edgecolor="white", linewidth=0)
+            text(x0, x1, middle_y, short_label(cause), "black")
+        for x0, x1, step in boxes:
             cut = _decode_share(step)
-            box(x0, x1, y + 0.06, 0.88 * cut, facecolor=palette["decode"], linewidth=0)
-            box(x0, x1, y + 0.06 + 0.88 * cut, 0.88 * (1 - cut), facecolor=palette["chunk"], linewidth=0)
-            box(x0, x1, y + 0.06, 0.88, facecolor="none", edgecolor="white", linewidth=0.5)
-            if step is not None:
-                text(x0, x1, y + 0.5, _made_of(step), "white" if cut < 0.5 else palette["on-decode"])
-    axes.set_xlim(0, width)
-    axes.set_ylim(0, ledger.num_stages)
-    axes.set_yticks([s + 0.5 for s in range(ledger.num_stages)])
-    axes.set_yticklabels([f"stage {s}" for s in reversed(range(ledger.num_stages))])
+            box(x0, x1, y, 0.88 * cut, facecolor=palette["decode"], linewidth=0)
+            box(x0, x1, y + 0.88 * cut, 0.88 * (1 - cut), facecolor=palette["chunk"], linewidth=0)
+            box(x0, x1, y, 0.88, facecolor="none", edgecolor="white", linewidth=0.5)
+            text(x0, x1, middle_y, _made_of(step), palette["panel" if cut < 0.5 else "ink"])
+    axes.set_xlim(0, seconds * unit)
+    axes.set_ylim(0, num_stages)
+    axes.set_yticks([s + 0.5 for s in range(num_stages)])
+    axes.set_yticklabels([f"stage {s}" for s in reversed(range(num_stages))])
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
-    return seen
 
 
-def _visible(
-    start: np.ndarray, end: np.ndarray, what: np.ndarray, origin: float, seconds: float, unit: float
-) -> list[tuple[float, float, int]]:
+def _inside(start: Floats, end: Floats, origin: float, seconds: float) -> list[tuple[float, float, int]]:
+    """Intervals, cut to the window and counted from its start, with their index."""
     kept = np.flatnonzero((end > origin) & (start < origin + seconds))
-    times = (((side[kept] - origin) * unit).tolist() for side in (start, end))
-    return list(zip(*times, what[kept].tolist(), strict=True))
+    a, b = ((side[kept] - origin).clip(0.0, seconds).tolist() for side in (start, end))
+    return list(zip(a, b, kept.tolist(), strict=True))
 
 
 def _decode_share(step: StepRecord | None) -> float:
@@ -126,18 +128,20 @@ def _decode_share(step: StepRecord | None) -> float:
     return share if share in (0.0, 1.0) else min(0.85, max(0.15, share))
 
 
-def _made_of(step: StepRecord) -> str:
+def _made_of(step: StepRecord | None) -> str:
+    if step is None:
+        return ""
     parts = [str(step.prefill_tokens)] if step.prefill_tokens else []
     parts += [f"{step.decode_tokens}d"] if step.decode_tokens else []
     return "+".join(parts)
 
 
-def _legend(codes: Sequence[int]) -> list[object]:
+def _legend(causes: Sequence[Cause]) -> list[Patch]:
     from matplotlib.patches import Patch
 
     palette = light_palette()
-    handles: list[object] = [Patch(facecolor=palette[kind], label=f"{kind} tokens") for kind in ("chunk", "decode")]
-    for code in codes:
-        colour = palette[css_name(CAUSES[code])]
-        handles.append(Patch(facecolor=colour, hatch="/////", edgecolor="white", label=label(CAUSES[code])))
+    handles = [Patch(facecolor=palette[kind], label=f"{kind} tokens") for kind in ("chunk", "decode")]
+    for cause in causes:
+        colour = palette[css_name(cause)]
+        handles.append(Patch(facecolor=colour, hatch="/////", edgecolor="white", label=label(cause)))
     return handles

@@ -77,9 +77,9 @@ def run(config: BenchConfig, run_dir: Path, stdin: TextInput, launcher: Launcher
         from ..runtime.llm import LLM
         from ..runtime.run_folder import read_run_folder
 
-        policies = [turn.policy for turn in plan]
+        first, *others = policies(config)
         llm = LLM.from_config(
-            replace(config, scheduler=policies[0]), launcher=launcher, on_progress=on_progress, policies=policies[1:]
+            replace(config, scheduler=first), launcher=launcher, on_progress=on_progress, policies=others
         )
     told: set[str] = set()
     done: list[Turn] = []
@@ -116,7 +116,7 @@ def requests(config: BenchConfig) -> tuple[Workload, int]:
     """
     from ..runtime.plan import make_plan
 
-    plans = [make_plan(replace(config, scheduler=turn.policy)) for turn in turns(config)]
+    plans = [make_plan(replace(config, scheduler=policy)) for policy in policies(config)]
     arch, blocks = plans[0].arch, max(plan.num_blocks for plan in plans)
     context = min(arch.max_position, blocks * config.cache.block_size)
     return _requests(config.workload, plans[0].tokenizer, arch.vocab_size, context), context
@@ -131,10 +131,14 @@ def _requests(workload: WorkloadConfig, tokenizer: str | None, vocab_size: int, 
     return make_workload(workload, vocab_size=vocab_size, context=context, tokenizer=encoder)
 
 
+def policies(config: BenchConfig) -> tuple[SchedulerConfig, ...]:
+    """What is compared; at least one."""
+    return config.policies or (config.scheduler,)
+
+
 def turns(config: BenchConfig) -> list[Turn]:
     """What runs, in this order."""
-    policies = config.policies or (config.scheduler,)
-    named = list(zip(labels(policies), policies, strict=True))
+    named = list(zip(labels(policies(config)), policies(config), strict=True))
     if config.interleave:
         order = [(label, policy, repeat) for repeat in range(1, config.repeats + 1) for label, policy in named]
     else:
@@ -146,11 +150,11 @@ def turns(config: BenchConfig) -> list[Turn]:
     return [Turn(*each, folder) for each, folder in zip(order, folders, strict=True)]
 
 
-def labels(policies: Sequence[SchedulerConfig]) -> list[str]:
+def labels(compared: Sequence[SchedulerConfig]) -> list[str]:
     """Names of policies, with the keys in which those of one name differ: `sarathi chunk=128`; each unique."""
     names: list[str] = []
-    for policy in policies:
-        alike = [to_mapping(other) for other in policies if other.name == policy.name]
+    for policy in compared:
+        alike = [to_mapping(other) for other in compared if other.name == policy.name]
         own = to_mapping(policy)
         differing = [key for key in own if any(other[key] != own[key] for other in alike)]
         names.append(

@@ -73,8 +73,8 @@ def _labels(points: Sequence[Mapping[str, Any]], titles: Sequence[str]) -> list[
     keys = differing_keys(points)
     if not keys:
         keys = ["scheduler.name"] if all("scheduler.name" in point for point in points) else []
-    # A policy's keys read better after its name, even where all candidates have the same policy.
-    if any(key.startswith("scheduler.") for key in keys) and "scheduler.name" not in keys:
+    # A policy's key reads better after its name, even where all candidates have the same policy.
+    if len(keys) == 1 and keys[0].startswith("scheduler.") and keys[0] != "scheduler.name":
         keys.insert(0, "scheduler.name")
     keys.sort(key=lambda key: (key != "scheduler.name", not key.startswith("scheduler."), not key.endswith(".name")))
     shorts = [key.rpartition(".")[2] for key in keys]

@@ -43,13 +43,15 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """`colour` is a name of the style sheet. `names` are of single points, shown beside them."""
+    """`colour` is a name of the style sheet. `names` are of single points, shown beside them. `band` are the lowest and
+    highest values around each y, where that is a mean."""
 
     label: str
     x: Floats
     y: Floats
     colour: str
     names: tuple[str, ...] = ()
+    band: tuple[Floats, Floats] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +156,21 @@ def thin(x: Floats, y: Floats, points: int = POINTS) -> tuple[Floats, Floats]:
     return x[index], y[index]
 
 
+def counter(label: str, at: Floats, values: Floats, colour: str) -> Series:
+    """A series of values that hold from one of the moments `at` to the next; of many the means over stretches of time,
+    in a band of their extremes."""
+    if len(at) <= POINTS:
+        return Series(label, at, values, colour)
+    edges = np.linspace(float(at[0]), float(at[-1]), SLOTS + 1)
+    place = np.clip(np.searchsorted(edges, at, side="right") - 1, 0, SLOTS - 1)
+    low, high = np.full(SLOTS, np.inf), np.full(SLOTS, -np.inf)
+    np.minimum.at(low, place, values)
+    np.maximum.at(high, place, values)
+    kept = np.isfinite(low)
+    mean = np.bincount(place, weights=values, minlength=SLOTS)[kept] / np.bincount(place, minlength=SLOTS)[kept]
+    return Series(label, edges[:-1][kept], mean, colour, band=(low[kept], high[kept]))
+
+
 def thin_cdf(values: Floats, points: int = POINTS) -> tuple[Floats, Floats]:
     """Sorted values and the share up to each; of many, evenly spaced ones with both ends."""
     index = np.linspace(0, len(values) - 1, min(points, len(values))).astype(np.int64)
@@ -219,7 +236,7 @@ def extent(chart: Chart) -> tuple[tuple[float, float], tuple[float, float]]:
     if chart.kind == "areas" or chart.kind == "bars":
         stacked = np.sum([s.y for s in chart.series], axis=0) if chart.series else np.zeros(1)
     else:
-        stacked = np.concatenate([s.y for s in chart.series] or [np.zeros(1)])
+        stacked = np.concatenate([s.y if s.band is None else s.band[1] for s in chart.series] or [np.zeros(1)])
     values, places = (stacked, xs) if chart.kind != "bars" else (np.zeros(1), stacked)
     x = _ends(chart.x, places, {"scatter": 0.06, "bars": 0.03}.get(chart.kind, 0.0))
     y = _ends(chart.y, values, 0.06)

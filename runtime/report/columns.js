@@ -73,3 +73,23 @@ function sumsOf(l, from, to, columns, kinds, span) {
   }
   return sums;
 }
+
+// Of a counter that holds from one of the moments `at` to the next, the largest value in each of `columns` stretches of
+// [from, to]; rows far denser than the columns are read by blocks.
+const BLOCK = 16, maxima = new WeakMap();
+function peaks(values, at, from, to, columns) {
+  const peak = new Float32Array(columns + 1), k = columns / (to - from);
+  const low = Math.max(0, above(at, from) - 1), high = above(at, to), size = high - low > 20 * columns ? BLOCK : 1;
+  if (size > 1 && !maxima.has(values)) {
+    const most = new Float32Array(Math.ceil(values.length / BLOCK));
+    for (let i = 0; i < values.length; i++) if (values[i] > most[i / BLOCK | 0]) most[i / BLOCK | 0] = values[i];
+    maxima.set(values, most);
+  }
+  const highest = size > 1 ? maxima.get(values) : values;
+  for (let i = Math.floor(low / size); i * size < high; i++) {
+    const next = (i + 1) * size < at.length ? (at[(i + 1) * size] - from) * k : columns;
+    const a = Math.max(0, Math.floor((at[i * size] - from) * k)), b = Math.min(columns, Math.max(a, Math.ceil(next)));
+    for (let x = a; x <= b; x++) if (highest[i] > peak[x]) peak[x] = highest[i];
+  }
+  return peak;
+}

@@ -24,6 +24,7 @@ from .metrics import (
     THROUGHPUT,
     Metric,
     Spread,
+    best_of,
     has_any,
     lower_is_better,
     metric_of,
@@ -89,9 +90,10 @@ def charts_of_comparison(candidates: Sequence[Candidate], drawn: Drawn, sort: st
 def render_comparison(candidates: Sequence[Candidate], drawn: Drawn, title: str, sort: str) -> str:
     """The page, from the candidates' summaries and the median runs of those that are drawn."""
     heads = []
-    for (name, run), columns in zip(drawn.runs.items(), drawn.columns, strict=True):
+    for place, ((name, run), columns) in enumerate(zip(drawn.runs.items(), drawn.columns, strict=True)):
         candidate = next(c for c in candidates if c.label == name)
-        heads.append(columns.head | {"label": name, "note": _run_note(candidate, run)})
+        told = {"label": name, "note": _run_note(candidate, run), "colour": series_colour(place)}
+        heads.append(columns.head | told)
     head = {
         "tick": drawn.tick,
         "span": max(columns.end for columns in drawn.columns),
@@ -100,8 +102,8 @@ def render_comparison(candidates: Sequence[Candidate], drawn: Drawn, title: str,
     }
     seconds = {cause: sum(run.cause_seconds[cause] for run in drawn.runs.values()) for cause in Cause}
     data = "\n".join(
-        f'<script type="text/plain" id="columns{number}">{columns.data}</script>'
-        for number, columns in enumerate(drawn.columns)
+        f'<script type="text/plain" id="columns{place}">{columns.data}</script>'
+        for place, columns in enumerate(drawn.columns)
     )
     best = f"the best {len(drawn.runs)} by {sort}" if len(drawn.runs) < len(candidates) else "the median run of each"
     return fill(
@@ -188,9 +190,7 @@ def _ranking(candidates: Sequence[Candidate], sort: str) -> str:
 
 
 def _cells(metric: Metric, found: Sequence[Spread | None]) -> list[str]:
-    medians = [s.median for s in found if s is not None]
-    best = (min if metric.lower_is_better else max)(medians, default=0.0)
-    telling = metric.judged and len(medians) > 1 and min(medians) != max(medians)
+    best = best_of(metric, found)
     cells = []
     for s in found:
         if s is None:
@@ -199,7 +199,7 @@ def _cells(metric: Metric, found: Sequence[Spread | None]) -> list[str]:
         differs = metric.judged and s.median > 0 and s.ratio is not None and abs(s.ratio - 1.0) >= 5e-3
         ratio = f"<em>{s.ratio:.2f}x</em>" if differs else ""
         several = f"<small>{metric.text(s.low)} .. {metric.text(s.high)}</small>" if len(s.values) > 1 else ""
-        css = ' class="best"' if telling and s.median == best else ""
+        css = ' class="best"' if metric.text(s.median) == best else ""
         cells.append(f"<td{css}>{ratio}{metric.text(s.median)}{several}</td>")
     return cells
 

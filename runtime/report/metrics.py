@@ -141,6 +141,14 @@ def ranked(candidates: Sequence[Candidate], sort: str) -> list[Candidate]:
     return sorted(candidates, key=place)
 
 
+def best_of(metric: Metric, found: Sequence[Spread | None]) -> str | None:
+    """The best median as it is written; None where they are all written alike, or no way is better."""
+    medians = [s.median for s in found if s is not None]
+    if not metric.judged or len({metric.text(value) for value in medians}) < 2:
+        return None
+    return metric.text((min if metric.lower_is_better else max)(medians))
+
+
 def has_any(candidates: Sequence[Candidate], metric: Metric) -> bool:
     """Whether a row of it says anything: some run has it, and for times by cause it is not 0 everywhere."""
     found = [spread(candidate, metric.key) for candidate in candidates]

@@ -82,7 +82,7 @@ def _cards(summary: Mapping[str, Any]) -> str:
 def _goodput(summary: Mapping[str, Any]) -> str:
     if "request_goodput" not in summary:
         return ""
-    return f"{summary['request_goodput']:.2f} of {summary['request_throughput']:.2f} req/s met the SLO"
+    return f"{summary['request_goodput']:.2f} req/s met the SLO"
 
 
 def _split(text: str) -> tuple[str, str]:

@@ -105,6 +105,8 @@ def _lines(axes: Axes, chart: Chart, palette: dict[str, str]) -> None:
             axes.plot(series.x, series.y, color=colour, linestyle=style, label=label)
         else:
             x, y = series.x, series.y
+            if series.band is not None:
+                axes.fill_between(x, *series.band, step="post", color=colour, alpha=0.22, linewidth=0)
             if chart.kind == "cdf" and len(x):
                 x, y = np.concatenate([[x[0]], x]), np.concatenate([[0.0], y])
             axes.step(x, y, where="post", color=colour, linestyle=style, label=label)

@@ -9,11 +9,13 @@ import numpy as np
 from ..ledger import CAUSES, Floats
 from ..summary import prediction_error
 from .charts import (
+    SLOTS,
     Axis,
     Chart,
     Series,
     average_over_time,
     cdf,
+    counter,
     histogram,
     longest,
     series_colour,
@@ -143,27 +145,31 @@ def _held(run: Digest, values: Floats, factor: float) -> tuple[Floats, Floats]:
 
 def kv_use(run: Digest) -> Chart:
     unit, factor = time_unit(run.span)
-    series = ()
+    series: tuple[Series, ...] = ()
     if len(run.dispatched) and run.num_blocks:
-        x, y = thin(*_held(run, 100.0 * run.kv_blocks / run.num_blocks, factor))
-        series = (Series("", x, y, "kv"),)
+        series = (counter("", *_held(run, 100.0 * run.kv_blocks / run.num_blocks, factor), "kv"),)
     return Chart(
         "kv_use", "KV cache in use", "steps", Axis("time", unit, 0.0, run.span * factor or 1.0),
-        Axis("blocks in use", f"% of {run.num_blocks:,}"), series,
+        Axis("blocks in use", f"% of {run.num_blocks:,}"), series, note=_band_note(series),
     )  # fmt: skip
 
 
 def queue(run: Digest) -> Chart:
     unit, factor = time_unit(run.span)
     series = tuple(
-        Series(name, *thin(*_held(run, values, factor)), colour)
+        counter(name, *_held(run, values, factor), colour)
         for name, values, colour in (("running", run.running, "s0"), ("waiting", run.waiting, "queue"))
         if len(values)
     )
     return Chart(
         "queue", "Requests running and waiting", "steps", Axis("time", unit, 0.0, run.span * factor or 1.0),
-        Axis("requests", whole=True), series,
+        Axis("requests", whole=True), series, note=_band_note(series),
     )  # fmt: skip
+
+
+def _band_note(series: Sequence[Series]) -> str:
+    banded = any(s.band is not None for s in series)
+    return f"Means over 1/{SLOTS} of the run each, in a band of lowest to highest." if banded else ""
 
 
 def latency_histograms(run: Digest) -> list[Chart]:

@@ -115,6 +115,7 @@ class _Plot:
         for number, series in enumerate(self.chart.series):
             if not len(series.x):
                 continue
+            yield from self._band(series)
             path: list[str] = []
             inside = series.x <= self.x1
             for x, y in zip(series.x[inside].tolist(), series.y[inside].tolist(), strict=True):
@@ -129,6 +130,17 @@ class _Plot:
             dash = f' stroke-dasharray="{_DASHES[number // 4 % len(_DASHES)]}"' if number >= 4 else ""
             title = f"<title>{html.escape(series.label)}</title>"
             yield f'<path class="line" style="stroke:var(--{series.colour})"{dash} d="{"".join(path)}">{title}</path>'
+
+    def _band(self, series: Series) -> Iterator[str]:
+        if series.band is not None:
+            low, high = series.band
+            ends = np.append(series.x[1:], series.x[-1]).tolist()
+            there = zip(series.x.tolist(), ends, high.tolist(), strict=True)
+            back = zip(reversed(series.x.tolist()), reversed(ends), reversed(low.tolist()), strict=True)
+            path = "".join(f"{'L' if n else 'M'}{_n(self.x(a))},{_n(self.y(v))}H{_n(self.x(b))}" for n, (a, b, v) in
+                           enumerate(there))  # fmt: skip
+            path += "".join(f"L{_n(self.x(b))},{_n(self.y(v))}H{_n(self.x(a))}" for a, b, v in back)
+            yield f'<path style="fill:var(--{series.colour});fill-opacity:.22" d="{path}Z"/>'
 
     def _histogram(self) -> Iterator[str]:
         alone = len(self.chart.series) == 1
@@ -205,6 +217,8 @@ class _Plot:
     def _names(self) -> Iterator[str]:
         """Names beside points, those left out that would lie on another."""
         taken: list[tuple[float, float, float, float]] = []
+        for series in self.chart.series:
+            taken += [(self.x(x) - 4, self.y(y) - 4, self.x(x) + 4, self.y(y) + 4) for x, y in self._points(series)]
         for series in self.chart.series:
             for (x, y), name in zip(self._points(series), series.names, strict=False):
                 across, up, length = self.x(x), self.y(y), CHAR * 0.95 * len(name)

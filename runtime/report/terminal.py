@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rich import box
-from rich.console import RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -17,10 +19,12 @@ from .metrics import (
     EVENNESS,
     IDLE,
     LATENCY,
+    METRICS,
     SPEED,
     THROUGHPUT,
     Metric,
     Spread,
+    best_of,
     has_any,
     lower_is_better,
     metric_of,
@@ -31,12 +35,15 @@ from .text import label, milliseconds, percent, seconds_text
 
 STAGE_COLUMNS = 8  # more do not fit a terminal
 CANDIDATE_COLUMNS = 8
-LISTED = (
-    THROUGHPUT,
-    *(metric for metric in LATENCY if metric.key.startswith(("median_ttft", "p99_ttft", "median_itl", "p99_itl"))),
-    *IDLE[:2],
-    EVENNESS[0],
-)
+LISTED = tuple(
+    metric
+    for key in (
+        *("output_throughput", "p99_itl_ms", "p99_ttft_ms", "bubble_fraction", "cv_stage_time", "median_itl_ms"),
+        *("median_ttft_ms", "bubble_fraction_inner"),
+    )
+    for metric in METRICS
+    if metric.key == key
+)  # of a list, what tells most first
 
 
 def bubble_table(ledger: Ledger, *, title: str | None = "Idle time") -> Table:
@@ -76,48 +83,71 @@ def latency_table(summary: Mapping[str, Any], *, title: str | None = "Latency") 
     return table
 
 
+@dataclass(frozen=True, slots=True)
+class _Comparison:
+    """A table that fits the console: columns move below each other, a list leaves out what tells least."""
+
+    candidates: Sequence[Candidate]
+    sort: str
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        def fits(table: Table) -> bool:
+            return Measurement.get(console, options.update(max_width=10_000), table).maximum <= options.max_width
+
+        if len(self.candidates) <= CANDIDATE_COLUMNS:
+            side_by_side = len(self.candidates)
+            while side_by_side > 1 and not fits(_columns(self.candidates, 0, side_by_side)):
+                side_by_side -= 1
+            for first in range(0, len(self.candidates), side_by_side):
+                yield _columns(self.candidates, first, side_by_side)
+            return
+        metrics = [metric for metric in LISTED if has_any(self.candidates, metric)]
+        if self.sort not in [metric.key for metric in metrics]:
+            metrics.insert(0, metric_of(self.sort))
+        while len(metrics) > 1 and not fits(_list(self.candidates, self.sort, metrics)):
+            metrics.pop()
+        yield _list(self.candidates, self.sort, metrics)
+
+
 def comparison_table(candidates: Sequence[Candidate], *, sort: str = THROUGHPUT.key) -> RenderableType:
     """Candidates as columns and metrics as rows; of more than eight a list instead, ranked by `sort`.
 
     Values are medians over the repeats, with the largest deviation from it in percent; the best of a row is bold.
     """
-    return _columns(candidates) if len(candidates) <= CANDIDATE_COLUMNS else _list(candidates, sort)
+    return _Comparison(candidates, sort)
 
 
-def _columns(candidates: Sequence[Candidate]) -> Table:
-    table = Table(title=_heading(candidates), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+def _columns(candidates: Sequence[Candidate], start: int, count: int) -> Table:
+    """Of all `candidates` those from `start` on, `count` of them at most."""
+    title = _heading(candidates) if start == 0 else None
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
     table.add_column("", no_wrap=True)
-    for candidate in candidates:
+    for candidate in candidates[start : start + count]:
         table.add_column(_broken(candidate.label), justify="right", no_wrap=True)
-    first = candidates[0]
     for group in (SPEED, LATENCY, IDLE, BY_CAUSE, EVENNESS):
         rows = [metric for metric in group if has_any(candidates, metric)]
         for metric in rows:
-            found = [spread(candidate, metric.key, first) for candidate in candidates]
+            found = [spread(candidate, metric.key, candidates[0]) for candidate in candidates]
             name = metric.name + (f" ({metric.unit})" if metric.unit else "")
-            table.add_row(name, *_cells(metric, found))
+            table.add_row(name, *_cells(metric, found)[start : start + count])
             if metric is THROUGHPUT and len(candidates) > 1:
-                table.add_row("speed-up", *(_ratio(s) for s in found))
+                table.add_row("speed-up", *[_ratio(s) for s in found][start : start + count])
         if rows:
             table.add_section()
     return table
 
 
-def _list(candidates: Sequence[Candidate], sort: str) -> Table:
+def _list(candidates: Sequence[Candidate], sort: str, metrics: Sequence[Metric]) -> Table:
     table = Table(title=_heading(candidates), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
-    metrics = [metric for metric in LISTED if has_any(candidates, metric)]
-    if sort not in [metric.key for metric in metrics]:
-        metrics.insert(0, metric_of(sort))
-    for name in ("", "setting"):
-        table.add_column(name, justify="right" if not name else "left", overflow="fold")
-    for metric in metrics:
-        table.add_column(_broken(metric.name), justify="right", no_wrap=True)
-    table.add_column("speed-\nup", justify="right", no_wrap=True)
+    table.add_column("", justify="right", no_wrap=True)
+    table.add_column("setting", no_wrap=True)
+    for name in ("speed-up", *(metric.name for metric in metrics)):
+        table.add_column(_broken(name), justify="right", no_wrap=True)
     order = ranked(candidates, sort)
     columns = [_cells(metric, [spread(c, metric.key, candidates[0]) for c in order]) for metric in metrics]
     for place, candidate in enumerate(order):
         speed = spread(candidate, THROUGHPUT.key, candidates[0])
-        table.add_row(str(place + 1), candidate.label, *(column[place] for column in columns), _ratio(speed))
+        table.add_row(str(place + 1), candidate.label, _ratio(speed), *(column[place] for column in columns))
     way = "lowest" if lower_is_better(sort) else "highest"
     table.caption = f"ranked by {sort}, {way} first; speed-up over {candidates[0].label}"
     table.caption_justify = "left"
@@ -137,12 +167,8 @@ def _broken(name: str) -> str:
 
 
 def _cells(metric: Metric, found: Sequence[Spread | None]) -> list[Text]:
-    medians = [s.median for s in found if s is not None]
-    best = (min if metric.lower_is_better else max)(medians, default=0.0)
-    telling = metric.judged and len(medians) > 1 and min(medians) != max(medians)
-    return [
-        Text(_value(metric, s), "bold" if telling and s is not None and s.median == best else "") for s in found
-    ]
+    best = best_of(metric, found)
+    return [Text(_value(metric, s), "bold" if s is not None and metric.text(s.median) == best else "") for s in found]
 
 
 def _value(metric: Metric, s: Spread | None) -> str:

@@ -41,9 +41,11 @@ def css_name(cause: Cause) -> str:
 
 
 def milliseconds(value: float | None) -> str:
-    """`12.3 ms` or `1.23 s`."""
+    """`12.3 ms`, `1.23 s` or `45 µs`."""
     if value is None:
         return "-"
+    if abs(value) < 0.0995:
+        return f"{value * 1e3:.3g} µs" if abs(value) >= 5e-4 else "0 ms"
     if value >= 999.5:
         return f"{value / 1e3:.2f} s"
     return f"{value:.0f} ms" if value >= 99.95 else f"{value:.1f} ms" if value >= 9.995 else f"{value:.3g} ms"
@@ -51,7 +53,7 @@ def milliseconds(value: float | None) -> str:
 
 def seconds_text(value: float) -> str:
     """`1.23 s`, or `12.3 ms` under a second."""
-    return f"{value:,.2f} s" if value >= 1.0 else milliseconds(value * 1e3) if value > 0 else "0"
+    return f"{value:,.2f} s" if value >= 1.0 else milliseconds(value * 1e3) if value >= 5e-7 else "0"
 
 
 def percent(share: float) -> str:

@@ -55,7 +55,7 @@
       fill: names.map(of), pixel: names.map(n => pixel(of(n))),
       panel: of("panel"), pixelPanel: pixel(of("panel")), ink: of("ink"), soft: of("soft"), line: of("line"), strong: of("strong"), mark: of("mark"),
       onChunk: of("on-chunk"), onDecode: of("on-decode"), hatch: of("hatch"), kv: of("kv"), queue: of("queue"),
-      ground: of("ground"),
+      ground: of("ground"), runs: Object.fromEntries(runs.map(run => [run.colour, of(run.colour)])),
     };
   }
 
@@ -195,20 +195,9 @@
     return s >= 1 ? s.toFixed(3) + " s" : s >= 1e-3 ? (s * 1e3).toPrecision(3) + " ms" : (s * 1e6).toPrecision(3) + " µs";
   }
 
-  function rowsInView(data) {
-    const low = Math.max(0, above(data.dispatched, view.from) - 1);
-    return [low, above(data.dispatched, view.to)];
-  }
-
-  // A counter over time as a filled step line; of what falls in one pixel the largest.
+  // A counter over time as a filled step line.
   function paintCounter(data, values, top, y, colour, filled) {
-    const [low, high] = rowsInView(data), peak = new Float32Array(Math.ceil(width - LEFT) + 1);
-    for (let row = low; row < high; row++) {
-      const a = Math.max(0, Math.floor(xOf(data.dispatched[row]) - LEFT));
-      const next = row + 1 < values.length ? xOf(data.dispatched[row + 1]) - LEFT : width - LEFT;
-      const b = Math.min(peak.length - 1, Math.max(a, Math.ceil(next)));
-      for (let x = a; x <= b; x++) if (values[row] > peak[x]) peak[x] = values[row];
-    }
+    const peak = peaks(values, data.dispatched, view.from, view.to, Math.ceil(width - LEFT));
     pen.beginPath();
     pen.moveTo(LEFT, y + STRIP);
     for (let x = 0; x < peak.length; x++) pen.lineTo(LEFT + x, y + STRIP - (STRIP - 2) * Math.min(1, peak[x] / top));
@@ -277,8 +266,12 @@
     pen.textBaseline = "middle";
     pen.fillStyle = colours.ink;
     pen.font = "600 13px " + family;
-    pen.fillText(run.label, 10, y);
-    const after = 10 + pen.measureText(run.label).width + 14;
+    pen.fillText(run.label, 28, y);
+    const after = 28 + pen.measureText(run.label).width + 14;
+    pen.fillStyle = colours.runs[run.colour];
+    pen.beginPath();
+    pen.roundRect(10, y - 6, 12, 12, 3);
+    pen.fill();
     pen.font = "11.5px " + family;
     pen.fillStyle = colours.soft;
     if (after + pen.measureText(run.note).width < width) pen.fillText(run.note, after, y);

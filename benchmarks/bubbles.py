@@ -42,8 +42,8 @@ SCENES = {
     "pb2": Scene(
         Cause.PB2_PREFILL_DECODE,
         "scheduler=orca_best,sarathi,equal_time scheduler.chunk=96 scheduler.batch=8 "
-        "workload=fixed workload.input_len=500 workload.output_len=50 workload.num_prompts=24",
-        3.0,
+        "workload=fixed workload.input_len=500 workload.output_len=50 workload.range_ratio=0.6 workload.num_prompts=28",
+        4.0,
     ),
     "pb3": Scene(
         Cause.PB3_DECODE_CONTEXT,
@@ -64,7 +64,7 @@ def main(names: list[str]) -> int:
             return code
         runs = {}
         for path in sorted(p for p in folder.iterdir() if (p / "summary.json").is_file()):
-            record = read_run_folder(path).record
+            record = read_run_folder(path).load()
             ledger = Ledger(record)
             runs[path.name[3:]] = stretch(record, ledger, densest(ledger, scene.cause, scene.seconds))
         print(write_timeline(IMAGES / f"{name}.png", runs))

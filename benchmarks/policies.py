@@ -87,7 +87,7 @@ def report(folder: Path) -> None:
 
     print("\na stage's time for a micro-batch while the other stage computes, over its time while the other is idle")
     for name in POLICIES:
-        found = [slowdown(read_run_folder(folder / run["folder"]).record) for run in of[name]]
+        found = [slowdown(read_run_folder(folder / run["folder"]).load()) for run in of[name]]
         work = statistics.median(float(np.mean(run["stage_busy_fraction"])) * run["duration"] for run in of[name])
         print(
             f"  {name:<12} {statistics.median(found):.2f} [{min(found):.2f} .. {max(found):.2f}]   "

@@ -13,13 +13,14 @@ import pytest
 from gapless.conf.build import dotted_keys, group_names
 from gapless.conf.policies import POLICY_CONFIGS
 from gapless.conf.sampling import SamplingParams
-from gapless.conf.schema import GenerateConfig
+from gapless.conf.schema import BenchConfig, GenerateConfig
+from gapless.conf.workloads import WORKLOAD_CONFIGS
 from gapless.launch import compose
 from gapless.runtime.ledger import CAUSES
 
 ROOT = Path(__file__).parent.parent
 ROOMS = ("conf", "parallel", "models", "runtime", "launch", "tests", "benchmarks", "docs", ".ci")
-DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md")
+DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/bubbles.md")
 MADE_LATER = {"benchmarks/results/"}
 
 
@@ -46,7 +47,8 @@ def test_links_lead_somewhere(document: str) -> None:
     for link in links:
         if not link.startswith("https://"):
             path, _, anchor = link.partition("#")
-            assert not path or (ROOT / path).exists(), link
+            folder = (ROOT / document).parent
+            assert not path or (folder / path).exists(), link
             assert not anchor or anchor in anchors(path or document), link
 
 
@@ -57,34 +59,38 @@ def test_paths_exist(document: str) -> None:
         assert (ROOT / path).exists() or "NAME" in path, path
 
 
-def commands() -> list[str]:
-    """What follows `generate` on each command line of the documents' shell blocks."""
+CONFIGS = {"generate": GenerateConfig, "bench": BenchConfig}
+
+
+def commands() -> list[tuple[str, str]]:
+    """On each command line of the documents' shell blocks, the command that hydra composes and what follows it."""
     found = []
     for document in DOCUMENTS:
         for block in blocks(document, "sh"):
             for line in block.replace("\\\n", " ").splitlines():
-                if " generate " in line:
-                    found.append(line.split(" generate ", 1)[1])
+                for name in CONFIGS:
+                    if f" {name} " in line:
+                        found.append((name, line.split(f" {name} ", 1)[1]))
     return found
 
 
 def test_documents_hold_commands() -> None:
-    assert len(commands()) >= 12
+    assert len(commands()) >= 16
 
 
-@pytest.mark.parametrize("command", commands())
-def test_commands_compose(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("name", "command"), commands())
+def test_commands_compose(name: str, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my-llama").mkdir()
     arguments = shlex.split(command, comments=True)
-    overrides = [argument for argument in arguments if argument != "-m"]
-    rewritten = compose.rewrite(overrides, GenerateConfig, "generate")
-    assert compose.compose_all(rewritten, GenerateConfig, "generate", multirun="-m" in arguments)
+    overrides, multirun = [argument for argument in arguments if argument != "-m"], "-m" in arguments
+    rewritten = compose.rewrite(overrides, CONFIGS[name], name, multirun=multirun)
+    assert compose.compose_all(rewritten, CONFIGS[name], name, multirun=multirun)
 
 
 def test_keys_and_choices_named_in_prose_are_valid() -> None:
-    keys = {key for key, _ in dotted_keys(GenerateConfig)}
-    groups = "model|hardware|parallel|scheduler|cache|sampling"
+    keys = {key for config in CONFIGS.values() for key, _ in dotted_keys(config)}
+    groups = "model|hardware|parallel|scheduler|cache|sampling|workload|slo"
     named = [
         (document, *found)
         for document in DOCUMENTS
@@ -98,9 +104,16 @@ def test_keys_and_choices_named_in_prose_are_valid() -> None:
             assert value in group_names(group), (document, group, value)
 
 
+def own_fields(config: type) -> set[str]:
+    """Keys that a policy or a workload has beyond those of all."""
+    inherited = {name for base in config.__mro__[1:] for name in getattr(base, "__dataclass_fields__", ())}
+    return set(config.__dataclass_fields__) - inherited
+
+
 def test_the_readme_tells_every_policy_cause_and_sampling_key() -> None:
     readme = prose("README.md")
-    names = [*POLICY_CONFIGS, *map(str, CAUSES), *SamplingParams.__dataclass_fields__]
+    own_keys = {key for config in (*POLICY_CONFIGS.values(), *WORKLOAD_CONFIGS.values()) for key in own_fields(config)}
+    names = [*POLICY_CONFIGS, *WORKLOAD_CONFIGS, *map(str, CAUSES), *SamplingParams.__dataclass_fields__, *own_keys]
     assert [name for name in names if f"`{name}`" not in readme] == []
 
 

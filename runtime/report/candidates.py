@@ -72,7 +72,7 @@ def _values(points: Sequence[Mapping[str, Any]], key: str) -> dict[str, set[str]
 def _labels(points: Sequence[Mapping[str, Any]], titles: Sequence[str]) -> list[str]:
     keys = differing_keys(points)
     if not keys:
-        keys = ["scheduler.name"] if all("scheduler.name" in point for point in points) else []
+        keys = ["scheduler.name"]
     # A policy's key reads better after its name, even where all candidates have the same policy.
     if len(keys) == 1 and keys[0].startswith("scheduler.") and keys[0] != "scheduler.name":
         keys.insert(0, "scheduler.name")

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 WIDTH, HEIGHT, DPI = 3.4, 2.25, 200  # inches: a column of a two-column paper
 FONT = 7.5
 LEGEND_BELOW = 3  # more entries than that go under the plot
+LONGEST_NAME = 26  # letters of a row's name
 HATCHES = ("", "////", "\\\\\\\\", "xxxx", "....", "----", "++++", "||||", "oooo", "****")
 DASHES = ("-", "--", "-.", ":")
 
@@ -135,8 +136,12 @@ def _bars(axes: Axes, chart: Chart, palette: dict[str, str]) -> None:
         axes.barh(places, series.y, left=left, height=0.66, color=palette[series.colour], label=series.label,
                   hatch=HATCHES[number % len(HATCHES)], edgecolor="white", linewidth=0)  # fmt: skip
         left = left + series.y
-    axes.set_yticks(places, chart.categories)
+    axes.set_yticks(places, [_short(name) for name in chart.categories])
     axes.invert_yaxis()
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 1] + "…"
 
 
 def _scatter(axes: Axes, chart: Chart, palette: dict[str, str]) -> None:
@@ -163,7 +168,7 @@ def _heat(axes: Axes, chart: Chart, palette: dict[str, str]) -> None:
             axes.text(column, row, number_text(float(value)), ha="center", va="center", fontsize=FONT - 1,
                       color="white" if dark else "black")  # fmt: skip
     axes.set_xticks(range(len(chart.categories)), chart.categories)
-    axes.set_yticks(range(len(chart.series)), [series.label for series in chart.series])
+    axes.set_yticks(range(len(chart.series)), [_short(series.label) for series in chart.series])
     for spine in axes.spines.values():
         spine.set_visible(False)
     axes.tick_params(length=0)

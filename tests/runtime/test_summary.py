@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from gapless.conf.workloads import SloConfig
 from gapless.runtime.ledger import Cause, Ledger
-from gapless.runtime.messages import Span
-from gapless.runtime.spans import Part, RequestRecord, RunRecord, StepRecord, Wait
+from gapless.runtime.spans import RequestRecord, RunRecord
 from gapless.runtime.summary import latencies, summarize
+
+sys.path.insert(0, str(Path(__file__).parent))
+from hand_made import one_stage
 
 VLLM = ["duration", "completed", "failed", "total_input_tokens", "total_output_tokens", "request_throughput"]
 VLLM += ["output_throughput", "total_token_throughput"]
@@ -21,25 +25,9 @@ OURS += ["stage_busy_fraction", "micro_batches", "mean_tokens_per_micro_batch", 
 OURS += ["preemptions"]
 
 
-def span(step: int, stage: int, begin: float, end: float) -> Span:
-    return Span(step, stage, begin, begin, begin, end, end)
-
-
 @pytest.fixture
 def record() -> RunRecord:
-    """One stage, two requests that complete and one that is aborted; 10 s on the clock is the first arrival."""
-    steps = [
-        StepRecord(0, 10.0, [Part(0, 0, 8)], [], kv_blocks_used=2),
-        StepRecord(1, 12.0, [Part(1, 0, 4)], [Part(0, 8, 1)], [Wait(11.0, 12.0, "kv_full")], kv_blocks_used=5),
-        StepRecord(2, 15.0, [], [Part(0, 9, 1), Part(1, 4, 1)], [Wait(14.0, 14.5, "in_flight")], kv_blocks_used=3),
-    ]
-    spans = [span(0, 0, 10, 11), span(1, 0, 12, 14), span(2, 0, 15, 16)]
-    requests = [
-        RequestRecord(0, 8, 10.0, [11.0, 14.0, 16.0], 10.0, 16.0, "length", preemptions=1),
-        RequestRecord(1, 4, 10.5, [14.0, 16.5], 12.0, 16.5, "stop"),
-        RequestRecord(2, 4, 10.5, finished=11.0, finish_reason="abort"),
-    ]
-    return RunRecord(1, 10, steps, spans, requests)
+    return one_stage()
 
 
 def test_values(record: RunRecord):

@@ -1,0 +1,93 @@
+"""`gapless report`: one run's report again, the comparison of several, and errors in one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gapless.launch.cli import main
+from gapless.runtime.messages import Span
+from gapless.runtime.run_folder import write_run_folder
+from gapless.runtime.spans import Part, RequestRecord, RunRecord, StepRecord
+
+
+def run_folder(path: Path, chunk: int, seconds: float) -> Path:
+    """A run of one request, a chunk and a decode, on one stage: `seconds` each."""
+    steps = [StepRecord(0, 0.0, [Part(0, 0, chunk)], []), StepRecord(1, seconds, [], [Part(0, chunk, 1)])]
+    spans = [Span(n, 0, n * seconds, n * seconds, n * seconds, (n + 1) * seconds, (n + 1) * seconds) for n in (0, 1)]
+    requests = [RequestRecord(0, chunk, 0.0, [seconds, 2 * seconds], 0.0, 2 * seconds, "length")]
+    steps[1].predicted = [1.5 * seconds]
+    record = RunRecord(1, 8, steps, spans, requests, notes=[f"chunk=auto picked {chunk}"])
+    write_run_folder(path, record, config={"scheduler": {"name": "sarathi", "chunk": chunk}, "model": {"name": "tiny"}})
+    return path
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A sweep's folder: 0 to 2, and a repeat of 2, each twice as slow as the one before."""
+    monkeypatch.chdir(tmp_path)
+    for number, chunk in enumerate([256, 128, 64, 64]):
+        run_folder(tmp_path / "multirun" / "a" / str(number), chunk, 0.1 * 2**number)
+    return tmp_path / "multirun"
+
+
+def test_one_run(runs: Path, capsys: pytest.CaptureFixture[str]):
+    folder = runs / "a" / "0"
+    (folder / "report.html").unlink()
+    assert main(["report", str(folder), "slo.ttft_ms=50"]) == 0
+    out = capsys.readouterr().out
+    assert "1 requests in 0.2 s" in out
+    assert "predicted stage times are off by 50.0% (p50), 50.0% (p90)" in out
+    assert "goodput: 0.00 of 5.00 requests/s met the SLO" in out
+    assert "chunk=auto picked 256" in out
+    assert "multirun/a/0/report.html" in out.splitlines()[-1]
+    assert "gapless: tiny, sarathi" in (folder / "report.html").read_text(encoding="utf-8")
+    assert (folder / "figures" / "predictions.png").is_file()
+
+
+def test_a_sweep(runs: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["report", "multirun", "sort=median_ttft_ms", "figures=false"]) == 0
+    out = capsys.readouterr().out
+    assert "3 settings, 4 runs" in out
+    assert "multirun/report.html" in out
+    found = json.loads((runs / "comparison.json").read_text())
+    assert found["ranking"] == ["sarathi chunk=256", "sarathi chunk=128", "sarathi chunk=64"]
+    assert [len(row["runs"]) for row in found["candidates"]] == [1, 1, 2]
+    ratio = found["candidates"][2]["metrics"]["median_ttft_ms"]["ratio"]
+    assert ratio == pytest.approx(6.0)  # the median of 4 and 8 times
+    assert not (runs / "figures").exists()
+
+
+def test_several_folders_and_where_they_go(runs: Path, capsys: pytest.CaptureFixture[str]):
+    arguments = ["report", "multirun/a/1", "multirun/a/0", "figures=false"]
+    assert main([*arguments, "out=there", "slo.ttft_ms=150"]) == 0
+    found = json.loads((runs.parent / "there" / "comparison.json").read_text())
+    assert [row["label"] for row in found["candidates"]] == ["sarathi chunk=128", "sarathi chunk=256"]
+    goodput = [row["metrics"]["request_goodput"]["median"] for row in found["candidates"]]
+    assert goodput == pytest.approx([0.0, 5.0])
+    for name in ("comparison", "comparison_2"):
+        assert main(arguments) == 0
+        assert (runs / "a" / name / "report.html").is_file()
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "runs: "),
+        (["nowhere"], "nowhere: no such folder"),
+        (["multirun/a/0/summary.json"], "multirun/a/0/summary.json: not a folder"),
+        (["empty"], "empty: not a run folder, and holds none"),
+        (["multirun", "sort=output_throughpt"], "sort=output_throughpt: no number of these runs' summary.json; "
+                                                "did you mean 'output_throughput'?"),
+        (["multirun", "out=multirun/a/0/summary.json"], "out=multirun/a/0/summary.json: must be a folder"),
+    ],
+)  # fmt: skip
+def test_errors(runs: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]):
+    (runs.parent / "empty").mkdir()
+    assert main(["report", *arguments]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("gapless: error: ")
+    assert message in line

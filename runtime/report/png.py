@@ -77,11 +77,12 @@ def _finish(axes: Axes, chart: Chart) -> None:
     if chart.kind == "bars":
         axes.grid(axis="x", linewidth=0.4, alpha=0.4)
     else:
-        axes.set_ylim(y0, y1)
+        axes.set_ylim(y0, 1.02 * y1 if chart.kind == "cdf" else y1)  # a line at 100% is seen whole
         axes.grid(linewidth=0.4, alpha=0.4)
     if chart.y.whole:
-        axes.yaxis.get_major_locator().set_params(integer=True)
-    for name, value in chart.marks:
+        axes.locator_params(axis="y", integer=True)
+    for name, place in chart.marks:
+        value = min(max(place, x0), x1)
         axes.axvline(value, color="black", linewidth=0.6, linestyle=(0, (3, 2)))
         axes.annotate(name, (value, 1.0), xycoords=("data", "axes fraction"), fontsize=FONT - 1.5, ha="right",
                       va="top", rotation=90, xytext=(-1, -1), textcoords="offset points")  # fmt: skip

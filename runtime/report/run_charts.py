@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ..ledger import CAUSES, Floats
+from ..ledger import CAUSES, Cause, Floats
 from ..summary import prediction_error
 from .charts import (
     SLOTS,
@@ -31,7 +31,7 @@ Digests = Mapping[str, Digest]
 LATENCIES = {
     "ttft": ("TTFT: time to first token", "time to first token", "requests"),
     "itl": ("TBT: time between tokens", "time between tokens", "tokens"),
-    "tpot": ("TPOT: a request's mean time between tokens", "time per output token", "requests"),
+    "tpot": ("TPOT: time per output token", "time per output token", "requests"),
     "e2el": ("End to end: arrival to last token", "arrival to last token", "requests"),
 }
 
@@ -121,7 +121,7 @@ def batch_composition(runs: Digests) -> list[Chart]:
         edges, (decode, prefill), averaged = average_over_time(
             run.dispatched, [run.decode_tokens, run.prefill_tokens], run.span
         )
-        series = ()
+        series: tuple[Series, ...] = ()
         if len(run.dispatched):
             x = edges * factor
             series = (Series("decode tokens", x, decode, "decode"), Series("prefill tokens", x, prefill, "chunk"))
@@ -190,8 +190,10 @@ def latency_cdfs(runs: Digests) -> list[Chart]:
 
 def bubbles_by_cause(rows: Mapping[str, Sequence[int]], run: Digest) -> Chart:
     """Idle seconds by cause, a bar for each set of stages."""
-    seconds = [{cause: sum(run.by_cause[stage][cause] for stage in stages) for cause in CAUSES} for stages in
-               rows.values()]  # fmt: skip
+    seconds = [
+        {cause: sum((run.by_cause[stage][cause] for stage in stages), 0.0) for cause in CAUSES}
+        for stages in rows.values()
+    ]
     return _cause_bars("bubbles_by_stage", "Idle time by stage and cause", list(rows), seconds, "idle time")
 
 
@@ -201,7 +203,7 @@ def bubbles_of_runs(runs: Digests) -> Chart:
     return _cause_bars("bubbles_by_cause", "Idle time by cause", list(runs), seconds, "idle time of all stages")
 
 
-def _cause_bars(name: str, title: str, rows: list[str], seconds: Sequence[Mapping[object, float]], what: str) -> Chart:
+def _cause_bars(name: str, title: str, rows: list[str], seconds: Sequence[Mapping[Cause, float]], what: str) -> Chart:
     unit, factor = time_unit(max((sum(row.values()) for row in seconds), default=0.0))
     places = np.arange(len(rows), dtype=np.float64)
     series = tuple(

@@ -198,7 +198,8 @@ def _cells(metric: Metric, found: Sequence[Spread | None]) -> list[str]:
             continue
         differs = metric.judged and s.median > 0 and s.ratio is not None and abs(s.ratio - 1.0) >= 5e-3
         ratio = f"<em>{s.ratio:.2f}x</em>" if differs else ""
-        several = f"<small>{metric.text(s.low)} .. {metric.text(s.high)}</small>" if len(s.values) > 1 else ""
+        low, high = metric.text(s.low), metric.text(s.high)
+        several = f"<small>{low} .. {high}</small>" if low != high else ""
         css = ' class="best"' if metric.text(s.median) == best else ""
         cells.append(f"<td{css}>{ratio}{metric.text(s.median)}{several}</td>")
     return cells

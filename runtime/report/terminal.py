@@ -175,7 +175,7 @@ def _value(metric: Metric, s: Spread | None) -> str:
     if s is None:
         return "-"
     off = max(s.high - s.median, s.median - s.low)
-    several = f" ±{100 * off / abs(s.median):.0f}%" if len(s.values) > 1 and s.median else ""
+    several = f" ±{100 * off / abs(s.median):.0f}%" if off > 0 and s.median else ""
     return metric.text(s.median) + several
 
 

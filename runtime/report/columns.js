@@ -60,7 +60,7 @@ function accumulate(l, from, to, columns, kinds) {
 }
 
 // The same, of a long run seen from afar out of sums made once.
-const SLOTS = 16384;
+const SLOTS = 32768;
 function sumsOf(l, from, to, columns, kinds, span) {
   const slots = (to - from) / span * SLOTS / columns;  // a column
   if (l.begin.length < SLOTS || slots < 2) return accumulate(l, from, to, columns, kinds);

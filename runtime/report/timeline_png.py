@@ -74,7 +74,10 @@ def write_timeline(path: Path, runs: Mapping[str, Stretch]) -> Path:
         rows[-1].set_xlabel("time [ms]" if seconds < 1 else "time [s]")
         seen = {cause for run in runs.values() for lane in run.idle for *_, cause in lane}
         handles = _legend([cause for cause in CAUSES if cause in seen])
-        figure.legend(handles=handles, loc="outside lower center", ncols=5, handlelength=1.6)
+        title = "124+9d: a chunk of 124 tokens and 9 decodes;  9d/5.1K: 9 decodes over 5.1K tokens of context"
+        figure.legend(
+            handles=handles, loc="outside lower center", ncols=5, handlelength=1.6, title=title, title_fontsize=FONT - 1
+        )
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=DPI, metadata={"Software": None})
     return path
@@ -131,9 +134,10 @@ def _decode_share(step: StepRecord | None) -> float:
 def _made_of(step: StepRecord | None) -> str:
     if step is None:
         return ""
-    parts = [str(step.prefill_tokens)] if step.prefill_tokens else []
-    parts += [f"{step.decode_tokens}d"] if step.decode_tokens else []
-    return "+".join(parts)
+    if not step.prefill_tokens:  # how long the contexts are is then what tells micro-batches apart
+        context = step.decode_context
+        return f"{step.decode_tokens}d/{context / 1000:.1f}K" if context >= 1000 else f"{step.decode_tokens}d/{context}"
+    return f"{step.prefill_tokens}" + (f"+{step.decode_tokens}d" if step.decode_tokens else "")
 
 
 def _legend(causes: Sequence[Cause]) -> list[Patch]:

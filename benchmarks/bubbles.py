@@ -1,11 +1,14 @@
-"""The runs and pictures of `docs/bubbles.md`: `python -m benchmarks.bubbles [pb1 pb2 pb3]`.
+"""The runs and pictures of `docs/bubbles.md`: `python -m benchmarks.bubbles [pb1 pb2 pb3 all]`.
 
 Each scene is one `gapless bench` of a few requests over two stages, under a policy that shows a bubble and under those
-that remove it; its picture shows where the first run has most of that bubble. About two minutes a scene on 2 cores.
+that remove it. Its picture shows the first run where it has most of that bubble, the others in their middle. About two
+minutes a scene on 2 cores; `--draw` only draws runs that are there. `all` runs every policy and prints a table, 15
+minutes.
 """
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 from dataclasses import dataclass
@@ -24,11 +27,11 @@ COMMON = "model=llama-160m parallel=pp2 parallel.threads=1 cache.num_blocks=2048
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """`overrides` of `gapless bench`; the picture shows `seconds` of each run."""
+    """`overrides` of `gapless bench`; the picture shows `seconds` of each run, a scene without a cause is a table."""
 
-    cause: Cause
+    cause: Cause | None
     overrides: str
-    seconds: float
+    seconds: float | None = None
 
 
 SCENES = {
@@ -49,37 +52,67 @@ SCENES = {
         Cause.PB3_DECODE_CONTEXT,
         "scheduler=request_level,equal_time scheduler.order=shortest_prompt scheduler.chunk=256 scheduler.batch=6 "
         "workload=fixed workload.input_len=900 workload.range_ratio=0.95 workload.output_len=40 "
-        "workload.num_prompts=12",
+        "workload.num_prompts=12 parallel.layers=[7,5]",
         1.5,
+    ),
+    "all": Scene(
+        None,
+        "scheduler=request_level,orca_worst,orca_best,prefill_first,token_throttle,token_budget,sarathi,equal_time "
+        "scheduler.batch=8 scheduler.chunk=96 scheduler.budget=96 scheduler.max_batched_tokens=1024 "
+        "workload=zipf workload.theta=0 workload.min_len=512 workload.max_len=1024 workload.num_prompts=32",
     ),
 }
 
 
-def main(names: list[str]) -> int:
-    for name in names or list(SCENES):
+def main(arguments: list[str]) -> int:
+    draw = "--draw" in arguments
+    for name in [a for a in arguments if a != "--draw"] or list(SCENES):
         scene, folder = SCENES[name], Path("runs/bubbles") / name
         command = f"bench {COMMON} {scene.overrides} hydra.run.dir={folder}"
         print(f"\n{name}: gapless {command}", flush=True)
-        if code := gapless(shlex.split(command)):
+        if not draw and (code := gapless(shlex.split(command))):
             return code
+        if scene.cause is None or scene.seconds is None:
+            print(table(folder))
+            continue
         runs = {}
         for path in sorted(p for p in folder.iterdir() if (p / "summary.json").is_file()):
             record = read_run_folder(path).load()
             ledger = Ledger(record)
-            runs[path.name[3:]] = stretch(record, ledger, densest(ledger, scene.cause, scene.seconds))
+            window = central(ledger, scene.seconds) if runs else densest(ledger, scene.cause, scene.seconds)
+            runs[path.name[3:]] = stretch(record, ledger, window)
         print(write_timeline(IMAGES / f"{name}.png", runs))
     return 0
 
 
+def table(folder: Path) -> str:
+    """Markdown: each run's idle time by cause as a share of stage time, throughput and p99 TBT."""
+    named = Cause.PB1_PREFILL_SIZE, Cause.PB2_PREFILL_DECODE, Cause.PB3_DECODE_CONTEXT
+    rows = ["| policy | PB1 | PB2 | PB3 | other idle | tok/s | p99 TBT |", f"| --- |{' ---: |' * 6}"]
+    for run in json.loads((folder / "bench.json").read_text())["runs"]:
+        stage_seconds = sum(run["bubble_seconds"].values()) / run["bubble_fraction"]
+        shares = [run["bubble_seconds"][cause] / stage_seconds for cause in named]
+        shares.append(run["bubble_fraction"] - sum(shares))
+        cells = [f"`{run['policy']}`", *(f"{share:.1%}" for share in shares), f"{run['total_token_throughput']:.0f}"]
+        rows.append(f"| {' | '.join(cells)} | {run['p99_itl_ms'] / 1e3:.2f} s |")
+    return "\n".join(rows)
+
+
 def densest(ledger: Ledger, cause: Cause, seconds: float) -> tuple[float, float]:
-    """The stretch of a run that holds most idle time of a cause; the middle of the run where it has none."""
+    """The stretch of a run that holds most idle time of a cause."""
     starts = np.concatenate([idle.start[idle.cause == CAUSES.index(cause)] for idle in ledger.columns]) - ledger.t0
     lengths = np.concatenate([idle.seconds[idle.cause == CAUSES.index(cause)] for idle in ledger.columns])
-    last = max(0.0, ledger.span_seconds - seconds)
     if not len(starts):
-        return last / 2, last / 2 + seconds
+        return central(ledger, seconds)
     held = [float(lengths[(starts >= at) & (starts < at + seconds)].sum()) for at in starts]
+    last = max(0.0, ledger.span_seconds - seconds)
     start = min(last, max(0.0, float(starts[int(np.argmax(held))]) - 0.05 * seconds))
+    return start, start + seconds
+
+
+def central(ledger: Ledger, seconds: float) -> tuple[float, float]:
+    """The middle of a run."""
+    start = max(0.0, (ledger.span_seconds - seconds) / 2)
     return start, start + seconds
 
 

@@ -48,7 +48,11 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=36)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", type=Path, default=Path("runs/policies"))
+    parser.add_argument("--report", action="store_true", help="only of the runs that are in --out")
     arguments, overrides = parser.parse_known_args()
+    if arguments.report:
+        report(arguments.out)
+        return 0
     command = [
         "bench", *SETTING, f"workload.num_prompts={arguments.requests}", f"repeats={arguments.repeats}",
         f"hydra.run.dir={arguments.out}", *overrides,
@@ -60,13 +64,23 @@ def main() -> int:
 
 
 def report(folder: Path) -> None:
-    """What is asked of the policies, and what the hardware bears, from a benchmark's folder."""
-    runs = json.loads((folder / "bench.json").read_text())["runs"]
-    of = {name: [run for run in runs if run["policy"] == name] for name in POLICIES}
+    """What is asked of the policies, and what the hardware bears, from a benchmark's folder; of one that was stopped,
+    from the turns that all policies had."""
+    paths = sorted(path.parent for path in folder.glob("*/summary.json"))
+    of = {name: [path for path in paths if path.name.endswith(f"_{name}")] for name in POLICIES}
+    turns = min(map(len, of.values()))
+    summaries = {name: [json.loads((p / "summary.json").read_text()) for p in of[name][:turns]] for name in POLICIES}
+    print(f"\n{turns} turns of {', '.join(POLICIES)}; medians")
+    for name, runs in summaries.items():
+        tokens, bubbles, tail = (
+            statistics.median(run[key] for run in runs)
+            for key in ("total_token_throughput", "bubble_fraction", "p99_itl_ms")
+        )
+        print(f"  {name:<12} {tokens:7.1f} tok/s   bubbles {bubbles:6.1%}   p99 TBT {tail / 1e3:6.2f} s")
 
     def ratios(metric: str, over: str, under: str) -> list[float]:
         """Turn by turn: both ran one after the other."""
-        return [a[metric] / max(b[metric], 1e-12) for a, b in zip(of[over], of[under], strict=True)]
+        return [a[metric] / max(b[metric], 1e-12) for a, b in zip(summaries[over], summaries[under], strict=True)]
 
     print("\nasked, turn by turn: median [least .. most]")
     for text, values, holds in (
@@ -87,8 +101,8 @@ def report(folder: Path) -> None:
 
     print("\na stage's time for a micro-batch while the other stage computes, over its time while the other is idle")
     for name in POLICIES:
-        found = [slowdown(read_run_folder(folder / run["folder"]).load()) for run in of[name]]
-        work = statistics.median(float(np.mean(run["stage_busy_fraction"])) * run["duration"] for run in of[name])
+        found = [slowdown(read_run_folder(path).load()) for path in of[name][:turns]]
+        work = statistics.median(float(np.mean(r["stage_busy_fraction"])) * r["duration"] for r in summaries[name])
         print(
             f"  {name:<12} {statistics.median(found):.2f} [{min(found):.2f} .. {max(found):.2f}]   "
             f"a stage computed for {work:.1f} s"

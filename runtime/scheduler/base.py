@@ -55,7 +55,7 @@ class Scheduler(ABC):
         self._waiting: list[tuple[float, int, Request]] = []  # heap by the order's key, then by id
         self._num_waiting = 0
         self._turn = 0  # micro-batches filled
-        self._short_of_kv = False
+        self.short_of_kv = False
 
     @abstractmethod
     def fill(self, batch: MicroBatch) -> None:
@@ -85,6 +85,11 @@ class Scheduler(ABC):
         return self.limits.depth
 
     @property
+    def slots(self) -> int:
+        """Most requests that hold KV at once: B for each micro-batch in flight."""
+        return self.limits.batch * self.depth
+
+    @property
     def num_waiting(self) -> int:
         return self._num_waiting
 
@@ -101,7 +106,7 @@ class Scheduler(ABC):
 
     def next_batch(self) -> MicroBatch | None:
         """The next micro-batch, its requests marked as dispatched; None if nothing is admissible (see `blocked`)."""
-        self._short_of_kv = False
+        self.short_of_kv = False
         batch = MicroBatch()
         self.fill(batch)
         self._turn += bool(batch)
@@ -110,7 +115,7 @@ class Scheduler(ABC):
     @property
     def blocked(self) -> Blocked:
         """Why the last `next_batch` gave None."""
-        if self._short_of_kv:
+        if self.short_of_kv:
             return "kv_full"
         return "in_flight" if self.has_work else "no_request"
 
@@ -152,11 +157,11 @@ class Scheduler(ABC):
     def admit(self) -> Request | None:
         """Admit the next waiting request if it has a slot and its blocks fit, with one block left for each running."""
         request = self.next_waiting()
-        if request is None or len(self.running) >= self.limits.running:
+        if request is None or len(self.running) >= self.slots:
             return None
         tokens = self.reserved_tokens(request)
         if self.pool.blocks_for(tokens) + len(self.running) > self.pool.num_free:
-            self._short_of_kv = True
+            self.short_of_kv = True
             return None
         heapq.heappop(self._waiting)
         self._num_waiting -= 1
@@ -218,7 +223,7 @@ class Scheduler(ABC):
         while not self.pool.grow(request.blocks, len(request.tokens)):
             victim = max((r for r in self.running.values() if not r.in_flight), key=lambda r: r.id, default=request)
             if victim.id <= request.id:
-                self._short_of_kv = True
+                self.short_of_kv = True
                 return False
             self._preempt(victim)
         return True

@@ -16,7 +16,7 @@ from .chunk import ChunkPicker
 from .turnaround import Turnaround
 
 _SMOOTH = 1 / 32  # weight of the newest micro-batch in what is typical
-_AHEAD = 1.1  # of the rate at which prompts come in: a backlog of one prompt stays
+_AHEAD = 1.1  # of the rate at which prompts come in; each slot that is free adds as much
 _SLIVER = 16  # a chunk of under 1/16 of a whole one is not worth its overhead: the micro-batch stays that much shorter
 
 
@@ -106,7 +106,8 @@ class EqualTime(Scheduler):
         """
         chunk = max(0.0, self.picker.chunk - self._decodes)
         if self.num_waiting:
-            chunk = min(chunk, max(_AHEAD * self._pace, self.picker.chunk / _SLIVER))
+            free = 0 if self.short_of_kv else max(0, self.slots - len(self.running))
+            chunk = min(chunk, max(_AHEAD * (1 + free) * self._pace, self.picker.chunk / _SLIVER))
         return 1.0, chunk + self._decodes, chunk * self._prefix, chunk * chunk, self._context, self._decodes
 
     @property

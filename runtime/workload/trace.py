@@ -17,8 +17,12 @@ from ...conf.errors import ConfigError
 from ...conf.workloads import TraceConfig
 from .workload import Drawn
 
-# Column names in lower case: what they are called in the Azure traces, and in BurstGPT.
-_COLUMNS = (("timestamp",), ("contexttokens", "request tokens"), ("generatedtokens", "response tokens"))
+# Column names in lower case: what they are called in the Azure traces, in BurstGPT, in Vidur's and in Mooncake's.
+_COLUMNS = (
+    ("timestamp", "arrived_at"),
+    ("contexttokens", "request tokens", "num_prefill_tokens", "input_length"),
+    ("generatedtokens", "response tokens", "num_decode_tokens", "output_length"),
+)
 _RIGHT = "TIMESTAMP, ContextTokens, GeneratedTokens (Azure) or Timestamp, Request tokens, Response tokens (BurstGPT)"
 _MOST_TOKENS = 1 << 40
 

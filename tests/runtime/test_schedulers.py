@@ -105,7 +105,7 @@ class Audit:
             r.remaining_prefill for *_, r in s._waiting if not r.is_finished
         )
         batch = self._next()
-        self.short_of_kv = s._short_of_kv or self.preempted
+        self.short_of_kv = s.short_of_kv or self.preempted
         if batch is not None:
             check_rule(s, batch, self, self.w)
         return batch
@@ -159,7 +159,7 @@ def run(policy: str, w: dict) -> tuple[Coordinator, VirtualPipeline, list[Reques
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(w=workloads())
 def test_nothing_is_lost_and_no_bound_is_passed(policy: str, w: dict) -> None:
     coordinator, _, requests = run(policy, w)
@@ -247,14 +247,14 @@ def check_prompts_in_order(chunks: list[Chunk], new: list[Chunk], before: Audit)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(w=workloads())
 def test_the_ledger_conserves_time(policy: str, w: dict) -> None:
     coordinator, _, _ = run(policy, w)
     Ledger(coordinator.record).check()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(w=workloads())
 def test_outputs_do_not_depend_on_policy_memory_or_preemption(w: dict) -> None:
     w["abort"] = None

@@ -137,6 +137,8 @@ BURST_HEADER = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log 
     ("TIMESTAMP,ContextTokens,GeneratedTokens", AZURE_2023, [(0.0, 374, 44), (1.25, 396, 109)]),
     ("TIMESTAMP,ContextTokens,GeneratedTokens", AZURE_2024, [(0.0, 2162, 5), (0.5, 2399, 6)]),
     (BURST_HEADER, BURST, [(0.0, 472, 18), (40.5, 1087, 230)]),
+    ("arrived_at,num_prefill_tokens,num_decode_tokens", ("0.5,10,3", "2,11,4"), [(0.0, 10, 3), (1.5, 11, 4)]),
+    ("timestamp,input_length,output_length", ("0,10,3", "27,11,4"), [(0.0, 10, 3), (27.0, 11, 4)]),
 ])  # fmt: skip
 @pytest.mark.parametrize("disguise", ["plain", "crlf", "bom", "gz", "gz by another name"])
 def test_each_form_of_a_trace(

@@ -2,11 +2,11 @@
 
 A LLaMA of about 160M parameters with random weights over two pipeline stages of one thread each; requests of 512 to
 2048 tokens, P:D 10, all there at the start, through `orca_best`, `sarathi` and `equal_time` by turns, each as often.
-Prints `gapless bench`'s table, then what is asked of the policies, met or not, and how much slower a stage computes
-while the other does: where cores share what they compute with, a stage speeds up in the other's bubbles, and bubbles
-that a policy removes come back as slower compute.
+Prints `gapless bench`'s table, then what is asked of the policies, met or not; what of each speed-up comes from less
+compute and what from fewer bubbles; and how much slower a stage computes while the other does: where cores share what
+they compute with, bubbles that a policy removes come back as slower compute.
 
-Further arguments are overrides of `gapless bench`. About 40 minutes on 2 cores; --requests and --repeats shorten it.
+Further arguments are overrides of `gapless bench`. About 50 minutes on 2 cores; --requests and --repeats shorten it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import json
 import statistics
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -99,15 +100,33 @@ def report(folder: Path) -> None:
         met = "met" if holds(median) else "NOT MET"
         print(f"  {text:<56} {median:6.3f} [{min(values):.3f} .. {max(values):.3f}]  {met}")
 
+    print("\nspeed-up = (compute time of the one / of the other) x (busy share of the other / of the one), medians")
+    for over, under in (("sarathi", "orca_best"), ("equal_time", "sarathi")):
+        compute = [_compute(b) / _compute(a) for a, b in zip(summaries[over], summaries[under], strict=True)]
+        busy = [
+            (1 - a["bubble_fraction"]) / (1 - b["bubble_fraction"])
+            for a, b in zip(summaries[over], summaries[under], strict=True)
+        ]
+        most = statistics.median(1 / (1 - run["bubble_fraction"]) for run in summaries[under])
+        print(
+            f"  {over} over {under}: {statistics.median(compute):.3f} x {statistics.median(busy):.3f}; "
+            f"without any bubble and as much compute it would be {most:.3f}"
+        )
+
     print("\na stage's time for a micro-batch while the other stage computes, over its time while the other is idle")
     for name in POLICIES:
         found = [slowdown(read_run_folder(path).load()) for path in of[name][:turns]]
-        work = statistics.median(float(np.mean(r["stage_busy_fraction"])) * r["duration"] for r in summaries[name])
+        work = statistics.median(_compute(summary) for summary in summaries[name])
         print(
             f"  {name:<12} {statistics.median(found):.2f} [{min(found):.2f} .. {max(found):.2f}]   "
             f"a stage computed for {work:.1f} s"
         )
     print("  (1.00: stages do not disturb each other; above it, a stage computes faster in the other's bubbles)")
+
+
+def _compute(summary: dict[str, Any]) -> float:
+    """Seconds that a stage computed, averaged over the stages."""
+    return float(np.mean(summary["stage_busy_fraction"])) * float(summary["duration"])
 
 
 def slowdown(record: RunRecord) -> float:

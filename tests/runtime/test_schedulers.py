@@ -115,7 +115,8 @@ def run(policy: str, w: dict) -> tuple[Coordinator, VirtualPipeline, list[Reques
     rng = random.Random(w["seed"])
 
     def stage_time(step: Step, stage: int) -> float:
-        return (0.01 + 0.001 * step.num_tokens) * rng.uniform(0.5, 2.0)
+        stalled = 30.0 if rng.random() < 0.02 else 1.0
+        return (0.01 + 0.001 * step.num_tokens) * rng.uniform(0.5, 2.0) * stalled
 
     depth = w["stages"] + w["extra_depth"]
     pipeline = VirtualPipeline(w["stages"], depth, w["num_blocks"], w["block_size"], stage_time)

@@ -2,7 +2,7 @@
 
 Each scene is one `gapless bench` of a few requests over two stages, under a policy that shows a bubble and under those
 that remove it. Its picture shows the first run where it has most of that bubble, the others in their middle. About two
-minutes a scene on 2 cores; `--draw` only draws runs that are there. `all` runs every policy and prints a table, 15
+minutes a scene on 2 cores; `--draw` only draws runs that are there. `all` runs every policy and prints a table, 8
 minutes.
 """
 
@@ -58,8 +58,8 @@ SCENES = {
     "all": Scene(
         None,
         "scheduler=request_level,orca_worst,orca_best,prefill_first,token_throttle,token_budget,sarathi,equal_time "
-        "scheduler.batch=8 scheduler.chunk=96 scheduler.budget=96 scheduler.max_batched_tokens=1024 "
-        "workload=zipf workload.theta=0 workload.min_len=512 workload.max_len=1024 workload.num_prompts=32",
+        "scheduler.batch=4 scheduler.chunk=64 scheduler.budget=64 scheduler.max_batched_tokens=1024 "
+        "workload=zipf workload.theta=0 workload.min_len=512 workload.max_len=1024 workload.num_prompts=14",
     ),
 }
 

@@ -17,6 +17,7 @@ from .turnaround import Turnaround
 
 _SMOOTH = 1 / 32  # weight of the newest micro-batch in what is typical
 _AHEAD = 1.1  # of the rate at which prompts come in; each slot that is free adds as much
+_OVERHANG = 0.05  # of a chunk is given up for a multiple of the tile; more would make the time unequal
 _SLIVER = 16  # a chunk of under 1/16 of a whole one is not worth its overhead: the micro-batch stays that much shorter
 
 
@@ -122,7 +123,7 @@ class EqualTime(Scheduler):
         length = min(remaining, self._cost.chunk_within(left, prompt.num_dispatched))
         if length < remaining:
             overhang = (batch.num_tokens + length) % self.tile
-            if overhang <= length // 8:
+            if overhang <= _OVERHANG * length:
                 length -= overhang
             alone = self.num_waiting == 0 and len(self.prefilling) == 1
             if alone and length:

@@ -32,6 +32,7 @@ class Scene:
     cause: Cause | None
     overrides: str
     seconds: float | None = None
+    all_at_worst: bool = False  # show every run where it has most of the bubble, not only the first
 
 
 SCENES = {
@@ -54,6 +55,7 @@ SCENES = {
         "workload=fixed workload.input_len=900 workload.range_ratio=0.95 workload.output_len=40 "
         "workload.num_prompts=12 parallel.layers=[7,5]",
         1.5,
+        all_at_worst=True,
     ),
     "all": Scene(
         None,
@@ -79,7 +81,8 @@ def main(arguments: list[str]) -> int:
         for path in sorted(p for p in folder.iterdir() if (p / "summary.json").is_file()):
             record = read_run_folder(path).load()
             ledger = Ledger(record)
-            window = central(ledger, scene.seconds) if runs else densest(ledger, scene.cause, scene.seconds)
+            at_worst = scene.all_at_worst or not runs
+            window = densest(ledger, scene.cause, scene.seconds) if at_worst else central(ledger, scene.seconds)
             runs[path.name[3:]] = stretch(record, ledger, window)
         print(write_timeline(IMAGES / f"{name}.png", runs))
     return 0

@@ -18,8 +18,9 @@ Features = tuple[float, ...]
 # what any micro-batch costs, the reading of the weights first of all.
 FEATURES = ("constant", "tokens", "chunk_prefix", "chunk_squared", "decode_context", "sampled_rows")
 
-_FIRST_FIT = 8  # observations of every stage before the first fit
-_REFIT = 32  # micro-batches between later ones
+_EARLY_FITS = 8  # while little is known
+_EARLY = 8  # micro-batches before each of them
+_REFIT = 32  # micro-batches before later ones
 _MEMORY = 1024  # micro-batches after which an observation counts 1/e
 _HUBER = 1.345  # of the residual's scale: 95% as efficient as least squares where errors are normal
 _TOKENS_ONLY = 0.3  # weight, in observations, of the guess that tokens are all that counts
@@ -73,7 +74,7 @@ class StageTimes:
         self._rows: list[Features] = []
         self._stages: list[int] = []
         self._seconds: list[float] = []
-        self._next_fit = _FIRST_FIT * num_stages
+        self._num_fits = 0
         self._profile = None if profile is None else np.array(profile, np.float64)
         if self._profile is not None:
             self._set(self._profile.copy())
@@ -94,9 +95,9 @@ class StageTimes:
         self._rows.append(row)
         self._stages.append(stage)
         self._seconds.append(seconds)
-        if len(self._rows) >= self._next_fit:
+        if len(self._rows) >= (_EARLY if self._num_fits < _EARLY_FITS else _REFIT) * self.num_stages:
             self._fit()
-            self._next_fit = min(2 * self._next_fit, _REFIT * self.num_stages)
+            self._num_fits += 1
 
     def _fit(self) -> None:
         """Add what has been observed since the last fit to the normal equations, and solve them."""

@@ -118,6 +118,15 @@ def having_it(names: Iterable[str]) -> str:
     return f"{', '.join(listed)} {'has' if len(listed) == 1 else 'have'} it"
 
 
+def leaves(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value of nested mappings with its dotted key."""
+    for key, value in mapping.items():
+        if isinstance(value, Mapping):
+            yield from leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
 def group_names(group: str) -> list[str]:
     """The choices of a config group, sorted."""
     folder = resources.files(__package__).joinpath(group)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from ..conf.build import describe, dotted_keys, group_names, load_command, load_group
+from ..conf.build import describe, dotted_keys, group_names, leaves, load_command, load_group
 
 if TYPE_CHECKING:
     from .cli import Command
@@ -167,9 +167,9 @@ examples:
 def command(command: Command) -> str:
     """What `gapless COMMAND --help` prints."""
     own, chosen = load_command(command.name)
-    defaults = dict(_leaves(own))
+    defaults = dict(leaves(own))
     for group, choice in chosen.items():
-        defaults |= {f"{group}.{key}": value for key, value in _leaves(load_group(group, choice))}
+        defaults |= {f"{group}.{key}": value for key, value in leaves(load_group(group, choice))}
     usage = "FOLDER ... [KEY=VALUE ...]" if command.positional else "[-m] [GROUP=CHOICE ...] [KEY=VALUE ...]"
     lines = [f"gapless {command.name}: {command.summary}", "", f"usage: gapless {command.name} {usage}", ""]
     if chosen:
@@ -212,14 +212,6 @@ def _ordered(command: Command) -> list[tuple[str, Any]]:
     keys = list(dotted_keys(command.config))
     order = ["", "sampling", "workload", "slo", "hardware", "parallel", "scheduler", "cache", "model"]
     return sorted(keys, key=lambda item: order.index(item[0].partition(".")[0] if "." in item[0] else ""))
-
-
-def _leaves(mapping: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in mapping.items():
-        if isinstance(value, dict):
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def _value(value: Any) -> str:

@@ -130,7 +130,7 @@ def summarize(record: RunRecord, ledger: Ledger, slo: SloConfig | None = None) -
         "mean_tokens_per_micro_batch": (
             sum(step.num_tokens for step in record.steps) / len(record.steps) if record.steps else 0.0
         ),
-        "cv_stage_time": float(np.mean([_variation(values) for values in times])) if times else 0.0,
+        "cv_stage_time": float(np.mean([variation(values) for values in times])) if times else 0.0,
         "peak_kv_fraction": (
             max((step.kv_blocks_used for step in record.steps), default=0) / record.num_blocks
             if record.num_blocks
@@ -172,7 +172,7 @@ def _statistics(name: str, values: Floats) -> dict[str, float]:
     return {f"{statistic}_{name}_ms": float(value) for statistic, value in found.items()}
 
 
-def _variation(values: Floats) -> float:
-    """Coefficient of variation: standard deviation over mean."""
-    mean = float(values.mean())
+def variation(values: Floats) -> float:
+    """Coefficient of variation: standard deviation over mean; 0 of nothing."""
+    mean = float(values.mean()) if len(values) else 0.0
     return float(values.std()) / mean if mean > 0 else 0.0

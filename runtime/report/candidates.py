@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...conf.build import leaves
 from ..run_folder import RunFolder
 
 # Keys that say nothing of what a run did: where its outputs went, and what else a benchmark ran beside it.
@@ -47,7 +48,7 @@ def group_runs(folders: Sequence[RunFolder]) -> list[Candidate]:
 
 def settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """A config's dotted keys and values, without those that say nothing of what the run did."""
-    return dict(_flatten({key: value for key, value in config.items() if key not in IGNORED}))
+    return dict(leaves({key: value for key, value in config.items() if key not in IGNORED}))
 
 
 def differing_keys(points: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -102,14 +103,6 @@ def _unique(labels: Sequence[str]) -> list[str]:
         seen[label] = seen.get(label, 0) + 1
         result.append(label if seen[label] == 1 else f"{label} ({seen[label]})")
     return result
-
-
-def _flatten(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in mapping.items():
-        if isinstance(value, Mapping):
-            yield from _flatten(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def _text(value: Any) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from ..ledger import CAUSES, Cause, Floats
-from ..summary import prediction_error
+from ..summary import prediction_error, variation
 from .charts import (
     SLOTS,
     Axis,
@@ -105,11 +105,6 @@ def stage_time_cdf(runs: Digests) -> Chart:
         "stage_times", "Time of a micro-batch on a stage", "compute time of a micro-batch", seconds, colours(runs),
         of="micro-batches", note="All stages together; even micro-batches make a steep line.",
     )  # fmt: skip
-
-
-def variation(values: Floats) -> float:
-    """Coefficient of variation."""
-    return float(values.std() / values.mean()) if len(values) and values.mean() > 0 else 0.0
 
 
 def batch_composition(runs: Digests) -> list[Chart]:

@@ -119,7 +119,8 @@ class EqualTime(Scheduler):
 
     def _chunk_length(self, batch: MicroBatch, prompt: Request, left: float) -> int:
         """Tokens of the next chunk of `prompt`, 0 for none, where `left` seconds are to be filled."""
-        remaining, whole = prompt.remaining_prefill, self.picker.chunk
+        remaining = prompt.remaining_prefill
+        least = min(remaining, max(1, self.picker.chunk // _SLIVER))
         length = min(remaining, self._cost.chunk_within(left, prompt.num_dispatched))
         if length < remaining:
             overhang = (batch.num_tokens + length) % self.tile
@@ -128,10 +129,10 @@ class EqualTime(Scheduler):
             alone = self.num_waiting == 0 and len(self.prefilling) == 1
             if alone and length:
                 length = -(-remaining // -(-remaining // length))
-        if length < min(remaining, max(1, whole // _SLIVER)):
+        if length < least:
             # Nothing may stand still: a micro-batch without a chunk takes a small one, unless its time is promised.
             promised = self.target_s is not None and batch.decodes
-            length = 0 if batch.chunks or promised else min(remaining, max(1, whole // _SLIVER))
+            length = 0 if batch.chunks or promised else least
         return length
 
     def _remember(self, batch: MicroBatch, context: int) -> None:

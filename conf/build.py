@@ -22,7 +22,7 @@ import yaml
 
 from .errors import ConfigError, nearest
 from .policies import POLICY_CONFIGS, SchedulerConfig
-from .schema import EngineConfig
+from .schema import EngineConfig, HardwareConfig
 from .workloads import WORKLOAD_CONFIGS, WorkloadConfig
 
 C = TypeVar("C")
@@ -158,6 +158,17 @@ def load_command(command: str) -> tuple[dict[str, Any], dict[str, str]]:
         if group in entry
     }
     return {key: value for key, value in primary.items() if key not in ("defaults", "hydra")}, choices
+
+
+def load_hardware(name: str, key: str = "hardware") -> HardwareConfig:
+    """The hardware of that name.
+
+    Raises:
+        ConfigError: no such choice, naming `key`.
+    """
+    if name not in (names := group_names("hardware")):
+        raise ConfigError(f"{key}={name}: unknown{nearest(name, names)}")
+    return build(HardwareConfig, load_group("hardware", name), "hardware")
 
 
 def model_choice(model: str | os.PathLike[str]) -> tuple[str, dict[str, str]]:

@@ -9,9 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from .costs import CostsConfig
 from .errors import ConfigError, check
 from .policies import SarathiConfig, SchedulerConfig
 from .sampling import SamplingParams
+from .simulation import SimulationConfig
 from .workloads import FixedConfig, SloConfig, WorkloadConfig
 
 
@@ -137,8 +139,11 @@ class HardwareConfig:
     device: Literal["cpu", "cuda"] = "cpu"
     memory_gib: float = 4.0
     tile: int = 16  # rows that a matmul is padded to (paper 4.4): 128 on an A100 or A6000
+    devices_per_node: int = 8
+    costs: CostsConfig | None = None  # constants of the analytic cost model; null: none are known
 
     def __post_init__(self) -> None:
+        check("hardware.devices_per_node", self.devices_per_node, self.devices_per_node >= 1, "1 or more")
         check("hardware.memory_gib", self.memory_gib, self.memory_gib > 0, "above 0")
         check("hardware.tile", self.tile, self.tile >= 1, "1 or more")
 
@@ -228,23 +233,40 @@ class GenerateConfig(EngineConfig):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BenchConfig(EngineConfig):
-    """`gapless bench`: one workload through each of `policies` in turn on one started pipeline.
-
-    `policies` is what `scheduler=a,b,c` becomes; empty: `scheduler` alone. `repeats` > 1 runs each so often;
-    `interleave` by turns (a b a b), else one after the other (a a b b).
-    """
+class ComparisonConfig(EngineConfig):
+    """One workload through each of `policies`: what `scheduler=a,b,c` becomes; empty: `scheduler` alone. `repeats` > 1
+    runs each so often."""
 
     workload: WorkloadConfig = field(default_factory=FixedConfig)
     policies: tuple[SchedulerConfig, ...] = ()
     repeats: int = 1
-    interleave: bool = True
-    warmup: bool = True
     slo: SloConfig = field(default_factory=SloConfig)
 
     def __post_init__(self) -> None:
         EngineConfig.__post_init__(self)
         check("repeats", self.repeats, self.repeats >= 1, "1 or more")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchConfig(ComparisonConfig):
+    """`gapless bench`: on one started pipeline. With `interleave` repeats go by turns (a b a b), else one after the
+    other (a a b b)."""
+
+    interleave: bool = True
+    warmup: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulateConfig(ComparisonConfig):
+    """`gapless simulate`: the same over simulated pipelines. Repeats differ by their seed."""
+
+    simulation: SimulationConfig = field(default_factory=SimulationConfig)
+
+    def __post_init__(self) -> None:
+        ComparisonConfig.__post_init__(self)
+        devices = self.simulation.devices
+        check("simulation.devices", devices and list(devices), devices is None or len(devices) == self.parallel.pp,
+              f"null or {self.parallel.pp} names of hardware, one a stage")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

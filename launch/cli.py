@@ -22,7 +22,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
 from ..conf.errors import ConfigError, nearest
-from ..conf.schema import BenchConfig, EngineConfig, GenerateConfig, ReportConfig
+from ..conf.schema import BenchConfig, EngineConfig, GenerateConfig, ReportConfig, SimulateConfig
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -47,6 +47,7 @@ class Command:
     module: str
     examples: tuple[str, ...]
     positional: str | None = None
+    has_ranks: bool = True  # that a launcher starts
 
 
 COMMANDS = {
@@ -75,6 +76,18 @@ COMMANDS = {
                 "gapless bench scheduler=sarathi workload=trace workload.path=trace.csv.gz workload.time_scale=0.1",
                 "gapless bench -m scheduler=sarathi scheduler.chunk=128,256,auto parallel=pp2",
             ),
+        ),
+        Command(
+            "simulate",
+            "the same over a simulated cluster, by measured or fitted operator times",
+            SimulateConfig,
+            "simulate",
+            (
+                "gapless simulate model=gpt3-175b scheduler=orca_best,sarathi,equal_time workload.num_prompts=1000",
+                "gapless simulate model=llama2-70b parallel=tp8 simulation.replicas=8 workload.request_rate=20",
+                "gapless simulate -m scheduler=sarathi,equal_time scheduler.chunk=128,256,512 parallel=tp8_pp8",
+            ),
+            has_ranks=False,
         ),
         Command(
             "report",
@@ -224,7 +237,7 @@ def _run(command: Command, overrides: list[str], *, multirun: bool) -> None:
     _set_environment("HYDRA_FULL_ERROR", "1")  # hydra then raises instead of printing a traceback
     sys.argv = [f"{PROGRAM} {command.name}", *(["--multirun"] if multirun else []), *rewritten]
     try:
-        with _kept_launcher(configs) as launcher:
+        with _kept_launcher(configs if command.has_ranks else ()) as launcher:
             start()
     except _Escape as escape:
         raise escape.error from escape.error.__cause__
@@ -241,7 +254,7 @@ def _kept_launcher(configs: Sequence[EngineConfig]) -> Iterator[Launcher | None]
     grids = [config.parallel for config in configs]
     ranks = {(grid.pp, grid.tp, grid.launcher, grid.ray_address) for grid in grids}
     devices = {config.hardware.device for config in configs}
-    if len(configs) == 1 or len(ranks) > 1 or len(devices) > 1 or grids[0].launcher != "ray":
+    if len(configs) <= 1 or len(ranks) > 1 or len(devices) > 1 or grids[0].launcher != "ray":
         yield None
         return
     from .ray_launcher import RayLauncher

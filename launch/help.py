@@ -120,6 +120,27 @@ MEANINGS = {
     "repeats": "run each policy so often",
     "interleave": "repeats by turns (a b a b) rather than one after the other (a a b b)",
     "warmup": "a few short requests first, which do not count",
+    "hardware.devices_per_node": "ranks that share a node and its fast links",
+    "hardware.costs.matmul_tflops": "rate of a large matrix product, in whole tiles",
+    "hardware.costs.memory_gbps": "rate at which a kernel reads the device's memory",
+    "hardware.costs.launch_us": "least time of a kernel",
+    "hardware.costs.tile": "rows that a matrix product is padded to",
+    "hardware.costs.node_gbps": "of a rank to its peers within a node",
+    "hardware.costs.network_gbps": "of a rank to another node",
+    "hardware.costs.message_us": "least time of a message or a collective",
+    "simulation.cost": "where stage times come from; auto: measured where profile is given, else analytic",
+    "simulation.profile": "a folder that `gapless profile` wrote; null: the hardware's fitted constants",
+    "simulation.devices": "hardware of each stage, where nodes differ; null: hardware everywhere",
+    "simulation.replicas": "pipelines that serve side by side",
+    "simulation.router": "which replica a request goes to: by turns, or to that with the fewest requests or tokens",
+    "simulation.scatter_gather": "each tensor-parallel rank sends a slice to the next stage, and the receivers gather",
+    "simulation.overlap_sends": "a stage computes on while it sends",
+    "simulation.host": "count the host's overhead; false: as if the device always hid it",
+    "simulation.dispatch_ms": "from the coordinator to the ranks",
+    "simulation.result_ms": "from the last stage to the coordinator",
+    "simulation.jitter": "coefficient of variation of stage times around the cost model's",
+    "simulation.straggler_rate": "share of stage times that take straggler_factor times as long",
+    "simulation.straggler_factor": "how much longer those take",
     "slo.ttft_ms": "most milliseconds to the first token; requests that meet all bounds count for goodput",
     "slo.tpot_ms": "most milliseconds a token after the first, on average",
     "slo.tbt_ms": "most milliseconds between two tokens, at the worst",
@@ -210,7 +231,7 @@ def command(command: Command) -> str:
 def _ordered(command: Command) -> list[tuple[str, Any]]:
     """Keys of the command itself first, then section by section."""
     keys = list(dotted_keys(command.config))
-    order = ["", "sampling", "workload", "slo", "hardware", "parallel", "scheduler", "cache", "model"]
+    order = ["", "sampling", "workload", "slo", "simulation", "hardware", "parallel", "scheduler", "cache", "model"]
     return sorted(keys, key=lambda item: order.index(item[0].partition(".")[0] if "." in item[0] else ""))
 
 

@@ -37,26 +37,45 @@ class BlockPool:
             return True
         if need > self.num_free:
             return False
-        for _ in range(need):
-            block = self._next(blocks)
-            self._is_free[block] = 0
-            self._lane_used[block // self._lane_blocks] += 1
-            blocks.append(block)
-        self.num_free -= need
+        while need:
+            first = self._next(blocks)
+            # The run of free blocks from there on, as long as it is wanted.
+            taken = self._is_free.find(0, first, first + need)
+            count = need if taken < 0 else taken - first
+            count = min(count, self.num_blocks - first)
+            self._is_free[first : first + count] = bytes(count)
+            self._count(first, count, 1)
+            blocks.extend(range(first, first + count))
+            self.num_free -= count
+            need -= count
         return True
 
     def release(self, blocks: list[int]) -> None:
         """Give a request's blocks back; empties the list."""
-        for block in blocks:
-            assert not self._is_free[block], block
-            self._is_free[block] = 1
-            lane = block // self._lane_blocks
-            self._lane_used[lane] -= 1
+        self.num_free += len(blocks)
+        at = 0
+        while at < len(blocks):
+            first, stop = blocks[at], at + 1
+            while stop < len(blocks) and blocks[stop] == first + stop - at:
+                stop += 1
+            count = stop - at
+            assert not any(self._is_free[first : first + count]), (first, count)
+            self._is_free[first : first + count] = b"\x01" * count
+            self._count(first, count, -1)
+            at = stop
+        blocks.clear()
+
+    def _count(self, first: int, count: int, sign: int) -> None:
+        """Blocks `first` .. `first + count - 1` are taken (1) or free again (-1): their lanes count them."""
+        at, end = first, first + count
+        while at < end:
+            lane = at // self._lane_blocks
+            stop = min(end, (lane + 1) * self._lane_blocks)
+            self._lane_used[lane] += sign * (stop - at)
             if self._lane_used[lane] == 0 and lane < len(self._is_listed) and not self._is_listed[lane]:
                 self._is_listed[lane] = 1
                 self._free_lanes.append(lane)
-        self.num_free += len(blocks)
-        blocks.clear()
+            at = stop
 
     def _next(self, blocks: list[int]) -> int:
         if blocks:

@@ -6,18 +6,18 @@ It knows the `Pipeline` protocol only, so a real cluster and a simulated one run
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
-from .messages import NewRequest, Sampled, Segment, Step, StepResult
+from .messages import Decodes, NewRequest, Sampled, Segment, Step, StepResult
 from .micro_batch import MicroBatch
 from .pipeline import Pipeline
 from .request import Request
 from .scheduler import Scheduler
+from .spans import Decodes as RecordedDecodes
 from .spans import Part, RequestRecord, RunRecord, StepRecord, Wait
 
 
-@dataclass(frozen=True, slots=True)
-class TokenEvent:
+class TokenEvent(NamedTuple):
     """A request got a token, ended, or both (`token` is None when it ended without one)."""
 
     request: Request
@@ -92,28 +92,29 @@ class Coordinator:
         self._block("depth_full")
 
     def _submit(self, batch: MicroBatch) -> None:
+        scheduler = self.scheduler
         now = self.clock.now()
         self._unblocked(now)
         new: list[NewRequest] = []
-        chunks = [self._segment(c.request, c.start, c.length, c.ends_prefill, new) for c in batch.chunks]
-        decodes = [self._segment(r, r.num_dispatched - 1, 1, True, new) for r in batch.decodes]
-        step = Step(self.epoch, self.next_step, chunks, decodes, new, self.scheduler.dropped)
-        self.scheduler.dropped = []
+        chunks = [self._chunk(c.request, c.start, c.length, c.ends_prefill, new) for c in batch.chunks]
+        decodes = _decodes(batch.decodes)
+        step = Step(self.epoch, self.next_step, chunks, decodes, new, scheduler.dropped)
+        scheduler.dropped = []
         record = StepRecord(
-            step=step.step,
-            dispatched=now,
-            chunks=[Part(s.request, s.start, len(s.tokens)) for s in chunks],
-            decodes=[Part(s.request, s.start, 1) for s in decodes],
-            waits=self._waits,
-            kv_blocks_used=self.scheduler.pool.num_used,
-            num_waiting=self.scheduler.num_waiting,
-            num_running=len(self.scheduler.running),
-            sampled_rows=len(decodes) + sum(s.sample for s in chunks),
+            step.step,
+            now,
+            [Part(c.request.id, c.start, c.length) for c in batch.chunks],
+            RecordedDecodes(decodes.requests, decodes.starts),
+            self._waits,
+            kv_blocks_used=scheduler.pool.num_used,
+            num_waiting=scheduler.num_waiting,
+            num_running=len(scheduler.running),
+            sampled_rows=len(decodes) + sum([s.sample for s in chunks]),
         )
-        record.predicted = self.scheduler.predict(record)
-        if self.scheduler.notes:
-            self.record.notes += self.scheduler.notes
-            self.scheduler.notes = []
+        record.predicted = scheduler.predict(record)
+        if scheduler.notes:
+            self.record.notes += scheduler.notes
+            scheduler.notes = []
         for entry in new:
             told = self._requests[entry.request]
             if told.first_dispatched is None:
@@ -124,47 +125,45 @@ class Coordinator:
         self.record.steps.append(record)
         self.pipeline.submit(step)
 
-    def _segment(self, request: Request, start: int, length: int, sample: bool, new: list[NewRequest]) -> Segment:
+    def _chunk(self, request: Request, start: int, length: int, sample: bool, new: list[NewRequest]) -> Segment:
         if request.num_blocks_sent == 0:
             new.append(NewRequest(request.id, request.prompt_len, request.seed, request.params, request.eos_token_ids))
-        blocks = request.blocks[request.num_blocks_sent :]
-        request.num_blocks_sent = len(request.blocks)
-        return Segment(request.id, start, request.tokens[start : start + length], blocks, sample)
+        return Segment(request.id, start, request.tokens[start : start + length], request.take_new_blocks(), sample)
 
     def _handle(self, result: StepResult, events: list[TokenEvent]) -> None:
         if result.epoch != self.epoch:
             return
-        self.record.spans.append(result.span)
+        self.record.spans += result.spans
         if result.tokens is None:
             if result.step in self._in_flight:
-                self.scheduler.observe(self._in_flight[result.step][1], result.span)
+                self.scheduler.observe(self._in_flight[result.step][1], result.spans)
             return
         batch, record = self._in_flight.pop(result.step)
         now = self.clock.now()
         record.completed = now
-        self.scheduler.observe(record, result.span)
+        self.scheduler.observe(record, result.spans)
         self.record.stage_times = self.scheduler.stage_times
-        self._unblocked(result.span.end)
+        self._unblocked(result.spans[-1].end)
         self.scheduler.completed(batch)
-        requests = {c.request.id: c.request for c in batch.chunks if c.ends_prefill}
-        requests.update((r.id, r) for r in batch.decodes)
-        self._accept(requests, result.tokens, now, events)
+        requests = [c.request for c in batch.chunks if c.ends_prefill]
+        self._accept(requests + batch.decodes if requests else batch.decodes, result.tokens, now, events)
 
     def _accept(
-        self, requests: dict[int, Request], tokens: Sequence[Sampled], now: float, events: list[TokenEvent]
+        self, requests: Sequence[Request], tokens: Sequence[Sampled], now: float, events: list[TokenEvent]
     ) -> None:
-        assert len(tokens) == len(requests), (len(tokens), sorted(requests))
-        for sampled in tokens:
-            request = requests[sampled.request]
-            if request.is_finished:  # aborted meanwhile
+        check, records, resume = self._stop_check, self._requests, self.scheduler.resume
+        for request, sampled in zip(requests, tokens, strict=True):
+            assert request.id == sampled.request, (request, sampled)
+            if request.finish_reason is not None:  # aborted meanwhile
                 continue
-            request.tokens.append(sampled.token)
-            self._requests[request.id].token_times.append(now)
-            reason = request.finish_reason_after(sampled.token)
-            if self._stop_check is not None:
-                reason = self._stop_check(request, sampled) or reason
+            token = sampled.token
+            request.tokens.append(token)
+            records[request.id].token_times.append(now)
+            reason = request.finish_reason_after(token)
+            if check is not None:
+                reason = check(request, sampled) or reason
             if reason is None:
-                self.scheduler.resume(request)
+                resume(request)
             else:
                 self._finish(request, reason, now)
             events.append(TokenEvent(request, sampled, now))
@@ -185,3 +184,14 @@ class Coordinator:
             if at > self._blocked_since:
                 self._waits.append(Wait(self._blocked_since, at, self._blocked_by))
             self._blocked_since = None
+
+
+def _decodes(requests: Sequence[Request]) -> Decodes:
+    """Of requests whose newest token has just been dispatched."""
+    blocks: dict[int, list[int]] = {}
+    for request in requests:
+        if len(request.blocks) > request.num_blocks_sent:
+            blocks[request.id] = request.take_new_blocks()
+    return Decodes(
+        [r.id for r in requests], [r.num_dispatched - 1 for r in requests], [r.tokens[-1] for r in requests], blocks
+    )

@@ -213,7 +213,7 @@ class Ledger:
         for step in self._record.steps:
             seconds = by_step.get(step.step, 0.0)
             if seconds:
-                for request in {part.request for parts in (step.chunks, step.decodes) for part in parts}:
+                for request in {*(chunk.request for chunk in step.chunks), *step.decodes.requests}:
                     by_request[request] = by_request.get(request, 0.0) + seconds
         return by_request
 

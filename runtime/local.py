@@ -52,7 +52,7 @@ class LocalPipeline:
         end = self.clock.now()
         span = Span(step.step, 0, self._idle_since, begin, begin, end, end)
         self._idle_since = end
-        return [StepResult(step.epoch, step.step, span, tokens)]
+        return [StepResult(step.epoch, step.step, [span], tokens)]
 
     def close(self) -> None:
         if self._groups is not None:

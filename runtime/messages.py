@@ -6,6 +6,8 @@ block tables, its sampler's history. `StepResult` comes back: spans from every s
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import msgspec
 
 from ..conf.sampling import SamplingParams
@@ -31,13 +33,32 @@ class Segment(msgspec.Struct, frozen=True, array_like=True):
     sample: bool  # the last stage samples a token from the last row
 
 
+class Decodes(msgspec.Struct, frozen=True, array_like=True):
+    """The decodes of a micro-batch by column, an entry a request; iterating gives a `Segment` each.
+
+    `blocks`: those newly owned, by request; most decodes need none.
+    """
+
+    requests: list[int] = []
+    starts: list[int] = []
+    tokens: list[int] = []
+    blocks: dict[int, list[int]] = {}
+
+    def __len__(self) -> int:
+        return len(self.requests)
+
+    def __iter__(self) -> Iterator[Segment]:
+        for request, start, token in zip(self.requests, self.starts, self.tokens, strict=True):
+            yield Segment(request, start, [token], self.blocks.get(request, []), True)
+
+
 class Step(msgspec.Struct, frozen=True, array_like=True, tag="step"):
     """A micro-batch. `dropped` requests (finished or preempted) forget their tables before the segments apply."""
 
     epoch: int
     step: int
     chunks: list[Segment]
-    decodes: list[Segment]
+    decodes: Decodes
     new: list[NewRequest] = []
     dropped: list[int] = []
 
@@ -50,7 +71,7 @@ class Stop(msgspec.Struct, frozen=True, array_like=True, tag="stop"):
     """The ranks end after what was published before."""
 
 
-class Span(msgspec.Struct, frozen=True, array_like=True):
+class Span(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What a stage did with a micro-batch, in seconds on the coordinator's clock.
 
     `ready`: the stage had nothing else to do and waited for this input; `input`: the input was there; `begin`, `end`:
@@ -77,11 +98,12 @@ class Sampled(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepResult(msgspec.Struct, frozen=True, array_like=True, tag="result"):
-    """From a stage (its tensor-parallel rank 0). Only the last stage gives `tokens`, and with them the step is over."""
+    """What stages did with a step (one entry from a stage's tensor-parallel rank 0). Only the last stage gives
+    `tokens`, chunks first, and with them the step is over."""
 
     epoch: int
     step: int
-    span: Span
+    spans: list[Span]
     tokens: list[Sampled] | None = None
 
 

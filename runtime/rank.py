@@ -144,4 +144,4 @@ class _Rank:
         if self.mesh.tp_rank == 0:
             arrived = begin if arrival is not None else max(told, self._idle_since)
             span = Span(step.step, self.mesh.stage, self._idle_since, arrived, begin, end, time.monotonic())
-            self.client.send(encoder.encode(StepResult(step.epoch, step.step, span, tokens)))
+            self.client.send(encoder.encode(StepResult(step.epoch, step.step, [span], tokens)))

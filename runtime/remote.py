@@ -11,7 +11,7 @@ import msgspec
 from ..conf.schema import HardwareConfig, ParallelConfig
 from ..parallel.control import ControlServer
 from .launcher import Launcher
-from .messages import RankFailure, Step, StepResult, Stop
+from .messages import RankFailure, Span, Step, StepResult, Stop
 from .pipeline import PipelineError, WallClock
 from .setup import Hello, Ready, Setup, encoder, from_rank
 
@@ -127,9 +127,11 @@ class RemotePipeline:
         offset = self._server.clock_offset[rank]
         if offset == 0.0:
             return result
-        s = result.span
-        times = {name: getattr(s, name) - offset for name in ("ready", "input", "begin", "end", "sent")}
-        return msgspec.structs.replace(result, span=msgspec.structs.replace(s, **times))
+        spans = [
+            Span(s.step, s.stage, *(time - offset for time in (s.ready, s.input, s.begin, s.end, s.sent)))
+            for s in result.spans
+        ]
+        return StepResult(result.epoch, result.step, spans, result.tokens)
 
     def _check_launcher(self) -> None:
         for rank in self._launcher.poll():

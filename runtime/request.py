@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ..conf.sampling import SamplingParams
 
 
@@ -9,9 +11,10 @@ class Request:
     """Prompt tokens plus sampling parameters, and what has become of them.
 
     `tokens` are the prompt's and then the sampled ones. `num_dispatched` of them have their KV computed or under way,
-    `num_completed` have it for sure; the difference is in flight. `prefill_target` tokens enter as chunks: the
-    prompt, or after a preemption all tokens known by then. `user` and `deadline` (of the first token, seconds on the
-    coordinator's clock) are for the orders that ask for them; `order_key` is the order's.
+    `num_completed` have it for sure; the difference is in flight. At `max_len` tokens, P + D at the longest, or with
+    one of `stop_ids` it ends. `prefill_target` tokens enter as chunks: the prompt, or after a preemption all tokens
+    known by then. A prompt of `bytes`, as simulations have, takes a byte a token. `user` and `deadline` (of the first
+    token, seconds on the coordinator's clock) are for the orders that ask for them; `order_key` is the order's.
     """
 
     __slots__ = (
@@ -21,7 +24,7 @@ class Request:
         "eos_token_ids",
         "finish_reason",
         "id",
-        "max_output",
+        "max_len",
         "num_blocks_sent",
         "num_completed",
         "num_dispatched",
@@ -31,6 +34,7 @@ class Request:
         "prefill_target",
         "prompt_len",
         "seed",
+        "stop_ids",
         "tokens",
         "user",
     )  # fmt: skip
@@ -38,7 +42,7 @@ class Request:
     def __init__(
         self,
         id: int,
-        prompt: list[int],
+        prompt: Sequence[int],
         params: SamplingParams,
         *,
         arrival: float = 0.0,
@@ -49,14 +53,15 @@ class Request:
         deadline: float | None = None,
     ) -> None:
         self.id = id
-        self.tokens = list(prompt)
+        self.tokens: list[int] | bytearray = bytearray(prompt) if isinstance(prompt, bytes) else list(prompt)
         self.prompt_len = len(prompt)
         self.params = params
         self.arrival = arrival
         self.seed = seed
         self.eos_token_ids = eos_token_ids
-        room = params.max_tokens if max_model_len is None else max_model_len - len(prompt)
-        self.max_output = min(params.max_tokens, room)
+        self.stop_ids = frozenset(params.stop_token_ids).union(() if params.ignore_eos else eos_token_ids)
+        longest = len(prompt) + params.max_tokens
+        self.max_len = longest if max_model_len is None else min(longest, max_model_len)
         self.num_dispatched = 0
         self.num_completed = 0
         self.prefill_target = len(prompt)
@@ -74,11 +79,6 @@ class Request:
     @property
     def num_output(self) -> int:
         return len(self.tokens) - self.prompt_len
-
-    @property
-    def max_len(self) -> int:
-        """Most tokens that this request can come to: P + D at the longest."""
-        return self.prompt_len + self.max_output
 
     @property
     def remaining_prefill(self) -> int:
@@ -100,9 +100,12 @@ class Request:
 
     def finish_reason_after(self, token: int) -> str | None:
         """Why the request ends with this token, the newest of `tokens`; None if it goes on. Stop strings are apart."""
-        if self.num_output >= self.params.min_tokens:
-            if token in self.eos_token_ids and not self.params.ignore_eos:
-                return "stop"
-            if token in self.params.stop_token_ids:
-                return "stop"
-        return "length" if self.num_output >= self.max_output else None
+        if token in self.stop_ids and self.num_output >= self.params.min_tokens:
+            return "stop"
+        return "length" if len(self.tokens) >= self.max_len else None
+
+    def take_new_blocks(self) -> list[int]:
+        """Blocks that the ranks have not been told of; they are told now."""
+        new = self.blocks[self.num_blocks_sent :]
+        self.num_blocks_sent = len(self.blocks)
+        return new

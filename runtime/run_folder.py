@@ -23,7 +23,7 @@ from .ledger import CAUSES, Ledger
 from .messages import Span
 from .report.digest import digest
 from .report.page import render_report
-from .spans import Blocked, Part, RequestRecord, RunRecord, StepRecord, Wait
+from .spans import Blocked, Decodes, Part, RequestRecord, RunRecord, StepRecord, Wait
 from .stage_times import FEATURES
 from .summary import has_bound, request_row, summarize
 from .trace import write_trace
@@ -229,7 +229,7 @@ class _StepLine(msgspec.Struct, array_like=True, tag="step"):
     num_waiting: int
     num_running: int
     chunks: list[tuple[int, int, int]]
-    decodes: list[tuple[int, int, int]]
+    decodes: tuple[list[int], list[int]]  # requests, starts
     waits: list[tuple[float, float, Blocked]]
     predicted: list[float] | None = None
     sampled_rows: int = 0
@@ -257,16 +257,13 @@ def _lines(record: RunRecord, origin: float) -> Iterator[_Head | _StepLine | _Re
 
     fields = attrgetter("request", "start", "tokens")
 
-    def parts(of: list[Part]) -> list[tuple[int, int, int]]:
-        return list(map(fields, of))
-
     yield _Head(record.num_stages, record.num_blocks, record.notes)
     for s in record.steps:
         waits = [(at(wait.start), at(wait.end), wait.reason) for wait in s.waits]
         yield _StepLine(
             s.step, at(s.dispatched), maybe(s.completed), s.kv_blocks_used, s.num_waiting, s.num_running,
-            parts(s.chunks), parts(s.decodes), waits, s.predicted and [round(p, 9) for p in s.predicted],
-            s.sampled_rows,
+            list(map(fields, s.chunks)), (s.decodes.requests.tolist(), s.decodes.starts.tolist()), waits,
+            s.predicted and [round(p, 9) for p in s.predicted], s.sampled_rows,
         )  # fmt: skip
     for r in record.requests:
         yield _RequestLine(
@@ -290,7 +287,7 @@ def _read_lines(lines: Iterable[bytes]) -> RunRecord:
                     line.step,
                     line.dispatched,
                     [Part(*part) for part in line.chunks],
-                    [Part(*part) for part in line.decodes],
+                    Decodes(*line.decodes),
                     [Wait(*wait) for wait in line.waits],
                     line.completed,
                     line.kv_blocks_used,

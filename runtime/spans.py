@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, overload
 
 from .messages import Span
 
@@ -33,6 +35,45 @@ class Part:
     tokens: int
 
 
+class Decodes(Sequence[Part]):
+    """The decodes of a micro-batch, as columns: runs have millions. `context`: KV tokens they attend to, summed."""
+
+    __slots__ = ("context", "requests", "starts")
+
+    def __init__(self, requests: Sequence[int] = (), starts: Sequence[int] = ()) -> None:
+        self.requests = array("q", requests)
+        self.starts = array("q", starts)
+        self.context = sum(starts) + len(starts)
+
+    @classmethod
+    def of(cls, parts: Iterable[Part]) -> Decodes:
+        parts = list(parts)
+        return cls([part.request for part in parts], [part.start for part in parts])
+
+    def __len__(self) -> int:
+        return len(self.requests)
+
+    @overload
+    def __getitem__(self, index: int) -> Part: ...
+    @overload
+    def __getitem__(self, index: slice) -> Decodes: ...
+    def __getitem__(self, index: int | slice) -> Part | Decodes:
+        if isinstance(index, slice):
+            return Decodes(self.requests[index], self.starts[index])
+        return Part(self.requests[index], self.starts[index], 1)
+
+    def __iter__(self) -> Iterator[Part]:
+        return (Part(request, start, 1) for request, start in zip(self.requests, self.starts, strict=True))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Decodes):
+            return NotImplemented
+        return self.requests == other.requests and self.starts == other.starts
+
+    def __repr__(self) -> str:
+        return f"Decodes({self.requests.tolist()}, {self.starts.tolist()})"
+
+
 @dataclass(slots=True)
 class StepRecord:
     """One micro-batch as the coordinator saw it. Times are seconds on the coordinator's clock."""
@@ -40,7 +81,7 @@ class StepRecord:
     step: int
     dispatched: float
     chunks: list[Part]
-    decodes: list[Part]
+    decodes: Decodes
     waits: list[Wait] = field(default_factory=list)  # between the dispatch before and this one
     completed: float | None = None
     kv_blocks_used: int = 0
@@ -64,7 +105,7 @@ class StepRecord:
     @property
     def decode_context(self) -> int:
         """KV tokens that the decodes attend to, summed."""
-        return sum(d.start + 1 for d in self.decodes)
+        return self.decodes.context
 
 
 @dataclass(slots=True)

@@ -46,11 +46,11 @@ def read_profile(folder: str | None, num_stages: int) -> list[list[float]] | Non
     return profile
 
 
-def features(step: StepRecord) -> Features:
-    """What `FEATURES` names, of a micro-batch."""
+def features(step: StepRecord, tile: int = 1) -> Features:
+    """What `FEATURES` names, of a micro-batch; tokens count in whole tiles."""
     prefix = sum(c.start * c.tokens for c in step.chunks)
     squared = sum(c.tokens * c.tokens for c in step.chunks)
-    return 1.0, step.num_tokens, prefix, squared, step.decode_context, step.sampled_rows
+    return 1.0, -(-step.num_tokens // tile) * tile, prefix, squared, step.decode_context, step.sampled_rows
 
 
 class StageTimes:
@@ -82,6 +82,11 @@ class StageTimes:
     @property
     def is_fitted(self) -> bool:
         return self.weights is not None
+
+    @property
+    def noise(self) -> float:
+        """Scale of the relative errors that the last fits made on what came after them, over the stages."""
+        return float(self._noise.mean())
 
     def predict(self, row: Features) -> list[float] | None:
         """Seconds by stage."""

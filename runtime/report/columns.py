@@ -96,7 +96,7 @@ def _steps(record: RunRecord, shown: npt.NDArray[np.int64]) -> dict[str, npt.NDA
             table[row] = step.prefill_tokens, step.decode_tokens, step.decode_context, len(step.chunks), *counters
             dispatched[row] = step.dispatched
             named = [part.request for part in step.chunks[:PARTS]]
-            requests += named + [part.request for part in step.decodes[: PARTS - len(named)]]
+            requests += named + step.decodes.requests[: PARTS - len(named)].tolist()
         offsets.append(len(requests))
     names = ("prefill", "decodes", "context", "chunks", "kv", "running", "waiting")
     return {

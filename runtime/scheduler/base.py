@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -69,8 +70,8 @@ class Scheduler(ABC):
         """Seconds that each stage will take for a micro-batch, where the policy foresees them."""
         return None
 
-    def observe(self, step: StepRecord, span: Span) -> None:  # noqa: B027  (most policies learn nothing)
-        """A stage has computed a micro-batch."""
+    def observe(self, step: StepRecord, spans: Sequence[Span]) -> None:  # noqa: B027  (most policies learn nothing)
+        """Stages, one or several, have computed a micro-batch."""
 
     @property
     def stage_times(self) -> list[list[float]] | None:
@@ -122,13 +123,16 @@ class Scheduler(ABC):
     def completed(self, batch: MicroBatch) -> None:
         """The micro-batch has left the last stage. Sampled tokens are given by `resume` or `finish` afterwards."""
         for chunk in batch.chunks:
-            self._landed(chunk.request, chunk.length)
+            chunk.request.num_completed += chunk.length
+            self._landed(chunk.request)
         for request in batch.decodes:
-            self._landed(request, 1)
+            request.num_completed += 1
+            if request.finish_reason is not None:
+                self._landed(request)
 
     def resume(self, request: Request) -> None:
         """The request's sampled token is appended and it goes on: it may decode."""
-        assert request.is_decode_ready, request
+        assert request.num_dispatched == len(request.tokens) - 1, request
         self.ready[request.id] = request
 
     def finish(self, request: Request, reason: str) -> None:
@@ -193,10 +197,22 @@ class Scheduler(ABC):
 
     def take_decodes(self, batch: MicroBatch, most: int) -> None:
         """Dispatch up to `most` ready decodes, those first that have been ready the longest."""
-        free = self.pool.num_free
-        # With a block free for each, none can fail; else one may preempt another, or has to be passed over.
-        queue = list(islice(self.ready.values(), most) if free >= most else self.ready.values())
+        ready, pool = self.ready, self.pool
+        queue = list(ready.values() if most >= len(ready) else islice(ready.values(), max(0, most)))
+        if len(queue) > pool.num_free:  # one may preempt another, or has to be passed over
+            self._take_decodes_sparing(batch, most)
+            return
+        size = pool.block_size
         for request in queue:
+            if len(request.tokens) > len(request.blocks) * size:
+                pool.grow(request.blocks, len(request.tokens))
+            request.num_dispatched += 1
+            del ready[request.id]
+        batch.decodes += queue
+
+    def _take_decodes_sparing(self, batch: MicroBatch, most: int) -> None:
+        """`take_decodes` where there may be fewer free blocks than decodes."""
+        for request in list(self.ready.values()):
             if len(batch.decodes) >= most:
                 break
             if request.id in self.ready and self._grow(request):
@@ -240,8 +256,7 @@ class Scheduler(ABC):
         request.preemptions += 1
         self.add(request)
 
-    def _landed(self, request: Request, length: int) -> None:
-        request.num_completed += length
+    def _landed(self, request: Request) -> None:
         if request.is_finished and not request.in_flight:
             self._leave(request)
 

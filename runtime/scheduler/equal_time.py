@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from ...conf.policies import EqualTimeConfig
 from ..blocks import BlockPool
@@ -18,6 +19,7 @@ from .turnaround import Turnaround
 _SMOOTH = 1 / 32  # weight of the newest micro-batch in what is typical
 _AHEAD = 1.1  # of the rate at which prompts come in; each slot that is free adds as much
 _OVERHANG = 0.05  # of a chunk is given up for a multiple of the tile; more would make the time unequal
+_CLEARLY = 1.25  # times smaller errors are clearly smaller
 _SLIVER = 16  # a chunk of under 1/16 of a whole one is not worth its overhead: the micro-batch stays that much shorter
 
 
@@ -27,23 +29,27 @@ class EqualTime(Scheduler):
     Decodes first, dealt evenly over the depth. Then chunks: one shrinks as its prefix and as the decodes' contexts
     grow. Where a prompt ends early the next one's first chunk fills up; where no other waits, what is left of a prompt
     is cut into equal chunks rather than into whole ones and a tiny tail. Chunks of one prompt follow each other
-    through the pipeline.
+    through the pipeline. Where stage times go up in steps of the tile, a micro-batch holds whole tiles (paper 4.4):
+    the number nearest to what fills it.
 
     The time to fill to is `target_ms`, else what a micro-batch of `chunk` tokens takes with the decodes and prefixes
     that have been typical of late. Stage times are learned from the run's own spans; until the first fit, tokens
-    stand for time. The depth is that of the pipeline, and one more where the way back to stage 0 takes long.
+    stand for time. The depth is that of the pipeline, and one more where the way back to stage 0 takes long, or where
+    stage 0 idles though micro-batches are as equal as can be.
     """
 
     def __init__(self, config: EqualTimeConfig, limits: Limits, pool: BlockPool) -> None:
         super().__init__(config, limits, pool)
-        self.times = StageTimes(limits.stages, read_profile(config.profile, limits.stages))
-        self.target_s = None if config.target_ms is None else config.target_ms / 1e3
+        profile = read_profile(config.profile, limits.stages)
+        self._smooth = self.times = StageTimes(limits.stages, profile)
         self.tile = config.tile or limits.tile
+        self._stepped = StageTimes(limits.stages, profile) if self.tile > 1 else None
+        self.target_s = None if config.target_ms is None else config.target_ms / 1e3
         self.picker = ChunkPicker(config.chunk, limits.batch, self.tile, self.times)
         self._turnaround = Turnaround(limits.stages)
         self._cost = Cost(*Cost.TOKENS)
         self._fitted: object = None
-        self._rows: dict[int, Features] = {}  # of micro-batches in flight
+        self._rows: dict[int, tuple[Features, Features]] = {}  # of micro-batches in flight: tokens as such, in tiles
         # What is typical of a micro-batch with prompts.
         self._decodes = self._context = self._prefix = 0.0
         self._pace = 1.0 * self.picker.chunk  # prompt tokens of any micro-batch, while prompts wait
@@ -72,14 +78,18 @@ class EqualTime(Scheduler):
         self._remember(batch, context)
 
     def predict(self, step: StepRecord) -> list[float] | None:
-        row = self._rows[step.step] = features(step)
-        return self.times.predict(row)
+        rows = self._rows[step.step] = features(step), features(step, self.tile)
+        return self.times.predict(rows[self.in_tiles])
 
-    def observe(self, step: StepRecord, span: Span) -> None:
-        self._turnaround.observe(step, span)
-        last = span.stage == self.limits.stages - 1
-        row = self._rows.pop(step.step, None) if last else self._rows.get(step.step)
-        self.times.observe(row or features(step), span.stage, span.end - span.begin)
+    def observe(self, step: StepRecord, spans: Sequence[Span]) -> None:
+        smooth, stepped = self._rows.get(step.step) or (features(step), features(step, self.tile))
+        for span in spans:
+            self._turnaround.observe(step, span)
+            self._smooth.observe(smooth, span.stage, span.end - span.begin)
+            if self._stepped is not None:
+                self._stepped.observe(stepped, span.stage, span.end - span.begin)
+        if spans[-1].stage == self.limits.stages - 1:
+            self._rows.pop(step.step, None)
 
     def finish(self, request: Request, reason: str) -> None:
         self.picker.finished(request)
@@ -89,8 +99,16 @@ class EqualTime(Scheduler):
     def stage_times(self) -> list[list[float]] | None:
         return self.times.by_stage
 
+    @property
+    def in_tiles(self) -> bool:
+        """Whether stage times are foreseen better from whole tiles than from tokens: then a tile's step is felt."""
+        return self.times is self._stepped
+
     def _refresh(self) -> None:
         """After a new fit: the slowest stage's cost is what micro-batches are filled by."""
+        if self._stepped is not None and self._stepped.is_fitted:
+            clearly = _CLEARLY if self.in_tiles else 1 / _CLEARLY
+            self.times = self._stepped if self._stepped.noise < clearly * self._smooth.noise else self._smooth
         if self.times.by_stage is not self._fitted:
             self._fitted = self.times.by_stage
             busiest = max(self.times.by_stage or (), key=lambda w: Cost(*w).of(self._typical))
@@ -124,7 +142,9 @@ class EqualTime(Scheduler):
         length = min(remaining, self._cost.chunk_within(left, prompt.num_dispatched))
         if length < remaining:
             overhang = (batch.num_tokens + length) % self.tile
-            if overhang <= _OVERHANG * length:
+            if self.in_tiles and 2 * overhang > self.tile:
+                length = min(remaining, length + self.tile - overhang)
+            elif (self.in_tiles and batch.num_tokens + length > self.tile) or overhang <= _OVERHANG * length:
                 length -= overhang
             alone = self.num_waiting == 0 and len(self.prefilling) == 1
             if alone and length:

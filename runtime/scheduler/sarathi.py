@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ...conf.policies import SarathiConfig
 from ..blocks import BlockPool
 from ..messages import Span
@@ -41,9 +43,10 @@ class Sarathi(Scheduler):
         overhang = (length + num_decodes) % self.tile
         return length - overhang if length - overhang >= 1 and length + num_decodes > self.tile else length
 
-    def observe(self, step: StepRecord, span: Span) -> None:
+    def observe(self, step: StepRecord, spans: Sequence[Span]) -> None:
         if self.picker.is_auto:
-            self._times.observe(features(step), span.stage, span.end - span.begin)
+            for span in spans:
+                self._times.observe(features(step), span.stage, span.end - span.begin)
 
     def finish(self, request: Request, reason: str) -> None:
         self.picker.finished(request)

@@ -38,7 +38,7 @@ class WorkItem:
     workload has one user.
     """
 
-    prompt: list[int]
+    prompt: Sequence[int]
     output_len: int
     arrival: float
     user: str = ""
@@ -74,8 +74,12 @@ class Workload(Sequence[WorkItem]):
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         number = range(len(self))[index]
+        return self.item(number, self._prompt(number))
+
+    def item(self, number: int, prompt: Sequence[int]) -> WorkItem:
+        """Request `number` with another prompt than its own, of the same length."""
         return WorkItem(
-            prompt=self._prompt(number),
+            prompt=prompt,
             output_len=int(self.output_lens[number]),
             arrival=float(self.arrivals[number]),
             user=f"user-{number % self.users}" if self.users > 1 else "",

@@ -16,9 +16,9 @@ from gapless.conf.policies import EqualTimeConfig, OrcaBestConfig, SarathiConfig
 from gapless.conf.schema import BenchConfig, EngineConfig, ModelConfig, ReportConfig
 from gapless.conf.workloads import FixedConfig, SloConfig, ZipfConfig
 from gapless.launch import compose
-from gapless.launch.bench import labels, turns
 from gapless.launch.cli import main
 from gapless.launch.ray_launcher import RayLauncher
+from gapless.launch.turns import labels, turns
 from gapless.runtime import LLM
 from gapless.runtime.ledger import Ledger
 from gapless.runtime.local import LocalPipeline
@@ -130,7 +130,7 @@ def test_each_error_is_one_line_and_starts_nothing(
 def test_order_of_runs() -> None:
     def order(**keys: Any) -> list[tuple[str, int, str]]:
         config = BenchConfig(model=ModelConfig(weights="shipped"), **keys)
-        return [(turn.label, turn.repeat, turn.folder) for turn in turns(config)]
+        return [(turn.label, turn.repeat, turn.folder) for turn in turns(config, interleave=config.interleave)]
 
     two = (OrcaBestConfig(), SarathiConfig())
     assert order() == [("sarathi", 1, "")]
@@ -175,7 +175,7 @@ def test_two_policies_leave_whole_folders_and_their_comparison(here: Path, capfd
         assert run["request_goodput"] == run["request_throughput"]
         config = build(BenchConfig, yaml.safe_load((folder / ".hydra" / "config.yaml").read_text(encoding="utf-8")))
         assert config.scheduler == (OrcaBestConfig() if run["policy"] == "orca_best" else SarathiConfig(chunk=16))
-        assert turns(config)[0].folder == "", "its config runs it alone"
+        assert turns(config, interleave=True)[0].folder == "", "its config runs it alone"
     for policy in ("orca_best", "sarathi"):
         values = [run["output_throughput"] for run in bench["runs"] if run["policy"] == policy]
         told = bench["policies"][policy]["output_throughput"]

@@ -10,12 +10,12 @@ import pytest
 from gapless.launch.cli import main
 from gapless.runtime.messages import Span
 from gapless.runtime.run_folder import write_run_folder
-from gapless.runtime.spans import Part, RequestRecord, RunRecord, StepRecord
+from gapless.runtime.spans import Decodes, Part, RequestRecord, RunRecord, StepRecord
 
 
 def run_folder(path: Path, chunk: int, seconds: float) -> Path:
     """A run of one request, a chunk and a decode, on one stage: `seconds` each."""
-    steps = [StepRecord(0, 0.0, [Part(0, 0, chunk)], []), StepRecord(1, seconds, [], [Part(0, chunk, 1)])]
+    steps = [StepRecord(0, 0.0, [Part(0, 0, chunk)], Decodes()), StepRecord(1, seconds, [], Decodes([0], [chunk]))]
     spans = [Span(n, 0, n * seconds, n * seconds, n * seconds, (n + 1) * seconds, (n + 1) * seconds) for n in (0, 1)]
     requests = [RequestRecord(0, chunk, 0.0, [seconds, 2 * seconds], 0.0, 2 * seconds, "length")]
     steps[1].predicted = [1.5 * seconds]

@@ -19,7 +19,7 @@ from gapless.runtime.request import Request
 from gapless.runtime.scheduler import Limits, Scheduler, make_scheduler
 from gapless.runtime.scheduler.equal_time import EqualTime
 from gapless.runtime.scheduler.turnaround import Turnaround
-from gapless.runtime.spans import StepRecord
+from gapless.runtime.spans import Decodes, StepRecord
 from gapless.runtime.summary import summarize
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -121,7 +121,7 @@ def test_a_long_turnaround_adds_one_to_the_depth() -> None:
         turnaround = Turnaround(STAGES)
         at = 0.0
         for number in range(100):
-            step = StepRecord(number, at, [], [])
+            step = StepRecord(number, at, [], Decodes())
             turnaround.observe(step, Span(number, 0, at, at, at, at + 0.1, at + 0.1))
             at += 0.1 + lag / 2
             step.completed = at + 0.1 + lag / 4

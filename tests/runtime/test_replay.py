@@ -128,7 +128,7 @@ def test_a_request_that_ends_short_fails_the_run() -> None:
     bed = Bed()
     run = bed.run(items_of([0.0], [(4, 9)]))
     next(run)
-    bed.made[0].max_output = 3
+    bed.made[0].max_len = bed.made[0].prompt_len + 3
     with pytest.raises(PipelineError, match=r"^request 0 ended \(length\) after 3 of 9 tokens$"):
         list(run)
 
@@ -159,7 +159,7 @@ def test_an_llm_replays_a_workload(llm: LLM) -> None:
 def test_users_and_deadlines_reach_the_orders(llm: LLM) -> None:
     request = llm._timed(WorkItem([5, 6], 3, 1.0, "ann", 0.25), 11.0)
     assert (request.user, request.arrival, request.deadline) == ("ann", 11.0, 11.25)
-    assert (request.params.is_greedy, request.params.ignore_eos, request.max_output) == (True, True, 3)
+    assert (request.params.is_greedy, request.params.ignore_eos, request.max_len) == (True, True, 5)
     assert llm._timed(WorkItem([5, 6], 3, 1.0), 11.0).deadline is None
 
 

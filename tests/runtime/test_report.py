@@ -23,7 +23,7 @@ from gapless.runtime.report import terminal
 from gapless.runtime.report.digest import digest
 from gapless.runtime.report.page import render_report
 from gapless.runtime.report.page_parts import fill, script_json
-from gapless.runtime.spans import Part, RequestRecord, RunRecord, StepRecord, Wait
+from gapless.runtime.spans import Decodes, Part, RequestRecord, RunRecord, StepRecord, Wait
 from gapless.runtime.summary import summarize
 
 
@@ -71,11 +71,11 @@ def simulated_run(num_stages: int, num_steps: int, *, seed: int = 0) -> RunRecor
                 current, prompt_at = waiting.popleft(), 0
                 current.first_dispatched = clock
         number = len(record.steps)
-        row = StepRecord(number, 0.0, [], [], waits, num_waiting=len(waiting), num_running=len(running))
+        row = StepRecord(number, 0.0, [], Decodes(), waits, num_waiting=len(waiting), num_running=len(running))
         if current is not None:
             tokens = min(256 - len(ready), current.prompt_tokens - prompt_at)
             row.chunks = [Part(current.request, prompt_at, tokens)]
-        row.decodes = [Part(r, running[r], 1) for r in ready]
+        row.decodes = Decodes.of(Part(r, running[r], 1) for r in ready)
         row.kv_blocks_used = min(400, sum(running.values()) // 64 + prompt_at // 64)
         clock += rng.uniform(0.0005, 0.002)
         row.dispatched = there = clock

@@ -15,7 +15,7 @@ from gapless.conf.workloads import SloConfig
 from gapless.runtime.ledger import Ledger
 from gapless.runtime.messages import Span
 from gapless.runtime.run_folder import SPAN_COLUMNS, read_run_folder, write_run_folder
-from gapless.runtime.spans import Part, RequestRecord, RunRecord, StepRecord, Wait
+from gapless.runtime.spans import Decodes, Part, RequestRecord, RunRecord, StepRecord, Wait
 from gapless.runtime.summary import summarize
 from gapless.runtime.trace import slice_name
 
@@ -30,11 +30,12 @@ def record() -> RunRecord:
     record.requests = [RequestRecord(r, 64 * (r + 2), START + 0.1 * r, first_dispatched=START + 0.1) for r in range(3)]
     free, clock, done = [START, START], START + 0.1, START
     for number in range(30):
-        step = StepRecord(number, clock, [], [], kv_blocks_used=number, num_waiting=3 - number // 10, num_running=2)
+        step = StepRecord(number, clock, [], Decodes(), kv_blocks_used=number, num_waiting=3 - number // 10)
+        step.num_running = 2
         step.sampled_rows = 1
         if number % 10 < 3:
             step.chunks = [Part(number // 10, 64 * (number % 10), 64)]
-        step.decodes = [Part(r, 64 * (r + 2) + number, 1) for r in range(number // 10)]
+        step.decodes = Decodes.of(Part(r, 64 * (r + 2) + number, 1) for r in range(number // 10))
         if number % 4 == 3:
             step.waits = [Wait(clock - 0.02, clock - 0.005, "in_flight"), Wait(clock - 0.003, clock - 0.001, "kv_full")]
         there = clock
@@ -141,9 +142,9 @@ def test_trace(folder: Path, record: RunRecord):
 
 def test_slice_names():
     chunk, decode = Part(0, 0, 246), Part(1, 9, 1)
-    assert slice_name(StepRecord(0, 0.0, [chunk], [decode] * 10)) == "chunk 246 + 10 decodes"
-    assert slice_name(StepRecord(0, 0.0, [chunk, Part(2, 0, 10)], [])) == "2 chunks 256"
-    assert slice_name(StepRecord(0, 0.0, [], [decode])) == "1 decode"
+    assert slice_name(StepRecord(0, 0.0, [chunk], Decodes.of([decode] * 10))) == "chunk 246 + 10 decodes"
+    assert slice_name(StepRecord(0, 0.0, [chunk, Part(2, 0, 10)], Decodes())) == "2 chunks 256"
+    assert slice_name(StepRecord(0, 0.0, [], Decodes.of([decode]))) == "1 decode"
 
 
 def test_read_back(folder: Path, record: RunRecord):

@@ -165,7 +165,7 @@ def run(policy: str, w: dict) -> tuple[Coordinator, VirtualPipeline, list[Reques
 def test_nothing_is_lost_and_no_bound_is_passed(policy: str, w: dict) -> None:
     coordinator, _, requests = run(policy, w)
     for r in requests:
-        ended = r.num_output == r.max_output or r.tokens[-1] == EOS or r.finish_reason == "abort"
+        ended = len(r.tokens) == r.max_len or r.tokens[-1] == EOS or r.finish_reason == "abort"
         assert r.is_finished, r
         assert ended, r
         assert r.num_output >= 1 or r.finish_reason == "abort"

@@ -55,7 +55,7 @@ class VirtualPipeline:
             span = Span(step.step, stage, self._free_at[stage], at, begin, end, end)
             self._free_at[stage] = at = end
             last = stage == self.num_stages - 1
-            result = StepResult(step.epoch, step.step, span, tokens if last else None)
+            result = StepResult(step.epoch, step.step, [span], tokens if last else None)
             heapq.heappush(self._results, (end, step.step * self.num_stages + stage, result))
 
     def wait(self, deadline: float) -> list[StepResult]:

@@ -1,0 +1,42 @@
+"""What a simulated cluster is like, beside model, hardware and rank grid: `simulation.KEY=VALUE`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from .errors import check
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulationConfig:
+    """Where stage times come from, how nodes are joined, and what disturbs them.
+
+    `cost` is `measured` (of the folder `profile`, which `gapless profile` wrote), `analytic` (of the hardware's fitted
+    constants), or `auto`: measured where a profile is given. `devices` names the hardware of each stage where nodes
+    differ. `dispatch_ms` and `result_ms` are the ways from the coordinator to the ranks and back; with `host=false`
+    the host's share of a stage's time is left out, as if it were always hidden behind the device.
+    """
+
+    cost: Literal["auto", "measured", "analytic"] = "auto"
+    profile: str | None = None
+    devices: tuple[str, ...] | None = None
+    replicas: int = 1
+    router: Literal["round_robin", "least_requests", "least_tokens"] = "round_robin"
+    scatter_gather: bool = True
+    overlap_sends: bool = True
+    host: bool = True
+    dispatch_ms: float = 0.0
+    result_ms: float = 0.0
+    jitter: float = 0.0
+    straggler_rate: float = 0.0
+    straggler_factor: float = 2.0
+
+    def __post_init__(self) -> None:
+        check("simulation.replicas", self.replicas, self.replicas >= 1, "1 or more")
+        for key in ("dispatch_ms", "result_ms", "jitter"):
+            check(f"simulation.{key}", getattr(self, key), getattr(self, key) >= 0, "0 or more")
+        check("simulation.straggler_rate", self.straggler_rate, 0 <= self.straggler_rate <= 1, "in [0, 1]")
+        check("simulation.straggler_factor", self.straggler_factor, self.straggler_factor >= 1, "1 or more")
+        check("simulation.cost", self.cost, self.cost != "measured" or self.profile is not None,
+              "auto or analytic where simulation.profile names no folder")

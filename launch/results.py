@@ -1,0 +1,97 @@
+"""What a comparison shows and writes at its end: the tables, `bench.json`, the comparison's report."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+from rich.console import Console
+from rich.text import Text
+
+from ..conf.build import to_mapping
+from ..conf.schema import ComparisonConfig
+from ..conf.workloads import SloConfig
+from .progress import shown, versions
+from .turns import Turn
+
+if TYPE_CHECKING:
+    from ..runtime.run_folder import RunFolder
+    from ..runtime.spans import RunRecord
+
+
+def write_turn(folder: Path, record: RunRecord, config: ComparisonConfig, turn: Turn) -> dict[str, Any]:
+    """The run folder of one turn, with its own config; its summary."""
+    from ..runtime.run_folder import write_run_folder
+
+    own = to_mapping(replace(config, scheduler=turn.policy, policies=(), repeats=1))
+    summary = write_run_folder(folder, record, config=plain(own), versions=versions(), slo=config.slo)
+    if turn.folder:  # what hydra writes of a run that stands alone
+        (folder / ".hydra").mkdir(exist_ok=True)
+        text = yaml.safe_dump(own, sort_keys=False)
+        (folder / ".hydra" / "config.yaml").write_text(text, encoding="utf-8")
+    return summary
+
+
+def show_one(console: Console, run_dir: Path, summary: Mapping[str, Any], record: RunRecord, slo: SloConfig) -> None:
+    """The tables of a run that stands alone."""
+    from ..runtime.ledger import Ledger
+    from ..runtime.report.terminal import bubble_table, latency_table
+
+    if "request_goodput" in summary:
+        bounds = " ".join(f"{key}={bound:g}" for key, bound in to_mapping(slo).items() if bound is not None)
+        console.print(f"goodput: {summary['request_goodput']:.2f} requests/s within {bounds}")
+    console.print(latency_table(summary))
+    console.print(bubble_table(Ledger(record)))
+    console.print(Text.assemble(("report   ", "bold"), shown(run_dir / "report.html")), soft_wrap=True)
+
+
+def compare(
+    console: Console,
+    run_dir: Path,
+    config: ComparisonConfig,
+    plan: Sequence[Turn],
+    folders: Sequence[RunFolder],
+    num_requests: int,
+    num_cut: int,
+    name: str = "bench.json",
+) -> None:
+    """The table, the numbers as `name`, and the comparison's report."""
+    from ..runtime.report.candidates import Candidate
+    from ..runtime.report.compare import write_comparison
+    from ..runtime.report.terminal import comparison_table
+
+    runs: dict[str, list[RunFolder]] = {}
+    for turn, folder in zip(plan, folders, strict=True):
+        runs.setdefault(turn.label, []).append(folder)
+    candidates = [Candidate(label, of_it) for label, of_it in runs.items()]
+    comparison = write_comparison(run_dir, candidates)
+    told = {
+        "config": plain(to_mapping(config)),
+        "versions": versions(),
+        "requests": num_requests,
+        "cut_requests": num_cut,
+        "policies": {row["label"]: row["metrics"] for row in comparison["candidates"]},
+        "runs": [
+            {"folder": turn.folder, "policy": turn.label, "repeat": turn.repeat}
+            | {key: value for key, value in folder.summary.items() if key not in ("config", "versions")}
+            for turn, folder in zip(plan, folders, strict=True)
+        ],
+    }
+    (run_dir / name).write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+    console.print(comparison_table(candidates))
+    for label, file in (("numbers", name), ("report", "report.html")):
+        console.print(Text.assemble((f"{label:9}", "bold"), shown(run_dir / file)), soft_wrap=True)
+
+
+def plain(value: Any) -> Any:
+    """`value` as JSON takes it: it has no infinity."""
+    if isinstance(value, dict):
+        return {key: plain(below) for key, below in value.items()}
+    if isinstance(value, list):
+        return [plain(below) for below in value]
+    return "inf" if isinstance(value, float) and math.isinf(value) else value

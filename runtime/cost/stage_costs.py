@@ -1,0 +1,113 @@
+"""A stage's time for a micro-batch, composed of its operators' times."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ..messages import Step
+from .operators import LAYER_LINEARS, Operators
+
+
+class Load(NamedTuple):
+    """What a micro-batch asks of a stage. `chunks`: (length, prefix) of each; `context`: KV tokens that the `decodes`
+    attend to, summed; `sampled`: rows whose logits are wanted."""
+
+    chunks: tuple[tuple[int, int], ...] = ()
+    decodes: int = 0
+    context: int = 0
+    sampled: int = 0
+
+    @classmethod
+    def of(cls, step: Step) -> Load:
+        decodes = step.decodes
+        count = len(decodes.requests)
+        chunks = tuple([(len(c.tokens), c.start) for c in step.chunks])
+        return cls(chunks, count, sum(decodes.starts) + count, count + sum([c.sample for c in step.chunks]))
+
+    @property
+    def rows(self) -> int:
+        """Tokens, which the linear layers see fused."""
+        return sum([length for length, _ in self.chunks]) + self.decodes
+
+
+class StageCosts:
+    """Seconds of each stage for a micro-batch.
+
+    A stage's time is its layers' (linear operators over all rows, attention apart for chunks and decodes, two
+    all-reduces, others, host overhead), the embedding's on the first, and on the last that of the LM head over the
+    rows that sample.
+
+    Args:
+        layers: number of decoder layers of each stage.
+        operators: of each stage; stages may stand on different devices.
+        host: whether the host's overhead counts, or is taken to be hidden behind the device.
+    """
+
+    def __init__(self, layers: Sequence[int], operators: Sequence[Operators], *, host: bool = True) -> None:
+        assert len(layers) == len(operators) >= 1
+        self.layers = tuple(layers)
+        self.operators = tuple(operators)
+        self._kinds: list[tuple[Operators, dict[int, float]]] = []  # different ones, each with its times by rows
+        index: dict[int, int] = {}
+        for source in operators:
+            if id(source) not in index:
+                index[id(source)] = len(self._kinds)
+                self._kinds.append((source, {}))
+        self._kind = [index[id(source)] for source in operators]
+        self._host = host
+        self._overhead = [source.step_overhead if host else 0.0 for source in operators]
+        self._embedding: dict[int, float] = {}
+        self._head: dict[int, float] = {}
+
+    @property
+    def num_stages(self) -> int:
+        return len(self.layers)
+
+    def seconds(self, load: Load) -> list[float]:
+        """Of each stage."""
+        rows = load.rows
+        layer = [self._layer(source, by_rows, rows, load) for source, by_rows in self._kinds]
+        times = [
+            count * layer[kind] + overhead
+            for count, kind, overhead in zip(self.layers, self._kind, self._overhead, strict=True)
+        ]
+        first = self._embedding.get(rows)
+        if first is None:
+            first = self._embedding[rows] = self.operators[0].embedding(rows)
+        times[0] += first
+        if load.sampled:
+            head = self._head.get(load.sampled)
+            if head is None:
+                head = self._head[load.sampled] = self.operators[-1].linear("head", load.sampled)
+            times[-1] += head
+        return times
+
+    def breakdown(self, load: Load, stage: int) -> dict[str, float]:
+        """Seconds of one stage by operator; they sum to its time."""
+        source, count, rows = self.operators[stage], self.layers[stage], load.rows
+        parts = {name: count * source.linear(name, rows) for name in LAYER_LINEARS}
+        parts["attn"] = count * _attention(source, load)
+        parts["others"] = count * source.others(rows)
+        parts["all_reduce"] = count * 2 * source.all_reduce(rows)
+        parts["embedding"] = source.embedding(rows) if stage == 0 else 0.0
+        head = stage == self.num_stages - 1 and load.sampled > 0
+        parts["head"] = source.linear("head", load.sampled) if head else 0.0
+        parts["host"] = (count * source.layer_overhead + source.step_overhead) if self._host else 0.0
+        return parts
+
+    def _layer(self, source: Operators, by_rows: dict[int, float], rows: int, load: Load) -> float:
+        seconds = by_rows.get(rows)
+        if seconds is None:
+            seconds = sum(source.linear(name, rows) for name in LAYER_LINEARS)
+            seconds += source.others(rows) + 2 * source.all_reduce(rows)
+            seconds += source.layer_overhead if self._host else 0.0
+            by_rows[rows] = seconds
+        return seconds + _attention(source, load)
+
+
+def _attention(source: Operators, load: Load) -> float:
+    seconds = source.decode_attention(load.decodes, load.context) if load.decodes else 0.0
+    for length, prefix in load.chunks:
+        seconds += source.chunk_attention(length, prefix)
+    return seconds

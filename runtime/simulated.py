@@ -1,0 +1,156 @@
+"""The pipeline on a virtual clock: stages that take as long as a cost model says, behind the real one's seam."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .cost.stage_costs import Load, StageCosts
+from .messages import Sampled, Span, Step, StepResult
+
+_TOKEN = 0  # what every row samples
+
+
+@dataclass(frozen=True, slots=True)
+class Disturbance:
+    """What makes stage times differ from the cost model's, drawn by `seed`.
+
+    Every time is multiplied by a factor of mean 1 and coefficient of variation `jitter` (log-normal); one in
+    1 / `straggler_rate` takes `straggler_factor` times as long.
+    """
+
+    jitter: float = 0.0
+    straggler_rate: float = 0.0
+    straggler_factor: float = 1.0
+    seed: int = 0
+
+    @property
+    def is_any(self) -> bool:
+        return self.jitter > 0 or (self.straggler_rate > 0 and self.straggler_factor != 1)
+
+
+class VirtualClock:
+    """Seconds that pass only when the simulation waits."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def now(self) -> float:
+        return self.seconds
+
+
+class SimulatedPipeline:
+    """A `Pipeline` of stages in a row, each first in, first out, joined by links that carry one activation at a time.
+
+    A step's way through the stages is known when it is submitted, so it is computed then; its result is told when the
+    clock has reached it. Every token sampled is 0.
+
+    Args:
+        costs: seconds of each stage for a micro-batch.
+        between_nodes: of each link, from a stage to the next, whether it crosses nodes.
+        scatter_gather: each tensor-parallel rank sends a slice, the receivers gather them.
+        overlap_sends: a stage computes on while it sends; else it is held up, and idle, until it is sent.
+        dispatch_s: from the coordinator to the ranks. result_s: from the last stage to the coordinator.
+    """
+
+    def __init__(
+        self,
+        costs: StageCosts,
+        *,
+        depth: int,
+        num_blocks: int,
+        between_nodes: Sequence[bool] | None = None,
+        scatter_gather: bool = True,
+        overlap_sends: bool = True,
+        dispatch_s: float = 0.0,
+        result_s: float = 0.0,
+        disturbance: Disturbance | None = None,
+        where: Sequence[str] | None = None,
+    ) -> None:
+        self.costs = costs
+        self.num_stages = costs.num_stages
+        self.depth = depth
+        self.num_blocks = num_blocks
+        self.where = list(where or (f"simulated stage {stage}" for stage in range(self.num_stages)))
+        self.clock = VirtualClock()
+        self.scatter_gather = scatter_gather
+        self.overlap_sends = overlap_sends
+        self.dispatch_s = dispatch_s
+        self.result_s = result_s
+        self._links = tuple(between_nodes if between_nodes is not None else [True] * (self.num_stages - 1))
+        self._sends: list[dict[int, float]] = [{} for _ in self._links]  # seconds by rows
+        self._free_at = [0.0] * self.num_stages
+        self._link_free_at = [0.0] * len(self._links)
+        self._results: deque[tuple[float, StepResult]] = deque()
+        self._disturb = _Disturbed(disturbance) if disturbance and disturbance.is_any else None
+
+    def submit(self, step: Step) -> None:
+        assert len(self._results) < self.depth, "more steps outstanding than the depth"
+        load = Load.of(step)
+        rows, times = load.rows, self.costs.seconds(load)
+        if self._disturb is not None:
+            times = self._disturb(times)
+        number, free_at, links, last = step.step, self._free_at, self._link_free_at, self.num_stages - 1
+        at = self.clock.seconds + self.dispatch_s
+        spans: list[Span] = []
+        for stage, seconds in enumerate(times):
+            ready, at_input = free_at[stage], at
+            begin = at if at > ready else ready
+            end = begin + seconds
+            if stage == last:
+                free_at[stage] = at = end
+                spans.append(Span(number, stage, ready, at_input, begin, end, end))
+                break
+            sent = (end if end > links[stage] else links[stage]) + self._send(stage, rows)
+            links[stage] = sent
+            free_at[stage] = end if self.overlap_sends else sent
+            spans.append(Span(number, stage, ready, at_input, begin, end, free_at[stage]))
+            at = sent
+        tokens = [Sampled(s.request, _TOKEN) for s in step.chunks if s.sample]
+        tokens += [Sampled(request, _TOKEN) for request in step.decodes.requests]
+        self._results.append((at + self.result_s, StepResult(step.epoch, number, spans, tokens)))
+
+    def wait(self, deadline: float) -> list[StepResult]:
+        clock = self.clock
+        if not self._results or self._results[0][0] > deadline:
+            clock.seconds = max(clock.seconds, deadline)
+            return []
+        at, result = self._results.popleft()
+        clock.seconds = max(clock.seconds, at)
+        return [result]
+
+    def close(self) -> None:
+        pass
+
+    @property
+    def next_event(self) -> float | None:
+        """When the next result comes."""
+        return self._results[0][0] if self._results else None
+
+    def _send(self, link: int, rows: int) -> float:
+        seconds = self._sends[link].get(rows)
+        if seconds is None:
+            source, crosses = self.costs.operators[link], self._links[link]
+            seconds = source.send(rows, between_nodes=crosses, scatter_gather=self.scatter_gather)
+            self._sends[link][rows] = seconds
+        return seconds
+
+
+class _Disturbed:
+    """Stage times, disturbed."""
+
+    def __init__(self, disturbance: Disturbance) -> None:
+        self._of = disturbance
+        self._random = random.Random(disturbance.seed)
+        self._sigma = math.sqrt(math.log1p(disturbance.jitter**2))
+
+    def __call__(self, times: list[float]) -> list[float]:
+        draw, of, sigma = self._random, self._of, self._sigma
+        if sigma:
+            times = [seconds * draw.lognormvariate(-sigma * sigma / 2, sigma) for seconds in times]
+        if of.straggler_rate:
+            times = [t * of.straggler_factor if draw.random() < of.straggler_rate else t for t in times]
+        return times

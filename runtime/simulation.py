@@ -1,0 +1,150 @@
+"""A fleet of simulated replicas behind a router, each with its own coordinator, scheduler and virtual clock."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
+
+from ..conf.policies import SchedulerConfig
+from ..conf.sampling import SamplingParams
+from .blocks import BlockPool
+from .coordinator import Coordinator
+from .pipeline import PipelineError
+from .plan import Plan
+from .request import Request
+from .scheduler import make_scheduler
+from .simulated import SimulatedPipeline
+from .spans import RunRecord
+from .workload import WorkItem, Workload
+
+
+class Replica:
+    """One simulated pipeline and what drives it; its clock moves when it is told to."""
+
+    def __init__(self, pipeline: SimulatedPipeline, policy: SchedulerConfig, plan: Plan, block_size: int) -> None:
+        pool = BlockPool(plan.num_blocks, block_size, -(-plan.max_model_len // block_size))
+        self.pipeline = pipeline
+        self.max_model_len = plan.max_model_len
+        self.coordinator = Coordinator(pipeline, make_scheduler(policy, plan.limits, pool))
+        self.unfinished = 0
+        self.queued_tokens = 0  # prompt and output tokens of unfinished requests, as they came
+
+    @property
+    def record(self) -> RunRecord:
+        return self.coordinator.record
+
+    @property
+    def next_event(self) -> float:
+        """When its next micro-batch ends; infinity where none is under way."""
+        event = self.pipeline.next_event
+        return math.inf if event is None else event
+
+    def add(self, number: int, item: WorkItem, arrival: float) -> None:
+        request = Request(
+            number, item.prompt, _exactly(item.output_len), arrival=arrival, max_model_len=self.max_model_len,
+            user=item.user, deadline=None if item.deadline is None else arrival + item.deadline,
+        )  # fmt: skip
+        self.coordinator.add(request)
+        self.unfinished += 1
+        self.queued_tokens += request.max_len
+
+    def dispatch(self, now: float) -> None:
+        """At `now`, after requests have come."""
+        self.pipeline.clock.seconds = max(self.pipeline.clock.seconds, now)
+        self.coordinator.dispatch()
+
+    def step(self) -> int:
+        """To its next event; the requests that ended there."""
+        ended = 0
+        for event in self.coordinator.step(self.next_event):
+            request = event.request
+            if request.finish_reason is not None:
+                ended += 1
+                self.queued_tokens -= request.max_len
+        self.unfinished -= ended
+        return ended
+
+    def advance(self, until: float) -> int:
+        """Through all events before `until`; the requests that ended."""
+        ended = 0
+        while self.next_event < until:
+            ended += self.step()
+        return ended
+
+
+Router = Callable[[Sequence[Replica], int], int]  # replicas, the request's number: which replica takes it
+
+ROUTERS: dict[str, Router] = {
+    "round_robin": lambda replicas, number: number % len(replicas),
+    "least_requests": lambda replicas, _: min(range(len(replicas)), key=lambda i: replicas[i].unfinished),
+    "least_tokens": lambda replicas, _: min(range(len(replicas)), key=lambda i: replicas[i].queued_tokens),
+}
+
+
+def run_fleet(
+    replicas: Sequence[Replica],
+    items: Iterable[WorkItem],
+    *,
+    router: str = "round_robin",
+    max_concurrency: int | None = None,
+) -> Iterator[int]:
+    """Run `items`, in the order of their arrivals, to their ends; requests that have ended, as they do.
+
+    While `max_concurrency` are unfinished the next is held back, and arrives when it is let in.
+
+    Raises:
+        PipelineError: a request was lost.
+    """
+    route = ROUTERS[router]
+    unfinished = 0
+    now = 0.0
+    pending: set[int] = set()  # replicas that got requests at `now` and were not told to dispatch
+    for number, item in enumerate(items):
+        due = item.arrival
+        if max_concurrency is not None and unfinished >= max_concurrency:
+            _dispatch(replicas, pending, now)
+            while unfinished >= max_concurrency:
+                replica = min(replicas, key=lambda r: r.next_event)
+                if replica.next_event == math.inf:
+                    raise PipelineError(f"{unfinished} requests were lost")
+                due = max(due, replica.next_event)
+                ended = replica.step()
+                unfinished -= ended
+                yield ended
+        if due > now:
+            _dispatch(replicas, pending, now)
+            for replica in replicas:
+                ended = replica.advance(due)
+                unfinished -= ended
+                yield ended
+            now = due
+        chosen = route(replicas, number)
+        replicas[chosen].add(number, item, due)
+        pending.add(chosen)
+        unfinished += 1
+    _dispatch(replicas, pending, now)
+    for replica in replicas:
+        while replica.unfinished:
+            if replica.next_event == math.inf:
+                raise PipelineError(f"{replica.unfinished} requests were lost")
+            yield replica.step()
+        while replica.next_event < math.inf:
+            replica.step()
+
+
+def without_prompts(workload: Workload) -> Iterator[WorkItem]:
+    """The workload's requests, each prompt so many zeros: nothing looks at tokens in a simulation."""
+    for number in range(len(workload)):
+        yield workload.item(number, bytes(int(workload.input_lens[number])))
+
+
+def _dispatch(replicas: Sequence[Replica], pending: set[int], now: float) -> None:
+    for index in pending:
+        replicas[index].dispatch(now)
+    pending.clear()
+
+
+@lru_cache(maxsize=8192)
+def _exactly(tokens: int) -> SamplingParams:
+    return SamplingParams(max_tokens=tokens, ignore_eos=True)

@@ -15,6 +15,7 @@ import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping
 from importlib import resources
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -28,7 +29,8 @@ from .workloads import WORKLOAD_CONFIGS, WorkloadConfig
 C = TypeVar("C")
 E = TypeVar("E", bound=EngineConfig)
 
-GROUPS = ("model", "hardware", "parallel", "scheduler", "workload")  # a command has those of its defaults
+# A command has those of its defaults. A choice of the last says what is chosen of the others, and keys of its own.
+GROUPS = ("model", "hardware", "parallel", "scheduler", "workload", "experiment")
 _FAMILIES: dict[type, tuple[str, Mapping[str, type]]] = {  # configs whose class their `name` says
     SchedulerConfig: ("policy", POLICY_CONFIGS),
     WorkloadConfig: ("workload", WORKLOAD_CONFIGS),
@@ -128,9 +130,16 @@ def leaves(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def group_names(group: str) -> list[str]:
-    """The choices of a config group, sorted."""
-    folder = resources.files(__package__).joinpath(group)
-    return sorted(entry.name[:-5] for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+    """The choices of a config group, sorted: names of its files, with a slash those of folders in it."""
+
+    def names(folder: Traversable, prefix: str) -> Iterator[str]:
+        for entry in folder.iterdir():
+            if entry.is_dir():
+                yield from names(entry, f"{prefix}{entry.name}/")
+            elif entry.name.endswith(".yaml"):
+                yield prefix + entry.name[:-5]
+
+    return sorted(names(resources.files(__package__).joinpath(group), ""))
 
 
 def load_group(group: str, name: str) -> dict[str, Any]:
@@ -146,8 +155,9 @@ def load_group(group: str, name: str) -> dict[str, Any]:
     return typing.cast(dict[str, Any], yaml.safe_load(text) or {})
 
 
-def load_command(command: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """A command's own keys, and the groups it has with their default choices, as `conf/<command>.yaml` says them."""
+def load_command(command: str) -> tuple[dict[str, Any], dict[str, str | None]]:
+    """A command's own keys, and the groups it has with their default choices (None: none is chosen), as
+    `conf/<command>.yaml` says them."""
     text = resources.files(__package__).joinpath(f"{command}.yaml").read_text(encoding="utf-8")
     primary = yaml.safe_load(text)
     choices = {

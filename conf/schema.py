@@ -258,9 +258,11 @@ class BenchConfig(ComparisonConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulateConfig(ComparisonConfig):
-    """`gapless simulate`: the same over simulated pipelines. Repeats differ by their seed."""
+    """`gapless simulate`: the same over simulated pipelines. Repeats differ by their seed. `experiment` names a figure
+    or table of the paper that runs instead of the workload."""
 
     simulation: SimulationConfig = field(default_factory=SimulationConfig)
+    experiment: str | None = None
 
     def __post_init__(self) -> None:
         ComparisonConfig.__post_init__(self)

@@ -316,12 +316,14 @@ def _is_free_text(token: Token) -> bool:
 
 
 def _keys_in_yaml(command: str, tokens: Iterable[Token]) -> set[str]:
-    """Dotted keys that the composed YAML holds whatever is chosen; hydra wants `+` for others."""
+    """Dotted keys that the composed YAML holds whatever is chosen; hydra wants `+` for others, and takes it for all."""
     own, chosen = load_command(command)
     present = set(_flatten(own))
-    chosen |= {token.key: token.value for token in tokens if token.key in chosen}
-    for group, choice in chosen.items():
-        name = model_choice(choice)[0] if group == "model" else choice
+    given = {token.key: token.value for token in tokens if token.key in chosen}
+    if "experiment" in given:  # which chooses of the other groups
+        return present
+    for group, choice in (chosen | given).items():
+        name = model_choice(choice)[0] if group == "model" and choice else choice
         if name in group_names(group):
             present |= {f"{group}.{key}" for key in _flatten(load_group(group, name))}
     return present

@@ -116,6 +116,7 @@ MEANINGS = {
     "workload.max_len": "zipf: most P + D",
     "workload.path": "trace: a CSV in the Azure or BurstGPT form, .gz or not; sharegpt: a JSON",
     "workload.time_scale": "trace: so many times as fast",
+    "experiment": "which function of runtime/experiments runs; choose it by experiment=NAME",
     "policies": "several policies whole, as scheduler=NAME,NAME makes them; empty: scheduler alone",
     "repeats": "run each policy so often",
     "interleave": "repeats by turns (a b a b) rather than one after the other (a a b b)",
@@ -159,6 +160,7 @@ GROUP_MEANINGS = {
     "parallel": "the rank grid and who starts it",
     "scheduler": "the policy that forms micro-batches",
     "workload": "which requests come, and when",
+    "experiment": "a figure or table of the paper, with all groups as it wants them; other keys hold over its own",
 }
 
 
@@ -190,14 +192,15 @@ def command(command: Command) -> str:
     own, chosen = load_command(command.name)
     defaults = dict(leaves(own))
     for group, choice in chosen.items():
-        defaults |= {f"{group}.{key}": value for key, value in leaves(load_group(group, choice))}
+        if choice is not None:
+            defaults |= {f"{group}.{key}": value for key, value in leaves(load_group(group, choice))}
     usage = "FOLDER ... [KEY=VALUE ...]" if command.positional else "[-m] [GROUP=CHOICE ...] [KEY=VALUE ...]"
     lines = [f"gapless {command.name}: {command.summary}", "", f"usage: gapless {command.name} {usage}", ""]
     if chosen:
         lines.append("groups (GROUP=CHOICE):")
     for group, choice in chosen.items():
         lines += [
-            _entry(f"  {group}={choice}", GROUP_MEANINGS[group], 28),
+            _entry(f"  {group}={_value(choice)}", GROUP_MEANINGS[group], 28),
             *textwrap.wrap("choices: " + ", ".join(group_names(group)), WIDTH, initial_indent=" " * 28,
                            subsequent_indent=" " * 28, break_on_hyphens=False),
         ]

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ..conf.schema import SimulateConfig
+from . import experiment
 from .progress import Meter, throughput
 from .prompts import TextInput
 from .results import compare, show_one, write_turn
@@ -27,6 +28,9 @@ def check(config: SimulateConfig, stdin: TextInput) -> None:
     Raises:
         ConfigError: of a policy, the workload, the memory, the profile or the hardware.
     """
+    if config.experiment is not None:
+        experiment.check(config)
+        return
     for policy in policies(config):
         make_replicas(config, Turn(policy.name, policy, 1, ""), replicas=1)
     requests(config)
@@ -39,6 +43,9 @@ def run(config: SimulateConfig, run_dir: Path, stdin: TextInput, launcher: Launc
         ValueError: what the user can mend.
         PipelineError: a request was lost.
     """
+    if config.experiment is not None:
+        experiment.run(config, run_dir)
+        return
     from ..runtime.run_folder import read_run_folder
 
     console, errors = Console(highlight=False), Console(stderr=True, highlight=False)

@@ -1,0 +1,114 @@
+"""`gapless simulate experiment=paper/NAME`: a figure or table of the paper, beside the paper's numbers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ..conf.errors import ConfigError, nearest
+from ..conf.schema import SimulateConfig
+from .progress import PLAIN_EVERY_S, shown
+from .turns import Turn, requests
+
+if TYPE_CHECKING:
+    from ..runtime.experiments import Row
+    from ..runtime.spans import RunRecord
+
+
+def check(config: SimulateConfig) -> None:
+    """What can be said before it starts.
+
+    Raises:
+        ConfigError: no such experiment, keys that it has no use for, memory or hardware.
+    """
+    from ..runtime.cost.make import make_costs
+    from ..runtime.experiments import EXPERIMENTS
+    from ..runtime.plan import make_plan
+
+    if config.experiment not in EXPERIMENTS:
+        raise ConfigError(f"experiment={config.experiment}: unknown{nearest(str(config.experiment), EXPERIMENTS)}")
+    if config.policies or config.repeats > 1:
+        key = "scheduler" if config.policies else "repeats"
+        raise ConfigError(f"{key}: experiment={config.experiment} runs policies of its own, each once")
+    make_costs(config, make_plan(config))
+    requests(config)
+
+
+def run(config: SimulateConfig, run_dir: Path) -> None:
+    """Prints the table, and writes `paper.json`, `paper.md` and the plots into `run_dir`.
+
+    Raises:
+        ValueError: what the user can mend.
+        PipelineError: a request was lost.
+    """
+    from ..runtime.experiments import EXPERIMENTS, write_artifact
+
+    console, errors = Console(highlight=False), Console(stderr=True, highlight=False)
+    assert config.experiment is not None
+    with _telling(errors, config.experiment) as tell:
+
+        def simulate(varied: SimulateConfig, name: str) -> Sequence[RunRecord]:
+            tell(name)
+            return _records(varied)
+
+        artifact = EXPERIMENTS[config.experiment](config, simulate)
+    figures = write_artifact(run_dir, artifact)
+    console.print(table(artifact.title, artifact.rows))
+    for note in artifact.notes:
+        console.print(Text(note))
+        console.print()
+    for label, path in (("numbers", run_dir / "paper.json"), *(("plot", figure) for figure in figures)):
+        console.print(Text.assemble((f"{label:9}", "bold"), shown(path)), soft_wrap=True)
+
+
+def table(title: str, rows: Sequence[Row]) -> Table:
+    """The paper's numbers beside ours."""
+    from ..runtime.experiments import cells
+
+    made = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+    for name in ("artifact", "quantity", "setting"):
+        made.add_column(name)
+    for name in ("paper", "ours", "deviation"):
+        made.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        made.add_row(*map(Text, (row.artifact, *cells(row))))
+    return made
+
+
+def _records(config: SimulateConfig) -> list[RunRecord]:
+    """The record of each replica of one simulation."""
+    from ..runtime.simulation import run_fleet, without_prompts
+    from .simulate import make_replicas
+
+    workload, _ = requests(config)
+    replicas = make_replicas(config, Turn(config.scheduler.name, config.scheduler, 1, ""))
+    simulation, most = config.simulation, config.workload.max_concurrency
+    for _ in run_fleet(replicas, without_prompts(workload), router=simulation.router, max_concurrency=most):
+        pass
+    return [replica.record for replica in replicas]
+
+
+@contextmanager
+def _telling(console: Console, experiment: str) -> Iterator[Callable[[str], None]]:
+    """Says which simulation runs: in place on a terminal, else a plain line every few seconds."""
+    if console.is_terminal:
+        with console.status(Text(experiment)) as status:
+            yield lambda name: status.update(Text(f"{experiment}: {name}"))
+        return
+    printed = time.monotonic()
+
+    def plain(name: str) -> None:
+        nonlocal printed
+        if time.monotonic() - printed >= PLAIN_EVERY_S:
+            printed = time.monotonic()
+            console.print(Text(f"gapless: {experiment}: {name}"), soft_wrap=True)
+
+    yield plain

@@ -98,7 +98,7 @@ class LLM:
         self.plan = replace(plans[0], num_blocks=max(plan.num_blocks for plan in plans))
         self._intake = Intake(config, self.plan)
         self._eos = self.plan.arch.eos_token_ids
-        self._pipeline = _start_pipeline(config, replace(self.plan, limits=deepest), launcher, on_progress)
+        self._pipeline = start_pipeline(config, replace(self.plan, limits=deepest), launcher, on_progress)
         self._ids = itertools.count()
         self._closed = False
         self._replaying = False
@@ -385,9 +385,14 @@ def _exactly(tokens: int) -> SamplingParams:
     return SamplingParams(max_tokens=tokens, ignore_eos=True)
 
 
-def _start_pipeline(
+def start_pipeline(
     config: EngineConfig, plan: Plan, launcher: Launcher | None, on_progress: Callable[[str], None]
 ) -> Pipeline:
+    """The pipeline of a plan, ready for its first step; `launcher` stands in for the one that `config` names.
+
+    Raises:
+        ConfigError: the launcher cannot place the ranks here. PipelineError: a rank failed to start.
+    """
     setup = make_setup(config, plan)
     if config.parallel.launcher == "local" and launcher is None:
         check_launcher(config.parallel, config.hardware)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ...conf.build import load_hardware
 from ...conf.errors import ConfigError
 from ...conf.schema import Architecture, HardwareConfig, SimulateConfig
-from ...models.memory import dtype_bytes
+from ...models.memory import dtype_bytes, resolve_dtype
 from ..plan import Plan
 from .analytic import AnalyticOperators
+from .measured import Control, Measured, read_measured
 from .operators import Operators
 from .stage_costs import StageCosts
 
@@ -39,13 +42,42 @@ def make_costs(config: SimulateConfig, plan: Plan) -> StageCosts:
 
 
 def make_operators(config: SimulateConfig, hardware: HardwareConfig, arch: Architecture) -> Operators:
-    """Operator times on one kind of device.
+    """Operator times on one kind of device: measured on that which the profile is of, else analytic.
 
     Raises:
         ConfigError: as `make_costs`.
     """
+    measured, simulation = _measured(config, arch), config.simulation
+    if measured is not None and measured.hardware == hardware.name:
+        return measured.operators
+    if measured is not None and (simulation.devices is None or hardware.costs is None):
+        raise ConfigError(
+            f"simulation.profile={simulation.profile}: measured on hardware={measured.hardware}, not {hardware.name}"
+        )
     if hardware.costs is None:
         raise ConfigError(
-            f"hardware={hardware.name}: no constants to simulate by; hardware=a100-80g has some"
+            f"hardware={hardware.name}: no constants to simulate by; hardware=a100-80g has some, and "
+            "simulation.profile=FOLDER takes what gapless profile measured"
         )
     return AnalyticOperators(arch, config.parallel.tp, hardware.costs, dtype_bytes(config.model, hardware.device))
+
+
+def make_control(config: SimulateConfig, arch: Architecture) -> Control:
+    """The host's share between micro-batches, as the profile has it, and what the config adds to it.
+
+    Raises:
+        ConfigError: as `make_costs`.
+    """
+    measured, simulation = _measured(config, arch), config.simulation
+    own = measured.control if measured is not None and simulation.host else Control()
+    return replace(
+        own, dispatch=own.dispatch + simulation.dispatch_ms / 1e3, result=own.result + simulation.result_ms / 1e3
+    )
+
+
+def _measured(config: SimulateConfig, arch: Architecture) -> Measured | None:
+    simulation, parallel = config.simulation, config.parallel
+    if simulation.profile is None or simulation.cost == "analytic":
+        return None
+    dtype = resolve_dtype(config.model, config.hardware.device)
+    return read_measured(simulation.profile, arch, pp=parallel.pp, tp=parallel.tp, dtype=dtype)

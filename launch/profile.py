@@ -1,0 +1,200 @@
+"""`gapless profile`: measures the operators of a model on this machine, and says how well they foretell what they were
+not fitted to."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from ..conf.errors import ConfigError
+from ..conf.profiling import ProfileConfig
+from .progress import shown, starting, versions
+from .prompts import TextInput
+
+if TYPE_CHECKING:
+    from ..runtime.cost.held_out import Error
+    from ..runtime.launcher import Launcher
+    from ..runtime.pipeline import Pipeline
+    from ..runtime.profiling.folder import ProfileFolder
+    from ..runtime.profiling.grid import Point
+    from ..runtime.profiling.plan import ProfilePlan
+
+
+def check(config: ProfileConfig, stdin: TextInput) -> None:
+    """What can be said before anything is measured.
+
+    Raises:
+        ConfigError: of the model, the memory, the grid, the launcher or the folder to check.
+    """
+    from ..runtime.launcher import check_launcher
+    from ..runtime.profiling.folder import ProfileFolder
+    from ..runtime.profiling.plan import plan_profile
+
+    if config.check is not None:
+        ProfileFolder(Path(config.check).expanduser(), f"check={config.check}").about()
+        return
+    plan = plan_profile(config)
+    if config.pipeline:
+        check_launcher(config.parallel, config.hardware)
+    if config.hardware.device == "cuda":
+        _check_devices(plan.about.ranks)
+
+
+def run(config: ProfileConfig, run_dir: Path, stdin: TextInput, launcher: Launcher | None = None) -> None:
+    """Measures what `run_dir` does not hold yet, then tells how far the cost model is off where it was not fitted.
+
+    Raises:
+        ValueError: what the user can mend.
+        PipelineError: a rank failed.
+    """
+    from ..runtime.profiling.folder import ProfileFolder
+    from ..runtime.profiling.plan import plan_profile
+
+    console, errors = Console(highlight=False), Console(stderr=True, highlight=False)
+    if config.check is not None:
+        with suppress(OSError):
+            run_dir.rmdir()  # made for this command, and empty
+        show_errors(console, ProfileFolder(Path(config.check).expanduser(), f"check={config.check}"))
+        return
+    plan = plan_profile(config)
+    folder = ProfileFolder(run_dir)
+    folder.begin(plan.about, versions(), _device_name(config.hardware.device))
+    measure_operators(plan, folder, config.samples, errors)
+    if config.pipeline:
+        measure_pipeline(plan, folder, config.samples, errors, launcher)
+    show_errors(console, folder)
+    console.print(Text.assemble(("profile  ", "bold"), shown(run_dir)), soft_wrap=True)
+
+
+def measure_operators(plan: ProfilePlan, folder: ProfileFolder, samples: int, errors: Console) -> None:
+    """Operators, on ranks side by side, until each micro-batch has `samples` measurements on each rank."""
+    from ..runtime.profiling.folder import OperatorSample
+    from ..runtime.profiling.session import missing, run
+
+    have: dict[int, Counter[Point]] = {rank: Counter() for rank in range(plan.about.ranks)}
+    for sample in folder.operators():
+        have[sample.rank][sample.point] += 1
+    todo = {rank: missing(plan.operators, samples, counted, seed=rank) for rank, counted in have.items()}
+    total = sum(map(len, todo.values()))
+    if not total:
+        return
+    about = plan.about
+    ranks = f"{about.ranks} rank{'s' if about.ranks > 1 else ''} of {about.threads} thread{'s' * (about.threads > 1)}"
+    with _meter(errors, total, f"operators on {ranks}") as advance:
+        for rank, point, seconds in run(plan.setup, about.device, plan.operators, todo):
+            folder.add_operators([OperatorSample(rank, point, seconds)])
+            advance()
+
+
+def measure_pipeline(
+    plan: ProfilePlan, folder: ProfileFolder, samples: int, errors: Console, launcher: Launcher | None = None
+) -> None:
+    """Whole steps through the real pipeline, until each has `samples` measurements."""
+    from ..runtime.llm import start_pipeline
+    from ..runtime.profiling.grid import StepMaker
+    from ..runtime.profiling.session import missing
+    from ..runtime.profiling.steps import time_steps
+
+    have = Counter((sample.in_flight, sample.point) for sample in folder.stages() if sample.stage == 0)
+    depth = plan.plan.limits.depth
+    rounds: list[tuple[int, list[Point]]] = []
+    for in_flight, points in ((1, plan.sent), (depth, plan.mixed)):
+        counted = Counter({point: have[in_flight, point] for point in points})
+        rounds.append((in_flight, missing(points, samples, counted, seed=in_flight)))
+    total = sum(len(points) for _, points in rounds)
+    if not total:
+        return
+    block = plan.config.cache.block_size
+    with starting(errors, plan.config) as on_progress:
+        pipeline = start_pipeline(plan.config, plan.plan, launcher, on_progress)
+    try:
+        maker = StepMaker(plan.plan.arch.vocab_size, block)
+        with _meter(errors, total, "steps through the pipeline") as advance:
+            for _ in time_steps(pipeline, maker, plan.fill, in_flight=depth):
+                pass
+            for in_flight, points in rounds:
+                for sample in time_steps(pipeline, maker, _placed(points, pipeline, block), in_flight=in_flight):
+                    folder.add_stages(sample)
+                    advance()
+    finally:
+        pipeline.close()
+
+
+def _placed(points: Iterable[Point], pipeline: Pipeline, block_size: int) -> Iterator[tuple[Point, int]]:
+    """Each with a first KV block, anywhere in the cache."""
+    draw = random.Random(0)
+    for point in points:
+        yield point, draw.randint(0, pipeline.num_blocks - point.slots(block_size) // block_size)
+
+
+def show_errors(console: Console, folder: ProfileFolder) -> None:
+    """The tables of what `held_out_errors` and `stage_errors` find in a profile.
+
+    Raises:
+        ConfigError: a damaged or unfinished profile.
+    """
+    from ..runtime.cost.held_out import held_out_errors, send_error, stage_errors
+    from ..runtime.cost.measured import Control, MeasuredOperators
+    from ..runtime.cost.stage_costs import StageCosts
+
+    operators, stages, about = folder.operators(), folder.stages(), folder.about()
+    try:
+        found = MeasuredOperators(operators)
+    except ValueError:
+        raise ConfigError(f"{folder.path}: unfinished; the same command goes on where it ended") from None
+    what = f"{about.model}, {about.ranks} x {about.threads} threads, {len(operators)} measurements"
+    console.print(_table(f"held-out points of the grid: {what}", [*held_out_errors(operators), *send_error(stages)]))
+    if stages and about.layers:
+        costs = StageCosts(about.layers, [found] * len(about.layers))
+        console.print(_table("whole stages, chunks with decodes; not fitted", stage_errors(costs, stages)))
+        control = Control.of(stages)
+        console.print(
+            f"between micro-batches: dispatch {control.dispatch * 1e3:.2f} ms, result {control.result * 1e3:.2f} ms, "
+            f"turnaround of a stage {control.turnaround * 1e3:.2f} ms"
+        )
+
+
+def _table(title: str, rows: Sequence[Error]) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    for column in ("", "points", "median error", "p90 error", "scatter"):
+        table.add_column(column, justify="left" if not column else "right")
+    for row in rows:
+        table.add_row(row.what, str(row.points), f"{row.median:.1%}", f"{row.p90:.1%}", f"{row.scatter:.1%}")
+    return table
+
+
+@contextmanager
+def _meter(errors: Console, total: int, what: str) -> Iterator[Callable[[], None]]:
+    """A bar on a terminal, else a plain line at the start and at the end."""
+    bar = Progress(
+        TextColumn(what, markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(),
+        console=errors, disable=not errors.is_terminal, transient=True, refresh_per_second=4,
+    )  # fmt: skip
+    task = bar.add_task("", total=total)
+    errors.print(f"gapless: {what}: {total} to measure", soft_wrap=True)
+    with bar:
+        yield lambda: bar.advance(task)
+
+
+def _device_name(device: str) -> str | None:
+    if device != "cuda":
+        return None
+    import torch
+
+    return str(torch.cuda.get_device_name())
+
+
+def _check_devices(ranks: int) -> None:
+    import torch
+
+    if (there := torch.cuda.device_count()) < ranks:
+        raise ConfigError(f"neighbours={ranks - 1}: {ranks} ranks measure at once, torch finds {there} CUDA devices")

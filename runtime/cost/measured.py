@@ -1,0 +1,250 @@
+"""Operator times from a profile: interpolated within what was measured, beyond it extrapolated by their physics."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import exp, log
+from pathlib import Path
+from statistics import median
+from typing import TypeVar
+
+from ...conf.errors import ConfigError
+from ...conf.schema import Architecture
+from ..profiling.folder import OperatorSample, ProfileFolder, StageSample, shape_of
+from .operators import LAYER_LINEARS, Linear
+
+K = TypeVar("K", bound=Hashable)
+
+_FEW = 4  # points at the end of a curve that tell its slope beyond
+
+
+class Curve:
+    """Seconds over a size: linear between the points measured, and beyond the last as the last few say; below the
+    first as long as that.
+
+    Raises:
+        ValueError: no points.
+    """
+
+    def __init__(self, points: Mapping[int, float]) -> None:
+        if not points:
+            raise ValueError("no points")
+        self.sizes = sorted(points)
+        self.seconds = [points[size] for size in self.sizes]
+        self._beyond = _slope(self.sizes[-_FEW:], self.seconds[-_FEW:])
+
+    def __call__(self, size: float) -> float:
+        sizes, seconds = self.sizes, self.seconds
+        if size >= sizes[-1]:
+            return seconds[-1] + (size - sizes[-1]) * self._beyond
+        at = bisect_right(sizes, size)
+        if at == 0:
+            return seconds[0]
+        low, high = sizes[at - 1], sizes[at]
+        return seconds[at - 1] + (seconds[at] - seconds[at - 1]) * (size - low) / (high - low)
+
+
+def _slope(sizes: Sequence[int], seconds: Sequence[float]) -> float:
+    """Seconds a unit of size, by least squares, at most what a proportional law has and never negative."""
+    if len(sizes) == 1:
+        return max(0.0, seconds[0] / max(sizes[0], 1))
+    x, y = sum(sizes) / len(sizes), sum(seconds) / len(seconds)
+    slope = sum((s - x) * (t - y) for s, t in zip(sizes, seconds, strict=True)) / sum((s - x) ** 2 for s in sizes)
+    return min(max(0.0, slope), seconds[-1] / sizes[-1])
+
+
+class ChunkAttention:
+    """Seconds of a chunk's attention over its length and prefix.
+
+    Over the prefix it is linear, as the keys that are read. Over the length it is a power law between two lengths
+    measured, whose exponent lies between that of overhead (0) and that of the triangle of a prompt (2); beyond the
+    longest the work, length x (prefix + length / 2), says. A chunk without a prefix has a curve of its own: its mask
+    is the triangle itself, which kernels take without reading a mask.
+    """
+
+    def __init__(self, points: Mapping[tuple[int, int], float]) -> None:
+        self._bare = _PowerLaw({length: t for (length, prefix), t in points.items() if prefix == 0})
+        by_length: dict[int, dict[int, float]] = {}
+        for (length, prefix), seconds in points.items():
+            if prefix > 0:
+                by_length.setdefault(length, {})[prefix] = seconds
+        rows = {length: Curve(some) for length, some in by_length.items() if len(some) >= 2}
+        self._lengths = sorted(rows)
+        self._curves = [rows[length] for length in self._lengths]
+
+    def __call__(self, length: int, prefix: int) -> float:
+        lengths = self._lengths
+        if prefix == 0 or not lengths:
+            seconds = self._bare(length)
+            return seconds * (prefix + length / 2) / (length / 2) if prefix else seconds
+        at = bisect_right(lengths, length)
+        if at == len(lengths):
+            work = length * (prefix + length / 2) / (lengths[-1] * (prefix + lengths[-1] / 2))
+            return self._curves[-1](prefix) * work
+        if at == 0:
+            return self._curves[0](prefix)
+        return _between(lengths[at - 1], self._curves[at - 1](prefix), lengths[at], self._curves[at](prefix), length)
+
+
+class _PowerLaw:
+    """Seconds over a chunk's length where it has no prefix."""
+
+    def __init__(self, points: Mapping[int, float]) -> None:
+        if not points:
+            raise ValueError("no points")
+        self._lengths = sorted(points)
+        self._seconds = [points[length] for length in self._lengths]
+
+    def __call__(self, length: int) -> float:
+        lengths, seconds = self._lengths, self._seconds
+        at = bisect_right(lengths, length)
+        if at == len(lengths):
+            return seconds[-1] * (length / lengths[-1]) ** 2
+        if at == 0:
+            return seconds[0]
+        return _between(lengths[at - 1], seconds[at - 1], lengths[at], seconds[at], length)
+
+
+def _between(low: int, at_low: float, high: int, at_high: float, size: float) -> float:
+    """The power law through two points."""
+    return at_low * exp(log(at_high / at_low) * log(size / low) / log(high / low))
+
+
+class DecodeAttention:
+    """Seconds of decodes' attention: their number times that of one, which is linear in the context that each has on
+    average, and between numbers measured goes with their logarithm."""
+
+    def __init__(self, points: Mapping[tuple[int, int], float]) -> None:
+        """`points`: seconds by number of decodes and context of each."""
+        by_number: dict[int, dict[int, float]] = {}
+        for (number, context), seconds in points.items():
+            by_number.setdefault(number, {})[context] = seconds / number
+        most = max((len(some) for some in by_number.values()), default=0)
+        rows = {number: Curve(some) for number, some in by_number.items() if 2 * len(some) > most}
+        if not rows:
+            raise ValueError("no points")
+        self._numbers = sorted(rows)
+        self._curves = [rows[number] for number in self._numbers]
+
+    def __call__(self, requests: int, context: int) -> float:
+        numbers, each = self._numbers, context / requests
+        at = bisect_right(numbers, requests)
+        if at == 0 or at == len(numbers):
+            return requests * self._curves[min(at, len(numbers) - 1)](each)
+        low, high = numbers[at - 1], numbers[at]
+        share = log(requests / low) / log(high / low)
+        return requests * ((1 - share) * self._curves[at - 1](each) + share * self._curves[at](each))
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """The host's share between micro-batches, seconds: from the coordinator to the first stage's compute (`dispatch`),
+    from the last stage's end back to it (`result`), and from the end of one micro-batch on a stage to the begin of the
+    next that is there already (`turnaround`)."""
+
+    dispatch: float = 0.0
+    result: float = 0.0
+    turnaround: float = 0.0
+
+    @classmethod
+    def of(cls, samples: Sequence[StageSample]) -> Control:
+        """Medians, of steps that followed each other closely where there are some; 0 of nothing."""
+        last = max((sample.stage for sample in samples), default=0)
+        crowded = [sample for sample in samples if sample.in_flight > 1] or samples
+        dispatch = [s.wait for s in samples if s.stage == 0 and s.bound == "input"]
+        result = [s.result for s in crowded if s.stage == last and s.result is not None]
+        turnaround = [s.wait for s in crowded if s.bound == "stage"]
+        return cls(*(median(some) if some else 0.0 for some in (dispatch, result, turnaround)))
+
+
+class MeasuredOperators:
+    """`Operators` of a profile's samples: medians of what was measured, interpolated.
+
+    Host time is no part of its own: what a rank's operators take was measured with it.
+
+    Args:
+        sends: seconds to the next stage by rows; None where they were not measured.
+    """
+
+    layer_overhead = 0.0
+
+    def __init__(self, samples: Sequence[OperatorSample], sends: Mapping[int, float] | None = None) -> None:
+        first, last = min(s.rank for s in samples), max(s.rank for s in samples)
+        self._linear: dict[Linear, Curve] = {
+            name: Curve(medians((s.point.rows, s.seconds[name]) for s in samples)) for name in LAYER_LINEARS
+        }
+        sampled = [s for s in samples if s.rank == last and s.point.decodes]
+        self._linear["head"] = Curve(medians((s.point.decodes, s.seconds["head"]) for s in sampled))
+        self.others = Curve(medians((s.point.rows, s.seconds["others"]) for s in samples))
+        of_first = [s for s in samples if s.rank == first]
+        self.embedding = Curve(medians((s.point.rows, s.seconds["embedding"]) for s in of_first))
+        self.step_overhead = median(s.seconds["step"] for s in samples)
+        chunks = [s for s in samples if s.point.chunk and not s.point.decodes]
+        self.chunk_attention = ChunkAttention(
+            medians(((s.point.chunk, s.point.prefix), s.seconds["attn"]) for s in chunks)
+        )
+        decodes = [s for s in samples if s.point.decodes and not s.point.chunk]
+        self.decode_attention = DecodeAttention(
+            medians(((s.point.decodes, s.point.context), s.seconds["attn"]) for s in decodes)
+        )
+        self._sends = Curve(sends) if sends else None
+
+    def linear(self, operator: Linear, rows: int) -> float:
+        return self._linear[operator](rows)
+
+    def all_reduce(self, rows: int) -> float:
+        return 0.0
+
+    def send(self, rows: int, *, between_nodes: bool, scatter_gather: bool) -> float:
+        """As from one rank to the next of the node that was profiled, whichever link it is."""
+        assert self._sends is not None, "stages without a measured send"
+        return self._sends(rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a profile folder gives a simulation; `hardware` is the name of what it was measured on."""
+
+    hardware: str
+    operators: MeasuredOperators
+    control: Control
+
+
+def read_measured(path: str, arch: Architecture, *, pp: int, tp: int, dtype: str) -> Measured:
+    """A profile for a model of `arch` in `dtype`, cut in `tp` slices, over `pp` stages.
+
+    Raises:
+        ConfigError: no profile, a damaged or unfinished one, or one of another model.
+    """
+    key = f"simulation.profile={path}"
+    folder = ProfileFolder(Path(path).expanduser(), key)
+    about = folder.about()
+    for name, wanted in {**shape_of(arch), "tp": tp, "dtype": dtype}.items():
+        had = {**about.shape, "tp": about.tp, "dtype": about.dtype}.get(name)
+        if had != wanted:
+            raise ConfigError(f"{key}: measured {about.model} with {name}={had}; this model has {name}={wanted}")
+    stages = folder.stages()
+    sends = send_seconds(stages)
+    if pp > 1 and not sends:
+        raise ConfigError(f"{key}: holds no sends between stages; gapless profile parallel=pp2 measures them")
+    try:
+        operators = MeasuredOperators(folder.operators(), sends)
+    except ValueError:
+        raise ConfigError(f"{key}: unfinished; gapless profile with the same settings goes on where it ended") from None
+    return Measured(about.hardware, operators, Control.of(stages))
+
+
+def send_seconds(stages: Sequence[StageSample]) -> dict[int, float]:
+    """Median seconds by rows from the end of a stage to the begin of the next, of steps that were alone."""
+    alone = [s for s in stages if s.in_flight == 1 and s.stage > 0]
+    return medians((s.point.rows, s.wait) for s in alone)
+
+
+def medians(pairs: Iterable[tuple[K, float]]) -> dict[K, float]:
+    """The median of each key's values."""
+    by_key: dict[K, list[float]] = {}
+    for key, seconds in pairs:
+        by_key.setdefault(key, []).append(seconds)
+    return {key: median(some) for key, some in by_key.items()}

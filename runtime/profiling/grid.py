@@ -1,0 +1,127 @@
+"""The micro-batches that a profile measures. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from ...conf.sampling import SamplingParams
+from ..messages import Decodes, NewRequest, Segment, Step
+
+_GREEDY = SamplingParams(max_tokens=1, ignore_eos=True)
+_LEAST = 16  # tokens of a chunk or a context: below it all is overhead, which decodes show
+
+
+class Point(NamedTuple):
+    """One micro-batch: a chunk of `chunk` tokens on a KV `prefix`, and `decodes` that attend to `context` tokens each.
+
+    The chunk samples a token where `sample` is 1; decodes always do.
+    """
+
+    chunk: int = 0
+    prefix: int = 0
+    decodes: int = 0
+    context: int = 0
+    sample: int = 0
+
+    @property
+    def rows(self) -> int:
+        """Tokens of the micro-batch."""
+        return self.chunk + self.decodes
+
+    def slots(self, block_size: int) -> int:
+        """KV slots that its requests own."""
+        blocks = -(-(self.prefix + self.chunk) // block_size) + self.decodes * -(-self.context // block_size)
+        return blocks * block_size
+
+
+def operator_points(max_tokens: int, max_context: int, max_decodes: int, tile: int) -> list[Point]:
+    """Chunks alone over lengths and prefixes, decodes alone over numbers and contexts: what operators are fitted to.
+
+    Lengths and numbers are spaced by factors of 4/3 and 3/2. Where a matrix product is padded to large tiles, lengths
+    one past a tile stand beside whole tiles.
+    """
+    lengths = [n for n in _spaced(8, max_tokens) if n <= max_context]
+    prefixes = sorted({_LEAST, max_context // 8, max_context // 4, max_context // 2, max_context * 3 // 4} - {0})
+    points = [Point(chunk=length) for length in lengths]
+    for length in lengths:
+        if length & (length - 1) == 0 and length >= _LEAST:
+            points += [Point(chunk=length, prefix=p) for p in prefixes if p + length <= max_context]
+    if tile >= 64:
+        edges = [n + 1 for n in range(tile, min(max_tokens, 8 * tile) + 1, tile) if n < max_context]
+        points += [Point(chunk=n) for n in edges]
+        points += [Point(chunk=n - 1) for n in edges if n - 1 not in lengths]
+    contexts = sorted({min(_LEAST, max_context), max_context // 16, max_context // 4, max_context // 2, max_context})
+    for number in _spaced(1, max_decodes):
+        whole = number & (number - 1) == 0
+        points += [Point(decodes=number, context=max(c, 2)) for c in (contexts if whole else contexts[1:2])]
+    return points
+
+
+def mixed_points(max_tokens: int, max_context: int, max_decodes: int) -> list[Point]:
+    """Micro-batches as policies form them, chunks with decodes: what a fit is judged by."""
+    points = []
+    for chunk, part in ((max_tokens // 32, 3), (max_tokens // 16, 2), (max_tokens // 8, 1), (max_tokens // 4, 1)):
+        for decodes in (max(1, max_decodes // 8), max(1, max_decodes // 4)):
+            prefix = min(max_context * part // 4, max_context - chunk)
+            context = max(2, max_context * (4 - part) // 5)
+            if chunk >= 1 and prefix >= 0:
+                points.append(Point(chunk, prefix, decodes, context, sample=part % 2))
+    points += [Point(chunk=max(1, min(max_tokens, max_context) * 3 // 5)), Point(decodes=max(1, max_decodes * 3 // 8),
+               context=max(2, max_context * 3 // 5))]  # fmt: skip
+    return points
+
+
+def sent_points(max_tokens: int, max_context: int) -> list[Point]:
+    """Chunks of a few lengths: what the time between stages is measured with."""
+    return [Point(chunk=n) for n in (1, 16, 64, 256, 1024, 4096) if n <= min(max_tokens, max_context)]
+
+
+def _spaced(least: int, most: int) -> Iterator[int]:
+    """Powers of two, their halves more, and `most`."""
+    size = least
+    while size < most:
+        yield size
+        if size * 3 // 2 < most and size % 2 == 0:
+            yield size * 3 // 2
+        size *= 2
+    yield most
+
+
+class StepMaker:
+    """Steps that carry points: each with requests of its own, whose KV lies in blocks that follow each other."""
+
+    def __init__(self, vocab_size: int, block_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._block_size = block_size
+        self._requests = 0
+        self._steps = 0
+        self._old: list[int] = []
+
+    def make(self, point: Point, first_block: int = 0) -> Step:
+        """The point's step; requests of the step before are dropped. `first_block`: of its requests' blocks."""
+        new: list[NewRequest] = []
+        free = first_block
+
+        def request(tokens: int) -> tuple[int, list[int]]:
+            nonlocal free
+            number, count = self._requests, -(-tokens // self._block_size)
+            self._requests += 1
+            blocks = list(range(free, free + count))
+            free += count
+            new.append(NewRequest(number, tokens, 0, _GREEDY, ()))
+            return number, blocks
+
+        chunks = []
+        if point.chunk:
+            number, blocks = request(point.prefix + point.chunk)
+            chunks.append(Segment(number, point.prefix, self._tokens(point.chunk), blocks, bool(point.sample)))
+        owned = dict(request(point.context) for _ in range(point.decodes))
+        decodes = Decodes(list(owned), [point.context - 1] * point.decodes, self._tokens(point.decodes), owned)
+        step = Step(0, self._steps, chunks, decodes, new, self._old)
+        self._steps += 1
+        self._old = [entry.request for entry in new]
+        return step
+
+    def _tokens(self, count: int) -> list[int]:
+        return [(i * 7919 + self._steps) % self._vocab_size for i in range(count)]

@@ -1,0 +1,100 @@
+"""A process that measures: it holds a stage as a rank does, and runs the grid's micro-batches through it."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, Any
+
+from ..setup import Setup
+from .grid import Point, StepMaker
+
+if TYPE_CHECKING:
+    import torch
+
+_WARM_UP = 3  # micro-batches that do not count
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """What one of `setup.pp` ranks of this node measures: `todo` holds a point as often as it is to be measured."""
+
+    rank: int
+    setup: Setup
+    device: str
+    meet: str  # the file through which the ranks find each other
+    todo: list[Point]
+    idle: list[Point]  # what it computes, unmeasured, once it is through, while others still measure
+    num_blocks: int
+
+
+def measure(to_us: Connection, assignment: Assignment) -> None:
+    """Send `("ready", None)`, wait for a word, then send `("sample", (point, seconds by operator))` for each of `todo`,
+    then `("done", None)`, and compute on until another word comes. A failure is sent as `("failed", text)`."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # gloo talks on standard output
+    try:
+        _Rank(assignment).serve(to_us)
+    except (EOFError, BrokenPipeError):  # the parent is gone
+        pass
+    except Exception as error:
+        to_us.send(("failed", f"{type(error).__name__}: {error}".strip()))
+
+
+class _Rank:
+    def __init__(self, of: Assignment) -> None:
+        import torch
+
+        from ...parallel.groups import Groups
+        from ...parallel.mesh import Mesh
+        from ...parallel.rendezvous import Rendezvous
+        from ..stage_worker import StageWorker
+        from .probe import Probe
+
+        setup = of.setup
+        assert setup.threads
+        torch.set_num_threads(setup.threads)
+        rendezvous = Rendezvous(of.rank, setup.pp, init_method=f"file://{of.meet}", device=of.device)
+        self._groups = Groups.start(rendezvous, Mesh(setup.pp, 1, of.rank), setup.timeout_s)
+        self._worker = StageWorker.build(setup, self._groups)
+        stage = self._worker.stage
+        for tensor in (*stage.cache.keys, *stage.cache.values):
+            tensor.fill_(0.01)  # so that the memory is really there: pages never written are all one
+        self._probe = Probe(stage)
+        self._of = of
+        self._steps = StepMaker(setup.arch.vocab_size, setup.block_size)
+        self._random = random.Random(of.rank)
+        most = max(point.rows for point in (*of.todo, *of.idle))
+        self._hidden: torch.Tensor | None = None
+        if not stage.mesh.is_first:
+            self._hidden = torch.randn(most, setup.arch.hidden_size, dtype=stage.dtype, device=stage.device)
+
+    def serve(self, to_us: Connection) -> None:
+        for point in self._of.idle[:_WARM_UP]:
+            self._run(point)
+        to_us.send(("ready", None))
+        to_us.recv()
+        for point in self._of.todo:
+            to_us.send(("sample", (point, self._run(point))))
+        to_us.send(("done", None))
+        while not to_us.poll():
+            self._run(self._random.choice(self._of.idle))
+        self._groups.close()
+
+    def _run(self, point: Point) -> dict[str, float]:
+        """As a rank does (`runtime/rank.py`): tables first, then, timed, the stage and on the last one the sampler."""
+        room = self._of.num_blocks - point.slots(self._of.setup.block_size) // self._of.setup.block_size
+        step = self._steps.make(point, self._random.randint(0, room))
+        worker, hidden = self._worker, self._hidden
+        batch = worker.prepare(step)
+        given: Any = None if hidden is None else hidden[: point.rows]
+
+        def compute() -> None:
+            out = worker.forward(batch, given)
+            if worker.stage.mesh.is_last:
+                worker.sample(step, out)
+
+        return self._probe.measure(compute)

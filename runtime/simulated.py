@@ -54,6 +54,7 @@ class SimulatedPipeline:
         scatter_gather: each tensor-parallel rank sends a slice, the receivers gather them.
         overlap_sends: a stage computes on while it sends; else it is held up, and idle, until it is sent.
         dispatch_s: from the coordinator to the ranks. result_s: from the last stage to the coordinator.
+        turnaround_s: from the end of a micro-batch on a stage until it may begin the next: its host's share.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class SimulatedPipeline:
         overlap_sends: bool = True,
         dispatch_s: float = 0.0,
         result_s: float = 0.0,
+        turnaround_s: float = 0.0,
         disturbance: Disturbance | None = None,
         where: Sequence[str] | None = None,
     ) -> None:
@@ -80,6 +82,7 @@ class SimulatedPipeline:
         self.overlap_sends = overlap_sends
         self.dispatch_s = dispatch_s
         self.result_s = result_s
+        self.turnaround_s = turnaround_s
         self._links = tuple(between_nodes if between_nodes is not None else [True] * (self.num_stages - 1))
         self._sends: list[dict[int, float]] = [{} for _ in self._links]  # seconds by rows
         self._free_at = [0.0] * self.num_stages
@@ -101,13 +104,14 @@ class SimulatedPipeline:
             begin = at if at > ready else ready
             end = begin + seconds
             if stage == last:
-                free_at[stage] = at = end
+                at, free_at[stage] = end, end + self.turnaround_s
                 spans.append(Span(number, stage, ready, at_input, begin, end, end))
                 break
             sent = (end if end > links[stage] else links[stage]) + self._send(stage, rows)
             links[stage] = sent
-            free_at[stage] = end if self.overlap_sends else sent
-            spans.append(Span(number, stage, ready, at_input, begin, end, free_at[stage]))
+            handed = end if self.overlap_sends else sent
+            free_at[stage] = handed + self.turnaround_s
+            spans.append(Span(number, stage, ready, at_input, begin, end, handed))
             at = sent
         tokens = [Sampled(s.request, _TOKEN) for s in step.chunks if s.sample]
         tokens += [Sampled(request, _TOKEN) for request in step.decodes.requests]

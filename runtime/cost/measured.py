@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import exp, log
 from pathlib import Path
 from statistics import median
@@ -165,12 +166,17 @@ class MeasuredOperators:
     Host time is no part of its own: what a rank's operators take was measured with it.
 
     Args:
-        sends: seconds to the next stage by rows; None where they were not measured.
+        sends: seconds to the next stage by rows; None or empty where they were not measured.
+
+    Raises:
+        ValueError: too few samples to tell every operator's time.
     """
 
     layer_overhead = 0.0
 
     def __init__(self, samples: Sequence[OperatorSample], sends: Mapping[int, float] | None = None) -> None:
+        if not samples:
+            raise ValueError("no samples")
         first, last = min(s.rank for s in samples), max(s.rank for s in samples)
         self._linear: dict[Linear, Curve] = {
             name: Curve(medians((s.point.rows, s.seconds[name]) for s in samples)) for name in LAYER_LINEARS
@@ -193,6 +199,10 @@ class MeasuredOperators:
 
     def linear(self, operator: Linear, rows: int) -> float:
         return self._linear[operator](rows)
+
+    @property
+    def has_sends(self) -> bool:
+        return self._sends is not None
 
     def all_reduce(self, rows: int) -> float:
         return 0.0
@@ -225,15 +235,21 @@ def read_measured(path: str, arch: Architecture, *, pp: int, tp: int, dtype: str
         had = {**about.shape, "tp": about.tp, "dtype": about.dtype}.get(name)
         if had != wanted:
             raise ConfigError(f"{key}: measured {about.model} with {name}={had}; this model has {name}={wanted}")
-    stages = folder.stages()
-    sends = send_seconds(stages)
-    if pp > 1 and not sends:
+    measured = _read(folder.path, key, about.hardware, folder.changed)
+    if pp > 1 and not measured.operators.has_sends:
         raise ConfigError(f"{key}: holds no sends between stages; gapless profile parallel=pp2 measures them")
+    return measured
+
+
+@lru_cache(maxsize=4)  # each policy and each point of a sweep asks for it
+def _read(path: Path, key: str, hardware: str, changed: int) -> Measured:
+    folder = ProfileFolder(path, key)
+    stages = folder.stages()
     try:
-        operators = MeasuredOperators(folder.operators(), sends)
+        operators = MeasuredOperators(folder.operators(), send_seconds(stages))
     except ValueError:
         raise ConfigError(f"{key}: unfinished; gapless profile with the same settings goes on where it ended") from None
-    return Measured(about.hardware, operators, Control.of(stages))
+    return Measured(hardware, operators, Control.of(stages))
 
 
 def send_seconds(stages: Sequence[StageSample]) -> dict[int, float]:

@@ -88,6 +88,12 @@ class ProfileFolder:
     def exists(self) -> bool:
         return (self.path / _ABOUT).exists()
 
+    @property
+    def changed(self) -> int:
+        """Another number whenever a measurement was added: bytes of the files."""
+        files = (self.path / name for name in (_OPERATORS, _STAGES))
+        return sum(file.stat().st_size for file in files if file.exists())
+
     def begin(self, about: About, versions: Mapping[str, str], device_name: str | None = None) -> None:
         """Note what is measured (`device_name`: the GPU's), or check that it is what has been measured there.
 

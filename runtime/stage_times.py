@@ -18,11 +18,12 @@ Features = tuple[float, ...]
 # what any micro-batch costs, the reading of the weights first of all.
 FEATURES = ("constant", "tokens", "chunk_prefix", "chunk_squared", "decode_context", "sampled_rows")
 
-_EARLY_FITS = 8  # while little is known
-_EARLY = 8  # micro-batches before each of them
-_REFIT = 32  # micro-batches before later ones
+_EARLY = 8  # micro-batches between fits while little is known,
+_REFIT = 128  # and at most, when much is,
+_SHARE = 1 / 4  # of those seen in between
 _MEMORY = 1024  # micro-batches after which an observation counts 1/e
 _HUBER = 1.345  # of the residual's scale: 95% as efficient as least squares where errors are normal
+_RIDGE = 1e-9  # of the normal equations' diagonal
 _TOKENS_ONLY = 0.3  # weight, in observations, of the guess that tokens are all that counts
 _PROFILE = 16.0  # weight, in observations, of a profile
 
@@ -74,7 +75,7 @@ class StageTimes:
         self._rows: list[Features] = []
         self._stages: list[int] = []
         self._seconds: list[float] = []
-        self._num_fits = 0
+        self._num_seen = 0  # observations that were fitted
         self._profile = None if profile is None else np.array(profile, np.float64)
         if self._profile is not None:
             self._set(self._profile.copy())
@@ -100,9 +101,10 @@ class StageTimes:
         self._rows.append(row)
         self._stages.append(stage)
         self._seconds.append(seconds)
-        if len(self._rows) >= (_EARLY if self._num_fits < _EARLY_FITS else _REFIT) * self.num_stages:
+        least, most = _EARLY * self.num_stages, _REFIT * self.num_stages
+        if len(self._rows) >= min(most, max(least, _SHARE * self._num_seen)):
+            self._num_seen += len(self._rows)
             self._fit()
-            self._num_fits += 1
 
     def _fit(self) -> None:
         """Add what has been observed since the last fit to the normal equations, and solve them."""
@@ -129,8 +131,7 @@ class StageTimes:
                 weight = np.minimum(1.0, bound / np.maximum(residual, 1e-12)) / np.maximum(seconds, expected) ** 2
             self._gram[s] += (rows * weight[:, None]).T @ rows
             self._moment[s] += rows.T @ (weight * seconds)
-        solved = [_solve(gram, moment) for gram, moment in zip(self._gram, self._moment, strict=True)]
-        self._set(np.array(solved) / self._scale)
+        self._set(_solve(self._gram, self._moment) / self._scale)
 
     def _set(self, weights: npt.NDArray[np.float64]) -> None:
         self.weights, self.by_stage = weights, weights.tolist()
@@ -155,13 +156,24 @@ class StageTimes:
 
 
 def _solve(gram: npt.NDArray[np.float64], moment: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """The least squares solution without negative parts: what would be negative is left out, the worst first."""
-    kept = np.ones(len(moment), bool)
-    solution = np.zeros(len(moment))
-    while kept.any():
-        some = np.linalg.lstsq(gram[np.ix_(kept, kept)], moment[kept], rcond=1e-10)[0]
-        if (some >= 0.0).all():
-            solution[kept] = some
+    """For each stage the least squares solution without negative parts: what would be negative is left out, the worst
+    first. `gram` [S, n, n], `moment` [S, n]."""
+    stages, n = moment.shape
+    kept = np.diagonal(gram, axis1=1, axis2=2) > 0.0
+    solution = np.zeros((stages, n))
+    todo = np.arange(stages)
+    for _ in range(n + 1):
+        mask = kept[todo]
+        # A part that is left out has an equation of its own: it is 0. A little ridge decides between parts that always
+        # went together.
+        both = mask[:, :, None] & mask[:, None, :]
+        ridge = _RIDGE * np.where(mask, np.diagonal(gram[todo], axis1=1, axis2=2), 1.0 / _RIDGE)
+        system = np.where(both, gram[todo], 0.0) + ridge[:, :, None] * np.eye(n)
+        found = np.linalg.solve(system, np.where(mask, moment[todo], 0.0)[:, :, None])[:, :, 0]
+        solution[todo] = found
+        negative = (found < 0.0).any(axis=1)
+        if not negative.any():
             break
-        kept[np.flatnonzero(kept)[some.argmin()]] = False
-    return solution
+        kept[todo[negative], found[negative].argmin(axis=1)] = False
+        todo = todo[negative]
+    return np.maximum(solution, 0.0)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ..conf.workloads import SloConfig
-from .ledger import STARVED, Floats, Ledger
+from .ledger import STARVED, Cause, Floats, Ledger
 from .spans import RequestRecord, RunRecord
 
 NOT_COMPLETED = (None, "abort", "error")  # finish reasons of requests that count as failed
@@ -84,6 +85,71 @@ def prediction_error(pairs: list[tuple[Floats, Floats]]) -> dict[str, float] | N
     return {"median": median, "p90": p90}
 
 
+@dataclass(slots=True)
+class Totals:
+    """What a summary is made of. Seconds; `latency`: milliseconds, a row of statistics by name."""
+
+    duration: float
+    completed: int
+    failed: int
+    tokens_in: int  # of completed requests
+    tokens_out: int
+    latency: dict[str, dict[str, float]]
+    seconds: dict[Cause, float]  # idle, by cause
+    busy: list[float]  # by stage
+    span: float
+    median_bubble: float  # of a completed request
+    micro_batches: int
+    tokens: int  # in micro-batches
+    cv_stage_time: float
+    peak_kv_fraction: float
+    preemptions: int
+    prediction_error: dict[str, float] | None
+    notes: list[str]
+    good: int | None  # requests that met the SLO; None: there is none
+
+    def rate(self, count: int) -> float:
+        """A second of the run."""
+        return count / self.duration if self.duration > 0 else 0.0
+
+    def summary(self) -> dict[str, Any]:
+        """The contents of `summary.json`."""
+        idle, stage_seconds = sum(self.seconds.values()), self.span * len(self.busy)
+        starved = sum(self.seconds[cause] for cause in STARVED)
+        outer = starved + self.seconds[Cause.FILL_DRAIN]
+        inner = stage_seconds - outer
+        summary: dict[str, Any] = {
+            "duration": self.duration,
+            "completed": self.completed,
+            "failed": self.failed,
+            "total_input_tokens": self.tokens_in,
+            "total_output_tokens": self.tokens_out,
+            "request_throughput": self.rate(self.completed),
+            "output_throughput": self.rate(self.tokens_out),
+            "total_token_throughput": self.rate(self.tokens_in + self.tokens_out),
+        }
+        for name, row in self.latency.items():
+            summary |= {f"{statistic}_{name}_ms": value for statistic, value in row.items()}
+        summary |= {
+            "bubble_fraction": idle / stage_seconds if stage_seconds > 0 else 0.0,
+            "bubble_fraction_inner": (idle - outer) / inner if inner > 1e-12 * stage_seconds else 0.0,
+            "bubble_seconds": {str(cause): value for cause, value in self.seconds.items()},
+            "starved_seconds": starved,
+            "median_bubble_ms_per_request": self.median_bubble * 1e3,
+            "stage_busy_fraction": [busy / self.span if self.span > 0 else 0.0 for busy in self.busy],
+            "micro_batches": self.micro_batches,
+            "mean_tokens_per_micro_batch": self.tokens / self.micro_batches if self.micro_batches else 0.0,
+            "cv_stage_time": self.cv_stage_time,
+            "peak_kv_fraction": self.peak_kv_fraction,
+            "preemptions": self.preemptions,
+            "prediction_error": self.prediction_error,
+            "notes": self.notes,
+        }
+        if self.good is not None:
+            summary["request_goodput"] = self.rate(self.good)
+        return summary
+
+
 def summarize(record: RunRecord, ledger: Ledger, slo: SloConfig | None = None) -> dict[str, Any]:
     """The contents of `summary.json`; values are plain Python, 0 where a run has nothing to measure.
 
@@ -93,56 +159,29 @@ def summarize(record: RunRecord, ledger: Ledger, slo: SloConfig | None = None) -
     """
     done = completed_requests(record)
     last = max((request.token_times[-1] for request in record.requests if request.token_times), default=ledger.t1)
-    duration = max(last, ledger.t1) - ledger.t0
-    tokens_in = sum(request.prompt_tokens for request in done)
-    tokens_out = sum(request.output_tokens for request in done)
-
-    def rate(count: int) -> float:
-        return count / duration if duration > 0 else 0.0
-
-    summary: dict[str, Any] = {
-        "duration": duration,
-        "completed": len(done),
-        "failed": len(record.requests) - len(done),
-        "total_input_tokens": tokens_in,
-        "total_output_tokens": tokens_out,
-        "request_throughput": rate(len(done)),
-        "output_throughput": rate(tokens_out),
-        "total_token_throughput": rate(tokens_in + tokens_out),
-    }
-    for name, values in latencies(done).items():
-        summary |= _statistics(name, values)
-
-    seconds = ledger.seconds_by_cause()
-    bubbles = [ledger.bubble_of_request(request.request) * 1e3 for request in done]
-    span = ledger.span_seconds
+    bubbles = [ledger.bubble_of_request(request.request) for request in done]
     times = [lane.seconds for lane in ledger.lanes if len(lane.step)]
-    summary |= {
-        "bubble_fraction": ledger.bubble_fraction,
-        "bubble_fraction_inner": ledger.bubble_fraction_inner,
-        "bubble_seconds": {str(cause): value for cause, value in seconds.items()},
-        "starved_seconds": sum(seconds[cause] for cause in STARVED),
-        "median_bubble_ms_per_request": float(np.median(bubbles)) if bubbles else 0.0,
-        "stage_busy_fraction": [
-            ledger.busy_seconds(stage) / span if span > 0 else 0.0 for stage in range(ledger.num_stages)
-        ],
-        "micro_batches": len(record.steps),
-        "mean_tokens_per_micro_batch": (
-            sum(step.num_tokens for step in record.steps) / len(record.steps) if record.steps else 0.0
-        ),
-        "cv_stage_time": float(np.mean([variation(values) for values in times])) if times else 0.0,
-        "peak_kv_fraction": (
-            max((step.kv_blocks_used for step in record.steps), default=0) / record.num_blocks
-            if record.num_blocks
-            else 0.0
-        ),
-        "preemptions": sum(request.preemptions for request in record.requests),
-        "prediction_error": prediction_error(prediction_ratios(record, ledger)),
-        "notes": list(record.notes),
-    }
-    if slo is not None and has_bound(slo):
-        summary["request_goodput"] = rate(sum(meets(request, slo) for request in done))
-    return summary
+    peak = max((step.kv_blocks_used for step in record.steps), default=0)
+    return Totals(
+        duration=max(last, ledger.t1) - ledger.t0,
+        completed=len(done),
+        failed=len(record.requests) - len(done),
+        tokens_in=sum(request.prompt_tokens for request in done),
+        tokens_out=sum(request.output_tokens for request in done),
+        latency={name: statistics(values) for name, values in latencies(done).items()},
+        seconds=ledger.seconds_by_cause(),
+        busy=[ledger.busy_seconds(stage) for stage in range(ledger.num_stages)],
+        span=ledger.span_seconds,
+        median_bubble=float(np.median(bubbles)) if bubbles else 0.0,
+        micro_batches=len(record.steps),
+        tokens=sum(step.num_tokens for step in record.steps),
+        cv_stage_time=float(np.mean([variation(values) for values in times])) if times else 0.0,
+        peak_kv_fraction=peak / record.num_blocks if record.num_blocks else 0.0,
+        preemptions=sum(request.preemptions for request in record.requests),
+        prediction_error=prediction_error(prediction_ratios(record, ledger)),
+        notes=list(record.notes),
+        good=sum(meets(request, slo) for request in done) if slo is not None and has_bound(slo) else None,
+    ).summary()
 
 
 def request_row(request: RequestRecord, ledger: Ledger) -> dict[str, Any]:
@@ -164,12 +203,13 @@ def request_row(request: RequestRecord, ledger: Ledger) -> dict[str, Any]:
     }
 
 
-def _statistics(name: str, values: Floats) -> dict[str, float]:
+def statistics(values: Floats) -> dict[str, float]:
+    """What a summary says of a latency; zeros of nothing."""
     if not len(values):
         values = np.zeros(1)
     p90, p99 = np.percentile(values, [90, 99])
     found = {"mean": values.mean(), "median": np.median(values), "std": values.std(), "p90": p90, "p99": p99}
-    return {f"{statistic}_{name}_ms": float(value) for statistic, value in found.items()}
+    return {statistic: float(value) for statistic, value in found.items()}
 
 
 def variation(values: Floats) -> float:

@@ -35,8 +35,10 @@ class Turnaround:
         if span.stage > 0 and before is not None:
             self._add(span.stage, span.begin - max(before, span.ready))
         if span.stage == 0 and not self.is_long:
-            waited = sum(min(wait.end, span.begin) - max(wait.start, span.ready) for wait in step.waits
-                         if wait.reason == "depth_full" and wait.start < span.begin and wait.end > span.ready)
+            waited = 0.0
+            for wait in step.waits:
+                if wait.reason == "depth_full":
+                    waited += max(0.0, min(wait.end, span.begin) - max(wait.start, span.ready))
             self._idle += _SLOW * (waited / max(span.end - span.ready, 1e-12) - self._idle)
         if span.stage < self._num_stages - 1:
             self._ends[span.step] = span.end

@@ -6,7 +6,7 @@ It knows the `Pipeline` protocol only, so a real cluster and a simulated one run
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+import msgspec
 
 from .messages import Decodes, NewRequest, Sampled, Segment, Step, StepResult
 from .micro_batch import MicroBatch
@@ -17,7 +17,7 @@ from .spans import Decodes as RecordedDecodes
 from .spans import Part, RequestRecord, RunRecord, StepRecord, Wait
 
 
-class TokenEvent(NamedTuple):
+class TokenEvent(msgspec.Struct, frozen=True, gc=False):
     """A request got a token, ended, or both (`token` is None when it ended without one)."""
 
     request: Request
@@ -74,11 +74,16 @@ class Coordinator:
         """
         arrive()
         self.dispatch()
+        events = self.collect(deadline)
+        arrive()
+        self.dispatch()
+        return events
+
+    def collect(self, deadline: float) -> list[TokenEvent]:
+        """Wait for results until `deadline`; tokens that came. What they make admissible is not dispatched yet."""
         events: list[TokenEvent] = []
         for result in self.pipeline.wait(deadline):
             self._handle(result, events)
-        arrive()
-        self.dispatch()
         return events
 
     def dispatch(self) -> None:
@@ -151,22 +156,25 @@ class Coordinator:
     def _accept(
         self, requests: Sequence[Request], tokens: Sequence[Sampled], now: float, events: list[TokenEvent]
     ) -> None:
-        check, records, resume = self._stop_check, self._requests, self.scheduler.resume
+        check, records = self._stop_check, self._requests
+        resumed: list[Request] = []
         for request, sampled in zip(requests, tokens, strict=True):
             assert request.id == sampled.request, (request, sampled)
             if request.finish_reason is not None:  # aborted meanwhile
                 continue
-            token = sampled.token
-            request.tokens.append(token)
+            token, tokens = sampled.token, request.tokens
+            tokens.append(token)
             records[request.id].token_times.append(now)
-            reason = request.finish_reason_after(token)
+            may_end = len(tokens) >= request.max_len or token in request.stop_ids
+            reason = request.finish_reason_after(token) if may_end else None
             if check is not None:
                 reason = check(request, sampled) or reason
             if reason is None:
-                resume(request)
+                resumed.append(request)
             else:
                 self._finish(request, reason, now)
             events.append(TokenEvent(request, sampled, now))
+        self.scheduler.resume(resumed)
 
     def _finish(self, request: Request, reason: str, now: float) -> None:
         self.scheduler.finish(request, reason)

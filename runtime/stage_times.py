@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -47,11 +48,11 @@ def read_profile(folder: str | None, num_stages: int) -> list[list[float]] | Non
     return profile
 
 
-def features(step: StepRecord, tile: int = 1) -> Features:
-    """What `FEATURES` names, of a micro-batch; tokens count in whole tiles."""
+def features(step: StepRecord) -> Features:
+    """What `FEATURES` names, of a micro-batch."""
     prefix = sum(c.start * c.tokens for c in step.chunks)
     squared = sum(c.tokens * c.tokens for c in step.chunks)
-    return 1.0, -(-step.num_tokens // tile) * tile, prefix, squared, step.decode_context, step.sampled_rows
+    return 1.0, step.num_tokens, prefix, squared, step.decode_context, step.sampled_rows
 
 
 class StageTimes:
@@ -72,6 +73,7 @@ class StageTimes:
         self._moment = np.zeros((num_stages, n))
         self._scale = np.ones(n)  # the largest value of each feature so far: what is solved for is of order one
         self._noise = np.full(num_stages, 0.1)  # scale of the relative residuals
+        self.noise = 0.1  # of the errors that the last fits made on what came after them, over the stages
         self._rows: list[Features] = []
         self._stages: list[int] = []
         self._seconds: list[float] = []
@@ -84,11 +86,6 @@ class StageTimes:
     def is_fitted(self) -> bool:
         return self.weights is not None
 
-    @property
-    def noise(self) -> float:
-        """Scale of the relative errors that the last fits made on what came after them, over the stages."""
-        return float(self._noise.mean())
-
     def predict(self, row: Features) -> list[float] | None:
         """Seconds by stage."""
         if self.weights is None:
@@ -96,11 +93,11 @@ class StageTimes:
         seconds: list[float] = (self.weights @ np.array(row)).tolist()
         return seconds
 
-    def observe(self, row: Features, stage: int, seconds: float) -> None:
-        """A stage took `seconds` for a micro-batch."""
-        self._rows.append(row)
-        self._stages.append(stage)
-        self._seconds.append(seconds)
+    def observe(self, row: Features, stages: Sequence[int], seconds: Sequence[float]) -> None:
+        """Each of `stages` took so many `seconds` for a micro-batch."""
+        self._rows += [row] * len(stages)
+        self._stages += stages
+        self._seconds += seconds
         least, most = _EARLY * self.num_stages, _REFIT * self.num_stages
         if len(self._rows) >= min(most, max(least, _SHARE * self._num_seen)):
             self._num_seen += len(self._rows)
@@ -132,6 +129,7 @@ class StageTimes:
             self._gram[s] += (rows * weight[:, None]).T @ rows
             self._moment[s] += rows.T @ (weight * seconds)
         self._set(_solve(self._gram, self._moment) / self._scale)
+        self.noise = float(self._noise.mean())
 
     def _set(self, weights: npt.NDArray[np.float64]) -> None:
         self.weights, self.by_stage = weights, weights.tolist()

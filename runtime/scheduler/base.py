@@ -130,10 +130,11 @@ class Scheduler(ABC):
             if request.finish_reason is not None:
                 self._landed(request)
 
-    def resume(self, request: Request) -> None:
-        """The request's sampled token is appended and it goes on: it may decode."""
-        assert request.num_dispatched == len(request.tokens) - 1, request
-        self.ready[request.id] = request
+    def resume(self, requests: Sequence[Request]) -> None:
+        """The requests' sampled tokens are appended and they go on: they may decode."""
+        for request in requests:
+            assert request.num_dispatched == len(request.tokens) - 1, request
+            self.ready[request.id] = request
 
     def finish(self, request: Request, reason: str) -> None:
         """The request ends, whatever state it is in; its blocks are freed once nothing of it is in flight."""

@@ -19,6 +19,7 @@ from .turnaround import Turnaround
 _SMOOTH = 1 / 32  # weight of the newest micro-batch in what is typical
 _AHEAD = 1.1  # of the rate at which prompts come in; each slot that is free adds as much
 _OVERHANG = 0.05  # of a chunk is given up for a multiple of the tile; more would make the time unequal
+_SELDOM = 2  # of so many micro-batches one is watched for what changes slowly
 _CLEARLY = 1.25  # times smaller errors are clearly smaller
 _SLIVER = 16  # a chunk of under 1/16 of a whole one is not worth its overhead: the micro-batch stays that much shorter
 
@@ -78,16 +79,25 @@ class EqualTime(Scheduler):
         self._remember(batch, context)
 
     def predict(self, step: StepRecord) -> list[float] | None:
-        rows = self._rows[step.step] = features(step), features(step, self.tile)
+        rows = self._rows[step.step] = self._both(step)
         return self.times.predict(rows[self.in_tiles])
 
+    def _both(self, step: StepRecord) -> tuple[Features, Features]:
+        """Features with tokens as they are, and in whole tiles."""
+        constant, tokens, *rest = row = features(step)
+        return row, (constant, -(-tokens // self.tile) * self.tile, *rest)
+
     def observe(self, step: StepRecord, spans: Sequence[Span]) -> None:
-        smooth, stepped = self._rows.get(step.step) or (features(step), features(step, self.tile))
-        for span in spans:
-            self._turnaround.observe(step, span)
-            self._smooth.observe(smooth, span.stage, span.end - span.begin)
-            if self._stepped is not None:
-                self._stepped.observe(stepped, span.stage, span.end - span.begin)
+        smooth, stepped = self._rows.get(step.step) or self._both(step)
+        stages, seconds = [s.stage for s in spans], [s.end - s.begin for s in spans]
+        seldom = step.step % _SELDOM == 0
+        if seldom or not self.in_tiles:
+            self._smooth.observe(smooth, stages, seconds)
+        if self._stepped is not None and (seldom or self.in_tiles or not self._stepped.is_fitted):
+            self._stepped.observe(stepped, stages, seconds)
+        if seldom:
+            for span in spans:
+                self._turnaround.observe(step, span)
         if spans[-1].stage == self.limits.stages - 1:
             self._rows.pop(step.step, None)
 

@@ -45,8 +45,7 @@ class Sarathi(Scheduler):
 
     def observe(self, step: StepRecord, spans: Sequence[Span]) -> None:
         if self.picker.is_auto:
-            for span in spans:
-                self._times.observe(features(step), span.stage, span.end - span.begin)
+            self._times.observe(features(step), [s.stage for s in spans], [s.end - s.begin for s in spans])
 
     def finish(self, request: Request, reason: str) -> None:
         self.picker.finished(request)

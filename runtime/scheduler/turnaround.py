@@ -5,10 +5,10 @@ from __future__ import annotations
 from ..messages import Span
 from ..spans import StepRecord
 
-_SMOOTH = 1 / 16
+_SMOOTH = 1 / 8
 _LONG = 0.05  # of a stage's time
 _IDLE = 0.25  # of what one more micro-batch in flight adds to the time between tokens
-_SLOW = 1 / 64  # smoothing of the idle share: one bubble is no rule
+_SLOW = 1 / 32  # smoothing of the idle share: one bubble is no rule
 
 
 class Turnaround:

@@ -47,7 +47,7 @@ def test_it_predicts_what_it_has_seen(weights: tuple[float, ...], stages: int, s
         step = micro_batch(rng)
         for stage in range(stages):
             late = rng.choice([5.0, 10.0]) if rng.random() < 0.05 else 1.0  # what a busy machine does
-            times.observe(features(step), stage, seconds(step, stage) * rng.gauss(1.0, 0.02) * late)
+            times.observe(features(step), [stage], [seconds(step, stage) * rng.gauss(1.0, 0.02) * late])
     errors = []
     for _ in range(100):
         step = micro_batch(rng)
@@ -63,7 +63,7 @@ def test_it_follows_a_stage_that_becomes_slower() -> None:
     times = StageTimes(1)
     for turn in range(5000):
         step = micro_batch(rng)
-        times.observe(features(step), 0, (1e-3 + 1e-4 * step.num_tokens) * (1 if turn < 1000 else 3))
+        times.observe(features(step), [0], [(1e-3 + 1e-4 * step.num_tokens) * (1 if turn < 1000 else 3)])
     step = StepRecord(0, 0.0, [Part(0, 0, 200)], Decodes())
     assert times.predict(features(step)) == [pytest.approx(3 * 21e-3, rel=0.1)]
 
@@ -72,9 +72,9 @@ def test_nothing_is_predicted_before_the_first_fit() -> None:
     times = StageTimes(2)
     step = StepRecord(0, 0.0, [Part(0, 0, 200)], Decodes())
     for _ in range(15):
-        times.observe(features(step), 0, 0.1)
+        times.observe(features(step), [0], [0.1])
     assert times.predict(features(step)) is None
-    times.observe(features(step), 0, 0.1)  # of stage 1 nothing is known yet
+    times.observe(features(step), [0], [0.1])  # of stage 1 nothing is known yet
     assert times.predict(features(step)) == [pytest.approx(0.1, rel=1e-3), 0.0]
 
 
@@ -86,10 +86,10 @@ def test_a_profile_counts_until_the_run_says_otherwise(tmp_path: Path) -> None:
     step = StepRecord(0, 0.0, [Part(0, 0, 90)], Decodes())
     assert times.predict(features(step)) == [pytest.approx(0.01)]
     for _ in range(8):
-        times.observe(features(step), 0, 0.02)
+        times.observe(features(step), [0], [0.02])
     assert times.predict(features(step)) == [pytest.approx(0.0135, rel=0.3)]
     for _ in range(2000):
-        times.observe(features(step), 0, 0.02)
+        times.observe(features(step), [0], [0.02])
     assert times.predict(features(step)) == [pytest.approx(0.02, rel=0.02)]
 
 

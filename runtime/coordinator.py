@@ -6,6 +6,7 @@ It knows the `Pipeline` protocol only, so a real cluster and a simulated one run
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+
 import msgspec
 
 from .messages import Decodes, NewRequest, Sampled, Segment, Step, StepResult

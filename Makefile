@@ -8,7 +8,7 @@ PYTHON := $(shell for p in python3.11 python3.12 python3.13 python3 python; do \
 	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$p" && break; done)
 TORCH := $(shell grep '^torch==' constraints.txt)
 
-.PHONY: run test lint clean
+.PHONY: run test lint fidelity clean
 
 run: $(VENV)/.installed
 	$(BIN)/gapless generate parallel=pp2 prompts=shipped sampling.temperature=0.7 sampling.top_p=0.9 $(ARGS)
@@ -19,6 +19,10 @@ test: $(VENV)/.installed
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
 	.ci/check-wheel $(BIN)/python
+
+# Profiles this machine, runs policies for real, simulates the same: `benchmarks/fidelity.py`.
+fidelity: $(VENV)/.installed
+	$(BIN)/python -m benchmarks.fidelity $(ARGS)
 
 # torch first and by its exact pin: pulled in by another package it may come in a build several GB larger.
 $(VENV)/.installed: pyproject.toml constraints.txt

@@ -22,6 +22,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
 from ..conf.errors import ConfigError, nearest
+from ..conf.profiling import ProfileConfig
 from ..conf.schema import BenchConfig, EngineConfig, GenerateConfig, ReportConfig, SimulateConfig
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class Command:
     examples: tuple[str, ...]
     positional: str | None = None
     has_ranks: bool = True  # that a launcher starts
+    folder: str = "runs/DATE_TIME"  # what it leaves, unless hydra.run.dir names another
 
 
 COMMANDS = {
@@ -88,6 +90,17 @@ COMMANDS = {
                 "gapless simulate -m scheduler=sarathi,equal_time scheduler.chunk=128,256,512 parallel=tp8_pp8",
             ),
             has_ranks=False,
+        ),
+        Command(
+            "profile",
+            "measures a model's operators on this machine, for gapless simulate, and how well they foretell",
+            ProfileConfig,
+            "profile",
+            (
+                "gapless profile model=llama-160m parallel=pp2 parallel.threads=1",
+                "gapless profile check=profiles/llama-160m_cpu_pp2",
+            ),
+            folder="profiles/MODEL_HARDWARE_PP",
         ),
         Command(
             "report",

@@ -46,7 +46,7 @@ E = TypeVar("E", bound=EngineConfig)
 CONFIG_MODULE = "gapless.conf"
 FREE_TEXT = (
     *("prompt", "prompts", "outputs", "model.weights", "model.tokenizer", "model.name"),
-    *("workload.path", "scheduler.profile", "simulation.profile"),
+    *("workload.path", "scheduler.profile", "simulation.profile", "check"),
 )
 _TOKEN = re.compile(r"(?P<mark>\+{0,2}|~)(?P<key>[^=+~\s][^=\s]*)=(?P<value>.*)", re.DOTALL)
 _INTERPOLATION = re.compile(r"(\\*)\$\{")

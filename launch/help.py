@@ -121,6 +121,14 @@ MEANINGS = {
     "repeats": "run each policy so often",
     "interleave": "repeats by turns (a b a b) rather than one after the other (a a b b)",
     "warmup": "a few short requests first, which do not count",
+    "samples": "measurements of each micro-batch; more than a folder holds are added to it",
+    "max_tokens": "largest micro-batch that is measured",
+    "max_context": "longest context that is measured; null: the model's, at most twice max_tokens",
+    "max_decodes": "most decodes of a micro-batch that is measured",
+    "num_layers": "layers of the stage that is measured; null: those of the largest stage, at most 8",
+    "neighbours": "ranks that compute at the same time; null: the others of pp that share a node",
+    "pipeline": "time whole steps of the real pipeline too: sends, dispatch, stages to check by",
+    "check": "measure nothing, tell the errors of this profile folder",
     "hardware.devices_per_node": "ranks that share a node and its fast links",
     "hardware.costs.matmul_tflops": "rate of a large matrix product, in whole tiles",
     "hardware.costs.memory_gbps": "rate at which a kernel reads the device's memory",
@@ -220,7 +228,7 @@ def command(command: Command) -> str:
         lines += [
             "",
             "Texts and paths need no quotes of their own within the shell's: prompt=\"Hello, world (=x)\".",
-            "The run folder is runs/DATE_TIME; hydra.run.dir=FOLDER names another. HYDRA_FULL_ERROR=1 shows "
+            f"The run folder is {command.folder}; hydra.run.dir=FOLDER names another. HYDRA_FULL_ERROR=1 shows "
             "tracebacks.",
         ]
     lines += [

@@ -244,9 +244,9 @@ def read_measured(path: str, arch: Architecture, *, pp: int, tp: int, dtype: str
 @lru_cache(maxsize=4)  # each policy and each point of a sweep asks for it
 def _read(path: Path, key: str, hardware: str, changed: int) -> Measured:
     folder = ProfileFolder(path, key)
-    stages = folder.stages()
+    samples, stages = folder.operators(), folder.stages()
     try:
-        operators = MeasuredOperators(folder.operators(), send_seconds(stages))
+        operators = MeasuredOperators(samples, send_seconds(stages))
     except ValueError:
         raise ConfigError(f"{key}: unfinished; gapless profile with the same settings goes on where it ended") from None
     return Measured(hardware, operators, Control.of(stages))

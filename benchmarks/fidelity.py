@@ -1,0 +1,129 @@
+"""How near the simulated twin of a real run comes: `python -m benchmarks.fidelity`, or `make fidelity`.
+
+A LLaMA of about 160M parameters with random weights over two pipeline stages of one thread each; three policies by
+turns on two workloads. In each round the machine is profiled first (`gapless profile`), then each policy runs once for
+real on each workload (`gapless bench`), so that what else the machine does falls on both. Then each run is simulated
+with the medians of all rounds' measurements (`gapless simulate`), and real medians stand beside simulated figures.
+Nothing of the simulation is fitted to the runs.
+
+Further arguments are overrides of `gapless bench` and `gapless simulate`. About 15 minutes on 2 cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import statistics
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from gapless.launch.cli import main as gapless
+from gapless.runtime.ledger import CAUSES, Ledger
+from gapless.runtime.run_folder import read_run_folder
+
+POLICIES = ("orca_best", "sarathi", "equal_time")
+MACHINE = ("model=llama-160m", "hardware=cpu", "parallel=pp2", "parallel.threads=1")
+SETTING = (
+    *MACHINE,
+    "cache.num_blocks=512",
+    f"scheduler={','.join(POLICIES)}",
+    "scheduler.batch=4",
+    "scheduler.chunk=64",
+)
+WORKLOADS = {
+    "fixed": ("workload=fixed", "workload.input_len=400", "workload.output_len=40", "workload.num_prompts=12"),
+    "zipf": ("workload=zipf", "workload.theta=0.4", "workload.min_len=256", "workload.max_len=768",
+             "workload.pd_ratio=10", "workload.num_prompts=12"),
+}  # fmt: skip
+SAMPLES = 2  # of each micro-batch of the profile a round
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=Path("runs/fidelity"))
+    parser.add_argument("--report", action="store_true", help="only simulate again and compare, from what is in --out")
+    arguments, overrides = parser.parse_known_args()
+    out: Path = arguments.out
+    if not arguments.report:
+        shutil.rmtree(out, ignore_errors=True)
+        for number in range(1, arguments.rounds + 1):
+            profile = ["profile", *MACHINE, "max_tokens=768", "max_context=1024", "max_decodes=8"]
+            if code := gapless([*profile, f"samples={SAMPLES * number}", f"hydra.run.dir={out / 'profile'}"]):
+                return code
+            for name, workload in WORKLOADS.items():
+                folder = f"hydra.run.dir={out / f'real_{name}_{number}'}"
+                if code := gapless(["bench", *SETTING, *workload, *overrides, folder]):
+                    return code
+    for name, workload in WORKLOADS.items():
+        twin = ["simulate", *SETTING, *workload, *overrides, f"simulation.profile={out / 'profile'}"]
+        shutil.rmtree(out / f"twin_{name}", ignore_errors=True)
+        if code := gapless([*twin, f"hydra.run.dir={out / f'twin_{name}'}"]):
+            return code
+    report(out)
+    return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Of one run, seconds: its makespan, each stage's busy time, idle time by cause summed over the stages."""
+
+    makespan: float
+    busy: list[float]
+    causes: dict[str, float]
+
+    @classmethod
+    def of(cls, folder: Path) -> Figures:
+        ledger = Ledger(read_run_folder(folder).load())
+        busy = [ledger.busy_seconds(stage) for stage in range(ledger.num_stages)]
+        causes = {str(cause): seconds for cause, seconds in ledger.seconds_by_cause().items()}
+        return cls(ledger.span_seconds, busy, causes)
+
+    @classmethod
+    def median(cls, runs: list[Figures]) -> Figures:
+        return cls(
+            statistics.median(run.makespan for run in runs),
+            [statistics.median(of) for of in zip(*(run.busy for run in runs), strict=True)],
+            {str(cause): statistics.median(run.causes[str(cause)] for run in runs) for cause in CAUSES},
+        )
+
+
+def report(out: Path) -> None:
+    """Real beside simulated: by workload and policy, then whether what is asked is met."""
+    worst: dict[str, float] = {"makespan": 0.0, "busy": 0.0, "cause": 0.0}
+    for workload in WORKLOADS:
+        for policy in POLICIES:
+            real_runs = [Figures.of(path) for path in sorted(out.glob(f"real_{workload}_*/*_{policy}"))]
+            (twin,) = [Figures.of(path) for path in out.glob(f"twin_{workload}/*_{policy}")]
+            real = Figures.median(real_runs)
+            print(f"\n{workload}, {policy}: median of {len(real_runs)} runs [least .. most], and its twin")
+            print(f"  {'':<22}{'real':>9} {'':<19}{'simulated':>9}   {'twin / real':>11}")
+            _row("makespan s", [run.makespan for run in real_runs], twin.makespan)
+            worst["makespan"] = max(worst["makespan"], abs(twin.makespan / real.makespan - 1))
+            for stage, seconds in enumerate(twin.busy):
+                _row(f"busy s, stage {stage}", [run.busy[stage] for run in real_runs], seconds)
+                worst["busy"] = max(worst["busy"], abs(seconds / real.busy[stage] - 1))
+            for cause in map(str, CAUSES):
+                off = (twin.causes[cause] - real.causes[cause]) / real.makespan
+                if max(real.causes[cause], twin.causes[cause]) > 0.002 * real.makespan:
+                    _row(cause, [run.causes[cause] for run in real_runs], twin.causes[cause], f"{off:+.1%} of span")
+                worst["cause"] = max(worst["cause"], abs(off))
+    print("\nasked of the medians")
+    for what, key, most in (
+        ("makespan, twin over real", "makespan", 0.05),
+        ("busy time of each stage, twin over real", "busy", 0.05),
+        ("idle seconds of each cause, over the run's span", "cause", 0.10),
+    ):
+        met = "met" if worst[key] <= most else "NOT MET"
+        print(f"  {what:<50} off by {worst[key]:.1%} at the most; {most:.0%} is asked: {met}")
+
+
+def _row(name: str, real: list[float], twin: float, off: str = "") -> None:
+    middle = statistics.median(real)
+    spread = f"[{min(real):.2f} .. {max(real):.2f}]"
+    print(f"  {name:<22}{middle:9.2f} {spread:<19}{twin:9.2f}   {off or f'{twin / middle:.3f}':>11}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

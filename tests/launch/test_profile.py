@@ -1,0 +1,154 @@
+"""`gapless profile`: real ranks measure, a second run goes on, the result simulates, and mistakes are told."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from gapless.conf.errors import ConfigError
+from gapless.conf.profiling import ProfileConfig
+from gapless.launch import compose, profile
+from gapless.launch.cli import main
+from gapless.launch.ray_launcher import RayLauncher
+from gapless.runtime.cost.measured import read_measured
+from gapless.runtime.profiling.folder import ProfileFolder
+from gapless.runtime.profiling.grid import Point
+from gapless.runtime.profiling.plan import plan_profile
+from gapless.runtime.profiling.session import missing
+
+SMALL = ["model=tiny", "parallel.threads=1", "max_tokens=32", "max_context=64", "max_decodes=4", "cache.num_blocks=64"]
+
+
+def config(*overrides: str) -> ProfileConfig:
+    rewritten = compose.rewrite(overrides, ProfileConfig, "profile")
+    (found,) = compose.compose_all(rewritten, ProfileConfig, "profile", multirun=False)
+    return found
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_one_rank_is_measured_added_to_checked_and_simulated(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["profile", *SMALL, "samples=1"]) == 0
+    folder = here / "profiles" / "tiny_cpu_pp1"
+    assert {file.name for file in folder.iterdir()} == {"profile.yaml", "operators.csv", "stages.csv"}
+    plan = plan_profile(config(*SMALL))
+    first = rows(folder / "operators.csv")
+    assert len(first) == len(plan.operators) == len(set(plan.operators))
+    parts = ("preproj", "attn", "postproj", "ffn_ln1", "ffn_ln2", "others")
+    for row in first:
+        layers = plan.about.num_layers * sum(float(row[f"{name}_ms"]) for name in parts)
+        whole = layers + sum(float(row[f"{name}_ms"]) for name in ("embedding", "step", "head"))
+        assert whole == pytest.approx(float(row["total_ms"]), rel=1e-3)
+        assert min(float(row[f"{name}_ms"]) for name in (*parts, "embedding", "step", "head")) > 0
+    assert len(rows(folder / "stages.csv")) == len(plan.mixed)
+    told = capsys.readouterr()
+    assert "held-out points" in told.out
+    assert "whole stages" in told.out
+    assert "profile  profiles/tiny_cpu_pp1" in told.out
+
+    assert main(["profile", *SMALL, "samples=1"]) == 0  # nothing is missing
+    assert rows(folder / "operators.csv") == first
+    assert main(["profile", *SMALL, "samples=2", "pipeline=false"]) == 0
+    assert len(rows(folder / "operators.csv")) == 2 * len(first)
+    assert len(rows(folder / "stages.csv")) == len(plan.mixed)
+
+    assert main(["profile", "check=profiles/tiny_cpu_pp1"]) == 0
+    assert not (here / "profiles" / "shipped_cpu_pp1").exists()
+    assert main(["profile", *SMALL, "model.dtype=bfloat16", "hydra.run.dir=profiles/tiny_cpu_pp1"]) == 2
+    assert "holds measurements with dtype=float32, not bfloat16" in capsys.readouterr().err
+
+    simulated = ["simulate", "model=tiny", "hardware=cpu", "parallel=local", "cache.num_blocks=64", "scheduler.batch=4",
+                 "workload=fixed", "workload.input_len=20", "workload.output_len=5", "workload.num_prompts=6",
+                 "simulation.profile=profiles/tiny_cpu_pp1"]  # fmt: skip
+    assert main([*simulated, "hydra.run.dir=out"]) == 0
+    assert json.loads((here / "out" / "summary.json").read_text())["completed"] == 6
+    assert main([*simulated, "parallel=pp2", "hydra.run.dir=out2"]) == 2
+    assert "holds no sends between stages" in capsys.readouterr().err
+    assert main([*simulated, "hardware=a100-80g", "hydra.run.dir=out2", "model.dtype=float32"]) == 2
+    assert "measured on hardware=cpu, not a100-80g" in capsys.readouterr().err
+
+
+def test_stages_side_by_side_and_what_lies_between_them(tmp_path: Path, ray_launcher: RayLauncher) -> None:
+    two = config(*SMALL, "parallel=pp2", "samples=2")
+    plan, folder, errors = plan_profile(two), ProfileFolder(tmp_path), Console(stderr=True)
+    assert (plan.about.ranks, plan.setup.pp) == (2, 2)
+    folder.begin(plan.about, {})
+    profile.measure_operators(plan, folder, 1, errors)
+    profile.measure_pipeline(plan, folder, 2, errors, ray_launcher)
+    samples = folder.operators()
+    assert {s.rank for s in samples} == {0, 1}
+    assert len(samples) == 2 * len(plan.operators)
+    assert {s.seconds["embedding"] > 0 for s in samples if s.rank == 0} == {True}
+    stages = folder.stages()
+    assert len(stages) == 2 * 2 * (len(plan.mixed) + len(plan.sent))
+    assert all(s.compute > 0 and s.wait > -1e-4 for s in stages)
+    assert all((s.result is not None) is (s.stage == 1) for s in stages)
+    measured = read_measured(str(tmp_path), plan.plan.arch, pp=2, tp=1, dtype="float32")
+    assert measured.control.dispatch > 0
+    assert measured.control.result > 0
+    assert measured.operators.send(16, between_nodes=False, scatter_gather=False) > 0
+    profile.show_errors(Console(quiet=True), folder)
+
+
+def test_what_is_missing_is_measured_in_rounds() -> None:
+    points = [Point(chunk=n) for n in range(1, 9)]
+    todo = missing(points, 3, Counter(points[:4] + points[:2]), seed=0)
+    assert Counter(todo) == {point: 3 - (2 if i < 2 else 1 if i < 4 else 0) for i, point in enumerate(points)}
+    assert set(todo[:4]) == set(points[4:])  # what has none comes first
+    assert missing(points, 3, Counter(points * 3), seed=0) == []
+
+
+@pytest.mark.parametrize(("overrides", "line"), [
+    (["samples=0"], "samples=0: must be 1 or more"),
+    (["max_tokens=4"], "max_tokens=4: must be 16 or more"),
+    (["neighbours=-1"], "neighbours=-1: must be null or 0 or more"),
+    (["parallel=tp2"],
+     "parallel.tp=2: must be 1 for gapless profile: times of tensor-parallel slices are not measured"),
+    (["model=tiny", "max_context=100000"], "max_context=100000: must be at most the model's "),
+    (["check=none"], "check=none: no profile there (profile.yaml); gapless profile makes one"),
+    (["sampls=3"], "sampls: unknown key; did you mean 'samples'?"),
+])  # fmt: skip
+def test_mistakes_are_one_line(
+    overrides: list[str], line: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["profile", *overrides]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"gapless: error: {line}")
+    assert told.count("\n") == 1
+    assert not list(here.iterdir())
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_operators_add_up_too(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    found = config(*SMALL[:1], "hardware=h200", "samples=1", "max_tokens=256", "max_context=256", "pipeline=false")
+    plan, folder = plan_profile(found), ProfileFolder(tmp_path)
+    folder.begin(plan.about, {})
+    profile.measure_operators(plan, folder, 1, Console(stderr=True))
+    for sample in folder.operators():
+        parts = sum(sample.seconds[name] for name in ("preproj", "attn", "postproj", "ffn_ln1", "ffn_ln2", "others"))
+        whole = plan.about.num_layers * parts + sum(sample.seconds[name] for name in ("embedding", "step", "head"))
+        assert whole == pytest.approx(sample.seconds["total"], rel=1e-2)
+
+
+def test_a_check_reads_what_is_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no profile there"):
+        profile.show_errors(Console(quiet=True), ProfileFolder(tmp_path))

@@ -1,0 +1,258 @@
+"""The measured cost model: exact where it was measured, near the law between and beyond; what is refused."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gapless.conf.build import load_group
+from gapless.conf.errors import ConfigError
+from gapless.conf.schema import Architecture
+from gapless.runtime.cost.held_out import held_out_errors, send_error, stage_errors
+from gapless.runtime.cost.measured import (
+    ChunkAttention,
+    Control,
+    Curve,
+    DecodeAttention,
+    MeasuredOperators,
+    read_measured,
+)
+from gapless.runtime.cost.operators import LAYER_LINEARS
+from gapless.runtime.cost.stage_costs import Load, StageCosts
+from gapless.runtime.profiling.folder import OPERATORS, About, OperatorSample, ProfileFolder, StageSample, shape_of
+from gapless.runtime.profiling.grid import Point, StepMaker, mixed_points, operator_points, sent_points
+
+ARCH = Architecture(**load_group("model", "tiny")["architecture"])
+ABOUT = About(
+    model="tiny", shape=shape_of(ARCH), dtype="float32", attention="auto", hardware="cpu", device="cpu", tp=1, ranks=2,
+    threads=1, num_layers=2, layers=[2, 2], block_size=16,
+)  # fmt: skip
+
+
+def law(point: Point, rank: int) -> dict[str, float]:
+    """A machine whose every operator is known: seconds."""
+    rows = point.rows
+    linear = {name: 1e-3 + 1e-5 * rows * (i + 1) for i, name in enumerate(LAYER_LINEARS)}
+    attention = 2e-5 * point.decodes + 1e-7 * point.decodes * point.context
+    if point.chunk:
+        attention += 1e-8 * point.chunk * (point.prefix + point.chunk / 2)
+    seconds = linear | {"attn": attention, "others": 2e-4 + 1e-6 * rows, "embedding": 1e-5 + 1e-6 * rows, "step": 3e-4}
+    seconds["head"] = 1e-3 + 1e-4 * (point.decodes + point.sample) if rank else 1e-6
+    return seconds | {"total": 0.0}
+
+
+def measured(points: list[Point], noise: float = 0.0, samples: int = 3) -> list[OperatorSample]:
+    draw = random.Random(0)
+    return [
+        OperatorSample(rank, point, {k: v * draw.uniform(1 - noise, 1 + noise) for k, v in law(point, rank).items()})
+        for _ in range(samples) for point in points for rank in (0, 1)
+    ]  # fmt: skip
+
+
+GRID = operator_points(512, 1024, 16, 16)
+SENDS = {rows: 1e-3 + 1e-6 * rows for rows in (1, 64, 1024)}
+
+
+def test_the_grid_holds_what_curves_need() -> None:
+    assert len(set(GRID)) == len(GRID)
+    assert all(p.prefix + p.chunk <= 1024 and p.context <= 1024 and p.rows <= 512 for p in GRID)
+    assert {p.decodes for p in GRID} >= {1, 2, 3, 4, 8, 16}
+    assert {p.chunk for p in GRID if not p.prefix} >= {8, 12, 256, 384, 512}
+    assert len({p.prefix for p in GRID}) >= 5
+    tiled = {p.chunk for p in operator_points(1024, 2048, 4, 128)}
+    assert tiled >= {128, 129, 256, 257, 384, 385, 1024}
+
+
+@pytest.mark.parametrize("limits", [(16, 16, 1), (64, 2048, 3), (2048, 128, 32)])
+def test_any_grid_keeps_its_limits_and_is_enough(limits: tuple[int, int, int]) -> None:
+    tokens, context, decodes = limits
+    points = operator_points(tokens, context, decodes, 16)
+    for point in [*points, *mixed_points(*limits), *sent_points(tokens, context)]:
+        assert 1 <= point.rows <= tokens + decodes
+        assert max(point.prefix + point.chunk, point.context) <= max(context, 2)
+    MeasuredOperators(measured(points))
+
+
+@given(st.integers(1, 4000), st.just(0) | st.integers(16, 4000), st.integers(1, 40), st.integers(1, 4000))
+def test_times_follow_the_law_within_and_beyond_the_grid(length: int, prefix: int, decodes: int, context: int) -> None:
+    found = MeasuredOperators(measured(GRID), SENDS)
+    for name in LAYER_LINEARS:
+        expected = law(Point(chunk=max(length, 1)), 0)[name]
+        assert found.linear(name, length) == pytest.approx(expected, rel=0.01)
+    assert found.others(length) == pytest.approx(law(Point(chunk=length), 0)["others"], rel=0.01)
+    assert found.embedding(length) == pytest.approx(law(Point(chunk=length), 0)["embedding"], rel=0.01)
+    assert found.linear("head", decodes) == pytest.approx(1e-3 + 1e-4 * decodes, rel=0.01)
+    assert found.decode_attention(decodes, decodes * context) == pytest.approx(
+        2e-5 * decodes + 1e-7 * decodes * context, rel=0.02, abs=2e-5 * decodes
+    )
+    if length >= 16:
+        expected = 1e-8 * length * (prefix + length / 2)
+        assert found.chunk_attention(length, prefix) == pytest.approx(expected, rel=0.06)
+    assert found.send(length, between_nodes=True, scatter_gather=True) == pytest.approx(1e-3 + 1e-6 * length)
+    assert found.step_overhead == pytest.approx(3e-4)
+
+
+@given(st.dictionaries(st.integers(1, 5000), st.floats(1e-6, 1.0), min_size=1), st.integers(1, 20000))
+def test_a_curve_meets_its_points_and_never_falls_beyond_them(points: dict[int, float], size: int) -> None:
+    curve = Curve(points)
+    for at, seconds in points.items():
+        assert curve(at) == pytest.approx(seconds)
+    assert curve(max(points) + size) >= points[max(points)]
+    assert min(points.values()) * (1 - 1e-9) <= curve(min(size, max(points)))
+
+
+def test_attention_is_a_law_of_length_and_prefix_of_its_own_without_one() -> None:
+    square = ChunkAttention({(n, 0): 1e-6 * n * n for n in (16, 64, 256)} | {(64, p): 5e-4 * p for p in (16, 64)})
+    assert square(32, 0) == pytest.approx(1e-6 * 32 * 32)
+    assert square(1024, 0) == pytest.approx(1e-6 * 1024 * 1024)  # beyond: the triangle
+    assert square(64, 32) == pytest.approx(5e-4 * 32)
+    assert square(64, 128) == pytest.approx(5e-4 * 128)
+    few = DecodeAttention({(1, 16): 1e-4, (1, 1024): 2e-4, (4, 16): 4e-4, (4, 1024): 8e-4, (3, 64): 1.0})
+    assert few(2, 2 * 520) == pytest.approx(2 * 1.5e-4)
+
+
+def test_medians_stand_against_outliers() -> None:
+    samples = measured(GRID)
+    samples += [s._replace(seconds={name: 50 * v for name, v in s.seconds.items()}) for s in samples[: len(GRID)]]
+    assert MeasuredOperators(samples).linear("preproj", 100) == pytest.approx(1e-3 + 1e-3, rel=0.01)
+
+
+def test_errors_are_told_on_what_was_left_out() -> None:
+    exact = {error.what: error for error in held_out_errors(measured(GRID))}
+    assert set(exact) == {*LAYER_LINEARS, "others", "embedding", "head", "attn, chunks", "attn, decodes"}
+    assert max(error.p90 for error in exact.values()) < 0.06
+    assert all(error.scatter == 0 for error in exact.values())
+    noisy = {error.what: error for error in held_out_errors(measured(GRID, noise=0.4))}
+    assert noisy["preproj"].median > 0.01
+    assert noisy["preproj"].scatter > 0.05
+    doubled = [
+        s if s.point.rows != 24 else s._replace(seconds=s.seconds | {"postproj": 2 * s.seconds["postproj"]})
+        for s in measured([p for p in GRID if not p.decodes or p.decodes == 1 or p.decodes == 24])
+    ]
+    assert max(e.p90 for e in held_out_errors(doubled) if e.what == "postproj") > 0.05
+
+
+def whole(point: Point, stage: int, in_flight: int = 2) -> StageSample:
+    """A step through two stages of two layers."""
+    rank = law(point, stage)
+    layer = sum(rank[name] for name in (*LAYER_LINEARS, "attn", "others"))
+    seconds = 2 * layer + rank["step"] + (rank["head"] if stage else rank["embedding"])
+    return StageSample(in_flight, point, stage, seconds, 0.0, "input", None)
+
+
+def test_whole_stages_are_the_sum_of_their_operators() -> None:
+    found = MeasuredOperators(measured(GRID))
+    points = mixed_points(512, 1024, 16)
+    errors = stage_errors(StageCosts([2, 2], [found, found]), [whole(p, s) for p in points for s in (0, 1)])
+    assert [error.what for error in errors] == ["stage 0", "stage 1"]
+    assert max(error.p90 for error in errors) < 0.02
+    alone = [whole(p, 1, in_flight=1)._replace(wait=1e-3 + 1e-6 * p.rows) for p in sent_points(512, 1024)]
+    assert send_error(alone)[0].p90 < 0.01
+
+
+def test_control_is_the_median_of_what_was_between_micro_batches() -> None:
+    point = Point(chunk=8)
+
+    def step(wait: float, bound: str, result: float, in_flight: int = 2) -> list[StageSample]:
+        return [
+            StageSample(in_flight, point, 0, 1.0, wait, bound, None),
+            StageSample(in_flight, point, 1, 1.0, 0.5, "input", result),
+        ]
+
+    alone, crowded = step(1e-3, "input", 9e-3, 1), step(4e-4, "stage", 2e-3) + step(6e-4, "stage", 4e-3)
+    assert Control.of(alone + crowded) == Control(1e-3, pytest.approx(3e-3), pytest.approx(5e-4))
+    assert Control.of(alone).result == 9e-3
+    assert Control.of([]) == Control()
+
+
+def folder_with(path: Path, samples: list[OperatorSample], about: About = ABOUT) -> ProfileFolder:
+    folder = ProfileFolder(path)
+    folder.begin(about, {"python": "3"})
+    folder.add_operators(samples)
+    folder.add_stages([whole(p, s, 1)._replace(wait=1e-3) for p in sent_points(512, 1024) for s in (0, 1)])
+    return folder
+
+
+def test_a_folder_gives_back_what_was_measured(tmp_path: Path) -> None:
+    samples = measured(GRID, samples=1)
+    folder = folder_with(tmp_path / "p", samples[:7])
+    before = folder.changed
+    folder.add_operators(samples[7:])
+    assert folder.changed > before
+    assert folder.about() == ABOUT
+    told = folder.operators()
+    assert [(s.rank, s.point) for s in told] == [(s.rank, s.point) for s in samples]
+    assert told[3].seconds == pytest.approx({name: samples[3].seconds[name] for name in OPERATORS}, abs=1e-9)
+    assert folder.stages()[0].in_flight == 1
+    about = yaml.safe_load((tmp_path / "p" / "profile.yaml").read_text())
+    assert set(about) == {"format", "date", "machine", "versions", "measured"}
+    assert about["machine"]["cores"] >= 1
+
+
+def test_a_folder_takes_no_measurements_of_another_setting(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path / "p", [])
+    folder.begin(ABOUT, {})
+    with pytest.raises(ConfigError, match=r"p: holds measurements with threads=1, not 2; hydra\.run\.dir=FOLDER names"):
+        folder.begin(replace(ABOUT, threads=2), {})
+    with pytest.raises(ConfigError, match="with hidden_size=64, not 128"):
+        folder.begin(replace(ABOUT, shape=ABOUT.shape | {"hidden_size": 128}), {})
+
+
+def read(path: Path, arch: Architecture = ARCH, pp: int = 2, dtype: str = "float32") -> MeasuredOperators:
+    return read_measured(str(path), arch, pp=pp, tp=1, dtype=dtype).operators
+
+
+def test_what_is_no_profile_of_the_model_is_refused(tmp_path: Path) -> None:
+    folder_with(tmp_path / "p", measured(GRID, samples=1))
+    assert read(tmp_path / "p", replace(ARCH, num_layers=40, max_position=99)).send(
+        1, between_nodes=False, scatter_gather=True
+    ) == pytest.approx(1e-3)
+    with pytest.raises(ConfigError, match=r"simulation.profile=.*p: measured tiny with ffn_size=.*has ffn_size=7"):
+        read(tmp_path / "p", replace(ARCH, ffn_size=7))
+    with pytest.raises(ConfigError, match="measured tiny with dtype=float32; this model has dtype=bfloat16"):
+        read(tmp_path / "p", dtype="bfloat16")
+    with pytest.raises(ConfigError, match="no profile there"):
+        read(tmp_path / "none")
+    folder_with(tmp_path / "few", measured(GRID[:3]))
+    with pytest.raises(ConfigError, match="unfinished"):
+        read(tmp_path / "few")
+    alone = ProfileFolder(tmp_path / "alone")
+    alone.begin(ABOUT, {})
+    alone.add_operators(measured(GRID, samples=1))
+    read(tmp_path / "alone", pp=1)
+    with pytest.raises(ConfigError, match="holds no sends between stages; gapless profile parallel=pp2 measures them"):
+        read(tmp_path / "alone")
+
+
+@pytest.mark.parametrize(("file", "text", "error"), [
+    ("profile.yaml", "format: [", r"profile\.yaml is damaged"),
+    ("profile.yaml", "format: 7", "a profile of format 7, not 1; measure it again"),
+    ("profile.yaml", "format: 1", r"profile\.yaml is damaged"),
+    ("operators.csv", "rank,chunk\n1,x\n", r"operators\.csv is damaged"),
+    ("stages.csv", "stage\n1\n", r"stages\.csv is damaged"),
+])  # fmt: skip
+def test_damage_is_told_in_one_line(tmp_path: Path, file: str, text: str, error: str) -> None:
+    folder_with(tmp_path / "p", measured(GRID, samples=1))
+    (tmp_path / "p" / file).write_text(text)
+    with pytest.raises(ConfigError, match=error) as caught:
+        read(tmp_path / "p")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_point_becomes_a_step_that_asks_as_much_of_a_stage() -> None:
+    maker = StepMaker(1000, 16)
+    for point in [*mixed_points(512, 1024, 16), *GRID[::7]]:
+        step = maker.make(point, first_block=3)
+        load = Load.of(step)
+        assert (load.rows, load.decodes, load.context) == (point.rows, point.decodes, point.decodes * point.context)
+        assert load.chunks == (((point.chunk, point.prefix),) if point.chunk else ())
+        assert load.sampled == point.decodes + point.sample
+        owned = [b for c in step.chunks for b in c.blocks] + [b for bs in step.decodes.blocks.values() for b in bs]
+        assert owned == list(range(3, 3 + point.slots(16) // 16))
+    assert step.dropped

@@ -8,7 +8,7 @@ PYTHON := $(shell for p in python3.11 python3.12 python3.13 python3 python; do \
 	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$p" && break; done)
 TORCH := $(shell grep '^torch==' constraints.txt)
 
-.PHONY: run test lint fidelity clean
+.PHONY: run test lint fidelity paper clean
 
 run: $(VENV)/.installed
 	$(BIN)/gapless generate parallel=pp2 prompts=shipped sampling.temperature=0.7 sampling.top_p=0.9 $(ARGS)
@@ -33,6 +33,10 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@echo "installing gapless and the rest of constraints.txt (about two minutes in all)"
 	@$(PIP) install -c constraints.txt -e '.[test,dev]'
 	@touch $@
+
+# Every table and figure of the paper, simulated, and docs/paper.md made of them.
+paper: $(VENV)/.installed
+	$(BIN)/python -m benchmarks.paper $(ARGS)
 
 clean:
 	rm -rf $(VENV) build *.egg-info

@@ -1,0 +1,87 @@
+"""`docs/paper.md` and its pictures, from runs of the paper's experiments: `python -m benchmarks.paper [NAME ...]`.
+
+Each is one `gapless simulate experiment=paper/NAME` into `runs/paper/NAME`; without names all of them run. The page is
+then made of what lies there: `--write` only makes the page.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+from gapless.launch.cli import main as gapless
+from gapless.runtime.experiments import EXPERIMENTS
+
+RUNS = Path("runs/paper")
+PAGE = Path("docs/paper.md")
+IMAGES = Path("docs/images")
+
+HEAD = """\
+# The paper's evaluation, simulated
+
+SARATHI's tables and figures ([arXiv 2308.16369](https://arxiv.org/abs/2308.16369), sections 3 to 5), run again by this
+project's coordinator, schedulers and ledger over simulated GPUs. `make paper` runs all and writes this page; one is
+
+```sh
+gapless simulate experiment=paper/figure12
+```
+
+which prints its table, and leaves the same as `paper.json` with the plots in its run folder. Other keys hold over the
+experiment's own: `workload.num_prompts=500` is a quick look.
+
+**How to read it.** The paper's numbers are those of its text and tables; of what only its plots show there is no number
+here. Ours come from the cost model ([cost_model.md](cost_model.md)): its constants are fitted to measurements and to
+no result of this page but those that their source names, `conf/hardware/a6000.yaml` for the A6000. Unless a row says
+otherwise the host's overhead is left out and all else is as the paper states it. A row without a number of the paper
+stands beside the others for comparison.
+"""
+
+
+def main(arguments: list[str]) -> int:
+    names = [argument for argument in arguments if argument != "--write"]
+    if "--write" not in arguments:
+        for name in names or EXPERIMENTS:
+            print(f"\ngapless simulate experiment=paper/{name}", flush=True)
+            code = gapless(["simulate", f"experiment=paper/{name}", f"hydra.run.dir={RUNS / name}"])
+            if code:
+                return code
+    missing = [name for name in EXPERIMENTS if not (RUNS / name / "paper.md").is_file()]
+    if missing:
+        print(f"no page: not run yet: {', '.join(missing)}", file=sys.stderr)
+        return 1
+    PAGE.write_text(page(), encoding="utf-8")
+    print(PAGE)
+    return 0
+
+
+def page() -> str:
+    """All experiments in the paper's order, their pictures copied beside."""
+    sections = []
+    for name in EXPERIMENTS:
+        folder = RUNS / name
+        text = (folder / "paper.md").read_text(encoding="utf-8")
+        for picture in re.findall(r"\]\((\w+\.png)\)", text):
+            shutil.copyfile(folder / picture, IMAGES / f"paper_{picture}")
+        sections.append(re.sub(r"\]\((\w+\.png)\)", r"](images/paper_\1)", text))
+    return "\n".join([HEAD, overview(), *sections])
+
+
+def overview() -> str:
+    """How far ours is from the paper's, by artifact."""
+    lines = ["| | numbers of the paper | deviation of ours, median | largest |", "| --- | ---: | ---: | ---: |"]
+    for name in EXPERIMENTS:
+        rows: list[dict[str, Any]] = json.loads((RUNS / name / "paper.json").read_text(encoding="utf-8"))
+        deviations = [row["ours"] / row["paper"] - 1 for row in rows if row["paper"] is not None]
+        off = [abs(deviation) for deviation in deviations]
+        largest = max(deviations, key=abs)
+        lines.append(f"| {rows[0]['artifact']} | {len(off)} | {statistics.median(off):.1%} | {largest:+.1%} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

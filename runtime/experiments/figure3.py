@@ -1,0 +1,62 @@
+"""Figure 3: what a token of a prefill and of a decode costs by operator, at several batch sizes."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...conf.schema import SimulateConfig
+from ..cost.stage_costs import Load, StageCosts
+from ..report.charts import Axis, Chart, Series, series_colour
+from .artifact import Artifact, Row, Simulate
+from .one_gpu import costs_of, decodes, prefill
+
+NAME = "Figure 3"
+LENGTH = 1024
+BATCHES = (1, 2, 4, 8, 12, 18)
+RATIOS = {1: 200.0, 2: 100.0, 18: 16.7}  # a decode's cost over a prefill token's, by batch
+OPERATORS = ("preproj", "attn", "postproj", "ffn_ln1", "ffn_ln2", "others")
+OTHERS = 0.05  # of a block's time, at the most
+
+
+def figure3(config: SimulateConfig, simulate: Simulate) -> Artifact:
+    """Transformer blocks alone, without embedding and LM head."""
+    costs = costs_of(config)
+    first = {batch: _a_token(costs, prefill(LENGTH, batch), batch * LENGTH) for batch in BATCHES}
+    then = {batch: _a_token(costs, decodes(batch, LENGTH), batch) for batch in BATCHES}
+    rows = [
+        Row(NAME, "a decode over a prefill token", f"batch {batch}", paper, _sum(then[batch]) / _sum(first[batch]))
+        for batch, paper in RATIOS.items()
+    ]
+    shares = {
+        f"{name} batch {batch}": parts["others"] / _sum(parts)
+        for name, by_batch in (("prefill,", first), ("decode,", then))
+        for batch, parts in by_batch.items()
+    }
+    most = max(shares, key=lambda setting: shares[setting])
+    rows.append(Row(NAME, "share of others in a block, at the most", most, OTHERS, shares[most], "<="))
+    charts = tuple(
+        Chart(
+            f"figure3{letter}", f"Figure 3: a token of a {name}", "bars", Axis("time", "ms"), Axis(""),
+            tuple(
+                Series(operator, np.zeros(len(BATCHES)), np.array([1e3 * by_batch[b][operator] for b in BATCHES]),
+                       series_colour(place))
+                for place, operator in enumerate(OPERATORS)
+            ),
+            categories=tuple(f"batch {batch}" for batch in BATCHES),
+        )
+        for letter, name, by_batch in (("a", "prefill", first), ("b", "decode", then))
+    )  # fmt: skip
+    notes = (
+        f"All 40 layers at {LENGTH} tokens a request. A prefill token costs "
+        f"{1e3 * _sum(first[1]):.3f} ms at batch 1 and {1e3 * _sum(first[18]):.3f} ms at batch 18.",
+    )
+    return Artifact("Figure 3: cost of a prefill token and of a decode", tuple(rows), charts, notes)
+
+
+def _a_token(costs: StageCosts, load: Load, tokens: int) -> dict[str, float]:
+    parts = costs.breakdown(load, 0)
+    return {operator: parts[operator] / tokens for operator in OPERATORS}
+
+
+def _sum(parts: dict[str, float]) -> float:
+    return sum(parts.values())

@@ -1,0 +1,120 @@
+"""Figure 4: throughput of prefills and decodes in one layer, and the arithmetic intensity behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from ...conf.build import build, load_group, load_hardware
+from ...conf.schema import Architecture, ModelConfig, SimulateConfig
+from ...models.huggingface import resolve_architecture
+from ...models.memory import dtype_bytes
+from ..cost.make import make_operators
+from ..cost.operators import LAYER_LINEARS, Operators
+from ..cost.stage_costs import Load, StageCosts
+from ..report.charts import Axis, Chart, Series, series_colour
+from .artifact import Artifact, Row, Simulate
+from .one_gpu import decodes, prefill
+
+NAME = "Figure 4"
+SATURATED = 180.0  # tokens a millisecond of a layer, from 512 prompt tokens on
+LOSS = 0.125  # of it, at a chunk of 256 (4.2)
+DECODES = 256  # batch at which decodes saturate
+DROP = 100.0  # "more than two orders of magnitude", prefill's intensity over a decode's
+GPT3_CHUNK = 256  # at which a layer of GPT-3 on an A100 peaks (4.2)
+NEAR = 0.95  # of the highest throughput counts as saturated
+LENGTH = 1024
+TOKENS = (32, 64, 128, 256, 512, 1024, 2048, 4096)
+BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+
+
+def figure4(config: SimulateConfig, simulate: Simulate) -> Artifact:
+    """One layer, as the paper profiles it, so that batches fit that the whole model has no room for."""
+    arch = resolve_architecture(config.model)
+    layer = _one_layer(make_operators(config, config.hardware, arch))
+    prompts = {tokens: _throughput(layer, prefill(tokens), tokens) for tokens in TOKENS}
+    batches = {batch: _throughput(layer, decodes(batch, LENGTH), batch) for batch in BATCHES}
+    a100 = load_hardware("a100-80g")
+    gpt3 = resolve_architecture(build(ModelConfig, load_group("model", "gpt3-175b"), "model"))
+    wide = _one_layer(make_operators(config, a100, gpt3))
+    chunks = {tokens: _throughput(wide, prefill(tokens), tokens) for tokens in TOKENS}
+
+    element = dtype_bytes(config.model, config.hardware.device)
+    first, then = (
+        {operator: intensity(1) for operator, intensity in _intensities(arch, rows, element).items()}
+        for rows in (LENGTH, 1)
+    )
+    least = min(first, key=lambda operator: first[operator] / then[operator])
+    one = f"a layer of {config.model.name} on {config.hardware.name}"
+    rows = [
+        Row(NAME, "prefill (tokens/ms)", f"{one}, 512 tokens", SATURATED, prompts[512]),
+        Row(NAME, "prefill (tokens/ms)", f"{one}, 1024 tokens", SATURATED, prompts[1024]),
+        Row(NAME, "prefill at 256 tokens, share of the peak", one, 1 - LOSS, prompts[256] / max(prompts.values())),
+        Row(NAME, f"least batch of decodes at {NEAR:.0%} of their peak", f"{one}, {LENGTH} of context", DECODES,
+            _saturates(batches)),
+        Row(NAME, "arithmetic intensity, prefill over decode, at the least", f"batch 1, {LENGTH} tokens: {least}",
+            DROP, first[least] / then[least], ">="),
+        Row(NAME, f"least chunk at {NEAR:.0%} of the peak", "a layer of GPT-3 on an A100", GPT3_CHUNK,
+            _saturates(chunks)),
+    ]  # fmt: skip
+    charts = (
+        _chart("figure4a", "Figure 4a: throughput of a layer", "tokens of a batch", "tokens/ms", {
+            "prefill": prompts, f"decodes over {LENGTH}": batches, "prefill, GPT-3 on A100": chunks,
+        }),
+        _chart("figure4b", "Figure 4b: arithmetic intensity of decodes", "batch", "FLOPs/byte", {
+            operator: {batch: intensity(batch) for batch in BATCHES}
+            for operator, intensity in _intensities(arch, 1, element).items()
+        }),
+    )  # fmt: skip
+    notes = (
+        f"Saturated means {NEAR:.0%} of the highest throughput, of powers of two up to {max(TOKENS):,} prompt tokens "
+        f"or {max(BATCHES):,} decodes; the paper reads it off its plot. Intensities follow from the shapes of Table 1: "
+        "FLOPs over the bytes of weights, inputs, outputs, keys and values.",
+    )
+    return Artifact("Figure 4: throughput and arithmetic intensity of a layer", tuple(rows), charts, notes)
+
+
+def _one_layer(operators: Operators) -> StageCosts:
+    return StageCosts([1], [operators], host=False)
+
+
+def _throughput(layer: StageCosts, load: Load, tokens: int) -> float:
+    """Tokens a millisecond of a layer alone."""
+    parts = layer.breakdown(load, 0)
+    seconds = sum(parts[name] for name in (*LAYER_LINEARS, "attn", "others", "all_reduce"))
+    return tokens / seconds / 1e3
+
+
+def _saturates(by_size: dict[int, float]) -> int:
+    return min(size for size, rate in by_size.items() if rate >= NEAR * max(by_size.values()))
+
+
+def _intensities(arch: Architecture, length: int, element: int) -> dict[str, Callable[[int], float]]:
+    """FLOPs a byte of each operator by batch: prompts of `length` tokens, or (1) decodes over `LENGTH` of context."""
+    H, N, K, D = arch.hidden_size, arch.num_heads, arch.num_kv_heads, arch.head_dim
+    gate = 2 if arch.gated_ffn else 1
+    shapes = {"preproj": (H, (N + 2 * K) * D), "postproj": (N * D, H), "ffn_ln1": (H, gate * arch.ffn_size),
+              "ffn_ln2": (arch.ffn_size, H)}  # fmt: skip
+
+    def linear(inputs: int, outputs: int) -> Callable[[int], float]:
+        def of(batch: int) -> float:
+            rows = batch * length
+            return 2 * rows * inputs * outputs / (element * (inputs * outputs + rows * (inputs + outputs)))
+
+        return of
+
+    def attention(batch: int) -> float:
+        keys = length * (length + 1) / 2 if length > 1 else LENGTH  # pairs of a query and a key
+        cached = length if length > 1 else LENGTH
+        return 4 * keys * N * D / (element * (2 * cached * K * D + 2 * length * N * D))
+
+    return {name: linear(*shape) for name, shape in shapes.items()} | {"attn": attention}
+
+
+def _chart(name: str, title: str, x: str, y: str, lines: dict[str, dict[int, float]]) -> Chart:
+    series = tuple(
+        Series(label, np.array(list(by), np.float64), np.array(list(by.values())), series_colour(place))
+        for place, (label, by) in enumerate(lines.items())
+    )
+    return Chart(name, title, "lines", Axis(x), Axis(y), series)

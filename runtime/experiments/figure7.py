@@ -1,0 +1,42 @@
+"""Figure 7: what one token more than whole tiles costs an iteration."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...conf.schema import SimulateConfig
+from ..report.charts import Axis, Chart, Series, series_colour
+from .artifact import Artifact, Row, Simulate
+from .one_gpu import costs_of, prefill
+
+NAME = "Figure 7"
+PAPER = {128: 55.0, 256: 69.8, 257: 92.33}  # milliseconds by tokens
+MOST = 640
+
+
+def figure7(config: SimulateConfig, simulate: Simulate) -> Artifact:
+    """Iterations of one prompt, composed."""
+    costs = costs_of(config)
+
+    def milliseconds(tokens: int) -> float:
+        return 1e3 * costs.seconds(prefill(tokens))[0]
+
+    rows = [
+        Row(NAME, "an iteration (ms)", f"{tokens} tokens", paper, milliseconds(tokens))
+        for tokens, paper in PAPER.items()
+    ]
+    rows += [
+        Row(NAME, f"{b} over {a} tokens", "an iteration", PAPER[b] / PAPER[a], milliseconds(b) / milliseconds(a))
+        for a, b in ((128, 256), (256, 257))
+    ]
+    tokens = np.arange(1, MOST + 1, dtype=np.float64)
+    times = np.array([milliseconds(int(count)) for count in tokens])
+    chart = Chart(
+        "figure7", "Figure 7: tile quantization", "lines", Axis("tokens"), Axis("iteration", "ms"),
+        (
+            Series("ours", tokens, times, series_colour(0)),
+            Series("paper, three points", np.array(list(PAPER), np.float64), np.array(list(PAPER.values())),
+                   series_colour(1)),
+        ),
+    )  # fmt: skip
+    return Artifact("Figure 7: tile quantization", tuple(rows), (chart,))

@@ -1,0 +1,42 @@
+"""Figure 8: how much cheaper a decode is that rides along with a chunk, by batch and sequence length."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...conf.schema import SimulateConfig
+from ..report.charts import Axis, Chart, Series, series_colour
+from .artifact import Artifact, Row, Simulate
+from .one_gpu import CHUNK, LLAMA_13B_BATCHES, costs_of, decode_speedup
+
+NAME = "Figure 8"
+
+
+def figure8(config: SimulateConfig, simulate: Simulate) -> Artifact:
+    """Iterations, composed, up to the largest batch of each length."""
+    costs = costs_of(config)
+    found = {
+        length: {batch: decode_speedup(costs, batch, length) for batch in range(2, most + 1)}
+        for length, most in LLAMA_13B_BATCHES.items()
+    }
+    placed = [(value, length, batch) for length, by in found.items() for batch, value in by.items()]
+    rows = []
+    for quantity, paper, (value, length, batch) in (
+        ("decode speedup, largest", 10.0, max(placed)),
+        ("decode speedup, least", 2.8, min(placed)),
+    ):
+        rows.append(Row(NAME, quantity, f"here at {length // 1024}K, B={batch}", paper, value))
+    chart = Chart(
+        "figure8", f"Figure 8: decode speedup, chunk {CHUNK}", "lines", Axis("batch"), Axis("speedup"),
+        tuple(
+            Series(f"{length // 1024}K", np.array(list(by), np.float64), np.array(list(by.values())),
+                   series_colour(place))
+            for place, (length, by) in enumerate(found.items())
+        ),
+    )  # fmt: skip
+    notes = (
+        "The time of a decode in a decode-only batch over what it adds to a prefill-only batch of the same chunk "
+        "(5.1.1). The paper gives the range and not the batches that it holds for; here they go from 2 to "
+        + ", ".join(f"{batch} at {length // 1024}K" for length, batch in LLAMA_13B_BATCHES.items()) + ".",
+    )  # fmt: skip
+    return Artifact("Figure 8: decode speedup", tuple(rows), (chart,), notes)

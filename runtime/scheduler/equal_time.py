@@ -149,12 +149,13 @@ class EqualTime(Scheduler):
         """Tokens of the next chunk of `prompt`, 0 for none, where `left` seconds are to be filled."""
         remaining = prompt.remaining_prefill
         least = min(remaining, max(1, self.picker.chunk // _SLIVER))
-        length = min(remaining, self._cost.chunk_within(left, prompt.num_dispatched))
+        room = self._cost.chunk_within(left, prompt.num_dispatched)
+        if self.in_tiles:
+            room = max(1, round((batch.num_tokens + room) / self.tile)) * self.tile - batch.num_tokens
+        length = min(remaining, max(0, room))
         if length < remaining:
             overhang = (batch.num_tokens + length) % self.tile
-            if self.in_tiles and 2 * overhang > self.tile:
-                length = min(remaining, length + self.tile - overhang)
-            elif (self.in_tiles and batch.num_tokens + length > self.tile) or overhang <= _OVERHANG * length:
+            if overhang <= _OVERHANG * length:
                 length -= overhang
             alone = self.num_waiting == 0 and len(self.prefilling) == 1
             if alone and length:

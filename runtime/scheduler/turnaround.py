@@ -45,7 +45,7 @@ class Turnaround:
         elif step.completed is not None:
             self._add(0, 2 * (step.completed - span.end))  # the result's way, and a step's that is as long
             # Long once, it stays so until it is clearly short: a change of the depth costs a bubble of its own.
-            bound = _LONG * self._busy / (2 if self.is_long else 1)
+            bound = _LONG * self._busy / (4 if self.is_long else 1)
             unequal = self._idle > _IDLE / self._num_stages
             self.is_long = self._num_stages > 1 and (unequal or sum(self._between) > bound)
 

@@ -58,11 +58,8 @@ def stage_errors(costs: StageCosts, stages: Sequence[StageSample]) -> list[Error
     errors = []
     for stage in sorted({sample.stage for sample in stages}):
         crowded = [s for s in stages if s.stage == stage and s.point.decodes and s.point.chunk]
-        errors.append(
-            _error(
-                f"stage {stage}", ((s.point, s.compute) for s in crowded), lambda p, s=stage: costs.seconds(_load(p))[s]
-            )
-        )
+        predicted = {s.point: costs.seconds(_load(s.point))[stage] for s in crowded}
+        errors.append(_error(f"stage {stage}", ((s.point, s.compute) for s in crowded), predicted.__getitem__))
     return [error for error in errors if error.points]
 
 

@@ -86,7 +86,7 @@ class StageCosts:
     def breakdown(self, load: Load, stage: int) -> dict[str, float]:
         """Seconds of one stage by operator; they sum to its time."""
         source, count, rows = self.operators[stage], self.layers[stage], load.rows
-        parts = {name: count * source.linear(name, rows) for name in LAYER_LINEARS}
+        parts: dict[str, float] = {name: count * source.linear(name, rows) for name in LAYER_LINEARS}
         parts["attn"] = count * _attention(source, load)
         parts["others"] = count * source.others(rows)
         parts["all_reduce"] = count * 2 * source.all_reduce(rows)

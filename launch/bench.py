@@ -55,6 +55,7 @@ def run(config: BenchConfig, run_dir: Path, stdin: TextInput, launcher: Launcher
         cut = f"{workload.num_cut} of {len(workload)} requests were longer than the context of {context} tokens"
         errors.print(f"gapless: {cut}: cut to it", soft_wrap=True)
     with starting(errors, config) as on_progress:
+        from ..runtime.ledger import Ledger
         from ..runtime.llm import LLM
         from ..runtime.run_folder import read_run_folder
 
@@ -83,7 +84,7 @@ def run(config: BenchConfig, run_dir: Path, stdin: TextInput, launcher: Launcher
                     told.add(note)
                     console.print(Text(note), soft_wrap=True)
     if len(plan) == 1:
-        show_one(console, run_dir, summary, llm.record, config.slo)
+        show_one(console, run_dir, summary, Ledger(llm.record), config.slo)
         return
     folders = [read_run_folder(run_dir / turn.folder) for turn in plan]
     compare(console, run_dir, config, plan, folders, len(workload), workload.num_cut)

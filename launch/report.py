@@ -41,7 +41,7 @@ def check(config: ReportConfig, stdin: TextInput) -> None:
         raise ConfigError(f"out={config.out}: must be a folder")
 
 
-def run(config: ReportConfig, run_dir: Path, stdin: TextInput) -> None:
+def run(config: ReportConfig, run_dir: Path, stdin: TextInput | None) -> None:
     """Writes the report of one run, or the comparison of several, and prints it as text.
 
     Raises:
@@ -61,6 +61,12 @@ def run(config: ReportConfig, run_dir: Path, stdin: TextInput) -> None:
     write_comparison(path, candidates, figures=config.figures, sort=config.sort)
     console.print(comparison_table(candidates, sort=config.sort))
     _print_paths(console, path, figures=config.figures, numbers=True)
+
+
+def compare_sweep(folder: str) -> None:
+    """Writes the comparison of a sweep's runs into its folder, and prints it; nothing where there are no two."""
+    if len(list(_below(Path(folder)))) > 1:
+        run(ReportConfig(runs=(folder,)), Path.cwd(), None)
 
 
 def folders(paths: Sequence[str]) -> list[RunFolder]:
@@ -91,8 +97,9 @@ def _below(path: Path) -> Iterator[Path]:
     from ..runtime.run_folder import is_run_folder
 
     for summary in path.rglob("summary.json"):
-        if is_run_folder(summary.parent):
-            yield summary.parent
+        folder = summary.parent
+        if is_run_folder(folder) and not is_run_folder(folder.parent):  # a fleet's replicas are part of it
+            yield folder
 
 
 def _natural(path: Path) -> list[tuple[int, int, str]]:
@@ -105,12 +112,9 @@ def _judged(folder: RunFolder, config: ReportConfig) -> RunFolder:
     """With an SLO, the run's goodput by it; its record is read for that."""
     if config.slo == type(config.slo)():
         return folder
-    from ..runtime.ledger import Ledger
-    from ..runtime.summary import summarize
+    from ..runtime.fleet import Fleet
 
-    record = folder.load()
-    summary = folder.summary | summarize(record, Ledger(record), config.slo)
-    return replace(folder, summary=summary)
+    return replace(folder, summary=folder.summary | Fleet.load(folder).summarize(config.slo))
 
 
 def _destination(config: ReportConfig) -> Path:
@@ -125,29 +129,30 @@ def _destination(config: ReportConfig) -> Path:
 
 
 def _show_one(console: Console, config: ReportConfig, folder: RunFolder) -> None:
-    from ..runtime.ledger import Ledger
-    from ..runtime.report.digest import digest
+    from ..runtime.fleet import Fleet
+    from ..runtime.fleet_folder import write_fleet_report
     from ..runtime.report.page import render_report
     from ..runtime.report.png import write_figures
     from ..runtime.report.run_charts import charts_of_run
     from ..runtime.report.terminal import bubble_table, latency_table
     from ..runtime.report.timeline_png import stretch, write_timeline
-    from ..runtime.summary import summarize
 
-    record = folder.load()
-    ledger = Ledger(record)
-    ledger.check()
-    summary = folder.summary | summarize(record, ledger, config.slo)
+    fleet = Fleet.load(folder)
+    fleet.check()
+    summary = folder.summary | fleet.summarize(config.slo)
     path = Path(config.out).expanduser() if config.out is not None else folder.path
     path.mkdir(parents=True, exist_ok=True)
-    run = digest(record, ledger)
-    (path / "report.html").write_text(render_report(record, ledger, summary, run), encoding="utf-8")
-    if config.figures:
-        write_figures(path / "figures", charts_of_run(run))
-        write_timeline(path / "figures" / "timeline.png", {folder.title: stretch(record, ledger)})
+    if len(fleet.records) > 1:
+        write_fleet_report(path, folder, figures=config.figures)
+    else:
+        (record,), (ledger,), run = fleet.records, fleet.ledgers, fleet.digest()
+        (path / "report.html").write_text(render_report(record, ledger, summary, run), encoding="utf-8")
+        if config.figures:
+            write_figures(path / "figures", charts_of_run(run))
+            write_timeline(path / "figures" / "timeline.png", {folder.title: stretch(record, ledger)})
     console.print(Text.assemble((throughput(summary), "bold")), soft_wrap=True)
     console.print(latency_table(summary))
-    console.print(bubble_table(ledger))
+    console.print(bubble_table(fleet))
     for line in _remarks(summary):
         console.print(Text(line), soft_wrap=True)
     _print_paths(console, path, figures=config.figures, numbers=False)

@@ -20,16 +20,23 @@ from .progress import shown, versions
 from .turns import Turn
 
 if TYPE_CHECKING:
+    from ..runtime.fleet import Fleet
+    from ..runtime.report.terminal import StageTimes
     from ..runtime.run_folder import RunFolder
     from ..runtime.spans import RunRecord
 
 
-def write_turn(folder: Path, record: RunRecord, config: ComparisonConfig, turn: Turn) -> dict[str, Any]:
-    """The run folder of one turn, with its own config; its summary."""
+def write_turn(folder: Path, run: RunRecord | Fleet, config: ComparisonConfig, turn: Turn) -> dict[str, Any]:
+    """The run folder of one turn, or that of a fleet, with its own config; its summary."""
+    from ..runtime.fleet import Fleet
+    from ..runtime.fleet_folder import write_fleet_folder
     from ..runtime.run_folder import write_run_folder
 
     own = to_mapping(replace(config, scheduler=turn.policy, policies=(), repeats=1))
-    summary = write_run_folder(folder, record, config=plain(own), versions=versions(), slo=config.slo)
+    if isinstance(run, Fleet):
+        summary = write_fleet_folder(folder, run, config=plain(own), versions=versions(), slo=config.slo)
+    else:
+        summary = write_run_folder(folder, run, config=plain(own), versions=versions(), slo=config.slo)
     if turn.folder:  # what hydra writes of a run that stands alone
         (folder / ".hydra").mkdir(exist_ok=True)
         text = yaml.safe_dump(own, sort_keys=False)
@@ -37,16 +44,15 @@ def write_turn(folder: Path, record: RunRecord, config: ComparisonConfig, turn: 
     return summary
 
 
-def show_one(console: Console, run_dir: Path, summary: Mapping[str, Any], record: RunRecord, slo: SloConfig) -> None:
+def show_one(console: Console, run_dir: Path, summary: Mapping[str, Any], times: StageTimes, slo: SloConfig) -> None:
     """The tables of a run that stands alone."""
-    from ..runtime.ledger import Ledger
     from ..runtime.report.terminal import bubble_table, latency_table
 
     if "request_goodput" in summary:
         bounds = " ".join(f"{key}={bound:g}" for key, bound in to_mapping(slo).items() if bound is not None)
         console.print(f"goodput: {summary['request_goodput']:.2f} requests/s within {bounds}")
     console.print(latency_table(summary))
-    console.print(bubble_table(Ledger(record)))
+    console.print(bubble_table(times))
     console.print(Text.assemble(("report   ", "bold"), shown(run_dir / "report.html")), soft_wrap=True)
 
 

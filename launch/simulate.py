@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,8 +30,10 @@ def check(config: SimulateConfig, stdin: TextInput) -> None:
     if config.experiment is not None:
         experiment.check(config)
         return
+    from ..runtime.simulation import make_replicas
+
     for policy in policies(config):
-        make_replicas(config, Turn(policy.name, policy, 1, ""), replicas=1)
+        make_replicas(replace(config, scheduler=policy), count=1)
     requests(config)
 
 
@@ -46,6 +47,7 @@ def run(config: SimulateConfig, run_dir: Path, stdin: TextInput, launcher: Launc
     if config.experiment is not None:
         experiment.run(config, run_dir)
         return
+    from ..runtime.fleet import Fleet
     from ..runtime.run_folder import read_run_folder
 
     console, errors = Console(highlight=False), Console(stderr=True, highlight=False)
@@ -54,15 +56,15 @@ def run(config: SimulateConfig, run_dir: Path, stdin: TextInput, launcher: Launc
     for done, turn in enumerate(plan, 1):
         name = turn.label if len(plan) == 1 else f"{done}/{len(plan)} {turn.label}"
         replicas, num_cut = simulate(config, turn, errors, name)
-        (record,) = [replica.record for replica in replicas]
-        summary = write_turn(run_dir / turn.folder, record, config, turn)
+        fleet = Fleet([replica.record for replica in replicas])
+        summary = write_turn(run_dir / turn.folder, fleet if len(replicas) > 1 else replicas[0].record, config, turn)
         console.print(Text.assemble((f"{name}: ", "bold"), throughput(summary)), soft_wrap=True)
-        for note in (f"{turn.label}: {note}" for note in record.notes):
+        for note in (f"{turn.label}: {note}" for note in fleet.notes):
             if note not in told:
                 told.add(note)
                 console.print(Text(note), soft_wrap=True)
     if len(plan) == 1:
-        show_one(console, run_dir, summary, record, config.slo)
+        show_one(console, run_dir, summary, fleet, config.slo)
         return
     folders = [read_run_folder(run_dir / turn.folder) for turn in plan]
     compare(console, run_dir, config, plan, folders, len(requests(config)[0]), num_cut, "simulate.json")
@@ -70,11 +72,11 @@ def run(config: SimulateConfig, run_dir: Path, stdin: TextInput, launcher: Launc
 
 def simulate(config: SimulateConfig, turn: Turn, errors: Console, name: str) -> tuple[list[Replica], int]:
     """One turn: its replicas, each with its record; and how many requests were cut to the context."""
-    from ..runtime.simulation import run_fleet, without_prompts
+    from ..runtime.simulation import make_replicas, run_fleet, without_prompts
 
     seeded = replace(config.workload, seed=config.workload.seed + turn.repeat - 1)
     workload, _ = requests(replace(config, workload=seeded))
-    replicas = make_replicas(config, turn)
+    replicas = make_replicas(replace(config, scheduler=turn.policy), repeat=turn.repeat)
     with Meter(errors, len(workload), name) as meter:
         for ended in run_fleet(
             replicas,
@@ -85,39 +87,3 @@ def simulate(config: SimulateConfig, turn: Turn, errors: Console, name: str) -> 
             if ended:
                 meter.update(0, ended, 0.0)
     return replicas, workload.num_cut
-
-
-def make_replicas(config: SimulateConfig, turn: Turn, replicas: int | None = None) -> list[Replica]:
-    """Replicas of the pipeline under one policy, nothing submitted to them.
-
-    Raises:
-        ConfigError: what does not fit.
-    """
-    from ..runtime.cost.make import make_costs
-    from ..runtime.plan import make_plan
-    from ..runtime.simulated import Disturbance, SimulatedPipeline
-    from ..runtime.simulation import Replica
-
-    simulation, parallel = config.simulation, config.parallel
-    plan = make_plan(replace(config, scheduler=turn.policy))
-    costs = make_costs(config, plan)
-    nodes = [stage * parallel.tp // config.hardware.devices_per_node for stage in range(parallel.pp)]
-    made = []
-    for number in range(simulation.replicas if replicas is None else replicas):
-        disturbance = Disturbance(
-            simulation.jitter, simulation.straggler_rate, simulation.straggler_factor,
-            seed=(config.seed + turn.repeat - 1) * 1_000_003 + number,
-        )  # fmt: skip
-        pipeline = SimulatedPipeline(
-            costs,
-            depth=plan.limits.depth,
-            num_blocks=plan.num_blocks,
-            between_nodes=[a != b for a, b in pairwise(nodes)],
-            scatter_gather=simulation.scatter_gather,
-            overlap_sends=simulation.overlap_sends,
-            dispatch_s=simulation.dispatch_ms / 1e3,
-            result_s=simulation.result_ms / 1e3,
-            disturbance=disturbance,
-        )
-        made.append(Replica(pipeline, turn.policy, plan, config.cache.block_size))
-    return made

@@ -161,6 +161,10 @@ class Ledger:
                 intervals.append(IdleInterval(stage, start, end, CAUSES[cause], steps[place] if place >= 0 else None))
         return intervals
 
+    def stage_name(self, stage: int) -> str:
+        """As people read it."""
+        return f"stage {stage}"
+
     def busy_seconds(self, stage: int | None = None) -> float:
         """Compute seconds of a stage, or of all."""
         return sum(self._busy) if stage is None else self._busy[stage]

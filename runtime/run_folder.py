@@ -37,12 +37,15 @@ SPAN_COLUMNS = (
     "predicted_ms",  # what the scheduler foresaw of end - begin; empty where it did not
 )
 FILES = ("summary.json", "record.jsonl.gz", "spans.csv.gz")  # what makes a folder a run folder
+FLEET = "replicas"  # the key of a fleet's summary that says how many run folders lie inside it
 _DAMAGE = (OSError, EOFError, ValueError, KeyError, IndexError, TypeError, zlib.error)
 
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """A run on disk. `summary` is `summary.json` as written; the record, which may be large, is read by `load`."""
+    """A run on disk. `summary` is `summary.json` as written; the record, which may be large, is read by `load`.
+
+    A fleet's has a summary of all its replicas, and their run folders inside (`fleet_folder.py`)."""
 
     path: Path
     summary: dict[str, Any]
@@ -56,6 +59,17 @@ class RunFolder:
         """The run's config as it was composed; empty where it was not recorded."""
         found = self.summary.get("config")
         return found if isinstance(found, dict) else {}
+
+    @property
+    def replicas(self) -> list[RunFolder]:
+        """The runs of a fleet, by number; a run that stands alone is its own.
+
+        Raises:
+            ConfigError: one of them is missing or damaged.
+        """
+        if FLEET not in self.summary:
+            return [self]
+        return [read_run_folder(self.path / replica_folder(number)) for number in range(self.summary[FLEET])]
 
     def load(self) -> RunRecord:
         """The record, times in seconds from the run's start; it is not kept. `Ledger` of it is the ledger that the
@@ -97,7 +111,7 @@ def write_run_folder(
     """
     ledger = Ledger(record)
     ledger.check()
-    title = title or _title(config)
+    title = title or title_of(config)
     summary = {
         "title": title,
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
@@ -129,18 +143,28 @@ def write_run_folder(
     return summary
 
 
+def replica_folder(number: int) -> str:
+    """The name of a replica's run folder inside its fleet's."""
+    return f"replica_{number}"
+
+
 def is_run_folder(path: Path) -> bool:
-    return all((path / name).is_file() for name in FILES)
+    """Whether it is a run's, or a fleet's."""
+    return all((path / name).is_file() for name in FILES) or _is_fleet(path)
+
+
+def _is_fleet(path: Path) -> bool:
+    return (path / FILES[0]).is_file() and all((path / replica_folder(0) / name).is_file() for name in FILES)
 
 
 def read_run_folder(path: Path) -> RunFolder:
-    """What `write_run_folder` wrote, its record not read yet.
+    """What `write_run_folder` or `write_fleet_folder` wrote, its record not read yet.
 
     Raises:
         ConfigError: not a run folder, or its summary is damaged.
     """
     for name in FILES:
-        if not (path / name).is_file():
+        if not (path / name).is_file() and not _is_fleet(path):
             raise ConfigError(f"{path}: not a run folder, it has no {name}")
     try:
         return RunFolder(path, msgspec.json.decode((path / FILES[0]).read_bytes(), type=dict[str, Any]))
@@ -152,7 +176,8 @@ def _damaged(path: Path, error: Exception) -> ConfigError:
     return ConfigError(f"{path}: damaged, or not written by gapless ({error})")
 
 
-def _title(config: Mapping[str, Any]) -> str:
+def title_of(config: Mapping[str, Any]) -> str:
+    """A run's title, made of its model and its policy."""
     groups = (config.get(group) for group in ("model", "scheduler"))
     names = [str(group["name"]) for group in groups if isinstance(group, Mapping) and "name" in group]
     return ": ".join(["gapless", ", ".join(names)]) if names else "gapless"

@@ -5,16 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
+from itertools import pairwise
 
 from ..conf.policies import SchedulerConfig
 from ..conf.sampling import SamplingParams
+from ..conf.schema import SimulateConfig
 from .blocks import BlockPool
 from .coordinator import Coordinator
+from .cost.make import make_control, make_costs
+from .cost.stage_costs import StageCosts
 from .pipeline import PipelineError
-from .plan import Plan
+from .plan import Plan, make_plan
 from .request import Request
 from .scheduler import make_scheduler
-from .simulated import SimulatedPipeline
+from .simulated import Disturbance, SimulatedPipeline
 from .spans import RunRecord
 from .workload import WorkItem, Workload
 
@@ -56,8 +60,14 @@ class Replica:
 
     def step(self) -> int:
         """To its next event; the requests that ended there."""
+        ended = self.collect()
+        self.coordinator.dispatch()
+        return ended
+
+    def collect(self) -> int:
+        """The same, where what the event makes admissible is not dispatched yet."""
         ended = 0
-        for event in self.coordinator.step(self.next_event):
+        for event in self.coordinator.collect(self.next_event):
             request = event.request
             if request.finish_reason is not None:
                 ended += 1
@@ -71,6 +81,50 @@ class Replica:
         while self.next_event < until:
             ended += self.step()
         return ended
+
+
+def make_replicas(
+    config: SimulateConfig,
+    *,
+    repeat: int = 1,
+    count: int | None = None,
+    plan: Plan | None = None,
+    costs: StageCosts | None = None,
+) -> list[Replica]:
+    """Replicas of the pipeline under the config's policy, nothing submitted to them.
+
+    Args:
+        repeat: of a run that is repeated, which one; each has disturbances of its own, and so has each replica.
+        count: how many; None: as many as the config says.
+        plan, costs: of the config, where they have been made.
+
+    Raises:
+        ConfigError: what does not fit.
+    """
+    simulation, parallel = config.simulation, config.parallel
+    plan = plan or make_plan(config)
+    costs, control = costs or make_costs(config, plan), make_control(config, plan.arch)
+    nodes = [stage * parallel.tp // config.hardware.devices_per_node for stage in range(parallel.pp)]
+    made = []
+    for number in range(simulation.replicas if count is None else count):
+        disturbance = Disturbance(
+            simulation.jitter, simulation.straggler_rate, simulation.straggler_factor,
+            seed=(config.seed + repeat - 1) * 1_000_003 + number,
+        )  # fmt: skip
+        pipeline = SimulatedPipeline(
+            costs,
+            depth=plan.limits.depth,
+            num_blocks=plan.num_blocks,
+            between_nodes=[a != b for a, b in pairwise(nodes)],
+            scatter_gather=simulation.scatter_gather,
+            overlap_sends=simulation.overlap_sends,
+            dispatch_s=control.dispatch,
+            result_s=control.result,
+            turnaround_s=control.turnaround,
+            disturbance=disturbance,
+        )
+        made.append(Replica(pipeline, config.scheduler, plan, config.cache.block_size))
+    return made
 
 
 Router = Callable[[Sequence[Replica], int], int]  # replicas, the request's number: which replica takes it
@@ -94,24 +148,24 @@ def run_fleet(
     While `max_concurrency` are unfinished the next is held back, and arrives when it is let in.
 
     Raises:
-        PipelineError: a request was lost.
+        PipelineError: a policy takes nothing though nothing is in flight.
     """
     route = ROUTERS[router]
     unfinished = 0
     now = 0.0
     pending: set[int] = set()  # replicas that got requests at `now` and were not told to dispatch
     for number, item in enumerate(items):
-        due = item.arrival
-        if max_concurrency is not None and unfinished >= max_concurrency:
+        while max_concurrency is not None and unfinished >= max_concurrency:
             _dispatch(replicas, pending, now)
-            while unfinished >= max_concurrency:
-                replica = min(replicas, key=lambda r: r.next_event)
-                if replica.next_event == math.inf:
-                    raise PipelineError(f"{unfinished} requests were lost")
-                due = max(due, replica.next_event)
-                ended = replica.step()
-                unfinished -= ended
-                yield ended
+            first = min(range(len(replicas)), key=lambda i: replicas[i].next_event)
+            if replicas[first].next_event == math.inf:
+                raise PipelineError(_stuck(unfinished))
+            now = max(now, replicas[first].next_event)
+            ended = replicas[first].collect()
+            pending.add(first)
+            unfinished -= ended
+            yield ended
+        due = max(item.arrival, now)
         if due > now:
             _dispatch(replicas, pending, now)
             for replica in replicas:
@@ -127,7 +181,7 @@ def run_fleet(
     for replica in replicas:
         while replica.unfinished:
             if replica.next_event == math.inf:
-                raise PipelineError(f"{replica.unfinished} requests were lost")
+                raise PipelineError(_stuck(replica.unfinished))
             yield replica.step()
         while replica.next_event < math.inf:
             replica.step()
@@ -137,6 +191,10 @@ def without_prompts(workload: Workload) -> Iterator[WorkItem]:
     """The workload's requests, each prompt so many zeros: nothing looks at tokens in a simulation."""
     for number in range(len(workload)):
         yield workload.item(number, bytes(int(workload.input_lens[number])))
+
+
+def _stuck(unfinished: int) -> str:
+    return f"the policy takes none of {unfinished} unfinished requests, and nothing is in flight"
 
 
 def _dispatch(replicas: Sequence[Replica], pending: set[int], now: float) -> None:

@@ -44,7 +44,8 @@ class Axis:
 @dataclass(frozen=True, slots=True)
 class Series:
     """`colour` is a name of the style sheet. `names` are of single points, shown beside them. `band` are the lowest and
-    highest values around each y, where that is a mean."""
+    highest values around each y, where that is a mean. Of points that are not `named` the page tells the name on
+    hover."""
 
     label: str
     x: Floats
@@ -52,12 +53,14 @@ class Series:
     colour: str
     names: tuple[str, ...] = ()
     band: tuple[Floats, Floats] | None = None
+    named: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Chart:
     """`name` is the figure's file name. `marks` are named places on x. `categories` are those of bars, and the columns
-    of a heat map. `diagonal` draws y = x. `note` says below what a reader must know."""
+    of a heat map. `diagonal` draws y = x, `line` joins points (x, y) of a scatter. `note` says below what a
+    reader must know."""
 
     name: str
     title: str
@@ -68,6 +71,7 @@ class Chart:
     marks: tuple[tuple[str, float], ...] = ()
     categories: tuple[str, ...] = ()
     diagonal: bool = False
+    line: tuple[tuple[float, float], ...] = ()
     note: str = ""
 
     @property

@@ -1,9 +1,10 @@
-"""Charts over settings, of their medians: a scatter of two metrics, and a heat map where two keys vary."""
+"""Charts over settings, of their medians: throughput against latency with its front, and heat maps of what varies."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,56 +13,134 @@ from .candidates import Candidate, differing_keys, settings
 from .charts import Axis, Chart, Series, series_colour
 from .metrics import THROUGHPUT, metric_of, ranked, spread
 
-TAIL = "p99_itl_ms"
+TAILS = {"p99_itl_ms": ("tbt", "p99 of TBT"), "p99_ttft_ms": ("ttft", "p99 of TTFT")}
+NAMED = 8  # of more settings, only those on the front are named beside their points
+MOST_MAPS = 6
 
 
-def throughput_against_tail(candidates: Sequence[Candidate]) -> Chart:
-    """Output throughput over the p99 of TBT, a point a setting, the fastest named first."""
+def throughput_against(candidates: Sequence[Candidate], tail: str) -> Chart:
+    """Output throughput over a latency's tail, a key of `TAILS`: a point a setting, a line through the front."""
     points = []
     order = {candidate.label: number for number, candidate in enumerate(candidates)}
     for candidate in ranked(candidates, THROUGHPUT.key):
-        number = order[candidate.label]
-        x, y = spread(candidate, TAIL), spread(candidate, THROUGHPUT.key)
+        x, y = spread(candidate, tail), spread(candidate, THROUGHPUT.key)
         if x is not None and y is not None:
-            points.append((number, candidate.label, x.median, y.median))
-    many = len(points) > 8
-    series = tuple(
-        Series("", np.array([x]), np.array([y]), "s0" if many else series_colour(number), (label,))
-        for number, label, x, y in points
-    )
+            points.append((order[candidate.label], candidate.label, x.median, y.median))
+    best = front([(x, y) for *_, x, y in points])
+    many = len(points) > NAMED
+    series = [
+        Series(
+            "", np.array([x]), np.array([y]), ("s0" if at in best else "queue") if many else series_colour(number),
+            (label,), named=at in best or not many,
+        )
+        for at, (number, label, x, y) in enumerate(points)
+    ]  # fmt: skip
+    series.sort(key=lambda s: not s.named)  # the front's names take their room first
+    line = sorted((points[at][2], points[at][3]) for at in best)
+    short, name = TAILS[tail]
     return Chart(
-        "throughput_against_tbt", "Throughput against the p99 of TBT", "scatter",
-        Axis("p99 of TBT", "ms", None), Axis("output", "tok/s", None), series, note="Up and to the left is better.",
+        f"throughput_against_{short}", f"Throughput against the {name}", "scatter", Axis(name, "ms", None),
+        Axis("output", "tok/s", None), tuple(series), line=tuple(line) if len(line) > 1 else (),
+        note="Up and to the left is better; the line joins the settings that none beats in both.",
     )  # fmt: skip
 
 
-def heat_map(candidates: Sequence[Candidate], sort: str) -> Chart | None:
-    """The medians of `sort` over the two keys that vary; None where others than exactly two do."""
+def front(points: Sequence[tuple[float, float]]) -> set[int]:
+    """Places of those points (latency, throughput) that no other beats in one and equals in the other, or in both."""
+    best: set[int] = set()
+    highest = -np.inf
+    for at in sorted(range(len(points)), key=lambda at: (points[at][0], -points[at][1])):
+        is_equal = any(points[at] == points[other] for other in best)
+        if points[at][1] > highest or is_equal:
+            best.add(at)
+            highest = max(highest, points[at][1])
+    return best
+
+
+@dataclass(frozen=True, slots=True)
+class Dimension:
+    """What varies between settings: a key, or several that vary together (`parallel.pp` and `parallel.tp`)."""
+
+    keys: tuple[str, ...]
+    values: tuple[str, ...]  # by setting
+
+    @property
+    def name(self) -> str:
+        return ", ".join(self.keys)
+
+    @property
+    def short(self) -> str:
+        return ", ".join(_short(key) for key in self.keys)
+
+
+def dimensions(points: Sequence[Mapping[str, Any]]) -> list[Dimension]:
+    """Of settings, what varies: keys whose values tell the same settings apart are one. A setting without the key has
+    a dash for it."""
+    found: dict[tuple[int, ...], list[str]] = {}
+    for key in differing_keys(points):
+        texts = [_text(point[key]) if key in point else "-" for point in points]
+        found.setdefault(tuple(texts.index(text) for text in texts), []).append(key)
+    return [
+        Dimension(tuple(keys), tuple(", ".join(_text(p[key]) if key in p else "-" for key in keys) for p in points))
+        for keys in found.values()
+    ]
+
+
+def heat_maps(candidates: Sequence[Candidate], sort: str) -> list[Chart]:
+    """The medians of `sort` over two dimensions, a map for each value of a third; none where fewer or more vary."""
     points = [settings(candidate.runs[0].config) for candidate in candidates]
-    keys = differing_keys(points)
-    if len(keys) != 2 or any(key not in point for point in points for key in keys):
-        return None
-    across, up = (_ordered(points, key) for key in keys)
-    table = np.full((len(up), len(across)), np.nan)
-    for candidate, point in zip(candidates, points, strict=True):
-        found = spread(candidate, sort)
+    found = dimensions(points)
+    if len(found) not in (2, 3):
+        return []
+    apart = min(found, key=lambda d: len(set(d.values))) if len(found) == 3 else None
+    across, up = (dimension for dimension in found if dimension is not apart)
+    if apart is None:
+        return [_heat_map(candidates, range(len(points)), across, up, sort)]
+    values = list(dict.fromkeys(apart.values))
+    if len(values) > MOST_MAPS:
+        return []
+    return [
+        _heat_map(
+            candidates, [at for at, own in enumerate(apart.values) if own == value], across, up, sort,
+            f": {apart.short} {value}", f"_{number}",
+        )
+        for number, value in enumerate(values)
+    ]  # fmt: skip
+
+
+def _heat_map(
+    candidates: Sequence[Candidate], kept: Sequence[int], across: Dimension, up: Dimension, sort: str, where: str = "",
+    suffix: str = "",
+) -> Chart:  # fmt: skip
+    columns, rows = (_ordered([dimension.values[at] for at in kept]) for dimension in (across, up))
+    table = np.full((len(rows), len(columns)), np.nan)
+    for at in kept:
+        found = spread(candidates[at], sort)
         if found is not None:
-            table[up.index(_text(point[keys[1]])), across.index(_text(point[keys[0]]))] = found.median
+            table[rows.index(up.values[at]), columns.index(across.values[at])] = found.median
     metric = metric_of(sort)
-    x = np.arange(len(across), dtype=np.float64)
-    rows = tuple(Series(name, x, table[row], "chunk") for row, name in enumerate(up))
+    x = np.arange(len(columns), dtype=np.float64)
+    series = tuple(Series(name, x, table[row], "chunk") for row, name in enumerate(rows))
     title = metric.name + (f" ({metric.unit})" if metric.unit else "")
     return Chart(
-        "heat_map", f"{title} by {_short(keys[0])} and {_short(keys[1])}", "heat", Axis(keys[0]), Axis(keys[1]), rows,
-        categories=tuple(across),
+        f"heat_map{suffix}", f"{title} by {across.short} and {up.short}{where}", "heat", Axis(across.name),
+        Axis(up.name), series, categories=tuple(columns),
     )  # fmt: skip
 
 
-def _ordered(points: Sequence[Mapping[str, Any]], key: str) -> list[str]:
-    """A key's values: numbers ascending, then the others as they came."""
-    values = {_text(point[key]): point[key] for point in points}
-    numbers = [text for text, value in values.items() if isinstance(value, int | float)]
-    return sorted(numbers, key=lambda text: values[text]) + [text for text in values if text not in numbers]
+def _ordered(values: Sequence[str]) -> list[str]:
+    """Each once: numbers ascending, then the others as they came."""
+    each = list(dict.fromkeys(values))
+    numbers = [text for text in each if _is_number(text)]
+    return sorted(numbers, key=float) + [text for text in each if text not in numbers]
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _text(value: Any) -> str:

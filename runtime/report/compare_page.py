@@ -8,13 +8,15 @@ from dataclasses import dataclass
 
 import yaml
 
-from ..ledger import Cause, Ledger
+from ..fleet import Fleet
+from ..ledger import Cause
+from ..run_folder import FLEET
 from . import run_charts as charts
 from .candidates import Candidate, differing_keys, settings
 from .charts import Chart, series_colour
 from .columns import MAX_BOXES, Columns, pack, tick_of
-from .compare_charts import heat_map, throughput_against_tail
-from .digest import Digest, digest
+from .compare_charts import TAILS, heat_maps, throughput_against
+from .digest import Digest
 from .metrics import (
     BY_CAUSE,
     EVENNESS,
@@ -48,7 +50,8 @@ LISTED = (
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """The median runs of the settings that are drawn, in the order given; their records are let go."""
+    """The median runs of the settings that are drawn, in the order given; their records are let go. Of a fleet the
+    pipeline of replica 0 is drawn, and charts are of all."""
 
     tick: float
     runs: dict[str, Digest]
@@ -64,9 +67,9 @@ def draw_runs(candidates: Sequence[Candidate], sort: str) -> Drawn:
     tick = tick_of(1.001 * span)
     runs, columns, stretches = {}, [], {}
     for candidate in shown:
-        record = candidate.median_run.load()
-        ledger = Ledger(record)
-        runs[candidate.label] = digest(record, ledger)
+        fleet = Fleet.load(candidate.median_run)
+        record, ledger = fleet.records[0], fleet.ledgers[0]
+        runs[candidate.label] = fleet.digest()
         columns.append(pack(record, ledger, tick, MAX_BOXES // len(shown)))
         stretches[candidate.label] = stretch(record, ledger)
     return Drawn(tick, runs, columns, stretches)
@@ -75,10 +78,9 @@ def draw_runs(candidates: Sequence[Candidate], sort: str) -> Drawn:
 def charts_of_comparison(candidates: Sequence[Candidate], drawn: Drawn, sort: str) -> list[Chart]:
     """All charts but the compositions, in the page's order."""
     several = len(candidates) > 2
-    heat = heat_map(candidates, sort) if several else None
     return [
-        *([heat] if heat is not None else []),
-        *([throughput_against_tail(candidates)] if several else []),
+        *(heat_maps(candidates, sort) if several else []),
+        *([throughput_against(candidates, tail) for tail in TAILS] if several else []),
         charts.bubbles_of_runs(drawn.runs),
         charts.bubble_cdf(drawn.runs),
         charts.completions(drawn.runs),
@@ -140,6 +142,7 @@ def _run_note(candidate: Candidate, run: Digest) -> str:
     parts = [seconds_text(run.span)]
     parts += [f"{THROUGHPUT.text(speed)} {THROUGHPUT.unit}"] if speed is not None else []
     parts += [f"{percent(idle)} idle"] if idle is not None else []
+    parts += [f"replica 0 of {summary[FLEET]}"] if FLEET in summary else []
     return " · ".join(parts)
 
 

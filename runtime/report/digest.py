@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -73,4 +74,37 @@ def digest(record: RunRecord, ledger: Ledger) -> Digest:
         busy=[ledger.busy_seconds(stage) for stage in range(ledger.num_stages)],
         by_cause=[ledger.seconds_by_cause(stage) for stage in range(ledger.num_stages)],
         predictions=prediction_ratios(record, ledger),
+    )
+
+
+def joined(parts: Sequence[Digest], starts: Sequence[float], span: float) -> Digest:
+    """Runs that were side by side as one, with the stages of all; `starts`: seconds from `span`'s to each one's."""
+    order = np.argsort(np.concatenate([d.dispatched + s for d, s in zip(parts, starts, strict=True)]), kind="stable")
+
+    def ordered(name: str) -> Floats:
+        values: Floats = np.concatenate([getattr(part, name) for part in parts])[order]
+        return values
+
+    by_cause = []
+    for part in parts:
+        outside = span - part.span  # while only the others ran
+        by_cause += [row | {Cause.FILL_DRAIN: row[Cause.FILL_DRAIN] + outside} for row in part.by_cause]
+    return Digest(
+        span=span,
+        num_blocks=parts[0].num_blocks,
+        bubbles=np.concatenate([part.bubbles for part in parts]),
+        finished=np.sort(np.concatenate([part.finished + s for part, s in zip(parts, starts, strict=True)])),
+        latencies={
+            name: np.concatenate([part.latencies[name] for part in parts]) for name in parts[0].latencies
+        },
+        stage_seconds=[seconds for part in parts for seconds in part.stage_seconds],
+        dispatched=np.sort(np.concatenate([part.dispatched + s for part, s in zip(parts, starts, strict=True)])),
+        prefill_tokens=ordered("prefill_tokens"),
+        decode_tokens=ordered("decode_tokens"),
+        kv_blocks=ordered("kv_blocks"),
+        running=ordered("running"),
+        waiting=ordered("waiting"),
+        busy=[seconds for part in parts for seconds in part.busy],
+        by_cause=by_cause,
+        predictions=[pair for part in parts for pair in part.predictions],
     )

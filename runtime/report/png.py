@@ -149,10 +149,12 @@ def _scatter(axes: Axes, chart: Chart, palette: dict[str, str]) -> None:
     if chart.diagonal:
         (x0, x1), _ = extent(chart)
         axes.plot([x0, x1], [x0, x1], color="black", linewidth=0.6, linestyle=(0, (3, 2)))
-    for series in chart.series:
+    if chart.line:
+        axes.plot(*zip(*chart.line, strict=True), color="black", linewidth=0.6, linestyle=(0, (3, 2)))
+    for series in reversed(chart.series):
         size = 14 if series.names else 3
         axes.scatter(series.x, series.y, s=size, color=palette[series.colour], label=series.label or "_", linewidths=0)
-        for x, y, name in zip(series.x.tolist(), series.y.tolist(), series.names, strict=False):
+        for x, y, name in zip(series.x.tolist(), series.y.tolist(), series.names if series.named else (), strict=False):
             axes.annotate(name, (x, y), xytext=(3, 2), textcoords="offset points", fontsize=FONT - 2)
 
 

@@ -200,7 +200,10 @@ class _Plot:
             yield (
                 f'<path class="mark" d="M{_n(self.x(low))},{_n(self.y(low))}L{_n(self.x(high))},{_n(self.y(high))}"/>'
             )
-        for series in self.chart.series:
+        if self.chart.line:
+            path = "L".join(f"{_n(self.x(x))},{_n(self.y(y))}" for x, y in self.chart.line)
+            yield f'<path class="mark" d="M{path}"/>'
+        for series in reversed(self.chart.series):
             points = list(self._points(series))
             if series.names:
                 for (x, y), name in zip(points, series.names, strict=True):
@@ -220,7 +223,7 @@ class _Plot:
         for series in self.chart.series:
             taken += [(self.x(x) - 4, self.y(y) - 4, self.x(x) + 4, self.y(y) + 4) for x, y in self._points(series)]
         for series in self.chart.series:
-            for (x, y), name in zip(self._points(series), series.names, strict=False):
+            for (x, y), name in zip(self._points(series), series.names if series.named else (), strict=False):
                 across, up, length = self.x(x), self.y(y), CHAR * 0.95 * len(name)
                 left = across - 7 - length if across + 7 + length > self.right else across + 7
                 box = left, up - 7, left + length, up + 7

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -12,7 +12,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from ..ledger import CAUSES, Ledger
+from ..ledger import CAUSES, Cause
 from .candidates import Candidate
 from .metrics import (
     BY_CAUSE,
@@ -33,7 +33,6 @@ from .metrics import (
 )
 from .text import label, milliseconds, percent, seconds_text
 
-STAGE_COLUMNS = 8  # more do not fit a terminal
 CANDIDATE_COLUMNS = 8
 LISTED = tuple(
     metric
@@ -46,28 +45,72 @@ LISTED = tuple(
 )  # of a list, what tells most first
 
 
-def bubble_table(ledger: Ledger, *, title: str | None = "Idle time") -> Table:
-    """Idle seconds and their share of all stage-time by cause, then by stage; causes without any are left out."""
-    stages = range(ledger.num_stages) if 1 < ledger.num_stages <= STAGE_COLUMNS else range(0)
+class StageTimes(Protocol):
+    """Busy and idle seconds by stage: a run's `Ledger`, or a `Fleet`."""
+
+    @property
+    def num_stages(self) -> int: ...
+    @property
+    def stage_seconds(self) -> float: ...
+    @property
+    def bubble_fraction_inner(self) -> float: ...
+    def busy_seconds(self, stage: int | None = None) -> float: ...
+    def seconds_by_cause(self, stage: int | None = None) -> dict[Cause, float]: ...
+    def stage_name(self, stage: int) -> str: ...
+
+
+def bubble_table(times: StageTimes, *, title: str | None = "Idle time") -> RenderableType:
+    """Idle seconds and their share of all stage-time by cause, then by stage; causes without any are left out. Where
+    the console has no room for all stages: the first, the busiest, the idlest and the last."""
+    return _Bubbles(times, title)
+
+
+@dataclass(frozen=True, slots=True)
+class _Bubbles:
+    times: StageTimes
+    title: str | None
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        times, stages = self.times, list(range(self.times.num_stages))
+        busy = [times.busy_seconds(stage) for stage in stages]
+        marked = {stages[0]: "", stages[-1]: "", busy.index(min(busy)): "idlest", busy.index(max(busy)): "busiest"}
+        wanted = [dict.fromkeys(stages, "") if len(stages) > 1 else {}]
+        for keep in (sorted(marked), sorted({0, busy.index(max(busy)), stages[-1]}), [busy.index(max(busy))], []):
+            wanted.append({stage: marked[stage] for stage in keep})
+        for shown in wanted:
+            table = _bubbles(times, self.title, shown)
+            if _fits(table, console, options):
+                break
+        yield table
+
+
+def _bubbles(times: StageTimes, title: str | None, stages: Mapping[int, str]) -> Table:
+    """`stages` have a column each, with what is said of them."""
     table = Table(title=title, title_justify="left", caption_justify="left")
-    table.add_column("cause")
-    for name in ("seconds", "of stage time", *(f"stage {stage}" for stage in stages)):
-        table.add_column(name, justify="right")
-    total = ledger.seconds_by_cause()
-    by_stage = [ledger.seconds_by_cause(stage) for stage in stages]
-    whole = ledger.stage_seconds or 1.0
+    table.add_column("cause", no_wrap=True)
+    heads = (times.stage_name(stage) + (f"\n{what}" if what else "") for stage, what in stages.items())
+    share = "of stage time" if len(stages) in (0, times.num_stages) else "of stage\ntime"
+    for name in ("seconds", share, *heads):
+        table.add_column(name, justify="right", no_wrap=True)
+    total = times.seconds_by_cause()
+    by_stage = [times.seconds_by_cause(stage) for stage in stages]
+    whole = times.stage_seconds or 1.0
     for cause in CAUSES:
         if total[cause] > 0:
             values = (seconds_text(seconds[cause]) for seconds in by_stage)
             table.add_row(label(cause), seconds_text(total[cause]), percent(total[cause] / whole), *values)
     table.add_section()
-    idle, busy = sum(total.values()), ledger.busy_seconds()
+    idle, busy = sum(total.values()), times.busy_seconds()
     values = (seconds_text(sum(seconds.values())) for seconds in by_stage)
     table.add_row("all idle", seconds_text(idle), percent(idle / whole), *values, style="bold")
-    values = (seconds_text(ledger.busy_seconds(stage)) for stage in stages)
+    values = (seconds_text(times.busy_seconds(stage)) for stage in stages)
     table.add_row("compute", seconds_text(busy), percent(busy / whole), *values)
-    table.caption = f"bubbles without starved and fill: {percent(ledger.bubble_fraction_inner)}"
+    table.caption = f"bubbles without starved and fill: {percent(times.bubble_fraction_inner)}"
     return table
+
+
+def _fits(table: Table, console: Console, options: ConsoleOptions) -> bool:
+    return Measurement.get(console, options.update(max_width=10_000), table).maximum <= options.max_width
 
 
 def latency_table(summary: Mapping[str, Any], *, title: str | None = "Latency") -> Table:
@@ -91,12 +134,9 @@ class _Comparison:
     sort: str
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        def fits(table: Table) -> bool:
-            return Measurement.get(console, options.update(max_width=10_000), table).maximum <= options.max_width
-
         if len(self.candidates) <= CANDIDATE_COLUMNS:
             side_by_side = len(self.candidates)
-            while side_by_side > 1 and not fits(_columns(self.candidates, 0, side_by_side)):
+            while side_by_side > 1 and not _fits(_columns(self.candidates, 0, side_by_side), console, options):
                 side_by_side -= 1
             for first in range(0, len(self.candidates), side_by_side):
                 yield _columns(self.candidates, first, side_by_side)
@@ -104,7 +144,7 @@ class _Comparison:
         metrics = [metric for metric in LISTED if has_any(self.candidates, metric)]
         if self.sort not in [metric.key for metric in metrics]:
             metrics.insert(0, metric_of(self.sort))
-        while len(metrics) > 1 and not fits(_list(self.candidates, self.sort, metrics)):
+        while len(metrics) > 1 and not _fits(_list(self.candidates, self.sort, metrics), console, options):
             metrics.pop()
         yield _list(self.candidates, self.sort, metrics)
 

@@ -12,15 +12,19 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gapless.runtime.ledger import CAUSES, Ledger
 from gapless.runtime.report import charts, run_charts
+from gapless.runtime.report.candidates import Candidate
 from gapless.runtime.report.charts import Axis, Chart, Series
-from gapless.runtime.report.compare_charts import heat_map, throughput_against_tail
+from gapless.runtime.report.compare_charts import front, heat_maps, throughput_against
 from gapless.runtime.report.digest import Digest, digest
 from gapless.runtime.report.page_parts import template
 from gapless.runtime.report.png import light_palette, write_figures
 from gapless.runtime.report.svg import figure
+from gapless.runtime.run_folder import RunFolder
 from gapless.runtime.spans import RunRecord
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -223,19 +227,46 @@ def test_causes_have_their_colours(run: Digest):
     assert {series.colour for series in chart.series} <= set(light_palette())
 
 
-def test_a_heat_map_needs_exactly_two_keys():
+def test_a_heat_map_of_two_keys():
     grid = [candidate(f"{c} {d}", chunk=c, depth=d, output_throughput=c + d) for c in (64, 128) for d in (1, 2)]
-    chart = heat_map(grid, "output_throughput")
-    assert chart is not None
+    (chart,) = heat_maps(grid, "output_throughput")
     assert (chart.x.label, chart.y.label) == ("parallel.depth", "scheduler.chunk")
     assert chart.categories == ("1", "2")
     assert [(series.label, series.y.tolist()) for series in chart.series] == [("64", [65, 66]), ("128", [129, 130])]
-    assert heat_map(grid[:2], "output_throughput") is None
+    assert heat_maps(grid[:2], "output_throughput") == []
 
 
-def test_throughput_against_the_tail():
-    points = [candidate(f"c{n}", chunk=n, output_throughput=10 * n, p99_itl_ms=n) for n in (1, 2, 3)]
-    chart = throughput_against_tail(points)
-    assert [(s.names[0], float(s.x[0]), float(s.y[0])) for s in chart.series] == [
-        ("c3", 3, 30), ("c2", 2, 20), ("c1", 1, 10),
+def test_heat_maps_join_keys_that_vary_together_and_stand_apart_by_a_third():
+    def point(name: str, grid: tuple[int, int], chunk: int) -> Candidate:
+        config = {"scheduler": {"name": name, "chunk": chunk}, "parallel": {"pp": grid[0], "tp": grid[1]}}
+        value = 1000 * grid[0] + chunk + (name == "b")
+        return Candidate("x", [RunFolder(Path(), {"config": config, "output_throughput": value})])
+
+    points = [point(name, grid, chunk) for name in "ab" for grid in ((8, 8), (16, 4)) for chunk in (64, 128, 32)]
+    charts = heat_maps(points, "output_throughput")
+    assert [chart.title.rpartition(": ")[2] for chart in charts] == ["scheduler a", "scheduler b"]
+    assert {(chart.x.label, chart.y.label) for chart in charts} == {("scheduler.chunk", "parallel.pp, parallel.tp")}
+    assert charts[1].categories == ("32", "64", "128")
+    assert [(s.label, s.y.tolist()) for s in charts[1].series] == [
+        ("8, 8", [8033, 8065, 8129]), ("16, 4", [16033, 16065, 16129]),
     ]  # fmt: skip
+    assert len({chart.name for chart in charts}) == 2
+
+
+def test_throughput_against_the_tail_and_its_front():
+    points = [candidate(f"c{n}", chunk=n, output_throughput=t, p99_itl_ms=n, p99_ttft_ms=9 - n)
+              for n, t in ((1, 10), (2, 30), (3, 20), (4, 30), (5, 50))]  # fmt: skip
+    chart = throughput_against(points, "p99_itl_ms")
+    assert [(s.names[0], float(s.x[0]), float(s.y[0])) for s in chart.series] == [
+        ("c5", 5, 50), ("c2", 2, 30), ("c4", 4, 30), ("c3", 3, 20), ("c1", 1, 10),
+    ]  # fmt: skip
+    assert chart.line == ((1, 10), (2, 30), (5, 50))
+    assert throughput_against(points, "p99_ttft_ms").line == ()
+
+
+@given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), max_size=12))
+def test_the_front_is_what_none_beats(points: list[tuple[int, int]]):
+    def beats(a: tuple[int, int], b: tuple[int, int]) -> bool:
+        return a != b and a[0] <= b[0] and a[1] >= b[1]
+
+    assert front(points) == {at for at, own in enumerate(points) if not any(beats(other, own) for other in points)}

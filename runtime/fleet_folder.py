@@ -1,0 +1,70 @@
+"""The folder that a fleet leaves: a whole run folder for each replica, and what sums them up."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from ..conf.workloads import SloConfig
+from .fleet import Fleet
+from .report.candidates import Candidate
+from .report.compare import write_comparison
+from .run_folder import RunFolder, replica_folder, title_of, write_run_folder
+from .spans import RequestRecord
+from .summary import has_bound, request_row
+
+
+def write_fleet_folder(
+    path: Path,
+    fleet: Fleet,
+    *,
+    config: Mapping[str, Any],
+    versions: Mapping[str, str] | None = None,
+    slo: SloConfig | None = None,
+) -> dict[str, Any]:
+    """Write `replica_0/` and on, each a run folder, and of them all summary.json, requests.csv and report.html (the
+    replicas side by side) into `path` (made if need be); return what summary.json holds.
+    """
+    fleet.check()
+    title = title_of(config)
+    for number, record in enumerate(fleet.records):
+        write_run_folder(
+            path / replica_folder(number), record, config=config, versions=versions, title=f"{title}, replica {number}",
+            slo=slo,
+        )  # fmt: skip
+    summary = {
+        "title": f"{title}, {len(fleet.records)} replicas",
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
+        **fleet.summarize(slo),
+        "config": dict(config) | ({"slo": asdict(slo)} if slo is not None and has_bound(slo) else {}),
+        "versions": dict(versions or {}),
+    }
+    (path / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    _write_requests(path / "requests.csv", fleet)
+    write_fleet_report(path, RunFolder(path, summary), figures=False)
+    return summary
+
+
+def write_fleet_report(path: Path, folder: RunFolder, *, figures: bool) -> None:
+    """A fleet's report into `path`: its replicas side by side."""
+    candidates = [Candidate(f"replica {number}", [replica]) for number, replica in enumerate(folder.replicas)]
+    write_comparison(path, candidates, figures=figures, title=folder.title)
+
+
+def _write_requests(path: Path, fleet: Fleet) -> None:
+    """A row a request, in the order of their numbers; `arrival_s` is from the fleet's start."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow([*request_row(RequestRecord(0, 0, 0.0), fleet.ledgers[0]), "replica"])
+        rows = []
+        for number, (record, ledger, start) in enumerate(zip(fleet.records, fleet.ledgers, fleet.starts, strict=True)):
+            for request in record.requests:
+                row = request_row(request, ledger)
+                row["arrival_s"] = round(request.arrival - ledger.t0 + start, 6)
+                rows.append((request.request, [*row.values(), number]))
+        writer.writerows(row for _, row in sorted(rows, key=lambda entry: entry[0]))

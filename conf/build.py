@@ -23,6 +23,7 @@ import yaml
 
 from .errors import ConfigError, nearest
 from .policies import POLICY_CONFIGS, SchedulerConfig
+from .policy_file import is_policy_file, policy_config, policy_mapping
 from .schema import EngineConfig, HardwareConfig
 from .workloads import WORKLOAD_CONFIGS, WorkloadConfig
 
@@ -43,7 +44,8 @@ def build(cls: type[C], mapping: Mapping[str, Any], key: str = "") -> C:
     """An instance of the dataclass `cls` from a plain `mapping`, checked all the way down.
 
     Strings are never parsed (`"5"` is no integer) and a bool is no integer; an integer serves as a number, and a bare
-    value as a list of one. A `SchedulerConfig` or `WorkloadConfig` becomes the class that its `name` says.
+    value as a list of one. A `SchedulerConfig` or `WorkloadConfig` becomes the class that its `name` says, a policy of
+    the user's own that of its `file`.
 
     Args:
         key: the dotted key of `mapping` itself, for errors.
@@ -52,7 +54,7 @@ def build(cls: type[C], mapping: Mapping[str, Any], key: str = "") -> C:
         ConfigError: an unknown key, a missing one, a wrong type or a value out of its range.
     """
     if cls in _FAMILIES:
-        cls = typing.cast(type[C], _member(cls, mapping, key))
+        cls = typing.cast(type[C], member(cls, mapping, key))
     hints = fields(cls)
     for name in mapping:
         if name not in hints:
@@ -109,9 +111,10 @@ def families(cls: type) -> dict[str, type]:
     return {name: hint for name, hint in fields(cls).items() if hint in _FAMILIES}
 
 
-def members_with(base: type, key: str) -> list[str]:
-    """Names of the policies (`SchedulerConfig`) or workloads (`WorkloadConfig`) that have `key`."""
-    return [name for name, member in _FAMILIES[base][1].items() if key in fields(member)]
+def members_with(base: type, key: str, own: Mapping[str, type] | None = None) -> list[str]:
+    """Names of the policies (`SchedulerConfig`) or workloads (`WorkloadConfig`) that have `key`; `own` are the
+    user's."""
+    return [name for name, cls in (dict(_FAMILIES[base][1]) | dict(own or {})).items() if key in fields(cls)]
 
 
 def having_it(names: Iterable[str]) -> str:
@@ -235,6 +238,7 @@ def compose_engine(
 
     Args:
         model: a choice of the model group, or a Hugging Face folder.
+        scheduler: a choice of the scheduler group, or a file with a policy of your own.
         launcher: None takes `local` for one rank and `ray` for more.
         overrides: plain Python values by dotted key (`{"scheduler.chunk": 48}`).
 
@@ -246,7 +250,7 @@ def compose_engine(
         "model": load_group("model", choice) | extra,
         "hardware": load_group("hardware", hardware),
         "parallel": load_group("parallel", "local"),
-        "scheduler": load_group("scheduler", scheduler),
+        "scheduler": policy_mapping(scheduler) if is_policy_file(scheduler) else load_group("scheduler", scheduler),
     }
     alone = pp == 1 and tp == 1
     mapping["parallel"] |= {"pp": pp, "tp": tp, "launcher": launcher or ("local" if alone else "ray")}
@@ -279,7 +283,14 @@ def _nearest_key(cls: type, key: str, name: str) -> str:
     return nearest(_join(key, name), (_join(key, n) for n in fields(cls)))
 
 
-def _member(base: type, mapping: Mapping[str, Any], key: str) -> type:
+def member(base: type, mapping: Mapping[str, Any], key: str) -> type:
+    """The class of a policy or a workload that a mapping at `key` is of.
+
+    Raises:
+        ConfigError: it has no `name`, one that there is not, or a `file` that is no policy's.
+    """
+    if base is SchedulerConfig and isinstance(mapping.get("file"), str):
+        return policy_config(mapping["file"])
     name, members = mapping.get("name"), _FAMILIES[base][1]
     if name is None:
         raise ConfigError(f"{_join(key, 'name')}: missing; valid: {', '.join(sorted(members))}")

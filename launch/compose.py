@@ -23,17 +23,20 @@ from ..conf.build import (
     build,
     dotted_keys,
     families,
+    fields,
     group_names,
     having_it,
     load_command,
     load_group,
     locate,
+    member,
     members_with,
     model_choice,
     unknown_key,
 )
 from ..conf.errors import ConfigError, nearest
 from ..conf.policies import SchedulerConfig
+from ..conf.policy_file import SUFFIX, is_policy_file, policy_mapping
 from ..conf.schema import EngineConfig
 
 if TYPE_CHECKING:
@@ -41,6 +44,7 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 C = TypeVar("C")
+Choice = dict[str, Any]  # of a group: its keys
 E = TypeVar("E", bound=EngineConfig)
 
 CONFIG_MODULE = "gapless.conf"
@@ -49,6 +53,7 @@ FREE_TEXT = (
     *("workload.path", "scheduler.profile", "simulation.profile", "check"),
 )
 _TOKEN = re.compile(r"(?P<mark>\+{0,2}|~)(?P<key>[^=+~\s][^=\s]*)=(?P<value>.*)", re.DOTALL)
+_POLICY_FILE = re.compile(r"[^,()\s'\"]+\.py(?![^,()\s'\"])")
 _INTERPOLATION = re.compile(r"(\\*)\$\{")
 
 
@@ -75,17 +80,28 @@ def rewrite(overrides: Sequence[str], cls: type[EngineConfig], command: str, *, 
         ConfigError: no `KEY=VALUE`, an unknown key, or a key that cannot be set so.
     """
     last = {token.key: token for token in map(_token, overrides)}  # of one key given twice, the later holds
-    valid = dict(dotted_keys(cls))
+    for key in last:
+        if key in cls.INSTEAD:
+            raise ConfigError(f"{key}: {command} searches it; {cls.INSTEAD[key]} fixes it")
+    own = _take_policy_files(last)
+    valid = dict(dotted_keys(cls)) | {f"scheduler.{key}": str for mapping in own.values() for key in mapping}
     parents = {key.rpartition(".")[0] for key in valid} - {""}
     groups = load_command(command)[1]
     for key in last:
         if not (last[key].for_hydra or key in groups or key in valid or key in parents):
             raise ConfigError(f"{key}: unknown key{unknown_key(cls, key)}")
     policies = ""
+    shipped = [policy["name"] for policy in load_command(command)[0].get("policies", ())]
+    if shipped and "policies" not in last:  # what is compared where the command line names no policy
+        if "scheduler" in last:
+            policies = "[]"
+        else:
+            last["scheduler"] = Token("scheduler", ",".join(shipped))
+            policies = _take_policies(last, own)
     if multirun:
-        _check_members(last, cls)
+        _check_members(last, cls, own)
     elif "policies" in valid:
-        policies = _take_policies(last)
+        policies = _take_policies(last, own) or policies
     present = _keys_in_yaml(command, last.values())
     result: list[str] = []
     for key, token in last.items():
@@ -184,6 +200,21 @@ def to_config(composed: DictConfig, cls: type[E]) -> E:
     return locate(build(cls, plain))
 
 
+def sweep_folder(overrides: Sequence[str], command: str) -> str | None:
+    """Where the runs of the rewritten sweep will lie, the time of day in its name resolved; None where that is said by
+    what only hydra knows of a run."""
+    from hydra import compose
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    own = [text for text in overrides if text.startswith(("hydra/", "++hydra."))]
+    with _hydra():
+        try:
+            return str(compose(command, own, return_hydra_config=True).hydra.sweep.dir)
+        except (HydraException, OmegaConfBaseException):
+            return None
+
+
 def swept_families(overrides: Sequence[str], cls: type[EngineConfig]) -> set[str]:
     """Which of `scheduler` and `workload` the rewritten `overrides` of a sweep give several choices of."""
     with _hydra() as loader:
@@ -198,10 +229,11 @@ def drop_foreign(composed: DictConfig, cls: type[EngineConfig], swept: set[str])
 
     dropped: list[str] = []
     for group in swept:
-        base, mapping = families(cls)[group], composed[group]
+        mapping = composed[group]
+        named = {key: mapping[key] for key in ("name", "file") if key in mapping}
+        known = fields(member(families(cls)[group], named, group))
         for key in list(mapping):
-            having = members_with(base, str(key))
-            if having and mapping.name not in having:
+            if key not in known:
                 with open_dict(mapping):
                     del mapping[key]
                 dropped.append(f"{group}.{key}")
@@ -232,18 +264,18 @@ def _parse(token: Token) -> Override:
     return override
 
 
-def _check_members(tokens: Mapping[str, Token], cls: type[EngineConfig]) -> None:
+def _check_members(tokens: Mapping[str, Token], cls: type[EngineConfig], own: Mapping[str, Choice]) -> None:
     """Each key of a swept policy or workload must be had by one of them; points whose choice lacks it do without."""
     for group, base in families(cls).items():
         names = _choices(tokens.get(group))
-        if not set(names) <= set(group_names(group)):
+        if not set(names) <= {*group_names(group), *own}:
             continue  # told when the sweep is composed
         for key in _keys_of(tokens, group) if names else ():
-            _check_had(group, key, base, names)
+            _check_had(group, key, base, names, own)
 
 
-def _check_had(group: str, key: str, base: type, names: Sequence[str]) -> None:
-    having = members_with(base, key)
+def _check_had(group: str, key: str, base: type, names: Sequence[str], own: Mapping[str, Choice]) -> None:
+    having = _having(base, key, own)
     if having and not set(having) & set(names):
         raise ConfigError(f"{group}.{key}: unknown key of {', '.join(names)}; {having_it(having)}")
 
@@ -252,14 +284,49 @@ def _keys_of(tokens: Mapping[str, Token], group: str) -> list[str]:
     return [key.removeprefix(f"{group}.") for key in tokens if key.startswith(f"{group}.")]
 
 
-def _take_policies(tokens: dict[str, Token]) -> str:
+def _having(base: type, key: str, own: Mapping[str, Choice]) -> list[str]:
+    """Names of policies or workloads that have `key`, the user's own policies among them."""
+    if base is not SchedulerConfig:
+        return members_with(base, key)
+    return members_with(base, key, {name: member(base, choice, "scheduler") for name, choice in own.items()})
+
+
+def _take_policy_files(tokens: dict[str, Token]) -> dict[str, Choice]:
+    """In `scheduler` name each file with a policy of the user's own as a choice that hydra then has, by the file's
+    name; these choices.
+
+    Raises:
+        ConfigError: a file that is not there or holds no policy's config, or two of one name.
+    """
+    token = tokens.get("scheduler")
+    if token is None or SUFFIX not in token.value:
+        return {}
+    own: dict[str, Choice] = {}
+
+    def choose(file: str) -> str:
+        from hydra.core.config_store import ConfigStore
+
+        choice = policy_mapping(file)
+        name = choice["name"] = re.sub(r"[^\w.-]", "_", choice["name"])
+        if own.setdefault(name, choice)["file"] != choice["file"]:
+            raise ConfigError(f"scheduler={token.value}: two files are called {name}; rename one")
+        ConfigStore.instance().store(group="scheduler", name=name, node=choice)
+        return name
+
+    whole = is_policy_file(token.value) and os.path.isfile(os.path.expanduser(token.value))
+    value = choose(token.value) if whole else _POLICY_FILE.sub(lambda match: choose(match[0]), token.value)
+    tokens["scheduler"] = Token("scheduler", value)
+    return own
+
+
+def _take_policies(tokens: dict[str, Token], own: Mapping[str, Choice]) -> str:
     """Of several policies in `scheduler` leave the first in `tokens`, with the keys it has; all, in hydra's grammar."""
     names = _choices(tokens.get("scheduler"))
     if not names:
         return ""
     if "policies" in tokens:
         raise ConfigError("scheduler and policies both name policies; give one of them")
-    mappings = [load_group("scheduler", name) for name in names]
+    mappings = [dict(own[name]) if name in own else load_group("scheduler", name) for name in names]
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise ConfigError(f"scheduler={','.join(names)}: {twice} is named twice; repeats=2 runs each so often")
@@ -267,16 +334,17 @@ def _take_policies(tokens: dict[str, Token]) -> str:
         token = tokens[f"scheduler.{key}"]
         if key == "name":
             raise ConfigError("scheduler.name: choose policies by scheduler=NAME,NAME")
-        _check_had("scheduler", key, SchedulerConfig, names)
+        _check_had("scheduler", key, SchedulerConfig, names, own)
         value: Any = token.value
         if not _is_free_text(token):
             override = _parse(token)
             _check_sweep(override, multirun=False)
             value = override.value()
+        having = _having(SchedulerConfig, key, own)
         for mapping in mappings:
-            if mapping["name"] in members_with(SchedulerConfig, key):
+            if mapping["name"] in having:
                 mapping[key] = value
-        if names[0] not in members_with(SchedulerConfig, key):
+        if names[0] not in having:
             del tokens[token.key]
     for mapping in mappings:
         build(SchedulerConfig, mapping, "scheduler")
@@ -353,7 +421,8 @@ def _check_sweep(override: Override, multirun: bool) -> None:
     if key in GROUPS:
         names = _swept(override) if override.is_sweep_override() else [str(override.value())]
         for name in names:
-            if name not in group_names(key):
+            is_own = key == "scheduler" and is_policy_file(name)  # looked at when it was made a choice
+            if name not in group_names(key) and not is_own:
                 hint = " (or a path with a / in it)" if key == "model" else ""
                 raise ConfigError(f"{key}={name}: unknown{nearest(name, group_names(key))}{hint}")
 

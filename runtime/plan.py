@@ -12,7 +12,7 @@ from ..models.huggingface import resolve_architecture, resolve_weights
 from ..models.layout import tensor_shapes
 from ..models.memory import block_count, check_blocks, dtype_bytes, slot_bound
 from ..parallel.split import check_parallel, split_layers
-from .scheduler import Limits
+from .scheduler import Limits, find_policy
 from .setup import Setup
 from .stage_times import read_profile
 
@@ -46,6 +46,7 @@ def make_plan(config: EngineConfig) -> Plan:
         raise ConfigError("model.attention=xformers: runs on CUDA only; use sdpa or auto on hardware.device=cpu")
     if folder is not None:
         SafetensorsFolder(folder).check(arch, tensor_shapes(arch))
+    find_policy(config.scheduler)
     if isinstance(config.scheduler, EqualTimeConfig):
         read_profile(config.scheduler.profile, parallel.pp)
     element = dtype_bytes(config.model, hardware.device)

@@ -253,7 +253,8 @@ def test_every_choice_of_a_group_builds(group: str) -> None:
 def test_parallel_choices_mean_their_names() -> None:
     grids = {name: build(ParallelConfig, load_group("parallel", name)) for name in group_names("parallel")}
     assert {name: (grid.tp, grid.pp) for name, grid in grids.items()} == {
-        "local": (1, 1), "pp2": (1, 2), "tp2": (2, 1), "tp2_pp2": (2, 2), "tp8": (8, 1), "tp8_pp8": (8, 8),
+        "local": (1, 1), "pp2": (1, 2), "tp2": (2, 1), "tp2_pp2": (2, 2), "tp2_pp4": (2, 4), "tp4": (4, 1),
+        "tp4_pp2": (4, 2), "tp4_pp16": (4, 16), "tp8": (8, 1), "tp8_pp2": (8, 2), "tp8_pp4": (8, 4), "tp8_pp8": (8, 8),
     }  # fmt: skip
     assert {name for name, grid in grids.items() if grid.launcher != "ray"} == {"local"}
 

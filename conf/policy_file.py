@@ -1,0 +1,102 @@
+"""A policy of the user's own: a Python file that holds a `Scheduler` and, where it has keys, their `Config`.
+
+`scheduler=./FILE.py` and `LLM(..., scheduler="./FILE.py")` name it. This module knows the file and its keys;
+`runtime.scheduler` finds the policy in it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import sys
+import traceback
+import zlib
+from functools import lru_cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from .errors import ConfigError
+from .policies import SchedulerConfig
+
+SUFFIX = ".py"
+
+
+def is_policy_file(choice: str) -> bool:
+    """Whether a choice of `scheduler` is a file rather than a policy of ours."""
+    return choice.endswith(SUFFIX)
+
+
+def policy_mapping(file: str) -> dict[str, Any]:
+    """The choice that a file is: its name, where it lies, and its keys with their defaults.
+
+    Raises:
+        ConfigError: as `load_policy_file` and `policy_config`.
+    """
+    path = _found(file)
+    config = policy_config(str(path))(name=path.name, file=str(path))  # type: ignore[call-arg]
+    return dataclasses.asdict(config)
+
+
+def policy_config(file: str) -> type[SchedulerConfig]:
+    """The file's `Config`, or that of every policy where it has none, with two keys of its own: the `name` is the
+    file's, and `file` says where it lies.
+
+    Raises:
+        ConfigError: as `load_policy_file`; a `Config` that is no frozen dataclass over `SchedulerConfig`, or a key of
+            it without a default.
+    """
+    module = load_policy_file(file)
+    own = getattr(module, "Config", SchedulerConfig)
+    # Without a decorator of its own it has the fields of the class that it extends.
+    if not (isinstance(own, type) and issubclass(own, SchedulerConfig) and "__dataclass_fields__" in vars(own)):
+        raise ConfigError(f"{file}: Config must be a frozen dataclass that extends SchedulerConfig")
+    for field in dataclasses.fields(own):
+        required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        if required and field.name != "name":
+            raise ConfigError(f"{file}: Config.{field.name} must have a default")
+    return _with_file(own, module)
+
+
+def load_policy_file(file: str) -> ModuleType:
+    """The file as a module, run once.
+
+    Raises:
+        ConfigError: no such file, or it does not run, with the line that fails.
+    """
+    path = _found(file)
+    return _run(str(path), path.stat().st_mtime_ns)
+
+
+def _found(file: str) -> Path:
+    path = Path(file).expanduser().absolute()
+    if not path.is_file():
+        what = "is a folder; give the file" if path.is_dir() else "no such file"
+        raise ConfigError(f"scheduler={file}: {what}")
+    return path
+
+
+@lru_cache(maxsize=64)
+def _run(path: str, changed: int) -> ModuleType:
+    name = f"gapless_policy_{Path(path).stem}_{zlib.crc32(path.encode()):08x}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look for the names of their types there
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+        line = error.lineno if isinstance(error, SyntaxError) and error.filename == path else lines[-1] if lines else 0
+        raise ConfigError(f"{path}:{line}: {type(error).__name__}: {getattr(error, 'msg', error)}") from error
+    return module
+
+
+@lru_cache(maxsize=64)
+def _with_file(own: type[SchedulerConfig], module: ModuleType) -> type[SchedulerConfig]:
+    return dataclasses.make_dataclass(
+        own.__name__, [("name", str), ("file", str)], bases=(own,), namespace={"__module__": module.__name__},
+        frozen=True, slots=True, kw_only=True,
+    )  # fmt: skip

@@ -233,8 +233,10 @@ def test_a_run_that_fails_leaves_what_came_before(
 def test_a_sweep_drops_what_a_policy_lacks(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
     chosen = ["scheduler=orca_best,sarathi", "scheduler.chunk=8,16", "warmup=false", "hydra.sweep.dir=out"]
     assert main(["bench", "-m", *SMALL, *FEW, *chosen]) == 0
-    errors = capfd.readouterr().err
-    assert {path.name for path in (here / "out").iterdir()} == {"multirun.yaml", "0", "2", "3"}
+    printed, errors = capfd.readouterr()
+    assert {path.name for path in (here / "out").iterdir()} == {
+        "multirun.yaml", "0", "2", "3", "comparison.json", "comparison.csv", "report.html", "figures",
+    }  # fmt: skip
     found = {}
     for name in "023":
         assert {path.name for path in (here / "out" / name).iterdir()} == {*FILES, ".hydra"}
@@ -242,7 +244,8 @@ def test_a_sweep_drops_what_a_policy_lacks(here: Path, capfd: pytest.CaptureFixt
         found[name] = build(BenchConfig, yaml.safe_load(text)).scheduler
     assert found == {"0": OrcaBestConfig(), "2": SarathiConfig(chunk=8), "3": SarathiConfig(chunk=16)}
     assert "gapless: run 1 is run 0 again, without scheduler.chunk: skipped\n" in errors
-    assert errors.endswith("gapless: to compare these runs: gapless report out\n")
+    assert "3 settings" in printed
+    assert printed.endswith("report   out/report.html\n")
 
 
 def test_one_pipeline_serves_policies_of_different_depth(ray_launcher: RayLauncher) -> None:

@@ -1,0 +1,167 @@
+"""`gapless simulate` in this process: what it writes, fleets, sweeps and their end, policies of one's own, errors."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gapless.conf.build import build
+from gapless.conf.policies import SarathiConfig
+from gapless.conf.schema import SimulateConfig
+from gapless.launch import compose
+from gapless.launch.cli import main
+
+DOCUMENT = Path(__file__).parent.parent.parent / "docs" / "policies.md"
+SMALL = ["model=llama-7b", "parallel=tp2_pp2", "workload=fixed", "workload.num_prompts=12", "workload.input_len=300",
+         "workload.output_len=20"]  # fmt: skip
+FILES = {"requests.csv", "spans.csv.gz", "record.jsonl.gz", "summary.json", "trace.json.gz", "report.html"}
+
+
+def configs(*overrides: str, multirun: bool = False) -> list[SimulateConfig]:
+    rewritten = compose.rewrite(overrides, SimulateConfig, "simulate", multirun=multirun)
+    return compose.compose_all(rewritten, SimulateConfig, "simulate", multirun=multirun)
+
+
+def loaded(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (source,) = re.findall(r"^```python\n(.*?)^```$", DOCUMENT.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    (tmp_path / "shortest_rest_first.py").write_text(source, encoding="utf-8")
+    return tmp_path
+
+
+def test_one_run_is_the_run_folder_and_the_same_again(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    chosen = [*SMALL, "simulation.jitter=0.1", "workload.request_rate=20"]
+    for name, more in (("a", []), ("b", []), ("c", ["seed=1"])):
+        assert main(["simulate", *chosen, *more, f"hydra.run.dir={name}"]) == 0
+    assert {path.name for path in (here / "a").iterdir()} == {*FILES, ".hydra"}
+    rows = [(here / name / "requests.csv").read_text(encoding="utf-8") for name in "abc"]
+    assert rows[0] == rows[1] != rows[2]
+    summary = loaded(here / "a" / "summary.json")
+    assert (summary["completed"], summary["total_output_tokens"]) == (12, 240)
+    printed = capfd.readouterr()
+    assert "12 requests in" in printed.out
+    assert "stage 1" in printed.out
+    assert "12/12 requests" in printed.err
+
+
+def test_replicas_beside_a_pipeline_as_in_figure_12(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", *SMALL, "parallel=tp2", "simulation.replicas=2", "hydra.run.dir=fleet"]) == 0
+    assert main(["simulate", *SMALL, "hydra.run.dir=pipeline"]) == 0
+    assert {path.name for path in (here / "fleet").iterdir()} == {
+        "replica_0", "replica_1", "summary.json", "requests.csv", "report.html", "comparison.json", "comparison.csv",
+        ".hydra",
+    }  # fmt: skip
+    assert {path.name for path in (here / "fleet" / "replica_1").iterdir()} == FILES
+    assert "replica 1" in capfd.readouterr().out
+    assert main(["report", "fleet", "pipeline", "figures=false", "slo.ttft_ms=10000", "out=both"]) == 0
+    printed = capfd.readouterr().out
+    assert "2 settings" in printed
+    rows = loaded(here / "both" / "comparison.json")["candidates"]
+    assert [row["metrics"]["completed"]["median"] for row in rows] == [12, 12]
+    assert [row["settings"]["simulation.replicas"] for row in rows] == [2, 1]
+    assert all(row["metrics"]["request_goodput"]["median"] > 0 for row in rows)
+    assert main(["report", "fleet", "figures=false"]) == 0
+    assert "replica 1" in capfd.readouterr().out
+    assert main(["report", "fleet/replica_1", "figures=false"]) == 0
+    assert "6 requests in" in capfd.readouterr().out
+
+
+def test_several_policies_and_repeats_leave_their_comparison(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    chosen = ["scheduler=sarathi,./shortest_rest_first.py", "scheduler.chunk=64", "repeats=2", "hydra.run.dir=out"]
+    assert main(["simulate", *SMALL, *chosen, "simulation.jitter=0.2", "simulation.replicas=2"]) == 0
+    told = loaded(here / "out" / "simulate.json")
+    assert [run["policy"] for run in told["runs"]] == ["sarathi"] * 2 + ["shortest_rest_first.py"] * 2
+    spans = [run["duration"] for run in told["runs"]]
+    assert len(set(spans)) == 4, "repeats differ by their seed"
+    folder = here / "out" / told["runs"][3]["folder"]
+    config = build(SimulateConfig, yaml.safe_load((folder / ".hydra" / "config.yaml").read_text(encoding="utf-8")))
+    assert config.scheduler.name == "shortest_rest_first.py"
+    assert config.scheduler.chunk == 64  # type: ignore[attr-defined]
+    printed = capfd.readouterr().out
+    assert "shortest_rest_first.py" in printed
+    assert "2 settings, 4 runs" in printed
+
+
+def test_a_sweep_ends_with_one_table_and_one_comparison(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    chosen = ["scheduler=sarathi,orca_best,./shortest_rest_first.py", "scheduler.chunk=64,128"]
+    assert main(["simulate", "-m", *SMALL, *chosen, "hydra.sweep.dir=swept"]) == 0
+    printed = capfd.readouterr()
+    assert "run 3 is run 2 again, without scheduler.chunk: skipped" in printed.err
+    assert "run 4: " in printed.err
+    assert "scheduler=shortest_rest_first.py" in printed.err
+    assert "5 settings" in printed.out
+    assert printed.out.rstrip().endswith("swept/report.html")
+    assert "to compare these runs" not in printed.err
+    found = loaded(here / "swept" / "comparison.json")
+    assert {row["label"] for row in found["candidates"]} == {
+        "sarathi chunk=64", "sarathi chunk=128", "orca_best", "shortest_rest_first.py chunk=64",
+        "shortest_rest_first.py chunk=128",
+    }  # fmt: skip
+    figures = {path.name for path in (here / "swept" / "figures").iterdir()}
+    assert figures >= {"heat_map.png", "throughput_against_tbt.png", "throughput_against_ttft.png"}
+
+
+@pytest.mark.skipif(importlib.util.find_spec("hydra_plugins") is None
+                    or importlib.util.find_spec("hydra_plugins.hydra_joblib_launcher") is None,
+                    reason="needs hydra-joblib-launcher")  # fmt: skip
+def test_a_sweep_over_processes(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    chosen = ["scheduler=sarathi,./shortest_rest_first.py", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
+    assert main(["simulate", "-m", *SMALL, *chosen, "hydra.sweep.dir=swept"]) == 0
+    assert [row["label"] for row in loaded(here / "swept" / "comparison.json")["candidates"]] == [
+        "sarathi", "shortest_rest_first.py",
+    ]  # fmt: skip
+    assert "2 settings" in capfd.readouterr().out
+
+
+def test_files_among_policies(here: Path) -> None:
+    (config,) = configs("scheduler=./shortest_rest_first.py,sarathi", "scheduler.chunk=8", "scheduler.tile=4")
+    assert [policy.name for policy in config.policies] == ["shortest_rest_first.py", "sarathi"]
+    assert config.policies[0].file == str(here / "shortest_rest_first.py")  # type: ignore[attr-defined]
+    assert config.policies[1] == SarathiConfig(chunk=8, tile=4)
+    assert config.scheduler == config.policies[0]
+    (here / "sarathi.py").write_text((here / "shortest_rest_first.py").read_text(encoding="utf-8"), encoding="utf-8")
+    swept = configs("scheduler=sarathi,./sarathi.py", "scheduler.tile=2", multirun=True)
+    assert [policy.scheduler.name for policy in swept] == ["sarathi", "sarathi.py"]
+    (here / "my own").mkdir()
+    (here / "sarathi.py").rename(here / "my own" / "my sarathi (1).py")
+    (config,) = configs("scheduler=my own/my sarathi (1).py")
+    assert config.scheduler.file == str(here / "my own" / "my sarathi (1).py")  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("arguments", "line"), [
+    (["scheduler=./nothing.py"], "scheduler=./nothing.py: no such file"),
+    (["scheduler=sarathi,./nothing.py"], "scheduler=./nothing.py: no such file"),
+    (["scheduler=./shortest_rest_first.py", "scheduler.chnk=3"],
+     "scheduler.chnk: unknown key; did you mean 'scheduler.chunk'?"),
+    (["scheduler=./shortest_rest_first.py", "scheduler.chunk=x"], "scheduler.chunk='x': must be an integer"),
+    (["scheduler=./shortest_rest_first.py,orca_best", "scheduler.tile=3"],
+     "scheduler.tile: unknown key of shortest_rest_first.py, orca_best; sarathi, equal_time have it"),
+    (["scheduler=./broken.py"], "{here}/broken.py:1: SyntaxError: invalid syntax"),
+    (["scheduler=./empty.py"], "{here}/empty.py: must hold one class that extends Scheduler; it holds none"),
+    (["simulation.devices=[a100-80g,a100]"], "simulation.devices=a100: unknown; did you mean '"),
+    (["simulation.replicas=0"], "simulation.replicas=0: must be 1 or more"),
+    (["simulation.router=nearest"],
+     "simulation.router='nearest': must be round_robin, least_requests or least_tokens"),
+    (["model=gpt3-175b"], "hardware.memory_gib="),
+])  # fmt: skip
+def test_errors_are_one_line(arguments: list[str], line: str, here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (here / "broken.py").write_text("def\n", encoding="utf-8")
+    (here / "empty.py").write_text("", encoding="utf-8")
+    before = set(here.iterdir())
+    assert main(["simulate", *SMALL, *arguments]) == 2
+    out, error = capfd.readouterr()
+    assert out == ""
+    assert error.startswith(f"gapless: error: {line.format(here=here)}")
+    assert error.count("\n") == 1
+    assert {path for path in here.iterdir() if path.name != "__pycache__"} == before

@@ -50,6 +50,7 @@ class Command:
     positional: str | None = None
     has_ranks: bool = True  # that a launcher starts
     folder: str = "runs/DATE_TIME"  # what it leaves, unless hydra.run.dir names another
+    compares: bool = False  # whether a sweep of it ends with a comparison of its runs
 
 
 COMMANDS = {
@@ -78,6 +79,7 @@ COMMANDS = {
                 "gapless bench scheduler=sarathi workload=trace workload.path=trace.csv.gz workload.time_scale=0.1",
                 "gapless bench -m scheduler=sarathi scheduler.chunk=128,256,auto parallel=pp2",
             ),
+            compares=True,
         ),
         Command(
             "simulate",
@@ -90,6 +92,7 @@ COMMANDS = {
                 "gapless simulate -m scheduler=sarathi,equal_time scheduler.chunk=128,256,512 parallel=tp8_pp8",
             ),
             has_ranks=False,
+            compares=True,
         ),
         Command(
             "profile",
@@ -219,8 +222,11 @@ def _run(command: Command, overrides: list[str], *, multirun: bool) -> None:
 
     full_error = os.environ.get("HYDRA_FULL_ERROR")
     swept = compose.swept_families(rewritten, cls) if multirun else set()
-    done: dict[EngineConfig, int] = {}
-    sweep_dir: list[str] = []
+    sweep_dir = compose.sweep_folder(rewritten, command.name) if multirun else None
+    if sweep_dir is not None:
+        rewritten.append(f"++hydra.sweep.dir={compose.quote(sweep_dir)}")
+    first: dict[EngineConfig, int] = {}
+    same_as = [first.setdefault(config, number) for number, config in enumerate(configs)]
 
     def task(composed: DictConfig) -> None:
         _set_environment("HYDRA_FULL_ERROR", full_error)
@@ -229,17 +235,15 @@ def _run(command: Command, overrides: list[str], *, multirun: bool) -> None:
         dropped = compose.drop_foreign(composed, cls, swept)
         config = compose.to_config(composed, cls)
         if multirun:
-            sweep_dir[:] = [state.sweep.dir]
             print(f"{PROGRAM}: run {state.job.num}: {' '.join(state.overrides.task)}", file=sys.stderr, flush=True)
         if dropped:
-            if config in done:
-                what = f"run {state.job.num} is run {done[config]} again, without {', '.join(dropped)}"
+            if multirun and (other := same_as[state.job.num]) != state.job.num:
+                what = f"run {state.job.num} is run {other} again, without {', '.join(dropped)}"
                 print(f"{PROGRAM}: {what}: skipped", file=sys.stderr, flush=True)
                 shutil.rmtree(folder)
                 return
             if state.output_subdir:
                 OmegaConf.save(composed, folder / state.output_subdir / "config.yaml")
-        done[config] = state.job.num if multirun else 0
         try:
             module.run(config, folder, stdin, launcher)
         except Exception as error:
@@ -250,15 +254,21 @@ def _run(command: Command, overrides: list[str], *, multirun: bool) -> None:
     _set_environment("HYDRA_FULL_ERROR", "1")  # hydra then raises instead of printing a traceback
     sys.argv = [f"{PROGRAM} {command.name}", *(["--multirun"] if multirun else []), *rewritten]
     try:
-        with _kept_launcher(configs if command.has_ranks else ()) as launcher:
+        alone = any(text.startswith("hydra/launcher=") for text in rewritten)  # runs are in processes of their own
+        with _kept_launcher(configs if command.has_ranks and not alone else ()) as launcher:
             start()
     except _Escape as escape:
         raise escape.error from escape.error.__cause__
     finally:
         sys.argv = before
         _set_environment("HYDRA_FULL_ERROR", full_error)
-    if sweep_dir and len(done) > 1:
-        print(f"{PROGRAM}: to compare these runs: {PROGRAM} report {sweep_dir[0]}", file=sys.stderr)
+    if sweep_dir is not None and len(first) > 1:
+        if command.compares:
+            from . import report
+
+            report.compare_sweep(sweep_dir)
+        else:
+            print(f"{PROGRAM}: to compare these runs: {PROGRAM} report {sweep_dir}", file=sys.stderr)
 
 
 @contextmanager

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Console
+from rich.markdown import Markdown
 from rich.table import Table
 from rich.text import Text
 
-from ..conf.errors import ConfigError, nearest
 from ..conf.schema import SimulateConfig
 from .progress import PLAIN_EVERY_S, shown
-from .turns import Turn, requests
+from .turns import requests
 
 if TYPE_CHECKING:
     from ..runtime.experiments import Row
@@ -30,14 +30,10 @@ def check(config: SimulateConfig) -> None:
         ConfigError: no such experiment, keys that it has no use for, memory or hardware.
     """
     from ..runtime.cost.make import make_costs
-    from ..runtime.experiments import EXPERIMENTS
+    from ..runtime.experiments import check_experiment
     from ..runtime.plan import make_plan
 
-    if config.experiment not in EXPERIMENTS:
-        raise ConfigError(f"experiment={config.experiment}: unknown{nearest(str(config.experiment), EXPERIMENTS)}")
-    if config.policies or config.repeats > 1:
-        key = "scheduler" if config.policies else "repeats"
-        raise ConfigError(f"{key}: experiment={config.experiment} runs policies of its own, each once")
+    check_experiment(config)
     make_costs(config, make_plan(config))
     requests(config)
 
@@ -63,7 +59,7 @@ def run(config: SimulateConfig, run_dir: Path) -> None:
     figures = write_artifact(run_dir, artifact)
     console.print(table(artifact.title, artifact.rows))
     for note in artifact.notes:
-        console.print(Text(note))
+        console.print(Markdown(note))
         console.print()
     for label, path in (("numbers", run_dir / "paper.json"), *(("plot", figure) for figure in figures)):
         console.print(Text.assemble((f"{label:9}", "bold"), shown(path)), soft_wrap=True)
@@ -74,22 +70,21 @@ def table(title: str, rows: Sequence[Row]) -> Table:
     from ..runtime.experiments import cells
 
     made = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
-    for name in ("artifact", "quantity", "setting"):
+    for name in ("quantity", "setting"):
         made.add_column(name)
     for name in ("paper", "ours", "deviation"):
         made.add_column(name, justify="right", no_wrap=True)
     for row in rows:
-        made.add_row(*map(Text, (row.artifact, *cells(row))))
+        made.add_row(*map(Text, cells(row)))
     return made
 
 
 def _records(config: SimulateConfig) -> list[RunRecord]:
     """The record of each replica of one simulation."""
-    from ..runtime.simulation import run_fleet, without_prompts
-    from .simulate import make_replicas
+    from ..runtime.simulation import make_replicas, run_fleet, without_prompts
 
     workload, _ = requests(config)
-    replicas = make_replicas(config, Turn(config.scheduler.name, config.scheduler, 1, ""))
+    replicas = make_replicas(config)
     simulation, most = config.simulation, config.workload.max_concurrency
     for _ in run_fleet(replicas, without_prompts(workload), router=simulation.router, max_concurrency=most):
         pass

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ...conf.errors import ConfigError, nearest
+from ...conf.policies import SarathiConfig
 from ...conf.schema import SimulateConfig
 from .artifact import Artifact, Row, Simulate, cells, number, write_artifact
 from .figure3 import figure3
@@ -34,4 +36,35 @@ EXPERIMENTS: dict[str, Experiment] = {
     "figure13": figure13,
 }  # in the paper's order
 
-__all__ = ["EXPERIMENTS", "Artifact", "Experiment", "Row", "Simulate", "cells", "number", "write_artifact"]
+
+def check_experiment(config: SimulateConfig) -> None:
+    """Whether an experiment can run as `config` has it: one that there is, with its own policies.
+
+    Raises:
+        ConfigError: naming the key that it has no use for.
+    """
+    name, policy = config.experiment, config.scheduler
+    if name not in EXPERIMENTS:
+        raise ConfigError(f"experiment={name}: unknown{nearest(str(name), EXPERIMENTS)}")
+    if config.policies or config.repeats > 1:
+        key = "scheduler" if config.policies else "repeats"
+        raise ConfigError(f"{key}: experiment={name} runs policies of its own, each once")
+    if name == "figure12":
+        if not isinstance(policy, SarathiConfig) or policy.chunk == "auto":
+            raise ConfigError(f"scheduler={policy.name}: experiment={name} runs orca_best, sarathi and equal_time; "
+                              "set scheduler.batch, and a number as scheduler.chunk")  # fmt: skip
+    elif policy != SarathiConfig():
+        raise ConfigError(f"scheduler={policy.name}: experiment={name} runs policies of its own, as the paper has them")
+
+
+__all__ = [
+    "EXPERIMENTS",
+    "Artifact",
+    "Experiment",
+    "Row",
+    "Simulate",
+    "cells",
+    "check_experiment",
+    "number",
+    "write_artifact",
+]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from ...conf.sampling import SamplingParams
 from ..messages import Decodes, NewRequest, Segment, Step
 
 _GREEDY = SamplingParams(max_tokens=1, ignore_eos=True)
+_DENSE = 256  # up to here lengths are spaced closely
 _LEAST = 16  # tokens of a chunk or a context: below it all is overhead, which decodes show
 
 
@@ -38,8 +38,8 @@ class Point(NamedTuple):
 def operator_points(max_tokens: int, max_context: int, max_decodes: int, tile: int) -> list[Point]:
     """Chunks alone over lengths and prefixes, decodes alone over numbers and contexts: what operators are fitted to.
 
-    Lengths and numbers are spaced by factors of 4/3 and 3/2. Where a matrix product is padded to large tiles, lengths
-    one past a tile stand beside whole tiles.
+    Small sizes stand close to each other: kernels of matrix products change there, and time may fall as rows are
+    added. Where a matrix product is padded to large tiles, lengths one past a tile stand beside whole tiles.
     """
     lengths = [n for n in _spaced(8, max_tokens) if n <= max_context]
     prefixes = sorted({_LEAST, max_context // 8, max_context // 4, max_context // 2, max_context * 3 // 4} - {0})
@@ -77,15 +77,16 @@ def sent_points(max_tokens: int, max_context: int) -> list[Point]:
     return [Point(chunk=n) for n in (1, 16, 64, 256, 1024, 4096) if n <= min(max_tokens, max_context)]
 
 
-def _spaced(least: int, most: int) -> Iterator[int]:
-    """Powers of two, their halves more, and `most`."""
+def _spaced(least: int, most: int) -> list[int]:
+    """Powers of two from `least` on, what lies a quarter, a half and three quarters between them (above `_DENSE` the
+    half alone), and `most`."""
+    sizes = {most}
     size = least
     while size < most:
-        yield size
-        if size * 3 // 2 < most and size % 2 == 0:
-            yield size * 3 // 2
+        quarters = (0, 1, 2, 3) if size < _DENSE else (0, 2)
+        sizes |= {size + size * quarter // 4 for quarter in quarters}
         size *= 2
-    yield most
+    return sorted(size for size in sizes if size <= most)
 
 
 class StepMaker:

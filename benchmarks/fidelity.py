@@ -6,21 +6,33 @@ real on each workload (`gapless bench`), so that what else the machine does fall
 with the medians of all rounds' measurements (`gapless simulate`), and real medians stand beside simulated figures.
 Nothing of the simulation is fitted to the runs.
 
+What a twin is off by has two sources, which the last table tells apart: stage times that the profile foretells badly,
+and all else that a simulation may have wrong, sends, control and the order of things. There each real run is simulated
+once more with its own stage times, step by step.
+
 Further arguments are overrides of `gapless bench` and `gapless simulate`. About 15 minutes on 2 cores.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import shutil
 import statistics
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from gapless.conf.build import build
+from gapless.conf.schema import SimulateConfig
 from gapless.launch.cli import main as gapless
+from gapless.launch.turns import requests
+from gapless.runtime.cost.stage_costs import Load, StageCosts
 from gapless.runtime.ledger import CAUSES, Ledger
-from gapless.runtime.run_folder import read_run_folder
+from gapless.runtime.run_folder import RunFolder, read_run_folder
+from gapless.runtime.simulation import make_replicas, run_fleet, without_prompts
+from gapless.runtime.spans import RunRecord
 
 POLICIES = ("orca_best", "sarathi", "equal_time")
 MACHINE = ("model=llama-160m", "hardware=cpu", "parallel=pp2", "parallel.threads=1")
@@ -74,8 +86,8 @@ class Figures:
     causes: dict[str, float]
 
     @classmethod
-    def of(cls, folder: Path) -> Figures:
-        ledger = Ledger(read_run_folder(folder).load())
+    def of(cls, record: RunRecord) -> Figures:
+        ledger = Ledger(record)
         busy = [ledger.busy_seconds(stage) for stage in range(ledger.num_stages)]
         causes = {str(cause): seconds for cause, seconds in ledger.seconds_by_cause().items()}
         return cls(ledger.span_seconds, busy, causes)
@@ -92,11 +104,15 @@ class Figures:
 def report(out: Path) -> None:
     """Real beside simulated: by workload and policy, then whether what is asked is met."""
     worst: dict[str, float] = {"makespan": 0.0, "busy": 0.0, "cause": 0.0}
+    replayed: list[tuple[str, Figures, Figures, float]] = []
     for workload in WORKLOADS:
         for policy in POLICIES:
-            real_runs = [Figures.of(path) for path in sorted(out.glob(f"real_{workload}_*/*_{policy}"))]
-            (twin,) = [Figures.of(path) for path in out.glob(f"twin_{workload}/*_{policy}")]
+            folders = [read_run_folder(path) for path in sorted(out.glob(f"real_{workload}_*/*_{policy}"))]
+            real_runs = [Figures.of(folder.load()) for folder in folders]
+            (twin,) = [Figures.of(read_run_folder(path).load()) for path in out.glob(f"twin_{workload}/*_{policy}")]
             real = Figures.median(real_runs)
+            replayed += [(f"{workload}, {policy}", run, *with_own_times(folder, out / "profile"))
+                         for run, folder in zip(real_runs, folders, strict=True)]  # fmt: skip
             print(f"\n{workload}, {policy}: median of {len(real_runs)} runs [least .. most], and its twin")
             print(f"  {'':<22}{'real':>9} {'':<19}{'simulated':>9}   {'twin / real':>11}")
             _row("makespan s", [run.makespan for run in real_runs], twin.makespan)
@@ -117,6 +133,55 @@ def report(out: Path) -> None:
     ):
         met = "met" if worst[key] <= most else "NOT MET"
         print(f"  {what:<50} off by {worst[key]:.1%} at the most; {most:.0%} is asked: {met}")
+    print("\neach run simulated with its own stage times: what is left is not the cost model's")
+    print(f"  {'':<22}{'makespan':>10}{'the cause that is off most':>40}{'micro-batches alike':>22}")
+    for name, run, again, alike in replayed:
+        off = {cause: (again.causes[cause] - seconds) / run.makespan for cause, seconds in run.causes.items()}
+        cause = max(off, key=lambda cause: abs(off[cause]))
+        most_off = f"{cause} {off[cause]:+.1%} of span"
+        print(f"  {name:<22}{again.makespan / run.makespan:10.3f}{most_off:>40}{alike:>22.0%}")
+
+
+def with_own_times(folder: RunFolder, profile: Path) -> tuple[Figures, float]:
+    """A real run simulated with the stage times that it had; the share of micro-batches that came out the same."""
+    mapping = {key: _from_json(folder.config[key]) for key in ("model", "hardware", "parallel", "scheduler", "cache",
+                                                              "seed", "workload")}  # fmt: skip
+    config = build(SimulateConfig, mapping | {"simulation": {"profile": str(profile)}})
+    (replica,) = make_replicas(config)
+    own = _OwnTimes(folder.load(), replica.pipeline.costs)
+    replica.pipeline.costs = own
+    for _ in run_fleet([replica], without_prompts(requests(config)[0])):
+        pass
+    return Figures.of(replica.record), own.alike / max(own.asked, len(own.steps))
+
+
+class _OwnTimes(StageCosts):
+    """A run's stage times in the order of its micro-batches, then those of a cost model."""
+
+    def __init__(self, record: RunRecord, beyond: StageCosts) -> None:
+        super().__init__(beyond.layers, beyond.operators)
+        self.asked = self.alike = 0
+        self.steps = sorted(record.steps, key=lambda step: step.step)
+        self._times: dict[int, list[float]] = {step.step: [0.0] * record.num_stages for step in self.steps}
+        for span in record.spans:
+            self._times[span.step][span.stage] = span.end - span.begin
+
+    def seconds(self, load: Load) -> list[float]:
+        self.asked += 1
+        if self.asked > len(self.steps):
+            return super().seconds(load)
+        step = self.steps[self.asked - 1]
+        self.alike += (step.num_tokens, step.decode_context) == (load.rows, load.context)
+        return list(self._times[step.step])
+
+
+def _from_json(value: Any) -> Any:
+    """A config's value as JSON has it, which knows no infinity."""
+    if isinstance(value, dict):
+        return {key: _from_json(below) for key, below in value.items()}
+    if isinstance(value, list):
+        return [_from_json(below) for below in value]
+    return math.inf if value == "inf" else value
 
 
 def _row(name: str, real: list[float], twin: float, off: str = "") -> None:

@@ -22,6 +22,7 @@ Kind = Literal["lines", "steps", "cdf", "histogram", "areas", "bars", "scatter",
 POINTS = 600  # of a thinned series
 BINS = 48
 SLOTS = 240  # stretches of time that an area chart averages over
+FEW_NAMES, SHORT_NAME = 5, 14  # points, and letters of their names, that fit beside each other
 NUM_COLOURS = 8  # series colours of the style sheet, `s0` and on
 
 
@@ -59,8 +60,8 @@ class Series:
 @dataclass(frozen=True, slots=True)
 class Chart:
     """`name` is the figure's file name. `marks` are named places on x. `categories` are those of bars, and the columns
-    of a heat map. `diagonal` draws y = x, `line` joins points (x, y) of a scatter. `note` says below what a
-    reader must know."""
+    of a heat map. `diagonal` draws y = x, `line` joins points (x, y) of a scatter. `shades` are the values
+    of a heat map's lightest and darkest cell, where maps share them. `note` says below what a reader must know."""
 
     name: str
     title: str
@@ -72,11 +73,22 @@ class Chart:
     categories: tuple[str, ...] = ()
     diagonal: bool = False
     line: tuple[tuple[float, float], ...] = ()
+    shades: tuple[float, float] | None = None
     note: str = ""
 
     @property
     def is_empty(self) -> bool:
         return not any(np.isfinite(series.y).any() for series in self.series if len(series.y))
+
+
+def numbered(chart: Chart) -> list[Series]:
+    """The named points of a scatter, from left to right, where their names would lie on each other: they have numbers
+    instead, from 1, and a legend says whose. Else none."""
+    named = [series for series in chart.series if series.names and series.named]
+    if chart.kind != "scatter" or any(len(series.names) != 1 for series in named):
+        return []
+    crowded = len(named) > FEW_NAMES or any(len(series.names[0]) > SHORT_NAME for series in named)
+    return sorted(named, key=lambda series: float(series.x[0])) if crowded else []
 
 
 def series_colour(number: int) -> str:

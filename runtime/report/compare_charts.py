@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -38,10 +38,11 @@ def throughput_against(candidates: Sequence[Candidate], tail: str) -> Chart:
     series.sort(key=lambda s: not s.named)  # the front's names take their room first
     line = sorted((points[at][2], points[at][3]) for at in best)
     short, name = TAILS[tail]
+    told = "the line joins the settings that none beats in both" if len(line) > 1 else "one setting is best in both"
     return Chart(
         f"throughput_against_{short}", f"Throughput against the {name}", "scatter", Axis(name, "ms", None),
         Axis("output", "tok/s", None), tuple(series), line=tuple(line) if len(line) > 1 else (),
-        note="Up and to the left is better; the line joins the settings that none beats in both.",
+        note=f"Up and to the left is better; {told}.",
     )  # fmt: skip
 
 
@@ -99,13 +100,17 @@ def heat_maps(candidates: Sequence[Candidate], sort: str) -> list[Chart]:
     values = list(dict.fromkeys(apart.values))
     if len(values) > MOST_MAPS:
         return []
-    return [
+    charts = [
         _heat_map(
             candidates, [at for at, own in enumerate(apart.values) if own == value], across, up, sort,
-            f": {apart.short} {value}", f"_{number}",
+            f"{apart.short} = {value}", f"_{number}",
         )
         for number, value in enumerate(values)
     ]  # fmt: skip
+    cells = np.concatenate([series.y for chart in charts for series in chart.series])
+    if not np.isfinite(cells).any():
+        return charts
+    return [replace(chart, shades=(float(np.nanmin(cells)), float(np.nanmax(cells)))) for chart in charts]
 
 
 def _heat_map(
@@ -122,8 +127,9 @@ def _heat_map(
     x = np.arange(len(columns), dtype=np.float64)
     series = tuple(Series(name, x, table[row], "chunk") for row, name in enumerate(rows))
     title = metric.name + (f" ({metric.unit})" if metric.unit else "")
+    title += f": {where}" if where else f" by {across.short} and {up.short}"
     return Chart(
-        f"heat_map{suffix}", f"{title} by {across.short} and {up.short}{where}", "heat", Axis(across.name),
+        f"heat_map{suffix}", title, "heat", Axis(across.name),
         Axis(up.name), series, categories=tuple(columns),
     )  # fmt: skip
 

@@ -77,10 +77,19 @@ def draw_runs(candidates: Sequence[Candidate], sort: str) -> Drawn:
 
 def charts_of_comparison(candidates: Sequence[Candidate], drawn: Drawn, sort: str) -> list[Chart]:
     """All charts but the compositions, in the page's order."""
-    several = len(candidates) > 2
+    return [*charts_of_settings(candidates, sort), *charts_of_drawn(drawn)]
+
+
+def charts_of_settings(candidates: Sequence[Candidate], sort: str) -> list[Chart]:
+    """Where there are more than two: what their numbers depend on, and what one pays for another."""
+    if len(candidates) < 3:
+        return []
+    return [*heat_maps(candidates, sort), *(throughput_against(candidates, tail) for tail in TAILS)]
+
+
+def charts_of_drawn(drawn: Drawn) -> list[Chart]:
+    """Their median runs over each other."""
     return [
-        *(heat_maps(candidates, sort) if several else []),
-        *([throughput_against(candidates, tail) for tail in TAILS] if several else []),
         charts.bubbles_of_runs(drawn.runs),
         charts.bubble_cdf(drawn.runs),
         charts.completions(drawn.runs),
@@ -119,7 +128,8 @@ def render_comparison(candidates: Sequence[Candidate], drawn: Drawn, title: str,
             "table_note": html.escape(_table_note(candidates, sort)),
             "drawn": html.escape(f"All pipelines on one time axis: {best}."),
             "legend": legend(seconds),
-            "charts": figures(charts_of_comparison(candidates, drawn, sort)),
+            "over_settings": figures(charts_of_settings(candidates, sort)) if len(candidates) > 2 else "",
+            "charts": figures(charts_of_drawn(drawn)),
             "compositions": figures(charts.batch_composition(drawn.runs)),
             "settings": _settings(candidates),
             "versions": pairs_table(candidates[0].runs[0].summary.get("versions") or {}),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .charts import Chart, extent, number_text
+from .charts import Chart, extent, number_text, numbered
 from .page_parts import template
 
 if TYPE_CHECKING:
@@ -38,7 +38,8 @@ def write_figures(path: Path, charts: Sequence[Chart]) -> list[Path]:
     with rc_context(paper_style()):
         for chart in charts:
             rows = len(chart.categories) if chart.kind == "bars" else len(chart.series) if chart.kind == "heat" else 0
-            figure = Figure(figsize=(WIDTH, max(HEIGHT, 1.0 + 0.26 * rows)), dpi=DPI, layout="constrained")
+            height = max(HEIGHT, 1.0 + 0.26 * rows) + 0.13 * len(numbered(chart))
+            figure = Figure(figsize=(WIDTH, height), dpi=DPI, layout="constrained")
             FigureCanvasAgg(figure)
             axes = figure.add_subplot()
             _DRAW[chart.kind](axes, chart, palette)
@@ -151,11 +152,20 @@ def _scatter(axes: Axes, chart: Chart, palette: dict[str, str]) -> None:
         axes.plot([x0, x1], [x0, x1], color="black", linewidth=0.6, linestyle=(0, (3, 2)))
     if chart.line:
         axes.plot(*zip(*chart.line, strict=True), color="black", linewidth=0.6, linestyle=(0, (3, 2)))
+    with_numbers = numbered(chart)
+    numbers = {id(series): number for number, series in enumerate(with_numbers, 1)}
     for series in reversed(chart.series):
         size = 14 if series.names else 3
         axes.scatter(series.x, series.y, s=size, color=palette[series.colour], label=series.label or "_", linewidths=0)
-        for x, y, name in zip(series.x.tolist(), series.y.tolist(), series.names if series.named else (), strict=False):
+        names = series.names if series.named else ()
+        if id(series) in numbers:
+            names = (str(numbers[id(series)]),)
+        for x, y, name in zip(series.x.tolist(), series.y.tolist(), names, strict=False):
             axes.annotate(name, (x, y), xytext=(3, 2), textcoords="offset points", fontsize=FONT - 2)
+    if with_numbers:
+        entries = [f"{number} {series.names[0]}" for number, series in enumerate(with_numbers, 1)]
+        handles = [axes.plot([], [], ".", color=palette[series.colour])[0] for series in with_numbers]
+        axes.figure.legend(handles, entries, loc="outside lower left", handlelength=0.6)
 
 
 def _heat(axes: Axes, chart: Chart, palette: dict[str, str]) -> None:
@@ -163,8 +173,8 @@ def _heat(axes: Axes, chart: Chart, palette: dict[str, str]) -> None:
 
     values = np.array([series.y for series in chart.series])
     colours = LinearSegmentedColormap.from_list("gapless", ["#f4f8fb", palette["chunk"]])
-    axes.imshow(values, aspect="auto", cmap=colours)
-    low, high = float(np.nanmin(values)), float(np.nanmax(values))
+    low, high = chart.shades or (float(np.nanmin(values)), float(np.nanmax(values)))
+    axes.imshow(values, aspect="auto", cmap=colours, vmin=low, vmax=high)
     for (row, column), value in np.ndenumerate(values):
         if np.isfinite(value):
             dark = high > low and (value - low) / (high - low) > 0.55

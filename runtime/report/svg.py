@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from ..ledger import Floats
-from .charts import Chart, Series, extent, number_text, tick_texts, ticks
+from .charts import Chart, Series, extent, number_text, numbered, tick_texts, ticks
 
 WIDTH, HEIGHT = 460, 210  # of the plot with its labels, in the units of the text's size
 TOP, BOTTOM, RIGHT = 22, 36, 12
@@ -36,8 +36,11 @@ def _legend(chart: Chart) -> str:
     named = [series for series in chart.series if series.label]
     if chart.kind == "heat" or not named or (len(named) == 1 and chart.kind == "histogram"):
         named = []
+    labels = [(series, series.label) for series in named]
+    labels += [(series, f"{number} {series.names[0]}") for number, series in enumerate(numbered(chart), 1)]
     items = "".join(
-        f'<li><i class="swatch" style="background:var(--{s.colour})"></i>{html.escape(s.label)}</li>' for s in named
+        f'<li><i class="swatch" style="background:var(--{series.colour})"></i>{html.escape(label)}</li>'
+        for series, label in labels
     )
     return f'<ul class="key">{items}</ul>'
 
@@ -220,10 +223,14 @@ class _Plot:
     def _names(self) -> Iterator[str]:
         """Names beside points, those left out that would lie on another."""
         taken: list[tuple[float, float, float, float]] = []
+        numbers = {id(series): number for number, series in enumerate(numbered(self.chart), 1)}
         for series in self.chart.series:
             taken += [(self.x(x) - 4, self.y(y) - 4, self.x(x) + 4, self.y(y) + 4) for x, y in self._points(series)]
         for series in self.chart.series:
-            for (x, y), name in zip(self._points(series), series.names if series.named else (), strict=False):
+            names = series.names if series.named else ()
+            if id(series) in numbers:
+                names = (str(numbers[id(series)]),)
+            for (x, y), name in zip(self._points(series), names, strict=False):
                 across, up, length = self.x(x), self.y(y), CHAR * 0.95 * len(name)
                 left = across - 7 - length if across + 7 + length > self.right else across + 7
                 box = left, up - 7, left + length, up + 7
@@ -234,7 +241,7 @@ class _Plot:
     def _heat(self) -> Iterator[str]:
         columns = self.chart.categories
         values = np.array([series.y for series in self.chart.series])
-        low, high = float(np.nanmin(values)), float(np.nanmax(values))
+        low, high = self.chart.shades or (float(np.nanmin(values)), float(np.nanmax(values)))
         width = (self.right - self.left) / max(1, len(columns))
         yield self._text(4, 11, self.chart.y.text, css="name")
         yield self._text((self.left + self.right) / 2, self.height - 4, self.chart.x.text, "middle", "name")

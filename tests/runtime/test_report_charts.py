@@ -244,7 +244,7 @@ def test_heat_maps_join_keys_that_vary_together_and_stand_apart_by_a_third():
 
     points = [point(name, grid, chunk) for name in "ab" for grid in ((8, 8), (16, 4)) for chunk in (64, 128, 32)]
     charts = heat_maps(points, "output_throughput")
-    assert [chart.title.rpartition(": ")[2] for chart in charts] == ["scheduler a", "scheduler b"]
+    assert [chart.title.rpartition(": ")[2] for chart in charts] == ["scheduler = a", "scheduler = b"]
     assert {(chart.x.label, chart.y.label) for chart in charts} == {("scheduler.chunk", "parallel.pp, parallel.tp")}
     assert charts[1].categories == ("32", "64", "128")
     assert [(s.label, s.y.tolist()) for s in charts[1].series] == [

@@ -1,71 +1,79 @@
-"""Operator times from a device's constants: a roofline over whole tiles."""
+"""Operator times from a device's constants: each kernel by its tiles, its bytes and its launch."""
 
 from __future__ import annotations
 
 from ...conf.costs import CostsConfig
 from ...conf.schema import Architecture
+from .attention import Attention
+from .communication import Link
+from .gemm import Gemm
 from .operators import Linear
+from .pointwise import Pointwise
 
 
 class AnalyticOperators:
-    """`Operators` of a model cut in `tp` slices: each kernel takes its FLOPs over the tiles it touches or its bytes,
-    whichever is longer, and a launch."""
-
-    layer_overhead = 0.0
-    step_overhead = 0.0
+    """`Operators` of a model cut in `tp` slices, on a device known by its constants (docs/cost_model.md)."""
 
     def __init__(self, arch: Architecture, tp: int, costs: CostsConfig, dtype_bytes: int) -> None:
-        H, D = arch.hidden_size, arch.head_dim
+        H, D, N, K = arch.hidden_size, arch.head_dim, arch.num_heads // tp, max(1, arch.num_kv_heads // tp)
+        ffn, gate = arch.ffn_size // tp, 2 if arch.gated_ffn else 1
         self.tp = tp
-        self.costs = costs
-        self.hidden_bytes = H * dtype_bytes
-        self._element = dtype_bytes
-        self._heads = arch.num_heads // tp
-        self._kv_bytes = 2 * (arch.num_kv_heads // tp) * D * dtype_bytes
-        self._query_size = self._heads * D
-        gate = 2 if arch.gated_ffn else 1
+        self.layer_overhead = costs.host.layer_us * 1e-6
+        self.step_overhead = costs.host.step_us * 1e-6
         self._sizes: dict[Linear, tuple[int, int]] = {  # inputs, outputs
-            "preproj": (H, (arch.num_heads + 2 * arch.num_kv_heads) * D // tp),
-            "postproj": (arch.num_heads * D // tp, H),
-            "ffn_ln1": (H, gate * arch.ffn_size // tp),
-            "ffn_ln2": (arch.ffn_size // tp, H),
+            "preproj": (H, (N + 2 * K) * D),
+            "postproj": (N * D, H),
+            "ffn_ln1": (H, gate * ffn),
+            "ffn_ln2": (ffn, H),
             "head": (H, -(-arch.vocab_size // tp)),
         }
+        self._gemm = Gemm(costs.gemm, costs.multiprocessors, dtype_bytes)
+        self._attention = Attention(costs.attention, N, K, D, costs.multiprocessors, dtype_bytes)
+        self._window = arch.sliding_window
+        rates, row, head_row = costs.pointwise, H * dtype_bytes, (N + K) * D
+        norm, add = (H, 2 * row, rates.norm_gbps), (0, 3 * row, rates.add_gbps)
+        kernels = [norm, norm, add, add]
+        if arch.qk_norm:
+            kernels.append((D, 2 * head_row * dtype_bytes, rates.norm_gbps))
+        if arch.position == "rope":
+            kernels.append((head_row, 2 * head_row * dtype_bytes, rates.rope_gbps))
+        kernels.append((gate * ffn, (gate + 1) * ffn * dtype_bytes, rates.activation_gbps))
+        kernels.append((0, 4 * K * D * dtype_bytes, rates.copy_gbps))
+        self._others = Pointwise(rates, kernels)
+        embedding = [(0, 2 * row, rates.embedding_gbps)]
+        if arch.position == "learned":
+            embedding += [(0, 2 * row, rates.embedding_gbps), add]
+        self._embedding = Pointwise(rates, embedding)
+        self._row = row
+        self._all_reduce, self._node, self._network = map(Link, (costs.all_reduce, costs.node, costs.network))
 
     def linear(self, operator: Linear, rows: int) -> float:
-        inputs, outputs = self._sizes[operator]
-        tile = self.costs.tile
-        flops = 2 * -(-rows // tile) * tile * inputs * outputs
-        return self._kernel(flops, (inputs * outputs + rows * (inputs + outputs)) * self._element)
+        return self._gemm.seconds(rows, *self._sizes[operator])
 
     def others(self, rows: int) -> float:
-        return self._kernel(0, 12 * rows * self.hidden_bytes) + 5e-6 * self.costs.launch_us
+        return self._others.seconds(rows)
 
     def embedding(self, rows: int) -> float:
-        return self._kernel(0, 2 * rows * self.hidden_bytes) + self.all_reduce(rows)
+        return self._embedding.seconds(rows) + self.all_reduce(rows)
 
     def chunk_attention(self, length: int, prefix: int) -> float:
-        flops = 4 * length * (prefix + length / 2) * self._query_size
-        return self._kernel(flops, (prefix + length) * self._kv_bytes)
+        if self._window is not None:
+            prefix = min(prefix, self._window)
+        return self._attention.chunk(length, prefix)
 
     def decode_attention(self, requests: int, context: int) -> float:
-        return self._kernel(0, context * self._kv_bytes)
+        if self._window is not None:
+            context = min(context, requests * self._window)
+        return self._attention.decodes(requests, context)
 
     def all_reduce(self, rows: int) -> float:
         if self.tp == 1:
             return 0.0
-        size = 2 * (self.tp - 1) / self.tp * rows * self.hidden_bytes
-        return self.costs.message_us * 1e-6 + size / (self.costs.node_gbps * 1e9)
+        return self._all_reduce.seconds(2 * (self.tp - 1) / self.tp * rows * self._row)
 
     def send(self, rows: int, *, between_nodes: bool, scatter_gather: bool) -> float:
-        size = rows * self.hidden_bytes
-        rate = (self.costs.network_gbps if between_nodes else self.costs.node_gbps) * 1e9
-        gather = 0.0
-        if scatter_gather and self.tp > 1:
-            gather = self.costs.message_us * 1e-6 + size * (self.tp - 1) / self.tp / (self.costs.node_gbps * 1e9)
-            size //= self.tp
-        return self.costs.message_us * 1e-6 + size / rate + gather
-
-    def _kernel(self, flops: float, size: float) -> float:
-        costs = self.costs
-        return max(costs.launch_us * 1e-6, flops / (costs.matmul_tflops * 1e12), size / (costs.memory_gbps * 1e9))
+        link, size = self._network if between_nodes else self._node, rows * self._row
+        if not scatter_gather or self.tp == 1:
+            return link.seconds(size)
+        # The gather is the second half of an all-reduce.
+        return link.seconds(size / self.tp) + self._all_reduce.seconds((self.tp - 1) / self.tp * size)

@@ -1,0 +1,320 @@
+"""The analytic cost model against measurements: `python -m benchmarks.fit_costs FOLDER`.
+
+FOLDER holds the measurements of one device (`benchmarks/measurements.py` says which). Fits the constants of
+`conf/hardware/*.yaml` to them, starting from those of --base, and prints the block to put there, with the errors
+|predicted / measured - 1|, median and 90th percentile: on the rows fitted, on rows held out (every third token count,
+size or context), and of matrix products on each model after a fit to the others alone. About ten minutes on one core.
+
+`--check hardware=NAME` fits nothing: it prints the errors of the constants that stand in that file. Seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import itertools
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from gapless.conf.build import load_hardware, to_mapping
+from gapless.conf.costs import AttentionConfig, CostsConfig, GemmConfig, LinkConfig, PointwiseConfig
+from gapless.conf.errors import ConfigError
+from gapless.runtime.cost.attention import Attention
+from gapless.runtime.cost.communication import Link
+from gapless.runtime.cost.gemm import Gemm
+from gapless.runtime.cost.pointwise import Pointwise
+
+from . import measurements as m
+from .least_squares import Array, Kind, Space, fit
+
+GEMM: dict[str, Kind] = {
+    "tflops": "positive", "whole_waves": "share", "sustained_tflops": "positive", "launch_us": "positive",
+    "wave_us": "positive", "split_us": "positive", "split_share": "positive", "memory_gbps": "positive",
+    "knee": "above_one",
+}  # fmt: skip
+POINTWISE: dict[str, Kind] = {
+    field.name: "positive" for field in dataclasses.fields(PointwiseConfig)
+}
+CHUNKS: dict[str, Kind] = {
+    "chunk_launch_us": "positive", "chunk_split_us": "positive", "chunk_tflops": "positive", "chunk_self": "positive",
+    "chunk_waves": "share", "chunk_spread": "above_one", "chunk_copy_gbps": "positive",
+}  # fmt: skip
+DECODES: dict[str, Kind] = {
+    "decode_launch_us": "positive", "decode_split_us": "positive", "decode_wave_us": "positive",
+    "decode_gbps": "positive", "decode_waves": "share", "decode_spread": "above_one", "decode_token_ns": "positive",
+    "decode_tokens": "positive",
+}  # fmt: skip
+LINK: dict[str, Kind] = {"least_us": "positive", "ramp_us": "positive", "gbps": "positive", "knee": "above_one"}
+
+SAMPLE = 1200  # matrix products by which starts are compared
+STARTS = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """All measurements of a device; messages by file."""
+
+    products: list[m.Product]
+    rows: list[m.Row]
+    chunks: list[m.Chunk]
+    decodes: list[m.Decodes]
+    all_reduce: dict[str, list[m.Message]]
+    node: dict[str, list[m.Message]]
+    network: dict[str, list[m.Message]]
+
+    @classmethod
+    def of(cls, folder: Path) -> Measured:
+        products, rows = [], []
+        for model in m.models(folder):
+            of_model = m.read_linear(folder, model)
+            products += of_model[0]
+            rows += of_model[1]
+        chunks, decodes, copies = m.read_attention(folder)
+        return cls(
+            products, rows + copies, chunks, decodes, m.read_all_reduce(folder),
+            m.read_send(folder, between_nodes=False), m.read_send(folder, between_nodes=True),
+        )  # fmt: skip
+
+
+def products_seconds(config: GemmConfig, products: Sequence[m.Product], multiprocessors: int) -> Array:
+    columns: list[Any] = [np.array([p[at] for p in products], float) for at in (4, 5, 6)]
+    gemm = Gemm(config, multiprocessors, m.ELEMENT)
+    return np.asarray(np.minimum.reduce(gemm.candidates(*columns)))
+
+
+def rows_seconds(config: PointwiseConfig, rows: Sequence[m.Row]) -> Array:
+    def one(row: m.Row) -> float:
+        return Pointwise(config, [(row.width, row.moved, getattr(config, f"{row.operator}_gbps"))]).seconds(row.rows)
+
+    return np.array([one(row) for row in rows])
+
+
+def chunks_seconds(config: AttentionConfig, chunks: Sequence[m.Chunk], multiprocessors: int) -> Array:
+    by_heads = _attention(config, chunks, multiprocessors)
+    return np.array([by_heads[c[:3]].chunk(c.length, c.prefix) for c in chunks])
+
+
+def decodes_seconds(config: AttentionConfig, decodes: Sequence[m.Decodes], multiprocessors: int) -> Array:
+    by_heads = _attention(config, decodes, multiprocessors)
+    return np.array([by_heads[d[:3]].decodes(d.requests, d.requests * d.context) for d in decodes])
+
+
+def _attention(
+    config: AttentionConfig, measured: Iterable[m.Chunk | m.Decodes], multiprocessors: int
+) -> dict[tuple[int, int, int], Attention]:
+    return {heads: Attention(config, *heads, multiprocessors, m.ELEMENT) for heads in {each[:3] for each in measured}}
+
+
+def messages_seconds(config: LinkConfig, messages: Sequence[m.Message]) -> Array:
+    """Of an all-reduce each rank sends 2 (n - 1) / n of the bytes; a message's `ranks` are 1."""
+    link: Any = Link(config)
+    return np.asarray(link.seconds(np.array([s * (2 * (n - 1) / n if n > 1 else 1) for n, s, _ in messages])))
+
+
+def fit_all(measured: Measured, base: CostsConfig) -> CostsConfig:
+    """The constants fitted to all that was measured; what was not stays as in `base`."""
+    found: dict[str, Any] = {}
+    if measured.products:
+        found["gemm"] = fit_gemm(base.gemm, measured.products, base.multiprocessors)
+    if measured.rows:
+        kinds = {row.operator for row in measured.rows}
+        free = {name: kind for name, kind in POINTWISE.items() if name in SHARED or name.removesuffix("_gbps") in kinds}
+        found["pointwise"] = _fit(base.pointwise, free, measured.rows, rows_seconds)
+    attention, cores = base.attention, base.multiprocessors
+    if measured.chunks:
+        attention = _fit(attention, CHUNKS, measured.chunks, lambda c, x: chunks_seconds(c, x, cores))
+    if measured.decodes:
+        attention = _fit(attention, DECODES, measured.decodes, lambda c, x: decodes_seconds(c, x, cores))
+    found["attention"] = attention
+    for name in ("all_reduce", "node", "network"):
+        if files := getattr(measured, name):
+            found[name] = fit_link(getattr(base, name), files, name)
+    return dataclasses.replace(base, **found)
+
+
+SHARED = ("launch_us", "element_ns")  # constants of all row by row kernels
+
+
+def fit_gemm(base: GemmConfig, products: Sequence[m.Product], multiprocessors: int) -> GemmConfig:
+    """The best of several starts on a sample, then on all: the choice of kernels makes many local optima. Each hidden
+    size weighs as much as the others, however many models have it."""
+    space, random = Space(base, GEMM), np.random.default_rng(0)
+    sample = [products[i] for i in random.permutation(len(products))[:SAMPLE]]
+    starts = [base]
+    for _ in range(STARTS - 1):
+        starts.append(space.config(space.vector(base) + random.normal(0, 0.3, len(space.vector(base)))))
+
+    def fitted(start: GemmConfig, to: Sequence[m.Product], steps: int) -> tuple[GemmConfig, float]:
+        count = Counter(p.hidden for p in to)
+        weights = np.array([1 / count[p.hidden] for p in to])
+        predict = functools.partial(products_seconds, products=to, multiprocessors=multiprocessors)
+        return fit(space, start, predict, _seconds(to), weights=weights, steps=steps)
+
+    best, _ = min((fitted(start, sample, 25) for start in starts), key=lambda found: found[1])
+    return fitted(best, products, 10)[0]
+
+
+def fit_link(base: LinkConfig, files: dict[str, list[m.Message]], name: str) -> LinkConfig:
+    """By all files alike. Of sends only those by hidden size, where there are some: the other file is of another
+    network between nodes, and of kernels without their launch within one."""
+    kept = [file for file in files if name == "all_reduce" or "hidden_size" in file] or list(files)
+    messages = [message for file in kept for message in files[file]]
+    weights = np.array([1 / len(files[file]) for file in kept for _ in files[file]])
+    return _fit(base, LINK, messages, messages_seconds, weights)
+
+
+def _fit(
+    base: Any, free: dict[str, Kind], measured: Sequence[Any], predict: Callable[[Any, Sequence[Any]], Array],
+    weights: Array | None = None,
+) -> Any:
+    space = Space(base, free)
+    return fit(space, base, lambda config: predict(config, measured), _seconds(measured), weights=weights)[0]
+
+
+def _seconds(measured: Sequence[Any]) -> Array:
+    return np.array([each.seconds for each in measured])
+
+
+class Table:
+    """Errors, a line a group."""
+
+    def __init__(self, title: str) -> None:
+        print(f"\n{title}\n{'':<44}{'rows':>7}{'median':>9}{'90%':>9}")
+
+    def line(self, name: str, predicted: Array, measured: Sequence[Any]) -> None:
+        if len(measured):
+            errors = np.abs(predicted / _seconds(measured) - 1)
+            print(f"{name:<44}{len(errors):>7}{np.median(errors):>9.1%}{np.percentile(errors, 90):>9.1%}")
+
+    def by(self, names: Callable[[Any], str], predicted: Array, measured: Sequence[Any]) -> None:
+        """A line for each name that the measurements have, in order of their appearance."""
+        labels = [names(each) for each in measured]
+        for label in dict.fromkeys(labels):
+            at = [i for i, other in enumerate(labels) if other == label]
+            self.line(label, predicted[at], [measured[i] for i in at])
+
+
+def show(title: str, costs: CostsConfig, measured: Measured) -> None:
+    """The table of errors of `costs`."""
+    table, cores = Table(title), costs.multiprocessors
+    if measured.products:
+        show_products(table, costs, measured.products)
+    if measured.rows:
+        table.by(lambda row: f"row by row, {row.operator}", rows_seconds(costs.pointwise, measured.rows), measured.rows)
+    if measured.chunks:
+        table.line("attention, chunks", chunks_seconds(costs.attention, measured.chunks, cores), measured.chunks)
+    if measured.decodes:
+        table.line("attention, decodes", decodes_seconds(costs.attention, measured.decodes, cores), measured.decodes)
+    for name, word in (("all_reduce", "all-reduce"), ("node", "send in a node"), ("network", "send between nodes")):
+        for file, messages in getattr(measured, name).items():
+            table.line(f"{word}, {file}", messages_seconds(getattr(costs, name), messages), messages)
+
+
+def show_products(table: Table, costs: CostsConfig, products: Sequence[m.Product]) -> None:
+    predicted = products_seconds(costs.gemm, products, costs.multiprocessors)
+    table.by(lambda p: f"{p.model}", predicted, products)
+    table.by(lambda p: f"  {p.operator}", predicted, products)
+    table.by(lambda p: f"  tp {p.tp}", predicted, products)
+    bounds = (1, 8, 64, 128, 256, 512, 1024, 2048, 1 << 30)
+    bands = list(itertools.pairwise(bounds))
+
+    def band(product: m.Product) -> str:
+        low, high = next((a, b) for a, b in bands if a <= product.rows <= b or b == bounds[-1])
+        return f"  {low}+ rows" if high == bounds[-1] else f"  up to {high} rows"
+
+    order = sorted(range(len(products)), key=lambda i: products[i].rows)
+    table.by(band, predicted[order], [products[i] for i in order])
+    table.line("matrix products", predicted, products)
+
+
+def split_rows(measured: Measured) -> tuple[Measured, Measured]:
+    """Measurements with every third token count, size or context left out, and those left out."""
+
+    def split(each: Sequence[Any], size: Callable[[Any], object]) -> tuple[list[Any], list[Any]]:
+        out = set(sorted({size(one) for one in each})[1::3])  # type: ignore[type-var]
+        return [one for one in each if size(one) not in out], [one for one in each if size(one) in out]
+
+    parts: dict[str, tuple[Any, Any]] = {
+        "products": split(measured.products, lambda p: p.rows),
+        "rows": split(measured.rows, lambda r: r.rows),
+        "chunks": split(measured.chunks, lambda c: c.prefix),
+        "decodes": split(measured.decodes, lambda d: d.context),
+    }
+    for name in ("all_reduce", "node", "network"):
+        halves = {file: split(messages, lambda x: x.size) for file, messages in getattr(measured, name).items()}
+        parts[name] = ({f: kept for f, (kept, _) in halves.items()}, {f: out for f, (_, out) in halves.items()})
+    return (
+        Measured(**{name: kept for name, (kept, _) in parts.items()}),
+        Measured(**{name: out for name, (_, out) in parts.items()}),
+    )
+
+
+def show_unseen_models(base: CostsConfig, products: Sequence[m.Product]) -> None:
+    """Of each model, by constants fitted to the others'."""
+    table = Table("Matrix products of each model, after a fit to the other models alone")
+    for model in dict.fromkeys(p.model for p in products):
+        others = [p for p in products if p.model != model]
+        gemm = fit_gemm(base.gemm, others, base.multiprocessors)
+        out = [p for p in products if p.model == model]
+        predicted = products_seconds(gemm, out, base.multiprocessors)
+        table.line(model, predicted, out)
+        table.by(lambda p: f"  {p.operator}", predicted, out)
+        table.by(lambda p: f"  tp {p.tp}", predicted, out)
+
+
+def block(costs: CostsConfig) -> str:
+    """The constants as YAML, to four digits."""
+
+    def short(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: short(each) for key, each in value.items()}
+        if isinstance(value, list):
+            return [short(each) for each in value]
+        return float(f"{value:.4g}") if isinstance(value, float) else value
+
+    return yaml.safe_dump({"costs": short(to_mapping(costs))}, sort_keys=False, default_flow_style=None, width=110)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--check", metavar="hardware=NAME", help="the errors of that file's constants; fits nothing")
+    parser.add_argument("--base", default="a100-80g", metavar="NAME", help="where the fit starts from")
+    parser.add_argument("--quick", action="store_true", help="the fit to all rows alone")
+    arguments = parser.parse_args()
+    measured = Measured.of(arguments.folder)
+    if not any(getattr(measured, field.name) for field in dataclasses.fields(measured)):
+        print(f"{arguments.folder}: no measurements there; nothing is checked")
+        return 0
+    name = arguments.check.removeprefix("hardware=") if arguments.check else arguments.base
+    try:
+        base = load_hardware(name).costs
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 2
+    if base is None:
+        print(f"hardware={name}: has no constants", file=sys.stderr)
+        return 2
+    if arguments.check:
+        show(f"hardware={name} against all measurements of {arguments.folder.name}", base, measured)
+        return 0
+    fitted = fit_all(measured, base)
+    show("On the rows that were fitted", fitted, measured)
+    if not arguments.quick:
+        kept, out = split_rows(measured)
+        show("On every third row, left out of the fit", fit_all(kept, fitted), out)
+        if len({p.model for p in measured.products}) > 1:
+            show_unseen_models(fitted, measured.products)
+    print(f"\n{block(fitted)}", end="")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,212 @@
+"""Reads the measurements of Vidur (microsoft/vidur, MIT): CSV files, .gz or not, times in milliseconds.
+
+A folder holds one folder a device (`a100`, `h100`), and in it `mlp_MODEL`, `attention_*`, `dgx_all_reduce`,
+`dgx_send_recv`, `all_reduce_by_hidden_size`, `send_intra_node_by_hidden_size` and `send_inter_node_by_hidden_size`.
+What a folder lacks is left out.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple, TypeVar
+
+T = TypeVar("T")
+ELEMENT = 2  # bytes: all are of half precision
+
+
+class Product(NamedTuple):
+    """A matrix product: [rows, inputs] x [inputs, outputs]."""
+
+    model: str
+    hidden: int  # size of the model
+    operator: str
+    tp: int
+    rows: int
+    inputs: int
+    outputs: int
+    seconds: float
+
+
+class Row(NamedTuple):
+    """A kernel that computes row by row: `width` elements of a row, `moved` bytes of it read and written."""
+
+    model: str
+    operator: str
+    tp: int
+    rows: int
+    width: int
+    moved: int
+    seconds: float
+
+
+class Chunk(NamedTuple):
+    """Attention of a chunk over a prefix and itself."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    length: int
+    prefix: int
+    seconds: float
+
+
+class Decodes(NamedTuple):
+    """Attention of so many requests, each over `context` tokens."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    requests: int
+    context: int
+    seconds: float
+
+
+class Message(NamedTuple):
+    """A message of `size` bytes, or an all-reduce of so many among `ranks`."""
+
+    ranks: int
+    size: int
+    seconds: float
+
+
+def models(folder: Path) -> list[str]:
+    """Those that linear operators of a device were measured of."""
+    return sorted(path.name.removeprefix("mlp_").split(".csv")[0] for path in folder.glob("mlp_*.csv*"))
+
+
+def read_linear(folder: Path, model: str) -> tuple[list[Product], list[Row]]:
+    """Matrix products and row by row kernels of one model."""
+    products, rows = [], []
+    for line in _lines(folder, f"mlp_{model}"):
+        H, heads, kv_heads, ffn, tp, tokens = (
+            int(line[key])
+            for key in ("n_embd", "n_head", "n_kv_head", "n_expanded_embd", "num_tensor_parallel_workers", "num_tokens")
+        )
+        D, gate = H // heads, 2 if line["use_gated_mlp"] == "True" else 1
+        N, K, F = heads // tp, max(1, kv_heads // tp), ffn // tp
+        shapes = {
+            "attn_pre_proj": ("preproj", H, (N + 2 * K) * D),
+            "attn_post_proj": ("postproj", N * D, H),
+            "mlp_up_proj": ("ffn_ln1", H, gate * F),
+            "mlp_down_proj": ("ffn_ln2", F, H),
+        }
+        for column, (name, inputs, outputs) in shapes.items():
+            if (seconds := _median(line, column)) is not None:
+                products.append(Product(model, H, name, tp, tokens, inputs, outputs, seconds))
+        kernels = {
+            "emb": ("embedding", 0, 2 * H),
+            "input_layernorm": ("norm", H, 2 * H),
+            "post_attention_layernorm": ("norm", H, 2 * H),
+            "attn_rope": ("rope", (N + K) * D, 2 * (N + K) * D),
+            "mlp_act": ("activation", gate * F, (gate + 1) * F),
+            "add": ("add", 0, 3 * H),
+        }
+        for column, (name, width, moved) in kernels.items():
+            if (seconds := _median(line, column)) is not None:
+                rows.append(Row(model, name, tp, tokens, width, moved * ELEMENT, seconds))
+    return (
+        [key._replace(seconds=s) for key, s in _medians((p._replace(seconds=0.0), p.seconds) for p in products)],
+        [key._replace(seconds=s) for key, s in _medians((r._replace(seconds=0.0), r.seconds) for r in rows)],
+    )
+
+
+def read_attention(folder: Path) -> tuple[list[Chunk], list[Decodes], list[Row]]:
+    """Attention of chunks and of decodes, heads as on one rank, and the copies of its outputs."""
+    chunks, decodes, copies = [], [], []
+    for path in sorted(folder.glob("attention_*.csv*")):
+        for line in _lines(folder, path.name.split(".csv")[0]):
+            tp, q_heads = int(line["num_tensor_parallel_workers"]), int(line["n_q_head"])
+            heads = (q_heads // tp, max(1, int(line["n_kv_head"]) // tp), int(line["n_embd"]) // q_heads)
+            cached, is_chunk = int(line["kv_cache_size"]), line["is_prefill"] == "True"
+            if (seconds := _median(line, "attn_output_reshape")) is not None:
+                tokens, moved = int(line["prefill_chunk_size" if is_chunk else "batch_size"]), 2 * heads[0] * heads[2]
+                copies.append((Row("", "copy", tp, tokens, 0, moved * ELEMENT, 0.0), seconds))
+            if is_chunk:
+                seconds = _median(line, "attn_prefill")
+                if seconds is not None:
+                    chunks.append((Chunk(*heads, int(line["prefill_chunk_size"]), cached, 0.0), seconds))
+            else:
+                seconds = _median(line, "attn_decode")
+                if seconds is not None:
+                    decodes.append((Decodes(*heads, int(line["batch_size"]), cached, 0.0), seconds))
+    return (
+        [key._replace(seconds=s) for key, s in _medians(chunks)],
+        [key._replace(seconds=s) for key, s in _medians(decodes)],
+        [key._replace(seconds=s) for key, s in _medians(copies)],
+    )
+
+
+def read_all_reduce(folder: Path) -> dict[str, list[Message]]:
+    """All-reduces within a node, by file."""
+    found = {
+        "dgx_all_reduce": (
+            (int(line["num_workers"]), int(line["size"]), line)
+            for line in _lines(folder, "dgx_all_reduce")
+            if line["num_workers"] == line["devices_per_node"]
+        ),
+        "all_reduce_by_hidden_size": (
+            (int(line["num_workers"]), int(line["n_embd"]) * int(line["num_tokens"]) * ELEMENT, line)
+            for line in _lines(folder, "all_reduce_by_hidden_size")
+        ),
+    }
+    return _messages(found, "all_reduce")
+
+
+def read_send(folder: Path, *, between_nodes: bool) -> dict[str, list[Message]]:
+    """Sends from rank to rank, by file. Of hidden states each of the tensor-parallel ranks sends a slice."""
+    name = f"send_{'inter' if between_nodes else 'intra'}_node_by_hidden_size"
+    found = {
+        "dgx_send_recv": (
+            (1, int(line["size"]), line)
+            for line in _lines(folder, "dgx_send_recv")
+            if (line["devices_per_node"] == "1") is between_nodes
+        ),
+        name: (
+            (1, hidden * int(line["num_tokens"]) * ELEMENT // int(line["num_tensor_parallel_workers"]), line)
+            for line in _lines(folder, name)
+            for hidden in (int(line["n_embd"]),)
+        ),
+    }
+    return _messages(found, "send_recv")
+
+
+def _messages(
+    found: dict[str, Iterable[tuple[int, int, dict[str, str]]]], column: str
+) -> dict[str, list[Message]]:
+    by_file = {}
+    for name, lines in found.items():
+        timed = [
+            (Message(ranks, size, 0.0), seconds)
+            for ranks, size, line in lines
+            if size > 0 and (seconds := _median(line, column)) is not None
+        ]
+        if timed:
+            by_file[name] = [key._replace(seconds=s) for key, s in _medians(timed)]
+    return by_file
+
+
+def _lines(folder: Path, name: str) -> Iterator[dict[str, str]]:
+    for path in (folder / f"{name}.csv.gz", folder / f"{name}.csv"):
+        if path.is_file():
+            data = path.read_bytes()
+            text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8")
+            yield from csv.DictReader(text.splitlines())
+            return
+
+
+def _median(line: dict[str, str], column: str) -> float | None:
+    text = line.get(f"time_stats.{column}.median")
+    return float(text) * 1e-3 if text else None
+
+
+def _medians(timed: Iterable[tuple[T, float]]) -> list[tuple[T, float]]:
+    """Each key once: a measurement is there once for each rank or run."""
+    by_key = defaultdict(list)
+    for key, seconds in timed:
+        by_key[key].append(seconds)
+    return [(key, median(seconds)) for key, seconds in by_key.items()]

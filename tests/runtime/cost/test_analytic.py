@@ -1,0 +1,352 @@
+"""The analytic cost model: laws that any device's constants keep, published times that are foreseen, and the
+measurements that the constants were fitted to."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks import fit_costs
+from benchmarks.least_squares import Space, fit
+from benchmarks.measurements import Chunk, Decodes, Message, Product
+from gapless.conf.build import build, group_names, load_group, load_hardware, to_mapping
+from gapless.conf.costs import CostsConfig, LinkConfig
+from gapless.conf.errors import ConfigError
+from gapless.conf.schema import Architecture
+from gapless.runtime.cost.analytic import AnalyticOperators
+from gapless.runtime.cost.operators import LINEARS, Linear
+from gapless.runtime.cost.stage_costs import Load, StageCosts
+
+DATA = Path(os.environ.get("GAPLESS_DATA", "no folder"))  # holds a100/ and h100/ (benchmarks/measurements.py)
+DEVICES = [name for name in group_names("hardware") if load_hardware(name).costs is not None]
+MODELS = ("gpt3-175b", "llama2-70b", "llama-13b", "mistral-7b", "qwen3-8b", "gpt2")
+
+
+@functools.cache
+def costs_of(device: str) -> CostsConfig:
+    costs = load_hardware(device).costs
+    assert costs is not None
+    return costs
+
+
+@functools.cache
+def arch_of(model: str) -> Architecture:
+    return Architecture(**load_group("model", model)["architecture"])
+
+
+def operators(device: str = "a100-80g", model: str = "llama2-70b", tp: int = 1, **changes: object) -> AnalyticOperators:
+    arch = dataclasses.replace(arch_of(model), **changes)  # type: ignore[arg-type]
+    return AnalyticOperators(arch, tp, costs_of(device), 2)
+
+
+SOURCES = st.builds(operators, st.sampled_from(DEVICES), st.sampled_from(MODELS), st.sampled_from((1, 2, 4)))
+ROWS = st.integers(1, 9000)
+law = settings(deadline=None, max_examples=50)
+
+
+def times_by_rows(source: AnalyticOperators) -> list[Callable[[int], float]]:
+    def linear(name: Linear) -> Callable[[int], float]:
+        return lambda rows: source.linear(name, rows)
+
+    return [
+        *map(linear, LINEARS), source.others, source.embedding, source.all_reduce,
+        lambda rows: source.send(rows, between_nodes=True, scatter_gather=True),
+        lambda rows: source.send(rows, between_nodes=False, scatter_gather=False),
+    ]  # fmt: skip
+
+
+def test_devices_have_constants() -> None:
+    assert {"a100-80g", "h100", "h200", "a6000"} <= set(DEVICES)
+
+
+@law
+@given(SOURCES, ROWS, st.integers(0, 500))
+def test_more_rows_never_take_less(source: AnalyticOperators, rows: int, more: int) -> None:
+    for seconds in times_by_rows(source):
+        assert 0 <= seconds(rows) <= seconds(rows + more) * (1 + 1e-12) < math.inf
+
+
+@law
+@given(SOURCES, st.integers(18, 21))
+def test_beyond_what_was_measured_times_grow_with_the_rows(source: AnalyticOperators, power: int) -> None:
+    for seconds in times_by_rows(source):
+        if seconds(1):
+            assert seconds(2 << power) / seconds(1 << power) == pytest.approx(2, rel=0.07)
+
+
+@law
+@given(SOURCES, st.integers(1, 5000), st.integers(0, 8000), st.integers(0, 3000))
+def test_attention_grows_with_what_it_attends_to(
+    source: AnalyticOperators, length: int, prefix: int, further: int
+) -> None:
+    assert 0 < source.chunk_attention(length, prefix) <= source.chunk_attention(length, prefix + further)
+    requests = 1 + length % 200
+    near, far = (source.decode_attention(requests, requests + tokens) for tokens in (prefix, prefix + further))
+    assert 0 < near <= far
+
+
+@law
+@given(SOURCES, st.integers(1, 12))
+def test_far_contexts_cost_by_the_token(source: AnalyticOperators, requests: int) -> None:
+    def slope(seconds: Callable[[int], float], at: int) -> float:
+        return (seconds(2 * at) - seconds(at)) / at
+
+    for seconds in (
+        lambda n: source.chunk_attention(256, n),
+        lambda n: source.decode_attention(requests, requests * n),
+    ):
+        if source._window is None:
+            assert slope(seconds, 1 << 20) == pytest.approx(slope(seconds, 1 << 17), rel=0.01)
+        else:
+            assert slope(seconds, 1 << 20) == 0
+
+
+def test_smaller_chunks_lose_more() -> None:
+    """Paper 5.4: a prompt in chunks of 512 takes up to 1.1 times as long as whole, in chunks of 256 up to 1.2, of 128
+    more than 2 and of 64 about 5 times; attention alone in chunks of 64 about 3 times."""
+    source = operators("a6000", "llama-13b")
+    stage = StageCosts([40], [source], host=False)
+
+    def prefill(length: int) -> float:
+        return sum(stage.seconds(Load(((length, prefix),)))[0] for prefix in range(0, 1024, length))
+
+    lost = [prefill(length) / prefill(1024) for length in (512, 256, 128, 64)]
+    assert lost == sorted(lost)
+    assert 1 < lost[0] < 1.1
+    assert 1.1 < lost[1] < 1.3
+    assert lost[3] > 3
+    attention = sum(source.chunk_attention(64, prefix) for prefix in range(0, 1024, 64))
+    assert attention > 1.5 * source.chunk_attention(1024, 0)
+
+
+def test_a_row_beyond_the_tile_costs_a_tile() -> None:
+    """Paper 4.4. At 256 tokens a wave of tiles ends; within a tile rows are almost free."""
+    for device, model in (("a6000", "llama-13b"), ("a100-80g", "llama2-70b")):
+        source = operators(device, model)
+
+        def layer(rows: int, source: AnalyticOperators = source) -> float:
+            return sum(source.linear(name, rows) for name in LINEARS[:4])
+
+        assert layer(257) / layer(256) > 1.15
+        assert layer(256) / layer(200) < 1.1
+
+
+def test_few_rows_cost_the_weights() -> None:
+    """A decode reads every weight once, whatever its batch: bytes over the memory's rate."""
+    source, costs = operators(), costs_of("a100-80g")
+    weights = 2 * 8192 * 2 * 28672
+    assert source.linear("ffn_ln1", 1) == pytest.approx(weights / (costs.gemm.memory_gbps * 1e9), rel=0.15)
+    assert source.linear("ffn_ln1", 32) < 1.1 * source.linear("ffn_ln1", 1)
+
+
+@law
+@given(st.sampled_from(DEVICES), st.sampled_from(("llama2-70b", "gpt3-175b")), ROWS, st.sampled_from((2, 4, 8)))
+def test_slices_cost_less_than_the_whole_and_more_than_their_share(
+    device: str, model: str, rows: int, tp: int
+) -> None:
+    whole, sliced = operators(device, model), operators(device, model, tp)
+    for name in LINEARS:
+        assert sliced.linear(name, rows) <= whole.linear(name, rows)
+        assert sliced.linear(name, rows) > 0.9 / tp * whole.linear(name, rows)
+    assert sliced.all_reduce(rows) > whole.all_reduce(rows) == 0
+
+
+def test_scatter_gather_pays_where_links_between_nodes_are_slow() -> None:
+    source = operators(tp=8)
+    sharded, whole = (source.send(4096, between_nodes=True, scatter_gather=s) for s in (True, False))
+    assert sharded < whole / 3
+    alone = operators(tp=1)
+    assert alone.send(64, between_nodes=True, scatter_gather=True) == alone.send(
+        64, between_nodes=True, scatter_gather=False
+    )
+
+
+def test_what_a_layer_computes_beside_products_follows_the_architecture() -> None:
+    plain = {"position": "learned", "gated_ffn": False}
+    assert operators(**plain).others(512) < operators(gated_ffn=False).others(512) < operators().others(512)
+    assert operators(qk_norm=True).others(512) > operators().others(512)
+    assert operators(**plain).embedding(512) > operators().embedding(512)
+
+
+def test_a_sliding_window_bounds_attention() -> None:
+    source = operators(model="mistral-7b")
+    assert source.chunk_attention(256, 4096) == source.chunk_attention(256, 9000)
+    assert source.decode_attention(2, 2 * 4096) == source.decode_attention(2, 2 * 9000)
+
+
+def test_full_precision_takes_twice_as_long() -> None:
+    arch, costs = arch_of("llama-7b"), costs_of("a100-80g")
+    half, full = (AnalyticOperators(arch, 1, costs, size) for size in (2, 4))
+    assert full.linear("ffn_ln1", 4096) == pytest.approx(2 * half.linear("ffn_ln1", 4096), rel=0.02)
+    assert full.decode_attention(64, 64 * 4096) == pytest.approx(2 * half.decode_attention(64, 64 * 4096), rel=0.05)
+
+
+def test_the_host_counts_once_a_step_and_once_a_layer() -> None:
+    costs = dataclasses.replace(
+        costs_of("a100-80g"), host=dataclasses.replace(costs_of("a100-80g").host, step_us=300.0, layer_us=20.0)
+    )
+    source = AnalyticOperators(arch_of("llama-7b"), 1, costs, 2)
+    with_host, without = (StageCosts([10], [source], host=host).seconds(Load(((64, 0),)))[0] for host in (True, False))
+    assert with_host - without == pytest.approx(300e-6 + 10 * 20e-6)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "right"),
+    [
+        ("gemm.tiles", ["256by128"], "shapes like 256x128"),
+        ("gemm.tflops", [200.0], "numbers, one a tile"),
+        ("gemm.whole_waves", [2.0, 0, 0, 0], "in [0, 1]"),
+        ("gemm.knee", 0.5, "1 or more"),
+        ("attention.decode_gbps", 0.0, "above 0"),
+        ("pointwise.launch_us", -1.0, "0 or more"),
+        ("network.gbps", 0.0, "above 0"),
+        ("host.layer_us", -1.0, "0 or more"),
+        ("multiprocessors", 0, "1 or more"),
+    ],
+)
+def test_wrong_constants_are_named(path: str, value: object, right: str) -> None:
+    mapping = to_mapping(costs_of("a100-80g"))
+    node, *parents = mapping, *path.split(".")[:-1]
+    for parent in parents:
+        node = node[parent]
+    node[path.split(".")[-1]] = value
+    with pytest.raises(ConfigError) as caught:
+        build(CostsConfig, mapping, "hardware.costs")
+    assert "\n" not in str(caught.value)
+    assert right in str(caught.value)
+    assert path.split(".")[-1] in str(caught.value)
+
+
+def llama_13b_on_a6000(load: Load) -> dict[str, float]:
+    """Milliseconds by part."""
+    stage = StageCosts([40], [operators("a6000", "llama-13b")], host=False)
+    return {part: 1e3 * seconds for part, seconds in stage.breakdown(load, 0).items()}
+
+
+@pytest.mark.parametrize(
+    ("load", "linear", "attention"),
+    [
+        (Load(((1024, 0),), sampled=1), 224.8, 10.0),
+        (Load(decodes=4, context=4 * 1024, sampled=4), 44.28, 5.68),
+        (Load(((1021, 0),), 3, 3 * 1024, 4), 223.2, 15.2),
+    ],
+)
+def test_table_2_of_the_paper(load: Load, linear: float, attention: float) -> None:
+    """The constants were fitted to the linear times of the first two lines, and to the attention of all."""
+    parts = llama_13b_on_a6000(load)
+    assert sum(parts[name] for name in LINEARS[:4]) == pytest.approx(linear, rel=0.05)
+    assert parts["attn"] == pytest.approx(attention, rel=0.06)
+
+
+@pytest.mark.parametrize(("tokens", "milliseconds"), [(128, 55.0), (256, 69.8), (257, 92.33)])
+def test_figure_7_of_the_paper(tokens: int, milliseconds: float) -> None:
+    """Fitted to as well."""
+    assert sum(llama_13b_on_a6000(Load(((tokens, 0),), sampled=1)).values()) == pytest.approx(milliseconds, rel=0.06)
+
+
+BLOOM = Architecture(
+    vocab_size=250880, hidden_size=14336, num_layers=70, num_heads=112, num_kv_heads=112, head_dim=128,
+    ffn_size=57344, max_position=2048, norm="layer", activation="gelu", gated_ffn=False, position="learned",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("batch", "per_token_ms"), [(1, 44.02), (8, 5.70), (16, 3.01), (32, 1.68), (64, 1.00)])
+def test_bloom_176b_decodes_on_eight_a100(batch: int, per_token_ms: float) -> None:
+    """DeepSpeed-Inference in half precision, 100 tokens after short prompts (huggingface.co/blog/
+    bloom-inference-pytorch-scripts): milliseconds a token, of which nothing was fitted. Their loop has the host's
+    share of every step in it, ours here has none."""
+    source = AnalyticOperators(BLOOM, 8, costs_of("a100-80g"), 2)
+    ours = StageCosts([70], [source], host=False).seconds(Load((), batch, batch * 55, batch))[0]
+    assert 0.7 < ours * 1e3 / (batch * per_token_ms) < 1.05
+
+
+def synthetic(costs: CostsConfig) -> fit_costs.Measured:
+    """What a device of exactly these constants would measure."""
+    cores = costs.multiprocessors
+    shapes = [(k, n) for k in (1024, 4096, 11008) for n in (1536, 4096, 22016)]
+    rows = (1, 48, 160, 520, 2049)
+    products = [Product("m", 4096, "preproj", 1, count, k, n, 0.0) for k, n in shapes for count in rows]
+    chunks = [Chunk(32, 4, 128, length, prefix, 0.0) for length in (64, 320, 1024, 4096) for prefix in (0, 512, 2048)]
+    decodes = [Decodes(32, 4, 128, n, context, 0.0) for n in (1, 8, 24, 40, 100) for context in (64, 512, 4000)]
+    messages = [Message(ranks, 1 << power, 0.0) for ranks in (2, 8) for power in range(10, 30, 2)]
+
+    def timed(measured: list, seconds: np.ndarray) -> list:  # type: ignore[type-arg]
+        return [each._replace(seconds=float(s)) for each, s in zip(measured, seconds, strict=True)]
+
+    return fit_costs.Measured(
+        timed(products, fit_costs.products_seconds(costs.gemm, products, cores)), [],
+        timed(chunks, fit_costs.chunks_seconds(costs.attention, chunks, cores)),
+        timed(decodes, fit_costs.decodes_seconds(costs.attention, decodes, cores)),
+        {"dgx_all_reduce": timed(messages, fit_costs.messages_seconds(costs.all_reduce, messages))}, {}, {},
+    )  # fmt: skip
+
+
+def test_arrays_and_numbers_give_the_same_times() -> None:
+    """The fit computes over arrays what a simulation computes one by one."""
+    costs = costs_of("a100-80g")
+    source = operators(tp=4)
+    for product in synthetic(costs).products:
+        assert source._gemm.seconds(product.rows, product.inputs, product.outputs) == pytest.approx(product.seconds)
+
+
+def test_a_fit_finds_the_constants_that_made_the_times() -> None:
+    true = costs_of("a100-80g").all_reduce
+    messages = synthetic(costs_of("a100-80g")).all_reduce["dgx_all_reduce"]
+    space = Space(true, fit_costs.LINK)
+    start = LinkConfig(least_us=20.0, ramp_us=60.0, gbps=90.0, knee=3.0)
+    seconds = np.array([message.seconds for message in messages])
+    found, loss = fit(space, start, lambda config: fit_costs.messages_seconds(config, messages), seconds)
+    assert loss < 1e-6
+    assert found.gbps == pytest.approx(true.gbps, rel=0.02)
+    assert found.least_us == pytest.approx(true.least_us, rel=0.02)
+
+
+def test_the_table_of_errors_tells_what_is_off(capsys: pytest.CaptureFixture[str]) -> None:
+    costs = costs_of("a100-80g")
+    measured = synthetic(costs)
+    slower = [p._replace(seconds=p.seconds * 1.25) for p in measured.products]
+    fit_costs.show("test", costs, dataclasses.replace(measured, products=slower))
+    lines = {line[:40].strip(): line.split()[-2:] for line in capsys.readouterr().out.splitlines() if line}
+    assert lines["matrix products"] == ["20.0%", "20.0%"]
+    assert lines["attention, chunks"] == lines["attention, decodes"] == ["0.0%", "0.0%"]
+
+
+def test_the_command_skips_where_nothing_was_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["fit_costs", str(tmp_path), "--check", "hardware=a100-80g"])
+    assert fit_costs.main() == 0
+    assert "no measurements there" in capsys.readouterr().out
+
+
+def errors(predicted: np.ndarray, measured: list) -> tuple[float, float]:  # type: ignore[type-arg]
+    off = np.abs(predicted / np.array([each.seconds for each in measured]) - 1)
+    return float(np.median(off)), float(np.percentile(off, 90))
+
+
+@pytest.mark.skipif(not (DATA / "a100").is_dir(), reason="GAPLESS_DATA names no folder with measurements")
+def test_the_measurements_of_an_a100_are_foreseen() -> None:
+    measured, costs = fit_costs.Measured.of(DATA / "a100"), costs_of("a100-80g")
+    cores = costs.multiprocessors
+    found = {
+        "linear": errors(fit_costs.products_seconds(costs.gemm, measured.products, cores), measured.products),
+        "chunks": errors(fit_costs.chunks_seconds(costs.attention, measured.chunks, cores), measured.chunks),
+        "decodes": errors(fit_costs.decodes_seconds(costs.attention, measured.decodes, cores), measured.decodes),
+    }
+    for name in ("all_reduce", "node", "network"):
+        messages = next(each for file, each in getattr(measured, name).items() if "hidden_size" in file)
+        found[name] = errors(fit_costs.messages_seconds(getattr(costs, name), messages), messages)
+    bounds = {"linear": (0.05, 0.12), "chunks": (0.1, 0.2), "decodes": (0.1, 0.2)}
+    for name, (median, tail) in found.items():
+        most = bounds.get(name, (0.08, 0.15))
+        assert (median, tail) < most, name
+        assert tail < most[1], name

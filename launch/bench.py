@@ -38,10 +38,13 @@ def check(config: BenchConfig, stdin: TextInput) -> None:
     requests(config)
 
 
-def run(config: BenchConfig, run_dir: Path, stdin: TextInput, launcher: Launcher | None = None) -> None:
+def run(
+    config: BenchConfig, run_dir: Path, stdin: TextInput, launcher: Launcher | None = None, *, brief: bool = False
+) -> None:
     """Runs the workload through each policy, and writes a run folder of each and what compares them.
 
-    One run writes into `run_dir` itself. `launcher` stands in for the one that `config` names.
+    One run writes into `run_dir` itself; `brief` prints a line of it, without tables. `launcher` stands in for the one
+    that `config` names.
 
     Raises:
         ValueError: what the user can mend.
@@ -83,6 +86,8 @@ def run(config: BenchConfig, run_dir: Path, stdin: TextInput, launcher: Launcher
                 if note not in told:
                     told.add(note)
                     console.print(Text(note), soft_wrap=True)
+    if len(plan) == 1 and brief:
+        return
     if len(plan) == 1:
         show_one(console, run_dir, summary, Ledger(llm.record), config.slo)
         return

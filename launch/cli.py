@@ -235,7 +235,8 @@ def _run(command: Command, overrides: list[str], *, multirun: bool) -> None:
         dropped = compose.drop_foreign(composed, cls, swept)
         config = compose.to_config(composed, cls)
         if multirun:
-            print(f"{PROGRAM}: run {state.job.num}: {' '.join(state.overrides.task)}", file=sys.stderr, flush=True)
+            point = " ".join(text.lstrip("+") for text in state.overrides.task)
+            print(f"{PROGRAM}: run {state.job.num}: {point}", file=sys.stderr, flush=True)
         if dropped:
             if multirun and (other := same_as[state.job.num]) != state.job.num:
                 what = f"run {state.job.num} is run {other} again, without {', '.join(dropped)}"
@@ -245,7 +246,7 @@ def _run(command: Command, overrides: list[str], *, multirun: bool) -> None:
             if state.output_subdir:
                 OmegaConf.save(composed, folder / state.output_subdir / "config.yaml")
         try:
-            module.run(config, folder, stdin, launcher)
+            module.run(config, folder, stdin, launcher, **({"brief": True} if multirun and command.compares else {}))
         except Exception as error:
             raise _Escape(error) from error
 

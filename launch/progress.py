@@ -68,14 +68,54 @@ class Meter:
 
     @property
     def _rates(self) -> str:
+        if not self._tokens:  # none yet, or a simulation, whose tokens are not of this second
+            return ""
         seconds = max(time.monotonic() - self._start, 1e-9)
         return f"{self._tokens / seconds:.1f} tok/s  {self._bubbles:.1%} bubbles"
 
     def _plain(self) -> None:
         self._printed = time.monotonic()
         name = f"{self._name}: " if self._name else ""
-        line = f"gapless: {name}{self._done}/{self._num_requests} requests, {self._tokens} tokens, {self._rates}"
+        tokens = f", {self._tokens} tokens, {self._rates}" if self._tokens else ""
+        line = f"gapless: {name}{self._done}/{self._num_requests} requests{tokens}"
         self._console.print(line, soft_wrap=True)
+
+
+class Steps:
+    """Progress of a command that works in steps, on standard error: a bar on a terminal, else a plain line every few
+    seconds."""
+
+    def __init__(self, console: Console, name: str) -> None:
+        self._console = console
+        self._name = name
+        self._bar = Progress(
+            SpinnerColumn(),
+            TextColumn(name, markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[what]}", markup=False),
+            TimeElapsedColumn(),
+            console=console,
+            disable=not console.is_terminal,
+            transient=True,
+            refresh_per_second=4,
+        )
+        self._task = self._bar.add_task("", total=None, what="")
+
+    def __enter__(self) -> Steps:
+        self._printed = time.monotonic()
+        self._bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._bar.stop()
+
+    def update(self, what: str, done: int, of: int) -> None:
+        """`what` is under way; `done` steps `of` so many are over."""
+        self._bar.update(self._task, completed=done, total=of, what=what)
+        if self._bar.disable and time.monotonic() - self._printed >= PLAIN_EVERY_S:
+            self._printed = time.monotonic()
+            self._console.print(f"gapless: {self._name}: {done}/{of} {what}", soft_wrap=True)
 
 
 @contextmanager

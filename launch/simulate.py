@@ -37,8 +37,10 @@ def check(config: SimulateConfig, stdin: TextInput) -> None:
     requests(config)
 
 
-def run(config: SimulateConfig, run_dir: Path, stdin: TextInput, launcher: Launcher | None = None) -> None:
-    """Simulates each policy, and writes a run folder of each and what compares them.
+def run(
+    config: SimulateConfig, run_dir: Path, stdin: TextInput, launcher: Launcher | None = None, *, brief: bool = False
+) -> None:
+    """Simulates each policy, and writes a run folder of each and what compares them; `brief` prints a line a run.
 
     Raises:
         ValueError: what the user can mend.
@@ -63,6 +65,8 @@ def run(config: SimulateConfig, run_dir: Path, stdin: TextInput, launcher: Launc
             if note not in told:
                 told.add(note)
                 console.print(Text(note), soft_wrap=True)
+    if len(plan) == 1 and brief:
+        return
     if len(plan) == 1:
         show_one(console, run_dir, summary, fleet, config.slo)
         return

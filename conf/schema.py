@@ -6,8 +6,9 @@ checks itself on construction and raises `ConfigError` with the dotted key.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 from .costs import CostsConfig
 from .errors import ConfigError, check
@@ -209,6 +210,8 @@ class CacheConfig:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """All that an engine needs to start; every command that runs requests holds one."""
+
+    INSTEAD: ClassVar[Mapping[str, str]] = {}  # keys that a command sets by itself, and what to give instead
 
     model: ModelConfig
     hardware: HardwareConfig = field(default_factory=HardwareConfig)

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, NoReturn
 from ..conf.errors import ConfigError, nearest
 from ..conf.profiling import ProfileConfig
 from ..conf.schema import BenchConfig, EngineConfig, GenerateConfig, ReportConfig, SimulateConfig
+from ..conf.tuning import CapacityConfig, TuneConfig
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -104,6 +105,29 @@ COMMANDS = {
                 "gapless profile check=profiles/llama-160m_cpu_pp2",
             ),
             folder="profiles/MODEL_HARDWARE_PP",
+        ),
+        Command(
+            "capacity",
+            "the highest request rate that meets an SLO on a simulated cluster, with its confidence from seeds",
+            CapacityConfig,
+            "capacity",
+            (
+                "gapless capacity model=llama2-70b parallel=tp8 slo.ttft_p99_ms=2000 slo.tbt_p99_ms=100",
+                "gapless capacity scheduler=sarathi,equal_time parallel=tp4_pp2 workload.num_prompts=1000 seeds=5",
+            ),
+            has_ranks=False,
+        ),
+        Command(
+            "tune",
+            "searches tp x pp x replicas, split, chunk, depth and policy for the highest request rate within an SLO",
+            TuneConfig,
+            "tune",
+            (
+                "gapless tune model=llama2-70b hardware=a100-80g nodes=1 slo.ttft_p99_ms=2000 slo.tbt_p99_ms=100",
+                "gapless tune nodes=2 workload=trace workload.path=trace.csv.gz workload.num_prompts=1000",
+                "gapless tune scheduler=sarathi search.tp=[8] search.pp=[1] search.chunk=[128,256,512,1024]",
+            ),
+            has_ranks=False,
         ),
         Command(
             "report",

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from ..conf.build import describe, dotted_keys, group_names, leaves, load_command, load_group
+from ..conf.schema import EngineConfig
 
 if TYPE_CHECKING:
     from .cli import Command
@@ -100,7 +101,7 @@ MEANINGS = {
     "scheduler.target_ms": "equal_time: time of a micro-batch on a stage; null: that of a typical one of chunk tokens",
     "scheduler.profile": "equal_time: a run folder whose fitted stage times it starts from; null: learned as it runs",
     "workload.name": "the workload; choose it by workload=NAME",
-    "workload.num_prompts": "requests; null: all of the file, 100 where there is none",
+    "workload.num_prompts": "requests; null: all of the file, 100 where there is none (capacity and tune: 400 of either)",
     "workload.request_rate": "requests/s; inf: all at once; null: from the trace, or all at once",
     "workload.burstiness": "shape of the gamma-distributed gaps: 1 is Poisson, less comes in bursts, inf ticks",
     "workload.max_concurrency": "hold requests back while so many are unfinished; null: never",
@@ -191,6 +192,19 @@ MEANINGS = {
     "simulation.jitter": "coefficient of variation of stage times around the cost model's",
     "simulation.straggler_rate": "share of stage times that take straggler_factor times as long",
     "simulation.straggler_factor": "how much longer those take",
+    "slo.ttft_p99_ms": "most milliseconds of the p99 of TTFT over the requests; null: no bound",
+    "slo.tbt_p99_ms": "most milliseconds of the p99 of TBT over all gaps between tokens; null: no bound",
+    "seeds": "workloads that are tried: other draws, or other stretches of a trace",
+    "precision": "a capacity is found to within this share",
+    "nodes": "of the cluster, each with hardware.devices_per_node devices",
+    "search.tp": "tensor-parallel sizes that are tried; null: all that divide a node's devices",
+    "search.pp": "numbers of stages that are tried; null: all that divide the devices",
+    "search.chunk": "chunks of sarathi and equal_time, budgets of token_budget, that are tried",
+    "search.depth": "micro-batches in flight beyond pp that are tried beside the policy's own",
+    "search.layers": "try layer splits beside the balanced one, where they make the slowest stage faster",
+    "search.batch": "try a larger B where requests are shorter than the context",
+    "search.finalists": "settings that get their capacity on all seeds",
+    "search.exhaustive": "the capacity of every setting instead of a search: slow, to judge the search by",
     "slo.ttft_ms": "most milliseconds to the first token; requests that meet all bounds count for goodput",
     "slo.tpot_ms": "most milliseconds a token after the first, on average",
     "slo.tbt_ms": "most milliseconds between two tokens, at the worst",
@@ -282,8 +296,10 @@ def command(command: Command) -> str:
 
 def _ordered(command: Command) -> list[tuple[str, Any]]:
     """Keys of the command itself first, then section by section."""
-    keys = list(dotted_keys(command.config))
-    order = ["", "sampling", "workload", "slo", "simulation", "hardware", "parallel", "scheduler", "cache", "model"]
+    by_itself = command.config.INSTEAD if issubclass(command.config, EngineConfig) else {}
+    keys = [(key, hint) for key, hint in dotted_keys(command.config) if key not in by_itself]
+    order = ["", "search", "sampling", "workload", "slo", "simulation", "hardware", "parallel", "scheduler", "cache",
+             "model"]  # fmt: skip
     return sorted(keys, key=lambda item: order.index(item[0].partition(".")[0] if "." in item[0] else ""))
 
 
@@ -291,7 +307,9 @@ def _value(value: Any) -> str:
     """A value as one writes it on the command line."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
-    return f"[{','.join(map(str, value))}]" if isinstance(value, list) else str(value)
+    if isinstance(value, dict):
+        return str(value.get("name", value))
+    return f"[{','.join(map(_value, value))}]" if isinstance(value, list) else str(value)
 
 
 def _wrapped(text: str, indent: str) -> list[str]:

@@ -1,0 +1,103 @@
+"""What `gapless capacity` and `gapless tune` ask: which tails a run may have, and what is searched."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from .errors import ConfigError, check
+from .policies import SchedulerConfig
+from .schema import EngineConfig
+from .simulation import SimulationConfig
+from .workloads import FixedConfig, WorkloadConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TailSlo:
+    """What a run must meet: most milliseconds of the p99 of TTFT over its requests, and of the p99 of TBT over all gaps
+    between tokens; null: no bound."""
+
+    ttft_p99_ms: float | None = None
+    tbt_p99_ms: float | None = None
+
+    def __post_init__(self) -> None:
+        for key in ("ttft_p99_ms", "tbt_p99_ms"):
+            value = getattr(self, key)
+            check(f"slo.{key}", value, value is None or value > 0, "null or above 0")
+        if self.ttft_p99_ms is None and self.tbt_p99_ms is None:
+            raise ConfigError("slo: give slo.ttft_p99_ms, slo.tbt_p99_ms or both; without a bound there is no capacity")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapacityConfig(EngineConfig):
+    """`gapless capacity`: the highest request rate of each policy that meets the SLO.
+
+    `seeds` workloads are tried, each the same for all policies; a rate is found to within the share `precision`.
+    """
+
+    workload: WorkloadConfig = field(default_factory=FixedConfig)
+    policies: tuple[SchedulerConfig, ...] = ()
+    simulation: SimulationConfig = field(default_factory=SimulationConfig)
+    slo: TailSlo
+    seeds: int = 3
+    precision: float = 0.01
+
+    def __post_init__(self) -> None:
+        EngineConfig.__post_init__(self)
+        check("seeds", self.seeds, 1 <= self.seeds <= 30, "1 to 30")
+        check("precision", self.precision, 1e-4 <= self.precision <= 0.5, "in [0.0001, 0.5]")
+        check("workload.max_concurrency", self.workload.max_concurrency, self.workload.max_concurrency is None,
+              "null: requests that are held back wait for no SLO")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchConfig:
+    """What `gapless tune` tries, a list each; null: all that make sense.
+
+    `tp`, `pp`: as many replicas as the devices give. `chunk`: of `sarathi` and `equal_time`, the budget of
+    `token_budget`. `depth`: micro-batches in flight beyond `pp`. With `layers` splits beside the balanced one are
+    tried, with `batch` a larger B where requests are shorter than the context. `finalists` get their capacity with all
+    seeds.
+    """
+
+    tp: tuple[int, ...] | None = None
+    pp: tuple[int, ...] | None = None
+    chunk: tuple[int, ...] = (128, 256, 512, 1024, 2048)
+    depth: tuple[int, ...] = (0, 1)
+    layers: bool = True
+    batch: bool = True
+    finalists: int = 3
+    exhaustive: bool = False
+
+    def __post_init__(self) -> None:
+        for key, least in (("tp", 1), ("pp", 1), ("chunk", 1), ("depth", 0)):
+            values = getattr(self, key)
+            right = values is None or (len(values) > 0 and min(values) >= least)
+            check(f"search.{key}", values if values is None else list(values), right, f"a list of values of {least} or more")
+        check("search.finalists", self.finalists, self.finalists >= 1, "1 or more")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuneConfig(CapacityConfig):
+    """`gapless tune`: how to run a model on `nodes` nodes of the hardware so that it carries most requests/s."""
+
+    INSTEAD: ClassVar[Mapping[str, str]] = {
+        "parallel": "search.tp=[8] search.pp=[2]",
+        "parallel.tp": "search.tp=[8]",
+        "parallel.pp": "search.pp=[2]",
+        "parallel.depth": "search.depth=[0]",
+        "parallel.layers": "search.layers=false",
+        "scheduler.chunk": "search.chunk=[512]",
+        "scheduler.budget": "search.chunk=[512]",
+        "scheduler.batch": "search.batch=false",
+        "simulation.replicas": "search.tp=[8] search.pp=[2]",
+        "simulation.devices": "hardware=NAME",
+    }
+
+    nodes: int = 1
+    search: SearchConfig = field(default_factory=SearchConfig)
+
+    def __post_init__(self) -> None:
+        CapacityConfig.__post_init__(self)
+        check("nodes", self.nodes, self.nodes >= 1, "1 or more")

@@ -1,0 +1,65 @@
+"""From a config back to the command line that gives it."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from typing import Any
+
+from ..conf.build import build, group_names, leaves, load_command, load_group, to_mapping
+from ..conf.policy_file import policy_mapping
+from ..conf.schema import EngineConfig
+
+_PLAIN = "=,.[]/-_:@%+"  # what a shell leaves alone within a word, beside letters and digits
+
+
+def command_line(config: EngineConfig, command: str, *extra: str) -> str:
+    """`gapless COMMAND ...` as a shell takes it."""
+    words = ["gapless", command, *overrides(config, command), *extra]
+    return " ".join(w if all(c.isalnum() or c in _PLAIN for c in w) else shlex.quote(w) for w in words)
+
+
+def overrides(config: EngineConfig, command: str) -> list[str]:
+    """Overrides that compose to `config`: the nearest choice of each group, and the keys that differ from it."""
+    mapping = to_mapping(config)
+    composed, groups = load_command(command)
+    found: list[str] = []
+    for group, default in groups.items():
+        part = mapping.get(group)
+        if not isinstance(part, dict):
+            continue
+        choice, composed[group] = _choice(group, part, default)
+        if choice != default:
+            found.append(f"{group}={choice}")
+        if group == "workload" and part.get("path"):  # without which there is no such config to compare with
+            composed[group] |= {"path": part["path"]}
+            found.append(f"workload.path={part['path']}")
+    before = dict(leaves(to_mapping(build(type(config), composed))))
+    found += [f"{key}={_value(value)}" for key, value in leaves(mapping) if before.get(key) != value]
+    return found
+
+
+def _choice(group: str, part: dict[str, Any], default: str) -> tuple[str, dict[str, Any]]:
+    """The choice of a group that this part of a config came from, or one near it; and what it holds."""
+    names = group_names(group)
+    if group == "model" and part["weights"] not in ("random", "shipped"):
+        where = {"weights": part["weights"], "name": part["name"]}
+        return part["weights"], load_group("model", "folder") | where
+    if group == "scheduler" and part.get("file"):
+        return part["file"], policy_mapping(part["file"])
+    if group == "parallel":
+        grids = {name: load_group(group, name) for name in names}
+        alike = [name for name, grid in grids.items() if all(grid[key] == part[key] for key in ("tp", "pp"))]
+        choice = alike[0] if alike else default
+    else:
+        choice = part["name"] if part["name"] in names else default
+    return choice, load_group(group, choice)
+
+
+def _value(value: Any) -> str:
+    """As hydra reads it."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, float):
+        return "inf" if math.isinf(value) else repr(value)
+    return f"[{','.join(map(_value, value))}]" if isinstance(value, list) else str(value)

@@ -1,0 +1,168 @@
+"""`gapless tune`: how to run a model on a cluster so that it carries most requests/s within an SLO, by simulation."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ..conf.build import to_mapping
+from ..conf.schema import BenchConfig
+from ..conf.tuning import TuneConfig
+from .capacity import slo_text
+from .overrides import command_line, overrides
+from .progress import Steps, shown, versions
+from .prompts import TextInput
+from .results import plain
+
+if TYPE_CHECKING:
+    from ..runtime.launcher import Launcher
+    from ..runtime.tuning.search import Found, Search
+    from ..runtime.tuning.tables import Rows
+
+
+def check(config: TuneConfig, stdin: TextInput) -> None:
+    """What can be said before anything is simulated.
+
+    Raises:
+        ConfigError: of a policy, the workload, the profile or the hardware; or no grid holds the model.
+    """
+    from ..runtime.tuning.search import Search
+
+    Search(config)
+
+
+def run(config: TuneConfig, run_dir: Path, stdin: TextInput, launcher: Launcher | None = None) -> None:
+    """Searches, and prints and writes what was found: `tune.json`, `report.html`, `figures/`.
+
+    Raises:
+        ValueError: what the user can mend.
+    """
+    from ..runtime.report.png import write_figures
+    from ..runtime.tuning import page, tables
+    from ..runtime.tuning.charts import charts
+    from ..runtime.tuning.search import Search
+
+    console, errors = Console(highlight=False), Console(stderr=True, highlight=False)
+    with Steps(errors, "tune") as steps:
+
+        def told(what: str, done: int, of: int, best: float) -> None:
+            so_far = f", best {tables.rate_text(best)} requests/s" if best else ""
+            steps.update(f"{what}{so_far}", done, of)
+
+        search = Search(config, told)
+        found = search.run()
+    commands = _commands(search, found)
+    devices = f"{config.nodes} x {config.hardware.devices_per_node} {config.hardware.name}"
+    title = f"gapless tune: {config.model.name} on {devices}"
+    asked = f"{config.workload.name}, {len(found.demands[0])} requests"
+    subtitle = f"{slo_text(config.slo)} · {asked} · {datetime.now():%Y-%m-%d %H:%M}"
+    drawn = charts(found, config.slo)
+    (run_dir / "report.html").write_text(page.render(found, config, title, subtitle, commands), encoding="utf-8")
+    (run_dir / "tune.json").write_text(json.dumps(_numbers(search, found, commands), indent=2) + "\n", encoding="utf-8")
+    write_figures(run_dir / "figures", drawn)
+
+    console.print(Text(f"{title}: {slo_text(config.slo)}, {asked}", "bold"), soft_wrap=True)
+    for rows, name in (
+        (tables.misfit_rows(found), "What does not fit"),
+        (tables.grid_rows(found), "Grids"),
+        (tables.chunk_rows(found), "Which chunk size"),
+        (tables.finalist_rows(found.finalists), "The best settings"),
+    ):
+        if rows.rows:
+            console.print(_table(rows, name))
+    console.print(Text(page.tried_note(found)), soft_wrap=True)
+    if found.winner is None:
+        console.print(Text("no setting meets the SLO at any rate", "bold"))
+    else:
+        console.print(Text.assemble(("best     ", "bold"), f"{found.winner.candidate.label}: ",
+                                    f"{tables.rate_text(found.winner.interval.mean)} requests/s, ",
+                                    page.interval_note(found)), soft_wrap=True)  # fmt: skip
+        if found.asked is not None:
+            console.print(Text.assemble(("asked    ", "bold"), f"{tables.rate_text(found.asked)} requests/s: ",
+                                        page.asked_note(found)), soft_wrap=True)  # fmt: skip
+        for what, command in commands.items():
+            console.print(Text(f"{what}:", "bold"), soft_wrap=True)
+            console.print(Text(f"  {command}"), soft_wrap=True)
+    for label, file in (("numbers", "tune.json"), ("report", "report.html")):
+        console.print(Text.assemble((f"{label:9}", "bold"), shown(run_dir / file)), soft_wrap=True)
+
+
+def _commands(search: Search, found: Found) -> dict[str, str]:
+    """What runs the winner, by what it does."""
+    winner = found.winner
+    if winner is None:
+        return {}
+    config = search.space.config_of(winner.candidate)
+    workload = search.demand.config_at(config.workload, winner.rate)
+    simulated = replace(config, workload=workload)
+    share = workload
+    if winner.candidate.replicas > 1:
+        share = search.demand.config_at(config.workload, winner.rate / winner.candidate.replicas)
+    real = BenchConfig(
+        model=config.model, hardware=config.hardware, parallel=config.parallel, scheduler=config.scheduler,
+        cache=config.cache, seed=config.seed, workload=share,
+    )  # fmt: skip
+    one = "one of its replicas" if winner.candidate.replicas > 1 else "it"
+    return {
+        "simulates it at that rate": command_line(simulated, "simulate"),
+        f"runs {one} on the real devices": command_line(real, "bench"),
+    }
+
+
+def _numbers(search: Search, found: Found, commands: dict[str, str]) -> dict[str, Any]:
+    """What `tune.json` holds; rates are requests/s."""
+
+    def finalist(number: int) -> dict[str, Any]:
+        f = found.finalists[number]
+        return {
+            "setting": f.candidate.label,
+            "overrides": overrides(search.space.config_of(f.candidate), "simulate"),
+            "mean": f.interval.mean,
+            "half_width_95": f.interval.half,
+            "by_seed": [capacity.rate for capacity in f.capacities],
+            "limit": f.capacities[0].why,
+            **f.numbers,
+        }
+
+    return {
+        "config": plain(to_mapping(search.config)),
+        "versions": versions(),
+        "asked_rate": found.asked,
+        "winner": finalist(0) if found.finalists else None,
+        "commands": commands,
+        "finalists": [finalist(number) for number in range(len(found.finalists))],
+        "chunks": [
+            {"chunk": candidate.chunk, "rate": capacity.rate, "limit": capacity.why}
+            for candidate, capacity in found.chunks
+        ],
+        "misfits": [{"tp": m.tp, "pp": m.pp, "replicas": m.replicas, "why": m.why} for m in found.misfits],
+        "tried": [
+            {
+                "setting": t.candidate.label, "reached": t.reached, "carried": t.low, "bound": t.bound.rate,
+                "why": t.why,
+                "p99_ttft_ms": t.at.ttft_p99_ms if t.at else None, "p99_tbt_ms": t.at.tbt_p99_ms if t.at else None,
+                "requests": t.requests,
+            }
+            for t in found.tried
+        ],
+        "simulations": found.simulations,
+        "requests": found.requests,
+        "confirming_requests": found.confirming_requests,
+    }  # fmt: skip
+
+
+def _table(rows: Rows, title: str) -> Table:
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+    for number, head in enumerate(rows.heads):
+        table.add_column(head, justify="left" if number in rows.texts else "right", overflow="fold")
+    for row in rows.rows:
+        table.add_row(*(Text(cell) for cell in row))
+    return table

@@ -1,0 +1,118 @@
+"""`report.html` of a search: the answer, the commands that run it, and all that was tried."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping
+from importlib import resources
+
+from ...conf.tuning import TuneConfig
+from ..report.page_parts import fill, template
+from ..report.svg import figures
+from .charts import charts
+from .search import Found
+from .space import chunk_key
+from .tables import Rows, chunk_rows, finalist_rows, misfit_rows, rate_text, tried_rows
+
+
+def render(found: Found, config: TuneConfig, title: str, subtitle: str, commands: Mapping[str, str]) -> str:
+    """The page; it stands alone. `commands`: what runs the winner, by what it does."""
+    text = resources.files(__package__).joinpath("tune.html").read_text(encoding="utf-8")
+    shown = [
+        f'<p class="hint">{html.escape(what)}</p>\n<pre class="command">{html.escape(command)}</pre>'
+        for what, command in commands.items()
+    ]
+    tried = tried_rows(found)
+    return fill(
+        text,
+        {
+            "style": template("report.css"),
+            "title": html.escape(title),
+            "subtitle": html.escape(subtitle),
+            "cards": "\n".join(_card(*card) for card in cards(found, config)),
+            "commands": "\n".join(shown) or '<p class="none">no setting meets the SLO</p>',
+            "finalists": table(finalist_rows(found.finalists)),
+            "finalists_note": html.escape(finalists_note(found)),
+            "charts": figures(charts(found, config.slo)),
+            "chunks": table(chunk_rows(found)),
+            "misfits": table(misfit_rows(found)) if found.misfits else '<p class="none">every grid fits</p>',
+            "tried": table(tried),
+            "tried_note": html.escape(tried_note(found)),
+            "tried_summary": f"all {len(tried.rows)} settings",
+        },
+    )
+
+
+def cards(found: Found, config: TuneConfig) -> list[tuple[str, str, str]]:
+    """The answer at a glance: what, value, note."""
+    winner = found.winner
+    if winner is None:
+        return [("capacity", "0", "no setting meets the SLO at any rate")]
+    candidate = winner.candidate
+    devices = config.nodes * config.hardware.devices_per_node
+    per_device = winner.interval.mean / devices
+    shown = [
+        ("capacity", f"{rate_text(winner.interval.mean)} <small>requests/s</small>", interval_note(found)),
+        ("grid", html.escape(candidate.grid), f"{devices} devices, {per_device:.3g} requests/s each"),
+        ("policy", html.escape(candidate.policy.name), ""),
+    ]
+    if candidate.chunk is not None:
+        shown.append((str(chunk_key(candidate.policy)), str(candidate.chunk), "tokens of a micro-batch"))
+    if found.asked is not None:
+        shown.append(("asked", f"{rate_text(found.asked)} <small>requests/s</small>", asked_note(found)))
+    return shown
+
+
+def interval_note(found: Found) -> str:
+    """How sure the winner's capacity is."""
+    winner = found.winner
+    assert winner is not None
+    interval = winner.interval
+    if interval.half is None:
+        return "one seed; more tell how sure that is"
+    return f"{interval.text}: mean and 95% interval over {len(winner.capacities)} seeds"
+
+
+def asked_note(found: Found) -> str:
+    """Whether the winner carries what the workload asks."""
+    winner, asked = found.winner, found.asked
+    assert winner is not None
+    assert asked is not None
+    share = winner.interval.least / asked
+    return f"carried, with {share:.2f}x of it" if share >= 1.0 else f"not carried: {share:.0%} of it"
+
+
+def finalists_note(found: Found) -> str:
+    seeds = len(found.demands)
+    over = f"mean and 95% interval over {seeds} seeds, " if seeds > 1 else ""
+    return f"Capacity: {over}{len(found.demands[0])} requests each; the other numbers are of one run at that rate."
+
+
+def tried_note(found: Found) -> str:
+    """What the search cost."""
+    bounded = sum(tried.requests == 0 for tried in found.tried)
+    return (
+        f"{len(found.tried)} settings, {bounded} of them ruled out by their bound alone; {found.simulations} "
+        f"simulations of {found.requests:,} requests, and {found.confirming_requests:,} more to confirm."
+    )
+
+
+def table(rows: Rows) -> str:
+    """As HTML."""
+    if not rows.rows:
+        return '<p class="none">none</p>'
+    last = len(rows.heads) - 1
+
+    def css(column: int) -> str:
+        if column not in rows.texts:
+            return ""
+        return ' class="why"' if column == last else ' class="text"'
+
+    heads = "".join(f"<th{css(n)}>{html.escape(head)}</th>" for n, head in enumerate(rows.heads))
+    lines = ("".join(f"<td{css(n)}>{html.escape(cell)}</td>" for n, cell in enumerate(row)) for row in rows.rows)
+    body = "".join(f"<tr>{line}</tr>" for line in lines)
+    return f"<table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _card(what: str, value: str, note: str) -> str:
+    return f'<div class="card"><h3>{what}</h3><div class="value">{value}</div><p>{html.escape(note)}</p></div>'

@@ -1,0 +1,151 @@
+"""`gapless capacity` and `gapless tune` in this process: what they print and leave, and that its commands hold."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gapless.conf.policies import EqualTimeConfig, OrcaBestConfig, SarathiConfig, TokenBudgetConfig
+from gapless.conf.schema import BenchConfig, SimulateConfig
+from gapless.conf.tuning import TuneConfig
+from gapless.launch import compose
+from gapless.launch.cli import main
+from gapless.launch.overrides import command_line, overrides
+
+REQUESTS = ["workload=fixed", "workload.input_len=600", "workload.output_len=10", "workload.num_prompts=50"]
+SMALL = ["model=llama-7b", *REQUESTS]
+TWO = ["hardware.devices_per_node=2", "slo.ttft_p99_ms=500", "slo.tbt_p99_ms=60"]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def composed(cls: type[Any], command: str, *words: str) -> Any:
+    (config,) = compose.compose_all(compose.rewrite(words, cls, command), cls, command, multirun=False)
+    return config
+
+
+def loaded(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def test_tune_answers_and_its_command_does_what_it_says(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    chosen = ["scheduler=sarathi,orca_best", "search.chunk=[256,1024]", "search.finalists=2", "seeds=2"]
+    asked = ["precision=0.03", "workload.request_rate=3", "hydra.run.dir=out"]
+    assert main(["tune", *SMALL, *TWO, *chosen, *asked]) == 0
+    printed = capfd.readouterr().out
+    out = here / "out"
+    assert {path.name for path in out.iterdir()} == {".hydra", "tune.json", "report.html", "figures"}
+    assert {path.name for path in (out / "figures").iterdir()} >= {"rate_against_tbt.png", "rate_against_ttft.png"}
+    told = loaded(out / "tune.json")
+    winner = told["winner"]
+    assert len(winner["by_seed"]) == 2
+    assert told["asked_rate"] == 3.0
+    assert told["tried"][0]["setting"]
+    assert winner["setting"] in printed
+    assert "Which chunk size" in printed or "orca_best" in winner["setting"]
+    for command in told["commands"].values():
+        assert f"  {command}\n" in printed
+
+    simulated = told["commands"]["simulates it at that rate"]
+    name, command, *words = shlex.split(simulated)
+    assert (name, command) == ("gapless", "simulate")
+    assert main(["simulate", *words, "hydra.run.dir=again"]) == 0
+    summary = loaded(here / "again" / "summary.json")
+    assert summary["p99_ttft_ms"] == pytest.approx(winner["p99_ttft_ms"])
+    assert summary["p99_itl_ms"] == pytest.approx(winner["p99_itl_ms"])
+    assert summary["p99_ttft_ms"] <= 500
+    assert summary["p99_itl_ms"] <= 60
+    real = next(command for what, command in told["commands"].items() if "real" in what)
+    assert composed(BenchConfig, "bench", *shlex.split(real)[2:]).parallel.world_size in (1, 2)
+    page = (out / "report.html").read_text(encoding="utf-8")
+    assert winner["setting"] in page
+    assert "http" not in page.replace("http://www.w3.org", "")
+
+
+def test_capacity_of_two_policies(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    chosen = ["parallel=local", "scheduler=sarathi,orca_best", "seeds=2", "precision=0.05", *TWO]
+    assert main(["capacity", *SMALL, *chosen, "hydra.run.dir=out"]) == 0
+    printed = capfd.readouterr().out
+    told = loaded(here / "out" / "capacity.json")["capacities"]
+    assert [row["policy"] for row in told] == ["sarathi", "orca_best"]
+    for row in told:
+        assert len(row["by_seed"]) == 2
+        assert row["mean"] == pytest.approx(sum(row["by_seed"]) / 2)
+        assert row["p99_ttft_ms"] <= 500
+        assert row["limit"]
+    lines = [line for line in printed.splitlines() if line.startswith("gapless simulate ")]
+    assert len(lines) == 2
+    again = composed(SimulateConfig, "simulate", *shlex.split(lines[1])[2:])
+    assert again.scheduler == OrcaBestConfig()
+    assert again.workload.request_rate == told[1]["by_seed"][0]
+
+
+def test_an_slo_that_cannot_be_met_is_said(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["capacity", *SMALL, "parallel=local", "slo.tbt_p99_ms=1", "hydra.run.dir=a"]) == 0
+    assert "a single decode takes" in capfd.readouterr().out
+    assert main(["tune", *SMALL, *TWO, "slo.tbt_p99_ms=1", "search.chunk=[256]", "hydra.run.dir=b"]) == 0
+    printed = capfd.readouterr().out
+    assert "no setting meets the SLO at any rate" in printed
+    assert "a single decode takes" in printed
+    assert loaded(here / "b" / "tune.json")["winner"] is None
+
+
+@pytest.mark.parametrize(("arguments", "line"), [
+    (["tune", "parallel=tp8"], "parallel: tune searches it; search.tp=[8] search.pp=[2] fixes it"),
+    (["tune", "scheduler.chunk=512"], "scheduler.chunk: tune searches it; search.chunk=[512] fixes it"),
+    (["tune", "nodes=0"], "nodes=0: must be 1 or more"),
+    (["tune", "search.chunk=[]"], "search.chunk=[]: must be a list of values of 1 or more"),
+    (["tune", "search.chnk=[1]"], "search.chnk: unknown key; did you mean 'search.chunk'?"),
+    (["tune", "scheduler=sarati"], "scheduler=sarati: unknown; did you mean 'sarathi'?"),
+    (["tune", "workload.num_prompts=3"], "workload.num_prompts=3: must be 20 or more, for a p99 of them"),
+    (["tune", "search.tp=[3]", "search.pp=[1]"],
+     "nodes=1: no tp x pp on 8 devices holds the model: 3 ranks a replica do not divide 8 devices"),
+    (["capacity", "slo.ttft_p99_ms=null", "slo.tbt_p99_ms=null"],
+     "slo: give slo.ttft_p99_ms, slo.tbt_p99_ms or both; without a bound there is no capacity"),
+    (["capacity", "slo.ttft_ms=3"], "slo.ttft_ms: unknown key; did you mean 'slo.ttft_p99_ms'?"),
+    (["capacity", "workload.max_concurrency=3"],
+     "workload.max_concurrency=3: must be null: requests that are held back wait for no SLO"),
+    (["capacity", "seeds=0"], "seeds=0: must be 1 to 30"),
+])  # fmt: skip
+def test_each_error_is_one_line(
+    arguments: list[str], line: str, here: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    assert capfd.readouterr() == ("", f"gapless: error: {line}\n")
+    assert not list(here.iterdir())
+
+
+def test_which_policies_are_tried() -> None:
+    assert composed(TuneConfig, "tune").policies == (SarathiConfig(), TokenBudgetConfig(), EqualTimeConfig())
+    assert composed(TuneConfig, "tune", "scheduler=orca_best").policies == ()
+    assert composed(TuneConfig, "tune", "scheduler=orca_best").scheduler == OrcaBestConfig()
+    every = composed(TuneConfig, "tune", "scheduler.order=deadline").policies
+    assert [policy.order for policy in every] == ["deadline"] * 3
+    points = compose.compose_all(
+        compose.rewrite(["nodes=1,2"], TuneConfig, "tune", multirun=True), TuneConfig, "tune", multirun=True
+    )
+    assert [(point.nodes, len(point.policies)) for point in points] == [(1, 3), (2, 3)]
+
+
+def test_overrides_compose_to_the_config(tmp_path: Path) -> None:
+    words = [
+        "model=mistral-7b", "model.dtype=float16", "hardware=h200", "hardware.memory_gib=99.5", "parallel.pp=3",
+        "parallel.tp=4", "parallel.layers=[10,11,11]", "scheduler=equal_time", "scheduler.chunk=auto",
+        "workload.request_rate=1.2345678901234567", "workload.theta=0.3", "simulation.overlap_sends=false",
+    ]  # fmt: skip
+    config = composed(SimulateConfig, "simulate", *words)
+    found = overrides(config, "simulate")
+    assert composed(SimulateConfig, "simulate", *found) == config
+    assert set(found) <= {*words, "parallel=tp4_pp3"}
+    trace = tmp_path / "it's a trace.csv"
+    config = composed(BenchConfig, "bench", "workload=trace", f"workload.path={trace}", "parallel=pp2")
+    _, _, *again = shlex.split(command_line(config, "bench"))
+    assert composed(BenchConfig, "bench", *again) == config

@@ -1,0 +1,309 @@
+"""Capacity and search: bisection on known thresholds, bounds that hold, a search that is not behind brute force."""
+
+from __future__ import annotations
+
+import gzip
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gapless.conf.build import build, load_group
+from gapless.conf.errors import ConfigError
+from gapless.conf.policies import EqualTimeConfig, OrcaBestConfig, SarathiConfig, TokenBudgetConfig
+from gapless.conf.tuning import TailSlo, TuneConfig
+from gapless.models.tokenizer import load_tokenizer
+from gapless.runtime.tuning.bounds import Bounds
+from gapless.runtime.tuning.capacity import Interval, find_capacity
+from gapless.runtime.tuning.charts import charts, pareto
+from gapless.runtime.tuning.demand import Demand
+from gapless.runtime.tuning.search import Search
+from gapless.runtime.tuning.space import Candidate, chunked
+from gapless.runtime.tuning.tables import misfit_rows, tried_rows
+from gapless.runtime.tuning.trial import Setting, Trial, measure, try_rate
+from gapless.runtime.workload import make_workload
+
+
+def config(**keys: Any) -> TuneConfig:
+    """LLaMA-7B on a node of two A100, few short requests; keys as on the command line, nested."""
+    mapping: dict[str, Any] = {
+        "model": load_group("model", "llama-7b"),
+        "hardware": load_group("hardware", "a100-80g") | {"devices_per_node": 2},
+        "workload": {"name": "fixed", "input_len": 700, "output_len": 12, "num_prompts": 60, "range_ratio": 0.5},
+        "slo": {"ttft_p99_ms": 500.0, "tbt_p99_ms": 60.0},
+        "seeds": 1,
+        "precision": 0.01,
+    }
+    for key, value in keys.items():
+        mapping[key] = mapping.get(key, {}) | value if isinstance(value, dict) else value
+    return build(TuneConfig, mapping)
+
+
+def a_setting(search: Search, **keys: Any) -> Setting:
+    policy = keys.pop("policy", SarathiConfig(chunk=512))
+    return search.space.setting(Candidate(**{"tp": 1, "pp": 2, "replicas": 1, "policy": policy} | keys))
+
+
+# Bisection.
+
+
+def threshold(at: float) -> Any:
+    """Carries every rate up to `at`."""
+    return lambda rate: Trial(rate, "" if rate <= at else "too much", 10, 1.0, 1.0)
+
+
+@given(
+    at=st.floats(0.05, 100.0),
+    precision=st.sampled_from([0.003, 0.01, 0.1]),
+    guess=st.none() | st.floats(1e-3, 90.0),
+)
+def test_bisection_finds_the_threshold(at: float, precision: float, guess: float | None) -> None:
+    found = find_capacity(threshold(at), 101.0, precision, guess=guess)
+    assert found.rate <= at < found.above <= found.rate * (1 + precision)
+    assert found.at is not None
+    assert found.at.rate == found.rate
+    assert not found.not_monotone
+    assert len(found.trials) <= 40
+    assert found.requests == 10 * len(found.trials)
+
+
+def test_what_carries_nothing_says_why() -> None:
+    found = find_capacity(threshold(0.0), 8.0, 0.01)
+    assert (found.rate, found.at, found.why) == (0.0, None, "too much")
+    assert len(found.trials) <= 14
+
+
+def test_a_rate_that_passes_by_luck_does_not_count() -> None:
+    def lucky(rate: float) -> Trial:  # carries up to 2, and again from 2.6 to 3
+        return Trial(rate, "" if rate <= 2.0 or 2.6 <= rate <= 3.0 else "too much", 1)
+
+    found = find_capacity(lucky, 4.0, 0.01, guess=2.9)
+    assert 1.98 <= found.rate <= 2.0
+    assert found.not_monotone
+
+
+def test_interval_of_seeds() -> None:
+    interval = Interval.of([1.0, 2.0, 3.0])
+    assert interval.mean == pytest.approx(2.0)
+    assert interval.half == pytest.approx(4.303 / math.sqrt(3), rel=1e-3)  # Student's t, 2 degrees of freedom
+    assert (interval.least, interval.most, interval.text) == (1.0, 3.0, "2.00 ± 2.48")
+    assert Interval.of([123.4]).text == "123"
+    assert Interval.of([0.0]).half is None
+
+
+# Demands.
+
+
+def test_a_demand_at_a_rate_is_what_its_config_draws() -> None:
+    search = Search(config(seeds=2, workload={"burstiness": 0.5, "seed": 3}))
+    own, other = search.demands
+    told = own.config_at(search.config.workload, 7.5)
+    assert (told.request_rate, told.num_prompts) == (7.5, 60)
+    drawn = make_workload(told, vocab_size=32000, context=2048, tokenizer=load_tokenizer(None, 32000))
+    assert np.allclose(drawn.arrivals, own.at(7.5).arrivals, rtol=1e-12)
+    assert (drawn.input_lens == own.unit.input_lens).all()
+    assert not np.array_equal(own.unit.input_lens, other.unit.input_lens)
+    assert own.unit.arrivals[-1] == pytest.approx(60, rel=0.6)  # at 1 request/s
+
+
+def test_a_trace_comes_faster_and_seeds_are_its_stretches(tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv.gz"
+    rows = [f"{0.5 * n + 0.1 * (n % 3)},{100 + n},{5 + n % 7}" for n in range(100)]
+    with gzip.open(path, "wt", encoding="utf-8") as file:
+        file.write("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]))
+    workload = {"name": "trace", "path": str(path), "num_prompts": 40}
+    search = Search(build(TuneConfig, {
+        "model": load_group("model", "llama-7b"), "hardware": load_group("hardware", "a100-80g"),
+        "workload": workload, "slo": {"ttft_p99_ms": 500.0}, "seeds": 3,
+    }))  # fmt: skip
+    assert [demand.unit.input_lens[0] for demand in search.demands] == [100, 130, 160]
+    own = search.demand
+    assert own.own_rate == pytest.approx(39 / 19.5, rel=0.02)
+    told = own.config_at(search.config.workload, 12.0)
+    drawn = make_workload(told, vocab_size=32000, context=2048, tokenizer=load_tokenizer(None, 32000))
+    assert np.allclose(drawn.arrivals, own.at(12.0).arrivals, atol=1e-9)
+    assert len(own.first(10)) == 10
+
+
+def test_too_few_requests_for_a_p99() -> None:
+    with pytest.raises(ConfigError, match=r"^workload.num_prompts=19: must be 20 or more"):
+        Search(config(workload={"num_prompts": 19}))
+
+
+# One setting at one rate.
+
+
+def test_a_trial_says_what_a_whole_run_measures() -> None:
+    search = Search(config())
+    setting = a_setting(search)
+    trial = try_rate(setting, search.demand, 5.0, search.config.slo)
+    numbers = measure(setting, search.demand, 5.0)
+    assert trial.carried
+    assert (trial.ttft_p99_ms, trial.tbt_p99_ms) == (numbers["p99_ttft_ms"], numbers["p99_itl_ms"])
+    assert trial.requests == 60
+    assert 0 < numbers["bubble_fraction_inner"] + numbers["stage_busy_fraction"] < 1
+
+
+@pytest.mark.parametrize(("slo", "what"), [
+    (TailSlo(ttft_p99_ms=400.0), "p99 of TTFT"), (TailSlo(tbt_p99_ms=12.0), "p99 of TBT"),
+])  # fmt: skip
+def test_what_is_cut_short_would_have_failed(slo: TailSlo, what: str) -> None:
+    search = Search(config(workload={"num_prompts": 400}))
+    setting = a_setting(search)
+    trial = try_rate(setting, search.demand, 60.0, slo)
+    assert what in trial.why
+    assert trial.requests < 400
+    numbers = measure(setting, search.demand, 60.0)
+    over = {"p99_ttft_ms": slo.ttft_p99_ms, "p99_itl_ms": slo.tbt_p99_ms}
+    assert any(bound is not None and numbers[key] > bound for key, bound in over.items())
+
+
+def test_requests_that_pile_up_are_not_carried() -> None:
+    search = Search(config())
+    trial = try_rate(a_setting(search), search.demand, 500.0, TailSlo(ttft_p99_ms=1e9))
+    assert trial.why.startswith("requests pile up: TTFT grows by")
+
+
+# Bounds.
+
+
+@pytest.mark.parametrize("policy", [
+    SarathiConfig(chunk=128), SarathiConfig(chunk=1024), TokenBudgetConfig(budget=512), EqualTimeConfig(),
+    OrcaBestConfig(),
+])  # fmt: skip
+@pytest.mark.parametrize("grid", [(1, 2, 1), (2, 1, 1), (1, 1, 2)])
+def test_nothing_exceeds_its_bound(policy: Any, grid: tuple[int, int, int]) -> None:
+    search = Search(config(workload={"input_len": 300, "output_len": 40}))
+    setting = a_setting(search, policy=policy, tp=grid[0], pp=grid[1], replicas=grid[2])
+    bound = Bounds(search.demand, search.config.slo)(setting).rate
+    reached = measure(setting, search.demand, 1e6)["request_throughput"]  # all at once
+    assert 0.3 * bound < reached < bound
+
+
+def test_an_slo_that_cannot_be_met_is_known_without_a_simulation() -> None:
+    search = Search(config())
+    for slo, why in ((TailSlo(tbt_p99_ms=1.0), "a single decode takes"), (TailSlo(ttft_p99_ms=1.0), "a stage takes")):
+        bound = Bounds(search.demand, slo)(a_setting(search))
+        assert bound.rate == 0.0
+        assert bound.why.startswith(why)
+
+
+# The space.
+
+
+def test_grids_use_all_devices_and_say_what_does_not_fit() -> None:
+    wanted = config(model=load_group("model", "llama2-70b"), nodes=2,
+                    hardware=load_group("hardware", "a100-80g") | {"devices_per_node": 4})  # fmt: skip
+    search = Search(wanted)
+    grids = search.space.grids()
+    assert {(tp, pp) for tp, pp, _ in grids} == {
+        (1, 2), (1, 4), (1, 8), (2, 1), (2, 2), (2, 4), (4, 1), (4, 2),
+    }  # fmt: skip
+    assert all(tp * pp * replicas == 8 for tp, pp, replicas in grids)
+    refused = {(m.tp, m.pp): m.why for m in search.space.misfits}
+    assert set(refused) == {(1, 1)}
+    assert refused[1, 1].startswith("hardware.memory_gib=67.06: the weights of stage 0 alone take 128 GiB a rank")
+
+
+def test_nothing_fits() -> None:
+    with pytest.raises(ConfigError, match=r"^nodes=1: no tp x pp on 2 devices holds the model: .*alone take"):
+        Search(config(model=load_group("model", "gpt3-175b")))
+
+
+def test_what_is_asked_for_and_cannot_be_is_said() -> None:
+    search = Search(config(search={"tp": [1, 3], "pp": [1, 4]}))
+    search.space.grids()
+    assert [row[1] for row in misfit_rows_of(search)] == [
+        "4 ranks a replica do not divide 2 devices", "3 ranks a replica do not divide 2 devices",
+        "12 ranks a replica do not divide 2 devices",
+    ]  # fmt: skip
+
+
+def misfit_rows_of(search: Search) -> list[tuple[str, ...]]:
+    found = replace_found(search)
+    return misfit_rows(found).rows
+
+
+def replace_found(search: Search) -> Any:
+    from gapless.runtime.tuning.search import Found
+
+    return Found([], search.space.misfits, [], [], search.demands, None, 0, 0, 0)
+
+
+def test_b_is_larger_where_requests_are_short() -> None:
+    search = Search(config(workload={"input_len": 200, "output_len": 12}))
+    candidate = Candidate(1, 1, 2, SarathiConfig())
+    larger = search.space.larger_batch(candidate, search.demand)
+    bound = search.space.setting(candidate).plan.limits.batch
+    assert larger is not None
+    assert larger > bound
+    assert search.space.setting(replace(candidate, batch=larger)).plan.limits.batch == larger
+
+
+def test_splits_and_depths_are_neighbours() -> None:
+    search = Search(config())
+    variants = search.space.variants(Candidate(1, 2, 1, SarathiConfig(chunk=512)), search.demand)
+    assert variants[0].extra_depth is None
+    assert {variant.extra_depth for variant in variants} == {None, 1}
+    for variant in variants:
+        assert variant.layers is None or sum(variant.layers) == 32
+        search.space.setting(variant)
+    labels = [variant.label for variant in variants]
+    assert len(set(labels)) == len(labels)
+
+
+def test_chunks_of_policies_that_have_some() -> None:
+    assert chunked(SarathiConfig(), (64, 128)) == [SarathiConfig(chunk=64), SarathiConfig(chunk=128)]
+    assert chunked(TokenBudgetConfig(), (64,)) == [TokenBudgetConfig(budget=64)]
+    assert chunked(OrcaBestConfig(), (64, 128)) == [OrcaBestConfig()]
+
+
+# The search.
+
+SPACES = [
+    {"slo": {"ttft_p99_ms": 400.0, "tbt_p99_ms": 40.0}, "workload": {"num_prompts": 40, "output_len": 6}},
+    {"slo": {"ttft_p99_ms": 900.0}, "workload": {"num_prompts": 30, "input_len": 250, "output_len": 12}},
+]
+
+
+@pytest.mark.parametrize("keys", SPACES)
+def test_search_is_not_behind_brute_force(keys: dict[str, Any]) -> None:
+    base = config(
+        **keys,
+        policies=[{"name": "sarathi"}, {"name": "orca_best"}],
+        search={"chunk": [256, 1024], "depth": [1], "finalists": 2, "batch": False, "layers": False},
+    )
+    raced = Search(base).run()
+    brute = Search(replace(base, search=replace(base.search, exhaustive=True)))
+    best = max(tried.low for tried in brute.exhaust())
+    assert raced.winner is not None
+    assert raced.winner.rate >= 0.98 * best
+    assert raced.requests < 0.6 * brute.requests
+    assert raced.simulations < 0.6 * brute.simulations
+    again = Search(base).run()
+    assert again.winner is not None
+    assert (again.winner.candidate, again.winner.rate) == (raced.winner.candidate, raced.winner.rate)
+    assert again.requests == raced.requests
+
+    # What it leaves is whole.
+    assert len(tried_rows(raced).rows) == len(raced.tried)
+    standing = [tried for tried in raced.tried if not tried.why]
+    assert raced.winner.candidate in [tried.candidate for tried in standing]
+    assert all(tried.low > 0.0 for tried in standing)
+    front = pareto(raced.tried, lambda trial: trial.tbt_p99_ms)
+    assert [t.at.tbt_p99_ms for t in front] == sorted(t.at.tbt_p99_ms for t in front)  # type: ignore[union-attr,type-var]
+    assert {chart.name for chart in charts(raced, base.slo)} >= {"rate_against_tbt", "rate_against_ttft"}
+
+
+@settings(max_examples=5, deadline=None)
+@given(st.integers(20, 200), st.integers(1, 30))
+def test_first_requests_of_a_demand(num: int, first: int) -> None:
+    search = Search(config(workload={"num_prompts": num}))
+    part: Demand = search.demand.first(first)
+    assert len(part) == min(num, first)
+    assert (part.unit.arrivals == search.demand.unit.arrivals[: len(part)]).all()

@@ -13,6 +13,7 @@ import pytest
 
 from gapless.conf.build import dotted_keys, group_names
 from gapless.conf.policies import POLICY_CONFIGS
+from gapless.conf.profiling import ProfileConfig
 from gapless.conf.sampling import SamplingParams
 from gapless.conf.schema import BenchConfig, GenerateConfig, SimulateConfig
 from gapless.conf.workloads import WORKLOAD_CONFIGS
@@ -63,7 +64,7 @@ def test_paths_exist(document: str) -> None:
         assert (ROOT / path).exists() or "NAME" in path, path
 
 
-CONFIGS = {"generate": GenerateConfig, "bench": BenchConfig, "simulate": SimulateConfig}
+CONFIGS = {"generate": GenerateConfig, "bench": BenchConfig, "simulate": SimulateConfig, "profile": ProfileConfig}
 
 
 def commands() -> list[tuple[str, str]]:

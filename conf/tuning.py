@@ -74,7 +74,8 @@ class SearchConfig:
         for key, least in (("tp", 1), ("pp", 1), ("chunk", 1), ("depth", 0)):
             values = getattr(self, key)
             right = values is None or (len(values) > 0 and min(values) >= least)
-            check(f"search.{key}", values if values is None else list(values), right, f"a list of values of {least} or more")
+            shown = values if values is None else list(values)
+            check(f"search.{key}", shown, right, f"a list of values of {least} or more")
         check("search.finalists", self.finalists, self.finalists >= 1, "1 or more")
 
 

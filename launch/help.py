@@ -101,7 +101,7 @@ MEANINGS = {
     "scheduler.target_ms": "equal_time: time of a micro-batch on a stage; null: that of a typical one of chunk tokens",
     "scheduler.profile": "equal_time: a run folder whose fitted stage times it starts from; null: learned as it runs",
     "workload.name": "the workload; choose it by workload=NAME",
-    "workload.num_prompts": "requests; null: all of the file, 100 where there is none (capacity and tune: 400 of either)",
+    "workload.num_prompts": "requests; null: all of the file, 100 where there is none (capacity, tune: 400 of any)",
     "workload.request_rate": "requests/s; inf: all at once; null: from the trace, or all at once",
     "workload.burstiness": "shape of the gamma-distributed gaps: 1 is Poisson, less comes in bursts, inf ticks",
     "workload.max_concurrency": "hold requests back while so many are unfinished; null: never",

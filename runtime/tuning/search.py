@@ -13,7 +13,6 @@ from .demand import Demand, asked_rate, make_demands
 from .space import Candidate, Misfit, Space, chunked, policies
 from .trial import Setting, Trial, measure, try_rate
 
-
 _FAR_BEHIND = 1 / 16  # of the winner's rate: what carries less in the curve of chunks carries next to nothing
 
 

@@ -88,8 +88,7 @@ def measure_operators(plan: ProfilePlan, folder: ProfileFolder, samples: int, er
     if not total:
         return
     about = plan.about
-    ranks = f"{about.ranks} rank{'s' if about.ranks > 1 else ''} of {about.threads} thread{'s' * (about.threads > 1)}"
-    with _meter(errors, total, f"operators on {ranks}") as advance:
+    with _meter(errors, total, f"operators on {_side_by_side(about.ranks, about.threads)}") as advance:
         for rank, point, seconds in run(plan.setup, about.device, plan.operators, todo):
             folder.add_operators([OperatorSample(rank, point, seconds)])
             advance()
@@ -151,25 +150,31 @@ def show_errors(console: Console, folder: ProfileFolder) -> None:
         found = MeasuredOperators(operators)
     except ValueError:
         raise ConfigError(f"{folder.path}: unfinished; the same command goes on where it ended") from None
-    what = f"{about.model}, {about.ranks} x {about.threads} threads, {len(operators)} measurements"
-    console.print(_table(f"held-out points of the grid: {what}", [*held_out_errors(operators), *send_error(stages)]))
-    if stages and about.layers:
+    ranks = _side_by_side(about.ranks, about.threads)
+    console.print(f"{about.model} on {ranks}: {len(operators)} measurements of operators", soft_wrap=True)
+    console.print(_table("held-out points", [*held_out_errors(operators), *send_error(stages)]))
+    if stages:
         costs = StageCosts(about.layers, [found] * len(about.layers))
-        console.print(_table("whole stages, chunks with decodes; not fitted", stage_errors(costs, stages)))
+        console.print(_table("whole stages", stage_errors(costs, stages)))
         control = Control.of(stages)
         console.print(
             f"between micro-batches: dispatch {control.dispatch * 1e3:.2f} ms, result {control.result * 1e3:.2f} ms, "
-            f"turnaround of a stage {control.turnaround * 1e3:.2f} ms"
+            f"turnaround of a stage {control.turnaround * 1e3:.2f} ms",
+            soft_wrap=True,
         )
 
 
-def _table(title: str, rows: Sequence[Error]) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
-    for column in ("", "points", "median error", "p90 error", "scatter"):
-        table.add_column(column, justify="left" if not column else "right")
+def _table(what: str, rows: Sequence[Error]) -> Table:
+    table = Table()
+    for column in (what, "points", "bias", "median error", "p90 error", "scatter"):
+        table.add_column(column, justify="left" if column == what else "right")
     for row in rows:
-        table.add_row(row.what, str(row.points), f"{row.median:.1%}", f"{row.p90:.1%}", f"{row.scatter:.1%}")
+        table.add_row(row.what, str(row.points), f"{row.bias:+.1%}", f"{row.median:.1%}", f"{row.p90:.1%}", f"{row.scatter:.1%}")
     return table
+
+
+def _side_by_side(ranks: int, threads: int) -> str:
+    return f"{ranks} rank{'s' * (ranks > 1)} of {threads} thread{'s' * (threads > 1)}"
 
 
 @contextmanager

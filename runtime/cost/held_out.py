@@ -19,11 +19,13 @@ K = TypeVar("K", bound=Hashable)
 
 @dataclass(frozen=True, slots=True)
 class Error:
-    """|predicted / measured - 1| over `points`: median and 90th percentile. `scatter`: median over the points of how
-    far half of their measurements lie from their median, the noise that no prediction can foresee."""
+    """|predicted / measured - 1| over `points`: median and 90th percentile; `bias` is the median with its sign.
+    `scatter`: median over the points of how far half of their measurements lie from their median, the noise that no
+    prediction can foresee."""
 
     what: str
     points: int
+    bias: float
     median: float
     p90: float
     scatter: float
@@ -111,8 +113,8 @@ def _error(what: str, pairs: Iterable[tuple[K, float]], predict: Callable[[K], f
     measured = list(pairs)
     middle = medians(measured)
     if not middle:
-        return Error(what, 0, 0.0, 0.0, 0.0)
-    off = [abs(predict(key) / seconds - 1) for key, seconds in middle.items()]
+        return Error(what, 0, 0.0, 0.0, 0.0, 0.0)
+    off = np.array([predict(key) / seconds - 1 for key, seconds in middle.items()])
     spread = medians((key, abs(seconds / middle[key] - 1)) for key, seconds in measured)
-    median, p90 = np.percentile(off, [50, 90]).tolist()
-    return Error(what, len(off), median, p90, float(np.median(list(spread.values()))))
+    median, p90 = np.percentile(np.abs(off), [50, 90]).tolist()
+    return Error(what, len(off), float(np.median(off)), median, p90, float(np.median(list(spread.values()))))

@@ -169,7 +169,8 @@ def _table(what: str, rows: Sequence[Error]) -> Table:
     for column in (what, "points", "bias", "median error", "p90 error", "scatter"):
         table.add_column(column, justify="left" if column == what else "right")
     for row in rows:
-        table.add_row(row.what, str(row.points), f"{row.bias:+.1%}", f"{row.median:.1%}", f"{row.p90:.1%}", f"{row.scatter:.1%}")
+        shares = (f"{row.bias:+.1%}", f"{row.median:.1%}", f"{row.p90:.1%}", f"{row.scatter:.1%}")
+        table.add_row(row.what, str(row.points), *shares)
     return table
 
 

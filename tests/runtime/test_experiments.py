@@ -99,7 +99,7 @@ def test_deviation_is_ours_over_the_paper_s() -> None:
 
 def test_a_decode_is_cheaper_beside_a_chunk_and_less_so_in_larger_batches() -> None:
     costs = costs_of(one_gpu())
-    speedups = [decode_speedup(costs, batch, 1024) for batch in (2, 6, 18)]
+    speedups = [decode_speedup(costs, batch, 1024) for batch in (4, 10, 18)]
     assert speedups == sorted(speedups, reverse=True)
     assert speedups[-1] > 1
 

@@ -46,16 +46,7 @@ def policy_config(file: str) -> type[SchedulerConfig]:
         ConfigError: as `load_policy_file`; a `Config` that is no frozen dataclass over `SchedulerConfig`, or a key of
             it without a default.
     """
-    module = load_policy_file(file)
-    own = getattr(module, "Config", SchedulerConfig)
-    # Without a decorator of its own it has the fields of the class that it extends.
-    if not (isinstance(own, type) and issubclass(own, SchedulerConfig) and "__dataclass_fields__" in vars(own)):
-        raise ConfigError(f"{file}: Config must be a frozen dataclass that extends SchedulerConfig")
-    for field in dataclasses.fields(own):
-        required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-        if required and field.name != "name":
-            raise ConfigError(f"{file}: Config.{field.name} must have a default")
-    return _with_file(own, module)
+    return _config(load_policy_file(file), file)
 
 
 def load_policy_file(file: str) -> ModuleType:
@@ -95,7 +86,15 @@ def _run(path: str, changed: int) -> ModuleType:
 
 
 @lru_cache(maxsize=64)
-def _with_file(own: type[SchedulerConfig], module: ModuleType) -> type[SchedulerConfig]:
+def _config(module: ModuleType, file: str) -> type[SchedulerConfig]:
+    own = getattr(module, "Config", SchedulerConfig)
+    # Without a decorator of its own it has the fields of the class that it extends.
+    if not (isinstance(own, type) and issubclass(own, SchedulerConfig) and "__dataclass_fields__" in vars(own)):
+        raise ConfigError(f"{file}: Config must be a frozen dataclass that extends SchedulerConfig")
+    for field in dataclasses.fields(own):
+        required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        if required and field.name != "name":
+            raise ConfigError(f"{file}: Config.{field.name} must have a default")
     return dataclasses.make_dataclass(
         own.__name__, [("name", str), ("file", str)], bases=(own,), namespace={"__module__": module.__name__},
         frozen=True, slots=True, kw_only=True,

@@ -162,12 +162,17 @@ def fit_gemm(base: GemmConfig, products: Sequence[m.Product], multiprocessors: i
 
 
 def fit_link(base: LinkConfig, files: dict[str, list[m.Message]], name: str) -> LinkConfig:
-    """By all files alike. Of sends only those by hidden size, where there are some: the other file is of another
-    network between nodes, and of kernels without their launch within one."""
-    kept = [file for file in files if name == "all_reduce" or "hidden_size" in file] or list(files)
+    """By all files that count, each as much as the others."""
+    kept = _kept(files, name)
     messages = [message for file in kept for message in files[file]]
     weights = np.array([1 / len(files[file]) for file in kept for _ in files[file]])
     return _fit(base, LINK, messages, messages_seconds, weights)
+
+
+def _kept(files: dict[str, list[m.Message]], name: str) -> list[str]:
+    """The files that a link is fitted to: of sends those by hidden size, where there are some. The other one is of
+    another network between nodes, and within a node of kernels without their launch."""
+    return [file for file in files if name == "all_reduce" or "hidden_size" in file] or list(files)
 
 
 def _fit(
@@ -186,12 +191,12 @@ class Table:
     """Errors, a line a group."""
 
     def __init__(self, title: str) -> None:
-        print(f"\n{title}\n{'':<44}{'rows':>7}{'median':>9}{'90%':>9}")
+        print(f"\n{title}\n{'':<52}{'rows':>7}{'median':>9}{'90%':>9}")
 
     def line(self, name: str, predicted: Array, measured: Sequence[Any]) -> None:
         if len(measured):
             errors = np.abs(predicted / _seconds(measured) - 1)
-            print(f"{name:<44}{len(errors):>7}{np.median(errors):>9.1%}{np.percentile(errors, 90):>9.1%}")
+            print(f"{name:<52}{len(errors):>7}{np.median(errors):>9.1%}{np.percentile(errors, 90):>9.1%}")
 
     def by(self, names: Callable[[Any], str], predicted: Array, measured: Sequence[Any]) -> None:
         """A line for each name that the measurements have, in order of their appearance."""
@@ -213,8 +218,13 @@ def show(title: str, costs: CostsConfig, measured: Measured) -> None:
     if measured.decodes:
         table.line("attention, decodes", decodes_seconds(costs.attention, measured.decodes, cores), measured.decodes)
     for name, word in (("all_reduce", "all-reduce"), ("node", "send in a node"), ("network", "send between nodes")):
-        for file, messages in getattr(measured, name).items():
-            table.line(f"{word}, {file}", messages_seconds(getattr(costs, name), messages), messages)
+        files, link = getattr(measured, name), getattr(costs, name)
+        for file, messages in files.items():
+            table.line(f"{word}, {file}", messages_seconds(link, messages), messages)
+            if file not in _kept(files, name):
+                own = _fit(link, LINK, messages[::2], messages_seconds)
+                text = f"  constants of its own: {own.least_us:.0f} us, {own.gbps:.1f} GB/s"
+                table.line(text, messages_seconds(own, messages[1::2]), messages[1::2])
 
 
 def show_products(table: Table, costs: CostsConfig, products: Sequence[m.Product]) -> None:

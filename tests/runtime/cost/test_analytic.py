@@ -315,7 +315,7 @@ def test_the_table_of_errors_tells_what_is_off(capsys: pytest.CaptureFixture[str
     measured = synthetic(costs)
     slower = [p._replace(seconds=p.seconds * 1.25) for p in measured.products]
     fit_costs.show("test", costs, dataclasses.replace(measured, products=slower))
-    lines = {line[:40].strip(): line.split()[-2:] for line in capsys.readouterr().out.splitlines() if line}
+    lines = {line[:50].strip(): line.split()[-2:] for line in capsys.readouterr().out.splitlines() if line}
     assert lines["matrix products"] == ["20.0%", "20.0%"]
     assert lines["attention, chunks"] == lines["attention, decodes"] == ["0.0%", "0.0%"]
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ..runtime.run_folder import RunFolder
 
 NEW_FOLDER = "comparison"
+SWEEP = "multirun.yaml"  # which hydra writes into a sweep's folder
 
 
 def check(config: ReportConfig, stdin: TextInput) -> None:
@@ -70,7 +71,8 @@ def compare_sweep(folder: str) -> None:
 
 
 def folders(paths: Sequence[str]) -> list[RunFolder]:
-    """The runs of `paths`, each a run folder or one that holds some, at any depth; in order of their dates.
+    """The runs of `paths`, each a run folder or one that holds some, at any depth; in order of their dates, those of a
+    sweep by number.
 
     Raises:
         ConfigError: a path that is neither.
@@ -88,7 +90,9 @@ def folders(paths: Sequence[str]) -> list[RunFolder]:
         if not inside:
             raise ConfigError(f"{text}: not a run folder, and holds none")
         read = [read_run_folder(folder) for folder in inside]
-        for folder in sorted(read, key=lambda folder: str(folder.summary.get("date", ""))):
+        if not (path / SWEEP).is_file():  # whose runs are numbered, and may run side by side
+            read.sort(key=lambda folder: str(folder.summary.get("date", "")))
+        for folder in read:
             found.setdefault(folder.path.resolve(), folder)
     return list(found.values())
 

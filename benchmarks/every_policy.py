@@ -1,0 +1,62 @@
+"""One workload through every policy on a simulated cluster: does each end it, is time conserved, how long does it take?
+
+    python -m benchmarks.every_policy workload=trace workload.path=TRACE.csv.gz
+
+takes the overrides of `gapless simulate`, and prints a row a policy as it ends. It fails where a policy leaves a
+request unfinished or the ledger does not add up. No run folder is written. Seconds are of this process.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import replace
+
+from gapless.conf.build import build, load_group
+from gapless.conf.policies import POLICY_CONFIGS, SchedulerConfig
+from gapless.conf.schema import SimulateConfig
+from gapless.launch import compose
+from gapless.launch.turns import requests
+from gapless.runtime.fleet import Fleet
+from gapless.runtime.simulation import make_replicas, run_fleet, without_prompts
+
+DEFAULTS = ("model=llama2-70b", "parallel=tp4_pp2")
+COLUMNS = ("simulated", "output/s", "p99 TTFT", "p99 TBT", "idle", "preempted", "batches", "seconds", "requests/s")
+
+
+def main(arguments: list[str]) -> None:
+    rewritten = compose.rewrite([*DEFAULTS, *arguments], SimulateConfig, "simulate")
+    (config,) = compose.compose_all(rewritten, SimulateConfig, "simulate", multirun=False)
+    workload, context = requests(config)
+    print(f"{len(workload)} requests, {workload.num_cut} cut to a context of {context} tokens; {config.model.name}, "
+          f"pp={config.parallel.pp} tp={config.parallel.tp}")  # fmt: skip
+    print(f"{'':16}" + "".join(f"{name:>11}" for name in COLUMNS))
+    for name in POLICY_CONFIGS:
+        policy = build(SchedulerConfig, load_group("scheduler", name), "scheduler")
+        values = row(replace(config, scheduler=policy))
+        print(f"{name:16}" + "".join(f"{value:>11}" for value in values), flush=True)
+
+
+def row(config: SimulateConfig) -> list[str]:
+    """What one policy comes to."""
+    workload, _ = requests(config)
+    start = time.process_time()
+    replicas = make_replicas(config)
+    how = {"router": config.simulation.router, "max_concurrency": config.workload.max_concurrency}
+    ended = sum(run_fleet(replicas, without_prompts(workload), **how))  # type: ignore[arg-type]
+    seconds = time.process_time() - start
+    assert ended == len(workload), f"{config.scheduler.name}: {ended} of {len(workload)} requests ended"
+    fleet = Fleet([replica.record for replica in replicas])
+    fleet.check()
+    summary = fleet.summarize()
+    assert summary["total_output_tokens"] == int(workload.output_lens.sum())
+    assert summary["failed"] == 0
+    return [
+        f"{summary['duration']:.0f} s", f"{summary['output_throughput']:.0f}", f"{summary['p99_ttft_ms'] / 1e3:.2f} s",
+        f"{summary['p99_itl_ms']:.0f} ms", f"{summary['bubble_fraction_inner']:.1%}", str(summary["preemptions"]),
+        str(summary["micro_batches"]), f"{seconds:.1f}", f"{ended / seconds:.0f}",
+    ]  # fmt: skip
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -26,6 +26,10 @@ class SchedulerConfig:
         """Micro-batches in flight where `parallel.depth` is null."""
         return pp
 
+    def batch_of(self, slots: int, depth: int) -> int:
+        """B where `batch` is null, of the `slots` that the memory holds."""
+        return max(1, min(self.max_batch, slots // depth))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestLevelConfig(SchedulerConfig):
@@ -121,6 +125,10 @@ class EqualTimeConfig(SchedulerConfig):
     def depth(self, pp: int) -> int:
         """One more than the stages: the next micro-batch then lies ready when stage 0 ends one."""
         return pp + 1 if pp > 1 else 1
+
+    def batch_of(self, slots: int, depth: int) -> int:
+        """Requests are admitted as their KV blocks fit: few are as long as a slot is."""
+        return self.max_batch
 
 
 POLICY_CONFIGS: dict[str, type[SchedulerConfig]] = {

@@ -57,7 +57,7 @@ def make_plan(config: EngineConfig) -> Plan:
     else:
         slots = cache.num_blocks * cache.block_size // arch.max_position
         fitting = cache.num_blocks
-    batch = config.scheduler.batch or max(1, min(config.scheduler.max_batch, slots // depth))
+    batch = config.scheduler.batch or config.scheduler.batch_of(slots, depth)
     useful = batch * depth * -(-arch.max_position // cache.block_size)
     num_blocks = min(fitting, useful)
     if cache.num_blocks is not None:

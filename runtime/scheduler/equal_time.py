@@ -21,6 +21,8 @@ _AHEAD = 1.1  # of the rate at which prompts come in; each slot that is free add
 _OVERHANG = 0.05  # of a chunk is given up for a multiple of the tile; more would make the time unequal
 _SELDOM = 2  # of so many micro-batches one is watched for what changes slowly
 _CLEARLY = 1.25  # times smaller errors are clearly smaller
+_OUTPUTS = 2  # times the mean output are set aside in the cache
+_ROUNDS = 4  # of chunks through the pipeline that are still to be dispatched make it saturated
 _SLIVER = 16  # a chunk of under 1/16 of a whole one is not worth its overhead: the micro-batch stays that much shorter
 
 
@@ -51,6 +53,7 @@ class EqualTime(Scheduler):
         self._cost = Cost(*Cost.TOKENS)
         self._fitted: object = None
         self._rows: dict[int, tuple[Features, Features]] = {}  # of micro-batches in flight: tokens as such, in tiles
+        self._finished = self._outputs = 0  # requests, and their tokens
         # What is typical of a micro-batch with prompts.
         self._decodes = self._context = self._prefix = 0.0
         self._pace = 1.0 * self.picker.chunk  # prompt tokens of any micro-batch, while prompts wait
@@ -58,7 +61,10 @@ class EqualTime(Scheduler):
     @property
     def depth(self) -> int:
         limits = self.limits
-        return limits.depth if self._turnaround.is_long else limits.least_depth or limits.depth
+        least = limits.least_depth or limits.depth
+        # Below saturation stages idle anyway, and one more in flight would only make tokens wait.
+        saturated = self.backlog > _ROUNDS * least * self.picker.chunk
+        return limits.depth if saturated and self._turnaround.is_long else least
 
     def fill(self, batch: MicroBatch) -> None:
         self._refresh()
@@ -77,6 +83,13 @@ class EqualTime(Scheduler):
         if not batch:
             self.take_decodes(batch, 1)  # whose turn it is has none ready
         self._remember(batch, context)
+
+    def reserved_tokens(self, request: Request) -> int:
+        """The prompt and twice what outputs have come to so far: more than that is seldom, and then preempts."""
+        if not self._finished:
+            return request.max_len
+        outputs = _OUTPUTS * self._outputs / self._finished
+        return min(request.max_len, request.prefill_target + math.ceil(outputs))
 
     def predict(self, step: StepRecord) -> list[float] | None:
         rows = self._rows[step.step] = self._both(step)
@@ -103,6 +116,8 @@ class EqualTime(Scheduler):
 
     def finish(self, request: Request, reason: str) -> None:
         self.picker.finished(request)
+        self._finished += 1
+        self._outputs += request.num_output
         super().finish(request, reason)
 
     @property

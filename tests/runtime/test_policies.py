@@ -23,7 +23,7 @@ from gapless.runtime.spans import Decodes, StepRecord
 from gapless.runtime.summary import summarize
 
 sys.path.insert(0, str(Path(__file__).parent))
-from virtual_pipeline import VirtualPipeline
+from virtual_pipeline import StageTime, VirtualPipeline
 
 STAGES, TILE = 2, 16
 
@@ -40,8 +40,10 @@ def make(config: SchedulerConfig, batch: int, depth: int = STAGES) -> Scheduler:
     return make_scheduler(config, limits, BlockPool(100_000, 16, 128))
 
 
-def run(config: SchedulerConfig, batch: int, requests: list[tuple[int, int]]) -> tuple[Coordinator, dict]:
-    pipeline = VirtualPipeline(STAGES, STAGES, 100_000, 16, stage_time)
+def run(
+    config: SchedulerConfig, batch: int, requests: list[tuple[int, int]], seconds: StageTime = stage_time
+) -> tuple[Coordinator, dict]:
+    pipeline = VirtualPipeline(STAGES, STAGES, 100_000, 16, seconds)
     coordinator = Coordinator(pipeline, make(config, batch))
     for i, (prompt, output) in enumerate(requests):
         coordinator.add(Request(i, [i % 1000] * prompt, SamplingParams(max_tokens=output, ignore_eos=True)))
@@ -131,7 +133,37 @@ def test_a_long_turnaround_adds_one_to_the_depth() -> None:
     assert isinstance(scheduler, EqualTime)
     assert scheduler.depth == STAGES
     scheduler._turnaround.is_long = True
+    assert scheduler.depth == STAGES, "nothing waits that would fill one more"
+    scheduler.add(Request(0, [1] * 4000, SamplingParams(max_tokens=1)))
     assert scheduler.depth == STAGES + 1
+
+
+def test_whole_tiles_where_their_steps_are_felt() -> None:
+    def stepped(step: Step, stage: int) -> float:
+        return 5e-3 + 20e-3 * -(-step.num_tokens // 64) + 1e-6 * sum(d.start for d in step.decodes)
+
+    requests = workload(60)
+    _, sarathi = run(SarathiConfig(chunk=128, tile=64), 20, requests, stepped)
+    coordinator, equal = run(EqualTimeConfig(chunk=128, tile=64), 20, requests, stepped)
+    later = coordinator.record.steps[100:]
+    filled = [step for step in later if step.num_waiting and step.chunks]
+    assert len(filled) > 50
+    assert sum(step.num_tokens % 64 == 0 for step in filled) > 0.9 * len(filled)
+    assert equal["duration"] < 0.95 * sarathi["duration"]
+    assert equal["prediction_error"]["median"] < 0.02
+
+
+def test_cache_is_set_aside_for_outputs_as_long_as_they_have_been() -> None:
+    scheduler = make(EqualTimeConfig(), 8)
+    long = Request(0, [1] * 100, SamplingParams(max_tokens=500))
+    assert scheduler.reserved_tokens(long) == 600
+    for number in range(1, 5):
+        done = Request(number, [1] * 10, SamplingParams(max_tokens=20))
+        scheduler.add(done)
+        scheduler.admit()
+        done.tokens += [7] * 20
+        scheduler.finish(done, "length")
+    assert scheduler.reserved_tokens(long) == 140
 
 
 def admitted(order: str, requests: list[Request]) -> list[int]:

@@ -20,7 +20,7 @@ MEANINGS = {
     "sampling), or `shipped`; without prompt and prompts: standard input, a prompt a line",
     "outputs": "where the JSONL goes; null: outputs.jsonl in the run folder",
     "print_texts": "print each text at the end",
-    "seed": "of random weights, and of sampling where sampling.seed is null",
+    "seed": "of random weights, of sampling where sampling.seed is null, of a simulation's jitter and stragglers",
     "sampling.n": "outputs a prompt",
     "sampling.max_tokens": "most tokens an output may have",
     "sampling.min_tokens": "no stop before so many tokens",
@@ -221,7 +221,7 @@ GROUP_MEANINGS = {
     "model": "which model; also a path: model=FOLDER takes a Hugging Face folder",
     "hardware": "what a rank runs on",
     "parallel": "the rank grid and who starts it",
-    "scheduler": "the policy that forms micro-batches",
+    "scheduler": "the policy that forms micro-batches; also a file with one of your own: scheduler=./FILE.py",
     "workload": "which requests come, and when",
     "experiment": "a figure or table of the paper, with all groups as it wants them; other keys hold over its own",
 }
@@ -268,7 +268,8 @@ def command(command: Command) -> str:
                            subsequent_indent=" " * 28, break_on_hyphens=False),
         ]
     if "policies" in defaults:
-        lines += _wrapped("scheduler=NAME,NAME without -m runs each policy by turns on one started pipeline; a key of "
+        how = "by turns on one started pipeline" if command.has_ranks else "one after the other"
+        lines += _wrapped(f"scheduler=NAME,NAME without -m runs each policy {how}, over the same requests; a key of "
                           "scheduler then applies to those that have it.", "  ")
     lines += ["", "keys (KEY=VALUE), with the defaults of the groups above:"] if chosen else ["keys (KEY=VALUE):"]
     section = ""

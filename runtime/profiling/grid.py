@@ -9,6 +9,7 @@ from ..messages import Decodes, NewRequest, Segment, Step
 
 _GREEDY = SamplingParams(max_tokens=1, ignore_eos=True)
 _DENSE = 256  # up to here lengths are spaced closely
+_TILES = 16  # beyond so many of them the last one, cut, weighs little
 _LEAST = 16  # tokens of a chunk or a context: below it all is overhead, which decodes show
 
 
@@ -39,22 +40,21 @@ def operator_points(max_tokens: int, max_context: int, max_decodes: int, tile: i
     """Chunks alone over lengths and prefixes, decodes alone over numbers and contexts: what operators are fitted to.
 
     Small sizes stand close to each other: kernels of matrix products change there, and time may fall as rows are
-    added. Where a matrix product is padded to large tiles, lengths one past a tile stand beside whole tiles.
+    added. One row past a whole tile stands beside it, since it may cost as much as a tile.
     """
-    lengths = [n for n in _spaced(8, max_tokens) if n <= max_context]
+    longest = min(max_tokens, max_context)
+    spaced = [n for n in _spaced(8, max_tokens) if n <= longest]
+    whole = {n for n in spaced if n % tile == 0} | set(range(tile, 8 * tile + 1, tile) if tile >= 64 else ())
+    past = {n + 1 for n in whole if n <= _TILES * tile}
+    points = [Point(chunk=n) for n in sorted({*spaced, *whole, *past}) if n <= longest]
     prefixes = sorted({_LEAST, max_context // 8, max_context // 4, max_context // 2, max_context * 3 // 4} - {0})
-    points = [Point(chunk=length) for length in lengths]
-    for length in lengths:
+    for length in spaced:
         if length & (length - 1) == 0 and length >= _LEAST:
             points += [Point(chunk=length, prefix=p) for p in prefixes if p + length <= max_context]
-    if tile >= 64:
-        edges = [n + 1 for n in range(tile, min(max_tokens, 8 * tile) + 1, tile) if n < max_context]
-        points += [Point(chunk=n) for n in edges]
-        points += [Point(chunk=n - 1) for n in edges if n - 1 not in lengths]
     contexts = sorted({min(_LEAST, max_context), max_context // 16, max_context // 4, max_context // 2, max_context})
     for number in _spaced(1, max_decodes):
-        whole = number & (number - 1) == 0
-        points += [Point(decodes=number, context=max(c, 2)) for c in (contexts if whole else contexts[1:2])]
+        is_power = number & (number - 1) == 0
+        points += [Point(decodes=number, context=max(c, 2)) for c in (contexts if is_power else contexts[1:2])]
     return points
 
 

@@ -13,7 +13,7 @@ from rich.text import Text
 from ..conf.schema import BenchConfig
 from .progress import Meter, shown, starting, throughput
 from .prompts import TextInput
-from .results import compare, show_one, write_turn
+from .results import compare, show_one, tell_cut, write_turn
 from .turns import Turn, policies, requests, turns
 
 if TYPE_CHECKING:
@@ -54,9 +54,7 @@ def run(
     errors = Console(stderr=True, highlight=False)
     plan = turns(config, interleave=config.interleave)
     workload, context = requests(config)
-    if workload.num_cut:
-        cut = f"{workload.num_cut} of {len(workload)} requests were longer than the context of {context} tokens"
-        errors.print(f"gapless: {cut}: cut to it", soft_wrap=True)
+    tell_cut(errors, workload, context)
     with starting(errors, config) as on_progress:
         from ..runtime.ledger import Ledger
         from ..runtime.llm import LLM

@@ -24,6 +24,14 @@ if TYPE_CHECKING:
     from ..runtime.report.terminal import StageTimes
     from ..runtime.run_folder import RunFolder
     from ..runtime.spans import RunRecord
+    from ..runtime.workload import Workload
+
+
+def tell_cut(errors: Console, workload: Workload, context: int) -> None:
+    """Says how many requests are cut to the `context`, where some are."""
+    if workload.num_cut:
+        cut = f"{workload.num_cut} of {len(workload)} requests were longer than the context of {context} tokens"
+        errors.print(f"gapless: {cut}: cut to it", soft_wrap=True)
 
 
 def write_turn(folder: Path, run: RunRecord | Fleet, config: ComparisonConfig, turn: Turn) -> dict[str, Any]:

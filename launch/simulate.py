@@ -13,7 +13,7 @@ from ..conf.schema import SimulateConfig
 from . import experiment
 from .progress import Meter, throughput
 from .prompts import TextInput
-from .results import compare, show_one, write_turn
+from .results import compare, show_one, tell_cut, write_turn
 from .turns import Turn, policies, requests, turns
 
 if TYPE_CHECKING:
@@ -54,10 +54,12 @@ def run(
 
     console, errors = Console(highlight=False), Console(stderr=True, highlight=False)
     plan = turns(config, interleave=False)
+    workload, context = requests(config)
+    tell_cut(errors, workload, context)
     told: set[str] = set()
     for done, turn in enumerate(plan, 1):
         name = turn.label if len(plan) == 1 else f"{done}/{len(plan)} {turn.label}"
-        replicas, num_cut = simulate(config, turn, errors, name)
+        replicas = simulate(config, turn, errors, name)
         fleet = Fleet([replica.record for replica in replicas])
         summary = write_turn(run_dir / turn.folder, fleet if len(replicas) > 1 else replicas[0].record, config, turn)
         console.print(Text.assemble((f"{name}: ", "bold"), throughput(summary)), soft_wrap=True)
@@ -71,11 +73,11 @@ def run(
         show_one(console, run_dir, summary, fleet, config.slo)
         return
     folders = [read_run_folder(run_dir / turn.folder) for turn in plan]
-    compare(console, run_dir, config, plan, folders, len(requests(config)[0]), num_cut, "simulate.json")
+    compare(console, run_dir, config, plan, folders, len(workload), workload.num_cut, "simulate.json")
 
 
-def simulate(config: SimulateConfig, turn: Turn, errors: Console, name: str) -> tuple[list[Replica], int]:
-    """One turn: its replicas, each with its record; and how many requests were cut to the context."""
+def simulate(config: SimulateConfig, turn: Turn, errors: Console, name: str) -> list[Replica]:
+    """One turn: its replicas, each with its record."""
     from ..runtime.simulation import make_replicas, run_fleet, without_prompts
 
     seeded = replace(config.workload, seed=config.workload.seed + turn.repeat - 1)
@@ -90,4 +92,4 @@ def simulate(config: SimulateConfig, turn: Turn, errors: Console, name: str) -> 
         ):
             if ended:
                 meter.update(0, ended, 0.0)
-    return replicas, workload.num_cut
+    return replicas

@@ -26,7 +26,7 @@ def overrides(config: EngineConfig, command: str) -> list[str]:
     found: list[str] = []
     for group, default in groups.items():
         part = mapping.get(group)
-        if not isinstance(part, dict):
+        if default is None or not isinstance(part, dict):
             continue
         choice, composed[group] = _choice(group, part, default)
         if choice != default:

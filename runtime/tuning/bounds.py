@@ -21,6 +21,9 @@ _CHANGE = 512
 _SLACK = 1.05  # measured times do not rise strictly with the rows
 
 
+TokenSeconds = dict[tuple[Operators, bool, int], float]  # by source, whether the host counts, most rows
+
+
 @dataclass(frozen=True, slots=True)
 class Bound:
     """No schedule carries more than `rate` requests/s; 0, and `why`, where the SLO cannot be met at any rate."""
@@ -30,14 +33,14 @@ class Bound:
 
 
 class Bounds:
-    """Bounds of settings for one demand. Times of a layer by rows are kept by tensor-parallel size."""
+    """Bounds of settings for one demand. `known` keeps the least time of a token for other demands."""
 
-    def __init__(self, demand: Demand, slo: TailSlo) -> None:
+    def __init__(self, demand: Demand, slo: TailSlo, known: TokenSeconds | None = None) -> None:
         self._slo = slo
         self._inputs = demand.unit.input_lens.astype(np.float64)
         self._outputs = demand.unit.output_lens.astype(np.float64)
         self._num = len(demand)
-        self._token: dict[tuple[int, bool, int], float] = {}
+        self._token: TokenSeconds = {} if known is None else known
 
     def __call__(self, setting: Setting) -> Bound:
         costs = setting.costs
@@ -87,7 +90,7 @@ class Bounds:
 
     def _token_seconds(self, source: Operators, host: bool, most: int) -> float:
         """Least seconds of one layer for a token, in micro-batches of up to `most` of them."""
-        key = id(source), host, most
+        key = source, host, most
         if key not in self._token:
             grid = {*range(1, _FINE), *range(_FINE, _CHANGE, _FINE), *range(_CHANGE, most, _COARSE), most}
             rows = sorted(number for number in grid if number <= most)

@@ -36,9 +36,22 @@ class Demand:
     def at(self, rate: float) -> Workload:
         return replace(self.unit, arrivals=self.unit.arrivals / rate)
 
-    def first(self, num: int) -> Demand:
-        """Of its first `num` requests."""
-        return self if num >= len(self) else Demand(_part(self.unit, 0, num), self.own_rate)
+    def sample(self, num: int) -> Demand:
+        """Of `num` of its requests, whose prompts are as long as all are, the longest too; in their order, at its first
+        arrivals."""
+        if num >= len(self):
+            return self
+        unit = self.unit
+        by_length = np.argsort(unit.input_lens, kind="stable")
+        taken = np.sort(by_length[((np.arange(num) + 0.5) * len(self) / num).astype(np.int64)])
+        part = replace(
+            unit,
+            input_lens=unit.input_lens[taken],
+            output_lens=unit.output_lens[taken],
+            arrivals=unit.arrivals[:num],
+            prompts=None if unit.prompts is None else [unit.prompts[number] for number in taken.tolist()],
+        )
+        return Demand(part, self.own_rate)
 
     def config_at(self, config: WorkloadConfig, rate: float) -> WorkloadConfig:
         """The workload's config that gives these requests at that rate."""
@@ -80,7 +93,7 @@ def make_demands(config: WorkloadConfig, plan: Plan, context: int, seeds: int) -
             drawn = [make(replace(poisson, seed=config.seed + k, num_prompts=num)).arrivals for k in range(seeds)]
             demands = [Demand(replace(w, arrivals=times)) for w, times in zip(found, drawn, strict=True)]
     elif isinstance(config, ShareGptConfig) and config.num_prompts is None:
-        demands = [Demand(make(replace(poisson, seed=config.seed + k))).first(num) for k in range(seeds)]
+        demands = [Demand(_part(make(replace(poisson, seed=config.seed + k)), 0, num)) for k in range(seeds)]
     else:
         made = (make(replace(poisson, seed=config.seed + k, num_prompts=num)) for k in range(seeds))
         demands = [Demand(workload) for workload in made]

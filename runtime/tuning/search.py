@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...conf.tuning import TuneConfig
-from .bounds import Bound, Bounds
+from .bounds import Bound, Bounds, TokenSeconds
 from .capacity import Bracket, Capacity, Interval, find_capacity
 from .demand import Demand, asked_rate, make_demands
 from .space import Candidate, Misfit, Space, chunked, policies
@@ -101,6 +101,7 @@ class Search:
         self.space = Space(config)
         self.simulations = 0
         self.requests = 0
+        self._token_times: TokenSeconds = {}
         self._told = told or (lambda what, done, of, best: None)
         tp, pp, replicas = self.space.grids()[0]
         plan = self.space.setting(Candidate(tp, pp, replicas, policies(config)[0])).plan
@@ -108,6 +109,9 @@ class Search:
         if config.cache.num_blocks is not None:
             context = min(context, config.cache.num_blocks * config.cache.block_size)
         self.demands = make_demands(config.workload, plan, context, config.seeds)
+
+    def _bounds(self, demand: Demand) -> Bounds:
+        return Bounds(demand, self.config.slo, self._token_times)
 
     @property
     def demand(self) -> Demand:
@@ -138,11 +142,18 @@ class Search:
                 standing = list(self._with_variants(standing))
             out += self._race(standing, rung)
             standing = [tried for tried in standing if not tried.why]
-        return [*standing, *out]
+        best = max((tried.low for tried in standing), default=0.0)
+        # What was dismissed for a rate that is more than the best carries on the whole workload may be better yet.
+        unsure = [t for t in out if t.reached != last.name and min(t.high, t.bound.rate) > best * (1 + precision)]
+        for tried in unsure:
+            tried.why = ""
+        out = [tried for tried in out if tried not in unsure]
+        out += self._race(unsure, last, best)
+        return [*standing, *(tried for tried in unsure if not tried.why), *out]
 
     def exhaust(self) -> list[Tried]:
         """The capacity of every candidate and variant on the whole workload: what the race is measured by."""
-        bounds = Bounds(self.demand, self.config.slo)
+        bounds = self._bounds(self.demand)
         found = []
         bases = [Tried(candidate, Bound(0.0)) for candidate in self.space.candidates(self.demand)]
         every = list(self._with_variants(bases))
@@ -166,18 +177,18 @@ class Search:
     def _with_variants(self, standing: Sequence[Tried]) -> Iterator[Tried]:
         for tried in standing:
             yield tried
-            for candidate in self.space.variants(tried.candidate, self.demand):
+            running = tried.at.running if tried.at is not None else None
+            for candidate in self.space.variants(tried.candidate, self.demand, running):
                 if candidate != tried.candidate:
                     yield Tried(candidate, tried.bound, expected=tried.expected)
 
-    def _race(self, standing: Sequence[Tried], rung: Rung) -> list[Tried]:
-        """One rung; those that it dismisses, with the reason."""
-        demand = self.demand.first(rung.requests)
-        bounds = Bounds(demand, self.config.slo)
+    def _race(self, standing: Sequence[Tried], rung: Rung, best: float = 0.0) -> list[Tried]:
+        """One rung, in which `best` requests/s have been carried; those that it dismisses, with the reason."""
+        demand = self.demand.sample(rung.requests)
+        bounds = self._bounds(demand)
         for tried in standing:
             tried.bound, tried.reached = bounds(self.space.setting(tried.candidate)), rung.name
         order = sorted(standing, key=lambda tried: (-tried.expected, -self._promise(tried)))
-        best = 0.0
         for number, tried in enumerate(order):
             self._told(f"{rung.requests} requests", number, len(order), best)
             self._try(tried, demand, rung, best)
@@ -194,6 +205,7 @@ class Search:
         floor, more = rung.keep * best, best * (1 + rung.precision)
         if tried.bound.rate <= floor or not tried.bound.rate:
             tried.why = tried.bound.why or f"can carry at most {tried.bound.rate:.3g} requests/s, the best {best:.3g}"
+            tried.high = tried.bound.rate
             return
         bracket = self._bracket(self.space.setting(tried.candidate), demand, tried.bound.rate)
         if best == 0.0:
@@ -222,11 +234,11 @@ class Search:
 
     def _confirm(self, standing: Sequence[Tried]) -> list[Finalist]:
         """The capacity on every seed, and the numbers of a run at it; best first by the mean over the seeds."""
-        found = []
+        found: list[Finalist] = []
         for number, tried in enumerate(standing):
             self._told("finalists, all seeds", number, len(standing), found[0].rate if found else tried.low)
             setting = self.space.setting(tried.candidate)
-            limit = Bounds(self.demand, self.config.slo)(setting).rate
+            limit = self._bounds(self.demand)(setting).rate
             capacities: list[Capacity] = []
             for seed, demand in enumerate(self.demands):
                 near = capacities[-1].rate if capacities and capacities[-1].rate else tried.low
@@ -241,7 +253,7 @@ class Search:
         """The winner with each chunk: its capacity on the whole workload."""
         if winner.candidate.chunk is None:
             return []
-        bounds = Bounds(self.demand, self.config.slo)
+        bounds = self._bounds(self.demand)
         curve = []
         versions = chunked(winner.candidate.policy, self.config.search.chunk)
         for number, version in enumerate(versions):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from ...conf.errors import ConfigError
 from ...conf.policies import SchedulerConfig
@@ -75,7 +76,7 @@ class Space:
     config: TuneConfig
     misfits: list[Misfit] = field(default_factory=list)
     _settings: dict[Candidate, Setting] = field(default_factory=dict)
-    _costs: dict[tuple[object, ...], StageCosts] = field(default_factory=dict)
+    _costs: dict[int, StageCosts] = field(default_factory=dict)  # by tp
 
     def grids(self) -> list[tuple[int, int, int]]:
         """(tp, pp, replicas) that use all devices and split the model; what memory or shape forbids goes to
@@ -122,8 +123,13 @@ class Space:
                     found.append(replace(base, batch=self.larger_batch(base, demand)))
         return found
 
-    def variants(self, candidate: Candidate, demand: Demand) -> list[Candidate]:
-        """The candidate's neighbours in depth, split and B, all of them together; the candidate first."""
+    def variants(self, candidate: Candidate, demand: Demand, running: int | None = None) -> list[Candidate]:
+        """The candidate's neighbours in depth, split and B, all of them together; the candidate first.
+
+        Args:
+            running: most requests that were seen to hold a slot at once; a B that gives more slots than that is not
+                tried beside one that gives still more.
+        """
         search = self.config.search
         own = self.config_of(candidate).scheduler.depth(candidate.pp)
         depths: list[int | None] = [None]
@@ -133,7 +139,10 @@ class Space:
         for depth in depths:
             for layers in (None, *self.splits(candidate, demand)):
                 other = replace(candidate, extra_depth=depth, layers=layers, batch=None)
-                batches = dict.fromkeys((self.larger_batch(other, demand), None))
+                batches = [self.larger_batch(other, demand)]
+                slots = self.setting(other).plan.limits.running
+                if batches != [None] and (running is None or running > slots):
+                    batches.append(None)
                 found += [replace(other, batch=batch) for batch in batches]
         found.sort(key=lambda c: c != candidate)
         return found
@@ -222,7 +231,10 @@ def chunk_key(policy: SchedulerConfig) -> str | None:
 def chunked(policy: SchedulerConfig, chunks: Sequence[int]) -> list[SchedulerConfig]:
     """The policy with each chunk or budget; itself where it has neither."""
     key = chunk_key(policy)
-    return [policy] if key is None else [replace(policy, **{key: chunk}) for chunk in chunks]
+    if key is None:
+        return [policy]
+    changes: list[dict[str, Any]] = [{key: chunk} for chunk in chunks]
+    return [replace(policy, **change) for change in changes]
 
 
 def typical_load(plan: Plan, candidate: Candidate, demand: Demand) -> Load:

@@ -18,7 +18,7 @@ class Rows:
     """A table: the first column and those in `texts` stand left, the others right."""
 
     heads: tuple[str, ...]
-    rows: list[tuple[str, ...]]
+    rows: Sequence[tuple[str, ...]]
     texts: frozenset[int] = frozenset({0})
 
 

@@ -39,8 +39,8 @@ class Setting:
 class Trial:
     """What came of a setting at `rate` requests/s. `why` it is not carried: empty where it is.
 
-    `requests` were simulated: fewer than there are where it was clear before the end. Tails are those of the whole run;
-    None where it was cut short.
+    `requests` were simulated: fewer than there are where it was clear before the end. Tails, and the most requests that
+    a replica held at once (`running`), are those of the whole run; None where it was cut short.
     """
 
     rate: float
@@ -48,25 +48,25 @@ class Trial:
     requests: int
     ttft_p99_ms: float | None = None
     tbt_p99_ms: float | None = None
+    running: int | None = None
 
     @property
     def carried(self) -> bool:
         return not self.why
 
 
-def make_setting(config: SimulateConfig, shared: dict[tuple[object, ...], StageCosts] | None = None) -> Setting:
-    """A setting of one config; `shared` keeps stage times for those that come later.
+def make_setting(config: SimulateConfig, shared: dict[int, StageCosts] | None = None) -> Setting:
+    """A setting of one config; `shared` keeps operators' times by `tp` for those that come later, whose model and
+    hardware are the same.
 
     Raises:
         ConfigError: what does not fit, in one line.
     """
     plan = make_plan(config)
-    key = (config.parallel.tp, plan.layers)
-    costs = None if shared is None else shared.get(key)
-    if costs is None:
-        costs = make_costs(config, plan)
-        if shared is not None:
-            shared[key] = costs
+    alike = shared.get(config.parallel.tp) if shared is not None and config.simulation.profile is None else None
+    costs = make_costs(config, plan) if alike is None else alike.split([len(layers) for layers in plan.layers])
+    if shared is not None:
+        shared.setdefault(config.parallel.tp, costs)
     return Setting(config, plan, costs)
 
 
@@ -89,7 +89,8 @@ def try_rate(setting: Setting, demand: Demand, rate: float, slo: TailSlo, seed: 
     gaps = np.concatenate([np.diff(request.token_times) for request in requests])
     tails = tail(ttft), tail(gaps) if len(gaps) else 0.0
     why = _why(*tails, slo) or _piling_up(ttft, float(requests[-1].arrival - requests[0].arrival))
-    return Trial(rate, why, len(requests), tails[0] * 1e3, tails[1] * 1e3)
+    running = max(step.num_running for replica in fleet for step in replica.record.steps)
+    return Trial(rate, why, len(requests), tails[0] * 1e3, tails[1] * 1e3, running)
 
 
 def measure(setting: Setting, demand: Demand, rate: float, seed: int = 0) -> dict[str, Any]:

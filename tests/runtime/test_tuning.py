@@ -127,7 +127,7 @@ def test_a_trace_comes_faster_and_seeds_are_its_stretches(tmp_path: Path) -> Non
     told = own.config_at(search.config.workload, 12.0)
     drawn = make_workload(told, vocab_size=32000, context=2048, tokenizer=load_tokenizer(None, 32000))
     assert np.allclose(drawn.arrivals, own.at(12.0).arrivals, atol=1e-9)
-    assert len(own.first(10)) == 10
+    assert len(own.sample(10)) == 10
 
 
 def test_too_few_requests_for_a_p99() -> None:
@@ -276,7 +276,7 @@ def test_search_is_not_behind_brute_force(keys: dict[str, Any]) -> None:
     base = config(
         **keys,
         policies=[{"name": "sarathi"}, {"name": "orca_best"}],
-        search={"chunk": [256, 1024], "depth": [1], "finalists": 2, "batch": False, "layers": False},
+        search={"tp": [1], "chunk": [256, 1024], "depth": [1], "finalists": 2, "batch": False, "layers": False},
     )
     raced = Search(base).run()
     brute = Search(replace(base, search=replace(base.search, exhaustive=True)))
@@ -302,8 +302,12 @@ def test_search_is_not_behind_brute_force(keys: dict[str, Any]) -> None:
 
 @settings(max_examples=5, deadline=None)
 @given(st.integers(20, 200), st.integers(1, 30))
-def test_first_requests_of_a_demand(num: int, first: int) -> None:
+def test_a_sample_has_the_lengths_of_all(num: int, some: int) -> None:
     search = Search(config(workload={"num_prompts": num}))
-    part: Demand = search.demand.first(first)
-    assert len(part) == min(num, first)
+    part: Demand = search.demand.sample(some)
+    assert len(part) == min(num, some)
     assert (part.unit.arrivals == search.demand.unit.arrivals[: len(part)]).all()
+    if some >= 10:
+        for share in (10, 50, 90):
+            whole, of_it = (np.percentile(demand.unit.input_lens, share) for demand in (search.demand, part))
+            assert of_it == pytest.approx(whole, rel=0.12)

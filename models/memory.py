@@ -2,15 +2,19 @@
 
 The paper's formula (4.3.1) is B = floor((M_G - M_S) / (L * m_kv)): M_G what a rank may use, M_S its weights, L the
 longest sequence, m_kv the keys and values of one token. A stage with few layers has room for more, so the minimum
-over the stages counts.
+over the stages counts. `hardware` below is that of all ranks, or of each stage's where nodes differ.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from ..conf.errors import ConfigError
 from ..conf.schema import Architecture, HardwareConfig, ModelConfig, ParallelConfig
 from ..parallel.mesh import Mesh
 from ..parallel.split import split_layers
+
+Hardware = HardwareConfig | Sequence[HardwareConfig]
 
 _GIB = 1 << 30
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -50,7 +54,7 @@ def weight_bytes(arch: Architecture, mesh: Mesh, layers: range, dtype_bytes: int
 
 
 def slot_bound(
-    arch: Architecture, parallel: ParallelConfig, hardware: HardwareConfig, dtype_bytes: int
+    arch: Architecture, parallel: ParallelConfig, hardware: Hardware, dtype_bytes: int
 ) -> int:
     """B of the paper: sequences of `arch.max_position` tokens whose keys and values fit at once.
 
@@ -61,7 +65,7 @@ def slot_bound(
 
 
 def block_count(
-    arch: Architecture, parallel: ParallelConfig, hardware: HardwareConfig, block_size: int, dtype_bytes: int
+    arch: Architecture, parallel: ParallelConfig, hardware: Hardware, block_size: int, dtype_bytes: int
 ) -> int:
     """KV blocks of `block_size` tokens that fit.
 
@@ -73,7 +77,7 @@ def block_count(
 
 
 def check_blocks(
-    arch: Architecture, parallel: ParallelConfig, hardware: HardwareConfig, block_size: int, num_blocks: int,
+    arch: Architecture, parallel: ParallelConfig, hardware: Hardware, block_size: int, num_blocks: int,
     dtype_bytes: int,
 ) -> None:
     """Whether the `num_blocks` KV blocks that a user asks for fit.
@@ -86,18 +90,19 @@ def check_blocks(
 
 
 def _fit(
-    arch: Architecture, parallel: ParallelConfig, hardware: HardwareConfig, tokens: int, dtype_bytes: int,
+    arch: Architecture, parallel: ParallelConfig, hardware: Hardware, tokens: int, dtype_bytes: int,
     holding: str = "", smaller: str = "model.max_model_len",
 ) -> int:
     """How often `tokens` tokens' keys and values fit beside the weights: the minimum over the stages."""
-    available = int(hardware.memory_gib * _GIB)
+    each = [hardware] * parallel.pp if isinstance(hardware, HardwareConfig) else hardware
     fits = []
-    for stage, layers in enumerate(split_layers(arch, parallel.pp, parallel.layers)):
+    for stage, (layers, own) in enumerate(zip(split_layers(arch, parallel.pp, parallel.layers), each, strict=True)):
+        available = int(own.memory_gib * _GIB)
         mesh = Mesh(parallel.pp, parallel.tp, stage * parallel.tp)
         weights = weight_bytes(arch, mesh, layers, dtype_bytes)
         unit = tokens * kv_bytes_per_token(arch, len(layers), parallel.tp, dtype_bytes)
         if weights + unit > available:
-            key = f"hardware.memory_gib={hardware.memory_gib:g}"
+            key = f"hardware.memory_gib={own.memory_gib:g}{'' if own is each[0] else f' of {own.name}'}"
             if weights > available:
                 raise ConfigError(
                     f"{key}: the weights of stage {stage} alone take {weights / _GIB:.3g} GiB a rank; raise it, "

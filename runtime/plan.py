@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..conf.build import load_hardware
 from ..conf.errors import ConfigError
 from ..conf.policies import EqualTimeConfig
-from ..conf.schema import Architecture, EngineConfig
+from ..conf.schema import Architecture, EngineConfig, HardwareConfig, SimulateConfig
 from ..models.checkpoint import SafetensorsFolder
 from ..models.huggingface import resolve_architecture, resolve_weights
 from ..models.layout import tensor_shapes
@@ -38,7 +39,7 @@ def make_plan(config: EngineConfig) -> Plan:
     Raises:
         ConfigError: one line naming what does not fit, and what would.
     """
-    parallel, cache, hardware = config.parallel, config.cache, config.hardware
+    parallel, cache, hardware, stages = config.parallel, config.cache, config.hardware, stage_hardware(config)
     folder = resolve_weights(config.model)
     arch = resolve_architecture(config.model)
     check_parallel(arch, parallel)
@@ -52,8 +53,8 @@ def make_plan(config: EngineConfig) -> Plan:
     element = dtype_bytes(config.model, hardware.device)
     depth = parallel.depth or config.scheduler.depth(parallel.pp)
     if cache.num_blocks is None:
-        slots = slot_bound(arch, parallel, hardware, element)
-        fitting = block_count(arch, parallel, hardware, cache.block_size, element)
+        slots = slot_bound(arch, parallel, stages, element)
+        fitting = block_count(arch, parallel, stages, cache.block_size, element)
     else:
         slots = cache.num_blocks * cache.block_size // arch.max_position
         fitting = cache.num_blocks
@@ -61,7 +62,7 @@ def make_plan(config: EngineConfig) -> Plan:
     useful = batch * depth * -(-arch.max_position // cache.block_size)
     num_blocks = min(fitting, useful)
     if cache.num_blocks is not None:
-        check_blocks(arch, parallel, hardware, cache.block_size, num_blocks, element)
+        check_blocks(arch, parallel, stages, cache.block_size, num_blocks, element)
     return Plan(
         arch=arch,
         layers=tuple(split_layers(arch, parallel.pp, parallel.layers)),
@@ -72,6 +73,17 @@ def make_plan(config: EngineConfig) -> Plan:
         ),
         tokenizer=config.model.tokenizer or (str(folder) if folder else None),
     )
+
+
+def stage_hardware(config: EngineConfig) -> list[HardwareConfig]:
+    """The hardware of each stage's ranks.
+
+    Raises:
+        ConfigError: `simulation.devices` names one that there is not.
+    """
+    if not isinstance(config, SimulateConfig) or config.simulation.devices is None:
+        return [config.hardware] * config.parallel.pp
+    return [load_hardware(name, "simulation.devices") for name in config.simulation.devices]
 
 
 def make_setup(config: EngineConfig, plan: Plan) -> Setup:

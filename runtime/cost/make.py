@@ -4,27 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...conf.build import load_hardware
 from ...conf.errors import ConfigError
 from ...conf.schema import Architecture, HardwareConfig, SimulateConfig
 from ...models.memory import dtype_bytes, resolve_dtype
-from ..plan import Plan
+from ..plan import Plan, stage_hardware
 from .analytic import AnalyticOperators
 from .measured import Control, Measured, read_measured
 from .operators import Operators
 from .stage_costs import StageCosts
-
-
-def stage_hardware(config: SimulateConfig) -> list[HardwareConfig]:
-    """The hardware of each stage.
-
-    Raises:
-        ConfigError: `simulation.devices` names one that there is not.
-    """
-    devices = config.simulation.devices
-    if devices is None:
-        return [config.hardware] * config.parallel.pp
-    return [load_hardware(name, "simulation.devices") for name in devices]
 
 
 def make_costs(config: SimulateConfig, plan: Plan) -> StageCosts:

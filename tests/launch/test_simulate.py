@@ -16,6 +16,7 @@ from gapless.conf.policies import SarathiConfig
 from gapless.conf.schema import SimulateConfig
 from gapless.launch import compose
 from gapless.launch.cli import main
+from gapless.runtime.plan import make_plan
 
 DOCUMENT = Path(__file__).parent.parent.parent / "docs" / "policies.md"
 SMALL = ["model=llama-7b", "parallel=tp2_pp2", "workload=fixed", "workload.num_prompts=12", "workload.input_len=300",
@@ -137,6 +138,17 @@ def test_files_among_policies(here: Path) -> None:
     (here / "sarathi.py").rename(here / "my own" / "my sarathi (1).py")
     (config,) = configs("scheduler=my own/my sarathi (1).py")
     assert config.scheduler.file == str(here / "my own" / "my sarathi (1).py")  # type: ignore[attr-defined]
+
+
+def test_the_smallest_of_mixed_devices_bounds_the_cache(here: Path) -> None:
+    def blocks(*devices: str) -> int:
+        chosen = ["model=llama-33b", "parallel=tp2_pp2"]
+        (config,) = configs(*chosen, f"simulation.devices=[{','.join(devices)}]")
+        return make_plan(config).num_blocks
+
+    large, mixed, small = blocks("a100-80g", "a100-80g"), blocks("a100-80g", "a6000"), blocks("a6000", "a6000")
+    assert small <= mixed < large
+    assert blocks("a6000", "a100-80g") < large
 
 
 @pytest.mark.parametrize(("arguments", "line"), [

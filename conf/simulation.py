@@ -15,7 +15,8 @@ class SimulationConfig:
     `cost` is `measured` (of the folder `profile`, which `gapless profile` wrote), `analytic` (of the hardware's fitted
     constants), or `auto`: measured where a profile is given. `devices` names the hardware of each stage where nodes
     differ. `dispatch_ms` and `result_ms` are the ways from the coordinator to the ranks and back; with `host=false`
-    the host's share of a stage's time is left out, as if it were always hidden behind the device.
+    the host's share of a stage's time is left out, as if it were always hidden behind the device. With `record=false`
+    micro-batches and requests are counted and let go: millions in bounded memory, but a summary instead of a report.
     """
 
     cost: Literal["auto", "measured", "analytic"] = "auto"
@@ -31,9 +32,11 @@ class SimulationConfig:
     jitter: float = 0.0
     straggler_rate: float = 0.0
     straggler_factor: float = 2.0
+    record: bool = True
 
     def __post_init__(self) -> None:
         check("simulation.replicas", self.replicas, self.replicas >= 1, "1 or more")
+        check("simulation.record", "false", self.record or self.replicas == 1, "true where there are several replicas")
         for key in ("dispatch_ms", "result_ms", "jitter"):
             check(f"simulation.{key}", getattr(self, key), getattr(self, key) >= 0, "0 or more")
         check("simulation.straggler_rate", self.straggler_rate, 0 <= self.straggler_rate <= 1, "in [0, 1]")

@@ -192,6 +192,8 @@ MEANINGS = {
     "simulation.jitter": "coefficient of variation of stage times around the cost model's",
     "simulation.straggler_rate": "share of stage times that take straggler_factor times as long",
     "simulation.straggler_factor": "how much longer those take",
+    "simulation.record": "keep all that the report shows; false: only summary.json, millions of requests in bounded "
+    "memory",
     "slo.ttft_p99_ms": "most milliseconds of the p99 of TTFT over the requests; null: no bound",
     "slo.tbt_p99_ms": "most milliseconds of the p99 of TBT over all gaps between tokens; null: no bound",
     "seeds": "workloads that are tried: other draws, or other stretches of a trace",

@@ -34,6 +34,15 @@ def tell_cut(errors: Console, workload: Workload, context: int) -> None:
         errors.print(f"gapless: {cut}: cut to it", soft_wrap=True)
 
 
+def write_summary(folder: Path, summary: dict[str, Any], config: ComparisonConfig, turn: Turn) -> dict[str, Any]:
+    """`summary.json` alone, of a run that kept no record."""
+    own = to_mapping(replace(config, scheduler=turn.policy, policies=(), repeats=1))
+    told = {**summary, "config": plain(own), "versions": versions()}
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "summary.json").write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+    return told
+
+
 def write_turn(folder: Path, run: RunRecord | Fleet, config: ComparisonConfig, turn: Turn) -> dict[str, Any]:
     """The run folder of one turn, or that of a fleet, with its own config; its summary."""
     from ..runtime.fleet import Fleet

@@ -13,7 +13,7 @@ from ..conf.schema import SimulateConfig
 from . import experiment
 from .progress import Meter, throughput
 from .prompts import TextInput
-from .results import compare, show_one, tell_cut, write_turn
+from .results import compare, show_one, tell_cut, write_summary, write_turn
 from .turns import Turn, policies, requests, turns
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ def run(
         experiment.run(config, run_dir)
         return
     from ..runtime.fleet import Fleet
+    from ..runtime.report.terminal import latency_table
     from ..runtime.run_folder import read_run_folder
 
     console, errors = Console(highlight=False), Console(stderr=True, highlight=False)
@@ -60,6 +61,11 @@ def run(
     for done, turn in enumerate(plan, 1):
         name = turn.label if len(plan) == 1 else f"{done}/{len(plan)} {turn.label}"
         replicas = simulate(config, turn, errors, name)
+        if (digest := replicas[0].digest) is not None:
+            summary = write_summary(run_dir / turn.folder, digest.summary(replicas[0].record), config, turn)
+            console.print(Text.assemble((f"{name}: ", "bold"), throughput(summary)), soft_wrap=True)
+            console.print(latency_table(summary))
+            continue
         fleet = Fleet([replica.record for replica in replicas])
         summary = write_turn(run_dir / turn.folder, fleet if len(replicas) > 1 else replicas[0].record, config, turn)
         console.print(Text.assemble((f"{name}: ", "bold"), throughput(summary)), soft_wrap=True)
@@ -67,7 +73,7 @@ def run(
             if note not in told:
                 told.add(note)
                 console.print(Text(note), soft_wrap=True)
-    if len(plan) == 1 and brief:
+    if (len(plan) == 1 and brief) or not config.simulation.record:
         return
     if len(plan) == 1:
         show_one(console, run_dir, summary, fleet, config.slo)

@@ -20,7 +20,10 @@ from .request import Request
 from .scheduler import make_scheduler
 from .simulated import Disturbance, SimulatedPipeline
 from .spans import RunRecord
+from .streaming import RunDigest
 from .workload import WorkItem, Workload
+
+_DIGESTED = 4096  # micro-batches at a time
 
 
 class Replica:
@@ -31,6 +34,7 @@ class Replica:
         self.pipeline = pipeline
         self.max_model_len = plan.max_model_len
         self.coordinator = Coordinator(pipeline, make_scheduler(policy, plan.limits, pool))
+        self.digest: RunDigest | None = None  # takes of the record what is over, now and then
         self.unfinished = 0
         self.queued_tokens = 0  # prompt and output tokens of unfinished requests, as they came
 
@@ -62,6 +66,8 @@ class Replica:
         """To its next event; the requests that ended there."""
         ended = self.collect()
         self.coordinator.dispatch()
+        if self.digest is not None and len(self.record.steps) >= _DIGESTED:
+            self.digest.take(self.record)
         return ended
 
     def collect(self) -> int:
@@ -123,7 +129,10 @@ def make_replicas(
             turnaround_s=control.turnaround,
             disturbance=disturbance,
         )
-        made.append(Replica(pipeline, config.scheduler, plan, config.cache.block_size))
+        replica = Replica(pipeline, config.scheduler, plan, config.cache.block_size)
+        if not simulation.record:
+            replica.digest = RunDigest(plan.limits.depth, config.slo)
+        made.append(replica)
     return made
 
 

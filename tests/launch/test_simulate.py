@@ -56,6 +56,17 @@ def test_one_run_is_the_run_folder_and_the_same_again(here: Path, capfd: pytest.
     assert "12/12 requests" in printed.err
 
 
+def test_without_a_record_the_summary_is_the_same(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    for name, record in (("kept", "true"), ("counted", "false")):
+        assert main(["simulate", *SMALL, f"simulation.record={record}", f"hydra.run.dir={name}"]) == 0
+    kept, counted = (loaded(here / name / "summary.json") for name in ("kept", "counted"))
+    for key, value in kept.items():
+        if key not in ("title", "date", "config") and not key.endswith("_itl_ms"):
+            assert counted[key] == (value if value is None else pytest.approx(value)), key
+    assert {path.name for path in (here / "counted").iterdir()} == {"summary.json", ".hydra"}
+    assert "TTFT" in capfd.readouterr().out
+
+
 def test_replicas_beside_a_pipeline_as_in_figure_12(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", *SMALL, "parallel=tp2", "simulation.replicas=2", "hydra.run.dir=fleet"]) == 0
     assert main(["simulate", *SMALL, "hydra.run.dir=pipeline"]) == 0

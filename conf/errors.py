@@ -11,9 +11,10 @@ class ConfigError(ValueError):
 
 
 def nearest(word: str, valid: Iterable[str]) -> str:
-    """`; did you mean 'chunk'?` where a valid word is near, else the list of valid words."""
+    """`; did you mean 'chunk'?` where a valid word begins so or is near, else the list of valid words."""
     words = sorted(valid)
-    near = difflib.get_close_matches(word, words, n=1, cutoff=0.5)
+    begins = [each for each in words if word and each.startswith(word)]
+    near = begins if len(begins) == 1 else difflib.get_close_matches(word, words, n=1, cutoff=0.5)
     return f"; did you mean '{near[0]}'?" if near else f"; valid: {', '.join(words)}"
 
 

@@ -16,10 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks import fit_costs
-from benchmarks.least_squares import Space, fit
-from benchmarks.measurements import Chunk, Decodes, Message, Product
 from gapless.conf.build import build, group_names, load_group, load_hardware, to_mapping
-from gapless.conf.costs import CostsConfig, LinkConfig
+from gapless.conf.costs import CostsConfig
 from gapless.conf.errors import ConfigError
 from gapless.conf.schema import Architecture
 from gapless.runtime.cost.analytic import AnalyticOperators
@@ -267,65 +265,6 @@ def test_bloom_176b_decodes_on_eight_a100(batch: int, per_token_ms: float) -> No
     source = AnalyticOperators(BLOOM, 8, costs_of("a100-80g"), 2)
     ours = StageCosts([70], [source], host=False).seconds(Load((), batch, batch * 55, batch))[0]
     assert 0.7 < ours * 1e3 / (batch * per_token_ms) < 1.05
-
-
-def synthetic(costs: CostsConfig) -> fit_costs.Measured:
-    """What a device of exactly these constants would measure."""
-    cores = costs.multiprocessors
-    shapes = [(k, n) for k in (1024, 4096, 11008) for n in (1536, 4096, 22016)]
-    rows = (1, 48, 160, 520, 2049)
-    products = [Product("m", 4096, "preproj", 1, count, k, n, 0.0) for k, n in shapes for count in rows]
-    chunks = [Chunk(32, 4, 128, length, prefix, 0.0) for length in (64, 320, 1024, 4096) for prefix in (0, 512, 2048)]
-    decodes = [Decodes(32, 4, 128, n, context, 0.0) for n in (1, 8, 24, 40, 100) for context in (64, 512, 4000)]
-    messages = [Message(ranks, 1 << power, 0.0) for ranks in (2, 8) for power in range(10, 30, 2)]
-
-    def timed(measured: list, seconds: np.ndarray) -> list:  # type: ignore[type-arg]
-        return [each._replace(seconds=float(s)) for each, s in zip(measured, seconds, strict=True)]
-
-    return fit_costs.Measured(
-        timed(products, fit_costs.products_seconds(costs.gemm, products, cores)), [],
-        timed(chunks, fit_costs.chunks_seconds(costs.attention, chunks, cores)),
-        timed(decodes, fit_costs.decodes_seconds(costs.attention, decodes, cores)),
-        {"dgx_all_reduce": timed(messages, fit_costs.messages_seconds(costs.all_reduce, messages))}, {}, {},
-    )  # fmt: skip
-
-
-def test_arrays_and_numbers_give_the_same_times() -> None:
-    """The fit computes over arrays what a simulation computes one by one."""
-    costs = costs_of("a100-80g")
-    source = operators(tp=4)
-    for product in synthetic(costs).products:
-        assert source._gemm.seconds(product.rows, product.inputs, product.outputs) == pytest.approx(product.seconds)
-
-
-def test_a_fit_finds_the_constants_that_made_the_times() -> None:
-    true = costs_of("a100-80g").all_reduce
-    messages = synthetic(costs_of("a100-80g")).all_reduce["dgx_all_reduce"]
-    space = Space(true, fit_costs.LINK)
-    start = LinkConfig(least_us=20.0, ramp_us=60.0, gbps=90.0, knee=3.0)
-    seconds = np.array([message.seconds for message in messages])
-    found, loss = fit(space, start, lambda config: fit_costs.messages_seconds(config, messages), seconds)
-    assert loss < 1e-6
-    assert found.gbps == pytest.approx(true.gbps, rel=0.02)
-    assert found.least_us == pytest.approx(true.least_us, rel=0.02)
-
-
-def test_the_table_of_errors_tells_what_is_off(capsys: pytest.CaptureFixture[str]) -> None:
-    costs = costs_of("a100-80g")
-    measured = synthetic(costs)
-    slower = [p._replace(seconds=p.seconds * 1.25) for p in measured.products]
-    fit_costs.show("test", costs, dataclasses.replace(measured, products=slower))
-    lines = {line[:50].strip(): line.split()[-2:] for line in capsys.readouterr().out.splitlines() if line}
-    assert lines["matrix products"] == ["20.0%", "20.0%"]
-    assert lines["attention, chunks"] == lines["attention, decodes"] == ["0.0%", "0.0%"]
-
-
-def test_the_command_skips_where_nothing_was_measured(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sys.argv", ["fit_costs", str(tmp_path), "--check", "hardware=a100-80g"])
-    assert fit_costs.main() == 0
-    assert "no measurements there" in capsys.readouterr().out
 
 
 def errors(predicted: np.ndarray, measured: list) -> tuple[float, float]:  # type: ignore[type-arg]

@@ -48,7 +48,9 @@ def figure3(config: SimulateConfig, simulate: Simulate) -> Artifact:
     )  # fmt: skip
     notes = (
         f"All 40 layers at {LENGTH} tokens a request. A prefill token costs "
-        f"{1e3 * _sum(first[1]):.3f} ms at batch 1 and {1e3 * _sum(first[18]):.3f} ms at batch 18.",
+        f"{1e3 * _sum(first[1]):.3f} ms at batch 1 and {1e3 * _sum(first[18]):.3f} ms at batch 18. "
+        "`others` are norms, rotary embedding, activation, residuals and writes to the cache, each a kernel of its own "
+        "at the speed of memory; what the paper counts among them it does not say.",
     )
     return Artifact("Figure 3: cost of a prefill token and of a decode", tuple(rows), charts, notes)
 

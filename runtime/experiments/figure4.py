@@ -71,6 +71,8 @@ def figure4(config: SimulateConfig, simulate: Simulate) -> Artifact:
         f"Saturated means {NEAR:.0%} of the highest throughput, of powers of two up to {max(TOKENS):,} prompt tokens "
         f"or {max(BATCHES):,} decodes; the paper reads it off its plot. Intensities follow from the shapes of Table 1: "
         "FLOPs over the bytes of weights, inputs, outputs, keys and values.",
+        f"The layer of GPT-3, whole on one A100, is at {chunks[GPT3_CHUNK] / max(chunks.values()):.1%} of its peak at "
+        f"a chunk of {GPT3_CHUNK}; where a plot is read as having peaked decides the row.",
     )
     return Artifact("Figure 4: throughput and arithmetic intensity of a layer", tuple(rows), charts, notes)
 

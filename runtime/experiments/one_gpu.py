@@ -70,11 +70,16 @@ def balanced(batch: int, chunk: int = CHUNK) -> float:
     return chunk / (batch - 1)
 
 
+def full_batches(config: SimulateConfig) -> int:
+    """Of the baseline, in a run."""
+    return max(1, (config.workload.num_prompts or 100) // max(LLAMA_13B_BATCHES.values()))
+
+
 def alike(config: SimulateConfig, length: int, ratio: float, batch: int) -> SimulateConfig:
-    """Requests of `length` tokens, P + D, at a P:D ratio; a multiple of `batch` of them, so that the baseline's batches
-    are all full."""
+    """Requests of `length` tokens, P + D, at a P:D ratio: as many full batches as `workload.num_prompts` make of the
+    largest batch, one at the least."""
     outputs = min(length - 1, max(1, round(length / (1 + ratio))))
-    number = -(-(config.workload.num_prompts or 100) // batch) * batch
+    number = batch * full_batches(config)
     workload = FixedConfig(
         num_prompts=number, input_len=length - outputs, output_len=outputs, seed=config.workload.seed
     )
@@ -91,7 +96,8 @@ def orca_best(batch: int) -> SchedulerConfig:
 
 
 def sarathi(batch: int, chunk: int = CHUNK) -> SchedulerConfig:
-    return SarathiConfig(batch=batch, chunk=chunk)
+    """The paper's: chunk and decodes together are C tokens, and a prompt's last chunk is all that is left of it."""
+    return SarathiConfig(batch=batch, chunk=chunk, tile=1)
 
 
 def run(config: SimulateConfig, policy: SchedulerConfig, simulate: Simulate, name: str) -> RunRecord:

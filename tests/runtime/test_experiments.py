@@ -105,8 +105,8 @@ def test_a_decode_is_cheaper_beside_a_chunk_and_less_so_in_larger_batches() -> N
 
 
 def test_requests_are_alike_and_fill_the_baseline_s_batches() -> None:
-    workload = alike(one_gpu(50), 1024, 14, 18).workload
-    assert workload.num_prompts == 54
+    assert alike(one_gpu(50), 1024, 14, 18).workload.num_prompts == 36
+    assert alike(one_gpu(50), 3072, 14, 6).workload.num_prompts == 12
     record = run(alike(one_gpu(50), 1024, 14, 18), baseline(18), simulate, "")
     assert {(request.prompt_tokens, request.output_tokens) for request in record.requests} == {(956, 68)}
     assert all(not step.chunks or not step.decodes for step in record.steps)

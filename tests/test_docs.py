@@ -16,6 +16,7 @@ from gapless.conf.policies import POLICY_CONFIGS
 from gapless.conf.profiling import ProfileConfig
 from gapless.conf.sampling import SamplingParams
 from gapless.conf.schema import BenchConfig, GenerateConfig, SimulateConfig
+from gapless.conf.tuning import CapacityConfig, TuneConfig
 from gapless.conf.workloads import WORKLOAD_CONFIGS
 from gapless.launch import compose
 from gapless.runtime.ledger import CAUSES
@@ -64,7 +65,10 @@ def test_paths_exist(document: str) -> None:
         assert (ROOT / path).exists() or "NAME" in path, path
 
 
-CONFIGS = {"generate": GenerateConfig, "bench": BenchConfig, "simulate": SimulateConfig, "profile": ProfileConfig}
+CONFIGS = {
+    "generate": GenerateConfig, "bench": BenchConfig, "simulate": SimulateConfig, "profile": ProfileConfig,
+    "capacity": CapacityConfig, "tune": TuneConfig,
+}  # fmt: skip
 
 
 def commands() -> list[tuple[str, str]]:

@@ -11,10 +11,12 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gapless.conf.build import load_group
+from gapless.conf.build import build, load_group
 from gapless.conf.errors import ConfigError
-from gapless.conf.schema import Architecture
+from gapless.conf.schema import Architecture, SimulateConfig
+from gapless.runtime.cost.analytic import AnalyticOperators
 from gapless.runtime.cost.held_out import held_out_errors, send_error, stage_errors
+from gapless.runtime.cost.make import make_control, make_costs
 from gapless.runtime.cost.measured import (
     ChunkAttention,
     Control,
@@ -25,6 +27,7 @@ from gapless.runtime.cost.measured import (
 )
 from gapless.runtime.cost.operators import LAYER_LINEARS
 from gapless.runtime.cost.stage_costs import Load, StageCosts
+from gapless.runtime.plan import make_plan
 from gapless.runtime.profiling.folder import OPERATORS, About, OperatorSample, ProfileFolder, StageSample, shape_of
 from gapless.runtime.profiling.grid import Point, StepMaker, mixed_points, operator_points, sent_points
 
@@ -228,6 +231,34 @@ def test_what_is_no_profile_of_the_model_is_refused(tmp_path: Path) -> None:
     read(tmp_path / "alone", pp=1)
     with pytest.raises(ConfigError, match="holds no sends between stages; gapless profile parallel=pp2 measures them"):
         read(tmp_path / "alone")
+
+
+def simulated(path: Path, **keys: object) -> SimulateConfig:
+    mapping = {
+        "model": load_group("model", "tiny"),
+        "hardware": load_group("hardware", "cpu"),
+        "parallel": load_group("parallel", "pp2"),
+        "simulation": {"profile": str(path), **keys},
+    }
+    return build(SimulateConfig, mapping)
+
+
+def test_a_profile_stands_for_the_hardware_that_it_was_measured_on(tmp_path: Path) -> None:
+    folder_with(tmp_path / "p", measured(GRID, samples=1))
+    alike = simulated(tmp_path / "p", dispatch_ms=2.0)
+    first, second = make_costs(alike, make_plan(alike)).operators
+    assert first is second
+    assert isinstance(first, MeasuredOperators)
+    assert make_control(alike, ARCH).dispatch == pytest.approx(2e-3 + 1e-3)
+    mixed = simulated(tmp_path / "p", devices=["cpu", "a100-80g"])
+    first, second = make_costs(mixed, make_plan(mixed)).operators
+    assert isinstance(first, MeasuredOperators)
+    assert isinstance(second, AnalyticOperators)
+    without = simulated(tmp_path / "p", host=False)
+    assert make_control(without, ARCH) == Control()
+    analytic = simulated(tmp_path / "p", cost="analytic")
+    with pytest.raises(ConfigError, match=r"hardware=cpu: no constants to simulate by.*simulation\.profile=FOLDER"):
+        make_costs(analytic, make_plan(analytic))
 
 
 @pytest.mark.parametrize(("file", "text", "error"), [

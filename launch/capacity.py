@@ -43,7 +43,6 @@ def run(config: CapacityConfig, run_dir: Path, stdin: TextInput, launcher: Launc
     Raises:
         ValueError: what the user can mend.
     """
-    from ..runtime.tuning.bounds import Bounds
     from ..runtime.tuning.capacity import Interval, capacities
     from ..runtime.tuning.tables import limit_text, rate_text
 
@@ -52,17 +51,13 @@ def run(config: CapacityConfig, run_dir: Path, stdin: TextInput, launcher: Launc
     found: dict[str, list[Capacity]] = {}
     with Steps(errors, "capacity") as steps:
         for number, (label, setting) in enumerate(settings.items()):
-            bound = Bounds(demands[0], config.slo)(setting)
             steps.update(label, number, len(settings))
-            if bound.rate == 0.0:
-                found[label] = [_none(bound.why) for _ in demands]
-                continue
 
             def told(trial: Any, label: str = label, number: int = number) -> None:
                 word = "carried" if trial.carried else "not carried"
                 steps.update(f"{label}: {rate_text(trial.rate)} requests/s {word}", number, len(settings))
 
-            found[label] = capacities(setting, demands, config.slo, 1.5 * bound.rate, config.precision, told=told)
+            found[label] = capacities(setting, demands, config.slo, config.precision, told=told)
 
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, title_justify="left",
                   title=f"capacity within {slo_text(config.slo)}, {len(demands[0])} requests")  # fmt: skip
@@ -121,13 +116,6 @@ def _settings(config: CapacityConfig) -> tuple[dict[str, Setting], list[Demand]]
         for setting in settings.values()
     )
     return settings, make_demands(config.workload, plan, context, config.seeds)
-
-
-def _none(why: str) -> Capacity:
-    from ..runtime.tuning.capacity import Capacity
-    from ..runtime.tuning.trial import Trial
-
-    return Capacity(0.0, 0.0, None, Trial(0.0, why, 0))
 
 
 def _ms(value: float | None) -> str:

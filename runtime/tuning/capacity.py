@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ...conf.tuning import TailSlo
+from .bounds import Bounds, TokenSeconds
 from .demand import Demand
 from .trial import Setting, Trial, try_rate
 
@@ -161,13 +162,17 @@ def capacities(
     setting: Setting,
     demands: Sequence[Demand],
     slo: TailSlo,
-    bound: float,
     precision: float,
     *,
     guess: float | None = None,
+    known: TokenSeconds | None = None,
     told: Callable[[Trial], None] = lambda trial: None,
 ) -> list[Capacity]:
-    """A setting's capacity for each of the seeds' demands; each starts from what was found for the one before."""
+    """A setting's capacity for each of the seeds' demands; each starts from what was found for the one before.
+
+    Args:
+        known: what `Bounds` keeps. told: hears of each trial.
+    """
     found: list[Capacity] = []
     for seed, demand in enumerate(demands):
 
@@ -176,6 +181,10 @@ def capacities(
             told(trial)
             return trial
 
-        near = found[-1].rate if found and found[-1].rate else guess
-        found.append(find_capacity(attempt, bound, precision, guess=near))
+        bound = Bounds(demand, slo, known)(setting)
+        if bound.rate == 0.0:
+            found.append(Capacity(0.0, 0.0, None, Trial(0.0, bound.why, 0)))
+            continue
+        near = next((capacity.rate for capacity in reversed(found) if capacity.rate), guess)
+        found.append(find_capacity(attempt, bound.rate, precision, guess=near))
     return found

@@ -8,7 +8,7 @@ from typing import Any
 
 from ...conf.tuning import TuneConfig
 from .bounds import Bound, Bounds, TokenSeconds
-from .capacity import Bracket, Capacity, Interval, find_capacity
+from .capacity import Bracket, Capacity, Interval, capacities
 from .demand import Demand, asked_rate, make_demands
 from .space import Candidate, Misfit, Space, chunked, policies
 from .trial import Setting, Trial, measure, try_rate
@@ -132,8 +132,8 @@ class Search:
     def race(self) -> list[Tried]:
         """All candidates, each as far as it came; those without a `why` stood to the end."""
         precision, num = self.config.precision, len(self.demand)
-        first = Rung("first", max(min(num, 60), num // 8), keep=0.75, precision=max(precision, 0.06))
-        second = Rung("second", max(min(num, 120), num // 3), keep=0.9, precision=max(precision, 0.03))
+        first = Rung("first", max(min(num, 60), num // 4), keep=0.75, precision=max(precision, 0.06))
+        second = Rung("second", max(min(num, 120), num // 2), keep=0.9, precision=max(precision, 0.03))
         last = Rung("whole", num, keep=1.0, precision=precision)
         standing = [Tried(candidate, Bound(0.0)) for candidate in self.space.candidates(self.demand)]
         out: list[Tried] = []
@@ -142,14 +142,7 @@ class Search:
                 standing = list(self._with_variants(standing))
             out += self._race(standing, rung)
             standing = [tried for tried in standing if not tried.why]
-        best = max((tried.low for tried in standing), default=0.0)
-        # What was dismissed for a rate that is more than the best carries on the whole workload may be better yet.
-        unsure = [t for t in out if t.reached != last.name and min(t.high, t.bound.rate) > best * (1 + precision)]
-        for tried in unsure:
-            tried.why = ""
-        out = [tried for tried in out if tried not in unsure]
-        out += self._race(unsure, last, best)
-        return [*standing, *(tried for tried in unsure if not tried.why), *out]
+        return [*standing, *out]
 
     def exhaust(self) -> list[Tried]:
         """The capacity of every candidate and variant on the whole workload: what the race is measured by."""
@@ -182,13 +175,14 @@ class Search:
                 if candidate != tried.candidate:
                     yield Tried(candidate, tried.bound, expected=tried.expected)
 
-    def _race(self, standing: Sequence[Tried], rung: Rung, best: float = 0.0) -> list[Tried]:
-        """One rung, in which `best` requests/s have been carried; those that it dismisses, with the reason."""
+    def _race(self, standing: Sequence[Tried], rung: Rung) -> list[Tried]:
+        """One rung; those that it dismisses, with the reason."""
         demand = self.demand.sample(rung.requests)
         bounds = self._bounds(demand)
         for tried in standing:
             tried.bound, tried.reached = bounds(self.space.setting(tried.candidate)), rung.name
         order = sorted(standing, key=lambda tried: (-tried.expected, -self._promise(tried)))
+        best = 0.0
         for number, tried in enumerate(order):
             self._told(f"{rung.requests} requests", number, len(order), best)
             self._try(tried, demand, rung, best)
@@ -238,15 +232,13 @@ class Search:
         for number, tried in enumerate(standing):
             self._told("finalists, all seeds", number, len(standing), found[0].rate if found else tried.low)
             setting = self.space.setting(tried.candidate)
-            limit = self._bounds(self.demand)(setting).rate
-            capacities: list[Capacity] = []
-            for seed, demand in enumerate(self.demands):
-                near = capacities[-1].rate if capacities and capacities[-1].rate else tried.low
-                attempt = self._attempt(setting, demand, seed)
-                capacities.append(find_capacity(attempt, max(limit, 2 * near), self.config.precision, guess=near))
-            if capacities[0].rate > 0.0:
-                numbers = measure(setting, self.demand, capacities[0].rate)
-                found.append(Finalist(tried.candidate, capacities, numbers))
+            rates = capacities(
+                setting, self.demands, self.config.slo, self.config.precision, guess=tried.low,
+                known=self._token_times, told=self._count,
+            )  # fmt: skip
+            if rates[0].rate > 0.0:
+                numbers = measure(setting, self.demand, rates[0].rate)
+                found.append(Finalist(tried.candidate, rates, numbers))
         return sorted(found, key=lambda finalist: -finalist.interval.mean)
 
     def _chunk_curve(self, winner: Finalist) -> list[tuple[Candidate, Capacity]]:
@@ -275,16 +267,19 @@ class Search:
         return curve
 
     def _bracket(self, setting: Setting, demand: Demand, bound: float) -> Bracket:
-        return Bracket(self._attempt(setting, demand, 0), bound)
+        return Bracket(self._attempt(setting, demand), bound)
 
-    def _attempt(self, setting: Setting, demand: Demand, seed: int) -> Callable[[float], Trial]:
+    def _attempt(self, setting: Setting, demand: Demand) -> Callable[[float], Trial]:
         def attempt(rate: float) -> Trial:
-            trial = try_rate(setting, demand, rate, self.config.slo, seed)
-            self.simulations += 1
-            self.requests += trial.requests
+            trial = try_rate(setting, demand, rate, self.config.slo)
+            self._count(trial)
             return trial
 
         return attempt
+
+    def _count(self, trial: Trial) -> None:
+        self.simulations += 1
+        self.requests += trial.requests
 
 
 def _standing(tried: Tried) -> tuple[bool, bool, float]:

@@ -10,7 +10,7 @@ from .capacity import Capacity
 from .search import Finalist, Found, Tried
 from .space import chunk_key
 
-RUNGS = {"first": "first part", "second": "third of it", "whole": "all of it"}
+RUNGS = {"first": "a quarter", "second": "half", "whole": "all"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,9 @@ import shutil
 import statistics
 import sys
 from pathlib import Path
-from typing import Any
 
 from gapless.launch.cli import main as gapless
-from gapless.runtime.experiments import EXPERIMENTS
+from gapless.runtime.experiments import EXPERIMENTS, Row
 
 RUNS = Path("runs/paper")
 PAGE = Path("docs/paper.md")
@@ -75,11 +74,10 @@ def overview() -> str:
     """How far ours is from the paper's, by artifact."""
     lines = ["| | numbers of the paper | deviation of ours, median | largest |", "| --- | ---: | ---: | ---: |"]
     for name in EXPERIMENTS:
-        rows: list[dict[str, Any]] = json.loads((RUNS / name / "paper.json").read_text(encoding="utf-8"))
-        deviations = [row["ours"] / row["paper"] - 1 for row in rows if row["paper"] is not None]
-        off = [abs(deviation) for deviation in deviations]
-        largest = max(deviations, key=abs)
-        lines.append(f"| {rows[0]['artifact']} | {len(off)} | {statistics.median(off):.1%} | {largest:+.1%} |")
+        rows = [Row(**row) for row in json.loads((RUNS / name / "paper.json").read_text(encoding="utf-8"))]
+        deviations = [deviation for row in rows if (deviation := row.deviation) is not None]
+        median, largest = statistics.median(map(abs, deviations)), max(deviations, key=abs)
+        lines.append(f"| {rows[0].artifact} | {len(deviations)} | {median:.1%} | {largest:+.1%} |")
     return "\n".join(lines) + "\n"
 
 

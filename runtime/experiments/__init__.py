@@ -49,6 +49,8 @@ def check_experiment(config: SimulateConfig) -> None:
     if config.policies or config.repeats > 1:
         key = "scheduler" if config.policies else "repeats"
         raise ConfigError(f"{key}: experiment={name} runs policies of its own, each once")
+    if not config.simulation.record:
+        raise ConfigError(f"simulation.record=false: experiment={name} counts what each request lost; leave it true")
     if name == "figure12":
         if not isinstance(policy, SarathiConfig) or policy.chunk == "auto":
             raise ConfigError(f"scheduler={policy.name}: experiment={name} runs orca_best, sarathi and equal_time; "

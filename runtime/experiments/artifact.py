@@ -56,7 +56,7 @@ class Artifact:
 
 def write_artifact(folder: Path, artifact: Artifact) -> list[Path]:
     """`paper.json`, `paper.md` and a PNG a chart into `folder`; the PNGs' paths."""
-    rows = [{key: value for key, value in asdict(row).items() if key != "relation"} for row in artifact.rows]
+    rows = [asdict(row) for row in artifact.rows]
     (folder / "paper.json").write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
     figures = write_figures(folder, artifact.charts)
     (folder / "paper.md").write_text(_page(artifact, [path.name for path in figures]), encoding="utf-8")

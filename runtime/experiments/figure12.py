@@ -215,7 +215,8 @@ def _why(ours: Mapping[str, Outcome], others: Mapping[str, Outcome], stated: Map
 def _moved(moved: Mapping[str, Mapping[str, Outcome]]) -> tuple[str, ...]:
     """What each of the variants changes: seconds of each system."""
     names = (ORCA, SARATHI, TENSOR)
-    first, lines = moved[STATED], []
+    first, last, lines = moved[STATED], list(moved.values())[-1], []
+    ratios = [ours[ORCA].value("median") / (ours[SARATHI].value("median") or np.nan) for ours in (first, last)]
     for variant, ours in moved.items():
         texts = [number(ours[name].seconds) for name in names]
         if variant != STATED:
@@ -228,4 +229,8 @@ def _moved(moved: Mapping[str, Mapping[str, Outcome]]) -> tuple[str, ...]:
         f"{AFTER:.2f} ms after it, {RAY:.1f} ms more where each step goes through Ray. It comes to each micro-batch's "
         "way through the pipeline, and with eight in flight the next waits for a slot.",
         markdown_table(["makespan (s)", *names], lines),
+        "The ratio of bubble times is one over a small number, and whatever interrupts the pipeline brings it down: "
+        f"SARATHI's median is {number(first[SARATHI].value('median'))} s as stated and "
+        f"{number(last[SARATHI].value('median'))} s with all of these, the ratio {number(ratios[0])} and "
+        f"{number(ratios[1])}.",
     )

@@ -41,6 +41,8 @@ def test_an_experiment_chooses_groups_and_other_keys_hold_over_its_own() -> None
      "scheduler: experiment=figure9 runs policies of its own, each once"),
     (["experiment=paper/table4", "scheduler=orca_best"],
      "scheduler=orca_best: experiment=table4 runs policies of its own, as the paper has them"),
+    (["experiment=paper/figure9", "simulation.record=false"],
+     "simulation.record=false: experiment=figure9 counts what each request lost; leave it true"),
     (["experiment=paper/figure9", "repeats=2"], "repeats: experiment=figure9 runs policies of its own, each once"),
     (["experiment=paper/figure9", "scheduler.chnk=2"], "scheduler.chnk: unknown key; did you mean 'scheduler.chunk'?"),
 ])  # fmt: skip

@@ -89,12 +89,14 @@ def test_each_compares_with_the_paper_and_draws(name: str, tmp_path: Path) -> No
     page = (tmp_path / "paper.md").read_text(encoding="utf-8")
     assert all(f"({figure.name})" in page for figure in figures)
     told = json.loads((tmp_path / "paper.json").read_text(encoding="utf-8"))
-    assert [set(row) for row in told] == [{"artifact", "quantity", "setting", "paper", "ours"}] * len(artifact.rows)
+    assert [Row(**row) for row in told] == list(artifact.rows)
 
 
 def test_deviation_is_ours_over_the_paper_s() -> None:
     assert Row("Table 2", "", "", 2.0, 2.5).deviation == 0.25
     assert Row("Table 2", "", "", None, 2.5).deviation is None
+    assert [Row("Table 2", "", "", 2.0, ours, "<=").deviation for ours in (1.0, 2.5)] == [0.0, 0.25]
+    assert [Row("Table 2", "", "", 2.0, ours, ">=").deviation for ours in (1.5, 3.0)] == [-0.25, 0.0]
 
 
 def test_a_decode_is_cheaper_beside_a_chunk_and_less_so_in_larger_batches() -> None:

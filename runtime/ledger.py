@@ -43,7 +43,8 @@ _MEANINGS = {
     Cause.PB3_DECODE_CONTEXT: "The stage waited for decodes over another context length than its last decodes'.",
     Cause.STAGE_IMBALANCE: "The stage waited for a micro-batch like its last, which yet took longer elsewhere: "
     "uneven layers, LM head, prefix length, jitter.",
-    Cause.TRANSPORT: "The upstream stage had finished; the activation was under way.",
+    Cause.TRANSPORT: "The upstream stage had finished, and the activation was under way; or the stage was held up by "
+    "its own send.",
     Cause.CONTROL: "Work was admissible, but the coordinator had not dispatched it yet, or its message was under way.",
     Cause.STARVED_NO_REQUEST: "No request was there to work on.",
     Cause.STARVED_IN_FLIGHT: "Every request with work left was already in flight, waiting for its token.",
@@ -104,12 +105,14 @@ class IdleColumns:
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """Micro-batches of one stage as arrays, in order of time; `row` indexes the run's steps in ascending order."""
+    """Micro-batches of one stage as arrays, in order of time; `row` indexes the run's steps in ascending order. Until
+    `sent` the stage was held up by the send of what it had computed."""
 
     step: Ints
     row: Ints
     begin: Floats
     end: Floats
+    sent: Floats
 
     @property
     def seconds(self) -> Floats:
@@ -122,8 +125,9 @@ class Ledger:
     A stage's idle interval [a, b) before its micro-batch i is cut by when the stage before computed i, [B, E):
     up to B both stages waited, so it inherits the upstream stage's causes; from B to E it is a bubble, named by how
     the make-up of i, the awaited one, differs from that of the one just finished; from E on the activation was under
-    way. At stage 0 the coordinator's waits say why nothing was dispatched. A wait for a slot (`depth_full`) is a
-    bubble too, and what is awaited there is the micro-batch that holds the slot downstream (paper, Figure 5: PB_2).
+    way. Stage 0 may be held up by its own send; then the coordinator's waits say why nothing was dispatched. A wait
+    for a slot (`depth_full`) is a bubble too, and what is awaited there is the micro-batch that holds the slot
+    downstream (paper, Figure 5: PB_2).
     What no wait covers is control. All cuts are clamped to [a, b), so each second has one cause. A micro-batch
     without a span upstream (a run that was cut short) is named as a whole by the pair.
 
@@ -265,6 +269,7 @@ def _lanes(spans: list[Span], num_stages: int) -> list[Lane]:
     step = np.fromiter((s.step for s in spans), np.int64, count)
     begin = np.fromiter((s.begin for s in spans), np.float64, count)
     end = np.fromiter((s.end for s in spans), np.float64, count)
+    sent = np.fromiter((s.sent for s in spans), np.float64, count)
     assert not count or (stage.min() >= 0 and stage.max() < num_stages), "a span of a stage that does not exist"
     rows = np.unique(step)
     lanes = []
@@ -278,7 +283,7 @@ def _lanes(spans: list[Span], num_stages: int) -> list[Lane]:
         e = np.maximum.accumulate(np.maximum(e, b))
         assert (b[1:] >= e[:-1] - tolerance).all(), f"stage {s} computed two steps at once"
         b[1:] = np.maximum(b[1:], e[:-1])
-        lanes.append(Lane(k, np.searchsorted(rows, k), b, np.maximum(e, b)))
+        lanes.append(Lane(k, np.searchsorted(rows, k), b, np.maximum(e, b), sent[mine]))
     return lanes
 
 
@@ -347,12 +352,18 @@ def _slot_holders(lane: Lane, last: Lane, waits: list[list[tuple[float, float, s
 
 
 def _first_stage(lane: Lane, pair: Ints, waits: list[list[tuple[float, float, str]]]) -> Pieces:
-    """Cut stage 0's gaps by the coordinator's waits; `pair` names those for a slot."""
+    """Cut stage 0's gaps by the end of its last send and by the coordinator's waits; `pair` names those for a slot."""
     pieces: list[tuple[float, float, int, int]] = []
-    gaps = zip(lane.end[:-1].tolist(), lane.begin[1:].tolist(), lane.row[1:].tolist(), pair.tolist(), strict=True)
-    for place, (at, end, row, bubble) in enumerate(gaps, start=1):
+    gaps = zip(
+        lane.end[:-1].tolist(), lane.sent[:-1].tolist(), lane.begin[1:].tolist(), lane.row[1:].tolist(), pair.tolist(),
+        strict=True,
+    )  # fmt: skip
+    for place, (at, sent, end, row, bubble) in enumerate(gaps, start=1):
         if end <= at:
             continue
+        if sent > at:
+            pieces.append((at, min(sent, end), _TRANSPORT, place))
+            at = min(sent, end)
         for wait_start, wait_end, reason in sorted(waits[row]):
             low, high = max(at, wait_start), min(end, wait_end)
             if high > low:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from gapless.conf.policies import POLICY_CONFIGS, SarathiConfig
@@ -218,7 +218,8 @@ def test_a_send_that_is_not_overlapped_holds_the_stage_up(overlap: bool) -> None
     first = [span for span in replica.record.spans if span.stage == 0]
     held = sum(span.sent - span.end for span in first)
     assert held == pytest.approx(0.0 if overlap else len(first) * 0.01, rel=0.02)
-    assert sum(idle.values()) >= held - 0.02
+    last = first[-1].sent - first[-1].end  # which holds nothing up
+    assert idle[Cause.TRANSPORT] == pytest.approx(0.0 if overlap else held - last)
 
 
 def test_a_link_carries_one_activation_at_a_time() -> None:
@@ -260,6 +261,7 @@ def test_without_the_host_its_overhead_is_left_out() -> None:
 @settings(max_examples=40, deadline=None)
 @given(fleets())
 def test_a_fleet_of_one_is_a_replay(fleet: dict[str, Any]) -> None:
+    assume(fleet["replica"]["policy"] != "equal_time")  # it counts how often it is asked in vain, which differs
     fleet["replicas"] = 1
     (replica,) = ran(fleet)
     (other,) = started(fleet)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -92,7 +93,8 @@ def _page(artifact: Artifact, figures: Sequence[str]) -> str:
     lines += ["| quantity | setting | paper | ours | deviation |", "| --- | --- | ---: | ---: | ---: |"]
     lines += [f"| {' | '.join(cells(row))} |" for row in artifact.rows]
     for note in artifact.notes:
-        lines += ["", note]
+        is_table = note.startswith("|")
+        lines += ["", note if is_table else textwrap.fill(note, 120, break_on_hyphens=False, break_long_words=False)]
     for name, chart in zip(figures, (c for c in artifact.charts if not c.is_empty), strict=True):
         lines += ["", f"![{chart.title}]({name})"]
     return "\n".join(lines) + "\n"

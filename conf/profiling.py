@@ -13,9 +13,9 @@ class ProfileConfig(EngineConfig):
     """`gapless profile`: operator times of a model's layers on this machine.
 
     `samples` measurements of each micro-batch of a grid up to `max_tokens` tokens, `max_context` tokens of context and
-    `max_decodes` decodes (null: what the model and the memory bear, within bounds). `neighbours` ranks of this node
-    compute at the same time, as they do in a run. `pipeline` times whole steps of the real pipeline too. With `check`
-    nothing is measured: it names a profile folder whose errors are told.
+    `max_decodes` decodes (null: what the model and the memory bear, within bounds). `neighbours` other stages of this
+    node compute at the same time, as they do in a run. `pipeline` times whole steps of the real pipeline too. With
+    `check` nothing is measured: it names a profile folder whose errors are told.
     """
 
     samples: int = 5
@@ -23,7 +23,7 @@ class ProfileConfig(EngineConfig):
     max_context: int | None = None  # null: the model's, at most twice max_tokens
     max_decodes: int = 32
     num_layers: int | None = None  # of the stage that is measured; null: those of the largest stage, at most 8
-    neighbours: int | None = None  # null: the other ranks that share a node
+    neighbours: int | None = None  # stages; null: the others that share a node
     pipeline: bool = True
     check: str | None = None
 
@@ -35,5 +35,3 @@ class ProfileConfig(EngineConfig):
         check("max_context", self.max_context, self.max_context is None or self.max_context >= 16, "null or 16 or more")
         check("num_layers", self.num_layers, self.num_layers is None or self.num_layers >= 1, "null or 1 or more")
         check("neighbours", self.neighbours, self.neighbours is None or self.neighbours >= 0, "null or 0 or more")
-        check("parallel.tp", self.parallel.tp, self.parallel.tp == 1,
-              "1 for gapless profile: times of tensor-parallel slices are not measured")

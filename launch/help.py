@@ -127,7 +127,7 @@ MEANINGS = {
     "max_context": "longest context that is measured; null: the model's, at most twice max_tokens",
     "max_decodes": "most decodes of a micro-batch that is measured",
     "num_layers": "layers of the stage that is measured; null: those of the largest stage, at most 8",
-    "neighbours": "ranks that compute at the same time; null: the others of pp that share a node",
+    "neighbours": "other stages that compute at the same time; null: those that share a node",
     "pipeline": "time whole steps of the real pipeline too: sends, dispatch, stages to check by",
     "check": "measure nothing, tell the errors of this profile folder",
     "hardware.devices_per_node": "ranks that share a node and its fast links",

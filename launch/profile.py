@@ -76,21 +76,21 @@ def run(config: ProfileConfig, run_dir: Path, stdin: TextInput, launcher: Launch
 
 
 def measure_operators(plan: ProfilePlan, folder: ProfileFolder, samples: int, errors: Console) -> None:
-    """Operators, on ranks side by side, until each micro-batch has `samples` measurements on each rank."""
+    """Operators, on ranks side by side, until each micro-batch has `samples` measurements on each stage."""
     from ..runtime.profiling.folder import OperatorSample
     from ..runtime.profiling.session import missing, run
 
-    have: dict[int, Counter[Point]] = {rank: Counter() for rank in range(plan.about.ranks)}
+    have: dict[int, Counter[Point]] = {stage: Counter() for stage in range(plan.setup.pp)}
     for sample in folder.operators():
-        have[sample.rank][sample.point] += 1
-    todo = {rank: missing(plan.operators, samples, counted, seed=rank) for rank, counted in have.items()}
+        have[sample.stage][sample.point] += 1
+    todo = {stage: missing(plan.operators, samples, counted, seed=stage) for stage, counted in have.items()}
     total = sum(map(len, todo.values()))
     if not total:
         return
     about = plan.about
     with _meter(errors, total, f"operators on {_side_by_side(about.ranks, about.threads)}") as advance:
-        for rank, point, seconds in run(plan.setup, about.device, plan.operators, todo):
-            folder.add_operators([OperatorSample(rank, point, seconds)])
+        for stage, point, seconds in run(plan.setup, about.device, plan.operators, todo):
+            folder.add_operators([OperatorSample(stage, point, seconds)])
             advance()
 
 
@@ -203,4 +203,4 @@ def _check_devices(ranks: int) -> None:
     import torch
 
     if (there := torch.cuda.device_count()) < ranks:
-        raise ConfigError(f"neighbours={ranks - 1}: {ranks} ranks measure at once, torch finds {there} CUDA devices")
+        raise ConfigError(f"neighbours: {ranks} ranks measure at once, torch finds {there} CUDA devices")

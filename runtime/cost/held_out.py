@@ -34,14 +34,14 @@ class Error:
 def held_out_errors(samples: Sequence[OperatorSample]) -> list[Error]:
     """By operator: every second length, prefix, number and context within the grid is left out and predicted from the
     rest."""
-    first, last = min(s.rank for s in samples), max(s.rank for s in samples)
+    first, last = min(s.stage for s in samples), max(s.stage for s in samples)
     errors = [
         _curve_error(name, ((s.point.rows, s.seconds[name]) for s in samples)) for name in (*LAYER_LINEARS, "others")
     ]
     decodes = [s for s in samples if s.point.decodes]
     errors += [
-        _curve_error("embedding", ((s.point.rows, s.seconds["embedding"]) for s in samples if s.rank == first)),
-        _curve_error("head", ((s.point.decodes, s.seconds["head"]) for s in decodes if s.rank == last)),
+        _curve_error("embedding", ((s.point.rows, s.seconds["embedding"]) for s in samples if s.stage == first)),
+        _curve_error("head", ((s.point.decodes, s.seconds["head"]) for s in decodes if s.stage == last)),
         _attention_error("attn, chunks", [s for s in samples if s.point.chunk]),
         _attention_error("attn, decodes", decodes),
     ]

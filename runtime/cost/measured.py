@@ -177,14 +177,14 @@ class MeasuredOperators:
     def __init__(self, samples: Sequence[OperatorSample], sends: Mapping[int, float] | None = None) -> None:
         if not samples:
             raise ValueError("no samples")
-        first, last = min(s.rank for s in samples), max(s.rank for s in samples)
+        first, last = min(s.stage for s in samples), max(s.stage for s in samples)
         self._linear: dict[Linear, Curve] = {
             name: Curve(medians((s.point.rows, s.seconds[name]) for s in samples)) for name in LAYER_LINEARS
         }
-        sampled = [s for s in samples if s.rank == last and s.point.decodes]
+        sampled = [s for s in samples if s.stage == last and s.point.decodes]
         self._linear["head"] = Curve(medians((s.point.decodes, s.seconds["head"]) for s in sampled))
         self.others = Curve(medians((s.point.rows, s.seconds["others"]) for s in samples))
-        of_first = [s for s in samples if s.rank == first]
+        of_first = [s for s in samples if s.stage == first]
         self.embedding = Curve(medians((s.point.rows, s.seconds["embedding"]) for s in of_first))
         self.step_overhead = median(s.seconds["step"] for s in samples)
         chunks = [s for s in samples if s.point.chunk and not s.point.decodes]
@@ -205,6 +205,7 @@ class MeasuredOperators:
         return self._sends is not None
 
     def all_reduce(self, rows: int) -> float:
+        """None of its own: it was measured with the layers that end in it, postproj, ffn_ln2 and the embedding."""
         return 0.0
 
     def send(self, rows: int, *, between_nodes: bool, scatter_gather: bool) -> float:

@@ -30,8 +30,8 @@ _FREE = ("num_layers", "max_position", "bos_token_id", "eos_token_ids", "norm_ep
 @dataclass(frozen=True, slots=True)
 class About:
     """What was measured, and how; measurements of one folder share it. `shape` is `shape_of` the architecture; `ranks`
-    of `threads` CPU threads computed at the same time, each a stage of `num_layers` layers. `layers`: of each stage of
-    the pipeline."""
+    of `threads` CPU threads computed at the same time, `tp` of them a stage of `num_layers` layers. `layers`: of each
+    stage of the pipeline."""
 
     model: str
     shape: dict[str, Any]
@@ -48,9 +48,10 @@ class About:
 
 
 class OperatorSample(NamedTuple):
-    """One micro-batch on one rank; seconds of what `OPERATORS` names, of a layer or of the stage."""
+    """One micro-batch on one of the stages that measured; seconds of what `OPERATORS` names, of a layer or of the
+    stage."""
 
-    rank: int
+    stage: int
     point: Point
     seconds: dict[str, float]
 
@@ -144,7 +145,7 @@ class ProfileFolder:
 
         def parse(row: dict[str, str]) -> OperatorSample:
             seconds = {name: float(row[f"{name}_ms"]) / 1e3 for name in OPERATORS}
-            return OperatorSample(int(row["rank"]), _point(row), seconds)
+            return OperatorSample(int(row["stage"]), _point(row), seconds)
 
         return self._parse(_OPERATORS, parse)
 
@@ -165,8 +166,8 @@ class ProfileFolder:
 
     def add_operators(self, samples: Iterable[OperatorSample]) -> None:
         """Append to the file."""
-        columns = ("rank", *Point._fields, *(f"{name}_ms" for name in OPERATORS))
-        rows = [(s.rank, *s.point, *(_ms(s.seconds[name]) for name in OPERATORS)) for s in samples]
+        columns = ("stage", *Point._fields, *(f"{name}_ms" for name in OPERATORS))
+        rows = [(s.stage, *s.point, *(_ms(s.seconds[name]) for name in OPERATORS)) for s in samples]
         self._append(_OPERATORS, columns, rows)
 
     def add_stages(self, samples: Iterable[StageSample]) -> None:

@@ -49,14 +49,15 @@ def plan_profile(config: ProfileConfig) -> ProfilePlan:
     """
     plan, hardware, parallel, block = make_plan(config), config.hardware, config.parallel, config.cache.block_size
     arch = plan.arch
-    of_node = min(parallel.world_size, hardware.devices_per_node)
-    ranks = of_node if config.neighbours is None else 1 + config.neighbours
+    of_node = max(1, min(parallel.world_size, hardware.devices_per_node) // parallel.tp)
+    stages = of_node if config.neighbours is None else 1 + config.neighbours
+    ranks = stages * parallel.tp
     num_layers = config.num_layers or min(_MOST_LAYERS, max(map(len, plan.layers)))
     context = config.max_context or min(arch.max_position, 2 * config.max_tokens)
     if context > arch.max_position:
         raise ConfigError(f"max_context={context}: must be at most the model's {arch.max_position}")
-    slice_ = replace(arch, num_layers=num_layers * ranks)
-    grid = replace(parallel, pp=ranks, layers=(num_layers,) * ranks, launcher="ray" if ranks > 1 else "local")
+    slice_ = replace(arch, num_layers=num_layers * stages)
+    grid = replace(parallel, pp=stages, layers=(num_layers,) * stages, launcher="ray" if ranks > 1 else "local")
     fitting = block_count(slice_, grid, hardware, block, dtype_bytes(config.model, hardware.device))
     points = operator_points(config.max_tokens, context, config.max_decodes, hardware.tile)
     operators = [point for point in points if point.slots(block) <= fitting * block]
@@ -71,21 +72,21 @@ def plan_profile(config: ProfileConfig) -> ProfilePlan:
     most = max(point.slots(block) for point in (*mixed, *sent))
     small = replace(config, cache=replace(config.cache, num_blocks=max(most, arch.max_position) // block + 1))
     return ProfilePlan(
-        about, _setup(config, slice_, ranks, num_layers, threads, operators), operators, small, make_plan(small), mixed,
-        sent,
+        about, _setup(config, slice_, stages, num_layers, threads, operators), operators, small, make_plan(small),
+        mixed, sent,
     )  # fmt: skip
 
 
 def _setup(
-    config: ProfileConfig, arch: Architecture, ranks: int, num_layers: int, threads: int, points: Sequence[Point]
+    config: ProfileConfig, arch: Architecture, stages: int, num_layers: int, threads: int, points: Sequence[Point]
 ) -> Setup:
     block = config.cache.block_size
     return Setup(
-        pp=ranks,
-        tp=1,
+        pp=stages,
+        tp=config.parallel.tp,
         model=replace(config.model, weights="random", architecture=arch),
         arch=arch,
-        layers=[(rank * num_layers, (rank + 1) * num_layers) for rank in range(ranks)],
+        layers=[(stage * num_layers, (stage + 1) * num_layers) for stage in range(stages)],
         depth=1,
         num_blocks=max(point.slots(block) for point in points) // block,
         block_size=block,

@@ -20,7 +20,8 @@ _WARM_UP = 3  # micro-batches that do not count
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What one of `setup.pp` ranks of this node measures: `todo` holds a point as often as it is to be measured."""
+    """What one of the ranks of `setup` measures: `todo` holds a point as often as it is to be measured. Tensor-parallel
+    ranks of a stage have the same, and the first of them tells."""
 
     rank: int
     setup: Setup
@@ -57,8 +58,9 @@ class _Rank:
         setup = of.setup
         assert setup.threads
         torch.set_num_threads(setup.threads)
-        rendezvous = Rendezvous(of.rank, setup.pp, init_method=f"file://{of.meet}", device=of.device)
-        self._groups = Groups.start(rendezvous, Mesh(setup.pp, 1, of.rank), setup.timeout_s)
+        self._mesh = Mesh(setup.pp, setup.tp, of.rank)
+        rendezvous = Rendezvous(of.rank, self._mesh.world_size, init_method=f"file://{of.meet}", device=of.device)
+        self._groups = Groups.start(rendezvous, self._mesh, setup.timeout_s)
         self._worker = StageWorker.build(setup, self._groups)
         stage = self._worker.stage
         for tensor in (*stage.cache.keys, *stage.cache.values):
@@ -66,7 +68,7 @@ class _Rank:
         self._probe = Probe(stage)
         self._of = of
         self._steps = StepMaker(setup.arch.vocab_size, setup.block_size)
-        self._random = random.Random(of.rank)
+        self._random = random.Random(self._mesh.stage)  # ranks of a stage do the same
         most = max(point.rows for point in (*of.todo, *of.idle))
         self._hidden: torch.Tensor | None = None
         if not stage.mesh.is_first:
@@ -78,11 +80,24 @@ class _Rank:
         to_us.send(("ready", None))
         to_us.recv()
         for point in self._of.todo:
-            to_us.send(("sample", (point, self._run(point))))
+            seconds = self._run(point)
+            if self._mesh.tp_rank == 0:
+                to_us.send(("sample", (point, seconds)))
         to_us.send(("done", None))
-        while not to_us.poll():
+        while not self._agree(to_us.poll()):
             self._run(self._random.choice(self._of.idle))
         self._groups.close()
+
+    def _agree(self, stop: bool) -> bool:
+        """Whether any rank of this stage has heard the word: they stop at the same micro-batch."""
+        if self._mesh.tp == 1:
+            return stop
+        import torch
+
+        from ...parallel.layers import all_reduce
+
+        heard = torch.tensor([float(stop)], device=self._groups.device)
+        return bool(all_reduce(heard, self._groups.tp).item())
 
     def _run(self, point: Point) -> dict[str, float]:
         """As a rank does (`runtime/rank.py`): tables first, then, timed, the stage and on the last one the sampler."""
@@ -94,7 +109,7 @@ class _Rank:
 
         def compute() -> None:
             out = worker.forward(batch, given)
-            if worker.stage.mesh.is_last:
+            if worker.stage.mesh.is_last and worker.stage.mesh.tp_rank == 0:
                 worker.sample(step, out)
 
         return self._probe.measure(compute)

@@ -18,7 +18,7 @@ from .grid import Point
 from .rank import Assignment, measure
 
 _POLL_S = 0.5
-Sample = tuple[int, Point, dict[str, float]]  # rank, what, seconds by operator
+Sample = tuple[int, Point, dict[str, float]]  # stage, what, seconds by operator
 
 
 def missing(points: Sequence[Point], samples: int, have: Counter[Point], seed: int) -> list[Point]:
@@ -31,7 +31,7 @@ def missing(points: Sequence[Point], samples: int, have: Counter[Point], seed: i
 
 
 def run(setup: Setup, device: str, points: Sequence[Point], todo: Mapping[int, list[Point]]) -> Iterator[Sample]:
-    """Measurements as they come, of `todo` by rank. All `setup.pp` ranks compute from the first to the last of them.
+    """Measurements as they come, of `todo` by stage. All ranks of `setup` compute from the first to the last of them.
 
     Raises:
         PipelineError: a rank failed or died.
@@ -40,16 +40,17 @@ def run(setup: Setup, device: str, points: Sequence[Point], todo: Mapping[int, l
     ranks: dict[Connection, tuple[int, SpawnProcess]] = {}
     with tempfile.TemporaryDirectory() as folder:
         try:
-            for rank in range(setup.pp):
+            for rank in range(setup.pp * setup.tp):
                 ours, theirs = spawn.Pipe()
                 where = f"cuda:{rank}" if device == "cuda" else device
                 meet = str(Path(folder) / "meet")
-                assignment = Assignment(rank, setup, where, meet, todo[rank], list(points), setup.num_blocks)
+                mine = todo[rank // setup.tp]
+                assignment = Assignment(rank, setup, where, meet, mine, list(points), setup.num_blocks)
                 process = spawn.Process(target=measure, args=(theirs, assignment), daemon=True)
                 process.start()
                 theirs.close()
                 ranks[ours] = rank, process
-            yield from _listen(ranks)
+            yield from _listen(ranks, setup.tp)
             for ours in ranks:
                 ours.send("stop")
             for _, process in ranks.values():
@@ -61,7 +62,7 @@ def run(setup: Setup, device: str, points: Sequence[Point], todo: Mapping[int, l
                 process.join()
 
 
-def _listen(ranks: Mapping[Connection, tuple[int, SpawnProcess]]) -> Iterator[Sample]:
+def _listen(ranks: Mapping[Connection, tuple[int, SpawnProcess]], tp: int) -> Iterator[Sample]:
     """Let all begin once all are ready, hear them until all are through."""
     waiting, measuring = set(ranks), set(ranks)
     while measuring:
@@ -81,7 +82,7 @@ def _listen(ranks: Mapping[Connection, tuple[int, SpawnProcess]]) -> Iterator[Sa
                     for each in ranks:
                         each.send("begin")
             elif kind == "sample":
-                yield (rank, *told)
+                yield (rank // tp, *told)
             else:
                 measuring.discard(ours)
 

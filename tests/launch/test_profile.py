@@ -16,7 +16,7 @@ from gapless.launch import compose, profile
 from gapless.launch.cli import main
 from gapless.launch.ray_launcher import RayLauncher
 from gapless.runtime.cost.measured import read_measured
-from gapless.runtime.profiling.folder import ProfileFolder
+from gapless.runtime.profiling.folder import OPERATORS, OperatorSample, ProfileFolder
 from gapless.runtime.profiling.grid import Point
 from gapless.runtime.profiling.plan import plan_profile
 from gapless.runtime.profiling.session import missing
@@ -41,17 +41,23 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_one_rank_is_measured_added_to_checked_and_simulated(
+def test_one_rank_goes_on_where_it_was_stopped_and_is_checked_and_simulated(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["profile", *SMALL, "samples=1"]) == 0
     folder = here / "profiles" / "tiny_cpu_pp1"
-    assert {file.name for file in folder.iterdir()} == {"profile.yaml", "operators.csv", "stages.csv"}
     plan = plan_profile(config(*SMALL))
-    first = rows(folder / "operators.csv")
-    assert len(first) == len(plan.operators) == len(set(plan.operators))
+    before = plan.operators[::2]
+    stopped = ProfileFolder(folder)
+    stopped.begin(plan.about, {})
+    stopped.add_operators([OperatorSample(0, point, dict.fromkeys(OPERATORS, 1e-3)) for point in before])
+    assert main(["profile", *SMALL, "samples=1"]) == 0
+    assert {file.name for file in folder.iterdir()} == {"profile.yaml", "operators.csv", "stages.csv"}
+    samples = stopped.operators()
+    assert [sample.point for sample in samples[: len(before)]] == before
+    assert sorted(sample.point for sample in samples) == sorted(plan.operators)
     parts = ("preproj", "attn", "postproj", "ffn_ln1", "ffn_ln2", "others")
-    for row in first:
+    first = rows(folder / "operators.csv")
+    for row in first[len(before) :]:
         layers = plan.about.num_layers * sum(float(row[f"{name}_ms"]) for name in parts)
         whole = layers + sum(float(row[f"{name}_ms"]) for name in ("embedding", "step", "head"))
         assert whole == pytest.approx(float(row["total_ms"]), rel=1e-3)
@@ -64,8 +70,6 @@ def test_one_rank_is_measured_added_to_checked_and_simulated(
 
     assert main(["profile", *SMALL, "samples=1"]) == 0  # nothing is missing
     assert rows(folder / "operators.csv") == first
-    assert main(["profile", *SMALL, "samples=2", "pipeline=false"]) == 0
-    assert len(rows(folder / "operators.csv")) == 2 * len(first)
     assert len(rows(folder / "stages.csv")) == len(plan.mixed)
 
     assert main(["profile", "check=profiles/tiny_cpu_pp1"]) == 0
@@ -92,9 +96,9 @@ def test_stages_side_by_side_and_what_lies_between_them(tmp_path: Path, ray_laun
     profile.measure_operators(plan, folder, 1, errors)
     profile.measure_pipeline(plan, folder, 2, errors, ray_launcher)
     samples = folder.operators()
-    assert {s.rank for s in samples} == {0, 1}
+    assert {s.stage for s in samples} == {0, 1}
     assert len(samples) == 2 * len(plan.operators)
-    assert {s.seconds["embedding"] > 0 for s in samples if s.rank == 0} == {True}
+    assert {s.seconds["embedding"] > 0 for s in samples if s.stage == 0} == {True}
     stages = folder.stages()
     assert len(stages) == 2 * 2 * (len(plan.mixed) + len(plan.sent))
     assert all(s.compute > 0 and s.wait > -1e-4 for s in stages)
@@ -104,6 +108,21 @@ def test_stages_side_by_side_and_what_lies_between_them(tmp_path: Path, ray_laun
     assert measured.control.result > 0
     assert measured.operators.send(16, between_nodes=False, scatter_gather=False) > 0
     profile.show_errors(Console(quiet=True), folder)
+
+
+def test_tensor_parallel_ranks_measure_as_one(tmp_path: Path) -> None:
+    plan = plan_profile(config("model=tiny", "parallel=tp2", "parallel.threads=1", "max_tokens=16", "max_context=16",
+                               "max_decodes=1", "num_layers=1"))  # fmt: skip
+    folder = ProfileFolder(tmp_path)
+    folder.begin(plan.about, {})
+    profile.measure_operators(plan, folder, 1, Console(stderr=True))
+    samples = folder.operators()
+    assert (plan.about.tp, plan.about.ranks) == (2, 2)
+    assert [(s.stage, s.point) for s in sorted(samples)] == [(0, point) for point in sorted(plan.operators)]
+    assert min(s.seconds["postproj"] for s in samples) > 0
+    read_measured(str(tmp_path), plan.plan.arch, pp=1, tp=2, dtype="float32")
+    with pytest.raises(ConfigError, match="measured tiny with tp=2; this model has tp=1"):
+        read_measured(str(tmp_path), plan.plan.arch, pp=1, tp=1, dtype="float32")
 
 
 def test_what_is_missing_is_measured_in_rounds() -> None:
@@ -118,8 +137,6 @@ def test_what_is_missing_is_measured_in_rounds() -> None:
     (["samples=0"], "samples=0: must be 1 or more"),
     (["max_tokens=4"], "max_tokens=4: must be 16 or more"),
     (["neighbours=-1"], "neighbours=-1: must be null or 0 or more"),
-    (["parallel=tp2"],
-     "parallel.tp=2: must be 1 for gapless profile: times of tensor-parallel slices are not measured"),
     (["model=tiny", "max_context=100000"], "max_context=100000: must be at most the model's "),
     (["check=none"], "check=none: no profile there (profile.yaml); gapless profile makes one"),
     (["sampls=3"], "sampls: unknown key; did you mean 'samples'?"),

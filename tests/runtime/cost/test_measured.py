@@ -190,7 +190,7 @@ def test_a_folder_gives_back_what_was_measured(tmp_path: Path) -> None:
     assert folder.changed > before
     assert folder.about() == ABOUT
     told = folder.operators()
-    assert [(s.rank, s.point) for s in told] == [(s.rank, s.point) for s in samples]
+    assert [(s.stage, s.point) for s in told] == [(s.stage, s.point) for s in samples]
     assert told[3].seconds == pytest.approx({name: samples[3].seconds[name] for name in OPERATORS}, abs=1e-9)
     assert folder.stages()[0].in_flight == 1
     about = yaml.safe_load((tmp_path / "p" / "profile.yaml").read_text())

@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich import box
 from rich.console import Console
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from ..runtime.launcher import Launcher
     from ..runtime.tuning.search import Found, Search
     from ..runtime.tuning.tables import Rows
+
+_WHY_WIDTH = 24  # letters, at the least, of a column that says why
 
 
 def check(config: TuneConfig, stdin: TextInput) -> None:
@@ -77,7 +79,7 @@ def run(config: TuneConfig, run_dir: Path, stdin: TextInput, launcher: Launcher 
         (tables.finalist_rows(found.finalists), "The best settings"),
     ):
         if rows.rows:
-            console.print(_table(rows, name))
+            console.print(_table(rows, name, console.width))
     console.print(Text(page.tried_note(found)), soft_wrap=True)
     if found.winner is None:
         console.print(Text("no setting meets the SLO at any rate", "bold"))
@@ -159,10 +161,12 @@ def _numbers(search: Search, found: Found, commands: dict[str, str]) -> dict[str
     }  # fmt: skip
 
 
-def _table(rows: Rows, title: str) -> Table:
+def _table(rows: Rows, title: str, width: int) -> Table:
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
-    for number, head in enumerate(rows.heads):
-        table.add_column(head, justify="left" if number in rows.texts else "right", overflow="fold")
+    kept = rows.fitting(width, apart=3, last=_WHY_WIDTH)
+    for number in kept:
+        justify: Literal["left", "right"] = "left" if number in rows.texts else "right"
+        table.add_column(rows.heads[number], justify=justify, no_wrap=number != kept[-1], overflow="fold")
     for row in rows.rows:
-        table.add_row(*(Text(cell) for cell in row))
+        table.add_row(*(Text(row[number]) for number in kept))
     return table

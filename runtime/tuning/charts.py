@@ -8,8 +8,8 @@ import numpy as np
 
 from ...conf.tuning import TailSlo
 from ..report.charts import Axis, Chart, Series
-from .search import Found, Tried
-from .space import chunk_key
+from .search import Found
+from .space import Candidate, chunk_key
 from .trial import Trial
 
 
@@ -17,8 +17,8 @@ def charts(found: Found, slo: TailSlo) -> list[Chart]:
     """Those that have something to show."""
     drawn = [
         chunk_chart(found),
-        front_chart(found, slo, "tbt", "TBT", lambda trial: trial.tbt_p99_ms, slo.tbt_p99_ms),
-        front_chart(found, slo, "ttft", "TTFT", lambda trial: trial.ttft_p99_ms, slo.ttft_p99_ms),
+        front_chart(found, "tbt", "TBT", lambda trial: trial.tbt_p99_ms, slo.tbt_p99_ms),
+        front_chart(found, "ttft", "TTFT", lambda trial: trial.ttft_p99_ms, slo.ttft_p99_ms),
     ]
     return [chart for chart in drawn if not chart.is_empty]
 
@@ -34,34 +34,36 @@ def chunk_chart(found: Found) -> Chart:
                  categories=names)  # fmt: skip
 
 
-def pareto(found: Sequence[Tried], value: Callable[[Trial], float | None]) -> list[Tried]:
+Carried = tuple[Candidate, Trial]
+Tail = Callable[[Trial], float | None]
+
+
+def pareto(carried: Sequence[Carried], value: Tail) -> list[Carried]:
     """Those that no other beats in both requests/s and the tail `value`, by rising tail."""
-    points = [(value(tried.at), -tried.at.rate, n) for n, tried in enumerate(found) if tried.at is not None]
-    front: list[Tried] = []
+    points = [(tail, -trial.rate, n) for n, (_, trial) in enumerate(carried) if (tail := value(trial)) is not None]
+    front: list[Carried] = []
     most = 0.0
-    for _, rate, number in sorted(point for point in points if point[0] is not None):
+    for _, rate, number in sorted(points):
         if -rate > most:
             most = -rate
-            front.append(found[number])
+            front.append(carried[number])
     return front
 
 
-def front_chart(
-    found: Found, slo: TailSlo, name: str, what: str, value: Callable[[Trial], float | None], bound: float | None
-) -> Chart:
-    """Every setting at the highest rate that it was seen to carry; those of the front are named."""
-    front = pareto(found.tried, value)
-    rest = [t.at for t in found.tried if t.at is not None and t not in front and value(t.at) is not None]
+def front_chart(found: Found, name: str, what: str, value: Tail, bound: float | None) -> Chart:
+    """Every rate that a setting carried on the whole workload. The front is blue; each of its settings is named at the
+    highest rate that it holds there."""
+    front = pareto(found.carried, value)
+    highest = dict(front)  # later ones carry more
+    rest = [trial for candidate, trial in found.carried if (candidate, trial) not in front]
     series = [_points(rest, value, "s7")]
-    for tried in front:
-        assert tried.at is not None
-        series.append(_points([tried.at], value, "s0", tried.candidate.label))
+    series.append(_points([trial for candidate, trial in front if trial is not highest[candidate]], value, "s0"))
+    series += [_points([trial], value, "s0", candidate.label) for candidate, trial in highest.items()]
     marks = (("SLO", bound),) if bound is not None else ()
     return Chart(
         f"rate_against_{name}", f"Requests/s against the p99 of {what}", "scatter", Axis(f"p99 of {what}", "ms", None),
         Axis("carried", "requests/s", None), tuple(s for s in series if len(s.x)), marks,
-        note="Each setting at the highest rate it was seen to carry; named: no other carries more with a shorter tail. "
-        "Settings that left the race early were seen on fewer requests.",
+        note="Every rate that a setting carried on all requests. Blue: none carries more with a shorter tail.",
     )  # fmt: skip
 
 

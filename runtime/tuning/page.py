@@ -79,7 +79,7 @@ def asked_note(found: Found) -> str:
     assert winner is not None
     assert asked is not None
     share = winner.interval.least / asked
-    return f"carried, with {share:.2f}x of it" if share >= 1.0 else f"not carried: {share:.0%} of it"
+    return f"carried: the capacity is {share:.2f}x that" if share >= 1.0 else f"not carried, only {share:.0%} of it"
 
 
 def finalists_note(found: Found) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -11,9 +12,10 @@ from .bounds import Bound, Bounds, TokenSeconds
 from .capacity import Bracket, Capacity, Interval, capacities
 from .demand import Demand, asked_rate, make_demands
 from .space import Candidate, Misfit, Space, chunked, policies
-from .trial import Setting, Trial, measure, try_rate
+from .trial import Trial, measure, try_rate
 
-_FAR_BEHIND = 1 / 16  # of the winner's rate: what carries less in the curve of chunks carries next to nothing
+_FAR_BEHIND = 1 / 16  # of the winner's rate: what carries less carries next to nothing
+_GRIDS = 8  # beside the winner's, whose best setting is compared with it on the whole workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,8 @@ class Finalist:
 
 @dataclass(slots=True)
 class Found:
-    """All that a search leaves. `finalists` best first; `chunks`: the winner with each chunk, with its capacity.
+    """All that a search leaves. `finalists` best first; `chunks`: the winner with each chunk, with its capacity;
+    `carried`: rates that were carried on the whole workload, of all settings that came so far.
 
     `simulations` and `requests` are those of the search itself; the curve of chunks and the other seeds are apart.
     """
@@ -72,6 +75,7 @@ class Found:
     misfits: list[Misfit]
     finalists: list[Finalist]
     chunks: list[tuple[Candidate, Capacity]]
+    carried: list[tuple[Candidate, Trial]]
     demands: list[Demand]
     asked: float | None
     simulations: int
@@ -101,6 +105,7 @@ class Search:
         self.space = Space(config)
         self.simulations = 0
         self.requests = 0
+        self.carried: list[tuple[Candidate, Trial]] = []
         self._token_times: TokenSeconds = {}
         self._told = told or (lambda what, done, of, best: None)
         tp, pp, replicas = self.space.grids()[0]
@@ -123,10 +128,14 @@ class Search:
         searched = self.simulations, self.requests
         last = sorted((t for t in tried if t.reached == "whole" and t.low > 0.0), key=_standing)
         finalists = self._confirm(last[: self.config.search.finalists])
-        chunks = self._chunk_curve(finalists[0]) if finalists else []
+        chunks = []
+        if finalists:
+            if not self.config.search.exhaustive:
+                self._best_of_grids(tried, finalists[0])
+            chunks = self._chunk_curve(finalists[0])
         return Found(
-            tried, self.space.misfits, finalists, chunks, self.demands, asked_rate(self.config.workload, self.demand),
-            *searched, self.requests - searched[1],
+            tried, self.space.misfits, finalists, chunks, self.carried, self.demands,
+            asked_rate(self.config.workload, self.demand), *searched, self.requests - searched[1],
         )  # fmt: skip
 
     def race(self) -> list[Tried]:
@@ -134,15 +143,43 @@ class Search:
         precision, num = self.config.precision, len(self.demand)
         first = Rung("first", max(min(num, 60), num // 4), keep=0.75, precision=max(precision, 0.06))
         second = Rung("second", max(min(num, 120), num // 2), keep=0.9, precision=max(precision, 0.03))
-        last = Rung("whole", num, keep=1.0, precision=precision)
         standing = [Tried(candidate, Bound(0.0)) for candidate in self.space.candidates(self.demand)]
         out: list[Tried] = []
-        for rung in (first, second, last) if second.requests < num else (first, last):
+        for rung in (first, second, self._last) if second.requests < num else (first, self._last):
             if rung is not first and not any(tried.reached == second.name for tried in standing):
                 standing = list(self._with_variants(standing))
             out += self._race(standing, rung)
             standing = [tried for tried in standing if not tried.why]
-        return [*standing, *out]
+        return [*self._refine(standing), *out]
+
+    @property
+    def _last(self) -> Rung:
+        return Rung("whole", len(self.demand), keep=1.0, precision=self.config.precision)
+
+    def _refine(self, standing: Sequence[Tried]) -> list[Tried]:
+        """The standing, and the best of them with chunks halfway, in whole tiles, to those that were tried beside its
+        own."""
+        found = list(standing)
+        best = max(found, key=lambda tried: tried.low, default=None)
+        own, tile = best.candidate.chunk if best else None, self.config.hardware.tile
+        if best is None or own is None:
+            return found
+        tried_chunks = sorted({own, *self.config.search.chunk})
+        place = tried_chunks.index(own)
+        for beside in (*tried_chunks[max(0, place - 1) : place], *tried_chunks[place + 1 : place + 2]):
+            chunk = round(math.sqrt(own * beside) / tile) * tile
+            if not min(own, beside) < chunk < max(own, beside):
+                continue
+            (policy,) = chunked(best.candidate.policy, [chunk])
+            other = Tried(replace(best.candidate, policy=policy), Bound(0.0), reached="whole", expected=best.low)
+            other.bound = self._bounds(self.demand)(self.space.setting(other.candidate))
+            self._try(other, self.demand, self._last, max(tried.low for tried in found if not tried.why))
+            found.append(other)
+        most = max(tried.low for tried in found if not tried.why)
+        for tried in found:
+            if not tried.why and tried.low < most:
+                tried.why = f"carries {tried.low:.3g} requests/s, the best {most:.3g}"
+        return sorted(found, key=lambda tried: bool(tried.why))
 
     def exhaust(self) -> list[Tried]:
         """The capacity of every candidate and variant on the whole workload: what the race is measured by."""
@@ -158,7 +195,7 @@ class Search:
             if tried.bound.rate == 0.0:
                 tried.why = tried.bound.why
             else:
-                bracket = self._bracket(setting, self.demand, tried.bound.rate)
+                bracket = self._bracket(tried.candidate, self.demand, tried.bound.rate)
                 bracket.narrow(self.config.precision)
                 tried.low, tried.high, tried.at = bracket.low, bracket.high, bracket.at
                 tried.requests = sum(trial.requests for trial in bracket.trials)
@@ -201,7 +238,7 @@ class Search:
             tried.why = tried.bound.why or f"can carry at most {tried.bound.rate:.3g} requests/s, the best {best:.3g}"
             tried.high = tried.bound.rate
             return
-        bracket = self._bracket(self.space.setting(tried.candidate), demand, tried.bound.rate)
+        bracket = self._bracket(tried.candidate, demand, tried.bound.rate)
         if best == 0.0:
             bracket.climb(tried.expected or tried.bound.rate / 2, 1 + 4 * rung.precision)
         elif rung.keep == 1.0 and not bracket.test(more):
@@ -238,8 +275,34 @@ class Search:
             )  # fmt: skip
             if rates[0].rate > 0.0:
                 numbers = measure(setting, self.demand, rates[0].rate)
+                self.carried += [(tried.candidate, trial) for trial in rates[0].trials if trial.carried]
                 found.append(Finalist(tried.candidate, rates, numbers))
         return sorted(found, key=lambda finalist: -finalist.interval.mean)
+
+    def _best_of_grids(self, tried: Sequence[Tried], winner: Finalist) -> None:
+        """Of the most promising grids the capacity, on the whole workload, of the setting that came furthest."""
+        best: dict[str, Tried] = {}
+        for one in sorted(tried, key=lambda t: (-t.expected, -self._promise(t))):
+            best.setdefault(one.candidate.grid, one)
+        best.pop(winner.candidate.grid, None)
+        others = list(best.values())[:_GRIDS]
+        for number, one in enumerate(others):
+            self._told("grids", number, len(others), winner.rate)
+            bound = self._bounds(self.demand)(self.space.setting(one.candidate))
+            if bound.rate == 0.0:
+                continue
+            bracket = self._narrowed(one.candidate, bound.rate, winner.rate, max(self.config.precision, 0.03))
+            if bracket.low > 0.0:
+                one.rung, one.low, one.high, one.at = "whole", bracket.low, bracket.high, bracket.at
+                one.why = bracket.limit.why if bracket.limit else one.why
+
+    def _narrowed(self, candidate: Candidate, bound: float, winner: float, precision: float) -> Bracket:
+        """The capacity on the whole workload, where it is not far behind the winner's."""
+        bracket = self._bracket(candidate, self.demand, bound)
+        bracket.least = _FAR_BEHIND * winner
+        bracket.climb(min(winner, 0.9 * bound), 1.1)
+        bracket.narrow(precision)
+        return bracket
 
     def _chunk_curve(self, winner: Finalist) -> list[tuple[Candidate, Capacity]]:
         """The winner with each chunk: its capacity on the whole workload."""
@@ -247,35 +310,33 @@ class Search:
             return []
         bounds = self._bounds(self.demand)
         curve = []
-        versions = chunked(winner.candidate.policy, self.config.search.chunk)
+        chunks = sorted({*self.config.search.chunk, winner.candidate.chunk})
+        versions = chunked(winner.candidate.policy, chunks)
         for number, version in enumerate(versions):
             self._told("chunk sizes", number, len(versions), winner.rate)
             candidate = replace(winner.candidate, policy=version)
             if candidate == winner.candidate:
                 curve.append((candidate, winner.capacities[0]))
                 continue
-            setting = self.space.setting(candidate)
-            bound = bounds(setting)
+            bound = bounds(self.space.setting(candidate))
             if bound.rate == 0.0:
                 curve.append((candidate, Capacity(0.0, 0.0, None, Trial(0.0, bound.why, 0))))
                 continue
-            bracket = self._bracket(setting, self.demand, bound.rate)
-            bracket.least = _FAR_BEHIND * winner.rate
-            bracket.climb(min(winner.rate, 0.9 * bound.rate), 1.1)
-            bracket.narrow(self.config.precision)
+            bracket = self._narrowed(candidate, bound.rate, winner.rate, self.config.precision)
             curve.append((candidate, bracket.capacity()))
         return curve
 
-    def _bracket(self, setting: Setting, demand: Demand, bound: float) -> Bracket:
-        return Bracket(self._attempt(setting, demand), bound)
+    def _bracket(self, candidate: Candidate, demand: Demand, bound: float) -> Bracket:
+        setting = self.space.setting(candidate)
 
-    def _attempt(self, setting: Setting, demand: Demand) -> Callable[[float], Trial]:
         def attempt(rate: float) -> Trial:
             trial = try_rate(setting, demand, rate, self.config.slo)
             self._count(trial)
+            if trial.carried and demand is self.demand:
+                self.carried.append((candidate, trial))
             return trial
 
-        return attempt
+        return Bracket(attempt, bound)
 
     def _count(self, trial: Trial) -> None:
         self.simulations += 1

@@ -10,16 +10,31 @@ from .capacity import Capacity
 from .search import Finalist, Found, Tried
 from .space import chunk_key
 
-RUNGS = {"first": "a quarter", "second": "half", "whole": "all"}
+RUNGS = {"first": "quarter", "second": "half", "whole": "all"}  # of the requests
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """A table: the first column and those in `texts` stand left, the others right."""
+    """A table: columns in `texts` stand left, the others right, the last may be broken; where room is scarce, those in
+    `spare` are left out, the last first."""
 
     heads: tuple[str, ...]
     rows: Sequence[tuple[str, ...]]
     texts: frozenset[int] = frozenset({0})
+    spare: tuple[int, ...] = ()
+
+    def fitting(self, width: int, apart: int, last: int) -> list[int]:
+        """Columns that fit into `width` with `apart` between two and `last` for the last one."""
+        kept = list(range(len(self.heads)))
+        spare = list(self.spare)
+
+        def needed() -> int:
+            own = (max(len(line[n]) for line in (self.heads, *self.rows)) + apart for n in kept[:-1])
+            return sum(own) + last
+
+        while spare and needed() > width:
+            kept.remove(spare.pop())
+        return kept
 
 
 def rate_text(rate: float) -> str:
@@ -43,7 +58,7 @@ def finalist_rows(finalists: Sequence[Finalist]) -> Rows:
         )
         for place, finalist in enumerate(finalists, 1)
     ]
-    return Rows(heads, rows, frozenset({0, 7}))
+    return Rows(heads, rows, frozenset({0, 7}), spare=(2, 3, 5, 6, 4))
 
 
 def limit_text(capacity: Capacity) -> str:
@@ -64,10 +79,11 @@ def chunk_rows(found: Found) -> Rows:
         ttft = capacity.at.ttft_p99_ms if capacity.at else None
         tbt = capacity.at.tbt_p99_ms if capacity.at else None
         share = percent(capacity.rate / best)
-        rows.append((str(candidate.chunk), rate_text(capacity.rate), share, milliseconds(ttft), milliseconds(tbt),
+        rate = rate_text(capacity.rate) if capacity.rate or not capacity.above else f"under {rate_text(capacity.above)}"
+        rows.append((str(candidate.chunk), rate, share if capacity.rate else "-", milliseconds(ttft), milliseconds(tbt),
                      limit_text(capacity)))  # fmt: skip
-    return Rows((key, "requests/s", "of the best", "TTFT p99", "TBT p99", "what keeps it from more"), rows,
-                frozenset({5}))  # fmt: skip
+    heads = (key, "requests/s", "of the best", "TTFT p99", "TBT p99", "what keeps it from more")
+    return Rows(heads, rows, frozenset({5}), spare=(3, 2))
 
 
 def grid_rows(found: Found) -> Rows:
@@ -77,11 +93,12 @@ def grid_rows(found: Found) -> Rows:
         best.setdefault(tried.candidate.grid, tried)
     winner = found.winner.candidate if found.winner else None
     rows = [
-        (grid, tried.candidate.label.removeprefix(f"{grid} "), rate_text(tried.low) if tried.low else "-",
-         rate_text(tried.bound.rate), "the best" if tried.candidate == winner else tried.why)
+        (grid, tried.candidate.label.removeprefix(f"{grid} "), _carried(tried), rate_text(tried.bound.rate),
+         "the best" if tried.candidate == winner else tried.why)
         for grid, tried in best.items()
     ]  # fmt: skip
-    return Rows(("grid", "its best setting", "carried", "bound", "why not"), rows, frozenset({0, 1, 4}))
+    heads = ("grid", "its best setting", "carried", "bound", "why not")
+    return Rows(heads, rows, frozenset({0, 1, 4}), spare=(3,))
 
 
 def misfit_rows(found: Found) -> Rows:
@@ -98,17 +115,24 @@ def tried_rows(found: Found) -> Rows:
         at = tried.at
         rows.append((
             tried.candidate.label,
-            RUNGS.get(tried.reached, "-"),
-            rate_text(tried.low) if tried.low else "-",
+            _carried(tried),
             milliseconds(at.ttft_p99_ms if at else None),
             milliseconds(at.tbt_p99_ms if at else None),
             rate_text(tried.bound.rate),
             "the best" if tried.candidate == winner else tried.why,
         ))  # fmt: skip
-    heads = ("setting", "seen on", "carried", "TTFT p99", "TBT p99", "bound", "why not the best")
-    return Rows(heads, rows, frozenset({0, 1, 6}))
+    heads = ("setting", "carried", "TTFT p99", "TBT p99", "bound", "why not the best")
+    return Rows(heads, rows, frozenset({0, 5}))
+
+
+def _carried(tried: Tried) -> str:
+    """A rate, and on how many of the requests, where not on all."""
+    if not tried.low:
+        return "-"
+    return rate_text(tried.low) + (f" ({RUNGS[tried.rung]})" if tried.rung != "whole" else "")
 
 
 def _place(tried: Tried) -> tuple[int, bool, float, float]:
+    """The order of what was tried: how far it came, then what it carried."""
     reached = list(RUNGS).index(tried.reached) if tried.reached else -1
-    return -reached, bool(tried.why) and not tried.low, -tried.low, -tried.bound.rate
+    return -max(reached, 2 * (tried.rung == "whole")), not tried.low, -tried.low, -tried.bound.rate

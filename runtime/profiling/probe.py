@@ -20,13 +20,15 @@ LAYER_OPERATORS = ("preproj", "attn", "postproj", "ffn_ln1", "ffn_ln2")
 class Probe:
     """Watches a stage's modules through hooks; operators run as they do in a run, one after the other, in each layer.
 
-    On a CPU a mark is the clock's time, on CUDA an event: where the host lags behind, the gap counts to the operator
-    that waits for its launch.
+    On a CPU a mark is the clock's time. On CUDA it is an event: where the host lags behind, the gap counts to the
+    operator that waits for its launch, and since marks themselves take the host's time there, parts are scaled to what
+    the same micro-batch takes without them.
     """
 
     def __init__(self, stage: Stage) -> None:
         self._is_cuda = stage.device.type == "cuda"
         self._marks: list[tuple[str, Any]] = []
+        self._is_marking = True
         self._num_layers = len(stage.decoder)
         if stage.embedding is not None:
             self._watch("embedding", stage.embedding)
@@ -34,17 +36,21 @@ class Probe:
             assert isinstance(layer, DecoderLayer)
             self._watch("layer", layer)
             self._watch("preproj", layer.attention.qkv)
-            layer.attention.backend = _Watched(layer.attention.backend, self._mark)
+            layer.attention.backend = _Watched(layer.attention.backend, self._mark_inner)
             self._watch("postproj", layer.attention.out)
             self._watch("ffn_ln1", layer.ffn.fc1)
             self._watch("ffn_ln2", layer.ffn.fc2)
 
     def _watch(self, name: str, module: nn.Module) -> None:
         def mark(*_: object) -> None:
-            self._mark(name)
+            self._mark_inner(name)
 
         module.register_forward_pre_hook(mark)
         module.register_forward_hook(mark)
+
+    def _mark_inner(self, name: str) -> None:
+        if self._is_marking:
+            self._mark(name)
 
     def _mark(self, name: str) -> None:
         if self._is_cuda:
@@ -57,12 +63,25 @@ class Probe:
     def measure(self, compute: Callable[[], object]) -> dict[str, float]:
         """Seconds of one micro-batch: of a layer's operators and `others` averaged over the layers, `embedding`, `step`
         (what comes before the first layer, embedding apart), `head` (what comes after the last) and `total`."""
+        parts = self._marked(compute)
+        if not self._is_cuda:
+            return parts
+        self._is_marking = False
+        self._run(compute)
+        self._is_marking = True
+        scale = self._since(self._marks[-1][1]) / parts["total"]
+        return {name: seconds * scale for name, seconds in parts.items()}
+
+    def _run(self, compute: Callable[[], object]) -> None:
         self._marks.clear()
         self._mark("begin")
         compute()
         self._mark("end")
         if self._is_cuda:
             torch.cuda.synchronize()
+
+    def _marked(self, compute: Callable[[], object]) -> dict[str, float]:
+        self._run(compute)
         since = self._since
         began: dict[str, float] = {}
         spent: dict[str, float] = {}

@@ -2,15 +2,16 @@
 
 A LLaMA of about 160M parameters with random weights over two pipeline stages of one thread each; three policies by
 turns on two workloads. In each round the machine is profiled first (`gapless profile`), then each policy runs once for
-real on each workload (`gapless bench`), so that what else the machine does falls on both. Then each run is simulated
-with the medians of all rounds' measurements (`gapless simulate`), and real medians stand beside simulated figures.
-Nothing of the simulation is fitted to the runs.
+real on each workload (`gapless bench`), and once simulated with that profile (`gapless simulate`): so a machine that is
+faster in one round than in another is so for both. Medians over the rounds count. Nothing of the simulation is fitted
+to the runs.
 
 What a twin is off by has two sources, which the last table tells apart: stage times that the profile foretells badly,
 and all else that a simulation may have wrong, sends, control and the order of things. There each real run is simulated
 once more with its own stage times, step by step.
 
-Further arguments are overrides of `gapless bench` and `gapless simulate`. About 15 minutes on 2 cores.
+Further arguments are overrides of `gapless bench` and `gapless simulate`. About 12 minutes on 2 cores that do
+nothing else.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ WORKLOADS = {
     "zipf": ("workload=zipf", "workload.theta=0.4", "workload.min_len=256", "workload.max_len=768",
              "workload.pd_ratio=10", "workload.num_prompts=12"),
 }  # fmt: skip
-SAMPLES = 2  # of each micro-batch of the profile a round
+SAMPLES = 3  # of each micro-batch of a profile
 
 
 def main() -> int:
@@ -60,20 +61,21 @@ def main() -> int:
     out: Path = arguments.out
     if not arguments.report:
         shutil.rmtree(out, ignore_errors=True)
-        for number in range(1, arguments.rounds + 1):
-            profile = ["profile", *MACHINE, "max_tokens=768", "max_context=1024", "max_decodes=8"]
-            if code := gapless([*profile, f"samples={SAMPLES * number}", f"hydra.run.dir={out / 'profile'}"]):
+    for number in range(1, arguments.rounds + 1):
+        profile = out / f"profile_{number}"
+        if not arguments.report:
+            grid = ("max_tokens=768", "max_context=1024", "max_decodes=8", f"samples={SAMPLES}")
+            if code := gapless(["profile", *MACHINE, *grid, f"hydra.run.dir={profile}"]):
                 return code
-            for name, workload in WORKLOADS.items():
-                folder = f"hydra.run.dir={out / f'real_{name}_{number}'}"
-                if code := gapless(["bench", *SETTING, *workload, *overrides, folder]):
-                    return code
-    for name, workload in WORKLOADS.items():
-        twin = ["simulate", *SETTING, *workload, *overrides, f"simulation.profile={out / 'profile'}"]
-        shutil.rmtree(out / f"twin_{name}", ignore_errors=True)
-        if code := gapless([*twin, f"hydra.run.dir={out / f'twin_{name}'}"]):
-            return code
-    report(out)
+        for name, workload in WORKLOADS.items():
+            run = [*SETTING, *workload, *overrides]
+            real, twin = out / f"real_{name}_{number}", out / f"twin_{name}_{number}"
+            if not arguments.report and (code := gapless(["bench", *run, f"hydra.run.dir={real}"])):
+                return code
+            shutil.rmtree(twin, ignore_errors=True)
+            if code := gapless(["simulate", *run, f"simulation.profile={profile}", f"hydra.run.dir={twin}"]):
+                return code
+    report(out, arguments.rounds)
     return 0
 
 
@@ -92,39 +94,45 @@ class Figures:
         causes = {str(cause): seconds for cause, seconds in ledger.seconds_by_cause().items()}
         return cls(ledger.span_seconds, busy, causes)
 
-    @classmethod
-    def median(cls, runs: list[Figures]) -> Figures:
-        return cls(
-            statistics.median(run.makespan for run in runs),
-            [statistics.median(of) for of in zip(*(run.busy for run in runs), strict=True)],
-            {str(cause): statistics.median(run.causes[str(cause)] for run in runs) for cause in CAUSES},
-        )
 
-
-def report(out: Path) -> None:
-    """Real beside simulated: by workload and policy, then whether what is asked is met."""
-    worst: dict[str, float] = {"makespan": 0.0, "busy": 0.0, "cause": 0.0}
+def report(out: Path, rounds: int) -> None:
+    """Real beside simulated, by workload and policy, then whether what is asked is met."""
+    worst = {"makespan": 0.0, "busy": 0.0, "cause": 0.0}
     replayed: list[tuple[str, Figures, Figures, float]] = []
+
+    def row(name: str, real: list[float], twin: list[float], over: list[float] | None = None) -> float:
+        """Prints it; the median of twin over real less 1, or of their difference over `over`."""
+        whole = over or real
+        off = [(b - a) / c for a, b, c in zip(real, twin, whole, strict=True)]
+        middle = statistics.median(off)
+        spread = f"[{min(off):+.1%} .. {max(off):+.1%}]"
+        seconds = f"{statistics.median(real):9.2f} {statistics.median(twin):10.2f}"
+        print(f"  {name:<22}{seconds}   {middle:+7.1%}{' of span' if over else ' ' * 8} {spread}")
+        return middle
+
     for workload in WORKLOADS:
         for policy in POLICIES:
-            folders = [read_run_folder(path) for path in sorted(out.glob(f"real_{workload}_*/*_{policy}"))]
-            real_runs = [Figures.of(folder.load()) for folder in folders]
-            (twin,) = [Figures.of(read_run_folder(path).load()) for path in out.glob(f"twin_{workload}/*_{policy}")]
-            real = Figures.median(real_runs)
-            replayed += [(f"{workload}, {policy}", run, *with_own_times(folder, out / "profile"))
-                         for run, folder in zip(real_runs, folders, strict=True)]  # fmt: skip
-            print(f"\n{workload}, {policy}: median of {len(real_runs)} runs [least .. most], and its twin")
-            print(f"  {'':<22}{'real':>9} {'':<19}{'simulated':>9}   {'twin / real':>11}")
-            _row("makespan s", [run.makespan for run in real_runs], twin.makespan)
-            worst["makespan"] = max(worst["makespan"], abs(twin.makespan / real.makespan - 1))
-            for stage, seconds in enumerate(twin.busy):
-                _row(f"busy s, stage {stage}", [run.busy[stage] for run in real_runs], seconds)
-                worst["busy"] = max(worst["busy"], abs(seconds / real.busy[stage] - 1))
+            name = f"{workload}, {policy}"
+            real, twin = [], []
+            for number in range(1, rounds + 1):
+                (path,) = out.glob(f"real_{workload}_{number}/*_{policy}")
+                (twin_path,) = out.glob(f"twin_{workload}_{number}/*_{policy}")
+                folder = read_run_folder(path)
+                real.append(Figures.of(folder.load()))
+                twin.append(Figures.of(read_run_folder(twin_path).load()))
+                replayed.append((name, real[-1], *with_own_times(folder, out / f"profile_{number}")))
+            print(f"\n{name}: medians of {rounds} rounds, the twin's difference [least .. most]")
+            print(f"  {'':<22}{'real s':>9} {'twin s':>10}")
+            spans = [run.makespan for run in real]
+            off = row("makespan", spans, [run.makespan for run in twin])
+            worst["makespan"] = max(worst["makespan"], abs(off))
+            for stage in range(len(real[0].busy)):
+                off = row(f"busy, stage {stage}", [run.busy[stage] for run in real], [run.busy[stage] for run in twin])
+                worst["busy"] = max(worst["busy"], abs(off))
             for cause in map(str, CAUSES):
-                off = (twin.causes[cause] - real.causes[cause]) / real.makespan
-                if max(real.causes[cause], twin.causes[cause]) > 0.002 * real.makespan:
-                    _row(cause, [run.causes[cause] for run in real_runs], twin.causes[cause], f"{off:+.1%} of span")
-                worst["cause"] = max(worst["cause"], abs(off))
+                a, b = [run.causes[cause] for run in real], [run.causes[cause] for run in twin]
+                if max(*a, *b) > 0.002 * min(spans):
+                    worst["cause"] = max(worst["cause"], abs(row(cause, a, b, spans)))
     print("\nasked of the medians")
     for what, key, most in (
         ("makespan, twin over real", "makespan", 0.05),
@@ -136,9 +144,9 @@ def report(out: Path) -> None:
     print("\neach run simulated with its own stage times: what is left is not the cost model's")
     print(f"  {'':<22}{'makespan':>10}{'the cause that is off most':>40}{'micro-batches alike':>22}")
     for name, run, again, alike in replayed:
-        off = {cause: (again.causes[cause] - seconds) / run.makespan for cause, seconds in run.causes.items()}
-        cause = max(off, key=lambda cause: abs(off[cause]))
-        most_off = f"{cause} {off[cause]:+.1%} of span"
+        causes = {cause: (again.causes[cause] - seconds) / run.makespan for cause, seconds in run.causes.items()}
+        cause = max(causes, key=lambda cause: abs(causes[cause]))
+        most_off = f"{cause} {causes[cause]:+.1%} of span"
         print(f"  {name:<22}{again.makespan / run.makespan:10.3f}{most_off:>40}{alike:>22.0%}")
 
 
@@ -182,12 +190,6 @@ def _from_json(value: Any) -> Any:
     if isinstance(value, list):
         return [_from_json(below) for below in value]
     return math.inf if value == "inf" else value
-
-
-def _row(name: str, real: list[float], twin: float, off: str = "") -> None:
-    middle = statistics.median(real)
-    spread = f"[{min(real):.2f} .. {max(real):.2f}]"
-    print(f"  {name:<22}{middle:9.2f} {spread:<19}{twin:9.2f}   {off or f'{twin / middle:.3f}':>11}")
 
 
 if __name__ == "__main__":

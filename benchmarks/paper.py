@@ -34,10 +34,11 @@ which prints its table, and leaves the same as `paper.json` with the plots in it
 experiment's own: `workload.num_prompts=500` is a quick look.
 
 **How to read it.** The paper's numbers are those of its text and tables; of what only its plots show there is no number
-here. Ours come from the cost model ([cost_model.md](cost_model.md)): its constants are fitted to measurements and to
-no result of this page but those that their source names, `conf/hardware/a6000.yaml` for the A6000. Unless a row says
-otherwise the host's overhead is left out and all else is as the paper states it. A row without a number of the paper
-stands beside the others for comparison.
+here. Ours come from the cost model ([cost_model.md](cost_model.md)). The A100's constants are fitted to published
+measurements of operators, to nothing on this page. The A6000's are fitted to Table 2 and Figure 7 themselves, as
+`conf/hardware/a6000.yaml` says line by line: those two show the fit, the other figures what it foretells. Unless a row
+says otherwise the host's overhead is left out. A row without a number of the paper stands beside the others for
+comparison; where the paper's is a bound (≤, ≥), ours holds or the deviation says by how much it does not.
 """
 
 

@@ -3,7 +3,8 @@
 FOLDER holds the measurements of one device (`benchmarks/measurements.py` says which). Fits the constants of
 `conf/hardware/*.yaml` to them, starting from those of --base, and prints the block to put there, with the errors
 |predicted / measured - 1|, median and 90th percentile: on the rows fitted, on rows held out (every third token count,
-size or context), and of matrix products on each model after a fit to the others alone. About ten minutes on one core.
+size or context), and of matrix products on shapes of weights and on models after a fit to the others alone. About ten
+minutes on one core.
 
 `--check hardware=NAME` fits nothing: it prints the errors of the constants that stand in that file. Seconds.
 """
@@ -35,7 +36,7 @@ from . import measurements as m
 from .least_squares import Array, Kind, Space, fit
 
 GEMM: dict[str, Kind] = {
-    "tflops": "positive", "whole_waves": "share", "sustained_tflops": "positive", "launch_us": "positive",
+    "tflops": "positive", "whole_waves": "share", "fade": "positive", "sustained_tflops": "positive", "launch_us": "positive",
     "wave_us": "positive", "split_us": "positive", "split_share": "positive", "memory_gbps": "positive",
     "knee": "above_one",
 }  # fmt: skip
@@ -55,6 +56,7 @@ LINK: dict[str, Kind] = {"least_us": "positive", "ramp_us": "positive", "gbps": 
 
 SAMPLE = 1200  # matrix products by which starts are compared
 STARTS = 4
+FOLDS = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -266,6 +268,23 @@ def split_rows(measured: Measured) -> tuple[Measured, Measured]:
     )
 
 
+def show_unseen_shapes(base: CostsConfig, products: Sequence[m.Product]) -> None:
+    """Of each quarter of the weights' shapes, by constants fitted to the other three."""
+    shapes = sorted({(p.inputs, p.outputs) for p in products})
+    quarter = {shapes[i]: at % FOLDS for at, i in enumerate(np.random.default_rng(0).permutation(len(shapes)).tolist())}
+    predicted = np.empty(len(products))
+    for fold in range(FOLDS):
+        others = [p for p in products if quarter[p.inputs, p.outputs] != fold]
+        gemm = fit_gemm(base.gemm, others, base.multiprocessors)
+        at = [i for i, p in enumerate(products) if quarter[p.inputs, p.outputs] == fold]
+        predicted[at] = products_seconds(gemm, [products[i] for i in at], base.multiprocessors)
+    table = Table("Matrix products of each quarter of the weights' shapes, after a fit to the other shapes alone")
+    table.by(lambda p: p.model, predicted, products)
+    table.by(lambda p: f"  {p.operator}", predicted, products)
+    table.by(lambda p: f"  tp {p.tp}", predicted, products)
+    table.line("matrix products", predicted, products)
+
+
 def show_unseen_models(base: CostsConfig, products: Sequence[m.Product]) -> None:
     """Of each model, by constants fitted to the others'."""
     table = Table("Matrix products of each model, after a fit to the other models alone")
@@ -320,6 +339,8 @@ def main() -> int:
     if not arguments.quick:
         kept, out = split_rows(measured)
         show("On every third row, left out of the fit", fit_all(kept, fitted), out)
+        if measured.products:
+            show_unseen_shapes(fitted, measured.products)
         if len({p.model for p in measured.products}) > 1:
             show_unseen_models(fitted, measured.products)
     print(f"\n{block(fitted)}", end="")

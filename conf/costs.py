@@ -22,6 +22,7 @@ class GemmConfig:
     tiles: tuple[str, ...]
     tflops: tuple[float, ...]
     whole_waves: tuple[float, ...]
+    fade: float  # a product of 1e11 FLOP times x takes x ** fade times as long by the FLOP: clocks fall
     sustained_tflops: float  # of the whole device, however tiles fall
     launch_us: float
     wave_us: float  # what a wave of tiles takes beside its products: reading the first operands, writing results
@@ -42,7 +43,7 @@ class GemmConfig:
         check(f"{key}.whole_waves", list(self.whole_waves), all(0 <= w <= 1 for w in self.whole_waves), "in [0, 1]")
         _check_positive(self, key, ("sustained_tflops", "memory_gbps"))
         check(f"{key}.knee", self.knee, self.knee >= 1, "1 or more")
-        _check_not_negative(self, key, ("launch_us", "wave_us", "split_us", "split_share"))
+        _check_not_negative(self, key, ("fade", "launch_us", "wave_us", "split_us", "split_share"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

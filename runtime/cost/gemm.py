@@ -7,6 +7,7 @@ from ...conf.costs import GemmConfig
 _SPLITS = (1, 2, 3, 4, 5, 6, 8, 10)  # of the inner dimension
 _INNER = 64  # elements of the inner dimension that a tile takes at a time
 _AREA = 256 * 128  # of the tile that wave_us is of
+_WORK = 1e11  # FLOP of the product that the rates of tiles are of
 _POWER = 6.0  # order of the norm that joins the time by waves and that at the sustained rate
 
 
@@ -15,7 +16,7 @@ class Gemm:
 
     A library has kernels of several tile shapes, with and without splitting the inner dimension, and is taken to
     choose the fastest. A kernel computes whole tiles, as many at once as there are multiprocessors: tiles come in
-    waves, and a last wave that is not full is paid for in part. Nor does the whole device go beyond a rate that its
+    waves, and a last wave that is not full is paid for in part. Clocks fall as kernels get longer. Nor does the whole device go beyond a rate that its
     power sustains, however tiles fall. Against that stands the time to read and write the matrices once; the two are
     joined by a norm, since near the roofline's knee both cost.
 
@@ -46,6 +47,7 @@ class Gemm:
         memory = ((rows * inputs + inputs * outputs + rows * outputs) * bytes_us) ** knee
         partial = config.split_share * 2 * rows * outputs * 4 / (config.memory_gbps * 1e3)  # float32, out and in
         sustained = (2e-6 * rows * inputs * outputs / config.sustained_tflops * self._dtype_bytes / 2) ** _POWER
+        slower = (2 * rows * inputs * outputs / _WORK) ** config.fade
         slices = [-(-inputs // (split * _INNER)) * _INNER for split in _SPLITS]
         found = []
         for tile_rows, tile_columns, inner_us, whole in self._kernels:
@@ -54,7 +56,7 @@ class Gemm:
             for split, length in zip(_SPLITS, slices, strict=True):
                 waves = down * across * split / slots
                 waves += whole * (-(-waves // 1) - waves)
-                compute = _at_least(waves, 1) * (inner_us * length + wave_us)
+                compute = _at_least(waves, 1) * (inner_us * length + wave_us) * slower
                 compute = compute**_POWER + sustained
                 time = (compute ** (knee / _POWER) + memory) ** (1 / knee) + config.launch_us
                 if split > 1:

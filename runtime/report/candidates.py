@@ -13,6 +13,7 @@ from ..run_folder import RunFolder
 # Keys that say nothing of what a run did: where its outputs went, and what else a benchmark ran beside it.
 IGNORED = frozenset({"outputs", "print_texts", "policies", "repeats", "interleave", "warmup", "slo"})
 GROUPS = ("model", "hardware", "scheduler", "workload")  # each has a `name`; other keys of it matter within one name
+CONSTANTS = "hardware.costs."  # of the analytic cost model
 _MISSING = object()
 
 
@@ -42,7 +43,7 @@ def group_runs(folders: Sequence[RunFolder]) -> list[Candidate]:
     for folder in folders:
         groups.setdefault(json.dumps(settings(folder.config), sort_keys=True, default=str), []).append(folder)
     runs = list(groups.values())
-    labels = _labels([settings(group[0].config) for group in runs], [group[0].title for group in runs])
+    labels = _labels(_folded([settings(group[0].config) for group in runs]), [group[0].title for group in runs])
     return [Candidate(label, group) for label, group in zip(labels, runs, strict=True)]
 
 
@@ -68,6 +69,19 @@ def _values(points: Sequence[Mapping[str, Any]], key: str) -> dict[str, set[str]
         if value is not _MISSING:
             found.setdefault(member, set()).add(json.dumps(value, sort_keys=True, default=str))
     return found
+
+
+def _folded(points: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """Settings for labels: where a cost model was fitted anew, its many constants are told apart by one number."""
+    keys = [key for key in differing_keys(points) if key.startswith(CONSTANTS)]
+    if len(keys) < 3:
+        return points
+    fits = [json.dumps([point.get(key) for key in keys]) for point in points]
+    each = list(dict.fromkeys(fits))
+    return [
+        {key: value for key, value in point.items() if key not in keys} | {CONSTANTS[:-1]: each.index(fit) + 1}
+        for point, fit in zip(points, fits, strict=True)
+    ]
 
 
 def _labels(points: Sequence[Mapping[str, Any]], titles: Sequence[str]) -> list[str]:

@@ -245,3 +245,14 @@ def test_many_are_a_ranking():
     text = printed(many, 60, sort="preemptions")
     assert "ranked by preemptions, lowest first; speed-up over" in text
     assert max(len(line.rstrip()) for line in text.splitlines()) <= 60
+
+
+def test_constants_fitted_anew_are_one_word_of_a_label():
+    def fitted(value: float, chunk: int) -> RunFolder:
+        costs = {"gemm": {"knee": value, "wave_us": value, "split_us": value}, "multiprocessors": 108}
+        return RunFolder(Path(), {"config": config(chunk=chunk, hardware={"name": "a100-80g", "costs": costs})})
+
+    candidates = group_runs([fitted(value, chunk) for value in (1.0, 2.0) for chunk in (64, 128)])
+    assert [candidate.label for candidate in candidates] == [
+        "chunk=64 costs=1", "chunk=128 costs=1", "chunk=64 costs=2", "chunk=128 costs=2",
+    ]  # fmt: skip

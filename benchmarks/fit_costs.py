@@ -36,9 +36,9 @@ from . import measurements as m
 from .least_squares import Array, Kind, Space, fit
 
 GEMM: dict[str, Kind] = {
-    "tflops": "positive", "whole_waves": "share", "fade": "positive", "sustained_tflops": "positive", "launch_us": "positive",
-    "wave_us": "positive", "split_us": "positive", "split_share": "positive", "memory_gbps": "positive",
-    "knee": "above_one",
+    "tflops": "positive", "whole_waves": "share", "fade": "positive", "sustained_tflops": "positive",
+    "launch_us": "positive", "wave_us": "positive", "split_us": "positive", "split_share": "positive",
+    "memory_gbps": "positive", "knee": "above_one",
 }  # fmt: skip
 POINTWISE: dict[str, Kind] = {
     field.name: "positive" for field in dataclasses.fields(PointwiseConfig)

@@ -135,7 +135,7 @@ MEANINGS = {
     "hardware.costs.gemm.tiles": "shapes of tiles that matrix products are computed in",
     "hardware.costs.gemm.tflops": "rate of the device at each tile, with every multiprocessor at work",
     "hardware.costs.gemm.whole_waves": "of each tile: 1 where a last wave of tiles costs a whole one, 0 only its share",
-    "hardware.costs.gemm.fade": "how clocks fall as products grow: x times the work takes x ** (1 + fade) times as long",
+    "hardware.costs.gemm.fade": "how clocks fall as products grow: x times the work takes x**(1 + fade) times as long",
     "hardware.costs.gemm.sustained_tflops": "rate of large matrix products that power sustains",
     "hardware.costs.gemm.launch_us": "of a matrix product",
     "hardware.costs.gemm.wave_us": "of a wave of 256x128 tiles beside its products",

@@ -16,9 +16,9 @@ class Gemm:
 
     A library has kernels of several tile shapes, with and without splitting the inner dimension, and is taken to
     choose the fastest. A kernel computes whole tiles, as many at once as there are multiprocessors: tiles come in
-    waves, and a last wave that is not full is paid for in part. Clocks fall as kernels get longer. Nor does the whole device go beyond a rate that its
-    power sustains, however tiles fall. Against that stands the time to read and write the matrices once; the two are
-    joined by a norm, since near the roofline's knee both cost.
+    waves, and a last wave that is not full is paid for in part. Clocks fall as kernels get longer, nor does the whole
+    device go beyond a rate that its power sustains, however tiles fall. Against that stands the time to read and write
+    the matrices once; the two are joined by a norm, since near the roofline's knee both cost.
 
     Args:
         multiprocessors: of the device.

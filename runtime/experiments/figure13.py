@@ -27,8 +27,8 @@ def figure13(config: SimulateConfig, simulate: Simulate) -> Artifact:
     costs = costs_of(config)
     attention, whole = dict[int, dict[int, float]](), dict[int, dict[int, float]]()
     for length in LLAMA_13B_BATCHES:
-        base = _prefill(costs, length, length)
-        chunked = {chunk: _prefill(costs, length, chunk) for chunk in CHUNKS}
+        base = chunked_prefill(costs, length, length)
+        chunked = {chunk: chunked_prefill(costs, length, chunk) for chunk in CHUNKS}
         attention[length] = {chunk: parts["attn"] / base["attn"] for chunk, parts in chunked.items()}
         whole[length] = {chunk: sum(parts.values()) / sum(base.values()) for chunk, parts in chunked.items()}
     batch = LLAMA_13B_BATCHES[1024]
@@ -78,7 +78,7 @@ def figure13(config: SimulateConfig, simulate: Simulate) -> Artifact:
     return Artifact("Figure 13: the cost of chunks", tuple(rows), (*charts, last), notes)
 
 
-def _prefill(costs: StageCosts, length: int, chunk: int) -> dict[str, float]:
+def chunked_prefill(costs: StageCosts, length: int, chunk: int) -> dict[str, float]:
     """Seconds of a prompt in chunks, by part."""
     total = {"linear": 0.0, "attn": 0.0, "rest": 0.0}
     for start in range(0, length, chunk):

@@ -23,6 +23,7 @@ from gapless.runtime.cost.make import make_costs
 from gapless.runtime.experiments import EXPERIMENTS, Row, check_experiment, write_artifact
 from gapless.runtime.experiments.bound import bubble_free_seconds, lower_envelope
 from gapless.runtime.experiments.figure12 import EQUAL, SARATHI, TENSOR, systems
+from gapless.runtime.experiments.figure13 import chunked_prefill
 from gapless.runtime.experiments.one_gpu import (
     alike,
     baseline,
@@ -30,6 +31,7 @@ from gapless.runtime.experiments.one_gpu import (
     decode_speedup,
     makespan,
     operator_seconds,
+    prefill,
     run,
     sarathi,
 )
@@ -73,8 +75,8 @@ def figure12(num_prompts: int) -> SimulateConfig:
     return replace(config, scheduler=SarathiConfig(batch=27, chunk=256), experiment="figure12")
 
 
-# Figure 9 is left out for its many runs, of the kind that Figures 11 and 13 make too.
-@pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name != "figure9"])
+# Figures 9 and 13 are left out for their many runs, of the kind that Figure 11 makes too.
+@pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name not in ("figure9", "figure13")])
 def test_each_compares_with_the_paper_and_draws(name: str, tmp_path: Path) -> None:
     artifact = EXPERIMENTS[name](figure12(24) if name == "figure12" else one_gpu(), simulate)
     word = f"{name[:5].title()} {name[5:]}" if name.startswith("table") else f"{name[:6].title()} {name[6:]}"
@@ -104,6 +106,13 @@ def test_a_decode_is_cheaper_beside_a_chunk_and_less_so_in_larger_batches() -> N
     speedups = [decode_speedup(costs, batch, 1024) for batch in (4, 10, 18)]
     assert speedups == sorted(speedups, reverse=True)
     assert speedups[-1] > 1
+
+
+def test_a_prefill_costs_more_in_smaller_chunks() -> None:
+    costs = costs_of(one_gpu())
+    whole, *chunked = (sum(chunked_prefill(costs, 1024, chunk).values()) for chunk in (1024, 512, 256, 128))
+    assert whole == pytest.approx(costs.seconds(prefill(1024))[0])
+    assert [whole, *chunked] == sorted([whole, *chunked])
 
 
 def test_requests_are_alike_and_fill_the_baseline_s_batches() -> None:
@@ -137,7 +146,7 @@ def test_figure_12_is_the_paper_s_three_systems_and_ours() -> None:
         check_experiment(by_name[EQUAL])
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     policy=st.sampled_from(sorted(POLICY_CONFIGS)), pp=st.sampled_from([1, 2, 4]), batch=st.integers(2, 12),
     inputs=st.lists(st.integers(1, 900), min_size=1, max_size=12), outputs=st.integers(1, 40),

@@ -13,7 +13,11 @@ from typing import Any
 from ..conf.workloads import SloConfig
 from .fleet import Fleet
 from .report.candidates import Candidate
-from .report.compare import write_comparison
+from .report.compare_page import charts_of_drawn, draw_runs, render_comparison
+from .report.metrics import THROUGHPUT
+from .report.png import write_figures
+from .report.run_charts import batch_composition
+from .report.timeline_png import write_timeline
 from .run_folder import RunFolder, replica_folder, title_of, write_run_folder
 from .spans import RequestRecord
 from .summary import has_bound, request_row
@@ -53,7 +57,12 @@ def write_fleet_folder(
 def write_fleet_report(path: Path, folder: RunFolder, *, figures: bool) -> None:
     """A fleet's report into `path`: its replicas side by side."""
     candidates = [Candidate(f"replica {number}", [replica]) for number, replica in enumerate(folder.replicas)]
-    write_comparison(path, candidates, figures=figures, title=folder.title)
+    drawn = draw_runs(candidates, THROUGHPUT.key)
+    page = render_comparison(candidates, drawn, folder.title, THROUGHPUT.key, of="replica")
+    (path / "report.html").write_text(page, encoding="utf-8")
+    if figures:
+        write_figures(path / "figures", [*charts_of_drawn(drawn), *batch_composition(drawn.runs)])
+        write_timeline(path / "figures" / "timeline.png", drawn.stretches)
 
 
 def _write_requests(path: Path, fleet: Fleet) -> None:

@@ -98,8 +98,12 @@ def charts_of_drawn(drawn: Drawn) -> list[Chart]:
     ]
 
 
-def render_comparison(candidates: Sequence[Candidate], drawn: Drawn, title: str, sort: str) -> str:
-    """The page, from the candidates' summaries and the median runs of those that are drawn."""
+def render_comparison(
+    candidates: Sequence[Candidate], drawn: Drawn, title: str, sort: str, *, of: str = "setting"
+) -> str:
+    """The page, from the candidates' summaries and the median runs of those that are drawn. `of`: what they are;
+    charts over settings are of settings."""
+    over = charts_of_settings(candidates, sort) if of == "setting" else []
     heads = []
     for place, ((name, run), columns) in enumerate(zip(drawn.runs.items(), drawn.columns, strict=True)):
         candidate = next(c for c in candidates if c.label == name)
@@ -123,12 +127,12 @@ def render_comparison(candidates: Sequence[Candidate], drawn: Drawn, title: str,
             "style": template("report.css"),
             "script": template("columns.js") + template("timeline.js"),
             "title": html.escape(title),
-            "subtitle": html.escape(_subtitle(candidates)),
+            "subtitle": html.escape(_subtitle(candidates, of)),
             "table": _side_by_side(candidates) if len(candidates) <= SIDE_BY_SIDE else _ranking(candidates, sort),
             "table_note": html.escape(_table_note(candidates, sort)),
             "drawn": html.escape(f"All pipelines on one time axis: {best}."),
             "legend": legend(seconds),
-            "over_settings": figures(charts_of_settings(candidates, sort)) if len(candidates) > 2 else "",
+            "over_settings": figures(over) if over else "",
             "charts": figures(charts_of_drawn(drawn)),
             "compositions": figures(charts.batch_composition(drawn.runs)),
             "settings": _settings(candidates),
@@ -139,10 +143,10 @@ def render_comparison(candidates: Sequence[Candidate], drawn: Drawn, title: str,
     )
 
 
-def _subtitle(candidates: Sequence[Candidate]) -> str:
+def _subtitle(candidates: Sequence[Candidate], of: str) -> str:
     runs = [run for candidate in candidates for run in candidate.runs]
     dates = sorted(str(run.summary.get("date", "")) for run in runs)
-    parts = [f"{len(candidates)} setting{'' if len(candidates) == 1 else 's'}", f"{len(runs)} runs", dates[0]]
+    parts = [f"{len(candidates)} {of}{'' if len(candidates) == 1 else 's'}", f"{len(runs)} runs", dates[0]]
     return " · ".join(parts).rstrip(" ·")
 
 

@@ -71,8 +71,7 @@ def test_replicas_beside_a_pipeline_as_in_figure_12(here: Path, capfd: pytest.Ca
     assert main(["simulate", *SMALL, "parallel=tp2", "simulation.replicas=2", "hydra.run.dir=fleet"]) == 0
     assert main(["simulate", *SMALL, "hydra.run.dir=pipeline"]) == 0
     assert {path.name for path in (here / "fleet").iterdir()} == {
-        "replica_0", "replica_1", "summary.json", "requests.csv", "report.html", "comparison.json", "comparison.csv",
-        ".hydra",
+        "replica_0", "replica_1", "summary.json", "requests.csv", "report.html", ".hydra",
     }  # fmt: skip
     assert {path.name for path in (here / "fleet" / "replica_1").iterdir()} == FILES
     assert "replica 1" in capfd.readouterr().out

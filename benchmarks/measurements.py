@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 import gzip
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple, TypeVar
@@ -176,7 +176,7 @@ def read_send(folder: Path, *, between_nodes: bool) -> dict[str, list[Message]]:
 
 
 def _messages(
-    found: dict[str, Iterable[tuple[int, int, dict[str, str]]]], column: str
+    found: Mapping[str, Iterable[tuple[int, int, dict[str, str]]]], column: str
 ) -> dict[str, list[Message]]:
     by_file = {}
     for name, lines in found.items():

@@ -106,11 +106,6 @@ class LinkConfig:
     gbps: float
     knee: float  # least time and that of the bytes are joined by the norm of this order; 1 adds them
 
-    def __post_init__(self) -> None:
-        check(f"{_KEY}: gbps of a link", self.gbps, self.gbps > 0, "above 0")
-        check(f"{_KEY}: knee of a link", self.knee, self.knee >= 1, "1 or more")
-        _check_not_negative(self, f"{_KEY}: link", ("least_us", "ramp_us"))
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostConfig:
@@ -138,6 +133,11 @@ class CostsConfig:
 
     def __post_init__(self) -> None:
         check(f"{_KEY}.multiprocessors", self.multiprocessors, self.multiprocessors >= 1, "1 or more")
+        for name in ("all_reduce", "node", "network"):
+            key, link = f"{_KEY}.{name}", getattr(self, name)
+            _check_positive(link, key, ("gbps",))
+            _check_not_negative(link, key, ("least_us", "ramp_us"))
+            check(f"{key}.knee", link.knee, link.knee >= 1, "1 or more")
 
 
 def _check_positive(config: Any, key: str, names: tuple[str, ...] | list[str]) -> None:

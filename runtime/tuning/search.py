@@ -15,7 +15,8 @@ from .space import Candidate, Misfit, Space, chunked, policies
 from .trial import Trial, measure, try_rate
 
 _FAR_BEHIND = 1 / 16  # of the winner's rate: what carries less carries next to nothing
-_GRIDS = 8  # beside the winner's, whose best setting is compared with it on the whole workload
+_GRIDS = 8  # beside the winner's, whose best setting is compared with it on the whole workload,
+_OF_GRID = 2  # or the next one, where that carries nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,28 +274,32 @@ class Search:
                 setting, self.demands, self.config.slo, self.config.precision, guess=tried.low,
                 known=self._token_times, told=self._count,
             )  # fmt: skip
-            if rates[0].rate > 0.0:
-                numbers = measure(setting, self.demand, rates[0].rate)
-                self.carried += [(tried.candidate, trial) for trial in rates[0].trials if trial.carried]
+            own = rates[0]
+            tried.rung, tried.low, tried.high, tried.at = "whole", own.rate, own.above, own.at
+            tried.why = own.why
+            if own.rate > 0.0:
+                numbers = measure(setting, self.demand, own.rate)
+                self.carried += [(tried.candidate, trial) for trial in own.trials if trial.carried]
                 found.append(Finalist(tried.candidate, rates, numbers))
         return sorted(found, key=lambda finalist: -finalist.interval.mean)
 
     def _best_of_grids(self, tried: Sequence[Tried], winner: Finalist) -> None:
         """Of the most promising grids the capacity, on the whole workload, of the setting that came furthest."""
-        best: dict[str, Tried] = {}
-        for one in sorted(tried, key=lambda t: (-t.expected, -self._promise(t))):
-            best.setdefault(one.candidate.grid, one)
-        best.pop(winner.candidate.grid, None)
-        others = list(best.values())[:_GRIDS]
-        for number, one in enumerate(others):
+        grids: dict[str, list[Tried]] = {}
+        for one in sorted(tried, key=lambda t: (t.rung != "whole", -t.expected, -self._promise(t))):
+            grids.setdefault(one.candidate.grid, []).append(one)
+        grids.pop(winner.candidate.grid, None)
+        others = list(grids.values())[:_GRIDS]
+        for number, of_grid in enumerate(others):
             self._told("grids", number, len(others), winner.rate)
-            bound = self._bounds(self.demand)(self.space.setting(one.candidate))
-            if bound.rate == 0.0:
-                continue
-            bracket = self._narrowed(one.candidate, bound.rate, winner.rate, max(self.config.precision, 0.03))
-            if bracket.low > 0.0:
-                one.rung, one.low, one.high, one.at = "whole", bracket.low, bracket.high, bracket.at
-                one.why = bracket.limit.why if bracket.limit else one.why
+            for one in of_grid[:_OF_GRID]:
+                bound = self._bounds(self.demand)(self.space.setting(one.candidate))
+                if bound.rate > 0.0 and one.rung != "whole":
+                    bracket = self._narrowed(one.candidate, bound.rate, winner.rate, max(self.config.precision, 0.03))
+                    one.rung, one.low, one.high, one.at = "whole", bracket.low, bracket.high, bracket.at
+                    one.why = _reason(bracket)
+                if one.low > 0.0:
+                    break
 
     def _narrowed(self, candidate: Candidate, bound: float, winner: float, precision: float) -> Bracket:
         """The capacity on the whole workload, where it is not far behind the winner's."""
@@ -349,7 +354,7 @@ def _standing(tried: Tried) -> tuple[bool, bool, float]:
 
 
 def _reason(bracket: Bracket) -> str:
-    """Why the lowest rate that was tried is not carried."""
+    """Why the lowest rate that is known not to be carried is not."""
     if bracket.limit is None:
         return "no rate is carried"
     return f"{bracket.limit.why} at {bracket.limit.rate:.3g} requests/s"

@@ -22,7 +22,8 @@ _OVERHANG = 0.05  # of a chunk is given up for a multiple of the tile; more woul
 _SELDOM = 2  # of so many micro-batches one is watched for what changes slowly
 _CLEARLY = 1.25  # times smaller errors are clearly smaller
 _OUTPUTS = 2  # times the mean output are set aside in the cache
-_ROUNDS = 4  # of chunks through the pipeline that are still to be dispatched make it saturated
+_ROUNDS = 16  # of chunks through the pipeline that are still to be dispatched make it saturated
+_COARSE = 4  # tiles a chunk, or fewer
 _SLIVER = 16  # a chunk of under 1/16 of a whole one is not worth its overhead: the micro-batch stays that much shorter
 
 
@@ -32,8 +33,8 @@ class EqualTime(Scheduler):
     Decodes first, dealt evenly over the depth. Then chunks: one shrinks as its prefix and as the decodes' contexts
     grow. Where a prompt ends early the next one's first chunk fills up; where no other waits, what is left of a prompt
     is cut into equal chunks rather than into whole ones and a tiny tail. Chunks of one prompt follow each other
-    through the pipeline. Where stage times go up in steps of the tile, a micro-batch holds whole tiles (paper 4.4):
-    the number nearest to what fills it.
+    through the pipeline. Where a chunk is few tiles, times go up in their steps and a micro-batch holds whole ones
+    (paper 4.4): the number nearest to what fills it, at most a chunk's.
 
     The time to fill to is `target_ms`, else what a micro-batch of `chunk` tokens takes with the decodes and prefixes
     that have been typical of late. Stage times are learned from the run's own spans; until the first fit, tokens
@@ -93,7 +94,7 @@ class EqualTime(Scheduler):
 
     def predict(self, step: StepRecord) -> list[float] | None:
         rows = self._rows[step.step] = self._both(step)
-        return self.times.predict(rows[self.in_tiles])
+        return self.times.predict(rows[self.times is self._stepped])
 
     def _both(self, step: StepRecord) -> tuple[Features, Features]:
         """Features with tokens as they are, and in whole tiles."""
@@ -104,9 +105,10 @@ class EqualTime(Scheduler):
         smooth, stepped = self._rows.get(step.step) or self._both(step)
         stages, seconds = [s.stage for s in spans], [s.end - s.begin for s in spans]
         seldom = step.step % _SELDOM == 0
-        if seldom or not self.in_tiles:
+        is_stepped = self.times is self._stepped
+        if seldom or not is_stepped:
             self._smooth.observe(smooth, stages, seconds)
-        if self._stepped is not None and (seldom or self.in_tiles or not self._stepped.is_fitted):
+        if self._stepped is not None and (seldom or is_stepped or not self._stepped.is_fitted):
             self._stepped.observe(stepped, stages, seconds)
         if seldom:
             for span in spans:
@@ -126,13 +128,13 @@ class EqualTime(Scheduler):
 
     @property
     def in_tiles(self) -> bool:
-        """Whether stage times are foreseen better from whole tiles than from tokens: then a tile's step is felt."""
-        return self.times is self._stepped
+        """Whether a tile is so large a part of a chunk that its step is felt: micro-batches then hold whole tiles."""
+        return self.tile <= self.picker.chunk <= _COARSE * self.tile
 
     def _refresh(self) -> None:
         """After a new fit: the slowest stage's cost is what micro-batches are filled by."""
         if self._stepped is not None and self._stepped.is_fitted:
-            clearly = _CLEARLY if self.in_tiles else 1 / _CLEARLY
+            clearly = _CLEARLY if self.times is self._stepped else 1 / _CLEARLY
             self.times = self._stepped if self._stepped.noise < clearly * self._smooth.noise else self._smooth
         if self.times.by_stage is not self._fitted:
             self._fitted = self.times.by_stage
@@ -166,7 +168,9 @@ class EqualTime(Scheduler):
         least = min(remaining, max(1, self.picker.chunk // _SLIVER))
         room = self._cost.chunk_within(left, prompt.num_dispatched)
         if self.in_tiles:
-            room = max(1, round((batch.num_tokens + room) / self.tile)) * self.tile - batch.num_tokens
+            tiles = (batch.num_tokens + room) / self.tile
+            whole = math.floor(tiles) if self.target_s is not None else round(tiles)
+            room = max(1, min(whole, self.picker.chunk // self.tile)) * self.tile - batch.num_tokens
         length = min(remaining, max(0, room))
         if length < remaining:
             overhang = (batch.num_tokens + length) % self.tile

@@ -227,7 +227,8 @@ def check_rule(s: Scheduler, batch: MicroBatch, before: Audit, w: dict) -> None:
     elif isinstance(s, TokenThrottle):
         c = s.config
         assert len(decodes) <= max(1, before.share), "decodes are spread over the depth"
-        assert tokens <= max(c.min_prefill_tokens, min(-(-before.backlog // c.iterations), c.max_prefill_tokens))
+        backlog = max(before.backlog, s.backlog + tokens)  # a decode may have preempted another
+        assert tokens <= max(c.min_prefill_tokens, min(-(-backlog // c.iterations), c.max_prefill_tokens))
         check_prompts_in_order(chunks, new, before)
     elif isinstance(s, EqualTime):
         assert len(decodes) <= max(1, before.share), "decodes are spread over the depth"

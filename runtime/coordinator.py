@@ -163,10 +163,10 @@ class Coordinator:
             assert request.id == sampled.request, (request, sampled)
             if request.finish_reason is not None:  # aborted meanwhile
                 continue
-            token, tokens = sampled.token, request.tokens
-            tokens.append(token)
+            token, known = sampled.token, request.tokens
+            known.append(token)
             records[request.id].token_times.append(now)
-            may_end = len(tokens) >= request.max_len or token in request.stop_ids
+            may_end = len(known) >= request.max_len or token in request.stop_ids
             reason = request.finish_reason_after(token) if may_end else None
             if check is not None:
                 reason = check(request, sampled) or reason

@@ -51,7 +51,7 @@ class Intake:
         """Most tokens that a request may come to: the context, or less where the cache holds no more."""
         return min(self._plan.max_model_len, self._plan.num_blocks * self._block_size)
 
-    def check(self, number: int, ids: list[int], params: SamplingParams) -> None:
+    def check(self, number: int, ids: Sequence[int], params: SamplingParams) -> None:
         """Whether the model and the cache can hold a request.
 
         Raises:

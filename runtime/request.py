@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 from ..conf.sampling import SamplingParams
 
@@ -53,7 +54,8 @@ class Request:
         deadline: float | None = None,
     ) -> None:
         self.id = id
-        self.tokens: list[int] | bytearray = bytearray(prompt) if isinstance(prompt, bytes) else list(prompt)
+        # A bytearray does all of a list that is asked for here.
+        self.tokens = cast(list[int], bytearray(prompt)) if isinstance(prompt, bytes) else list(prompt)
         self.prompt_len = len(prompt)
         self.params = params
         self.arrival = arrival

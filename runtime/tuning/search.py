@@ -15,7 +15,7 @@ from .space import Candidate, Misfit, Space, chunked, policies
 from .trial import Trial, measure, try_rate
 
 _FAR_BEHIND = 1 / 16  # of the winner's rate: what carries less carries next to nothing
-_GRIDS = 8  # beside the winner's, whose best setting is compared with it on the whole workload,
+_GRIDS = 5  # beside the winner's, whose best setting is compared with it on the whole workload,
 _OF_GRID = 2  # or the next one, where that carries nothing
 
 
@@ -295,16 +295,19 @@ class Search:
             for one in of_grid[:_OF_GRID]:
                 bound = self._bounds(self.demand)(self.space.setting(one.candidate))
                 if bound.rate > 0.0 and one.rung != "whole":
-                    bracket = self._narrowed(one.candidate, bound.rate, winner.rate, max(self.config.precision, 0.03))
+                    precision = max(self.config.precision, 0.05)
+                    bracket = self._narrowed(one.candidate, bound.rate, winner.rate, precision, 1 / 4)
                     one.rung, one.low, one.high, one.at = "whole", bracket.low, bracket.high, bracket.at
                     one.why = _reason(bracket)
                 if one.low > 0.0:
                     break
 
-    def _narrowed(self, candidate: Candidate, bound: float, winner: float, precision: float) -> Bracket:
-        """The capacity on the whole workload, where it is not far behind the winner's."""
+    def _narrowed(
+        self, candidate: Candidate, bound: float, winner: float, precision: float, least: float = _FAR_BEHIND
+    ) -> Bracket:
+        """The capacity on the whole workload, where it is more than the share `least` of the winner's."""
         bracket = self._bracket(candidate, self.demand, bound)
-        bracket.least = _FAR_BEHIND * winner
+        bracket.least = least * winner
         bracket.climb(min(winner, 0.9 * bound), 1.1)
         bracket.narrow(precision)
         return bracket

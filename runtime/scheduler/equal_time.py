@@ -22,7 +22,7 @@ _OVERHANG = 0.05  # of a chunk is given up for a multiple of the tile; more woul
 _SELDOM = 2  # of so many micro-batches one is watched for what changes slowly
 _CLEARLY = 1.25  # times smaller errors are clearly smaller
 _OUTPUTS = 2  # times the mean output are set aside in the cache
-_ROUNDS = 16  # of chunks through the pipeline that are still to be dispatched make it saturated
+_ROUNDS = 32  # of chunks through the pipeline that are still to be dispatched make it saturated
 _COARSE = 4  # tiles a chunk, or fewer
 _SLIVER = 16  # a chunk of under 1/16 of a whole one is not worth its overhead: the micro-batch stays that much shorter
 
@@ -83,7 +83,8 @@ class EqualTime(Scheduler):
                 break
         if not batch:
             self.take_decodes(batch, 1)  # whose turn it is has none ready
-        self._remember(batch, context)
+        if batch:
+            self._remember(batch, context)
 
     def reserved_tokens(self, request: Request) -> int:
         """The prompt and twice what outputs have come to so far: more than that is seldom, and then preempts."""

@@ -134,7 +134,7 @@ def test_a_long_turnaround_adds_one_to_the_depth() -> None:
     assert scheduler.depth == STAGES
     scheduler._turnaround.is_long = True
     assert scheduler.depth == STAGES, "nothing waits that would fill one more"
-    scheduler.add(Request(0, [1] * 9000, SamplingParams(max_tokens=1)))
+    scheduler.add(Request(0, [1] * 17000, SamplingParams(max_tokens=1)))
     assert scheduler.depth == STAGES + 1
 
 

@@ -261,7 +261,6 @@ def test_without_the_host_its_overhead_is_left_out() -> None:
 @settings(max_examples=25, deadline=None)
 @given(fleets())
 def test_a_fleet_of_one_is_a_replay(fleet: dict[str, Any]) -> None:
-    assume(fleet["replica"]["policy"] != "equal_time")  # it counts how often it is asked in vain, which differs
     fleet["replicas"] = 1
     (replica,) = ran(fleet)
     (other,) = started(fleet)

@@ -31,10 +31,19 @@ StopCheck = Callable[[Request, Sampled], str | None]
 
 
 class Coordinator:
-    """Drives one pipeline with one scheduler. Single-threaded: call `step` until `has_work` is false."""
+    """Drives one pipeline with one scheduler. Single-threaded: call `step` until `has_work` is false.
+
+    With `ends_only` the events are those of requests that end; tokens are in the record either way.
+    """
 
     def __init__(
-        self, pipeline: Pipeline, scheduler: Scheduler, *, stop_check: StopCheck | None = None, first_step: int = 0
+        self,
+        pipeline: Pipeline,
+        scheduler: Scheduler,
+        *,
+        stop_check: StopCheck | None = None,
+        first_step: int = 0,
+        ends_only: bool = False,
     ) -> None:
         assert scheduler.limits.depth <= pipeline.depth, (scheduler.limits.depth, pipeline.depth)
         self.pipeline = pipeline
@@ -43,6 +52,7 @@ class Coordinator:
         self.epoch = 0
         self.record = RunRecord(num_stages=pipeline.num_stages, num_blocks=pipeline.num_blocks)
         self._stop_check = stop_check
+        self._ends_only = ends_only
         self.next_step = first_step
         self._in_flight: dict[int, tuple[MicroBatch, StepRecord]] = {}
         self._requests: dict[int, RequestRecord] = {}  # of unfinished requests
@@ -157,7 +167,7 @@ class Coordinator:
     def _accept(
         self, requests: Sequence[Request], tokens: Sequence[Sampled], now: float, events: list[TokenEvent]
     ) -> None:
-        check, records = self._stop_check, self._requests
+        check, records, tells_all = self._stop_check, self._requests, not self._ends_only
         resumed: list[Request] = []
         for request, sampled in zip(requests, tokens, strict=True):
             assert request.id == sampled.request, (request, sampled)
@@ -172,9 +182,11 @@ class Coordinator:
                 reason = check(request, sampled) or reason
             if reason is None:
                 resumed.append(request)
+                if tells_all:
+                    events.append(TokenEvent(request, sampled, now))
             else:
                 self._finish(request, reason, now)
-            events.append(TokenEvent(request, sampled, now))
+                events.append(TokenEvent(request, sampled, now))
         self.scheduler.resume(resumed)
 
     def _finish(self, request: Request, reason: str, now: float) -> None:

@@ -84,9 +84,10 @@ class SimulatedPipeline:
         self.result_s = result_s
         self.turnaround_s = turnaround_s
         self._links = tuple(between_nodes if between_nodes is not None else [True] * (self.num_stages - 1))
-        self._sends: list[dict[int, float]] = [{} for _ in self._links]  # seconds by rows
+        self._sends: dict[int, list[float]] = {}  # by rows: seconds over each link, and 0 after the last stage
+        self._sampled: dict[int, Sampled] = {}  # by request
         self._free_at = [0.0] * self.num_stages
-        self._link_free_at = [0.0] * len(self._links)
+        self._link_free_at = [0.0] * self.num_stages
         self._results: deque[tuple[float, StepResult]] = deque()
         self._disturb = _Disturbed(disturbance) if disturbance and disturbance.is_any else None
 
@@ -96,25 +97,28 @@ class SimulatedPipeline:
         rows, times = load.rows, self.costs.seconds(load)
         if self._disturb is not None:
             times = self._disturb(times)
-        number, free_at, links, last = step.step, self._free_at, self._link_free_at, self.num_stages - 1
+        number, free_at, links = step.step, self._free_at, self._link_free_at
+        overlap, turnaround = self.overlap_sends, self.turnaround_s
+        sends = self._sends.get(rows) or self._send(rows)
         at = self.clock.seconds + self.dispatch_s
         spans: list[Span] = []
         for stage, seconds in enumerate(times):
-            ready, at_input = free_at[stage], at
+            ready = free_at[stage]
             begin = at if at > ready else ready
             end = begin + seconds
-            if stage == last:
-                at, free_at[stage] = end, end + self.turnaround_s
-                spans.append(Span(number, stage, ready, at_input, begin, end, end))
-                break
-            sent = (end if end > links[stage] else links[stage]) + self._send(stage, rows)
-            links[stage] = sent
-            handed = end if self.overlap_sends else sent
-            free_at[stage] = handed + self.turnaround_s
-            spans.append(Span(number, stage, ready, at_input, begin, end, handed))
+            free = links[stage]
+            links[stage] = sent = (end if end > free else free) + sends[stage]
+            handed = end if overlap else sent
+            free_at[stage] = handed + turnaround
+            spans.append(Span(number, stage, ready, at, begin, end, handed))
             at = sent
-        tokens = [Sampled(s.request, _TOKEN) for s in step.chunks if s.sample]
-        tokens += [Sampled(request, _TOKEN) for request in step.decodes.requests]
+        known = self._sampled
+        for request in step.dropped:
+            known.pop(request, None)
+        for new in step.new:
+            known[new.request] = Sampled(new.request, _TOKEN)
+        tokens = [known[s.request] for s in step.chunks if s.sample]
+        tokens += [known[request] for request in step.decodes.requests]
         self._results.append((at + self.result_s, StepResult(step.epoch, number, spans, tokens)))
 
     def wait(self, deadline: float) -> list[StepResult]:
@@ -134,13 +138,13 @@ class SimulatedPipeline:
         """When the next result comes."""
         return self._results[0][0] if self._results else None
 
-    def _send(self, link: int, rows: int) -> float:
-        seconds = self._sends[link].get(rows)
-        if seconds is None:
-            source, crosses = self.costs.operators[link], self._links[link]
-            seconds = source.send(rows, between_nodes=crosses, scatter_gather=self.scatter_gather)
-            self._sends[link][rows] = seconds
-        return seconds
+    def _send(self, rows: int) -> list[float]:
+        seconds = [
+            source.send(rows, between_nodes=crosses, scatter_gather=self.scatter_gather)
+            for source, crosses in zip(self.costs.operators, self._links, strict=False)
+        ]
+        self._sends[rows] = [*seconds, 0.0]
+        return self._sends[rows]
 
 
 class _Disturbed:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from itertools import pairwise
 
@@ -33,7 +35,7 @@ class Replica:
         pool = BlockPool(plan.num_blocks, block_size, -(-plan.max_model_len // block_size))
         self.pipeline = pipeline
         self.max_model_len = plan.max_model_len
-        self.coordinator = Coordinator(pipeline, make_scheduler(policy, plan.limits, pool))
+        self.coordinator = Coordinator(pipeline, make_scheduler(policy, plan.limits, pool), ends_only=True)
         self.digest: RunDigest | None = None  # takes of the record what is over, now and then
         self.unfinished = 0
         self.queued_tokens = 0  # prompt and output tokens of unfinished requests, as they came
@@ -74,10 +76,8 @@ class Replica:
         """The same, where what the event makes admissible is not dispatched yet."""
         ended = 0
         for event in self.coordinator.collect(self.next_event):
-            request = event.request
-            if request.finish_reason is not None:
-                ended += 1
-                self.queued_tokens -= request.max_len
+            ended += 1
+            self.queued_tokens -= event.request.max_len
         self.unfinished -= ended
         return ended
 
@@ -159,7 +159,25 @@ def run_fleet(
     Raises:
         PipelineError: a policy takes nothing though nothing is in flight.
     """
-    route = ROUTERS[router]
+    with _without_collector():
+        yield from _run_fleet(replicas, items, ROUTERS[router], max_concurrency)
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Nothing of a simulation is cyclic, and the collector would go through its millions of records again and again."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _run_fleet(
+    replicas: Sequence[Replica], items: Iterable[WorkItem], route: Router, max_concurrency: int | None
+) -> Iterator[int]:
     unfinished = 0
     now = 0.0
     pending: set[int] = set()  # replicas that got requests at `now` and were not told to dispatch

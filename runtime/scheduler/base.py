@@ -132,9 +132,9 @@ class Scheduler(ABC):
 
     def resume(self, requests: Sequence[Request]) -> None:
         """The requests' sampled tokens are appended and they go on: they may decode."""
+        ready = self.ready
         for request in requests:
-            assert request.num_dispatched == len(request.tokens) - 1, request
-            self.ready[request.id] = request
+            ready[request.id] = request
 
     def finish(self, request: Request, reason: str) -> None:
         """The request ends, whatever state it is in; its blocks are freed once nothing of it is in flight."""
@@ -208,7 +208,11 @@ class Scheduler(ABC):
             if len(request.tokens) > len(request.blocks) * size:
                 pool.grow(request.blocks, len(request.tokens))
             request.num_dispatched += 1
-            del ready[request.id]
+        if len(queue) == len(ready):
+            ready.clear()
+        else:
+            for request in queue:
+                del ready[request.id]
         batch.decodes += queue
 
     def _take_decodes_sparing(self, batch: MicroBatch, most: int) -> None:

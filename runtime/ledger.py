@@ -194,7 +194,8 @@ class Ledger:
         seconds = self.seconds_by_cause()
         outer = sum(seconds[cause] for cause in (*STARVED, Cause.FILL_DRAIN))
         inner = self.stage_seconds - outer
-        return (sum(seconds.values()) - outer) / inner if inner > 1e-12 * self.stage_seconds else 0.0
+        share = (sum(seconds.values()) - outer) / inner if inner > 1e-12 * self.stage_seconds else 0.0
+        return min(1.0, share)  # which rounding may pass
 
     def gaps(self, stage: int) -> tuple[Floats, Ints]:
         """For each micro-batch of `stage`, in order: idle seconds right before it; the code of the largest part's

@@ -5,24 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from ..conf.workloads import SloConfig
-from .ledger import CAUSES, STARVED, Cause, Ledger
+from .ledger import CAUSES, Cause, Ledger, inner_share
 from .report.digest import Digest, digest, joined
 from .run_folder import RunFolder
 from .spans import RunRecord
-from .summary import (
-    Totals,
-    completed_requests,
-    has_bound,
-    latencies,
-    meets,
-    prediction_error,
-    prediction_ratios,
-    statistics,
-    variation,
-)
+from .summary import totals
 
 
 class Fleet:
@@ -105,10 +93,7 @@ class Fleet:
     @property
     def bubble_fraction_inner(self) -> float:
         """Idle over total stage-seconds, without starved and fill_drain above and below the line."""
-        seconds = self.seconds_by_cause()
-        outer = sum(seconds[cause] for cause in (*STARVED, Cause.FILL_DRAIN))
-        inner = self.stage_seconds - outer
-        return (sum(seconds.values()) - outer) / inner if inner > 1e-12 * self.stage_seconds else 0.0
+        return inner_share(self.seconds_by_cause(), self.stage_seconds)
 
     @property
     def notes(self) -> list[str]:
@@ -126,35 +111,14 @@ class Fleet:
     def summarize(self, slo: SloConfig | None = None) -> dict[str, Any]:
         """What `summary.json` holds of them all: requests, tokens and latencies over all, throughput over the fleet's
         duration, seconds summed over all stages; `replicas`, and how many requests each of them had."""
-        parts = list(zip(self.records, self.ledgers, strict=True))
-        done = [request for record in self.records for request in completed_requests(record)]
-        requests = [request for record in self.records for request in record.requests]
-        bubbles = [ledger.bubble_of_request(r.request) for record, ledger in parts for r in completed_requests(record)]
-        steps = [step for record in self.records for step in record.steps]
-        times = [lane.seconds for ledger in self.ledgers for lane in ledger.lanes if len(lane.step)]
-        peaks = [
-            max((step.kv_blocks_used for step in record.steps), default=0) / max(1, record.num_blocks)
-            for record in self.records
-        ]
-        summary = Totals(
+        summary = totals(
+            list(zip(self.records, self.ledgers, strict=True)),
             duration=max(start + self._last(n) for n, start in enumerate(self.starts)),
-            completed=len(done),
-            failed=len(requests) - len(done),
-            tokens_in=sum(request.prompt_tokens for request in done),
-            tokens_out=sum(request.output_tokens for request in done),
-            latency={name: statistics(values) for name, values in latencies(done).items()},
             seconds=self.seconds_by_cause(),
             busy=[self.busy_seconds(stage) for stage in range(self.num_stages)],
             span=self.span_seconds,
-            median_bubble=float(np.median(bubbles)) if bubbles else 0.0,
-            micro_batches=len(steps),
-            tokens=sum(step.num_tokens for step in steps),
-            cv_stage_time=float(np.mean([variation(values) for values in times])) if times else 0.0,
-            peak_kv_fraction=max(peaks),
-            preemptions=sum(request.preemptions for request in requests),
-            prediction_error=prediction_error([pair for part in parts for pair in prediction_ratios(*part)]),
             notes=self.notes,
-            good=sum(meets(request, slo) for request in done) if slo is not None and has_bound(slo) else None,
+            slo=slo,
         ).summary()
         if len(self.records) > 1:
             summary |= {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
@@ -191,11 +192,7 @@ class Ledger:
     @property
     def bubble_fraction_inner(self) -> float:
         """The same without starved and fill_drain, above and below the line."""
-        seconds = self.seconds_by_cause()
-        outer = sum(seconds[cause] for cause in (*STARVED, Cause.FILL_DRAIN))
-        inner = self.stage_seconds - outer
-        share = (sum(seconds.values()) - outer) / inner if inner > 1e-12 * self.stage_seconds else 0.0
-        return min(1.0, share)  # which rounding may pass
+        return inner_share(self.seconds_by_cause(), self.stage_seconds)
 
     def gaps(self, stage: int) -> tuple[Floats, Ints]:
         """For each micro-batch of `stage`, in order: idle seconds right before it; the code of the largest part's
@@ -243,6 +240,18 @@ class Ledger:
                 f"stage {stage}: busy {self._busy[stage]} s + idle {idle} s is not the run's {self.span_seconds} s"
             )
             assert not len(self.columns[stage].start) or self.columns[stage].seconds.min() >= 0.0, stage
+
+
+def inner_share(seconds: Mapping[Cause, float], stage_seconds: float) -> float:
+    """Idle over total stage-seconds, without starved and fill_drain above and below the line; 0 where nothing is left.
+
+    Args:
+        seconds: idle, by cause.
+    """
+    outer = sum(seconds[cause] for cause in (*STARVED, Cause.FILL_DRAIN))
+    inner = stage_seconds - outer
+    share = (sum(seconds.values()) - outer) / inner if inner > 1e-12 * stage_seconds else 0.0
+    return min(1.0, share)  # which rounding may pass
 
 
 class LiveBubbles:

@@ -92,11 +92,6 @@ class Request:
         return self.num_dispatched > self.num_completed
 
     @property
-    def is_decode_ready(self) -> bool:
-        """Prefilled, and its last token has been sampled but not dispatched."""
-        return self.num_dispatched >= self.prefill_target and self.num_dispatched == len(self.tokens) - 1
-
-    @property
     def is_finished(self) -> bool:
         return self.finish_reason is not None
 

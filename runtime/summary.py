@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ..conf.workloads import SloConfig
-from .ledger import STARVED, Cause, Floats, Ledger
+from .ledger import STARVED, Cause, Floats, Ledger, inner_share
 from .spans import RequestRecord, RunRecord
 
 NOT_COMPLETED = (None, "abort", "error")  # finish reasons of requests that count as failed
@@ -115,9 +116,6 @@ class Totals:
     def summary(self) -> dict[str, Any]:
         """The contents of `summary.json`."""
         idle, stage_seconds = sum(self.seconds.values()), self.span * len(self.busy)
-        starved = sum(self.seconds[cause] for cause in STARVED)
-        outer = starved + self.seconds[Cause.FILL_DRAIN]
-        inner = stage_seconds - outer
         summary: dict[str, Any] = {
             "duration": self.duration,
             "completed": self.completed,
@@ -132,9 +130,9 @@ class Totals:
             summary |= {f"{statistic}_{name}_ms": value for statistic, value in row.items()}
         summary |= {
             "bubble_fraction": idle / stage_seconds if stage_seconds > 0 else 0.0,
-            "bubble_fraction_inner": (idle - outer) / inner if inner > 1e-12 * stage_seconds else 0.0,
+            "bubble_fraction_inner": inner_share(self.seconds, stage_seconds),
             "bubble_seconds": {str(cause): value for cause, value in self.seconds.items()},
-            "starved_seconds": starved,
+            "starved_seconds": sum(self.seconds[cause] for cause in STARVED),
             "median_bubble_ms_per_request": self.median_bubble * 1e3,
             "stage_busy_fraction": [busy / self.span if self.span > 0 else 0.0 for busy in self.busy],
             "micro_batches": self.micro_batches,
@@ -157,31 +155,58 @@ def summarize(record: RunRecord, ledger: Ledger, slo: SloConfig | None = None) -
     arrival to the last token or compute; `bubble_seconds` holds each cause and sums to the idle seconds.
     `request_goodput` (requests/s that met `slo`) is there only where `slo` bounds something.
     """
-    done = completed_requests(record)
     last = max((request.token_times[-1] for request in record.requests if request.token_times), default=ledger.t1)
-    bubbles = [ledger.bubble_of_request(request.request) for request in done]
-    times = [lane.seconds for lane in ledger.lanes if len(lane.step)]
-    peak = max((step.kv_blocks_used for step in record.steps), default=0)
-    return Totals(
+    return totals(
+        [(record, ledger)],
         duration=max(last, ledger.t1) - ledger.t0,
-        completed=len(done),
-        failed=len(record.requests) - len(done),
-        tokens_in=sum(request.prompt_tokens for request in done),
-        tokens_out=sum(request.output_tokens for request in done),
-        latency={name: statistics(values) for name, values in latencies(done).items()},
         seconds=ledger.seconds_by_cause(),
         busy=[ledger.busy_seconds(stage) for stage in range(ledger.num_stages)],
         span=ledger.span_seconds,
-        median_bubble=float(np.median(bubbles)) if bubbles else 0.0,
-        micro_batches=len(record.steps),
-        tokens=sum(step.num_tokens for step in record.steps),
-        cv_stage_time=float(np.mean([variation(values) for values in times])) if times else 0.0,
-        peak_kv_fraction=peak / record.num_blocks if record.num_blocks else 0.0,
-        preemptions=sum(request.preemptions for request in record.requests),
-        prediction_error=prediction_error(prediction_ratios(record, ledger)),
         notes=list(record.notes),
-        good=sum(meets(request, slo) for request in done) if slo is not None and has_bound(slo) else None,
+        slo=slo,
     ).summary()
+
+
+def totals(
+    parts: Sequence[tuple[RunRecord, Ledger]],
+    *,
+    duration: float,
+    seconds: dict[Cause, float],
+    busy: list[float],
+    span: float,
+    notes: list[str],
+    slo: SloConfig | None,
+) -> Totals:
+    """What one pipeline, or several side by side, come to; the arguments after `parts` are those of `Totals`."""
+    done = [request for record, _ in parts for request in completed_requests(record)]
+    requests = [request for record, _ in parts for request in record.requests]
+    bubbles = [ledger.bubble_of_request(r.request) for record, ledger in parts for r in completed_requests(record)]
+    steps = [step for record, _ in parts for step in record.steps]
+    times = [lane.seconds for _, ledger in parts for lane in ledger.lanes if len(lane.step)]
+    peaks = [
+        max((step.kv_blocks_used for step in record.steps), default=0) / record.num_blocks if record.num_blocks else 0.0
+        for record, _ in parts
+    ]
+    return Totals(
+        duration=duration,
+        completed=len(done),
+        failed=len(requests) - len(done),
+        tokens_in=sum(request.prompt_tokens for request in done),
+        tokens_out=sum(request.output_tokens for request in done),
+        latency={name: statistics(values) for name, values in latencies(done).items()},
+        seconds=seconds,
+        busy=busy,
+        span=span,
+        median_bubble=float(np.median(bubbles)) if bubbles else 0.0,
+        micro_batches=len(steps),
+        tokens=sum(step.num_tokens for step in steps),
+        cv_stage_time=float(np.mean([variation(values) for values in times])) if times else 0.0,
+        peak_kv_fraction=max(peaks),
+        preemptions=sum(request.preemptions for request in requests),
+        prediction_error=prediction_error([pair for part in parts for pair in prediction_ratios(*part)]),
+        notes=notes,
+        good=sum(meets(request, slo) for request in done) if slo is not None and has_bound(slo) else None,
+    )
 
 
 def request_row(request: RequestRecord, ledger: Ledger) -> dict[str, Any]:

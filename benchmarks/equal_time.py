@@ -20,7 +20,7 @@ from gapless.launch.compose import compose_all, rewrite
 from gapless.launch.turns import requests
 from gapless.runtime.experiments.bound import bubble_free_seconds
 from gapless.runtime.ledger import Ledger
-from gapless.runtime.simulation import make_replicas, run_fleet, without_prompts
+from gapless.runtime.simulation import simulated
 from gapless.runtime.summary import summarize
 
 SETTING = ("model=gpt3-175b", "hardware=a100-80g", "parallel=tp8_pp8", "workload=zipf", "simulation.host=false")
@@ -56,9 +56,7 @@ def compare(
 
 def row(config: SimulateConfig) -> float:
     items, _ = requests(config)
-    (replica,) = make_replicas(config)
-    for _ in run_fleet([replica], without_prompts(items)):
-        pass
+    (replica,) = simulated(config, items)
     ledger = Ledger(replica.record)
     summary = summarize(replica.record, ledger)
     batch = max(len(step.decodes) for step in replica.record.steps)

@@ -18,7 +18,7 @@ from gapless.conf.schema import SimulateConfig
 from gapless.launch import compose
 from gapless.launch.turns import requests
 from gapless.runtime.fleet import Fleet
-from gapless.runtime.simulation import make_replicas, run_fleet, without_prompts
+from gapless.runtime.simulation import simulated
 
 DEFAULTS = ("model=llama2-70b", "parallel=tp4_pp2")
 COLUMNS = ("simulated", "output/s", "p99 TTFT", "p99 TBT", "idle", "preempted", "batches", "seconds", "requests/s")
@@ -41,12 +41,10 @@ def row(config: SimulateConfig) -> list[str]:
     """What one policy comes to."""
     workload, _ = requests(config)
     start = time.process_time()
-    replicas = make_replicas(config)
-    how = {"router": config.simulation.router, "max_concurrency": config.workload.max_concurrency}
-    ended = sum(run_fleet(replicas, without_prompts(workload), **how))  # type: ignore[arg-type]
+    fleet = Fleet([replica.record for replica in simulated(config, workload)])
     seconds = time.process_time() - start
+    ended = sum(request.finished is not None for record in fleet.records for request in record.requests)
     assert ended == len(workload), f"{config.scheduler.name}: {ended} of {len(workload)} requests ended"
-    fleet = Fleet([replica.record for replica in replicas])
     fleet.check()
     summary = fleet.summarize()
     assert summary["total_output_tokens"] == int(workload.output_lens.sum())

@@ -81,14 +81,9 @@ def table(title: str, rows: Sequence[Row]) -> Table:
 
 def _records(config: SimulateConfig) -> list[RunRecord]:
     """The record of each replica of one simulation."""
-    from ..runtime.simulation import make_replicas, run_fleet, without_prompts
+    from ..runtime.simulation import simulated
 
-    workload, _ = requests(config)
-    replicas = make_replicas(config)
-    simulation, most = config.simulation, config.workload.max_concurrency
-    for _ in run_fleet(replicas, without_prompts(workload), router=simulation.router, max_concurrency=most):
-        pass
-    return [replica.record for replica in replicas]
+    return [replica.record for replica in simulated(config, requests(config)[0])]
 
 
 @contextmanager

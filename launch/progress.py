@@ -33,18 +33,7 @@ class Meter:
         self._tokens = 0
         self._done = 0
         self._bubbles = 0.0
-        self._bar = Progress(
-            SpinnerColumn(),
-            TextColumn(name or "generate", markup=False),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("requests  {task.fields[rates]}"),
-            TimeElapsedColumn(),
-            console=console,
-            disable=not console.is_terminal,
-            transient=True,
-            refresh_per_second=4,
-        )
+        self._bar = _bar(console, name or "generate", TextColumn("requests  {task.fields[rates]}"))
         self._task = self._bar.add_task("", total=num_requests, rates="")
 
     def __enter__(self) -> Meter:
@@ -88,18 +77,7 @@ class Steps:
     def __init__(self, console: Console, name: str) -> None:
         self._console = console
         self._name = name
-        self._bar = Progress(
-            SpinnerColumn(),
-            TextColumn(name, markup=False),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[what]}", markup=False),
-            TimeElapsedColumn(),
-            console=console,
-            disable=not console.is_terminal,
-            transient=True,
-            refresh_per_second=4,
-        )
+        self._bar = _bar(console, name, TextColumn("{task.fields[what]}", markup=False))
         self._task = self._bar.add_task("", total=None, what="")
 
     def __enter__(self) -> Steps:
@@ -116,6 +94,22 @@ class Steps:
         if self._bar.disable and time.monotonic() - self._printed >= PLAIN_EVERY_S:
             self._printed = time.monotonic()
             self._console.print(f"gapless: {self._name}: {done}/{of} {what}", soft_wrap=True)
+
+
+def _bar(console: Console, name: str, told: TextColumn) -> Progress:
+    """A bar that leaves nothing behind; none where the console is no terminal."""
+    return Progress(
+        SpinnerColumn(),
+        TextColumn(name, markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        told,
+        TimeElapsedColumn(),
+        console=console,
+        disable=not console.is_terminal,
+        transient=True,
+        refresh_per_second=4,
+    )
 
 
 @contextmanager

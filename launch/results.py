@@ -34,13 +34,12 @@ def tell_cut(errors: Console, workload: Workload, context: int) -> None:
         errors.print(f"gapless: {cut}: cut to it", soft_wrap=True)
 
 
-def write_summary(folder: Path, summary: dict[str, Any], config: ComparisonConfig, turn: Turn) -> dict[str, Any]:
+def write_counted(folder: Path, summary: dict[str, Any], config: ComparisonConfig, turn: Turn) -> dict[str, Any]:
     """`summary.json` alone, of a run that kept no record."""
-    own = to_mapping(replace(config, scheduler=turn.policy, policies=(), repeats=1))
-    told = {**summary, "config": plain(own), "versions": versions()}
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "summary.json").write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
-    return told
+    from ..runtime.run_folder import title_of, write_summary
+
+    own = plain(_own(config, turn))
+    return write_summary(folder, title_of(own), summary, config=own, versions=versions(), slo=config.slo)
 
 
 def write_turn(folder: Path, run: RunRecord | Fleet, config: ComparisonConfig, turn: Turn) -> dict[str, Any]:
@@ -49,7 +48,7 @@ def write_turn(folder: Path, run: RunRecord | Fleet, config: ComparisonConfig, t
     from ..runtime.fleet_folder import write_fleet_folder
     from ..runtime.run_folder import write_run_folder
 
-    own = to_mapping(replace(config, scheduler=turn.policy, policies=(), repeats=1))
+    own = _own(config, turn)
     if isinstance(run, Fleet):
         summary = write_fleet_folder(folder, run, config=plain(own), versions=versions(), slo=config.slo)
     else:
@@ -59,6 +58,11 @@ def write_turn(folder: Path, run: RunRecord | Fleet, config: ComparisonConfig, t
         text = yaml.safe_dump(own, sort_keys=False)
         (folder / ".hydra" / "config.yaml").write_text(text, encoding="utf-8")
     return summary
+
+
+def _own(config: ComparisonConfig, turn: Turn) -> dict[str, Any]:
+    """The config of one turn alone."""
+    return to_mapping(replace(config, scheduler=turn.policy, policies=(), repeats=1))
 
 
 def show_one(console: Console, run_dir: Path, summary: Mapping[str, Any], times: StageTimes, slo: SloConfig) -> None:

@@ -13,7 +13,7 @@ from ..conf.schema import SimulateConfig
 from . import experiment
 from .progress import Meter, throughput
 from .prompts import TextInput
-from .results import compare, show_one, tell_cut, write_summary, write_turn
+from .results import compare, show_one, tell_cut, write_counted, write_turn
 from .turns import Turn, policies, requests, turns
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def run(
         name = turn.label if len(plan) == 1 else f"{done}/{len(plan)} {turn.label}"
         replicas = simulate(config, turn, errors, name)
         if (digest := replicas[0].digest) is not None:
-            summary = write_summary(run_dir / turn.folder, digest.summary(replicas[0].record), config, turn)
+            summary = write_counted(run_dir / turn.folder, digest.summary(replicas[0].record), config, turn)
             console.print(Text.assemble((f"{name}: ", "bold"), throughput(summary)), soft_wrap=True)
             console.print(latency_table(summary))
             continue

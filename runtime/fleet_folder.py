@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Mapping
-from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +15,9 @@ from .report.metrics import THROUGHPUT
 from .report.png import write_figures
 from .report.run_charts import batch_composition
 from .report.timeline_png import write_timeline
-from .run_folder import RunFolder, replica_folder, title_of, write_run_folder
+from .run_folder import RunFolder, replica_folder, title_of, write_run_folder, write_summary
 from .spans import RequestRecord
-from .summary import has_bound, request_row
+from .summary import request_row
 
 
 def write_fleet_folder(
@@ -41,14 +38,9 @@ def write_fleet_folder(
             path / replica_folder(number), record, config=config, versions=versions, title=f"{title}, replica {number}",
             slo=slo,
         )  # fmt: skip
-    summary = {
-        "title": f"{title}, {len(fleet.records)} replicas",
-        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
-        **fleet.summarize(slo),
-        "config": dict(config) | ({"slo": asdict(slo)} if slo is not None and has_bound(slo) else {}),
-        "versions": dict(versions or {}),
-    }
-    (path / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    summary = write_summary(
+        path, f"{title}, {len(fleet.records)} replicas", fleet.summarize(slo), config=config, versions=versions, slo=slo
+    )
     _write_requests(path / "requests.csv", fleet)
     write_fleet_report(path, RunFolder(path, summary), figures=False)
     return summary

@@ -93,6 +93,28 @@ class RunFolder:
         return record
 
 
+def write_summary(
+    path: Path,
+    title: str,
+    numbers: Mapping[str, Any],
+    *,
+    config: Mapping[str, Any],
+    versions: Mapping[str, str] | None = None,
+    slo: SloConfig | None = None,
+) -> dict[str, Any]:
+    """Write `summary.json` into `path` (made if need be): `numbers`, and of what run they are; return what it holds."""
+    summary = {
+        "title": title,
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
+        **numbers,
+        "config": dict(config) | ({"slo": asdict(slo)} if slo is not None and has_bound(slo) else {}),
+        "versions": dict(versions or {}),
+    }
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    return summary
+
+
 def write_run_folder(
     path: Path,
     record: RunRecord,
@@ -112,15 +134,7 @@ def write_run_folder(
     ledger = Ledger(record)
     ledger.check()
     title = title or title_of(config)
-    summary = {
-        "title": title,
-        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
-        **summarize(record, ledger, slo),
-        "config": dict(config) | ({"slo": asdict(slo)} if slo is not None and has_bound(slo) else {}),
-        "versions": dict(versions or {}),
-    }
-    path.mkdir(parents=True, exist_ok=True)
-    (path / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    summary = write_summary(path, title, summarize(record, ledger, slo), config=config, versions=versions, slo=slo)
     rows = [request_row(request, ledger) for request in record.requests]
     with (path / "requests.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)

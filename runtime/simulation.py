@@ -214,6 +214,20 @@ def _run_fleet(
             replica.step()
 
 
+def simulated(config: SimulateConfig, workload: Workload) -> list[Replica]:
+    """The replicas of the config after they have run `workload` to its end, each with its record.
+
+    Raises:
+        ConfigError: what does not fit.
+        PipelineError: as `run_fleet`.
+    """
+    replicas = make_replicas(config)
+    items, most = without_prompts(workload), config.workload.max_concurrency
+    for _ in run_fleet(replicas, items, router=config.simulation.router, max_concurrency=most):
+        pass
+    return replicas
+
+
 def without_prompts(workload: Workload) -> Iterator[WorkItem]:
     """The workload's requests, each prompt so many zeros: nothing looks at tokens in a simulation."""
     for number in range(len(workload)):

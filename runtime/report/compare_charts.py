@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ..numbers import is_number
 from .candidates import Candidate, differing_keys, settings
 from .charts import Axis, Chart, Series, series_colour
 from .metrics import THROUGHPUT, metric_of, ranked, spread
@@ -137,16 +138,8 @@ def _heat_map(
 def _ordered(values: Sequence[str]) -> list[str]:
     """Each once: numbers ascending, then the others as they came."""
     each = list(dict.fromkeys(values))
-    numbers = [text for text in each if _is_number(text)]
+    numbers = [text for text in each if is_number(text)]
     return sorted(numbers, key=float) + [text for text in each if text not in numbers]
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _text(value: Any) -> str:

@@ -34,7 +34,7 @@ from .metrics import (
     ranked,
     spread,
 )
-from .page_parts import causes_head, fill, legend, pairs_table, script_json, template
+from .page_parts import causes_head, legend, pairs_table, script_json, template, whole_page
 from .svg import figures
 from .text import percent, seconds_text
 from .timeline_png import Stretch, stretch
@@ -121,10 +121,9 @@ def render_comparison(
         for place, columns in enumerate(drawn.columns)
     )
     best = f"the best {len(drawn.runs)} by {sort}" if len(drawn.runs) < len(candidates) else "the median run of each"
-    return fill(
+    return whole_page(
         template("compare.html"),
         {
-            "style": template("report.css"),
             "script": template("columns.js") + template("timeline.js"),
             "title": html.escape(title),
             "subtitle": html.escape(_subtitle(candidates, of)),

@@ -14,7 +14,7 @@ from ..summary import prediction_error, request_row
 from . import run_charts as charts
 from .columns import pack, tick_of
 from .digest import Digest
-from .page_parts import causes_head, fill, idle_swatch, legend, notes_list, pairs_table, script_json, template
+from .page_parts import causes_head, idle_swatch, legend, notes_list, pairs_table, script_json, template, whole_page
 from .svg import figures
 from .text import css_name, label, milliseconds, percent, seconds_text
 
@@ -27,10 +27,9 @@ def render_report(record: RunRecord, ledger: Ledger, summary: Mapping[str, Any],
     columns = pack(record, ledger, tick)
     head = {"tick": tick, "span": columns.end, "causes": causes_head(), "runs": [columns.head]}
     title = str(summary.get("title", "gapless"))
-    return fill(
+    return whole_page(
         template("report.html"),
         {
-            "style": template("report.css"),
             "script": template("columns.js") + template("timeline.js"),
             "title": html.escape(title),
             "subtitle": html.escape(_subtitle(record, summary)),

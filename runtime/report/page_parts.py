@@ -23,6 +23,15 @@ def fill(text: str, values: Mapping[str, str]) -> str:
     return re.sub(r"\{\{(\w+)\}\}", lambda match: values[match[1]], text)
 
 
+def whole_page(body: str, values: Mapping[str, str], style: str = "") -> str:
+    """A page that stands alone: `body`, a template, filled with `values` (its `title` among them), in the shell that
+    all pages have; `style` is added to theirs."""
+    return fill(
+        template("shell.html"),
+        {"title": values["title"], "style": template("report.css") + style, "body": fill(body, values)},
+    )
+
+
 def script_json(value: Any) -> str:
     """JSON that may stand inside a script element."""
     text = json.dumps(value, separators=(",", ":"), allow_nan=False)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from importlib import resources
 
 from ...conf.tuning import TuneConfig
-from ..report.page_parts import fill, template
+from ..report.page_parts import whole_page
 from ..report.svg import figures
 from .charts import charts
 from .search import Found
@@ -17,16 +17,16 @@ from .tables import Rows, chunk_rows, finalist_rows, misfit_rows, rate_text, tri
 
 def render(found: Found, config: TuneConfig, title: str, subtitle: str, commands: Mapping[str, str]) -> str:
     """The page; it stands alone. `commands`: what runs the winner, by what it does."""
-    text = resources.files(__package__).joinpath("tune.html").read_text(encoding="utf-8")
+    body, style = (resources.files(__package__).joinpath(f"tune.{kind}").read_text(encoding="utf-8")
+                   for kind in ("html", "css"))  # fmt: skip
     shown = [
         f'<p class="hint">{html.escape(what)}</p>\n<pre class="command">{html.escape(command)}</pre>'
         for what, command in commands.items()
     ]
     tried = tried_rows(found)
-    return fill(
-        text,
+    return whole_page(
+        body,
         {
-            "style": template("report.css"),
             "title": html.escape(title),
             "subtitle": html.escape(subtitle),
             "cards": "\n".join(_card(*card) for card in cards(found, config)),
@@ -40,6 +40,7 @@ def render(found: Found, config: TuneConfig, title: str, subtitle: str, commands
             "tried_note": html.escape(tried_note(found)),
             "tried_summary": f"all {len(tried.rows)} settings",
         },
+        style,
     )
 
 

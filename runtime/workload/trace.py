@@ -15,6 +15,7 @@ import numpy as np
 
 from ...conf.errors import ConfigError
 from ...conf.workloads import TraceConfig
+from ..numbers import is_number
 from .workload import Drawn
 
 # Column names in lower case: what they are called in the Azure traces, in BurstGPT, in Vidur's and in Mooncake's.
@@ -58,7 +59,7 @@ def _rows(path: Path) -> Iterator[tuple[float, int, int]]:
                     continue
                 try:
                     time, inputs, outputs = (row[column] for column in columns)
-                    seconds = seconds or (float if _is_number(time) else _timestamp)
+                    seconds = seconds or (float if is_number(time) else _timestamp)
                     entry = seconds(time), int(inputs), int(outputs)
                 except (ValueError, IndexError):
                     raise ConfigError(
@@ -96,14 +97,6 @@ def _columns(path: Path, header: list[str]) -> list[int]:
     if -1 in found:
         raise ConfigError(f"{path}:1: its columns must be {_RIGHT}; it has {', '.join(header)[:80] or 'none'}")
     return found
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _timestamp(text: str) -> float:

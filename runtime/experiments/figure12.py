@@ -40,12 +40,10 @@ BEFORE, AFTER, RAY = 0.404 + 0.853, 0.535, 6.782
 
 FEW = 2000  # requests of a run that is not as stated
 # Other baselines: Orca with any number of whole prompts in a micro-batch (4.5), its worst case, FasterTransformer.
-# Last: the project's SARATHI, which cuts a prompt's last chunk to whole tiles as well.
 OTHERS: Mapping[str, SchedulerConfig] = {
     "Orca, any number of prompts": TokenBudgetConfig(budget=1 << 30),
     "Orca's worst case": OrcaWorstConfig(),
     "request-level": RequestLevelConfig(),
-    "SARATHI, last chunks in whole tiles": SarathiConfig(),
 }
 # What the stated parameters leave open, one at a time.
 VARIANTS: Mapping[str, Mapping[str, Any]] = {

@@ -18,9 +18,10 @@ from .chunk import ChunkPicker
 class Sarathi(Scheduler):
     """Decode-maximal batching: up to B - 1 ready decodes and one chunk; without a prompt, up to B decodes.
 
-    Chunk and decodes together come to at most `chunk` tokens and to a multiple of the tile (4.4): the chunk is
-    shortened, unless what is left of the prompt stays below one tile. Chunks of one prompt may follow each other
-    through the pipeline: the next one needs no sampled token. `chunk=auto` learns from spans what saturates a stage.
+    Chunk and decodes together come to at most `chunk` tokens and to a multiple of the tile (4.4). The last chunk of a
+    prompt is all that is left of it: cut to whole tiles it would pad as many rows, and take a micro-batch more. Chunks
+    of one prompt may follow each other through the pipeline: the next one needs no sampled token. `chunk=auto` learns
+    from spans what saturates a stage.
     """
 
     def __init__(self, config: SarathiConfig, limits: Limits, pool: BlockPool) -> None:
@@ -39,9 +40,9 @@ class Sarathi(Scheduler):
 
     def chunk_length(self, remaining: int, num_decodes: int) -> int:
         """Tokens of the chunk that goes with so many decodes (paper 4.4)."""
-        length = min(remaining, self.picker.chunk - num_decodes)
-        overhang = (length + num_decodes) % self.tile
-        return length - overhang if length - overhang >= 1 and length + num_decodes > self.tile else length
+        tokens = self.picker.chunk
+        whole = tokens - tokens % self.tile
+        return min(remaining, (whole if whole > num_decodes else tokens) - num_decodes)
 
     def observe(self, step: StepRecord, spans: Sequence[Span]) -> None:
         if self.picker.is_auto:

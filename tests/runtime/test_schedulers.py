@@ -211,9 +211,10 @@ def check_rule(s: Scheduler, batch: MicroBatch, before: Audit, w: dict) -> None:
     elif isinstance(s, Sarathi):
         assert len(chunks) <= 1
         if chunks:
-            overhang = batch.num_tokens % s.tile
-            assert batch.num_tokens <= s.picker.chunk
-            assert overhang == 0 or batch.num_tokens < s.tile or tokens <= overhang
+            C = s.picker.chunk
+            assert batch.num_tokens <= C
+            aligned = batch.num_tokens % s.tile == 0 or len(decodes) >= C - C % s.tile
+            assert chunks[0].ends_prefill or aligned
         if free_choice:
             most = min(B, s.picker.chunk) - 1 if chunks else B
             assert len(decodes) == min(len(before.ready), most), "decode-maximal"
@@ -316,19 +317,23 @@ def test_chunks_of_one_prompt_follow_each_other() -> None:
 
 
 @pytest.mark.parametrize(
-    ("remaining", "decodes", "expected"),
+    ("chunk", "remaining", "decodes", "expected"),
     [
-        (1000, 0, 256),  # the whole chunk
-        (1000, 26, 230),  # C - (B - 1): chunk and decodes come to C
-        (1000, 1, 255),
-        (200, 10, 118),  # 210 tokens are cut back to one tile
-        (100, 10, 100),  # below one tile there is nothing to align
-        (118, 10, 118),  # exactly one tile
-        (3, 200, 3),  # decodes alone pass a tile: the rest of the prompt is not cut to nothing
+        (256, 1000, 0, 256),  # the whole chunk
+        (256, 1000, 26, 230),  # C - (B - 1): chunk and decodes come to C
+        (256, 1000, 1, 255),
+        (300, 1000, 26, 230),  # shortened to two tiles
+        (300, 250, 10, 246),  # what is left would not fit into whole tiles
+        (256, 200, 10, 200),  # the last chunk is all that is left
+        (256, 3, 200, 3),
+        (200, 1000, 150, 50),  # decodes alone pass a tile: the chunk is not cut to nothing
+        (100, 1000, 10, 90),  # below one tile there is nothing to align
     ],
 )
-def test_chunk_and_decodes_come_to_a_multiple_of_the_tile(remaining: int, decodes: int, expected: int) -> None:
-    scheduler = Sarathi(SarathiConfig(chunk=256, tile=128), Limits(27, 1), BlockPool(1, 16))
+def test_chunk_and_decodes_come_to_a_multiple_of_the_tile(
+    chunk: int, remaining: int, decodes: int, expected: int
+) -> None:
+    scheduler = Sarathi(SarathiConfig(chunk=chunk, tile=128), Limits(27, 1), BlockPool(1, 16))
     assert scheduler.chunk_length(remaining, decodes) == expected
 
 

@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from .messages import Decodes, NewRequest, Sampled, Segment, Step, StepResult
-from .micro_batch import MicroBatch
+from .micro_batch import Chunk, MicroBatch
 from .pipeline import Pipeline
 from .request import Request
 from .scheduler import Scheduler
 from .spans import Decodes as RecordedDecodes
-from .spans import Part, RequestRecord, RunRecord, StepRecord, Wait
+from .spans import Part, RunRecord, StepRecord, Wait
 
 
 class TokenEvent(msgspec.Struct, frozen=True, gc=False):
@@ -55,7 +55,6 @@ class Coordinator:
         self._ends_only = ends_only
         self.next_step = first_step
         self._in_flight: dict[int, tuple[MicroBatch, StepRecord]] = {}
-        self._requests: dict[int, RequestRecord] = {}  # of unfinished requests
         self._waits: list[Wait] = []  # since the last dispatch
         self._blocked_since: float | None = self.clock.now()
         self._blocked_by = scheduler.blocked
@@ -68,9 +67,7 @@ class Coordinator:
         """Accept a request; it must fit into the cache alone, and arrive in the order of ids."""
         assert self.scheduler.pool.blocks_for(request.max_len) <= self.scheduler.pool.num_blocks, request
         self._unblocked(request.arrival)
-        entry = RequestRecord(request=request.id, prompt_tokens=request.prompt_len, arrival=request.arrival)
-        self.record.requests.append(entry)
-        self._requests[request.id] = entry
+        self.record.requests.append(request.record)
         self.scheduler.add(request)
 
     def abort(self, request: Request) -> None:
@@ -112,7 +109,7 @@ class Coordinator:
         now = self.clock.now()
         self._unblocked(now)
         new: list[NewRequest] = []
-        chunks = [self._chunk(c.request, c.start, c.length, c.ends_prefill, new) for c in batch.chunks]
+        chunks = [_segment(c, now, new) for c in batch.chunks]
         decodes = _decodes(batch.decodes)
         step = Step(self.epoch, self.next_step, chunks, decodes, new, scheduler.dropped)
         scheduler.dropped = []
@@ -131,20 +128,11 @@ class Coordinator:
         if scheduler.notes:
             self.record.notes += scheduler.notes
             scheduler.notes = []
-        for entry in new:
-            told = self._requests[entry.request]
-            if told.first_dispatched is None:
-                told.first_dispatched = now
         self._waits = []
         self.next_step += 1
         self._in_flight[step.step] = (batch, record)
         self.record.steps.append(record)
         self.pipeline.submit(step)
-
-    def _chunk(self, request: Request, start: int, length: int, sample: bool, new: list[NewRequest]) -> Segment:
-        if request.num_blocks_sent == 0:
-            new.append(NewRequest(request.id, request.prompt_len, request.seed, request.params, request.eos_token_ids))
-        return Segment(request.id, start, request.tokens[start : start + length], request.take_new_blocks(), sample)
 
     def _handle(self, result: StepResult, events: list[TokenEvent]) -> None:
         if result.epoch != self.epoch:
@@ -167,31 +155,32 @@ class Coordinator:
     def _accept(
         self, requests: Sequence[Request], tokens: Sequence[Sampled], now: float, events: list[TokenEvent]
     ) -> None:
-        check, records, tells_all = self._stop_check, self._requests, not self._ends_only
-        resumed: list[Request] = []
+        check, tells_all = self._stop_check, not self._ends_only
+        go_on = True
         for request, sampled in zip(requests, tokens, strict=True):
             assert request.id == sampled.request, (request, sampled)
             if request.finish_reason is not None:  # aborted meanwhile
+                go_on = False
                 continue
             token, known = sampled.token, request.tokens
             known.append(token)
-            records[request.id].token_times.append(now)
-            may_end = len(known) >= request.max_len or token in request.stop_ids
-            reason = request.finish_reason_after(token) if may_end else None
+            request.record.token_times.append(now)
+            reason = None
+            if len(known) >= request.max_len or token in request.stop_ids:
+                reason = request.finish_reason_after(token)
             if check is not None:
                 reason = check(request, sampled) or reason
-            if reason is None:
-                resumed.append(request)
-                if tells_all:
-                    events.append(TokenEvent(request, sampled, now))
-            else:
+            if reason is not None:
+                go_on = False
                 self._finish(request, reason, now)
                 events.append(TokenEvent(request, sampled, now))
-        self.scheduler.resume(resumed)
+            elif tells_all:
+                events.append(TokenEvent(request, sampled, now))
+        self.scheduler.resume(requests if go_on else [r for r in requests if r.finish_reason is None])
 
     def _finish(self, request: Request, reason: str, now: float) -> None:
         self.scheduler.finish(request, reason)
-        entry = self._requests.pop(request.id)
+        entry = request.record
         entry.finished, entry.finish_reason, entry.preemptions = now, reason, request.preemptions
 
     def _block(self, reason: str) -> None:
@@ -207,12 +196,23 @@ class Coordinator:
             self._blocked_since = None
 
 
+def _segment(chunk: Chunk, now: float, new: list[NewRequest]) -> Segment:
+    """A chunk as the ranks are told of it; one that is their first of its request adds to `new`."""
+    request, start = chunk.request, chunk.start
+    if request.num_blocks_sent == 0:
+        new.append(NewRequest(request.id, request.prompt_len, request.seed, request.params, request.eos_token_ids))
+        if request.record.first_dispatched is None:
+            request.record.first_dispatched = now
+    tokens = request.tokens[start : start + chunk.length]
+    return Segment(request.id, start, tokens, request.take_new_blocks(), chunk.ends_prefill)
+
+
 def _decodes(requests: Sequence[Request]) -> Decodes:
     """Of requests whose newest token has just been dispatched."""
-    blocks: dict[int, list[int]] = {}
-    for request in requests:
-        if len(request.blocks) > request.num_blocks_sent:
-            blocks[request.id] = request.take_new_blocks()
+    grown = [r for r in requests if len(r.blocks) > r.num_blocks_sent]
     return Decodes(
-        [r.id for r in requests], [r.num_dispatched - 1 for r in requests], [r.tokens[-1] for r in requests], blocks
+        [r.id for r in requests],
+        [r.num_dispatched - 1 for r in requests],
+        [r.tokens[-1] for r in requests],
+        {r.id: r.take_new_blocks() for r in grown},
     )

@@ -34,9 +34,7 @@ class Fleet:
         if starts is None:
             used = [bool(record.requests) for record in records]
             first = min((ledger.t0 for ledger, is_used in zip(self.ledgers, used, strict=True) if is_used), default=0.0)
-            starts = [
-                ledger.t0 - first if is_used else 0.0 for ledger, is_used in zip(self.ledgers, used, strict=True)
-            ]
+            starts = [ledger.t0 - first if is_used else 0.0 for ledger, is_used in zip(self.ledgers, used, strict=True)]
         self.starts = list(starts)
         self.span_seconds = max(s + ledger.span_seconds for s, ledger in zip(self.starts, self.ledgers, strict=True))
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import msgspec
 
 from .request import Request
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(msgspec.Struct, frozen=True):
     """`length` tokens of a request from `start` on; `ends_prefill` chunks sample a token."""
 
     request: Request
@@ -20,16 +19,15 @@ class Chunk:
         return self.start + self.length == self.request.prefill_target
 
 
-@dataclass(slots=True)
-class MicroBatch:
+class MicroBatch(msgspec.Struct):
     """What the stages run at once. A request stands in it once at most."""
 
-    chunks: list[Chunk] = field(default_factory=list)
-    decodes: list[Request] = field(default_factory=list)
+    chunks: list[Chunk] = []
+    decodes: list[Request] = []
 
     @property
     def num_prefill_tokens(self) -> int:
-        return sum(c.length for c in self.chunks)
+        return sum([c.length for c in self.chunks])
 
     @property
     def num_tokens(self) -> int:

@@ -68,7 +68,10 @@ def make_plan(config: EngineConfig) -> Plan:
         layers=tuple(split_layers(arch, parallel.pp, parallel.layers)),
         num_blocks=num_blocks,
         limits=Limits(
-            batch=batch, depth=depth, tile=hardware.tile, stages=parallel.pp,
+            batch=batch,
+            depth=depth,
+            tile=hardware.tile,
+            stages=parallel.pp,
             least_depth=parallel.depth or parallel.pp,
         ),
         tokenizer=config.model.tokenizer or (str(folder) if folder else None),

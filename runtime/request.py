@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import cast
 
 from ..conf.sampling import SamplingParams
+from .spans import RequestRecord
 
 
 class Request:
@@ -16,10 +17,10 @@ class Request:
     one of `stop_ids` it ends. `prefill_target` tokens enter as chunks: the prompt, or after a preemption all tokens
     known by then. A prompt of `bytes`, as simulations have, takes a byte a token. `user` and `deadline` (of the first
     token, seconds on the coordinator's clock) are for the orders that ask for them; `order_key` is the order's.
+    `record` is what the coordinator notes of it.
     """
 
     __slots__ = (
-        "arrival",
         "blocks",
         "deadline",
         "eos_token_ids",
@@ -34,6 +35,7 @@ class Request:
         "preemptions",
         "prefill_target",
         "prompt_len",
+        "record",
         "seed",
         "stop_ids",
         "tokens",
@@ -58,7 +60,6 @@ class Request:
         self.tokens = cast(list[int], bytearray(prompt)) if isinstance(prompt, bytes) else list(prompt)
         self.prompt_len = len(prompt)
         self.params = params
-        self.arrival = arrival
         self.seed = seed
         self.eos_token_ids = eos_token_ids
         self.stop_ids = frozenset(params.stop_token_ids).union(() if params.ignore_eos else eos_token_ids)
@@ -74,9 +75,15 @@ class Request:
         self.user = user
         self.deadline = deadline
         self.order_key: float | None = None
+        self.record = RequestRecord(id, len(prompt), arrival)
 
     def __repr__(self) -> str:
         return f"Request({self.id}, {self.num_completed}/{self.num_dispatched}/{len(self.tokens)} of {self.max_len})"
+
+    @property
+    def arrival(self) -> float:
+        """Seconds on the coordinator's clock."""
+        return self.record.arrival
 
     @property
     def num_output(self) -> int:

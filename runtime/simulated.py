@@ -103,22 +103,21 @@ class SimulatedPipeline:
         at = self.clock.seconds + self.dispatch_s
         spans: list[Span] = []
         for stage, seconds in enumerate(times):
-            ready = free_at[stage]
+            ready, free = free_at[stage], links[stage]
             begin = at if at > ready else ready
             end = begin + seconds
-            free = links[stage]
-            links[stage] = sent = (end if end > free else free) + sends[stage]
+            sent = (end if end > free else free) + sends[stage]
             handed = end if overlap else sent
-            free_at[stage] = handed + turnaround
             spans.append(Span(number, stage, ready, at, begin, end, handed))
-            at = sent
+            free_at[stage] = handed + turnaround
+            at = links[stage] = sent
         known = self._sampled
         for request in step.dropped:
             known.pop(request, None)
         for new in step.new:
             known[new.request] = Sampled(new.request, _TOKEN)
         tokens = [known[s.request] for s in step.chunks if s.sample]
-        tokens += [known[request] for request in step.decodes.requests]
+        tokens += map(known.__getitem__, step.decodes.requests)
         self._results.append((at + self.result_s, StepResult(step.epoch, number, spans, tokens)))
 
     def wait(self, deadline: float) -> list[StepResult]:

@@ -7,14 +7,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, overload
 
+import msgspec
+
 from .messages import Span
 
 # Why the coordinator could not dispatch: the depth was reached, or the scheduler had nothing admissible.
 Blocked = Literal["depth_full", "no_request", "in_flight", "kv_full"]
 
 
-@dataclass(frozen=True, slots=True)
-class Wait:
+class Wait(msgspec.Struct, frozen=True, gc=False):
     """From `start` to `end` (seconds, coordinator's clock) nothing could be dispatched, for `reason`.
 
     `end` is when the event that ended it truly happened (the last stage finished a step, a request arrived), not when
@@ -26,8 +27,7 @@ class Wait:
     reason: Blocked
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(msgspec.Struct, frozen=True, gc=False):
     """One request's share of a micro-batch: `tokens` of them on a KV prefix of `start`."""
 
     request: int
@@ -74,15 +74,14 @@ class Decodes(Sequence[Part]):
         return f"Decodes({self.requests.tolist()}, {self.starts.tolist()})"
 
 
-@dataclass(slots=True)
-class StepRecord:
+class StepRecord(msgspec.Struct, gc=False):
     """One micro-batch as the coordinator saw it. Times are seconds on the coordinator's clock."""
 
     step: int
     dispatched: float
     chunks: list[Part]
     decodes: Decodes
-    waits: list[Wait] = field(default_factory=list)  # between the dispatch before and this one
+    waits: list[Wait] = []  # between the dispatch before and this one
     completed: float | None = None
     kv_blocks_used: int = 0
     num_waiting: int = 0  # requests not yet admitted, at dispatch

@@ -50,9 +50,14 @@ def read_profile(folder: str | None, num_stages: int) -> list[list[float]] | Non
 
 def features(step: StepRecord) -> Features:
     """What `FEATURES` names, of a micro-batch."""
-    prefix = sum(c.start * c.tokens for c in step.chunks)
-    squared = sum(c.tokens * c.tokens for c in step.chunks)
-    return 1.0, step.num_tokens, prefix, squared, step.decode_context, step.sampled_rows
+    decodes = step.decodes
+    tokens, prefix, squared = len(decodes), 0, 0
+    for chunk in step.chunks:
+        length = chunk.tokens
+        tokens += length
+        prefix += chunk.start * length
+        squared += length * length
+    return 1.0, tokens, prefix, squared, decodes.context, step.sampled_rows
 
 
 class StageTimes:
@@ -109,27 +114,39 @@ class StageTimes:
         self._rows, self._stages, self._seconds = [], [], []
         self._rescale(x.max(axis=0))
         x = x / self._scale
-        fade = np.exp(-len(y) / self.num_stages / _MEMORY)
-        for s in range(self.num_stages):
-            mine = stage == s
-            if not mine.any():
-                continue
-            rows, seconds = x[mine], y[mine]
-            self._gram[s] *= fade
-            self._moment[s] *= fade
-            if not self._gram[s].any():
-                self._start(s, rows, seconds)
-            weight = 1.0 / seconds**2
-            if self.weights is not None:
-                expected = np.maximum(rows @ (self.weights[s] * self._scale), 0.1 * seconds)
-                residual = np.abs(seconds - expected) / expected
-                self._noise[s] += 0.5 * (1.4826 * float(np.median(residual)) - self._noise[s])
-                bound = _HUBER * max(self._noise[s], 1e-3)
-                weight = np.minimum(1.0, bound / np.maximum(residual, 1e-12)) / np.maximum(seconds, expected) ** 2
-            self._gram[s] += (rows * weight[:, None]).T @ rows
-            self._moment[s] += rows.T @ (weight * seconds)
+        fade = float(np.exp(-len(y) / self.num_stages / _MEMORY))
+        by_stage, counts = np.argsort(stage, kind="stable"), np.bincount(stage, minlength=self.num_stages)
+        if counts.min() == counts.max():  # as in simulations: all stages at once
+            self._absorb(slice(None), x[by_stage], y[by_stage], fade)
+        else:
+            at = np.concatenate([[0], np.cumsum(counts)])
+            for s in np.flatnonzero(counts).tolist():
+                own = by_stage[at[s] : at[s + 1]]
+                self._absorb(slice(s, s + 1), x[own], y[own], fade)
         self._set(_solve(self._gram, self._moment) / self._scale)
         self.noise = float(self._noise.mean())
+
+    def _absorb(
+        self, stages: slice, rows: npt.NDArray[np.float64], seconds: npt.NDArray[np.float64], fade: float
+    ) -> None:
+        """As many observations of each of `stages`, one stage after the other: [stages * n, features], [stages * n]."""
+        gram, moment, noise = self._gram[stages], self._moment[stages], self._noise[stages]  # views
+        rows, seconds = rows.reshape(len(gram), -1, rows.shape[-1]), seconds.reshape(len(gram), -1)
+        gram *= fade
+        moment *= fade
+        for s in np.flatnonzero(~gram.any(axis=(1, 2))).tolist():
+            self._start(range(self.num_stages)[stages][s], rows[s], seconds[s])
+        weight = 1.0 / seconds**2
+        if self.weights is not None:
+            foreseen = (rows @ (self.weights[stages] * self._scale)[:, :, None])[:, :, 0]
+            expected = np.maximum(foreseen, 0.1 * seconds)
+            residual = np.abs(seconds - expected) / expected
+            noise += 0.5 * (1.4826 * np.median(residual, axis=1) - noise)
+            bound = _HUBER * np.maximum(noise, 1e-3)[:, None]
+            weight = np.minimum(1.0, bound / np.maximum(residual, 1e-12)) / np.maximum(seconds, expected) ** 2
+        weighted = (rows * weight[:, :, None]).transpose(0, 2, 1)
+        gram += weighted @ rows
+        moment += (weighted @ seconds[:, :, None])[:, :, 0]
 
     def _set(self, weights: npt.NDArray[np.float64]) -> None:
         self.weights, self.by_stage = weights, weights.tolist()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from ...conf.costs import AttentionConfig
 
 _QUERIES = 64  # rows of queries in a block
@@ -24,7 +26,12 @@ class Attention:
     """
 
     def __init__(
-        self, config: AttentionConfig, heads: int, kv_heads: int, head_dim: int, multiprocessors: int,
+        self,
+        config: AttentionConfig,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        multiprocessors: int,
         dtype_bytes: int,
     ) -> None:
         self._slots = _BLOCKS * multiprocessors
@@ -44,26 +51,42 @@ class Attention:
         self._split = config.decode_split_us * 1e-6
         self._way, self._way_tokens = config.decode_token_ns * 1e-9, config.decode_tokens
 
+        # What depends on a chunk's length alone, and on the number of decodes: that is asked for again and again.
+        self._of_length: dict[int, tuple[float, float, float]] = {}
+        self._of_number: dict[int, tuple[float, float, float]] = {}
+
     def chunk(self, length: int, prefix: int) -> float:
         """Seconds for a chunk of `length` tokens over itself and the `prefix` tokens before it."""
+        overhead, split, key = self._of_length.get(length) or self._chunk(length)
+        if prefix + length > 2 * _QUERIES:
+            overhead += split
+        return overhead + key * (prefix + self._self * length)
+
+    def _chunk(self, length: int) -> tuple[float, float, float]:
+        """Seconds that it takes anyway, more where keys are many enough to be split, and by key."""
         blocks = -(-length // _QUERIES) * self._heads / self._slots
         waves = min(blocks + self._chunk_whole * (-(-blocks // 1) - blocks), blocks * self._chunk_spread)
-        overhead = self._chunk_launch + length * self._copy
-        if blocks < _SPLIT and prefix + length > 2 * _QUERIES:
-            overhead += self._chunk_split
-        return overhead + waves * self._wave * (prefix + self._self * length)
+        split = self._chunk_split if blocks < _SPLIT else 0.0
+        self._of_length[length] = parts = self._chunk_launch + length * self._copy, split, waves * self._wave
+        return parts
 
     def decodes(self, requests: int, context: float) -> float:
         """Seconds for `requests` decodes over `context` tokens in sum."""
+        overhead, longest, busy = self._of_number.get(requests) or self._decodes(requests)
         mean = context / requests
+        way = (mean if mean < longest else longest) * self._way
+        return overhead + (way**_KNEE + (busy * mean) ** _KNEE) ** (1 / _KNEE)
+
+    def _decodes(self, requests: int) -> tuple[float, float, float]:
+        """Seconds that they take anyway, the most tokens of a block's own way, and seconds by token of the mean
+        context."""
         blocks = requests * self._kv_heads / self._slots
-        overhead, way = self._decode_launch, mean
+        overhead, longest = self._decode_launch, math.inf
         if blocks < _SPLIT:
             overhead += self._split
-            way = min(mean, self._way_tokens * blocks)
+            longest = self._way_tokens * blocks
             waves = min(0.5, blocks * self._decode_spread)
         else:
             waves = max(0.5, blocks if blocks <= 0.5 else blocks + self._whole * (-(-blocks // 1) - blocks))
-        busy = waves * self._decode_wave * mean
-        overhead += waves * self._fixed
-        return overhead + ((way * self._way) ** _KNEE + busy**_KNEE) ** (1 / _KNEE)
+        self._of_number[requests] = parts = overhead + waves * self._fixed, longest, waves * self._decode_wave
+        return parts

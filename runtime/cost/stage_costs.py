@@ -20,15 +20,21 @@ class Load(NamedTuple):
 
     @classmethod
     def of(cls, step: Step) -> Load:
-        decodes = step.decodes
-        count = len(decodes.requests)
-        chunks = tuple([(len(c.tokens), c.start) for c in step.chunks])
-        return cls(chunks, count, sum(decodes.starts) + count, count + sum([c.sample for c in step.chunks]))
+        starts, chunks = step.decodes.starts, step.chunks
+        count = sampled = len(starts)
+        spans = []
+        for chunk in chunks:
+            spans.append((len(chunk.tokens), chunk.start))
+            sampled += chunk.sample
+        return cls(tuple(spans), count, sum(starts) + count, sampled)
 
     @property
     def rows(self) -> int:
         """Tokens, which the linear layers see fused."""
-        return sum([length for length, _ in self.chunks]) + self.decodes
+        rows = self.decodes
+        for length, _ in self.chunks:
+            rows += length
+        return rows
 
 
 class StageCosts:
@@ -57,6 +63,7 @@ class StageCosts:
         self._kind = [index[id(source)] for source in operators]
         self._host = host
         self._overhead = [source.step_overhead if host else 0.0 for source in operators]
+        self._by_rows: dict[int, list[float]] = {}  # of each stage, attention and head apart
         self._embedding: dict[int, float] = {}
         self._head: dict[int, float] = {}
 
@@ -73,8 +80,27 @@ class StageCosts:
 
     def seconds(self, load: Load) -> list[float]:
         """Of each stage."""
-        rows = load.rows
-        layer = [self._layer(source, by_rows, rows, load) for source, by_rows in self._kinds]
+        rows, kinds = load.rows, self._kinds
+        times = self._by_rows.get(rows) or self._without_attention(rows)
+        if len(kinds) == 1:
+            attention = _attention(kinds[0][0], load)
+            times = [seconds + count * attention for seconds, count in zip(times, self.layers, strict=True)]
+        else:
+            each = [_attention(source, load) for source, _ in kinds]
+            times = [
+                seconds + count * each[kind]
+                for seconds, count, kind in zip(times, self.layers, self._kind, strict=True)
+            ]
+        if load.sampled:
+            head = self._head.get(load.sampled)
+            if head is None:
+                head = self._head[load.sampled] = self.operators[-1].linear("head", load.sampled)
+            times[-1] += head
+        return times
+
+    def _without_attention(self, rows: int) -> list[float]:
+        """Seconds of each stage for so many tokens, but for attention and the LM head."""
+        layer = [self._layer(source, by_rows, rows) for source, by_rows in self._kinds]
         times = [
             count * layer[kind] + overhead
             for count, kind, overhead in zip(self.layers, self._kind, self._overhead, strict=True)
@@ -83,11 +109,7 @@ class StageCosts:
         if first is None:
             first = self._embedding[rows] = self.operators[0].embedding(rows)
         times[0] += first
-        if load.sampled:
-            head = self._head.get(load.sampled)
-            if head is None:
-                head = self._head[load.sampled] = self.operators[-1].linear("head", load.sampled)
-            times[-1] += head
+        self._by_rows[rows] = times
         return times
 
     def breakdown(self, load: Load, stage: int) -> dict[str, float]:
@@ -103,14 +125,14 @@ class StageCosts:
         parts["host"] = (count * source.layer_overhead + source.step_overhead) if self._host else 0.0
         return parts
 
-    def _layer(self, source: Operators, by_rows: dict[int, float], rows: int, load: Load) -> float:
+    def _layer(self, source: Operators, by_rows: dict[int, float], rows: int) -> float:
         seconds = by_rows.get(rows)
         if seconds is None:
             seconds = sum(source.linear(name, rows) for name in LAYER_LINEARS)
             seconds += source.others(rows) + 2 * source.all_reduce(rows)
             seconds += source.layer_overhead if self._host else 0.0
             by_rows[rows] = seconds
-        return seconds + _attention(source, load)
+        return seconds
 
 
 def _attention(source: Operators, load: Load) -> float:

@@ -13,7 +13,6 @@ from ...conf.policies import (
     OrcaBestConfig,
     OrcaWorstConfig,
     RequestLevelConfig,
-    SarathiConfig,
     SchedulerConfig,
     TokenBudgetConfig,
 )

@@ -119,9 +119,7 @@ class _Watched:
     def plan(self, batch: RaggedBatch) -> Any:
         return self._backend.plan(batch)
 
-    def attend(
-        self, q_TKGD: torch.Tensor, keys_SKD: torch.Tensor, values_SKD: torch.Tensor, plan: Any
-    ) -> torch.Tensor:
+    def attend(self, q_TKGD: torch.Tensor, keys_SKD: torch.Tensor, values_SKD: torch.Tensor, plan: Any) -> torch.Tensor:
         self._mark("attn")
         out = self._backend.attend(q_TKGD, keys_SKD, values_SKD, plan)
         self._mark("attn")

@@ -94,9 +94,7 @@ def joined(parts: Sequence[Digest], starts: Sequence[float], span: float) -> Dig
         num_blocks=parts[0].num_blocks,
         bubbles=np.concatenate([part.bubbles for part in parts]),
         finished=np.sort(np.concatenate([part.finished + s for part, s in zip(parts, starts, strict=True)])),
-        latencies={
-            name: np.concatenate([part.latencies[name] for part in parts]) for name in parts[0].latencies
-        },
+        latencies={name: np.concatenate([part.latencies[name] for part in parts]) for name in parts[0].latencies},
         stage_seconds=[seconds for part in parts for seconds in part.stage_seconds],
         dispatched=np.sort(np.concatenate([part.dispatched + s for part, s in zip(parts, starts, strict=True)])),
         prefill_tokens=ordered("prefill_tokens"),

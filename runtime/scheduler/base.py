@@ -193,8 +193,8 @@ class Scheduler(ABC):
     def decode_share(self) -> int:
         """This micro-batch's share of the decodes, ready and in flight, if all `depth` had equally many; the remainder
         is dealt round robin."""
-        decoding = len(self.running) - len(self.prefilling)
-        return decoding // self.depth + (self._turn % self.depth < decoding % self.depth)
+        each, rest = divmod(len(self.running) - len(self.prefilling), depth := self.depth)
+        return each + (self._turn % depth < rest)
 
     def take_decodes(self, batch: MicroBatch, most: int) -> None:
         """Dispatch up to `most` ready decodes, those first that have been ready the longest."""
@@ -205,9 +205,10 @@ class Scheduler(ABC):
             return
         size = pool.block_size
         for request in queue:
-            if len(request.tokens) > len(request.blocks) * size:
-                pool.grow(request.blocks, len(request.tokens))
             request.num_dispatched += 1
+            tokens = len(request.tokens)
+            if tokens > len(request.blocks) * size:
+                pool.grow(request.blocks, tokens)
         if len(queue) == len(ready):
             ready.clear()
         else:

@@ -71,7 +71,7 @@ class EqualTime(Scheduler):
         self._refresh()
         prompt = self.next_prompt()
         self.take_decodes(batch, min(self.decode_share, self.limits.batch - 1 if prompt else self.limits.batch))
-        context = sum(r.num_dispatched for r in batch.decodes)
+        context = sum([r.num_dispatched for r in batch.decodes])
         left = self._target - self._cost.of_decodes(len(batch.decodes), context)
         while len(batch.chunks) + len(batch.decodes) < self.limits.batch and (prompt := self.next_prompt()):
             length = self._chunk_length(batch, prompt, left)
@@ -112,8 +112,7 @@ class EqualTime(Scheduler):
         if self._stepped is not None and (seldom or is_stepped or not self._stepped.is_fitted):
             self._stepped.observe(stepped, stages, seconds)
         if seldom:
-            for span in spans:
-                self._turnaround.observe(step, span)
+            self._turnaround.observe(step, spans)
         if spans[-1].stage == self.limits.stages - 1:
             self._rows.pop(step.step, None)
 
@@ -191,7 +190,7 @@ class EqualTime(Scheduler):
         self._pace += _SMOOTH * (tokens - self._pace)
         if not batch.chunks:
             return
-        prefix = sum(c.start * c.length for c in batch.chunks) / tokens
+        prefix = sum([c.start * c.length for c in batch.chunks]) / tokens
         weight = max(_SMOOTH, 1 / (1 + self._turn))
         self._decodes += weight * (len(batch.decodes) - self._decodes)
         self._context += weight * (context - self._context)
@@ -207,7 +206,7 @@ class Cost:
         self.weights = constant, token, prefix, square, context, row
 
     def of(self, row: Features) -> float:
-        return sum(w * x for w, x in zip(self.weights, row, strict=True))
+        return sum([w * x for w, x in zip(self.weights, row, strict=True)])
 
     def of_decodes(self, count: int, context: int) -> float:
         """Of a micro-batch that holds only decodes, over `context` tokens in sum."""

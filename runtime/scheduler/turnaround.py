@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ..messages import Span
 from ..spans import StepRecord
 
@@ -28,26 +30,33 @@ class Turnaround:
         self._idle = 0.0  # share of stage 0's time between micro-batches, averaged
         self.is_long = False
 
-    def observe(self, step: StepRecord, span: Span) -> None:
-        busy = span.end - span.begin
-        self._busy += _SMOOTH * (busy - self._busy)
-        before = self._ends.pop(span.step, None)
-        if span.stage > 0 and before is not None:
-            self._add(span.stage, span.begin - max(before, span.ready))
-        if span.stage == 0 and not self.is_long:
-            waited = 0.0
-            for wait in step.waits:
-                if wait.reason == "depth_full":
-                    waited += max(0.0, min(wait.end, span.begin) - max(wait.start, span.ready))
-            self._idle += _SLOW * (waited / max(span.end - span.ready, 1e-12) - self._idle)
-        if span.stage < self._num_stages - 1:
-            self._ends[span.step] = span.end
-        elif step.completed is not None:
-            self._add(0, 2 * (step.completed - span.end))  # the result's way, and a step's that is as long
-            # Long once, it stays so until it is clearly short: a change of the depth costs a bubble of its own.
-            bound = _LONG * self._busy / (4 if self.is_long else 1)
-            unequal = self._idle > _IDLE / self._num_stages
-            self.is_long = self._num_stages > 1 and (unequal or sum(self._between) > bound)
+    def observe(self, step: StepRecord, spans: Sequence[Span]) -> None:
+        """Stages, one or several, have computed a micro-batch."""
+        ends, last = self._ends, self._num_stages - 1
+        for span in spans:
+            busy, stage = span.end - span.begin, span.stage
+            self._busy += _SMOOTH * (busy - self._busy)
+            before = ends.pop(span.step, None)
+            if stage > 0 and before is not None:
+                self._add(stage, span.begin - max(before, span.ready))
+            if stage == 0 and not self.is_long:
+                self._look_at(step, span)
+            if stage < last:
+                ends[span.step] = span.end
+            elif step.completed is not None:
+                self._add(0, 2 * (step.completed - span.end))  # the result's way, and a step's that is as long
+                # Long once, it stays so until it is clearly short: a change of the depth costs a bubble of its own.
+                bound = _LONG * self._busy / (4 if self.is_long else 1)
+                unequal = self._idle > _IDLE / self._num_stages
+                self.is_long = self._num_stages > 1 and (unequal or sum(self._between) > bound)
+
+    def _look_at(self, step: StepRecord, span: Span) -> None:
+        """How long stage 0 waited for a micro-batch because of the depth."""
+        waited = 0.0
+        for wait in step.waits:
+            if wait.reason == "depth_full":
+                waited += max(0.0, min(wait.end, span.begin) - max(wait.start, span.ready))
+        self._idle += _SLOW * (waited / max(span.end - span.ready, 1e-12) - self._idle)
 
     def _add(self, stage: int, seconds: float) -> None:
         self._between[stage] += _SMOOTH * (min(max(0.0, seconds), self._busy) - self._between[stage])

@@ -268,4 +268,3 @@ def _moved(arch: Architecture, pp: int, first: int, last: int) -> tuple[int, ...
 
 def _divisors(number: int) -> list[int]:
     return [n for n in range(1, number + 1) if number % n == 0]
-

@@ -124,10 +124,10 @@ def test_a_long_turnaround_adds_one_to_the_depth() -> None:
         at = 0.0
         for number in range(100):
             step = StepRecord(number, at, [], Decodes())
-            turnaround.observe(step, Span(number, 0, at, at, at, at + 0.1, at + 0.1))
+            turnaround.observe(step, [Span(number, 0, at, at, at, at + 0.1, at + 0.1)])
             at += 0.1 + lag / 2
             step.completed = at + 0.1 + lag / 4
-            turnaround.observe(step, Span(number, 1, at - 0.1, at, at, at + 0.1, at + 0.1))
+            turnaround.observe(step, [Span(number, 1, at - 0.1, at, at, at + 0.1, at + 0.1)])
         assert turnaround.is_long == is_long, lag
     scheduler = make(EqualTimeConfig(), 8, depth=STAGES + 1)
     assert isinstance(scheduler, EqualTime)

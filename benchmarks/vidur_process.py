@@ -1,0 +1,130 @@
+"""Vidur in processes of its own: `benchmarks/vidur_side.py` run by an interpreter that has it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import lzma
+import os
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from gapless.runtime.workload import Workload
+
+SIDE = Path(__file__).parent / "vidur_side.py"
+TP = 2
+CONTEXT = 4096  # tokens that attention was measured up to
+MOST_TOKENS = 65_536  # of a micro-batch, that Vidur learns times for
+ATTENTION = "attention_codellama-34b_tp2"  # the heads of both models
+REVISION = "0" * 40
+DATE = "2023-01-01"  # of a trace that Vidur replays; any
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """`name`: Vidur's; `measured`: the file of its linear operators; `overrides`: ours."""
+
+    short: str
+    name: str
+    measured: str
+    overrides: tuple[str, ...]
+
+    @property
+    def dataset(self) -> str:
+        return self.measured.removeprefix("mlp_")
+
+
+CODELLAMA = Model(
+    "34B",
+    "codellama/CodeLlama-34b-Instruct-hf",
+    "mlp_codellama-34b-instruct-hf",
+    ("model=llama2-70b", "model.name=codellama-34b", "model.architecture.num_layers=48",
+     "model.architecture.ffn_size=22016", "model.architecture.rope_theta=1000000"),
+)  # fmt: skip
+LLAMA = Model("70B", "meta-llama/Llama-2-70b-hf", "mlp_llama-2-70b-hf", ("model=llama2-70b",))
+
+
+class Vidur:
+    """Measurements lie where it would have downloaded them to.
+
+    Args:
+        python: an interpreter that has Vidur.
+        data: the folder of a device's measurements.
+        cache: for measurements and what is learned from them. scratch: for what runs leave.
+    """
+
+    def __init__(self, python: Path, data: Path, cache: Path, scratch: Path) -> None:
+        self._python, self._cache, self._scratch = python, cache.resolve(), scratch
+        for model in (CODELLAMA, LLAMA):
+            about = {"model": model.name, "device_sku": "a100"}
+            self._lay_out("compute", model.dataset, data, about, {"mlp": model.measured, "attention": ATTENTION})
+        files = {"all_reduce": "dgx_all_reduce", "send_recv": "dgx_send_recv"}
+        self._lay_out("network", "dgx", data, {"sku": "a100_dgx"}, files)
+
+    def version(self) -> str:
+        code = "from importlib.metadata import version; print(version('vidur'))"
+        run = subprocess.run([self._python, "-I", "-c", code], check=True, capture_output=True, text=True)
+        return run.stdout.strip()
+
+    def simulate(
+        self, model: Model, pp: int, workload: Workload, *, policy: str, tokens: int, most_requests: int,
+        num_blocks: int, follow: bool, metrics: bool,
+    ) -> tuple[npt.NDArray[np.float64], float]:
+        """Of each request [arrival, first token, end] in simulated seconds; seconds of CPU of the simulation."""
+        trace = self._scratch / "trace.csv"
+        columns = zip(workload.arrivals.tolist(), workload.input_lens, workload.output_lens, strict=True)
+        lines = [f"{DATE},{arrival!r},{prompt},{output}" for arrival, prompt, output in columns]
+        trace.write_text("\n".join(["Date,Time,PromptTokenCount,CompletionTokenCount", *lines]) + "\n")
+        result = self._run({
+            **self._task(model, pp), "trace": str(trace), "policy": policy, "tokens": tokens, "follow": follow,
+            "batch_size_cap": most_requests, "num_blocks": num_blocks, "metrics": metrics,
+        })  # fmt: skip
+        return np.array(result["requests"]), result["seconds"]
+
+    def operators(
+        self, model: Model, pp: int, micro_batches: Sequence[Sequence[tuple[int, int]]]
+    ) -> list[dict[str, float]]:
+        """Milliseconds of each operator of a layer by micro-batch: (tokens, tokens of its context with them) of each
+        request."""
+        times: list[dict[str, float]] = self._run({
+            **self._task(model, pp), "trace": "", "policy": "sarathi", "tokens": 512, "follow": False,
+            "batch_size_cap": 128, "num_blocks": 1024, "metrics": False, "micro_batches": micro_batches,
+        })["times"]  # fmt: skip
+        return times
+
+    def _task(self, model: Model, pp: int) -> dict[str, Any]:
+        return {
+            "seed": 0, "model": model.name, "pp": pp, "tp": TP, "block_size": 16, "date": DATE, "context": CONTEXT,
+            "compute": f"local/{model.dataset}", "network": "local/dgx", "most_tokens": MOST_TOKENS,
+            "cache": str(self._cache), "output": str(self._scratch / "output"),
+        }  # fmt: skip
+
+    def _run(self, task: dict[str, Any]) -> dict[str, Any]:
+        task_file, result_file = self._scratch / "task.json", self._scratch / "result.json"
+        task_file.write_text(json.dumps(task))
+        environment = {**os.environ, "HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled", "OMP_NUM_THREADS": "1"}
+        run = subprocess.run(
+            [self._python, "-I", SIDE, task_file, result_file], env=environment, capture_output=True, text=True,
+            check=False,
+        )  # fmt: skip
+        if run.returncode:
+            raise SystemExit(f"Vidur failed:\n{run.stdout[-2000:]}{run.stderr[-4000:]}")
+        result: dict[str, Any] = json.loads(result_file.read_text())
+        return result
+
+    def _lay_out(self, kind: str, dataset: str, data: Path, about: dict[str, str], files: dict[str, str]) -> None:
+        """As the cache of downloads is laid out (huggingface_hub)."""
+        folder = self._cache / "profiling_data" / kind / f"datasets--local--{dataset}"
+        snapshot = folder / "snapshots" / REVISION
+        for parent in (snapshot, folder / "refs"):
+            parent.mkdir(parents=True, exist_ok=True)
+        (folder / "refs" / "main").write_text(REVISION)
+        (snapshot / "config.json").write_text(json.dumps(about))
+        for name, source in files.items():
+            with lzma.open(snapshot / f"{name}.csv.xz", "wb") as file:
+                file.write(gzip.decompress((data / f"{source}.csv.gz").read_bytes()))

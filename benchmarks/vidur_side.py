@@ -1,0 +1,132 @@
+"""What Vidur's interpreter runs for `benchmarks.vidur`: one simulation, or predicted times of single micro-batches.
+
+    PYTHON -I benchmarks/vidur_side.py TASK.json RESULT.json
+
+Nothing of gapless is imported here, and nothing of Vidur (microsoft/vidur, MIT) is changed: its own classes are
+configured, its plots and traces are off, and the measurements are found as those that it downloaded before.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from vidur import config as c
+from vidur._version import version
+from vidur.entities import Batch
+from vidur.execution_time_predictor import ExecutionTimePredictorRegistry
+from vidur.simulator import Simulator
+from vidur.types import ReplicaId
+from vidur.utils.random import set_seeds
+
+OPERATORS = {  # of `benchmarks.vidur`: attributes of Vidur's execution time, milliseconds of a layer
+    "preproj": ("attention_layer_pre_proj_execution_time",),
+    "postproj": ("attention_layer_post_proj_execution_time",),
+    "ffn_ln1": ("mlp_layer_up_proj_execution_time",),
+    "ffn_ln2": ("mlp_layer_down_proj_execution_time",),
+    "attn": ("attention_prefill_execution_time", "attention_decode_execution_time"),
+    "others": ("attention_rope_execution_time", "mlp_layer_act_execution_time", "attn_norm_time", "mlp_norm_time",
+               "add_time"),
+    "all_reduce": ("tensor_parallel_communication_time", "tensor_parallel_communication_time"),
+}  # fmt: skip
+
+
+def main(task_file: str, result_file: str) -> None:
+    task = json.loads(Path(task_file).read_text())
+    set_seeds(task["seed"])
+    result = operators(task) if "micro_batches" in task else simulate(task)
+    Path(result_file).write_text(json.dumps({"version": version, **result}))
+
+
+def simulate(task: dict[str, Any]) -> dict[str, Any]:
+    """Seconds of CPU of the simulation, of writing its metrics where there are any, and not of the set-up, where times
+    of operators are learned or read; of each request the simulated seconds when it came, had its first token and ended.
+    """
+    simulator = Simulator(configuration(task))
+    requests = [event._request for _, event in simulator._event_queue]
+    ready = time.process_time()
+    simulator.run()
+    end = time.process_time()
+    return {
+        "seconds": end - ready,
+        "requests": [(r.arrived_at, r.prefill_completed_at, r.completed_at) for r in requests],
+    }
+
+
+def operators(task: dict[str, Any]) -> dict[str, Any]:
+    """Milliseconds of each operator of one layer, by micro-batch: (tokens, tokens of context with them) a request."""
+    cluster = configuration(task).cluster_config
+    predictor_config = task_predictor(task)
+    predictor = ExecutionTimePredictorRegistry.get(
+        predictor_config.get_type(),
+        predictor_config=predictor_config,
+        replica_config=cluster.replica_config,
+        cache_config=cluster.cache_config,
+    )
+    times = []
+    for requests in task["micro_batches"]:
+        tokens, context = map(list, zip(*requests, strict=True))
+        took = predictor.get_execution_time(Batch(ReplicaId(1), [None] * len(tokens), tokens, context), 0)
+        layer = {name: sum(getattr(took, part) for part in parts) for name, parts in OPERATORS.items()}
+        times.append(layer)
+    return {"times": times}
+
+
+def configuration(task: dict[str, Any]) -> Any:
+    return c.SimulationConfig(
+        seed=task["seed"],
+        log_level="error",
+        cluster_config=c.ClusterConfig(
+            num_replicas=1,
+            replica_config=c.ReplicaConfig(
+                model_name=task["model"],
+                num_pipeline_stages=task["pp"],
+                tensor_parallel_size=task["tp"],
+                enable_sequence_pipeline_parallel=task["follow"],
+                device="a100",
+                network_device="a100_dgx",
+            ),
+            cache_config=c.CacheConfig(block_size=task["block_size"], num_blocks=task["num_blocks"]),
+            replica_scheduler_config=policy(task),
+        ),
+        request_generator_config=c.TraceRequestGeneratorConfig(
+            trace_file=task["trace"], date=task["date"], prefill_scale_factor=1.0, decode_scale_factor=1.0,
+            time_scale_factor=1.0, max_tokens=task["context"],
+        ),
+        execution_time_predictor_config=task_predictor(task),
+        metrics_config=c.MetricsConfig(
+            write_metrics=task["metrics"], write_json_trace=False, enable_chrome_trace=False, store_plots=False,
+            output_dir=task["output"],
+        ),
+    )  # fmt: skip
+
+
+def policy(task: dict[str, Any]) -> Any:
+    name, most = task["policy"], task["batch_size_cap"]
+    if name == "sarathi":
+        return c.SarathiSchedulerConfig(batch_size_cap=most, chunk_size=task["tokens"])
+    if name == "vllm":
+        return c.VllmSchedulerConfig(batch_size_cap=most, max_tokens_in_batch=task["tokens"])
+    assert name == "orca", name
+    return c.OrcaSchedulerConfig(batch_size_cap=most)
+
+
+def task_predictor(task: dict[str, Any]) -> Any:
+    """Random forests, as is Vidur's default, of one size instead of a search among 27; one thread."""
+    return c.RandomForrestExecutionTimePredictorConfig(
+        model_profiling_dataset=task["compute"],
+        network_profiling_dataset=task["network"],
+        prediction_max_tokens_per_request=task["most_tokens"],
+        num_estimators=[250],
+        max_depth=[32],
+        min_samples_split=[2],
+        num_training_job_threads=1,
+        cache_dir=task["cache"],
+    )
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

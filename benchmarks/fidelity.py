@@ -1,16 +1,16 @@
 """How near the simulated twin of a real run comes: `python -m benchmarks.fidelity`, or `make fidelity`.
 
 A LLaMA of about 160M parameters with random weights over two pipeline stages of one thread each; three policies by
-turns on two workloads. In each round the machine is profiled first (`gapless profile`), then each policy runs once for
-real on each workload (`gapless bench`), and once simulated with that profile (`gapless simulate`): so a machine that is
-faster in one round than in another is so for both. Medians over the rounds count. Nothing of the simulation is fitted
-to the runs.
+turns on two workloads. In each round the machine is profiled (`gapless profile`), then each policy runs once for real on
+each workload (`gapless bench`), then the profile is measured as often again, and each run is simulated with it (`gapless
+simulate`): so a machine that is faster in one round than in another is so for both. Medians over the rounds count.
+Nothing of the simulation is fitted to the runs.
 
 What a twin is off by has two sources, which the last table tells apart: stage times that the profile foretells badly,
 and all else that a simulation may have wrong, sends, control and the order of things. There each real run is simulated
 once more with its own stage times, step by step.
 
-Further arguments are overrides of `gapless bench` and `gapless simulate`. About 12 minutes on 2 cores that do
+Further arguments are overrides of `gapless bench` and `gapless simulate`. About 15 minutes on 2 cores that do
 nothing else.
 """
 
@@ -49,7 +49,7 @@ WORKLOADS = {
     "zipf": ("workload=zipf", "workload.theta=0.4", "workload.min_len=256", "workload.max_len=768",
              "workload.pd_ratio=10", "workload.num_prompts=12"),
 }  # fmt: skip
-SAMPLES = 3  # of each micro-batch of a profile
+SAMPLES = 2  # of each micro-batch of a profile, before the runs and after them
 
 
 def main() -> int:
@@ -62,21 +62,26 @@ def main() -> int:
     if not arguments.report:
         shutil.rmtree(out, ignore_errors=True)
     for number in range(1, arguments.rounds + 1):
-        profile = out / f"profile_{number}"
-        if not arguments.report:
-            grid = ("max_tokens=768", "max_context=1024", "max_decodes=8", f"samples={SAMPLES}")
-            if code := gapless(["profile", *MACHINE, *grid, f"hydra.run.dir={profile}"]):
-                return code
-        for name, workload in WORKLOADS.items():
-            run = [*SETTING, *workload, *overrides]
-            real, twin = out / f"real_{name}_{number}", out / f"twin_{name}_{number}"
-            if not arguments.report and (code := gapless(["bench", *run, f"hydra.run.dir={real}"])):
-                return code
+        runs = {name: [*SETTING, *workload, *overrides] for name, workload in WORKLOADS.items()}
+        commands = [_profile(out, number, SAMPLES)]
+        commands += [["bench", *run, f"hydra.run.dir={out}/real_{name}_{number}"] for name, run in runs.items()]
+        commands += [_profile(out, number, 2 * SAMPLES)]
+        if arguments.report:
+            commands = []
+        for name, run in runs.items():
+            twin = out / f"twin_{name}_{number}"
             shutil.rmtree(twin, ignore_errors=True)
-            if code := gapless(["simulate", *run, f"simulation.profile={profile}", f"hydra.run.dir={twin}"]):
+            commands.append(["simulate", *run, f"simulation.profile={out}/profile_{number}", f"hydra.run.dir={twin}"])
+        for command in commands:
+            if code := gapless(command):
                 return code
     report(out, arguments.rounds)
     return 0
+
+
+def _profile(out: Path, number: int, samples: int) -> list[str]:
+    grid = ("max_tokens=768", "max_context=1024", "max_decodes=8", f"samples={samples}")
+    return ["profile", *MACHINE, *grid, f"hydra.run.dir={out}/profile_{number}"]
 
 
 @dataclass(frozen=True, slots=True)

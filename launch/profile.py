@@ -142,7 +142,7 @@ def show_errors(console: Console, folder: ProfileFolder) -> None:
         ConfigError: a damaged or unfinished profile.
     """
     from ..runtime.cost.held_out import held_out_errors, send_error, stage_errors
-    from ..runtime.cost.measured import Control, MeasuredOperators
+    from ..runtime.cost.measured import Control, MeasuredOperators, pace
     from ..runtime.cost.stage_costs import StageCosts
 
     operators, stages, about = folder.operators(), folder.stages(), folder.about()
@@ -156,6 +156,12 @@ def show_errors(console: Console, folder: ProfileFolder) -> None:
     if stages:
         costs = StageCosts(about.layers, [found] * len(about.layers))
         console.print(_table("whole stages", stage_errors(costs, stages)))
+        slower = pace(found, about.layers, stages)
+        console.print(
+            f"micro-batches through the pipeline take {slower:.3f} times what their operators take in place; so they do "
+            "in a simulation",
+            soft_wrap=True,
+        )
         control = Control.of(stages)
         console.print(
             f"between micro-batches: dispatch {control.dispatch * 1e3:.2f} ms, result {control.result * 1e3:.2f} ms, "

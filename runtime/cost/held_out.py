@@ -12,7 +12,7 @@ from ..profiling.folder import OperatorSample, StageSample
 from ..profiling.grid import Point
 from .measured import ChunkAttention, Curve, DecodeAttention, medians
 from .operators import LAYER_LINEARS
-from .stage_costs import Load, StageCosts
+from .stage_costs import StageCosts
 
 K = TypeVar("K", bound=Hashable)
 
@@ -60,14 +60,9 @@ def stage_errors(costs: StageCosts, stages: Sequence[StageSample]) -> list[Error
     errors = []
     for stage in sorted({sample.stage for sample in stages}):
         crowded = [s for s in stages if s.stage == stage and s.point.decodes and s.point.chunk]
-        predicted = {s.point: costs.seconds(_load(s.point))[stage] for s in crowded}
+        predicted = {s.point: costs.seconds(s.point.load)[stage] for s in crowded}
         errors.append(_error(f"stage {stage}", ((s.point, s.compute) for s in crowded), predicted.__getitem__))
     return [error for error in errors if error.points]
-
-
-def _load(point: Point) -> Load:
-    chunks = ((point.chunk, point.prefix),) if point.chunk else ()
-    return Load(chunks, point.decodes, point.decodes * point.context, point.decodes + point.sample)
 
 
 def _curve_error(what: str, pairs: Iterable[tuple[int, float]]) -> Error:

@@ -15,6 +15,7 @@ from ...conf.errors import ConfigError
 from ...conf.schema import Architecture
 from ..profiling.folder import OperatorSample, ProfileFolder, StageSample, shape_of
 from .operators import LAYER_LINEARS, Linear
+from .stage_costs import StageCosts
 
 K = TypeVar("K", bound=Hashable)
 
@@ -247,10 +248,21 @@ def _read(path: Path, key: str, hardware: str, changed: int) -> Measured:
     folder = ProfileFolder(path, key)
     samples, stages = folder.operators(), folder.stages()
     try:
-        operators = MeasuredOperators(samples, send_seconds(stages))
+        ratio = pace(MeasuredOperators(samples), folder.about().layers, stages)
+        operators = MeasuredOperators([sample.times(ratio) for sample in samples], send_seconds(stages))
     except ValueError:
         raise ConfigError(f"{key}: unfinished; gapless profile with the same settings goes on where it ended") from None
     return Measured(hardware, operators, Control.of(stages))
+
+
+def pace(operators: MeasuredOperators, layers: Sequence[int], stages: Sequence[StageSample]) -> float:
+    """How much longer micro-batches take that follow each other through the real pipeline than their operators do in
+    place: caches are colder after a message than after a micro-batch, and the coordinator computes beside the ranks.
+    Of all of their time together, so outliers count, which a run has too; 1 where none were measured."""
+    costs = StageCosts(layers, [operators] * len(layers))
+    crowded = [sample for sample in stages if sample.in_flight > 1]
+    predicted = sum(costs.seconds(sample.point.load)[sample.stage] for sample in crowded)
+    return sum(sample.compute for sample in crowded) / predicted if crowded else 1.0
 
 
 def send_seconds(stages: Sequence[StageSample]) -> dict[int, float]:

@@ -55,6 +55,10 @@ class OperatorSample(NamedTuple):
     point: Point
     seconds: dict[str, float]
 
+    def times(self, factor: float) -> OperatorSample:
+        """The same, slower by a factor."""
+        return self._replace(seconds={name: seconds * factor for name, seconds in self.seconds.items()})
+
 
 class StageSample(NamedTuple):
     """One micro-batch on one stage of the real pipeline, `in_flight` of them at once; seconds.

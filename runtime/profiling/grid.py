@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ...conf.sampling import SamplingParams
+from ..cost.stage_costs import Load
 from ..messages import Decodes, NewRequest, Segment, Step
 
 _GREEDY = SamplingParams(max_tokens=1, ignore_eos=True)
@@ -29,6 +30,12 @@ class Point(NamedTuple):
     def rows(self) -> int:
         """Tokens of the micro-batch."""
         return self.chunk + self.decodes
+
+    @property
+    def load(self) -> Load:
+        """What it asks of a stage."""
+        chunks = ((self.chunk, self.prefix),) if self.chunk else ()
+        return Load(chunks, self.decodes, self.decodes * self.context, self.decodes + self.sample)
 
     def slots(self, block_size: int) -> int:
         """KV slots that its requests own."""

@@ -23,6 +23,7 @@ from gapless.runtime.cost.measured import (
     Curve,
     DecodeAttention,
     MeasuredOperators,
+    pace,
     read_measured,
 )
 from gapless.runtime.cost.operators import LAYER_LINEARS
@@ -157,6 +158,21 @@ def test_whole_stages_are_the_sum_of_their_operators() -> None:
     assert max(error.p90 for error in errors) < 0.02
     alone = [whole(p, 1, in_flight=1)._replace(wait=1e-3 + 1e-6 * p.rows) for p in sent_points(512, 1024)]
     assert send_error(alone)[0].p90 < 0.01
+
+
+def test_a_pipeline_slower_than_its_operators_in_place_slows_them_down(tmp_path: Path) -> None:
+    points = mixed_points(512, 1024, 16)
+    slower = [whole(p, s)._replace(compute=1.25 * whole(p, s).compute) for p in points for s in (0, 1)]
+    found = MeasuredOperators(measured(GRID))
+    assert pace(found, [2, 2], slower) == pytest.approx(1.25, rel=0.01)
+    assert pace(found, [2, 2], [s._replace(in_flight=1) for s in slower]) == 1.0
+    folder = folder_with(tmp_path / "p", measured(GRID))
+    before = read(folder.path)
+    folder.add_stages(slower)
+    after = read(folder.path)
+    assert after.linear("preproj", 100) == pytest.approx(1.25 * before.linear("preproj", 100), rel=0.01)
+    assert after.decode_attention(4, 800) == pytest.approx(1.25 * before.decode_attention(4, 800), rel=0.01)
+    assert after.has_sends
 
 
 def test_control_is_the_median_of_what_was_between_micro_batches() -> None:

@@ -1,10 +1,10 @@
 """How near the simulated twin of a real run comes: `python -m benchmarks.fidelity`, or `make fidelity`.
 
 A LLaMA of about 160M parameters with random weights over two pipeline stages of one thread each; three policies by
-turns on two workloads. In each round the machine is profiled (`gapless profile`), then each policy runs once for real on
-each workload (`gapless bench`), then the profile is measured as often again, and each run is simulated with it (`gapless
-simulate`): so a machine that is faster in one round than in another is so for both. Medians over the rounds count.
-Nothing of the simulation is fitted to the runs.
+turns on two workloads. In each round the machine is profiled (`gapless profile`), then each policy runs once for real
+on each workload (`gapless bench`), then the profile is measured as often again, and each run is simulated with it
+(`gapless simulate`): so a machine that is faster in one round than in another is so for both. Medians over the rounds
+count. Nothing of the simulation is fitted to the runs.
 
 What a twin is off by has two sources, which the last table tells apart: stage times that the profile foretells badly,
 and all else that a simulation may have wrong, sends, control and the order of things. There each real run is simulated

@@ -33,6 +33,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+
 from gapless.conf.schema import SimulateConfig
 from gapless.launch.compose import compose_all, rewrite
 from gapless.launch.turns import requests
@@ -81,7 +82,8 @@ class Setting:
         words = {ZIPF: "zipf", CHAT: "chat", WRITING: "writing"}
         lengths = next(word for keys, word in words.items() if self.workload[: len(keys)] == keys)
         policy = self.policy + (f" {self.tokens}" if self.tokens else "") + ("" if self.follow else ", chunks wait")
-        return f"{self.model.short} pp {self.pp}, {policy}, {lengths} {'at 3/s' if RATE in self.workload else 'at once'}"
+        arrivals = "at 3/s" if RATE in self.workload else "at once"
+        return f"{self.model.short} pp {self.pp}, {policy}, {lengths} {arrivals}"
 
 
 SETTINGS = (

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
 from gapless.runtime.workload import Workload
 
 SIDE = Path(__file__).parent / "vidur_side.py"

@@ -158,8 +158,8 @@ def show_errors(console: Console, folder: ProfileFolder) -> None:
         console.print(_table("whole stages", stage_errors(costs, stages)))
         slower = pace(found, about.layers, stages)
         console.print(
-            f"micro-batches through the pipeline take {slower:.3f} times what their operators take in place; so they do "
-            "in a simulation",
+            f"micro-batches through the pipeline take {slower:.3f} times what their operators take in place; so they "
+            "do in a simulation",
             soft_wrap=True,
         )
         control = Control.of(stages)

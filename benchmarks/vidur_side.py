@@ -15,14 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from vidur import config as c
-from vidur._version import version
 from vidur.entities import Batch
 from vidur.execution_time_predictor import ExecutionTimePredictorRegistry
 from vidur.simulator import Simulator
 from vidur.types import ReplicaId
 from vidur.utils.random import set_seeds
 
-OPERATORS = {  # of `benchmarks.vidur`: attributes of Vidur's execution time, milliseconds of a layer
+OPERATORS = {  # by our names: attributes of Vidur's execution time, milliseconds of a layer
     "preproj": ("attention_layer_pre_proj_execution_time",),
     "postproj": ("attention_layer_post_proj_execution_time",),
     "ffn_ln1": ("mlp_layer_up_proj_execution_time",),
@@ -38,7 +37,7 @@ def main(task_file: str, result_file: str) -> None:
     task = json.loads(Path(task_file).read_text())
     set_seeds(task["seed"])
     result = operators(task) if "micro_batches" in task else simulate(task)
-    Path(result_file).write_text(json.dumps({"version": version, **result}))
+    Path(result_file).write_text(json.dumps(result))
 
 
 def simulate(task: dict[str, Any]) -> dict[str, Any]:

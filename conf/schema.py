@@ -154,13 +154,16 @@ class ParallelConfig:
     """The rank grid, how deep the pipeline is filled, and who starts the ranks.
 
     `depth` micro-batches are in flight at once (null: `pp`). `layers` gives each stage's layer count (null: balanced,
-    embedding and head weighed in). Sockets bind to `host`.
+    embedding and head weighed in). With `replicate_embedding` each rank of the first stage holds the whole table: its
+    all-reduce would make that stage slower than the others (null: where that takes little memory). Sockets bind to
+    `host`.
     """
 
     pp: int = 1
     tp: int = 1
     layers: tuple[int, ...] | None = None
     depth: int | None = None
+    replicate_embedding: bool | None = None
     launcher: str = "local"
     threads: int | None = None  # CPU threads a rank; null: cores of the node over its ranks
     host: str = "127.0.0.1"

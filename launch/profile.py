@@ -83,7 +83,7 @@ def measure_operators(plan: ProfilePlan, folder: ProfileFolder, samples: int, er
     have: dict[int, Counter[Point]] = {stage: Counter() for stage in range(plan.setup.pp)}
     for sample in folder.operators():
         have[sample.stage][sample.point] += 1
-    todo = {stage: missing(plan.operators, samples, counted, seed=stage) for stage, counted in have.items()}
+    todo = {stage: missing(plan.operators, samples, counted, seed=0) for stage, counted in have.items()}
     total = sum(map(len, todo.values()))
     if not total:
         return

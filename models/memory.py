@@ -17,6 +17,7 @@ from ..parallel.split import split_layers
 Hardware = HardwareConfig | Sequence[HardwareConfig]
 
 _GIB = 1 << 30
+_LITTLE = 0.02  # of a rank's memory
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -37,7 +38,22 @@ def kv_bytes_per_token(arch: Architecture, num_layers: int, tp: int, dtype_bytes
     return 2 * num_layers * (arch.num_kv_heads // tp) * arch.head_dim * dtype_bytes
 
 
-def weight_bytes(arch: Architecture, mesh: Mesh, layers: range, dtype_bytes: int) -> int:
+def replicates_embedding(
+    arch: Architecture, parallel: ParallelConfig, hardware: HardwareConfig, dtype_bytes: int
+) -> bool:
+    """Whether each rank of the first of several stages, on `hardware`, holds the whole embedding: as told, else where
+    what it holds more than a slice is at most 2% of its memory."""
+    if parallel.pp == 1 or parallel.tp == 1:
+        return False
+    if parallel.replicate_embedding is not None:
+        return parallel.replicate_embedding
+    more = arch.embedding_params * dtype_bytes * (parallel.tp - 1) / parallel.tp
+    return more <= _LITTLE * hardware.memory_gib * _GIB
+
+
+def weight_bytes(
+    arch: Architecture, mesh: Mesh, layers: range, dtype_bytes: int, *, replicate_embedding: bool = False
+) -> int:
     """M_S: bytes of the weights of the rank `mesh.rank`, whose stage holds `layers`.
 
     Tied embeddings lie on the first and on the last stage, once where these are the same.
@@ -45,7 +61,7 @@ def weight_bytes(arch: Architecture, mesh: Mesh, layers: range, dtype_bytes: int
     elements = -(-len(layers) * arch.layer_params // mesh.tp)
     embedding = -(-arch.embedding_params // mesh.tp)
     if mesh.is_first:
-        elements += embedding
+        elements += arch.embedding_params if replicate_embedding else embedding
         if arch.position == "learned":
             elements += arch.max_position * arch.hidden_size
     if mesh.is_last and not (mesh.is_first and arch.tie_embeddings):
@@ -99,7 +115,8 @@ def _fit(
     for stage, (layers, own) in enumerate(zip(split_layers(arch, parallel.pp, parallel.layers), each, strict=True)):
         available = int(own.memory_gib * _GIB)
         mesh = Mesh(parallel.pp, parallel.tp, stage * parallel.tp)
-        weights = weight_bytes(arch, mesh, layers, dtype_bytes)
+        whole = replicates_embedding(arch, parallel, own, dtype_bytes)
+        weights = weight_bytes(arch, mesh, layers, dtype_bytes, replicate_embedding=whole)
         unit = tokens * kv_bytes_per_token(arch, len(layers), parallel.tp, dtype_bytes)
         if weights + unit > available:
             key = f"hardware.memory_gib={own.memory_gib:g}{'' if own is each[0] else f' of {own.name}'}"

@@ -9,7 +9,7 @@ from torch import nn
 
 from ..conf.schema import Architecture, ModelConfig
 from ..parallel.groups import Groups
-from ..parallel.layers import LMHead, VocabParallelEmbedding
+from ..parallel.layers import LMHead, ReplicatedEmbedding, VocabParallelEmbedding
 from .attention.select import make_backend
 from .batch import RaggedBatch
 from .decoder import BatchContext, DecoderLayer
@@ -26,7 +26,7 @@ class Stage(nn.Module):
 
     def __init__(
         self, arch: Architecture, groups: Groups, layers: range, *, dtype: torch.dtype, attention: str,
-        num_blocks: int, block_size: int,
+        num_blocks: int, block_size: int, replicate_embedding: bool = False,
     ) -> None:
         super().__init__()
         self.arch = arch
@@ -34,10 +34,11 @@ class Stage(nn.Module):
         self.layers = layers
         self.device = groups.device
         H, device = arch.hidden_size, groups.device
-        self.embedding: VocabParallelEmbedding | None = None
+        self.embedding: VocabParallelEmbedding | ReplicatedEmbedding | None = None
         self.position_embedding: nn.Parameter | None = None
         if self.mesh.is_first:
-            self.embedding = VocabParallelEmbedding(arch.vocab_size, H, dtype=dtype, groups=groups)
+            kind = ReplicatedEmbedding if replicate_embedding else VocabParallelEmbedding
+            self.embedding = kind(arch.vocab_size, H, dtype=dtype, groups=groups)
             if arch.position == "learned":
                 self.position_embedding = nn.Parameter(torch.empty(arch.max_position, H, dtype=dtype, device=device))
         self.attention = make_backend(
@@ -52,6 +53,7 @@ class Stage(nn.Module):
             self.final_norm = make_norm(arch, dtype=dtype, device=device)
             self.head = LMHead(H, arch.vocab_size, dtype=dtype, groups=groups)
             if arch.tie_embeddings and self.embedding is not None:
+                assert isinstance(self.embedding, VocabParallelEmbedding), "a head is a slice"
                 self.head.weight = self.embedding.weight
         self.cache = KVCache(
             num_layers=len(layers), num_blocks=num_blocks, block_size=block_size,
@@ -99,7 +101,7 @@ class Stage(nn.Module):
 
 def build_stage(
     model: ModelConfig, arch: Architecture, groups: Groups, layers: range, *, num_blocks: int, block_size: int,
-    seed: int = 0,
+    replicate_embedding: bool = False, seed: int = 0,
 ) -> Stage:
     """This rank's shard of the stage that holds `layers`: built, its cache allocated, its weights loaded.
 
@@ -110,7 +112,8 @@ def build_stage(
     """
     dtype = getattr(torch, resolve_dtype(model, groups.device.type))
     stage = Stage(
-        arch, groups, layers, dtype=dtype, attention=model.attention, num_blocks=num_blocks, block_size=block_size
+        arch, groups, layers, dtype=dtype, attention=model.attention, num_blocks=num_blocks, block_size=block_size,
+        replicate_embedding=replicate_embedding,
     )
     load_stage(stage, resolve_weights(model), seed)
     return stage

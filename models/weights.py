@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from ..conf.schema import Architecture
+from ..parallel.layers import ReplicatedEmbedding
 from ..parallel.mesh import Mesh
 from .checkpoint import SafetensorsFolder, TensorSource
 from .layout import Names, names_of, tensor_shapes
@@ -69,7 +70,10 @@ def plan_pieces(stage: Stage) -> Iterator[Piece]:
     """All that this rank's parameters are made of."""
     arch, mesh, names = stage.arch, stage.mesh, names_of(stage.arch)
     if stage.embedding is not None:
-        yield from _vocab_rows(names.embedding, stage.embedding.weight, arch, mesh)
+        if isinstance(stage.embedding, ReplicatedEmbedding):
+            yield Piece(names.embedding, stage.embedding.weight[None])
+        else:
+            yield from _vocab_rows(names.embedding, stage.embedding.weight, arch, mesh)
     if stage.position_embedding is not None:
         yield Piece(names.positions, stage.position_embedding[None])
     for i, layer in zip(stage.layers, stage.decoder, strict=True):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from torch import nn
 
 from .groups import Groups
 from .megatron import ModelParallelConfig, tensor_parallel
@@ -86,6 +87,17 @@ class VocabParallelEmbedding(tensor_parallel.VocabParallelEmbedding):
         absent_T = (token_ids_T < self.vocab_start_index) | (token_ids_T >= self.vocab_end_index)
         rows_T = (token_ids_T - self.vocab_start_index).masked_fill_(absent_T, 0)
         return all_reduce(F.embedding(rows_T, self.weight).masked_fill_(absent_T[:, None], 0.0), self.tp_group)
+
+
+class ReplicatedEmbedding(nn.Module):
+    """[T] token ids -> [T, H]; each rank holds the whole vocabulary, and none waits for another."""
+
+    def __init__(self, vocab_size: int, hidden_size: int, *, dtype: torch.dtype, groups: Groups) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(vocab_size, hidden_size, dtype=dtype, device=groups.device))
+
+    def forward(self, token_ids_T: torch.Tensor) -> torch.Tensor:
+        return F.embedding(token_ids_T, self.weight)
 
 
 class LMHead(ColumnParallelLinear):

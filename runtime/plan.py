@@ -11,7 +11,7 @@ from ..conf.schema import Architecture, EngineConfig, HardwareConfig, SimulateCo
 from ..models.checkpoint import SafetensorsFolder
 from ..models.huggingface import resolve_architecture, resolve_weights
 from ..models.layout import tensor_shapes
-from ..models.memory import block_count, check_blocks, dtype_bytes, slot_bound
+from ..models.memory import block_count, check_blocks, dtype_bytes, replicates_embedding, slot_bound
 from ..parallel.split import check_parallel, split_layers
 from .scheduler import Limits, find_policy
 from .setup import Setup
@@ -25,6 +25,7 @@ class Plan:
     arch: Architecture
     layers: tuple[range, ...]
     num_blocks: int
+    replicate_embedding: bool  # by each rank of the first stage
     limits: Limits
     tokenizer: str | None  # where it lies; None: UTF-8 bytes
 
@@ -67,6 +68,7 @@ def make_plan(config: EngineConfig) -> Plan:
         arch=arch,
         layers=tuple(split_layers(arch, parallel.pp, parallel.layers)),
         num_blocks=num_blocks,
+        replicate_embedding=replicates_embedding(arch, parallel, stages[0], element),
         limits=Limits(
             batch=batch,
             depth=depth,
@@ -100,6 +102,7 @@ def make_setup(config: EngineConfig, plan: Plan) -> Setup:
         depth=plan.limits.depth,
         num_blocks=plan.num_blocks,
         block_size=config.cache.block_size,
+        replicate_embedding=plan.replicate_embedding,
         seed=config.seed,
         threads=config.parallel.threads,
         timeout_s=config.parallel.step_timeout_s,

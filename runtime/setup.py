@@ -19,6 +19,7 @@ class Setup(msgspec.Struct, frozen=True, array_like=True, tag="setup"):
     depth: int
     num_blocks: int
     block_size: int
+    replicate_embedding: bool
     seed: int
     threads: int | None  # of a rank; None: the cores of its node over `node_ranks`
     timeout_s: float

@@ -41,6 +41,7 @@ class StageWorker:
             range(*setup.layers[groups.mesh.stage]),
             num_blocks=setup.num_blocks,
             block_size=setup.block_size,
+            replicate_embedding=setup.replicate_embedding,
             seed=setup.seed,
         )
         return cls(stage)

@@ -12,9 +12,15 @@ from .pointwise import Pointwise
 
 
 class AnalyticOperators:
-    """`Operators` of a model cut in `tp` slices, on a device known by its constants (docs/cost_model.md)."""
+    """`Operators` of a model cut in `tp` slices, on a device known by its constants (docs/cost_model.md).
 
-    def __init__(self, arch: Architecture, tp: int, costs: CostsConfig, dtype_bytes: int) -> None:
+    Args:
+        replicate_embedding: each rank has all of the embedding: no all-reduce comes after it.
+    """
+
+    def __init__(
+        self, arch: Architecture, tp: int, costs: CostsConfig, dtype_bytes: int, *, replicate_embedding: bool = False
+    ) -> None:
         H, D, N, K = arch.hidden_size, arch.head_dim, arch.num_heads // tp, max(1, arch.num_kv_heads // tp)
         ffn, gate = arch.ffn_size // tp, 2 if arch.gated_ffn else 1
         self.tp = tp
@@ -44,6 +50,7 @@ class AnalyticOperators:
         if arch.position == "learned":
             embedding += [(0, 2 * row, rates.embedding_gbps), add]
         self._embedding = Pointwise(rates, embedding)
+        self._is_whole = replicate_embedding
         self._row = row
         self._all_reduce, self._node, self._network = map(Link, (costs.all_reduce, costs.node, costs.network))
 
@@ -54,7 +61,7 @@ class AnalyticOperators:
         return self._others.seconds(rows)
 
     def embedding(self, rows: int) -> float:
-        return self._embedding.seconds(rows) + self.all_reduce(rows)
+        return self._embedding.seconds(rows) + (0.0 if self._is_whole else self.all_reduce(rows))
 
     def chunk_attention(self, length: int, prefix: int) -> float:
         if self._window is not None:

@@ -23,12 +23,14 @@ def make_costs(config: SimulateConfig, plan: Plan) -> StageCosts:
     sources: dict[str, Operators] = {}
     for hardware in stage_hardware(config):
         if hardware.name not in sources:
-            sources[hardware.name] = make_operators(config, hardware, plan.arch)
+            sources[hardware.name] = make_operators(config, hardware, plan.arch, plan.replicate_embedding)
     operators = [sources[hardware.name] for hardware in stage_hardware(config)]
     return StageCosts([len(layers) for layers in plan.layers], operators, host=config.simulation.host)
 
 
-def make_operators(config: SimulateConfig, hardware: HardwareConfig, arch: Architecture) -> Operators:
+def make_operators(
+    config: SimulateConfig, hardware: HardwareConfig, arch: Architecture, replicate_embedding: bool = False
+) -> Operators:
     """Operator times on one kind of device: measured on that which the profile is of, else analytic.
 
     Raises:
@@ -46,7 +48,10 @@ def make_operators(config: SimulateConfig, hardware: HardwareConfig, arch: Archi
             f"hardware={hardware.name}: no constants to simulate by; hardware=a100-80g has some, and "
             "simulation.profile=FOLDER takes what gapless profile measured"
         )
-    return AnalyticOperators(arch, config.parallel.tp, hardware.costs, dtype_bytes(config.model, hardware.device))
+    element = dtype_bytes(config.model, hardware.device)
+    return AnalyticOperators(
+        arch, config.parallel.tp, hardware.costs, element, replicate_embedding=replicate_embedding
+    )
 
 
 def make_control(config: SimulateConfig, arch: Architecture) -> Control:

@@ -25,7 +25,7 @@ class Operators(Protocol):
         ...
 
     def embedding(self, rows: int) -> float:
-        """Token (and position) embedding, the all-reduce of its slices included."""
+        """Token (and position) embedding, the all-reduce of its slices, if such, included."""
         ...
 
     def chunk_attention(self, length: int, prefix: int) -> float:

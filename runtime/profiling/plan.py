@@ -72,13 +72,14 @@ def plan_profile(config: ProfileConfig) -> ProfilePlan:
     most = max(point.slots(block) for point in (*mixed, *sent))
     small = replace(config, cache=replace(config.cache, num_blocks=max(most, arch.max_position) // block + 1))
     return ProfilePlan(
-        about, _setup(config, slice_, stages, num_layers, threads, operators), operators, small, make_plan(small),
-        mixed, sent,
+        about, _setup(config, slice_, stages, num_layers, threads, operators, plan.replicate_embedding), operators,
+        small, make_plan(small), mixed, sent,
     )  # fmt: skip
 
 
 def _setup(
-    config: ProfileConfig, arch: Architecture, stages: int, num_layers: int, threads: int, points: Sequence[Point]
+    config: ProfileConfig, arch: Architecture, stages: int, num_layers: int, threads: int, points: Sequence[Point],
+    replicate_embedding: bool,
 ) -> Setup:
     block = config.cache.block_size
     return Setup(
@@ -90,6 +91,7 @@ def _setup(
         depth=1,
         num_blocks=max(point.slots(block) for point in points) // block,
         block_size=block,
+        replicate_embedding=replicate_embedding and stages > 1,
         seed=config.seed,
         threads=threads,
         timeout_s=config.parallel.step_timeout_s,

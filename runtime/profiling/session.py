@@ -22,11 +22,16 @@ Sample = tuple[int, Point, dict[str, float]]  # stage, what, seconds by operator
 
 
 def missing(points: Sequence[Point], samples: int, have: Counter[Point], seed: int) -> list[Point]:
-    """Each point as often as it lacks measurements, in rounds over all of them, each round in an order of its own."""
+    """Each point as often as it lacks measurements, in rounds over all of them, each round in an order of its own.
+
+    Those alike in size follow each other: ranks that begin together are then at alike ones together, as in a run. A
+    decode reads weights as fast as memory gives them, and more slowly beside another that does so too.
+    """
     order = random.Random(seed)
     todo: list[Point] = []
     for number in range(samples):
-        todo += order.sample(some := [p for p in points if have[p] <= number], len(some))
+        some = [p for p in points if have[p] <= number]
+        todo += sorted(order.sample(some, len(some)), key=lambda p: (p.rows.bit_length(), p.chunk > 0))
     return todo
 
 

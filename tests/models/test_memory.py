@@ -9,7 +9,7 @@ import pytest
 from gapless.conf.build import build, load_group
 from gapless.conf.errors import ConfigError
 from gapless.conf.schema import Architecture, HardwareConfig, ModelConfig, ParallelConfig
-from gapless.models.memory import block_count, check_blocks, dtype_bytes, kv_bytes_per_token, slot_bound, weight_bytes
+from gapless.models.memory import block_count, check_blocks, dtype_bytes, kv_bytes_per_token, replicates_embedding, slot_bound, weight_bytes
 from gapless.models.stage import build_stage
 from gapless.parallel.groups import Groups
 from gapless.parallel.mesh import Mesh
@@ -57,6 +57,24 @@ def test_weights_are_counted_on_the_stages_that_hold_them(tie: bool) -> None:
     last = weight_bytes(arch, Mesh(2, 1, 1), range(2, 4), 4)
     assert first + last - whole == (4 * arch.embedding_params if tie else 0)
     assert weight_bytes(arch, Mesh(1, 2, 1), range(4), 4) * 2 == whole
+    sliced, replicated = (
+        weight_bytes(arch, Mesh(2, 2, 1), range(2), 4, replicate_embedding=each) for each in (False, True)
+    )
+    assert replicated - sliced == 2 * arch.embedding_params
+
+
+def test_the_embedding_is_replicated_where_that_takes_little() -> None:
+    little, much = (HardwareConfig(memory_gib=50 * share * 2 * SMALL.embedding_params / GIB) for share in (1.01, 0.99))
+    for pp, tp, hardware, told, expected in (
+        (2, 2, little, None, True),
+        (2, 2, much, None, False),
+        (2, 2, much, True, True),
+        (2, 2, little, False, False),
+        (1, 2, little, True, False),  # one stage waits for nobody, and its head may be the same slice
+        (2, 1, little, True, False),
+    ):
+        parallel = ParallelConfig(pp=pp, tp=tp, launcher="ray", replicate_embedding=told)
+        assert replicates_embedding(SMALL, parallel, hardware, 4) == expected
 
 
 @pytest.mark.parametrize("tie", [False, True])

@@ -131,7 +131,7 @@ RANDOM = {
 def test_meshes(folders: dict[str, Any], tmp_path: Path) -> None:
     """Four gloo processes: each family and random weights over 2 x 2 ranks, then pp2 and tp2 side by side."""
     grids = [
-        ({"pp": 2, "tp": 2, "first_rank": 0}, {"layers": [1, 2], "scattered": True}),
+        ({"pp": 2, "tp": 2, "first_rank": 0}, {"layers": [1, 2], "scattered": True, "replicate_embedding": True}),
         ({"pp": 2, "tp": 1, "first_rank": 0}, {"layers": [2, 1]}),
         ({"pp": 1, "tp": 2, "first_rank": 2}, {"chunks": [5, 3]}),
     ]

@@ -97,7 +97,7 @@ def make_replica(
     device = Device()
     costs = StageCosts(layers, devices or [device] * stages, host=host)
     limits = Limits(batch, depth, stages=stages, least_depth=min(stages, depth))
-    plan = Plan(ARCHITECTURE, tuple(range(n) for n in layers), num_blocks, limits, None)
+    plan = Plan(ARCHITECTURE, tuple(range(n) for n in layers), num_blocks, False, limits, None)
     return Replica(Audited(costs, depth=depth, num_blocks=num_blocks, **how), config, plan, BLOCK)
 
 

@@ -173,6 +173,11 @@ def test_what_a_layer_computes_beside_products_follows_the_architecture() -> Non
     assert operators(**plain).others(512) < operators(gated_ffn=False).others(512) < operators().others(512)
     assert operators(qk_norm=True).others(512) > operators().others(512)
     assert operators(**plain).embedding(512) > operators().embedding(512)
+    sliced, whole = (
+        AnalyticOperators(arch_of("gpt3-175b"), 8, costs_of("a100-80g"), 2, replicate_embedding=each)
+        for each in (False, True)
+    )
+    assert sliced.embedding(256) - whole.embedding(256) == pytest.approx(sliced.all_reduce(256))
 
 
 def test_a_sliding_window_bounds_attention() -> None:

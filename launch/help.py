@@ -79,7 +79,7 @@ MEANINGS = {
     "parallel.layers": "layers of each stage ([5,7]); null: balanced, embedding and head weighed in",
     "parallel.depth": "micro-batches in flight at once; null: pp, equal_time one more",
     "parallel.launcher": "who starts the ranks: local (in this process, one rank), ray or torchrun",
-    "parallel.replicate_embedding": "the whole embedding on each rank of the first stage; null: where that takes little",
+    "parallel.replicate_embedding": "the embedding whole on each rank of stage 0; null: where it takes little",
     "parallel.threads": "CPU threads a rank; null: cores of the node over its ranks",
     "parallel.host": "address that the sockets bind to",
     "parallel.ray_address": "null: start Ray on this machine; auto or an address: join that cluster",

@@ -9,7 +9,15 @@ import pytest
 from gapless.conf.build import build, load_group
 from gapless.conf.errors import ConfigError
 from gapless.conf.schema import Architecture, HardwareConfig, ModelConfig, ParallelConfig
-from gapless.models.memory import block_count, check_blocks, dtype_bytes, kv_bytes_per_token, replicates_embedding, slot_bound, weight_bytes
+from gapless.models.memory import (
+    block_count,
+    check_blocks,
+    dtype_bytes,
+    kv_bytes_per_token,
+    replicates_embedding,
+    slot_bound,
+    weight_bytes,
+)
 from gapless.models.stage import build_stage
 from gapless.parallel.groups import Groups
 from gapless.parallel.mesh import Mesh

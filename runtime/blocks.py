@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 
+_PROBES = 16  # places where a run of free blocks is looked for
+
+
 class BlockPool:
     """`num_blocks` pages of `block_size` tokens.
 
     A request grows into the block after its last one where that is free, and a new one starts in an untouched lane of
-    `lane_blocks` while there is any: the cache of a request is then one contiguous run, which a CPU reads without a
-    copy. Correctness never rests on it.
+    `lane_blocks` while there is any, then in the middle of a long run of free blocks: the cache of a request is then
+    mostly one contiguous run, which a CPU reads without a copy. Correctness never rests on it.
     """
 
     def __init__(self, num_blocks: int, block_size: int, lane_blocks: int = 1) -> None:
@@ -38,7 +41,7 @@ class BlockPool:
         if need > self.num_free:
             return False
         while need:
-            first = self._next(blocks)
+            first = self._next(blocks, need)
             # The run of free blocks from there on, as long as it is wanted.
             taken = self._is_free.find(0, first, first + need)
             count = need if taken < 0 else taken - first
@@ -77,7 +80,7 @@ class BlockPool:
                 self._free_lanes.append(lane)
             at = stop
 
-    def _next(self, blocks: list[int]) -> int:
+    def _next(self, blocks: list[int], need: int) -> int:
         if blocks:
             after = blocks[-1] + 1
             if after < self.num_blocks and self._is_free[after]:
@@ -88,4 +91,17 @@ class BlockPool:
                 self._is_listed[lane] = 0
                 if self._lane_used[lane] == 0:
                     return lane * self._lane_blocks
-        return self._is_free.find(1)
+        return self._gap(need)
+
+    def _gap(self, need: int) -> int:
+        """Where `need` blocks lie in the middle of the longest of some free runs: what lies before it may grow too."""
+        free, best, length = self._is_free, 0, 0
+        for probe in range(_PROBES):
+            first = free.find(1, probe * self.num_blocks // _PROBES)
+            if first < 0:
+                break
+            end = free.find(0, first)
+            count = (self.num_blocks if end < 0 else end) - first
+            if count > length:
+                best, length = first, count
+        return best + max(0, length - need) // 2 if length else free.find(1)

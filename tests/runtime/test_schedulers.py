@@ -356,6 +356,15 @@ def test_block_pool_never_shares_or_leaks(actions: list[tuple[int, int]], num_bl
         assert all(0 <= b < num_blocks for b in held)
 
 
+def test_more_requests_than_lanes_stay_contiguous_while_there_is_room() -> None:
+    pool = BlockPool(512, 16, lane_blocks=128)
+    tables: list[list[int]] = [[] for _ in range(8)]
+    for tokens in range(400, 480):
+        for table in tables:
+            assert pool.grow(table, tokens)
+    assert all(table == list(range(table[0], table[0] + 30)) for table in tables)
+
+
 def test_block_pool_keeps_a_growing_request_contiguous() -> None:
     pool = BlockPool(64, 4, 16)
     owned: list[list[int]] = [[], [], []]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 _PROBES = 16  # places where a run of free blocks is looked for
 
 

@@ -68,8 +68,6 @@ class Replica:
         """To its next event; the requests that ended there."""
         ended = self.collect()
         self.coordinator.dispatch()
-        if self.digest is not None and len(self.record.steps) >= _DIGESTED:
-            self.digest.take(self.record)
         return ended
 
     def collect(self) -> int:
@@ -79,6 +77,8 @@ class Replica:
             ended += 1
             self.queued_tokens -= event.request.max_len
         self.unfinished -= ended
+        if self.digest is not None and len(self.record.steps) >= _DIGESTED:
+            self.digest.take(self.record)
         return ended
 
     def advance(self, until: float) -> int:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from gapless.conf.policies import POLICY_CONFIGS, SarathiConfig
 from gapless.conf.sampling import SamplingParams
+from gapless.runtime import simulation
 from gapless.runtime.cost.stage_costs import Load
 from gapless.runtime.fleet import Fleet
 from gapless.runtime.ledger import PIPELINE_BUBBLES, Cause, Ledger
@@ -23,8 +24,9 @@ from gapless.runtime.replay import replay
 from gapless.runtime.request import Request
 from gapless.runtime.scheduler import POLICIES
 from gapless.runtime.simulated import Disturbance
-from gapless.runtime.simulation import ROUTERS, Replica
+from gapless.runtime.simulation import ROUTERS, Replica, run_fleet
 from gapless.runtime.spans import RunRecord
+from gapless.runtime.streaming import RunDigest
 from gapless.runtime.workload import WorkItem
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -296,6 +298,19 @@ def test_least_tokens_spreads_what_comes_at_once(requests: list[tuple[int, int]]
     run(fleet, items(*requests), router="least_tokens")
     tokens = [sum(r.prompt_tokens + r.output_tokens for r in replica.record.requests) for replica in fleet]
     assert max(tokens) - min(tokens) <= max(prompt + output for prompt, output in requests)
+
+
+@pytest.mark.parametrize("most", [None, 20])
+def test_a_run_that_is_counted_is_let_go_of_on_the_way(monkeypatch: pytest.MonkeyPatch, most: int | None) -> None:
+    monkeypatch.setattr(simulation, "_DIGESTED", 32)
+    replica = make_replica(SarathiConfig(chunk=16), batch=4)
+    replica.digest = RunDigest(replica.coordinator.scheduler.limits.depth)
+    held = 0
+    work = items(*[(20, 5, 0.0)] * 300)
+    for _ in run_fleet([replica], work, max_concurrency=most):
+        held = max(held, len(replica.record.steps))
+    assert replica.coordinator.next_step > 300
+    assert held <= 33
 
 
 def test_by_turns_each_replica_gets_as_many() -> None:

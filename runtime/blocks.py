@@ -97,10 +97,10 @@ class BlockPool:
         free, best, length = self._is_free, 0, 0
         for probe in range(_PROBES):
             first = free.find(1, probe * self.num_blocks // _PROBES)
-            if first < 0:
+            if first < 0:  # none from here on
                 break
             end = free.find(0, first)
             count = (self.num_blocks if end < 0 else end) - first
             if count > length:
                 best, length = first, count
-        return best + max(0, length - need) // 2 if length else free.find(1)
+        return best + max(0, length - need) // 2

@@ -12,11 +12,11 @@ from ...conf.schema import Architecture, SimulateConfig
 from ...conf.tuning import TuneConfig
 from ...models.huggingface import resolve_architecture
 from ...parallel.split import split_layers
-from ..cost.stage_costs import Load, StageCosts
+from ..cost.stage_costs import Load
 from ..plan import Plan
 from .bounds import slowest_stage
 from .demand import Demand, lengths
-from .trial import Setting, make_setting
+from .trial import Setting, SharedCosts, make_setting
 
 _CHUNK_KEYS = ("chunk", "budget")
 _CLEARLY = 0.005  # of the slowest stage's time: a split that gains less is not tried
@@ -76,7 +76,7 @@ class Space:
     config: TuneConfig
     misfits: list[Misfit] = field(default_factory=list)
     _settings: dict[Candidate, Setting] = field(default_factory=dict)
-    _costs: dict[int, StageCosts] = field(default_factory=dict)  # by tp
+    _costs: SharedCosts = field(default_factory=dict)
 
     def grids(self) -> list[tuple[int, int, int]]:
         """(tp, pp, replicas) that use all devices and split the model; what memory or shape forbids goes to

@@ -55,18 +55,23 @@ class Trial:
         return not self.why
 
 
-def make_setting(config: SimulateConfig, shared: dict[int, StageCosts] | None = None) -> Setting:
-    """A setting of one config; `shared` keeps operators' times by `tp` for those that come later, whose model and
-    hardware are the same.
+# Operators' times of one model on one hardware, by `tp` and whether the embedding is whole on each rank.
+SharedCosts = dict[tuple[int, bool], StageCosts]
+
+
+def make_setting(config: SimulateConfig, shared: SharedCosts | None = None) -> Setting:
+    """A setting of one config; `shared` keeps operators' times for those that come later, whose model and hardware are
+    the same.
 
     Raises:
         ConfigError: what does not fit, in one line.
     """
     plan = make_plan(config)
-    alike = shared.get(config.parallel.tp) if shared is not None and config.simulation.profile is None else None
+    key = config.parallel.tp, plan.replicate_embedding
+    alike = shared.get(key) if shared is not None and config.simulation.profile is None else None
     costs = make_costs(config, plan) if alike is None else alike.split([len(layers) for layers in plan.layers])
     if shared is not None:
-        shared.setdefault(config.parallel.tp, costs)
+        shared.setdefault(key, costs)
     return Setting(config, plan, costs)
 
 

@@ -8,7 +8,7 @@ PYTHON := $(shell for p in python3.11 python3.12 python3.13 python3 python; do \
 	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$p" && break; done)
 TORCH := $(shell grep '^torch==' constraints.txt)
 
-.PHONY: run test lint fidelity paper clean
+.PHONY: run test lint compile fidelity paper clean
 
 run: $(VENV)/.installed
 	$(BIN)/gapless generate parallel=pp2 prompts=shipped sampling.temperature=0.7 sampling.top_p=0.9 $(ARGS)
@@ -30,9 +30,14 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@test -x $(BIN)/python || { echo "making $(VENV) with $(PYTHON)"; "$(PYTHON)" -m venv $(VENV); }
 	@echo "installing $(TORCH)"
 	@$(PIP) install "$(TORCH)"
-	@echo "installing gapless and the rest of constraints.txt (about two minutes in all)"
+	@echo "installing gapless and the rest of constraints.txt (about three minutes in all)"
 	@$(PIP) install -c constraints.txt -e '.[test,dev]'
+	@$(BIN)/python -m gapless.launch.compile || true  # a C compiler is good to have, no more
 	@touch $@
+
+# Again, after sources of the control path were edited; until then Python runs them as they stand.
+compile: $(VENV)/.installed
+	$(BIN)/python -m gapless.launch.compile
 
 # Every table and figure of the paper, simulated, and docs/paper.md made of them.
 paper: $(VENV)/.installed

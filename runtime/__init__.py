@@ -8,11 +8,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from . import compiled
+
 if TYPE_CHECKING:
     from ..conf.sampling import SamplingParams as SamplingParams
     from .llm import LLM as LLM
     from .outputs import CompletionOutput as CompletionOutput
     from .outputs import RequestOutput as RequestOutput
+
+compiled.install()
 
 __all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams"]
 

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import msgspec
-
 from .messages import Decodes, NewRequest, Sampled, Segment, Step, StepResult
 from .micro_batch import Chunk, MicroBatch
 from .pipeline import Pipeline
@@ -18,12 +16,15 @@ from .spans import Decodes as RecordedDecodes
 from .spans import Part, RunRecord, StepRecord, Wait
 
 
-class TokenEvent(msgspec.Struct, frozen=True, gc=False):
+class TokenEvent:
     """A request got a token, ended, or both (`token` is None when it ended without one)."""
 
-    request: Request
-    token: Sampled | None
-    time: float
+    __slots__ = ("request", "time", "token")
+
+    def __init__(self, request: Request, token: Sampled | None, time: float) -> None:
+        self.request = request
+        self.token = token
+        self.time = time
 
 
 # Called on each new token, before the next dispatch: a finish reason that only text can tell (a stop string), or None.

@@ -6,7 +6,7 @@ block tables, its sampler's history. `StepResult` comes back: spans from every s
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -28,9 +28,13 @@ class Segment(msgspec.Struct, frozen=True, array_like=True):
 
     request: int
     start: int
-    tokens: list[int]
+    tokens: Sequence[int]
     blocks: list[int]
     sample: bool  # the last stage samples a token from the last row
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens)
 
 
 class Decodes(msgspec.Struct, frozen=True, array_like=True):
@@ -64,7 +68,7 @@ class Step(msgspec.Struct, frozen=True, array_like=True, tag="step"):
 
     @property
     def num_tokens(self) -> int:
-        return sum(len(c.tokens) for c in self.chunks) + len(self.decodes)
+        return sum(c.num_tokens for c in self.chunks) + len(self.decodes)
 
 
 class Stop(msgspec.Struct, frozen=True, array_like=True, tag="stop"):

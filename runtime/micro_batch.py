@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from .request import Request
 
 
-class Chunk(msgspec.Struct, frozen=True):
+class Chunk:
     """`length` tokens of a request from `start` on; `ends_prefill` chunks sample a token."""
 
-    request: Request
-    start: int
-    length: int
+    __slots__ = ("length", "request", "start")
+
+    def __init__(self, request: Request, start: int, length: int) -> None:
+        self.request = request
+        self.start = start
+        self.length = length
 
     @property
     def ends_prefill(self) -> bool:
         return self.start + self.length == self.request.prefill_target
 
 
-class MicroBatch(msgspec.Struct):
+class MicroBatch:
     """What the stages run at once. A request stands in it once at most."""
 
-    chunks: list[Chunk] = []
-    decodes: list[Request] = []
+    __slots__ = ("chunks", "decodes")
+
+    def __init__(self) -> None:
+        self.chunks: list[Chunk] = []
+        self.decodes: list[Request] = []
 
     @property
     def num_prefill_tokens(self) -> int:

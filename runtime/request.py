@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import cast
+from collections.abc import MutableSequence, Sequence
 
 from ..conf.sampling import SamplingParams
 from .spans import RequestRecord
@@ -56,8 +55,7 @@ class Request:
         deadline: float | None = None,
     ) -> None:
         self.id = id
-        # A bytearray does all of a list that is asked for here.
-        self.tokens = cast(list[int], bytearray(prompt)) if isinstance(prompt, bytes) else list(prompt)
+        self.tokens: MutableSequence[int] = bytearray(prompt) if isinstance(prompt, bytes) else list(prompt)
         self.prompt_len = len(prompt)
         self.params = params
         self.seed = seed

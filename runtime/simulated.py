@@ -8,13 +8,15 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mypy_extensions import mypyc_attr
+
 from .cost.stage_costs import Load, StageCosts
 from .messages import Sampled, Span, Step, StepResult
 
 _TOKEN = 0  # what every row samples
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Disturbance:
     """What makes stage times differ from the cost model's, drawn by `seed`.
 
@@ -42,6 +44,7 @@ class VirtualClock:
         return self.seconds
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class SimulatedPipeline:
     """A `Pipeline` of stages in a row, each first in, first out, joined by links that carry one activation at a time.
 

@@ -24,7 +24,7 @@ class Load(NamedTuple):
         count = sampled = len(starts)
         spans = []
         for chunk in chunks:
-            spans.append((len(chunk.tokens), chunk.start))
+            spans.append((chunk.num_tokens, chunk.start))
             sampled += chunk.sample
         return cls(tuple(spans), count, sum(starts) + count, sampled)
 

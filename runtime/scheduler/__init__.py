@@ -47,9 +47,11 @@ def find_policy(config: SchedulerConfig) -> type[Scheduler]:
         names = ", ".join(cls.__name__ for cls in found) or "none"
         raise ConfigError(f"{file}: must hold one class that extends Scheduler; it holds {names}")
     (policy,) = found
-    missing = sorted(getattr(policy, "__abstractmethods__", ()))
+    missing = set(getattr(policy, "__abstractmethods__", ()))
+    if policy.fill is Scheduler.fill:
+        missing.add("fill")
     if missing:
-        raise ConfigError(f"{file}: {policy.__name__} lacks {', '.join(missing)}")
+        raise ConfigError(f"{file}: {policy.__name__} lacks {', '.join(sorted(missing))}")
     return policy
 
 

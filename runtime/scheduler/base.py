@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import heapq
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
+
+from mypy_extensions import mypyc_attr
 
 from ...conf.policies import SchedulerConfig
 from ..blocks import BlockPool
@@ -17,7 +18,7 @@ from ..spans import Blocked, StepRecord
 from .order import ORDERS
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Limits:
     """`batch` (B): most requests in a micro-batch; `depth`: micro-batches in flight; `tile`: rows a matmul pads to;
     `stages` of the
@@ -35,7 +36,8 @@ class Limits:
         return self.batch * self.depth
 
 
-class Scheduler(ABC):
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Scheduler:
     """Decides what the next micro-batch holds. Pure Python, deterministic, asks no clock.
 
     A request waits, is admitted (its prompt's blocks are set aside), is taken as chunks until it is prefilled, then
@@ -58,9 +60,9 @@ class Scheduler(ABC):
         self._turn = 0  # micro-batches filled
         self.short_of_kv = False
 
-    @abstractmethod
     def fill(self, batch: MicroBatch) -> None:
         """The policy: take what the next micro-batch shall hold."""
+        raise NotImplementedError
 
     def reserved_tokens(self, request: Request) -> int:
         """Tokens whose KV blocks are set aside at admission."""
@@ -70,7 +72,7 @@ class Scheduler(ABC):
         """Seconds that each stage will take for a micro-batch, where the policy foresees them."""
         return None
 
-    def observe(self, step: StepRecord, spans: Sequence[Span]) -> None:  # noqa: B027  (most policies learn nothing)
+    def observe(self, step: StepRecord, spans: Sequence[Span]) -> None:
         """Stages, one or several, have computed a micro-batch."""
 
     @property

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import ClassVar
+
+from mypy_extensions import mypyc_attr
 
 from ...conf.policies import EqualTimeConfig
 from ..blocks import BlockPool
@@ -27,6 +30,7 @@ _COARSE = 4  # tiles a chunk, or fewer
 _SLIVER = 16  # a chunk of under 1/16 of a whole one is not worth its overhead: the micro-batch stays that much shorter
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class EqualTime(Scheduler):
     """Each micro-batch is filled to the same predicted time of the slowest stage.
 
@@ -200,7 +204,7 @@ class EqualTime(Scheduler):
 class Cost:
     """A stage's time as a function of what it is given, from the weights of `stage_times.FEATURES`."""
 
-    TOKENS = (0.0, 1.0, 0.0, 0.0, 0.0, 0.0)  # tokens for time
+    TOKENS: ClassVar[tuple[float, ...]] = (0.0, 1.0, 0.0, 0.0, 0.0, 0.0)  # tokens for time
 
     def __init__(self, constant: float, token: float, prefix: float, square: float, context: float, row: float) -> None:
         self.weights = constant, token, prefix, square, context, row

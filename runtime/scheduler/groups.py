@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections import deque
 
 from ...conf.policies import SchedulerConfig
@@ -12,7 +12,7 @@ from ..request import Request
 from .base import Limits, Scheduler
 
 
-class GroupScheduler(Scheduler):
+class GroupScheduler(Scheduler, ABC):
     """A group prefills its prompts whole in one micro-batch, then decodes in one micro-batch an iteration.
 
     Groups take turns. The cache of a request is set aside for its longest output, so that nothing is preempted.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from mypy_extensions import mypyc_attr
+
 from ...conf.policies import SarathiConfig
 from ..blocks import BlockPool
 from ..messages import Span
@@ -15,6 +17,7 @@ from .base import Limits, Scheduler
 from .chunk import ChunkPicker
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Sarathi(Scheduler):
     """Decode-maximal batching: up to B - 1 ready decodes and one chunk; without a prompt, up to B decodes.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from gapless.runtime.ledger import Ledger
 from gapless.runtime.messages import Step
 from gapless.runtime.micro_batch import Chunk, MicroBatch
 from gapless.runtime.request import Request
-from gapless.runtime.scheduler import ORDERS, POLICIES, Limits, Scheduler, make_scheduler
+from gapless.runtime.scheduler import ORDERS, POLICIES, Limits, Scheduler, find_policy
 from gapless.runtime.scheduler.equal_time import EqualTime
 from gapless.runtime.scheduler.groups import GroupScheduler
 from gapless.runtime.scheduler.orca_best import OrcaBest
@@ -80,19 +81,12 @@ def config_of(policy: str, w: dict) -> SchedulerConfig:
 class Audit:
     """Sees each decision of a scheduler: what was there before it, and the micro-batch that came of it."""
 
-    def __init__(self, scheduler: Scheduler, w: dict) -> None:
-        self.scheduler, self.w = scheduler, w
-        self._next = scheduler.next_batch
-        self._preempt = scheduler._preempt
-        scheduler.next_batch = self.next_batch  # type: ignore[method-assign]
-        scheduler._preempt = self.preempt  # type: ignore[method-assign]
+    def __init__(self, w: dict) -> None:
+        self.w = w
+        self.preempted = False
 
-    def preempt(self, request: Request) -> None:
-        self.preempted = True
-        self._preempt(request)
-
-    def next_batch(self) -> MicroBatch | None:
-        s = self.scheduler
+    def next_batch(self, s: Scheduler, decide: Callable[[], MicroBatch | None]) -> MicroBatch | None:
+        self.scheduler = s
         self.preempted = False
         self.ready = set(s.ready)
         self.partial = {r.id: r.remaining_prefill for r in s.prefilling}
@@ -104,11 +98,26 @@ class Audit:
         assert s.backlog == sum(self.partial.values()) + sum(
             r.remaining_prefill for *_, r in s._waiting if not r.is_finished
         )
-        batch = self._next()
+        batch = decide()
         self.short_of_kv = s.short_of_kv or self.preempted
         if batch is not None:
             check_rule(s, batch, self, self.w)
         return batch
+
+
+def audited(config: SchedulerConfig, limits: Limits, pool: BlockPool, w: dict) -> Scheduler:
+    """The policy, under audit."""
+    policy, audit = find_policy(config), Audit(w)
+
+    class Audited(policy):  # type: ignore[misc, valid-type]
+        def next_batch(self) -> MicroBatch | None:
+            return audit.next_batch(self, super().next_batch)
+
+        def _preempt(self, request: Request) -> None:
+            audit.preempted = True
+            super()._preempt(request)
+
+    return Audited(config, limits, pool)
 
 
 def run(policy: str, w: dict) -> tuple[Coordinator, VirtualPipeline, list[Request]]:
@@ -122,8 +131,7 @@ def run(policy: str, w: dict) -> tuple[Coordinator, VirtualPipeline, list[Reques
     pipeline = VirtualPipeline(w["stages"], depth, w["num_blocks"], w["block_size"], stage_time)
     pool = BlockPool(w["num_blocks"], w["block_size"], -(-w["max_len"] // w["block_size"]))
     limits = Limits(w["batch"], depth, w["tile"], w["stages"], least_depth=w["stages"])
-    scheduler = make_scheduler(config_of(policy, w), limits, pool)
-    Audit(scheduler, w)
+    scheduler = audited(config_of(policy, w), limits, pool, w)
     coordinator = Coordinator(pipeline, scheduler)
     arrivals = sorted(w["requests"], key=lambda r: r[2])
     requests = [

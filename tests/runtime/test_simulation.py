@@ -19,10 +19,12 @@ from gapless.runtime import simulation
 from gapless.runtime.cost.stage_costs import Load
 from gapless.runtime.fleet import Fleet
 from gapless.runtime.ledger import PIPELINE_BUBBLES, Cause, Ledger
+from gapless.runtime.micro_batch import MicroBatch
 from gapless.runtime.pipeline import PipelineError
 from gapless.runtime.replay import replay
 from gapless.runtime.request import Request
 from gapless.runtime.scheduler import POLICIES
+from gapless.runtime.scheduler.sarathi import Sarathi
 from gapless.runtime.simulated import Disturbance
 from gapless.runtime.simulation import ROUTERS, Replica, run_fleet
 from gapless.runtime.spans import RunRecord
@@ -319,9 +321,15 @@ def test_by_turns_each_replica_gets_as_many() -> None:
     assert [[r.request for r in replica.record.requests] for replica in fleet] == [[0, 3, 6, 9], [1, 4, 7], [2, 5, 8]]
 
 
-def test_a_policy_that_takes_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+class TakesNothing(Sarathi):
+    def fill(self, batch: MicroBatch) -> None:
+        pass
+
+
+def test_a_policy_that_takes_nothing_is_told() -> None:
     replica = make_replica()
-    monkeypatch.setattr(replica.coordinator.scheduler, "fill", lambda batch: None)
+    sarathi = replica.coordinator.scheduler
+    replica.coordinator.scheduler = TakesNothing(SarathiConfig(), sarathi.limits, sarathi.pool)
     with pytest.raises(PipelineError, match="the policy takes none of 2 unfinished requests"):
         run(replica, items((4, 4), (4, 4)))
 

@@ -1,0 +1,87 @@
+"""The control path as compiled code, where `python -m gapless.launch.compile` has made it; else the sources run.
+
+What is compiled lies in the user's cache, in a folder named by a hash of the sources: an edited source is run as it
+stands, never shadowed by what was compiled of it before. `GAPLESS_COMPILED=0` runs the sources in any case.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec
+from importlib.util import spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+
+# What each micro-batch passes through, by name within `gapless.runtime`. Left out are functions that take arrays as
+# well as numbers, msgspec's structs, and policies of a few lines.
+MODULES = (
+    "blocks",
+    "coordinator",
+    "cost.analytic",
+    "cost.attention",
+    "cost.stage_costs",
+    "micro_batch",
+    "request",
+    "scheduler.base",
+    "scheduler.chunk",
+    "scheduler.equal_time",
+    "scheduler.sarathi",
+    "scheduler.turnaround",
+    "simulated",
+)
+_KNOWN = ("cost.operators", "messages", "pipeline", "spans", "stage_times")  # whose types they were compiled by
+_FORM = "1"  # of the folder
+LIBRARY = "gapless_control__mypyc"  # what all of them share
+_SOURCES = Path(__file__).parent
+
+
+def source(module: str) -> Path:
+    return _SOURCES.joinpath(*module.split(".")).with_suffix(".py")
+
+
+def folder() -> Path:
+    """Where the compiled twin of these sources lies, or would lie.
+
+    Raises:
+        OSError, RuntimeError: a source or the user's home cannot be read.
+    """
+    digest = hashlib.sha256(f"{_FORM} {EXTENSION_SUFFIXES[0]} {sys.version}".encode())
+    for module in (*MODULES, *_KNOWN):
+        digest.update(source(module).read_bytes())
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "gapless" / digest.hexdigest()[:20]
+
+
+def in_use() -> bool:
+    """Whether this process runs compiled code."""
+    return LIBRARY in sys.modules
+
+
+def install() -> None:
+    """Let imports find the compiled modules, where these sources have been compiled."""
+    if os.environ.get("GAPLESS_COMPILED") == "0" or any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        return
+    try:
+        root = folder()
+    except (OSError, RuntimeError):
+        return
+    if root.is_dir():
+        sys.meta_path.insert(0, _Finder(root))
+
+
+class _Finder(MetaPathFinder):
+    """Finds the compiled modules in `root` and what they share; nothing else."""
+
+    def __init__(self, root: Path) -> None:
+        names = [LIBRARY, *(f"{__package__}.{module}" for module in MODULES)]
+        self._files = {name: f"{root.joinpath(*name.split('.'))}{EXTENSION_SUFFIXES[0]}" for name in names}
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        file = self._files.get(fullname)
+        return None if file is None else spec_from_file_location(fullname, file)

@@ -1,0 +1,73 @@
+"""The control path as compiled code: the same runs, and never of sources that have been edited since."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gapless.conf.policies import POLICY_CONFIGS
+from gapless.runtime import compiled
+
+RUN = """
+import sys, hashlib
+sys.path.insert(0, sys.argv[1])
+from gapless.conf.policies import POLICY_CONFIGS
+from gapless.runtime import compiled
+from simulated_parts import items, make_replica, run
+print(compiled.in_use())
+for policy in POLICY_CONFIGS:
+    replica = make_replica(policy, layers=(2, 2, 2), batch=4, depth=3, num_blocks=60)
+    run(replica, items(*[(7 + 31 * n % 57, 1 + 13 * n % 29, 0.01 * n) for n in range(40)]))
+    record = replica.record
+    spans = [(s.step, s.stage, s.ready, s.input, s.begin, s.end, s.sent) for s in record.spans]
+    rows = [(r.first_dispatched, r.finished, r.preemptions, r.token_times) for r in record.requests]
+    print(policy, hashlib.sha256(repr((spans, rows)).encode()).hexdigest())
+"""
+
+
+def output(**environment: str) -> list[str]:
+    command = [sys.executable, "-c", RUN, str(Path(__file__).parent)]
+    done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.mark.skipif(not compiled.folder().is_dir(), reason="nothing is compiled: python -m gapless.launch.compile")
+def test_every_policy_runs_the_same_compiled_and_from_its_sources() -> None:
+    used, *runs = output(GAPLESS_COMPILED="1")
+    unused, *others = output(GAPLESS_COMPILED="0")
+    assert (used, unused) == ("True", "False")
+    assert len(runs) == len(POLICY_CONFIGS)
+    assert runs == others
+
+
+def test_an_edited_source_has_another_twin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = compiled.folder()
+    copy = tmp_path / "runtime"
+    shutil.copytree(Path(compiled.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(compiled, "_SOURCES", copy)
+    assert compiled.folder() == before
+    with (copy / "scheduler" / "base.py").open("a") as file:
+        file.write("# edited\n")
+    assert compiled.folder() != before
+
+
+def test_all_that_is_compiled_exists() -> None:
+    assert [module for module in compiled.MODULES if not compiled.source(module).is_file()] == []
+
+
+def test_without_a_compiler_one_line_says_so_and_all_runs_as_before(tmp_path: Path) -> None:
+    environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path), "CC": "no-such-compiler"}
+    command = [sys.executable, "-m", "gapless.launch.compile"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("the control path is not compiled, Python runs it:")
+    assert "no-such-compiler" in line
+    assert list((tmp_path / "gapless").iterdir()) == []
+    assert output(XDG_CACHE_HOME=str(tmp_path))[0] == "False"

@@ -49,10 +49,13 @@ def write_turn(folder: Path, run: RunRecord | Fleet, config: ComparisonConfig, t
     from ..runtime.run_folder import write_run_folder
 
     own = _own(config, turn)
-    if isinstance(run, Fleet):
-        summary = write_fleet_folder(folder, run, config=plain(own), versions=versions(), slo=config.slo)
+    about: dict[str, Any] = {"config": plain(own), "versions": versions(), "slo": config.slo}
+    if not isinstance(run, Fleet):
+        summary = write_run_folder(folder, run, **about)
+    elif len(run.records) == 1:
+        summary = write_run_folder(folder, run.records[0], ledger=run.ledgers[0], **about)
     else:
-        summary = write_run_folder(folder, run, config=plain(own), versions=versions(), slo=config.slo)
+        summary = write_fleet_folder(folder, run, **about)
     if turn.folder:  # what hydra writes of a run that stands alone
         (folder / ".hydra").mkdir(exist_ok=True)
         text = yaml.safe_dump(own, sort_keys=False)

@@ -49,6 +49,7 @@ def run(
     if config.experiment is not None:
         experiment.run(config, run_dir)
         return
+    from ..runtime.collector import without_collector
     from ..runtime.fleet import Fleet
     from ..runtime.report.terminal import latency_table
     from ..runtime.run_folder import read_run_folder
@@ -66,8 +67,9 @@ def run(
             console.print(Text.assemble((f"{name}: ", "bold"), throughput(summary)), soft_wrap=True)
             console.print(latency_table(summary))
             continue
-        fleet = Fleet([replica.record for replica in replicas])
-        summary = write_turn(run_dir / turn.folder, fleet if len(replicas) > 1 else replicas[0].record, config, turn)
+        with without_collector():
+            fleet = Fleet([replica.record for replica in replicas])
+        summary = write_turn(run_dir / turn.folder, fleet, config, turn)
         console.print(Text.assemble((f"{name}: ", "bold"), throughput(summary)), soft_wrap=True)
         for note in (f"{turn.label}: {note}" for note in fleet.notes):
             if note not in told:

@@ -33,10 +33,10 @@ def write_fleet_folder(
     """
     fleet.check()
     title = title_of(config)
-    for number, record in enumerate(fleet.records):
+    for number, (record, ledger) in enumerate(zip(fleet.records, fleet.ledgers, strict=True)):
         write_run_folder(
             path / replica_folder(number), record, config=config, versions=versions, title=f"{title}, replica {number}",
-            slo=slo,
+            slo=slo, ledger=ledger,
         )  # fmt: skip
     summary = write_summary(
         path, f"{title}, {len(fleet.records)} replicas", fleet.summarize(slo), config=config, versions=versions, slo=slo

@@ -19,6 +19,7 @@ import numpy as np
 
 from ..conf.errors import ConfigError
 from ..conf.workloads import SloConfig
+from .collector import without_collector
 from .ledger import CAUSES, Ledger
 from .messages import Span
 from .report.digest import digest
@@ -123,15 +124,28 @@ def write_run_folder(
     versions: Mapping[str, str] | None = None,
     title: str | None = None,
     slo: SloConfig | None = None,
+    ledger: Ledger | None = None,
 ) -> dict[str, Any]:
     """Write the run's files into `path` (made if need be) and return what `summary.json` holds.
 
     Files: requests.csv, spans.csv.gz, record.jsonl.gz (the rest of the record: micro-batches with their waits, token
     times), summary.json, trace.json.gz, report.html; stage_times.json where the scheduler learned them. `title` is by
-    default made of the config's model and scheduler; with `slo` the summary has `request_goodput`.
-    Conservation of the ledger is checked first.
+    default made of the config's model and scheduler; with `slo` the summary has `request_goodput`. `ledger` is the
+    record's, where it has been made; its conservation is checked first.
     """
-    ledger = Ledger(record)
+    with without_collector():
+        return _write(path, record, ledger or Ledger(record), config, versions, title, slo)
+
+
+def _write(
+    path: Path,
+    record: RunRecord,
+    ledger: Ledger,
+    config: Mapping[str, Any],
+    versions: Mapping[str, str] | None,
+    title: str | None,
+    slo: SloConfig | None,
+) -> dict[str, Any]:
     ledger.check()
     title = title or title_of(config)
     summary = write_summary(path, title, summarize(record, ledger, slo), config=config, versions=versions, slo=slo)

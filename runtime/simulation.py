@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from functools import lru_cache
 from itertools import pairwise
 
@@ -13,6 +11,7 @@ from ..conf.policies import SchedulerConfig
 from ..conf.sampling import SamplingParams
 from ..conf.schema import SimulateConfig
 from .blocks import BlockPool
+from .collector import without_collector
 from .coordinator import Coordinator
 from .cost.make import make_control, make_costs
 from .cost.stage_costs import StageCosts
@@ -159,20 +158,8 @@ def run_fleet(
     Raises:
         PipelineError: a policy takes nothing though nothing is in flight.
     """
-    with _without_collector():
+    with without_collector():
         yield from _run_fleet(replicas, items, ROUTERS[router], max_concurrency)
-
-
-@contextmanager
-def _without_collector() -> Iterator[None]:
-    """Nothing of a simulation is cyclic, and the collector would go through its millions of records again and again."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _run_fleet(

@@ -86,9 +86,8 @@ class Measured:
 
 
 def products_seconds(config: GemmConfig, products: Sequence[m.Product], multiprocessors: int) -> Array:
-    columns: list[Any] = [np.array([p[at] for p in products], float) for at in (4, 5, 6)]
-    gemm = Gemm(config, multiprocessors, m.ELEMENT)
-    return np.asarray(np.minimum.reduce(gemm.candidates(*columns)))
+    rows, inputs, outputs = (np.array([[p[at]] for p in products], float) for at in (4, 5, 6))
+    return np.asarray(Gemm(config, multiprocessors, m.ELEMENT).candidates(rows, inputs, outputs).min(axis=-1))
 
 
 def rows_seconds(config: PointwiseConfig, rows: Sequence[m.Row]) -> Array:

@@ -5,7 +5,8 @@ It knows the `Pipeline` protocol only, so a real cluster and a simulated one run
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from typing import Any
 
 from .messages import Decodes, NewRequest, Sampled, Segment, Step, StepResult
 from .micro_batch import Chunk, MicroBatch
@@ -154,18 +155,21 @@ class Coordinator:
         self._accept(requests + batch.decodes if requests else batch.decodes, result.tokens, now, events)
 
     def _accept(
-        self, requests: Sequence[Request], tokens: Sequence[Sampled], now: float, events: list[TokenEvent]
+        self, requests: list[Request], tokens: list[Sampled], now: float, events: list[TokenEvent]
     ) -> None:
+        assert len(requests) == len(tokens), (requests, tokens)
         check, tells_all = self._stop_check, not self._ends_only
+        when: Any = now  # one object for all of them, compiled too
         go_on = True
-        for request, sampled in zip(requests, tokens, strict=True):
+        for number, request in enumerate(requests):
+            sampled = tokens[number]
             assert request.id == sampled.request, (request, sampled)
             if request.finish_reason is not None:  # aborted meanwhile
                 go_on = False
                 continue
             token, known = sampled.token, request.tokens
             known.append(token)
-            request.record.token_times.append(now)
+            request.record.token_times.append(when)
             reason = None
             if len(known) >= request.max_len or token in request.stop_ids:
                 reason = request.finish_reason_after(token)
@@ -208,7 +212,7 @@ def _segment(chunk: Chunk, now: float, new: list[NewRequest]) -> Segment:
     return Segment(request.id, start, tokens, request.take_new_blocks(), chunk.ends_prefill)
 
 
-def _decodes(requests: Sequence[Request]) -> Decodes:
+def _decodes(requests: list[Request]) -> Decodes:
     """Of requests whose newest token has just been dispatched."""
     grown = [r for r in requests if len(r.blocks) > r.num_blocks_sent]
     return Decodes(

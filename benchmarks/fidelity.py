@@ -1,16 +1,17 @@
 """How near the simulated twin of a real run comes: `python -m benchmarks.fidelity`, or `make fidelity`.
 
-A LLaMA of about 160M parameters with random weights over two pipeline stages of one thread each; three policies by
-turns on two workloads. In each round the machine is profiled (`gapless profile`), then each policy runs once for real
-on each workload (`gapless bench`), then the profile is measured as often again, and each run is simulated with it
-(`gapless simulate`): so a machine that is faster in one round than in another is so for both. Medians over the rounds
-count. Nothing of the simulation is fitted to the runs.
+A LLaMA of about 160M parameters with random weights over two pipeline stages of one thread each; three policies on two
+workloads. In each round the machine's operators are profiled (`gapless profile`), then each policy runs once for real
+on each workload (`gapless bench`). Before and after each run the profile's whole steps go through the real pipeline,
+which tell how fast the machine is at that time: on a shared one that changes by the minute. Each run is then simulated
+(`gapless simulate`) by the round's operators and the steps around that run. Medians over the rounds count. Nothing of
+the simulation is fitted to the runs.
 
 What a twin is off by has two sources, which the last table tells apart: stage times that the profile foretells badly,
 and all else that a simulation may have wrong, sends, control and the order of things. There each real run is simulated
 once more with its own stage times, step by step.
 
-Further arguments are overrides of `gapless bench` and `gapless simulate`. About 15 minutes on 2 cores that do
+Further arguments are overrides of `gapless bench` and `gapless simulate`. About 25 minutes on 2 cores that do
 nothing else.
 """
 
@@ -21,35 +22,42 @@ import math
 import shutil
 import statistics
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+from rich.console import Console
 
 from gapless.conf.build import build
+from gapless.conf.profiling import ProfileConfig
 from gapless.conf.schema import SimulateConfig
+from gapless.launch import compose
 from gapless.launch.cli import main as gapless
+from gapless.launch.profile import measure_pipeline
 from gapless.launch.turns import requests
 from gapless.runtime.cost.stage_costs import Load, StageCosts
 from gapless.runtime.ledger import CAUSES, Ledger
+from gapless.runtime.profiling.folder import ProfileFolder, StageSample
+from gapless.runtime.profiling.plan import plan_profile
 from gapless.runtime.run_folder import RunFolder, read_run_folder
 from gapless.runtime.simulation import make_replicas, run_fleet, without_prompts
 from gapless.runtime.spans import RunRecord
 
-POLICIES = ("orca_best", "sarathi", "equal_time")
+POLICIES = {
+    "orca_best": ("scheduler=orca_best",),
+    "sarathi": ("scheduler=sarathi", "scheduler.chunk=64"),
+    "equal_time": ("scheduler=equal_time", "scheduler.chunk=64"),
+}
 MACHINE = ("model=llama-160m", "hardware=cpu", "parallel=pp2", "parallel.threads=1")
-SETTING = (
-    *MACHINE,
-    "cache.num_blocks=512",
-    f"scheduler={','.join(POLICIES)}",
-    "scheduler.batch=4",
-    "scheduler.chunk=64",
-)
+SETTING = (*MACHINE, "cache.num_blocks=512", "scheduler.batch=4")
+GRID = ("max_tokens=768", "max_context=1024", "max_decodes=8")
 WORKLOADS = {
     "fixed": ("workload=fixed", "workload.input_len=400", "workload.output_len=40", "workload.num_prompts=12"),
     "zipf": ("workload=zipf", "workload.theta=0.4", "workload.min_len=256", "workload.max_len=768",
              "workload.pd_ratio=10", "workload.num_prompts=12"),
 }  # fmt: skip
-SAMPLES = 2  # of each micro-batch of a profile, before the runs and after them
+SAMPLES = 2  # of each micro-batch of a profile, and of each step before a run and after it
 
 
 def main() -> int:
@@ -62,26 +70,68 @@ def main() -> int:
     if not arguments.report:
         shutil.rmtree(out, ignore_errors=True)
     for number in range(1, arguments.rounds + 1):
-        runs = {name: [*SETTING, *workload, *overrides] for name, workload in WORKLOADS.items()}
-        commands = [_profile(out, number, SAMPLES)]
-        commands += [["bench", *run, f"hydra.run.dir={out}/real_{name}_{number}"] for name, run in runs.items()]
-        commands += [_profile(out, number, 2 * SAMPLES)]
-        if arguments.report:
-            commands = []
-        for name, run in runs.items():
-            twin = out / f"twin_{name}_{number}"
-            shutil.rmtree(twin, ignore_errors=True)
-            commands.append(["simulate", *run, f"simulation.profile={out}/profile_{number}", f"hydra.run.dir={twin}"])
-        for command in commands:
-            if code := gapless(command):
-                return code
+        runs = {
+            Run(name, policy, number): [*SETTING, *keys, *workload, *overrides]
+            for name, workload in WORKLOADS.items()
+            for policy, keys in POLICIES.items()
+        }
+        if not arguments.report:
+            measure(out, number, runs)
+        for run, setting in runs.items():
+            shutil.rmtree(run.twin(out), ignore_errors=True)
+            _gapless("simulate", *setting, f"simulation.profile={run.profile(out)}", f"hydra.run.dir={run.twin(out)}")
     report(out, arguments.rounds)
     return 0
 
 
-def _profile(out: Path, number: int, samples: int) -> list[str]:
-    grid = ("max_tokens=768", "max_context=1024", "max_decodes=8", f"samples={samples}")
-    return ["profile", *MACHINE, *grid, f"hydra.run.dir={out}/profile_{number}"]
+class Run(NamedTuple):
+    """One real run, and the folders of what belongs to it."""
+
+    workload: str
+    policy: str
+    round: int
+
+    def __str__(self) -> str:
+        return f"{self.workload}_{self.policy}_{self.round}"
+
+    def real(self, out: Path) -> Path:
+        return out / f"real_{self}"
+
+    def twin(self, out: Path) -> Path:
+        return out / f"twin_{self}"
+
+    def profile(self, out: Path) -> Path:
+        """The round's operators, the steps through the pipeline around this run."""
+        return out / f"profile_{self}"
+
+
+def measure(out: Path, number: int, runs: Mapping[Run, Sequence[str]]) -> None:
+    """A round: operators, then steps through the pipeline and real runs by turns."""
+    operators = out / f"operators_{number}"
+    profile = [*MACHINE, *GRID, f"samples={SAMPLES}", f"hydra.run.dir={operators}"]
+    _gapless("profile", *profile, "pipeline=false")
+    rewritten = compose.rewrite(profile, ProfileConfig, "profile", multirun=False)
+    (config,) = compose.compose_all(rewritten, ProfileConfig, "profile", multirun=False)
+    plan = plan_profile(config)
+
+    def steps(name: str) -> list[StageSample]:
+        folder = ProfileFolder(out / f"steps_{name}")
+        folder.begin(plan.about, {})
+        measure_pipeline(plan, folder, SAMPLES, Console(stderr=True, highlight=False))
+        return folder.stages()
+
+    before = steps(f"before_{number}")
+    for run, setting in runs.items():
+        _gapless("bench", *setting, f"hydra.run.dir={run.real(out)}")
+        after = steps(f"after_{run}")
+        shutil.copytree(operators, run.profile(out))
+        ProfileFolder(run.profile(out)).add_stages([*before, *after])
+        before = after
+
+
+def _gapless(*command: str) -> None:
+    if code := gapless(command):
+        sys.exit(code)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,12 +170,11 @@ def report(out: Path, rounds: int) -> None:
             name = f"{workload}, {policy}"
             real, twin = [], []
             for number in range(1, rounds + 1):
-                (path,) = out.glob(f"real_{workload}_{number}/*_{policy}")
-                (twin_path,) = out.glob(f"twin_{workload}_{number}/*_{policy}")
-                folder = read_run_folder(path)
+                run = Run(workload, policy, number)
+                folder = read_run_folder(run.real(out))
                 real.append(Figures.of(folder.load()))
-                twin.append(Figures.of(read_run_folder(twin_path).load()))
-                replayed.append((name, real[-1], *with_own_times(folder, out / f"profile_{number}")))
+                twin.append(Figures.of(read_run_folder(run.twin(out)).load()))
+                replayed.append((name, real[-1], *with_own_times(folder, run.profile(out))))
             print(f"\n{name}: medians of {rounds} rounds, the twin's difference [least .. most]")
             print(f"  {'':<22}{'real s':>9} {'twin s':>10}")
             spans = [run.makespan for run in real]

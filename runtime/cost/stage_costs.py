@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from mypy_extensions import mypyc_attr
+
 from ..messages import Step
 from .operators import LAYER_LINEARS, Operators
 
@@ -37,6 +39,7 @@ class Load(NamedTuple):
         return rows
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class StageCosts:
     """Seconds of each stage for a micro-batch.
 

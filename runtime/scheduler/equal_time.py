@@ -26,6 +26,7 @@ _SELDOM = 2  # of so many micro-batches one is watched for what changes slowly
 _CLEARLY = 1.25  # times smaller errors are clearly smaller
 _OUTPUTS = 2  # times the mean output are set aside in the cache
 _ROUNDS = 32  # of chunks through the pipeline that are still to be dispatched make it saturated
+_FEW = 8  # of them, and no more: prompts can wait a little
 _COARSE = 4  # tiles a chunk, or fewer
 _SLIVER = 16  # a chunk of under 1/16 of a whole one is not worth its overhead: the micro-batch stays that much shorter
 
@@ -38,7 +39,8 @@ class EqualTime(Scheduler):
     grow. Where a prompt ends early the next one's first chunk fills up; where no other waits, what is left of a prompt
     is cut into equal chunks rather than into whole ones and a tiny tail. Chunks of one prompt follow each other
     through the pipeline. Where a chunk is few tiles, times go up in their steps and a micro-batch holds whole ones
-    (paper 4.4): the number nearest to what fills it, at most a chunk's.
+    (paper 4.4): the number nearest to what fills it, at most a chunk's. While few prompts wait, one micro-batch of each
+    round has a tile less: the time between a request's tokens is a round's, and stages would idle for it later anyway.
 
     The time to fill to is `target_ms`, else what a micro-batch of `chunk` tokens takes with the decodes and prefixes
     that have been typical of late. Stage times are learned from the run's own spans; until the first fit, tokens
@@ -161,6 +163,12 @@ class EqualTime(Scheduler):
         return 1.0, chunk + self._decodes, chunk * self._prefix, chunk * chunk, self._context, self._decodes
 
     @property
+    def _is_short(self) -> bool:
+        """Whether the next micro-batch is the one of its round that has a tile less."""
+        least = self.limits.least_depth or self.limits.depth
+        return self._turn % least == 0 and self.backlog <= _FEW * least * self.picker.chunk
+
+    @property
     def _target(self) -> float:
         if self.target_s is not None and self.times.is_fitted:
             return self.target_s
@@ -174,7 +182,8 @@ class EqualTime(Scheduler):
         if self.in_tiles:
             tiles = (batch.num_tokens + room) / self.tile
             whole = math.floor(tiles) if self.target_s is not None else round(tiles)
-            room = max(1, min(whole, self.picker.chunk // self.tile)) * self.tile - batch.num_tokens
+            most = self.picker.chunk // self.tile - self._is_short
+            room = max(1, min(whole, most)) * self.tile - batch.num_tokens
         length = min(remaining, max(0, room))
         if length < remaining:
             overhang = (batch.num_tokens + length) % self.tile

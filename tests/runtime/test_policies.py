@@ -153,6 +153,15 @@ def test_whole_tiles_where_their_steps_are_felt() -> None:
     assert equal["prediction_error"]["median"] < 0.02
 
 
+@pytest.mark.parametrize(("prompt", "first"), [(8 * STAGES * 128, 64), (8 * STAGES * 128 + 1, 128)])
+def test_one_micro_batch_of_a_round_has_a_tile_less_while_few_prompts_wait(prompt: int, first: int) -> None:
+    scheduler = make(EqualTimeConfig(chunk=128, tile=64), 8)
+    scheduler.add(Request(0, [1] * prompt, SamplingParams(max_tokens=1)))
+    batches = [scheduler.next_batch() for _ in range(STAGES + 1)]
+    tokens = [batch.num_tokens for batch in batches if batch]
+    assert tokens == [first, *[128] * (STAGES - 1), 64]
+
+
 def test_cache_is_set_aside_for_outputs_as_long_as_they_have_been() -> None:
     scheduler = make(EqualTimeConfig(), 8)
     long = Request(0, [1] * 100, SamplingParams(max_tokens=500))

@@ -156,7 +156,8 @@ def test_whole_tiles_where_their_steps_are_felt() -> None:
 @pytest.mark.parametrize(("prompt", "first"), [(8 * STAGES * 128, 64), (8 * STAGES * 128 + 1, 128)])
 def test_one_micro_batch_of_a_round_has_a_tile_less_while_few_prompts_wait(prompt: int, first: int) -> None:
     scheduler = make(EqualTimeConfig(chunk=128, tile=64), 8)
-    scheduler.add(Request(0, [1] * prompt, SamplingParams(max_tokens=1)))
+    for number, length in enumerate((prompt - 16, 16)):  # a prompt alone would be cut into equal chunks
+        scheduler.add(Request(number, [1] * length, SamplingParams(max_tokens=1)))
     batches = [scheduler.next_batch() for _ in range(STAGES + 1)]
     tokens = [batch.num_tokens for batch in batches if batch]
     assert tokens == [first, *[128] * (STAGES - 1), 64]

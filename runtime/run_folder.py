@@ -116,6 +116,7 @@ def write_summary(
     return summary
 
 
+@without_collector()
 def write_run_folder(
     path: Path,
     record: RunRecord,
@@ -133,19 +134,7 @@ def write_run_folder(
     default made of the config's model and scheduler; with `slo` the summary has `request_goodput`. `ledger` is the
     record's, where it has been made; its conservation is checked first.
     """
-    with without_collector():
-        return _write(path, record, ledger or Ledger(record), config, versions, title, slo)
-
-
-def _write(
-    path: Path,
-    record: RunRecord,
-    ledger: Ledger,
-    config: Mapping[str, Any],
-    versions: Mapping[str, str] | None,
-    title: str | None,
-    slo: SloConfig | None,
-) -> dict[str, Any]:
+    ledger = ledger or Ledger(record)
     ledger.check()
     title = title or title_of(config)
     summary = write_summary(path, title, summarize(record, ledger, slo), config=config, versions=versions, slo=slo)

@@ -67,11 +67,18 @@ class EqualTime(Scheduler):
 
     @property
     def depth(self) -> int:
-        limits = self.limits
-        least = limits.least_depth or limits.depth
         # Below saturation stages idle anyway, and one more in flight would only make tokens wait.
-        saturated = self.backlog > _ROUNDS * least * self.picker.chunk
-        return limits.depth if saturated and self._turnaround.is_long else least
+        saturated = self.backlog > _ROUNDS * self._round
+        return self.limits.depth if saturated and self._turnaround.is_long else self._least_depth
+
+    @property
+    def _least_depth(self) -> int:
+        return self.limits.least_depth or self.limits.depth
+
+    @property
+    def _round(self) -> int:
+        """Tokens of a chunk in each micro-batch in flight."""
+        return self._least_depth * self.picker.chunk
 
     def fill(self, batch: MicroBatch) -> None:
         self._refresh()
@@ -165,8 +172,7 @@ class EqualTime(Scheduler):
     @property
     def _is_short(self) -> bool:
         """Whether the next micro-batch is the one of its round that has a tile less."""
-        least = self.limits.least_depth or self.limits.depth
-        return self._turn % least == 0 and self.backlog <= _FEW * least * self.picker.chunk
+        return self._turn % self._least_depth == 0 and self.backlog <= _FEW * self._round
 
     @property
     def _target(self) -> float:

@@ -16,7 +16,7 @@ from dataclasses import replace
 from gapless.conf.policies import EqualTimeConfig, SarathiConfig, SchedulerConfig
 from gapless.conf.schema import SimulateConfig
 from gapless.conf.workloads import TraceConfig, WorkloadConfig
-from gapless.launch.compose import compose_all, rewrite
+from gapless.launch.compose import compose_one
 from gapless.launch.turns import requests
 from gapless.runtime.experiments.bound import bubble_free_seconds
 from gapless.runtime.ledger import Ledger
@@ -32,7 +32,7 @@ def main() -> None:
     parser.add_argument("trace", nargs="?")
     parser.add_argument("--requests", type=int, default=10_000)
     arguments = parser.parse_args()
-    (config,) = compose_all(rewrite(SETTING, SimulateConfig, "simulate"), SimulateConfig, "simulate", multirun=False)
+    config = compose_one(SETTING, SimulateConfig, "simulate")
     config = replace(config, workload=replace(config.workload, num_prompts=arguments.requests))
     alike = SarathiConfig(batch=27), EqualTimeConfig(batch=27)
 

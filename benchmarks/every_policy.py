@@ -15,7 +15,7 @@ from dataclasses import replace
 from gapless.conf.build import build, load_group
 from gapless.conf.policies import POLICY_CONFIGS, SchedulerConfig
 from gapless.conf.schema import SimulateConfig
-from gapless.launch import compose
+from gapless.launch.compose import compose_one
 from gapless.launch.turns import requests
 from gapless.runtime.fleet import Fleet
 from gapless.runtime.simulation import simulated
@@ -25,8 +25,7 @@ COLUMNS = ("simulated", "output/s", "p99 TTFT", "p99 TBT", "idle", "preempted", 
 
 
 def main(arguments: list[str]) -> None:
-    rewritten = compose.rewrite([*DEFAULTS, *arguments], SimulateConfig, "simulate")
-    (config,) = compose.compose_all(rewritten, SimulateConfig, "simulate", multirun=False)
+    config = compose_one([*DEFAULTS, *arguments], SimulateConfig, "simulate")
     workload, context = requests(config)
     print(f"{len(workload)} requests, {workload.num_cut} cut to a context of {context} tokens; {config.model.name}, "
           f"pp={config.parallel.pp} tp={config.parallel.tp}")  # fmt: skip

@@ -32,8 +32,8 @@ from rich.console import Console
 from gapless.conf.build import build
 from gapless.conf.profiling import ProfileConfig
 from gapless.conf.schema import SimulateConfig
-from gapless.launch import compose
 from gapless.launch.cli import main as gapless
+from gapless.launch.compose import compose_one
 from gapless.launch.profile import measure_pipeline
 from gapless.launch.turns import requests
 from gapless.runtime.cost.stage_costs import Load, StageCosts
@@ -41,7 +41,7 @@ from gapless.runtime.ledger import CAUSES, Ledger
 from gapless.runtime.profiling.folder import ProfileFolder, StageSample
 from gapless.runtime.profiling.plan import plan_profile
 from gapless.runtime.run_folder import RunFolder, read_run_folder
-from gapless.runtime.simulation import make_replicas, run_fleet, without_prompts
+from gapless.runtime.simulation import make_replicas, run_fleet
 from gapless.runtime.spans import RunRecord
 
 POLICIES = {
@@ -110,9 +110,7 @@ def measure(out: Path, number: int, runs: Mapping[Run, Sequence[str]]) -> None:
     operators = out / f"operators_{number}"
     profile = [*MACHINE, *GRID, f"samples={SAMPLES}", f"hydra.run.dir={operators}"]
     _gapless("profile", *profile, "pipeline=false")
-    rewritten = compose.rewrite(profile, ProfileConfig, "profile", multirun=False)
-    (config,) = compose.compose_all(rewritten, ProfileConfig, "profile", multirun=False)
-    plan = plan_profile(config)
+    plan = plan_profile(compose_one(profile, ProfileConfig, "profile"))
 
     def steps(name: str) -> list[StageSample]:
         folder = ProfileFolder(out / f"steps_{name}")
@@ -212,7 +210,7 @@ def with_own_times(folder: RunFolder, profile: Path) -> tuple[Figures, float]:
     (replica,) = make_replicas(config)
     own = _OwnTimes(folder.load(), replica.pipeline.costs)
     replica.pipeline.costs = own
-    for _ in run_fleet([replica], without_prompts(requests(config)[0])):
+    for _ in run_fleet([replica], requests(config)[0].without_prompts()):
         pass
     return Figures.of(replica.record), own.alike / max(own.asked, len(own.steps))
 

@@ -86,8 +86,8 @@ class Measured:
 
 
 def products_seconds(config: GemmConfig, products: Sequence[m.Product], multiprocessors: int) -> Array:
-    rows, inputs, outputs = (np.array([[p[at]] for p in products], float) for at in (4, 5, 6))
-    return np.asarray(Gemm(config, multiprocessors, m.ELEMENT).candidates(rows, inputs, outputs).min(axis=-1))
+    rows, inputs, outputs = (np.array([p[at] for p in products], float) for at in (4, 5, 6))
+    return Gemm(config, multiprocessors, m.ELEMENT).seconds(rows, inputs, outputs)
 
 
 def rows_seconds(config: PointwiseConfig, rows: Sequence[m.Row]) -> Array:

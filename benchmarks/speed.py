@@ -63,17 +63,16 @@ def main() -> int:
 def measure(policy: str, requests: int) -> dict[str, Any]:
     """One run in this process."""
     from gapless.conf.schema import SimulateConfig
-    from gapless.launch import compose
+    from gapless.launch.compose import compose_one
     from gapless.launch.turns import requests as make_requests
     from gapless.runtime import compiled
     from gapless.runtime.cost.make import make_costs
     from gapless.runtime.cost.stage_costs import Load
     from gapless.runtime.plan import make_plan
-    from gapless.runtime.simulation import make_replicas, run_fleet, without_prompts
+    from gapless.runtime.simulation import make_replicas, run_fleet
 
     overrides = [*FIGURE_12, f"scheduler={policy}", f"workload.num_prompts={requests}"]
-    rewritten = compose.rewrite(overrides, SimulateConfig, "simulate", multirun=False)
-    (config,) = compose.compose_all(rewritten, SimulateConfig, "simulate", multirun=False)
+    config = compose_one(overrides, SimulateConfig, "simulate")
     workload, _ = make_requests(config)
     plan = make_plan(config)
     costs = make_costs(config, plan)
@@ -81,7 +80,7 @@ def measure(policy: str, requests: int) -> dict[str, Any]:
         costs.seconds(Load(((rows, 0),), 0, 0, min(rows, plan.limits.batch)))
     (replica,) = make_replicas(config, plan=plan, costs=costs)
     start = time.perf_counter()
-    for _ in run_fleet([replica], without_prompts(workload)):
+    for _ in run_fleet([replica], workload.without_prompts()):
         pass
     return {
         "compiled": compiled.in_use(),

@@ -35,7 +35,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gapless.conf.schema import SimulateConfig
-from gapless.launch.compose import compose_all, rewrite
+from gapless.launch.compose import compose_one
 from gapless.launch.turns import requests
 from gapless.runtime.cost.make import make_costs
 from gapless.runtime.cost.stage_costs import Load
@@ -226,9 +226,7 @@ def overrides(setting: Setting, num: int) -> list[str]:
 
 
 def configure(setting: Setting, num: int) -> SimulateConfig:
-    words = rewrite(overrides(setting, num), SimulateConfig, "simulate")
-    (config,) = compose_all(words, SimulateConfig, "simulate", multirun=False)
-    return config
+    return compose_one(overrides(setting, num), SimulateConfig, "simulate")
 
 
 def by_operator(vidur: Vidur, data: Path) -> None:

@@ -182,6 +182,16 @@ def compose_all(overrides: Sequence[str], cls: type[E], command: str, *, multiru
             raise ConfigError(_one_line(error)) from None
 
 
+def compose_one(overrides: Sequence[str], cls: type[E], command: str) -> E:
+    """The config that a command line's overrides stand for.
+
+    Raises:
+        ConfigError: what is wrong, in one line.
+    """
+    (config,) = compose_all(rewrite(overrides, cls, command), cls, command, multirun=False)
+    return config
+
+
 def to_config(composed: DictConfig, cls: type[E]) -> E:
     """The checked config of what hydra composed.
 

@@ -86,7 +86,7 @@ def run(
 
 def simulate(config: SimulateConfig, turn: Turn, errors: Console, name: str) -> list[Replica]:
     """One turn: its replicas, each with its record."""
-    from ..runtime.simulation import make_replicas, run_fleet, without_prompts
+    from ..runtime.simulation import make_replicas, run_fleet
 
     seeded = replace(config.workload, seed=config.workload.seed + turn.repeat - 1)
     workload, _ = requests(replace(config, workload=seeded))
@@ -94,7 +94,7 @@ def simulate(config: SimulateConfig, turn: Turn, errors: Console, name: str) -> 
     with Meter(errors, len(workload), name) as meter:
         for ended in run_fleet(
             replicas,
-            without_prompts(workload),
+            workload.without_prompts(),
             router=config.simulation.router,
             max_concurrency=config.workload.max_concurrency,
         ):

@@ -26,12 +26,14 @@ MODULES = (
     "cost.stage_costs",
     "micro_batch",
     "request",
+    "request_record",
     "scheduler.base",
     "scheduler.chunk",
     "scheduler.equal_time",
     "scheduler.sarathi",
     "scheduler.turnaround",
     "simulated",
+    "simulation",
 )
 _KNOWN = ("cost.operators", "messages", "pipeline", "spans", "stage_times")  # whose types they were compiled by
 _FORM = "1"  # of the folder

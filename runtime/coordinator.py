@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .messages import Decodes, NewRequest, Sampled, Segment, Step, StepResult
+from .messages import Decodes, NewRequest, Sampled, Segment, Step, StepResult, TokenLogprobs
 from .micro_batch import Chunk, MicroBatch
 from .pipeline import Pipeline
 from .request import Request
@@ -20,16 +20,17 @@ from .spans import Part, RunRecord, StepRecord, Wait
 class TokenEvent:
     """A request got a token, ended, or both (`token` is None when it ended without one)."""
 
-    __slots__ = ("request", "time", "token")
+    __slots__ = ("logprobs", "request", "time", "token")
 
-    def __init__(self, request: Request, token: Sampled | None, time: float) -> None:
+    def __init__(self, request: Request, token: int | None, logprobs: TokenLogprobs | None, time: float) -> None:
         self.request = request
         self.token = token
+        self.logprobs = logprobs
         self.time = time
 
 
 # Called on each new token, before the next dispatch: a finish reason that only text can tell (a stop string), or None.
-StopCheck = Callable[[Request, Sampled], str | None]
+StopCheck = Callable[[Request, int, TokenLogprobs | None], str | None]
 
 
 class Coordinator:
@@ -140,7 +141,8 @@ class Coordinator:
         if result.epoch != self.epoch:
             return
         self.record.spans += result.spans
-        if result.tokens is None:
+        sampled = result.sampled
+        if sampled is None:
             if result.step in self._in_flight:
                 self.scheduler.observe(self._in_flight[result.step][1], result.spans)
             return
@@ -152,35 +154,32 @@ class Coordinator:
         self._unblocked(result.spans[-1].end)
         self.scheduler.completed(batch)
         requests = [c.request for c in batch.chunks if c.ends_prefill]
-        self._accept(requests + batch.decodes if requests else batch.decodes, result.tokens, now, events)
+        self._accept(requests + batch.decodes if requests else batch.decodes, sampled, now, events)
 
-    def _accept(
-        self, requests: list[Request], tokens: list[Sampled], now: float, events: list[TokenEvent]
-    ) -> None:
+    def _accept(self, requests: list[Request], sampled: Sampled, now: float, events: list[TokenEvent]) -> None:
+        tokens, logprobs = sampled.tokens, sampled.logprobs
         assert len(requests) == len(tokens), (requests, tokens)
         check, tells_all = self._stop_check, not self._ends_only
         when: Any = now  # one object for all of them, compiled too
         go_on = True
         for number, request in enumerate(requests):
-            sampled = tokens[number]
-            assert request.id == sampled.request, (request, sampled)
             if request.finish_reason is not None:  # aborted meanwhile
                 go_on = False
                 continue
-            token, known = sampled.token, request.tokens
-            known.append(token)
-            request.record.token_times.append(when)
+            token = tokens[number]
+            request.output.append(token)
+            times: list[Any] = request.record.token_times
+            times.append(when)
             reason = None
-            if len(known) >= request.max_len or token in request.stop_ids:
+            if request.num_tokens >= request.max_len or token in request.stop_ids:
                 reason = request.finish_reason_after(token)
             if check is not None:
-                reason = check(request, sampled) or reason
+                reason = check(request, token, logprobs.get(request.id)) or reason
             if reason is not None:
                 go_on = False
                 self._finish(request, reason, now)
-                events.append(TokenEvent(request, sampled, now))
-            elif tells_all:
-                events.append(TokenEvent(request, sampled, now))
+            if tells_all or reason is not None:
+                events.append(TokenEvent(request, token, logprobs.get(request.id), now))
         self.scheduler.resume(requests if go_on else [r for r in requests if r.finish_reason is None])
 
     def _finish(self, request: Request, reason: str, now: float) -> None:
@@ -208,7 +207,7 @@ def _segment(chunk: Chunk, now: float, new: list[NewRequest]) -> Segment:
         new.append(NewRequest(request.id, request.prompt_len, request.seed, request.params, request.eos_token_ids))
         if request.record.first_dispatched is None:
             request.record.first_dispatched = now
-    tokens = request.tokens[start : start + chunk.length]
+    tokens = request.tokens_in(start, start + chunk.length)
     return Segment(request.id, start, tokens, request.take_new_blocks(), chunk.ends_prefill)
 
 
@@ -218,6 +217,6 @@ def _decodes(requests: list[Request]) -> Decodes:
     return Decodes(
         [r.id for r in requests],
         [r.num_dispatched - 1 for r in requests],
-        [r.tokens[-1] for r in requests],
+        [r.output[-1] for r in requests],
         {r.id: r.take_new_blocks() for r in grown},
     )

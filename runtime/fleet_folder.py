@@ -15,8 +15,8 @@ from .report.metrics import THROUGHPUT
 from .report.png import write_figures
 from .report.run_charts import batch_composition
 from .report.timeline_png import write_timeline
+from .request_record import RequestRecord
 from .run_folder import RunFolder, replica_folder, title_of, write_run_folder, write_summary
-from .spans import RequestRecord
 from .summary import request_row
 
 

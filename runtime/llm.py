@@ -22,7 +22,7 @@ from .intake import Intake, Prompt
 from .launcher import Launcher, check_launcher, find_launcher
 from .ledger import LiveBubbles
 from .local import LocalPipeline
-from .messages import Sampled
+from .messages import TokenLogprobs
 from .outputs import CompletionOutput, Logprob, RequestOutput
 from .pipeline import Pipeline
 from .plan import Plan, make_plan, make_setup
@@ -278,7 +278,7 @@ class LLM:
         for event in self._coordinator.step(self._pipeline.clock.now() + 1.0):
             text = self._texts[event.request.id]
             if event.token is not None:
-                text.push(event.token)
+                text.push(event.token, event.logprobs)
             if event.request.is_finished:
                 text.finish()
                 del self._texts[event.request.id]
@@ -303,11 +303,11 @@ class LLM:
             user=item.user, deadline=deadline,
         )  # fmt: skip
 
-    def _check_stop(self, request: Request, sampled: Sampled) -> str | None:
+    def _check_stop(self, request: Request, token: int, logprobs: TokenLogprobs | None) -> str | None:
         if not request.params.stop:
             return None
         text = self._texts[request.id]
-        text.push(sampled)
+        text.push(token, logprobs)
         return "stop" if text.stopped else None
 
 
@@ -347,28 +347,28 @@ class _Text:
     def stopped(self) -> bool:
         return self._stop.stop_string is not None
 
-    def push(self, sampled: Sampled) -> None:
+    def push(self, token: int, logprobs: TokenLogprobs | None) -> None:
         out = self._out
         index = len(out.token_ids)
         if self.request.num_output == index:  # pushed by the stop check already
             return
-        out.token_ids.append(sampled.token)
+        out.token_ids.append(token)
         if out.logprobs is not None:
-            out.logprobs.append(self._logprobs(sampled))
-            out.cumulative_logprob = (out.cumulative_logprob or 0.0) + (sampled.logprob or 0.0)
-        if self.request.finish_reason_after(sampled.token) == "stop":  # its text is not part of the output
-            out.stop_reason = sampled.token if sampled.token in self.request.params.stop_token_ids else None
+            assert logprobs is not None, self.request
+            out.logprobs.append(self._logprobs(token, logprobs))
+            out.cumulative_logprob = (out.cumulative_logprob or 0.0) + logprobs.logprob
+        if self.request.finish_reason_after(token) == "stop":  # its text is not part of the output
+            out.stop_reason = token if token in self.request.params.stop_token_ids else None
             return
-        text, _ = self._stop.push(self._detokenizer.push(sampled.token), index + 1 >= self.request.params.min_tokens)
+        text, _ = self._stop.push(self._detokenizer.push(token), index + 1 >= self.request.params.min_tokens)
         out.text += text
 
-    def _logprobs(self, sampled: Sampled) -> dict[int, Logprob]:
-        entries = [(sampled.token, sampled.logprob, sampled.rank)]
-        entries += [(token, value, rank) for rank, (token, value) in enumerate(sampled.top, 1)]
+    def _logprobs(self, token: int, logprobs: TokenLogprobs) -> dict[int, Logprob]:
+        entries = [(token, logprobs.logprob, logprobs.rank)]
+        entries += [(best, value, rank) for rank, (best, value) in enumerate(logprobs.top, 1)]
         return {
-            token: Logprob(value, rank, self._tokenizer.decode([token], skip_special=False))
-            for token, value, rank in entries
-            if value is not None
+            number: Logprob(value, rank, self._tokenizer.decode([number], skip_special=False))
+            for number, value, rank in entries
         }
 
     def finish(self) -> None:

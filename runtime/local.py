@@ -48,11 +48,11 @@ class LocalPipeline:
         step = self._steps.popleft()
         begin = self.clock.now()
         logits = self._worker.forward(self._worker.prepare(step), None)
-        tokens = self._worker.sample(step, logits)
+        sampled = self._worker.sample(step, logits)
         end = self.clock.now()
         span = Span(step.step, 0, self._idle_since, begin, begin, end, end)
         self._idle_since = end
-        return [StepResult(step.epoch, step.step, [span], tokens)]
+        return [StepResult(step.epoch, step.step, [span], sampled)]
 
     def close(self) -> None:
         if self._groups is not None:

@@ -91,24 +91,33 @@ class Span(msgspec.Struct, frozen=True, array_like=True, gc=False):
     sent: float
 
 
-class Sampled(msgspec.Struct, frozen=True, array_like=True):
-    """One sampled token. `top` holds (token id, log-probability), best first, when the request asked for logprobs."""
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Of one sampled token: its log-probability, its rank among all by it, from 1, and the best as (token id,
+    log-probability), best first."""
 
-    request: int
-    token: int
-    logprob: float | None = None
-    rank: int | None = None  # of the token among all by log-probability, from 1
-    top: list[tuple[int, float]] = []
+    logprob: float
+    rank: int
+    top: list[tuple[int, float]]
+
+
+class Sampled(msgspec.Struct, frozen=True, array_like=True):
+    """The tokens that a micro-batch sampled, in its order: of chunks that end their prompt, then of decodes.
+
+    `logprobs`: by request, of those that asked for them.
+    """
+
+    tokens: list[int]
+    logprobs: dict[int, TokenLogprobs] = {}
 
 
 class StepResult(msgspec.Struct, frozen=True, array_like=True, tag="result"):
-    """What stages did with a step (one entry from a stage's tensor-parallel rank 0). Only the last stage gives
-    `tokens`, chunks first, and with them the step is over."""
+    """What stages did with a step (one entry from a stage's tensor-parallel rank 0). Only the last stage tells what
+    was `sampled`, and with that the step is over."""
 
     epoch: int
     step: int
     spans: list[Span]
-    tokens: list[Sampled] | None = None
+    sampled: Sampled | None = None
 
 
 class RankFailure(msgspec.Struct, frozen=True, array_like=True, tag="failure"):

@@ -132,10 +132,10 @@ class _Rank:
         hidden = arrival.wait() if arrival is not None else None
         begin = time.monotonic()
         out = self.worker.forward(batch, hidden)
-        tokens = None
+        sampled = None
         if self.mesh.is_last:
             if self.mesh.tp_rank == 0:
-                tokens = self.worker.sample(step, out)
+                sampled = self.worker.sample(step, out)
         elif self.is_cuda:
             torch.cuda.synchronize()
         end = time.monotonic()
@@ -144,4 +144,4 @@ class _Rank:
         if self.mesh.tp_rank == 0:
             arrived = begin if arrival is not None else max(told, self._idle_since)
             span = Span(step.step, self.mesh.stage, self._idle_since, arrived, begin, end, time.monotonic())
-            self.client.send(encoder.encode(StepResult(step.epoch, step.step, [span], tokens)))
+            self.client.send(encoder.encode(StepResult(step.epoch, step.step, [span], sampled)))

@@ -98,7 +98,7 @@ class RemotePipeline:
             messages = self._poll(max(0.0, min(left, _POLL_S)))
             results = [m for m in messages if isinstance(m, StepResult)]
             if results:
-                self._outstanding -= sum(r.tokens is not None for r in results)
+                self._outstanding -= sum(r.sampled is not None for r in results)
                 self._last_progress = self.clock.now()
                 return results
             if left <= _POLL_S:
@@ -131,7 +131,7 @@ class RemotePipeline:
             Span(s.step, s.stage, *(time - offset for time in (s.ready, s.input, s.begin, s.end, s.sent)))
             for s in result.spans
         ]
-        return StepResult(result.epoch, result.step, spans, result.tokens)
+        return StepResult(result.epoch, result.step, spans, result.sampled)
 
     def _check_launcher(self) -> None:
         for rank in self._launcher.poll():

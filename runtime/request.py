@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableSequence, Sequence
+from collections.abc import Sequence
 
 from ..conf.sampling import SamplingParams
-from .spans import RequestRecord
+from .request_record import RequestRecord
 
 
 class Request:
     """Prompt tokens plus sampling parameters, and what has become of them.
 
-    `tokens` are the prompt's and then the sampled ones. `num_dispatched` of them have their KV computed or under way,
+    Its tokens are `prompt` and then `output`. `num_dispatched` of them have their KV computed or under way,
     `num_completed` have it for sure; the difference is in flight. At `max_len` tokens, P + D at the longest, or with
     one of `stop_ids` it ends. `prefill_target` tokens enter as chunks: the prompt, or after a preemption all tokens
     known by then. A prompt of `bytes`, as simulations have, takes a byte a token. `user` and `deadline` (of the first
@@ -30,14 +30,15 @@ class Request:
         "num_completed",
         "num_dispatched",
         "order_key",
+        "output",
         "params",
         "preemptions",
         "prefill_target",
+        "prompt",
         "prompt_len",
         "record",
         "seed",
         "stop_ids",
-        "tokens",
         "user",
     )  # fmt: skip
 
@@ -55,8 +56,9 @@ class Request:
         deadline: float | None = None,
     ) -> None:
         self.id = id
-        self.tokens: MutableSequence[int] = bytearray(prompt) if isinstance(prompt, bytes) else list(prompt)
+        self.prompt: Sequence[int] = prompt if isinstance(prompt, bytes) else list(prompt)
         self.prompt_len = len(prompt)
+        self.output: list[int] = []
         self.params = params
         self.seed = seed
         self.eos_token_ids = eos_token_ids
@@ -76,7 +78,7 @@ class Request:
         self.record = RequestRecord(id, len(prompt), arrival)
 
     def __repr__(self) -> str:
-        return f"Request({self.id}, {self.num_completed}/{self.num_dispatched}/{len(self.tokens)} of {self.max_len})"
+        return f"Request({self.id}, {self.num_completed}/{self.num_dispatched}/{self.num_tokens} of {self.max_len})"
 
     @property
     def arrival(self) -> float:
@@ -85,7 +87,17 @@ class Request:
 
     @property
     def num_output(self) -> int:
-        return len(self.tokens) - self.prompt_len
+        return len(self.output)
+
+    @property
+    def num_tokens(self) -> int:
+        return self.prompt_len + len(self.output)
+
+    def tokens_in(self, start: int, stop: int) -> Sequence[int]:
+        """Those of its tokens."""
+        if stop <= self.prompt_len:
+            return self.prompt[start:stop]
+        return [*self.prompt, *self.output][start:stop]
 
     @property
     def remaining_prefill(self) -> int:
@@ -101,10 +113,10 @@ class Request:
         return self.finish_reason is not None
 
     def finish_reason_after(self, token: int) -> str | None:
-        """Why the request ends with this token, the newest of `tokens`; None if it goes on. Stop strings are apart."""
+        """Why the request ends with this token, its newest; None if it goes on. Stop strings are apart."""
         if token in self.stop_ids and self.num_output >= self.params.min_tokens:
             return "stop"
-        return "length" if len(self.tokens) >= self.max_len else None
+        return "length" if self.num_tokens >= self.max_len else None
 
     def take_new_blocks(self) -> list[int]:
         """Blocks that the ranks have not been told of; they are told now."""

@@ -24,7 +24,8 @@ from .ledger import CAUSES, Ledger
 from .messages import Span
 from .report.digest import digest
 from .report.page import render_report
-from .spans import Blocked, Decodes, Part, RequestRecord, RunRecord, StepRecord, Wait
+from .request_record import RequestRecord
+from .spans import Blocked, Decodes, Part, RunRecord, StepRecord, Wait
 from .stage_times import FEATURES
 from .summary import has_bound, request_row, summarize
 from .trace import write_trace

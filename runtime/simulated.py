@@ -88,7 +88,6 @@ class SimulatedPipeline:
         self.turnaround_s = turnaround_s
         self._links = tuple(between_nodes if between_nodes is not None else [True] * (self.num_stages - 1))
         self._sends: dict[int, list[float]] = {}  # by rows: seconds over each link, and 0 after the last stage
-        self._sampled: dict[int, Sampled] = {}  # by request
         self._free_at = [0.0] * self.num_stages
         self._link_free_at = [0.0] * self.num_stages
         self._results: deque[tuple[float, StepResult]] = deque()
@@ -114,14 +113,8 @@ class SimulatedPipeline:
             spans.append(Span(number, stage, ready, at, begin, end, handed))
             free_at[stage] = handed + turnaround
             at = links[stage] = sent
-        known = self._sampled
-        for request in step.dropped:
-            known.pop(request, None)
-        for new in step.new:
-            known[new.request] = Sampled(new.request, _TOKEN)
-        tokens = [known[s.request] for s in step.chunks if s.sample]
-        tokens += map(known.__getitem__, step.decodes.requests)
-        self._results.append((at + self.result_s, StepResult(step.epoch, number, spans, tokens)))
+        result = StepResult(step.epoch, number, spans, Sampled([_TOKEN] * load.sampled))
+        self._results.append((at + self.result_s, result))
 
     def wait(self, deadline: float) -> list[StepResult]:
         clock = self.clock

@@ -137,10 +137,24 @@ def make_replicas(
 
 Router = Callable[[Sequence[Replica], int], int]  # replicas, the request's number: which replica takes it
 
+
+
+def _round_robin(replicas: Sequence[Replica], number: int) -> int:
+    return number % len(replicas)
+
+
+def _least_requests(replicas: Sequence[Replica], number: int) -> int:
+    return min(range(len(replicas)), key=lambda i: replicas[i].unfinished)
+
+
+def _least_tokens(replicas: Sequence[Replica], number: int) -> int:
+    return min(range(len(replicas)), key=lambda i: replicas[i].queued_tokens)
+
+
 ROUTERS: dict[str, Router] = {
-    "round_robin": lambda replicas, number: number % len(replicas),
-    "least_requests": lambda replicas, _: min(range(len(replicas)), key=lambda i: replicas[i].unfinished),
-    "least_tokens": lambda replicas, _: min(range(len(replicas)), key=lambda i: replicas[i].queued_tokens),
+    "round_robin": _round_robin,
+    "least_requests": _least_requests,
+    "least_tokens": _least_tokens,
 }
 
 
@@ -209,16 +223,10 @@ def simulated(config: SimulateConfig, workload: Workload) -> list[Replica]:
         PipelineError: as `run_fleet`.
     """
     replicas = make_replicas(config)
-    items, most = without_prompts(workload), config.workload.max_concurrency
+    items, most = workload.without_prompts(), config.workload.max_concurrency
     for _ in run_fleet(replicas, items, router=config.simulation.router, max_concurrency=most):
         pass
     return replicas
-
-
-def without_prompts(workload: Workload) -> Iterator[WorkItem]:
-    """The workload's requests, each prompt so many zeros: nothing looks at tokens in a simulation."""
-    for number in range(len(workload)):
-        yield workload.item(number, bytes(int(workload.input_lens[number])))
 
 
 def _stuck(unfinished: int) -> str:

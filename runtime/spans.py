@@ -10,6 +10,7 @@ from typing import Literal, overload
 import msgspec
 
 from .messages import Span
+from .request_record import RequestRecord
 
 # Why the coordinator could not dispatch: the depth was reached, or the scheduler had nothing admissible.
 Blocked = Literal["depth_full", "no_request", "in_flight", "kv_full"]
@@ -105,24 +106,6 @@ class StepRecord(msgspec.Struct, gc=False):
     def decode_context(self) -> int:
         """KV tokens that the decodes attend to, summed."""
         return self.decodes.context
-
-
-@dataclass(slots=True)
-class RequestRecord:
-    """One request's row in `requests.csv`. Times are seconds on the coordinator's clock."""
-
-    request: int
-    prompt_tokens: int
-    arrival: float
-    token_times: list[float] = field(default_factory=list)
-    first_dispatched: float | None = None
-    finished: float | None = None
-    finish_reason: str | None = None
-    preemptions: int = 0
-
-    @property
-    def output_tokens(self) -> int:
-        return len(self.token_times)
 
 
 @dataclass(slots=True)

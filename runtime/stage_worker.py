@@ -11,7 +11,7 @@ from ..models.batch import RaggedBatch
 from ..models.batch import Segment as KVSegment
 from ..models.sampling import Sampler
 from ..models.stage import Stage, build_stage
-from .messages import Sampled, Segment, Step
+from .messages import Sampled, Segment, Step, TokenLogprobs
 from .setup import Setup
 
 if TYPE_CHECKING:
@@ -81,13 +81,18 @@ class StageWorker:
         """Hidden states [T, H]; on the last stage the logits [R, V] of the rows that need a token."""
         return self.stage(batch, hidden_TH)
 
-    def sample(self, step: Step, logits_RV: torch.Tensor) -> list[Sampled]:
+    def sample(self, step: Step, logits_RV: torch.Tensor) -> Sampled:
         """A token for each segment of the step that asks for one, in order."""
         assert self._sampler is not None
         segments = [s for s in chain(step.chunks, step.decodes) if s.sample]
         if not segments:
-            return []
+            return Sampled([])
         tokens = self._sampler.sample(
             logits_RV, [s.request for s in segments], [s.start + len(s.tokens) for s in segments]
         )
-        return [Sampled(s.request, t.token, t.logprob, t.rank, t.top) for s, t in zip(segments, tokens, strict=True)]
+        logprobs = {
+            s.request: TokenLogprobs(t.logprob, t.rank, t.top)
+            for s, t in zip(segments, tokens, strict=True)
+            if t.logprob is not None and t.rank is not None
+        }
+        return Sampled([t.token for t in tokens], logprobs)

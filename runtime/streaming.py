@@ -9,7 +9,8 @@ import numpy as np
 
 from ..conf.workloads import SloConfig
 from .ledger import CAUSES, Cause, Floats, Ledger
-from .spans import RequestRecord, RunRecord, StepRecord
+from .request_record import RequestRecord
+from .spans import RunRecord, StepRecord
 from .summary import NOT_COMPLETED, Totals, has_bound, latencies, meets, statistics
 
 _FILL = CAUSES.index(Cause.FILL_DRAIN)

@@ -10,7 +10,8 @@ import numpy as np
 
 from ..conf.workloads import SloConfig
 from .ledger import STARVED, Cause, Floats, Ledger, inner_share
-from .spans import RequestRecord, RunRecord
+from .request_record import RequestRecord
+from .spans import RunRecord
 
 NOT_COMPLETED = (None, "abort", "error")  # finish reasons of requests that count as failed
 

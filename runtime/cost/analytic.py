@@ -6,8 +6,8 @@ from ...conf.costs import CostsConfig
 from ...conf.schema import Architecture
 from .attention import Attention
 from .communication import Link
-from .gemm import Gemm
-from .operators import Linear
+from .gemm import Gemm, Products
+from .operators import LAYER_LINEARS, Linear
 from .pointwise import Pointwise
 
 
@@ -26,14 +26,16 @@ class AnalyticOperators:
         self.tp = tp
         self.layer_overhead = costs.host.layer_us * 1e-6
         self.step_overhead = costs.host.step_us * 1e-6
-        self._sizes: dict[Linear, tuple[int, int]] = {  # inputs, outputs
+        sizes: dict[Linear, tuple[int, int]] = {  # inputs, outputs
             "preproj": (H, (N + 2 * K) * D),
             "postproj": (N * D, H),
             "ffn_ln1": (H, gate * ffn),
             "ffn_ln2": (ffn, H),
             "head": (H, -(-arch.vocab_size // tp)),
         }
-        self._gemm = Gemm(costs.gemm, costs.multiprocessors, dtype_bytes)
+        gemm = Gemm(costs.gemm, costs.multiprocessors, dtype_bytes)
+        self._layer = Products(gemm, [sizes[name] for name in LAYER_LINEARS])
+        self._head = Products(gemm, [sizes["head"]])
         self._attention = Attention(costs.attention, N, K, D, costs.multiprocessors, dtype_bytes)
         self._window = arch.sliding_window
         rates, row, head_row = costs.pointwise, H * dtype_bytes, (N + K) * D
@@ -55,7 +57,9 @@ class AnalyticOperators:
         self._all_reduce, self._node, self._network = map(Link, (costs.all_reduce, costs.node, costs.network))
 
     def linear(self, operator: Linear, rows: int) -> float:
-        return self._gemm.seconds(rows, *self._sizes[operator])
+        if operator == "head":
+            return self._head.seconds(rows)[0]
+        return self._layer.seconds(rows)[LAYER_LINEARS.index(operator)]
 
     def others(self, rows: int) -> float:
         return self._others.seconds(rows)

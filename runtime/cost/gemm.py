@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -10,13 +10,13 @@ import numpy.typing as npt
 from ...conf.costs import GemmConfig
 
 Floats = npt.NDArray[np.float64]
-Size = int | Floats
 
 _SPLITS = (1, 2, 3, 4, 5, 6, 8, 10)  # of the inner dimension
 _INNER = 64  # elements of the inner dimension that a tile takes at a time
 _AREA = 256 * 128  # of the tile that wave_us is of
 _WORK = 1e11  # FLOP of the product that the rates of tiles are of
 _POWER = 6  # order of the norm that joins the time by waves and that at the sustained rate
+_AT_ONCE = 16  # numbers of rows that are costed together: little more work for numpy than one
 
 
 class Gemm:
@@ -34,22 +34,20 @@ class Gemm:
     """
 
     def __init__(self, config: GemmConfig, multiprocessors: int, dtype_bytes: int) -> None:
-        kernels = [
-            (*sides, inner, whole, split)
+        tiles = [
+            (*sides, inner, whole)
             for shape, inner, whole in self._tiles(config, multiprocessors, dtype_bytes)
             for sides in dict.fromkeys((shape, shape[::-1]))
-            for split in _SPLITS
         ]
         self._config = config
         self._multiprocessors = multiprocessors
         self._dtype_bytes = dtype_bytes
-        # Of each kernel: rows and columns of a tile, us an element of k, whole_waves, into how many parts k is split.
-        self._rows, self._columns, self._inner_us, self._whole, self._split = np.array(kernels, np.float64).T
+        # By tile, [tiles, 1]: its rows and columns, us an element of k, whole_waves.
+        self._rows, self._columns, self._inner_us, self._whole = np.array(tiles, np.float64).T[:, :, None]
         self._wave_us = config.wave_us * self._rows * self._columns / _AREA
-        is_split = self._split > 1
-        self._fixed_us = config.launch_us + np.where(is_split, config.split_us, 0.0)
-        self._parts = np.where(is_split, self._split, 0.0)  # partial results
-        self._weights: dict[tuple[int, int], tuple[Floats, Floats]] = {}
+        self._splits = np.array(_SPLITS, np.float64)
+        self._fixed_us = config.launch_us + np.where(self._splits > 1, config.split_us, 0.0)
+        self._parts = np.where(self._splits > 1, self._splits, 0.0)  # partial results
 
     @staticmethod
     def _tiles(
@@ -60,35 +58,46 @@ class Gemm:
             rows, columns = map(int, text.split("x"))
             yield (rows, columns), 2 * rows * columns * multiprocessors / (tflops * 1e6) * dtype_bytes / 2, whole
 
-    def seconds(self, rows: int, inputs: int, outputs: int) -> float:
-        """Of the fastest kernel."""
-        weights = self._weights.get((inputs, outputs))
-        if weights is None:
-            weights = self._weights[inputs, outputs] = self._of_weights(inputs, outputs)
-        return float(self._candidates(rows, inputs, outputs, weights).min())
-
-    def candidates(self, rows: Floats, inputs: Floats, outputs: Floats) -> Floats:
-        """Seconds by each kernel, [..., kernels], of sizes [..., 1]."""
-        return self._candidates(rows, inputs, outputs, self._of_weights(inputs, outputs))
-
-    def _of_weights(self, inputs: Size, outputs: Size) -> tuple[Floats, Floats]:
-        """By each kernel, whatever the rows: blocks in a row of tiles, and us of a wave."""
-        blocks = np.ceil(outputs / self._columns) * self._split
-        return blocks, self._inner_us * (np.ceil(inputs / (self._split * _INNER)) * _INNER) + self._wave_us
-
-    def _candidates(self, rows: Size, inputs: Size, outputs: Size, weights: tuple[Floats, Floats]) -> Floats:
+    def seconds(self, rows: Floats, inputs: Floats, outputs: Floats) -> Floats:
+        """Of the fastest kernel, for sizes that broadcast to [...]."""
         config, knee = self._config, self._config.knee
-        across, wave_us = weights
-        products = 1.0 * rows * inputs * outputs
+        by_tile = tuple(size[..., None, None] for size in (rows, inputs, outputs))
+        compute = self._compute_us(*by_tile).min(axis=-2)  # of the fastest tile, [..., splits]
+        rows, inputs, outputs = (size[..., None] for size in (rows, inputs, outputs))
+        products = rows * inputs * outputs
         bytes_us = self._dtype_bytes / (config.memory_gbps * 1e3)
         memory = ((rows * inputs + inputs * outputs + rows * outputs) * bytes_us) ** knee
+        compute *= (2 * products / _WORK) ** config.fade
         sustained = (2e-6 * products / config.sustained_tflops * self._dtype_bytes / 2) ** _POWER
-        slower = (2 * products / _WORK) ** config.fade
         partial = config.split_share * 2 * rows * outputs * 4 / (config.memory_gbps * 1e3)  # float32, out and in
-        waves = np.ceil(rows / self._rows) * across / self._multiprocessors
+        time = ((compute**_POWER + sustained) ** (knee / _POWER) + memory) ** (1 / knee)
+        found: Floats = (time + self._fixed_us + self._parts * partial).min(axis=-1) * 1e-6
+        return found
+
+    def _compute_us(self, rows: Floats, inputs: Floats, outputs: Floats) -> Floats:
+        """By tile and split, [..., tiles, splits], of sizes [..., 1, 1]."""
+        waves = np.ceil(rows / self._rows) * np.ceil(outputs / self._columns) / self._multiprocessors * self._splits
         waves += self._whole * (np.ceil(waves) - waves)
-        compute = np.maximum(waves, 1.0) * wave_us * slower
-        time = ((compute**_POWER + sustained) ** (knee / _POWER) + memory) ** (1 / knee) + self._fixed_us
-        time += self._parts * partial
-        time *= 1e-6
-        return time
+        inner = np.ceil(inputs / (self._splits * _INNER)) * _INNER
+        found: Floats = np.maximum(waves, 1.0) * (self._inner_us * inner + self._wave_us)
+        return found
+
+
+class Products:
+    """Times of products of the same rows with several weights, of sizes (inputs, outputs)."""
+
+    def __init__(self, gemm: Gemm, weights: Sequence[tuple[int, int]]) -> None:
+        self._gemm = gemm
+        self._inputs, self._outputs = np.array(weights, np.float64).T
+        self._known: dict[int, list[float]] = {}
+
+    def seconds(self, rows: int) -> list[float]:
+        """By weight, of the fastest kernel each."""
+        known = self._known.get(rows)
+        if known is None:
+            first = rows - rows % _AT_ONCE
+            block = np.arange(first, first + _AT_ONCE, dtype=np.float64)
+            times = self._gemm.seconds(block[:, None], self._inputs, self._outputs)
+            self._known.update(enumerate(times.tolist(), first))
+            known = self._known[rows]
+        return known

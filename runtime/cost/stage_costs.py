@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from mypy_extensions import mypyc_attr
 
@@ -11,24 +10,29 @@ from ..messages import Step
 from .operators import LAYER_LINEARS, Operators
 
 
-class Load(NamedTuple):
+class Load:
     """What a micro-batch asks of a stage. `chunks`: (length, prefix) of each; `context`: KV tokens that the `decodes`
     attend to, summed; `sampled`: rows whose logits are wanted."""
 
-    chunks: tuple[tuple[int, int], ...] = ()
-    decodes: int = 0
-    context: int = 0
-    sampled: int = 0
+    __slots__ = ("chunks", "context", "decodes", "sampled")
+
+    def __init__(
+        self, chunks: Sequence[tuple[int, int]] = (), decodes: int = 0, context: int = 0, sampled: int = 0
+    ) -> None:
+        self.chunks = tuple(chunks)
+        self.decodes = decodes
+        self.context = context
+        self.sampled = sampled
 
     @classmethod
     def of(cls, step: Step) -> Load:
-        starts, chunks = step.decodes.starts, step.chunks
+        starts: list[int] = step.decodes.starts
         count = sampled = len(starts)
-        spans = []
-        for chunk in chunks:
-            spans.append((chunk.num_tokens, chunk.start))
+        chunks: list[tuple[int, int]] = []
+        for chunk in step.chunks:
+            chunks.append((chunk.num_tokens, chunk.start))
             sampled += chunk.sample
-        return cls(tuple(spans), count, sum(starts) + count, sampled)
+        return cls(chunks, count, sum(starts) + count, sampled)
 
     @property
     def rows(self) -> int:

@@ -39,7 +39,7 @@ def time_steps(
         for result in pipeline.wait(pipeline.clock.now() + _WAIT_S):
             last_news = pipeline.clock.now()
             spans.setdefault(result.step, []).extend(result.spans)
-            if result.tokens is not None:
+            if result.sampled is not None:
                 ended[result.step] = last_news
         while ended and len(spans[first := min(ended)]) == pipeline.num_stages:
             whole = sorted(spans.pop(first), key=attrgetter("stage"))

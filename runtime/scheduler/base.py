@@ -208,7 +208,7 @@ class Scheduler:
         size = pool.block_size
         for request in queue:
             request.num_dispatched += 1
-            tokens = len(request.tokens)
+            tokens = request.num_tokens
             if tokens > len(request.blocks) * size:
                 pool.grow(request.blocks, tokens)
         if len(queue) == len(ready):
@@ -244,7 +244,7 @@ class Scheduler:
 
     def _grow(self, request: Request) -> bool:
         """Room in the cache for all of the request's tokens, if need be at the cost of newer ones."""
-        while not self.pool.grow(request.blocks, len(request.tokens)):
+        while not self.pool.grow(request.blocks, request.num_tokens):
             victim = max((r for r in self.running.values() if not r.in_flight), key=lambda r: r.id, default=request)
             if victim.id <= request.id:
                 self.short_of_kv = True
@@ -260,7 +260,7 @@ class Scheduler:
         self._leave(request)
         self.backlog -= request.remaining_prefill
         request.num_dispatched = request.num_completed = request.num_blocks_sent = 0
-        request.prefill_target = len(request.tokens)
+        request.prefill_target = request.num_tokens
         request.preemptions += 1
         self.add(request)
 

@@ -16,8 +16,8 @@ from ..cost.stage_costs import StageCosts
 from ..ledger import Floats, Ledger
 from ..plan import Plan, make_plan
 from ..report.text import milliseconds
-from ..simulation import Replica, make_replicas, run_fleet, without_prompts
-from ..spans import RequestRecord
+from ..request_record import RequestRecord
+from ..simulation import Replica, make_replicas, run_fleet
 from ..summary import summarize
 from .demand import Demand
 
@@ -125,7 +125,7 @@ def measure(setting: Setting, demand: Demand, rate: float, seed: int = 0) -> dic
 
 
 def _run(setting: Setting, fleet: Sequence[Replica], demand: Demand, rate: float) -> Iterator[int]:
-    return run_fleet(fleet, without_prompts(demand.at(rate)), router=setting.config.simulation.router)
+    return run_fleet(fleet, demand.at(rate).without_prompts(), router=setting.config.simulation.router)
 
 
 def tail(values: Floats) -> float:

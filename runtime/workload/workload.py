@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import overload
 
@@ -85,6 +85,11 @@ class Workload(Sequence[WorkItem]):
             user=f"user-{number % self.users}" if self.users > 1 else "",
             deadline=self.deadline,
         )
+
+    def without_prompts(self) -> Iterator[WorkItem]:
+        """The requests, each prompt so many zeros: nothing looks at tokens in a simulation."""
+        for number, length in enumerate(self.input_lens.tolist()):
+            yield self.item(number, bytes(length))
 
     def _prompt(self, number: int) -> list[int]:
         length = int(self.input_lens[number])

@@ -25,9 +25,7 @@ SMALL = ["model=tiny", "parallel.threads=1", "max_tokens=32", "max_context=64", 
 
 
 def config(*overrides: str) -> ProfileConfig:
-    rewritten = compose.rewrite(overrides, ProfileConfig, "profile")
-    (found,) = compose.compose_all(rewritten, ProfileConfig, "profile", multirun=False)
-    return found
+    return compose.compose_one(overrides, ProfileConfig, "profile")
 
 
 def rows(path: Path) -> list[dict[str, str]]:

@@ -9,8 +9,9 @@ import pytest
 
 from gapless.launch.cli import main
 from gapless.runtime.messages import Span
+from gapless.runtime.request_record import RequestRecord
 from gapless.runtime.run_folder import write_run_folder
-from gapless.runtime.spans import Decodes, Part, RequestRecord, RunRecord, StepRecord
+from gapless.runtime.spans import Decodes, Part, RunRecord, StepRecord
 
 
 def run_folder(path: Path, chunk: int, seconds: float) -> Path:

@@ -7,8 +7,9 @@ from typing import Any
 
 from gapless.runtime.messages import Span
 from gapless.runtime.report.candidates import Candidate
+from gapless.runtime.request_record import RequestRecord
 from gapless.runtime.run_folder import RunFolder
-from gapless.runtime.spans import Decodes, Part, RequestRecord, RunRecord, StepRecord, Wait
+from gapless.runtime.spans import Decodes, Part, RunRecord, StepRecord, Wait
 
 
 def one_stage() -> RunRecord:

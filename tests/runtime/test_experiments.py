@@ -37,7 +37,7 @@ from gapless.runtime.experiments.one_gpu import (
 )
 from gapless.runtime.ledger import Ledger
 from gapless.runtime.plan import make_plan
-from gapless.runtime.simulation import make_replicas, run_fleet, without_prompts
+from gapless.runtime.simulation import make_replicas, run_fleet
 from gapless.runtime.spans import RunRecord
 from gapless.runtime.workload import make_workload
 
@@ -60,7 +60,7 @@ def simulate(config: SimulateConfig, name: str = "") -> Sequence[RunRecord]:
         config.workload, vocab_size=arch.vocab_size, context=arch.max_position, tokenizer=load_tokenizer(None, 300)
     )
     replicas = make_replicas(config)
-    for _ in run_fleet(replicas, without_prompts(workload)):
+    for _ in run_fleet(replicas, workload.without_prompts()):
         pass
     return [replica.record for replica in replicas]
 
@@ -166,7 +166,7 @@ def test_no_policy_is_faster_than_the_bound(policy: str, pp: int, batch: int, in
         ),
         input_lens=drawn, output_lens=np.full(len(inputs), outputs),
     )  # fmt: skip
-    for _ in run_fleet([replica], without_prompts(workload)):
+    for _ in run_fleet([replica], workload.without_prompts()):
         pass
     bound = bubble_free_seconds(costs, drawn, np.full(len(inputs), outputs), batch)
     assert 0 < bound <= Ledger(replica.record).span_seconds * (1 + 1e-9)

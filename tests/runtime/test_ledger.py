@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from gapless.runtime.ledger import CAUSES, Cause, Ledger, LiveBubbles
 from gapless.runtime.messages import Span
-from gapless.runtime.spans import Decodes, Part, RequestRecord, RunRecord, StepRecord, Wait
+from gapless.runtime.request_record import RequestRecord
+from gapless.runtime.spans import Decodes, Part, RunRecord, StepRecord, Wait
 
 
 def span(step: int, stage: int, begin: float, end: float) -> Span:

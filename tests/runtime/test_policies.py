@@ -171,7 +171,7 @@ def test_cache_is_set_aside_for_outputs_as_long_as_they_have_been() -> None:
         done = Request(number, [1] * 10, SamplingParams(max_tokens=20))
         scheduler.add(done)
         scheduler.admit()
-        done.tokens += [7] * 20
+        done.output += [7] * 20
         scheduler.finish(done, "length")
     assert scheduler.reserved_tokens(long) == 140
 

@@ -152,7 +152,7 @@ def test_an_llm_replays_a_workload(llm: LLM) -> None:
     Ledger(record).check()
     expected = llm.generate([workload[2].prompt], SamplingParams(max_tokens=4, ignore_eos=True))[0].outputs[0].token_ids
     llm.reset()
-    answer = [event.token.token for events in llm.replay(workload[2:3]) for event in events if event.token]
+    answer = [e.token for events in llm.replay(workload[2:3]) for e in events if e.token is not None]
     assert answer == expected[: workload[2].output_len]
 
 

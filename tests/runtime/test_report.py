@@ -23,7 +23,8 @@ from gapless.runtime.report import terminal
 from gapless.runtime.report.digest import digest
 from gapless.runtime.report.page import render_report
 from gapless.runtime.report.page_parts import fill, script_json
-from gapless.runtime.spans import Decodes, Part, RequestRecord, RunRecord, StepRecord, Wait
+from gapless.runtime.request_record import RequestRecord
+from gapless.runtime.spans import Decodes, Part, RunRecord, StepRecord, Wait
 from gapless.runtime.summary import summarize
 
 

@@ -14,8 +14,9 @@ from gapless.conf.errors import ConfigError
 from gapless.conf.workloads import SloConfig
 from gapless.runtime.ledger import Ledger
 from gapless.runtime.messages import Span
+from gapless.runtime.request_record import RequestRecord
 from gapless.runtime.run_folder import SPAN_COLUMNS, read_run_folder, write_run_folder
-from gapless.runtime.spans import Decodes, Part, RequestRecord, RunRecord, StepRecord, Wait
+from gapless.runtime.spans import Decodes, Part, RunRecord, StepRecord, Wait
 from gapless.runtime.summary import summarize
 from gapless.runtime.trace import slice_name
 

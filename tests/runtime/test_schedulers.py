@@ -173,11 +173,11 @@ def run(policy: str, w: dict) -> tuple[Coordinator, VirtualPipeline, list[Reques
 def test_nothing_is_lost_and_no_bound_is_passed(policy: str, w: dict) -> None:
     coordinator, _, requests = run(policy, w)
     for r in requests:
-        ended = len(r.tokens) == r.max_len or r.tokens[-1] == EOS or r.finish_reason == "abort"
+        ended = r.num_tokens == r.max_len or r.output[-1:] == [EOS] or r.finish_reason == "abort"
         assert r.is_finished, r
         assert ended, r
         assert r.num_output >= 1 or r.finish_reason == "abort"
-        assert EOS not in r.tokens[r.prompt_len : -1] or r.params.ignore_eos
+        assert EOS not in r.output[:-1] or r.params.ignore_eos
     pool = coordinator.scheduler.pool
     assert pool.num_free == pool.num_blocks, "blocks leaked"
     scheduler = coordinator.scheduler
@@ -270,9 +270,9 @@ def test_the_ledger_conserves_time(policy: str, w: dict) -> None:
 def test_outputs_do_not_depend_on_policy_memory_or_preemption(w: dict) -> None:
     w["abort"] = None
     roomy = w | {"num_blocks": 100 * w["num_blocks"], "batch": 50, "stages": 1, "extra_depth": 0}
-    reference = [r.tokens for r in run("sarathi", roomy)[2]]
+    reference = [r.output for r in run("sarathi", roomy)[2]]
     for policy in POLICIES:
-        assert [r.tokens for r in run(policy, w)[2]] == reference
+        assert [r.output for r in run(policy, w)[2]] == reference
 
 
 def test_every_policy_of_the_schema_exists() -> None:

@@ -11,7 +11,8 @@ import pytest
 
 from gapless.conf.workloads import SloConfig
 from gapless.runtime.ledger import Cause, Ledger
-from gapless.runtime.spans import RequestRecord, RunRecord
+from gapless.runtime.request_record import RequestRecord
+from gapless.runtime.spans import RunRecord
 from gapless.runtime.summary import latencies, summarize
 
 sys.path.insert(0, str(Path(__file__).parent))

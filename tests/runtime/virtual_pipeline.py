@@ -55,7 +55,7 @@ class VirtualPipeline:
             span = Span(step.step, stage, self._free_at[stage], at, begin, end, end)
             self._free_at[stage] = at = end
             last = stage == self.num_stages - 1
-            result = StepResult(step.epoch, step.step, [span], tokens if last else None)
+            result = StepResult(step.epoch, step.step, [span], Sampled(tokens) if last else None)
             heapq.heappush(self._results, (end, step.step * self.num_stages + stage, result))
 
     def wait(self, deadline: float) -> list[StepResult]:
@@ -64,13 +64,13 @@ class VirtualPipeline:
             return []
         end, _, result = heapq.heappop(self._results)
         self.now_s = max(self.now_s, end)
-        self._outstanding -= result.tokens is not None
+        self._outstanding -= result.sampled is not None
         return [result]
 
     def close(self) -> None:
         pass
 
-    def _replay(self, step: Step) -> list[Sampled]:
+    def _replay(self, step: Step) -> list[int]:
         for request in step.dropped:
             for block in self._blocks.pop(request):
                 assert self._owner.pop(block) == request
@@ -85,7 +85,7 @@ class VirtualPipeline:
         assert segments, "an empty micro-batch"
         assert len({s.request for s in segments}) == len(segments), "a request twice in one micro-batch"
         assert all(len(d.tokens) == 1 and d.sample for d in step.decodes)
-        return [Sampled(s.request, self._compute(s)) for s in segments if self._place(s)]
+        return [self._compute(s) for s in segments if self._place(s)]
 
     def _place(self, segment: Segment) -> bool:
         request = segment.request

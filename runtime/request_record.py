@@ -1,0 +1,23 @@
+"""What the coordinator notes of one request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass
+class RequestRecord:
+    """One request's row in `requests.csv`. Times are seconds on the coordinator's clock."""
+
+    request: int
+    prompt_tokens: int
+    arrival: float
+    token_times: list[float] = field(default_factory=list)
+    first_dispatched: float | None = None
+    finished: float | None = None
+    finish_reason: str | None = None
+    preemptions: int = 0
+
+    @property
+    def output_tokens(self) -> int:
+        return len(self.token_times)

@@ -330,7 +330,7 @@ def _read_lines(lines: Iterable[bytes]) -> RunRecord:
                     line.step,
                     line.dispatched,
                     [Part(*part) for part in line.chunks],
-                    Decodes(*line.decodes),
+                    Decodes.at(*line.decodes),
                     [Wait(*wait) for wait in line.waits],
                     line.completed,
                     line.kv_blocks_used,

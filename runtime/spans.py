@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, overload
+from typing import Literal
 
 import msgspec
 
@@ -36,43 +36,34 @@ class Part(msgspec.Struct, frozen=True, gc=False):
     tokens: int
 
 
-class Decodes(Sequence[Part]):
-    """The decodes of a micro-batch, as columns: runs have millions. `context`: KV tokens they attend to, summed."""
+class Decodes(msgspec.Struct, frozen=True, gc=False):
+    """The decodes of a micro-batch, as columns: runs have millions. Iterating gives a `Part` each.
 
-    __slots__ = ("context", "requests", "starts")
+    `context`: KV tokens that they attend to, summed.
+    """
 
-    def __init__(self, requests: Sequence[int] = (), starts: Sequence[int] = ()) -> None:
-        self.requests = array("q", requests)
-        self.starts = array("q", starts)
-        self.context = sum(starts) + len(starts)
+    requests: array[int]
+    starts: array[int]
+    context: int
+
+    @classmethod
+    def at(cls, requests: Sequence[int] = (), starts: Sequence[int] = ()) -> Decodes:
+        """Of these requests, each on a KV prefix of its start."""
+        return cls(array("q", requests), array("q", starts), sum(starts) + len(starts))
 
     @classmethod
     def of(cls, parts: Iterable[Part]) -> Decodes:
         parts = list(parts)
-        return cls([part.request for part in parts], [part.start for part in parts])
+        return cls.at([part.request for part in parts], [part.start for part in parts])
 
     def __len__(self) -> int:
         return len(self.requests)
 
-    @overload
-    def __getitem__(self, index: int) -> Part: ...
-    @overload
-    def __getitem__(self, index: slice) -> Decodes: ...
-    def __getitem__(self, index: int | slice) -> Part | Decodes:
-        if isinstance(index, slice):
-            return Decodes(self.requests[index], self.starts[index])
+    def __getitem__(self, index: int) -> Part:
         return Part(self.requests[index], self.starts[index], 1)
 
     def __iter__(self) -> Iterator[Part]:
         return (Part(request, start, 1) for request, start in zip(self.requests, self.starts, strict=True))
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Decodes):
-            return NotImplemented
-        return self.requests == other.requests and self.starts == other.starts
-
-    def __repr__(self) -> str:
-        return f"Decodes({self.requests.tolist()}, {self.starts.tolist()})"
 
 
 class StepRecord(msgspec.Struct, gc=False):

@@ -15,9 +15,9 @@ from gapless.runtime.spans import Decodes, Part, RunRecord, StepRecord, Wait
 def one_stage() -> RunRecord:
     """One stage, two requests that complete and one that is aborted; 10 s on the clock is the first arrival."""
     steps = [
-        StepRecord(0, 10.0, [Part(0, 0, 8)], Decodes(), kv_blocks_used=2),
-        StepRecord(1, 12.0, [Part(1, 0, 4)], Decodes([0], [8]), [Wait(11.0, 12.0, "kv_full")], kv_blocks_used=5),
-        StepRecord(2, 15.0, [], Decodes([0, 1], [9, 4]), [Wait(14.0, 14.5, "in_flight")], kv_blocks_used=3),
+        StepRecord(0, 10.0, [Part(0, 0, 8)], Decodes.at(), kv_blocks_used=2),
+        StepRecord(1, 12.0, [Part(1, 0, 4)], Decodes.at([0], [8]), [Wait(11.0, 12.0, "kv_full")], kv_blocks_used=5),
+        StepRecord(2, 15.0, [], Decodes.at([0, 1], [9, 4]), [Wait(14.0, 14.5, "in_flight")], kv_blocks_used=3),
     ]
     spans = [span(0, 0, 10, 11), span(1, 0, 12, 14), span(2, 0, 15, 16)]
     requests = [

@@ -19,13 +19,13 @@ def span(step: int, stage: int, begin: float, end: float) -> Span:
 
 
 def prefill(step: int, tokens: int, *waits: Wait, request: int = 0) -> StepRecord:
-    return StepRecord(step, 0.0, [Part(request, 0, tokens)], Decodes(), list(waits))
+    return StepRecord(step, 0.0, [Part(request, 0, tokens)], Decodes.at(), list(waits))
 
 
 def decode(step: int, *contexts: int, waits: tuple[Wait, ...] = (), request: int = 0) -> StepRecord:
     """Decode-only; a context of c means that c KV tokens are attended to."""
     requests = range(request, request + len(contexts))
-    return StepRecord(step, 0.0, [], Decodes(requests, [c - 1 for c in contexts]), list(waits))
+    return StepRecord(step, 0.0, [], Decodes.at(requests, [c - 1 for c in contexts]), list(waits))
 
 
 def ledger_of(num_stages: int, steps: list[StepRecord], spans: list[Span], **fields: object) -> Ledger:
@@ -194,7 +194,7 @@ def simulate(num_stages: int, depth: int, batches: list[tuple[int, int, list[flo
     done: list[float] = []
     clock = 0.0
     for step, (tokens, decodes, compute, delay, reason) in enumerate(batches):
-        row = StepRecord(step, 0.0, [Part(0, 0, tokens)] if tokens else [], Decodes())
+        row = StepRecord(step, 0.0, [Part(0, 0, tokens)] if tokens else [], Decodes.at())
         row.decodes = Decodes.of(Part(1 + i, 3 * step + i, 1) for i in range(decodes))
         if len(done) >= depth and done[step - depth] > clock:
             row.waits.append(Wait(clock, done[step - depth], "depth_full"))

@@ -123,7 +123,7 @@ def test_a_long_turnaround_adds_one_to_the_depth() -> None:
         turnaround = Turnaround(STAGES)
         at = 0.0
         for number in range(100):
-            step = StepRecord(number, at, [], Decodes())
+            step = StepRecord(number, at, [], Decodes.at())
             turnaround.observe(step, [Span(number, 0, at, at, at, at + 0.1, at + 0.1)])
             at += 0.1 + lag / 2
             step.completed = at + 0.1 + lag / 4

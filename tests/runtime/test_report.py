@@ -72,7 +72,7 @@ def simulated_run(num_stages: int, num_steps: int, *, seed: int = 0) -> RunRecor
                 current, prompt_at = waiting.popleft(), 0
                 current.first_dispatched = clock
         number = len(record.steps)
-        row = StepRecord(number, 0.0, [], Decodes(), waits, num_waiting=len(waiting), num_running=len(running))
+        row = StepRecord(number, 0.0, [], Decodes.at(), waits, num_waiting=len(waiting), num_running=len(running))
         if current is not None:
             tokens = min(256 - len(ready), current.prompt_tokens - prompt_at)
             row.chunks = [Part(current.request, prompt_at, tokens)]

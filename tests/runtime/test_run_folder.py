@@ -31,7 +31,7 @@ def record() -> RunRecord:
     record.requests = [RequestRecord(r, 64 * (r + 2), START + 0.1 * r, first_dispatched=START + 0.1) for r in range(3)]
     free, clock, done = [START, START], START + 0.1, START
     for number in range(30):
-        step = StepRecord(number, clock, [], Decodes(), kv_blocks_used=number, num_waiting=3 - number // 10)
+        step = StepRecord(number, clock, [], Decodes.at(), kv_blocks_used=number, num_waiting=3 - number // 10)
         step.num_running = 2
         step.sampled_rows = 1
         if number % 10 < 3:
@@ -144,7 +144,7 @@ def test_trace(folder: Path, record: RunRecord):
 def test_slice_names():
     chunk, decode = Part(0, 0, 246), Part(1, 9, 1)
     assert slice_name(StepRecord(0, 0.0, [chunk], Decodes.of([decode] * 10))) == "chunk 246 + 10 decodes"
-    assert slice_name(StepRecord(0, 0.0, [chunk, Part(2, 0, 10)], Decodes())) == "2 chunks 256"
+    assert slice_name(StepRecord(0, 0.0, [chunk, Part(2, 0, 10)], Decodes.at())) == "2 chunks 256"
     assert slice_name(StepRecord(0, 0.0, [], Decodes.of([decode]))) == "1 decode"
 
 

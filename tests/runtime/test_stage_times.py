@@ -23,7 +23,7 @@ def micro_batch(rng: random.Random) -> StepRecord:
 
 
 def test_features_are_those_of_the_micro_batch() -> None:
-    step = StepRecord(0, 0.0, [Part(0, 100, 20), Part(1, 0, 5)], Decodes([2, 3], [9, 49]), sampled_rows=3)
+    step = StepRecord(0, 0.0, [Part(0, 100, 20), Part(1, 0, 5)], Decodes.at([2, 3], [9, 49]), sampled_rows=3)
     assert dict(zip(FEATURES, features(step), strict=True)) == {
         "constant": 1, "tokens": 27, "chunk_prefix": 2000, "chunk_squared": 425, "decode_context": 60,
         "sampled_rows": 3,
@@ -64,13 +64,13 @@ def test_it_follows_a_stage_that_becomes_slower() -> None:
     for turn in range(5000):
         step = micro_batch(rng)
         times.observe(features(step), [0], [(1e-3 + 1e-4 * step.num_tokens) * (1 if turn < 1000 else 3)])
-    step = StepRecord(0, 0.0, [Part(0, 0, 200)], Decodes())
+    step = StepRecord(0, 0.0, [Part(0, 0, 200)], Decodes.at())
     assert times.predict(features(step)) == [pytest.approx(3 * 21e-3, rel=0.1)]
 
 
 def test_nothing_is_predicted_before_the_first_fit() -> None:
     times = StageTimes(2)
-    step = StepRecord(0, 0.0, [Part(0, 0, 200)], Decodes())
+    step = StepRecord(0, 0.0, [Part(0, 0, 200)], Decodes.at())
     for _ in range(15):
         times.observe(features(step), [0], [0.1])
     assert times.predict(features(step)) is None
@@ -83,7 +83,7 @@ def test_a_profile_counts_until_the_run_says_otherwise(tmp_path: Path) -> None:
     (tmp_path / "stage_times.json").write_text(json.dumps({"features": FEATURES, "weights": profile}))
     assert read_profile(None, 1) is None
     times = StageTimes(1, read_profile(str(tmp_path), 1))
-    step = StepRecord(0, 0.0, [Part(0, 0, 90)], Decodes())
+    step = StepRecord(0, 0.0, [Part(0, 0, 90)], Decodes.at())
     assert times.predict(features(step)) == [pytest.approx(0.01)]
     for _ in range(8):
         times.observe(features(step), [0], [0.02])

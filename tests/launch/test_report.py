@@ -16,7 +16,8 @@ from gapless.runtime.spans import Decodes, Part, RunRecord, StepRecord
 
 def run_folder(path: Path, chunk: int, seconds: float) -> Path:
     """A run of one request, a chunk and a decode, on one stage: `seconds` each."""
-    steps = [StepRecord(0, 0.0, [Part(0, 0, chunk)], Decodes.at()), StepRecord(1, seconds, [], Decodes.at([0], [chunk]))]
+    prefill, decode = [Part(0, 0, chunk)], Decodes.at([0], [chunk])
+    steps = [StepRecord(0, 0.0, prefill, Decodes.at()), StepRecord(1, seconds, [], decode)]
     spans = [Span(n, 0, n * seconds, n * seconds, n * seconds, (n + 1) * seconds, (n + 1) * seconds) for n in (0, 1)]
     requests = [RequestRecord(0, chunk, 0.0, [seconds, 2 * seconds], 0.0, 2 * seconds, "length")]
     steps[1].predicted = [1.5 * seconds]

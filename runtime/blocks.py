@@ -39,14 +39,13 @@ class BlockPool:
             return True
         if need > self.num_free:
             return False
-        if need == 1 and blocks:  # a decode, mostly
-            after = blocks[-1] + 1
-            if after < self.num_blocks and self._is_free[after]:
-                self._is_free[after] = 0
-                self._lane_used[after // self._lane_blocks] += 1
-                self.num_free -= 1
-                blocks.append(after)
-                return True
+        if need == 1:  # a decode: no run to look for
+            first = self._next(blocks, need)
+            self._is_free[first] = 0
+            self._count(first, 1, 1)
+            blocks.append(first)
+            self.num_free -= 1
+            return True
         while need:
             first = self._next(blocks, need)
             # The run of free blocks from there on, as long as it is wanted.

@@ -121,7 +121,7 @@ class Coordinator:
             step.step,
             now,
             [Part(c.request.id, c.start, c.length) for c in batch.chunks],
-            _recorded(decodes),
+            RecordedDecodes(array("q", decodes.requests), array("q", decodes.starts)),
             self._waits,
             kv_blocks_used=scheduler.pool.num_used,
             num_waiting=scheduler.num_waiting,
@@ -167,7 +167,7 @@ class Coordinator:
             if request.finish_reason is not None:  # aborted meanwhile
                 go_on = False
                 continue
-            token = tokens[number]
+            token, told = tokens[number], logprobs.get(request.id) if logprobs else None
             request.output.append(token)
             times: list[Any] = request.record.token_times
             times.append(when)
@@ -175,12 +175,12 @@ class Coordinator:
             if request.num_tokens >= request.max_len or token in request.stop_ids:
                 reason = request.finish_reason_after(token)
             if check is not None:
-                reason = check(request, token, logprobs.get(request.id)) or reason
+                reason = check(request, token, told) or reason
             if reason is not None:
                 go_on = False
                 self._finish(request, reason, now)
             if tells_all or reason is not None:
-                events.append(TokenEvent(request, token, logprobs.get(request.id), now))
+                events.append(TokenEvent(request, token, told, now))
         self.scheduler.resume(requests if go_on else [r for r in requests if r.finish_reason is None])
 
     def _finish(self, request: Request, reason: str, now: float) -> None:
@@ -221,9 +221,3 @@ def _decodes(requests: list[Request]) -> Decodes:
         [r.output[-1] for r in requests],
         {r.id: r.take_new_blocks() for r in grown},
     )
-
-
-def _recorded(decodes: Decodes) -> RecordedDecodes:
-    """What `RecordedDecodes.at` makes, without leaving compiled code."""
-    requests, starts = decodes.requests, decodes.starts
-    return RecordedDecodes(array("q", requests), array("q", starts), sum(starts) + len(starts))

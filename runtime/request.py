@@ -95,9 +95,10 @@ class Request:
 
     def tokens_in(self, start: int, stop: int) -> Sequence[int]:
         """Those of its tokens."""
-        if stop <= self.prompt_len:
+        known = self.prompt_len
+        if stop <= known:
             return self.prompt[start:stop]
-        return [*self.prompt, *self.output][start:stop]
+        return [*self.prompt[start:stop], *self.output[max(0, start - known) : stop - known]]
 
     @property
     def remaining_prefill(self) -> int:

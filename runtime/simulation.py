@@ -138,7 +138,6 @@ def make_replicas(
 Router = Callable[[Sequence[Replica], int], int]  # replicas, the request's number: which replica takes it
 
 
-
 def _round_robin(replicas: Sequence[Replica], number: int) -> int:
     return number % len(replicas)
 

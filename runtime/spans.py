@@ -37,24 +37,25 @@ class Part(msgspec.Struct, frozen=True, gc=False):
 
 
 class Decodes(msgspec.Struct, frozen=True, gc=False):
-    """The decodes of a micro-batch, as columns: runs have millions. Iterating gives a `Part` each.
-
-    `context`: KV tokens that they attend to, summed.
-    """
+    """The decodes of a micro-batch, as columns: runs have millions. Iterating gives a `Part` each."""
 
     requests: array[int]
     starts: array[int]
-    context: int
 
     @classmethod
     def at(cls, requests: Sequence[int] = (), starts: Sequence[int] = ()) -> Decodes:
         """Of these requests, each on a KV prefix of its start."""
-        return cls(array("q", requests), array("q", starts), sum(starts) + len(starts))
+        return cls(array("q", requests), array("q", starts))
 
     @classmethod
     def of(cls, parts: Iterable[Part]) -> Decodes:
         parts = list(parts)
         return cls.at([part.request for part in parts], [part.start for part in parts])
+
+    @property
+    def context(self) -> int:
+        """KV tokens that they attend to, summed."""
+        return sum(self.starts) + len(self.starts)
 
     def __len__(self) -> int:
         return len(self.requests)

@@ -37,11 +37,14 @@ def main() -> int:
         target = compiled.folder()
     except (OSError, RuntimeError) as error:
         return _without(str(error))
-    if target.is_dir():
+    damage = compiled.damage(target) if target.is_dir() else ""
+    if target.is_dir() and not damage:
         print(f"the control path is compiled: {target}")
         return 0
     print("compiling the control path (about a minute)", flush=True)
     try:
+        if damage:
+            shutil.rmtree(target)
         _compile(target)
     except (OSError, subprocess.SubprocessError) as error:
         return _without(str(error))

@@ -6,9 +6,11 @@ stands, never shadowed by what was compiled of it before. `GAPLESS_COMPILED=0` r
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec
@@ -71,8 +73,26 @@ def install() -> None:
         root = folder()
     except (OSError, RuntimeError):
         return
-    if root.is_dir():
+    if not root.is_dir():
+        return
+    if why := damage(root):
+        text = f"the sources run, their compiled twin is damaged: {why}; python -m gapless.launch.compile mends it"
+        warnings.warn(text, RuntimeWarning, stacklevel=2)
+    else:
         sys.meta_path.insert(0, _Finder(root))
+
+
+def damage(root: Path) -> str:
+    """What keeps the compiled modules in `root` from being loaded; empty where nothing does."""
+    files = _Finder(root).files
+    missing = [file for file in files.values() if not Path(file).is_file()]
+    if missing:
+        return f"{missing[0]} is missing"
+    try:
+        ctypes.CDLL(files[LIBRARY])
+    except OSError as error:
+        return str(error)
+    return ""
 
 
 class _Finder(MetaPathFinder):
@@ -80,10 +100,10 @@ class _Finder(MetaPathFinder):
 
     def __init__(self, root: Path) -> None:
         names = [LIBRARY, *(f"{__package__}.{module}" for module in MODULES)]
-        self._files = {name: f"{root.joinpath(*name.split('.'))}{EXTENSION_SUFFIXES[0]}" for name in names}
+        self.files = {name: f"{root.joinpath(*name.split('.'))}{EXTENSION_SUFFIXES[0]}" for name in names}
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        file = self._files.get(fullname)
+        file = self.files.get(fullname)
         return None if file is None else spec_from_file_location(fullname, file)

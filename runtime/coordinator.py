@@ -11,7 +11,7 @@ from typing import Any
 
 from .messages import Decodes, NewRequest, Sampled, Segment, Step, StepResult, TokenLogprobs
 from .micro_batch import Chunk, MicroBatch
-from .pipeline import Pipeline
+from .pipeline import Pipeline, PipelineError
 from .request import Request
 from .scheduler import Scheduler
 from .spans import Decodes as RecordedDecodes
@@ -66,6 +66,16 @@ class Coordinator:
     @property
     def has_work(self) -> bool:
         return self.scheduler.has_work or bool(self._in_flight)
+
+    def check_progress(self) -> None:
+        """To be asked after a dispatch, where no request is still to come.
+
+        Raises:
+            PipelineError: the policy takes nothing though nothing is in flight, and never will.
+        """
+        if self.scheduler.has_work and not self._in_flight:
+            unfinished = self.scheduler.num_waiting + len(self.scheduler.running)
+            raise PipelineError(f"the policy takes none of {unfinished} unfinished requests, and nothing is in flight")
 
     def add(self, request: Request) -> None:
         """Accept a request; it must fit into the cache alone, and arrive in the order of ids."""

@@ -284,6 +284,7 @@ class LLM:
                 del self._texts[event.request.id]
             text.result.news[text.result.output.request_id] = text.result
         self._watch()
+        self._coordinator.check_progress()
 
     def _watch(self) -> None:
         """Count the spans that are new."""

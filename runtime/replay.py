@@ -29,7 +29,7 @@ def replay(
         make_request: a request of an item and its arrival, seconds on the coordinator's clock.
 
     Raises:
-        PipelineError: the pipeline failed, or a request was lost or ended before its length.
+        PipelineError: the pipeline failed, a request was lost or ended before its length, or the policy takes none.
     """
     arrivals = _Arrivals(coordinator, items, make_request, max_concurrency)
     try:
@@ -40,6 +40,8 @@ def replay(
                     arrivals.finished(event.request)
             if arrivals.unfinished and not coordinator.has_work:
                 raise PipelineError(f"{len(arrivals.unfinished)} requests were lost")
+            if arrivals.next is None or arrivals.held:
+                coordinator.check_progress()
             yield events
     finally:
         for request in arrivals.unfinished.values():
@@ -69,13 +71,13 @@ class _Arrivals:
         self._items = _chain(ahead, rest)
         self.next: WorkItem | None = next(self._items, None)
         self._start = coordinator.clock.now()
-        self._held = False  # the next one was due while too many were unfinished
+        self.held = False  # the next one was due while too many were unfinished
 
     @property
     def deadline(self) -> float:
         """Until when the coordinator may wait for results: the next arrival at the latest."""
         longest = self._coordinator.clock.now() + _LONGEST_WAIT_S
-        return longest if self.next is None or self._held else min(longest, self._start + self.next.arrival)
+        return longest if self.next is None or self.held else min(longest, self._start + self.next.arrival)
 
     def admit(self) -> None:
         """Add what is due to the coordinator."""
@@ -83,11 +85,11 @@ class _Arrivals:
         while self.next is not None and (due := self._start + self.next.arrival) <= now:
             if self._is_full():
                 return
-            request = self._make(self.next, now if self._held else due)
+            request = self._make(self.next, now if self.held else due)
             self.unfinished[request.id] = request
             self._coordinator.add(request)
             self.next = next(self._items, None)
-        self._held = False
+        self.held = False
 
     def finished(self, request: Request) -> None:
         self.unfinished.pop(request.id, None)
@@ -100,7 +102,7 @@ class _Arrivals:
     def _is_full(self) -> bool:
         if self._most is None or len(self.unfinished) < self._most:
             return False
-        self._held = True
+        self.held = True
         for number in [number for number, request in self.unfinished.items() if request.is_finished]:
             self.finished(self.unfinished[number])
         return len(self.unfinished) >= self._most

@@ -15,7 +15,6 @@ from .collector import without_collector
 from .coordinator import Coordinator
 from .cost.make import make_control, make_costs
 from .cost.stage_costs import StageCosts
-from .pipeline import PipelineError
 from .plan import Plan, make_plan
 from .request import Request
 from .scheduler import make_scheduler
@@ -186,7 +185,8 @@ def _run_fleet(
             _dispatch(replicas, pending, now)
             first = min(range(len(replicas)), key=lambda i: replicas[i].next_event)
             if replicas[first].next_event == math.inf:
-                raise PipelineError(_stuck(unfinished))
+                for replica in replicas:
+                    replica.coordinator.check_progress()
             now = max(now, replicas[first].next_event)
             ended = replicas[first].collect()
             pending.add(first)
@@ -208,7 +208,7 @@ def _run_fleet(
     for replica in replicas:
         while replica.unfinished:
             if replica.next_event == math.inf:
-                raise PipelineError(_stuck(replica.unfinished))
+                replica.coordinator.check_progress()
             yield replica.step()
         while replica.next_event < math.inf:
             replica.step()
@@ -226,10 +226,6 @@ def simulated(config: SimulateConfig, workload: Workload) -> list[Replica]:
     for _ in run_fleet(replicas, items, router=config.simulation.router, max_concurrency=most):
         pass
     return replicas
-
-
-def _stuck(unfinished: int) -> str:
-    return f"the policy takes none of {unfinished} unfinished requests, and nothing is in flight"
 
 
 def _dispatch(replicas: Sequence[Replica], pending: set[int], now: float) -> None:

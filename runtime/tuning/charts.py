@@ -8,6 +8,7 @@ import numpy as np
 
 from ...conf.tuning import TailSlo
 from ..report.charts import Axis, Chart, Series
+from ..report.compare_charts import front
 from .search import Found
 from .space import Candidate, chunk_key
 from .trial import Trial
@@ -39,25 +40,20 @@ Tail = Callable[[Trial], float | None]
 
 
 def pareto(carried: Sequence[Carried], value: Tail) -> list[Carried]:
-    """Those that no other beats in both requests/s and the tail `value`, by rising tail."""
-    points = [(tail, -trial.rate, n) for n, (_, trial) in enumerate(carried) if (tail := value(trial)) is not None]
-    front: list[Carried] = []
-    most = 0.0
-    for _, rate, number in sorted(points):
-        if -rate > most:
-            most = -rate
-            front.append(carried[number])
-    return front
+    """Those that none beats in both requests/s and the tail `value`, by rising tail."""
+    known = [(tail, one) for one in carried if (tail := value(one[1])) is not None]
+    points = [(tail, trial.rate) for tail, (_, trial) in known]
+    return [known[at][1] for at in sorted(front(points), key=points.__getitem__)]
 
 
 def front_chart(found: Found, name: str, what: str, value: Tail, bound: float | None) -> Chart:
     """Every rate that a setting carried on the whole workload. The front is blue; each of its settings is named at the
     highest rate that it holds there."""
-    front = pareto(found.carried, value)
-    highest = dict(front)  # later ones carry more
-    rest = [trial for candidate, trial in found.carried if (candidate, trial) not in front]
+    best = pareto(found.carried, value)
+    highest = dict(best)  # later ones carry more
+    rest = [trial for candidate, trial in found.carried if (candidate, trial) not in best]
     series = [_points(rest, value, "s7")]
-    series.append(_points([trial for candidate, trial in front if trial is not highest[candidate]], value, "s0"))
+    series.append(_points([trial for candidate, trial in best if trial is not highest[candidate]], value, "s0"))
     series += [_points([trial], value, "s0", candidate.label) for candidate, trial in highest.items()]
     marks = (("SLO", bound),) if bound is not None else ()
     return Chart(

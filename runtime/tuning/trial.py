@@ -13,12 +13,12 @@ from ...conf.schema import SimulateConfig
 from ...conf.tuning import TailSlo
 from ..cost.make import make_costs
 from ..cost.stage_costs import StageCosts
-from ..ledger import Floats, Ledger
+from ..fleet import Fleet
+from ..ledger import Floats
 from ..plan import Plan, make_plan
 from ..report.text import milliseconds
 from ..request_record import RequestRecord
 from ..simulation import Replica, make_replicas, run_fleet
-from ..summary import summarize
 from .demand import Demand
 
 _LOOK_EVERY = 256  # events between looks at whether the SLO is broken for good
@@ -99,29 +99,11 @@ def try_rate(setting: Setting, demand: Demand, rate: float, slo: TailSlo, seed: 
 
 
 def measure(setting: Setting, demand: Demand, rate: float, seed: int = 0) -> dict[str, Any]:
-    """The summary of a whole run; of a fleet its replicas' mean idle share, and the latencies of all requests."""
+    """The summary of a whole run, as `summary.json` has it."""
     fleet = make_fleet(setting, seed)
     for _ in _run(setting, fleet, demand, rate):
         pass
-    summaries = [summarize(r.record, Ledger(r.record)) for r in fleet if r.record.requests]
-    requests = [request for replica in fleet for request in replica.record.requests]
-    first = min(request.arrival for request in requests)
-    span = max(request.token_times[-1] for request in requests) - first
-    ttft = np.array([request.token_times[0] - request.arrival for request in requests])
-    gaps = np.concatenate([np.diff(request.token_times) for request in requests])
-    return {
-        "request_throughput": len(requests) / span,
-        "output_throughput": sum(request.output_tokens for request in requests) / span,
-        "median_ttft_ms": float(np.median(ttft)) * 1e3,
-        "p99_ttft_ms": tail(ttft) * 1e3,
-        "median_itl_ms": float(np.median(gaps)) * 1e3 if len(gaps) else 0.0,
-        "p99_itl_ms": tail(gaps) * 1e3 if len(gaps) else 0.0,
-        "bubble_fraction_inner": float(np.mean([summary["bubble_fraction_inner"] for summary in summaries])),
-        "stage_busy_fraction": float(np.mean([summary["stage_busy_fraction"] for summary in summaries])),
-        "mean_tokens_per_micro_batch": float(np.mean([s["mean_tokens_per_micro_batch"] for s in summaries])),
-        "peak_kv_fraction": max(summary["peak_kv_fraction"] for summary in summaries),
-        "preemptions": sum(summary["preemptions"] for summary in summaries),
-    }
+    return Fleet([replica.record for replica in fleet]).summarize()
 
 
 def _run(setting: Setting, fleet: Sequence[Replica], demand: Demand, rate: float) -> Iterator[int]:

@@ -57,6 +57,24 @@ def test_an_edited_source_has_another_twin(tmp_path: Path, monkeypatch: pytest.M
     assert compiled.folder() != before
 
 
+@pytest.mark.skipif(not compiled.folder().is_dir(), reason="nothing is compiled: python -m gapless.launch.compile")
+@pytest.mark.parametrize("is_there", [False, True])
+def test_the_sources_run_where_their_twin_is_damaged(is_there: bool, tmp_path: Path) -> None:
+    twin = tmp_path / "gapless" / compiled.folder().name
+    shutil.copytree(compiled.folder(), twin)
+    assert compiled.damage(compiled.folder()) == ""
+    (library,) = twin.glob(f"{compiled.LIBRARY}*")
+    library.unlink()
+    if is_there:
+        library.write_bytes(b"no library")
+    assert library.name in compiled.damage(twin)
+    command = [sys.executable, "-c", "from gapless.runtime import compiled, coordinator; print(compiled.in_use())"]
+    environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "False\n"
+    assert "python -m gapless.launch.compile mends it" in done.stderr
+
+
 def test_all_that_is_compiled_exists() -> None:
     assert [module for module in compiled.MODULES if not compiled.source(module).is_file()] == []
 

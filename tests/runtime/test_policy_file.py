@@ -22,8 +22,10 @@ from gapless.runtime.blocks import BlockPool
 from gapless.runtime.coordinator import Coordinator
 from gapless.runtime.ledger import Ledger
 from gapless.runtime.messages import Step
+from gapless.runtime.pipeline import PipelineError
 from gapless.runtime.request import Request
 from gapless.runtime.scheduler import Limits, Scheduler, find_policy, make_scheduler
+from gapless.runtime.workload import WorkItem
 
 sys.path.insert(0, str(Path(__file__).parent))
 from virtual_pipeline import VirtualPipeline
@@ -129,6 +131,16 @@ def test_it_runs_a_real_model_and_changes_no_token(policy_file: Path, monkeypatc
             assert llm.config.scheduler.name == scheduler.removeprefix("./")
             Ledger(llm.record).check()
     assert outputs[0] == outputs[1]
+
+
+def test_a_policy_that_never_takes_anything_ends_a_real_run_too(tmp_path: Path) -> None:
+    idle = written(tmp_path, "from gapless.runtime.scheduler import Scheduler\n\n"
+                             "class Idle(Scheduler):\n    def fill(self, batch):\n        pass\n")  # fmt: skip
+    with LLM("tiny", scheduler=idle, **{"cache.num_blocks": 64}) as llm:
+        with pytest.raises(PipelineError, match=r"^the policy takes none of 2 unfinished requests, and nothing is in"):
+            llm.generate([[5], [6, 7]])
+        with pytest.raises(PipelineError, match=r"^the policy takes none of 1 unfinished requests"):
+            list(llm.replay([WorkItem([5], 3, 0.0), WorkItem([5], 3, 0.0)], max_concurrency=1))
 
 
 def test_a_policy_without_keys_and_one_over_ours(tmp_path: Path) -> None:

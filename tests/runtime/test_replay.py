@@ -20,10 +20,12 @@ from gapless.runtime.blocks import BlockPool
 from gapless.runtime.coordinator import Coordinator, TokenEvent
 from gapless.runtime.ledger import Ledger
 from gapless.runtime.messages import StepResult
+from gapless.runtime.micro_batch import MicroBatch
 from gapless.runtime.pipeline import PipelineError
 from gapless.runtime.replay import replay
 from gapless.runtime.request import Request
 from gapless.runtime.scheduler import Limits, make_scheduler
+from gapless.runtime.scheduler.sarathi import Sarathi
 from gapless.runtime.workload import WorkItem, make_workload
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -113,6 +115,24 @@ def test_idle_time_before_an_arrival_is_starved() -> None:
         pass
     starved = {str(k): v for k, v in Ledger(bed.coordinator.record).seconds_by_cause().items() if v}
     assert starved["starved_no_request"] == pytest.approx(50.0 - 5 * 0.01)
+
+
+class InPairs(Sarathi):
+    """Begins once two requests have come."""
+
+    def fill(self, batch: MicroBatch) -> None:
+        if self.running or self.num_waiting > 1:
+            super().fill(batch)
+
+
+def test_a_policy_may_wait_for_what_is_still_to_come() -> None:
+    bed = Bed(stages=1)
+    limits, pool = bed.coordinator.scheduler.limits, bed.coordinator.scheduler.pool
+    bed.coordinator.scheduler = InPairs(SarathiConfig(), limits, pool)
+    run = bed.run(items_of([0.0, 50.0, 50.0], [(4, 5)] * 3))
+    with pytest.raises(PipelineError, match=r"^the policy takes none of 1 unfinished requests"):
+        list(run)
+    assert [request.finish_reason for request in bed.made] == ["length", "length", "abort"]
 
 
 def test_leaving_early_aborts_what_is_unfinished() -> None:

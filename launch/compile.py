@@ -74,6 +74,7 @@ def _compile(target: Path) -> None:
         if done.returncode:
             lines = (done.stderr or done.stdout).strip().splitlines()
             raise subprocess.SubprocessError(lines[-1] if lines else f"exit code {done.returncode}")
+        compiled.seal(Path(work, "built"))
         try:
             os.replace(Path(work, "built"), target)
         except OSError:

@@ -6,8 +6,8 @@ stands, never shadowed by what was compiled of it before. `GAPLESS_COMPILED=0` r
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
+import json
 import os
 import sys
 import warnings
@@ -38,8 +38,9 @@ MODULES = (
     "simulation",
 )
 _KNOWN = ("cost.operators", "messages", "pipeline", "spans", "stage_times")  # whose types they were compiled by
-_FORM = "1"  # of the folder
+_FORM = "2"  # of the folder
 LIBRARY = "gapless_control__mypyc"  # what all of them share
+SIZES = "sizes.json"  # of the files of a folder
 _SOURCES = Path(__file__).parent
 
 
@@ -83,16 +84,21 @@ def install() -> None:
 
 
 def damage(root: Path) -> str:
-    """What keeps the compiled modules in `root` from being loaded; empty where nothing does."""
-    files = _Finder(root).files
-    missing = [file for file in files.values() if not Path(file).is_file()]
-    if missing:
-        return f"{missing[0]} is missing"
+    """What keeps the compiled modules in `root` from being loaded; empty where nothing does. To load a library that was
+    cut short would end the process."""
     try:
-        ctypes.CDLL(files[LIBRARY])
-    except OSError as error:
+        told = json.loads((root / SIZES).read_text())
+        found = {name: (root / name).stat().st_size for name in told}
+    except (OSError, ValueError) as error:
         return str(error)
-    return ""
+    wrong = [name for name in told if found[name] != told[name]]
+    return f"{root / wrong[0]} has {found[wrong[0]]} bytes of {told[wrong[0]]}" if wrong else ""
+
+
+def seal(root: Path) -> None:
+    """Note in `root` what has been compiled there, for `damage`."""
+    sizes = {str(file.relative_to(root)): file.stat().st_size for file in root.rglob(f"*{EXTENSION_SUFFIXES[0]}")}
+    (root / SIZES).write_text(json.dumps(sizes))
 
 
 class _Finder(MetaPathFinder):
@@ -100,10 +106,10 @@ class _Finder(MetaPathFinder):
 
     def __init__(self, root: Path) -> None:
         names = [LIBRARY, *(f"{__package__}.{module}" for module in MODULES)]
-        self.files = {name: f"{root.joinpath(*name.split('.'))}{EXTENSION_SUFFIXES[0]}" for name in names}
+        self._files = {name: f"{root.joinpath(*name.split('.'))}{EXTENSION_SUFFIXES[0]}" for name in names}
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        file = self.files.get(fullname)
+        file = self._files.get(fullname)
         return None if file is None else spec_from_file_location(fullname, file)

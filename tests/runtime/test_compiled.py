@@ -58,16 +58,18 @@ def test_an_edited_source_has_another_twin(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.skipif(not compiled.folder().is_dir(), reason="nothing is compiled: python -m gapless.launch.compile")
-@pytest.mark.parametrize("is_there", [False, True])
-def test_the_sources_run_where_their_twin_is_damaged(is_there: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("what", ["library", "module", "list"])
+def test_the_sources_run_where_their_twin_is_damaged(what: str, tmp_path: Path) -> None:
+    assert compiled.damage(compiled.folder()) == ""
     twin = tmp_path / "gapless" / compiled.folder().name
     shutil.copytree(compiled.folder(), twin)
-    assert compiled.damage(compiled.folder()) == ""
-    (library,) = twin.glob(f"{compiled.LIBRARY}*")
-    library.unlink()
-    if is_there:
-        library.write_bytes(b"no library")
-    assert library.name in compiled.damage(twin)
+    if what == "library":  # cut short: to load it would end the process
+        (damaged,) = twin.glob(f"{compiled.LIBRARY}*")
+        os.truncate(damaged, 5000)
+    else:
+        (damaged,) = twin.rglob("coordinator*") if what == "module" else (twin / compiled.SIZES,)
+        damaged.unlink()
+    assert damaged.name in compiled.damage(twin)
     command = [sys.executable, "-c", "from gapless.runtime import compiled, coordinator; print(compiled.in_use())"]
     environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)

@@ -26,7 +26,7 @@ from gapless.runtime.cost.measured import (
     pace,
     read_measured,
 )
-from gapless.runtime.cost.operators import LAYER_LINEARS
+from gapless.runtime.cost.operators import LAYER_LINEARS, Operators
 from gapless.runtime.cost.stage_costs import Load, StageCosts
 from gapless.runtime.plan import make_plan
 from gapless.runtime.profiling.folder import OPERATORS, About, OperatorSample, ProfileFolder, StageSample, shape_of
@@ -275,6 +275,18 @@ def test_a_profile_stands_for_the_hardware_that_it_was_measured_on(tmp_path: Pat
     analytic = simulated(tmp_path / "p", cost="analytic")
     with pytest.raises(ConfigError, match=r"hardware=cpu: no constants to simulate by.*simulation\.profile=FOLDER"):
         make_costs(analytic, make_plan(analytic))
+
+
+def test_runs_of_one_process_share_what_they_have_costed() -> None:
+    def operators(model: str = "tiny", **keys: object) -> Operators:
+        mapping = {"model": load_group("model", model), "parallel": load_group("parallel", "pp2") | keys,
+                   "hardware": load_group("hardware", "a100-80g")}  # fmt: skip
+        config = build(SimulateConfig, mapping)
+        return make_costs(config, make_plan(config)).operators[0]
+
+    assert operators() is operators() is operators(depth=3, layers=[1, 3])
+    assert operators() is not operators(tp=2)
+    assert operators() is not operators("llama-160m")
 
 
 @pytest.mark.parametrize(("file", "text", "error"), [

@@ -37,13 +37,12 @@ def main() -> int:
         target = compiled.folder()
     except (OSError, RuntimeError) as error:
         return _without(str(error))
-    damage = compiled.damage(target) if target.is_dir() else ""
-    if target.is_dir() and not damage:
+    if not compiled.damage(target):
         print(f"the control path is compiled: {target}")
         return 0
     print("compiling the control path (about a minute)", flush=True)
     try:
-        if damage:
+        if target.is_dir():
             shutil.rmtree(target)
         _compile(target)
     except (OSError, subprocess.SubprocessError) as error:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
-from ...conf.costs import CostsConfig
 from ...conf.errors import ConfigError
 from ...conf.schema import Architecture, HardwareConfig, SimulateConfig
 from ...models.memory import dtype_bytes, resolve_dtype
@@ -51,14 +50,11 @@ def make_operators(
             "simulation.profile=FOLDER takes what gapless profile measured"
         )
     element = dtype_bytes(config.model, hardware.device)
-    return _analytic(arch, config.parallel.tp, hardware.costs, element, replicate_embedding)
+    return _analytic(arch, config.parallel.tp, hardware.costs, element, replicate_embedding=replicate_embedding)
 
 
-@lru_cache(maxsize=16)  # runs of one process ask for the same again, and each product need be costed but once
-def _analytic(
-    arch: Architecture, tp: int, costs: CostsConfig, dtype_bytes: int, replicate_embedding: bool
-) -> AnalyticOperators:
-    return AnalyticOperators(arch, tp, costs, dtype_bytes, replicate_embedding=replicate_embedding)
+# Runs of one process ask for the same again, and each product need be costed but once.
+_analytic = lru_cache(maxsize=16)(AnalyticOperators)
 
 
 def make_control(config: SimulateConfig, arch: Architecture) -> Control:

@@ -74,13 +74,6 @@ class StageCosts:
         self._embedding: dict[int, float] = {}
         self._head: dict[int, float] = {}
 
-    def split(self, layers: Sequence[int]) -> StageCosts:
-        """The same devices, all alike, with other layers a stage; what is known of operators' times is shared."""
-        assert len(self._kinds) == 1, "stages on different devices"
-        other = StageCosts(layers, [self.operators[0]] * len(layers), host=self._host)
-        other._kinds, other._embedding, other._head = self._kinds, self._embedding, self._head
-        return other
-
     @property
     def num_stages(self) -> int:
         return len(self.layers)

@@ -16,7 +16,7 @@ from ..cost.stage_costs import Load
 from ..plan import Plan
 from .bounds import slowest_stage
 from .demand import Demand, lengths
-from .trial import Setting, SharedCosts, make_setting
+from .trial import Setting, make_setting
 
 _CHUNK_KEYS = ("chunk", "budget")
 _CLEARLY = 0.005  # of the slowest stage's time: a split that gains less is not tried
@@ -76,7 +76,6 @@ class Space:
     config: TuneConfig
     misfits: list[Misfit] = field(default_factory=list)
     _settings: dict[Candidate, Setting] = field(default_factory=dict)
-    _costs: SharedCosts = field(default_factory=dict)
 
     def grids(self) -> list[tuple[int, int, int]]:
         """(tp, pp, replicas) that use all devices and split the model; what memory or shape forbids goes to
@@ -193,7 +192,7 @@ class Space:
         ConfigError: it does not fit.
         """
         if candidate not in self._settings:
-            self._settings[candidate] = make_setting(self.config_of(candidate), self._costs)
+            self._settings[candidate] = make_setting(self.config_of(candidate))
         return self._settings[candidate]
 
     def config_of(self, candidate: Candidate) -> SimulateConfig:

@@ -19,6 +19,7 @@ from ..plan import Plan, make_plan
 from ..report.text import milliseconds
 from ..request_record import RequestRecord
 from ..simulation import Replica, make_replicas, run_fleet
+from ..summary import time_to_first_token, tokens_apart
 from .demand import Demand
 
 _LOOK_EVERY = 256  # events between looks at whether the SLO is broken for good
@@ -28,7 +29,7 @@ _TAIL = 0.99
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A config that fits, with its plan and its stage times (shared by settings that split the model alike)."""
+    """A config that fits, with its plan and its stage times."""
 
     config: SimulateConfig
     plan: Plan
@@ -55,24 +56,14 @@ class Trial:
         return not self.why
 
 
-# Operators' times of one model on one hardware, by `tp` and whether the embedding is whole on each rank.
-SharedCosts = dict[tuple[int, bool], StageCosts]
-
-
-def make_setting(config: SimulateConfig, shared: SharedCosts | None = None) -> Setting:
-    """A setting of one config; `shared` keeps operators' times for those that come later, whose model and hardware are
-    the same.
+def make_setting(config: SimulateConfig) -> Setting:
+    """A setting of one config.
 
     Raises:
         ConfigError: what does not fit, in one line.
     """
     plan = make_plan(config)
-    key = config.parallel.tp, plan.replicate_embedding
-    alike = shared.get(key) if shared is not None and config.simulation.profile is None else None
-    costs = make_costs(config, plan) if alike is None else alike.split([len(layers) for layers in plan.layers])
-    if shared is not None:
-        shared.setdefault(key, costs)
-    return Setting(config, plan, costs)
+    return Setting(config, plan, make_costs(config, plan))
 
 
 def make_fleet(setting: Setting, seed: int = 0) -> list[Replica]:
@@ -90,12 +81,12 @@ def try_rate(setting: Setting, demand: Demand, rate: float, slo: TailSlo, seed: 
             return Trial(rate, why, sum(len(replica.record.requests) for replica in fleet))
     requests = [request for replica in fleet for request in replica.record.requests]
     requests.sort(key=lambda request: request.arrival)
-    ttft = np.array([request.token_times[0] - request.arrival for request in requests])
-    gaps = np.concatenate([np.diff(request.token_times) for request in requests])
-    tails = tail(ttft), tail(gaps) if len(gaps) else 0.0
-    why = _why(*tails, slo) or _piling_up(ttft, float(requests[-1].arrival - requests[0].arrival))
+    ttft = np.array([time_to_first_token(request) for request in requests], np.float64)
+    gaps = np.concatenate([tokens_apart(request) for request in requests])
+    tails_ms = tail(ttft * 1e3), tail(gaps * 1e3) if len(gaps) else 0.0
+    why = _why(*tails_ms, slo) or _piling_up(ttft, float(requests[-1].arrival - requests[0].arrival))
     running = max(step.num_running for replica in fleet for step in replica.record.steps)
-    return Trial(rate, why, len(requests), tails[0] * 1e3, tails[1] * 1e3, running)
+    return Trial(rate, why, len(requests), *tails_ms, running)
 
 
 def measure(setting: Setting, demand: Demand, rate: float, seed: int = 0) -> dict[str, Any]:
@@ -159,11 +150,10 @@ def _seconds(bound_ms: float | None) -> float:
     return np.inf if bound_ms is None else bound_ms / 1e3
 
 
-def _why(ttft: float, tbt: float, slo: TailSlo) -> str:
-    if ttft > _seconds(slo.ttft_p99_ms):
-        return f"p99 of TTFT {milliseconds(ttft * 1e3)}, over {milliseconds(slo.ttft_p99_ms)}"
-    if tbt > _seconds(slo.tbt_p99_ms):
-        return f"p99 of TBT {milliseconds(tbt * 1e3)}, over {milliseconds(slo.tbt_p99_ms)}"
+def _why(ttft_ms: float, tbt_ms: float, slo: TailSlo) -> str:
+    for name, tail_ms, most_ms in (("TTFT", ttft_ms, slo.ttft_p99_ms), ("TBT", tbt_ms, slo.tbt_p99_ms)):
+        if most_ms is not None and tail_ms > most_ms:
+            return f"p99 of {name} {milliseconds(tail_ms)}, over {milliseconds(most_ms)}"
     return ""
 
 

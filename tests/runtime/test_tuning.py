@@ -145,9 +145,9 @@ def test_a_trial_says_what_a_whole_run_measures() -> None:
     trial = try_rate(setting, search.demand, 5.0, search.config.slo)
     numbers = measure(setting, search.demand, 5.0)
     assert trial.carried
-    assert (trial.ttft_p99_ms, trial.tbt_p99_ms) == pytest.approx((numbers["p99_ttft_ms"], numbers["p99_itl_ms"]))
+    assert (trial.ttft_p99_ms, trial.tbt_p99_ms) == (numbers["p99_ttft_ms"], numbers["p99_itl_ms"])
     assert trial.requests == 60
-    assert 0 < numbers["bubble_fraction_inner"] + min(numbers["stage_busy_fraction"]) < 1
+    assert 0 < numbers["bubble_fraction_inner"] + np.mean(numbers["stage_busy_fraction"]) < 1
 
 
 @pytest.mark.parametrize(("slo", "what"), [

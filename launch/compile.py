@@ -28,7 +28,7 @@ _SETUP = """
 from setuptools import setup
 from mypyc.build import mypycify
 setup(name="gapless_control", packages=[], ext_modules=mypycify(
-    ["--config-file=mypy.ini", *{files!r}], opt_level="2", debug_level="0", group_name={group!r}))
+    ["--config-file=mypy.ini", *{files!r}], opt_level="3", debug_level="0", group_name={group!r}))
 """
 
 

@@ -14,12 +14,13 @@ import warnings
 from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec
+from importlib.metadata import version
 from importlib.util import spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
 # What each micro-batch passes through, by name within `gapless.runtime`. Left out are functions that take arrays as
-# well as numbers, msgspec's structs, and policies of a few lines.
+# well as numbers, and msgspec's structs.
 MODULES = (
     "blocks",
     "coordinator",
@@ -32,7 +33,14 @@ MODULES = (
     "scheduler.base",
     "scheduler.chunk",
     "scheduler.equal_time",
+    "scheduler.groups",
+    "scheduler.orca_best",
+    "scheduler.orca_worst",
+    "scheduler.prefill_first",
+    "scheduler.request_level",
     "scheduler.sarathi",
+    "scheduler.token_budget",
+    "scheduler.token_throttle",
     "scheduler.turnaround",
     "simulated",
     "simulation",
@@ -54,7 +62,7 @@ def folder() -> Path:
     Raises:
         OSError, RuntimeError: a source or the user's home cannot be read.
     """
-    digest = hashlib.sha256(f"{_FORM} {EXTENSION_SUFFIXES[0]} {sys.version}".encode())
+    digest = hashlib.sha256(f"{_FORM} {EXTENSION_SUFFIXES[0]} {sys.version} librt {version('librt')}".encode())
     for module in (*MODULES, *_KNOWN):
         digest.update(source(module).read_bytes())
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"

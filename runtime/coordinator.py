@@ -5,9 +5,10 @@ It knows the `Pipeline` protocol only, so a real cluster and a simulated one run
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable
 from typing import Any
+
+from librt.strings import BytesWriter, write_i64_le
 
 from .messages import Decodes, NewRequest, Sampled, Segment, Step, StepResult, TokenLogprobs
 from .micro_batch import Chunk, MicroBatch
@@ -131,12 +132,12 @@ class Coordinator:
             step.step,
             now,
             [Part(c.request.id, c.start, c.length) for c in batch.chunks],
-            RecordedDecodes(array("q", decodes.requests), array("q", decodes.starts)),
+            RecordedDecodes(decodes.requests, decodes.starts),
             self._waits,
             kv_blocks_used=scheduler.pool.num_used,
             num_waiting=scheduler.num_waiting,
             num_running=len(scheduler.running),
-            sampled_rows=len(decodes) + sum([s.sample for s in chunks]),
+            sampled_rows=len(batch.decodes) + sum([s.sample for s in chunks]),
         )
         record.predicted = scheduler.predict(record)
         if scheduler.notes:
@@ -177,12 +178,13 @@ class Coordinator:
             if request.finish_reason is not None:  # aborted meanwhile
                 go_on = False
                 continue
-            token, told = tokens[number], logprobs.get(request.id) if logprobs else None
+            token: Any = tokens[number]
+            told = logprobs.get(request.id) if logprobs else None
             request.output.append(token)
             times: list[Any] = request.record.token_times
             times.append(when)
             reason = None
-            if request.num_tokens >= request.max_len or token in request.stop_ids:
+            if request.num_tokens >= request.max_len or (request.stop_ids and token in request.stop_ids):
                 reason = request.finish_reason_after(token)
             if check is not None:
                 reason = check(request, token, told) or reason
@@ -224,10 +226,12 @@ def _segment(chunk: Chunk, now: float, new: list[NewRequest]) -> Segment:
 
 def _decodes(requests: list[Request]) -> Decodes:
     """Of requests whose newest token has just been dispatched."""
-    grown = [r for r in requests if len(r.blocks) > r.num_blocks_sent]
-    return Decodes(
-        [r.id for r in requests],
-        [r.num_dispatched - 1 for r in requests],
-        [r.output[-1] for r in requests],
-        {r.id: r.take_new_blocks() for r in grown},
-    )
+    ids, starts, tokens = BytesWriter(), BytesWriter(), BytesWriter()
+    blocks: dict[int, list[int]] = {}
+    for request in requests:
+        write_i64_le(ids, request.id)
+        write_i64_le(starts, request.num_dispatched - 1)
+        write_i64_le(tokens, request.output[-1])
+        if len(request.blocks) > request.num_blocks_sent:
+            blocks[request.id] = request.take_new_blocks()
+    return Decodes(ids.getvalue(), starts.getvalue(), tokens.getvalue(), blocks)

@@ -6,6 +6,7 @@ block tables, its sampler's history. `StepResult` comes back: spans from every s
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Sequence
 
 import msgspec
@@ -38,21 +39,28 @@ class Segment(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Decodes(msgspec.Struct, frozen=True, array_like=True):
-    """The decodes of a micro-batch by column, an entry a request; iterating gives a `Segment` each.
+    """The decodes of a micro-batch by column, 8 bytes an entry, an entry a request; iterating gives a `Segment` each.
 
     `blocks`: those newly owned, by request; most decodes need none.
     """
 
-    requests: list[int] = []
-    starts: list[int] = []
-    tokens: list[int] = []
+    requests: bytes = b""
+    starts: bytes = b""
+    tokens: bytes = b""
     blocks: dict[int, list[int]] = {}
 
+    @classmethod
+    def of(
+        cls, requests: Sequence[int], starts: Sequence[int], tokens: Sequence[int], blocks: dict[int, list[int]]
+    ) -> Decodes:
+        return cls(array("q", requests).tobytes(), array("q", starts).tobytes(), array("q", tokens).tobytes(), blocks)
+
     def __len__(self) -> int:
-        return len(self.requests)
+        return len(self.requests) // 8
 
     def __iter__(self) -> Iterator[Segment]:
-        for request, start, token in zip(self.requests, self.starts, self.tokens, strict=True):
+        columns = (memoryview(column).cast("q") for column in (self.requests, self.starts, self.tokens))
+        for request, start, token in zip(*columns, strict=True):
             yield Segment(request, start, [token], self.blocks.get(request, []), True)
 
 

@@ -88,6 +88,7 @@ class SimulatedPipeline:
         self.turnaround_s = turnaround_s
         self._links = tuple(between_nodes if between_nodes is not None else [True] * (self.num_stages - 1))
         self._sends: dict[int, list[float]] = {}  # by rows: seconds over each link, and 0 after the last stage
+        self._sampled: dict[int, Sampled] = {}  # by number of rows
         self._free_at = [0.0] * self.num_stages
         self._link_free_at = [0.0] * self.num_stages
         self._results: deque[tuple[float, StepResult]] = deque()
@@ -113,7 +114,8 @@ class SimulatedPipeline:
             spans.append(Span(number, stage, ready, at, begin, end, handed))
             free_at[stage] = handed + turnaround
             at = links[stage] = sent
-        result = StepResult(step.epoch, number, spans, Sampled([_TOKEN] * load.sampled))
+        sampled = self._sampled.get(load.sampled) or self._sample(load.sampled)
+        result = StepResult(step.epoch, number, spans, sampled)
         self._results.append((at + self.result_s, result))
 
     def wait(self, deadline: float) -> list[StepResult]:
@@ -132,6 +134,10 @@ class SimulatedPipeline:
     def next_event(self) -> float | None:
         """When the next result comes."""
         return self._results[0][0] if self._results else None
+
+    def _sample(self, rows: int) -> Sampled:
+        self._sampled[rows] = sampled = Sampled([_TOKEN] * rows)
+        return sampled
 
     def _send(self, rows: int) -> list[float]:
         seconds = [

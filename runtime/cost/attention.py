@@ -75,7 +75,7 @@ class Attention:
         overhead, longest, busy = self._of_number.get(requests) or self._decodes(requests)
         mean = context / requests
         way = (mean if mean < longest else longest) * self._way
-        return overhead + (way**_KNEE + (busy * mean) ** _KNEE) ** (1 / _KNEE)
+        return overhead + math.pow(math.pow(way, _KNEE) + math.pow(busy * mean, _KNEE), 1 / _KNEE)
 
     def _decodes(self, requests: int) -> tuple[float, float, float]:
         """Seconds that they take anyway, the most tokens of a block's own way, and seconds by token of the mean

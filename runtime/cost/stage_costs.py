@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mypy_extensions import mypyc_attr
+from librt.strings import read_i64_le
+from mypy_extensions import i64, mypyc_attr
 
 from ..messages import Step
 from .operators import LAYER_LINEARS, Operators
@@ -26,13 +27,18 @@ class Load:
 
     @classmethod
     def of(cls, step: Step) -> Load:
-        starts: list[int] = step.decodes.starts
-        count = sampled = len(starts)
+        starts: bytes = step.decodes.starts
+        end: i64 = len(starts)
+        count = sampled = context = len(starts) // 8
+        at: i64 = 0
+        while at < end:
+            context += read_i64_le(starts, at)
+            at += 8
         chunks: list[tuple[int, int]] = []
         for chunk in step.chunks:
             chunks.append((chunk.num_tokens, chunk.start))
             sampled += chunk.sample
-        return cls(chunks, count, sum(starts) + count, sampled)
+        return Load(chunks, count, context, sampled)
 
     @property
     def rows(self) -> int:
@@ -82,15 +88,8 @@ class StageCosts:
         """Of each stage."""
         rows, kinds = load.rows, self._kinds
         times = self._by_rows.get(rows) or self._without_attention(rows)
-        if len(kinds) == 1:
-            attention = _attention(kinds[0][0], load)
-            times = [seconds + count * attention for seconds, count in zip(times, self.layers, strict=True)]
-        else:
-            each = [_attention(source, load) for source, _ in kinds]
-            times = [
-                seconds + count * each[kind]
-                for seconds, count, kind in zip(times, self.layers, self._kind, strict=True)
-            ]
+        each = [_attention(source, load) for source, _ in kinds]
+        times = [times[stage] + count * each[self._kind[stage]] for stage, count in enumerate(self.layers)]
         if load.sampled:
             head = self._head.get(load.sampled)
             if head is None:

@@ -125,7 +125,7 @@ class StepMaker:
             number, blocks = request(point.prefix + point.chunk)
             chunks.append(Segment(number, point.prefix, self._tokens(point.chunk), blocks, bool(point.sample)))
         owned = dict(request(point.context) for _ in range(point.decodes))
-        decodes = Decodes(list(owned), [point.context - 1] * point.decodes, self._tokens(point.decodes), owned)
+        decodes = Decodes.of(list(owned), [point.context - 1] * point.decodes, self._tokens(point.decodes), owned)
         step = Step(0, self._steps, chunks, decodes, new, self._old)
         self._steps += 1
         self._old = [entry.request for entry in new]

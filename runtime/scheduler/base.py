@@ -5,7 +5,6 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
 
 from mypy_extensions import mypyc_attr
 
@@ -50,7 +49,7 @@ class Scheduler:
         self.pool = pool
         self.running: dict[int, Request] = {}  # admitted and not finished
         self.prefilling: list[Request] = []  # of the running: prompt not wholly dispatched, first come first
-        self.ready: dict[int, Request] = {}  # of the running: a decode may be dispatched, first ready first
+        self.ready: list[Request] = []  # of the running: a decode may be dispatched, first ready first
         self.dropped: list[int] = []  # preempted or finished since the last step: ranks forget them
         self.backlog = 0  # prompt tokens that are still to be dispatched, of waiting and of prefilling requests
         self.notes: list[str] = []  # what the policy chose by itself and why, a line each; the coordinator takes them
@@ -134,9 +133,7 @@ class Scheduler:
 
     def resume(self, requests: Sequence[Request]) -> None:
         """The requests' sampled tokens are appended and they go on: they may decode."""
-        ready = self.ready
-        for request in requests:
-            ready[request.id] = request
+        self.ready += requests
 
     def finish(self, request: Request, reason: str) -> None:
         """The request ends, whatever state it is in; its blocks are freed once nothing of it is in flight."""
@@ -147,7 +144,7 @@ class Scheduler:
         if request.id not in self.running:
             self._num_waiting -= 1  # its heap entry is skipped when it comes up
             return
-        self.ready.pop(request.id, None)
+        self._unready(request)
         if request.remaining_prefill:
             self.prefilling.remove(request)
         if not request.in_flight:
@@ -201,7 +198,7 @@ class Scheduler:
     def take_decodes(self, batch: MicroBatch, most: int) -> None:
         """Dispatch up to `most` ready decodes, those first that have been ready the longest."""
         ready, pool = self.ready, self.pool
-        queue = list(ready.values() if most >= len(ready) else islice(ready.values(), max(0, most)))
+        queue = ready if most >= len(ready) else ready[: max(0, most)]
         if len(queue) > pool.num_free:  # one may preempt another, or has to be passed over
             self._take_decodes_sparing(batch, most)
             return
@@ -211,19 +208,15 @@ class Scheduler:
             tokens = request.num_tokens
             if tokens > len(request.blocks) * size:
                 pool.grow(request.blocks, tokens)
-        if len(queue) == len(ready):
-            ready.clear()
-        else:
-            for request in queue:
-                del ready[request.id]
+        self.ready = ready[len(queue) :]
         batch.decodes += queue
 
     def _take_decodes_sparing(self, batch: MicroBatch, most: int) -> None:
         """`take_decodes` where there may be fewer free blocks than decodes."""
-        for request in list(self.ready.values()):
+        for request in self.ready.copy():
             if len(batch.decodes) >= most:
                 break
-            if request.id in self.ready and self._grow(request):
+            if request.num_dispatched and self._grow(request):  # not preempted meanwhile
                 self.take_decode(batch, request)
 
     def take_prompts(self, batch: MicroBatch, budget: int) -> None:
@@ -238,7 +231,7 @@ class Scheduler:
 
     def take_decode(self, batch: MicroBatch, request: Request) -> None:
         """Dispatch the decode of a ready request whose cache has room for it."""
-        del self.ready[request.id]
+        self._unready(request)
         request.num_dispatched += 1
         batch.decodes.append(request)
 
@@ -256,13 +249,20 @@ class Scheduler:
         """Take the request's cache; it keeps its tokens and enters again as a prefill of all of them."""
         if request.remaining_prefill:
             self.prefilling.remove(request)
-        self.ready.pop(request.id, None)
+        self._unready(request)
         self._leave(request)
         self.backlog -= request.remaining_prefill
         request.num_dispatched = request.num_completed = request.num_blocks_sent = 0
         request.prefill_target = request.num_tokens
         request.preemptions += 1
         self.add(request)
+
+    def _unready(self, request: Request) -> None:
+        """It may not decode any more, if it did."""
+        for place, other in enumerate(self.ready):
+            if other is request:
+                del self.ready[place]
+                return
 
     def _landed(self, request: Request) -> None:
         if request.is_finished and not request.in_flight:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 
+from mypy_extensions import mypyc_attr
+
 from ...conf.policies import SchedulerConfig
 from ..blocks import BlockPool
 from ..micro_batch import MicroBatch
@@ -12,6 +14,7 @@ from ..request import Request
 from .base import Limits, Scheduler
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class GroupScheduler(Scheduler, ABC):
     """A group prefills its prompts whole in one micro-batch, then decodes in one micro-batch an iteration.
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from mypy_extensions import mypyc_attr
+
 from ..micro_batch import MicroBatch
 from .base import Scheduler
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class OrcaBest(Scheduler):
     """Every ready decode plus the whole prompt of at most one new request, B requests at most."""
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from mypy_extensions import mypyc_attr
+
 from .groups import GroupScheduler
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class OrcaWorst(GroupScheduler):
     """Each of the `depth` micro-batches holds up to B requests; when all of them are done, the next B enter in their
     place, whatever the other micro-batches are at."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from mypy_extensions import mypyc_attr
+
 from ...conf.policies import PrefillFirstConfig
 from ..blocks import BlockPool
 from ..micro_batch import MicroBatch
@@ -9,6 +11,7 @@ from ..request import Request
 from .base import Limits, Scheduler
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class PrefillFirst(Scheduler):
     """If a waiting prompt fits, a prefill-only batch of whole prompts, up to `max_batched_tokens` in sum (a longer one
     enters alone); else all ready decodes. B requests at most."""

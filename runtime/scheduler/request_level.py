@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from mypy_extensions import mypyc_attr
+
 from .groups import GroupScheduler
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class RequestLevel(GroupScheduler):
     """Up to B x depth requests enter together, dealt into `depth` micro-batches; the next batch waits for all."""
 

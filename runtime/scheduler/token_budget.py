@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from mypy_extensions import mypyc_attr
+
 from ...conf.policies import TokenBudgetConfig
 from ..blocks import BlockPool
 from ..micro_batch import MicroBatch
 from .base import Limits, Scheduler
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class TokenBudget(Scheduler):
     """All ready decodes first, then partial prompts, then new ones, up to `budget` tokens; several chunks may share it.
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from mypy_extensions import mypyc_attr
+
 from ...conf.policies import TokenThrottleConfig
 from ..blocks import BlockPool
 from ..micro_batch import MicroBatch
 from .base import Limits, Scheduler
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class TokenThrottle(Scheduler):
     """Prefill tokens follow the backlog and the free KV cache; decodes are spread evenly over the depth.
 

@@ -88,7 +88,7 @@ class Audit:
     def next_batch(self, s: Scheduler, decide: Callable[[], MicroBatch | None]) -> MicroBatch | None:
         self.scheduler = s
         self.preempted = False
-        self.ready = set(s.ready)
+        self.ready = {r.id for r in s.ready}
         self.partial = {r.id: r.remaining_prefill for r in s.prefilling}
         self.admitted = set(s.running)
         self.share = s.decode_share

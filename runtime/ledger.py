@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import bisect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 
 from .messages import Span
-from .spans import RunRecord
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
+from .spans import RunRecord, StepRecord
+from .step_columns import Floats, Ints, StepColumns
 
 
 class Cause(StrEnum):
@@ -58,7 +54,9 @@ STARVED = (Cause.STARVED_NO_REQUEST, Cause.STARVED_IN_FLIGHT, Cause.STARVED_KV_F
 PIPELINE_BUBBLES = CAUSES[:4]  # those that a scheduler or a layer split can remove
 
 _CODE = {cause: code for code, cause in enumerate(CAUSES)}
+_SLOT = -1
 _WAIT_CODE = {
+    "depth_full": _SLOT,
     "no_request": _CODE[Cause.STARVED_NO_REQUEST],
     "in_flight": _CODE[Cause.STARVED_IN_FLIGHT],
     "kv_full": _CODE[Cause.STARVED_KV_FULL],
@@ -143,8 +141,8 @@ class Ledger:
         arrivals = [request.arrival for request in record.requests]
         self.t0: float = min([*begun, *arrivals], default=0.0)
         self.t1: float = max((float(lane.end[-1]) for lane in self.lanes if len(lane.end)), default=self.t0)
-        self._record = record
-        self.columns = _attribute(record, self.lanes, self.t0, self.t1)
+        self.steps = StepColumns(record.steps)
+        self.columns = _attribute(record, self.steps, self.lanes, self.t0, self.t1)
         self._busy = [float(lane.seconds.sum()) for lane in self.lanes]
         self._by_cause = np.array(
             [np.bincount(c.cause, weights=c.seconds, minlength=len(CAUSES)) for c in self.columns]
@@ -205,23 +203,20 @@ class Ledger:
 
     @cached_property
     def _bubble_by_step(self) -> dict[int, float]:
-        by_step: dict[int, float] = {}
+        steps, seconds = [], []
         for lane, c in zip(self.lanes, self.columns, strict=True):
             inner = (c.cause != _FILL) & (c.place >= 0)
-            seconds = np.bincount(c.place[inner], weights=c.seconds[inner], minlength=len(lane.step))
-            for step, s in zip(lane.step.tolist(), seconds.tolist(), strict=True):
-                by_step[step] = by_step.get(step, 0.0) + s
-        return by_step
+            steps.append(lane.step[c.place[inner]])
+            seconds.append(c.seconds[inner])
+        known, place = np.unique(np.concatenate(steps), return_inverse=True)
+        summed = np.bincount(place, np.concatenate(seconds), len(known))
+        return dict(zip(known.tolist(), summed.tolist(), strict=True))
 
     @cached_property
     def _bubble_by_request(self) -> dict[int, float]:
-        by_step, by_request = self._bubble_by_step, dict[int, float]()
-        for step in self._record.steps:
-            seconds = by_step.get(step.step, 0.0)
-            if seconds:
-                for request in {*(chunk.request for chunk in step.chunks), *step.decodes.requests}:
-                    by_request[request] = by_request.get(request, 0.0) + seconds
-        return by_request
+        by_step = self._bubble_by_step
+        seconds = [by_step.get(step, 0.0) for step in self.steps.step.tolist()]
+        return self.steps.by_request(np.array(seconds, np.float64))
 
     def bubble_of_step(self, step: int) -> float:
         """Idle seconds right before a micro-batch, summed over the stages, without fill."""
@@ -274,13 +269,12 @@ class LiveBubbles:
 
 def _lanes(spans: list[Span], num_stages: int) -> list[Lane]:
     """Spans by stage, in order of time; overlaps within rounding are clamped away."""
-    count = len(spans)
-    stage = np.fromiter((s.stage for s in spans), np.int64, count)
-    step = np.fromiter((s.step for s in spans), np.int64, count)
-    begin = np.fromiter((s.begin for s in spans), np.float64, count)
-    end = np.fromiter((s.end for s in spans), np.float64, count)
-    sent = np.fromiter((s.sent for s in spans), np.float64, count)
-    assert not count or (stage.min() >= 0 and stage.max() < num_stages), "a span of a stage that does not exist"
+    stage = np.array([s.stage for s in spans], np.int64)
+    step = np.array([s.step for s in spans], np.int64)
+    begin = np.array([s.begin for s in spans], np.float64)
+    end = np.array([s.end for s in spans], np.float64)
+    sent = np.array([s.sent for s in spans], np.float64)
+    assert not len(spans) or (stage.min() >= 0 and stage.max() < num_stages), "a span of a stage that does not exist"
     rows = np.unique(step)
     lanes = []
     for s in range(num_stages):
@@ -297,21 +291,38 @@ def _lanes(spans: list[Span], num_stages: int) -> list[Lane]:
     return lanes
 
 
-def _attribute(record: RunRecord, lanes: list[Lane], t0: float, t1: float) -> list[IdleColumns]:
+@dataclass(frozen=True, slots=True)
+class _Waits:
+    """The coordinator's waits by column, by the micro-batch that they came before (`row`, as a `Lane` has it), then by
+    time; `cause` is `_SLOT` for a wait for a slot."""
+
+    row: Ints
+    start: Floats
+    end: Floats
+    cause: Ints
+
+    @classmethod
+    def of(cls, steps: Sequence[StepRecord], row: Ints) -> _Waits:
+        """`row` of each step, -1 of one that no stage has computed."""
+        waits = [wait for step in steps for wait in step.waits]
+        rows = np.repeat(row, [len(step.waits) for step in steps])
+        start = np.array([wait.start for wait in waits], np.float64)
+        end = np.array([wait.end for wait in waits], np.float64)
+        cause = np.array([_WAIT_CODE[wait.reason] for wait in waits], np.int64)
+        order = np.lexsort((end, start, rows))
+        order = order[rows[order] >= 0]
+        return cls(rows[order], start[order], end[order], cause[order])
+
+
+def _attribute(record: RunRecord, steps: StepColumns, lanes: list[Lane], t0: float, t1: float) -> list[IdleColumns]:
     """Idle columns of each stage, in stage order, each from the one before."""
-    num_rows = max((int(lane.row.max()) + 1 for lane in lanes if len(lane.row)), default=0)
-    prefill = np.zeros(num_rows, np.int64)
-    context = np.zeros(num_rows, np.int64)
-    rows: dict[int, int] = {}
-    for lane in lanes:
-        rows.update(zip(lane.step.tolist(), lane.row.tolist(), strict=True))
-    waits: list[list[tuple[float, float, str]]] = [[] for _ in range(num_rows)]
-    for step in record.steps:
-        row = rows.get(step.step)
-        if row is not None:
-            prefill[row] = step.prefill_tokens
-            context[row] = step.decode_context
-            waits[row] = [(w.start, w.end, w.reason) for w in step.waits]
+    known = np.unique(np.concatenate([lane.step for lane in lanes])) if lanes else np.zeros(0, np.int64)
+    row = np.searchsorted(known, steps.step)
+    row[~np.isin(steps.step, known)] = -1
+    computed = row >= 0
+    prefill, context = np.zeros(len(known), np.int64), np.zeros(len(known), np.int64)
+    prefill[row[computed]], context[row[computed]] = steps.prefill[computed], steps.context[computed]
+    waits = _Waits.of(record.steps, row)
 
     columns: list[IdleColumns] = []
     for stage, lane in enumerate(lanes):
@@ -321,10 +332,10 @@ def _attribute(record: RunRecord, lanes: list[Lane], t0: float, t1: float) -> li
         if stage == 0:
             awaited = _slot_holders(lane, lanes[-1], waits)
             pair = _pair_causes(prefill, context, lane.row[:-1], awaited)
-            pieces = [_first_stage(lane, pair, waits)]
+            pieces = _first_stage(lane, pair, waits)
         else:
             pair = _pair_causes(prefill, context, lane.row[:-1], lane.row[1:])
-            pieces = _later_stage(lane, pair, lanes[stage - 1], columns[-1], num_rows, t0)
+            pieces = _later_stage(lane, pair, lanes[stage - 1], columns[-1], len(known), t0)
         fill = np.array([t0]), lane.begin[:1], np.array([_FILL]), np.array([0])
         drain = lane.end[-1:], np.array([t1]), np.array([_FILL]), np.array([-1])
         columns.append(_columns([fill, *pieces, drain]))
@@ -346,45 +357,53 @@ def _pair_causes(prefill: Ints, context: Ints, finished: Ints, awaited: Ints) ->
     return np.select(rules, [np.full(len(now), _CODE[name]) for name in names], _IMBALANCE)
 
 
-def _slot_holders(lane: Lane, last: Lane, waits: list[list[tuple[float, float, str]]]) -> Ints:
+def _places(lane: Lane, row: Ints) -> Ints:
+    """Where in `lane` each of `row` is, -1 where it is not."""
+    place = np.full(max(int(lane.row.max()), int(row.max(initial=-1))) + 1, -1)
+    place[lane.row] = np.arange(len(lane.row))
+    return place[row]
+
+
+def _slot_holders(lane: Lane, last: Lane, waits: _Waits) -> Ints:
     """For each micro-batch of stage 0 after the first, the row that it awaited: the one whose end on the last stage
     ended its wait for a slot, or itself where it waited for none, or for its own predecessor (a depth of 1)."""
     awaited = lane.row[1:].copy()
-    ends, rows, begun = last.end.tolist(), last.row.tolist(), lane.row.tolist()
-    for place, row in enumerate(begun[1:]):
-        for _, wait_end, reason in waits[row]:
-            if reason == "depth_full" and ends:
-                after = bisect.bisect_left(ends, wait_end)
-                near = min((i for i in (after - 1, after) if 0 <= i < len(ends)), key=lambda i: abs(ends[i] - wait_end))
-                if rows[near] < begun[place]:
-                    awaited[place] = rows[near]
+    if not len(last.end):
+        return awaited
+    place = _places(lane, waits.row)
+    slot = (waits.cause == _SLOT) & (place > 0)
+    place, until = place[slot], waits.end[slot]
+    after = np.searchsorted(last.end, until)
+    before, after = np.maximum(after - 1, 0), np.minimum(after, len(last.end) - 1)
+    near = np.where(np.abs(last.end[after] - until) < np.abs(last.end[before] - until), after, before)
+    earlier = last.row[near] < lane.row[place - 1]
+    awaited[place[earlier] - 1] = last.row[near[earlier]]
     return awaited
 
 
-def _first_stage(lane: Lane, pair: Ints, waits: list[list[tuple[float, float, str]]]) -> Pieces:
+def _first_stage(lane: Lane, pair: Ints, waits: _Waits) -> list[Pieces]:
     """Cut stage 0's gaps by the end of its last send and by the coordinator's waits; `pair` names those for a slot."""
-    pieces: list[tuple[float, float, int, int]] = []
-    gaps = zip(
-        lane.end[:-1].tolist(), lane.sent[:-1].tolist(), lane.begin[1:].tolist(), lane.row[1:].tolist(), pair.tolist(),
-        strict=True,
-    )  # fmt: skip
-    for place, (at, sent, end, row, bubble) in enumerate(gaps, start=1):
-        if end <= at:
-            continue
-        if sent > at:
-            pieces.append((at, min(sent, end), _TRANSPORT, place))
-            at = min(sent, end)
-        for wait_start, wait_end, reason in sorted(waits[row]):
-            low, high = max(at, wait_start), min(end, wait_end)
-            if high > low:
-                if low > at:
-                    pieces.append((at, low, _CONTROL, place))
-                pieces.append((low, high, bubble if reason == "depth_full" else _WAIT_CODE[reason], place))
-                at = high
-        if end > at:
-            pieces.append((at, end, _CONTROL, place))
-    table = np.array(pieces, np.float64).reshape(-1, 4)
-    return table[:, 0], table[:, 1], table[:, 2].astype(np.int64), table[:, 3].astype(np.int64)
+    a, b = lane.end[:-1], lane.begin[1:]
+    place = np.arange(1, len(lane.row))
+    free = np.clip(lane.sent[:-1], a, np.maximum(a, b))
+    own = _places(lane, waits.row)
+    inside = own > 0
+    own, cause = own[inside], waits.cause[inside]
+    # Of a gap what lies before a wait, after the send and the waits before it, is control; so is what lies after all.
+    low, high = waits.start[inside], np.minimum(waits.end[inside], b[own - 1])
+    high = np.where(low < high, high, -np.inf)
+    done = np.maximum.accumulate(np.concatenate([[-np.inf], high]))
+    since = np.maximum(free[own - 1], done[:-1])
+    low = np.maximum(low, since)
+    until = free.copy()
+    np.maximum.at(until, own - 1, high)
+    control = np.full(len(own), _CONTROL)
+    return [
+        (a, free, np.full(len(a), _TRANSPORT), place),
+        (since, np.where(low < high, low, since), control, own),
+        (low, high, np.where(cause == _SLOT, pair[own - 1], cause), own),
+        (until, b, np.full(len(a), _CONTROL), place),
+    ]
 
 
 def _later_stage(

@@ -168,12 +168,11 @@ class RunDigest:
             foreseen = np.array([step.predicted[stage] if step.predicted else math.nan for step in fresh])
             known = np.isfinite(foreseen) & (times > 0)
             self._errors.add(np.abs(foreseen[known] / times[known] - 1.0))
-        for step, bubble in zip(fresh, by_step[first:].tolist(), strict=True):
-            if bubble:
-                for request in {*(chunk.request for chunk in step.chunks), *step.decodes.requests}:
-                    self._bubbles[request] = self._bubbles.get(request, 0.0) + bubble
+        by_step[:first] = 0.0
+        for request, bubble in ledger.steps.by_request(by_step).items():
+            self._bubbles[request] = self._bubbles.get(request, 0.0) + bubble
         self._steps += len(fresh)
-        self._tokens += sum(step.num_tokens for step in fresh)
+        self._tokens += int(ledger.steps.tokens[first:].sum())
         self._peak_kv = max(self._peak_kv, *(step.kv_blocks_used for step in fresh))
 
     def _take_requests(self, ended: list[RequestRecord]) -> None:

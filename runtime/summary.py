@@ -182,7 +182,6 @@ def totals(
     done = [request for record, _ in parts for request in completed_requests(record)]
     requests = [request for record, _ in parts for request in record.requests]
     bubbles = [ledger.bubble_of_request(r.request) for record, ledger in parts for r in completed_requests(record)]
-    steps = [step for record, _ in parts for step in record.steps]
     times = [lane.seconds for _, ledger in parts for lane in ledger.lanes if len(lane.step)]
     peaks = [
         max((step.kv_blocks_used for step in record.steps), default=0) / record.num_blocks if record.num_blocks else 0.0
@@ -199,8 +198,8 @@ def totals(
         busy=busy,
         span=span,
         median_bubble=float(np.median(bubbles)) if bubbles else 0.0,
-        micro_batches=len(steps),
-        tokens=sum(step.num_tokens for step in steps),
+        micro_batches=sum(len(record.steps) for record, _ in parts),
+        tokens=sum(int(ledger.steps.tokens.sum()) for _, ledger in parts),
         cv_stage_time=float(np.mean([variation(values) for values in times])) if times else 0.0,
         peak_kv_fraction=max(peaks),
         preemptions=sum(request.preemptions for request in requests),

@@ -123,21 +123,28 @@ class Coordinator:
         scheduler = self.scheduler
         now = self.clock.now()
         self._unblocked(now)
+        number = self.next_step
         new: list[NewRequest] = []
-        chunks = [_segment(c, now, new) for c in batch.chunks]
+        chunks: list[Segment] = []
+        parts: list[Part] = []
+        sampled_rows = len(batch.decodes)
+        for chunk in batch.chunks:
+            chunks.append(_segment(chunk, now, new))
+            parts.append(Part(chunk.request.id, chunk.start, chunk.length))
+            sampled_rows += chunk.ends_prefill
         decodes = _decodes(batch.decodes)
-        step = Step(self.epoch, self.next_step, chunks, decodes, new, scheduler.dropped)
+        step = Step(self.epoch, number, chunks, decodes, new, scheduler.dropped)
         scheduler.dropped = []
         record = StepRecord(
-            step.step,
+            number,
             now,
-            [Part(c.request.id, c.start, c.length) for c in batch.chunks],
+            parts,
             RecordedDecodes(decodes.requests, decodes.starts),
             self._waits,
             kv_blocks_used=scheduler.pool.num_used,
             num_waiting=scheduler.num_waiting,
             num_running=len(scheduler.running),
-            sampled_rows=len(batch.decodes) + sum([s.sample for s in chunks]),
+            sampled_rows=sampled_rows,
         )
         record.predicted = scheduler.predict(record)
         if scheduler.notes:
@@ -145,25 +152,25 @@ class Coordinator:
             scheduler.notes = []
         self._waits = []
         self.next_step += 1
-        self._in_flight[step.step] = (batch, record)
+        self._in_flight[number] = (batch, record)
         self.record.steps.append(record)
         self.pipeline.submit(step)
 
     def _handle(self, result: StepResult, events: list[TokenEvent]) -> None:
         if result.epoch != self.epoch:
             return
-        self.record.spans += result.spans
-        sampled = result.sampled
+        number, spans, sampled = result.step, result.spans, result.sampled
+        self.record.spans += spans
         if sampled is None:
-            if result.step in self._in_flight:
-                self.scheduler.observe(self._in_flight[result.step][1], result.spans)
+            if number in self._in_flight:
+                self.scheduler.observe(self._in_flight[number][1], spans)
             return
-        batch, record = self._in_flight.pop(result.step)
+        batch, record = self._in_flight.pop(number)
         now = self.clock.now()
         record.completed = now
-        self.scheduler.observe(record, result.spans)
+        self.scheduler.observe(record, spans)
         self.record.stage_times = self.scheduler.stage_times
-        self._unblocked(result.spans[-1].end)
+        self._unblocked(spans[-1].end)
         self.scheduler.completed(batch)
         requests = [c.request for c in batch.chunks if c.ends_prefill]
         self._accept(requests + batch.decodes if requests else batch.decodes, sampled, now, events)

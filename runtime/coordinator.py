@@ -176,22 +176,22 @@ class Coordinator:
         self._accept(requests + batch.decodes if requests else batch.decodes, sampled, now, events)
 
     def _accept(self, requests: list[Request], sampled: Sampled, now: float, events: list[TokenEvent]) -> None:
-        tokens, logprobs = sampled.tokens, sampled.logprobs
+        tokens: list[Any] = sampled.tokens
+        logprobs = sampled.logprobs
         assert len(requests) == len(tokens), (requests, tokens)
         check, tells_all = self._stop_check, not self._ends_only
         when: Any = now  # one object for all of them, compiled too
         go_on = True
-        for number, request in enumerate(requests):
+        for request, token in zip(requests, tokens):  # noqa: B905  (as it stands, mypyc makes it a plain loop)
             if request.finish_reason is not None:  # aborted meanwhile
                 go_on = False
                 continue
-            token: Any = tokens[number]
             told = logprobs.get(request.id) if logprobs else None
             request.output.append(token)
             times: list[Any] = request.record.token_times
             times.append(when)
             reason = None
-            if request.num_tokens >= request.max_len or (request.stop_ids and token in request.stop_ids):
+            if request.num_tokens >= request.max_len or (request.stop_ids is not None and token in request.stop_ids):
                 reason = request.finish_reason_after(token)
             if check is not None:
                 reason = check(request, token, told) or reason

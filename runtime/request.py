@@ -62,7 +62,8 @@ class Request:
         self.params = params
         self.seed = seed
         self.eos_token_ids = eos_token_ids
-        self.stop_ids = frozenset(params.stop_token_ids).union(() if params.ignore_eos else eos_token_ids)
+        stop_ids = frozenset(params.stop_token_ids).union(() if params.ignore_eos else eos_token_ids)
+        self.stop_ids: frozenset[int] | None = stop_ids or None
         longest = len(prompt) + params.max_tokens
         self.max_len = longest if max_model_len is None else min(longest, max_model_len)
         self.num_dispatched = 0
@@ -115,7 +116,7 @@ class Request:
 
     def finish_reason_after(self, token: int) -> str | None:
         """Why the request ends with this token, its newest; None if it goes on. Stop strings are apart."""
-        if token in self.stop_ids and self.num_output >= self.params.min_tokens:
+        if self.stop_ids is not None and token in self.stop_ids and self.num_output >= self.params.min_tokens:
             return "stop"
         return "length" if self.num_tokens >= self.max_len else None
 

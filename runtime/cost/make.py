@@ -26,7 +26,7 @@ def make_costs(config: SimulateConfig, plan: Plan) -> StageCosts:
         if hardware.name not in sources:
             sources[hardware.name] = make_operators(config, hardware, plan.arch, plan.replicate_embedding)
     operators = [sources[hardware.name] for hardware in stage_hardware(config)]
-    return StageCosts([len(layers) for layers in plan.layers], operators, host=config.simulation.host)
+    return _stage_costs(tuple(len(layers) for layers in plan.layers), tuple(operators), host=config.simulation.host)
 
 
 def make_operators(
@@ -53,8 +53,9 @@ def make_operators(
     return _analytic(arch, config.parallel.tp, hardware.costs, element, replicate_embedding=replicate_embedding)
 
 
-# Runs of one process ask for the same again, and each product need be costed but once.
+# Runs of one process ask for the same again, and each number of rows need be costed but once.
 _analytic = lru_cache(maxsize=16)(AnalyticOperators)
+_stage_costs = lru_cache(maxsize=16)(StageCosts)
 
 
 def make_control(config: SimulateConfig, arch: Architecture) -> Control:

@@ -80,6 +80,7 @@ class StageTimes:
         self._noise = np.full(num_stages, 0.1)  # scale of the relative residuals
         self.noise = 0.1  # of the errors that the last fits made on what came after them, over the stages
         self._rows: list[Features] = []
+        self._counts: list[int] = []  # of stages that have computed each
         self._stages: list[int] = []
         self._seconds: list[float] = []
         self._num_seen = 0  # observations that were fitted
@@ -100,18 +101,20 @@ class StageTimes:
 
     def observe(self, row: Features, stages: Sequence[int], seconds: Sequence[float]) -> None:
         """Each of `stages` took so many `seconds` for a micro-batch."""
-        self._rows += [row] * len(stages)
+        self._rows.append(row)
+        self._counts.append(len(stages))
         self._stages += stages
         self._seconds += seconds
         least, most = _EARLY * self.num_stages, _REFIT * self.num_stages
-        if len(self._rows) >= min(most, max(least, _SHARE * self._num_seen)):
-            self._num_seen += len(self._rows)
+        if len(self._stages) >= min(most, max(least, _SHARE * self._num_seen)):
+            self._num_seen += len(self._stages)
             self._fit()
 
     def _fit(self) -> None:
         """Add what has been observed since the last fit to the normal equations, and solve them."""
-        x, y, stage = np.array(self._rows), np.maximum(np.array(self._seconds), 1e-9), np.array(self._stages)
-        self._rows, self._stages, self._seconds = [], [], []
+        x = np.repeat(np.array(self._rows), self._counts, axis=0)
+        y, stage = np.maximum(np.array(self._seconds), 1e-9), np.array(self._stages)
+        self._rows, self._counts, self._stages, self._seconds = [], [], [], []
         self._rescale(x.max(axis=0))
         x = x / self._scale
         fade = float(np.exp(-len(y) / self.num_stages / _MEMORY))

@@ -225,7 +225,8 @@ class Cost:
         self.weights = constant, token, prefix, square, context, row
 
     def of(self, row: Features) -> float:
-        return sum([w * x for w, x in zip(self.weights, row, strict=True)])
+        a, b, c, d, e, f = self.weights
+        return a * row[0] + b * row[1] + c * row[2] + d * row[3] + e * row[4] + f * row[5]
 
     def of_decodes(self, count: int, context: int) -> float:
         """Of a micro-batch that holds only decodes, over `context` tokens in sum."""

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Console
-from rich.markdown import Markdown
 from rich.table import Table
 from rich.text import Text
 
@@ -45,6 +44,8 @@ def run(config: SimulateConfig, run_dir: Path) -> None:
         ValueError: what the user can mend.
         PipelineError: a request was lost.
     """
+    from rich.markdown import Markdown
+
     from ..runtime.experiments import EXPERIMENTS, write_artifact
 
     console, errors = Console(highlight=False), Console(stderr=True, highlight=False)

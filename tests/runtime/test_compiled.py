@@ -57,6 +57,12 @@ def test_an_edited_source_has_another_twin(tmp_path: Path, monkeypatch: pytest.M
     assert compiled.folder() != before
 
 
+def test_another_librt_has_another_twin(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = compiled.folder()  # what was compiled against one may not load with another
+    monkeypatch.setattr(compiled, "version", lambda package: f"{package} of another day")
+    assert compiled.folder() != before
+
+
 @pytest.mark.skipif(not compiled.folder().is_dir(), reason="nothing is compiled: python -m gapless.launch.compile")
 @pytest.mark.parametrize("what", ["library", "module", "list"])
 def test_the_sources_run_where_their_twin_is_damaged(what: str, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from .turnaround import Turnaround
 _SMOOTH = 1 / 32  # weight of the newest micro-batch in what is typical
 _AHEAD = 1.1  # of the rate at which prompts come in; each slot that is free adds as much
 _OVERHANG = 0.05  # of a chunk is given up for a multiple of the tile; more would make the time unequal
-_SELDOM = 2  # of so many micro-batches one is watched for what changes slowly
+_SELDOM = 2  # of so many rounds through the pipeline one is watched for what changes slowly
 _CLEARLY = 1.25  # times smaller errors are clearly smaller
 _OUTPUTS = 2  # times the mean output are set aside in the cache
 _ROUNDS = 32  # of chunks through the pipeline that are still to be dispatched make it saturated
@@ -44,8 +44,7 @@ class EqualTime(Scheduler):
 
     The time to fill to is `target_ms`, else what a micro-batch of `chunk` tokens takes with the decodes and prefixes
     that have been typical of late. Stage times are learned from the run's own spans; until the first fit, tokens
-    stand for time. The depth is that of the pipeline, and one more where the way back to stage 0 takes long, or where
-    stage 0 idles though micro-batches are as equal as can be.
+    stand for time. The depth is that of the pipeline, and one more where even its busiest stage idles.
     """
 
     def __init__(self, config: EqualTimeConfig, limits: Limits, pool: BlockPool) -> None:
@@ -118,13 +117,14 @@ class EqualTime(Scheduler):
     def observe(self, step: StepRecord, spans: Sequence[Span]) -> None:
         smooth, stepped = self._rows.get(step.step) or self._both(step)
         stages, seconds = [s.stage for s in spans], [s.end - s.begin for s in spans]
-        seldom = step.step % _SELDOM == 0
+        # Whole rounds: each micro-batch in flight has decodes of its own.
+        seldom = step.step // self._least_depth % _SELDOM == 0
         is_stepped = self.times is self._stepped
         if seldom or not is_stepped:
             self._smooth.observe(smooth, stages, seconds)
         if self._stepped is not None and (seldom or is_stepped or not self._stepped.is_fitted):
             self._stepped.observe(stepped, stages, seconds)
-        if seldom:
+        if self.depth == self._least_depth:
             self._turnaround.observe(step, spans)
         if spans[-1].stage == self.limits.stages - 1:
             self._rows.pop(step.step, None)

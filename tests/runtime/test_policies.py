@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from gapless.runtime.request import Request
 from gapless.runtime.scheduler import Limits, Scheduler, make_scheduler
 from gapless.runtime.scheduler.equal_time import EqualTime
 from gapless.runtime.scheduler.turnaround import Turnaround
-from gapless.runtime.spans import Decodes, StepRecord
+from gapless.runtime.spans import Blocked, Decodes, StepRecord, Wait
 from gapless.runtime.summary import summarize
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -118,17 +119,32 @@ def test_auto_follows_the_prompts_to_decodes_ratio() -> None:
     assert picked[0] > picked[1]
 
 
-def test_a_long_turnaround_adds_one_to_the_depth() -> None:
+def observed(waits: Sequence[Sequence[float]], seconds: Sequence[float], reason: Blocked = "depth_full") -> bool:
+    """Whether a turnaround `is_long` where each stage takes `seconds` and idles for `waits`, micro-batch by micro-batch
+    of a round, before."""
+    turnaround = Turnaround(len(seconds))
+    at = 0.0
+    for number in range(200):
+        wait = waits[number % len(waits)]
+        step = StepRecord(number, at, [], Decodes.at(), [Wait(at, at + wait[0], reason)] if wait[0] else [])
+        begin = [at + wait[s] for s in range(len(seconds))]
+        ends = [b + t for b, t in zip(begin, seconds, strict=True)]
+        turnaround.observe(step, [Span(number, s, at, begin[s], begin[s], e, e) for s, e in enumerate(ends)])
+        at = max(ends)
+    return turnaround.is_long
+
+
+def test_a_long_turnaround_is_what_even_the_busiest_stage_idles() -> None:
     for lag, is_long in ((0.001, False), (0.02, True), (0.5, True)):
-        turnaround = Turnaround(STAGES)
-        at = 0.0
-        for number in range(100):
-            step = StepRecord(number, at, [], Decodes.at())
-            turnaround.observe(step, [Span(number, 0, at, at, at, at + 0.1, at + 0.1)])
-            at += 0.1 + lag / 2
-            step.completed = at + 0.1 + lag / 4
-            turnaround.observe(step, [Span(number, 1, at - 0.1, at, at, at + 0.1, at + 0.1)])
-        assert turnaround.is_long == is_long, lag
+        assert observed([(lag, lag)], (0.1, 0.1)) == is_long, lag
+    for late in (0, 1):
+        round_ = [(0.04, 0.04) if slot == late else (0.0, 0.0) for slot in range(2)]
+        assert observed(round_, (0.1, 0.1)), "of a round, all before one micro-batch"
+    assert not observed([(0.1, 0.0)], (0.1, 0.2)), "the second stage never waits: none more in flight would help"
+    assert not observed([(0.5, 0.5)], (0.1, 0.1), "in_flight"), "there was nothing to put in flight"
+
+
+def test_one_more_in_flight_while_prompts_wait() -> None:
     scheduler = make(EqualTimeConfig(), 8, depth=STAGES + 1)
     assert isinstance(scheduler, EqualTime)
     assert scheduler.depth == STAGES

@@ -27,6 +27,8 @@ _CLEARLY = 1.25  # times smaller errors are clearly smaller
 _OUTPUTS = 2  # times the mean output are set aside in the cache
 _ROUNDS = 32  # of chunks through the pipeline that are still to be dispatched make it saturated
 _FEW = 8  # of them, and no more: prompts can wait a little
+_FULL = 0.9  # of whole chunks is full enough for one more micro-batch in flight
+_SLOW = 1 / 256  # weight of the newest micro-batch in how full they are: a change of the depth costs a bubble
 _COARSE = 4  # tiles a chunk, or fewer
 _SLIVER = 16  # a chunk of under 1/16 of a whole one is not worth its overhead: the micro-batch stays that much shorter
 
@@ -44,7 +46,8 @@ class EqualTime(Scheduler):
 
     The time to fill to is `target_ms`, else what a micro-batch of `chunk` tokens takes with the decodes and prefixes
     that have been typical of late. Stage times are learned from the run's own spans; until the first fit, tokens
-    stand for time. The depth is that of the pipeline, and one more where even its busiest stage idles.
+    stand for time. The depth is that of the pipeline, and one more where even its busiest stage idles though prompts
+    wait and fill micro-batches.
     """
 
     def __init__(self, config: EqualTimeConfig, limits: Limits, pool: BlockPool) -> None:
@@ -63,12 +66,15 @@ class EqualTime(Scheduler):
         # What is typical of a micro-batch with prompts.
         self._decodes = self._context = self._prefix = 0.0
         self._pace = 1.0 * self.picker.chunk  # prompt tokens of any micro-batch, while prompts wait
+        self._fullness = 1.0  # the same as a share of a whole chunk
+        self._saturated = False
 
     @property
     def depth(self) -> int:
-        # Below saturation stages idle anyway, and one more in flight would only make tokens wait.
-        saturated = self.backlog > _ROUNDS * self._round
-        return self.limits.depth if saturated and self._turnaround.is_long else self._least_depth
+        # Below saturation stages idle anyway, and one more in flight would only make tokens wait. Where slots or blocks
+        # lack, so that prompts do not fill micro-batches, it would only deal the same decodes over more of them.
+        deeper = self._saturated and self._fullness >= _FULL and self._turnaround.is_long
+        return self.limits.depth if deeper else self._least_depth
 
     @property
     def _least_depth(self) -> int:
@@ -81,6 +87,7 @@ class EqualTime(Scheduler):
 
     def fill(self, batch: MicroBatch) -> None:
         self._refresh()
+        self._saturated = self.backlog > (_FEW if self._saturated else _ROUNDS) * self._round
         prompt = self.next_prompt()
         self.take_decodes(batch, min(self.decode_share, self.limits.batch - 1 if prompt else self.limits.batch))
         context = sum([r.num_dispatched for r in batch.decodes])
@@ -163,11 +170,19 @@ class EqualTime(Scheduler):
         Prompts that wait for a slot come at the rate at which decodes end, whatever the chunk: if that is less than
         `chunk` gives, spread evenly it makes equal micro-batches where whole chunks now and then would not.
         """
-        chunk = max(0.0, self.picker.chunk - self._decodes)
+        chunk = self._whole
         if self.num_waiting:
             free = 0 if self.short_of_kv else max(0, self.slots - len(self.running))
             chunk = min(chunk, max(_AHEAD * (1 + free) * self._pace, self.picker.chunk / _SLIVER))
         return 1.0, chunk + self._decodes, chunk * self._prefix, chunk * chunk, self._context, self._decodes
+
+    @property
+    def _whole(self) -> float:
+        """Prompt tokens of a typical micro-batch that is filled with them."""
+        if self.target_s is not None and self.times.is_fitted:
+            left = self.target_s - self._cost.of_decodes(round(self._decodes), round(self._context))
+            return self._cost.chunk_within(left, round(self._prefix))
+        return max(0.0, self.picker.chunk - self._decodes)
 
     @property
     def _is_short(self) -> bool:
@@ -207,6 +222,7 @@ class EqualTime(Scheduler):
     def _remember(self, batch: MicroBatch, context: int) -> None:
         tokens = batch.num_prefill_tokens
         self._pace += _SMOOTH * (tokens - self._pace)
+        self._fullness += _SLOW * (min(1.0, tokens / max(1.0, self._whole)) - self._fullness)
         if not batch.chunks:
             return
         prefix = sum([c.start * c.length for c in batch.chunks]) / tokens

@@ -144,14 +144,46 @@ def test_a_long_turnaround_is_what_even_the_busiest_stage_idles() -> None:
     assert not observed([(0.5, 0.5)], (0.1, 0.1), "in_flight"), "there was nothing to put in flight"
 
 
-def test_one_more_in_flight_while_prompts_wait() -> None:
+def test_one_more_in_flight_while_prompts_wait_and_fill() -> None:
     scheduler = make(EqualTimeConfig(), 8, depth=STAGES + 1)
     assert isinstance(scheduler, EqualTime)
-    assert scheduler.depth == STAGES
+
+    def depth() -> int:
+        scheduler.next_batch()
+        return scheduler.depth
+
     scheduler._turnaround.is_long = True
-    assert scheduler.depth == STAGES, "nothing waits that would fill one more"
-    scheduler.add(Request(0, [1] * 17000, SamplingParams(max_tokens=1)))
-    assert scheduler.depth == STAGES + 1
+    assert depth() == STAGES, "nothing waits that would fill one more"
+    scheduler.add(Request(0, [1] * 17_000, SamplingParams(max_tokens=1)))
+    assert depth() == STAGES + 1
+    while scheduler.backlog > 5_000:
+        assert depth() == STAGES + 1, "once saturated, until few prompts wait"
+    while scheduler.backlog:
+        scheduler.next_batch()
+    assert scheduler.depth == STAGES
+    scheduler.add(Request(1, [1] * 5_000, SamplingParams(max_tokens=1)))
+    assert depth() == STAGES, "not saturated yet"
+    scheduler.add(Request(2, [1] * 17_000, SamplingParams(max_tokens=1)))
+    assert depth() == STAGES + 1
+    scheduler._fullness = 0.5
+    assert scheduler.depth == STAGES, "prompts do not fill what is in flight already"
+
+
+def test_decodes_are_not_dealt_over_more_micro_batches_where_blocks_lack() -> None:
+    def mostly_fixed(step: Step, stage: int) -> float:
+        return 40e-3 + 0.04e-3 * step.num_tokens + (20e-3 if step.step % 2 else 0.0)
+
+    makespans = []
+    for depth in (STAGES, STAGES + 1):
+        pipeline = VirtualPipeline(STAGES, depth, 400, 16, mostly_fixed)
+        limits = Limits(64, depth, TILE, STAGES, least_depth=STAGES)
+        coordinator = Coordinator(pipeline, make_scheduler(EqualTimeConfig(), limits, BlockPool(400, 16, 128)))
+        for i in range(100):
+            coordinator.add(Request(i, [i] * 600, SamplingParams(max_tokens=200, ignore_eos=True)))
+        while coordinator.has_work:
+            coordinator.step(pipeline.now_s + 1.0)
+        makespans.append(pipeline.now_s)
+    assert makespans[1] <= 1.02 * makespans[0]
 
 
 def test_whole_tiles_where_their_steps_are_felt() -> None:

@@ -48,6 +48,8 @@ def main() -> int:
     except (OSError, subprocess.SubprocessError) as error:
         return _without(str(error))
     print(f"compiled: {target}")
+    for old in compiled.unused():
+        shutil.rmtree(old, ignore_errors=True)
     return 0
 
 

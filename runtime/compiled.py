@@ -9,7 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import sys
+import time
 import warnings
 from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
@@ -50,6 +52,8 @@ _FORM = "2"  # of the folder
 LIBRARY = "gapless_control__mypyc"  # what all of them share
 SIZES = "sizes.json"  # of the files of a folder
 _SOURCES = Path(__file__).parent
+_DAY = 86_400.0  # s
+_KEPT = 30 * _DAY  # what nothing has run for so long goes when something is compiled
 
 
 def source(module: str) -> Path:
@@ -65,8 +69,11 @@ def folder() -> Path:
     digest = hashlib.sha256(f"{_FORM} {EXTENSION_SUFFIXES[0]} {sys.version} librt {version('librt')}".encode())
     for module in (*MODULES, *_KNOWN):
         digest.update(source(module).read_bytes())
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache) / "gapless" / digest.hexdigest()[:20]
+    return _cache() / digest.hexdigest()[:20]
+
+
+def _cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gapless"
 
 
 def in_use() -> bool:
@@ -89,6 +96,28 @@ def install() -> None:
         warnings.warn(text, RuntimeWarning, stacklevel=2)
     else:
         sys.meta_path.insert(0, _Finder(root))
+        _note_use(root)
+
+
+def _note_use(root: Path) -> None:
+    """For `unused`, once a day."""
+    try:
+        if time.time() - (root / SIZES).stat().st_mtime > _DAY:
+            os.utime(root / SIZES)
+    except OSError:  # read only
+        pass
+
+
+def unused() -> list[Path]:
+    """Folders of compiled code, of other sources or Pythons, that nothing has run for a month."""
+    found = []
+    for root in _cache().iterdir() if _cache().is_dir() else ():
+        file = root / SIZES
+        if re.fullmatch("[0-9a-f]{20}", root.name) and root.is_dir():
+            used = (file if file.exists() else root).stat().st_mtime
+            if time.time() - used > _KEPT:
+                found.append(root)
+    return found
 
 
 def damage(root: Path) -> str:

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,22 @@ def test_an_edited_source_has_another_twin(tmp_path: Path, monkeypatch: pytest.M
     with (copy / "scheduler" / "base.py").open("a") as file:
         file.write("# edited\n")
     assert compiled.folder() != before
+
+
+def test_what_nothing_has_run_for_a_month_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert compiled.unused() == []
+    cache = tmp_path / "gapless"
+    long_ago = time.time() - 40 * 86_400
+    for name in ("a" * 20, "b" * 20, "c" * 20, "d" * 19):
+        (cache / name).mkdir(parents=True)
+        (cache / name / "code.so").write_bytes(b"code")
+        if name[0] != "c":  # of a form that noted no sizes
+            compiled.seal(cache / name)
+            os.utime(cache / name / compiled.SIZES, (long_ago, long_ago))
+        os.utime(cache / name, (long_ago, long_ago))
+    compiled._note_use(cache / ("b" * 20))
+    assert sorted(path.name[0] for path in compiled.unused()) == ["a", "c"]
 
 
 def test_another_librt_has_another_twin(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,6 +29,7 @@ MODULES = (
     "cost.analytic",
     "cost.attention",
     "cost.stage_costs",
+    "features",
     "micro_batch",
     "request",
     "request_record",

@@ -20,13 +20,13 @@ import numpy as np
 from ..conf.errors import ConfigError
 from ..conf.workloads import SloConfig
 from .collector import without_collector
+from .features import FEATURES
 from .ledger import CAUSES, Ledger
 from .messages import Span
 from .report.digest import digest
 from .report.page import render_report
 from .request_record import RequestRecord
 from .spans import Blocked, Decodes, Part, RunRecord, StepRecord, Wait
-from .stage_times import FEATURES
 from .summary import has_bound, request_row, summarize
 from .trace import write_trace
 

@@ -10,14 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..conf.errors import ConfigError
-from .spans import StepRecord
-
-Features = tuple[float, ...]
-
-# What a stage's time is linear in. Linear layers cost by token, attention by pairs of a token and what it sees: of a
-# chunk its prefix and its own triangle, of a decode its context; the LM head costs by row that samples. The constant is
-# what any micro-batch costs, the reading of the weights first of all.
-FEATURES = ("constant", "tokens", "chunk_prefix", "chunk_squared", "decode_context", "sampled_rows")
+from .features import FEATURES, Features, weigh_all
 
 _EARLY = 8  # micro-batches between fits while little is known,
 _REFIT = 128  # and at most, when much is,
@@ -46,18 +39,6 @@ def read_profile(folder: str | None, num_stages: int) -> list[list[float]] | Non
     if [len(stage) for stage in profile] != [len(FEATURES)] * num_stages:
         raise ConfigError(f"scheduler.profile={folder}: holds times of {len(profile)} stages, not of {num_stages}")
     return profile
-
-
-def features(step: StepRecord) -> Features:
-    """What `FEATURES` names, of a micro-batch."""
-    decodes = step.decodes
-    tokens, prefix, squared = len(decodes), 0, 0
-    for chunk in step.chunks:
-        length = chunk.tokens
-        tokens += length
-        prefix += chunk.start * length
-        squared += length * length
-    return 1.0, tokens, prefix, squared, decodes.context, step.sampled_rows
 
 
 class StageTimes:
@@ -94,10 +75,7 @@ class StageTimes:
 
     def predict(self, row: Features) -> list[float] | None:
         """Seconds by stage."""
-        if self.weights is None:
-            return None
-        seconds: list[float] = (self.weights @ np.array(row)).tolist()
-        return seconds
+        return None if self.by_stage is None else weigh_all(self.by_stage, row)
 
     def observe(self, row: Features, stages: Sequence[int], seconds: Sequence[float]) -> None:
         """Each of `stages` took so many `seconds` for a micro-batch."""

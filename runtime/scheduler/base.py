@@ -76,7 +76,7 @@ class Scheduler:
 
     @property
     def stage_times(self) -> list[list[float]] | None:
-        """What the policy learned of the stages' times: weights of `stage_times.FEATURES` by stage."""
+        """What the policy learned of the stages' times: weights of `features.FEATURES` by stage."""
         return None
 
     # What the coordinator calls.

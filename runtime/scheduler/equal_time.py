@@ -10,11 +10,12 @@ from mypy_extensions import mypyc_attr
 
 from ...conf.policies import EqualTimeConfig
 from ..blocks import BlockPool
+from ..features import Features, features, weigh
 from ..messages import Span
 from ..micro_batch import MicroBatch
 from ..request import Request
 from ..spans import StepRecord
-from ..stage_times import Features, StageTimes, features, read_profile
+from ..stage_times import StageTimes, read_profile
 from .base import Limits, Scheduler
 from .chunk import ChunkPicker
 from .turnaround import Turnaround
@@ -118,8 +119,8 @@ class EqualTime(Scheduler):
 
     def _both(self, step: StepRecord) -> tuple[Features, Features]:
         """Features with tokens as they are, and in whole tiles."""
-        constant, tokens, *rest = row = features(step)
-        return row, (constant, -(-tokens // self.tile) * self.tile, *rest)
+        row = features(step)
+        return row, (row[0], -(-row[1] // self.tile) * self.tile, row[2], row[3], row[4], row[5])
 
     def observe(self, step: StepRecord, spans: Sequence[Span]) -> None:
         smooth, stepped = self._rows.get(step.step) or self._both(step)
@@ -233,7 +234,7 @@ class EqualTime(Scheduler):
 
 
 class Cost:
-    """A stage's time as a function of what it is given, from the weights of `stage_times.FEATURES`."""
+    """A stage's time as a function of what it is given, from the weights of `features.FEATURES`."""
 
     TOKENS: ClassVar[tuple[float, ...]] = (0.0, 1.0, 0.0, 0.0, 0.0, 0.0)  # tokens for time
 
@@ -241,8 +242,7 @@ class Cost:
         self.weights = constant, token, prefix, square, context, row
 
     def of(self, row: Features) -> float:
-        a, b, c, d, e, f = self.weights
-        return a * row[0] + b * row[1] + c * row[2] + d * row[3] + e * row[4] + f * row[5]
+        return weigh(self.weights, row)
 
     def of_decodes(self, count: int, context: int) -> float:
         """Of a micro-batch that holds only decodes, over `context` tokens in sum."""

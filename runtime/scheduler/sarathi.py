@@ -8,11 +8,12 @@ from mypy_extensions import mypyc_attr
 
 from ...conf.policies import SarathiConfig
 from ..blocks import BlockPool
+from ..features import features
 from ..messages import Span
 from ..micro_batch import MicroBatch
 from ..request import Request
 from ..spans import StepRecord
-from ..stage_times import StageTimes, features
+from ..stage_times import StageTimes
 from .base import Limits, Scheduler
 from .chunk import ChunkPicker
 

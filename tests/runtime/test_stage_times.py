@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gapless.conf.errors import ConfigError
+from gapless.runtime.features import FEATURES, features
 from gapless.runtime.spans import Decodes, Part, StepRecord
-from gapless.runtime.stage_times import FEATURES, StageTimes, features, read_profile
+from gapless.runtime.stage_times import StageTimes, read_profile
 
 
 def micro_batch(rng: random.Random) -> StepRecord:

@@ -4,7 +4,7 @@ GPT-3 over 8 x 8 A100s (paper 5.3, B = 27, chunk 256), `sarathi` and `equal_time
 requests there at the start, then at shares of the rate that `sarathi` sustains; and where a trace is given (Azure's
 form) on its requests, all there at the start, each policy with the B that the memory gives it. Prints makespan, idle
 share without starved and fill_drain (of all stages, and all that the busiest idles), latencies, and how near each comes
-to the time that the same work takes without any bubble. Three minutes for 10,000 requests; --requests bounds them.
+to the time that the same work takes without any bubble. Under a minute for 10,000 requests; --requests bounds them.
 """
 
 from __future__ import annotations

@@ -30,6 +30,7 @@ MODULES = (
     "cost.attention",
     "cost.stage_costs",
     "features",
+    "int_column",
     "micro_batch",
     "request",
     "request_record",

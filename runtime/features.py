@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from librt.strings import read_i64_le
-from mypy_extensions import i64
-
+from .int_column import entries, total
 from .spans import StepRecord
 
 Features = tuple[float, ...]
@@ -20,12 +18,8 @@ FEATURES = ("constant", "tokens", "chunk_prefix", "chunk_squared", "decode_conte
 def features(step: StepRecord) -> Features:
     """What `FEATURES` names, of a micro-batch."""
     starts: bytes = step.decodes.start_column
-    end: i64 = len(starts)
-    tokens = context = len(starts) // 8
-    at: i64 = 0
-    while at < end:
-        context += read_i64_le(starts, at)
-        at += 8
+    tokens = entries(starts)
+    context = total(starts) + tokens
     prefix = squared = 0
     for chunk in step.chunks:
         length: int = chunk.tokens

@@ -335,7 +335,7 @@ def _attribute(record: RunRecord, steps: StepColumns, lanes: list[Lane], t0: flo
             pieces = _first_stage(lane, pair, waits)
         else:
             pair = _pair_causes(prefill, context, lane.row[:-1], lane.row[1:])
-            pieces = _later_stage(lane, pair, lanes[stage - 1], columns[-1], len(known), t0)
+            pieces = _later_stage(lane, pair, lanes[stage - 1], columns[-1], t0)
         fill = np.array([t0]), lane.begin[:1], np.array([_FILL]), np.array([0])
         drain = lane.end[-1:], np.array([t1]), np.array([_FILL]), np.array([-1])
         columns.append(_columns([fill, *pieces, drain]))
@@ -406,17 +406,13 @@ def _first_stage(lane: Lane, pair: Ints, waits: _Waits) -> list[Pieces]:
     ]
 
 
-def _later_stage(
-    lane: Lane, pair: Ints, before: Lane, idle_before: IdleColumns, num_rows: int, t0: float
-) -> list[Pieces]:
+def _later_stage(lane: Lane, pair: Ints, before: Lane, idle_before: IdleColumns, t0: float) -> list[Pieces]:
     """Cut a later stage's gaps by when the stage before was idle for, and then computed, the awaited micro-batch."""
     a, b, row = lane.end[:-1], lane.begin[1:], lane.row[1:]
     place = np.arange(1, len(lane.row))
     if not len(before.row):
         return [(a, b, pair, place)]
-    place_before = np.full(num_rows, -1)
-    place_before[before.row] = np.arange(len(before.row))
-    up = place_before[row]
+    up = _places(before, row)
     known = up >= 0
     computed_from = np.clip(np.where(known, before.begin[up], a), a, b)
     computed_to = np.clip(np.where(known, before.end[up], b), computed_from, b)
@@ -424,10 +420,8 @@ def _later_stage(
     busy_until = np.clip(idle_from, a, computed_from)  # until then it was still at an earlier micro-batch
 
     # What the stage before was idle for, as far as this stage was idle too.
-    place_here = np.zeros(num_rows, np.int64)
-    place_here[row] = place
     awaited = idle_before.place >= 0
-    here = place_here[before.row[idle_before.place[awaited]]]
+    here = _places(lane, before.row[idle_before.place[awaited]])
     shared = here > 0  # neither this stage's first, nor missing on it
     here = here[shared]
     start, end = idle_before.start[awaited][shared], idle_before.end[awaited][shared]

@@ -6,12 +6,12 @@ block tables, its sampler's history. `StepResult` comes back: spans from every s
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterator, Sequence
 
 import msgspec
 
 from ..conf.sampling import SamplingParams
+from .int_column import entries, pack, unpack
 
 
 class NewRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -53,14 +53,13 @@ class Decodes(msgspec.Struct, frozen=True, array_like=True):
     def of(
         cls, requests: Sequence[int], starts: Sequence[int], tokens: Sequence[int], blocks: dict[int, list[int]]
     ) -> Decodes:
-        return cls(array("q", requests).tobytes(), array("q", starts).tobytes(), array("q", tokens).tobytes(), blocks)
+        return cls(pack(requests), pack(starts), pack(tokens), blocks)
 
     def __len__(self) -> int:
-        return len(self.requests) // 8
+        return entries(self.requests)
 
     def __iter__(self) -> Iterator[Segment]:
-        columns = (memoryview(column).cast("q") for column in (self.requests, self.starts, self.tokens))
-        for request, start, token in zip(*columns, strict=True):
+        for request, start, token in zip(unpack(self.requests), unpack(self.starts), unpack(self.tokens), strict=True):
             yield Segment(request, start, [token], self.blocks.get(request, []), True)
 
 

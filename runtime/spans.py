@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 import msgspec
 
+from .int_column import entries, pack, total, unpack
 from .messages import Span
 from .request_record import RequestRecord
 
@@ -45,7 +45,7 @@ class Decodes(msgspec.Struct, frozen=True, gc=False):
     @classmethod
     def at(cls, requests: Sequence[int] = (), starts: Sequence[int] = ()) -> Decodes:
         """Of these requests, each on a KV prefix of its start."""
-        return cls(array("q", requests).tobytes(), array("q", starts).tobytes())
+        return cls(pack(requests), pack(starts))
 
     @classmethod
     def of(cls, parts: Iterable[Part]) -> Decodes:
@@ -54,19 +54,19 @@ class Decodes(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def requests(self) -> memoryview[int]:
-        return memoryview(self.request_column).cast("q")
+        return unpack(self.request_column)
 
     @property
     def starts(self) -> memoryview[int]:
-        return memoryview(self.start_column).cast("q")
+        return unpack(self.start_column)
 
     @property
     def context(self) -> int:
         """KV tokens that they attend to, summed."""
-        return sum(self.starts) + len(self)
+        return total(self.start_column) + len(self)
 
     def __len__(self) -> int:
-        return len(self.request_column) // 8
+        return entries(self.request_column)
 
     def __getitem__(self, index: int) -> Part:
         return Part(self.requests[index], self.starts[index], 1)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from .int_column import entries
 from .spans import StepRecord
 
 Floats = npt.NDArray[np.float64]
@@ -20,7 +21,7 @@ class StepColumns:
     def __init__(self, steps: Sequence[StepRecord]) -> None:
         self.step: Ints = np.array([s.step for s in steps], np.int64)
         self.prefill: Ints = np.array([sum([c.tokens for c in s.chunks]) for s in steps], np.int64)
-        self.decodes: Ints = np.array([len(s.decodes.start_column) for s in steps], np.int64) // 8
+        self.decodes: Ints = np.array([entries(s.decodes.start_column) for s in steps], np.int64)
         starts = np.frombuffer(b"".join([s.decodes.start_column for s in steps]), np.int64)
         until = np.concatenate([[0], np.cumsum(starts)])[np.concatenate([[0], np.cumsum(self.decodes)])]
         self.context: Ints = np.diff(until) + self.decodes

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from librt.strings import read_i64_le
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import mypyc_attr
 
+from ..int_column import entries, total
 from ..messages import Step
 from .operators import LAYER_LINEARS, Operators
 
@@ -28,17 +28,12 @@ class Load:
     @classmethod
     def of(cls, step: Step) -> Load:
         starts: bytes = step.decodes.starts
-        end: i64 = len(starts)
-        count = sampled = context = len(starts) // 8
-        at: i64 = 0
-        while at < end:
-            context += read_i64_le(starts, at)
-            at += 8
+        count = sampled = entries(starts)
         chunks: list[tuple[int, int]] = []
         for chunk in step.chunks:
             chunks.append((chunk.num_tokens, chunk.start))
             sampled += chunk.sample
-        return Load(chunks, count, context, sampled)
+        return Load(chunks, count, total(starts) + count, sampled)
 
     @property
     def rows(self) -> int:

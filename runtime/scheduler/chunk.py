@@ -2,80 +2,105 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Literal
 
+from ..messages import Span
+from ..micro_batch import MicroBatch
 from ..request import Request
-from ..stage_times import StageTimes
+from ..spans import StepRecord
+from .backlog import Backlog
+from .base import Scheduler
+from .saturation import Saturation, aligned
 
-_FIRST = 256  # before anything is known: near saturation for most models and GPUs (paper, Figure 4 and 4.4)
-_TRIED = (1.0, 0.5, 2.0, 0.25)  # of the first: sizes that tell a micro-batch's fixed cost from that of its tokens
-_TRIES = 16  # micro-batches that do so
-_SATURATED = 0.875  # of peak prefill throughput: what the paper calls marginally less (4.1)
-_ENOUGH = 0.97  # of it: larger chunks only delay decodes
+_MARGINAL = 0.875  # of the highest prefill speed is marginally less (paper 4.1);
+_ENOUGH = 0.95  # more is worth its delay of decodes while many prompts wait
 _EVERY = 64  # micro-batches between looks
-_CHANGE = 0.25  # a smaller change is not worth it
+_CHANGE = 1.25  # times as much or less is not worth a change
+_SPARE = 0.1  # of the running requests could be added, or one: fewer, and slots or blocks are full
 
 
 class ChunkPicker:
-    """`chunk` is what was given, or for `auto` follows (B-1) x P:D within what saturates the slowest stage.
+    """`chunk` is what was given, or for `auto` the smallest that saturates a stage (paper 4.1), and where requests
+    wait for slots or blocks none larger than every decode needs to ride along.
 
-    With C = (B-1) x P:D every decode rides along with a chunk, and every chunk has B-1 decodes to carry (5.1.4). Below
-    saturation a smaller C wastes compute; above it a larger one only delays decodes.
+    With as many requests as can run, b decodes go with each chunk, which is C - b prompt tokens. Up to
+    C = b x (P:D + 1) all decodes ride (5.1.4). A larger C spares nothing: as many micro-batches as before have to carry
+    the decodes, some of them without a chunk, and those are bubbles (PB2). While slots and blocks are free it is the
+    chunk that decides how many decodes there are, and only what saturates a stage counts.
     """
 
-    def __init__(self, chunk: int | Literal["auto"], batch: int, tile: int, times: StageTimes) -> None:
+    def __init__(self, chunk: int | Literal["auto"], tile: int) -> None:
         self.is_auto = chunk == "auto"
-        self.chunk = _aligned(_FIRST, tile) if chunk == "auto" else chunk
-        self._batch = batch
         self._tile = tile
-        self._times = times
+        self._saturation = Saturation(tile)
+        self.chunk = self._saturation.size if chunk == "auto" else chunk
+        self._backlog = Backlog()
         self._looks = 0
-        self._picked = False  # by what was learned; before that, tried
+        self._picked = False
+        self._is_full = False  # slots or blocks have been since something began to wait: the right chunk leaves room
         self._prompt_tokens = self._output_tokens = 0  # of finished requests
+
+    def update(self, scheduler: Scheduler) -> str | None:
+        """Called before a micro-batch is filled; what was picked and why, in one line, where that changed."""
+        if not self.is_auto:
+            return None
+        self._looks += 1
+        if not self._picked:
+            self.chunk = self._saturation.size
+        if self._looks % _EVERY or not self._saturation.is_tried:
+            return None
+        return self._pick(scheduler)
+
+    def filled(self, batch: MicroBatch) -> None:
+        """Called after a micro-batch was filled."""
+        if self.is_auto and batch.chunks:
+            self._saturation.tried()
+
+    def observe(self, step: StepRecord, spans: Sequence[Span], num_stages: int) -> None:
+        """Stages, one or several, have computed a micro-batch."""
+        if self.is_auto and not self._picked:
+            self._saturation.observe(step, spans, num_stages)
 
     def finished(self, request: Request) -> None:
         self._prompt_tokens += request.prompt_len
         self._output_tokens += request.num_output
 
-    def update(self) -> str | None:
-        """Called once a micro-batch; what was picked and why, in one line, where that changed."""
-        if not self.is_auto:
-            return None
-        self._looks += 1
-        if self._looks <= _TRIES:
-            self.chunk = _aligned(round(_FIRST * _TRIED[self._looks % len(_TRIED)]), self._tile)
-            return None
-        if self._times.is_fitted and (not self._picked or self._looks % _EVERY == 0):
-            return self._pick()
-        return None
+    @property
+    def is_settled(self) -> bool:
+        """Whether no sizes are being tried."""
+        return self._picked or not self.is_auto
 
-    def _pick(self) -> str | None:
-        saturated, enough = self.tokens_at(_SATURATED), self.tokens_at(_ENOUGH)
-        low, high = _aligned(saturated, self._tile), _aligned(enough, self._tile)
-        if self._output_tokens:
-            ratio = self._prompt_tokens / self._output_tokens
-            balanced = round((self._batch - 1) * ratio)
-            chunk = min(high, max(low, _aligned(balanced, self._tile)))
-            why = f"(B-1) x P:D = {self._batch - 1} x {ratio:.3g} = {balanced}"
-        else:
-            chunk, why = min(high, max(low, _aligned(_FIRST, self._tile))), "no request has ended yet, P:D is unknown"
-        if self._picked and abs(chunk - self.chunk) <= _CHANGE * self.chunk:
+    def _pick(self, scheduler: Scheduler) -> str | None:
+        self._backlog.observe(scheduler.backlog, scheduler.depth * self.chunk)
+        share = _ENOUGH if self._backlog.is_long else _MARGINAL
+        saturated = self._saturation.tokens_at(share)
+        chunk = aligned(saturated, self._tile)
+        why = f"a stage has {share:.1%} of its prefill speed from {saturated} on"
+        spare = _spare(scheduler)
+        running = len(scheduler.running)
+        self._is_full = scheduler.num_waiting > 0 and (self._is_full or spare <= max(1.0, _SPARE * running))
+        if self._is_full and self._output_tokens:
+            riding = (running + spare - len(scheduler.prefilling)) / scheduler.depth
+            balanced = riding * (self._prompt_tokens / self._output_tokens + 1)
+            if balanced < saturated:
+                chunk = max(self._whole(balanced), aligned(math.ceil(riding) + 1, self._tile))
+                why = f"with {riding:.3g} decodes, as many as can run, b x (P:D + 1) is {balanced:.0f}; {why}"
+        if self._picked and max(chunk, self.chunk) <= _CHANGE * min(chunk, self.chunk):
             return None
         self.chunk, self._picked = chunk, True
-        return (
-            f"chunk=auto: {chunk} tokens (tile {self._tile}): {why}; a stage is at {_SATURATED:.1%} of its prefill "
-            f"speed from {saturated} tokens on and at {_ENOUGH:.0%} from {enough}"
-        )
+        return f"chunk=auto: {chunk} tokens (tile {self._tile}): {why}"
 
-    def tokens_at(self, share: float) -> int:
-        """Tokens of a micro-batch at which the slowest stage has that share of its peak prefill throughput."""
-        assert self._times.weights is not None
-        constant, token = max(self._times.weights[:, :2].tolist(), key=lambda w: w[0] + _FIRST * w[1])
-        if token <= 0.0:
-            return _FIRST
-        return max(1, min(1 << 16, round(share / (1 - share) * constant / token)))
+    def _whole(self, balanced: float) -> int:
+        """Tiles of about so many tokens: fewer, but where a stage is clearly slower by that."""
+        fewer = int(balanced / self._tile) * self._tile
+        speed = self._saturation.speed_at
+        return fewer if speed(fewer) >= _ENOUGH * speed(balanced) else fewer + self._tile
 
 
-def _aligned(tokens: int, tile: int) -> int:
-    """The next multiple of the tile."""
-    return max(1, -(-tokens // tile)) * tile
+def _spare(scheduler: Scheduler) -> float:
+    """Requests that could run besides those that do."""
+    running, pool = len(scheduler.running), scheduler.pool
+    slots = scheduler.slots - running
+    return min(slots, max(0, pool.num_free - running) * running / pool.num_used) if running else slots

@@ -16,6 +16,7 @@ from ..micro_batch import MicroBatch
 from ..request import Request
 from ..spans import StepRecord
 from ..stage_times import StageTimes, read_profile
+from .backlog import FEW, Backlog
 from .base import Limits, Scheduler
 from .chunk import ChunkPicker
 from .turnaround import Turnaround
@@ -26,8 +27,6 @@ _OVERHANG = 0.05  # of a chunk is given up for a multiple of the tile; more woul
 _SELDOM = 2  # of so many rounds through the pipeline one is watched for what changes slowly
 _CLEARLY = 1.25  # times smaller errors are clearly smaller
 _OUTPUTS = 2  # times the mean output are set aside in the cache
-_ROUNDS = 32  # of chunks through the pipeline that are still to be dispatched make it saturated
-_FEW = 8  # of them, and no more: prompts can wait a little
 _FULL = 0.9  # of whole chunks is full enough for one more micro-batch in flight
 _SLOW = 1 / 256  # weight of the newest micro-batch in how full they are: a change of the depth costs a bubble
 _COARSE = 4  # tiles a chunk, or fewer
@@ -58,7 +57,7 @@ class EqualTime(Scheduler):
         self.tile = config.tile or limits.tile
         self._stepped = StageTimes(limits.stages, profile) if self.tile > 1 else None
         self.target_s = None if config.target_ms is None else config.target_ms / 1e3
-        self.picker = ChunkPicker(config.chunk, limits.batch, self.tile, self.times)
+        self.picker = ChunkPicker(config.chunk, self.tile)
         self._turnaround = Turnaround(limits.stages)
         self._cost = Cost(*Cost.TOKENS)
         self._fitted: object = None
@@ -68,13 +67,13 @@ class EqualTime(Scheduler):
         self._decodes = self._context = self._prefix = 0.0
         self._pace = 1.0 * self.picker.chunk  # prompt tokens of any micro-batch, while prompts wait
         self._fullness = 1.0  # the same as a share of a whole chunk
-        self._saturated = False
+        self._prompts = Backlog()
 
     @property
     def depth(self) -> int:
         # Below saturation stages idle anyway, and one more in flight would only make tokens wait. Where slots or blocks
         # lack, so that prompts do not fill micro-batches, it would only deal the same decodes over more of them.
-        deeper = self._saturated and self._fullness >= _FULL and self._turnaround.is_long
+        deeper = self._prompts.is_long and self._fullness >= _FULL and self._turnaround.is_long
         return self.limits.depth if deeper else self._least_depth
 
     @property
@@ -88,7 +87,7 @@ class EqualTime(Scheduler):
 
     def fill(self, batch: MicroBatch) -> None:
         self._refresh()
-        self._saturated = self.backlog > (_FEW if self._saturated else _ROUNDS) * self._round
+        self._prompts.observe(self.backlog, self._round)
         prompt = self.next_prompt()
         self.take_decodes(batch, min(self.decode_share, self.limits.batch - 1 if prompt else self.limits.batch))
         context = sum([r.num_dispatched for r in batch.decodes])
@@ -105,6 +104,7 @@ class EqualTime(Scheduler):
             self.take_decodes(batch, 1)  # whose turn it is has none ready
         if batch:
             self._remember(batch, context)
+        self.picker.filled(batch)
 
     def reserved_tokens(self, request: Request) -> int:
         """The prompt and twice what outputs have come to so far: more than that is seldom, and then preempts."""
@@ -132,7 +132,8 @@ class EqualTime(Scheduler):
             self._smooth.observe(smooth, stages, seconds)
         if self._stepped is not None and (seldom or is_stepped or not self._stepped.is_fitted):
             self._stepped.observe(stepped, stages, seconds)
-        if self.depth == self._least_depth:
+        self.picker.observe(step, spans, self.limits.stages)
+        if self.picker.is_settled and self.depth == self._least_depth:
             self._turnaround.observe(step, spans)
         if spans[-1].stage == self.limits.stages - 1:
             self._rows.pop(step.step, None)
@@ -161,7 +162,7 @@ class EqualTime(Scheduler):
             self._fitted = self.times.by_stage
             busiest = max(self.times.by_stage or (), key=lambda w: Cost(*w).of(self._typical))
             self._cost = Cost(*busiest)
-        if note := self.picker.update():
+        if note := self.picker.update(self):
             self.notes.append(note)
 
     @property
@@ -188,7 +189,7 @@ class EqualTime(Scheduler):
     @property
     def _is_short(self) -> bool:
         """Whether the next micro-batch is the one of its round that has a tile less."""
-        return self._turn % self._least_depth == 0 and self.backlog <= _FEW * self._round
+        return self._turn % self._least_depth == 0 and self.backlog <= FEW * self._round
 
     @property
     def _target(self) -> float:

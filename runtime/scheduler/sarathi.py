@@ -8,12 +8,10 @@ from mypy_extensions import mypyc_attr
 
 from ...conf.policies import SarathiConfig
 from ..blocks import BlockPool
-from ..features import features
 from ..messages import Span
 from ..micro_batch import MicroBatch
 from ..request import Request
 from ..spans import StepRecord
-from ..stage_times import StageTimes
 from .base import Limits, Scheduler
 from .chunk import ChunkPicker
 
@@ -31,16 +29,16 @@ class Sarathi(Scheduler):
     def __init__(self, config: SarathiConfig, limits: Limits, pool: BlockPool) -> None:
         super().__init__(config, limits, pool)
         self.tile = config.tile or limits.tile
-        self._times = StageTimes(limits.stages)
-        self.picker = ChunkPicker(config.chunk, limits.batch, self.tile, self._times)
+        self.picker = ChunkPicker(config.chunk, self.tile)
 
     def fill(self, batch: MicroBatch) -> None:
-        if note := self.picker.update():
+        if note := self.picker.update(self):
             self.notes.append(note)
         prompt = self.next_prompt()
         self.take_decodes(batch, min(self.limits.batch, self.picker.chunk) - 1 if prompt else self.limits.batch)
         if prompt and prompt.remaining_prefill and prompt.id in self.running:
             self.take_chunk(batch, prompt, self.chunk_length(prompt.remaining_prefill, len(batch.decodes)))
+        self.picker.filled(batch)
 
     def chunk_length(self, remaining: int, num_decodes: int) -> int:
         """Tokens of the chunk that goes with so many decodes (paper 4.4)."""
@@ -49,8 +47,7 @@ class Sarathi(Scheduler):
         return min(remaining, (whole if whole > num_decodes else tokens) - num_decodes)
 
     def observe(self, step: StepRecord, spans: Sequence[Span]) -> None:
-        if self.picker.is_auto:
-            self._times.observe(features(step), [s.stage for s in spans], [s.end - s.begin for s in spans])
+        self.picker.observe(step, spans, self.limits.stages)
 
     def finish(self, request: Request, reason: str) -> None:
         self.picker.finished(request)

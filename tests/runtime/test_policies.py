@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -98,25 +99,48 @@ def test_decodes_are_dealt_evenly(config: SchedulerConfig) -> None:
     assert decodes[len(decodes) // 2 :].count(5) >= 0.9 * len(decodes) / 2
 
 
-@pytest.mark.parametrize("config", [SarathiConfig(chunk="auto"), EqualTimeConfig(chunk="auto")])
-def test_auto_picks_a_chunk_and_says_why(config: SchedulerConfig) -> None:
-    coordinator, _ = run(config, 20, workload(60))
-    scheduler = coordinator.scheduler
-    first, last = coordinator.record.notes[0], coordinator.record.notes[-1]
-    assert "no request has ended yet" in first
-    assert f"chunk=auto: {scheduler.picker.chunk} tokens (tile {TILE})" in last  # type: ignore[attr-defined]
-    saturated = 0.875 / 0.125 * 20e-3 / 1.2e-3  # where 20 ms + 1.2 ms a token come to 87.5% of 1 token in 1.2 ms
-    assert 0.7 * saturated <= scheduler.picker.chunk <= 3 * 19 * 10  # type: ignore[attr-defined]
-    assert scheduler.picker.chunk % TILE == 0  # type: ignore[attr-defined]
+def picked(coordinator: Coordinator) -> list[int]:
+    """The chunks that `auto` picked, as its notes say."""
+    return [int(note.split("chunk=auto: ")[1].split()[0]) for note in coordinator.record.notes]
+
+
+AUTO = (SarathiConfig(chunk="auto"), EqualTimeConfig(chunk="auto"))
+
+
+@pytest.mark.parametrize("config", AUTO)
+def test_auto_picks_what_saturates_a_stage_and_says_why(config: SchedulerConfig) -> None:
+    coordinator, _ = run(config, 64, workload(60))
+    first = coordinator.record.notes[0]
+    assert f"tokens (tile {TILE}): a stage has 95.0% of its prefill speed from" in first, "many prompts wait"
+    speeds = {n: n / (20e-3 + 1.2e-3 * n + 0.2e-6 * n * n) for n in range(TILE, 1025, TILE)}
+    least = next(n for n, speed in speeds.items() if speed >= 0.95 * max(speeds.values()))
+    assert 0.8 * least <= picked(coordinator)[0] <= 2 * least
+    assert all(chunk % TILE == 0 for chunk in picked(coordinator))
     assert len(coordinator.record.notes) <= 4
 
 
-def test_auto_follows_the_prompts_to_decodes_ratio() -> None:
-    picked = []
-    for prompt, output in ((600, 20), (600, 200)):
-        coordinator, _ = run(SarathiConfig(chunk="auto"), 12, [(prompt, output)] * 50)
-        picked.append(coordinator.scheduler.picker.chunk)  # type: ignore[attr-defined]
-    assert picked[0] > picked[1]
+def test_auto_takes_no_more_than_decodes_need_to_ride() -> None:
+    for output, balanced in ((20, 372), (100, 84)):
+        coordinator, _ = run(SarathiConfig(chunk="auto"), 12, [(600, output)] * 80)
+        notes = [n for n in coordinator.record.notes if "decodes, as many as can run, b x (P:D + 1) is" in n]
+        assert bool(notes) == (balanced < 200)
+        assert (TILE * (balanced // TILE) in picked(coordinator)) == (balanced < 200)
+
+
+@pytest.mark.parametrize("config", AUTO)
+@pytest.mark.parametrize(("prompt", "output"), [(600, 200), (900, 90), (900, 20)])
+def test_auto_is_not_much_slower_than_the_best_chunk(config: SchedulerConfig, prompt: int, output: int) -> None:
+    requests = [(prompt + 7 * (i % 10), output + i % 13) for i in range(150)]
+    auto = run(config, 16, requests)[1]["duration"]
+    fixed = [run(replace(config, chunk=chunk), 16, requests)[1]["duration"] for chunk in (64, 128, 256, 512)]
+    assert auto <= min(fixed) / 0.875
+
+
+def test_sizes_that_are_tried_do_not_make_the_pipeline_deeper() -> None:
+    for chunk in ("auto", 256):
+        scheduler = run(EqualTimeConfig(chunk=chunk), 64, [(900, 20)] * 150)[0].scheduler
+        assert isinstance(scheduler, EqualTime)
+        assert not scheduler._turnaround.is_long
 
 
 def observed(waits: Sequence[Sequence[float]], seconds: Sequence[float], reason: Blocked = "depth_full") -> bool:

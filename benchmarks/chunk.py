@@ -1,0 +1,97 @@
+"""How near does `scheduler.chunk=auto` come to the best chunk that one could have given?
+
+    python -m benchmarks.chunk [SETTING ...] [TRACE=FILE]
+
+simulates each setting under `sarathi` and `equal_time` with chunks of 128 to 2,048 tokens and with `auto`, and prints
+makespan, p99 TBT and median TTFT of the default, of the fastest chunk and of `auto`. At a rate that the cluster can serve
+the makespan is the arrivals', and TTFT and TBT are what a chunk decides. A trace in the form of Azure's is one more
+setting. Times are simulated; nothing of them depends on the machine.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any, NamedTuple
+
+from gapless.conf.schema import SimulateConfig
+from gapless.launch.compose import compose_one
+from gapless.launch.turns import requests
+from gapless.runtime.fleet import Fleet
+from gapless.runtime.simulation import simulated
+
+CHUNKS = (128, 256, 384, 512, 768, 1024, 1536, 2048, "auto")
+POLICIES = ("sarathi", "equal_time")
+LLAMA_70B = ("model=llama2-70b", "parallel=tp4_pp2")
+SETTINGS: dict[str, tuple[str, ...]] = {
+    "GPT-3, tp8 pp8, A100, P:D 10": (
+        "model=gpt3-175b", "parallel=tp8_pp8", "workload=zipf", "workload.num_prompts=1000", "simulation.host=false"),
+    "LLaMA 13B, pp2, A6000, P:D 10": (
+        "model=llama-13b", "parallel=pp2", "hardware=a6000", "workload=zipf", "workload.min_len=500",
+        "workload.max_len=2000", "workload.num_prompts=400"),
+    "Llama 3 8B, H100, P:D 3": (
+        "model=llama3-8b", "parallel=local", "hardware=h100", "workload=zipf", "workload.pd_ratio=3",
+        "workload.num_prompts=800"),
+    "Llama 2 70B, tp4 pp2, A100, 512 in, 512 out": (
+        *LLAMA_70B, "workload=fixed", "workload.input_len=512", "workload.output_len=512", "workload.num_prompts=800"),
+    "the same, P:D 5": (*LLAMA_70B, "workload=zipf", "workload.pd_ratio=5", "workload.num_prompts=800"),
+    "the same, P:D 50": (*LLAMA_70B, "workload=zipf", "workload.pd_ratio=50", "workload.num_prompts=800"),
+    "the same, P:D 5, 1.5 requests/s": (
+        *LLAMA_70B, "workload=zipf", "workload.pd_ratio=5", "workload.num_prompts=600", "workload.request_rate=1.5"),
+    "the same, P:D 5, 3 requests/s": (
+        *LLAMA_70B, "workload=zipf", "workload.pd_ratio=5", "workload.num_prompts=600", "workload.request_rate=3"),
+}  # fmt: skip
+
+
+class Run(NamedTuple):
+    chunk: int | str
+    makespan: float  # s
+    tbt: float  # ms, p99
+    ttft: float  # s, median
+    picked: list[int]  # by `auto`
+
+    def __str__(self) -> str:
+        return f"{self.makespan:7.1f} s {self.tbt:6.0f} ms {self.ttft:7.2f} s"
+
+
+def run(overrides: tuple[str, ...], policy: str, chunk: int | str) -> Run:
+    config = compose_one([*overrides, f"scheduler={policy}", f"scheduler.chunk={chunk}"], SimulateConfig, "simulate")
+    workload, _ = requests(config)
+    records = [replica.record for replica in simulated(config, workload)]
+    summary: dict[str, Any] = Fleet(records).summarize()
+    picked = [int(note.split()[1]) for record in records for note in record.notes if note.startswith("chunk=auto: ")]
+    return Run(chunk, summary["duration"], summary["p99_itl_ms"], summary["median_ttft_ms"] / 1e3, picked)
+
+
+def main(arguments: list[str]) -> None:
+    settings = dict(SETTINGS)
+    for argument in arguments:
+        if argument.startswith("TRACE="):
+            path = argument.removeprefix("TRACE=")
+            settings["the same, the trace"] = (*LLAMA_70B, "workload=trace", f"workload.path={path}")
+    unknown = [a for a in arguments if a not in settings and not a.startswith("TRACE=")]
+    if unknown:
+        sys.exit(f"{unknown[0]}: no such setting; there are: {'; '.join(SETTINGS)}")
+    chosen = [a for a in arguments if a in settings] or list(settings)
+    with ProcessPoolExecutor(os.cpu_count()) as pool:
+        started = {
+            (name, policy): [pool.submit(run, settings[name], policy, chunk) for chunk in CHUNKS]
+            for name in chosen
+            for policy in POLICIES
+        }
+        print(f"{'':12}{'chunk':>14}  makespan   p99 TBT  p50 TTFT  auto's makespan by that one's")
+        for (name, policy), futures in started.items():
+            runs = {future.result().chunk: future.result() for future in futures}
+            auto = runs.pop("auto")
+            fastest = min(runs.values(), key=lambda r: r.makespan)
+            if policy == POLICIES[0]:
+                print(name)
+            print(f"  {policy:10}{256:>14} {runs[256]}{auto.makespan / runs[256].makespan:12.3f}")
+            print(f"{'':12}{f'fastest, {fastest.chunk}':>14} {fastest}{auto.makespan / fastest.makespan:12.3f}")
+            picked = ", ".join(map(str, auto.picked[:4])) + (", ..." if len(auto.picked) > 4 else "")
+            print(f"{'':12}{'auto':>14} {auto}      {picked}", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -3,9 +3,9 @@
     python -m benchmarks.chunk [SETTING ...] [TRACE=FILE]
 
 simulates each setting under `sarathi` and `equal_time` with chunks of 128 to 2,048 tokens and with `auto`, and prints
-makespan, p99 TBT and median TTFT of the default, of the fastest chunk and of `auto`. At a rate that the cluster can serve
-the makespan is the arrivals', and TTFT and TBT are what a chunk decides. A trace in the form of Azure's is one more
-setting. Times are simulated; nothing of them depends on the machine.
+makespan, p99 TBT and median TTFT of the default, of the fastest chunk and of `auto`. At a rate that the cluster can
+serve the makespan is the arrivals', and TTFT and TBT are what a chunk decides. A trace in the form of Azure's is one
+more setting. Times are simulated; nothing of them depends on the machine.
 """
 
 from __future__ import annotations

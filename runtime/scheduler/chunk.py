@@ -12,7 +12,7 @@ from ..request import Request
 from ..spans import StepRecord
 from .backlog import Backlog
 from .base import Scheduler
-from .saturation import Saturation, aligned
+from .saturation import FIRST, Saturation, aligned
 
 _MARGINAL = 0.875  # of the highest prefill speed is marginally less (paper 4.1);
 _ENOUGH = 0.95  # more is worth its delay of decodes while many prompts wait
@@ -35,10 +35,10 @@ class ChunkPicker:
         self.is_auto = chunk == "auto"
         self._tile = tile
         self._saturation = Saturation(tile)
-        self.chunk = self._saturation.size if chunk == "auto" else chunk
+        self.chunk = aligned(FIRST, tile) if chunk == "auto" else chunk
         self._backlog = Backlog()
         self._looks = 0
-        self._picked = False
+        self._picked: int | None = None
         self._is_full = False  # slots or blocks have been since something began to wait: the right chunk leaves room
         self._prompt_tokens = self._output_tokens = 0  # of finished requests
 
@@ -47,20 +47,21 @@ class ChunkPicker:
         if not self.is_auto:
             return None
         self._looks += 1
-        if not self._picked:
-            self.chunk = self._saturation.size
-        if self._looks % _EVERY or not self._saturation.is_tried:
-            return None
-        return self._pick(scheduler)
+        saturation, is_look, note = self._saturation, self._looks % _EVERY == 0, None
+        if is_look and (saturation.is_known or saturation.is_in_vain or self._picked):
+            note = self._pick(scheduler)
+        offer = saturation.offer if is_look or not self._picked else None
+        self.chunk = offer or self._picked or aligned(FIRST, self._tile)
+        return note
 
     def filled(self, batch: MicroBatch) -> None:
         """Called after a micro-batch was filled."""
         if self.is_auto and batch.chunks:
-            self._saturation.tried()
+            self._saturation.dispatched(batch.num_tokens)
 
     def observe(self, step: StepRecord, spans: Sequence[Span], num_stages: int) -> None:
         """Stages, one or several, have computed a micro-batch."""
-        if self.is_auto and not self._picked:
+        if self.is_auto:
             self._saturation.observe(step, spans, num_stages)
 
     def finished(self, request: Request) -> None:
@@ -70,7 +71,7 @@ class ChunkPicker:
     @property
     def is_settled(self) -> bool:
         """Whether no sizes are being tried."""
-        return self._picked or not self.is_auto
+        return self._picked is not None or not self.is_auto
 
     def _pick(self, scheduler: Scheduler) -> str | None:
         self._backlog.observe(scheduler.backlog, scheduler.depth * self.chunk)
@@ -78,6 +79,8 @@ class ChunkPicker:
         saturated = self._saturation.tokens_at(share)
         chunk = aligned(saturated, self._tile)
         why = f"a stage has {share:.1%} of its prefill speed from {saturated} on"
+        if not self._saturation.is_known:
+            why += ", as far as prompts are long enough to tell"
         spare = _spare(scheduler)
         running = len(scheduler.running)
         self._is_full = scheduler.num_waiting > 0 and (self._is_full or spare <= max(1.0, _SPARE * running))
@@ -87,9 +90,9 @@ class ChunkPicker:
             if balanced < saturated:
                 chunk = max(self._whole(balanced), aligned(math.ceil(riding) + 1, self._tile))
                 why = f"with {riding:.3g} decodes, as many as can run, b x (P:D + 1) is {balanced:.0f}; {why}"
-        if self._picked and max(chunk, self.chunk) <= _CHANGE * min(chunk, self.chunk):
+        if self._picked and max(chunk, self._picked) <= _CHANGE * min(chunk, self._picked):
             return None
-        self.chunk, self._picked = chunk, True
+        self._picked = chunk
         return f"chunk=auto: {chunk} tokens (tile {self._tile}): {why}"
 
     def _whole(self, balanced: float) -> int:

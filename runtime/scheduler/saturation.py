@@ -10,50 +10,80 @@ from ..messages import Span
 from ..spans import StepRecord
 
 FIRST = 256  # before anything is known: near saturation for most models and GPUs (paper, Figure 4 and 4.4)
-_SIZES = (1.0, 0.5, 2.0, 4.0)  # of it: that prefill is no faster yet with half, and hardly any more with four times
-_TRIES = 4  # of each size
-_SEEN = 450  # tokens: of micro-batches below, the fastest says little about how fast larger ones are
+_RUNGS = (1.0, 0.5, 2.0, 4.0)  # of it: what is tried; the larger ones only where the one before was clearly faster
+_TRIES = 2  # of each
+_WHOLE = 0.8  # of a size counts for it
+_IN_VAIN = 16  # micro-batches with prompts, and none of the size: prompts are too short for it, or too few
+_FLAT = 0.95  # of the speed with half the tokens: twice as many are no faster
 
 
 class Saturation:
-    """Sizes to try, in turn, and the prefill speed that each gave: the highest, for decodes that rode along, long
-    prefixes and what else the machine did only make it lower.
+    """Sizes to try, and the prefill speed that each gave: the highest, for decodes that rode along, long prefixes and
+    what else the machine did only make it lower.
 
     Speeds are the slowest stage's. A straight line through times by tokens would put the point too far out: to read
     the weights and to compute overlap, so that times are flat at first.
     """
 
     def __init__(self, tile: int) -> None:
-        self._sizes = [aligned(round(FIRST * share), tile) for share in _SIZES]
-        self._turn = 0
+        self._sizes = [aligned(round(FIRST * rung), tile) for rung in _RUNGS]
+        self._rung = 0
+        self._tries = self._attempts = 0  # of this rung: micro-batches of the size, and with prompts
+        self._dispatched = self._computed = 0  # micro-batches with prompts
+        self._awaited = 0  # so many computed show what the rung gave
         self._seconds: dict[int, float] = {}  # by micro-batch under way: of the slowest stage so far
         self._speeds: list[tuple[int, float]] = []  # tokens, and tokens/s
 
     @property
-    def is_tried(self) -> bool:
-        return self._turn >= _TRIES * len(self._sizes)
+    def is_known(self) -> bool:
+        """Whether nothing is left to try."""
+        return self._rung == len(self._sizes)
 
     @property
-    def size(self) -> int:
-        """What the next micro-batch with a prompt shall hold."""
-        return self._sizes[0 if self.is_tried else self._turn % len(self._sizes)]
+    def is_in_vain(self) -> bool:
+        """Whether a size has been offered for long without being filled."""
+        return self._attempts >= _IN_VAIN
 
-    def tried(self) -> None:
-        """A micro-batch of `size` was filled, or as much of it as there was."""
-        self._turn += 1
+    @property
+    def offer(self) -> int | None:
+        """What the next micro-batch with prompts shall hold; None while others are under way, or if all is known."""
+        return None if self.is_known or self._tries >= _TRIES else self._sizes[self._rung]
+
+    def dispatched(self, tokens: int) -> None:
+        """A micro-batch with prompts, and of so many tokens."""
+        self._dispatched += 1
+        if (offer := self.offer) is None:
+            return
+        self._attempts += 1
+        if tokens >= _WHOLE * offer:
+            self._tries += 1
+            self._awaited = self._dispatched
 
     def observe(self, step: StepRecord, spans: Sequence[Span], num_stages: int) -> None:
         """Stages, one or several, have computed a micro-batch."""
-        tokens = step.num_tokens
-        if 2 * step.prefill_tokens < tokens:
+        if self.is_known or not step.chunks:
             return
         slowest = self._seconds.pop(step.step, 0.0)
         for span in spans:
             slowest = max(slowest, span.end - span.begin)
         if spans[-1].stage < num_stages - 1:
             self._seconds[step.step] = slowest
-        elif slowest > 0.0:
+            return
+        self._computed += 1
+        tokens = step.num_tokens
+        if 2 * step.prefill_tokens >= tokens and slowest > 0.0:
             self._speeds.append((tokens, tokens / slowest))
+        if self._tries >= _TRIES and self._computed >= self._awaited:
+            self._climb()
+
+    def _climb(self) -> None:
+        """On to the next rung, if it promises anything."""
+        self._rung += 1
+        self._tries = self._attempts = 0
+        if self._rung > 1:
+            largest = self._sizes[0 if self._rung == 2 else self._rung - 1]
+            if self.speed_at(largest / 2) >= _FLAT * self.speed_at(largest):
+                self._rung = len(self._sizes)
 
     def speed_at(self, tokens: float) -> float:
         """Tokens/s of micro-batches of so many tokens, 0 where nothing has been seen."""
@@ -61,14 +91,13 @@ class Saturation:
         return float(np.interp(tokens, sizes, speeds))
 
     def tokens_at(self, share: float) -> int:
-        """Tokens from which on a micro-batch has that share of the highest prefill speed; not below 256 where
-        prompts were too short to tell."""
+        """Tokens from which on a micro-batch has that share of the highest prefill speed; not below 256 where prompts
+        were too short to tell."""
         sizes, speeds = self._curve
         if len(sizes) == 1:
             return FIRST
         found = round(float(np.interp(share * speeds[-1], speeds, sizes)))
-        seen = max([tokens for tokens, _ in self._speeds])
-        return found if seen >= _SEEN else max(found, FIRST)
+        return found if self.is_known else max(found, FIRST)
 
     @property
     def _curve(self) -> tuple[list[int], list[float]]:

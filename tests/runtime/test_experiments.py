@@ -146,6 +146,17 @@ def test_figure_12_is_the_paper_s_three_systems_and_ours() -> None:
         check_experiment(by_name[EQUAL])
 
 
+@pytest.mark.parametrize("policy", [SarathiConfig(), EqualTimeConfig()])
+def test_auto_finds_the_chunk_of_figure_12(policy: SarathiConfig | EqualTimeConfig) -> None:
+    """GPT-3 saturates a stage at larger chunks than its decodes can fill."""
+    config = config_of("gpt3-175b", "tp8_pp8", "sarathi", "zipf", num_prompts=400)
+    makespans = {}
+    for chunk in (256, "auto"):
+        (record,) = simulate(replace(config, scheduler=replace(policy, chunk=chunk)))
+        makespans[chunk] = max(span.end for span in record.spans)
+    assert makespans["auto"] <= 1.02 * makespans[256]
+
+
 @settings(max_examples=15, deadline=None)
 @given(
     policy=st.sampled_from(sorted(POLICY_CONFIGS)), pp=st.sampled_from([1, 2, 4]), batch=st.integers(2, 12),

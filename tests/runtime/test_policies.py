@@ -127,8 +127,14 @@ def test_auto_takes_no_more_than_decodes_need_to_ride() -> None:
         assert (TILE * (balanced // TILE) in picked(coordinator)) == (balanced < 200)
 
 
+def test_auto_says_where_prompts_are_too_short_to_tell() -> None:
+    coordinator, _ = run(SarathiConfig(chunk="auto"), 12, [(60, 5)] * 80)
+    assert picked(coordinator) == [256]
+    assert coordinator.record.notes[0].endswith("as far as prompts are long enough to tell")
+
+
 @pytest.mark.parametrize("config", AUTO)
-@pytest.mark.parametrize(("prompt", "output"), [(600, 200), (900, 90), (900, 20)])
+@pytest.mark.parametrize(("prompt", "output"), [(600, 200), (900, 90), (2500, 60)])
 def test_auto_is_not_much_slower_than_the_best_chunk(config: SchedulerConfig, prompt: int, output: int) -> None:
     requests = [(prompt + 7 * (i % 10), output + i % 13) for i in range(150)]
     auto = run(config, 16, requests)[1]["duration"]

@@ -19,13 +19,13 @@ def tried(seconds: Callable[[int, int], float], longest: int = 4096, stages: int
     """What is told of stages that take `seconds` for (tokens, stage), where prompts are of `longest` tokens."""
     saturation = Saturation(TILE)
     number = 0
-    while not saturation.is_tried:
-        tokens = min(saturation.size, longest)
+    while not (saturation.is_known or saturation.is_in_vain):
+        tokens = min(saturation.offer or FIRST, longest)
+        saturation.dispatched(tokens)
         step = StepRecord(number, 0.0, [Part(0, 0, tokens)], Decodes.at())
         for stage in range(stages):
             took = seconds(tokens, stage)
             saturation.observe(step, [Span(number, stage, 0.0, 0.0, 0.0, took, took)], stages)
-        saturation.tried()
         number += 1
     return saturation
 
@@ -45,7 +45,7 @@ def test_what_rides_along_or_disturbs_now_and_then_does_not_count() -> None:
     calls = iter(range(10_000))
 
     def seconds(tokens: int, stage: int) -> float:
-        return 1e-3 * max(300, tokens) * (3.0 if next(calls) % 5 == 0 else 1.0)
+        return 1e-3 * max(300, tokens) * (3.0 if next(calls) % 7 == 0 else 1.0)
 
     assert tried(seconds).tokens_at(0.95) == tried(lambda tokens, stage: 1e-3 * max(300, tokens)).tokens_at(0.95)
 

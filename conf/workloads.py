@@ -90,9 +90,8 @@ class ZipfConfig(WorkloadConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceConfig(WorkloadConfig):
-    """A CSV in the Azure form (TIMESTAMP, ContextTokens, GeneratedTokens; .gz too), `time_scale` times as fast.
-
-    Requests longer than the context are cut to it.
+    """Recorded requests, `time_scale` times as fast: a CSV (Azure: TIMESTAMP, ContextTokens, GeneratedTokens; BurstGPT)
+    or a JSONL (Mooncake, Bailian), .gz too. Those longer than the context are cut to it.
     """
 
     name: Literal["trace"] = "trace"
@@ -101,7 +100,7 @@ class TraceConfig(WorkloadConfig):
 
     def __post_init__(self) -> None:
         WorkloadConfig.__post_init__(self)
-        check("workload.path", self.path, bool(self.path), "the CSV file of the trace")
+        check("workload.path", self.path, bool(self.path), "the file of the trace")
         check("workload.time_scale", self.time_scale, self.time_scale > 0, "above 0")
 
 

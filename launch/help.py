@@ -116,7 +116,7 @@ MEANINGS = {
     "workload.theta": "zipf: exponent of the law of P + D",
     "workload.min_len": "zipf: least P + D",
     "workload.max_len": "zipf: most P + D",
-    "workload.path": "trace: a CSV in the Azure or BurstGPT form, .gz or not; sharegpt: a JSON",
+    "workload.path": "trace: a CSV (Azure, BurstGPT) or JSONL (Mooncake, Bailian), .gz or not; sharegpt: a JSON",
     "workload.time_scale": "trace: so many times as fast",
     "experiment": "which function of runtime/experiments runs; choose it by experiment=NAME",
     "policies": "several policies whole, as scheduler=NAME,NAME makes them; empty: scheduler alone",

@@ -1,4 +1,5 @@
-"""Requests of a recorded trace: a CSV as the Azure LLM inference traces (2023, 2024) and BurstGPT write it."""
+"""Requests of a recorded trace: a CSV as the Azure LLM inference traces (2023, 2024) and BurstGPT write it, or a JSONL
+as Mooncake and Bailian do."""
 
 from __future__ import annotations
 
@@ -6,11 +7,13 @@ import csv
 import gzip
 import math
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from typing import TextIO
 
+import msgspec
 import numpy as np
 
 from ...conf.errors import ConfigError
@@ -18,7 +21,8 @@ from ...conf.workloads import TraceConfig
 from ..numbers import is_number
 from .workload import Drawn
 
-# Column names in lower case: what they are called in the Azure traces, in BurstGPT, in Vidur's and in Mooncake's.
+# Column names in lower case: what they are called in the Azure traces, in BurstGPT, in Vidur's and, made a CSV of, in
+# Mooncake's.
 _COLUMNS = (
     ("timestamp", "arrived_at"),
     ("contexttokens", "request tokens", "num_prefill_tokens", "input_length"),
@@ -26,6 +30,21 @@ _COLUMNS = (
 )
 _RIGHT = "TIMESTAMP, ContextTokens, GeneratedTokens (Azure) or Timestamp, Request tokens, Response tokens (BurstGPT)"
 _MOST_TOKENS = 1 << 40
+
+
+class _Json(msgspec.Struct):
+    """A line of Mooncake's traces (https://github.com/kvcache-ai/Mooncake), or of those of Qwen on Bailian
+    (https://github.com/alibaba-edu/qwen-bailian-usagetraces-anon), which have a `chat_id` besides."""
+
+    timestamp: float
+    input_length: int
+    output_length: int
+    chat_id: int | str | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Mooncake's are milliseconds, Bailian's seconds."""
+        return self.timestamp / 1e3 if self.chat_id is None else self.timestamp
 
 
 def draw(config: TraceConfig, num: int | None) -> Drawn:
@@ -50,23 +69,11 @@ def _rows(path: Path) -> Iterator[tuple[float, int, int]]:
     line = 1
     try:
         with _open(path) as file:
-            reader = csv.reader(file)
-            columns = _columns(path, next(reader, []))
-            seconds: Callable[[str], float] | None = None
-            for row in reader:
-                line = reader.line_num
-                if not row or (len(row) == 1 and not row[0].strip()):
-                    continue
-                try:
-                    time, inputs, outputs = (row[column] for column in columns)
-                    seconds = seconds or (float if is_number(time) else _timestamp)
-                    entry = seconds(time), int(inputs), int(outputs)
-                except (ValueError, IndexError):
-                    raise ConfigError(
-                        f"{path}:{line}: not a time and two token counts: {','.join(row)[:80]!r}"
-                    ) from None
+            first = file.readline()
+            lines = chain([first], file)
+            for line, text, entry in _of_json(path, lines) if first.lstrip().startswith("{") else _of_csv(path, lines):
                 if not (math.isfinite(entry[0]) and 0 <= min(entry[1:]) <= max(entry[1:]) < _MOST_TOKENS):
-                    raise ConfigError(f"{path}:{line}: out of range: {','.join(row)[:80]!r}")
+                    raise ConfigError(f"{path}:{line}: out of range: {text[:80]!r}")
                 yield entry
     except FileNotFoundError:
         raise ConfigError(f"workload.path={path}: no such file") from None
@@ -78,6 +85,38 @@ def _rows(path: Path) -> Iterator[tuple[float, int, int]]:
         raise ConfigError(f"{path}: a damaged .gz ({error})") from None
     except OSError as error:
         raise ConfigError(f"workload.path={path}: {(error.strerror or 'cannot be read').lower()}") from None
+
+
+_Row = tuple[int, str, tuple[float, int, int]]  # a line's number, its text, what it says
+
+
+def _of_csv(path: Path, lines: Iterable[str]) -> Iterator[_Row]:
+    reader = csv.reader(lines)
+    columns = _columns(path, next(reader, []))
+    seconds: Callable[[str], float] | None = None
+    for row in reader:
+        if not row or (len(row) == 1 and not row[0].strip()):
+            continue
+        text = ",".join(row)
+        try:
+            time, inputs, outputs = (row[column] for column in columns)
+            seconds = seconds or (float if is_number(time) else _timestamp)
+            yield reader.line_num, text, (seconds(time), int(inputs), int(outputs))
+        except (ValueError, IndexError):
+            raise ConfigError(f"{path}:{reader.line_num}: not a time and two token counts: {text[:80]!r}") from None
+
+
+def _of_json(path: Path, lines: Iterable[str]) -> Iterator[_Row]:
+    decode = msgspec.json.Decoder(_Json).decode
+    for number, text in enumerate(lines, 1):
+        if not text.strip():
+            continue
+        try:
+            row = decode(text)
+        except msgspec.MsgspecError as error:
+            what = f"{path}:{number}: not a timestamp, an input_length and an output_length ({error})"
+            raise ConfigError(f"{what}: {text.strip()[:80]!r}") from None
+        yield number, text.strip(), (row.seconds, row.input_length, row.output_length)
 
 
 def _open(path: Path) -> TextIO:

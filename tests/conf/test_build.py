@@ -103,7 +103,7 @@ def test_policy_is_picked_by_its_name(name: str) -> None:
      "workload.inputlen: unknown key; did you mean 'workload.input_len'?"),
     (WorkloadConfig, "workload", {"name": "fixed", "input_len": None},
      "workload=fixed: give two of input_len, output_len and pd_ratio, and null for the third"),
-    (WorkloadConfig, "workload", {"name": "trace"}, "workload.path='': must be the CSV file of the trace"),
+    (WorkloadConfig, "workload", {"name": "trace"}, "workload.path='': must be the file of the trace"),
     (WorkloadConfig, "workload", {"name": "zipf", "min_len": 9, "max_len": 8},
      "workload.max_len=8: must be min_len=9 or more"),
     (BenchConfig, "", {"model": {"weights": "shipped"}, "policies": [{"name": "sarathi"}, {"name": "orca"}]},

@@ -102,7 +102,7 @@ def test_keys_of_swept_groups_apply_where_they_exist() -> None:
      "workload.path: unknown key of fixed, zipf; trace, sharegpt have it"),
     (["workload=zipff"], "workload=zipff: unknown; did you mean 'zipf'?"),
     (["workload.theta=1"], "workload.theta: unknown key of workload fixed; zipf has it"),
-    (["workload=trace"], "workload.path='': must be the CSV file of the trace"),
+    (["workload=trace"], "workload.path='': must be the file of the trace"),
     (["workload=trace", "workload.path=a,b.csv"], "workload.path=a,b.csv: no such file"),
     (["workload=sharegpt", "workload.path=bad.json"],
      "bad.json: not ShareGPT's JSON, a list of {conversations: [{value: ...}]} (Input data was truncated)"),
@@ -286,6 +286,6 @@ def test_errors_of_report(arguments: list[str], line: str, here: Path, capfd: py
 
 
 def test_a_workload_s_path_survives_hydra() -> None:
-    with pytest.raises(ConfigError, match=r"^workload.path='': must be the CSV file"):
+    with pytest.raises(ConfigError, match=r"^workload.path='': must be the file"):
         one("workload=trace", "workload.path=")
     assert one("workload=trace", "workload.path=it's (1), [x]={y}.csv").workload.path == "it's (1), [x]={y}.csv"  # type: ignore[attr-defined]

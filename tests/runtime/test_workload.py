@@ -9,6 +9,7 @@ import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -141,7 +142,7 @@ BURST_HEADER = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log 
     ("timestamp,input_length,output_length", ("0,10,3", "27,11,4"), [(0.0, 10, 3), (27.0, 11, 4)]),
 ])  # fmt: skip
 @pytest.mark.parametrize("disguise", ["plain", "crlf", "bom", "gz", "gz by another name"])
-def test_each_form_of_a_trace(
+def test_each_csv_of_a_trace(
     header: str, rows: Sequence[str], expected: list[tuple[float, int, int]], disguise: str, tmp_path: Path
 ) -> None:
     text = "\r\n".join([header, *rows, ""]) if disguise == "crlf" else "\n".join([header, *rows])
@@ -149,6 +150,24 @@ def test_each_form_of_a_trace(
     raw = text.encode("utf-8-sig" if disguise == "bom" else "utf-8")
     path.write_bytes(gzip.compress(raw) if disguise.startswith("gz") else raw)
     assert triples(make(TraceConfig(path=str(path)))) == expected
+
+
+MOONCAKE = ('{"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47, 48]}',
+            '{"timestamp": 30535, "input_length": 6472, "output_length": 26, "hash_ids": [46, 47]}')  # fmt: skip
+BAILIAN = ('{"chat_id": 159, "parent_chat_id": -1, "timestamp": 61.114, "input_length": 521, "output_length": 132, '
+           '"type": "text", "turn": 1, "hash_ids": [1089, 1090]}',
+           '{"chat_id": 160, "parent_chat_id": 159, "timestamp": 62, "input_length": 8, "output_length": 3}')
+
+
+@pytest.mark.parametrize(("rows", "expected"), [
+    (MOONCAKE, [(0.0, 6955, 52), (3.053, 6472, 26)]),
+    (BAILIAN, [(0.0, 521, 132), (pytest.approx(0.886), 8, 3)]),
+])  # fmt: skip
+@pytest.mark.parametrize("name", ["t.jsonl", "t.jsonl.gz"])
+def test_each_jsonl_of_a_trace(rows: Sequence[str], expected: Any, name: str, tmp_path: Path) -> None:
+    raw = "\n\n".join(rows).encode()
+    (tmp_path / name).write_bytes(gzip.compress(raw) if name.endswith("gz") else raw)
+    assert triples(make(TraceConfig(path=str(tmp_path / name)))) == expected
 
 
 def test_rows_are_sorted_and_blank_lines_passed_over(tmp_path: Path) -> None:
@@ -209,6 +228,12 @@ def test_files_that_are_no_trace(tmp_path: Path) -> None:
     assert of(b"a,b,c\n1,2,3\n").startswith(":1: its columns must be TIMESTAMP, ContextTokens, GeneratedTokens (Azure)")
     assert of(b"").endswith("it has none")
     assert of(b"TIMESTAMP,ContextTokens,GeneratedTokens\n\n") == ": no requests in it"
+    assert of(b'{"timestamp": 3, "input_length": 5}\n').startswith(
+        ":1: not a timestamp, an input_length and an output_length (Object missing required field `output_length`): '{"
+    )
+    good = b'{"timestamp": 3, "input_length": 5, "output_length": 1}\n'
+    assert of(good + b"3,4,5").startswith(":2: not a timestamp")
+    assert of(good + good.replace(b"5", b"-5")).startswith(":2: out of range: '{")
     assert of(b"\xff\xfe\x00").startswith(": not a CSV in UTF-8")
     assert of(gzip.compress(b"TIMESTAMP,ContextTokens,GeneratedTokens\n1,2,3\n")[:-9]).startswith(": a damaged .gz")
     assert error(TraceConfig(path="none.csv")) == "workload.path=none.csv: no such file"

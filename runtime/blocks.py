@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 _PROBES = 16  # places where a run of free blocks is looked for
+_NUMBERS: list[Any] = []  # 0, 1, 2, ...: one object a number, for all blocks of all pools
 
 
 class BlockPool:
@@ -14,6 +17,7 @@ class BlockPool:
     """
 
     def __init__(self, num_blocks: int, block_size: int, lane_blocks: int = 1) -> None:
+        _NUMBERS.extend(range(len(_NUMBERS), num_blocks))
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.num_free = num_blocks
@@ -43,7 +47,7 @@ class BlockPool:
             first = self._next(blocks, need)
             self._is_free[first] = 0
             self._count(first, 1, 1)
-            blocks.append(first)
+            blocks.append(_NUMBERS[first])
             self.num_free -= 1
             return True
         while need:
@@ -54,7 +58,7 @@ class BlockPool:
             count = min(count, self.num_blocks - first)
             self._is_free[first : first + count] = bytes(count)
             self._count(first, count, 1)
-            blocks.extend(range(first, first + count))
+            blocks += _NUMBERS[first : first + count]
             self.num_free -= count
             need -= count
         return True
@@ -62,17 +66,22 @@ class BlockPool:
     def release(self, blocks: list[int]) -> None:
         """Give a request's blocks back; empties the list."""
         self.num_free += len(blocks)
+        if blocks and blocks == _NUMBERS[blocks[0] : blocks[0] + len(blocks)]:  # one run, as most are
+            self._free(blocks[0], len(blocks))
+            blocks.clear()
         at = 0
         while at < len(blocks):
             first, stop = blocks[at], at + 1
             while stop < len(blocks) and blocks[stop] == first + stop - at:
                 stop += 1
-            count = stop - at
-            assert not any(self._is_free[first : first + count]), (first, count)
-            self._is_free[first : first + count] = b"\x01" * count
-            self._count(first, count, -1)
+            self._free(first, stop - at)
             at = stop
         blocks.clear()
+
+    def _free(self, first: int, count: int) -> None:
+        assert self._is_free.find(1, first, first + count) < 0, (first, count)
+        self._is_free[first : first + count] = b"\x01" * count
+        self._count(first, count, -1)
 
     def _count(self, first: int, count: int, sign: int) -> None:
         """Blocks `first` .. `first + count - 1` are taken (1) or free again (-1): their lanes count them."""

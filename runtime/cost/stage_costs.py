@@ -31,7 +31,7 @@ class Load:
         count = sampled = entries(starts)
         chunks: list[tuple[int, int]] = []
         for chunk in step.chunks:
-            chunks.append((chunk.num_tokens, chunk.start))
+            chunks.append((len(chunk.tokens), chunk.start))
             sampled += chunk.sample
         return Load(chunks, count, total(starts) + count, sampled)
 

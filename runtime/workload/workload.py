@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import overload
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -14,6 +15,7 @@ Floats = npt.NDArray[np.float64]
 
 # Streams of random numbers of one seed, so that a new rate leaves lengths and prompts as they were.
 LENGTHS, ARRIVALS, PROMPTS = range(3)
+_AT_A_TIME = 4096  # requests that leave the arrays together
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +32,7 @@ class Drawn:
     prompts: list[list[int]] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class WorkItem:
+class WorkItem(msgspec.Struct, frozen=True):
     """One request: `prompt` token ids, exactly `output_len` tokens out, `arrival` seconds after the start.
 
     `deadline`: seconds after its arrival when the first token is due; None: no such bound. `user` is "" where the
@@ -74,22 +75,19 @@ class Workload(Sequence[WorkItem]):
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         number = range(len(self))[index]
-        return self.item(number, self._prompt(number))
-
-    def item(self, number: int, prompt: Sequence[int]) -> WorkItem:
-        """Request `number` with another prompt than its own, of the same length."""
-        return WorkItem(
-            prompt=prompt,
-            output_len=int(self.output_lens[number]),
-            arrival=float(self.arrivals[number]),
-            user=f"user-{number % self.users}" if self.users > 1 else "",
-            deadline=self.deadline,
-        )
+        output_len, arrival = int(self.output_lens[number]), float(self.arrivals[number])
+        return WorkItem(self._prompt(number), output_len, arrival, self._user(number), self.deadline)
 
     def without_prompts(self) -> Iterator[WorkItem]:
         """The requests, each prompt so many zeros: nothing looks at tokens in a simulation."""
-        for number, length in enumerate(self.input_lens.tolist()):
-            yield self.item(number, bytes(length))
+        for first in range(0, len(self), _AT_A_TIME):
+            some = slice(first, first + _AT_A_TIME)
+            columns = [array[some].tolist() for array in (self.input_lens, self.output_lens, self.arrivals)]
+            for number, (length, output_len, arrival) in enumerate(zip(*columns, strict=True), first):
+                yield WorkItem(bytes(length), output_len, arrival, self._user(number), self.deadline)
+
+    def _user(self, number: int) -> str:
+        return f"user-{number % self.users}" if self.users > 1 else ""
 
     def _prompt(self, number: int) -> list[int]:
         length = int(self.input_lens[number])

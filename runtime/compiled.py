@@ -6,6 +6,7 @@ stands, never shadowed by what was compiled of it before. `GAPLESS_COMPILED=0` r
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -118,9 +119,10 @@ def unused() -> list[Path]:
     for root in _cache().iterdir() if _cache().is_dir() else ():
         file = root / SIZES
         if re.fullmatch("[0-9a-f]{20}", root.name) and root.is_dir():
-            used = (file if file.exists() else root).stat().st_mtime
-            if time.time() - used > _KEPT:
-                found.append(root)
+            with contextlib.suppress(FileNotFoundError):  # another process has removed it meanwhile
+                used = (file if file.exists() else root).stat().st_mtime
+                if time.time() - used > _KEPT:
+                    found.append(root)
     return found
 
 

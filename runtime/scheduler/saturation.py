@@ -32,7 +32,7 @@ class Saturation:
         self._dispatched = self._computed = 0  # micro-batches with prompts
         self._awaited = 0  # so many computed show what the rung gave
         self._seconds: dict[int, float] = {}  # by micro-batch under way: of the slowest stage so far
-        self._speeds: list[tuple[int, float]] = []  # tokens, and tokens/s
+        self._speeds: dict[int, float] = {}  # tokens/s by tokens: the highest
 
     @property
     def is_known(self) -> bool:
@@ -72,7 +72,7 @@ class Saturation:
         self._computed += 1
         tokens = step.num_tokens
         if 2 * step.prefill_tokens >= tokens and slowest > 0.0:
-            self._speeds.append((tokens, tokens / slowest))
+            self._speeds[tokens] = max(self._speeds.get(tokens, 0.0), tokens / slowest)
         if self._tries >= _TRIES and self._computed >= self._awaited:
             self._climb()
 
@@ -81,7 +81,7 @@ class Saturation:
         self._rung += 1
         self._tries = self._attempts = 0
         if self._rung > 1:
-            largest = self._sizes[0 if self._rung == 2 else self._rung - 1]
+            largest = max(self._sizes[: self._rung])
             if self.speed_at(largest / 2) >= _FLAT * self.speed_at(largest):
                 self._rung = len(self._sizes)
 
@@ -103,11 +103,8 @@ class Saturation:
     def _curve(self) -> tuple[list[int], list[float]]:
         """Sizes, ascending, each faster than all smaller ones, and their speeds."""
         sizes, speeds = [0], [0.0]
-        for tokens, speed in sorted(self._speeds):
+        for tokens, speed in sorted(self._speeds.items()):
             if speed > speeds[-1]:
-                if tokens == sizes[-1]:
-                    sizes.pop()
-                    speeds.pop()
                 sizes.append(tokens)
                 speeds.append(speed)
         return sizes, speeds

@@ -62,3 +62,13 @@ def test_micro_batches_of_decodes_tell_nothing() -> None:
     step = StepRecord(0, 0.0, [Part(0, 0, 8)], Decodes.at(range(9), [50] * 9))
     saturation.observe(step, [Span(0, 0, 0.0, 0.0, 0.0, 1.0, 1.0)], 1)
     assert saturation.speed_at(17) == 0.0
+
+
+def test_what_is_kept_is_bounded_where_nothing_can_be_told() -> None:
+    saturation = Saturation(TILE)
+    for number in range(500):
+        saturation.dispatched(20)
+        step = StepRecord(number, 0.0, [Part(0, 0, 20)], Decodes.at())
+        saturation.observe(step, [Span(number, 0, 0.0, 0.0, 0.0, 1.0 + number, 1.0 + number)], 1)
+    assert saturation.is_in_vain
+    assert (saturation._speeds, saturation._seconds) == ({20: 20.0}, {})

@@ -7,6 +7,7 @@ import random
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from mypy_extensions import mypyc_attr
 
@@ -89,7 +90,7 @@ class SimulatedPipeline:
         self._links = tuple(between_nodes if between_nodes is not None else [True] * (self.num_stages - 1))
         self._sends: dict[int, list[float]] = {}  # by rows: seconds over each link, and 0 after the last stage
         self._sampled: dict[int, Sampled] = {}  # by number of rows
-        self._free_at = [0.0] * self.num_stages
+        self._free_at: list[Any] = [0.0] * self.num_stages  # of one time one object, compiled too
         self._link_free_at = [0.0] * self.num_stages
         self._results: deque[tuple[float, StepResult]] = deque()
         self._disturb = _Disturbed(disturbance) if disturbance and disturbance.is_any else None
@@ -105,15 +106,21 @@ class SimulatedPipeline:
         sends = self._sends.get(rows) or self._send(rows)
         at = self.clock.seconds + self.dispatch_s
         spans: list[Span] = []
+        # As Any a time is one object, compiled too, however many fields say it.
+        entered: Any = at
         for stage, seconds in enumerate(times):
-            ready, free = free_at[stage], links[stage]
-            begin = at if at > ready else ready
-            end = begin + seconds
-            sent = (end if end > free else free) + sends[stage]
-            handed = end if overlap else sent
-            spans.append(Span(number, stage, ready, at, begin, end, handed))
-            free_at[stage] = handed + turnaround
-            at = links[stage] = sent
+            ready: Any = free_at[stage]
+            free: float = ready
+            waits = at <= free
+            end = (free if waits else at) + seconds
+            at = max(end, links[stage]) + sends[stage]
+            ended: Any = end
+            sent: Any = at
+            handed: Any = ended if overlap else sent
+            spans.append(Span(number, stage, ready, entered, ready if waits else entered, ended, handed))
+            free_at[stage] = handed + turnaround if turnaround else handed
+            links[stage] = at
+            entered = sent
         sampled = self._sampled.get(load.sampled) or self._sample(load.sampled)
         result = StepResult(step.epoch, number, spans, sampled)
         self._results.append((at + self.result_s, result))

@@ -95,8 +95,10 @@ def run(
 
 def _warm_up(llm: LLM, workload: Workload) -> None:
     """The first requests, shortened: what is made on first use is made then. The next `reset` forgets them."""
+    from ..runtime.workload import WorkItem
+
     items = [
-        replace(item, prompt=item.prompt[:WARMUP_PROMPT], output_len=min(item.output_len, WARMUP_OUTPUT), arrival=0.0)
+        WorkItem(item.prompt[:WARMUP_PROMPT], min(item.output_len, WARMUP_OUTPUT), 0.0, item.user, item.deadline)
         for item in workload[:WARMUP_REQUESTS]
     ]
     for _ in llm.replay(items):

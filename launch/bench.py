@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from msgspec import structs
 from rich.console import Console
 from rich.text import Text
 
@@ -95,10 +96,10 @@ def run(
 
 def _warm_up(llm: LLM, workload: Workload) -> None:
     """The first requests, shortened: what is made on first use is made then. The next `reset` forgets them."""
-    from ..runtime.workload import WorkItem
-
     items = [
-        WorkItem(item.prompt[:WARMUP_PROMPT], min(item.output_len, WARMUP_OUTPUT), 0.0, item.user, item.deadline)
+        structs.replace(
+            item, prompt=item.prompt[:WARMUP_PROMPT], output_len=min(item.output_len, WARMUP_OUTPUT), arrival=0.0
+        )
         for item in workload[:WARMUP_REQUESTS]
     ]
     for _ in llm.replay(items):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 _PROBES = 16  # places where a run of free blocks is looked for
-_NUMBERS: list[Any] = []  # 0, 1, 2, ...: one object a number, for all blocks of all pools
+# 0, 1, 2, ...: one object a number for all blocks of all pools; as Any, compiled code hands on the object.
+_NUMBERS: list[Any] = []
 
 
 class BlockPool:
@@ -66,10 +67,10 @@ class BlockPool:
     def release(self, blocks: list[int]) -> None:
         """Give a request's blocks back; empties the list."""
         self.num_free += len(blocks)
+        at = 0
         if blocks and blocks == _NUMBERS[blocks[0] : blocks[0] + len(blocks)]:  # one run, as most are
             self._free(blocks[0], len(blocks))
-            blocks.clear()
-        at = 0
+            at = len(blocks)
         while at < len(blocks):
             first, stop = blocks[at], at + 1
             while stop < len(blocks) and blocks[stop] == first + stop - at:

@@ -187,12 +187,11 @@ class Coordinator:
                 go_on = False
                 continue
             told = logprobs.get(request.id) if logprobs else None
-            output = request.output
-            output.append(token)
+            request.output.append(token)
             times: list[Any] = request.record.token_times
             times.append(when)
             reason, stop_ids = None, request.stop_ids
-            if request.prompt_len + len(output) >= request.max_len or (stop_ids is not None and token in stop_ids):
+            if request.num_tokens >= request.max_len or (stop_ids is not None and token in stop_ids):
                 reason = request.finish_reason_after(token)
             if check is not None:
                 reason = check(request, token, told) or reason

@@ -90,7 +90,7 @@ class SimulatedPipeline:
         self._links = tuple(between_nodes if between_nodes is not None else [True] * (self.num_stages - 1))
         self._sends: dict[int, list[float]] = {}  # by rows: seconds over each link, and 0 after the last stage
         self._sampled: dict[int, Sampled] = {}  # by number of rows
-        self._free_at: list[Any] = [0.0] * self.num_stages  # of one time one object, compiled too
+        self._free_at: list[Any] = [0.0] * self.num_stages
         self._link_free_at = [0.0] * self.num_stages
         self._results: deque[tuple[float, StepResult]] = deque()
         self._disturb = _Disturbed(disturbance) if disturbance and disturbance.is_any else None

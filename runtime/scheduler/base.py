@@ -205,7 +205,7 @@ class Scheduler:
         size = pool.block_size
         for request in queue:
             request.num_dispatched += 1
-            tokens = request.prompt_len + len(request.output)
+            tokens = request.num_tokens
             if tokens > len(request.blocks) * size:
                 pool.grow(request.blocks, tokens)
         self.ready = ready[len(queue) :]

@@ -31,10 +31,10 @@ class ChunkPicker:
     chunk that decides how many decodes there are, and only what saturates a stage counts.
     """
 
-    def __init__(self, chunk: int | Literal["auto"], tile: int) -> None:
+    def __init__(self, chunk: int | Literal["auto"], tile: int, num_stages: int) -> None:
         self.is_auto = chunk == "auto"
         self._tile = tile
-        self._saturation = Saturation(tile)
+        self._saturation = Saturation(tile, num_stages)
         self.chunk = aligned(FIRST, tile) if chunk == "auto" else chunk
         self._backlog = Backlog()
         self._looks = 0
@@ -59,10 +59,10 @@ class ChunkPicker:
         if self.is_auto and batch.chunks:
             self._saturation.dispatched(batch.num_tokens)
 
-    def observe(self, step: StepRecord, spans: Sequence[Span], num_stages: int) -> None:
+    def observe(self, step: StepRecord, spans: Sequence[Span]) -> None:
         """Stages, one or several, have computed a micro-batch."""
         if self.is_auto:
-            self._saturation.observe(step, spans, num_stages)
+            self._saturation.observe(step, spans)
 
     def finished(self, request: Request) -> None:
         self._prompt_tokens += request.prompt_len

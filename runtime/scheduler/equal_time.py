@@ -57,7 +57,7 @@ class EqualTime(Scheduler):
         self.tile = config.tile or limits.tile
         self._stepped = StageTimes(limits.stages, profile) if self.tile > 1 else None
         self.target_s = None if config.target_ms is None else config.target_ms / 1e3
-        self.picker = ChunkPicker(config.chunk, self.tile)
+        self.picker = ChunkPicker(config.chunk, self.tile, limits.stages)
         self._turnaround = Turnaround(limits.stages)
         self._cost = Cost(*Cost.TOKENS)
         self._fitted: object = None
@@ -132,7 +132,7 @@ class EqualTime(Scheduler):
             self._smooth.observe(smooth, stages, seconds)
         if self._stepped is not None and (seldom or is_stepped or not self._stepped.is_fitted):
             self._stepped.observe(stepped, stages, seconds)
-        self.picker.observe(step, spans, self.limits.stages)
+        self.picker.observe(step, spans)
         if self.picker.is_settled and self.depth == self._least_depth:
             self._turnaround.observe(step, spans)
         if spans[-1].stage == self.limits.stages - 1:

@@ -29,7 +29,7 @@ class Sarathi(Scheduler):
     def __init__(self, config: SarathiConfig, limits: Limits, pool: BlockPool) -> None:
         super().__init__(config, limits, pool)
         self.tile = config.tile or limits.tile
-        self.picker = ChunkPicker(config.chunk, self.tile)
+        self.picker = ChunkPicker(config.chunk, self.tile, limits.stages)
 
     def fill(self, batch: MicroBatch) -> None:
         if note := self.picker.update(self):
@@ -47,7 +47,7 @@ class Sarathi(Scheduler):
         return min(remaining, (whole if whole > num_decodes else tokens) - num_decodes)
 
     def observe(self, step: StepRecord, spans: Sequence[Span]) -> None:
-        self.picker.observe(step, spans, self.limits.stages)
+        self.picker.observe(step, spans)
 
     def finish(self, request: Request, reason: str) -> None:
         self.picker.finished(request)

@@ -25,7 +25,8 @@ class Saturation:
     the weights and to compute overlap, so that times are flat at first.
     """
 
-    def __init__(self, tile: int) -> None:
+    def __init__(self, tile: int, num_stages: int) -> None:
+        self._num_stages = num_stages
         self._sizes = [aligned(round(FIRST * rung), tile) for rung in _RUNGS]
         self._rung = 0
         self._tries = self._attempts = 0  # of this rung: micro-batches of the size, and with prompts
@@ -59,14 +60,14 @@ class Saturation:
             self._tries += 1
             self._awaited = self._dispatched
 
-    def observe(self, step: StepRecord, spans: Sequence[Span], num_stages: int) -> None:
+    def observe(self, step: StepRecord, spans: Sequence[Span]) -> None:
         """Stages, one or several, have computed a micro-batch."""
         if self.is_known or not step.chunks:
             return
         slowest = self._seconds.pop(step.step, 0.0)
         for span in spans:
             slowest = max(slowest, span.end - span.begin)
-        if spans[-1].stage < num_stages - 1:
+        if spans[-1].stage < self._num_stages - 1:
             self._seconds[step.step] = slowest
             return
         self._computed += 1

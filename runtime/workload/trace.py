@@ -51,7 +51,7 @@ def draw(config: TraceConfig, num: int | None) -> Drawn:
     """The first `num` rows in the order of time (null: all), `time_scale` times as fast; no tokens count as one.
 
     Raises:
-        ConfigError: no such file, not such a CSV, a bad row (by its line), or fewer rows than `num`.
+        ConfigError: no such file, not such a CSV or JSONL, a bad row (by its line), or fewer rows than `num`.
     """
     rows = np.array(list(_rows(Path(config.path).expanduser())), np.float64).reshape(-1, 3)
     if not len(rows):
@@ -108,15 +108,16 @@ def _of_csv(path: Path, lines: Iterable[str]) -> Iterator[_Row]:
 
 def _of_json(path: Path, lines: Iterable[str]) -> Iterator[_Row]:
     decode = msgspec.json.Decoder(_Json).decode
-    for number, text in enumerate(lines, 1):
-        if not text.strip():
+    for number, line in enumerate(lines, 1):
+        text = line.strip()
+        if not text:
             continue
         try:
             row = decode(text)
         except msgspec.MsgspecError as error:
             what = f"{path}:{number}: not a timestamp, an input_length and an output_length ({error})"
-            raise ConfigError(f"{what}: {text.strip()[:80]!r}") from None
-        yield number, text.strip(), (row.seconds, row.input_length, row.output_length)
+            raise ConfigError(f"{what}: {text[:80]!r}") from None
+        yield number, text, (row.seconds, row.input_length, row.output_length)
 
 
 def _open(path: Path) -> TextIO:

@@ -17,7 +17,7 @@ TILE = 16
 
 def tried(seconds: Callable[[int, int], float], longest: int = 4096, stages: int = 2) -> Saturation:
     """What is told of stages that take `seconds` for (tokens, stage), where prompts are of `longest` tokens."""
-    saturation = Saturation(TILE)
+    saturation = Saturation(TILE, stages)
     number = 0
     while not (saturation.is_known or saturation.is_in_vain):
         tokens = min(saturation.offer or FIRST, longest)
@@ -25,7 +25,7 @@ def tried(seconds: Callable[[int, int], float], longest: int = 4096, stages: int
         step = StepRecord(number, 0.0, [Part(0, 0, tokens)], Decodes.at())
         for stage in range(stages):
             took = seconds(tokens, stage)
-            saturation.observe(step, [Span(number, stage, 0.0, 0.0, 0.0, took, took)], stages)
+            saturation.observe(step, [Span(number, stage, 0.0, 0.0, 0.0, took, took)])
         number += 1
     return saturation
 
@@ -54,21 +54,21 @@ def test_short_prompts_tell_nothing_of_larger_sizes() -> None:
     saturation = tried(lambda tokens, stage: 1e-3 * tokens, longest=100)
     assert saturation.tokens_at(0.95) == FIRST
     assert tried(lambda tokens, stage: 1e-3 * tokens, longest=600).tokens_at(0.95) < FIRST
-    assert Saturation(TILE).tokens_at(0.95) == FIRST, "nothing seen at all"
+    assert Saturation(TILE, 1).tokens_at(0.95) == FIRST, "nothing seen at all"
 
 
 def test_micro_batches_of_decodes_tell_nothing() -> None:
-    saturation = Saturation(TILE)
+    saturation = Saturation(TILE, 1)
     step = StepRecord(0, 0.0, [Part(0, 0, 8)], Decodes.at(range(9), [50] * 9))
-    saturation.observe(step, [Span(0, 0, 0.0, 0.0, 0.0, 1.0, 1.0)], 1)
+    saturation.observe(step, [Span(0, 0, 0.0, 0.0, 0.0, 1.0, 1.0)])
     assert saturation.speed_at(17) == 0.0
 
 
 def test_what_is_kept_is_bounded_where_nothing_can_be_told() -> None:
-    saturation = Saturation(TILE)
+    saturation = Saturation(TILE, 1)
     for number in range(500):
         saturation.dispatched(20)
         step = StepRecord(number, 0.0, [Part(0, 0, 20)], Decodes.at())
-        saturation.observe(step, [Span(number, 0, 0.0, 0.0, 0.0, 1.0 + number, 1.0 + number)], 1)
+        saturation.observe(step, [Span(number, 0, 0.0, 0.0, 0.0, 1.0 + number, 1.0 + number)])
     assert saturation.is_in_vain
     assert (saturation._speeds, saturation._seconds) == ({20: 20.0}, {})

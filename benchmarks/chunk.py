@@ -1,17 +1,17 @@
 """How near does `scheduler.chunk=auto` come to the best chunk that one could have given?
 
-    python -m benchmarks.chunk [SETTING ...] [TRACE=FILE]
+    python -m benchmarks.chunk [--trace FILE]
 
 simulates each setting under `sarathi` and `equal_time` with chunks of 128 to 2,048 tokens and with `auto`, and prints
 makespan, p99 TBT and median TTFT of the default, of the fastest chunk and of `auto`. At a rate that the cluster can
-serve the makespan is the arrivals', and TTFT and TBT are what a chunk decides. A trace in the form of Azure's is one
-more setting. Times are simulated; nothing of them depends on the machine.
+serve the makespan is the arrivals', and TTFT and TBT are what a chunk decides. A trace that `workload=trace` reads is
+one more setting. Times are simulated; nothing of them depends on the machine.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
-import sys
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any, NamedTuple
 
@@ -64,20 +64,17 @@ def run(overrides: tuple[str, ...], policy: str, chunk: int | str) -> Run:
     return Run(chunk, summary["duration"], summary["p99_itl_ms"], summary["median_ttft_ms"] / 1e3, picked)
 
 
-def main(arguments: list[str]) -> None:
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trace", help="requests as they were recorded, for Llama 2 70B")
+    trace = parser.parse_args().trace
     settings = dict(SETTINGS)
-    for argument in arguments:
-        if argument.startswith("TRACE="):
-            path = argument.removeprefix("TRACE=")
-            settings["the same, the trace"] = (*LLAMA_70B, "workload=trace", f"workload.path={path}")
-    unknown = [a for a in arguments if a not in settings and not a.startswith("TRACE=")]
-    if unknown:
-        sys.exit(f"{unknown[0]}: no such setting; there are: {'; '.join(SETTINGS)}")
-    chosen = [a for a in arguments if a in settings] or list(settings)
+    if trace is not None:
+        settings["the same, the trace"] = (*LLAMA_70B, "workload=trace", f"workload.path={trace}")
     with ProcessPoolExecutor(os.cpu_count()) as pool:
         started = {
-            (name, policy): [pool.submit(run, settings[name], policy, chunk) for chunk in CHUNKS]
-            for name in chosen
+            (name, policy): [pool.submit(run, overrides, policy, chunk) for chunk in CHUNKS]
+            for name, overrides in settings.items()
             for policy in POLICIES
         }
         print(f"{'':12}{'chunk':>14}  makespan   p99 TBT  p50 TTFT  auto's makespan by that one's")
@@ -94,4 +91,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -65,6 +65,8 @@ _IMBALANCE = _CODE[Cause.STAGE_IMBALANCE]
 _TRANSPORT = _CODE[Cause.TRANSPORT]
 _CONTROL = _CODE[Cause.CONTROL]
 _FILL = _CODE[Cause.FILL_DRAIN]
+_OUTSIDE = len(PIPELINE_BUBBLES)  # causes from this code on lie outside of what stages compute
+_INSTANT = 1e-9  # seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,12 +123,14 @@ class Lane:
 class Ledger:
     """Idle time of a run, by cause, stage, micro-batch and request.
 
-    A stage's idle interval [a, b) before its micro-batch i is cut by when the stage before computed i, [B, E):
-    up to B both stages waited, so it inherits the upstream stage's causes; from B to E it is a bubble, named by how
-    the make-up of i, the awaited one, differs from that of the one just finished; from E on the activation was under
-    way. Stage 0 may be held up by its own send; then the coordinator's waits say why nothing was dispatched. A wait
-    for a slot (`depth_full`) is a bubble too, and what is awaited there is the micro-batch that holds the slot
-    downstream (paper, Figure 5: PB_2).
+    A stage's idle interval [a, b) before its micro-batch i is told by when the stage before computed i, [B, E): from E
+    on the activation was under way. A delay from outside that the stage before had in its own gap before i (transport,
+    control, starvation) has come down the pipeline with i: as long here, right before E, if the gap is as long. But for
+    that, up to B both stages waited, so it inherits the upstream stage's bubble; the rest, where the stage before
+    computed, is a bubble, named by how the make-up of i, the awaited one, differs from that of the one just finished.
+    Stage 0 may be held up by its own send; then the coordinator's waits say why nothing was dispatched. A wait for a
+    slot (`depth_full`) is a bubble too, and what is awaited there is the micro-batch that holds the slot downstream
+    (paper, Figure 5: PB_2).
     What no wait covers is control. All cuts are clamped to [a, b), so each second has one cause. A micro-batch
     without a span upstream (a run that was cut short) is named as a whole by the pair.
 
@@ -414,23 +418,41 @@ def _later_stage(lane: Lane, pair: Ints, before: Lane, idle_before: IdleColumns,
         return [(a, b, pair, place)]
     up = _places(before, row)
     known = up >= 0
-    computed_from = np.clip(np.where(known, before.begin[up], a), a, b)
-    computed_to = np.clip(np.where(known, before.end[up], b), computed_from, b)
+
+    # What the stage before was idle for; in each of its gaps, how much from outside there is from an interval on.
+    count = np.count_nonzero(idle_before.place >= 0)
+    start, end, cause, gap = (
+        column[:count] for column in (idle_before.start, idle_before.end, idle_before.cause, idle_before.place)
+    )
+    outside = cause >= _OUTSIDE
+    left = np.append(np.cumsum(np.where(outside, end - start, 0.0)[::-1])[::-1], 0.0)
+    first, past = np.searchsorted(gap, np.arange(len(before.row))), np.searchsorted(gap, np.arange(1, len(before.row) + 1))
+    delay = (left[first] - left[past])[up] * known
+
+    arrived = np.where(known, np.clip(before.end[up], a, b), b)
+    due = arrived - delay  # when it had been there but for that
+    due = np.where((delay > 0) & (due < a + _INSTANT), a, due)
+    computed_from = np.clip(np.where(known, before.begin[up], a) - delay, a, due)
     idle_from = np.where(known, np.concatenate([[t0], before.end[:-1]])[up], a)
     busy_until = np.clip(idle_from, a, computed_from)  # until then it was still at an earlier micro-batch
 
-    # What the stage before was idle for, as far as this stage was idle too.
-    awaited = idle_before.place >= 0
-    here = _places(lane, before.row[idle_before.place[awaited]])
+    here = _places(lane, before.row[gap])
     shared = here > 0  # neither this stage's first, nor missing on it
-    here = here[shared]
-    start, end = idle_before.start[awaited][shared], idle_before.end[awaited][shared]
-    inherited = np.maximum(start, a[here - 1]), np.minimum(end, computed_from[here - 1])
+    here, outside, start, end = here[shared], outside[shared], start[shared], end[shared]
+    own = here - 1
+    since, after = left[:-1][shared] - left[past[gap[shared]]], left[1:][shared] - left[past[gap[shared]]]
+    earlier = delay[own] - since
+    inherited = (
+        np.where(outside, np.maximum(arrived[own] - since, due[own]), np.maximum(start - earlier, a[own])),
+        np.where(outside, arrived[own] - after, np.minimum(end - earlier, computed_from[own])),
+        cause[shared],
+        here,
+    )
     return [
         (a, busy_until, pair, place),
-        (*inherited, idle_before.cause[awaited][shared], here),
-        (computed_from, computed_to, pair, place),
-        (computed_to, b, np.full(len(a), _TRANSPORT), place),
+        inherited,
+        (computed_from, due, pair, place),
+        (arrived, b, np.full(len(a), _TRANSPORT), place),
     ]
 
 

@@ -426,8 +426,8 @@ def _later_stage(lane: Lane, pair: Ints, before: Lane, idle_before: IdleColumns,
     )
     outside = cause >= _OUTSIDE
     left = np.append(np.cumsum(np.where(outside, end - start, 0.0)[::-1])[::-1], 0.0)
-    first, past = np.searchsorted(gap, np.arange(len(before.row))), np.searchsorted(gap, np.arange(1, len(before.row) + 1))
-    delay = (left[first] - left[past])[up] * known
+    past = np.searchsorted(gap, np.arange(len(before.row)), side="right")  # of each gap: the first one's is from 0
+    delay = (left[np.append(0, past[:-1])] - left[past])[up] * known
 
     arrived = np.where(known, np.clip(before.end[up], a, b), b)
     due = arrived - delay  # when it had been there but for that

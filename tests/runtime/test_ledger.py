@@ -286,7 +286,10 @@ def test_conservation_and_one_cause_per_idle_second(record: RunRecord):
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.integers(2, 5), st.lists(st.tuples(seconds, st.sampled_from(["control", "no_request", "in_flight"])), max_size=12))
+@given(
+    st.integers(2, 5),
+    st.lists(st.tuples(seconds, st.sampled_from(["control", "no_request", "in_flight"])), max_size=12),
+)
 def test_alike_stages_idle_alike(num_stages: int, delays: list[tuple[float, str]]):
     """Where all micro-batches take all stages as long, a delay on stage 0 is told as the same on every stage."""
     record = simulate(num_stages, len(delays) + 1, [(64, 0, [1.0] * num_stages, s, reason) for s, reason in delays])

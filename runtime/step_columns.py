@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +31,33 @@ class StepColumns:
     @property
     def tokens(self) -> Ints:
         return self.prefill + self.decodes
+
+    @cached_property
+    def dispatched(self) -> Floats:
+        """Seconds on the coordinator's clock."""
+        return np.array([s.dispatched for s in self._steps], np.float64)
+
+    @cached_property
+    def chunks(self) -> Ints:
+        """Number of chunks."""
+        return np.array([len(s.chunks) for s in self._steps], np.int64)
+
+    @cached_property
+    def chunk_prefix(self) -> Ints:
+        """KV tokens before the chunks, summed."""
+        return np.array([sum([c.start for c in s.chunks]) for s in self._steps], np.int64)
+
+    @cached_property
+    def counters(self) -> Ints:
+        """[micro-batches, 3]: KV blocks used, requests running and waiting, at dispatch."""
+        rows = [(s.kv_blocks_used, s.num_running, s.num_waiting) for s in self._steps]
+        return np.array(rows, np.int64).reshape(-1, 3)
+
+    def places(self, numbers: Ints) -> Ints:
+        """Where the micro-batches of such numbers are, -1 of those that are not there."""
+        order = np.argsort(self.step, kind="stable")
+        place = np.append(order, -1)[np.searchsorted(self.step, numbers, sorter=order)]
+        return np.where(np.append(self.step, -1)[place] == numbers, place, -1)
 
     def by_request(self, values: Floats) -> dict[int, float]:
         """For each request the sum of `values`, one a micro-batch, over the micro-batches that carried it."""

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import gzip
 from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import numpy as np
 
-from .ledger import CAUSES, Cause, Floats, Ledger
-from .spans import RunRecord, StepRecord
+from .gzip_stream import GzipStream
+from .ledger import CAUSES, Cause, Floats, IdleColumns, Lane, Ledger
+from .spans import Blocked, RunRecord, StepRecord
+from .step_columns import Ints, StepColumns
+from .text_columns import Bools, Cells, decimals, integers, joined, names, texts, where
 
 MAX_SLICES = 200_000  # compute slices; viewers grow slow beyond it, so a longer run's trace holds its first steps
 
+_ROWS = 1 << 13  # events that are made at once
+_REASONS = get_args(Blocked)
 # The trace format's reserved colour names, nearest to the report's colours.
 _COLOURS = {
     Cause.PB1_PREFILL_SIZE: "bad",
@@ -33,88 +36,134 @@ _COLOURS = {
 
 def write_trace(path: Path, record: RunRecord, ledger: Ledger, *, title: str = "gapless") -> None:
     """Write `path`, a gzipped Chrome trace (JSON object format, times in microseconds from the run's start)."""
-    encode = msgspec.json.Encoder().encode
-    events = _events(record, ledger, title)
-    with gzip.open(path, "wb", compresslevel=2) as file:
-        file.write(b'{"displayTimeUnit":"ms","traceEvents":[\n' + encode(next(events)))
-        while batch := list(islice(events, 20_000)):
-            file.write(b",\n" + b",\n".join(map(encode, batch)))
+    steps = ledger.steps
+    shown = np.argsort(steps.step, kind="stable")[: max(1, MAX_SLICES // max(1, record.num_stages))]
+    is_cut = len(shown) < len(steps.step)
+    tracks = _tracks(record.num_stages, len(shown), len(steps.step), title)
+    with GzipStream(path) as file:
+        file.write(b'{"displayTimeUnit":"ms","traceEvents":[\n' + b",\n".join(map(msgspec.json.encode, tracks)))
+        for stage, (lane, idle) in enumerate(zip(ledger.lanes, ledger.columns, strict=True)):
+            place = steps.places(lane.step)
+            kept = (place >= 0) & (lane.step <= steps.step[shown[-1]]) if is_cut else np.full(len(place), True)
+            for some in _blocks(np.flatnonzero(kept)):
+                file.write(_compute(record, ledger, stage, lane, place, some))
+            awaited = np.append(kept, not is_cut)[idle.place]
+            for some in _blocks(np.flatnonzero(awaited)):
+                file.write(_idle(ledger, stage, lane, idle, some))
+        for some in _blocks(shown):
+            file.write(_coordinator(record, ledger, some))
+        file.write(_counter("KV blocks", ledger, shown, {"used": 0}))
+        file.write(_counter("requests", ledger, shown, {"waiting": 2, "running": 1}))
         file.write(b"\n]}\n")
 
 
-def slice_name(step: StepRecord) -> str:
-    """What a micro-batch is made of, as in `chunk 246 + 10 decodes`."""
-    chunks = {0: "", 1: f"chunk {step.prefill_tokens}"}.get(
-        len(step.chunks), f"{len(step.chunks)} chunks {step.prefill_tokens}"
-    )
-    decodes = {0: "", 1: "1 decode"}.get(step.decode_tokens, f"{step.decode_tokens} decodes")
-    return " + ".join(part for part in (chunks, decodes) if part) or "empty"
+def slice_names(steps: StepColumns, at: Ints) -> list[Cells]:
+    """What the micro-batches there are made of, as in `chunk 246 + 10 decodes`; of -1 there is no record."""
+    chunks, prefill, decodes = (np.append(column, 0)[at] for column in (steps.chunks, steps.prefill, steps.decodes))
+    return [
+        integers(chunks, chunks > 1),
+        names(np.select([chunks == 1, chunks > 1], [0, 1], -1), ["chunk ", " chunks "]),
+        integers(prefill, chunks > 0),
+        where((chunks > 0) & (decodes > 0), " + "),
+        integers(decodes, decodes > 0),
+        names(np.select([decodes == 1, decodes > 1], [0, 1], -1), [" decode", " decodes"]),
+        where((at >= 0) & (chunks == 0) & (decodes == 0), "empty"),
+        where(at < 0, "micro-batch"),
+    ]
 
 
-def _events(record: RunRecord, ledger: Ledger, title: str) -> Iterator[dict[str, Any]]:
-    origin, coordinator = ledger.t0, record.num_stages
-    steps = sorted(record.steps, key=lambda step: step.step)[: max(1, MAX_SLICES // max(1, record.num_stages))]
-    known = {step.step: step for step in steps}
-    cut = len(steps) < len(record.steps)
+def _blocks(rows: Ints) -> Iterator[Ints]:
+    for at in range(0, len(rows), _ROWS):
+        yield rows[at : at + _ROWS]
 
-    def at(seconds: float) -> float:
-        return round((seconds - origin) * 1e6, 3)
 
-    def slices(start: Floats, end: Floats) -> Iterator[tuple[float, float]]:
-        """Where slices begin, and how long they last."""
-        begin = np.round((start - origin) * 1e6, 3)
-        return zip(begin.tolist(), np.round((end - origin) * 1e6 - begin, 3).clip(min=0.0).tolist(), strict=True)
-
-    def piece(track: int, name: str, kind: str, where: tuple[float, float], args: dict[str, Any]) -> dict[str, Any]:
-        begin, length = where
-        return {"ph": "X", "pid": 0, "tid": track, "name": name, "cat": kind, "ts": begin, "dur": length, "args": args}
-
-    name = f"{title} (first {len(steps)} of {len(record.steps)} micro-batches)" if cut else title
+def _tracks(num_stages: int, shown: int, steps: int, title: str) -> Iterator[dict[str, Any]]:
+    """What the viewer calls them."""
+    name = f"{title} (first {shown} of {steps} micro-batches)" if shown < steps else title
     yield {"ph": "M", "pid": 0, "name": "process_name", "args": {"name": name}}
-    for track in range(record.num_stages + 1):
-        label = "coordinator" if track == coordinator else f"stage {track}"
+    for track in range(num_stages + 1):
+        label = "coordinator" if track == num_stages else f"stage {track}"
         yield {"ph": "M", "pid": 0, "tid": track, "name": "thread_name", "args": {"name": label}}
         yield {"ph": "M", "pid": 0, "tid": track, "name": "thread_sort_index", "args": {"sort_index": track}}
 
-    names = {step.step: slice_name(step) for step in steps}
-    for stage, (lane, idle) in enumerate(zip(ledger.lanes, ledger.columns, strict=True)):
-        order = lane.step.tolist()
-        for step, where in zip(order, slices(lane.begin, lane.end), strict=True):
-            if step in known or not cut:
-                # Who rides in it is told once, on the first stage: said on each, it would make up most of the file.
-                args = _arguments(known[step]) if stage == 0 and step in known else {"step": step}
-                yield piece(stage, names.get(step, "micro-batch"), "compute", where, args)
-        columns = zip(idle.cause.tolist(), idle.place.tolist(), slices(idle.start, idle.end), strict=True)
-        for code, place, where in columns:
-            awaited = order[place] if place >= 0 else None
-            if awaited in known or not cut:
-                cause = CAUSES[code]
-                yield piece(stage, cause.value, "idle", where, {"awaited_step": awaited}) | {"cname": _COLOURS[cause]}
 
-    shown: dict[str, dict[str, int]] = {}
-    for step in steps:
-        for wait in step.waits:
-            if wait.end > wait.start:
-                where = at(wait.start), round((wait.end - wait.start) * 1e6, 3)
-                yield piece(coordinator, wait.reason, "wait", where, {"step": step.step})
-        time = at(step.dispatched)
-        yield {"ph": "i", "pid": 0, "tid": coordinator, "name": f"dispatch {step.step}", "ts": time, "s": "t"}
-        counters = {
-            "KV blocks": {"used": step.kv_blocks_used},
-            "requests": {"waiting": step.num_waiting, "running": step.num_running},
-        }
-        for counter, values in counters.items():
-            if shown.get(counter) != values:
-                shown[counter] = values
-                yield {"ph": "C", "pid": 0, "name": counter, "ts": time, "args": values}
+def _event(*pieces: Cells | bytes) -> bytes:
+    """Events of one kind, each behind a comma; `pieces` come after the process."""
+    return joined([b',\n{"pid":0,', *pieces, b"}"])
+
+
+def _nanoseconds(ledger: Ledger, at: Floats) -> Ints:
+    """From the run's start."""
+    return np.rint((at - ledger.t0) * 1e9).astype(np.int64)
+
+
+def _slices(ledger: Ledger, start: Floats, end: Floats) -> list[Cells | bytes]:
+    """Where slices begin and how long they last, in microseconds."""
+    begin = _nanoseconds(ledger, start)
+    length = (_nanoseconds(ledger, end) - begin).clip(min=0)
+    return [b'"ph":"X","ts":', decimals(begin, 3), b',"dur":', decimals(length, 3)]
+
+
+def _compute(record: RunRecord, ledger: Ledger, stage: int, lane: Lane, place: Ints, some: Ints) -> bytes:
+    step: list[Cells | bytes] = [b'{"step":', integers(lane.step[some]), b"}"]
+    if stage == 0:
+        # Who rides in it is told once, on the first stage: said on each, it would make up most of the file.
+        numbers = zip(place[some].tolist(), lane.step[some].tolist(), strict=True)
+        told = [_arguments(record.steps[at]) if at >= 0 else {"step": number} for at, number in numbers]
+        step = [texts(list(map(msgspec.json.encode, told)))]
+    return _event(
+        b'"tid":%d,"cat":"compute","name":"' % stage, *slice_names(ledger.steps, place[some]), b'",',
+        *_slices(ledger, lane.begin[some], lane.end[some]), b',"args":', *step,
+    )  # fmt: skip
+
+
+def _idle(ledger: Ledger, stage: int, lane: Lane, idle: IdleColumns, some: Ints) -> bytes:
+    place, cause = idle.place[some], idle.cause[some]
+    return _event(
+        b'"tid":%d,"cat":"idle","name":"' % stage, names(cause, CAUSES), b'",',
+        *_slices(ledger, idle.start[some], idle.end[some]),
+        b',"args":{"awaited_step":', integers(np.append(lane.step, -1)[place], place >= 0), where(place < 0, "null"),
+        b'},"cname":"', names(cause, [_COLOURS[cause] for cause in CAUSES]), b'"',
+    )  # fmt: skip
+
+
+def _coordinator(record: RunRecord, ledger: Ledger, some: Ints) -> bytes:
+    """Its dispatches, and what it waited for before them."""
+    track, steps = b'"tid":%d,' % record.num_stages, ledger.steps
+    dispatches = _event(
+        track, b'"ph":"i","s":"t","name":"dispatch ', integers(steps.step[some]), b'","ts":',
+        decimals(_nanoseconds(ledger, steps.dispatched[some]), 3),
+    )  # fmt: skip
+    waits = [(wait, step.step) for step in map(record.steps.__getitem__, some.tolist()) for wait in step.waits]
+    waits = [(wait, step) for wait, step in waits if wait.end > wait.start]
+    reasons = np.array([_REASONS.index(wait.reason) for wait, _ in waits], np.int64)
+    start, end = np.array([(wait.start, wait.end) for wait, _ in waits], np.float64).reshape(-1, 2).T
+    return dispatches + _event(
+        track, b'"cat":"wait","name":"', names(reasons, _REASONS), b'",', *_slices(ledger, start, end),
+        b',"args":{"step":', integers(np.array([step for _, step in waits], np.int64)), b"}",
+    )  # fmt: skip
+
+
+def _counter(name: str, ledger: Ledger, shown: Ints, columns: dict[str, int]) -> bytes:
+    """Where one of the `StepColumns.counters` named changes."""
+    values = ledger.steps.counters[shown][:, list(columns.values())]
+    changed: Bools = np.any(np.diff(values, axis=0, prepend=-1), axis=1)
+    told: list[Cells | bytes] = []
+    for label, column in zip(columns, values[changed].T, strict=True):
+        told += [b'%s"%s":' % (b"," * bool(told), label.encode()), integers(column)]
+    return _event(
+        b'"ph":"C","name":"%s","ts":' % name.encode(),
+        decimals(_nanoseconds(ledger, ledger.steps.dispatched[shown[changed]]), 3), b',"args":{', *told, b"}",
+    )  # fmt: skip
 
 
 def _arguments(step: StepRecord) -> dict[str, Any]:
+    decodes = zip(step.decodes.requests, step.decodes.starts, strict=True)
     return {
         "step": step.step,
         "prefill_tokens": step.prefill_tokens,
         "decode_tokens": step.decode_tokens,
         "decode_context": step.decode_context,
         "chunks": ", ".join([f"request {c.request} [{c.start}:{c.start + c.tokens}]" for c in step.chunks]),
-        "decodes": ", ".join([f"request {d.request} at {d.start}" for d in step.decodes]),
+        "decodes": ", ".join([f"request {request} at {start}" for request, start in decodes]),
     }

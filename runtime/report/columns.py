@@ -67,7 +67,7 @@ def pack(record: RunRecord, ledger: Ledger, tick: float, max_boxes: int = MAX_BO
         if foreseen:
             predicted = [foreseen[step][stage] if step in foreseen else 0.0 for step in lane.step[:count].tolist()]
             arrays[f"predicted{stage}"] = lengths(np.array(predicted, np.float64))
-    arrays |= _steps(record, shown)
+    arrays |= _steps(record, ledger, shown)
     arrays["dispatched"] = ticks(arrays["dispatched"])
     cut = bool(ledger.lanes) and len(shown) < len(steps)
     last = max((int(arrays[f"end{s}"].max(initial=0)) for s in range(ledger.num_stages)), default=0)
@@ -83,26 +83,26 @@ def pack(record: RunRecord, ledger: Ledger, tick: float, max_boxes: int = MAX_BO
     return Columns(head, base64.b64encode(zlib.compress(buffer, 6)).decode("ascii"), end)
 
 
-def _steps(record: RunRecord, shown: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[Any]]:
-    known = {step.step: step for step in record.steps}
-    table = np.zeros((len(shown), 7), np.uint32)  # prefill, decodes, context, chunks, KV blocks, running, waiting
-    dispatched = np.zeros(len(shown))
+def _steps(record: RunRecord, ledger: Ledger, shown: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[Any]]:
+    made = ledger.steps
+    place = made.places(shown)  # -1, of one that has no record, takes the zeros that are appended
     requests: list[int] = []
     offsets = [0]
-    for row, number in enumerate(shown.tolist()):
-        step = known.get(number)
-        if step is not None:
-            counters = step.kv_blocks_used, step.num_running, step.num_waiting
-            table[row] = step.prefill_tokens, step.decode_tokens, step.decode_context, len(step.chunks), *counters
-            dispatched[row] = step.dispatched
+    for at in place.tolist():
+        if at >= 0:
+            step = record.steps[at]
             named = [part.request for part in step.chunks[:PARTS]]
             requests += named + step.decodes.requests[: PARTS - len(named)].tolist()
         offsets.append(len(requests))
-    names = ("prefill", "decodes", "context", "chunks", "kv", "running", "waiting")
+    kv, running, waiting = made.counters.T
+    columns = {
+        "prefill": made.prefill, "decodes": made.decodes, "context": made.context, "chunks": made.chunks, "kv": kv,
+        "running": running, "waiting": waiting,
+    }  # fmt: skip
     return {
         "step": shown.astype(np.uint32),
-        "dispatched": dispatched,
-        **{name: np.ascontiguousarray(table[:, i]) for i, name in enumerate(names)},
+        "dispatched": np.append(made.dispatched, 0.0)[place],
+        **{name: np.append(column, 0)[place].astype(np.uint32) for name, column in columns.items()},
         "partsFrom": np.array(offsets, np.uint32),
         "parts": np.array(requests, np.uint32),
     }

@@ -46,18 +46,9 @@ class Digest:
 def digest(record: RunRecord, ledger: Ledger) -> Digest:
     done = completed_requests(record)
     finished = [request.token_times[-1] - ledger.t0 for request in done if request.token_times]
-    steps = sorted(record.steps, key=lambda step: step.dispatched)
-    table = np.array(
-        [
-            (
-                step.dispatched - ledger.t0, step.prefill_tokens, step.decode_tokens, step.kv_blocks_used,
-                step.num_running, step.num_waiting,
-            )
-            for step in steps
-        ],
-        np.float64,
-    ).reshape(-1, 6)  # fmt: skip
-    dispatched, prefill, decode, kv, running, waiting = (np.ascontiguousarray(column) for column in table.T)
+    steps = ledger.steps
+    order = np.argsort(steps.dispatched, kind="stable")
+    kv, running, waiting = steps.counters[order].T.astype(np.float64)
     return Digest(
         span=ledger.span_seconds,
         num_blocks=record.num_blocks,
@@ -65,9 +56,9 @@ def digest(record: RunRecord, ledger: Ledger) -> Digest:
         finished=np.sort(np.array(finished, np.float64)),
         latencies={name: values / 1e3 for name, values in latencies(done).items()},
         stage_seconds=[lane.seconds for lane in ledger.lanes],
-        dispatched=dispatched,
-        prefill_tokens=prefill,
-        decode_tokens=decode,
+        dispatched=steps.dispatched[order] - ledger.t0,
+        prefill_tokens=steps.prefill[order].astype(np.float64),
+        decode_tokens=steps.decodes[order].astype(np.float64),
         kv_blocks=kv,
         running=running,
         waiting=waiting,

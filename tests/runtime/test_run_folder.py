@@ -8,6 +8,7 @@ import json
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from gapless.conf.errors import ConfigError
@@ -17,8 +18,10 @@ from gapless.runtime.messages import Span
 from gapless.runtime.request_record import RequestRecord
 from gapless.runtime.run_folder import SPAN_COLUMNS, read_run_folder, write_run_folder
 from gapless.runtime.spans import Decodes, Part, RunRecord, StepRecord, Wait
+from gapless.runtime.step_columns import StepColumns
 from gapless.runtime.summary import summarize
-from gapless.runtime.trace import slice_name
+from gapless.runtime.text_columns import joined
+from gapless.runtime.trace import slice_names
 
 START = 98765.4321  # a monotonic clock's zero is anywhere
 
@@ -109,7 +112,7 @@ def test_spans(folder: Path, record: RunRecord):
         assert before == pytest.approx(total * 1e3)
     assert rows[0]["idle_cause"] == "fill_drain"
     assert all((float(row["idle_before_ms"]) > 0) == bool(row["idle_cause"]) for row in rows)
-    assert [row["predicted_ms"] for row in rows[8:12]] == ["", "", "9.0", "10.0"]
+    assert [row["predicted_ms"] for row in rows[8:12]] == ["", "", "9", "10"]
 
 
 def test_summary(folder: Path, record: RunRecord):
@@ -143,9 +146,14 @@ def test_trace(folder: Path, record: RunRecord):
 
 def test_slice_names():
     chunk, decode = Part(0, 0, 246), Part(1, 9, 1)
-    assert slice_name(StepRecord(0, 0.0, [chunk], Decodes.of([decode] * 10))) == "chunk 246 + 10 decodes"
-    assert slice_name(StepRecord(0, 0.0, [chunk, Part(2, 0, 10)], Decodes.at())) == "2 chunks 256"
-    assert slice_name(StepRecord(0, 0.0, [], Decodes.of([decode]))) == "1 decode"
+    steps = [
+        StepRecord(0, 0.0, [chunk], Decodes.of([decode] * 10)),
+        StepRecord(1, 0.0, [chunk, Part(2, 0, 10)], Decodes.at()),
+        StepRecord(2, 0.0, [], Decodes.of([decode])),
+        StepRecord(3, 0.0, [], Decodes.at()),
+    ]
+    names = joined([*slice_names(StepColumns(steps), np.array([0, 1, 2, 3, -1])), b"\n"]).decode().splitlines()
+    assert names == ["chunk 246 + 10 decodes", "2 chunks 256", "1 decode", "empty", "micro-batch"]
 
 
 def test_read_back(folder: Path, record: RunRecord):

@@ -1,11 +1,11 @@
 """How near the simulated twin of a real run comes: `python -m benchmarks.fidelity`, or `make fidelity`.
 
 A LLaMA of about 160M parameters with random weights over two pipeline stages of one thread each; three policies on two
-workloads. In each round the machine's operators are profiled (`gapless profile`), then each policy runs once for real
-on each workload (`gapless bench`), and before each run the profile's whole steps go through the real pipeline. All
-rounds measure into one profile: a shared machine's speed changes from one second to the next, so that the profile and
-the runs meet the same machine only over many of them. Each policy is then simulated on each workload (`gapless
-simulate`) by that profile. Nothing of the simulation is fitted to the runs.
+workloads. In each round each policy runs once for real on each workload (`gapless bench`), and before each run the
+machine's operators are profiled (`gapless profile`) and the profile's whole steps go through the real pipeline, each
+for about as long as the run. All of them measure into one profile: a shared machine's speed changes from one second to
+the next, so that the profile and the runs meet the same machine only over many of them. Each policy is then simulated
+on each workload (`gapless simulate`) by that profile. Nothing of the simulation is fitted to the runs.
 
 Beside each difference stands its standard error, from how the runs, and the steps before them, differ by themselves:
 what is within two of them of the bound asked is not told by as many rounds.
@@ -105,11 +105,11 @@ CELLS = [Cell(workload, policy) for workload in WORKLOADS for policy in POLICIES
 
 
 def measure(out: Path, number: int, overrides: Sequence[str]) -> None:
-    """A round: each operator once more, then steps through the pipeline and real runs by turns."""
+    """A round: operators, steps through the pipeline and real runs by turns."""
     profile = [*MACHINE, *GRID, f"hydra.run.dir={out / PROFILE}"]
-    _gapless("profile", *profile, f"samples={number}", "pipeline=false")
     plan = plan_profile(compose_one(profile, ProfileConfig, "profile"))
     for turn, cell in enumerate(CELLS, (number - 1) * len(CELLS) + 1):
+        _gapless("profile", *profile, f"samples={turn}", "pipeline=false")
         measure_pipeline(plan, ProfileFolder(out / PROFILE), turn * STEPS, Console(stderr=True, highlight=False))
         _gapless("bench", *cell.setting, *overrides, f"hydra.run.dir={cell.real(out, number)}")
 

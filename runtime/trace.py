@@ -18,6 +18,7 @@ from .text_columns import Bools, Cells, decimals, integers, joined, names, texts
 MAX_SLICES = 200_000  # compute slices; viewers grow slow beyond it, so a longer run's trace holds its first steps
 
 _ROWS = 1 << 13  # events that are made at once
+_TOLD = 1 << 9  # the same of those that name hundreds of requests
 _REASONS = get_args(Blocked)
 # The trace format's reserved colour names, nearest to the report's colours.
 _COLOURS = {
@@ -45,7 +46,7 @@ def write_trace(path: Path, record: RunRecord, ledger: Ledger, *, title: str = "
         for stage, (lane, idle) in enumerate(zip(ledger.lanes, ledger.columns, strict=True)):
             place = steps.places(lane.step)
             kept = (place >= 0) & (lane.step <= steps.step[shown[-1]]) if is_cut else np.full(len(place), True)
-            for some in _blocks(np.flatnonzero(kept)):
+            for some in _blocks(np.flatnonzero(kept), _TOLD if stage == 0 else _ROWS):
                 file.write(_compute(record, ledger, stage, lane, place, some))
             awaited = np.append(kept, not is_cut)[idle.place]
             for some in _blocks(np.flatnonzero(awaited)):
@@ -72,9 +73,9 @@ def slice_names(steps: StepColumns, at: Ints) -> list[Cells]:
     ]
 
 
-def _blocks(rows: Ints) -> Iterator[Ints]:
-    for at in range(0, len(rows), _ROWS):
-        yield rows[at : at + _ROWS]
+def _blocks(rows: Ints, size: int = _ROWS) -> Iterator[Ints]:
+    for at in range(0, len(rows), size):
+        yield rows[at : at + size]
 
 
 def _tracks(num_stages: int, shown: int, steps: int, title: str) -> Iterator[dict[str, Any]]:

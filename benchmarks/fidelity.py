@@ -14,7 +14,7 @@ What a twin is off by has two sources, which the last table tells apart: stage t
 and all else that a simulation may have wrong, sends, control and the order of things. There each real run is simulated
 once more with its own stage times, step by step.
 
-Further arguments are overrides of `gapless bench` and `gapless simulate`. About nine minutes a round on 2 cores that do
+Further arguments are overrides of `gapless bench` and `gapless simulate`. About ten minutes a round on 2 cores that do
 nothing else.
 """
 

@@ -421,9 +421,8 @@ def _later_stage(lane: Lane, pair: Ints, before: Lane, idle_before: IdleColumns,
 
     # What the stage before was idle for; in each of its gaps, how much from outside there is from an interval on.
     count = np.count_nonzero(idle_before.place >= 0)
-    start, end, cause, gap = (
-        column[:count] for column in (idle_before.start, idle_before.end, idle_before.cause, idle_before.place)
-    )
+    start, end, cause = idle_before.start[:count], idle_before.end[:count], idle_before.cause[:count]
+    gap = idle_before.place[:count]
     outside = cause >= _OUTSIDE
     left = np.append(np.cumsum(np.where(outside, end - start, 0.0)[::-1])[::-1], 0.0)
     past = np.searchsorted(gap, np.arange(len(before.row)), side="right")  # of each gap: the first one's is from 0

@@ -151,11 +151,11 @@ def write_run_folder(
         writer.writerows(row.values() for row in rows)
     encode = msgspec.json.Encoder().encode_lines
     with GzipStream(path / "spans.csv.gz") as stream:
-        for text in _span_lines(record, ledger):
-            stream.write(text)
+        for lines in _span_lines(record, ledger):
+            stream.write(lines)
     with GzipStream(path / "record.jsonl.gz") as stream:
-        for lines in _batched(_lines(record, ledger.t0)):
-            stream.write(encode(lines))
+        for batch in _batched(_lines(record, ledger.t0)):
+            stream.write(encode(batch))
     if record.stage_times is not None:
         text = json.dumps({"features": _feature_names(record.stage_times), "weights": record.stage_times})
         (path / "stage_times.json").write_text(text + "\n", encoding="utf-8")

@@ -28,10 +28,10 @@ from .report.digest import digest
 from .report.page import render_report
 from .request_record import RequestRecord
 from .spans import Blocked, Decodes, Part, RunRecord, StepRecord, Wait
-from .step_columns import Floats, Ints
+from .step_columns import taken
 from .summary import has_bound, request_row, summarize
 from .text_columns import csv as csv_text
-from .text_columns import decimals, integers, names
+from .text_columns import decimals, integers, names, nanoseconds
 from .trace import write_trace
 
 T = TypeVar("T")
@@ -219,10 +219,7 @@ def _span_lines(record: RunRecord, ledger: Ledger) -> Iterator[bytes]:
     stage, step = stage[order], step[order]
     times = [np.array(list(map(attrgetter(name), spans)), np.float64)[order] for name in SPAN_COLUMNS[2:7]]
 
-    # Of the micro-batch; -1, of one that has no record, takes what is appended.
-    row = made.places(step)
-    dispatched = np.append(made.dispatched, 0.0)
-    counts = [np.append(column, 0) for column in (made.prefill, made.decodes, made.context, made.chunk_prefix)]
+    row = made.places(step)  # -1 of a micro-batch that has no record: it takes the last of what was foreseen
     unknown = [np.nan] * record.num_stages
     foreseen = np.array([s.predicted or unknown for s in record.steps] + [unknown], np.float64)
 
@@ -233,6 +230,7 @@ def _span_lines(record: RunRecord, ledger: Ledger) -> Iterator[bytes]:
     of_span = np.lexsort((lane, np.concatenate([lane.step for lane in ledger.lanes])))
     idle, cause = idle[of_span], cause[of_span]
 
+    counts = made.prefill, made.decodes, made.context, made.chunk_prefix
     for at in range(0, len(step), _ROWS):
         some = slice(at, at + _ROWS)
         rows = row[some]
@@ -241,18 +239,14 @@ def _span_lines(record: RunRecord, ledger: Ledger) -> Iterator[bytes]:
             [
                 integers(step[some]),
                 integers(stage[some]),
-                *(decimals(_nanoseconds(time[some] - ledger.t0), 9) for time in times),
-                decimals(_nanoseconds(dispatched[rows] - ledger.t0), 9, known),
-                *(integers(count[rows], known) for count in counts),
-                decimals(_nanoseconds(idle[some]), 6),
+                *(decimals(nanoseconds(time[some] - ledger.t0), 9) for time in times),
+                decimals(nanoseconds(taken(made.dispatched, rows) - ledger.t0), 9, known),
+                *(integers(taken(count, rows), known) for count in counts),
+                decimals(nanoseconds(idle[some]), 6),
                 names(cause[some], CAUSES),
-                decimals(_nanoseconds(np.nan_to_num(predicted)), 6, np.isfinite(predicted)),
+                decimals(nanoseconds(np.nan_to_num(predicted)), 6, np.isfinite(predicted)),
             ]
         )
-
-
-def _nanoseconds(seconds: Floats) -> Ints:
-    return np.rint(seconds * 1e9).astype(np.int64)
 
 
 def _read_spans(text: Iterable[str]) -> list[Span]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +14,14 @@ from .spans import StepRecord
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+N = TypeVar("N", np.int64, np.float64)
+
+
+def taken(column: npt.NDArray[N], places: Ints) -> npt.NDArray[N]:
+    """What the column holds there, 0 where a place is -1."""
+    values, known = np.zeros(len(places), column.dtype), places >= 0
+    values[known] = column[places[known]]
+    return values
 
 
 class StepColumns:
@@ -53,10 +62,14 @@ class StepColumns:
         rows = [(s.kv_blocks_used, s.num_running, s.num_waiting) for s in self._steps]
         return np.array(rows, np.int64).reshape(-1, 3)
 
+    @cached_property
+    def by_number(self) -> Ints:
+        """Where they are, by their numbers."""
+        return np.argsort(self.step, kind="stable")
+
     def places(self, numbers: Ints) -> Ints:
         """Where the micro-batches of such numbers are, -1 of those that are not there."""
-        order = np.argsort(self.step, kind="stable")
-        place = np.append(order, -1)[np.searchsorted(self.step, numbers, sorter=order)]
+        place = np.append(self.by_number, -1)[np.searchsorted(self.step, numbers, sorter=self.by_number)]
         return np.where(np.append(self.step, -1)[place] == numbers, place, -1)
 
     def by_request(self, values: Floats) -> dict[int, float]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from .step_columns import Ints
+from .step_columns import Floats, Ints
 
 Bools = npt.NDArray[np.bool_]
 Cells = npt.NDArray[np.uint8]  # [rows, width]: a column's text; bytes of 0 are no part of it
@@ -42,6 +42,11 @@ def decimals(units: Ints, places: int, known: Bools | None = None) -> Cells:
     if known is not None:
         cells *= known[:, None]
     return cells
+
+
+def nanoseconds(seconds: Floats) -> Ints:
+    """What `decimals` takes, with 9 places for seconds."""
+    return np.rint(seconds * 1e9).astype(np.int64)
 
 
 def integers(values: Ints, known: Bools | None = None) -> Cells:

@@ -12,8 +12,8 @@ import numpy as np
 from .gzip_stream import GzipStream
 from .ledger import CAUSES, Cause, Floats, IdleColumns, Lane, Ledger
 from .spans import Blocked, RunRecord, StepRecord
-from .step_columns import Ints, StepColumns
-from .text_columns import Bools, Cells, decimals, integers, joined, names, texts, where
+from .step_columns import Ints, StepColumns, taken
+from .text_columns import Bools, Cells, decimals, integers, joined, names, nanoseconds, texts, where
 
 MAX_SLICES = 200_000  # compute slices; viewers grow slow beyond it, so a longer run's trace holds its first steps
 
@@ -38,7 +38,7 @@ _COLOURS = {
 def write_trace(path: Path, record: RunRecord, ledger: Ledger, *, title: str = "gapless") -> None:
     """Write `path`, a gzipped Chrome trace (JSON object format, times in microseconds from the run's start)."""
     steps = ledger.steps
-    shown = np.argsort(steps.step, kind="stable")[: max(1, MAX_SLICES // max(1, record.num_stages))]
+    shown = steps.by_number[: max(1, MAX_SLICES // max(1, record.num_stages))]
     is_cut = len(shown) < len(steps.step)
     tracks = _tracks(record.num_stages, len(shown), len(steps.step), title)
     with GzipStream(path) as file:
@@ -60,7 +60,7 @@ def write_trace(path: Path, record: RunRecord, ledger: Ledger, *, title: str = "
 
 def slice_names(steps: StepColumns, at: Ints) -> list[Cells]:
     """What the micro-batches there are made of, as in `chunk 246 + 10 decodes`; of -1 there is no record."""
-    chunks, prefill, decodes = (np.append(column, 0)[at] for column in (steps.chunks, steps.prefill, steps.decodes))
+    chunks, prefill, decodes = (taken(column, at) for column in (steps.chunks, steps.prefill, steps.decodes))
     return [
         integers(chunks, chunks > 1),
         names(np.select([chunks == 1, chunks > 1], [0, 1], -1), ["chunk ", " chunks "]),
@@ -93,15 +93,10 @@ def _event(*pieces: Cells | bytes) -> bytes:
     return joined([b',\n{"pid":0,', *pieces, b"}"])
 
 
-def _nanoseconds(ledger: Ledger, at: Floats) -> Ints:
-    """From the run's start."""
-    return np.rint((at - ledger.t0) * 1e9).astype(np.int64)
-
-
 def _slices(ledger: Ledger, start: Floats, end: Floats) -> list[Cells | bytes]:
     """Where slices begin and how long they last, in microseconds."""
-    begin = _nanoseconds(ledger, start)
-    length = (_nanoseconds(ledger, end) - begin).clip(min=0)
+    begin = nanoseconds(start - ledger.t0)
+    length = (nanoseconds(end - ledger.t0) - begin).clip(min=0)
     return [b'"ph":"X","ts":', decimals(begin, 3), b',"dur":', decimals(length, 3)]
 
 
@@ -123,7 +118,7 @@ def _idle(ledger: Ledger, stage: int, lane: Lane, idle: IdleColumns, some: Ints)
     return _event(
         b'"tid":%d,"cat":"idle","name":"' % stage, names(cause, CAUSES), b'",',
         *_slices(ledger, idle.start[some], idle.end[some]),
-        b',"args":{"awaited_step":', integers(np.append(lane.step, -1)[place], place >= 0), where(place < 0, "null"),
+        b',"args":{"awaited_step":', integers(taken(lane.step, place), place >= 0), where(place < 0, "null"),
         b'},"cname":"', names(cause, [_COLOURS[cause] for cause in CAUSES]), b'"',
     )  # fmt: skip
 
@@ -133,7 +128,7 @@ def _coordinator(record: RunRecord, ledger: Ledger, some: Ints) -> bytes:
     track, steps = b'"tid":%d,' % record.num_stages, ledger.steps
     dispatches = _event(
         track, b'"ph":"i","s":"t","name":"dispatch ', integers(steps.step[some]), b'","ts":',
-        decimals(_nanoseconds(ledger, steps.dispatched[some]), 3),
+        decimals(nanoseconds(steps.dispatched[some] - ledger.t0), 3),
     )  # fmt: skip
     waits = [(wait, step.step) for step in map(record.steps.__getitem__, some.tolist()) for wait in step.waits]
     waits = [(wait, step) for wait, step in waits if wait.end > wait.start]
@@ -154,7 +149,7 @@ def _counter(name: str, ledger: Ledger, shown: Ints, columns: dict[str, int]) ->
         told += [b'%s"%s":' % (b"," * bool(told), label.encode()), integers(column)]
     return _event(
         b'"ph":"C","name":"%s","ts":' % name.encode(),
-        decimals(_nanoseconds(ledger, ledger.steps.dispatched[shown[changed]]), 3), b',"args":{', *told, b"}",
+        decimals(nanoseconds(ledger.steps.dispatched[shown[changed]] - ledger.t0), 3), b',"args":{', *told, b"}",
     )  # fmt: skip
 
 

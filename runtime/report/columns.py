@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from ..ledger import Floats, Ledger
 from ..spans import RunRecord
+from ..step_columns import taken
 
 MAX_BOXES = 1_000_000  # micro-batches times stages on a page; a longer run's picture holds its first steps
 LEAST_TICK = 1e-7  # seconds; clocks tell no finer
@@ -85,7 +86,7 @@ def pack(record: RunRecord, ledger: Ledger, tick: float, max_boxes: int = MAX_BO
 
 def _steps(record: RunRecord, ledger: Ledger, shown: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[Any]]:
     made = ledger.steps
-    place = made.places(shown)  # -1, of one that has no record, takes the zeros that are appended
+    place = made.places(shown)
     requests: list[int] = []
     offsets = [0]
     for at in place.tolist():
@@ -101,8 +102,8 @@ def _steps(record: RunRecord, ledger: Ledger, shown: npt.NDArray[np.int64]) -> d
     }  # fmt: skip
     return {
         "step": shown.astype(np.uint32),
-        "dispatched": np.append(made.dispatched, 0.0)[place],
-        **{name: np.append(column, 0)[place].astype(np.uint32) for name, column in columns.items()},
+        "dispatched": taken(made.dispatched, place),
+        **{name: taken(column, place).astype(np.uint32) for name, column in columns.items()},
         "partsFrom": np.array(offsets, np.uint32),
         "parts": np.array(requests, np.uint32),
     }

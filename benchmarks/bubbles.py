@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 
 from gapless.launch.cli import main as gapless
-from gapless.runtime.ledger import CAUSES, Cause, Ledger
+from gapless.runtime.ledger.ledger import CAUSES, Cause, Ledger
 from gapless.runtime.report.timeline_png import stretch, write_timeline
-from gapless.runtime.run_folder import read_run_folder
+from gapless.runtime.run_folder.run_folder import read_run_folder
 
 IMAGES = Path("docs/images")
 COMMON = "model=llama-160m parallel=pp2 parallel.threads=1 cache.num_blocks=2048"

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 from gapless.conf.schema import SimulateConfig
 from gapless.launch.compose import compose_one
 from gapless.launch.turns import requests
-from gapless.runtime.fleet import Fleet
-from gapless.runtime.simulation import simulated
+from gapless.runtime.ledger.fleet import Fleet
+from gapless.runtime.simulation.replicas import simulated
 
 CHUNKS = (128, 256, 384, 512, 768, 1024, 1536, 2048, "auto")
 POLICIES = ("sarathi", "equal_time")

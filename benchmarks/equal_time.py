@@ -19,9 +19,9 @@ from gapless.conf.workloads import TraceConfig, WorkloadConfig
 from gapless.launch.compose import compose_one
 from gapless.launch.turns import requests
 from gapless.runtime.experiments.bound import bubble_free_seconds
-from gapless.runtime.ledger import Ledger
-from gapless.runtime.simulation import simulated
-from gapless.runtime.summary import summarize
+from gapless.runtime.ledger.ledger import Ledger
+from gapless.runtime.ledger.summary import summarize
+from gapless.runtime.simulation.replicas import simulated
 
 SETTING = ("model=gpt3-175b", "hardware=a100-80g", "parallel=tp8_pp8", "workload=zipf", "simulation.host=false")
 HEAD = f"{'':28}{'makespan':>10}{'idle':>8}{'busiest':>9}{'p50 TBT':>10}{'p99 TBT':>10}{'p99 TTFT':>10}{'bound':>9}"

@@ -17,8 +17,8 @@ from gapless.conf.policies import POLICY_CONFIGS, SchedulerConfig
 from gapless.conf.schema import SimulateConfig
 from gapless.launch.compose import compose_one
 from gapless.launch.turns import requests
-from gapless.runtime.fleet import Fleet
-from gapless.runtime.simulation import simulated
+from gapless.runtime.ledger.fleet import Fleet
+from gapless.runtime.simulation.replicas import simulated
 
 DEFAULTS = ("model=llama2-70b", "parallel=tp4_pp2")
 COLUMNS = ("simulated", "output/s", "p99 TTFT", "p99 TBT", "idle", "preempted", "batches", "seconds", "requests/s")

@@ -39,14 +39,14 @@ from gapless.launch.cli import main as gapless
 from gapless.launch.compose import compose_one
 from gapless.launch.profile import measure_pipeline
 from gapless.launch.turns import requests
+from gapless.runtime.core.run_record import RunRecord
 from gapless.runtime.cost.measured import MeasuredOperators, pace
 from gapless.runtime.cost.stage_costs import Load, StageCosts
-from gapless.runtime.ledger import CAUSES, Ledger
+from gapless.runtime.ledger.ledger import CAUSES, Ledger
 from gapless.runtime.profiling.folder import ProfileFolder
-from gapless.runtime.profiling.plan import plan_profile
-from gapless.runtime.run_folder import RunFolder, read_run_folder
-from gapless.runtime.simulation import make_replicas, run_fleet
-from gapless.runtime.spans import RunRecord
+from gapless.runtime.profiling.profile_plan import plan_profile
+from gapless.runtime.run_folder.run_folder import RunFolder, read_run_folder
+from gapless.runtime.simulation.replicas import make_replicas, run_fleet
 
 POLICIES = {
     "orca_best": ("scheduler=orca_best",),

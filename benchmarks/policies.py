@@ -22,10 +22,10 @@ import numpy as np
 import numpy.typing as npt
 
 from gapless.launch.cli import main as gapless
-from gapless.runtime.features import features
-from gapless.runtime.ledger import Ledger
-from gapless.runtime.run_folder import read_run_folder
-from gapless.runtime.spans import RunRecord
+from gapless.runtime.core.features import features
+from gapless.runtime.core.run_record import RunRecord
+from gapless.runtime.ledger.ledger import Ledger
+from gapless.runtime.run_folder.run_folder import read_run_folder
 
 POLICIES = ("orca_best", "sarathi", "equal_time")
 SETTING = (

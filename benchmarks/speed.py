@@ -68,8 +68,8 @@ def measure(policy: str, requests: int) -> dict[str, Any]:
     from gapless.runtime import compiled
     from gapless.runtime.cost.make import make_costs
     from gapless.runtime.cost.stage_costs import Load
-    from gapless.runtime.plan import make_plan
-    from gapless.runtime.simulation import make_replicas, run_fleet
+    from gapless.runtime.engine.plan import make_plan
+    from gapless.runtime.simulation.replicas import make_replicas, run_fleet
 
     overrides = [*FIGURE_12, f"scheduler={policy}", f"workload.num_prompts={requests}"]
     config = compose_one(overrides, SimulateConfig, "simulate")

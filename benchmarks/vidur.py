@@ -39,10 +39,10 @@ from gapless.launch.compose import compose_one
 from gapless.launch.turns import requests
 from gapless.runtime.cost.make import make_costs
 from gapless.runtime.cost.stage_costs import Load
-from gapless.runtime.ledger import Ledger
-from gapless.runtime.plan import make_plan
-from gapless.runtime.simulation import simulated
-from gapless.runtime.summary import completed_requests, summarize
+from gapless.runtime.engine.plan import make_plan
+from gapless.runtime.ledger.ledger import Ledger
+from gapless.runtime.ledger.summary import completed_requests, summarize
+from gapless.runtime.simulation.replicas import simulated
 from gapless.runtime.workload import Workload
 
 from . import measurements

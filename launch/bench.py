@@ -18,8 +18,8 @@ from .results import compare, show_one, tell_cut, write_turn
 from .turns import Turn, policies, requests, turns
 
 if TYPE_CHECKING:
-    from ..runtime.launcher import Launcher
-    from ..runtime.llm import LLM
+    from ..runtime.engine.llm import LLM
+    from ..runtime.pipeline.launcher import Launcher
     from ..runtime.workload import Workload
 
 WARMUP_REQUESTS = 4
@@ -33,7 +33,7 @@ def check(config: BenchConfig, stdin: TextInput) -> None:
     Raises:
         ConfigError: of a policy, the workload, the checkpoint or the memory.
     """
-    from ..runtime.launcher import check_launcher
+    from ..runtime.pipeline.launcher import check_launcher
 
     check_launcher(config.parallel, config.hardware)
     requests(config)
@@ -57,9 +57,9 @@ def run(
     workload, context = requests(config)
     tell_cut(errors, workload, context)
     with starting(errors, config) as on_progress:
-        from ..runtime.ledger import Ledger
-        from ..runtime.llm import LLM
-        from ..runtime.run_folder import read_run_folder
+        from ..runtime.engine.llm import LLM
+        from ..runtime.ledger.ledger import Ledger
+        from ..runtime.run_folder.run_folder import read_run_folder
 
         first, *others = policies(config)
         llm = LLM.from_config(

@@ -22,7 +22,7 @@ from .results import plain
 from .turns import labels
 
 if TYPE_CHECKING:
-    from ..runtime.launcher import Launcher
+    from ..runtime.pipeline.launcher import Launcher
     from ..runtime.tuning.capacity import Capacity
     from ..runtime.tuning.demand import Demand
     from ..runtime.tuning.trial import Setting

@@ -29,7 +29,7 @@ from ..conf.tuning import CapacityConfig, TuneConfig
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-    from ..runtime.launcher import Launcher
+    from ..runtime.pipeline.launcher import Launcher
 
 PROGRAM = "gapless"
 
@@ -330,7 +330,7 @@ class _Escape(BaseException):
 
 
 def _is_pipeline_error(error: RuntimeError) -> bool:
-    from ..runtime.pipeline import PipelineError
+    from ..runtime.pipeline.protocol import PipelineError
 
     return isinstance(error, PipelineError)
 

@@ -18,8 +18,8 @@ from .progress import PLAIN_EVERY_S, shown
 from .turns import requests
 
 if TYPE_CHECKING:
+    from ..runtime.core.run_record import RunRecord
     from ..runtime.experiments import Row
-    from ..runtime.spans import RunRecord
 
 
 def check(config: SimulateConfig) -> None:
@@ -29,8 +29,8 @@ def check(config: SimulateConfig) -> None:
         ConfigError: no such experiment, keys that it has no use for, memory or hardware.
     """
     from ..runtime.cost.make import make_costs
+    from ..runtime.engine.plan import make_plan
     from ..runtime.experiments import check_experiment
-    from ..runtime.plan import make_plan
 
     check_experiment(config)
     make_costs(config, make_plan(config))
@@ -82,7 +82,7 @@ def table(title: str, rows: Sequence[Row]) -> Table:
 
 def _records(config: SimulateConfig) -> list[RunRecord]:
     """The record of each replica of one simulation."""
-    from ..runtime.simulation import simulated
+    from ..runtime.simulation.replicas import simulated
 
     return [replica.record for replica in simulated(config, requests(config)[0])]
 

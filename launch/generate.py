@@ -20,8 +20,8 @@ from .progress import Meter, shown, starting, throughput, versions
 from .prompts import TextInput, read_prompts
 
 if TYPE_CHECKING:
-    from ..runtime.launcher import Launcher
-    from ..runtime.outputs import CompletionOutput, RequestOutput
+    from ..runtime.engine.outputs import CompletionOutput, RequestOutput
+    from ..runtime.pipeline.launcher import Launcher
 
 PROMPT_TAIL = 240  # characters of a prompt that are shown
 _CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), 127, *range(128, 160)) if code not in (9, 10)}
@@ -33,9 +33,9 @@ def check(config: GenerateConfig, stdin: TextInput) -> None:
     Raises:
         ConfigError: of the prompts, the checkpoint, the memory, or an `outputs` that cannot be written.
     """
-    from ..runtime.intake import Intake
-    from ..runtime.launcher import check_launcher
-    from ..runtime.plan import make_plan
+    from ..runtime.engine.intake import Intake
+    from ..runtime.engine.plan import make_plan
+    from ..runtime.pipeline.launcher import check_launcher
 
     prompts = read_prompts(config, stdin)
     check_launcher(config.parallel, config.hardware)
@@ -63,10 +63,10 @@ def run(config: GenerateConfig, run_dir: Path, stdin: TextInput, launcher: Launc
     console = Console(highlight=False)
     errors = Console(stderr=True, highlight=False)
     with starting(errors, config) as on_progress:
-        from ..runtime.ledger import Ledger
-        from ..runtime.llm import LLM
+        from ..runtime.engine.llm import LLM
+        from ..runtime.ledger.ledger import Ledger
         from ..runtime.report.terminal import bubble_table, latency_table
-        from ..runtime.run_folder import write_run_folder
+        from ..runtime.run_folder.run_folder import write_run_folder
 
         llm = LLM.from_config(config, launcher=launcher, on_progress=on_progress)
     record = llm.record

@@ -21,12 +21,12 @@ from .progress import shown, starting, versions
 from .prompts import TextInput
 
 if TYPE_CHECKING:
-    from ..runtime.cost.held_out import Error
-    from ..runtime.launcher import Launcher
-    from ..runtime.pipeline import Pipeline
+    from ..runtime.pipeline.launcher import Launcher
+    from ..runtime.pipeline.protocol import Pipeline
     from ..runtime.profiling.folder import ProfileFolder
     from ..runtime.profiling.grid import Point
-    from ..runtime.profiling.plan import ProfilePlan
+    from ..runtime.profiling.held_out import Error
+    from ..runtime.profiling.profile_plan import ProfilePlan
 
 
 def check(config: ProfileConfig, stdin: TextInput) -> None:
@@ -35,9 +35,9 @@ def check(config: ProfileConfig, stdin: TextInput) -> None:
     Raises:
         ConfigError: of the model, the memory, the grid, the launcher or the folder to check.
     """
-    from ..runtime.launcher import check_launcher
+    from ..runtime.pipeline.launcher import check_launcher
     from ..runtime.profiling.folder import ProfileFolder
-    from ..runtime.profiling.plan import plan_profile
+    from ..runtime.profiling.profile_plan import plan_profile
 
     if config.check is not None:
         ProfileFolder(Path(config.check).expanduser(), f"check={config.check}").about()
@@ -57,7 +57,7 @@ def run(config: ProfileConfig, run_dir: Path, stdin: TextInput, launcher: Launch
         PipelineError: a rank failed.
     """
     from ..runtime.profiling.folder import ProfileFolder
-    from ..runtime.profiling.plan import plan_profile
+    from ..runtime.profiling.profile_plan import plan_profile
 
     console, errors = Console(highlight=False), Console(stderr=True, highlight=False)
     if config.check is not None:
@@ -98,7 +98,7 @@ def measure_pipeline(
     plan: ProfilePlan, folder: ProfileFolder, samples: int, errors: Console, launcher: Launcher | None = None
 ) -> None:
     """Whole steps through the real pipeline, until each has `samples` measurements."""
-    from ..runtime.llm import start_pipeline
+    from ..runtime.engine.llm import start_pipeline
     from ..runtime.profiling.grid import StepMaker
     from ..runtime.profiling.session import missing
     from ..runtime.profiling.steps import time_steps
@@ -141,9 +141,9 @@ def show_errors(console: Console, folder: ProfileFolder) -> None:
     Raises:
         ConfigError: a damaged or unfinished profile.
     """
-    from ..runtime.cost.held_out import held_out_errors, send_error, stage_errors
     from ..runtime.cost.measured import Control, MeasuredOperators, pace
     from ..runtime.cost.stage_costs import StageCosts
+    from ..runtime.profiling.held_out import held_out_errors, send_error, stage_errors
 
     operators, stages, about = folder.operators(), folder.stages(), folder.about()
     try:

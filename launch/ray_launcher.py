@@ -14,7 +14,7 @@ from typing import Any
 from ..conf.errors import ConfigError
 from ..conf.schema import HardwareConfig, ParallelConfig
 from ..parallel.control import Endpoint
-from ..runtime.pipeline import PipelineError
+from ..runtime.pipeline.protocol import PipelineError
 
 # Ray's usage reports, its habit of rebuilding the environment under `uv run`, and that of running its workers at a
 # niceness of 15, where a stage would give way to every other process of its node.
@@ -30,7 +30,7 @@ class RankActor:
     """One rank's process. It may serve again after a run has ended."""
 
     def run(self, endpoint: Endpoint, rank: int, device: str, timeout_s: float) -> None:
-        from ..runtime.rank import run_rank
+        from ..runtime.pipeline.rank import run_rank
 
         run_rank(endpoint, rank, device, timeout_s)
 

@@ -17,7 +17,7 @@ from .progress import shown, throughput
 from .prompts import TextInput
 
 if TYPE_CHECKING:
-    from ..runtime.run_folder import RunFolder
+    from ..runtime.run_folder.run_folder import RunFolder
 
 NEW_FOLDER = "comparison"
 SWEEP = "multirun.yaml"  # which hydra writes into a sweep's folder
@@ -77,7 +77,7 @@ def folders(paths: Sequence[str]) -> list[RunFolder]:
     Raises:
         ConfigError: a path that is neither.
     """
-    from ..runtime.run_folder import is_run_folder, read_run_folder
+    from ..runtime.run_folder.run_folder import is_run_folder, read_run_folder
 
     if not paths:
         raise ConfigError("runs: give one or more run folders, as in gapless report runs/DATE_TIME")
@@ -98,7 +98,7 @@ def folders(paths: Sequence[str]) -> list[RunFolder]:
 
 
 def _below(path: Path) -> Iterator[Path]:
-    from ..runtime.run_folder import is_run_folder
+    from ..runtime.run_folder.run_folder import is_run_folder
 
     for summary in path.rglob("summary.json"):
         folder = summary.parent
@@ -116,7 +116,7 @@ def _judged(folder: RunFolder, config: ReportConfig) -> RunFolder:
     """With an SLO, the run's goodput by it; its record is read for that."""
     if config.slo == type(config.slo)():
         return folder
-    from ..runtime.fleet import Fleet
+    from ..runtime.ledger.fleet import Fleet
 
     return replace(folder, summary=folder.summary | Fleet.load(folder).summarize(config.slo))
 
@@ -133,8 +133,8 @@ def _destination(config: ReportConfig) -> Path:
 
 
 def _show_one(console: Console, config: ReportConfig, folder: RunFolder) -> None:
-    from ..runtime.fleet import Fleet
-    from ..runtime.fleet_folder import write_fleet_report
+    from ..runtime.ledger.fleet import Fleet
+    from ..runtime.report.fleet_folder import write_fleet_report
     from ..runtime.report.page import render_report
     from ..runtime.report.png import write_figures
     from ..runtime.report.run_charts import charts_of_run

@@ -20,10 +20,10 @@ from .progress import shown, versions
 from .turns import Turn
 
 if TYPE_CHECKING:
-    from ..runtime.fleet import Fleet
+    from ..runtime.core.run_record import RunRecord
+    from ..runtime.ledger.fleet import Fleet
     from ..runtime.report.terminal import StageTimes
-    from ..runtime.run_folder import RunFolder
-    from ..runtime.spans import RunRecord
+    from ..runtime.run_folder.run_folder import RunFolder
     from ..runtime.workload import Workload
 
 
@@ -36,7 +36,7 @@ def tell_cut(errors: Console, workload: Workload, context: int) -> None:
 
 def write_counted(folder: Path, summary: dict[str, Any], config: ComparisonConfig, turn: Turn) -> dict[str, Any]:
     """`summary.json` alone, of a run that kept no record."""
-    from ..runtime.run_folder import title_of, write_summary
+    from ..runtime.run_folder.run_folder import title_of, write_summary
 
     own = plain(_own(config, turn))
     return write_summary(folder, title_of(own), summary, config=own, versions=versions(), slo=config.slo)
@@ -44,9 +44,9 @@ def write_counted(folder: Path, summary: dict[str, Any], config: ComparisonConfi
 
 def write_turn(folder: Path, run: RunRecord | Fleet, config: ComparisonConfig, turn: Turn) -> dict[str, Any]:
     """The run folder of one turn, or that of a fleet, with its own config; its summary."""
-    from ..runtime.fleet import Fleet
-    from ..runtime.fleet_folder import write_fleet_folder
-    from ..runtime.run_folder import write_run_folder
+    from ..runtime.ledger.fleet import Fleet
+    from ..runtime.report.fleet_folder import write_fleet_folder
+    from ..runtime.run_folder.run_folder import write_run_folder
 
     own = _own(config, turn)
     about: dict[str, Any] = {"config": plain(own), "versions": versions(), "slo": config.slo}

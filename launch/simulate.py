@@ -17,8 +17,8 @@ from .results import compare, show_one, tell_cut, write_counted, write_turn
 from .turns import Turn, policies, requests, turns
 
 if TYPE_CHECKING:
-    from ..runtime.launcher import Launcher
-    from ..runtime.simulation import Replica
+    from ..runtime.pipeline.launcher import Launcher
+    from ..runtime.simulation.replicas import Replica
 
 
 def check(config: SimulateConfig, stdin: TextInput) -> None:
@@ -30,7 +30,7 @@ def check(config: SimulateConfig, stdin: TextInput) -> None:
     if config.experiment is not None:
         experiment.check(config)
         return
-    from ..runtime.simulation import make_replicas
+    from ..runtime.simulation.replicas import make_replicas
 
     for policy in policies(config):
         make_replicas(replace(config, scheduler=policy), count=1)
@@ -49,10 +49,10 @@ def run(
     if config.experiment is not None:
         experiment.run(config, run_dir)
         return
-    from ..runtime.collector import without_collector
-    from ..runtime.fleet import Fleet
+    from ..runtime.core.garbage_collection import without_collector
+    from ..runtime.ledger.fleet import Fleet
     from ..runtime.report.terminal import latency_table
-    from ..runtime.run_folder import read_run_folder
+    from ..runtime.run_folder.run_folder import read_run_folder
 
     console, errors = Console(highlight=False), Console(stderr=True, highlight=False)
     plan = turns(config, interleave=False)
@@ -86,7 +86,7 @@ def run(
 
 def simulate(config: SimulateConfig, turn: Turn, errors: Console, name: str) -> list[Replica]:
     """One turn: its replicas, each with its record."""
-    from ..runtime.simulation import make_replicas, run_fleet
+    from ..runtime.simulation.replicas import make_replicas, run_fleet
 
     seeded = replace(config.workload, seed=config.workload.seed + turn.repeat - 1)
     workload, _ = requests(replace(config, workload=seeded))

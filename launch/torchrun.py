@@ -79,7 +79,7 @@ def _store() -> Any:
 
 
 def _serve(told: dict[str, Any]) -> None:
-    from ..runtime.rank import run_rank
+    from ..runtime.pipeline.rank import run_rank
 
     local = int(os.environ["LOCAL_RANK"])
     device = f"cuda:{local}" if told["device"] == "cuda" else "cpu"

@@ -23,7 +23,7 @@ from .prompts import TextInput
 from .results import plain
 
 if TYPE_CHECKING:
-    from ..runtime.launcher import Launcher
+    from ..runtime.pipeline.launcher import Launcher
     from ..runtime.tuning.search import Found, Search
     from ..runtime.tuning.tables import Rows
 

@@ -33,7 +33,7 @@ def requests(config: ComparisonConfig) -> tuple[Workload, int]:
     Raises:
         ConfigError: of the workload, the checkpoint or the memory.
     """
-    from ..runtime.plan import make_plan
+    from ..runtime.engine.plan import make_plan
 
     plans = [make_plan(replace(config, scheduler=policy)) for policy in policies(config)]
     arch, blocks = plans[0].arch, max(plan.num_blocks for plan in plans)

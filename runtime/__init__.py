@@ -12,9 +12,9 @@ from . import compiled
 
 if TYPE_CHECKING:
     from ..conf.sampling import SamplingParams as SamplingParams
-    from .llm import LLM as LLM
-    from .outputs import CompletionOutput as CompletionOutput
-    from .outputs import RequestOutput as RequestOutput
+    from .engine.llm import LLM as LLM
+    from .engine.outputs import CompletionOutput as CompletionOutput
+    from .engine.outputs import RequestOutput as RequestOutput
 
 compiled.install()
 
@@ -23,7 +23,7 @@ __all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams"]
 
 def __getattr__(name: str) -> Any:
     if name == "LLM":
-        from .llm import LLM
+        from .engine.llm import LLM
 
         return LLM
     if name == "SamplingParams":
@@ -31,7 +31,7 @@ def __getattr__(name: str) -> Any:
 
         return SamplingParams
     if name in ("RequestOutput", "CompletionOutput"):
-        from . import outputs
+        from .engine import outputs
 
         return getattr(outputs, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -25,34 +25,36 @@ from types import ModuleType
 # What each micro-batch passes through, by name within `gapless.runtime`. Left out are functions that take arrays as
 # well as numbers, and msgspec's structs.
 MODULES = (
-    "blocks",
-    "coordinator",
+    "core.block_pool",
+    "core.features",
+    "core.int_column",
+    "core.micro_batch",
+    "core.request",
+    "core.request_record",
     "cost.analytic",
     "cost.attention",
     "cost.stage_costs",
-    "features",
-    "int_column",
-    "micro_batch",
-    "request",
-    "request_record",
-    "scheduler.backlog",
+    "engine.coordinator",
     "scheduler.base",
-    "scheduler.chunk",
-    "scheduler.equal_time",
     "scheduler.groups",
-    "scheduler.orca_best",
-    "scheduler.orca_worst",
-    "scheduler.prefill_first",
-    "scheduler.request_level",
-    "scheduler.sarathi",
-    "scheduler.saturation",
-    "scheduler.token_budget",
-    "scheduler.token_throttle",
-    "scheduler.turnaround",
-    "simulated",
-    "simulation",
+    "scheduler.learned.backlog",
+    "scheduler.learned.chunk_picker",
+    "scheduler.learned.saturation",
+    "scheduler.learned.turnaround",
+    "scheduler.policies.equal_time",
+    "scheduler.policies.orca_best",
+    "scheduler.policies.orca_worst",
+    "scheduler.policies.prefill_first",
+    "scheduler.policies.request_level",
+    "scheduler.policies.sarathi",
+    "scheduler.policies.token_budget",
+    "scheduler.policies.token_throttle",
+    "simulation.pipeline",
+    "simulation.replicas",
 )
-_KNOWN = ("cost.operators", "messages", "pipeline", "spans", "stage_times")  # whose types they were compiled by
+_KNOWN = (  # whose types they were compiled by
+    "core.messages", "core.run_record", "cost.operators", "pipeline.protocol", "scheduler.learned.stage_times",
+)  # fmt: skip
 _FORM = "2"  # of the folder
 LIBRARY = "gapless_control__mypyc"  # what all of them share
 SIZES = "sizes.json"  # of the files of a folder

@@ -8,7 +8,7 @@ from functools import lru_cache
 from ...conf.errors import ConfigError
 from ...conf.schema import Architecture, HardwareConfig, SimulateConfig
 from ...models.memory import dtype_bytes, resolve_dtype
-from ..plan import Plan, stage_hardware
+from ..engine.plan import Plan, stage_hardware
 from .analytic import AnalyticOperators
 from .measured import Control, Measured, read_measured
 from .operators import Operators

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from mypy_extensions import mypyc_attr
 
-from ..int_column import entries, total
-from ..messages import Step
+from ..core.int_column import entries, total
+from ..core.messages import Step
 from .operators import LAYER_LINEARS, Operators
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Literal
 
 from ...conf.schema import SimulateConfig
+from ..core.run_record import RunRecord
 from ..report.charts import Chart
 from ..report.png import write_figures
-from ..spans import RunRecord
 
 Relation = Literal["=", "<=", ">="]
 # A simulation of a config, named for who watches: a record of each replica. The command line draws its progress.

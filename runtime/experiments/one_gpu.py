@@ -7,12 +7,12 @@ from dataclasses import replace
 from ...conf.policies import OrcaBestConfig, OrcaWorstConfig, SarathiConfig, SchedulerConfig
 from ...conf.schema import SimulateConfig
 from ...conf.workloads import FixedConfig
+from ..core.run_record import RunRecord, StepRecord
 from ..cost.make import make_costs
 from ..cost.operators import LAYER_LINEARS
 from ..cost.stage_costs import Load, StageCosts
-from ..ledger import Ledger
-from ..plan import make_plan
-from ..spans import RunRecord, StepRecord
+from ..engine.plan import make_plan
+from ..ledger.ledger import Ledger
 from .artifact import Simulate
 
 CHUNK = 256  # of all experiments that do not vary it (5.1.2, 5.3)

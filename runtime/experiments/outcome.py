@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..ledger import CAUSES, Cause, Floats, Ints, Ledger
-from ..spans import RunRecord
+from ..core.run_record import RunRecord
+from ..ledger.ledger import CAUSES, Cause, Floats, Ints, Ledger
 
 
 @dataclass(frozen=True, slots=True)

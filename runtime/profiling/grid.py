@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ...conf.sampling import SamplingParams
+from ..core.messages import Decodes, NewRequest, Segment, Step
 from ..cost.stage_costs import Load
-from ..messages import Decodes, NewRequest, Segment, Step
 
 _GREEDY = SamplingParams(max_tokens=1, ignore_eos=True)
 _DENSE = 256  # up to here lengths are spaced closely

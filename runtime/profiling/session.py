@@ -12,10 +12,10 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
-from ..pipeline import PipelineError
-from ..setup import Setup
+from ..pipeline.handshake import Setup
+from ..pipeline.protocol import PipelineError
 from .grid import Point
-from .rank import Assignment, measure
+from .process import Assignment, measure
 
 _POLL_S = 0.5
 Sample = tuple[int, Point, dict[str, float]]  # stage, what, seconds by operator
@@ -93,6 +93,6 @@ def _listen(ranks: Mapping[Connection, tuple[int, SpawnProcess]], tp: int) -> It
 
 
 def threads_of(threads: int | None, ranks: int) -> int:
-    """CPU threads of each of `ranks` ranks of this node, as `runtime/rank.py` takes them."""
+    """CPU threads of each of `ranks` ranks of this node, as `runtime/pipeline/rank.py` takes them."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return threads or max(1, cores // ranks)

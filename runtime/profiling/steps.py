@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
 
-from ..messages import Span
-from ..pipeline import Pipeline, PipelineError
+from ..core.messages import Span
+from ..pipeline.protocol import Pipeline, PipelineError
 from .folder import StageSample
 from .grid import Point, StepMaker
 

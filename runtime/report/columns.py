@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..ledger import Floats, Ledger
-from ..spans import RunRecord
-from ..step_columns import taken
+from ..core.micro_batch_columns import taken
+from ..core.run_record import RunRecord
+from ..ledger.ledger import Floats, Ledger
 
 MAX_BOXES = 1_000_000  # micro-batches times stages on a page; a longer run's picture holds its first steps
 LEAST_TICK = 1e-7  # seconds; clocks tell no finer

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..numbers import is_number
+from ..core.numbers import is_number
 from .candidates import Candidate, differing_keys, settings
 from .charts import Axis, Chart, Series, series_colour
 from .metrics import THROUGHPUT, metric_of, ranked, spread

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 
 import yaml
 
-from ..fleet import Fleet
-from ..ledger import Cause
-from ..run_folder import FLEET
+from ..ledger.fleet import Fleet
+from ..ledger.ledger import Cause
+from ..run_folder.run_folder import FLEET
 from . import run_charts as charts
 from .candidates import Candidate, differing_keys, settings
+from .chart_data import Digest
 from .charts import Chart, series_colour
 from .columns import MAX_BOXES, Columns, pack, tick_of
 from .compare_charts import TAILS, heat_maps, throughput_against
-from .digest import Digest
 from .metrics import (
     BY_CAUSE,
     EVENNESS,

@@ -8,12 +8,12 @@ from typing import Any
 
 import yaml
 
-from ..ledger import PIPELINE_BUBBLES, STARVED, Cause, Ledger
-from ..spans import RunRecord
-from ..summary import prediction_error, request_row
+from ..core.run_record import RunRecord
+from ..ledger.ledger import PIPELINE_BUBBLES, STARVED, Cause, Ledger
+from ..ledger.summary import prediction_error, request_row
 from . import run_charts as charts
+from .chart_data import Digest
 from .columns import pack, tick_of
-from .digest import Digest
 from .page_parts import causes_head, idle_swatch, legend, notes_list, pairs_table, script_json, template, whole_page
 from .svg import figures
 from .text import css_name, label, milliseconds, percent, seconds_text

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ..ledger import CAUSES, Cause, Floats
-from ..summary import prediction_error, variation
+from ..ledger.ledger import CAUSES, Cause, Floats
+from ..ledger.summary import prediction_error, variation
+from .chart_data import Digest
 from .charts import (
     SLOTS,
     Axis,
@@ -23,7 +24,6 @@ from .charts import (
     thin_points,
     time_unit,
 )
-from .digest import Digest
 from .text import css_name, label, percent
 
 Digests = Mapping[str, Digest]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..ledger import Cause
+from ..ledger.ledger import Cause
 
 _LABELS = {
     Cause.PB1_PREFILL_SIZE: "PB1 prefill size",

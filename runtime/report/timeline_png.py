@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..ledger import CAUSES, Cause, Floats, Ledger
-from ..spans import RunRecord, StepRecord
+from ..core.run_record import RunRecord, StepRecord
+from ..ledger.ledger import CAUSES, Cause, Floats, Ledger
 from .png import DPI, FONT, light_palette, paper_style
 from .text import css_name, label, short_label
 

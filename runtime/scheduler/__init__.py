@@ -1,61 +1,12 @@
-"""Policies: each decides what the next micro-batch holds. Pure Python, without torch.
-
-A policy is the one `Scheduler` of its file: of ours the file in this folder that has its name, of the user's the one
-that `scheduler=./FILE.py` names.
-"""
+"""What every policy is made of: import from here to write one of your own. Pure Python, without torch."""
 
 from __future__ import annotations
 
-from importlib import import_module
-
-from ...conf.errors import ConfigError
-from ...conf.policies import POLICY_CONFIGS, SchedulerConfig
-from ...conf.policy_file import load_policy_file
-from ..blocks import BlockPool
-from ..micro_batch import MicroBatch
-from ..request import Request
+from ...conf.policies import SchedulerConfig
+from ..core.block_pool import BlockPool
+from ..core.micro_batch import MicroBatch
+from ..core.request import Request
 from .base import Limits, Scheduler
 from .order import ORDERS
 
-POLICIES = tuple(POLICY_CONFIGS)  # ours
-
-
-def make_scheduler(config: SchedulerConfig, limits: Limits, pool: BlockPool) -> Scheduler:
-    """The policy that a config names, nothing in its queues.
-
-    Raises:
-        ConfigError: as `find_policy`.
-    """
-    return find_policy(config)(config, limits, pool)
-
-
-def find_policy(config: SchedulerConfig) -> type[Scheduler]:
-    """The class of the policy that a config names.
-
-    Raises:
-        ConfigError: the user's file does not run, or does not hold one policy.
-    """
-    file = getattr(config, "file", None)
-    module = load_policy_file(file) if file else import_module(f".{config.name}", __package__)
-    defined = [
-        value
-        for value in vars(module).values()
-        if isinstance(value, type) and issubclass(value, Scheduler) and value.__module__ == module.__name__
-    ]
-    found = [cls for cls in defined if not any(cls in other.__mro__[1:] for other in defined)]
-    if len(found) != 1:
-        names = ", ".join(cls.__name__ for cls in found) or "none"
-        raise ConfigError(f"{file}: must hold one class that extends Scheduler; it holds {names}")
-    (policy,) = found
-    missing = set(getattr(policy, "__abstractmethods__", ()))
-    if policy.fill is Scheduler.fill:
-        missing.add("fill")
-    if missing:
-        raise ConfigError(f"{file}: {policy.__name__} lacks {', '.join(sorted(missing))}")
-    return policy
-
-
-__all__ = [
-    "ORDERS", "POLICIES", "BlockPool", "Limits", "MicroBatch", "Request", "Scheduler", "SchedulerConfig",
-    "find_policy", "make_scheduler",
-]  # fmt: skip
+__all__ = ["ORDERS", "BlockPool", "Limits", "MicroBatch", "Request", "Scheduler", "SchedulerConfig"]

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from mypy_extensions import mypyc_attr
 
 from ...conf.policies import SchedulerConfig
-from ..blocks import BlockPool
-from ..messages import Span
-from ..micro_batch import Chunk, MicroBatch
-from ..request import Request
-from ..spans import Blocked, StepRecord
+from ..core.block_pool import BlockPool
+from ..core.messages import Span
+from ..core.micro_batch import Chunk, MicroBatch
+from ..core.request import Request
+from ..core.run_record import Blocked, StepRecord
 from .order import ORDERS
 
 

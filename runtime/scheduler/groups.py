@@ -8,9 +8,9 @@ from collections import deque
 from mypy_extensions import mypyc_attr
 
 from ...conf.policies import SchedulerConfig
-from ..blocks import BlockPool
-from ..micro_batch import MicroBatch
-from ..request import Request
+from ..core.block_pool import BlockPool
+from ..core.micro_batch import MicroBatch
+from ..core.request import Request
 from .base import Limits, Scheduler
 
 

@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections import defaultdict
 
-from ..request import Request
+from ..core.request import Request
 
 
 class Order(ABC):

@@ -11,7 +11,7 @@ import numpy as np
 from ...conf.errors import ConfigError
 from ...conf.workloads import ShareGptConfig, TraceConfig, WorkloadConfig
 from ...models.tokenizer import load_tokenizer
-from ..plan import Plan
+from ..engine.plan import Plan
 from ..workload import Workload, make_workload
 
 NUM_REQUESTS = 400  # where the config does not say how many

@@ -13,7 +13,7 @@ from ...conf.tuning import TuneConfig
 from ...models.huggingface import resolve_architecture
 from ...parallel.split import split_layers
 from ..cost.stage_costs import Load
-from ..plan import Plan
+from ..engine.plan import Plan
 from .bounds import slowest_stage
 from .demand import Demand, lengths
 from .trial import Setting, make_setting

@@ -11,15 +11,15 @@ import numpy as np
 
 from ...conf.schema import SimulateConfig
 from ...conf.tuning import TailSlo
+from ..core.request_record import RequestRecord
 from ..cost.make import make_costs
 from ..cost.stage_costs import StageCosts
-from ..fleet import Fleet
-from ..ledger import Floats
-from ..plan import Plan, make_plan
+from ..engine.plan import Plan, make_plan
+from ..ledger.fleet import Fleet
+from ..ledger.ledger import Floats
+from ..ledger.summary import time_to_first_token, tokens_apart
 from ..report.text import milliseconds
-from ..request_record import RequestRecord
-from ..simulation import Replica, make_replicas, run_fleet
-from ..summary import time_to_first_token, tokens_apart
+from ..simulation.replicas import Replica, make_replicas, run_fleet
 from .demand import Demand
 
 _LOOK_EVERY = 256  # events between looks at whether the SLO is broken for good

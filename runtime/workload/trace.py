@@ -18,7 +18,7 @@ import numpy as np
 
 from ...conf.errors import ConfigError
 from ...conf.workloads import TraceConfig
-from ..numbers import is_number
+from ..core.numbers import is_number
 from .workload import Drawn
 
 # Column names in lower case: what they are called in the Azure traces, in BurstGPT, in Vidur's and, made a CSV of, in

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import signal
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from gapless.launch.ray_launcher import RayLauncher
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # of a shell's background job; commands started here inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -20,10 +20,10 @@ from gapless.launch.cli import main
 from gapless.launch.ray_launcher import RayLauncher
 from gapless.launch.turns import labels, turns
 from gapless.runtime import LLM
-from gapless.runtime.ledger import Ledger
-from gapless.runtime.local import LocalPipeline
-from gapless.runtime.messages import StepResult
-from gapless.runtime.pipeline import PipelineError
+from gapless.runtime.core.messages import StepResult
+from gapless.runtime.ledger.ledger import Ledger
+from gapless.runtime.pipeline.local import LocalPipeline
+from gapless.runtime.pipeline.protocol import PipelineError
 from gapless.runtime.workload import WorkItem
 
 SMALL = ["model=tiny", "cache.num_blocks=300", "parallel.threads=1"]

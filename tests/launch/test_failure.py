@@ -17,14 +17,14 @@ from typing import Any
 
 import pytest
 import torch
-from processes import descendants_of, is_alive
 from safetensors.torch import save_file
 
 from gapless.conf.build import load_group
 from gapless.conf.sampling import SamplingParams
 from gapless.launch.ray_launcher import RayLauncher
 from gapless.runtime import LLM
-from gapless.runtime.pipeline import PipelineError
+from gapless.runtime.pipeline.protocol import PipelineError
+from tests.support.processes import descendants_of, is_alive
 
 LONG = SamplingParams(max_tokens=1500, ignore_eos=True)
 

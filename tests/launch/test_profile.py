@@ -18,7 +18,7 @@ from gapless.launch.ray_launcher import RayLauncher
 from gapless.runtime.cost.measured import read_measured
 from gapless.runtime.profiling.folder import OPERATORS, OperatorSample, ProfileFolder
 from gapless.runtime.profiling.grid import Point
-from gapless.runtime.profiling.plan import plan_profile
+from gapless.runtime.profiling.profile_plan import plan_profile
 from gapless.runtime.profiling.session import missing
 
 SMALL = ["model=tiny", "parallel.threads=1", "max_tokens=32", "max_context=64", "max_decodes=4", "cache.num_blocks=64"]

@@ -16,7 +16,7 @@ from gapless.conf.policies import SarathiConfig
 from gapless.conf.schema import SimulateConfig
 from gapless.launch import compose
 from gapless.launch.cli import main
-from gapless.runtime.plan import make_plan
+from gapless.runtime.engine.plan import make_plan
 
 DOCUMENT = Path(__file__).parent.parent.parent / "docs" / "policies.md"
 SMALL = ["model=llama-7b", "parallel=tp2_pp2", "workload=fixed", "workload.num_prompts=12", "workload.input_len=300",

@@ -6,7 +6,6 @@ import random
 from dataclasses import dataclass
 from pathlib import Path
 
-import hf_models
 import pytest
 
 from gapless.conf.policies import (
@@ -24,6 +23,7 @@ from gapless.conf.sampling import SamplingParams
 from gapless.conf.schema import CacheConfig, EngineConfig, ModelConfig, ParallelConfig
 from gapless.launch.ray_launcher import RayLauncher
 from gapless.runtime import LLM
+from tests.support import hf_models
 
 OUTPUT = 14
 LENGTHS = (37, 5, 64, 21, 50, 1)

@@ -10,10 +10,9 @@ import sys
 import time
 from pathlib import Path
 
-from processes import members_of
-
 from gapless.conf.sampling import SamplingParams
 from gapless.runtime import LLM
+from tests.support.processes import members_of
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
 GENERATE = ["-m", "gapless.launch.torchrun", "generate", "model=shipped", "parallel.threads=1"]

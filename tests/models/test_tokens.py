@@ -16,7 +16,7 @@ import torch
 import transformers
 
 os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
-DRIVER = Path(__file__).parent / "stage_driver.py"
+DRIVER = Path(__file__).parents[1] / "support" / "stage_driver.py"
 NEW = 8
 
 COMMON: dict[str, Any] = {
@@ -106,7 +106,7 @@ def job(out: Path, **over: Any) -> dict[str, Any]:
 def test_one_rank(
     name: str, chunks: list[int], scattered: bool, folders: dict[str, Any], tmp_path: Path
 ) -> None:
-    from stage_driver import run_mesh
+    from tests.support.stage_driver import run_mesh
 
     folder, tokens, logits = folders[name]
     each = job(tmp_path / "out.npz", weights=str(folder), chunks=chunks, scattered=scattered)

@@ -19,7 +19,7 @@ import sys, hashlib
 sys.path.insert(0, sys.argv[1])
 from gapless.conf.policies import POLICY_CONFIGS
 from gapless.runtime import compiled
-from simulated_parts import items, make_replica, run
+from tests.support.simulated_parts import items, make_replica, run
 print(compiled.in_use())
 for policy in POLICY_CONFIGS:
     replica = make_replica(policy, layers=(2, 2, 2), batch=4, depth=3, num_blocks=60)
@@ -32,7 +32,7 @@ for policy in POLICY_CONFIGS:
 
 
 def output(**environment: str) -> list[str]:
-    command = [sys.executable, "-c", RUN, str(Path(__file__).parent)]
+    command = [sys.executable, "-c", RUN, str(Path(__file__).parents[2])]
     done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()

@@ -15,7 +15,6 @@ from gapless.conf.build import build, load_group
 from gapless.conf.errors import ConfigError
 from gapless.conf.schema import Architecture, SimulateConfig
 from gapless.runtime.cost.analytic import AnalyticOperators
-from gapless.runtime.cost.held_out import held_out_errors, send_error, stage_errors
 from gapless.runtime.cost.make import make_control, make_costs
 from gapless.runtime.cost.measured import (
     ChunkAttention,
@@ -28,9 +27,10 @@ from gapless.runtime.cost.measured import (
 )
 from gapless.runtime.cost.operators import LAYER_LINEARS, Operators
 from gapless.runtime.cost.stage_costs import Load, StageCosts
-from gapless.runtime.plan import make_plan
+from gapless.runtime.engine.plan import make_plan
 from gapless.runtime.profiling.folder import OPERATORS, About, OperatorSample, ProfileFolder, StageSample, shape_of
 from gapless.runtime.profiling.grid import Point, StepMaker, mixed_points, operator_points, sent_points
+from gapless.runtime.profiling.held_out import held_out_errors, send_error, stage_errors
 
 ARCH = Architecture(**load_group("model", "tiny")["architecture"])
 ABOUT = About(

@@ -1,0 +1,42 @@
+"""What a stage's time for a micro-batch is linear in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .int_column import entries, total
+from .run_record import StepRecord
+
+Features = tuple[float, ...]
+
+# Linear layers cost by token, attention by pairs of a token and what it sees: of a chunk its prefix and its own
+# triangle, of a decode its context; the LM head costs by row that samples. The constant is what any micro-batch costs,
+# the reading of the weights first of all.
+FEATURES = ("constant", "tokens", "chunk_prefix", "chunk_squared", "decode_context", "sampled_rows")
+
+
+def features(step: StepRecord) -> Features:
+    """What `FEATURES` names, of a micro-batch."""
+    starts: bytes = step.decodes.start_column
+    tokens = entries(starts)
+    context = total(starts) + tokens
+    prefix = squared = 0
+    for chunk in step.chunks:
+        length: int = chunk.tokens
+        tokens += length
+        prefix += chunk.start * length
+        squared += length * length
+    return 1.0, tokens, prefix, squared, context, step.sampled_rows
+
+
+def weigh(weights: Sequence[float], row: Features) -> float:
+    """Seconds of a stage whose time has these `weights`."""
+    seconds = 0.0
+    for weight, value in zip(weights, row):  # noqa: B905  (as it stands, mypyc makes it a plain loop)
+        seconds += weight * value
+    return seconds
+
+
+def weigh_all(stages: Sequence[Sequence[float]], row: Features) -> list[float]:
+    """Seconds of each stage."""
+    return [weigh(weights, row) for weights in stages]

@@ -1,0 +1,87 @@
+"""Micro-batches of a run as arrays: a run has many thousands, of up to hundreds of decodes each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from .int_column import entries
+from .run_record import StepRecord
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+N = TypeVar("N", np.int64, np.float64)
+
+
+def taken(column: npt.NDArray[N], places: Ints) -> npt.NDArray[N]:
+    """What the column holds there, 0 where a place is -1."""
+    values, known = np.zeros(len(places), column.dtype), places >= 0
+    values[known] = column[places[known]]
+    return values
+
+
+class StepColumns:
+    """`steps` by column, an entry a micro-batch in their order: its number, prompt tokens, decodes, and the KV tokens
+    that its decodes attend to, summed."""
+
+    def __init__(self, steps: Sequence[StepRecord]) -> None:
+        self.step: Ints = np.array([s.step for s in steps], np.int64)
+        self.prefill: Ints = np.array([sum([c.tokens for c in s.chunks]) for s in steps], np.int64)
+        self.decodes: Ints = np.array([entries(s.decodes.start_column) for s in steps], np.int64)
+        starts = np.frombuffer(b"".join([s.decodes.start_column for s in steps]), np.int64)
+        until = np.concatenate([[0], np.cumsum(starts)])[np.concatenate([[0], np.cumsum(self.decodes)])]
+        self.context: Ints = np.diff(until) + self.decodes
+        self._steps = steps
+
+    @property
+    def tokens(self) -> Ints:
+        return self.prefill + self.decodes
+
+    @cached_property
+    def dispatched(self) -> Floats:
+        """Seconds on the coordinator's clock."""
+        return np.array([s.dispatched for s in self._steps], np.float64)
+
+    @cached_property
+    def chunks(self) -> Ints:
+        """Number of chunks."""
+        return np.array([len(s.chunks) for s in self._steps], np.int64)
+
+    @cached_property
+    def chunk_prefix(self) -> Ints:
+        """KV tokens before the chunks, summed."""
+        return np.array([sum([c.start for c in s.chunks]) for s in self._steps], np.int64)
+
+    @cached_property
+    def counters(self) -> Ints:
+        """[micro-batches, 3]: KV blocks used, requests running and waiting, at dispatch."""
+        rows = [(s.kv_blocks_used, s.num_running, s.num_waiting) for s in self._steps]
+        return np.array(rows, np.int64).reshape(-1, 3)
+
+    @cached_property
+    def by_number(self) -> Ints:
+        """Where they are, by their numbers."""
+        return np.argsort(self.step, kind="stable")
+
+    def places(self, numbers: Ints) -> Ints:
+        """Where the micro-batches of such numbers are, -1 of those that are not there."""
+        place = np.append(self.by_number, -1)[np.searchsorted(self.step, numbers, sorter=self.by_number)]
+        return np.where(np.append(self.step, -1)[place] == numbers, place, -1)
+
+    def by_request(self, values: Floats) -> dict[int, float]:
+        """For each request the sum of `values`, one a micro-batch, over the micro-batches that carried it."""
+        chunks = [c.request for s in self._steps for c in s.chunks]
+        requests = b"".join([s.decodes.request_column for s in self._steps])
+        carried = np.concatenate([np.array(chunks, np.int64), np.frombuffer(requests, np.int64)])
+        chunks_each = [len(s.chunks) for s in self._steps]
+        weights = np.concatenate([np.repeat(values, chunks_each), np.repeat(values, self.decodes)])
+        first, last = int(carried.min(initial=0)), int(carried.max(initial=0))
+        if last - first <= len(carried):  # as good as always: they are numbered as they arrive
+            names, place = np.arange(first, last + 1), carried - first
+        else:
+            names, place = np.unique(carried, return_inverse=True)
+        return dict(zip(names.tolist(), np.bincount(place, weights, len(names)).tolist(), strict=True))

@@ -1,0 +1,1 @@
+"""The engine: it admits requests, keeps the pipeline filled, and hands tokens out."""

@@ -1,0 +1,116 @@
+"""Requests that arrive over time, through one coordinator, on the pipeline's own clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from ..core.request import Request
+from ..pipeline.protocol import PipelineError
+from ..workload import WorkItem
+from .coordinator import Coordinator, TokenEvent
+
+_LONGEST_WAIT_S = 1.0
+
+
+def replay(
+    coordinator: Coordinator,
+    items: Iterable[WorkItem],
+    make_request: Callable[[WorkItem, float], Request],
+    *,
+    max_concurrency: int | None = None,
+) -> Iterator[list[TokenEvent]]:
+    """Run `items`, in the order of their arrivals, to their ends; the tokens of each step as they come.
+
+    Each is added when it is due, and its arrival is that time, however late the coordinator sees it. While
+    `max_concurrency` are unfinished the next is held back, and arrives when it is let in. What is there from the start
+    is made before the clock starts. Closing the iterator early aborts what is unfinished.
+
+    Args:
+        make_request: a request of an item and its arrival, seconds on the coordinator's clock.
+
+    Raises:
+        PipelineError: the pipeline failed, a request was lost or ended before its length, or the policy takes none.
+    """
+    arrivals = _Arrivals(coordinator, items, make_request, max_concurrency)
+    try:
+        while arrivals.unfinished or arrivals.next is not None:
+            events = coordinator.step(arrivals.deadline, arrivals.admit)
+            for event in events:
+                if event.request.is_finished:
+                    arrivals.finished(event.request)
+            if arrivals.unfinished and not coordinator.has_work:
+                raise PipelineError(f"{len(arrivals.unfinished)} requests were lost")
+            if arrivals.next is None or arrivals.held:
+                coordinator.check_progress()
+            yield events
+    finally:
+        for request in arrivals.unfinished.values():
+            coordinator.abort(request)
+
+
+class _Arrivals:
+    """What is still to come, and what has come and is unfinished."""
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        items: Iterable[WorkItem],
+        make_request: Callable[[WorkItem, float], Request],
+        most: int | None,
+    ) -> None:
+        self._coordinator = coordinator
+        self._make = make_request
+        self._most = most
+        self.unfinished: dict[int, Request] = {}
+        rest = iter(items)
+        ahead: list[WorkItem] = []  # made before the clock starts: all that arrives then, and the next
+        for item in rest:
+            ahead.append(item)
+            if item.arrival > 0:
+                break
+        self._items = _chain(ahead, rest)
+        self.next: WorkItem | None = next(self._items, None)
+        self._start = coordinator.clock.now()
+        self.held = False  # the next one was due while too many were unfinished
+
+    @property
+    def deadline(self) -> float:
+        """Until when the coordinator may wait for results: the next arrival at the latest."""
+        longest = self._coordinator.clock.now() + _LONGEST_WAIT_S
+        return longest if self.next is None or self.held else min(longest, self._start + self.next.arrival)
+
+    def admit(self) -> None:
+        """Add what is due to the coordinator."""
+        now = self._coordinator.clock.now()
+        while self.next is not None and (due := self._start + self.next.arrival) <= now:
+            if self._is_full():
+                return
+            request = self._make(self.next, now if self.held else due)
+            self.unfinished[request.id] = request
+            self._coordinator.add(request)
+            self.next = next(self._items, None)
+        self.held = False
+
+    def finished(self, request: Request) -> None:
+        self.unfinished.pop(request.id, None)
+        if request.num_output != request.params.max_tokens:
+            raise PipelineError(
+                f"request {request.id} ended ({request.finish_reason}) after {request.num_output} of "
+                f"{request.params.max_tokens} tokens"
+            )
+
+    def _is_full(self) -> bool:
+        if self._most is None or len(self.unfinished) < self._most:
+            return False
+        self.held = True
+        for number in [number for number, request in self.unfinished.items() if request.is_finished]:
+            self.finished(self.unfinished[number])
+        return len(self.unfinished) >= self._most
+
+
+def _chain(ahead: list[WorkItem], rest: Iterator[WorkItem]) -> Iterator[WorkItem]:
+    """`ahead`, each let go of once it is taken, then `rest`."""
+    ahead.reverse()
+    while ahead:
+        yield ahead.pop()
+    yield from rest

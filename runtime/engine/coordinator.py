@@ -1,0 +1,244 @@
+"""The coordinator: keeps the pipeline filled with what the scheduler picks, and records why where it could not.
+
+It knows the `Pipeline` protocol only, so a real cluster and a simulated one run under the same code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from librt.strings import BytesWriter, write_i64_le
+
+from ..core.messages import Decodes, NewRequest, Sampled, Segment, Step, StepResult, TokenLogprobs
+from ..core.micro_batch import Chunk, MicroBatch
+from ..core.request import Request
+from ..core.run_record import Decodes as RecordedDecodes
+from ..core.run_record import Part, RunRecord, StepRecord, Wait
+from ..pipeline.protocol import Pipeline, PipelineError
+from ..scheduler.base import Scheduler
+
+
+class TokenEvent:
+    """A request got a token, ended, or both (`token` is None when it ended without one)."""
+
+    __slots__ = ("logprobs", "request", "time", "token")
+
+    def __init__(self, request: Request, token: int | None, logprobs: TokenLogprobs | None, time: float) -> None:
+        self.request = request
+        self.token = token
+        self.logprobs = logprobs
+        self.time = time
+
+
+# Called on each new token, before the next dispatch: a finish reason that only text can tell (a stop string), or None.
+StopCheck = Callable[[Request, int, TokenLogprobs | None], str | None]
+
+
+class Coordinator:
+    """Drives one pipeline with one scheduler. Single-threaded: call `step` until `has_work` is false.
+
+    With `ends_only` the events are those of requests that end; tokens are in the record either way.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        scheduler: Scheduler,
+        *,
+        stop_check: StopCheck | None = None,
+        first_step: int = 0,
+        ends_only: bool = False,
+    ) -> None:
+        assert scheduler.limits.depth <= pipeline.depth, (scheduler.limits.depth, pipeline.depth)
+        self.pipeline = pipeline
+        self.scheduler = scheduler
+        self.clock = pipeline.clock
+        self.epoch = 0
+        self.record = RunRecord(num_stages=pipeline.num_stages, num_blocks=pipeline.num_blocks)
+        self._stop_check = stop_check
+        self._ends_only = ends_only
+        self.next_step = first_step
+        self._in_flight: dict[int, tuple[MicroBatch, StepRecord]] = {}
+        self._waits: list[Wait] = []  # since the last dispatch
+        self._blocked_since: float | None = self.clock.now()
+        self._blocked_by = scheduler.blocked
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_work or bool(self._in_flight)
+
+    def check_progress(self) -> None:
+        """To be asked after a dispatch, where no request is still to come.
+
+        Raises:
+            PipelineError: the policy takes nothing though nothing is in flight, and never will.
+        """
+        if self.scheduler.has_work and not self._in_flight:
+            unfinished = self.scheduler.num_waiting + len(self.scheduler.running)
+            raise PipelineError(f"the policy takes none of {unfinished} unfinished requests, and nothing is in flight")
+
+    def add(self, request: Request) -> None:
+        """Accept a request; it must fit into the cache alone, and arrive in the order of ids."""
+        assert self.scheduler.pool.blocks_for(request.max_len) <= self.scheduler.pool.num_blocks, request
+        self._unblocked(request.arrival)
+        self.record.requests.append(request.record)
+        self.scheduler.add(request)
+
+    def abort(self, request: Request) -> None:
+        """End a request now; what of it is in flight is ignored when it comes back."""
+        if not request.is_finished:
+            self._finish(request, "abort", self.clock.now())
+
+    def step(self, deadline: float, arrive: Callable[[], None] = lambda: None) -> list[TokenEvent]:
+        """Dispatch what is admissible, wait for results until `deadline`, dispatch again; tokens that came.
+
+        `arrive` is called before each dispatch, to add what has come meanwhile.
+        """
+        arrive()
+        self.dispatch()
+        events = self.collect(deadline)
+        arrive()
+        self.dispatch()
+        return events
+
+    def collect(self, deadline: float) -> list[TokenEvent]:
+        """Wait for results until `deadline`; tokens that came. What they make admissible is not dispatched yet."""
+        events: list[TokenEvent] = []
+        for result in self.pipeline.wait(deadline):
+            self._handle(result, events)
+        return events
+
+    def dispatch(self) -> None:
+        """Fill the pipeline up to its depth."""
+        while len(self._in_flight) < self.scheduler.depth:
+            batch = self.scheduler.next_batch()
+            if batch is None:
+                self._block(self.scheduler.blocked)
+                return
+            self._submit(batch)
+        self._block("depth_full")
+
+    def _submit(self, batch: MicroBatch) -> None:
+        scheduler = self.scheduler
+        now = self.clock.now()
+        self._unblocked(now)
+        number = self.next_step
+        new: list[NewRequest] = []
+        chunks: list[Segment] = []
+        parts: list[Part] = []
+        sampled_rows = len(batch.decodes)
+        for chunk in batch.chunks:
+            chunks.append(_segment(chunk, now, new))
+            parts.append(Part(chunk.request.id, chunk.start, chunk.length))
+            sampled_rows += chunk.ends_prefill
+        decodes = _decodes(batch.decodes)
+        step = Step(self.epoch, number, chunks, decodes, new, scheduler.dropped)
+        scheduler.dropped = []
+        record = StepRecord(
+            number,
+            now,
+            parts,
+            RecordedDecodes(decodes.requests, decodes.starts),
+            self._waits,
+            kv_blocks_used=scheduler.pool.num_used,
+            num_waiting=scheduler.num_waiting,
+            num_running=len(scheduler.running),
+            sampled_rows=sampled_rows,
+        )
+        record.predicted = scheduler.predict(record)
+        if scheduler.notes:
+            self.record.notes += scheduler.notes
+            scheduler.notes = []
+        self._waits = []
+        self.next_step += 1
+        self._in_flight[number] = (batch, record)
+        self.record.steps.append(record)
+        self.pipeline.submit(step)
+
+    def _handle(self, result: StepResult, events: list[TokenEvent]) -> None:
+        if result.epoch != self.epoch:
+            return
+        number, spans, sampled = result.step, result.spans, result.sampled
+        self.record.spans += spans
+        if sampled is None:
+            if number in self._in_flight:
+                self.scheduler.observe(self._in_flight[number][1], spans)
+            return
+        batch, record = self._in_flight.pop(number)
+        now = self.clock.now()
+        record.completed = now
+        self.scheduler.observe(record, spans)
+        self.record.stage_times = self.scheduler.stage_times
+        self._unblocked(spans[-1].end)
+        self.scheduler.completed(batch)
+        requests = [c.request for c in batch.chunks if c.ends_prefill]
+        self._accept(requests + batch.decodes if requests else batch.decodes, sampled, now, events)
+
+    def _accept(self, requests: list[Request], sampled: Sampled, now: float, events: list[TokenEvent]) -> None:
+        tokens: list[Any] = sampled.tokens
+        logprobs = sampled.logprobs
+        assert len(requests) == len(tokens), (requests, tokens)
+        check, tells_all = self._stop_check, not self._ends_only
+        when: Any = now  # one object for all of them, compiled too
+        go_on = True
+        for request, token in zip(requests, tokens):  # noqa: B905  (as it stands, mypyc makes it a plain loop)
+            if request.finish_reason is not None:  # aborted meanwhile
+                go_on = False
+                continue
+            told = logprobs.get(request.id) if logprobs else None
+            request.output.append(token)
+            times: list[Any] = request.record.token_times
+            times.append(when)
+            reason, stop_ids = None, request.stop_ids
+            if request.num_tokens >= request.max_len or (stop_ids is not None and token in stop_ids):
+                reason = request.finish_reason_after(token)
+            if check is not None:
+                reason = check(request, token, told) or reason
+            if reason is not None:
+                go_on = False
+                self._finish(request, reason, now)
+            if tells_all or reason is not None:
+                events.append(TokenEvent(request, token, told, now))
+        self.scheduler.resume(requests if go_on else [r for r in requests if r.finish_reason is None])
+
+    def _finish(self, request: Request, reason: str, now: float) -> None:
+        self.scheduler.finish(request, reason)
+        entry = request.record
+        entry.finished, entry.finish_reason, entry.preemptions = now, reason, request.preemptions
+
+    def _block(self, reason: str) -> None:
+        if self._blocked_since is None:
+            self._blocked_since = self.clock.now()
+        self._blocked_by = reason  # type: ignore[assignment]
+
+    def _unblocked(self, at: float) -> None:
+        """What kept stage 0 waiting ended, truly at `at`; the rest until the dispatch is the coordinator's own time."""
+        if self._blocked_since is not None:
+            if at > self._blocked_since:
+                self._waits.append(Wait(self._blocked_since, at, self._blocked_by))
+            self._blocked_since = None
+
+
+def _segment(chunk: Chunk, now: float, new: list[NewRequest]) -> Segment:
+    """A chunk as the ranks are told of it; one that is their first of its request adds to `new`."""
+    request, start = chunk.request, chunk.start
+    if request.num_blocks_sent == 0:
+        new.append(NewRequest(request.id, request.prompt_len, request.seed, request.params, request.eos_token_ids))
+        if request.record.first_dispatched is None:
+            request.record.first_dispatched = now
+    tokens = request.tokens_in(start, start + chunk.length)
+    return Segment(request.id, start, tokens, request.take_new_blocks(), chunk.ends_prefill)
+
+
+def _decodes(requests: list[Request]) -> Decodes:
+    """Of requests whose newest token has just been dispatched."""
+    ids, starts, tokens = BytesWriter(), BytesWriter(), BytesWriter()
+    blocks: dict[int, list[int]] = {}
+    for request in requests:
+        write_i64_le(ids, request.id)
+        write_i64_le(starts, request.num_dispatched - 1)
+        write_i64_le(tokens, request.output[-1])
+        if len(request.blocks) > request.num_blocks_sent:
+            blocks[request.id] = request.take_new_blocks()
+    return Decodes(ids.getvalue(), starts.getvalue(), tokens.getvalue(), blocks)

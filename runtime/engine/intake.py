@@ -1,0 +1,103 @@
+"""The way in: prompts become token ids and are checked against the model, before anything is started or accepted."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+
+from ...conf.errors import ConfigError
+from ...conf.sampling import SamplingParams
+from ...conf.schema import EngineConfig
+from ...models.tokenizer import Tokenizer, load_tokenizer
+from .plan import Plan
+
+Prompt = str | Sequence[int]
+
+
+class Intake:
+    """Checks and encodes the prompts of one model on one plan. Needs no torch."""
+
+    def __init__(self, config: EngineConfig, plan: Plan) -> None:
+        self.tokenizer: Tokenizer = load_tokenizer(plan.tokenizer, plan.arch.vocab_size)
+        self._plan = plan
+        self._block_size = config.cache.block_size
+
+    def read(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[tuple[Prompt, list[int], SamplingParams]]:
+        """Each prompt, its token ids and its params; all are checked, or none is taken.
+
+        Raises:
+            ConfigError: a prompt that is empty, too long, not of this vocabulary or larger than the cache, by number.
+        """
+        many = _as_list(prompts)
+        if params is None or isinstance(params, SamplingParams):
+            each = [params or SamplingParams()] * len(many)
+        else:
+            each = list(params)
+        if len(each) != len(many):
+            raise ConfigError(f"{len(many)} prompts, but {len(each)} sampling params: give one, or one each")
+        if wrong := [p for p in each if not isinstance(p, SamplingParams)]:
+            raise ConfigError(f"sampling params {wrong[0]!r}: must be SamplingParams, one or one a prompt")
+        encoded = [self.tokenizer.encode(p) if isinstance(p, str) else _ids(n, p) for n, p in enumerate(many)]
+        for number, (ids, of_it) in enumerate(zip(encoded, each, strict=True)):
+            self.check(number, ids, of_it)
+        return list(zip(many, encoded, each, strict=True))
+
+    @property
+    def room(self) -> int:
+        """Most tokens that a request may come to: the context, or less where the cache holds no more."""
+        return min(self._plan.max_model_len, self._plan.num_blocks * self._block_size)
+
+    def check(self, number: int, ids: Sequence[int], params: SamplingParams) -> None:
+        """Whether the model and the cache can hold a request.
+
+        Raises:
+            ConfigError: by its number.
+        """
+        longest, vocab = self._plan.max_model_len, self._plan.arch.vocab_size
+        if not ids:
+            raise ConfigError(f"prompt {number} is empty")
+        if len(ids) >= longest:
+            raise ConfigError(
+                f"prompt {number} has {len(ids)} tokens: the context is {longest}, "
+                f"so at most {longest - 1} leave room for output"
+            )
+        if not 0 <= min(ids) <= max(ids) < vocab:
+            raise ConfigError(f"prompt {number} holds a token id outside 0 .. {vocab - 1}")
+        if bad := [t for t in params.stop_token_ids if not 0 <= t < vocab]:
+            raise ConfigError(f"sampling.stop_token_ids={bad}: must lie in 0 .. {vocab - 1}")
+        tokens = min(len(ids) + params.max_tokens, longest)
+        room = self._plan.num_blocks * self._block_size
+        if tokens > room:
+            raise ConfigError(
+                f"prompt {number} may come to {tokens} tokens: cache.num_blocks={self._plan.num_blocks} of "
+                f"{self._block_size} hold {room}; raise it, or lower sampling.max_tokens"
+            )
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str):
+        return [prompts]
+    many = list(prompts)
+    if many and all(_is_id(p) for p in many):
+        return [many]  # type: ignore[list-item]
+    return many  # type: ignore[return-value]
+
+
+def _ids(number: int, prompt: Sequence[int]) -> list[int]:
+    try:
+        return [operator.index(token) for token in prompt]
+    except TypeError:
+        raise ConfigError(f"prompt {number} is neither a text nor a list of token ids") from None
+
+
+def _is_id(value: object) -> bool:
+    """An integer of any kind, numpy's and torch's too."""
+    try:
+        operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        return False
+    return True

@@ -1,0 +1,405 @@
+"""The Python API: a model on a pipeline; prompts in, texts out."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import copy
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from ...conf.build import compose_engine
+from ...conf.policies import SchedulerConfig
+from ...conf.sampling import SamplingParams
+from ...conf.schema import EngineConfig
+from ...models.tokenizer import Detokenizer, Tokenizer
+from ..core.block_pool import BlockPool
+from ..core.messages import TokenLogprobs
+from ..core.request import Request
+from ..core.run_record import RunRecord
+from ..ledger.ledger import LiveBubbles
+from ..pipeline.launcher import Launcher, check_launcher, find_launcher
+from ..pipeline.local import LocalPipeline
+from ..pipeline.protocol import Pipeline
+from ..pipeline.remote import RemotePipeline
+from ..scheduler.policies import make_scheduler
+from ..workload import WorkItem
+from .arrivals import replay
+from .coordinator import Coordinator, TokenEvent
+from .intake import Intake, Prompt
+from .outputs import CompletionOutput, Logprob, RequestOutput
+from .plan import Plan, make_plan, make_setup
+from .stopping import StopChecker
+
+
+class LLM:
+    """A model served by pipeline and tensor parallel ranks, or by one rank in this process.
+
+        with LLM(model="path/to/folder", pp=2, scheduler="sarathi", launcher="ray") as llm:
+            for output in llm.generate(["def main("], SamplingParams(max_tokens=64)):
+                print(output.outputs[0].text)
+
+    `model` is a Hugging Face folder or a name of `conf/model`, `scheduler` a name of `conf/scheduler` or a file with a
+    policy of your own (`docs/policies.md`); any other key of the config is set by its dotted name,
+    `**{"scheduler.chunk": 48}`. Without a `launcher`, one rank runs in this process and several run on Ray.
+
+    Raises:
+        ConfigError: a key, a value or the checkpoint is wrong; nothing has been started.
+        PipelineError: a rank failed to start.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        pp: int = 1,
+        tp: int = 1,
+        scheduler: str = "sarathi",
+        launcher: str | Launcher | None = None,
+        hardware: str = "cpu",
+        **overrides: Any,
+    ) -> None:
+        name = launcher if isinstance(launcher, str) or launcher is None else "ray"
+        config = compose_engine(
+            model=model, pp=pp, tp=tp, scheduler=scheduler, launcher=name, hardware=hardware, overrides=overrides
+        )
+        self._start(config, launcher if not isinstance(launcher, str) else None, lambda text: None)
+
+    @classmethod
+    def from_config(
+        cls,
+        config: EngineConfig,
+        *,
+        launcher: Launcher | None = None,
+        on_progress: Callable[[str], None] = lambda text: None,
+        policies: Sequence[SchedulerConfig] = (),
+    ) -> LLM:
+        """From a whole config. `launcher` stands in for the one that `config.parallel.launcher` names.
+
+        `policies` are those that `reset` will be given: the pipeline is as deep, and its cache as large, as the one of
+        them needs that needs most.
+        """
+        self = cls.__new__(cls)
+        self._start(config, launcher, on_progress, policies)
+        return self
+
+    def _start(
+        self,
+        config: EngineConfig,
+        launcher: Launcher | None,
+        on_progress: Callable[[str], None],
+        policies: Sequence[SchedulerConfig] = (),
+    ) -> None:
+        plans = [make_plan(replace(config, scheduler=policy)) for policy in (config.scheduler, *policies)]
+        deepest = replace(plans[0].limits, depth=max(plan.limits.depth for plan in plans))
+        self.config = config
+        self.plan = replace(plans[0], num_blocks=max(plan.num_blocks for plan in plans))
+        self._intake = Intake(config, self.plan)
+        self._eos = self.plan.arch.eos_token_ids
+        self._pipeline = start_pipeline(config, replace(self.plan, limits=deepest), launcher, on_progress)
+        self._ids = itertools.count()
+        self._closed = False
+        self._replaying = False
+        self._texts: dict[int, _Text] = {}
+        self._coordinator = self._make_coordinator()
+        self._live = LiveBubbles()
+        self._num_spans = 0
+
+    def reset(self, scheduler: SchedulerConfig | None = None) -> None:
+        """Begin a new run, with a new record, on the pipeline that stands; with another policy if one is given.
+
+        Raises:
+            ValueError: a request is unfinished.
+        """
+        if self._texts or self._replaying:
+            raise ValueError(f"{len(self._texts)} requests are unfinished" if self._texts else "a replay is unfinished")
+        while self._coordinator.has_work:  # aborted requests on their way through the pipeline
+            self._coordinator.step(self._pipeline.clock.now() + 1.0)
+        if scheduler is not None:
+            self.config = replace(self.config, scheduler=scheduler)
+            plan = make_plan(self.config)
+            limits = replace(plan.limits, depth=min(plan.limits.depth, self._pipeline.depth))
+            self.plan = replace(plan, num_blocks=self._pipeline.num_blocks, limits=limits)
+        last = self._coordinator
+        self._coordinator = self._make_coordinator(last.next_step)
+        self._coordinator.scheduler.dropped = last.scheduler.dropped
+        self._live = LiveBubbles()
+        self._num_spans = 0
+
+    def _make_coordinator(self, first_step: int = 0) -> Coordinator:
+        plan, block_size = self.plan, self.config.cache.block_size
+        pool = BlockPool(plan.num_blocks, block_size, -(-plan.max_model_len // block_size))
+        scheduler = make_scheduler(self.config.scheduler, plan.limits, pool)
+        return Coordinator(self._pipeline, scheduler, stop_check=self._check_stop, first_step=first_step)
+
+    @property
+    def record(self) -> RunRecord:
+        """What has happened since the start, or since `reset`: for the ledger and the report."""
+        return self._coordinator.record
+
+    @property
+    def live_bubble_fraction(self) -> float:
+        """Idle over elapsed stage time so far, without the ledger's detail."""
+        return self._live.bubble_fraction
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._intake.tokenizer
+
+    @property
+    def max_model_len(self) -> int:
+        return self.plan.max_model_len
+
+    @property
+    def where(self) -> list[str]:
+        """Node, process and device of each rank."""
+        return self._pipeline.where
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[RequestOutput]:
+        """Run all prompts to their end; outputs in the order of the prompts.
+
+        `prompts`: one or several, as text or as token ids; `params`: one for all, or one each.
+
+        Raises:
+            ValueError: a prompt that is empty, too long, or not of this vocabulary, by its number.
+            PipelineError: the pipeline failed.
+        """
+        results = self._submit(prompts, params)
+        for _ in self._run(results):
+            pass
+        return [r.output for r in results]
+
+    def stream(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> Iterator[RequestOutput]:
+        """As `generate`, but yields a snapshot of a request's output whenever tokens of it have come.
+
+        Prompts are checked on the call, not on the first `next`. Closing the iterator early aborts what is unfinished.
+        """
+        batches = self._run(self._submit(prompts, params))
+        next(batches)  # so that an iterator that is dropped before its first output aborts too
+        return (r.snapshot() for batch in batches for r in batch)
+
+    def replay(self, items: Iterable[WorkItem], *, max_concurrency: int | None = None) -> Iterator[list[TokenEvent]]:
+        """Run requests that arrive over time, greedily and to their exact lengths; the tokens of each step, no texts.
+
+        Each enters when it is due; while `max_concurrency` are unfinished the next is held back. Closing the iterator
+        early aborts what is unfinished.
+
+        Raises:
+            ValueError: a request that the model or the cache cannot hold, by number, or others are unfinished.
+            PipelineError: the pipeline failed, or not every request got its tokens.
+        """
+        if self._closed:
+            raise ValueError("this LLM is closed")
+        if self._texts or self._replaying:
+            raise ValueError("other requests are unfinished")
+        self._replaying = True
+        try:
+            for events in replay(self._coordinator, self._checked(items), self._timed, max_concurrency=max_concurrency):
+                self._watch()
+                yield events
+        finally:
+            self._replaying = False
+
+    def close(self) -> None:
+        """End all ranks; nothing stays behind. May be called twice."""
+        if not self._closed:
+            self._closed = True
+            self._pipeline.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _submit(
+        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
+    ) -> list[_Result]:
+        if self._closed:
+            raise ValueError("this LLM is closed")
+        if self._replaying:
+            raise ValueError("a replay is unfinished")
+        taken = self._intake.read(prompts, params)
+        now = self._pipeline.clock.now()
+        return [self._accept(number, *each, now) for number, each in enumerate(taken)]
+
+    def _accept(self, number: int, prompt: Prompt, ids: list[int], params: SamplingParams, now: float) -> _Result:
+        requests = []
+        for index in range(params.n):
+            id_ = next(self._ids)
+            seed = (self.config.seed << 32) + id_ if params.seed is None else params.seed + index
+            request = Request(
+                id_, ids, params, arrival=now, seed=seed, max_model_len=self.max_model_len, eos_token_ids=self._eos
+            )
+            requests.append(request)
+        result = _Result(number, prompt if isinstance(prompt, str) else None, ids, requests)
+        for request, completion in zip(requests, result.output.outputs, strict=True):
+            self._texts[request.id] = _Text(request, completion, self.tokenizer, result)
+            self._coordinator.add(request)
+        return result
+
+    def _run(self, results: list[_Result]) -> Iterator[list[_Result]]:
+        """Drive the coordinator until all of `results` are finished; first nothing, then those that have news.
+
+        Several may run by turns: a step brings the tokens of all, and each gives out what came for its own.
+        """
+        news: dict[int, _Result] = {}
+        for result in results:
+            result.news = news
+        try:
+            yield []
+            while news or not all(r.output.finished for r in results):
+                if not news:
+                    self._step()
+                fresh = list(news.values())
+                news.clear()
+                yield fresh
+        finally:
+            for result in results:
+                for request in result.requests:
+                    if not request.is_finished:
+                        self._coordinator.abort(request)
+                        self._texts.pop(request.id).finish()
+
+    def _step(self) -> None:
+        for event in self._coordinator.step(self._pipeline.clock.now() + 1.0):
+            text = self._texts[event.request.id]
+            if event.token is not None:
+                text.push(event.token, event.logprobs)
+            if event.request.is_finished:
+                text.finish()
+                del self._texts[event.request.id]
+            text.result.news[text.result.output.request_id] = text.result
+        self._watch()
+        self._coordinator.check_progress()
+
+    def _watch(self) -> None:
+        """Count the spans that are new."""
+        for span in self.record.spans[self._num_spans :]:
+            self._live.add(span)
+        self._num_spans = len(self.record.spans)
+
+    def _checked(self, items: Iterable[WorkItem]) -> Iterator[WorkItem]:
+        for number, item in enumerate(items):
+            self._intake.check(number, item.prompt, _exactly(item.output_len))
+            yield item
+
+    def _timed(self, item: WorkItem, arrival: float) -> Request:
+        deadline = None if item.deadline is None else arrival + item.deadline
+        return Request(
+            next(self._ids), item.prompt, _exactly(item.output_len), arrival=arrival, max_model_len=self.max_model_len,
+            user=item.user, deadline=deadline,
+        )  # fmt: skip
+
+    def _check_stop(self, request: Request, token: int, logprobs: TokenLogprobs | None) -> str | None:
+        if not request.params.stop:
+            return None
+        text = self._texts[request.id]
+        text.push(token, logprobs)
+        return "stop" if text.stopped else None
+
+
+class _Result:
+    """A user's request: one prompt, `n` coordinator requests. `news`: of its call, those with tokens not given out."""
+
+    def __init__(self, number: int, prompt: str | None, ids: list[int], requests: list[Request]) -> None:
+        self.requests = requests
+        self.news: dict[int, _Result] = {}
+        outputs = [CompletionOutput(i) for i in range(len(requests))]
+        self.output = RequestOutput(requests[0].id, number, prompt, ids, outputs)
+
+    def snapshot(self) -> RequestOutput:
+        whole = self.output
+        outputs = [copy(o) for o in whole.outputs]
+        for o in outputs:
+            o.token_ids = list(o.token_ids)
+            o.logprobs = None if o.logprobs is None else list(o.logprobs)
+        return RequestOutput(whole.request_id, whole.index, whole.prompt, whole.prompt_token_ids, outputs)
+
+
+class _Text:
+    """The text of one request as its tokens come."""
+
+    def __init__(self, request: Request, completion: CompletionOutput, tokenizer: Tokenizer, result: _Result) -> None:
+        self.request = request
+        self.result = result
+        self._out = completion
+        self._tokenizer = tokenizer
+        self._detokenizer = Detokenizer(tokenizer)
+        self._stop = StopChecker(request.params.stop, request.params.include_stop_str_in_output)
+        if request.params.logprobs is not None:
+            completion.logprobs = []
+            completion.cumulative_logprob = 0.0
+
+    @property
+    def stopped(self) -> bool:
+        return self._stop.stop_string is not None
+
+    def push(self, token: int, logprobs: TokenLogprobs | None) -> None:
+        out = self._out
+        index = len(out.token_ids)
+        if self.request.num_output == index:  # pushed by the stop check already
+            return
+        out.token_ids.append(token)
+        if out.logprobs is not None:
+            assert logprobs is not None, self.request
+            out.logprobs.append(self._logprobs(token, logprobs))
+            out.cumulative_logprob = (out.cumulative_logprob or 0.0) + logprobs.logprob
+        if self.request.finish_reason_after(token) == "stop":  # its text is not part of the output
+            out.stop_reason = token if token in self.request.params.stop_token_ids else None
+            return
+        text, _ = self._stop.push(self._detokenizer.push(token), index + 1 >= self.request.params.min_tokens)
+        out.text += text
+
+    def _logprobs(self, token: int, logprobs: TokenLogprobs) -> dict[int, Logprob]:
+        entries = [(token, logprobs.logprob, logprobs.rank)]
+        entries += [(best, value, rank) for rank, (best, value) in enumerate(logprobs.top, 1)]
+        return {
+            number: Logprob(value, rank, self._tokenizer.decode([number], skip_special=False))
+            for number, value, rank in entries
+        }
+
+    def finish(self) -> None:
+        out, request = self._out, self.request
+        if not self.stopped:
+            text, _ = self._stop.push(self._detokenizer.flush())
+            out.text += text + self._stop.flush()
+        out.finish_reason = request.finish_reason
+        if self.stopped:
+            out.stop_reason = self._stop.stop_string
+
+
+@lru_cache(maxsize=4096)
+def _exactly(tokens: int) -> SamplingParams:
+    return SamplingParams(max_tokens=tokens, ignore_eos=True)
+
+
+def start_pipeline(
+    config: EngineConfig, plan: Plan, launcher: Launcher | None, on_progress: Callable[[str], None]
+) -> Pipeline:
+    """The pipeline of a plan, ready for its first step; `launcher` stands in for the one that `config` names.
+
+    Raises:
+        ConfigError: the launcher cannot place the ranks here. PipelineError: a rank failed to start.
+    """
+    setup = make_setup(config, plan)
+    if config.parallel.launcher == "local" and launcher is None:
+        check_launcher(config.parallel, config.hardware)
+        on_progress("loading the model in this process")
+        return LocalPipeline(setup, "cuda:0" if config.hardware.device == "cuda" else "cpu")
+    starter = launcher or find_launcher(config.parallel.launcher)
+    starter.check(config.parallel, config.hardware)
+    return RemotePipeline(starter, config.parallel, config.hardware, setup, on_progress)

@@ -1,0 +1,112 @@
+"""What a config comes to, before anything heavy starts: architecture, layer split, KV blocks, slot bound."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...conf.build import load_hardware
+from ...conf.errors import ConfigError
+from ...conf.policies import EqualTimeConfig
+from ...conf.schema import Architecture, EngineConfig, HardwareConfig, SimulateConfig
+from ...models.checkpoint import SafetensorsFolder
+from ...models.huggingface import resolve_architecture, resolve_weights
+from ...models.layout import tensor_shapes
+from ...models.memory import block_count, check_blocks, dtype_bytes, replicates_embedding, slot_bound
+from ...parallel.split import check_parallel, split_layers
+from ..pipeline.handshake import Setup
+from ..scheduler.base import Limits
+from ..scheduler.learned.stage_times import read_profile
+from ..scheduler.policies import find_policy
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """`limits.batch` is B of the paper for one micro-batch: the slots that the memory holds, over the depth."""
+
+    arch: Architecture
+    layers: tuple[range, ...]
+    num_blocks: int
+    replicate_embedding: bool  # by each rank of the first stage
+    limits: Limits
+    tokenizer: str | None  # where it lies; None: UTF-8 bytes
+
+    @property
+    def max_model_len(self) -> int:
+        return self.arch.max_position
+
+
+def make_plan(config: EngineConfig) -> Plan:
+    """Check a config against itself, the checkpoint and the memory.
+
+    Raises:
+        ConfigError: one line naming what does not fit, and what would.
+    """
+    parallel, cache, hardware, stages = config.parallel, config.cache, config.hardware, stage_hardware(config)
+    folder = resolve_weights(config.model)
+    arch = resolve_architecture(config.model)
+    check_parallel(arch, parallel)
+    if config.model.attention == "xformers" and hardware.device != "cuda":
+        raise ConfigError("model.attention=xformers: runs on CUDA only; use sdpa or auto on hardware.device=cpu")
+    if folder is not None:
+        SafetensorsFolder(folder).check(arch, tensor_shapes(arch))
+    find_policy(config.scheduler)
+    if isinstance(config.scheduler, EqualTimeConfig):
+        read_profile(config.scheduler.profile, parallel.pp)
+    element = dtype_bytes(config.model, hardware.device)
+    depth = parallel.depth or config.scheduler.depth(parallel.pp)
+    if cache.num_blocks is None:
+        slots = slot_bound(arch, parallel, stages, element)
+        fitting = block_count(arch, parallel, stages, cache.block_size, element)
+    else:
+        slots = cache.num_blocks * cache.block_size // arch.max_position
+        fitting = cache.num_blocks
+    batch = config.scheduler.batch or config.scheduler.batch_of(slots, depth)
+    useful = batch * depth * -(-arch.max_position // cache.block_size)
+    num_blocks = min(fitting, useful)
+    if cache.num_blocks is not None:
+        check_blocks(arch, parallel, stages, cache.block_size, num_blocks, element)
+    return Plan(
+        arch=arch,
+        layers=tuple(split_layers(arch, parallel.pp, parallel.layers)),
+        num_blocks=num_blocks,
+        replicate_embedding=replicates_embedding(arch, parallel, stages[0], element),
+        limits=Limits(
+            batch=batch,
+            depth=depth,
+            tile=hardware.tile,
+            stages=parallel.pp,
+            least_depth=parallel.depth or parallel.pp,
+        ),
+        tokenizer=config.model.tokenizer or (str(folder) if folder else None),
+    )
+
+
+def stage_hardware(config: EngineConfig) -> list[HardwareConfig]:
+    """The hardware of each stage's ranks.
+
+    Raises:
+        ConfigError: `simulation.devices` names one that there is not.
+    """
+    if not isinstance(config, SimulateConfig) or config.simulation.devices is None:
+        return [config.hardware] * config.parallel.pp
+    return [load_hardware(name, "simulation.devices") for name in config.simulation.devices]
+
+
+def make_setup(config: EngineConfig, plan: Plan) -> Setup:
+    """The ranks' part of a plan; the store's address is filled in once it is known."""
+    return Setup(
+        pp=config.parallel.pp,
+        tp=config.parallel.tp,
+        model=config.model,
+        arch=plan.arch,
+        layers=[(layers.start, layers.stop) for layers in plan.layers],
+        depth=plan.limits.depth,
+        num_blocks=plan.num_blocks,
+        block_size=config.cache.block_size,
+        replicate_embedding=plan.replicate_embedding,
+        seed=config.seed,
+        threads=config.parallel.threads,
+        timeout_s=config.parallel.step_timeout_s,
+        store_host="",
+        store_port=0,
+    )

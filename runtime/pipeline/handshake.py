@@ -1,0 +1,47 @@
+"""What the coordinator tells the ranks before the first step, and what they answer."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ...conf.schema import Architecture, ModelConfig
+from ..core.messages import RankFailure, Step, StepResult, Stop
+
+
+class Setup(msgspec.Struct, frozen=True, array_like=True, tag="setup"):
+    """All that a rank needs to build its stage. `layers[s]` is the half-open range of stage s."""
+
+    pp: int
+    tp: int
+    model: ModelConfig
+    arch: Architecture
+    layers: list[tuple[int, int]]
+    depth: int
+    num_blocks: int
+    block_size: int
+    replicate_embedding: bool
+    seed: int
+    threads: int | None  # of a rank; None: the cores of its node over `node_ranks`
+    timeout_s: float
+    store_host: str
+    store_port: int
+    node_ranks: list[int] = []  # by rank: how many ranks share its node
+
+
+class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
+    """Rank 0 has opened the store through which the ranks find each other."""
+
+    store_host: str
+    store_port: int
+
+
+class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
+    """A rank has built its stage. `where` names node, process and device."""
+
+    rank: int
+    where: str
+
+
+encoder = msgspec.msgpack.Encoder()
+to_rank = msgspec.msgpack.Decoder(Setup | Step | Stop)
+from_rank = msgspec.msgpack.Decoder(Hello | Ready | StepResult | RankFailure)

@@ -1,0 +1,54 @@
+"""How ranks come to be: the protocol of a launcher, and how one is found by name."""
+
+from __future__ import annotations
+
+from importlib.metadata import entry_points
+from typing import Protocol
+
+from ...conf.errors import ConfigError, nearest
+from ...conf.schema import HardwareConfig, ParallelConfig
+from ...parallel.control import Endpoint
+
+
+class Launcher(Protocol):
+    """Places, starts, watches and stops the ranks; each runs `runtime.rank.run_rank`. Steps never pass through it."""
+
+    def check(self, parallel: ParallelConfig, hardware: HardwareConfig) -> None:
+        """Raise `ConfigError` if the ranks cannot be placed, before anything heavy starts."""
+        ...
+
+    def start(self, endpoint: Endpoint, parallel: ParallelConfig, hardware: HardwareConfig) -> None:
+        """Begin to start all ranks; they join the coordinator at `endpoint`."""
+        ...
+
+    def poll(self) -> dict[int, str]:
+        """Ranks that have ended by themselves, and how."""
+        ...
+
+    def stop(self) -> None:
+        """End what is left, by force if need be; nothing stays behind. May be called twice."""
+        ...
+
+
+def find_launcher(name: str) -> Launcher:
+    """The launcher of that name among the installed `gapless.launchers` entry points."""
+    found = {entry.name: entry for entry in entry_points(group="gapless.launchers")}
+    if name not in found:
+        raise ConfigError(f"parallel.launcher='{name}': unknown launcher{nearest(name, [*found, 'local'])}")
+    launcher: Launcher = found[name].load()()
+    return launcher
+
+
+def check_launcher(parallel: ParallelConfig, hardware: HardwareConfig) -> None:
+    """Whether the launcher exists and can place the ranks, as far as it can tell before it starts them.
+
+    Raises:
+        ConfigError: naming the key.
+    """
+    if parallel.launcher != "local":
+        find_launcher(parallel.launcher).check(parallel, hardware)
+    elif hardware.device == "cuda":
+        import torch
+
+        if not torch.cuda.is_available():
+            raise ConfigError(f"hardware={hardware.name}: torch finds no CUDA device here; choose hardware=cpu")

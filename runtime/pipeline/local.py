@@ -1,0 +1,60 @@
+"""The pipeline of one rank in this process: no Ray, no sockets; `wait` computes."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections import deque
+from typing import Any
+
+from ...parallel.mesh import Mesh
+from ..core.messages import Span, Step, StepResult
+from .handshake import Setup
+from .protocol import WallClock
+
+
+class LocalPipeline:
+    """A `Pipeline` of one stage on one device ("cpu", "cuda:0")."""
+
+    num_stages = 1
+
+    def __init__(self, setup: Setup, device: str) -> None:
+        import torch
+
+        from ...parallel.groups import Groups
+        from ...parallel.rendezvous import Rendezvous
+        from .stage_worker import StageWorker
+
+        assert setup.pp == setup.tp == 1
+        if setup.threads:
+            torch.set_num_threads(setup.threads)
+        self.clock = WallClock()
+        self.depth = setup.depth
+        self.num_blocks = setup.num_blocks
+        self.where = [f"{socket.gethostname()} pid {os.getpid()} {device}"]
+        self._groups: Any = Groups.start(Rendezvous(0, 1, device=device), Mesh(1, 1), setup.timeout_s)
+        self._worker = StageWorker.build(setup, self._groups)
+        self._steps: deque[Step] = deque()
+        self._idle_since = self.clock.now()
+
+    def submit(self, step: Step) -> None:
+        self._steps.append(step)
+
+    def wait(self, deadline: float) -> list[StepResult]:
+        if not self._steps:
+            time.sleep(max(0.0, deadline - self.clock.now()))
+            return []
+        step = self._steps.popleft()
+        begin = self.clock.now()
+        logits = self._worker.forward(self._worker.prepare(step), None)
+        sampled = self._worker.sample(step, logits)
+        end = self.clock.now()
+        span = Span(step.step, 0, self._idle_since, begin, begin, end, end)
+        self._idle_since = end
+        return [StepResult(step.epoch, step.step, [span], sampled)]
+
+    def close(self) -> None:
+        if self._groups is not None:
+            self._groups.close()
+            self._groups = None

@@ -1,0 +1,55 @@
+"""The seam: what the coordinator knows of a pipeline, real or simulated."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+from ..core.messages import Step, StepResult
+
+
+class Clock(Protocol):
+    """Wall or virtual time; the coordinator asks no other."""
+
+    def now(self) -> float:
+        """Seconds, monotonic."""
+        ...
+
+
+class WallClock:
+    """`CLOCK_MONOTONIC`, which all processes of a node share."""
+
+    def now(self) -> float:
+        return time.monotonic()
+
+
+class PipelineError(RuntimeError):
+    """The pipeline cannot go on: a rank died, failed to start, or hangs. Its text is the rank's own error."""
+
+
+class Pipeline(Protocol):
+    """Stages 0 .. num_stages-1 in a row. Steps enter in the order of `submit` and leave every stage in that order."""
+
+    num_stages: int
+    depth: int  # most steps outstanding
+    num_blocks: int  # KV blocks, the minimum over the ranks
+    where: list[str]  # node, process and device of each rank
+
+    @property
+    def clock(self) -> Clock: ...
+
+    def submit(self, step: Step) -> None:
+        """Hand a step to the pipeline; never blocks. At most `depth` may be outstanding."""
+        ...
+
+    def wait(self, deadline: float) -> list[StepResult]:
+        """Results that have come, or an empty list once the clock passes `deadline`.
+
+        Raises:
+            PipelineError: the pipeline failed.
+        """
+        ...
+
+    def close(self) -> None:
+        """End all ranks; nothing stays behind. May be called twice."""
+        ...

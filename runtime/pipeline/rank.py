@@ -1,0 +1,147 @@
+"""A rank's life, the same under every launcher: join the coordinator, build the stage, run steps until told to stop.
+
+A second thread hears the coordinator, so that the receive of a later activation is posted while this one computes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import socket
+import sys
+import threading
+import time
+from datetime import timedelta
+from typing import Any
+
+from ...parallel.control import ConnectionLost, ControlClient, Endpoint
+from ...parallel.mesh import Mesh
+from ..core.messages import RankFailure, Span, Step, StepResult, Stop
+from .handshake import Hello, Ready, Setup, encoder, to_rank
+
+
+def run_rank(endpoint: Endpoint, rank: int, device: str, start_timeout_s: float) -> None:
+    """Serve as `rank` on `device` ("cpu", "cuda:0") until the coordinator says stop.
+
+    Raises:
+        Exception: whatever ended the rank, after it has been told to the coordinator.
+    """
+    client = ControlClient(endpoint, rank, start_timeout_s)
+    stage = -1
+    try:
+        setup, store = _join(client, rank)
+        stage = Mesh(setup.pp, setup.tp, rank).stage
+        _Rank(client, setup, store, rank, device).serve()
+    except BaseException as error:
+        failure = RankFailure(rank, stage, f"{type(error).__name__}: {error}".strip(), secondary=_is_echo(error))
+        with contextlib.suppress(ConnectionLost):
+            client.send(encoder.encode(failure))
+        raise
+    finally:
+        client.close()
+
+
+def _join(client: ControlClient, rank: int) -> tuple[Setup, Any]:
+    from torch.distributed import TCPStore
+
+    store = None
+    if rank == 0:
+        # The store would listen on every interface by itself: give it a socket that is bound to this one.
+        listener = socket.create_server((client.host, 0), backlog=1024)
+        port = listener.getsockname()[1]
+        store = TCPStore(client.host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+        client.send(encoder.encode(Hello(client.host, port)))
+    setup = to_rank.decode(client.receive()[0])
+    assert isinstance(setup, Setup), setup
+    if store is None:
+        timeout = timedelta(seconds=setup.timeout_s)
+        store = TCPStore(setup.store_host, setup.store_port, is_master=False, timeout=timeout)
+    return setup, store
+
+
+def _is_echo(error: BaseException) -> bool:
+    """Most likely the consequence of another rank's death."""
+    text = str(error).lower()
+    broken = ("connection closed", "connection reset", "connection refused", "broken pipe", "timed out", "remote")
+    return isinstance(error, ConnectionLost) or any(word in text for word in broken)
+
+
+class _Rank:
+    def __init__(self, client: ControlClient, setup: Setup, store: Any, rank: int, device: str) -> None:
+        import torch
+
+        from ...parallel.groups import Groups
+        from ...parallel.rendezvous import Rendezvous
+        from ...parallel.transport import Transport
+        from .stage_worker import StageWorker
+
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        torch.set_num_threads(setup.threads or max(1, cores // setup.node_ranks[rank]))
+        self.client = client
+        self.setup = setup
+        self.mesh = Mesh(setup.pp, setup.tp, rank)
+        rendezvous = Rendezvous(rank, self.mesh.world_size, device=device, store=store, host=client.host)
+        self.groups = Groups.start(rendezvous, self.mesh, setup.timeout_s)
+        self.is_cuda = self.groups.device.type == "cuda"
+        self.worker = StageWorker.build(setup, self.groups)
+        self.transport = Transport(self.groups, setup.arch.hidden_size, self.worker.stage.dtype, setup.depth)
+        self.inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        where = f"{socket.gethostname()} pid {os.getpid()} {self.groups.device}"
+        client.send(encoder.encode(Ready(rank, where)))
+
+    def serve(self) -> None:
+        threading.Thread(target=self._hear, name="control", daemon=True).start()
+        while (message := self._next()) is not None:
+            self._run(*message)
+        self.transport.drain()
+        self.groups.close()
+
+    def _hear(self) -> None:
+        import torch
+
+        if self.is_cuda:
+            torch.cuda.set_device(self.groups.device)
+        try:
+            while True:
+                for payload in self.client.receive():
+                    message = to_rank.decode(payload)
+                    if isinstance(message, Stop):
+                        self.inbox.put(None)
+                        return
+                    arrival = None if self.mesh.is_first else self.transport.post_receive(message.num_tokens)
+                    self.inbox.put((message, arrival, time.monotonic()))
+        except ConnectionLost:
+            # The coordinator is gone; the main thread may hang in a collective, so the process ends here.
+            print(f"gapless rank {self.mesh.rank}: the coordinator is gone", file=sys.stderr)
+            os._exit(1)
+        except Exception as error:
+            self.inbox.put(error)
+
+    def _next(self) -> tuple[Step, Any, float] | None:
+        self._idle_since = time.monotonic()
+        message = self.inbox.get()
+        if isinstance(message, Exception):
+            raise message
+        return message
+
+    def _run(self, step: Step, arrival: Any, told: float) -> None:
+        import torch
+
+        batch = self.worker.prepare(step)
+        hidden = arrival.wait() if arrival is not None else None
+        begin = time.monotonic()
+        out = self.worker.forward(batch, hidden)
+        sampled = None
+        if self.mesh.is_last:
+            if self.mesh.tp_rank == 0:
+                sampled = self.worker.sample(step, out)
+        elif self.is_cuda:
+            torch.cuda.synchronize()
+        end = time.monotonic()
+        if not self.mesh.is_last:
+            self.transport.send(out)
+        if self.mesh.tp_rank == 0:
+            arrived = begin if arrival is not None else max(told, self._idle_since)
+            span = Span(step.step, self.mesh.stage, self._idle_since, arrived, begin, end, time.monotonic())
+            self.client.send(encoder.encode(StepResult(step.epoch, step.step, [span], sampled)))

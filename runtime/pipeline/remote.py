@@ -1,0 +1,184 @@
+"""The pipeline of real ranks, whoever launched them: steps out and results back over the control sockets."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from ...conf.schema import HardwareConfig, ParallelConfig
+from ...parallel.control import ControlServer
+from ..core.messages import RankFailure, Span, Step, StepResult, Stop
+from .handshake import Hello, Ready, Setup, encoder, from_rank
+from .launcher import Launcher
+from .protocol import PipelineError, WallClock
+
+_POLL_S = 0.2
+_LAST_WORDS_S = 2.0  # how long the first failure's cause is waited for: a dead rank's neighbours often speak first
+
+
+class RemotePipeline:
+    """Starts the ranks through a launcher, builds their stages, and is a `Pipeline` from then on.
+
+    Raises:
+        PipelineError: a rank failed to start, died or hung; the text is that rank's own error.
+    """
+
+    def __init__(
+        self,
+        launcher: Launcher,
+        parallel: ParallelConfig,
+        hardware: HardwareConfig,
+        setup: Setup,
+        on_progress: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self.clock = WallClock()
+        self.num_stages = parallel.pp
+        self.depth = setup.depth
+        self.num_blocks = setup.num_blocks
+        self._parallel = parallel
+        self._launcher = launcher
+        self._outstanding = 0
+        self._last_progress = self.clock.now()
+        self._closed = False
+        self._server = ControlServer(parallel.host, parallel.world_size, secrets.token_hex(16))
+        try:
+            launcher.start(self._server.endpoint, parallel, hardware)
+            self.where = self._build(setup, on_progress)
+        except BaseException:
+            self.close(graceful=False)
+            raise
+
+    def _build(self, setup: Setup, on_progress: Callable[[str], None]) -> list[str]:
+        """Wait for all ranks, tell them what to build, wait until they have built it."""
+        deadline = self.clock.now() + self._parallel.start_timeout_s
+        world = self._parallel.world_size
+        while not self._server.accept(_POLL_S):
+            self._check_launcher()
+            if self.clock.now() > deadline:
+                missing = sorted(set(range(world)) - self._server.connected)
+                raise PipelineError(
+                    f"ranks {missing} did not start within parallel.start_timeout_s={self._parallel.start_timeout_s:g}"
+                )
+            on_progress(f"{len(self._server.connected)} of {world} ranks started")
+        hello = next(m for m in self._hear_all(1, deadline, "open the store") if isinstance(m, Hello))
+        nodes = list(self._server.node.values())
+        setup = msgspec.structs.replace(
+            setup,
+            store_host=hello.store_host,
+            store_port=hello.store_port,
+            node_ranks=[nodes.count(self._server.node[rank]) for rank in range(world)],
+        )
+        self._server.publish(encoder.encode(setup))
+        on_progress("ranks load their shards")
+        ready = self._hear_all(world, deadline + self._parallel.step_timeout_s, "build their stages")
+        return [m.where for m in sorted((m for m in ready if isinstance(m, Ready)), key=lambda m: m.rank)]
+
+    def _hear_all(self, count: int, deadline: float, what: str) -> list[Hello | Ready | StepResult]:
+        heard: list[Hello | Ready | StepResult] = []
+        while len(heard) < count:
+            heard += self._poll(_POLL_S)
+            self._check_launcher()
+            if self.clock.now() > deadline:
+                raise PipelineError(f"the ranks did not {what} in time")
+        return heard
+
+    def submit(self, step: Step) -> None:
+        assert self._outstanding < self.depth
+        if self._outstanding == 0:
+            self._last_progress = self.clock.now()
+        self._outstanding += 1
+        self._server.publish(encoder.encode(step))
+
+    def wait(self, deadline: float) -> list[StepResult]:
+        while True:
+            left = deadline - self.clock.now()
+            messages = self._poll(max(0.0, min(left, _POLL_S)))
+            results = [m for m in messages if isinstance(m, StepResult)]
+            if results:
+                self._outstanding -= sum(r.sampled is not None for r in results)
+                self._last_progress = self.clock.now()
+                return results
+            if left <= _POLL_S:
+                return []
+            self._check_launcher()
+            self._check_progress()
+
+    def _check_progress(self) -> None:
+        limit = self._parallel.step_timeout_s
+        if self._outstanding and self.clock.now() - self._last_progress > limit:
+            raise PipelineError(f"a stage hangs: no progress within parallel.step_timeout_s={limit:g}")
+
+    def _poll(self, timeout: float) -> list[Hello | Ready | StepResult]:
+        messages: list[Hello | Ready | StepResult] = []
+        for rank, payload in self._server.poll(timeout):
+            message = None if payload is None else from_rank.decode(payload)
+            if message is None or isinstance(message, RankFailure):
+                self._fail(rank, message)
+            elif isinstance(message, StepResult):
+                messages.append(self._on_our_clock(rank, message))
+            else:
+                messages.append(message)
+        return messages
+
+    def _on_our_clock(self, rank: int, result: StepResult) -> StepResult:
+        offset = self._server.clock_offset[rank]
+        if offset == 0.0:
+            return result
+        spans = [
+            Span(s.step, s.stage, *(time - offset for time in (s.ready, s.input, s.begin, s.end, s.sent)))
+            for s in result.spans
+        ]
+        return StepResult(result.epoch, result.step, spans, result.sampled)
+
+    def _check_launcher(self) -> None:
+        for rank in self._launcher.poll():
+            self._fail(rank, None)
+
+    def _fail(self, rank: int, failure: RankFailure | None) -> None:
+        """Raise the error of the rank that failed first by its nature, not of the one that was heard first."""
+        failures = {rank: failure}
+        deadline = time.monotonic() + _LAST_WORDS_S
+        gone: dict[int, str] = {}
+        while time.monotonic() < deadline:
+            if any(f is not None and not f.secondary for f in failures.values()):
+                break
+            gone = self._launcher.poll()
+            if any(f is None for f in failures.values()) and set(gone) & {r for r, f in failures.items() if f is None}:
+                break
+            for other, payload in self._server.poll(0.05):
+                message = None if payload is None else from_rank.decode(payload)
+                if message is None:
+                    failures.setdefault(other, None)
+                elif isinstance(message, RankFailure):
+                    failures[other] = message
+        raise PipelineError(self._verdict(failures, gone))
+
+    def _verdict(self, failures: dict[int, RankFailure | None], gone: dict[int, str]) -> str:
+        def name(rank: int) -> str:
+            return f"rank {rank} (stage {rank // self._parallel.tp})"
+
+        own = [f for f in failures.values() if f is not None and not f.secondary]
+        if own:
+            return f"{name(own[0].rank)} failed: {own[0].error}"
+        silent = [r for r, f in failures.items() if f is None]
+        if silent:
+            told = [r for r in silent if r in gone]
+            rank = (told or silent)[0]
+            return f"{name(rank)} died{': ' + gone[rank] if rank in gone else ''}"
+        echo = next(f for f in failures.values() if f is not None)
+        return f"{name(echo.rank)} failed: {echo.error}"
+
+    def close(self, graceful: bool = True) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        if graceful and len(self._server.connected) == self._parallel.world_size:
+            self._server.publish(encoder.encode(Stop()))
+            deadline = time.monotonic() + 5.0
+            while self._server.connected and time.monotonic() < deadline:
+                self._server.poll(0.1)
+        self._server.close()
+        self._launcher.stop()

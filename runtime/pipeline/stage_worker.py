@@ -1,0 +1,98 @@
+"""One rank's share of a step: replays block tables and sampler history from it, runs the stage, samples on the last."""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import TYPE_CHECKING
+
+import torch
+
+from ...models.batch import RaggedBatch
+from ...models.batch import Segment as KVSegment
+from ...models.sampling import Sampler
+from ...models.stage import Stage, build_stage
+from ..core.messages import Sampled, Segment, Step, TokenLogprobs
+from .handshake import Setup
+
+if TYPE_CHECKING:
+    from ...parallel.groups import Groups
+
+
+class StageWorker:
+    """Runs steps in order on one rank. Only tensor-parallel rank 0 of the last stage samples."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
+        mesh = stage.mesh
+        self._sampler = Sampler(stage.arch.vocab_size) if mesh.is_last and mesh.tp_rank == 0 else None
+        self._blocks: dict[int, list[int]] = {}
+
+    @classmethod
+    def build(cls, setup: Setup, groups: Groups) -> StageWorker:
+        """Build and load this rank's stage.
+
+        Raises:
+            ConfigError: the checkpoint or the attention backend does not serve.
+        """
+        stage = build_stage(
+            setup.model,
+            setup.arch,
+            groups,
+            range(*setup.layers[groups.mesh.stage]),
+            num_blocks=setup.num_blocks,
+            block_size=setup.block_size,
+            replicate_embedding=setup.replicate_embedding,
+            seed=setup.seed,
+        )
+        return cls(stage)
+
+    def prepare(self, step: Step) -> RaggedBatch:
+        """Update the tables from a step, before its activation is there."""
+        for request in step.dropped:
+            del self._blocks[request]
+            if self._sampler:
+                self._sampler.drop(request)
+        for new in step.new:
+            self._blocks[new.request] = []
+            if self._sampler:
+                self._sampler.add(new.request, new.sampling, new.seed, new.prompt_len, new.eos_token_ids)
+        sample_rows = []
+        row = 0
+        for segment in chain(step.chunks, step.decodes):
+            row += len(segment.tokens)
+            if segment.sample:
+                sample_rows.append(row - 1)
+        return RaggedBatch(
+            token_ids=[token for segment in chain(step.chunks, step.decodes) for token in segment.tokens],
+            chunks=[self._segment(segment) for segment in step.chunks],
+            decodes=[self._segment(segment) for segment in step.decodes],
+            sample_rows=sample_rows,
+        )
+
+    def _segment(self, segment: Segment) -> KVSegment:
+        blocks = self._blocks[segment.request]
+        blocks += segment.blocks
+        if self._sampler:
+            self._sampler.feed(segment.request, segment.start, segment.tokens)
+        return KVSegment(segment.start, len(segment.tokens), blocks)
+
+    @torch.inference_mode()
+    def forward(self, batch: RaggedBatch, hidden_TH: torch.Tensor | None) -> torch.Tensor:
+        """Hidden states [T, H]; on the last stage the logits [R, V] of the rows that need a token."""
+        return self.stage(batch, hidden_TH)
+
+    def sample(self, step: Step, logits_RV: torch.Tensor) -> Sampled:
+        """A token for each segment of the step that asks for one, in order."""
+        assert self._sampler is not None
+        segments = [s for s in chain(step.chunks, step.decodes) if s.sample]
+        if not segments:
+            return Sampled([])
+        tokens = self._sampler.sample(
+            logits_RV, [s.request for s in segments], [s.start + len(s.tokens) for s in segments]
+        )
+        logprobs = {
+            s.request: TokenLogprobs(t.logprob, t.rank, t.top)
+            for s, t in zip(segments, tokens, strict=True)
+            if t.logprob is not None and t.rank is not None
+        }
+        return Sampled([t.token for t in tokens], logprobs)

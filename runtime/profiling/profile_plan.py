@@ -1,0 +1,104 @@
+"""What a profile's config comes to: the ranks that measure side by side, their stage, their micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ...conf.errors import ConfigError
+from ...conf.profiling import ProfileConfig
+from ...conf.schema import Architecture
+from ...models.memory import block_count, dtype_bytes, resolve_dtype
+from ..engine.plan import Plan, make_plan
+from ..pipeline.handshake import Setup
+from .folder import About, shape_of
+from .grid import Point, mixed_points, operator_points, sent_points
+from .session import threads_of
+
+_MOST_LAYERS = 8  # enough that a layer's weights are out of the caches when its turn comes again
+_FILL = 512  # tokens of the chunks that write the pipeline's cache
+
+
+@dataclass(frozen=True, slots=True)
+class ProfilePlan:
+    """`operators`: micro-batches of the ranks that measure, started from `setup`. `mixed` and `sent`: those that go
+    through the pipeline of `config`, crowded and alone."""
+
+    about: About
+    setup: Setup
+    operators: list[Point]
+    config: ProfileConfig  # of the pipeline: its cache holds what is measured
+    plan: Plan  # the same
+    mixed: list[Point]
+    sent: list[Point]
+
+    @property
+    def fill(self) -> list[tuple[Point, int]]:
+        """Chunks, each with its first block, that write all of the pipeline's cache."""
+        block = self.config.cache.block_size
+        size = max(block, min(_FILL, self.setup.arch.max_position) // block * block)
+        starts = range(0, self.plan.num_blocks, size // block)
+        return [(Point(chunk=min(size, (self.plan.num_blocks - start) * block)), start) for start in starts]
+
+
+def plan_profile(config: ProfileConfig) -> ProfilePlan:
+    """Check a profile's config, and say what it measures.
+
+    Raises:
+        ConfigError: as `make_plan`, or a grid that the model or the memory cannot hold.
+    """
+    plan, hardware, parallel, block = make_plan(config), config.hardware, config.parallel, config.cache.block_size
+    arch = plan.arch
+    of_node = max(1, min(parallel.world_size, hardware.devices_per_node) // parallel.tp)
+    stages = of_node if config.neighbours is None else 1 + config.neighbours
+    ranks = stages * parallel.tp
+    num_layers = config.num_layers or min(_MOST_LAYERS, max(map(len, plan.layers)))
+    context = config.max_context or min(arch.max_position, 2 * config.max_tokens)
+    if context > arch.max_position:
+        raise ConfigError(f"max_context={context}: must be at most the model's {arch.max_position}")
+    slice_ = replace(arch, num_layers=num_layers * stages)
+    grid = replace(parallel, pp=stages, layers=(num_layers,) * stages, launcher="ray" if ranks > 1 else "local")
+    fitting = block_count(slice_, grid, hardware, block, dtype_bytes(config.model, hardware.device))
+    points = operator_points(config.max_tokens, context, config.max_decodes, hardware.tile)
+    operators = [point for point in points if point.slots(block) <= fitting * block]
+    mixed = _within(mixed_points(config.max_tokens, context, config.max_decodes), plan.num_blocks * block, block)
+    sent = sent_points(config.max_tokens, context) if parallel.pp > 1 else []
+    threads = threads_of(parallel.threads, ranks)
+    about = About(
+        model=config.model.name, shape=shape_of(arch), dtype=resolve_dtype(config.model, hardware.device),
+        attention=config.model.attention, hardware=hardware.name, device=hardware.device, tp=parallel.tp, ranks=ranks,
+        threads=threads, num_layers=num_layers, layers=[len(layers) for layers in plan.layers], block_size=block,
+    )  # fmt: skip
+    most = max(point.slots(block) for point in (*mixed, *sent))
+    small = replace(config, cache=replace(config.cache, num_blocks=max(most, arch.max_position) // block + 1))
+    return ProfilePlan(
+        about, _setup(config, slice_, stages, num_layers, threads, operators, plan.replicate_embedding), operators,
+        small, make_plan(small), mixed, sent,
+    )  # fmt: skip
+
+
+def _setup(
+    config: ProfileConfig, arch: Architecture, stages: int, num_layers: int, threads: int, points: Sequence[Point],
+    replicate_embedding: bool,
+) -> Setup:
+    block = config.cache.block_size
+    return Setup(
+        pp=stages,
+        tp=config.parallel.tp,
+        model=replace(config.model, weights="random", architecture=arch),
+        arch=arch,
+        layers=[(stage * num_layers, (stage + 1) * num_layers) for stage in range(stages)],
+        depth=1,
+        num_blocks=max(point.slots(block) for point in points) // block,
+        block_size=block,
+        replicate_embedding=replicate_embedding and stages > 1,
+        seed=config.seed,
+        threads=threads,
+        timeout_s=config.parallel.step_timeout_s,
+        store_host="",
+        store_port=0,
+    )
+
+
+def _within(points: Sequence[Point], slots: int, block_size: int) -> list[Point]:
+    return [point for point in points if point.slots(block_size) <= slots]

@@ -1,0 +1,99 @@
+"""What charts need of a run, as arrays: small beside its record, which need not be kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..core.run_record import RunRecord
+from ..ledger.ledger import Cause, Floats, Ledger
+from ..ledger.summary import completed_requests, latencies, prediction_ratios
+
+
+@dataclass(frozen=True, slots=True)
+class Digest:
+    """Times are seconds, from the run's start where they are moments. Arrays over requests hold completed ones; those
+    over micro-batches are in order of dispatch."""
+
+    span: float
+    num_blocks: int
+    bubbles: Floats  # a value a request, summed over its micro-batches and the stages (paper 5.3)
+    finished: Floats  # ascending
+    latencies: dict[str, Floats]  # as `summary.latencies`, in seconds
+    stage_seconds: list[Floats]  # by stage, a value a micro-batch
+    dispatched: Floats
+    prefill_tokens: Floats
+    decode_tokens: Floats
+    kv_blocks: Floats
+    running: Floats
+    waiting: Floats
+    busy: list[float]  # by stage
+    by_cause: list[dict[Cause, float]]  # by stage
+    predictions: list[tuple[Floats, Floats]]  # by stage, predicted and measured
+
+    @property
+    def num_stages(self) -> int:
+        return len(self.busy)
+
+    @property
+    def cause_seconds(self) -> dict[Cause, float]:
+        """Over all stages."""
+        return {cause: sum(stage[cause] for stage in self.by_cause) for cause in Cause}
+
+
+def digest(record: RunRecord, ledger: Ledger) -> Digest:
+    done = completed_requests(record)
+    finished = [request.token_times[-1] - ledger.t0 for request in done if request.token_times]
+    steps = ledger.steps
+    order = np.argsort(steps.dispatched, kind="stable")
+    kv, running, waiting = steps.counters[order].T.astype(np.float64)
+    return Digest(
+        span=ledger.span_seconds,
+        num_blocks=record.num_blocks,
+        bubbles=np.array([ledger.bubble_of_request(request.request) for request in done], np.float64),
+        finished=np.sort(np.array(finished, np.float64)),
+        latencies={name: values / 1e3 for name, values in latencies(done).items()},
+        stage_seconds=[lane.seconds for lane in ledger.lanes],
+        dispatched=steps.dispatched[order] - ledger.t0,
+        prefill_tokens=steps.prefill[order].astype(np.float64),
+        decode_tokens=steps.decodes[order].astype(np.float64),
+        kv_blocks=kv,
+        running=running,
+        waiting=waiting,
+        busy=[ledger.busy_seconds(stage) for stage in range(ledger.num_stages)],
+        by_cause=[ledger.seconds_by_cause(stage) for stage in range(ledger.num_stages)],
+        predictions=prediction_ratios(record, ledger),
+    )
+
+
+def joined(parts: Sequence[Digest], starts: Sequence[float], span: float) -> Digest:
+    """Runs that were side by side as one, with the stages of all; `starts`: seconds from `span`'s to each one's."""
+    order = np.argsort(np.concatenate([d.dispatched + s for d, s in zip(parts, starts, strict=True)]), kind="stable")
+
+    def ordered(name: str) -> Floats:
+        values: Floats = np.concatenate([getattr(part, name) for part in parts])[order]
+        return values
+
+    by_cause = []
+    for part in parts:
+        outside = span - part.span  # while only the others ran
+        by_cause += [row | {Cause.FILL_DRAIN: row[Cause.FILL_DRAIN] + outside} for row in part.by_cause]
+    return Digest(
+        span=span,
+        num_blocks=parts[0].num_blocks,
+        bubbles=np.concatenate([part.bubbles for part in parts]),
+        finished=np.sort(np.concatenate([part.finished + s for part, s in zip(parts, starts, strict=True)])),
+        latencies={name: np.concatenate([part.latencies[name] for part in parts]) for name in parts[0].latencies},
+        stage_seconds=[seconds for part in parts for seconds in part.stage_seconds],
+        dispatched=np.sort(np.concatenate([part.dispatched + s for part, s in zip(parts, starts, strict=True)])),
+        prefill_tokens=ordered("prefill_tokens"),
+        decode_tokens=ordered("decode_tokens"),
+        kv_blocks=ordered("kv_blocks"),
+        running=ordered("running"),
+        waiting=ordered("waiting"),
+        busy=[seconds for part in parts for seconds in part.busy],
+        by_cause=by_cause,
+        predictions=[pair for part in parts for pair in part.predictions],
+    )

@@ -1,0 +1,1 @@
+"""What policies learn from the spans of a run: stage times, saturation, chunk size, depth."""

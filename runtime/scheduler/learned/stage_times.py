@@ -1,0 +1,175 @@
+"""How long a stage takes for a micro-batch, learned from the spans of the run itself: no profiling run is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from ....conf.errors import ConfigError
+from ...core.features import FEATURES, Features, weigh_all
+
+_EARLY = 8  # micro-batches between fits while little is known,
+_REFIT = 128  # and at most, when much is,
+_SHARE = 1 / 4  # of those seen in between
+_MEMORY = 1024  # micro-batches after which an observation counts 1/e
+_HUBER = 1.345  # of the residual's scale: 95% as efficient as least squares where errors are normal
+_RIDGE = 1e-9  # of the normal equations' diagonal
+_TOKENS_ONLY = 0.3  # weight, in observations, of the guess that tokens are all that counts
+_PROFILE = 16.0  # weight, in observations, of a profile
+
+
+def read_profile(folder: str | None, num_stages: int) -> list[list[float]] | None:
+    """The weights by stage that a run of as many stages left in its folder's `stage_times.json`; None of None.
+
+    Raises:
+        ConfigError: no such file, or another number of stages or features.
+    """
+    if folder is None:
+        return None
+    path = Path(folder).expanduser() / "stage_times.json"
+    try:
+        weights = msgspec.json.decode(path.read_bytes(), type=dict[str, list])["weights"]
+        profile = msgspec.convert(weights, list[list[float]])
+    except (OSError, KeyError, msgspec.MsgspecError) as error:
+        raise ConfigError(f"scheduler.profile={folder}: no stage times in it ({path.name}: {error})") from None
+    if [len(stage) for stage in profile] != [len(FEATURES)] * num_stages:
+        raise ConfigError(f"scheduler.profile={folder}: holds times of {len(profile)} stages, not of {num_stages}")
+    return profile
+
+
+class StageTimes:
+    """Non-negative weights of `FEATURES` for each stage, in seconds, by robust least squares on relative errors.
+
+    Old observations fade, outliers count less (Huber). Before the first fit nothing is predicted.
+
+    Args:
+        profile: weights by stage from an earlier run, which count as a few observations.
+    """
+
+    def __init__(self, num_stages: int, profile: list[list[float]] | None = None) -> None:
+        n = len(FEATURES)
+        self.num_stages = num_stages
+        self.weights: npt.NDArray[np.float64] | None = None  # [stages, features]
+        self.by_stage: list[list[float]] | None = None  # the same as lists
+        self._gram = np.zeros((num_stages, n, n))
+        self._moment = np.zeros((num_stages, n))
+        self._scale = np.ones(n)  # the largest value of each feature so far: what is solved for is of order one
+        self._noise = np.full(num_stages, 0.1)  # scale of the relative residuals
+        self.noise = 0.1  # of the errors that the last fits made on what came after them, over the stages
+        self._rows: list[Features] = []
+        self._counts: list[int] = []  # of stages that have computed each
+        self._stages: list[int] = []
+        self._seconds: list[float] = []
+        self._num_seen = 0  # observations that were fitted
+        self._profile = None if profile is None else np.array(profile, np.float64)
+        if self._profile is not None:
+            self._set(self._profile.copy())
+
+    @property
+    def is_fitted(self) -> bool:
+        return self.weights is not None
+
+    def predict(self, row: Features) -> list[float] | None:
+        """Seconds by stage."""
+        return None if self.by_stage is None else weigh_all(self.by_stage, row)
+
+    def observe(self, row: Features, stages: Sequence[int], seconds: Sequence[float]) -> None:
+        """Each of `stages` took so many `seconds` for a micro-batch."""
+        self._rows.append(row)
+        self._counts.append(len(stages))
+        self._stages += stages
+        self._seconds += seconds
+        least, most = _EARLY * self.num_stages, _REFIT * self.num_stages
+        if len(self._stages) >= min(most, max(least, _SHARE * self._num_seen)):
+            self._num_seen += len(self._stages)
+            self._fit()
+
+    def _fit(self) -> None:
+        """Add what has been observed since the last fit to the normal equations, and solve them."""
+        x = np.repeat(np.array(self._rows), self._counts, axis=0)
+        y, stage = np.maximum(np.array(self._seconds), 1e-9), np.array(self._stages)
+        self._rows, self._counts, self._stages, self._seconds = [], [], [], []
+        self._rescale(x.max(axis=0))
+        x = x / self._scale
+        fade = float(np.exp(-len(y) / self.num_stages / _MEMORY))
+        by_stage, counts = np.argsort(stage, kind="stable"), np.bincount(stage, minlength=self.num_stages)
+        if counts.min() == counts.max():  # as in simulations: all stages at once
+            self._absorb(slice(None), x[by_stage], y[by_stage], fade)
+        else:
+            at = np.concatenate([[0], np.cumsum(counts)])
+            for s in np.flatnonzero(counts).tolist():
+                own = by_stage[at[s] : at[s + 1]]
+                self._absorb(slice(s, s + 1), x[own], y[own], fade)
+        self._set(_solve(self._gram, self._moment) / self._scale)
+        self.noise = float(self._noise.mean())
+
+    def _absorb(
+        self, stages: slice, rows: npt.NDArray[np.float64], seconds: npt.NDArray[np.float64], fade: float
+    ) -> None:
+        """As many observations of each of `stages`, one stage after the other: [stages * n, features], [stages * n]."""
+        gram, moment, noise = self._gram[stages], self._moment[stages], self._noise[stages]  # views
+        rows, seconds = rows.reshape(len(gram), -1, rows.shape[-1]), seconds.reshape(len(gram), -1)
+        gram *= fade
+        moment *= fade
+        for s in np.flatnonzero(~gram.any(axis=(1, 2))).tolist():
+            self._start(range(self.num_stages)[stages][s], rows[s], seconds[s])
+        weight = 1.0 / seconds**2
+        if self.weights is not None:
+            foreseen = (rows @ (self.weights[stages] * self._scale)[:, :, None])[:, :, 0]
+            expected = np.maximum(foreseen, 0.1 * seconds)
+            residual = np.abs(seconds - expected) / expected
+            noise += 0.5 * (1.4826 * np.median(residual, axis=1) - noise)
+            bound = _HUBER * np.maximum(noise, 1e-3)[:, None]
+            weight = np.minimum(1.0, bound / np.maximum(residual, 1e-12)) / np.maximum(seconds, expected) ** 2
+        weighted = (rows * weight[:, :, None]).transpose(0, 2, 1)
+        gram += weighted @ rows
+        moment += (weighted @ seconds[:, :, None])[:, :, 0]
+
+    def _set(self, weights: npt.NDArray[np.float64]) -> None:
+        self.weights, self.by_stage = weights, weights.tolist()
+
+    def _start(self, stage: int, rows: npt.NDArray[np.float64], seconds: npt.NDArray[np.float64]) -> None:
+        """What is believed before the first observation: the profile, else that tokens are all that counts."""
+        if self._profile is not None:
+            guess, weight = self._profile[stage] * self._scale, _PROFILE
+        else:
+            guess, weight = np.zeros(len(FEATURES)), _TOKENS_ONLY
+            guess[1] = seconds.sum() / max(rows[:, 1].sum(), 1e-12)
+        strength = weight * (rows**2).mean(axis=0).clip(min=1e-6) / float(np.mean(seconds)) ** 2
+        self._gram[stage] += np.diag(strength)
+        self._moment[stage] += strength * guess
+
+    def _rescale(self, largest: npt.NDArray[np.float64]) -> None:
+        scale = np.maximum(self._scale, largest)
+        ratio = self._scale / scale
+        self._gram *= ratio[:, None] * ratio
+        self._moment *= ratio
+        self._scale = scale
+
+
+def _solve(gram: npt.NDArray[np.float64], moment: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """For each stage the least squares solution without negative parts: what would be negative is left out, the worst
+    first. `gram` [S, n, n], `moment` [S, n]."""
+    stages, n = moment.shape
+    kept = np.diagonal(gram, axis1=1, axis2=2) > 0.0
+    solution = np.zeros((stages, n))
+    todo = np.arange(stages)
+    for _ in range(n + 1):
+        mask = kept[todo]
+        # A part that is left out has an equation of its own: it is 0. A little ridge decides between parts that always
+        # went together.
+        both = mask[:, :, None] & mask[:, None, :]
+        ridge = _RIDGE * np.where(mask, np.diagonal(gram[todo], axis1=1, axis2=2), 1.0 / _RIDGE)
+        system = np.where(both, gram[todo], 0.0) + ridge[:, :, None] * np.eye(n)
+        found = np.linalg.solve(system, np.where(mask, moment[todo], 0.0)[:, :, None])[:, :, 0]
+        solution[todo] = found
+        negative = (found < 0.0).any(axis=1)
+        if not negative.any():
+            break
+        kept[todo[negative], found[negative].argmin(axis=1)] = False
+        todo = todo[negative]
+    return np.maximum(solution, 0.0)

@@ -1,0 +1,33 @@
+"""vLLM's and TGI's first rule: prompts before decodes, each in micro-batches of their own."""
+
+from __future__ import annotations
+
+from mypy_extensions import mypyc_attr
+
+from ....conf.policies import PrefillFirstConfig
+from ...core.block_pool import BlockPool
+from ...core.micro_batch import MicroBatch
+from ...core.request import Request
+from ..base import Limits, Scheduler
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class PrefillFirst(Scheduler):
+    """If a waiting prompt fits, a prefill-only batch of whole prompts, up to `max_batched_tokens` in sum (a longer one
+    enters alone); else all ready decodes. B requests at most."""
+
+    def __init__(self, config: PrefillFirstConfig, limits: Limits, pool: BlockPool) -> None:
+        super().__init__(config, limits, pool)
+        self.max_batched_tokens = config.max_batched_tokens
+
+    def fill(self, batch: MicroBatch) -> None:
+        room = self.max_batched_tokens
+        while len(batch.chunks) < self.limits.batch and (prompt := self._fitting(room, alone=not batch.chunks)):
+            room -= prompt.remaining_prefill
+            self.take_chunk(batch, prompt, prompt.remaining_prefill)
+        if not batch.chunks:
+            self.take_decodes(batch, self.limits.batch)
+
+    def _fitting(self, room: int, alone: bool) -> Request | None:
+        prompt = self.next_waiting()
+        return self.admit() if prompt and (alone or prompt.remaining_prefill <= room) else None

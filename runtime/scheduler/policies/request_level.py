@@ -1,0 +1,18 @@
+"""FasterTransformer's request-level scheduling (paper 4.1): a batch enters together and leaves together."""
+
+from __future__ import annotations
+
+from mypy_extensions import mypyc_attr
+
+from ..groups import GroupScheduler
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class RequestLevel(GroupScheduler):
+    """Up to B x depth requests enter together, dealt into `depth` micro-batches; the next batch waits for all."""
+
+    def enter(self) -> None:
+        if not self.groups:
+            entered = self.admit_group(self.limits.running)
+            size = -(-len(entered) // self.limits.depth)
+            self.groups.extend(entered[i : i + size] for i in range(0, len(entered), size or 1))

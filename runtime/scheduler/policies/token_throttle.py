@@ -1,0 +1,39 @@
+"""gLLM's token throttling (arXiv 2504.14775): prefill and decode tokens of a micro-batch are bounded apart."""
+
+from __future__ import annotations
+
+from mypy_extensions import mypyc_attr
+
+from ....conf.policies import TokenThrottleConfig
+from ...core.block_pool import BlockPool
+from ...core.micro_batch import MicroBatch
+from ..base import Limits, Scheduler
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class TokenThrottle(Scheduler):
+    """Prefill tokens follow the backlog and the free KV cache; decodes are spread evenly over the depth.
+
+    Prefill budget: the smaller of the backlog over `iterations` and of the free share of the cache above the reserve
+    times `max_prefill_tokens`, but `min_prefill_tokens` at least. Decode budget: (ready + in flight) / depth, the
+    remainder dealt round robin. B requests at most.
+    """
+
+    def __init__(self, config: TokenThrottleConfig, limits: Limits, pool: BlockPool) -> None:
+        super().__init__(config, limits, pool)
+        self.config = config
+
+    def fill(self, batch: MicroBatch) -> None:
+        self.take_decodes(batch, min(self.decode_share, self.limits.batch))
+        self.take_prompts(batch, self.prefill_budget)
+        if not batch:
+            self.take_decodes(batch, 1)  # whose turn it is has none ready
+
+    @property
+    def prefill_budget(self) -> int:
+        """Prompt tokens of the next micro-batch."""
+        config = self.config
+        free = self.pool.num_free / self.pool.num_blocks
+        above_reserve = max(0.0, free - config.kv_reserve) / (1.0 - config.kv_reserve)
+        by_backlog = -(-self.backlog // config.iterations)
+        return max(config.min_prefill_tokens, min(by_backlog, int(above_reserve * config.max_prefill_tokens)))

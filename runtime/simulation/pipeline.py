@@ -1,0 +1,172 @@
+"""The pipeline on a virtual clock: stages that take as long as a cost model says, behind the real one's seam."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mypy_extensions import mypyc_attr
+
+from ..core.messages import Sampled, Span, Step, StepResult
+from ..cost.stage_costs import Load, StageCosts
+
+_TOKEN = 0  # what every row samples
+
+
+@dataclass(frozen=True)
+class Disturbance:
+    """What makes stage times differ from the cost model's, drawn by `seed`.
+
+    Every time is multiplied by a factor of mean 1 and coefficient of variation `jitter` (log-normal); one in
+    1 / `straggler_rate` takes `straggler_factor` times as long.
+    """
+
+    jitter: float = 0.0
+    straggler_rate: float = 0.0
+    straggler_factor: float = 1.0
+    seed: int = 0
+
+    @property
+    def is_any(self) -> bool:
+        return self.jitter > 0 or (self.straggler_rate > 0 and self.straggler_factor != 1)
+
+
+class VirtualClock:
+    """Seconds that pass only when the simulation waits."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def now(self) -> float:
+        return self.seconds
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class SimulatedPipeline:
+    """A `Pipeline` of stages in a row, each first in, first out, joined by links that carry one activation at a time.
+
+    A step's way through the stages is known when it is submitted, so it is computed then; its result is told when the
+    clock has reached it. Every token sampled is 0.
+
+    Args:
+        costs: seconds of each stage for a micro-batch.
+        between_nodes: of each link, from a stage to the next, whether it crosses nodes.
+        scatter_gather: each tensor-parallel rank sends a slice, the receivers gather them.
+        overlap_sends: a stage computes on while it sends; else it is held up, and idle, until it is sent.
+        dispatch_s: from the coordinator to the ranks. result_s: from the last stage to the coordinator.
+        turnaround_s: from the end of a micro-batch on a stage until it may begin the next: its host's share.
+    """
+
+    def __init__(
+        self,
+        costs: StageCosts,
+        *,
+        depth: int,
+        num_blocks: int,
+        between_nodes: Sequence[bool] | None = None,
+        scatter_gather: bool = True,
+        overlap_sends: bool = True,
+        dispatch_s: float = 0.0,
+        result_s: float = 0.0,
+        turnaround_s: float = 0.0,
+        disturbance: Disturbance | None = None,
+        where: Sequence[str] | None = None,
+    ) -> None:
+        self.costs = costs
+        self.num_stages = costs.num_stages
+        self.depth = depth
+        self.num_blocks = num_blocks
+        self.where = list(where or (f"simulated stage {stage}" for stage in range(self.num_stages)))
+        self.clock = VirtualClock()
+        self.scatter_gather = scatter_gather
+        self.overlap_sends = overlap_sends
+        self.dispatch_s = dispatch_s
+        self.result_s = result_s
+        self.turnaround_s = turnaround_s
+        self._links = tuple(between_nodes if between_nodes is not None else [True] * (self.num_stages - 1))
+        self._sends: dict[int, list[float]] = {}  # by rows: seconds over each link, and 0 after the last stage
+        self._sampled: dict[int, Sampled] = {}  # by number of rows
+        self._free_at: list[Any] = [0.0] * self.num_stages
+        self._link_free_at = [0.0] * self.num_stages
+        self._results: deque[tuple[float, StepResult]] = deque()
+        self._disturb = _Disturbed(disturbance) if disturbance and disturbance.is_any else None
+
+    def submit(self, step: Step) -> None:
+        assert len(self._results) < self.depth, "more steps outstanding than the depth"
+        load = Load.of(step)
+        rows, times = load.rows, self.costs.seconds(load)
+        if self._disturb is not None:
+            times = self._disturb(times)
+        number, free_at, links = step.step, self._free_at, self._link_free_at
+        overlap, turnaround = self.overlap_sends, self.turnaround_s
+        sends = self._sends.get(rows) or self._send(rows)
+        at = self.clock.seconds + self.dispatch_s
+        spans: list[Span] = []
+        # As Any a time is one object, compiled too, however many fields say it.
+        entered: Any = at
+        for stage, seconds in enumerate(times):
+            ready: Any = free_at[stage]
+            free: float = ready
+            waits = at <= free
+            end = (free if waits else at) + seconds
+            at = max(end, links[stage]) + sends[stage]
+            ended: Any = end
+            sent: Any = at
+            handed: Any = ended if overlap else sent
+            spans.append(Span(number, stage, ready, entered, ready if waits else entered, ended, handed))
+            free_at[stage] = handed + turnaround if turnaround else handed
+            links[stage] = at
+            entered = sent
+        sampled = self._sampled.get(load.sampled) or self._sample(load.sampled)
+        result = StepResult(step.epoch, number, spans, sampled)
+        self._results.append((at + self.result_s, result))
+
+    def wait(self, deadline: float) -> list[StepResult]:
+        clock = self.clock
+        if not self._results or self._results[0][0] > deadline:
+            clock.seconds = max(clock.seconds, deadline)
+            return []
+        at, result = self._results.popleft()
+        clock.seconds = max(clock.seconds, at)
+        return [result]
+
+    def close(self) -> None:
+        pass
+
+    @property
+    def next_event(self) -> float | None:
+        """When the next result comes."""
+        return self._results[0][0] if self._results else None
+
+    def _sample(self, rows: int) -> Sampled:
+        self._sampled[rows] = sampled = Sampled([_TOKEN] * rows)
+        return sampled
+
+    def _send(self, rows: int) -> list[float]:
+        seconds = [
+            source.send(rows, between_nodes=crosses, scatter_gather=self.scatter_gather)
+            for source, crosses in zip(self.costs.operators, self._links, strict=False)
+        ]
+        self._sends[rows] = [*seconds, 0.0]
+        return self._sends[rows]
+
+
+class _Disturbed:
+    """Stage times, disturbed."""
+
+    def __init__(self, disturbance: Disturbance) -> None:
+        self._of = disturbance
+        self._random = random.Random(disturbance.seed)
+        self._sigma = math.sqrt(math.log1p(disturbance.jitter**2))
+
+    def __call__(self, times: list[float]) -> list[float]:
+        draw, of, sigma = self._random, self._of, self._sigma
+        if sigma:
+            times = [seconds * draw.lognormvariate(-sigma * sigma / 2, sigma) for seconds in times]
+        if of.straggler_rate:
+            times = [t * of.straggler_factor if draw.random() < of.straggler_rate else t for t in times]
+        return times

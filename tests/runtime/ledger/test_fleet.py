@@ -1,0 +1,144 @@
+"""Replicas taken together: their summary, their folder, and how comparisons see them."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from gapless.conf.workloads import SloConfig
+from gapless.runtime.core.run_record import RunRecord
+from gapless.runtime.ledger.fleet import Fleet
+from gapless.runtime.ledger.ledger import Cause, Ledger
+from gapless.runtime.ledger.summary import summarize
+from gapless.runtime.report.candidates import group_runs
+from gapless.runtime.report.chart_data import digest
+from gapless.runtime.report.compare import write_comparison
+from gapless.runtime.report.fleet_folder import write_fleet_folder
+from gapless.runtime.report.terminal import bubble_table
+from gapless.runtime.run_folder.run_folder import is_run_folder, read_run_folder, write_run_folder
+from tests.support.simulated_parts import items, make_replica, run
+
+SLO = SloConfig(ttft_ms=20.0)
+COMING = items(*[(10 + 7 * n % 50, 4 + n % 9, 0.05 * n) for n in range(20)])
+CONFIG = {"model": {"name": "tiny"}, "scheduler": {"name": "sarathi"}, "simulation": {"replicas": 3}}
+
+
+def records(count: int, layers: tuple[int, ...] = (2, 2)) -> list[RunRecord]:
+    fleet = [make_replica(layers=layers) for _ in range(count)]
+    run(fleet, COMING)
+    return [replica.record for replica in fleet]
+
+
+def approx(summary: dict[str, Any]) -> dict[str, Any]:
+    """Numbers within a nanosecond, also those of lists and of mappings inside."""
+    return {
+        key: pytest.approx(value, rel=1e-6, abs=1e-9) if key != "notes" and value is not None else value
+        for key, value in summary.items()
+    }
+
+
+def test_a_run_alone_is_a_fleet_of_one() -> None:
+    (record,) = records(1)
+    fleet, ledger = Fleet([record]), Ledger(record)
+    assert fleet.summarize(SLO) == approx(summarize(record, ledger, SLO))
+    assert fleet.digest().latencies["itl"].tolist() == digest(record, ledger).latencies["itl"].tolist()
+    assert (fleet.num_stages, fleet.stage_name(1), fleet.stage_seconds) == (2, "stage 1", ledger.stage_seconds)
+
+
+def test_what_replicas_come_to_together() -> None:
+    fleet = Fleet(records(3))
+    fleet.check()
+    own = [summarize(record, ledger, SLO) for record, ledger in zip(fleet.records, fleet.ledgers, strict=True)]
+    whole = fleet.summarize(SLO)
+    assert fleet.starts == pytest.approx([0.0, 0.05, 0.1])
+    assert whole["duration"] == pytest.approx(max(s + o["duration"] for s, o in zip(fleet.starts, own, strict=True)))
+    for key in ("completed", "failed", "total_input_tokens", "total_output_tokens", "micro_batches", "preemptions"):
+        assert whole[key] == sum(each[key] for each in own)
+    assert whole["output_throughput"] == pytest.approx(whole["total_output_tokens"] / whole["duration"])
+    good = sum(each["request_goodput"] * each["duration"] for each in own)
+    assert 0 < good < 20
+    assert whole["request_goodput"] * whole["duration"] == pytest.approx(good)
+    assert (whole["replicas"], whole["requests_per_replica"]) == (3, [7, 7, 6])
+    assert len(whole["stage_busy_fraction"]) == 6
+    busy = sum(whole["stage_busy_fraction"]) * fleet.span_seconds
+    assert busy + sum(whole["bubble_seconds"].values()) == pytest.approx(6 * fleet.span_seconds)
+    assert whole["bubble_fraction_inner"] == pytest.approx(fleet.bubble_fraction_inner)
+    first = [r.token_times[0] - r.arrival for record in fleet.records for r in record.requests]
+    assert whole["p99_ttft_ms"] == pytest.approx(1e3 * np.percentile(first, 99))
+
+
+def test_their_digest_is_of_all() -> None:
+    fleet = Fleet(records(3))
+    run_ = fleet.digest()
+    ends = sorted(r.token_times[-1] for record in fleet.records for r in record.requests)
+    assert run_.finished.tolist() == pytest.approx(ends)
+    assert (np.diff(run_.dispatched) >= 0).all()
+    assert run_.num_stages == 6
+    assert run_.prefill_tokens.sum() == sum(len(item.prompt) for item in COMING)
+    for stage in range(6):
+        assert run_.busy[stage] + sum(run_.by_cause[stage].values()) == pytest.approx(run_.span)
+        assert run_.by_cause[stage] == pytest.approx(fleet.seconds_by_cause(stage))
+
+
+def test_a_replica_without_requests_is_idle_all_along() -> None:
+    fleet = [make_replica() for _ in range(3)]
+    run(fleet, COMING[:2])
+    idle = Fleet([replica.record for replica in fleet])
+    idle.check()
+    assert idle.summarize()["requests_per_replica"] == [1, 1, 0]
+    assert idle.seconds_by_cause(5)[Cause.FILL_DRAIN] == idle.span_seconds
+
+
+def test_the_folder_holds_whole_runs_and_is_read_back(tmp_path: Path) -> None:
+    fleet = Fleet(records(3))
+    summary = write_fleet_folder(tmp_path / "fleet", fleet, config=CONFIG, slo=SLO)
+    assert json.loads((tmp_path / "fleet" / "summary.json").read_text(encoding="utf-8")) == summary
+    assert is_run_folder(tmp_path / "fleet")
+    folder = read_run_folder(tmp_path / "fleet")
+    assert [replica.path.name for replica in folder.replicas] == ["replica_0", "replica_1", "replica_2"]
+    assert all(is_run_folder(replica.path) for replica in folder.replicas)
+    again = Fleet.load(folder)
+    assert again.summarize(SLO) == approx({key: summary[key] for key in again.summarize(SLO)})
+    page = (tmp_path / "fleet" / "report.html").read_text(encoding="utf-8")
+    assert "replica 2" in page
+    with (tmp_path / "fleet" / "requests.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [int(row["request"]) for row in rows] == list(range(20))
+    assert [int(row["replica"]) for row in rows[:4]] == [0, 1, 2, 0]
+    assert [float(row["arrival_s"]) for row in rows] == pytest.approx([item.arrival for item in COMING])
+
+
+def test_a_comparison_sees_a_fleet_as_one(tmp_path: Path) -> None:
+    write_fleet_folder(tmp_path / "fleet", Fleet(records(3)), config=CONFIG)
+    (record,) = records(1)
+    write_run_folder(tmp_path / "one", record, config=CONFIG | {"simulation": {"replicas": 1}})
+    candidates = group_runs([read_run_folder(tmp_path / name) for name in ("one", "fleet")])
+    assert [candidate.label for candidate in candidates] == ["replicas=1", "replicas=3"]
+    comparison = write_comparison(tmp_path, candidates, figures=False)
+    assert [row["metrics"]["completed"]["median"] for row in comparison["candidates"]] == [20, 20]
+    assert "replica 0 of 3" in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(("width", "heads"), [
+    (230, [f"{replica}: stage {stage}" for replica in range(3) for stage in range(4)]),
+    (120, ["0: stage 0", "busiest", "idlest", "2: stage 3"]),
+    (90, ["0: stage 0", "busiest", "2: stage 3"]),  # three have room
+    (70, ["busiest"]),
+    (56, []),
+])  # fmt: skip
+def test_a_table_of_many_stages_fits_the_console(width: int, heads: list[str]) -> None:
+    fleet = Fleet(records(3, layers=(1, 3, 1, 1)))
+    console = Console(width=width, record=True, force_terminal=False, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(bubble_table(fleet))
+    text = console.export_text()
+    assert max(map(len, text.splitlines())) <= width
+    assert "…" not in text
+    for head in heads:
+        assert head in text
+    assert "all idle" in text

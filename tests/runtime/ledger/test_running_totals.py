@@ -1,0 +1,97 @@
+"""A run that is counted piece by piece has the summary of one that is kept whole, in bounded memory."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from gapless.conf.policies import EqualTimeConfig, OrcaBestConfig, SarathiConfig, SchedulerConfig
+from gapless.conf.sampling import SamplingParams
+from gapless.conf.workloads import SloConfig
+from gapless.runtime.core.block_pool import BlockPool
+from gapless.runtime.core.messages import Step
+from gapless.runtime.core.request import Request
+from gapless.runtime.engine.coordinator import Coordinator
+from gapless.runtime.ledger.ledger import Ledger
+from gapless.runtime.ledger.running_totals import Quantiles, RunDigest
+from gapless.runtime.ledger.summary import summarize
+from gapless.runtime.scheduler import Limits
+from gapless.runtime.scheduler.policies import make_scheduler
+from tests.support.virtual_pipeline import VirtualPipeline
+
+STAGES, BATCH = 3, 6
+SLO = SloConfig(tbt_ms=400)
+
+
+def seconds(step: Step, stage: int) -> float:
+    return 0.01 + 1e-3 * step.num_tokens + 1e-5 * sum(d.start for d in step.decodes) + 0.002 * stage
+
+
+def coordinator(policy: SchedulerConfig) -> Coordinator:
+    depth = policy.depth(STAGES)
+    limits = Limits(batch=BATCH, depth=depth, stages=STAGES, least_depth=STAGES)
+    pool = BlockPool(num_blocks=200, block_size=8)
+    pipeline = VirtualPipeline(STAGES, depth, 200, 8, seconds)
+    return Coordinator(pipeline, make_scheduler(policy, limits, pool))
+
+
+def run(driver: Coordinator, digest: RunDigest | None, every: int) -> int:
+    """Requests that come in bursts, with pauses and an abort; the most steps that the record held."""
+    rng = random.Random(3)
+    at, most, steps = 0.0, 0, 0
+    pending = []
+    for number in range(60):
+        at += rng.choice([0.0, 0.0, 0.05, 1.0])
+        params = SamplingParams(max_tokens=rng.randint(1, 20), ignore_eos=True)
+        pending.append(Request(number, [1] * rng.randint(1, 90), params, arrival=at))
+    aborted = pending[20]
+    while pending or driver.has_work:
+        while pending and pending[0].arrival <= driver.clock.now():
+            driver.add(pending.pop(0))
+        driver.step(pending[0].arrival if pending else driver.clock.now() + 1.0)
+        if aborted.num_dispatched:
+            driver.abort(aborted)
+        steps += 1
+        if digest is not None and steps % every == 0:
+            digest.take(driver.record)
+        most = max(most, len(driver.record.steps))
+    return most
+
+
+@pytest.mark.parametrize("policy", [SarathiConfig(chunk=24), EqualTimeConfig(chunk=24), OrcaBestConfig()])
+def test_the_same_summary_in_pieces(policy: SchedulerConfig) -> None:
+    whole = coordinator(policy)
+    kept = run(whole, None, 1)
+    expected = summarize(whole.record, Ledger(whole.record), SLO)
+    for every in (7, 40):
+        driver, digest = coordinator(policy), RunDigest(policy.depth(STAGES), SLO)
+        held = run(driver, digest, every)
+        found = digest.summary(driver.record)
+        assert held < 0.5 * kept
+        assert found.keys() == expected.keys()
+        for key, value in expected.items():
+            # Few gaps lie between two quantiles here: they differ by how one interpolates.
+            within = 0.03 if key in ("p90_itl_ms", "p99_itl_ms", "median_itl_ms", "prediction_error") else 1e-6
+            close = value if value is None else pytest.approx(value, rel=within, abs=1e-6)
+            assert found[key] == close, key
+
+
+def test_quantiles_are_within_their_resolution() -> None:
+    values = np.random.default_rng(0).lognormal(2.0, 1.5, 20_000)
+    sketch = Quantiles()
+    for part in np.array_split(values, 7):
+        sketch.add(part)
+    assert sketch.count == len(values)
+    assert sketch.mean == pytest.approx(values.mean())
+    assert sketch.std == pytest.approx(values.std())
+    for share in (0.01, 0.5, 0.9, 0.99):
+        assert sketch.quantile(share) == pytest.approx(np.quantile(values, share), rel=2.5e-3)
+
+
+def test_nothing_has_a_summary_too() -> None:
+    driver = coordinator(SarathiConfig())
+    empty = summarize(driver.record, Ledger(driver.record))
+    found = RunDigest(STAGES).summary(driver.record)
+    assert found == {**empty, "notes": []}

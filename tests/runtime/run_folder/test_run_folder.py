@@ -1,0 +1,242 @@
+"""The run folder: its files, and the same ledger from what is read back."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gapless.conf.errors import ConfigError
+from gapless.conf.workloads import SloConfig
+from gapless.runtime.core.messages import Span
+from gapless.runtime.core.micro_batch_columns import StepColumns
+from gapless.runtime.core.request_record import RequestRecord
+from gapless.runtime.core.run_record import Decodes, Part, RunRecord, StepRecord, Wait
+from gapless.runtime.ledger.ledger import Ledger
+from gapless.runtime.ledger.summary import summarize
+from gapless.runtime.run_folder.run_folder import SPAN_COLUMNS, read_run_folder, write_run_folder
+from gapless.runtime.run_folder.text_columns import joined
+from gapless.runtime.run_folder.trace import slice_names
+
+START = 98765.4321  # a monotonic clock's zero is anywhere
+
+
+@pytest.fixture
+def record() -> RunRecord:
+    """Two stages, 30 steps: three prompts in chunks, then decodes; one request is aborted before it began. From step 5
+    on times were predicted, 1 ms short."""
+    record = RunRecord(2, 40, notes=["chunk=auto picked 64"], stage_times=[[0.01, 0.003], [0.011, 0.003]])
+    record.requests = [RequestRecord(r, 64 * (r + 2), START + 0.1 * r, first_dispatched=START + 0.1) for r in range(3)]
+    free, clock, done = [START, START], START + 0.1, START
+    for number in range(30):
+        step = StepRecord(number, clock, [], Decodes.at(), kv_blocks_used=number, num_waiting=3 - number // 10)
+        step.num_running = 2
+        step.sampled_rows = 1
+        if number % 10 < 3:
+            step.chunks = [Part(number // 10, 64 * (number % 10), 64)]
+        step.decodes = Decodes.of(Part(r, 64 * (r + 2) + number, 1) for r in range(number // 10))
+        if number % 4 == 3:
+            step.waits = [Wait(clock - 0.02, clock - 0.005, "in_flight"), Wait(clock - 0.003, clock - 0.001, "kv_full")]
+        there = clock
+        for stage in range(2):
+            begin = max(there, free[stage])
+            free[stage] = begin + 0.01 + 0.003 * len(step.chunks) + 0.001 * stage
+            record.spans.append(Span(number, stage, there, there, begin, free[stage], free[stage] + 1e-4))
+            there = free[stage] + 0.002
+        if number >= 5:
+            step.predicted = [round(0.009 + 0.003 * len(step.chunks) + 0.001 * stage, 9) for stage in range(2)]
+        step.completed = done = free[1]
+        clock = max(clock + 0.003, free[0] - (0 if number % 4 else 0.004)) + (0.02 if number % 4 == 2 else 0.0)
+        for part in step.decodes:
+            record.requests[part.request].token_times.append(done)
+        record.steps.append(step)
+    for request in record.requests[:2]:
+        request.finished, request.finish_reason = done, "length"
+    record.requests[0].preemptions = 1
+    record.requests.append(RequestRecord(3, 10, START + 0.3, finished=START + 0.35, finish_reason="abort"))
+    return record
+
+
+@pytest.fixture
+def folder(record: RunRecord, tmp_path: Path) -> Path:
+    path = tmp_path / "runs" / "a"
+    write_run_folder(path, record, config={"model": {"name": "tiny"}}, versions={"gapless": "0.1.0"}, title="a run")
+    return path
+
+
+def test_files(folder: Path):
+    names = {"requests.csv", "spans.csv.gz", "record.jsonl.gz", "summary.json", "trace.json.gz", "report.html"}
+    names |= {"stage_times.json"}
+    assert {file.name for file in folder.iterdir()} == names
+    assert "<title>a run</title>" in (folder / "report.html").read_text(encoding="utf-8")
+
+
+def test_requests(folder: Path, record: RunRecord):
+    ledger = Ledger(record)
+    with (folder / "requests.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [int(row["request"]) for row in rows] == [0, 1, 2, 3]
+    first, second, _, aborted = rows
+    request = record.requests[1]
+    assert float(second["arrival_s"]) == pytest.approx(0.1)
+    assert float(second["ttft_ms"]) == pytest.approx((request.token_times[0] - request.arrival) * 1e3, abs=1e-2)
+    assert float(second["e2el_ms"]) == pytest.approx((request.token_times[-1] - request.arrival) * 1e3, abs=1e-2)
+    gaps = [b - a for a, b in pairwise(request.token_times)]
+    assert float(second["mean_tbt_ms"]) == pytest.approx(sum(gaps) / len(gaps) * 1e3, abs=1e-2)
+    assert float(second["max_tbt_ms"]) == pytest.approx(max(gaps) * 1e3, abs=1e-2)
+    assert float(second["bubble_ms"]) == pytest.approx(ledger.bubble_of_request(1) * 1e3, abs=1e-2)
+    assert (first["preemptions"], first["finish_reason"], first["output_tokens"]) == ("1", "length", "20")
+    assert (aborted["ttft_ms"], aborted["max_tbt_ms"], aborted["finish_reason"]) == ("", "", "abort")
+
+
+def test_spans(folder: Path, record: RunRecord):
+    ledger = Ledger(record)
+    with gzip.open(folder / "spans.csv.gz", "rt", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert tuple(rows[0]) == SPAN_COLUMNS
+    assert [(int(row["step"]), int(row["stage"])) for row in rows] == [(i // 2, i % 2) for i in range(60)]
+    row = rows[2 * 12 + 1]  # step 12 on stage 1: the third chunk of request 1, a decode of request 0
+    assert (row["prefill_tokens"], row["decode_tokens"], row["chunk_prefix"]) == ("64", "1", "128")
+    assert int(row["decode_context"]) == record.steps[12].decode_context == 128 + 12 + 1
+    span = next(s for s in record.spans if (s.step, s.stage) == (12, 1))
+    assert float(row["begin"]) == pytest.approx(span.begin - ledger.t0, abs=1e-8)
+    idle_after = [sum(i.seconds for i in ledger.idle if i.stage == s and i.step is None) for s in range(2)]
+    for stage in range(2):
+        before = sum(float(row["idle_before_ms"]) for row in rows if int(row["stage"]) == stage)
+        total = sum(ledger.seconds_by_cause(stage).values()) - idle_after[stage]
+        assert before == pytest.approx(total * 1e3)
+    assert rows[0]["idle_cause"] == "fill_drain"
+    assert all((float(row["idle_before_ms"]) > 0) == bool(row["idle_cause"]) for row in rows)
+    assert [row["predicted_ms"] for row in rows[8:12]] == ["", "", "9", "10"]
+
+
+def test_summary(folder: Path, record: RunRecord):
+    summary = json.loads((folder / "summary.json").read_text())
+    assert {k: summary[k] for k in summarize(record, Ledger(record))} == summarize(record, Ledger(record))
+    assert (summary["title"], summary["completed"], summary["failed"]) == ("a run", 2, 2)
+    assert (summary["config"], summary["versions"]) == ({"model": {"name": "tiny"}}, {"gapless": "0.1.0"})
+
+
+def test_trace(folder: Path, record: RunRecord):
+    with gzip.open(folder / "trace.json.gz") as file:
+        events = json.load(file)["traceEvents"]
+    tracks = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    assert tracks == {0: "stage 0", 1: "stage 1", 2: "coordinator"}
+    ledger = Ledger(record)
+    for stage in range(2):  # compute and idle slices tile each stage's track
+        slices = sorted((e["ts"], e["ts"] + e["dur"]) for e in events if e["ph"] == "X" and e["tid"] == stage)
+        assert slices[0][0] == 0.0
+        assert slices[-1][1] == pytest.approx(ledger.span_seconds * 1e6, abs=0.01)
+        assert all(a[1] == pytest.approx(b[0], abs=0.01) for a, b in pairwise(slices))
+    compute = [e for e in events if e.get("cat") == "compute"]
+    assert len(compute) == 60
+    assert compute[12]["name"] == "chunk 64 + 1 decode"
+    assert compute[12]["args"]["chunks"] == "request 1 [128:192]"
+    idle = [e for e in events if e.get("cat") == "idle"]
+    by_name = {str(c): s for c, s in ledger.seconds_by_cause().items() if s}
+    assert {n: sum(e["dur"] for e in idle if e["name"] == n) / 1e6 for n in by_name} == pytest.approx(by_name, abs=1e-6)
+    assert sum(e["ph"] == "C" for e in events) == 30 + 3  # only where they change
+    assert {e["name"] for e in events if e.get("cat") == "wait"} == {"in_flight", "kv_full"}
+
+
+def test_slice_names():
+    chunk, decode = Part(0, 0, 246), Part(1, 9, 1)
+    steps = [
+        StepRecord(0, 0.0, [chunk], Decodes.of([decode] * 10)),
+        StepRecord(1, 0.0, [chunk, Part(2, 0, 10)], Decodes.at()),
+        StepRecord(2, 0.0, [], Decodes.of([decode])),
+        StepRecord(3, 0.0, [], Decodes.at()),
+    ]
+    names = joined([*slice_names(StepColumns(steps), np.array([0, 1, 2, 3, -1])), b"\n"]).decode().splitlines()
+    assert names == ["chunk 246 + 10 decodes", "2 chunks 256", "1 decode", "empty", "micro-batch"]
+
+
+def test_read_back(folder: Path, record: RunRecord):
+    again = read_run_folder(folder)
+    assert (again.title, again.path) == ("a run", folder)
+    loaded = again.load()
+    before, after = Ledger(record), Ledger(loaded)
+    after.check()
+    assert after.t0 == 0.0
+    assert after.span_seconds == pytest.approx(before.span_seconds, abs=1e-8)
+    for stage in range(2):
+        assert after.seconds_by_cause(stage) == pytest.approx(before.seconds_by_cause(stage), abs=1e-6)
+    old, new = summarize(record, before), summarize(loaded, after)
+    for summary in (old, new):
+        assert summary.pop("bubble_seconds")
+    assert old.pop("notes") == new.pop("notes") == ["chunk=auto picked 64"]
+    old_error, new_error = old.pop("prediction_error"), new.pop("prediction_error")
+    assert new_error == pytest.approx(old_error, rel=1e-5)
+    old_busy, new_busy = old.pop("stage_busy_fraction"), new.pop("stage_busy_fraction")
+    assert new == pytest.approx(old, rel=1e-5)
+    assert new_busy == pytest.approx(old_busy, rel=1e-5)
+    assert [s.chunks for s in loaded.steps] == [s.chunks for s in record.steps]
+    assert [s.predicted for s in loaded.steps] == [s.predicted for s in record.steps]
+    assert [s.sampled_rows for s in loaded.steps] == [1] * 30
+    assert loaded.stage_times == record.stage_times
+    assert [len(s.waits) for s in loaded.steps] == [len(s.waits) for s in record.steps]
+
+
+def test_written_again_it_is_the_same(folder: Path, tmp_path: Path):
+    again = read_run_folder(folder)
+    write_run_folder(tmp_path / "b", again.load(), config=again.summary["config"])
+    assert read_run_folder(tmp_path / "b").title == "gapless: tiny"
+    assert (tmp_path / "b" / "requests.csv").read_text() == (folder / "requests.csv").read_text()
+
+
+def test_a_folder_of_before_predictions(folder: Path, record: RunRecord):
+    """Without the columns and lines that came later, what is left reads as before."""
+    (folder / "stage_times.json").unlink()
+    with gzip.open(folder / "spans.csv.gz", "rt", newline="") as file:
+        rows = [row[:-1] for row in csv.reader(file)]
+    with gzip.open(folder / "spans.csv.gz", "wt", newline="") as file:
+        csv.writer(file).writerows(rows)
+    with gzip.open(folder / "record.jsonl.gz", "rt") as file:
+        lines = [json.loads(line) for line in file]
+    keep = {"run": 3, "step": 10}
+    with gzip.open(folder / "record.jsonl.gz", "wt") as file:
+        file.writelines(json.dumps(line[: keep.get(line[0])]) + "\n" for line in lines)
+    loaded = read_run_folder(folder).load()
+    assert (loaded.notes, loaded.stage_times, loaded.steps[9].predicted) == ([], None, None)
+    assert Ledger(loaded).span_seconds == pytest.approx(Ledger(record).span_seconds, abs=1e-8)
+
+
+def test_the_record_is_read_when_it_is_asked_for(folder: Path):
+    (folder / "spans.csv.gz").write_bytes(b"")
+    assert read_run_folder(folder).summary["completed"] == 2
+    with pytest.raises(ConfigError, match=r"spans\.csv\.gz: damaged"):
+        read_run_folder(folder).load()
+
+
+def test_stage_times(folder: Path, record: RunRecord):
+    assert json.loads((folder / "stage_times.json").read_text())["weights"] == record.stage_times
+
+
+def test_goodput(record: RunRecord, tmp_path: Path):
+    slo = SloConfig(ttft_ms=(record.requests[1].token_times[0] - record.requests[1].arrival) * 1e3 - 1)
+    summary = write_run_folder(tmp_path, record, config={"seed": 1}, slo=slo)
+    assert summary["request_goodput"] == pytest.approx(1 / summary["duration"])
+    assert summary["config"]["slo"]["ttft_ms"] == slo.ttft_ms
+
+
+def test_what_is_no_run_folder(tmp_path: Path, folder: Path):
+    with pytest.raises(ConfigError, match="not a run folder, it has no summary"):
+        read_run_folder(tmp_path)
+    damaged = folder / "record.jsonl.gz"
+    damaged.write_bytes(damaged.read_bytes()[:100])
+    with pytest.raises(ConfigError, match=r"record\.jsonl\.gz: damaged"):
+        read_run_folder(folder).load()
+    with gzip.open(damaged, "wb") as file:
+        file.write(b'["step",1]\n')
+    with pytest.raises(ConfigError, match=r"record\.jsonl\.gz: damaged"):
+        read_run_folder(folder).load()
+
+
+def test_an_empty_run(tmp_path: Path):
+    write_run_folder(tmp_path, RunRecord(2, 0), config={})
+    assert read_run_folder(tmp_path).load() == RunRecord(2, 0)

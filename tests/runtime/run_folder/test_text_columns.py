@@ -1,0 +1,50 @@
+"""Columns as text: the same as row by row."""
+
+from __future__ import annotations
+
+import io
+from csv import reader
+from decimal import Decimal
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gapless.runtime.run_folder.text_columns import csv, decimals, integers, joined, names, texts, where
+
+NAMES = ("transport", "pb1_prefill_size", "x")
+whole = st.integers(-(10**17), 10**17)
+
+
+def plain(units: int, places: int) -> str:
+    """By Python's decimals."""
+    text = f"{Decimal(units).scaleb(-places):f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+@given(st.lists(st.tuples(whole, st.booleans(), st.integers(-1, len(NAMES) - 1))), st.integers(0, 9))
+def test_rows_say_what_columns_hold(table: list[tuple[int, bool, int]], places: int):
+    units = np.array([row[0] for row in table], np.int64)
+    known = np.array([row[1] for row in table], bool)
+    codes = np.array([row[2] for row in table], np.int64)
+    text = csv([integers(units), decimals(units, places), decimals(units, places, known), names(codes, NAMES)])
+    read = list(reader(io.StringIO(text.decode())))
+    assert text.count(b"\n") == len(table)
+    for (value, is_known, code), cells in zip(table, read, strict=True):
+        number = plain(value, places)
+        assert cells == [str(value), number, number if is_known else "", NAMES[code] if code >= 0 else ""]
+
+
+def test_zeros():
+    units = np.array([0, 1, 10, -10, 1_000_000_000, 12_345_678_901_234])
+    assert csv([decimals(units, 9)]).decode().split() == [
+        *("0", "0.000000001", "0.00000001", "-0.00000001", "1", "12345.678901234"),
+    ]  # fmt: skip
+    assert csv([integers(units)]).decode().split() == list(map(str, units.tolist()))
+    assert csv([integers(np.array([], np.int64)), names(np.array([], np.int64), NAMES)]) == b""
+
+
+def test_what_all_rows_have_alike():
+    counts = np.array([0, 1, 12])
+    pieces = [b"<", integers(counts, counts > 0), where(counts > 1, " of "), texts([b"a", b"", b"ccc"]), b">\n"]
+    assert joined(pieces) == b"<a>\n<1>\n<12 of ccc>\n"

@@ -1,0 +1,309 @@
+"""What single policies promise beyond their rules (`test_schedulers.py`), on a virtual pipeline of known times."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from gapless.conf.policies import EqualTimeConfig, SarathiConfig, SchedulerConfig, TokenThrottleConfig
+from gapless.conf.sampling import SamplingParams
+from gapless.runtime.core.block_pool import BlockPool
+from gapless.runtime.core.messages import Span, Step
+from gapless.runtime.core.micro_batch import MicroBatch
+from gapless.runtime.core.request import Request
+from gapless.runtime.core.run_record import Blocked, Decodes, StepRecord, Wait
+from gapless.runtime.engine.coordinator import Coordinator
+from gapless.runtime.ledger.ledger import Ledger
+from gapless.runtime.ledger.summary import summarize
+from gapless.runtime.scheduler import Limits, Scheduler
+from gapless.runtime.scheduler.learned.turnaround import Turnaround
+from gapless.runtime.scheduler.policies import make_scheduler
+from gapless.runtime.scheduler.policies.equal_time import EqualTime
+from tests.support.virtual_pipeline import StageTime, VirtualPipeline
+
+STAGES, TILE = 2, 16
+
+
+def stage_time(step: Step, stage: int) -> float:
+    """As measured for a LLaMA of 160M parameters on a core a stage, rounded; the head on the last stage."""
+    seconds = 20e-3 + 1.2e-3 * step.num_tokens + 6e-6 * sum(d.start for d in step.decodes)
+    seconds += sum(0.3e-6 * c.start * len(c.tokens) + 0.2e-6 * len(c.tokens) ** 2 for c in step.chunks)
+    return seconds + (0.9e-3 * len(step.decodes) if stage == STAGES - 1 else 0.0)
+
+
+def make(config: SchedulerConfig, batch: int, depth: int = STAGES) -> Scheduler:
+    limits = Limits(batch, depth, TILE, STAGES, least_depth=min(depth, STAGES))
+    return make_scheduler(config, limits, BlockPool(100_000, 16, 128))
+
+
+def run(
+    config: SchedulerConfig, batch: int, requests: list[tuple[int, int]], seconds: StageTime = stage_time
+) -> tuple[Coordinator, dict]:
+    pipeline = VirtualPipeline(STAGES, STAGES, 100_000, 16, seconds)
+    coordinator = Coordinator(pipeline, make(config, batch))
+    for i, (prompt, output) in enumerate(requests):
+        coordinator.add(Request(i, [i % 1000] * prompt, SamplingParams(max_tokens=output, ignore_eos=True)))
+    while coordinator.has_work:
+        coordinator.step(pipeline.now_s + 1.0)
+    return coordinator, summarize(coordinator.record, Ledger(coordinator.record))
+
+
+def workload(count: int) -> list[tuple[int, int]]:
+    """512 to 1024 tokens in all, P:D 10."""
+    rng = random.Random(3)
+    lengths = [rng.randint(512, 1024) for _ in range(count)]
+    return [(n - round(n / 11), round(n / 11)) for n in lengths]
+
+
+def test_equal_time_beats_sarathi_in_bubbles_throughput_and_p99_tbt() -> None:
+    requests = workload(60)
+    _, sarathi = run(SarathiConfig(chunk=192), 20, requests)
+    coordinator, equal = run(EqualTimeConfig(chunk=192), 20, requests)
+    assert equal["bubble_fraction_inner"] < 0.5 * sarathi["bubble_fraction_inner"]
+    assert equal["duration"] < 0.95 * sarathi["duration"]
+    assert equal["p99_itl_ms"] < sarathi["p99_itl_ms"]
+    assert equal["prediction_error"]["median"] < 0.02
+    assert coordinator.record.stage_times is not None
+
+
+def test_equal_time_keeps_to_a_time_that_it_is_told() -> None:
+    coordinator, _ = run(EqualTimeConfig(chunk=256, target_ms=150), 16, workload(40))
+    last = [s for s in coordinator.record.spans if s.stage == STAGES - 1][50:]
+    seconds = sorted(s.end - s.begin for s in last)
+    assert seconds[int(0.99 * len(seconds))] < 0.16
+    assert seconds[len(seconds) // 2] > 0.1
+
+
+def test_equal_time_leaves_no_tiny_tail() -> None:
+    coordinator, _ = run(EqualTimeConfig(chunk=256), 8, [(300, 1)])
+    assert [c.tokens for step in coordinator.record.steps for c in step.chunks] == [150, 150]
+
+
+def test_equal_time_fills_up_with_the_next_prompt() -> None:
+    coordinator, _ = run(EqualTimeConfig(chunk=256), 8, [(300, 1), (300, 1), (300, 1)])
+    first, second = coordinator.record.steps[:2]
+    assert [c.tokens for c in first.chunks] == [256]
+    assert [(c.request, c.tokens) for c in second.chunks] == [(0, 44), (1, 212)]
+
+
+@pytest.mark.parametrize("config", [EqualTimeConfig(chunk=64), TokenThrottleConfig()])
+def test_decodes_are_dealt_evenly(config: SchedulerConfig) -> None:
+    coordinator, _ = run(config, 16, [(20, 60)] * 10)
+    decodes = [len(s.decodes) for s in coordinator.record.steps]
+    assert decodes[len(decodes) // 2 :].count(5) >= 0.9 * len(decodes) / 2
+
+
+def picked(coordinator: Coordinator) -> list[int]:
+    """The chunks that `auto` picked, as its notes say."""
+    return [int(note.split("chunk=auto: ")[1].split()[0]) for note in coordinator.record.notes]
+
+
+AUTO = (SarathiConfig(chunk="auto"), EqualTimeConfig(chunk="auto"))
+
+
+@pytest.mark.parametrize("config", AUTO)
+def test_auto_picks_what_saturates_a_stage_and_says_why(config: SchedulerConfig) -> None:
+    coordinator, _ = run(config, 64, workload(60))
+    first = coordinator.record.notes[0]
+    assert f"tokens (tile {TILE}): a stage has 95.0% of its prefill speed from" in first, "many prompts wait"
+    speeds = {n: n / (20e-3 + 1.2e-3 * n + 0.2e-6 * n * n) for n in range(TILE, 1025, TILE)}
+    least = next(n for n, speed in speeds.items() if speed >= 0.95 * max(speeds.values()))
+    assert 0.8 * least <= picked(coordinator)[0] <= 2 * least
+    assert all(chunk % TILE == 0 for chunk in picked(coordinator))
+    assert len(coordinator.record.notes) <= 4
+
+
+def test_auto_takes_no_more_than_decodes_need_to_ride() -> None:
+    for output, balanced in ((20, 372), (100, 84)):
+        coordinator, _ = run(SarathiConfig(chunk="auto"), 12, [(600, output)] * 80)
+        notes = [n for n in coordinator.record.notes if "decodes, as many as can run, b x (P:D + 1) is" in n]
+        assert bool(notes) == (balanced < 200)
+        assert (TILE * (balanced // TILE) in picked(coordinator)) == (balanced < 200)
+
+
+def test_auto_says_where_prompts_are_too_short_to_tell() -> None:
+    coordinator, _ = run(SarathiConfig(chunk="auto"), 12, [(60, 5)] * 80)
+    assert picked(coordinator) == [256]
+    assert coordinator.record.notes[0].endswith("as far as prompts are long enough to tell")
+
+
+@pytest.mark.parametrize("config", AUTO)
+@pytest.mark.parametrize(("prompt", "output"), [(600, 200), (900, 90), (2500, 60)])
+def test_auto_is_not_much_slower_than_the_best_chunk(config: SchedulerConfig, prompt: int, output: int) -> None:
+    requests = [(prompt + 7 * (i % 10), output + i % 13) for i in range(150)]
+    auto = run(config, 16, requests)[1]["duration"]
+    fixed = [run(replace(config, chunk=chunk), 16, requests)[1]["duration"] for chunk in (64, 128, 256, 512)]
+    assert auto <= min(fixed) / 0.875
+
+
+def test_sizes_that_are_tried_do_not_make_the_pipeline_deeper() -> None:
+    for chunk in ("auto", 256):
+        scheduler = run(EqualTimeConfig(chunk=chunk), 64, [(900, 20)] * 150)[0].scheduler
+        assert isinstance(scheduler, EqualTime)
+        assert not scheduler._turnaround.is_long
+
+
+def observed(waits: Sequence[Sequence[float]], seconds: Sequence[float], reason: Blocked = "depth_full") -> bool:
+    """Whether a turnaround `is_long` where each stage takes `seconds` and idles for `waits`, micro-batch by micro-batch
+    of a round, before."""
+    turnaround = Turnaround(len(seconds))
+    at = 0.0
+    for number in range(200):
+        wait = waits[number % len(waits)]
+        step = StepRecord(number, at, [], Decodes.at(), [Wait(at, at + wait[0], reason)] if wait[0] else [])
+        begin = [at + wait[s] for s in range(len(seconds))]
+        ends = [b + t for b, t in zip(begin, seconds, strict=True)]
+        turnaround.observe(step, [Span(number, s, at, begin[s], begin[s], e, e) for s, e in enumerate(ends)])
+        at = max(ends)
+    return turnaround.is_long
+
+
+def test_a_long_turnaround_is_what_even_the_busiest_stage_idles() -> None:
+    for lag, is_long in ((0.001, False), (0.02, True), (0.5, True)):
+        assert observed([(lag, lag)], (0.1, 0.1)) == is_long, lag
+    for late in (0, 1):
+        round_ = [(0.04, 0.04) if slot == late else (0.0, 0.0) for slot in range(2)]
+        assert observed(round_, (0.1, 0.1)), "of a round, all before one micro-batch"
+    assert not observed([(0.1, 0.0)], (0.1, 0.2)), "the second stage never waits: none more in flight would help"
+    assert not observed([(0.5, 0.5)], (0.1, 0.1), "in_flight"), "there was nothing to put in flight"
+
+
+def test_one_more_in_flight_while_prompts_wait_and_fill() -> None:
+    scheduler = make(EqualTimeConfig(), 8, depth=STAGES + 1)
+    assert isinstance(scheduler, EqualTime)
+
+    def depth() -> int:
+        scheduler.next_batch()
+        return scheduler.depth
+
+    scheduler._turnaround.is_long = True
+    assert depth() == STAGES, "nothing waits that would fill one more"
+    scheduler.add(Request(0, [1] * 17_000, SamplingParams(max_tokens=1)))
+    assert depth() == STAGES + 1
+    while scheduler.backlog > 5_000:
+        assert depth() == STAGES + 1, "once saturated, until few prompts wait"
+    while scheduler.backlog:
+        scheduler.next_batch()
+    assert scheduler.depth == STAGES
+    scheduler.add(Request(1, [1] * 5_000, SamplingParams(max_tokens=1)))
+    assert depth() == STAGES, "not saturated yet"
+    scheduler.add(Request(2, [1] * 17_000, SamplingParams(max_tokens=1)))
+    assert depth() == STAGES + 1
+    scheduler._fullness = 0.5
+    assert scheduler.depth == STAGES, "prompts do not fill what is in flight already"
+
+
+def test_decodes_are_not_dealt_over_more_micro_batches_where_blocks_lack() -> None:
+    def mostly_fixed(step: Step, stage: int) -> float:
+        return 40e-3 + 0.04e-3 * step.num_tokens + (20e-3 if step.step % 2 else 0.0)
+
+    makespans = []
+    for depth in (STAGES, STAGES + 1):
+        pipeline = VirtualPipeline(STAGES, depth, 400, 16, mostly_fixed)
+        limits = Limits(64, depth, TILE, STAGES, least_depth=STAGES)
+        coordinator = Coordinator(pipeline, make_scheduler(EqualTimeConfig(), limits, BlockPool(400, 16, 128)))
+        for i in range(100):
+            coordinator.add(Request(i, [i] * 600, SamplingParams(max_tokens=200, ignore_eos=True)))
+        while coordinator.has_work:
+            coordinator.step(pipeline.now_s + 1.0)
+        makespans.append(pipeline.now_s)
+    assert makespans[1] <= 1.02 * makespans[0]
+
+
+def test_whole_tiles_where_their_steps_are_felt() -> None:
+    def stepped(step: Step, stage: int) -> float:
+        return 5e-3 + 20e-3 * -(-step.num_tokens // 64) + 1e-6 * sum(d.start for d in step.decodes)
+
+    requests = workload(60)
+    _, sarathi = run(SarathiConfig(chunk=128, tile=64), 20, requests, stepped)
+    coordinator, equal = run(EqualTimeConfig(chunk=128, tile=64), 20, requests, stepped)
+    later = coordinator.record.steps[100:]
+    filled = [step for step in later if step.num_waiting and step.chunks]
+    assert len(filled) > 50
+    assert sum(step.num_tokens % 64 == 0 for step in filled) > 0.9 * len(filled)
+    assert equal["duration"] < 0.95 * sarathi["duration"]
+    assert equal["prediction_error"]["median"] < 0.02
+
+
+@pytest.mark.parametrize(("prompt", "first"), [(8 * STAGES * 128, 64), (8 * STAGES * 128 + 1, 128)])
+def test_one_micro_batch_of_a_round_has_a_tile_less_while_few_prompts_wait(prompt: int, first: int) -> None:
+    scheduler = make(EqualTimeConfig(chunk=128, tile=64), 8)
+    for number, length in enumerate((prompt - 16, 16)):  # a prompt alone would be cut into equal chunks
+        scheduler.add(Request(number, [1] * length, SamplingParams(max_tokens=1)))
+    batches = [scheduler.next_batch() for _ in range(STAGES + 1)]
+    tokens = [batch.num_tokens for batch in batches if batch]
+    assert tokens == [first, *[128] * (STAGES - 1), 64]
+
+
+def test_cache_is_set_aside_for_outputs_as_long_as_they_have_been() -> None:
+    scheduler = make(EqualTimeConfig(), 8)
+    long = Request(0, [1] * 100, SamplingParams(max_tokens=500))
+    assert scheduler.reserved_tokens(long) == 600
+    for number in range(1, 5):
+        done = Request(number, [1] * 10, SamplingParams(max_tokens=20))
+        scheduler.add(done)
+        scheduler.admit()
+        done.output += [7] * 20
+        scheduler.finish(done, "length")
+    assert scheduler.reserved_tokens(long) == 140
+
+
+def admitted(order: str, requests: list[Request]) -> list[int]:
+    scheduler = make(SarathiConfig(chunk=1000, order=order), 1)  # type: ignore[arg-type]
+    for request in requests:
+        scheduler.add(request)
+    seen = []
+    while scheduler.num_waiting:
+        request = scheduler.next_waiting()
+        assert request is not None
+        seen.append(request.id)
+        assert scheduler.admit() is request
+        scheduler.finish(request, "abort")
+    return seen
+
+
+def request(id: int, prompt: int, user: str = "", deadline: float | None = None) -> Request:
+    return Request(id, [1] * prompt, SamplingParams(max_tokens=10), user=user, deadline=deadline)
+
+
+def test_orders() -> None:
+    def some() -> list[Request]:
+        return [request(0, 50, deadline=9.0), request(1, 20), request(2, 30, deadline=3.0), request(3, 20)]
+
+    assert admitted("fcfs", some()) == [0, 1, 2, 3]
+    assert admitted("shortest_prompt", some()) == [1, 3, 2, 0]
+    assert admitted("deadline", some()) == [2, 0, 1, 3]
+
+
+def test_fair_share_takes_turns_over_users_by_tokens() -> None:
+    many = [request(i, 90, "many") for i in range(6)]
+    late = [request(6, 90, "few"), request(7, 190, "large"), request(8, 90, "few")]
+    assert admitted("fair_share", many + late) == [0, 6, 7, 1, 8, 2, 3, 4, 5]
+
+
+def test_an_idle_user_saves_nothing_up() -> None:
+    scheduler = make(SarathiConfig(order="fair_share"), 1)
+    for i in range(4):
+        scheduler.add(request(i, 90, "busy"))
+    for _ in range(3):
+        taken = scheduler.admit()
+        assert taken is not None
+        scheduler.finish(taken, "abort")
+    scheduler.add(request(4, 90, "new"))
+    scheduler.add(request(5, 90, "new"))
+    order = []
+    while taken := scheduler.admit():
+        order.append(taken.id)
+        scheduler.finish(taken, "abort")
+    assert order == [4, 3, 5]
+
+
+def test_a_micro_batch_of_nothing_is_none() -> None:
+    for depth in (1, 3):
+        scheduler = make(EqualTimeConfig(), 4, depth)
+        assert scheduler.next_batch() is None
+        assert scheduler.blocked == "no_request"
+        assert not MicroBatch()

@@ -1,0 +1,383 @@
+"""Every policy, driven by the coordinator over a virtual pipeline, on random workloads. No torch."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gapless.conf.policies import POLICY_CONFIGS, SarathiConfig, SchedulerConfig
+from gapless.conf.sampling import SamplingParams
+from gapless.runtime.core.block_pool import BlockPool
+from gapless.runtime.core.messages import Step
+from gapless.runtime.core.micro_batch import Chunk, MicroBatch
+from gapless.runtime.core.request import Request
+from gapless.runtime.engine.coordinator import Coordinator
+from gapless.runtime.ledger.ledger import Ledger
+from gapless.runtime.scheduler import ORDERS, Limits, Scheduler
+from gapless.runtime.scheduler.groups import GroupScheduler
+from gapless.runtime.scheduler.policies import POLICIES, find_policy
+from gapless.runtime.scheduler.policies.equal_time import EqualTime
+from gapless.runtime.scheduler.policies.orca_best import OrcaBest
+from gapless.runtime.scheduler.policies.prefill_first import PrefillFirst
+from gapless.runtime.scheduler.policies.sarathi import Sarathi
+from gapless.runtime.scheduler.policies.token_budget import TokenBudget
+from gapless.runtime.scheduler.policies.token_throttle import TokenThrottle
+from tests.support.virtual_pipeline import VirtualPipeline
+
+EOS = 7
+
+
+@st.composite
+def workloads(draw: st.DrawFn) -> dict:
+    block_size = draw(st.sampled_from([1, 4, 16]))
+    max_len = draw(st.integers(2, 120))
+    blocks_for_one = -(-max_len // block_size)
+    num_blocks = draw(st.integers(blocks_for_one, 4 * blocks_for_one + 8))
+    requests = draw(
+        st.lists(
+            st.tuples(st.integers(1, max_len - 1), st.integers(1, max_len), st.floats(0, 0.5), st.booleans()),
+            min_size=1,
+            max_size=14,
+        )
+    )
+    return {
+        "block_size": block_size,
+        "max_len": max_len,
+        "num_blocks": num_blocks,
+        "requests": requests,
+        "batch": draw(st.integers(1, 6)),
+        "stages": draw(st.integers(1, 4)),
+        "extra_depth": draw(st.integers(0, 2)),
+        "chunk": draw(st.integers(1, 40)),
+        "tile": draw(st.sampled_from([1, 4, 16])),
+        "seed": draw(st.integers(0, 2**16)),
+        "abort": draw(st.none() | st.integers(0, 13)),
+        "auto": draw(st.booleans()),
+        "order": draw(st.sampled_from(sorted(ORDERS))),
+    }
+
+
+def config_of(policy: str, w: dict) -> SchedulerConfig:
+    chunk, tile = w["chunk"], w["tile"]
+    own: dict[str, dict] = {
+        "prefill_first": {"max_batched_tokens": chunk},
+        "sarathi": {"chunk": "auto" if w["auto"] else chunk, "tile": tile},
+        "token_budget": {"budget": chunk},
+        "token_throttle": {"iterations": 1 + tile // 4, "max_prefill_tokens": 2 * chunk, "min_prefill_tokens": chunk,
+                           "kv_reserve": 0.1},
+        "equal_time": {"chunk": "auto" if w["auto"] else chunk, "tile": tile,
+                       "target_ms": 15.0 if w["auto"] else None},
+    }  # fmt: skip
+    return POLICY_CONFIGS[policy](**own.get(policy, {}), order=w["order"])
+
+
+class Audit:
+    """Sees each decision of a scheduler: what was there before it, and the micro-batch that came of it."""
+
+    def __init__(self, w: dict) -> None:
+        self.w = w
+        self.preempted = False
+
+    def next_batch(self, s: Scheduler, decide: Callable[[], MicroBatch | None]) -> MicroBatch | None:
+        self.scheduler = s
+        self.preempted = False
+        self.ready = {r.id for r in s.ready}
+        self.partial = {r.id: r.remaining_prefill for r in s.prefilling}
+        self.admitted = set(s.running)
+        self.share = s.decode_share
+        waiting = s.next_waiting()
+        self.first_waiting = waiting and (waiting.id, waiting.remaining_prefill)
+        self.backlog = s.backlog
+        assert s.backlog == sum(self.partial.values()) + sum(
+            r.remaining_prefill for *_, r in s._waiting if not r.is_finished
+        )
+        batch = decide()
+        self.short_of_kv = s.short_of_kv or self.preempted
+        if batch is not None:
+            check_rule(s, batch, self, self.w)
+        return batch
+
+
+def audited(config: SchedulerConfig, limits: Limits, pool: BlockPool, w: dict) -> Scheduler:
+    """The policy, under audit."""
+    policy, audit = find_policy(config), Audit(w)
+
+    class Audited(policy):  # type: ignore[misc, valid-type]
+        def next_batch(self) -> MicroBatch | None:
+            return audit.next_batch(self, super().next_batch)
+
+        def _preempt(self, request: Request) -> None:
+            audit.preempted = True
+            super()._preempt(request)
+
+    return Audited(config, limits, pool)
+
+
+def run(policy: str, w: dict) -> tuple[Coordinator, VirtualPipeline, list[Request]]:
+    rng = random.Random(w["seed"])
+
+    def stage_time(step: Step, stage: int) -> float:
+        stalled = 30.0 if rng.random() < 0.02 else 1.0
+        return (0.01 + 0.001 * step.num_tokens) * rng.uniform(0.5, 2.0) * stalled
+
+    depth = w["stages"] + w["extra_depth"]
+    pipeline = VirtualPipeline(w["stages"], depth, w["num_blocks"], w["block_size"], stage_time)
+    pool = BlockPool(w["num_blocks"], w["block_size"], -(-w["max_len"] // w["block_size"]))
+    limits = Limits(w["batch"], depth, w["tile"], w["stages"], least_depth=w["stages"])
+    scheduler = audited(config_of(policy, w), limits, pool, w)
+    coordinator = Coordinator(pipeline, scheduler)
+    arrivals = sorted(w["requests"], key=lambda r: r[2])
+    requests = [
+        Request(
+            i,
+            [rng.randrange(1000) for _ in range(prompt)],
+            SamplingParams(max_tokens=output, ignore_eos=ignore),
+            arrival=at,
+            max_model_len=w["max_len"],
+            eos_token_ids=(EOS,),
+            user=f"user {prompt % 3}",
+            deadline=at + 0.1 * output if ignore else None,
+        )
+        for i, (prompt, output, at, ignore) in enumerate(arrivals)
+    ]
+    waiting = list(requests)
+    aborting = w["abort"]
+    for turn in range(100_000):
+        while waiting and (waiting[0].arrival <= pipeline.now_s or not coordinator.has_work):
+            pipeline.now_s = max(pipeline.now_s, waiting[0].arrival)
+            coordinator.add(waiting.pop(0))
+        if aborting is not None and turn == 5 and aborting < len(requests) - len(waiting):
+            coordinator.abort(requests[aborting])
+        if not coordinator.has_work:  # the last of them may have been aborted
+            if not waiting:
+                break
+            continue
+        coordinator.step(pipeline.now_s + 1.0)
+        assert len(scheduler.running) <= scheduler.limits.running
+    else:
+        pytest.fail("starved: the workload never ended")
+    assert not waiting
+    return coordinator, pipeline, requests
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@settings(max_examples=60, deadline=None)
+@given(w=workloads())
+def test_nothing_is_lost_and_no_bound_is_passed(policy: str, w: dict) -> None:
+    coordinator, _, requests = run(policy, w)
+    for r in requests:
+        ended = r.num_tokens == r.max_len or r.output[-1:] == [EOS] or r.finish_reason == "abort"
+        assert r.is_finished, r
+        assert ended, r
+        assert r.num_output >= 1 or r.finish_reason == "abort"
+        assert EOS not in r.output[:-1] or r.params.ignore_eos
+    pool = coordinator.scheduler.pool
+    assert pool.num_free == pool.num_blocks, "blocks leaked"
+    scheduler = coordinator.scheduler
+    assert not [*scheduler.ready, *scheduler.prefilling, *scheduler.running]
+    for entry in coordinator.record.requests:
+        assert entry.token_times == sorted(entry.token_times)
+        assert entry.output_tokens == requests[entry.request].num_output
+
+
+def check_rule(s: Scheduler, batch: MicroBatch, before: Audit, w: dict) -> None:
+    """The policy's rule of the design's table, on one micro-batch and on what it was chosen from."""
+    B, chunks, decodes = w["batch"], batch.chunks, batch.decodes
+    taken = {r.id for r in decodes}
+    ids = [c.request.id for c in chunks] + [r.id for r in decodes]
+    assert len(ids) == len(set(ids)) <= B
+    assert taken <= before.ready, "a decode whose token is not back"
+    assert not (chunks and taken & {c.request.id for c in chunks})
+    new = [c for c in chunks if c.request.id not in before.partial]
+    tokens, whole = batch.num_prefill_tokens, all(c.start == 0 and c.ends_prefill for c in chunks)
+    free_choice = not before.short_of_kv  # else decodes may be passed over, or prompts preempted
+    if isinstance(s, GroupScheduler):
+        assert whole, "a prompt enters whole"
+        assert not (chunks and decodes), "a batch prefills, then decodes"
+        assert len(s.groups) <= s.limits.depth
+        assert not any(r.preemptions for r in s.running.values())
+        (group,) = [g for g in s.groups if {r.id for r in g} >= set(ids)]
+        assert set(ids) == {r.id for r in group}, "a group stays together"
+    elif isinstance(s, OrcaBest):
+        assert whole, "a prompt enters whole"
+        assert len(chunks) <= 1
+        if free_choice:
+            assert len(decodes) == min(len(before.ready), B - len(chunks)), "every ready decode"
+    elif isinstance(s, PrefillFirst):
+        assert whole, "a prompt enters whole"
+        assert not (chunks and decodes), "prefills and decodes are apart"
+        assert tokens <= s.max_batched_tokens or len(chunks) == 1
+        if decodes and free_choice:
+            assert len(decodes) == min(len(before.ready), B), "every ready decode"
+    elif isinstance(s, Sarathi):
+        assert len(chunks) <= 1
+        if chunks:
+            C = s.picker.chunk
+            assert batch.num_tokens <= C
+            aligned = batch.num_tokens % s.tile == 0 or len(decodes) >= C - C % s.tile
+            assert chunks[0].ends_prefill or aligned
+        if free_choice:
+            most = min(B, s.picker.chunk) - 1 if chunks else B
+            assert len(decodes) == min(len(before.ready), most), "decode-maximal"
+    elif isinstance(s, TokenBudget):
+        if free_choice:
+            assert len(decodes) == min(len(before.ready), B), "decodes first"
+        assert tokens <= max(0, s.budget - len(decodes)), "a non-positive rest admits nothing"
+        check_prompts_in_order(chunks, new, before)
+        if free_choice and (s.prefilling or s.num_waiting) and len(s.running) < s.limits.running and len(ids) < B:
+            assert batch.num_tokens >= s.budget, "the budget is used up"
+    elif isinstance(s, TokenThrottle):
+        c = s.config
+        assert len(decodes) <= max(1, before.share), "decodes are spread over the depth"
+        backlog = max(before.backlog, s.backlog + tokens)  # a decode may have preempted another
+        assert tokens <= max(c.min_prefill_tokens, min(-(-backlog // c.iterations), c.max_prefill_tokens))
+        check_prompts_in_order(chunks, new, before)
+    elif isinstance(s, EqualTime):
+        assert len(decodes) <= max(1, before.share), "decodes are spread over the depth"
+        assert all(c.ends_prefill for c in chunks[:-1]), "a prompt is cut only where the micro-batch is full"
+        if len(chunks) > 1 and s.times.weights is None:
+            assert batch.num_tokens <= max(s.picker.chunk, len(decodes) + chunks[0].length)
+        check_prompts_in_order(chunks, new, before)
+    else:
+        pytest.fail(f"{type(s).__name__} has no rule here")
+
+
+def check_prompts_in_order(chunks: list[Chunk], new: list[Chunk], before: Audit) -> None:
+    """Partial prompts come before new ones, and none is passed over."""
+    assert new == chunks[len(chunks) - len(new) :], "partial prompts first"
+    old = [c.request.id for c in chunks if c not in new]
+    kept = [id for id in before.partial if id in before.scheduler.running]
+    assert old == kept[: len(old)] or before.short_of_kv
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@settings(max_examples=20, deadline=None)
+@given(w=workloads())
+def test_the_ledger_conserves_time(policy: str, w: dict) -> None:
+    coordinator, _, _ = run(policy, w)
+    Ledger(coordinator.record).check()
+
+
+@settings(max_examples=25, deadline=None)
+@given(w=workloads())
+def test_outputs_do_not_depend_on_policy_memory_or_preemption(w: dict) -> None:
+    w["abort"] = None
+    roomy = w | {"num_blocks": 100 * w["num_blocks"], "batch": 50, "stages": 1, "extra_depth": 0}
+    reference = [r.output for r in run("sarathi", roomy)[2]]
+    for policy in POLICIES:
+        assert [r.output for r in run(policy, w)[2]] == reference
+
+
+def test_every_policy_of_the_schema_exists() -> None:
+    assert set(POLICIES) == set(POLICY_CONFIGS)
+
+
+def test_a_tight_cache_preempts_the_newest() -> None:
+    w = {
+        "block_size": 4,
+        "max_len": 64,
+        "num_blocks": 20,
+        "batch": 4,
+        "stages": 2,
+        "extra_depth": 0,
+        "chunk": 16,
+        "tile": 1,
+        "seed": 0,
+        "abort": None,
+        "auto": False,
+        "order": "fcfs",
+        "requests": [(16, 40, 0.0, True)] * 4,
+    }
+    _, _, requests = run("sarathi", w)
+    preemptions = [r.preemptions for r in requests]
+    assert preemptions[0] == 0
+    assert sum(preemptions) > 0
+
+
+def test_chunks_of_one_prompt_follow_each_other() -> None:
+    w = {
+        "block_size": 16,
+        "max_len": 200,
+        "num_blocks": 64,
+        "batch": 4,
+        "stages": 3,
+        "extra_depth": 0,
+        "chunk": 32,
+        "tile": 1,
+        "seed": 0,
+        "abort": None,
+        "auto": False,
+        "order": "fcfs",
+        "requests": [(150, 2, 0.0, True)],
+    }
+    coordinator, pipeline, _ = run("sarathi", w)
+    assert pipeline.max_outstanding == 3
+    first, second = coordinator.record.steps[:2]
+    assert first.chunks[0].request == second.chunks[0].request
+    assert second.dispatched < first.completed
+
+
+@pytest.mark.parametrize(
+    ("chunk", "remaining", "decodes", "expected"),
+    [
+        (256, 1000, 0, 256),  # the whole chunk
+        (256, 1000, 26, 230),  # C - (B - 1): chunk and decodes come to C
+        (256, 1000, 1, 255),
+        (300, 1000, 26, 230),  # shortened to two tiles
+        (300, 250, 10, 246),  # what is left would not fit into whole tiles
+        (256, 200, 10, 200),  # the last chunk is all that is left
+        (256, 3, 200, 3),
+        (200, 1000, 150, 50),  # decodes alone pass a tile: the chunk is not cut to nothing
+        (100, 1000, 10, 90),  # below one tile there is nothing to align
+    ],
+)
+def test_chunk_and_decodes_come_to_a_multiple_of_the_tile(
+    chunk: int, remaining: int, decodes: int, expected: int
+) -> None:
+    scheduler = Sarathi(SarathiConfig(chunk=chunk, tile=128), Limits(27, 1), BlockPool(1, 16))
+    assert scheduler.chunk_length(remaining, decodes) == expected
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 80)), max_size=80), st.integers(1, 64), st.integers(1, 9))
+def test_block_pool_never_shares_or_leaks(actions: list[tuple[int, int]], num_blocks: int, lane: int) -> None:
+    pool = BlockPool(num_blocks, 4, lane)
+    owned: dict[int, list[int]] = {}
+    for who, tokens in actions:
+        if who in owned and tokens % 3 == 0:
+            pool.release(owned.pop(who))
+        else:
+            blocks = owned.setdefault(who, [])
+            before, free = len(blocks), pool.num_free
+            fits = pool.blocks_for(tokens) - before <= free
+            assert pool.grow(blocks, tokens) == fits
+            assert len(blocks) == (max(before, pool.blocks_for(tokens)) if fits else before)
+        held = [b for blocks in owned.values() for b in blocks]
+        assert len(held) == len(set(held)) == pool.num_used
+        assert all(0 <= b < num_blocks for b in held)
+
+
+def test_more_requests_than_lanes_stay_contiguous_while_there_is_room() -> None:
+    pool = BlockPool(512, 16, lane_blocks=128)
+    tables: list[list[int]] = [[] for _ in range(8)]
+    for tokens in range(400, 480):
+        for table in tables:
+            assert pool.grow(table, tokens)
+    assert all(table == list(range(table[0], table[0] + 30)) for table in tables)
+
+
+def test_block_pool_keeps_a_growing_request_contiguous() -> None:
+    pool = BlockPool(64, 4, 16)
+    owned: list[list[int]] = [[], [], []]
+    for tokens in range(1, 65):
+        for blocks in owned:
+            pool.grow(blocks, tokens)
+    assert all(blocks == list(range(blocks[0], blocks[0] + 16)) for blocks in owned)
+
+
+def test_an_empty_micro_batch_is_false() -> None:
+    assert not MicroBatch()

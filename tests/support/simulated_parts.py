@@ -1,0 +1,109 @@
+"""Simulated pipelines of devices whose operators take round times, each step of them audited."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gapless.conf.policies import POLICY_CONFIGS, SchedulerConfig
+from gapless.conf.schema import Architecture
+from gapless.runtime.core.messages import Segment, Step
+from gapless.runtime.cost.operators import Linear
+from gapless.runtime.cost.stage_costs import StageCosts
+from gapless.runtime.engine.plan import Plan
+from gapless.runtime.scheduler import Limits
+from gapless.runtime.simulation.pipeline import SimulatedPipeline
+from gapless.runtime.simulation.replicas import Replica, run_fleet
+from gapless.runtime.workload import WorkItem
+from tests.support.virtual_pipeline import VirtualPipeline
+
+BLOCK = 4
+LONGEST = 120
+ARCHITECTURE = Architecture(
+    vocab_size=64, hidden_size=8, num_layers=8, num_heads=2, num_kv_heads=2, head_dim=4, ffn_size=16,
+    max_position=LONGEST,
+)  # fmt: skip
+
+
+@dataclass
+class Device:
+    """`Operators` whose times are round numbers, `slower` times as long."""
+
+    slower: float = 1.0
+    send_s: float = 0.0005
+    layer_overhead: float = 0.0
+    step_overhead: float = 0.001
+
+    def linear(self, operator: Linear, rows: int) -> float:
+        return self.slower * (0.0001 + 0.00002 * rows)
+
+    def others(self, rows: int) -> float:
+        return 0.0001 * self.slower
+
+    def embedding(self, rows: int) -> float:
+        return 0.0001 * self.slower
+
+    def chunk_attention(self, length: int, prefix: int) -> float:
+        return self.slower * 1e-6 * length * (prefix + length / 2)
+
+    def decode_attention(self, requests: int, context: int) -> float:
+        return self.slower * 1e-6 * context
+
+    def all_reduce(self, rows: int) -> float:
+        return 0.0
+
+    def send(self, rows: int, *, between_nodes: bool, scatter_gather: bool) -> float:
+        return self.send_s * (1 + between_nodes) + 1e-6 * rows
+
+
+class Audited(SimulatedPipeline):
+    """Fails on what a rank could not survive, and counts the steps that are outstanding."""
+
+    def __init__(self, costs: StageCosts, **how: Any) -> None:
+        super().__init__(costs, **how)
+        self.ranks = _Ranks(1, 1, self.num_blocks, BLOCK, lambda step, stage: 0.0)
+        self.steps: list[Step] = []
+        self.most = 0
+
+    def submit(self, step: Step) -> None:
+        self.steps.append(step)
+        self.ranks._replay(step)
+        super().submit(step)
+        self.most = max(self.most, len(self._results))
+
+
+class _Ranks(VirtualPipeline):
+    """The tables of a rank, where each token sampled is 0."""
+
+    def _compute(self, segment: Segment) -> int:
+        self._sampled[segment.request].append(0)
+        return 0
+
+
+def make_replica(
+    policy: str | SchedulerConfig = "sarathi", *, layers: Sequence[int] = (2, 2),
+    devices: Sequence[Device] | None = None, batch: int = 4, depth: int | None = None, num_blocks: int = 400,
+    host: bool = True, **how: Any,
+) -> Replica:  # fmt: skip
+    """A replica over an audited pipeline; `how` goes to the pipeline."""
+    stages = len(layers)
+    config = POLICY_CONFIGS[policy]() if isinstance(policy, str) else policy
+    depth = depth or config.depth(stages)
+    device = Device()
+    costs = StageCosts(layers, devices or [device] * stages, host=host)
+    limits = Limits(batch, depth, stages=stages, least_depth=min(stages, depth))
+    plan = Plan(ARCHITECTURE, tuple(range(n) for n in layers), num_blocks, False, limits, None)
+    return Replica(Audited(costs, depth=depth, num_blocks=num_blocks, **how), config, plan, BLOCK)
+
+
+def items(*requests: tuple[int, int] | tuple[int, int, float]) -> list[WorkItem]:
+    """Requests of (prompt, output) or (prompt, output, arrival), in the order of their arrival."""
+    each = sorted(((*request, 0.0)[:3] for request in requests), key=lambda request: request[2])
+    return [WorkItem(bytes(prompt), output, arrival) for prompt, output, arrival in each]
+
+
+def run(replicas: Replica | Sequence[Replica], work: Sequence[WorkItem], **how: Any) -> int:
+    """All of `work` through a fleet; how many requests ended."""
+    fleet = [replicas] if isinstance(replicas, Replica) else replicas
+    return sum(run_fleet(fleet, work, **how))

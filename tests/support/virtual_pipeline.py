@@ -1,0 +1,113 @@
+"""A pipeline on a virtual clock whose stages only take time, and which audits every step that it is given."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable
+
+from gapless.runtime.core.messages import Sampled, Segment, Span, Step, StepResult
+
+StageTime = Callable[[Step, int], float]
+
+
+class VirtualPipeline:
+    """Stages in a row, each FIFO. A rank's part is played by tables replayed from the steps alone.
+
+    It fails on what a real rank could not survive: a block that two requests own, a token computed out of order or
+    twice, a decode whose token was never sampled, more steps in flight than the depth.
+    """
+
+    def __init__(self, num_stages: int, depth: int, num_blocks: int, block_size: int, stage_time: StageTime) -> None:
+        self.now_s = 0.0
+        self.clock = self
+        self.num_stages = num_stages
+        self.depth = depth
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.where = ["virtual"] * num_stages
+        self.steps: list[Step] = []
+        self.max_outstanding = 0
+        self._stage_time = stage_time
+        self._free_at = [0.0] * num_stages
+        self._results: list[tuple[float, int, StepResult]] = []
+        self._outstanding = 0
+        self._owner: dict[int, int] = {}
+        self._blocks: dict[int, list[int]] = {}
+        self._tokens: dict[int, list[int]] = {}  # by request: tokens whose KV is computed
+        self._sampled: dict[int, list[int]] = {}  # by request: every token ever sampled, at its position
+        self._prompt_len: dict[int, int] = {}
+
+    def now(self) -> float:
+        return self.now_s
+
+    def submit(self, step: Step) -> None:
+        self._outstanding += 1
+        self.max_outstanding = max(self.max_outstanding, self._outstanding)
+        assert self._outstanding <= self.depth
+        assert step.step == len(self.steps)
+        self.steps.append(step)
+        tokens = self._replay(step)
+        at = self.now_s
+        for stage in range(self.num_stages):
+            begin = max(at, self._free_at[stage])
+            end = begin + self._stage_time(step, stage)
+            span = Span(step.step, stage, self._free_at[stage], at, begin, end, end)
+            self._free_at[stage] = at = end
+            last = stage == self.num_stages - 1
+            result = StepResult(step.epoch, step.step, [span], Sampled(tokens) if last else None)
+            heapq.heappush(self._results, (end, step.step * self.num_stages + stage, result))
+
+    def wait(self, deadline: float) -> list[StepResult]:
+        if not self._results:
+            self.now_s = max(self.now_s, deadline)
+            return []
+        end, _, result = heapq.heappop(self._results)
+        self.now_s = max(self.now_s, end)
+        self._outstanding -= result.sampled is not None
+        return [result]
+
+    def close(self) -> None:
+        pass
+
+    def _replay(self, step: Step) -> list[int]:
+        for request in step.dropped:
+            for block in self._blocks.pop(request):
+                assert self._owner.pop(block) == request
+            del self._tokens[request]
+        for new in step.new:
+            assert new.request not in self._blocks, "told twice"
+            self._blocks[new.request] = []
+            self._tokens[new.request] = []
+            self._prompt_len[new.request] = new.prompt_len
+            self._sampled.setdefault(new.request, [])
+        segments = [*step.chunks, *step.decodes]
+        assert segments, "an empty micro-batch"
+        assert len({s.request for s in segments}) == len(segments), "a request twice in one micro-batch"
+        assert all(len(d.tokens) == 1 and d.sample for d in step.decodes)
+        return [self._compute(s) for s in segments if self._place(s)]
+
+    def _place(self, segment: Segment) -> bool:
+        request = segment.request
+        for block in segment.blocks:
+            assert 0 <= block < self.num_blocks
+            assert block not in self._owner, f"block {block} of {request} belongs to {self._owner[block]}"
+            self._owner[block] = request
+        self._blocks[request] += segment.blocks
+        have = self._tokens[request]
+        assert segment.start == len(have), "a gap, or a token twice"
+        have += segment.tokens
+        assert len(have) <= len(self._blocks[request]) * self.block_size, "no room in the cache"
+        outputs = have[self._prompt_len[request] :]
+        assert outputs == self._sampled[request][: len(outputs)], "an output changed"
+        return segment.sample
+
+    def _compute(self, segment: Segment) -> int:
+        """A token that depends on all tokens before it, as a model's does."""
+        have = self._tokens[segment.request]
+        token = random.Random(f"{segment.request} {len(have)} {have}").randrange(1000)
+        at = len(have) - self._prompt_len[segment.request]
+        sampled = self._sampled[segment.request]
+        assert at == len(sampled), "a token sampled twice, or never"
+        sampled.append(token)
+        return token

@@ -66,7 +66,7 @@ def run(config: GenerateConfig, run_dir: Path, stdin: TextInput, launcher: Launc
         from ..runtime.engine.llm import LLM
         from ..runtime.ledger.ledger import Ledger
         from ..runtime.report.terminal import bubble_table, latency_table
-        from ..runtime.run_folder.run_folder import write_run_folder
+        from ..runtime.report.write_folder import write_run_folder
 
         llm = LLM.from_config(config, launcher=launcher, on_progress=on_progress)
     record = llm.record

@@ -21,10 +21,10 @@ from .progress import shown, starting, versions
 from .prompts import TextInput
 
 if TYPE_CHECKING:
+    from ..runtime.cost.profile_folder import ProfileFolder
+    from ..runtime.cost.profile_point import Point
     from ..runtime.pipeline.launcher import Launcher
     from ..runtime.pipeline.protocol import Pipeline
-    from ..runtime.profiling.folder import ProfileFolder
-    from ..runtime.profiling.grid import Point
     from ..runtime.profiling.held_out import Error
     from ..runtime.profiling.profile_plan import ProfilePlan
 
@@ -35,8 +35,8 @@ def check(config: ProfileConfig, stdin: TextInput) -> None:
     Raises:
         ConfigError: of the model, the memory, the grid, the launcher or the folder to check.
     """
+    from ..runtime.cost.profile_folder import ProfileFolder
     from ..runtime.pipeline.launcher import check_launcher
-    from ..runtime.profiling.folder import ProfileFolder
     from ..runtime.profiling.profile_plan import plan_profile
 
     if config.check is not None:
@@ -56,7 +56,7 @@ def run(config: ProfileConfig, run_dir: Path, stdin: TextInput, launcher: Launch
         ValueError: what the user can mend.
         PipelineError: a rank failed.
     """
-    from ..runtime.profiling.folder import ProfileFolder
+    from ..runtime.cost.profile_folder import ProfileFolder
     from ..runtime.profiling.profile_plan import plan_profile
 
     console, errors = Console(highlight=False), Console(stderr=True, highlight=False)
@@ -77,7 +77,7 @@ def run(config: ProfileConfig, run_dir: Path, stdin: TextInput, launcher: Launch
 
 def measure_operators(plan: ProfilePlan, folder: ProfileFolder, samples: int, errors: Console) -> None:
     """Operators, on ranks side by side, until each micro-batch has `samples` measurements on each stage."""
-    from ..runtime.profiling.folder import OperatorSample
+    from ..runtime.cost.profile_folder import OperatorSample
     from ..runtime.profiling.session import missing, run
 
     have: dict[int, Counter[Point]] = {stage: Counter() for stage in range(plan.setup.pp)}

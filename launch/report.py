@@ -116,9 +116,9 @@ def _judged(folder: RunFolder, config: ReportConfig) -> RunFolder:
     """With an SLO, the run's goodput by it; its record is read for that."""
     if config.slo == type(config.slo)():
         return folder
-    from ..runtime.ledger.fleet import Fleet
+    from ..runtime.run_folder.run_folder import load_fleet
 
-    return replace(folder, summary=folder.summary | Fleet.load(folder).summarize(config.slo))
+    return replace(folder, summary=folder.summary | load_fleet(folder).summarize(config.slo))
 
 
 def _destination(config: ReportConfig) -> Path:
@@ -133,15 +133,16 @@ def _destination(config: ReportConfig) -> Path:
 
 
 def _show_one(console: Console, config: ReportConfig, folder: RunFolder) -> None:
-    from ..runtime.ledger.fleet import Fleet
-    from ..runtime.report.fleet_folder import write_fleet_report
+    from ..runtime.report.chart_data import fleet_chart_data
     from ..runtime.report.page import render_report
     from ..runtime.report.png import write_figures
     from ..runtime.report.run_charts import charts_of_run
     from ..runtime.report.terminal import bubble_table, latency_table
     from ..runtime.report.timeline_png import stretch, write_timeline
+    from ..runtime.report.write_folder import write_fleet_report
+    from ..runtime.run_folder.run_folder import load_fleet
 
-    fleet = Fleet.load(folder)
+    fleet = load_fleet(folder)
     fleet.check()
     summary = folder.summary | fleet.summarize(config.slo)
     path = Path(config.out).expanduser() if config.out is not None else folder.path
@@ -149,7 +150,7 @@ def _show_one(console: Console, config: ReportConfig, folder: RunFolder) -> None
     if len(fleet.records) > 1:
         write_fleet_report(path, folder, figures=config.figures)
     else:
-        (record,), (ledger,), run = fleet.records, fleet.ledgers, fleet.digest()
+        (record,), (ledger,), run = fleet.records, fleet.ledgers, fleet_chart_data(fleet)
         (path / "report.html").write_text(render_report(record, ledger, summary, run), encoding="utf-8")
         if config.figures:
             write_figures(path / "figures", charts_of_run(run))

@@ -45,8 +45,7 @@ def write_counted(folder: Path, summary: dict[str, Any], config: ComparisonConfi
 def write_turn(folder: Path, run: RunRecord | Fleet, config: ComparisonConfig, turn: Turn) -> dict[str, Any]:
     """The run folder of one turn, or that of a fleet, with its own config; its summary."""
     from ..runtime.ledger.fleet import Fleet
-    from ..runtime.report.fleet_folder import write_fleet_folder
-    from ..runtime.run_folder.run_folder import write_run_folder
+    from ..runtime.report.write_folder import write_fleet_folder, write_run_folder
 
     own = _own(config, turn)
     about: dict[str, Any] = {"config": plain(own), "versions": versions(), "slo": config.slo}

@@ -62,8 +62,8 @@ def run(
     for done, turn in enumerate(plan, 1):
         name = turn.label if len(plan) == 1 else f"{done}/{len(plan)} {turn.label}"
         replicas = simulate(config, turn, errors, name)
-        if (digest := replicas[0].digest) is not None:
-            summary = write_counted(run_dir / turn.folder, digest.summary(replicas[0].record), config, turn)
+        if (totals := replicas[0].totals) is not None:
+            summary = write_counted(run_dir / turn.folder, totals.summary(replicas[0].record), config, turn)
             console.print(Text.assemble((f"{name}: ", "bold"), throughput(summary)), soft_wrap=True)
             console.print(latency_table(summary))
             continue

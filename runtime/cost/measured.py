@@ -13,8 +13,8 @@ from typing import TypeVar
 
 from ...conf.errors import ConfigError
 from ...conf.schema import Architecture
-from ..profiling.folder import OperatorSample, ProfileFolder, StageSample, shape_of
 from .operators import LAYER_LINEARS, Linear
+from .profile_folder import OperatorSample, ProfileFolder, StageSample, shape_of
 from .stage_costs import StageCosts
 
 K = TypeVar("K", bound=Hashable)

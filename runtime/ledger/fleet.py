@@ -7,8 +7,6 @@ from typing import Any
 
 from ...conf.workloads import SloConfig
 from ..core.run_record import RunRecord
-from ..report.chart_data import Digest, digest, joined
-from ..run_folder.run_folder import RunFolder
 from .ledger import CAUSES, Cause, Ledger, inner_share
 from .summary import totals
 
@@ -37,17 +35,6 @@ class Fleet:
             starts = [ledger.t0 - first if is_used else 0.0 for ledger, is_used in zip(self.ledgers, used, strict=True)]
         self.starts = list(starts)
         self.span_seconds = max(s + ledger.span_seconds for s, ledger in zip(self.starts, self.ledgers, strict=True))
-
-    @classmethod
-    def load(cls, folder: RunFolder) -> Fleet:
-        """From a run folder: of a fleet its replicas, else the run alone.
-
-        Raises:
-            ConfigError: one of the files is damaged.
-        """
-        replicas = folder.replicas
-        starts = folder.summary.get("replica_starts", [0.0] * len(replicas))
-        return cls([replica.load() for replica in replicas], starts)
 
     @property
     def pp(self) -> int:
@@ -125,11 +112,6 @@ class Fleet:
                 "requests_per_replica": [len(record.requests) for record in self.records],
             }
         return summary
-
-    def digest(self) -> Digest:
-        """What charts need of them all."""
-        own = [digest(record, ledger) for record, ledger in zip(self.records, self.ledgers, strict=True)]
-        return own[0] if len(own) == 1 else joined(own, self.starts, self.span_seconds)
 
     def _last(self, replica: int) -> float:
         """Seconds from a replica's start to its last token or compute."""

@@ -57,7 +57,7 @@ class Quantiles:
                 "p99": self.quantile(0.99)}  # fmt: skip
 
 
-class RunDigest:
+class RunningTotals:
     """Counts what of a run is over, and leaves in its record what is not.
 
     A gap belongs to the micro-batch that it comes before, and its cause may lie as many micro-batches back as were in

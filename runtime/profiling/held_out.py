@@ -10,9 +10,9 @@ import numpy as np
 
 from ..cost.measured import ChunkAttention, Curve, DecodeAttention, medians
 from ..cost.operators import LAYER_LINEARS
+from ..cost.profile_folder import OperatorSample, StageSample
+from ..cost.profile_point import Point
 from ..cost.stage_costs import StageCosts
-from .folder import OperatorSample, StageSample
-from .grid import Point
 
 K = TypeVar("K", bound=Hashable)
 

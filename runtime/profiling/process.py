@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
+from ..cost.profile_point import Point
 from ..pipeline.handshake import Setup
-from .grid import Point, StepMaker
+from .grid import StepMaker
 
 if TYPE_CHECKING:
     import torch

@@ -9,10 +9,11 @@ from ...conf.errors import ConfigError
 from ...conf.profiling import ProfileConfig
 from ...conf.schema import Architecture
 from ...models.memory import block_count, dtype_bytes, resolve_dtype
+from ..cost.profile_folder import About, shape_of
+from ..cost.profile_point import Point
 from ..engine.plan import Plan, make_plan
 from ..pipeline.handshake import Setup
-from .folder import About, shape_of
-from .grid import Point, mixed_points, operator_points, sent_points
+from .grid import mixed_points, operator_points, sent_points
 from .session import threads_of
 
 _MOST_LAYERS = 8  # enough that a layer's weights are out of the caches when its turn comes again

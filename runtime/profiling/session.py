@@ -12,9 +12,9 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
+from ..cost.profile_point import Point
 from ..pipeline.handshake import Setup
 from ..pipeline.protocol import PipelineError
-from .grid import Point
 from .process import Assignment, measure
 
 _POLL_S = 0.5

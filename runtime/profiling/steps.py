@@ -6,9 +6,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
 
 from ..core.messages import Span
+from ..cost.profile_folder import StageSample
+from ..cost.profile_point import Point
 from ..pipeline.protocol import Pipeline, PipelineError
-from .folder import StageSample
-from .grid import Point, StepMaker
+from .grid import StepMaker
 
 _WAIT_S = 1.0
 _TIMEOUT_S = 300.0

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..core.run_record import RunRecord
+from ..ledger.fleet import Fleet
 from ..ledger.ledger import Cause, Floats, Ledger
 from ..ledger.summary import completed_requests, latencies, prediction_ratios
 
 
 @dataclass(frozen=True, slots=True)
-class Digest:
+class ChartData:
     """Times are seconds, from the run's start where they are moments. Arrays over requests hold completed ones; those
     over micro-batches are in order of dispatch."""
 
@@ -43,13 +44,13 @@ class Digest:
         return {cause: sum(stage[cause] for stage in self.by_cause) for cause in Cause}
 
 
-def digest(record: RunRecord, ledger: Ledger) -> Digest:
+def chart_data(record: RunRecord, ledger: Ledger) -> ChartData:
     done = completed_requests(record)
     finished = [request.token_times[-1] - ledger.t0 for request in done if request.token_times]
     steps = ledger.steps
     order = np.argsort(steps.dispatched, kind="stable")
     kv, running, waiting = steps.counters[order].T.astype(np.float64)
-    return Digest(
+    return ChartData(
         span=ledger.span_seconds,
         num_blocks=record.num_blocks,
         bubbles=np.array([ledger.bubble_of_request(request.request) for request in done], np.float64),
@@ -68,7 +69,7 @@ def digest(record: RunRecord, ledger: Ledger) -> Digest:
     )
 
 
-def joined(parts: Sequence[Digest], starts: Sequence[float], span: float) -> Digest:
+def joined(parts: Sequence[ChartData], starts: Sequence[float], span: float) -> ChartData:
     """Runs that were side by side as one, with the stages of all; `starts`: seconds from `span`'s to each one's."""
     order = np.argsort(np.concatenate([d.dispatched + s for d, s in zip(parts, starts, strict=True)]), kind="stable")
 
@@ -80,7 +81,7 @@ def joined(parts: Sequence[Digest], starts: Sequence[float], span: float) -> Dig
     for part in parts:
         outside = span - part.span  # while only the others ran
         by_cause += [row | {Cause.FILL_DRAIN: row[Cause.FILL_DRAIN] + outside} for row in part.by_cause]
-    return Digest(
+    return ChartData(
         span=span,
         num_blocks=parts[0].num_blocks,
         bubbles=np.concatenate([part.bubbles for part in parts]),
@@ -97,3 +98,9 @@ def joined(parts: Sequence[Digest], starts: Sequence[float], span: float) -> Dig
         by_cause=by_cause,
         predictions=[pair for part in parts for pair in part.predictions],
     )
+
+
+def fleet_chart_data(fleet: Fleet) -> ChartData:
+    """What charts need of all replicas together."""
+    own = [chart_data(record, ledger) for record, ledger in zip(fleet.records, fleet.ledgers, strict=True)]
+    return own[0] if len(own) == 1 else joined(own, fleet.starts, fleet.span_seconds)

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 
 import yaml
 
-from ..ledger.fleet import Fleet
 from ..ledger.ledger import Cause
-from ..run_folder.run_folder import FLEET
+from ..run_folder.run_folder import FLEET, load_fleet
 from . import run_charts as charts
 from .candidates import Candidate, differing_keys, settings
-from .chart_data import Digest
+from .chart_data import ChartData, fleet_chart_data
 from .charts import Chart, series_colour
 from .columns import MAX_BOXES, Columns, pack, tick_of
 from .compare_charts import TAILS, heat_maps, throughput_against
@@ -54,7 +53,7 @@ class Drawn:
     pipeline of replica 0 is drawn, and charts are of all."""
 
     tick: float
-    runs: dict[str, Digest]
+    runs: dict[str, ChartData]
     columns: list[Columns]
     stretches: dict[str, Stretch]
 
@@ -67,9 +66,9 @@ def draw_runs(candidates: Sequence[Candidate], sort: str) -> Drawn:
     tick = tick_of(1.001 * span)
     runs, columns, stretches = {}, [], {}
     for candidate in shown:
-        fleet = Fleet.load(candidate.median_run)
+        fleet = load_fleet(candidate.median_run)
         record, ledger = fleet.records[0], fleet.ledgers[0]
-        runs[candidate.label] = fleet.digest()
+        runs[candidate.label] = fleet_chart_data(fleet)
         columns.append(pack(record, ledger, tick, MAX_BOXES // len(shown)))
         stretches[candidate.label] = stretch(record, ledger)
     return Drawn(tick, runs, columns, stretches)
@@ -149,7 +148,7 @@ def _subtitle(candidates: Sequence[Candidate], of: str) -> str:
     return " · ".join(parts).rstrip(" ·")
 
 
-def _run_note(candidate: Candidate, run: Digest) -> str:
+def _run_note(candidate: Candidate, run: ChartData) -> str:
     summary = candidate.median_run.summary
     speed, idle = number(summary, THROUGHPUT.key), number(summary, "bubble_fraction")
     parts = [seconds_text(run.span)]

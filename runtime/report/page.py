@@ -12,7 +12,7 @@ from ..core.run_record import RunRecord
 from ..ledger.ledger import PIPELINE_BUBBLES, STARVED, Cause, Ledger
 from ..ledger.summary import prediction_error, request_row
 from . import run_charts as charts
-from .chart_data import Digest
+from .chart_data import ChartData
 from .columns import pack, tick_of
 from .page_parts import causes_head, idle_swatch, legend, notes_list, pairs_table, script_json, template, whole_page
 from .svg import figures
@@ -21,8 +21,8 @@ from .text import css_name, label, milliseconds, percent, seconds_text
 REQUEST_ROWS = 200
 
 
-def render_report(record: RunRecord, ledger: Ledger, summary: Mapping[str, Any], run: Digest) -> str:
-    """The page of a run, from the record, its ledger and digest, and what `summary.json` holds."""
+def render_report(record: RunRecord, ledger: Ledger, summary: Mapping[str, Any], run: ChartData) -> str:
+    """The page of a run, from the record, its ledger and its charts' data, and what `summary.json` holds."""
     tick = tick_of(ledger.span_seconds)
     columns = pack(record, ledger, tick)
     head = {"tick": tick, "span": columns.end, "causes": causes_head(), "runs": [columns.head]}
@@ -163,7 +163,7 @@ def _latency_table(summary: Mapping[str, Any]) -> str:
     )
 
 
-def _predictions(run: Digest) -> str:
+def _predictions(run: ChartData) -> str:
     """A section of its own, where something was predicted."""
     total = prediction_error(run.predictions)
     if total is None:

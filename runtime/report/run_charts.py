@@ -1,4 +1,4 @@
-"""The charts of runs: each takes one or several digests by label, so that one run and a comparison look alike."""
+"""The charts of runs: each takes the data of runs by label, so that one run and a comparison look alike."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from ..ledger.ledger import CAUSES, Cause, Floats
 from ..ledger.summary import prediction_error, variation
-from .chart_data import Digest
+from .chart_data import ChartData
 from .charts import (
     SLOTS,
     Axis,
@@ -26,7 +26,7 @@ from .charts import (
 )
 from .text import css_name, label, percent
 
-Digests = Mapping[str, Digest]
+ChartsData = Mapping[str, ChartData]
 
 LATENCIES = {
     "ttft": ("TTFT: time to first token", "time to first token", "requests"),
@@ -36,7 +36,7 @@ LATENCIES = {
 }
 
 
-def charts_of_run(run: Digest) -> list[Chart]:
+def charts_of_run(run: ChartData) -> list[Chart]:
     """All charts of one run, in the page's order."""
     one = {"": run}
     return [
@@ -52,11 +52,11 @@ def charts_of_run(run: Digest) -> list[Chart]:
     ]
 
 
-def colours(runs: Digests) -> list[str]:
+def colours(runs: ChartsData) -> list[str]:
     return [series_colour(number) for number in range(len(runs))]
 
 
-def bubble_cdf(runs: Digests) -> Chart:
+def bubble_cdf(runs: ChartsData) -> Chart:
     """Paper, Figure 12a."""
     return cdf(
         "bubble_time_per_request", "Bubble time per request", "idle time before its micro-batches",
@@ -65,7 +65,7 @@ def bubble_cdf(runs: Digests) -> Chart:
     )  # fmt: skip
 
 
-def completions(runs: Digests) -> Chart:
+def completions(runs: ChartsData) -> Chart:
     """Paper, Figure 12b."""
     end = max((max([run.span, *run.finished[-1:].tolist()]) for run in runs.values()), default=0.0)
     unit, factor = time_unit(end)
@@ -84,7 +84,7 @@ def completions(runs: Digests) -> Chart:
     )  # fmt: skip
 
 
-def stage_times(run: Digest) -> Chart:
+def stage_times(run: ChartData) -> Chart:
     seconds = {}
     for stage, values in enumerate(run.stage_seconds):
         seconds[f"stage {stage}: cv {variation(values):.2f}"] = values
@@ -95,7 +95,7 @@ def stage_times(run: Digest) -> Chart:
     )  # fmt: skip
 
 
-def stage_time_cdf(runs: Digests) -> Chart:
+def stage_time_cdf(runs: ChartsData) -> Chart:
     """All stages of a run together: where micro-batches are even, the line is steep."""
     seconds = {}
     for name, run in runs.items():
@@ -107,7 +107,7 @@ def stage_time_cdf(runs: Digests) -> Chart:
     )  # fmt: skip
 
 
-def batch_composition(runs: Digests) -> list[Chart]:
+def batch_composition(runs: ChartsData) -> list[Chart]:
     """A chart a run over one time axis, tokens each to its own scale: prefill tokens on top of decode tokens."""
     end = max((run.span for run in runs.values()), default=0.0)
     unit, factor = time_unit(end)
@@ -133,12 +133,12 @@ def batch_composition(runs: Digests) -> list[Chart]:
     ]
 
 
-def _held(run: Digest, values: Floats, factor: float) -> tuple[Floats, Floats]:
+def _held(run: ChartData, values: Floats, factor: float) -> tuple[Floats, Floats]:
     """Values at each dispatch, the last one held to the run's end."""
     return np.append(run.dispatched, run.span) * factor, np.append(values, values[-1])
 
 
-def kv_use(run: Digest) -> Chart:
+def kv_use(run: ChartData) -> Chart:
     unit, factor = time_unit(run.span)
     series: tuple[Series, ...] = ()
     if len(run.dispatched) and run.num_blocks:
@@ -149,7 +149,7 @@ def kv_use(run: Digest) -> Chart:
     )  # fmt: skip
 
 
-def queue(run: Digest) -> Chart:
+def queue(run: ChartData) -> Chart:
     unit, factor = time_unit(run.span)
     series = tuple(
         counter(name, *_held(run, values, factor), colour)
@@ -167,7 +167,7 @@ def _band_note(series: Sequence[Series]) -> str:
     return f"Means over 1/{SLOTS} of the run each, in a band of lowest to highest." if banded else ""
 
 
-def latency_histograms(run: Digest) -> list[Chart]:
+def latency_histograms(run: ChartData) -> list[Chart]:
     """TTFT, TBT and end to end."""
     return [
         histogram(name, title, what, {"": run.latencies[name]}, ["busy"], of=of)
@@ -176,14 +176,14 @@ def latency_histograms(run: Digest) -> list[Chart]:
     ]
 
 
-def latency_cdfs(runs: Digests) -> list[Chart]:
+def latency_cdfs(runs: ChartsData) -> list[Chart]:
     return [
         cdf(name, title, what, {label: run.latencies[name] for label, run in runs.items()}, colours(runs), of=of)
         for name, (title, what, of) in LATENCIES.items()
     ]
 
 
-def bubbles_by_cause(rows: Mapping[str, Sequence[int]], run: Digest) -> Chart:
+def bubbles_by_cause(rows: Mapping[str, Sequence[int]], run: ChartData) -> Chart:
     """Idle seconds by cause, a bar for each set of stages."""
     seconds = [
         {cause: sum((run.by_cause[stage][cause] for stage in stages), 0.0) for cause in CAUSES}
@@ -192,7 +192,7 @@ def bubbles_by_cause(rows: Mapping[str, Sequence[int]], run: Digest) -> Chart:
     return _cause_bars("bubbles_by_stage", "Idle time by stage and cause", list(rows), seconds, "idle time")
 
 
-def bubbles_of_runs(runs: Digests) -> Chart:
+def bubbles_of_runs(runs: ChartsData) -> Chart:
     """Idle seconds by cause, summed over the stages, a bar a run."""
     seconds = [run.cause_seconds for run in runs.values()]
     return _cause_bars("bubbles_by_cause", "Idle time by cause", list(runs), seconds, "idle time of all stages")
@@ -209,11 +209,11 @@ def _cause_bars(name: str, title: str, rows: list[str], seconds: Sequence[Mappin
     return Chart(name, title, "bars", Axis(what, unit), Axis(""), series, categories=tuple(rows))
 
 
-def _is_predicted(run: Digest) -> bool:
+def _is_predicted(run: ChartData) -> bool:
     return any(len(measured) for _, measured in run.predictions)
 
 
-def predictions(run: Digest) -> Chart:
+def predictions(run: ChartData) -> Chart:
     """Predicted against measured time of a micro-batch, a point each; the legend has the errors by stage."""
     most = longest([array for pair in run.predictions for array in pair])
     unit, factor = time_unit(most)

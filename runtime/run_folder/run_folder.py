@@ -1,4 +1,4 @@
-"""The folder that a run leaves: tables, summary, trace and report; and how it is read back."""
+"""The folder that a run leaves: tables, summary and trace; and how it is read back."""
 
 from __future__ import annotations
 
@@ -25,10 +25,9 @@ from ..core.messages import Span
 from ..core.micro_batch_columns import taken
 from ..core.request_record import RequestRecord
 from ..core.run_record import Blocked, Decodes, Part, RunRecord, StepRecord, Wait
+from ..ledger.fleet import Fleet
 from ..ledger.ledger import CAUSES, Ledger
 from ..ledger.summary import has_bound, request_row, summarize
-from ..report.chart_data import digest
-from ..report.page import render_report
 from .gzip_stream import GzipStream
 from .text_columns import csv as csv_text
 from .text_columns import decimals, integers, names, nanoseconds
@@ -123,7 +122,7 @@ def write_summary(
 
 
 @without_collector()
-def write_run_folder(
+def write_run_data(
     path: Path,
     record: RunRecord,
     *,
@@ -136,7 +135,7 @@ def write_run_folder(
     """Write the run's files into `path` (made if need be) and return what `summary.json` holds.
 
     Files: requests.csv, spans.csv.gz, record.jsonl.gz (the rest of the record: micro-batches with their waits, token
-    times), summary.json, trace.json.gz, report.html; stage_times.json where the scheduler learned them. `title` is by
+    times), summary.json, trace.json.gz; stage_times.json where the scheduler learned them. `title` is by
     default made of the config's model and scheduler; with `slo` the summary has `request_goodput`. `ledger` is the
     record's, where it has been made; its conservation is checked first.
     """
@@ -160,9 +159,18 @@ def write_run_folder(
         text = json.dumps({"features": _feature_names(record.stage_times), "weights": record.stage_times})
         (path / "stage_times.json").write_text(text + "\n", encoding="utf-8")
     write_trace(path / "trace.json.gz", record, ledger, title=title)
-    page = render_report(record, ledger, summary, digest(record, ledger))
-    (path / "report.html").write_text(page, encoding="utf-8")
     return summary
+
+
+def load_fleet(folder: RunFolder) -> Fleet:
+    """The replicas of a fleet's folder, or the run of a run folder as a fleet of one.
+
+    Raises:
+        ConfigError: one of the files is damaged.
+    """
+    replicas = folder.replicas
+    starts = folder.summary.get("replica_starts", [0.0] * len(replicas))
+    return Fleet([replica.load() for replica in replicas], starts)
 
 
 def replica_folder(number: int) -> str:
@@ -180,7 +188,7 @@ def _is_fleet(path: Path) -> bool:
 
 
 def read_run_folder(path: Path) -> RunFolder:
-    """What `write_run_folder` or `write_fleet_folder` wrote, its record not read yet.
+    """What `write_run_data` or `write_fleet_data` wrote, its record not read yet.
 
     Raises:
         ConfigError: not a run folder, or its summary is damaged.

@@ -18,12 +18,12 @@ from ..cost.make import make_control, make_costs
 from ..cost.stage_costs import StageCosts
 from ..engine.coordinator import Coordinator
 from ..engine.plan import Plan, make_plan
-from ..ledger.running_totals import RunDigest
+from ..ledger.running_totals import RunningTotals
 from ..scheduler.policies import make_scheduler
 from ..workload import WorkItem, Workload
 from .pipeline import Disturbance, SimulatedPipeline
 
-_DIGESTED = 4096  # micro-batches at a time
+_TOTALLED = 4096  # micro-batches at a time
 
 
 class Replica:
@@ -34,7 +34,7 @@ class Replica:
         self.pipeline = pipeline
         self.max_model_len = plan.max_model_len
         self.coordinator = Coordinator(pipeline, make_scheduler(policy, plan.limits, pool), ends_only=True)
-        self.digest: RunDigest | None = None  # takes of the record what is over, now and then
+        self.totals: RunningTotals | None = None  # takes of the record what is over, now and then
         self.unfinished = 0
         self.queued_tokens = 0  # prompt and output tokens of unfinished requests, as they came
 
@@ -75,8 +75,8 @@ class Replica:
             ended += 1
             self.queued_tokens -= event.request.max_len
         self.unfinished -= ended
-        if self.digest is not None and len(self.record.steps) >= _DIGESTED:
-            self.digest.take(self.record)
+        if self.totals is not None and len(self.record.steps) >= _TOTALLED:
+            self.totals.take(self.record)
         return ended
 
     def advance(self, until: float) -> int:
@@ -129,7 +129,7 @@ def make_replicas(
         )
         replica = Replica(pipeline, config.scheduler, plan, config.cache.block_size)
         if not simulation.record:
-            replica.digest = RunDigest(plan.limits.depth, config.slo)
+            replica.totals = RunningTotals(plan.limits.depth, config.slo)
         made.append(replica)
     return made
 

@@ -16,8 +16,8 @@ from gapless.launch import compose, profile
 from gapless.launch.cli import main
 from gapless.launch.ray_launcher import RayLauncher
 from gapless.runtime.cost.measured import read_measured
-from gapless.runtime.profiling.folder import OPERATORS, OperatorSample, ProfileFolder
-from gapless.runtime.profiling.grid import Point
+from gapless.runtime.cost.profile_folder import OPERATORS, OperatorSample, ProfileFolder
+from gapless.runtime.cost.profile_point import Point
 from gapless.runtime.profiling.profile_plan import plan_profile
 from gapless.runtime.profiling.session import missing
 

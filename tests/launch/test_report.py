@@ -11,7 +11,7 @@ from gapless.launch.cli import main
 from gapless.runtime.core.messages import Span
 from gapless.runtime.core.request_record import RequestRecord
 from gapless.runtime.core.run_record import Decodes, Part, RunRecord, StepRecord
-from gapless.runtime.run_folder.run_folder import write_run_folder
+from gapless.runtime.report.write_folder import write_run_folder
 
 
 def run_folder(path: Path, chunk: int, seconds: float) -> Path:

@@ -26,10 +26,11 @@ from gapless.runtime.cost.measured import (
     read_measured,
 )
 from gapless.runtime.cost.operators import LAYER_LINEARS, Operators
+from gapless.runtime.cost.profile_folder import OPERATORS, About, OperatorSample, ProfileFolder, StageSample, shape_of
+from gapless.runtime.cost.profile_point import Point
 from gapless.runtime.cost.stage_costs import Load, StageCosts
 from gapless.runtime.engine.plan import make_plan
-from gapless.runtime.profiling.folder import OPERATORS, About, OperatorSample, ProfileFolder, StageSample, shape_of
-from gapless.runtime.profiling.grid import Point, StepMaker, mixed_points, operator_points, sent_points
+from gapless.runtime.profiling.grid import StepMaker, mixed_points, operator_points, sent_points
 from gapless.runtime.profiling.held_out import held_out_errors, send_error, stage_errors
 
 ARCH = Architecture(**load_group("model", "tiny")["architecture"])

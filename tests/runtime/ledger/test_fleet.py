@@ -17,11 +17,11 @@ from gapless.runtime.ledger.fleet import Fleet
 from gapless.runtime.ledger.ledger import Cause, Ledger
 from gapless.runtime.ledger.summary import summarize
 from gapless.runtime.report.candidates import group_runs
-from gapless.runtime.report.chart_data import digest
+from gapless.runtime.report.chart_data import chart_data, fleet_chart_data
 from gapless.runtime.report.compare import write_comparison
-from gapless.runtime.report.fleet_folder import write_fleet_folder
 from gapless.runtime.report.terminal import bubble_table
-from gapless.runtime.run_folder.run_folder import is_run_folder, read_run_folder, write_run_folder
+from gapless.runtime.report.write_folder import write_fleet_folder, write_run_folder
+from gapless.runtime.run_folder.run_folder import is_run_folder, load_fleet, read_run_folder
 from tests.support.simulated_parts import items, make_replica, run
 
 SLO = SloConfig(ttft_ms=20.0)
@@ -47,7 +47,7 @@ def test_a_run_alone_is_a_fleet_of_one() -> None:
     (record,) = records(1)
     fleet, ledger = Fleet([record]), Ledger(record)
     assert fleet.summarize(SLO) == approx(summarize(record, ledger, SLO))
-    assert fleet.digest().latencies["itl"].tolist() == digest(record, ledger).latencies["itl"].tolist()
+    assert fleet_chart_data(fleet).latencies["itl"].tolist() == chart_data(record, ledger).latencies["itl"].tolist()
     assert (fleet.num_stages, fleet.stage_name(1), fleet.stage_seconds) == (2, "stage 1", ledger.stage_seconds)
 
 
@@ -73,9 +73,9 @@ def test_what_replicas_come_to_together() -> None:
     assert whole["p99_ttft_ms"] == pytest.approx(1e3 * np.percentile(first, 99))
 
 
-def test_their_digest_is_of_all() -> None:
+def test_their_chart_data_is_of_all() -> None:
     fleet = Fleet(records(3))
-    run_ = fleet.digest()
+    run_ = fleet_chart_data(fleet)
     ends = sorted(r.token_times[-1] for record in fleet.records for r in record.requests)
     assert run_.finished.tolist() == pytest.approx(ends)
     assert (np.diff(run_.dispatched) >= 0).all()
@@ -103,7 +103,7 @@ def test_the_folder_holds_whole_runs_and_is_read_back(tmp_path: Path) -> None:
     folder = read_run_folder(tmp_path / "fleet")
     assert [replica.path.name for replica in folder.replicas] == ["replica_0", "replica_1", "replica_2"]
     assert all(is_run_folder(replica.path) for replica in folder.replicas)
-    again = Fleet.load(folder)
+    again = load_fleet(folder)
     assert again.summarize(SLO) == approx({key: summary[key] for key in again.summarize(SLO)})
     page = (tmp_path / "fleet" / "report.html").read_text(encoding="utf-8")
     assert "replica 2" in page

@@ -15,7 +15,7 @@ from gapless.runtime.core.messages import Step
 from gapless.runtime.core.request import Request
 from gapless.runtime.engine.coordinator import Coordinator
 from gapless.runtime.ledger.ledger import Ledger
-from gapless.runtime.ledger.running_totals import Quantiles, RunDigest
+from gapless.runtime.ledger.running_totals import Quantiles, RunningTotals
 from gapless.runtime.ledger.summary import summarize
 from gapless.runtime.scheduler import Limits
 from gapless.runtime.scheduler.policies import make_scheduler
@@ -37,7 +37,7 @@ def coordinator(policy: SchedulerConfig) -> Coordinator:
     return Coordinator(pipeline, make_scheduler(policy, limits, pool))
 
 
-def run(driver: Coordinator, digest: RunDigest | None, every: int) -> int:
+def run(driver: Coordinator, totals: RunningTotals | None, every: int) -> int:
     """Requests that come in bursts, with pauses and an abort; the most steps that the record held."""
     rng = random.Random(3)
     at, most, steps = 0.0, 0, 0
@@ -54,8 +54,8 @@ def run(driver: Coordinator, digest: RunDigest | None, every: int) -> int:
         if aborted.num_dispatched:
             driver.abort(aborted)
         steps += 1
-        if digest is not None and steps % every == 0:
-            digest.take(driver.record)
+        if totals is not None and steps % every == 0:
+            totals.take(driver.record)
         most = max(most, len(driver.record.steps))
     return most
 
@@ -66,9 +66,9 @@ def test_the_same_summary_in_pieces(policy: SchedulerConfig) -> None:
     kept = run(whole, None, 1)
     expected = summarize(whole.record, Ledger(whole.record), SLO)
     for every in (7, 40):
-        driver, digest = coordinator(policy), RunDigest(policy.depth(STAGES), SLO)
-        held = run(driver, digest, every)
-        found = digest.summary(driver.record)
+        driver, totals = coordinator(policy), RunningTotals(policy.depth(STAGES), SLO)
+        held = run(driver, totals, every)
+        found = totals.summary(driver.record)
         assert held < 0.5 * kept
         assert found.keys() == expected.keys()
         for key, value in expected.items():
@@ -93,5 +93,5 @@ def test_quantiles_are_within_their_resolution() -> None:
 def test_nothing_has_a_summary_too() -> None:
     driver = coordinator(SarathiConfig())
     empty = summarize(driver.record, Ledger(driver.record))
-    found = RunDigest(STAGES).summary(driver.record)
+    found = RunningTotals(STAGES).summary(driver.record)
     assert found == {**empty, "notes": []}

@@ -23,7 +23,7 @@ from gapless.runtime.core.run_record import Decodes, Part, RunRecord, StepRecord
 from gapless.runtime.ledger.ledger import CAUSES, Ledger
 from gapless.runtime.ledger.summary import summarize
 from gapless.runtime.report import terminal
-from gapless.runtime.report.chart_data import digest
+from gapless.runtime.report.chart_data import chart_data
 from gapless.runtime.report.page import render_report
 from gapless.runtime.report.page_parts import fill, script_json
 
@@ -113,7 +113,7 @@ def page_of(record: RunRecord, title: str = "gapless generate: a <run> & more") 
     ledger = Ledger(record)
     ledger.check()
     summary = {"title": title, **summarize(record, ledger), "config": CONFIG, "versions": {"gapless": "0.1.0"}}
-    return render_report(record, ledger, summary, digest(record, ledger))
+    return render_report(record, ledger, summary, chart_data(record, ledger))
 
 
 class Checker(HTMLParser):

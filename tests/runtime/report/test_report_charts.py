@@ -18,7 +18,7 @@ from gapless.runtime.core.run_record import RunRecord
 from gapless.runtime.ledger.ledger import CAUSES, Ledger
 from gapless.runtime.report import charts, run_charts
 from gapless.runtime.report.candidates import Candidate
-from gapless.runtime.report.chart_data import Digest, digest
+from gapless.runtime.report.chart_data import ChartData, chart_data
 from gapless.runtime.report.charts import Axis, Chart, Series
 from gapless.runtime.report.compare_charts import front, heat_maps, throughput_against
 from gapless.runtime.report.page_parts import template
@@ -179,12 +179,12 @@ def test_a_distribution_with_a_tail():
 
 
 @pytest.fixture
-def run() -> Digest:
+def run() -> ChartData:
     record = one_stage()
-    return digest(record, Ledger(record))
+    return chart_data(record, Ledger(record))
 
 
-def test_charts_of_a_run(run: Digest):
+def test_charts_of_a_run(run: ChartData):
     found = {chart.name: chart for chart in run_charts.charts_of_run(run)}
     assert found["bubble_time_per_request"].series[0].x.tolist() == [2.0, 2.0]
     completed = found["requests_completed"].series[0]
@@ -205,7 +205,7 @@ def test_predictions_chart():
     record = one_stage()
     for step, seconds in zip(record.steps, (1.1, 2.0, 0.8), strict=True):
         step.predicted = [seconds]
-    found = {chart.name: chart for chart in run_charts.charts_of_run(digest(record, Ledger(record)))}
+    found = {chart.name: chart for chart in run_charts.charts_of_run(chart_data(record, Ledger(record)))}
     series = found["predictions"].series[0]
     assert (series.x.tolist(), series.y.tolist()) == ([1, 2, 1], [1.1, 2.0, 0.8])
     assert "10.0% (p50)" in series.label
@@ -213,12 +213,12 @@ def test_predictions_chart():
 
 def test_charts_of_nothing():
     record = RunRecord(2, 0)
-    for chart in run_charts.charts_of_run(digest(record, Ledger(record))):
+    for chart in run_charts.charts_of_run(chart_data(record, Ledger(record))):
         assert chart.is_empty
         assert "nothing measured" in figure(chart)
 
 
-def test_causes_have_their_colours(run: Digest):
+def test_causes_have_their_colours(run: ChartData):
     chart = run_charts.bubbles_of_runs({"a": run})
     assert {series.colour for series in chart.series} <= {str(cause).replace("_", "-") for cause in CAUSES}
     assert {series.colour for series in chart.series} <= set(light_palette())

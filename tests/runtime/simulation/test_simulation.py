@@ -22,7 +22,7 @@ from gapless.runtime.cost.stage_costs import Load
 from gapless.runtime.engine.arrivals import replay
 from gapless.runtime.ledger.fleet import Fleet
 from gapless.runtime.ledger.ledger import PIPELINE_BUBBLES, Cause, Ledger
-from gapless.runtime.ledger.running_totals import RunDigest
+from gapless.runtime.ledger.running_totals import RunningTotals
 from gapless.runtime.pipeline.protocol import PipelineError
 from gapless.runtime.scheduler.policies import POLICIES
 from gapless.runtime.scheduler.policies.sarathi import Sarathi
@@ -301,9 +301,9 @@ def test_least_tokens_spreads_what_comes_at_once(requests: list[tuple[int, int]]
 
 @pytest.mark.parametrize("most", [None, 20])
 def test_a_run_that_is_counted_is_let_go_of_on_the_way(monkeypatch: pytest.MonkeyPatch, most: int | None) -> None:
-    monkeypatch.setattr(simulation, "_DIGESTED", 32)
+    monkeypatch.setattr(simulation, "_TOTALLED", 32)
     replica = make_replica(SarathiConfig(chunk=16), batch=4)
-    replica.digest = RunDigest(replica.coordinator.scheduler.limits.depth)
+    replica.totals = RunningTotals(replica.coordinator.scheduler.limits.depth)
     held = 0
     work = items(*[(20, 5, 0.0)] * 300)
     for _ in run_fleet([replica], work, max_concurrency=most):
@@ -332,7 +332,7 @@ def test_a_policy_that_takes_nothing_is_told() -> None:
 
 
 def test_a_simulation_imports_no_torch() -> None:
-    rooms = "gapless.runtime.simulation.replicas, gapless.runtime.report.fleet_folder"
+    rooms = "gapless.runtime.simulation.replicas, gapless.runtime.report.write_folder"
     code = f"import sys, {rooms}; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout == "False\n"

@@ -11,16 +11,10 @@ from ...conf.workloads import SloConfig
 from ..core.request_record import RequestRecord
 from ..ledger.fleet import Fleet
 from ..ledger.summary import request_row
-from ..run_folder.run_folder import RunFolder, replica_folder, title_of, write_run_folder, write_summary
-from .candidates import Candidate
-from .compare_page import charts_of_drawn, draw_runs, render_comparison
-from .metrics import THROUGHPUT
-from .png import write_figures
-from .run_charts import batch_composition
-from .timeline_png import write_timeline
+from .run_folder import replica_folder, title_of, write_run_data, write_summary
 
 
-def write_fleet_folder(
+def write_fleet_data(
     path: Path,
     fleet: Fleet,
     *,
@@ -28,13 +22,13 @@ def write_fleet_folder(
     versions: Mapping[str, str] | None = None,
     slo: SloConfig | None = None,
 ) -> dict[str, Any]:
-    """Write `replica_0/` and on, each a run folder, and of them all summary.json, requests.csv and report.html (the
-    replicas side by side) into `path` (made if need be); return what summary.json holds.
+    """Write `replica_0/` and on, each a run folder, and of them all summary.json and requests.csv into `path` (made if
+    need be); return what summary.json holds.
     """
     fleet.check()
     title = title_of(config)
     for number, (record, ledger) in enumerate(zip(fleet.records, fleet.ledgers, strict=True)):
-        write_run_folder(
+        write_run_data(
             path / replica_folder(number), record, config=config, versions=versions, title=f"{title}, replica {number}",
             slo=slo, ledger=ledger,
         )  # fmt: skip
@@ -42,19 +36,7 @@ def write_fleet_folder(
         path, f"{title}, {len(fleet.records)} replicas", fleet.summarize(slo), config=config, versions=versions, slo=slo
     )
     _write_requests(path / "requests.csv", fleet)
-    write_fleet_report(path, RunFolder(path, summary), figures=False)
     return summary
-
-
-def write_fleet_report(path: Path, folder: RunFolder, *, figures: bool) -> None:
-    """A fleet's report into `path`: its replicas side by side."""
-    candidates = [Candidate(f"replica {number}", [replica]) for number, replica in enumerate(folder.replicas)]
-    drawn = draw_runs(candidates, THROUGHPUT.key)
-    page = render_comparison(candidates, drawn, folder.title, THROUGHPUT.key, of="replica")
-    (path / "report.html").write_text(page, encoding="utf-8")
-    if figures:
-        write_figures(path / "figures", [*charts_of_drawn(drawn), *batch_composition(drawn.runs)])
-        write_timeline(path / "figures" / "timeline.png", drawn.stretches)
 
 
 def _write_requests(path: Path, fleet: Fleet) -> None:

@@ -15,7 +15,7 @@ import yaml
 
 from ...conf.errors import ConfigError
 from ...conf.schema import Architecture
-from .grid import Point
+from .profile_point import Point
 
 T = TypeVar("T")
 

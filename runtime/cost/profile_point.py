@@ -1,0 +1,36 @@
+"""A micro-batch that a profile measures: a chunk, decodes, or both."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from .stage_costs import Load
+
+
+class Point(NamedTuple):
+    """One micro-batch: a chunk of `chunk` tokens on a KV `prefix`, and `decodes` that attend to `context` tokens each.
+
+    The chunk samples a token where `sample` is 1; decodes always do.
+    """
+
+    chunk: int = 0
+    prefix: int = 0
+    decodes: int = 0
+    context: int = 0
+    sample: int = 0
+
+    @property
+    def rows(self) -> int:
+        """Tokens of the micro-batch."""
+        return self.chunk + self.decodes
+
+    @property
+    def load(self) -> Load:
+        """What it asks of a stage."""
+        chunks = ((self.chunk, self.prefix),) if self.chunk else ()
+        return Load(chunks, self.decodes, self.decodes * self.context, self.decodes + self.sample)
+
+    def slots(self, block_size: int) -> int:
+        """KV slots that its requests own."""
+        blocks = -(-(self.prefix + self.chunk) // block_size) + self.decodes * -(-self.context // block_size)
+        return blocks * block_size

@@ -1,0 +1,78 @@
+"""A run's whole folder: its data, as `run_folder` writes it, and its page, `report.html`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ...conf.workloads import SloConfig
+from ..core.garbage_collection import without_collector
+from ..core.run_record import RunRecord
+from ..ledger.fleet import Fleet
+from ..ledger.ledger import Ledger
+from ..run_folder.fleet_folder import write_fleet_data
+from ..run_folder.run_folder import RunFolder, write_run_data
+from .candidates import Candidate
+from .chart_data import chart_data
+from .compare_page import charts_of_drawn, draw_runs, render_comparison
+from .metrics import THROUGHPUT
+from .page import render_report
+from .png import write_figures
+from .run_charts import batch_composition
+from .timeline_png import write_timeline
+
+
+@without_collector()
+def write_run_folder(
+    path: Path,
+    record: RunRecord,
+    *,
+    config: Mapping[str, Any],
+    versions: Mapping[str, str] | None = None,
+    title: str | None = None,
+    slo: SloConfig | None = None,
+    ledger: Ledger | None = None,
+) -> dict[str, Any]:
+    """Write a run's data (`write_run_data`, which says what the arguments are) and its report.html into `path`; return
+    what summary.json holds.
+    """
+    ledger = ledger or Ledger(record)
+    summary = write_run_data(path, record, config=config, versions=versions, title=title, slo=slo, ledger=ledger)
+    _write_page(path, record, ledger, summary)
+    return summary
+
+
+def write_fleet_folder(
+    path: Path,
+    fleet: Fleet,
+    *,
+    config: Mapping[str, Any],
+    versions: Mapping[str, str] | None = None,
+    slo: SloConfig | None = None,
+) -> dict[str, Any]:
+    """Write a fleet's data (`write_fleet_data`), a report.html for each replica and one for all of them side by side;
+    return what summary.json holds.
+    """
+    summary = write_fleet_data(path, fleet, config=config, versions=versions, slo=slo)
+    folder = RunFolder(path, summary)
+    for replica, record, ledger in zip(folder.replicas, fleet.records, fleet.ledgers, strict=True):
+        _write_page(replica.path, record, ledger, replica.summary)
+    write_fleet_report(path, folder, figures=False)
+    return summary
+
+
+def _write_page(path: Path, record: RunRecord, ledger: Ledger, summary: Mapping[str, Any]) -> None:
+    page = render_report(record, ledger, summary, chart_data(record, ledger))
+    (path / "report.html").write_text(page, encoding="utf-8")
+
+
+def write_fleet_report(path: Path, folder: RunFolder, *, figures: bool) -> None:
+    """A fleet's report into `path`: its replicas side by side."""
+    candidates = [Candidate(f"replica {number}", [replica]) for number, replica in enumerate(folder.replicas)]
+    drawn = draw_runs(candidates, THROUGHPUT.key)
+    page = render_comparison(candidates, drawn, folder.title, THROUGHPUT.key, of="replica")
+    (path / "report.html").write_text(page, encoding="utf-8")
+    if figures:
+        write_figures(path / "figures", [*charts_of_drawn(drawn), *batch_composition(drawn.runs)])
+        write_timeline(path / "figures" / "timeline.png", drawn.stretches)

@@ -59,7 +59,7 @@ def row(config: SimulateConfig) -> float:
     (replica,) = simulated(config, items)
     ledger = Ledger(replica.record)
     summary = summarize(replica.record, ledger)
-    batch = max(len(step.decodes) for step in replica.record.steps)
+    batch = max(len(micro_batch.decodes) for micro_batch in replica.record.micro_batches)
     bound = bubble_free_seconds(replica.pipeline.costs, items.input_lens, items.output_lens, batch)
     busiest = max(summary["stage_busy_fraction"])
     name = f"  {config.scheduler.name} (B up to {batch})"

@@ -62,7 +62,7 @@ WORKLOADS = {
              "workload.pd_ratio=10", "workload.num_prompts=12"),
 }  # fmt: skip
 PROFILE = "profile"
-STEPS = 3  # times that each step goes through the pipeline before a run: about as long as the run
+STEPS = 3  # times that each micro-batch goes through the pipeline before a run: about as long as the run
 
 
 def main() -> int:
@@ -105,7 +105,7 @@ CELLS = [Cell(workload, policy) for workload in WORKLOADS for policy in POLICIES
 
 
 def measure(out: Path, number: int, overrides: Sequence[str]) -> None:
-    """A round: operators, steps through the pipeline and real runs by turns."""
+    """A round: operators, micro-batches through the pipeline and real runs by turns."""
     profile = [*MACHINE, *GRID, f"hydra.run.dir={out / PROFILE}"]
     plan = plan_profile(compose_one(profile, ProfileConfig, "profile"))
     for turn, cell in enumerate(CELLS, (number - 1) * len(CELLS) + 1):
@@ -209,7 +209,7 @@ def with_own_times(folder: RunFolder, profile: Path) -> tuple[Figures, float]:
     replica.pipeline.costs = own
     for _ in run_fleet([replica], requests(config)[0].without_prompts()):
         pass
-    return Figures.of(replica.record), own.alike / max(own.asked, len(own.steps))
+    return Figures.of(replica.record), own.alike / max(own.asked, len(own.micro_batches))
 
 
 class _OwnTimes(StageCosts):
@@ -218,18 +218,18 @@ class _OwnTimes(StageCosts):
     def __init__(self, record: RunRecord, beyond: StageCosts) -> None:
         super().__init__(beyond.layers, beyond.operators)
         self.asked = self.alike = 0
-        self.steps = sorted(record.steps, key=lambda step: step.step)
-        self._times: dict[int, list[float]] = {step.step: [0.0] * record.num_stages for step in self.steps}
+        self.micro_batches = sorted(record.micro_batches, key=lambda micro_batch: micro_batch.micro_batch)
+        self._times: dict[int, list[float]] = {m.micro_batch: [0.0] * record.num_stages for m in self.micro_batches}
         for span in record.spans:
-            self._times[span.step][span.stage] = span.end - span.begin
+            self._times[span.micro_batch][span.stage] = span.end - span.begin
 
     def seconds(self, load: Load) -> list[float]:
         self.asked += 1
-        if self.asked > len(self.steps):
+        if self.asked > len(self.micro_batches):
             return super().seconds(load)
-        step = self.steps[self.asked - 1]
-        self.alike += (step.num_tokens, step.decode_context) == (load.rows, load.context)
-        return list(self._times[step.step])
+        micro_batch = self.micro_batches[self.asked - 1]
+        self.alike += (micro_batch.num_tokens, micro_batch.decode_context) == (load.rows, load.context)
+        return list(self._times[micro_batch.micro_batch])
 
 
 def _from_json(value: Any) -> Any:

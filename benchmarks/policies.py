@@ -134,12 +134,12 @@ def slowdown(record: RunRecord) -> float:
 
     Overlap is the share of a micro-batch's time in which other stages computed too, averaged over them.
     """
-    steps = {step.step: np.array(features(step)) for step in record.steps}
+    micro_batches = {micro_batch.micro_batch: np.array(features(micro_batch)) for micro_batch in record.micro_batches}
     lanes = Ledger(record).lanes
     busy = [_cumulative(lane.begin, lane.end) for lane in lanes]
     best: dict[float, float] = dict.fromkeys(np.linspace(0.0, 2.0, 101).tolist(), 0.0)
     for stage, lane in enumerate(lanes):
-        x = np.array([steps[step] for step in lane.step.tolist()])
+        x = np.array([micro_batches[micro_batch] for micro_batch in lane.micro_batch.tolist()])
         y = lane.end - lane.begin
         others = [np.interp(lane.end, *b) - np.interp(lane.begin, *b) for s, b in enumerate(busy) if s != stage]
         overlap = np.mean(others, axis=0) / y

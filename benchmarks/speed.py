@@ -85,8 +85,8 @@ def measure(policy: str, requests: int) -> dict[str, Any]:
     return {
         "compiled": compiled.in_use(),
         "seconds": time.perf_counter() - start,
-        "micro_batches": len(replica.record.steps),
-        "decodes": sum(step.decode_tokens for step in replica.record.steps),
+        "micro_batches": len(replica.record.micro_batches),
+        "decodes": sum(micro_batch.decode_tokens for micro_batch in replica.record.micro_batches),
         "megabytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
     }
 

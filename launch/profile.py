@@ -97,11 +97,11 @@ def measure_operators(plan: ProfilePlan, folder: ProfileFolder, samples: int, er
 def measure_pipeline(
     plan: ProfilePlan, folder: ProfileFolder, samples: int, errors: Console, launcher: Launcher | None = None
 ) -> None:
-    """Whole steps through the real pipeline, until each has `samples` measurements."""
+    """Whole micro-batches through the real pipeline, until each has `samples` measurements."""
     from ..runtime.engine.llm import start_pipeline
-    from ..runtime.profiling.grid import StepMaker
+    from ..runtime.profiling.grid import MessageMaker
+    from ..runtime.profiling.pipelined import time_micro_batches
     from ..runtime.profiling.session import missing
-    from ..runtime.profiling.steps import time_steps
 
     have = Counter((sample.in_flight, sample.point) for sample in folder.stages() if sample.stage == 0)
     depth = plan.plan.limits.depth
@@ -116,12 +116,14 @@ def measure_pipeline(
     with starting(errors, plan.config) as on_progress:
         pipeline = start_pipeline(plan.config, plan.plan, launcher, on_progress)
     try:
-        maker = StepMaker(plan.plan.arch.vocab_size, block)
+        maker = MessageMaker(plan.plan.arch.vocab_size, block)
         with _meter(errors, total, "steps through the pipeline") as advance:
-            for _ in time_steps(pipeline, maker, plan.fill, in_flight=depth):
+            for _ in time_micro_batches(pipeline, maker, plan.fill, in_flight=depth):
                 pass
             for in_flight, points in rounds:
-                for sample in time_steps(pipeline, maker, _placed(points, pipeline, block), in_flight=in_flight):
+                for sample in time_micro_batches(
+                    pipeline, maker, _placed(points, pipeline, block), in_flight=in_flight
+                ):
                     folder.add_stages(sample)
                     advance()
     finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .int_column import entries, total
-from .run_record import StepRecord
+from .run_record import MicroBatchRecord
 
 Features = tuple[float, ...]
 
@@ -15,18 +15,18 @@ Features = tuple[float, ...]
 FEATURES = ("constant", "tokens", "chunk_prefix", "chunk_squared", "decode_context", "sampled_rows")
 
 
-def features(step: StepRecord) -> Features:
+def features(micro_batch: MicroBatchRecord) -> Features:
     """What `FEATURES` names, of a micro-batch."""
-    starts: bytes = step.decodes.start_column
+    starts: bytes = micro_batch.decodes.start_column
     tokens = entries(starts)
     context = total(starts) + tokens
     prefix = squared = 0
-    for chunk in step.chunks:
+    for chunk in micro_batch.chunks:
         length: int = chunk.tokens
         tokens += length
         prefix += chunk.start * length
         squared += length * length
-    return 1.0, tokens, prefix, squared, context, step.sampled_rows
+    return 1.0, tokens, prefix, squared, context, micro_batch.sampled_rows
 
 
 def weigh(weights: Sequence[float], row: Features) -> float:

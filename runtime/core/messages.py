@@ -63,11 +63,11 @@ class Decodes(msgspec.Struct, frozen=True, array_like=True):
             yield Segment(request, start, [token], self.blocks.get(request, []), True)
 
 
-class Step(msgspec.Struct, frozen=True, array_like=True, tag="step"):
+class MicroBatchMessage(msgspec.Struct, frozen=True, array_like=True, tag="step"):
     """A micro-batch. `dropped` requests (finished or preempted) forget their tables before the segments apply."""
 
     epoch: int
-    step: int
+    micro_batch: int
     chunks: list[Segment]
     decodes: Decodes
     new: list[NewRequest] = []
@@ -89,7 +89,7 @@ class Span(msgspec.Struct, frozen=True, array_like=True, gc=False):
     compute; `sent`: the send had been handed over (equal to `end` on the last stage).
     """
 
-    step: int
+    micro_batch: int
     stage: int
     ready: float
     input: float
@@ -117,12 +117,12 @@ class Sampled(msgspec.Struct, frozen=True, array_like=True):
     logprobs: dict[int, TokenLogprobs] = {}
 
 
-class StepResult(msgspec.Struct, frozen=True, array_like=True, tag="result"):
-    """What stages did with a step (one entry from a stage's tensor-parallel rank 0). Only the last stage tells what
-    was `sampled`, and with that the step is over."""
+class MicroBatchResult(msgspec.Struct, frozen=True, array_like=True, tag="result"):
+    """What stages did with a micro-batch (one entry from a stage's tensor-parallel rank 0). Only the last stage tells
+    what was `sampled`, and with that the micro-batch is over."""
 
     epoch: int
-    step: int
+    micro_batch: int
     spans: list[Span]
     sampled: Sampled | None = None
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .int_column import entries
-from .run_record import StepRecord
+from .run_record import MicroBatchRecord
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -24,18 +24,18 @@ def taken(column: npt.NDArray[N], places: Ints) -> npt.NDArray[N]:
     return values
 
 
-class StepColumns:
-    """`steps` by column, an entry a micro-batch in their order: its number, prompt tokens, decodes, and the KV tokens
-    that its decodes attend to, summed."""
+class MicroBatchColumns:
+    """`micro_batches` by column, an entry a micro-batch in their order: its number, prompt tokens, decodes, and the KV
+    tokens that its decodes attend to, summed."""
 
-    def __init__(self, steps: Sequence[StepRecord]) -> None:
-        self.step: Ints = np.array([s.step for s in steps], np.int64)
-        self.prefill: Ints = np.array([sum([c.tokens for c in s.chunks]) for s in steps], np.int64)
-        self.decodes: Ints = np.array([entries(s.decodes.start_column) for s in steps], np.int64)
-        starts = np.frombuffer(b"".join([s.decodes.start_column for s in steps]), np.int64)
+    def __init__(self, micro_batches: Sequence[MicroBatchRecord]) -> None:
+        self.micro_batch: Ints = np.array([s.micro_batch for s in micro_batches], np.int64)
+        self.prefill: Ints = np.array([sum([c.tokens for c in s.chunks]) for s in micro_batches], np.int64)
+        self.decodes: Ints = np.array([entries(s.decodes.start_column) for s in micro_batches], np.int64)
+        starts = np.frombuffer(b"".join([s.decodes.start_column for s in micro_batches]), np.int64)
         until = np.concatenate([[0], np.cumsum(starts)])[np.concatenate([[0], np.cumsum(self.decodes)])]
         self.context: Ints = np.diff(until) + self.decodes
-        self._steps = steps
+        self._micro_batches = micro_batches
 
     @property
     def tokens(self) -> Ints:
@@ -44,40 +44,40 @@ class StepColumns:
     @cached_property
     def dispatched(self) -> Floats:
         """Seconds on the coordinator's clock."""
-        return np.array([s.dispatched for s in self._steps], np.float64)
+        return np.array([s.dispatched for s in self._micro_batches], np.float64)
 
     @cached_property
     def chunks(self) -> Ints:
         """Number of chunks."""
-        return np.array([len(s.chunks) for s in self._steps], np.int64)
+        return np.array([len(s.chunks) for s in self._micro_batches], np.int64)
 
     @cached_property
     def chunk_prefix(self) -> Ints:
         """KV tokens before the chunks, summed."""
-        return np.array([sum([c.start for c in s.chunks]) for s in self._steps], np.int64)
+        return np.array([sum([c.start for c in s.chunks]) for s in self._micro_batches], np.int64)
 
     @cached_property
     def counters(self) -> Ints:
         """[micro-batches, 3]: KV blocks used, requests running and waiting, at dispatch."""
-        rows = [(s.kv_blocks_used, s.num_running, s.num_waiting) for s in self._steps]
+        rows = [(s.kv_blocks_used, s.num_running, s.num_waiting) for s in self._micro_batches]
         return np.array(rows, np.int64).reshape(-1, 3)
 
     @cached_property
     def by_number(self) -> Ints:
         """Where they are, by their numbers."""
-        return np.argsort(self.step, kind="stable")
+        return np.argsort(self.micro_batch, kind="stable")
 
     def places(self, numbers: Ints) -> Ints:
         """Where the micro-batches of such numbers are, -1 of those that are not there."""
-        place = np.append(self.by_number, -1)[np.searchsorted(self.step, numbers, sorter=self.by_number)]
-        return np.where(np.append(self.step, -1)[place] == numbers, place, -1)
+        place = np.append(self.by_number, -1)[np.searchsorted(self.micro_batch, numbers, sorter=self.by_number)]
+        return np.where(np.append(self.micro_batch, -1)[place] == numbers, place, -1)
 
     def by_request(self, values: Floats) -> dict[int, float]:
         """For each request the sum of `values`, one a micro-batch, over the micro-batches that carried it."""
-        chunks = [c.request for s in self._steps for c in s.chunks]
-        requests = b"".join([s.decodes.request_column for s in self._steps])
+        chunks = [c.request for s in self._micro_batches for c in s.chunks]
+        requests = b"".join([s.decodes.request_column for s in self._micro_batches])
         carried = np.concatenate([np.array(chunks, np.int64), np.frombuffer(requests, np.int64)])
-        chunks_each = [len(s.chunks) for s in self._steps]
+        chunks_each = [len(s.chunks) for s in self._micro_batches]
         weights = np.concatenate([np.repeat(values, chunks_each), np.repeat(values, self.decodes)])
         first, last = int(carried.min(initial=0)), int(carried.max(initial=0))
         if last - first <= len(carried):  # as good as always: they are numbered as they arrive

@@ -19,8 +19,8 @@ Blocked = Literal["depth_full", "no_request", "in_flight", "kv_full"]
 class Wait(msgspec.Struct, frozen=True, gc=False):
     """From `start` to `end` (seconds, coordinator's clock) nothing could be dispatched, for `reason`.
 
-    `end` is when the event that ended it truly happened (the last stage finished a step, a request arrived), not when
-    the coordinator heard of it: the rest until the dispatch is control time.
+    `end` is when the event that ended it truly happened (the last stage finished a micro-batch, a request arrived), not
+    when the coordinator heard of it: the rest until the dispatch is control time.
     """
 
     start: float
@@ -75,10 +75,10 @@ class Decodes(msgspec.Struct, frozen=True, gc=False):
         return (Part(request, start, 1) for request, start in zip(self.requests, self.starts, strict=True))
 
 
-class StepRecord(msgspec.Struct, gc=False):
+class MicroBatchRecord(msgspec.Struct, gc=False):
     """One micro-batch as the coordinator saw it. Times are seconds on the coordinator's clock."""
 
-    step: int
+    micro_batch: int
     dispatched: float
     chunks: list[Part]
     decodes: Decodes
@@ -114,7 +114,7 @@ class RunRecord:
 
     num_stages: int
     num_blocks: int
-    steps: list[StepRecord] = field(default_factory=list)
+    micro_batches: list[MicroBatchRecord] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
     requests: list[RequestRecord] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)  # what the scheduler chose by itself and why, a line each

@@ -25,7 +25,7 @@ class AnalyticOperators:
         ffn, gate = arch.ffn_size // tp, 2 if arch.gated_ffn else 1
         self.tp = tp
         self.layer_overhead = costs.host.layer_us * 1e-6
-        self.step_overhead = costs.host.step_us * 1e-6
+        self.micro_batch_overhead = costs.host.step_us * 1e-6
         sizes: dict[Linear, tuple[int, int]] = {  # inputs, outputs
             "preproj": (H, (N + 2 * K) * D),
             "postproj": (N * D, H),

@@ -152,7 +152,7 @@ class Control:
 
     @classmethod
     def of(cls, samples: Sequence[StageSample]) -> Control:
-        """Medians, of steps that followed each other closely where there are some; 0 of nothing."""
+        """Medians, of micro-batches that followed each other closely where there are some; 0 of nothing."""
         last = max((sample.stage for sample in samples), default=0)
         crowded = [sample for sample in samples if sample.in_flight > 1] or samples
         dispatch = [s.wait for s in samples if s.stage == 0 and s.bound == "input"]
@@ -187,7 +187,7 @@ class MeasuredOperators:
         self.others = Curve(medians((s.point.rows, s.seconds["others"]) for s in samples))
         of_first = [s for s in samples if s.stage == first]
         self.embedding = Curve(medians((s.point.rows, s.seconds["embedding"]) for s in of_first))
-        self.step_overhead = median(s.seconds["step"] for s in samples)
+        self.micro_batch_overhead = median(s.seconds["step"] for s in samples)
         chunks = [s for s in samples if s.point.chunk and not s.point.decodes]
         self.chunk_attention = ChunkAttention(
             medians(((s.point.chunk, s.point.prefix), s.seconds["attn"]) for s in chunks)
@@ -266,7 +266,7 @@ def pace(operators: MeasuredOperators, layers: Sequence[int], stages: Sequence[S
 
 
 def send_seconds(stages: Sequence[StageSample]) -> dict[int, float]:
-    """Median seconds by rows from the end of a stage to the begin of the next, of steps that were alone."""
+    """Median seconds by rows from the end of a stage to the begin of the next, of micro-batches that were alone."""
     alone = [s for s in stages if s.in_flight == 1 and s.stage > 0]
     return medians((s.point.rows, s.wait) for s in alone)
 

@@ -53,6 +53,6 @@ class Operators(Protocol):
         ...
 
     @property
-    def step_overhead(self) -> float:
+    def micro_batch_overhead(self) -> float:
         """Host time of a stage for a micro-batch that nothing hides: making its batch, what sampling always takes."""
         ...

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from mypy_extensions import mypyc_attr
 
 from ..core.int_column import entries, total
-from ..core.messages import Step
+from ..core.messages import MicroBatchMessage
 from .operators import LAYER_LINEARS, Operators
 
 
@@ -26,11 +26,11 @@ class Load:
         self.sampled = sampled
 
     @classmethod
-    def of(cls, step: Step) -> Load:
-        starts: bytes = step.decodes.starts
+    def of(cls, micro_batch: MicroBatchMessage) -> Load:
+        starts: bytes = micro_batch.decodes.starts
         count = sampled = entries(starts)
         chunks: list[tuple[int, int]] = []
-        for chunk in step.chunks:
+        for chunk in micro_batch.chunks:
             chunks.append((len(chunk.tokens), chunk.start))
             sampled += chunk.sample
         return Load(chunks, count, total(starts) + count, sampled)
@@ -70,7 +70,7 @@ class StageCosts:
                 self._kinds.append((source, {}))
         self._kind = [index[id(source)] for source in operators]
         self._host = host
-        self._overhead = [source.step_overhead if host else 0.0 for source in operators]
+        self._overhead = [source.micro_batch_overhead if host else 0.0 for source in operators]
         self._by_rows: dict[int, list[float]] = {}  # of each stage, attention and head apart
         self._embedding: dict[int, float] = {}
         self._head: dict[int, float] = {}
@@ -116,7 +116,7 @@ class StageCosts:
         parts["embedding"] = source.embedding(rows) if stage == 0 else 0.0
         head = stage == self.num_stages - 1 and load.sampled > 0
         parts["head"] = source.linear("head", load.sampled) if head else 0.0
-        parts["host"] = (count * source.layer_overhead + source.step_overhead) if self._host else 0.0
+        parts["host"] = (count * source.layer_overhead + source.micro_batch_overhead) if self._host else 0.0
         return parts
 
     def _layer(self, source: Operators, by_rows: dict[int, float], rows: int) -> float:

@@ -19,7 +19,7 @@ def replay(
     *,
     max_concurrency: int | None = None,
 ) -> Iterator[list[TokenEvent]]:
-    """Run `items`, in the order of their arrivals, to their ends; the tokens of each step as they come.
+    """Run `items`, in the order of their arrivals, to their ends; the tokens of each micro-batch as they come.
 
     Each is added when it is due, and its arrival is that time, however late the coordinator sees it. While
     `max_concurrency` are unfinished the next is held back, and arrives when it is let in. What is there from the start

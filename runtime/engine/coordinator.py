@@ -10,11 +10,11 @@ from typing import Any
 
 from librt.strings import BytesWriter, write_i64_le
 
-from ..core.messages import Decodes, NewRequest, Sampled, Segment, Step, StepResult, TokenLogprobs
+from ..core.messages import Decodes, MicroBatchMessage, MicroBatchResult, NewRequest, Sampled, Segment, TokenLogprobs
 from ..core.micro_batch import Chunk, MicroBatch
 from ..core.request import Request
 from ..core.run_record import Decodes as RecordedDecodes
-from ..core.run_record import Part, RunRecord, StepRecord, Wait
+from ..core.run_record import MicroBatchRecord, Part, RunRecord, Wait
 from ..pipeline.protocol import Pipeline, PipelineError
 from ..scheduler.base import Scheduler
 
@@ -47,7 +47,7 @@ class Coordinator:
         scheduler: Scheduler,
         *,
         stop_check: StopCheck | None = None,
-        first_step: int = 0,
+        first_micro_batch: int = 0,
         ends_only: bool = False,
     ) -> None:
         assert scheduler.limits.depth <= pipeline.depth, (scheduler.limits.depth, pipeline.depth)
@@ -58,8 +58,8 @@ class Coordinator:
         self.record = RunRecord(num_stages=pipeline.num_stages, num_blocks=pipeline.num_blocks)
         self._stop_check = stop_check
         self._ends_only = ends_only
-        self.next_step = first_step
-        self._in_flight: dict[int, tuple[MicroBatch, StepRecord]] = {}
+        self.next_micro_batch = first_micro_batch
+        self._in_flight: dict[int, tuple[MicroBatch, MicroBatchRecord]] = {}
         self._waits: list[Wait] = []  # since the last dispatch
         self._blocked_since: float | None = self.clock.now()
         self._blocked_by = scheduler.blocked
@@ -123,7 +123,7 @@ class Coordinator:
         scheduler = self.scheduler
         now = self.clock.now()
         self._unblocked(now)
-        number = self.next_step
+        number = self.next_micro_batch
         new: list[NewRequest] = []
         chunks: list[Segment] = []
         parts: list[Part] = []
@@ -133,9 +133,9 @@ class Coordinator:
             parts.append(Part(chunk.request.id, chunk.start, chunk.length))
             sampled_rows += chunk.ends_prefill
         decodes = _decodes(batch.decodes)
-        step = Step(self.epoch, number, chunks, decodes, new, scheduler.dropped)
+        micro_batch = MicroBatchMessage(self.epoch, number, chunks, decodes, new, scheduler.dropped)
         scheduler.dropped = []
-        record = StepRecord(
+        record = MicroBatchRecord(
             number,
             now,
             parts,
@@ -151,15 +151,15 @@ class Coordinator:
             self.record.notes += scheduler.notes
             scheduler.notes = []
         self._waits = []
-        self.next_step += 1
+        self.next_micro_batch += 1
         self._in_flight[number] = (batch, record)
-        self.record.steps.append(record)
-        self.pipeline.submit(step)
+        self.record.micro_batches.append(record)
+        self.pipeline.submit(micro_batch)
 
-    def _handle(self, result: StepResult, events: list[TokenEvent]) -> None:
+    def _handle(self, result: MicroBatchResult, events: list[TokenEvent]) -> None:
         if result.epoch != self.epoch:
             return
-        number, spans, sampled = result.step, result.spans, result.sampled
+        number, spans, sampled = result.micro_batch, result.spans, result.sampled
         self.record.spans += spans
         if sampled is None:
             if number in self._in_flight:

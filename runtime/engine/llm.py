@@ -124,16 +124,16 @@ class LLM:
             limits = replace(plan.limits, depth=min(plan.limits.depth, self._pipeline.depth))
             self.plan = replace(plan, num_blocks=self._pipeline.num_blocks, limits=limits)
         last = self._coordinator
-        self._coordinator = self._make_coordinator(last.next_step)
+        self._coordinator = self._make_coordinator(last.next_micro_batch)
         self._coordinator.scheduler.dropped = last.scheduler.dropped
         self._live = LiveBubbles()
         self._num_spans = 0
 
-    def _make_coordinator(self, first_step: int = 0) -> Coordinator:
+    def _make_coordinator(self, first_micro_batch: int = 0) -> Coordinator:
         plan, block_size = self.plan, self.config.cache.block_size
         pool = BlockPool(plan.num_blocks, block_size, -(-plan.max_model_len // block_size))
         scheduler = make_scheduler(self.config.scheduler, plan.limits, pool)
-        return Coordinator(self._pipeline, scheduler, stop_check=self._check_stop, first_step=first_step)
+        return Coordinator(self._pipeline, scheduler, stop_check=self._check_stop, first_micro_batch=first_micro_batch)
 
     @property
     def record(self) -> RunRecord:
@@ -190,7 +190,8 @@ class LLM:
         return (r.snapshot() for batch in batches for r in batch)
 
     def replay(self, items: Iterable[WorkItem], *, max_concurrency: int | None = None) -> Iterator[list[TokenEvent]]:
-        """Run requests that arrive over time, greedily and to their exact lengths; the tokens of each step, no texts.
+        """Run requests that arrive over time, greedily and to their exact lengths; the tokens of each micro-batch, no
+        texts.
 
         Each enters when it is due; while `max_concurrency` are unfinished the next is held back. Closing the iterator
         early aborts what is unfinished.
@@ -254,7 +255,7 @@ class LLM:
     def _run(self, results: list[_Result]) -> Iterator[list[_Result]]:
         """Drive the coordinator until all of `results` are finished; first nothing, then those that have news.
 
-        Several may run by turns: a step brings the tokens of all, and each gives out what came for its own.
+        Several may run by turns: a micro-batch brings the tokens of all, and each gives out what came for its own.
         """
         news: dict[int, _Result] = {}
         for result in results:
@@ -390,7 +391,7 @@ def _exactly(tokens: int) -> SamplingParams:
 def start_pipeline(
     config: EngineConfig, plan: Plan, launcher: Launcher | None, on_progress: Callable[[str], None]
 ) -> Pipeline:
-    """The pipeline of a plan, ready for its first step; `launcher` stands in for the one that `config` names.
+    """The pipeline of a plan, ready for its first micro-batch; `launcher` stands in for the one that `config` names.
 
     Raises:
         ConfigError: the launcher cannot place the ranks here. PipelineError: a rank failed to start.

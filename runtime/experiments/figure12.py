@@ -34,7 +34,7 @@ STATED = "as stated"
 
 # Medians of a vLLM-like engine's host time per iteration, Llama-2-70B over four A100s at 24 requests, in milliseconds
 # (microsoft/vidur's CPU overheads, MIT): scheduling and making the batch before, handling its outputs after; and what
-# passing each step through Ray adds (a mean).
+# passing each micro-batch through Ray adds (a mean).
 BEFORE, AFTER, RAY = 0.404 + 0.853, 0.535, 6.782
 
 FEW = 2000  # requests of a run that is not as stated

@@ -7,7 +7,7 @@ from dataclasses import replace
 from ...conf.policies import OrcaBestConfig, OrcaWorstConfig, SarathiConfig, SchedulerConfig
 from ...conf.schema import SimulateConfig
 from ...conf.workloads import FixedConfig
-from ..core.run_record import RunRecord, StepRecord
+from ..core.run_record import MicroBatchRecord, RunRecord
 from ..cost.make import make_costs
 from ..cost.operators import LAYER_LINEARS
 from ..cost.stage_costs import Load, StageCosts
@@ -114,13 +114,13 @@ def makespan(record: RunRecord) -> float:
 def operator_seconds(record: RunRecord, costs: StageCosts) -> dict[str, float]:
     """Seconds of the whole run by operator, of its one stage."""
     total: dict[str, float] = {}
-    for step in record.steps:
-        for part, seconds in costs.breakdown(load_of(step), 0).items():
+    for micro_batch in record.micro_batches:
+        for part, seconds in costs.breakdown(load_of(micro_batch), 0).items():
             total[part] = total.get(part, 0.0) + seconds
     return total
 
 
-def load_of(step: StepRecord) -> Load:
+def load_of(micro_batch: MicroBatchRecord) -> Load:
     """What a recorded micro-batch asked of a stage."""
-    chunks = tuple((chunk.tokens, chunk.start) for chunk in step.chunks)
-    return Load(chunks, step.decode_tokens, step.decode_context, step.sampled_rows)
+    chunks = tuple((chunk.tokens, chunk.start) for chunk in micro_batch.chunks)
+    return Load(chunks, micro_batch.decode_tokens, micro_batch.decode_context, micro_batch.sampled_rows)

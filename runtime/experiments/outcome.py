@@ -60,9 +60,9 @@ def outcome_of(records: Sequence[RunRecord]) -> Outcome:
         busy += [ledger.busy_seconds(stage) for stage in range(ledger.num_stages)]
         stage_seconds += ledger.stage_seconds
         lane = ledger.lanes[ledger.num_stages // 2]
-        times = dict(zip(lane.step.tolist(), lane.seconds.tolist(), strict=True))
-        for step in record.steps:
-            made[0 if step.chunks else 1].append((step.num_tokens, times[step.step]))
+        times = dict(zip(lane.micro_batch.tolist(), lane.seconds.tolist(), strict=True))
+        for micro_batch in record.micro_batches:
+            made[0 if micro_batch.chunks else 1].append((micro_batch.num_tokens, times[micro_batch.micro_batch]))
     return Outcome(
         seconds=max(ends),
         busiest=max(busy),

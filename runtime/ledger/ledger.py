@@ -10,8 +10,8 @@ from functools import cached_property
 import numpy as np
 
 from ..core.messages import Span
-from ..core.micro_batch_columns import Floats, Ints, StepColumns
-from ..core.run_record import RunRecord, StepRecord
+from ..core.micro_batch_columns import Floats, Ints, MicroBatchColumns
+from ..core.run_record import MicroBatchRecord, RunRecord
 
 
 class Cause(StrEnum):
@@ -71,16 +71,16 @@ _INSTANT = 1e-9  # seconds
 
 @dataclass(frozen=True, slots=True)
 class IdleInterval:
-    """`stage` was idle in [start, end) (seconds, coordinator's clock) for `cause`, awaiting `step`.
+    """`stage` was idle in [start, end) (seconds, coordinator's clock) for `cause`, awaiting `micro_batch`.
 
-    `step` is None only after the stage's last micro-batch.
+    `micro_batch` is None only after the stage's last micro-batch.
     """
 
     stage: int
     start: float
     end: float
     cause: Cause
-    step: int | None
+    micro_batch: int | None
 
     @property
     def seconds(self) -> float:
@@ -106,10 +106,10 @@ class IdleColumns:
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """Micro-batches of one stage as arrays, in order of time; `row` indexes the run's steps in ascending order. Until
-    `sent` the stage was held up by the send of what it had computed."""
+    """Micro-batches of one stage as arrays, in order of time; `row` indexes the run's micro-batches in ascending order.
+    Until `sent` the stage was held up by the send of what it had computed."""
 
-    step: Ints
+    micro_batch: Ints
     row: Ints
     begin: Floats
     end: Floats
@@ -135,7 +135,7 @@ class Ledger:
     without a span upstream (a run that was cut short) is named as a whole by the pair.
 
     Args:
-        record: the run; times of all stages in seconds on one clock, steps unique on each stage.
+        record: the run; times of all stages in seconds on one clock, micro-batches unique on each stage.
     """
 
     def __init__(self, record: RunRecord) -> None:
@@ -145,8 +145,8 @@ class Ledger:
         arrivals = [request.arrival for request in record.requests]
         self.t0: float = min([*begun, *arrivals], default=0.0)
         self.t1: float = max((float(lane.end[-1]) for lane in self.lanes if len(lane.end)), default=self.t0)
-        self.steps = StepColumns(record.steps)
-        self.columns = _attribute(record, self.steps, self.lanes, self.t0, self.t1)
+        self.micro_batches = MicroBatchColumns(record.micro_batches)
+        self.columns = _attribute(record, self.micro_batches, self.lanes, self.t0, self.t1)
         self._busy = [float(lane.seconds.sum()) for lane in self.lanes]
         self._by_cause = np.array(
             [np.bincount(c.cause, weights=c.seconds, minlength=len(CAUSES)) for c in self.columns]
@@ -162,10 +162,12 @@ class Ledger:
         """All idle intervals, by stage, then by time."""
         intervals = []
         for stage, (lane, c) in enumerate(zip(self.lanes, self.columns, strict=True)):
-            steps = lane.step.tolist()
+            micro_batches = lane.micro_batch.tolist()
             columns = zip(c.start.tolist(), c.end.tolist(), c.cause.tolist(), c.place.tolist(), strict=True)
             for start, end, cause, place in columns:
-                intervals.append(IdleInterval(stage, start, end, CAUSES[cause], steps[place] if place >= 0 else None))
+                intervals.append(
+                    IdleInterval(stage, start, end, CAUSES[cause], micro_batches[place] if place >= 0 else None)
+                )
         return intervals
 
     def stage_name(self, stage: int) -> str:
@@ -200,31 +202,31 @@ class Ledger:
         """For each micro-batch of `stage`, in order: idle seconds right before it; the code of the largest part's
         cause, an index into `CAUSES`, or -1 where there was no gap. Fill counts, as the first one's gap."""
         c, awaited = self.columns[stage], self.columns[stage].place >= 0
-        table = np.zeros((len(self.lanes[stage].step), len(CAUSES)))
+        table = np.zeros((len(self.lanes[stage].micro_batch), len(CAUSES)))
         np.add.at(table, (c.place[awaited], c.cause[awaited]), c.seconds[awaited])
         total = table.sum(axis=1)
         return total, np.where(total > 0, table.argmax(axis=1), -1)
 
     @cached_property
-    def _bubble_by_step(self) -> dict[int, float]:
-        steps, seconds = [], []
+    def _bubble_by_micro_batch(self) -> dict[int, float]:
+        micro_batches, seconds = [], []
         for lane, c in zip(self.lanes, self.columns, strict=True):
             inner = (c.cause != _FILL) & (c.place >= 0)
-            steps.append(lane.step[c.place[inner]])
+            micro_batches.append(lane.micro_batch[c.place[inner]])
             seconds.append(c.seconds[inner])
-        known, place = np.unique(np.concatenate(steps), return_inverse=True)
+        known, place = np.unique(np.concatenate(micro_batches), return_inverse=True)
         summed = np.bincount(place, np.concatenate(seconds), len(known))
         return dict(zip(known.tolist(), summed.tolist(), strict=True))
 
     @cached_property
     def _bubble_by_request(self) -> dict[int, float]:
-        by_step = self._bubble_by_step
-        seconds = [by_step.get(step, 0.0) for step in self.steps.step.tolist()]
-        return self.steps.by_request(np.array(seconds, np.float64))
+        by_micro_batch = self._bubble_by_micro_batch
+        seconds = [by_micro_batch.get(micro_batch, 0.0) for micro_batch in self.micro_batches.micro_batch.tolist()]
+        return self.micro_batches.by_request(np.array(seconds, np.float64))
 
-    def bubble_of_step(self, step: int) -> float:
+    def bubble_of_micro_batch(self, micro_batch: int) -> float:
         """Idle seconds right before a micro-batch, summed over the stages, without fill."""
-        return self._bubble_by_step.get(step, 0.0)
+        return self._bubble_by_micro_batch.get(micro_batch, 0.0)
 
     def bubble_of_request(self, request: int) -> float:
         """Bubble seconds of all micro-batches that carried the request (paper 5.3)."""
@@ -274,17 +276,17 @@ class LiveBubbles:
 def _lanes(spans: list[Span], num_stages: int) -> list[Lane]:
     """Spans by stage, in order of time; overlaps within rounding are clamped away."""
     stage = np.array([s.stage for s in spans], np.int64)
-    step = np.array([s.step for s in spans], np.int64)
+    micro_batch = np.array([s.micro_batch for s in spans], np.int64)
     begin = np.array([s.begin for s in spans], np.float64)
     end = np.array([s.end for s in spans], np.float64)
     sent = np.array([s.sent for s in spans], np.float64)
     assert not len(spans) or (stage.min() >= 0 and stage.max() < num_stages), "a span of a stage that does not exist"
-    rows = np.unique(step)
+    rows = np.unique(micro_batch)
     lanes = []
     for s in range(num_stages):
         mine = np.flatnonzero(stage == s)
-        mine = mine[np.lexsort((step[mine], end[mine], begin[mine]))]
-        b, e, k = begin[mine], end[mine], step[mine]
+        mine = mine[np.lexsort((micro_batch[mine], end[mine], begin[mine]))]
+        b, e, k = begin[mine], end[mine], micro_batch[mine]
         tolerance = 1e-6 + 1e-9 * (float(e.max() - b.min()) if len(mine) else 0.0)
         assert len(np.unique(k)) == len(k), f"stage {s} computed a step twice"
         assert (e >= b - tolerance).all(), f"stage {s} ended a step before it began"
@@ -306,10 +308,10 @@ class _Waits:
     cause: Ints
 
     @classmethod
-    def of(cls, steps: Sequence[StepRecord], row: Ints) -> _Waits:
-        """`row` of each step, -1 of one that no stage has computed."""
-        waits = [wait for step in steps for wait in step.waits]
-        rows = np.repeat(row, [len(step.waits) for step in steps])
+    def of(cls, micro_batches: Sequence[MicroBatchRecord], row: Ints) -> _Waits:
+        """`row` of each micro-batch, -1 of one that no stage has computed."""
+        waits = [wait for micro_batch in micro_batches for wait in micro_batch.waits]
+        rows = np.repeat(row, [len(micro_batch.waits) for micro_batch in micro_batches])
         start = np.array([wait.start for wait in waits], np.float64)
         end = np.array([wait.end for wait in waits], np.float64)
         cause = np.array([_WAIT_CODE[wait.reason] for wait in waits], np.int64)
@@ -318,15 +320,17 @@ class _Waits:
         return cls(rows[order], start[order], end[order], cause[order])
 
 
-def _attribute(record: RunRecord, steps: StepColumns, lanes: list[Lane], t0: float, t1: float) -> list[IdleColumns]:
+def _attribute(
+    record: RunRecord, micro_batches: MicroBatchColumns, lanes: list[Lane], t0: float, t1: float
+) -> list[IdleColumns]:
     """Idle columns of each stage, in stage order, each from the one before."""
-    known = np.unique(np.concatenate([lane.step for lane in lanes])) if lanes else np.zeros(0, np.int64)
-    row = np.searchsorted(known, steps.step)
-    row[~np.isin(steps.step, known)] = -1
+    known = np.unique(np.concatenate([lane.micro_batch for lane in lanes])) if lanes else np.zeros(0, np.int64)
+    row = np.searchsorted(known, micro_batches.micro_batch)
+    row[~np.isin(micro_batches.micro_batch, known)] = -1
     computed = row >= 0
     prefill, context = np.zeros(len(known), np.int64), np.zeros(len(known), np.int64)
-    prefill[row[computed]], context[row[computed]] = steps.prefill[computed], steps.context[computed]
-    waits = _Waits.of(record.steps, row)
+    prefill[row[computed]], context[row[computed]] = micro_batches.prefill[computed], micro_batches.context[computed]
+    waits = _Waits.of(record.micro_batches, row)
 
     columns: list[IdleColumns] = []
     for stage, lane in enumerate(lanes):

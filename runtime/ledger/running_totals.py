@@ -9,7 +9,7 @@ import numpy as np
 
 from ...conf.workloads import SloConfig
 from ..core.request_record import RequestRecord
-from ..core.run_record import RunRecord, StepRecord
+from ..core.run_record import MicroBatchRecord, RunRecord
 from .ledger import CAUSES, Cause, Floats, Ledger
 from .summary import NOT_COMPLETED, Totals, has_bound, latencies, meets, statistics
 
@@ -68,14 +68,14 @@ class RunningTotals:
     def __init__(self, depth: int, slo: SloConfig | None = None) -> None:
         self._overlap = depth + 2
         self._slo = slo if slo is not None and has_bound(slo) else None
-        self._counted = 0  # leading steps of the record that have been counted
+        self._counted = 0  # leading micro-batches of the record that have been counted
         self._start = math.inf
         self._end = self._last_token = -math.inf
         self._ends: list[float] = []  # by stage: of its last counted micro-batch
         self._seconds = np.zeros(len(CAUSES))
         self._busy: Floats = np.zeros(0)  # by stage
         self._squares: Floats = np.zeros(0)  # of stage times
-        self._steps = self._tokens = 0
+        self._micro_batches = self._tokens = 0
         self._peak_kv = 0.0
         self._bubbles: dict[int, float] = {}  # by unfinished request
         self._errors = Quantiles()
@@ -86,19 +86,21 @@ class RunningTotals:
 
     def take(self, record: RunRecord) -> None:
         """Count the micro-batches that are completed and the requests that have ended, and drop them from `record`."""
-        steps = record.steps
-        done = next((i for i, step in enumerate(steps) if step.completed is None), len(steps))
+        micro_batches = record.micro_batches
+        done = next(
+            (i for i, micro_batch in enumerate(micro_batches) if micro_batch.completed is None), len(micro_batches)
+        )
         if done > self._counted:
-            self._take_steps(record, steps[:done])
+            self._take_micro_batches(record, micro_batches[:done])
         self._take_requests([request for request in record.requests if request.finished is not None])
         record.requests = [request for request in record.requests if request.finished is None]
         self._notes += record.notes
         record.notes = []
         keep = max(0, done - self._overlap)
         if keep:
-            first = steps[keep].step if keep < len(steps) else steps[-1].step + 1
-            record.steps = steps[keep:]
-            record.spans = [span for span in record.spans if span.step >= first]
+            first = micro_batches[keep].micro_batch if keep < len(micro_batches) else micro_batches[-1].micro_batch + 1
+            record.micro_batches = micro_batches[keep:]
+            record.spans = [span for span in record.spans if span.micro_batch >= first]
         self._counted = done - keep
 
     def summary(self, record: RunRecord) -> dict[str, Any]:
@@ -109,7 +111,7 @@ class RunningTotals:
             self._start = self._end = 0.0
         seconds = self._seconds.copy()
         seconds[_FILL] += sum(self._end - end for end in self._ends)
-        per_stage = max(1, self._steps)
+        per_stage = max(1, self._micro_batches)
         mean = self._busy / per_stage
         variance = np.maximum(0.0, self._squares / per_stage - mean**2)
         variation = np.sqrt(variance) / np.where(mean > 0, mean, 1.0)
@@ -127,7 +129,7 @@ class RunningTotals:
             busy=self._busy.tolist() or [0.0] * record.num_stages,
             span=self._end - self._start,
             median_bubble=float(np.median(bubbles)) if len(bubbles) else 0.0,
-            micro_batches=self._steps,
+            micro_batches=self._micro_batches,
             tokens=self._tokens,
             cv_stage_time=float(variation.mean()) if len(variation) else 0.0,
             peak_kv_fraction=self._peak_kv / record.num_blocks if record.num_blocks else 0.0,
@@ -142,38 +144,38 @@ class RunningTotals:
         found = self._errors
         return {"median": found.quantile(0.5), "p90": found.quantile(0.9)} if found.count else None
 
-    def _take_steps(self, record: RunRecord, steps: list[StepRecord]) -> None:
-        last = steps[-1].step
-        spans = [span for span in record.spans if span.step <= last]
+    def _take_micro_batches(self, record: RunRecord, micro_batches: list[MicroBatchRecord]) -> None:
+        last = micro_batches[-1].micro_batch
+        spans = [span for span in record.spans if span.micro_batch <= last]
         begins = self._start == math.inf
         requests = record.requests if begins else []  # the first arrival is the run's start
-        ledger = Ledger(RunRecord(record.num_stages, record.num_blocks, steps, spans, requests))
+        ledger = Ledger(RunRecord(record.num_stages, record.num_blocks, micro_batches, spans, requests))
         if begins:
             self._start = ledger.t0
             self._busy, self._squares = np.zeros(record.num_stages), np.zeros(record.num_stages)
         self._end = ledger.t1
-        first, fresh = self._counted, steps[self._counted :]
+        first, fresh = self._counted, micro_batches[self._counted :]
         self._ends = [float(lane.end[-1]) for lane in ledger.lanes]
-        by_step = np.zeros(len(steps))
+        by_micro_batch = np.zeros(len(micro_batches))
         for stage, (lane, idle) in enumerate(zip(ledger.lanes, ledger.columns, strict=True)):
-            assert len(lane.step) == len(steps), "a stage has not computed what the last one has"
+            assert len(lane.micro_batch) == len(micro_batches), "a stage has not computed what the last one has"
             mine = idle.place >= first
             seconds, cause, place = idle.seconds[mine], idle.cause[mine], idle.place[mine]
             self._seconds += np.bincount(cause, weights=seconds, minlength=len(CAUSES))
             inner = cause != _FILL
-            by_step += np.bincount(place[inner], weights=seconds[inner], minlength=len(steps))
+            by_micro_batch += np.bincount(place[inner], weights=seconds[inner], minlength=len(micro_batches))
             times = lane.seconds[first:]
             self._busy[stage] += times.sum()
             self._squares[stage] += np.square(times).sum()
-            foreseen = np.array([step.predicted[stage] if step.predicted else math.nan for step in fresh])
+            foreseen = np.array([m.predicted[stage] if m.predicted else math.nan for m in fresh])
             known = np.isfinite(foreseen) & (times > 0)
             self._errors.add(np.abs(foreseen[known] / times[known] - 1.0))
-        by_step[:first] = 0.0
-        for request, bubble in ledger.steps.by_request(by_step).items():
+        by_micro_batch[:first] = 0.0
+        for request, bubble in ledger.micro_batches.by_request(by_micro_batch).items():
             self._bubbles[request] = self._bubbles.get(request, 0.0) + bubble
-        self._steps += len(fresh)
-        self._tokens += int(ledger.steps.tokens[first:].sum())
-        self._peak_kv = max(self._peak_kv, *(step.kv_blocks_used for step in fresh))
+        self._micro_batches += len(fresh)
+        self._tokens += int(ledger.micro_batches.tokens[first:].sum())
+        self._peak_kv = max(self._peak_kv, *(micro_batch.kv_blocks_used for micro_batch in fresh))
 
     def _take_requests(self, ended: list[RequestRecord]) -> None:
         done = [request for request in ended if request.finish_reason not in NOT_COMPLETED]

@@ -69,11 +69,11 @@ def has_bound(slo: SloConfig) -> bool:
 
 def prediction_ratios(record: RunRecord, ledger: Ledger) -> list[tuple[Floats, Floats]]:
     """For each stage the predicted and the measured seconds of the micro-batches that were predicted."""
-    foreseen = {step.step: step.predicted for step in record.steps if step.predicted}
+    foreseen = {m.micro_batch: m.predicted for m in record.micro_batches if m.predicted}
     pairs = []
     for stage, lane in enumerate(ledger.lanes):
-        there = [i for i, step in enumerate(lane.step.tolist()) if step in foreseen]
-        predicted = np.array([foreseen[int(lane.step[i])][stage] for i in there], np.float64)
+        there = [i for i, micro_batch in enumerate(lane.micro_batch.tolist()) if micro_batch in foreseen]
+        predicted = np.array([foreseen[int(lane.micro_batch[i])][stage] for i in there], np.float64)
         pairs.append((predicted, lane.seconds[there]))
     return pairs
 
@@ -182,9 +182,11 @@ def totals(
     done = [request for record, _ in parts for request in completed_requests(record)]
     requests = [request for record, _ in parts for request in record.requests]
     bubbles = [ledger.bubble_of_request(r.request) for record, ledger in parts for r in completed_requests(record)]
-    times = [lane.seconds for _, ledger in parts for lane in ledger.lanes if len(lane.step)]
+    times = [lane.seconds for _, ledger in parts for lane in ledger.lanes if len(lane.micro_batch)]
     peaks = [
-        max((step.kv_blocks_used for step in record.steps), default=0) / record.num_blocks if record.num_blocks else 0.0
+        max((m.kv_blocks_used for m in record.micro_batches), default=0) / record.num_blocks
+        if record.num_blocks
+        else 0.0
         for record, _ in parts
     ]
     return Totals(
@@ -198,8 +200,8 @@ def totals(
         busy=busy,
         span=span,
         median_bubble=float(np.median(bubbles)) if bubbles else 0.0,
-        micro_batches=sum(len(record.steps) for record, _ in parts),
-        tokens=sum(int(ledger.steps.tokens.sum()) for _, ledger in parts),
+        micro_batches=sum(len(record.micro_batches) for record, _ in parts),
+        tokens=sum(int(ledger.micro_batches.tokens.sum()) for _, ledger in parts),
         cv_stage_time=float(np.mean([variation(values) for values in times])) if times else 0.0,
         peak_kv_fraction=max(peaks),
         preemptions=sum(request.preemptions for request in requests),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from ...conf.schema import Architecture, ModelConfig
-from ..core.messages import RankFailure, Step, StepResult, Stop
+from ..core.messages import MicroBatchMessage, MicroBatchResult, RankFailure, Stop
 
 
 class Setup(msgspec.Struct, frozen=True, array_like=True, tag="setup"):
@@ -43,5 +43,5 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
 
 
 encoder = msgspec.msgpack.Encoder()
-to_rank = msgspec.msgpack.Decoder(Setup | Step | Stop)
-from_rank = msgspec.msgpack.Decoder(Hello | Ready | StepResult | RankFailure)
+to_rank = msgspec.msgpack.Decoder(Setup | MicroBatchMessage | Stop)
+from_rank = msgspec.msgpack.Decoder(Hello | Ready | MicroBatchResult | RankFailure)

@@ -11,7 +11,8 @@ from ...parallel.control import Endpoint
 
 
 class Launcher(Protocol):
-    """Places, starts, watches and stops the ranks; each runs `runtime.rank.run_rank`. Steps never pass through it."""
+    """Places, starts, watches and stops the ranks; each runs `runtime.rank.run_rank`. Micro-batches never pass through
+    it."""
 
     def check(self, parallel: ParallelConfig, hardware: HardwareConfig) -> None:
         """Raise `ConfigError` if the ranks cannot be placed, before anything heavy starts."""

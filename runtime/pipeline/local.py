@@ -9,7 +9,7 @@ from collections import deque
 from typing import Any
 
 from ...parallel.mesh import Mesh
-from ..core.messages import Span, Step, StepResult
+from ..core.messages import MicroBatchMessage, MicroBatchResult, Span
 from .handshake import Setup
 from .protocol import WallClock
 
@@ -35,24 +35,24 @@ class LocalPipeline:
         self.where = [f"{socket.gethostname()} pid {os.getpid()} {device}"]
         self._groups: Any = Groups.start(Rendezvous(0, 1, device=device), Mesh(1, 1), setup.timeout_s)
         self._worker = StageWorker.build(setup, self._groups)
-        self._steps: deque[Step] = deque()
+        self._micro_batches: deque[MicroBatchMessage] = deque()
         self._idle_since = self.clock.now()
 
-    def submit(self, step: Step) -> None:
-        self._steps.append(step)
+    def submit(self, micro_batch: MicroBatchMessage) -> None:
+        self._micro_batches.append(micro_batch)
 
-    def wait(self, deadline: float) -> list[StepResult]:
-        if not self._steps:
+    def wait(self, deadline: float) -> list[MicroBatchResult]:
+        if not self._micro_batches:
             time.sleep(max(0.0, deadline - self.clock.now()))
             return []
-        step = self._steps.popleft()
+        micro_batch = self._micro_batches.popleft()
         begin = self.clock.now()
-        logits = self._worker.forward(self._worker.prepare(step), None)
-        sampled = self._worker.sample(step, logits)
+        logits = self._worker.forward(self._worker.prepare(micro_batch), None)
+        sampled = self._worker.sample(micro_batch, logits)
         end = self.clock.now()
-        span = Span(step.step, 0, self._idle_since, begin, begin, end, end)
+        span = Span(micro_batch.micro_batch, 0, self._idle_since, begin, begin, end, end)
         self._idle_since = end
-        return [StepResult(step.epoch, step.step, [span], sampled)]
+        return [MicroBatchResult(micro_batch.epoch, micro_batch.micro_batch, [span], sampled)]
 
     def close(self) -> None:
         if self._groups is not None:

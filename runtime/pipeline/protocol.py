@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Protocol
 
-from ..core.messages import Step, StepResult
+from ..core.messages import MicroBatchMessage, MicroBatchResult
 
 
 class Clock(Protocol):
@@ -28,21 +28,22 @@ class PipelineError(RuntimeError):
 
 
 class Pipeline(Protocol):
-    """Stages 0 .. num_stages-1 in a row. Steps enter in the order of `submit` and leave every stage in that order."""
+    """Stages 0 .. num_stages-1 in a row. Micro-batches enter in the order of `submit` and leave every stage in that
+    order."""
 
     num_stages: int
-    depth: int  # most steps outstanding
+    depth: int  # most micro-batches outstanding
     num_blocks: int  # KV blocks, the minimum over the ranks
     where: list[str]  # node, process and device of each rank
 
     @property
     def clock(self) -> Clock: ...
 
-    def submit(self, step: Step) -> None:
-        """Hand a step to the pipeline; never blocks. At most `depth` may be outstanding."""
+    def submit(self, micro_batch: MicroBatchMessage) -> None:
+        """Hand a micro-batch to the pipeline; never blocks. At most `depth` may be outstanding."""
         ...
 
-    def wait(self, deadline: float) -> list[StepResult]:
+    def wait(self, deadline: float) -> list[MicroBatchResult]:
         """Results that have come, or an empty list once the clock passes `deadline`.
 
         Raises:

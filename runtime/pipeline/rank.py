@@ -17,7 +17,7 @@ from typing import Any
 
 from ...parallel.control import ConnectionLost, ControlClient, Endpoint
 from ...parallel.mesh import Mesh
-from ..core.messages import RankFailure, Span, Step, StepResult, Stop
+from ..core.messages import MicroBatchMessage, MicroBatchResult, RankFailure, Span, Stop
 from .handshake import Hello, Ready, Setup, encoder, to_rank
 
 
@@ -118,24 +118,24 @@ class _Rank:
         except Exception as error:
             self.inbox.put(error)
 
-    def _next(self) -> tuple[Step, Any, float] | None:
+    def _next(self) -> tuple[MicroBatchMessage, Any, float] | None:
         self._idle_since = time.monotonic()
         message = self.inbox.get()
         if isinstance(message, Exception):
             raise message
         return message
 
-    def _run(self, step: Step, arrival: Any, told: float) -> None:
+    def _run(self, micro_batch: MicroBatchMessage, arrival: Any, told: float) -> None:
         import torch
 
-        batch = self.worker.prepare(step)
+        batch = self.worker.prepare(micro_batch)
         hidden = arrival.wait() if arrival is not None else None
         begin = time.monotonic()
         out = self.worker.forward(batch, hidden)
         sampled = None
         if self.mesh.is_last:
             if self.mesh.tp_rank == 0:
-                sampled = self.worker.sample(step, out)
+                sampled = self.worker.sample(micro_batch, out)
         elif self.is_cuda:
             torch.cuda.synchronize()
         end = time.monotonic()
@@ -143,5 +143,9 @@ class _Rank:
             self.transport.send(out)
         if self.mesh.tp_rank == 0:
             arrived = begin if arrival is not None else max(told, self._idle_since)
-            span = Span(step.step, self.mesh.stage, self._idle_since, arrived, begin, end, time.monotonic())
-            self.client.send(encoder.encode(StepResult(step.epoch, step.step, [span], sampled)))
+            span = Span(
+                micro_batch.micro_batch, self.mesh.stage, self._idle_since, arrived, begin, end, time.monotonic()
+            )
+            self.client.send(
+                encoder.encode(MicroBatchResult(micro_batch.epoch, micro_batch.micro_batch, [span], sampled))
+            )

@@ -10,7 +10,7 @@ import msgspec
 
 from ...conf.schema import HardwareConfig, ParallelConfig
 from ...parallel.control import ControlServer
-from ..core.messages import RankFailure, Span, Step, StepResult, Stop
+from ..core.messages import MicroBatchMessage, MicroBatchResult, RankFailure, Span, Stop
 from .handshake import Hello, Ready, Setup, encoder, from_rank
 from .launcher import Launcher
 from .protocol import PipelineError, WallClock
@@ -76,8 +76,8 @@ class RemotePipeline:
         ready = self._hear_all(world, deadline + self._parallel.step_timeout_s, "build their stages")
         return [m.where for m in sorted((m for m in ready if isinstance(m, Ready)), key=lambda m: m.rank)]
 
-    def _hear_all(self, count: int, deadline: float, what: str) -> list[Hello | Ready | StepResult]:
-        heard: list[Hello | Ready | StepResult] = []
+    def _hear_all(self, count: int, deadline: float, what: str) -> list[Hello | Ready | MicroBatchResult]:
+        heard: list[Hello | Ready | MicroBatchResult] = []
         while len(heard) < count:
             heard += self._poll(_POLL_S)
             self._check_launcher()
@@ -85,18 +85,18 @@ class RemotePipeline:
                 raise PipelineError(f"the ranks did not {what} in time")
         return heard
 
-    def submit(self, step: Step) -> None:
+    def submit(self, micro_batch: MicroBatchMessage) -> None:
         assert self._outstanding < self.depth
         if self._outstanding == 0:
             self._last_progress = self.clock.now()
         self._outstanding += 1
-        self._server.publish(encoder.encode(step))
+        self._server.publish(encoder.encode(micro_batch))
 
-    def wait(self, deadline: float) -> list[StepResult]:
+    def wait(self, deadline: float) -> list[MicroBatchResult]:
         while True:
             left = deadline - self.clock.now()
             messages = self._poll(max(0.0, min(left, _POLL_S)))
-            results = [m for m in messages if isinstance(m, StepResult)]
+            results = [m for m in messages if isinstance(m, MicroBatchResult)]
             if results:
                 self._outstanding -= sum(r.sampled is not None for r in results)
                 self._last_progress = self.clock.now()
@@ -111,27 +111,27 @@ class RemotePipeline:
         if self._outstanding and self.clock.now() - self._last_progress > limit:
             raise PipelineError(f"a stage hangs: no progress within parallel.step_timeout_s={limit:g}")
 
-    def _poll(self, timeout: float) -> list[Hello | Ready | StepResult]:
-        messages: list[Hello | Ready | StepResult] = []
+    def _poll(self, timeout: float) -> list[Hello | Ready | MicroBatchResult]:
+        messages: list[Hello | Ready | MicroBatchResult] = []
         for rank, payload in self._server.poll(timeout):
             message = None if payload is None else from_rank.decode(payload)
             if message is None or isinstance(message, RankFailure):
                 self._fail(rank, message)
-            elif isinstance(message, StepResult):
+            elif isinstance(message, MicroBatchResult):
                 messages.append(self._on_our_clock(rank, message))
             else:
                 messages.append(message)
         return messages
 
-    def _on_our_clock(self, rank: int, result: StepResult) -> StepResult:
+    def _on_our_clock(self, rank: int, result: MicroBatchResult) -> MicroBatchResult:
         offset = self._server.clock_offset[rank]
         if offset == 0.0:
             return result
         spans = [
-            Span(s.step, s.stage, *(time - offset for time in (s.ready, s.input, s.begin, s.end, s.sent)))
+            Span(s.micro_batch, s.stage, *(time - offset for time in (s.ready, s.input, s.begin, s.end, s.sent)))
             for s in result.spans
         ]
-        return StepResult(result.epoch, result.step, spans, result.sampled)
+        return MicroBatchResult(result.epoch, result.micro_batch, spans, result.sampled)
 
     def _check_launcher(self) -> None:
         for rank in self._launcher.poll():

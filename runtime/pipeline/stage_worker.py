@@ -11,7 +11,7 @@ from ...models.batch import RaggedBatch
 from ...models.batch import Segment as KVSegment
 from ...models.sampling import Sampler
 from ...models.stage import Stage, build_stage
-from ..core.messages import Sampled, Segment, Step, TokenLogprobs
+from ..core.messages import MicroBatchMessage, Sampled, Segment, TokenLogprobs
 from .handshake import Setup
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class StageWorker:
-    """Runs steps in order on one rank. Only tensor-parallel rank 0 of the last stage samples."""
+    """Runs micro-batches in order on one rank. Only tensor-parallel rank 0 of the last stage samples."""
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
@@ -46,26 +46,26 @@ class StageWorker:
         )
         return cls(stage)
 
-    def prepare(self, step: Step) -> RaggedBatch:
-        """Update the tables from a step, before its activation is there."""
-        for request in step.dropped:
+    def prepare(self, micro_batch: MicroBatchMessage) -> RaggedBatch:
+        """Update the tables from a micro-batch, before its activation is there."""
+        for request in micro_batch.dropped:
             del self._blocks[request]
             if self._sampler:
                 self._sampler.drop(request)
-        for new in step.new:
+        for new in micro_batch.new:
             self._blocks[new.request] = []
             if self._sampler:
                 self._sampler.add(new.request, new.sampling, new.seed, new.prompt_len, new.eos_token_ids)
         sample_rows = []
         row = 0
-        for segment in chain(step.chunks, step.decodes):
+        for segment in chain(micro_batch.chunks, micro_batch.decodes):
             row += len(segment.tokens)
             if segment.sample:
                 sample_rows.append(row - 1)
         return RaggedBatch(
-            token_ids=[token for segment in chain(step.chunks, step.decodes) for token in segment.tokens],
-            chunks=[self._segment(segment) for segment in step.chunks],
-            decodes=[self._segment(segment) for segment in step.decodes],
+            token_ids=[token for segment in chain(micro_batch.chunks, micro_batch.decodes) for token in segment.tokens],
+            chunks=[self._segment(segment) for segment in micro_batch.chunks],
+            decodes=[self._segment(segment) for segment in micro_batch.decodes],
             sample_rows=sample_rows,
         )
 
@@ -81,10 +81,10 @@ class StageWorker:
         """Hidden states [T, H]; on the last stage the logits [R, V] of the rows that need a token."""
         return self.stage(batch, hidden_TH)
 
-    def sample(self, step: Step, logits_RV: torch.Tensor) -> Sampled:
-        """A token for each segment of the step that asks for one, in order."""
+    def sample(self, micro_batch: MicroBatchMessage, logits_RV: torch.Tensor) -> Sampled:
+        """A token for each segment of the micro-batch that asks for one, in order."""
         assert self._sampler is not None
-        segments = [s for s in chain(step.chunks, step.decodes) if s.sample]
+        segments = [s for s in chain(micro_batch.chunks, micro_batch.decodes) if s.sample]
         if not segments:
             return Sampled([])
         tokens = self._sampler.sample(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...conf.sampling import SamplingParams
-from ..core.messages import Decodes, NewRequest, Segment, Step
+from ..core.messages import Decodes, MicroBatchMessage, NewRequest, Segment
 from ..cost.profile_point import Point
 
 _GREEDY = SamplingParams(max_tokens=1, ignore_eos=True)
@@ -65,18 +65,20 @@ def _spaced(least: int, most: int) -> list[int]:
     return sorted(size for size in sizes if size <= most)
 
 
-class StepMaker:
-    """Steps that carry points: each with requests of its own, whose KV lies in blocks that follow each other."""
+class MessageMaker:
+    """Micro-batches that carry points: each with requests of its own, whose KV lies in blocks that follow each
+    other."""
 
     def __init__(self, vocab_size: int, block_size: int) -> None:
         self._vocab_size = vocab_size
         self._block_size = block_size
         self._requests = 0
-        self._steps = 0
+        self._micro_batches = 0
         self._old: list[int] = []
 
-    def make(self, point: Point, first_block: int = 0) -> Step:
-        """The point's step; requests of the step before are dropped. `first_block`: of its requests' blocks."""
+    def make(self, point: Point, first_block: int = 0) -> MicroBatchMessage:
+        """The point's micro-batch; requests of the micro-batch before are dropped. `first_block`: of its requests'
+        blocks."""
         new: list[NewRequest] = []
         free = first_block
 
@@ -95,10 +97,10 @@ class StepMaker:
             chunks.append(Segment(number, point.prefix, self._tokens(point.chunk), blocks, bool(point.sample)))
         owned = dict(request(point.context) for _ in range(point.decodes))
         decodes = Decodes.of(list(owned), [point.context - 1] * point.decodes, self._tokens(point.decodes), owned)
-        step = Step(0, self._steps, chunks, decodes, new, self._old)
-        self._steps += 1
+        micro_batch = MicroBatchMessage(0, self._micro_batches, chunks, decodes, new, self._old)
+        self._micro_batches += 1
         self._old = [entry.request for entry in new]
-        return step
+        return micro_batch
 
     def _tokens(self, count: int) -> list[int]:
-        return [(i * 7919 + self._steps) % self._vocab_size for i in range(count)]
+        return [(i * 7919 + self._micro_batches) % self._vocab_size for i in range(count)]

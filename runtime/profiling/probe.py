@@ -61,8 +61,9 @@ class Probe:
             self._marks.append((name, time.perf_counter()))
 
     def measure(self, compute: Callable[[], object]) -> dict[str, float]:
-        """Seconds of one micro-batch: of a layer's operators and `others` averaged over the layers, `embedding`, `step`
-        (what comes before the first layer, embedding apart), `head` (what comes after the last) and `total`."""
+        """Seconds of one micro-batch: of a layer's operators and `others` averaged over the layers, `embedding`,
+        `micro_batch` (what comes before the first layer, embedding apart), `head` (what comes after the last) and
+        `total`."""
         parts = self._marked(compute)
         if not self._is_cuda:
             return parts

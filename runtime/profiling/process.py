@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..cost.profile_point import Point
 from ..pipeline.handshake import Setup
-from .grid import StepMaker
+from .grid import MessageMaker
 
 if TYPE_CHECKING:
     import torch
@@ -68,7 +68,7 @@ class _Rank:
             tensor.fill_(0.01)  # so that the memory is really there: pages never written are all one
         self._probe = Probe(stage)
         self._of = of
-        self._steps = StepMaker(setup.arch.vocab_size, setup.block_size)
+        self._micro_batches = MessageMaker(setup.arch.vocab_size, setup.block_size)
         self._random = random.Random(self._mesh.stage)  # ranks of a stage do the same
         most = max(point.rows for point in (*of.todo, *of.idle))
         self._hidden: torch.Tensor | None = None
@@ -103,14 +103,14 @@ class _Rank:
     def _run(self, point: Point) -> dict[str, float]:
         """As a rank does (`pipeline/rank.py`): tables first, then, timed, the stage and on the last one the sampler."""
         room = self._of.num_blocks - point.slots(self._of.setup.block_size) // self._of.setup.block_size
-        step = self._steps.make(point, self._random.randint(0, room))
+        micro_batch = self._micro_batches.make(point, self._random.randint(0, room))
         worker, hidden = self._worker, self._hidden
-        batch = worker.prepare(step)
+        batch = worker.prepare(micro_batch)
         given: Any = None if hidden is None else hidden[: point.rows]
 
         def compute() -> None:
             out = worker.forward(batch, given)
             if worker.stage.mesh.is_last and worker.stage.mesh.tp_rank == 0:
-                worker.sample(step, out)
+                worker.sample(micro_batch, out)
 
         return self._probe.measure(compute)

@@ -47,9 +47,9 @@ class ChartData:
 def chart_data(record: RunRecord, ledger: Ledger) -> ChartData:
     done = completed_requests(record)
     finished = [request.token_times[-1] - ledger.t0 for request in done if request.token_times]
-    steps = ledger.steps
-    order = np.argsort(steps.dispatched, kind="stable")
-    kv, running, waiting = steps.counters[order].T.astype(np.float64)
+    micro_batches = ledger.micro_batches
+    order = np.argsort(micro_batches.dispatched, kind="stable")
+    kv, running, waiting = micro_batches.counters[order].T.astype(np.float64)
     return ChartData(
         span=ledger.span_seconds,
         num_blocks=record.num_blocks,
@@ -57,9 +57,9 @@ def chart_data(record: RunRecord, ledger: Ledger) -> ChartData:
         finished=np.sort(np.array(finished, np.float64)),
         latencies={name: values / 1e3 for name, values in latencies(done).items()},
         stage_seconds=[lane.seconds for lane in ledger.lanes],
-        dispatched=steps.dispatched[order] - ledger.t0,
-        prefill_tokens=steps.prefill[order].astype(np.float64),
-        decode_tokens=steps.decodes[order].astype(np.float64),
+        dispatched=micro_batches.dispatched[order] - ledger.t0,
+        prefill_tokens=micro_batches.prefill[order].astype(np.float64),
+        decode_tokens=micro_batches.decodes[order].astype(np.float64),
         kv_blocks=kv,
         running=running,
         waiting=waiting,

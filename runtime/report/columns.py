@@ -14,10 +14,10 @@ from ..core.micro_batch_columns import taken
 from ..core.run_record import RunRecord
 from ..ledger.ledger import Floats, Ledger
 
-MAX_BOXES = 1_000_000  # micro-batches times stages on a page; a longer run's picture holds its first steps
+MAX_BOXES = 1_000_000  # micro-batches times stages on a page; a longer run's picture holds its first micro-batches
 LEAST_TICK = 1e-7  # seconds; clocks tell no finer
 PARTS = 8  # requests named in a micro-batch's tooltip, chunks first
-NO_STEP = 0xFFFFFFFF  # awaited after a stage's last micro-batch
+NO_MICRO_BATCH = 0xFFFFFFFF  # awaited after a stage's last micro-batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +37,16 @@ def tick_of(span_seconds: float) -> float:
 
 
 def pack(record: RunRecord, ledger: Ledger, tick: float, max_boxes: int = MAX_BOXES) -> Columns:
-    """Columns of a run in ticks of so many seconds: per stage its boxes and idle intervals, per step its make-up,
-    requests and counters."""
+    """Columns of a run in ticks of so many seconds: per stage its boxes and idle intervals, per micro-batch its
+    make-up, requests and counters."""
     limit = max(1, max_boxes // max(1, ledger.num_stages))
-    steps = np.unique(np.concatenate([lane.step for lane in ledger.lanes])) if ledger.lanes else np.empty(0, np.int64)
-    shown = steps[:limit]
-    foreseen = {step.step: step.predicted for step in record.steps if step.predicted}
+    micro_batches = (
+        np.unique(np.concatenate([lane.micro_batch for lane in ledger.lanes]))
+        if ledger.lanes
+        else np.empty(0, np.int64)
+    )
+    shown = micro_batches[:limit]
+    foreseen = {m.micro_batch: m.predicted for m in record.micro_batches if m.predicted}
     arrays: dict[str, npt.NDArray[Any]] = {}
 
     def ticks(seconds: Floats) -> npt.NDArray[np.uint32]:
@@ -53,9 +57,13 @@ def pack(record: RunRecord, ledger: Ledger, tick: float, max_boxes: int = MAX_BO
 
     for stage, (lane, idle) in enumerate(zip(ledger.lanes, ledger.columns, strict=True)):
         count = int(np.searchsorted(lane.row, limit))
-        kept = idle.place < count if count == len(lane.step) else (idle.place >= 0) & (idle.place < count)
+        kept = idle.place < count if count == len(lane.micro_batch) else (idle.place >= 0) & (idle.place < count)
         place = idle.place[kept]
-        awaited = np.where(place >= 0, lane.row[place], NO_STEP) if len(lane.row) else np.full(len(place), NO_STEP)
+        awaited = (
+            np.where(place >= 0, lane.row[place], NO_MICRO_BATCH)
+            if len(lane.row)
+            else np.full(len(place), NO_MICRO_BATCH)
+        )
         arrays |= {
             f"begin{stage}": ticks(lane.begin[:count]),
             f"end{stage}": ticks(lane.end[:count]),
@@ -66,17 +74,17 @@ def pack(record: RunRecord, ledger: Ledger, tick: float, max_boxes: int = MAX_BO
             f"cause{stage}": idle.cause[kept].astype(np.uint8),
         }
         if foreseen:
-            predicted = [foreseen[step][stage] if step in foreseen else 0.0 for step in lane.step[:count].tolist()]
+            predicted = [foreseen[m][stage] if m in foreseen else 0.0 for m in lane.micro_batch[:count].tolist()]
             arrays[f"predicted{stage}"] = lengths(np.array(predicted, np.float64))
-    arrays |= _steps(record, ledger, shown)
+    arrays |= _micro_batches(record, ledger, shown)
     arrays["dispatched"] = ticks(arrays["dispatched"])
-    cut = bool(ledger.lanes) and len(shown) < len(steps)
+    cut = bool(ledger.lanes) and len(shown) < len(micro_batches)
     last = max((int(arrays[f"end{s}"].max(initial=0)) for s in range(ledger.num_stages)), default=0)
     layout, buffer = _lay_out(arrays)
     head = {
         "stages": ledger.num_stages,
         "blocks": record.num_blocks,
-        "steps": len(steps),
+        "steps": len(micro_batches),
         "shown": len(shown),
         "arrays": layout,
     }
@@ -84,16 +92,16 @@ def pack(record: RunRecord, ledger: Ledger, tick: float, max_boxes: int = MAX_BO
     return Columns(head, base64.b64encode(zlib.compress(buffer, 6)).decode("ascii"), end)
 
 
-def _steps(record: RunRecord, ledger: Ledger, shown: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[Any]]:
-    made = ledger.steps
+def _micro_batches(record: RunRecord, ledger: Ledger, shown: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[Any]]:
+    made = ledger.micro_batches
     place = made.places(shown)
     requests: list[int] = []
     offsets = [0]
     for at in place.tolist():
         if at >= 0:
-            step = record.steps[at]
-            named = [part.request for part in step.chunks[:PARTS]]
-            requests += named + step.decodes.requests[: PARTS - len(named)].tolist()
+            micro_batch = record.micro_batches[at]
+            named = [part.request for part in micro_batch.chunks[:PARTS]]
+            requests += named + micro_batch.decodes.requests[: PARTS - len(named)].tolist()
         offsets.append(len(requests))
     kv, running, waiting = made.counters.T
     columns = {

@@ -55,7 +55,7 @@ def render_report(record: RunRecord, ledger: Ledger, summary: Mapping[str, Any],
 
 def _subtitle(record: RunRecord, summary: Mapping[str, Any]) -> str:
     stages = f"{record.num_stages} stage{'' if record.num_stages == 1 else 's'}"
-    parts = [stages, f"{len(record.steps):,} micro-batches", f"{len(record.requests):,} requests"]
+    parts = [stages, f"{len(record.micro_batches):,} micro-batches", f"{len(record.requests):,} requests"]
     return " · ".join([*parts, str(summary.get("date", ""))]).rstrip(" ·")
 
 

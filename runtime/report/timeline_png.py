@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..core.run_record import RunRecord, StepRecord
+from ..core.run_record import MicroBatchRecord, RunRecord
 from ..ledger.ledger import CAUSES, Cause, Floats, Ledger
 from .png import DPI, FONT, light_palette, paper_style
 from .text import css_name, label, short_label
@@ -28,18 +28,18 @@ class Stretch:
     """A part of a run: by stage its micro-batches and its idle intervals, in seconds from the part's start."""
 
     seconds: float
-    boxes: list[list[tuple[float, float, StepRecord | None]]]
+    boxes: list[list[tuple[float, float, MicroBatchRecord | None]]]
     idle: list[list[tuple[float, float, Cause]]]
 
 
 def stretch(record: RunRecord, ledger: Ledger, window: tuple[float, float] | None = None) -> Stretch:
     """`window` is in seconds from the run's start; None: some micro-batches from the middle."""
     start, end = window or middle(ledger)
-    steps = {step.step: step for step in record.steps}
+    micro_batches = {micro_batch.micro_batch: micro_batch for micro_batch in record.micro_batches}
     boxes, idle = [], []
     for lane, gaps in zip(ledger.lanes, ledger.columns, strict=True):
         inside = _inside(lane.begin, lane.end, ledger.t0 + start, end - start)
-        boxes.append([(a, b, steps.get(int(lane.step[i]))) for a, b, i in inside])
+        boxes.append([(a, b, micro_batches.get(int(lane.micro_batch[i]))) for a, b, i in inside])
         inside = _inside(gaps.start, gaps.end, ledger.t0 + start, end - start)
         idle.append([(a, b, CAUSES[gaps.cause[i]]) for a, b, i in inside])
     return Stretch(end - start, boxes, idle)
@@ -102,12 +102,12 @@ def _draw(axes: Axes, run: Stretch, seconds: float) -> None:
         for x0, x1, cause in idle:
             box(x0, x1, y, 0.88, facecolor=palette[css_name(cause)], hatch="/////", edgecolor="white", linewidth=0)
             text(x0, x1, middle_y, short_label(cause), "black")
-        for x0, x1, step in boxes:
-            cut = _decode_share(step)
+        for x0, x1, micro_batch in boxes:
+            cut = _decode_share(micro_batch)
             box(x0, x1, y, 0.88 * cut, facecolor=palette["decode"], linewidth=0)
             box(x0, x1, y + 0.88 * cut, 0.88 * (1 - cut), facecolor=palette["chunk"], linewidth=0)
             box(x0, x1, y, 0.88, facecolor="none", edgecolor="white", linewidth=0.5)
-            text(x0, x1, middle_y, _made_of(step), palette["panel" if cut < 0.5 else "ink"])
+            text(x0, x1, middle_y, _made_of(micro_batch), palette["panel" if cut < 0.5 else "ink"])
     axes.set_xlim(0, seconds * unit)
     axes.set_ylim(0, num_stages)
     axes.set_yticks([s + 0.5 for s in range(num_stages)])
@@ -123,21 +123,25 @@ def _inside(start: Floats, end: Floats, origin: float, seconds: float) -> list[t
     return list(zip(a, b, kept.tolist(), strict=True))
 
 
-def _decode_share(step: StepRecord | None) -> float:
+def _decode_share(micro_batch: MicroBatchRecord | None) -> float:
     """Of the box, for decodes: their share of the tokens, but enough to be seen beside a chunk."""
-    if step is None or not step.num_tokens:
+    if micro_batch is None or not micro_batch.num_tokens:
         return 0.0
-    share = step.decode_tokens / step.num_tokens
+    share = micro_batch.decode_tokens / micro_batch.num_tokens
     return share if share in (0.0, 1.0) else min(0.85, max(0.15, share))
 
 
-def _made_of(step: StepRecord | None) -> str:
-    if step is None:
+def _made_of(micro_batch: MicroBatchRecord | None) -> str:
+    if micro_batch is None:
         return ""
-    if not step.prefill_tokens:  # how long the contexts are is then what tells micro-batches apart
-        context = step.decode_context
-        return f"{step.decode_tokens}d/{context / 1000:.1f}K" if context >= 1000 else f"{step.decode_tokens}d/{context}"
-    return f"{step.prefill_tokens}" + (f"+{step.decode_tokens}d" if step.decode_tokens else "")
+    if not micro_batch.prefill_tokens:  # how long the contexts are is then what tells micro-batches apart
+        context = micro_batch.decode_context
+        return (
+            f"{micro_batch.decode_tokens}d/{context / 1000:.1f}K"
+            if context >= 1000
+            else f"{micro_batch.decode_tokens}d/{context}"
+        )
+    return f"{micro_batch.prefill_tokens}" + (f"+{micro_batch.decode_tokens}d" if micro_batch.decode_tokens else "")
 
 
 def _legend(causes: Sequence[Cause]) -> list[Patch]:

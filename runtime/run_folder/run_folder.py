@@ -24,7 +24,7 @@ from ..core.garbage_collection import without_collector
 from ..core.messages import Span
 from ..core.micro_batch_columns import taken
 from ..core.request_record import RequestRecord
-from ..core.run_record import Blocked, Decodes, Part, RunRecord, StepRecord, Wait
+from ..core.run_record import Blocked, Decodes, MicroBatchRecord, Part, RunRecord, Wait
 from ..ledger.fleet import Fleet
 from ..ledger.ledger import CAUSES, Ledger
 from ..ledger.summary import has_bound, request_row, summarize
@@ -219,33 +219,33 @@ def _batched(items: Iterator[T]) -> Iterator[list[T]]:
 
 
 def _span_lines(record: RunRecord, ledger: Ledger) -> Iterator[bytes]:
-    """Header and rows of spans.csv.gz, by step, then by stage, some at a time."""
+    """Header and rows of spans.csv.gz, by micro-batch, then by stage, some at a time."""
     yield ",".join(SPAN_COLUMNS).encode() + b"\n"
-    spans, made = record.spans, ledger.steps
-    stage, step = (np.array(list(map(attrgetter(name), spans)), np.int64) for name in ("stage", "step"))
-    order = np.lexsort((stage, step))
-    stage, step = stage[order], step[order]
+    spans, made = record.spans, ledger.micro_batches
+    stage, micro_batch = (np.array(list(map(attrgetter(name), spans)), np.int64) for name in ("stage", "micro_batch"))
+    order = np.lexsort((stage, micro_batch))
+    stage, micro_batch = stage[order], micro_batch[order]
     times = [np.array(list(map(attrgetter(name), spans)), np.float64)[order] for name in SPAN_COLUMNS[2:7]]
 
-    row = made.places(step)  # -1 of a micro-batch that has no record: it takes the last of what was foreseen
+    row = made.places(micro_batch)  # -1 of a micro-batch that has no record: it takes the last of what was foreseen
     unknown = [np.nan] * record.num_stages
-    foreseen = np.array([s.predicted or unknown for s in record.steps] + [unknown], np.float64)
+    foreseen = np.array([s.predicted or unknown for s in record.micro_batches] + [unknown], np.float64)
 
     # What was idle before it: lanes hold the same spans, stage by stage.
     gaps = [ledger.gaps(number) for number in range(ledger.num_stages)]
     idle, cause = (np.concatenate([gap[i] for gap in gaps]) for i in range(2))
-    lane = np.repeat(np.arange(ledger.num_stages), [len(lane.step) for lane in ledger.lanes])
-    of_span = np.lexsort((lane, np.concatenate([lane.step for lane in ledger.lanes])))
+    lane = np.repeat(np.arange(ledger.num_stages), [len(lane.micro_batch) for lane in ledger.lanes])
+    of_span = np.lexsort((lane, np.concatenate([lane.micro_batch for lane in ledger.lanes])))
     idle, cause = idle[of_span], cause[of_span]
 
     counts = made.prefill, made.decodes, made.context, made.chunk_prefix
-    for at in range(0, len(step), _ROWS):
+    for at in range(0, len(micro_batch), _ROWS):
         some = slice(at, at + _ROWS)
         rows = row[some]
         known, predicted = rows >= 0, foreseen[rows, stage[some]]
         yield csv_text(
             [
-                integers(step[some]),
+                integers(micro_batch[some]),
                 integers(stage[some]),
                 *(decimals(nanoseconds(time[some] - ledger.t0), 9) for time in times),
                 decimals(nanoseconds(taken(made.dispatched, rows) - ledger.t0), 9, known),
@@ -260,11 +260,11 @@ def _span_lines(record: RunRecord, ledger: Ledger) -> Iterator[bytes]:
 def _read_spans(text: Iterable[str]) -> list[Span]:
     rows = csv.reader(text)
     at = {name: i for i, name in enumerate(next(rows, []))}
-    step, stage, *times = (at[name] for name in SPAN_COLUMNS[:7])
+    micro_batch, stage, *times = (at[name] for name in SPAN_COLUMNS[:7])
     ready, arrived, begin, end, sent = times
     return [
         Span(
-            int(row[step]), int(row[stage]),
+            int(row[micro_batch]), int(row[stage]),
             float(row[ready]), float(row[arrived]), float(row[begin]), float(row[end]), float(row[sent]),
         )
         for row in rows
@@ -289,8 +289,8 @@ class _Head(msgspec.Struct, array_like=True, tag="run"):
     notes: list[str] = []
 
 
-class _StepLine(msgspec.Struct, array_like=True, tag="step"):
-    step: int
+class _MicroBatchLine(msgspec.Struct, array_like=True, tag="step"):
+    micro_batch: int
     dispatched: float
     completed: float | None
     kv_blocks_used: int
@@ -314,7 +314,7 @@ class _RequestLine(msgspec.Struct, array_like=True, tag="request"):
     token_times: list[float]
 
 
-def _lines(record: RunRecord, origin: float) -> Iterator[_Head | _StepLine | _RequestLine]:
+def _lines(record: RunRecord, origin: float) -> Iterator[_Head | _MicroBatchLine | _RequestLine]:
     """The record without its spans, a line each; times from `origin`, to the nanosecond."""
 
     def at(seconds: float) -> float:
@@ -326,10 +326,10 @@ def _lines(record: RunRecord, origin: float) -> Iterator[_Head | _StepLine | _Re
     fields = attrgetter("request", "start", "tokens")
 
     yield _Head(record.num_stages, record.num_blocks, record.notes)
-    for s in record.steps:
+    for s in record.micro_batches:
         waits = [(at(wait.start), at(wait.end), wait.reason) for wait in s.waits]
-        yield _StepLine(
-            s.step, at(s.dispatched), maybe(s.completed), s.kv_blocks_used, s.num_waiting, s.num_running,
+        yield _MicroBatchLine(
+            s.micro_batch, at(s.dispatched), maybe(s.completed), s.kv_blocks_used, s.num_waiting, s.num_running,
             list(map(fields, s.chunks)), (s.decodes.requests.tolist(), s.decodes.starts.tolist()), waits,
             s.predicted and [round(p, 9) for p in s.predicted], s.sampled_rows,
         )  # fmt: skip
@@ -341,7 +341,7 @@ def _lines(record: RunRecord, origin: float) -> Iterator[_Head | _StepLine | _Re
 
 
 def _read_lines(lines: Iterable[bytes]) -> RunRecord:
-    decode = msgspec.json.Decoder(_Head | _StepLine | _RequestLine).decode
+    decode = msgspec.json.Decoder(_Head | _MicroBatchLine | _RequestLine).decode
     record: RunRecord | None = None
     for raw in lines:
         line = decode(raw)
@@ -349,10 +349,10 @@ def _read_lines(lines: Iterable[bytes]) -> RunRecord:
             record = RunRecord(line.num_stages, line.num_blocks, notes=line.notes)
         elif record is None:
             raise ValueError("its first line is not the run's")
-        elif isinstance(line, _StepLine):
-            record.steps.append(
-                StepRecord(
-                    line.step,
+        elif isinstance(line, _MicroBatchLine):
+            record.micro_batches.append(
+                MicroBatchRecord(
+                    line.micro_batch,
                     line.dispatched,
                     [Part(*part) for part in line.chunks],
                     Decodes.at(*line.decodes),

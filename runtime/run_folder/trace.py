@@ -9,13 +9,15 @@ from typing import Any, get_args
 import msgspec
 import numpy as np
 
-from ..core.micro_batch_columns import Ints, StepColumns, taken
-from ..core.run_record import Blocked, RunRecord, StepRecord
+from ..core.micro_batch_columns import Ints, MicroBatchColumns, taken
+from ..core.run_record import Blocked, MicroBatchRecord, RunRecord
 from ..ledger.ledger import CAUSES, Cause, Floats, IdleColumns, Lane, Ledger
 from .gzip_stream import GzipStream
 from .text_columns import Bools, Cells, decimals, integers, joined, names, nanoseconds, texts, where
 
-MAX_SLICES = 200_000  # compute slices; viewers grow slow beyond it, so a longer run's trace holds its first steps
+MAX_SLICES = (
+    200_000  # compute slices; viewers grow slow beyond it, so a longer run's trace holds its first micro-batches
+)
 
 _ROWS = 1 << 13  # events that are made at once
 _TOLD = 1 << 9  # the same of those that name hundreds of requests
@@ -37,15 +39,19 @@ _COLOURS = {
 
 def write_trace(path: Path, record: RunRecord, ledger: Ledger, *, title: str = "gapless") -> None:
     """Write `path`, a gzipped Chrome trace (JSON object format, times in microseconds from the run's start)."""
-    steps = ledger.steps
-    shown = steps.by_number[: max(1, MAX_SLICES // max(1, record.num_stages))]
-    is_cut = len(shown) < len(steps.step)
-    tracks = _tracks(record.num_stages, len(shown), len(steps.step), title)
+    micro_batches = ledger.micro_batches
+    shown = micro_batches.by_number[: max(1, MAX_SLICES // max(1, record.num_stages))]
+    is_cut = len(shown) < len(micro_batches.micro_batch)
+    tracks = _tracks(record.num_stages, len(shown), len(micro_batches.micro_batch), title)
     with GzipStream(path) as file:
         file.write(b'{"displayTimeUnit":"ms","traceEvents":[\n' + b",\n".join(map(msgspec.json.encode, tracks)))
         for stage, (lane, idle) in enumerate(zip(ledger.lanes, ledger.columns, strict=True)):
-            place = steps.places(lane.step)
-            kept = (place >= 0) & (lane.step <= steps.step[shown[-1]]) if is_cut else np.full(len(place), True)
+            place = micro_batches.places(lane.micro_batch)
+            kept = (
+                (place >= 0) & (lane.micro_batch <= micro_batches.micro_batch[shown[-1]])
+                if is_cut
+                else np.full(len(place), True)
+            )
             for some in _blocks(np.flatnonzero(kept), _TOLD if stage == 0 else _ROWS):
                 file.write(_compute(record, ledger, stage, lane, place, some))
             awaited = np.append(kept, not is_cut)[idle.place]
@@ -58,9 +64,11 @@ def write_trace(path: Path, record: RunRecord, ledger: Ledger, *, title: str = "
         file.write(b"\n]}\n")
 
 
-def slice_names(steps: StepColumns, at: Ints) -> list[Cells]:
+def slice_names(micro_batches: MicroBatchColumns, at: Ints) -> list[Cells]:
     """What the micro-batches there are made of, as in `chunk 246 + 10 decodes`; of -1 there is no record."""
-    chunks, prefill, decodes = (taken(column, at) for column in (steps.chunks, steps.prefill, steps.decodes))
+    chunks, prefill, decodes = (
+        taken(column, at) for column in (micro_batches.chunks, micro_batches.prefill, micro_batches.decodes)
+    )
     return [
         integers(chunks, chunks > 1),
         names(np.select([chunks == 1, chunks > 1], [0, 1], -1), ["chunk ", " chunks "]),
@@ -78,9 +86,9 @@ def _blocks(rows: Ints, size: int = _ROWS) -> Iterator[Ints]:
         yield rows[at : at + size]
 
 
-def _tracks(num_stages: int, shown: int, steps: int, title: str) -> Iterator[dict[str, Any]]:
+def _tracks(num_stages: int, shown: int, micro_batches: int, title: str) -> Iterator[dict[str, Any]]:
     """What the viewer calls them."""
-    name = f"{title} (first {shown} of {steps} micro-batches)" if shown < steps else title
+    name = f"{title} (first {shown} of {micro_batches} micro-batches)" if shown < micro_batches else title
     yield {"ph": "M", "pid": 0, "name": "process_name", "args": {"name": name}}
     for track in range(num_stages + 1):
         label = "coordinator" if track == num_stages else f"stage {track}"
@@ -101,15 +109,15 @@ def _slices(ledger: Ledger, start: Floats, end: Floats) -> list[Cells | bytes]:
 
 
 def _compute(record: RunRecord, ledger: Ledger, stage: int, lane: Lane, place: Ints, some: Ints) -> bytes:
-    step: list[Cells | bytes] = [b'{"step":', integers(lane.step[some]), b"}"]
+    micro_batch: list[Cells | bytes] = [b'{"step":', integers(lane.micro_batch[some]), b"}"]
     if stage == 0:
         # Who rides in it is told once, on the first stage: said on each, it would make up most of the file.
-        numbers = zip(place[some].tolist(), lane.step[some].tolist(), strict=True)
-        told = [_arguments(record.steps[at]) if at >= 0 else {"step": number} for at, number in numbers]
-        step = [texts(list(map(msgspec.json.encode, told)))]
+        numbers = zip(place[some].tolist(), lane.micro_batch[some].tolist(), strict=True)
+        told = [_arguments(record.micro_batches[at]) if at >= 0 else {"step": number} for at, number in numbers]
+        micro_batch = [texts(list(map(msgspec.json.encode, told)))]
     return _event(
-        b'"tid":%d,"cat":"compute","name":"' % stage, *slice_names(ledger.steps, place[some]), b'",',
-        *_slices(ledger, lane.begin[some], lane.end[some]), b',"args":', *step,
+        b'"tid":%d,"cat":"compute","name":"' % stage, *slice_names(ledger.micro_batches, place[some]), b'",',
+        *_slices(ledger, lane.begin[some], lane.end[some]), b',"args":', *micro_batch,
     )  # fmt: skip
 
 
@@ -118,48 +126,51 @@ def _idle(ledger: Ledger, stage: int, lane: Lane, idle: IdleColumns, some: Ints)
     return _event(
         b'"tid":%d,"cat":"idle","name":"' % stage, names(cause, CAUSES), b'",',
         *_slices(ledger, idle.start[some], idle.end[some]),
-        b',"args":{"awaited_step":', integers(taken(lane.step, place), place >= 0), where(place < 0, "null"),
+        b',"args":{"awaited_step":', integers(taken(lane.micro_batch, place), place >= 0), where(place < 0, "null"),
         b'},"cname":"', names(cause, [_COLOURS[cause] for cause in CAUSES]), b'"',
     )  # fmt: skip
 
 
 def _coordinator(record: RunRecord, ledger: Ledger, some: Ints) -> bytes:
     """Its dispatches, and what it waited for before them."""
-    track, steps = b'"tid":%d,' % record.num_stages, ledger.steps
+    track, micro_batches = b'"tid":%d,' % record.num_stages, ledger.micro_batches
     dispatches = _event(
-        track, b'"ph":"i","s":"t","name":"dispatch ', integers(steps.step[some]), b'","ts":',
-        decimals(nanoseconds(steps.dispatched[some] - ledger.t0), 3),
+        track, b'"ph":"i","s":"t","name":"dispatch ', integers(micro_batches.micro_batch[some]), b'","ts":',
+        decimals(nanoseconds(micro_batches.dispatched[some] - ledger.t0), 3),
     )  # fmt: skip
-    waits = [(wait, step.step) for step in map(record.steps.__getitem__, some.tolist()) for wait in step.waits]
-    waits = [(wait, step) for wait, step in waits if wait.end > wait.start]
+    waits = [(wait, m.micro_batch) for m in map(record.micro_batches.__getitem__, some.tolist()) for wait in m.waits]
+    waits = [(wait, micro_batch) for wait, micro_batch in waits if wait.end > wait.start]
     reasons = np.array([_REASONS.index(wait.reason) for wait, _ in waits], np.int64)
     start, end = np.array([(wait.start, wait.end) for wait, _ in waits], np.float64).reshape(-1, 2).T
     return dispatches + _event(
         track, b'"cat":"wait","name":"', names(reasons, _REASONS), b'",', *_slices(ledger, start, end),
-        b',"args":{"step":', integers(np.array([step for _, step in waits], np.int64)), b"}",
+        b',"args":{"step":', integers(np.array([micro_batch for _, micro_batch in waits], np.int64)), b"}",
     )  # fmt: skip
 
 
 def _counter(name: str, ledger: Ledger, shown: Ints, columns: dict[str, int]) -> bytes:
     """Where one of the `StepColumns.counters` named changes."""
-    values = ledger.steps.counters[shown][:, list(columns.values())]
+    values = ledger.micro_batches.counters[shown][:, list(columns.values())]
     changed: Bools = np.any(np.diff(values, axis=0, prepend=-1), axis=1)
     told: list[Cells | bytes] = []
     for label, column in zip(columns, values[changed].T, strict=True):
         told += [b'%s"%s":' % (b"," * bool(told), label.encode()), integers(column)]
     return _event(
         b'"ph":"C","name":"%s","ts":' % name.encode(),
-        decimals(nanoseconds(ledger.steps.dispatched[shown[changed]] - ledger.t0), 3), b',"args":{', *told, b"}",
+        decimals(nanoseconds(ledger.micro_batches.dispatched[shown[changed]] - ledger.t0), 3),
+        b',"args":{',
+        *told,
+        b"}",
     )  # fmt: skip
 
 
-def _arguments(step: StepRecord) -> dict[str, Any]:
-    decodes = zip(step.decodes.requests, step.decodes.starts, strict=True)
+def _arguments(micro_batch: MicroBatchRecord) -> dict[str, Any]:
+    decodes = zip(micro_batch.decodes.requests, micro_batch.decodes.starts, strict=True)
     return {
-        "step": step.step,
-        "prefill_tokens": step.prefill_tokens,
-        "decode_tokens": step.decode_tokens,
-        "decode_context": step.decode_context,
-        "chunks": ", ".join([f"request {c.request} [{c.start}:{c.start + c.tokens}]" for c in step.chunks]),
+        "step": micro_batch.micro_batch,
+        "prefill_tokens": micro_batch.prefill_tokens,
+        "decode_tokens": micro_batch.decode_tokens,
+        "decode_context": micro_batch.decode_context,
+        "chunks": ", ".join([f"request {c.request} [{c.start}:{c.start + c.tokens}]" for c in micro_batch.chunks]),
         "decodes": ", ".join([f"request {request} at {start}" for request, start in decodes]),
     }

@@ -13,7 +13,7 @@ from ..core.block_pool import BlockPool
 from ..core.messages import Span
 from ..core.micro_batch import Chunk, MicroBatch
 from ..core.request import Request
-from ..core.run_record import Blocked, StepRecord
+from ..core.run_record import Blocked, MicroBatchRecord
 from .order import ORDERS
 
 
@@ -50,7 +50,7 @@ class Scheduler:
         self.running: dict[int, Request] = {}  # admitted and not finished
         self.prefilling: list[Request] = []  # of the running: prompt not wholly dispatched, first come first
         self.ready: list[Request] = []  # of the running: a decode may be dispatched, first ready first
-        self.dropped: list[int] = []  # preempted or finished since the last step: ranks forget them
+        self.dropped: list[int] = []  # preempted or finished since the last micro-batch: ranks forget them
         self.backlog = 0  # prompt tokens that are still to be dispatched, of waiting and of prefilling requests
         self.notes: list[str] = []  # what the policy chose by itself and why, a line each; the coordinator takes them
         self._order = ORDERS[config.order]()
@@ -67,11 +67,11 @@ class Scheduler:
         """Tokens whose KV blocks are set aside at admission."""
         return request.prefill_target
 
-    def predict(self, step: StepRecord) -> list[float] | None:
+    def predict(self, micro_batch: MicroBatchRecord) -> list[float] | None:
         """Seconds that each stage will take for a micro-batch, where the policy foresees them."""
         return None
 
-    def observe(self, step: StepRecord, spans: Sequence[Span]) -> None:
+    def observe(self, micro_batch: MicroBatchRecord, spans: Sequence[Span]) -> None:
         """Stages, one or several, have computed a micro-batch."""
 
     @property

@@ -11,7 +11,7 @@ from typing import Any
 
 from mypy_extensions import mypyc_attr
 
-from ..core.messages import Sampled, Span, Step, StepResult
+from ..core.messages import MicroBatchMessage, MicroBatchResult, Sampled, Span
 from ..cost.stage_costs import Load, StageCosts
 
 _TOKEN = 0  # what every row samples
@@ -49,8 +49,8 @@ class VirtualClock:
 class SimulatedPipeline:
     """A `Pipeline` of stages in a row, each first in, first out, joined by links that carry one activation at a time.
 
-    A step's way through the stages is known when it is submitted, so it is computed then; its result is told when the
-    clock has reached it. Every token sampled is 0.
+    A micro-batch's way through the stages is known when it is submitted, so it is computed then; its result is told
+    when the clock has reached it. Every token sampled is 0.
 
     Args:
         costs: seconds of each stage for a micro-batch.
@@ -92,16 +92,16 @@ class SimulatedPipeline:
         self._sampled: dict[int, Sampled] = {}  # by number of rows
         self._free_at: list[Any] = [0.0] * self.num_stages
         self._link_free_at = [0.0] * self.num_stages
-        self._results: deque[tuple[float, StepResult]] = deque()
+        self._results: deque[tuple[float, MicroBatchResult]] = deque()
         self._disturb = _Disturbed(disturbance) if disturbance and disturbance.is_any else None
 
-    def submit(self, step: Step) -> None:
+    def submit(self, micro_batch: MicroBatchMessage) -> None:
         assert len(self._results) < self.depth, "more steps outstanding than the depth"
-        load = Load.of(step)
+        load = Load.of(micro_batch)
         rows, times = load.rows, self.costs.seconds(load)
         if self._disturb is not None:
             times = self._disturb(times)
-        number, free_at, links = step.step, self._free_at, self._link_free_at
+        number, free_at, links = micro_batch.micro_batch, self._free_at, self._link_free_at
         overlap, turnaround = self.overlap_sends, self.turnaround_s
         sends = self._sends.get(rows) or self._send(rows)
         at = self.clock.seconds + self.dispatch_s
@@ -122,10 +122,10 @@ class SimulatedPipeline:
             links[stage] = at
             entered = sent
         sampled = self._sampled.get(load.sampled) or self._sample(load.sampled)
-        result = StepResult(step.epoch, number, spans, sampled)
+        result = MicroBatchResult(micro_batch.epoch, number, spans, sampled)
         self._results.append((at + self.result_s, result))
 
-    def wait(self, deadline: float) -> list[StepResult]:
+    def wait(self, deadline: float) -> list[MicroBatchResult]:
         clock = self.clock
         if not self._results or self._results[0][0] > deadline:
             clock.seconds = max(clock.seconds, deadline)

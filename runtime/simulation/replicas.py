@@ -75,7 +75,7 @@ class Replica:
             ended += 1
             self.queued_tokens -= event.request.max_len
         self.unfinished -= ended
-        if self.totals is not None and len(self.record.steps) >= _TOTALLED:
+        if self.totals is not None and len(self.record.micro_batches) >= _TOTALLED:
             self.totals.take(self.record)
         return ended
 

@@ -85,7 +85,7 @@ def try_rate(setting: Setting, demand: Demand, rate: float, slo: TailSlo, seed: 
     gaps = np.concatenate([tokens_apart(request) for request in requests])
     tails_ms = tail(ttft * 1e3), tail(gaps * 1e3) if len(gaps) else 0.0
     why = _why(*tails_ms, slo) or _piling_up(ttft, float(requests[-1].arrival - requests[0].arrival))
-    running = max(step.num_running for replica in fleet for step in replica.record.steps)
+    running = max(micro_batch.num_running for replica in fleet for micro_batch in replica.record.micro_batches)
     return Trial(rate, why, len(requests), *tails_ms, running)
 
 

@@ -20,7 +20,7 @@ from gapless.launch.cli import main
 from gapless.launch.ray_launcher import RayLauncher
 from gapless.launch.turns import labels, turns
 from gapless.runtime import LLM
-from gapless.runtime.core.messages import StepResult
+from gapless.runtime.core.messages import MicroBatchResult
 from gapless.runtime.ledger.ledger import Ledger
 from gapless.runtime.pipeline.local import LocalPipeline
 from gapless.runtime.pipeline.protocol import PipelineError
@@ -189,9 +189,7 @@ def test_two_policies_leave_whole_folders_and_their_comparison(here: Path, capfd
     assert "out/report.html" in printed.out
 
 
-def test_one_run_is_the_run_folder_and_its_warmup_does_not_count(
-    here: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_one_run_is_the_run_folder_and_its_warmup_does_not_count(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
     trace = here / "t.csv"
     trace.write_text("Timestamp,Request tokens,Response tokens\n0,30,4\n0.05,4000,3\n", encoding="utf-8")
     chosen = ["workload=trace", "workload.path=t.csv", "slo.ttft_ms=60000", "hydra.run.dir=out"]
@@ -212,7 +210,7 @@ def test_a_run_that_fails_leaves_what_came_before(
     waits = 0
     wait = LocalPipeline.wait
 
-    def failing(self: LocalPipeline, deadline: float) -> list[StepResult]:
+    def failing(self: LocalPipeline, deadline: float) -> list[MicroBatchResult]:
         nonlocal waits
         waits += 1
         if waits > 30:

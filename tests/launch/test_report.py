@@ -10,18 +10,18 @@ import pytest
 from gapless.launch.cli import main
 from gapless.runtime.core.messages import Span
 from gapless.runtime.core.request_record import RequestRecord
-from gapless.runtime.core.run_record import Decodes, Part, RunRecord, StepRecord
+from gapless.runtime.core.run_record import Decodes, MicroBatchRecord, Part, RunRecord
 from gapless.runtime.report.write_folder import write_run_folder
 
 
 def run_folder(path: Path, chunk: int, seconds: float) -> Path:
     """A run of one request, a chunk and a decode, on one stage: `seconds` each."""
     prefill, decode = [Part(0, 0, chunk)], Decodes.at([0], [chunk])
-    steps = [StepRecord(0, 0.0, prefill, Decodes.at()), StepRecord(1, seconds, [], decode)]
+    micro_batches = [MicroBatchRecord(0, 0.0, prefill, Decodes.at()), MicroBatchRecord(1, seconds, [], decode)]
     spans = [Span(n, 0, n * seconds, n * seconds, n * seconds, (n + 1) * seconds, (n + 1) * seconds) for n in (0, 1)]
     requests = [RequestRecord(0, chunk, 0.0, [seconds, 2 * seconds], 0.0, 2 * seconds, "length")]
-    steps[1].predicted = [1.5 * seconds]
-    record = RunRecord(1, 8, steps, spans, requests, notes=[f"chunk=auto picked {chunk}"])
+    micro_batches[1].predicted = [1.5 * seconds]
+    record = RunRecord(1, 8, micro_batches, spans, requests, notes=[f"chunk=auto picked {chunk}"])
     write_run_folder(path, record, config={"scheduler": {"name": "sarathi", "chunk": chunk}, "model": {"name": "tiny"}})
     return path
 

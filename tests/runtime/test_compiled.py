@@ -25,7 +25,7 @@ for policy in POLICY_CONFIGS:
     replica = make_replica(policy, layers=(2, 2, 2), batch=4, depth=3, num_blocks=60)
     run(replica, items(*[(7 + 31 * n % 57, 1 + 13 * n % 29, 0.01 * n) for n in range(40)]))
     record = replica.record
-    spans = [(s.step, s.stage, s.ready, s.input, s.begin, s.end, s.sent) for s in record.spans]
+    spans = [(s.micro_batch, s.stage, s.ready, s.input, s.begin, s.end, s.sent) for s in record.spans]
     rows = [(r.first_dispatched, r.finished, r.preemptions, r.token_times) for r in record.requests]
     print(policy, hashlib.sha256(repr((spans, rows)).encode()).hexdigest())
 """
@@ -93,7 +93,8 @@ def test_the_sources_run_where_their_twin_is_damaged(what: str, tmp_path: Path) 
         (damaged,) = twin.rglob("coordinator*") if what == "module" else (twin / compiled.SIZES,)
         damaged.unlink()
     assert damaged.name in compiled.damage(twin)
-    command = [sys.executable, "-c", "from gapless.runtime import compiled, coordinator; print(compiled.in_use())"]
+    code = "from gapless.runtime import compiled; import gapless.runtime.engine.coordinator; print(compiled.in_use())"
+    command = [sys.executable, "-c", code]
     environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "False\n"

@@ -7,17 +7,19 @@ from typing import Any
 
 from gapless.runtime.core.messages import Span
 from gapless.runtime.core.request_record import RequestRecord
-from gapless.runtime.core.run_record import Decodes, Part, RunRecord, StepRecord, Wait
+from gapless.runtime.core.run_record import Decodes, MicroBatchRecord, Part, RunRecord, Wait
 from gapless.runtime.report.candidates import Candidate
 from gapless.runtime.run_folder.run_folder import RunFolder
 
 
 def one_stage() -> RunRecord:
     """One stage, two requests that complete and one that is aborted; 10 s on the clock is the first arrival."""
-    steps = [
-        StepRecord(0, 10.0, [Part(0, 0, 8)], Decodes.at(), kv_blocks_used=2),
-        StepRecord(1, 12.0, [Part(1, 0, 4)], Decodes.at([0], [8]), [Wait(11.0, 12.0, "kv_full")], kv_blocks_used=5),
-        StepRecord(2, 15.0, [], Decodes.at([0, 1], [9, 4]), [Wait(14.0, 14.5, "in_flight")], kv_blocks_used=3),
+    micro_batches = [
+        MicroBatchRecord(0, 10.0, [Part(0, 0, 8)], Decodes.at(), kv_blocks_used=2),
+        MicroBatchRecord(
+            1, 12.0, [Part(1, 0, 4)], Decodes.at([0], [8]), [Wait(11.0, 12.0, "kv_full")], kv_blocks_used=5
+        ),
+        MicroBatchRecord(2, 15.0, [], Decodes.at([0, 1], [9, 4]), [Wait(14.0, 14.5, "in_flight")], kv_blocks_used=3),
     ]
     spans = [span(0, 0, 10, 11), span(1, 0, 12, 14), span(2, 0, 15, 16)]
     requests = [
@@ -25,11 +27,11 @@ def one_stage() -> RunRecord:
         RequestRecord(1, 4, 10.5, [14.0, 16.5], 12.0, 16.5, "stop"),
         RequestRecord(2, 4, 10.5, finished=11.0, finish_reason="abort"),
     ]
-    return RunRecord(1, 10, steps, spans, requests)
+    return RunRecord(1, 10, micro_batches, spans, requests)
 
 
-def span(step: int, stage: int, begin: float, end: float) -> Span:
-    return Span(step, stage, begin, begin, begin, end, end)
+def span(micro_batch: int, stage: int, begin: float, end: float) -> Span:
+    return Span(micro_batch, stage, begin, begin, begin, end, end)
 
 
 def config(*, name: str = "sarathi", chunk: Any = 256, depth: int | None = None, **more: Any) -> dict[str, Any]:

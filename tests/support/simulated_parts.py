@@ -8,7 +8,7 @@ from typing import Any
 
 from gapless.conf.policies import POLICY_CONFIGS, SchedulerConfig
 from gapless.conf.schema import Architecture
-from gapless.runtime.core.messages import Segment, Step
+from gapless.runtime.core.messages import MicroBatchMessage, Segment
 from gapless.runtime.cost.operators import Linear
 from gapless.runtime.cost.stage_costs import StageCosts
 from gapless.runtime.engine.plan import Plan
@@ -33,7 +33,7 @@ class Device:
     slower: float = 1.0
     send_s: float = 0.0005
     layer_overhead: float = 0.0
-    step_overhead: float = 0.001
+    micro_batch_overhead: float = 0.001
 
     def linear(self, operator: Linear, rows: int) -> float:
         return self.slower * (0.0001 + 0.00002 * rows)
@@ -58,18 +58,18 @@ class Device:
 
 
 class Audited(SimulatedPipeline):
-    """Fails on what a rank could not survive, and counts the steps that are outstanding."""
+    """Fails on what a rank could not survive, and counts the micro-batches that are outstanding."""
 
     def __init__(self, costs: StageCosts, **how: Any) -> None:
         super().__init__(costs, **how)
-        self.ranks = _Ranks(1, 1, self.num_blocks, BLOCK, lambda step, stage: 0.0)
-        self.steps: list[Step] = []
+        self.ranks = _Ranks(1, 1, self.num_blocks, BLOCK, lambda micro_batch, stage: 0.0)
+        self.micro_batches: list[MicroBatchMessage] = []
         self.most = 0
 
-    def submit(self, step: Step) -> None:
-        self.steps.append(step)
-        self.ranks._replay(step)
-        super().submit(step)
+    def submit(self, micro_batch: MicroBatchMessage) -> None:
+        self.micro_batches.append(micro_batch)
+        self.ranks._replay(micro_batch)
+        super().submit(micro_batch)
         self.most = max(self.most, len(self._results))
 
 

@@ -6,16 +6,16 @@ import heapq
 import random
 from collections.abc import Callable
 
-from gapless.runtime.core.messages import Sampled, Segment, Span, Step, StepResult
+from gapless.runtime.core.messages import MicroBatchMessage, MicroBatchResult, Sampled, Segment, Span
 
-StageTime = Callable[[Step, int], float]
+StageTime = Callable[[MicroBatchMessage, int], float]
 
 
 class VirtualPipeline:
-    """Stages in a row, each FIFO. A rank's part is played by tables replayed from the steps alone.
+    """Stages in a row, each FIFO. A rank's part is played by tables replayed from the micro-batches alone.
 
     It fails on what a real rank could not survive: a block that two requests own, a token computed out of order or
-    twice, a decode whose token was never sampled, more steps in flight than the depth.
+    twice, a decode whose token was never sampled, more micro-batches in flight than the depth.
     """
 
     def __init__(self, num_stages: int, depth: int, num_blocks: int, block_size: int, stage_time: StageTime) -> None:
@@ -26,11 +26,11 @@ class VirtualPipeline:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.where = ["virtual"] * num_stages
-        self.steps: list[Step] = []
+        self.micro_batches: list[MicroBatchMessage] = []
         self.max_outstanding = 0
         self._stage_time = stage_time
         self._free_at = [0.0] * num_stages
-        self._results: list[tuple[float, int, StepResult]] = []
+        self._results: list[tuple[float, int, MicroBatchResult]] = []
         self._outstanding = 0
         self._owner: dict[int, int] = {}
         self._blocks: dict[int, list[int]] = {}
@@ -41,24 +41,26 @@ class VirtualPipeline:
     def now(self) -> float:
         return self.now_s
 
-    def submit(self, step: Step) -> None:
+    def submit(self, micro_batch: MicroBatchMessage) -> None:
         self._outstanding += 1
         self.max_outstanding = max(self.max_outstanding, self._outstanding)
         assert self._outstanding <= self.depth
-        assert step.step == len(self.steps)
-        self.steps.append(step)
-        tokens = self._replay(step)
+        assert micro_batch.micro_batch == len(self.micro_batches)
+        self.micro_batches.append(micro_batch)
+        tokens = self._replay(micro_batch)
         at = self.now_s
         for stage in range(self.num_stages):
             begin = max(at, self._free_at[stage])
-            end = begin + self._stage_time(step, stage)
-            span = Span(step.step, stage, self._free_at[stage], at, begin, end, end)
+            end = begin + self._stage_time(micro_batch, stage)
+            span = Span(micro_batch.micro_batch, stage, self._free_at[stage], at, begin, end, end)
             self._free_at[stage] = at = end
             last = stage == self.num_stages - 1
-            result = StepResult(step.epoch, step.step, [span], Sampled(tokens) if last else None)
-            heapq.heappush(self._results, (end, step.step * self.num_stages + stage, result))
+            result = MicroBatchResult(
+                micro_batch.epoch, micro_batch.micro_batch, [span], Sampled(tokens) if last else None
+            )
+            heapq.heappush(self._results, (end, micro_batch.micro_batch * self.num_stages + stage, result))
 
-    def wait(self, deadline: float) -> list[StepResult]:
+    def wait(self, deadline: float) -> list[MicroBatchResult]:
         if not self._results:
             self.now_s = max(self.now_s, deadline)
             return []
@@ -70,21 +72,21 @@ class VirtualPipeline:
     def close(self) -> None:
         pass
 
-    def _replay(self, step: Step) -> list[int]:
-        for request in step.dropped:
+    def _replay(self, micro_batch: MicroBatchMessage) -> list[int]:
+        for request in micro_batch.dropped:
             for block in self._blocks.pop(request):
                 assert self._owner.pop(block) == request
             del self._tokens[request]
-        for new in step.new:
+        for new in micro_batch.new:
             assert new.request not in self._blocks, "told twice"
             self._blocks[new.request] = []
             self._tokens[new.request] = []
             self._prompt_len[new.request] = new.prompt_len
             self._sampled.setdefault(new.request, [])
-        segments = [*step.chunks, *step.decodes]
+        segments = [*micro_batch.chunks, *micro_batch.decodes]
         assert segments, "an empty micro-batch"
         assert len({s.request for s in segments}) == len(segments), "a request twice in one micro-batch"
-        assert all(len(d.tokens) == 1 and d.sample for d in step.decodes)
+        assert all(len(d.tokens) == 1 and d.sample for d in micro_batch.decodes)
         return [self._compute(s) for s in segments if self._place(s)]
 
     def _place(self, segment: Segment) -> bool:

@@ -9,7 +9,7 @@ from typing import Literal
 from ...core.messages import Span
 from ...core.micro_batch import MicroBatch
 from ...core.request import Request
-from ...core.run_record import StepRecord
+from ...core.run_record import MicroBatchRecord
 from ..base import Scheduler
 from .backlog import Backlog
 from .saturation import FIRST, Saturation, aligned
@@ -59,10 +59,10 @@ class ChunkPicker:
         if self.is_auto and batch.chunks:
             self._saturation.dispatched(batch.num_tokens)
 
-    def observe(self, step: StepRecord, spans: Sequence[Span]) -> None:
+    def observe(self, micro_batch: MicroBatchRecord, spans: Sequence[Span]) -> None:
         """Stages, one or several, have computed a micro-batch."""
         if self.is_auto:
-            self._saturation.observe(step, spans)
+            self._saturation.observe(micro_batch, spans)
 
     def finished(self, request: Request) -> None:
         self._prompt_tokens += request.prompt_len

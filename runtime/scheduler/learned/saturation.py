@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ...core.messages import Span
-from ...core.run_record import StepRecord
+from ...core.run_record import MicroBatchRecord
 
 FIRST = 256  # before anything is known: near saturation for most models and GPUs (paper, Figure 4 and 4.4)
 _RUNGS = (1.0, 0.5, 2.0, 4.0)  # of it: what is tried; the larger ones only where the one before was clearly faster
@@ -60,19 +60,19 @@ class Saturation:
             self._tries += 1
             self._awaited = self._dispatched
 
-    def observe(self, step: StepRecord, spans: Sequence[Span]) -> None:
+    def observe(self, micro_batch: MicroBatchRecord, spans: Sequence[Span]) -> None:
         """Stages, one or several, have computed a micro-batch."""
-        if self.is_known or not step.chunks:
+        if self.is_known or not micro_batch.chunks:
             return
-        slowest = self._seconds.pop(step.step, 0.0)
+        slowest = self._seconds.pop(micro_batch.micro_batch, 0.0)
         for span in spans:
             slowest = max(slowest, span.end - span.begin)
         if spans[-1].stage < self._num_stages - 1:
-            self._seconds[step.step] = slowest
+            self._seconds[micro_batch.micro_batch] = slowest
             return
         self._computed += 1
-        tokens = step.num_tokens
-        if 2 * step.prefill_tokens >= tokens and slowest > 0.0:
+        tokens = micro_batch.num_tokens
+        if 2 * micro_batch.prefill_tokens >= tokens and slowest > 0.0:
             self._speeds[tokens] = max(self._speeds.get(tokens, 0.0), tokens / slowest)
         if self._tries >= _TRIES and self._computed >= self._awaited:
             self._climb()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...core.messages import Span
-from ...core.run_record import StepRecord
+from ...core.run_record import MicroBatchRecord
 
 _SLOW = 1 / 64  # weight of the newest micro-batch: one bubble is no rule
 _IDLE = 1 / 8  # of what one more micro-batch in flight adds to the time between tokens
@@ -27,10 +27,10 @@ class Turnaround:
         self._bound = _IDLE / num_stages if num_stages > 1 else 1.0
         self.is_long = False
 
-    def observe(self, step: StepRecord, spans: Sequence[Span]) -> None:
+    def observe(self, micro_batch: MicroBatchRecord, spans: Sequence[Span]) -> None:
         """Stages, one or several, have computed a micro-batch, with as many in flight as stages. To be told of each:
         all idle time of a round may lie before one of its micro-batches."""
-        for wait in step.waits:
+        for wait in micro_batch.waits:
             if wait.reason != "depth_full":
                 return
         for span in spans:

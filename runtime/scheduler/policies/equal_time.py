@@ -14,7 +14,7 @@ from ...core.features import Features, features, weigh
 from ...core.messages import Span
 from ...core.micro_batch import MicroBatch
 from ...core.request import Request
-from ...core.run_record import StepRecord
+from ...core.run_record import MicroBatchRecord
 from ..base import Limits, Scheduler
 from ..learned.backlog import FEW, Backlog
 from ..learned.chunk_picker import ChunkPicker
@@ -40,9 +40,10 @@ class EqualTime(Scheduler):
     Decodes first, dealt evenly over the depth. Then chunks: one shrinks as its prefix and as the decodes' contexts
     grow. Where a prompt ends early the next one's first chunk fills up; where no other waits, what is left of a prompt
     is cut into equal chunks rather than into whole ones and a tiny tail. Chunks of one prompt follow each other
-    through the pipeline. Where a chunk is few tiles, times go up in their steps and a micro-batch holds whole ones
-    (paper 4.4): the number nearest to what fills it, at most a chunk's. While few prompts wait, one micro-batch of each
-    round has a tile less: the time between a request's tokens is a round's, and stages would idle for it later anyway.
+    through the pipeline. Where a chunk is few tiles, times go up in their micro-batches and a micro-batch holds whole
+    ones (paper 4.4): the number nearest to what fills it, at most a chunk's. While few prompts wait, one micro-batch of
+    each round has a tile less: the time between a request's tokens is a round's, and stages would idle for it later
+    anyway.
 
     The time to fill to is `target_ms`, else what a micro-batch of `chunk` tokens takes with the decodes and prefixes
     that have been typical of late. Stage times are learned from the run's own spans; until the first fit, tokens
@@ -113,30 +114,30 @@ class EqualTime(Scheduler):
         outputs = _OUTPUTS * self._outputs / self._finished
         return min(request.max_len, request.prefill_target + math.ceil(outputs))
 
-    def predict(self, step: StepRecord) -> list[float] | None:
-        rows = self._rows[step.step] = self._both(step)
+    def predict(self, micro_batch: MicroBatchRecord) -> list[float] | None:
+        rows = self._rows[micro_batch.micro_batch] = self._both(micro_batch)
         return self.times.predict(rows[self.times is self._stepped])
 
-    def _both(self, step: StepRecord) -> tuple[Features, Features]:
+    def _both(self, micro_batch: MicroBatchRecord) -> tuple[Features, Features]:
         """Features with tokens as they are, and in whole tiles."""
-        row = features(step)
+        row = features(micro_batch)
         return row, (row[0], -(-row[1] // self.tile) * self.tile, row[2], row[3], row[4], row[5])
 
-    def observe(self, step: StepRecord, spans: Sequence[Span]) -> None:
-        smooth, stepped = self._rows.get(step.step) or self._both(step)
+    def observe(self, micro_batch: MicroBatchRecord, spans: Sequence[Span]) -> None:
+        smooth, stepped = self._rows.get(micro_batch.micro_batch) or self._both(micro_batch)
         stages, seconds = [s.stage for s in spans], [s.end - s.begin for s in spans]
         # Whole rounds: each micro-batch in flight has decodes of its own.
-        seldom = step.step // self._least_depth % _SELDOM == 0
+        seldom = micro_batch.micro_batch // self._least_depth % _SELDOM == 0
         is_stepped = self.times is self._stepped
         if seldom or not is_stepped:
             self._smooth.observe(smooth, stages, seconds)
         if self._stepped is not None and (seldom or is_stepped or not self._stepped.is_fitted):
             self._stepped.observe(stepped, stages, seconds)
-        self.picker.observe(step, spans)
+        self.picker.observe(micro_batch, spans)
         if self.picker.is_settled and self.depth == self._least_depth:
-            self._turnaround.observe(step, spans)
+            self._turnaround.observe(micro_batch, spans)
         if spans[-1].stage == self.limits.stages - 1:
-            self._rows.pop(step.step, None)
+            self._rows.pop(micro_batch.micro_batch, None)
 
     def finish(self, request: Request, reason: str) -> None:
         self.picker.finished(request)
@@ -150,7 +151,8 @@ class EqualTime(Scheduler):
 
     @property
     def in_tiles(self) -> bool:
-        """Whether a tile is so large a part of a chunk that its step is felt: micro-batches then hold whole tiles."""
+        """Whether a tile is so large a part of a chunk that its micro-batch is felt: micro-batches then hold whole
+        tiles."""
         return self.tile <= self.picker.chunk <= _COARSE * self.tile
 
     def _refresh(self) -> None:

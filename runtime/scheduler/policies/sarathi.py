@@ -11,7 +11,7 @@ from ...core.block_pool import BlockPool
 from ...core.messages import Span
 from ...core.micro_batch import MicroBatch
 from ...core.request import Request
-from ...core.run_record import StepRecord
+from ...core.run_record import MicroBatchRecord
 from ..base import Limits, Scheduler
 from ..learned.chunk_picker import ChunkPicker
 
@@ -46,8 +46,8 @@ class Sarathi(Scheduler):
         whole = tokens - tokens % self.tile
         return min(remaining, (whole if whole > num_decodes else tokens) - num_decodes)
 
-    def observe(self, step: StepRecord, spans: Sequence[Span]) -> None:
-        self.picker.observe(step, spans)
+    def observe(self, micro_batch: MicroBatchRecord, spans: Sequence[Span]) -> None:
+        self.picker.observe(micro_batch, spans)
 
     def finish(self, request: Request, reason: str) -> None:
         self.picker.finished(request)

@@ -5,21 +5,23 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gapless.runtime.core.micro_batch_columns import StepColumns, taken
-from gapless.runtime.core.run_record import Decodes, Part, StepRecord
+from gapless.runtime.core.micro_batch_columns import MicroBatchColumns, taken
+from gapless.runtime.core.run_record import Decodes, MicroBatchRecord, Part
 
 
-def steps(*numbers: int) -> StepColumns:
-    return StepColumns([StepRecord(n, n / 10, [Part(0, 7 * n, n)], Decodes.at(), kv_blocks_used=n) for n in numbers])
+def micro_batches(*numbers: int) -> MicroBatchColumns:
+    return MicroBatchColumns(
+        [MicroBatchRecord(n, n / 10, [Part(0, 7 * n, n)], Decodes.at(), kv_blocks_used=n) for n in numbers]
+    )
 
 
 @pytest.mark.parametrize("numbers", [(3, 1, 8), (1, 3, 8), ()])
 def test_what_micro_batches_have_is_found_by_their_numbers(numbers: tuple[int, ...]):
-    columns, asked = steps(*numbers), np.array([8, 0, 1, 3, 9, 2])
+    columns, asked = micro_batches(*numbers), np.array([8, 0, 1, 3, 9, 2])
     there = [n if n in numbers else 0 for n in asked.tolist()]
     place = columns.places(asked)
     assert (place >= 0).tolist() == [n > 0 for n in there]
-    assert taken(columns.step, place).tolist() == taken(columns.prefill, place).tolist() == there
+    assert taken(columns.micro_batch, place).tolist() == taken(columns.prefill, place).tolist() == there
     assert taken(columns.chunk_prefix, place).tolist() == [7 * n for n in there]
     assert taken(columns.dispatched, place).tolist() == [n / 10 for n in there]
-    assert columns.step[columns.by_number].tolist() == sorted(numbers)
+    assert columns.micro_batch[columns.by_number].tolist() == sorted(numbers)

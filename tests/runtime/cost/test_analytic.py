@@ -148,9 +148,7 @@ def test_few_rows_cost_the_weights() -> None:
 
 @law
 @given(st.sampled_from(DEVICES), st.sampled_from(("llama2-70b", "gpt3-175b")), ROWS, st.sampled_from((2, 4, 8)))
-def test_slices_cost_less_than_the_whole_and_more_than_their_share(
-    device: str, model: str, rows: int, tp: int
-) -> None:
+def test_slices_cost_less_than_the_whole_and_more_than_their_share(device: str, model: str, rows: int, tp: int) -> None:
     whole, sliced = operators(device, model), operators(device, model, tp)
     for name in LINEARS:
         assert sliced.linear(name, rows) <= whole.linear(name, rows)
@@ -267,7 +265,7 @@ BLOOM = Architecture(
 def test_bloom_176b_decodes_on_eight_a100(batch: int, per_token_ms: float) -> None:
     """DeepSpeed-Inference in half precision, 100 tokens after short prompts (huggingface.co/blog/
     bloom-inference-pytorch-scripts): milliseconds a token, of which nothing was fitted. Their loop has the host's
-    share of every step in it, ours here has none."""
+    share of every micro-batch in it, ours here has none."""
     source = AnalyticOperators(BLOOM, 8, costs_of("a100-80g"), 2)
     ours = StageCosts([70], [source], host=False).seconds(Load((), batch, batch * 55, batch))[0]
     assert 0.7 < ours * 1e3 / (batch * per_token_ms) < 1.05

@@ -30,7 +30,7 @@ from gapless.runtime.cost.profile_folder import OPERATORS, About, OperatorSample
 from gapless.runtime.cost.profile_point import Point
 from gapless.runtime.cost.stage_costs import Load, StageCosts
 from gapless.runtime.engine.plan import make_plan
-from gapless.runtime.profiling.grid import StepMaker, mixed_points, operator_points, sent_points
+from gapless.runtime.profiling.grid import MessageMaker, mixed_points, operator_points, sent_points
 from gapless.runtime.profiling.held_out import held_out_errors, send_error, stage_errors
 
 ARCH = Architecture(**load_group("model", "tiny")["architecture"])
@@ -100,7 +100,7 @@ def test_times_follow_the_law_within_and_beyond_the_grid(length: int, prefix: in
         expected = 1e-8 * length * (prefix + length / 2)
         assert found.chunk_attention(length, prefix) == pytest.approx(expected, rel=0.06)
     assert found.send(length, between_nodes=True, scatter_gather=True) == pytest.approx(1e-3 + 1e-6 * length)
-    assert found.step_overhead == pytest.approx(3e-4)
+    assert found.micro_batch_overhead == pytest.approx(3e-4)
 
 
 @given(st.dictionaries(st.integers(1, 5000), st.floats(1e-6, 1.0), min_size=1), st.integers(1, 20000))
@@ -144,7 +144,7 @@ def test_errors_are_told_on_what_was_left_out() -> None:
 
 
 def whole(point: Point, stage: int, in_flight: int = 2) -> StageSample:
-    """A step through two stages of two layers."""
+    """A micro-batch through two stages of two layers."""
     rank = law(point, stage)
     layer = sum(rank[name] for name in (*LAYER_LINEARS, "attn", "others"))
     seconds = 2 * layer + rank["step"] + (rank["head"] if stage else rank["embedding"])
@@ -306,13 +306,15 @@ def test_damage_is_told_in_one_line(tmp_path: Path, file: str, text: str, error:
 
 
 def test_a_point_becomes_a_step_that_asks_as_much_of_a_stage() -> None:
-    maker = StepMaker(1000, 16)
+    maker = MessageMaker(1000, 16)
     for point in [*mixed_points(512, 1024, 16), *GRID[::7]]:
-        step = maker.make(point, first_block=3)
-        load = Load.of(step)
+        micro_batch = maker.make(point, first_block=3)
+        load = Load.of(micro_batch)
         assert (load.rows, load.decodes, load.context) == (point.rows, point.decodes, point.decodes * point.context)
         assert load.chunks == (((point.chunk, point.prefix),) if point.chunk else ())
         assert load.sampled == point.decodes + point.sample
-        owned = [b for c in step.chunks for b in c.blocks] + [b for bs in step.decodes.blocks.values() for b in bs]
+        owned = [b for c in micro_batch.chunks for b in c.blocks] + [
+            b for bs in micro_batch.decodes.blocks.values() for b in bs
+        ]
         assert owned == list(range(3, 3 + point.slots(16) // 16))
-    assert step.dropped
+    assert micro_batch.dropped

@@ -15,7 +15,7 @@ from gapless.conf.workloads import FixedConfig
 from gapless.models.tokenizer import ByteTokenizer
 from gapless.runtime import LLM
 from gapless.runtime.core.block_pool import BlockPool
-from gapless.runtime.core.messages import StepResult
+from gapless.runtime.core.messages import MicroBatchResult
 from gapless.runtime.core.micro_batch import MicroBatch
 from gapless.runtime.core.request import Request
 from gapless.runtime.engine.arrivals import replay
@@ -32,7 +32,7 @@ from tests.support.virtual_pipeline import VirtualPipeline
 class Punctual(VirtualPipeline):
     """One that gives up waiting at the deadline, as real ones do."""
 
-    def wait(self, deadline: float) -> list[StepResult]:
+    def wait(self, deadline: float) -> list[MicroBatchResult]:
         if self._results and self._results[0][0] > deadline:
             self.now_s = max(self.now_s, deadline)
             return []
@@ -43,7 +43,7 @@ class Bed:
     """A coordinator over a virtual pipeline, and the requests that were made."""
 
     def __init__(self, policy: str = "sarathi", stages: int = 2, step_s: float = 0.01) -> None:
-        self.pipeline = Punctual(stages, stages + 1, 400, 4, lambda step, stage: step_s)
+        self.pipeline = Punctual(stages, stages + 1, 400, 4, lambda micro_batch, stage: step_s)
         limits = Limits(batch=4, depth=stages, stages=stages)
         scheduler = make_scheduler(POLICY_CONFIGS[policy](), limits, BlockPool(400, 4, 50))
         self.coordinator = Coordinator(self.pipeline, scheduler)

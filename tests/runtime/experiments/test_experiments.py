@@ -120,8 +120,8 @@ def test_requests_are_alike_and_fill_the_baseline_s_batches() -> None:
     assert alike(one_gpu(50), 3072, 14, 6).workload.num_prompts == 12
     record = run(alike(one_gpu(50), 1024, 14, 18), baseline(18), simulate, "")
     assert {(request.prompt_tokens, request.output_tokens) for request in record.requests} == {(956, 68)}
-    assert all(not step.chunks or not step.decodes for step in record.steps)
-    assert {len(step.decodes) for step in record.steps if not step.chunks} == {18}
+    assert all(not micro_batch.chunks or not micro_batch.decodes for micro_batch in record.micro_batches)
+    assert {len(micro_batch.decodes) for micro_batch in record.micro_batches if not micro_batch.chunks} == {18}
 
 
 @pytest.mark.parametrize("policy", [baseline(6), sarathi(6)])

@@ -10,26 +10,26 @@ from hypothesis import strategies as st
 
 from gapless.runtime.core.messages import Span
 from gapless.runtime.core.request_record import RequestRecord
-from gapless.runtime.core.run_record import Decodes, Part, RunRecord, StepRecord, Wait
+from gapless.runtime.core.run_record import Decodes, MicroBatchRecord, Part, RunRecord, Wait
 from gapless.runtime.ledger.ledger import CAUSES, Cause, Ledger, LiveBubbles
 
 
-def span(step: int, stage: int, begin: float, end: float) -> Span:
-    return Span(step, stage, begin, begin, begin, end, end)
+def span(micro_batch: int, stage: int, begin: float, end: float) -> Span:
+    return Span(micro_batch, stage, begin, begin, begin, end, end)
 
 
-def prefill(step: int, tokens: int, *waits: Wait, request: int = 0) -> StepRecord:
-    return StepRecord(step, 0.0, [Part(request, 0, tokens)], Decodes.at(), list(waits))
+def prefill(micro_batch: int, tokens: int, *waits: Wait, request: int = 0) -> MicroBatchRecord:
+    return MicroBatchRecord(micro_batch, 0.0, [Part(request, 0, tokens)], Decodes.at(), list(waits))
 
 
-def decode(step: int, *contexts: int, waits: tuple[Wait, ...] = (), request: int = 0) -> StepRecord:
+def decode(micro_batch: int, *contexts: int, waits: tuple[Wait, ...] = (), request: int = 0) -> MicroBatchRecord:
     """Decode-only; a context of c means that c KV tokens are attended to."""
     requests = range(request, request + len(contexts))
-    return StepRecord(step, 0.0, [], Decodes.at(requests, [c - 1 for c in contexts]), list(waits))
+    return MicroBatchRecord(micro_batch, 0.0, [], Decodes.at(requests, [c - 1 for c in contexts]), list(waits))
 
 
-def ledger_of(num_stages: int, steps: list[StepRecord], spans: list[Span], **fields: object) -> Ledger:
-    ledger = Ledger(RunRecord(num_stages, 10, steps=steps, spans=spans, **fields))  # type: ignore[arg-type]
+def ledger_of(num_stages: int, micro_batches: list[MicroBatchRecord], spans: list[Span], **fields: object) -> Ledger:
+    ledger = Ledger(RunRecord(num_stages, 10, micro_batches=micro_batches, spans=spans, **fields))  # type: ignore[arg-type]
     ledger.check()
     return ledger
 
@@ -48,15 +48,15 @@ def test_causes_are_the_design_s():
 
 def test_figure_5():
     """Paper Figure 5: two stages, iteration-level, requests A..D: prefills of A B, of C D (longer), then decodes."""
-    steps = [prefill(0, 4), prefill(1, 6), decode(2, 5, 5), decode(3, 7, 7), decode(4, 6, 6)]
+    micro_batches = [prefill(0, 4), prefill(1, 6), decode(2, 5, 5), decode(3, 7, 7), decode(4, 6, 6)]
     times = [4.0, 6.0, 1.0, 1.5, 1.0]
-    steps[2].waits = [Wait(4.0, 8.0, "depth_full")]  # stage 0 is busy with C D all that time
-    steps[3].waits = [Wait(10.0, 16.0, "depth_full")]  # C and D decode once their prefill has left stage 1
-    steps[4].waits = [Wait(16.0, 17.0, "depth_full")]
+    micro_batches[2].waits = [Wait(4.0, 8.0, "depth_full")]  # stage 0 is busy with C D all that time
+    micro_batches[3].waits = [Wait(10.0, 16.0, "depth_full")]  # C and D decode once their prefill has left stage 1
+    micro_batches[4].waits = [Wait(16.0, 17.0, "depth_full")]
     begin0, begin1 = [0.0, 4.0, 10.0, 16.0, 17.5], [4.0, 10.0, 16.0, 17.5, 19.0]
     spans = [span(i, 0, begin0[i], begin0[i] + times[i]) for i in range(5)]
     spans += [span(i, 1, begin1[i], begin1[i] + times[i]) for i in range(5)]
-    ledger = ledger_of(2, steps, spans)
+    ledger = ledger_of(2, micro_batches, spans)
     # PB1: stage 1 has A B's prefill done at 8 and gets C D's at 10. PB2: stage 0 has A B's decode done at 11 and waits
     # for C D's prefill to leave stage 1 at 16. PB3: stage 1 has A B's decode done at 17 and gets C D's at 17.5.
     assert idle_seconds(ledger, 0) == {"pb2_prefill_decode": 5.0, "fill_drain": 1.5}
@@ -77,30 +77,30 @@ PAIRS = [
 
 
 @pytest.mark.parametrize(("before", "awaited", "cause"), PAIRS)
-def test_pair_cause_on_a_later_stage(before: StepRecord, awaited: StepRecord, cause: str):
+def test_pair_cause_on_a_later_stage(before: MicroBatchRecord, awaited: MicroBatchRecord, cause: str):
     spans = [span(0, 0, 0, 2), span(1, 0, 2, 7), span(0, 1, 2, 4), span(1, 1, 7.5, 9)]
     ledger = ledger_of(2, [before, awaited], spans)
     assert idle_seconds(ledger, 1) == {cause: 3.0, "transport": 0.5, "fill_drain": 2.0}
     assert idle_seconds(ledger, 0) == {"fill_drain": 2.0}
-    assert ledger.bubble_of_step(1) == 3.5
-    assert ledger.bubble_of_step(0) == 0.0
+    assert ledger.bubble_of_micro_batch(1) == 3.5
+    assert ledger.bubble_of_micro_batch(0) == 0.0
 
 
 @pytest.mark.parametrize(("before", "awaited", "cause"), PAIRS)
-def test_waiting_for_a_slot_is_the_pair_s_bubble(before: StepRecord, awaited: StepRecord, cause: str):
-    awaited = StepRecord(1, 0.0, awaited.chunks, awaited.decodes, [Wait(0.5, 4.0, "depth_full")])
+def test_waiting_for_a_slot_is_the_pair_s_bubble(before: MicroBatchRecord, awaited: MicroBatchRecord, cause: str):
+    awaited = MicroBatchRecord(1, 0.0, awaited.chunks, awaited.decodes, [Wait(0.5, 4.0, "depth_full")])
     ledger = ledger_of(1, [before, awaited], [span(0, 0, 0, 1), span(1, 0, 5, 6)])
     assert idle_seconds(ledger) == {cause: 3.0, "control": 1.0}
 
 
 def test_starved_and_control_on_stage_0():
     waits = (Wait(0.5, 3.0, "in_flight"), Wait(4.0, 5.0, "no_request"), Wait(5.0, 5.5, "kv_full"))
-    steps = [prefill(0, 8), prefill(1, 8, *waits)]
-    ledger = ledger_of(1, steps, [span(0, 0, 1, 2), span(1, 0, 7, 8)])
+    micro_batches = [prefill(0, 8), prefill(1, 8, *waits)]
+    ledger = ledger_of(1, micro_batches, [span(0, 0, 1, 2), span(1, 0, 7, 8)])
     assert idle_seconds(ledger) == {
         "starved_in_flight": 1.0, "control": 2.5, "starved_no_request": 1.0, "starved_kv_full": 0.5
     }  # fmt: skip
-    assert [(i.start, i.end, str(i.cause), i.step) for i in ledger.idle] == [
+    assert [(i.start, i.end, str(i.cause), i.micro_batch) for i in ledger.idle] == [
         (2.0, 3.0, "starved_in_flight", 1),
         (3.0, 4.0, "control", 1),
         (4.0, 5.0, "starved_no_request", 1),
@@ -112,30 +112,33 @@ def test_starved_and_control_on_stage_0():
 
 
 def test_a_delay_from_outside_comes_down_the_pipeline():
-    steps = [prefill(0, 8), prefill(1, 8, Wait(1.0, 5.0, "no_request"))]
+    micro_batches = [prefill(0, 8), prefill(1, 8, Wait(1.0, 5.0, "no_request"))]
     spans = [span(0, s, 0 + s, 1 + s) for s in range(3)] + [span(1, s, 6 + s, 7 + s) for s in range(3)]
-    ledger = ledger_of(3, steps, spans)
+    ledger = ledger_of(3, micro_batches, spans)
     # Stage 0 stood from 1 to 6, starved to 5; the others as long a second and two later, and for the same.
     for stage in range(3):
         assert idle_seconds(ledger, stage) == {"starved_no_request": 4.0, "control": 1.0, "fill_drain": 2.0}
-    assert [(i.start, i.end, str(i.cause)) for i in ledger.idle if i.stage == 1 and i.step == 1] == [
+    assert [(i.start, i.end, str(i.cause)) for i in ledger.idle if i.stage == 1 and i.micro_batch == 1] == [
         (2.0, 6.0, "starved_no_request"),
         (6.0, 7.0, "control"),
     ]
-    assert ledger.bubble_of_step(1) == 15.0
+    assert ledger.bubble_of_micro_batch(1) == 15.0
 
 
 @pytest.mark.parametrize(
     ("here", "causes"),
     [
-        (1.0, {"pb1_prefill_size": 1.0, "transport": 0.5, "control": 1.0}),  # step 1 takes 2 upstream: a second longer
+        (
+            1.0,
+            {"pb1_prefill_size": 1.0, "transport": 0.5, "control": 1.0},
+        ),  # micro-batch 1 takes 2 upstream: a second longer
         (2.0, {"transport": 0.5, "control": 1.0}),
         (2.5, {"transport": 0.5, "control": 0.5}),  # half of the delay is made up for here
         (3.5, {}),
     ],
 )
 def test_what_a_gap_is_longer_than_the_delay_is_the_pair_s(here: float, causes: dict[str, float]):
-    """Stage 0 is late for step 1 by a second; here stage 1 takes some time for step 0."""
+    """Stage 0 is late for micro-batch 1 by a second; here stage 1 takes some time for micro-batch 0."""
     begin = max(5.5, 2 + here)
     spans = [span(0, 0, 0, 2), span(1, 0, 3, 5), span(0, 1, 2, 2 + here), span(1, 1, begin, begin + 1)]
     ledger = ledger_of(2, [prefill(0, 8), prefill(1, 4)], spans)
@@ -144,23 +147,23 @@ def test_what_a_gap_is_longer_than_the_delay_is_the_pair_s(here: float, causes: 
 
 def test_a_delay_behind_a_wait_for_a_slot():
     """The slot's wait is downstream's own doing and stays where both stages wait; the control after it comes down."""
-    steps = [prefill(0, 8), decode(1, 5, waits=(Wait(1.0, 4.0, "depth_full"),)), decode(2, 5)]
+    micro_batches = [prefill(0, 8), decode(1, 5, waits=(Wait(1.0, 4.0, "depth_full"),)), decode(2, 5)]
     spans = [span(0, 0, 0, 1), span(1, 0, 6, 8), span(0, 1, 1, 3), span(1, 1, 8, 9)]
-    ledger = ledger_of(2, steps, spans)
+    ledger = ledger_of(2, micro_batches, spans)
     assert idle_seconds(ledger, 0) == {"pb2_prefill_decode": 3.0, "control": 2.0, "fill_drain": 1.0}
-    # Without the control step 1 had been there at 6: one second of waiting for a slot, two of waiting for it.
+    # Without the control micro-batch 1 had been there at 6: one second of waiting for a slot, two of waiting for it.
     assert idle_seconds(ledger, 1) == {"pb2_prefill_decode": 3.0, "control": 2.0, "fill_drain": 1.0}
-    assert [(i.start, i.end, str(i.cause)) for i in ledger.idle if i.stage == 1 and i.step == 1] == [
+    assert [(i.start, i.end, str(i.cause)) for i in ledger.idle if i.stage == 1 and i.micro_batch == 1] == [
         (3.0, 6.0, "pb2_prefill_decode"),
         (6.0, 8.0, "control"),
     ]
 
 
 def test_a_request_s_bubble_is_the_sum_over_its_micro_batches():
-    steps = [prefill(0, 8, request=1), prefill(1, 4, request=2), decode(2, 9, 5, request=1)]
-    steps[2].waits = [Wait(2, 4, "in_flight")]
+    micro_batches = [prefill(0, 8, request=1), prefill(1, 4, request=2), decode(2, 9, 5, request=1)]
+    micro_batches[2].waits = [Wait(2, 4, "in_flight")]
     spans = [span(0, 0, 0, 1), span(1, 0, 1.25, 2), span(2, 0, 4, 5)]
-    ledger = ledger_of(1, steps, spans)
+    ledger = ledger_of(1, micro_batches, spans)
     assert ledger.bubble_of_request(1) == 2.0
     assert ledger.bubble_of_request(2) == 2.25
     assert ledger.bubble_of_request(3) == 0.0
@@ -173,17 +176,18 @@ def test_the_run_begins_with_the_first_arrival():
 
 
 def test_clock_skew_and_a_busy_upstream_stay_within_the_gap():
-    steps = [prefill(0, 8), prefill(1, 8)]
-    # Stage 1 seems to begin step 1 before stage 0 ended it, and to be idle while stage 0 was still at step 0.
+    micro_batches = [prefill(0, 8), prefill(1, 8)]
+    # Stage 1 seems to begin micro-batch 1 before stage 0 ended it, and to be idle while stage 0 was still at
+    # micro-batch 0.
     spans = [span(0, 0, 0, 2), span(1, 0, 2, 4), span(0, 1, 0.5, 1.5), span(1, 1, 3, 4)]
-    ledger = ledger_of(2, steps, spans)
+    ledger = ledger_of(2, micro_batches, spans)
     assert idle_seconds(ledger, 1) == {"stage_imbalance": 1.5, "fill_drain": 0.5}
 
 
 def test_a_run_cut_short():
-    steps = [prefill(0, 8), prefill(1, 4), prefill(2, 4)]
+    micro_batches = [prefill(0, 8), prefill(1, 4), prefill(2, 4)]
     spans = [span(0, 0, 0, 1), span(2, 0, 5, 6), span(0, 1, 1, 2), span(1, 1, 3, 4)]  # stage 0's span of 1 is lost
-    ledger = ledger_of(3, steps, spans)
+    ledger = ledger_of(3, micro_batches, spans)
     assert idle_seconds(ledger, 0) == {"control": 4.0}
     assert idle_seconds(ledger, 1) == {"pb1_prefill_size": 1.0, "fill_drain": 3.0}
     assert idle_seconds(ledger, 2) == {"fill_drain": 6.0}
@@ -222,12 +226,12 @@ def simulate(num_stages: int, depth: int, batches: list[tuple[int, int, list[flo
     free = [0.0] * num_stages
     done: list[float] = []
     clock = 0.0
-    for step, (tokens, decodes, compute, delay, reason) in enumerate(batches):
-        row = StepRecord(step, 0.0, [Part(0, 0, tokens)] if tokens else [], Decodes.at())
-        row.decodes = Decodes.of(Part(1 + i, 3 * step + i, 1) for i in range(decodes))
-        if len(done) >= depth and done[step - depth] > clock:
-            row.waits.append(Wait(clock, done[step - depth], "depth_full"))
-            clock = done[step - depth]
+    for micro_batch, (tokens, decodes, compute, delay, reason) in enumerate(batches):
+        row = MicroBatchRecord(micro_batch, 0.0, [Part(0, 0, tokens)] if tokens else [], Decodes.at())
+        row.decodes = Decodes.of(Part(1 + i, 3 * micro_batch + i, 1) for i in range(decodes))
+        if len(done) >= depth and done[micro_batch - depth] > clock:
+            row.waits.append(Wait(clock, done[micro_batch - depth], "depth_full"))
+            clock = done[micro_batch - depth]
         if reason != "control":
             row.waits.append(Wait(clock, clock + delay, reason))  # type: ignore[arg-type]
         clock += delay
@@ -235,11 +239,11 @@ def simulate(num_stages: int, depth: int, batches: list[tuple[int, int, list[flo
         for stage in range(num_stages):
             begin = max(there, free[stage])
             free[stage] = begin + compute[stage]
-            record.spans.append(Span(step, stage, there, there, begin, free[stage], free[stage]))
+            record.spans.append(Span(micro_batch, stage, there, there, begin, free[stage], free[stage]))
             there = free[stage] + 0.01 * compute[-1]
         row.completed = free[-1]
         done.append(free[-1])
-        record.steps.append(row)
+        record.micro_batches.append(row)
     return record
 
 
@@ -257,7 +261,7 @@ def runs(draw: st.DrawFn) -> RunRecord:
     if draw(st.booleans()):
         record.spans = [s for i, s in enumerate(record.spans) if i not in lost]
     skew = [draw(st.floats(-0.5, 0.5)) if draw(st.booleans()) else 0.0 for _ in range(num_stages)]
-    record.spans = [span(s.step, s.stage, s.begin + skew[s.stage], s.end + skew[s.stage]) for s in record.spans]
+    record.spans = [span(s.micro_batch, s.stage, s.begin + skew[s.stage], s.end + skew[s.stage]) for s in record.spans]
     return record
 
 
@@ -277,11 +281,11 @@ def test_conservation_and_one_cause_per_idle_second(record: RunRecord):
             at = max(at, end)
         assert at == pytest.approx(ledger.t1, abs=1e-6)
         gap_seconds, causes = ledger.gaps(stage)
-        drained = sum(i.seconds for i in ledger.idle if i.stage == stage and i.step is None)
+        drained = sum(i.seconds for i in ledger.idle if i.stage == stage and i.micro_batch is None)
         assert gap_seconds.sum() + drained == pytest.approx(sum(ledger.seconds_by_cause(stage).values()))
         assert ((gap_seconds > 0) == (causes >= 0)).all()
     inner = sum(i.seconds for i in ledger.idle if i.cause is not Cause.FILL_DRAIN)
-    assert sum(ledger.bubble_of_step(s.step) for s in record.steps) == pytest.approx(inner)
+    assert sum(ledger.bubble_of_micro_batch(s.micro_batch) for s in record.micro_batches) == pytest.approx(inner)
     assert 0.0 <= ledger.bubble_fraction_inner <= 1.0
 
 
@@ -293,7 +297,9 @@ def test_conservation_and_one_cause_per_idle_second(record: RunRecord):
 def test_alike_stages_idle_alike(num_stages: int, delays: list[tuple[float, str]]):
     """Where all micro-batches take all stages as long, a delay on stage 0 is told as the same on every stage."""
     record = simulate(num_stages, len(delays) + 1, [(64, 0, [1.0] * num_stages, s, reason) for s, reason in delays])
-    record.spans = [span(s.step, s.stage, s.begin - at, s.end - at) for s in record.spans for at in [0.01 * s.stage]]
+    record.spans = [
+        span(s.micro_batch, s.stage, s.begin - at, s.end - at) for s in record.spans for at in [0.01 * s.stage]
+    ]
     ledger = Ledger(record)
     ledger.check()
     for stage in range(1, num_stages):

@@ -11,7 +11,7 @@ from gapless.conf.policies import EqualTimeConfig, OrcaBestConfig, SarathiConfig
 from gapless.conf.sampling import SamplingParams
 from gapless.conf.workloads import SloConfig
 from gapless.runtime.core.block_pool import BlockPool
-from gapless.runtime.core.messages import Step
+from gapless.runtime.core.messages import MicroBatchMessage
 from gapless.runtime.core.request import Request
 from gapless.runtime.engine.coordinator import Coordinator
 from gapless.runtime.ledger.ledger import Ledger
@@ -25,8 +25,8 @@ STAGES, BATCH = 3, 6
 SLO = SloConfig(tbt_ms=400)
 
 
-def seconds(step: Step, stage: int) -> float:
-    return 0.01 + 1e-3 * step.num_tokens + 1e-5 * sum(d.start for d in step.decodes) + 0.002 * stage
+def seconds(micro_batch: MicroBatchMessage, stage: int) -> float:
+    return 0.01 + 1e-3 * micro_batch.num_tokens + 1e-5 * sum(d.start for d in micro_batch.decodes) + 0.002 * stage
 
 
 def coordinator(policy: SchedulerConfig) -> Coordinator:
@@ -38,9 +38,9 @@ def coordinator(policy: SchedulerConfig) -> Coordinator:
 
 
 def run(driver: Coordinator, totals: RunningTotals | None, every: int) -> int:
-    """Requests that come in bursts, with pauses and an abort; the most steps that the record held."""
+    """Requests that come in bursts, with pauses and an abort; the most micro-batches that the record held."""
     rng = random.Random(3)
-    at, most, steps = 0.0, 0, 0
+    at, most, micro_batches = 0.0, 0, 0
     pending = []
     for number in range(60):
         at += rng.choice([0.0, 0.0, 0.05, 1.0])
@@ -53,10 +53,10 @@ def run(driver: Coordinator, totals: RunningTotals | None, every: int) -> int:
         driver.step(pending[0].arrival if pending else driver.clock.now() + 1.0)
         if aborted.num_dispatched:
             driver.abort(aborted)
-        steps += 1
-        if totals is not None and steps % every == 0:
+        micro_batches += 1
+        if totals is not None and micro_batches % every == 0:
             totals.take(driver.record)
-        most = max(most, len(driver.record.steps))
+        most = max(most, len(driver.record.micro_batches))
     return most
 
 

@@ -65,7 +65,7 @@ def test_values(record: RunRecord):
 
 def test_prediction_error(record: RunRecord):
     assert summarize(record, Ledger(record))["prediction_error"] is None
-    record.steps[0].predicted, record.steps[1].predicted = [1.1], [1.0]  # of 1 s and 2 s
+    record.micro_batches[0].predicted, record.micro_batches[1].predicted = [1.1], [1.0]  # of 1 s and 2 s
     error = summarize(record, Ledger(record))["prediction_error"]
     assert error == pytest.approx({"median": 0.3, "p90": 0.1 + 0.9 * 0.4})
 

@@ -19,7 +19,7 @@ from rich.console import Console
 
 from gapless.runtime.core.messages import Span
 from gapless.runtime.core.request_record import RequestRecord
-from gapless.runtime.core.run_record import Decodes, Part, RunRecord, StepRecord, Wait
+from gapless.runtime.core.run_record import Decodes, MicroBatchRecord, Part, RunRecord, Wait
 from gapless.runtime.ledger.ledger import CAUSES, Ledger
 from gapless.runtime.ledger.summary import summarize
 from gapless.runtime.report import terminal
@@ -28,7 +28,7 @@ from gapless.runtime.report.page import render_report
 from gapless.runtime.report.page_parts import fill, script_json
 
 
-def simulated_run(num_stages: int, num_steps: int, *, seed: int = 0) -> RunRecord:
+def simulated_run(num_stages: int, num_micro_batches: int, *, seed: int = 0) -> RunRecord:
     """A run by a plain chunk-plus-decodes policy with some prefill-only and decode-only micro-batches, bursts of
     arrivals, a slower last stage, and transports."""
     rng = random.Random(seed)
@@ -37,10 +37,10 @@ def simulated_run(num_stages: int, num_steps: int, *, seed: int = 0) -> RunRecor
     clock, arrivals = 0.0, 0.0
     waiting: deque[RequestRecord] = deque()
     running: dict[int, int] = {}  # request -> tokens with KV
-    busy: dict[int, int] = {}  # request -> step in flight
+    busy: dict[int, int] = {}  # request -> micro-batch in flight
     completions: deque[tuple[int, float]] = deque()
     prompt_at, current = 0, None
-    while len(record.steps) < num_steps:
+    while len(record.micro_batches) < num_micro_batches:
         while arrivals <= clock or not (waiting or running or current):
             arrivals += rng.expovariate(2.0) if rng.random() < 0.97 else 6.0
             request = RequestRecord(len(record.requests), rng.randint(100, 1800), arrivals)
@@ -48,11 +48,11 @@ def simulated_run(num_stages: int, num_steps: int, *, seed: int = 0) -> RunRecor
             waiting.append(request)
         waits = []
         if len(completions) >= num_stages:
-            step, end = completions.popleft()
+            micro_batch, end = completions.popleft()
             if end > clock:
                 waits.append(Wait(clock, end, "depth_full"))
                 clock = end
-            for request_id in [r for r, s in busy.items() if s == step]:
+            for request_id in [r for r, s in busy.items() if s == micro_batch]:
                 del busy[request_id]
         if current is None and waiting and waiting[0].arrival <= clock and len(running) < 24:
             current, prompt_at = waiting.popleft(), 0
@@ -65,14 +65,14 @@ def simulated_run(num_stages: int, num_steps: int, *, seed: int = 0) -> RunRecor
                 waits.append(Wait(clock, until, reason))  # type: ignore[arg-type]
                 clock = until
             if completions:
-                step, _ = completions.popleft()
-                busy = {r: s for r, s in busy.items() if s != step}
+                micro_batch, _ = completions.popleft()
+                busy = {r: s for r, s in busy.items() if s != micro_batch}
                 ready = [r for r in running if r not in busy]
             else:
                 current, prompt_at = waiting.popleft(), 0
                 current.first_dispatched = clock
-        number = len(record.steps)
-        row = StepRecord(number, 0.0, [], Decodes.at(), waits, num_waiting=len(waiting), num_running=len(running))
+        number = len(record.micro_batches)
+        row = MicroBatchRecord(number, 0.0, [], Decodes.at(), waits, num_waiting=len(waiting), num_running=len(running))
         if current is not None:
             tokens = min(256 - len(ready), current.prompt_tokens - prompt_at)
             row.chunks = [Part(current.request, prompt_at, tokens)]
@@ -102,7 +102,7 @@ def simulated_run(num_stages: int, num_steps: int, *, seed: int = 0) -> RunRecor
             if prompt_at == current.prompt_tokens:
                 current.token_times.append(free[-1])
                 running[current.request], busy[current.request], current = prompt_at, number, None
-        record.steps.append(row)
+        record.micro_batches.append(row)
     return record
 
 
@@ -193,8 +193,8 @@ def test_the_page_holds_the_run():
         idle = (arrays[f"idleEnd{stage}"].astype(float) - arrays[f"idleStart{stage}"]) * head["tick"]
         seconds = np.bincount(arrays[f"cause{stage}"], weights=idle, minlength=len(CAUSES))
         assert seconds == pytest.approx(list(ledger.seconds_by_cause(stage).values()), rel=1e-6, abs=1e-6)
-    assert arrays["prefill"].tolist() == [step.prefill_tokens for step in record.steps]
-    assert arrays["decodes"].tolist() == [step.decode_tokens for step in record.steps]
+    assert arrays["prefill"].tolist() == [micro_batch.prefill_tokens for micro_batch in record.micro_batches]
+    assert arrays["decodes"].tolist() == [micro_batch.decode_tokens for micro_batch in record.micro_batches]
     assert (run["steps"], run["shown"]) == (150, 150)
 
 

@@ -203,8 +203,8 @@ def test_charts_of_a_run(run: ChartData):
 
 def test_predictions_chart():
     record = one_stage()
-    for step, seconds in zip(record.steps, (1.1, 2.0, 0.8), strict=True):
-        step.predicted = [seconds]
+    for micro_batch, seconds in zip(record.micro_batches, (1.1, 2.0, 0.8), strict=True):
+        micro_batch.predicted = [seconds]
     found = {chart.name: chart for chart in run_charts.charts_of_run(chart_data(record, Ledger(record)))}
     series = found["predictions"].series[0]
     assert (series.x.tolist(), series.y.tolist()) == ([1, 2, 1], [1.1, 2.0, 0.8])

@@ -99,10 +99,12 @@ def slower(record: RunRecord, factor: float) -> RunRecord:
     """The run with all times stretched."""
     for span_at, s in enumerate(record.spans):
         times = [10 + factor * (t - 10) for t in (s.ready, s.input, s.begin, s.end, s.sent)]
-        record.spans[span_at] = type(s)(s.step, s.stage, *times)
-    for step in record.steps:
-        step.dispatched = 10 + factor * (step.dispatched - 10)
-        step.waits = [Wait(10 + factor * (w.start - 10), 10 + factor * (w.end - 10), w.reason) for w in step.waits]
+        record.spans[span_at] = type(s)(s.micro_batch, s.stage, *times)
+    for micro_batch in record.micro_batches:
+        micro_batch.dispatched = 10 + factor * (micro_batch.dispatched - 10)
+        micro_batch.waits = [
+            Wait(10 + factor * (w.start - 10), 10 + factor * (w.end - 10), w.reason) for w in micro_batch.waits
+        ]
     for request in record.requests:
         request.arrival = 10 + factor * (request.arrival - 10)
         request.token_times = [10 + factor * (t - 10) for t in request.token_times]

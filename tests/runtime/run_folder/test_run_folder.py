@@ -14,9 +14,9 @@ import pytest
 from gapless.conf.errors import ConfigError
 from gapless.conf.workloads import SloConfig
 from gapless.runtime.core.messages import Span
-from gapless.runtime.core.micro_batch_columns import StepColumns
+from gapless.runtime.core.micro_batch_columns import MicroBatchColumns
 from gapless.runtime.core.request_record import RequestRecord
-from gapless.runtime.core.run_record import Decodes, Part, RunRecord, StepRecord, Wait
+from gapless.runtime.core.run_record import Decodes, MicroBatchRecord, Part, RunRecord, Wait
 from gapless.runtime.ledger.ledger import Ledger
 from gapless.runtime.ledger.summary import summarize
 from gapless.runtime.report.write_folder import write_run_folder
@@ -29,33 +29,40 @@ START = 98765.4321  # a monotonic clock's zero is anywhere
 
 @pytest.fixture
 def record() -> RunRecord:
-    """Two stages, 30 steps: three prompts in chunks, then decodes; one request is aborted before it began. From step 5
-    on times were predicted, 1 ms short."""
+    """Two stages, 30 micro-batches: three prompts in chunks, then decodes; one request is aborted before it began. From
+    micro-batch 5 on times were predicted, 1 ms short."""
     record = RunRecord(2, 40, notes=["chunk=auto picked 64"], stage_times=[[0.01, 0.003], [0.011, 0.003]])
     record.requests = [RequestRecord(r, 64 * (r + 2), START + 0.1 * r, first_dispatched=START + 0.1) for r in range(3)]
     free, clock, done = [START, START], START + 0.1, START
     for number in range(30):
-        step = StepRecord(number, clock, [], Decodes.at(), kv_blocks_used=number, num_waiting=3 - number // 10)
-        step.num_running = 2
-        step.sampled_rows = 1
+        micro_batch = MicroBatchRecord(
+            number, clock, [], Decodes.at(), kv_blocks_used=number, num_waiting=3 - number // 10
+        )
+        micro_batch.num_running = 2
+        micro_batch.sampled_rows = 1
         if number % 10 < 3:
-            step.chunks = [Part(number // 10, 64 * (number % 10), 64)]
-        step.decodes = Decodes.of(Part(r, 64 * (r + 2) + number, 1) for r in range(number // 10))
+            micro_batch.chunks = [Part(number // 10, 64 * (number % 10), 64)]
+        micro_batch.decodes = Decodes.of(Part(r, 64 * (r + 2) + number, 1) for r in range(number // 10))
         if number % 4 == 3:
-            step.waits = [Wait(clock - 0.02, clock - 0.005, "in_flight"), Wait(clock - 0.003, clock - 0.001, "kv_full")]
+            micro_batch.waits = [
+                Wait(clock - 0.02, clock - 0.005, "in_flight"),
+                Wait(clock - 0.003, clock - 0.001, "kv_full"),
+            ]
         there = clock
         for stage in range(2):
             begin = max(there, free[stage])
-            free[stage] = begin + 0.01 + 0.003 * len(step.chunks) + 0.001 * stage
+            free[stage] = begin + 0.01 + 0.003 * len(micro_batch.chunks) + 0.001 * stage
             record.spans.append(Span(number, stage, there, there, begin, free[stage], free[stage] + 1e-4))
             there = free[stage] + 0.002
         if number >= 5:
-            step.predicted = [round(0.009 + 0.003 * len(step.chunks) + 0.001 * stage, 9) for stage in range(2)]
-        step.completed = done = free[1]
+            micro_batch.predicted = [
+                round(0.009 + 0.003 * len(micro_batch.chunks) + 0.001 * stage, 9) for stage in range(2)
+            ]
+        micro_batch.completed = done = free[1]
         clock = max(clock + 0.003, free[0] - (0 if number % 4 else 0.004)) + (0.02 if number % 4 == 2 else 0.0)
-        for part in step.decodes:
+        for part in micro_batch.decodes:
             record.requests[part.request].token_times.append(done)
-        record.steps.append(step)
+        record.micro_batches.append(micro_batch)
     for request in record.requests[:2]:
         request.finished, request.finish_reason = done, "length"
     record.requests[0].preemptions = 1
@@ -101,12 +108,12 @@ def test_spans(folder: Path, record: RunRecord):
         rows = list(csv.DictReader(file))
     assert tuple(rows[0]) == SPAN_COLUMNS
     assert [(int(row["step"]), int(row["stage"])) for row in rows] == [(i // 2, i % 2) for i in range(60)]
-    row = rows[2 * 12 + 1]  # step 12 on stage 1: the third chunk of request 1, a decode of request 0
+    row = rows[2 * 12 + 1]  # micro-batch 12 on stage 1: the third chunk of request 1, a decode of request 0
     assert (row["prefill_tokens"], row["decode_tokens"], row["chunk_prefix"]) == ("64", "1", "128")
-    assert int(row["decode_context"]) == record.steps[12].decode_context == 128 + 12 + 1
-    span = next(s for s in record.spans if (s.step, s.stage) == (12, 1))
+    assert int(row["decode_context"]) == record.micro_batches[12].decode_context == 128 + 12 + 1
+    span = next(s for s in record.spans if (s.micro_batch, s.stage) == (12, 1))
     assert float(row["begin"]) == pytest.approx(span.begin - ledger.t0, abs=1e-8)
-    idle_after = [sum(i.seconds for i in ledger.idle if i.stage == s and i.step is None) for s in range(2)]
+    idle_after = [sum(i.seconds for i in ledger.idle if i.stage == s and i.micro_batch is None) for s in range(2)]
     for stage in range(2):
         before = sum(float(row["idle_before_ms"]) for row in rows if int(row["stage"]) == stage)
         total = sum(ledger.seconds_by_cause(stage).values()) - idle_after[stage]
@@ -147,13 +154,17 @@ def test_trace(folder: Path, record: RunRecord):
 
 def test_slice_names():
     chunk, decode = Part(0, 0, 246), Part(1, 9, 1)
-    steps = [
-        StepRecord(0, 0.0, [chunk], Decodes.of([decode] * 10)),
-        StepRecord(1, 0.0, [chunk, Part(2, 0, 10)], Decodes.at()),
-        StepRecord(2, 0.0, [], Decodes.of([decode])),
-        StepRecord(3, 0.0, [], Decodes.at()),
+    micro_batches = [
+        MicroBatchRecord(0, 0.0, [chunk], Decodes.of([decode] * 10)),
+        MicroBatchRecord(1, 0.0, [chunk, Part(2, 0, 10)], Decodes.at()),
+        MicroBatchRecord(2, 0.0, [], Decodes.of([decode])),
+        MicroBatchRecord(3, 0.0, [], Decodes.at()),
     ]
-    names = joined([*slice_names(StepColumns(steps), np.array([0, 1, 2, 3, -1])), b"\n"]).decode().splitlines()
+    names = (
+        joined([*slice_names(MicroBatchColumns(micro_batches), np.array([0, 1, 2, 3, -1])), b"\n"])
+        .decode()
+        .splitlines()
+    )
     assert names == ["chunk 246 + 10 decodes", "2 chunks 256", "1 decode", "empty", "micro-batch"]
 
 
@@ -176,11 +187,11 @@ def test_read_back(folder: Path, record: RunRecord):
     old_busy, new_busy = old.pop("stage_busy_fraction"), new.pop("stage_busy_fraction")
     assert new == pytest.approx(old, rel=1e-5)
     assert new_busy == pytest.approx(old_busy, rel=1e-5)
-    assert [s.chunks for s in loaded.steps] == [s.chunks for s in record.steps]
-    assert [s.predicted for s in loaded.steps] == [s.predicted for s in record.steps]
-    assert [s.sampled_rows for s in loaded.steps] == [1] * 30
+    assert [s.chunks for s in loaded.micro_batches] == [s.chunks for s in record.micro_batches]
+    assert [s.predicted for s in loaded.micro_batches] == [s.predicted for s in record.micro_batches]
+    assert [s.sampled_rows for s in loaded.micro_batches] == [1] * 30
     assert loaded.stage_times == record.stage_times
-    assert [len(s.waits) for s in loaded.steps] == [len(s.waits) for s in record.steps]
+    assert [len(s.waits) for s in loaded.micro_batches] == [len(s.waits) for s in record.micro_batches]
 
 
 def test_written_again_it_is_the_same(folder: Path, tmp_path: Path):
@@ -203,7 +214,7 @@ def test_a_folder_of_before_predictions(folder: Path, record: RunRecord):
     with gzip.open(folder / "record.jsonl.gz", "wt") as file:
         file.writelines(json.dumps(line[: keep.get(line[0])]) + "\n" for line in lines)
     loaded = read_run_folder(folder).load()
-    assert (loaded.notes, loaded.stage_times, loaded.steps[9].predicted) == ([], None, None)
+    assert (loaded.notes, loaded.stage_times, loaded.micro_batches[9].predicted) == ([], None, None)
     assert Ledger(loaded).span_seconds == pytest.approx(Ledger(record).span_seconds, abs=1e-8)
 
 

@@ -11,10 +11,10 @@ import pytest
 from gapless.conf.policies import EqualTimeConfig, SarathiConfig, SchedulerConfig, TokenThrottleConfig
 from gapless.conf.sampling import SamplingParams
 from gapless.runtime.core.block_pool import BlockPool
-from gapless.runtime.core.messages import Span, Step
+from gapless.runtime.core.messages import MicroBatchMessage, Span
 from gapless.runtime.core.micro_batch import MicroBatch
 from gapless.runtime.core.request import Request
-from gapless.runtime.core.run_record import Blocked, Decodes, StepRecord, Wait
+from gapless.runtime.core.run_record import Blocked, Decodes, MicroBatchRecord, Wait
 from gapless.runtime.engine.coordinator import Coordinator
 from gapless.runtime.ledger.ledger import Ledger
 from gapless.runtime.ledger.summary import summarize
@@ -27,11 +27,11 @@ from tests.support.virtual_pipeline import StageTime, VirtualPipeline
 STAGES, TILE = 2, 16
 
 
-def stage_time(step: Step, stage: int) -> float:
+def stage_time(micro_batch: MicroBatchMessage, stage: int) -> float:
     """As measured for a LLaMA of 160M parameters on a core a stage, rounded; the head on the last stage."""
-    seconds = 20e-3 + 1.2e-3 * step.num_tokens + 6e-6 * sum(d.start for d in step.decodes)
-    seconds += sum(0.3e-6 * c.start * len(c.tokens) + 0.2e-6 * len(c.tokens) ** 2 for c in step.chunks)
-    return seconds + (0.9e-3 * len(step.decodes) if stage == STAGES - 1 else 0.0)
+    seconds = 20e-3 + 1.2e-3 * micro_batch.num_tokens + 6e-6 * sum(d.start for d in micro_batch.decodes)
+    seconds += sum(0.3e-6 * c.start * len(c.tokens) + 0.2e-6 * len(c.tokens) ** 2 for c in micro_batch.chunks)
+    return seconds + (0.9e-3 * len(micro_batch.decodes) if stage == STAGES - 1 else 0.0)
 
 
 def make(config: SchedulerConfig, batch: int, depth: int = STAGES) -> Scheduler:
@@ -79,12 +79,12 @@ def test_equal_time_keeps_to_a_time_that_it_is_told() -> None:
 
 def test_equal_time_leaves_no_tiny_tail() -> None:
     coordinator, _ = run(EqualTimeConfig(chunk=256), 8, [(300, 1)])
-    assert [c.tokens for step in coordinator.record.steps for c in step.chunks] == [150, 150]
+    assert [c.tokens for micro_batch in coordinator.record.micro_batches for c in micro_batch.chunks] == [150, 150]
 
 
 def test_equal_time_fills_up_with_the_next_prompt() -> None:
     coordinator, _ = run(EqualTimeConfig(chunk=256), 8, [(300, 1), (300, 1), (300, 1)])
-    first, second = coordinator.record.steps[:2]
+    first, second = coordinator.record.micro_batches[:2]
     assert [c.tokens for c in first.chunks] == [256]
     assert [(c.request, c.tokens) for c in second.chunks] == [(0, 44), (1, 212)]
 
@@ -92,7 +92,7 @@ def test_equal_time_fills_up_with_the_next_prompt() -> None:
 @pytest.mark.parametrize("config", [EqualTimeConfig(chunk=64), TokenThrottleConfig()])
 def test_decodes_are_dealt_evenly(config: SchedulerConfig) -> None:
     coordinator, _ = run(config, 16, [(20, 60)] * 10)
-    decodes = [len(s.decodes) for s in coordinator.record.steps]
+    decodes = [len(s.decodes) for s in coordinator.record.micro_batches]
     assert decodes[len(decodes) // 2 :].count(5) >= 0.9 * len(decodes) / 2
 
 
@@ -153,10 +153,12 @@ def observed(waits: Sequence[Sequence[float]], seconds: Sequence[float], reason:
     at = 0.0
     for number in range(200):
         wait = waits[number % len(waits)]
-        step = StepRecord(number, at, [], Decodes.at(), [Wait(at, at + wait[0], reason)] if wait[0] else [])
+        micro_batch = MicroBatchRecord(
+            number, at, [], Decodes.at(), [Wait(at, at + wait[0], reason)] if wait[0] else []
+        )
         begin = [at + wait[s] for s in range(len(seconds))]
         ends = [b + t for b, t in zip(begin, seconds, strict=True)]
-        turnaround.observe(step, [Span(number, s, at, begin[s], begin[s], e, e) for s, e in enumerate(ends)])
+        turnaround.observe(micro_batch, [Span(number, s, at, begin[s], begin[s], e, e) for s, e in enumerate(ends)])
         at = max(ends)
     return turnaround.is_long
 
@@ -197,8 +199,8 @@ def test_one_more_in_flight_while_prompts_wait_and_fill() -> None:
 
 
 def test_decodes_are_not_dealt_over_more_micro_batches_where_blocks_lack() -> None:
-    def mostly_fixed(step: Step, stage: int) -> float:
-        return 40e-3 + 0.04e-3 * step.num_tokens + (20e-3 if step.step % 2 else 0.0)
+    def mostly_fixed(micro_batch: MicroBatchMessage, stage: int) -> float:
+        return 40e-3 + 0.04e-3 * micro_batch.num_tokens + (20e-3 if micro_batch.micro_batch % 2 else 0.0)
 
     makespans = []
     for depth in (STAGES, STAGES + 1):
@@ -214,16 +216,16 @@ def test_decodes_are_not_dealt_over_more_micro_batches_where_blocks_lack() -> No
 
 
 def test_whole_tiles_where_their_steps_are_felt() -> None:
-    def stepped(step: Step, stage: int) -> float:
-        return 5e-3 + 20e-3 * -(-step.num_tokens // 64) + 1e-6 * sum(d.start for d in step.decodes)
+    def stepped(micro_batch: MicroBatchMessage, stage: int) -> float:
+        return 5e-3 + 20e-3 * -(-micro_batch.num_tokens // 64) + 1e-6 * sum(d.start for d in micro_batch.decodes)
 
     requests = workload(60)
     _, sarathi = run(SarathiConfig(chunk=128, tile=64), 20, requests, stepped)
     coordinator, equal = run(EqualTimeConfig(chunk=128, tile=64), 20, requests, stepped)
-    later = coordinator.record.steps[100:]
-    filled = [step for step in later if step.num_waiting and step.chunks]
+    later = coordinator.record.micro_batches[100:]
+    filled = [micro_batch for micro_batch in later if micro_batch.num_waiting and micro_batch.chunks]
     assert len(filled) > 50
-    assert sum(step.num_tokens % 64 == 0 for step in filled) > 0.9 * len(filled)
+    assert sum(micro_batch.num_tokens % 64 == 0 for micro_batch in filled) > 0.9 * len(filled)
     assert equal["duration"] < 0.95 * sarathi["duration"]
     assert equal["prediction_error"]["median"] < 0.02
 

@@ -18,7 +18,7 @@ from gapless.conf.policy_file import policy_mapping
 from gapless.conf.sampling import SamplingParams
 from gapless.runtime import LLM
 from gapless.runtime.core.block_pool import BlockPool
-from gapless.runtime.core.messages import Step
+from gapless.runtime.core.messages import MicroBatchMessage
 from gapless.runtime.core.request import Request
 from gapless.runtime.engine.coordinator import Coordinator
 from gapless.runtime.ledger.ledger import Ledger
@@ -81,8 +81,8 @@ def test_it_keeps_every_bound(
 ) -> None:  # fmt: skip
     rng = random.Random(seed)
 
-    def stage_time(step: Step, stage: int) -> float:
-        return (0.01 + 0.001 * step.num_tokens) * rng.uniform(0.5, 2.0)
+    def stage_time(micro_batch: MicroBatchMessage, stage: int) -> float:
+        return (0.01 + 0.001 * micro_batch.num_tokens) * rng.uniform(0.5, 2.0)
 
     pipeline = VirtualPipeline(stages, depth, num_blocks, 4, stage_time)
     config = build(SchedulerConfig, policy_mapping(str(policy_file)) | {"chunk": chunk}, "scheduler")
@@ -100,7 +100,7 @@ def test_it_keeps_every_bound(
         coordinator.step(pipeline.now_s + 1.0)
     assert all(request.num_output == request.params.max_tokens for request in all_of_them)
     assert scheduler.pool.num_free == num_blocks
-    assert all(len(s.chunks) <= 1 and len(s.chunks) + len(s.decodes) <= batch for s in pipeline.steps)
+    assert all(len(s.chunks) <= 1 and len(s.chunks) + len(s.decodes) <= batch for s in pipeline.micro_batches)
     Ledger(coordinator.record).check()
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gapless.conf.policies import POLICY_CONFIGS, SarathiConfig, SchedulerConfig
 from gapless.conf.sampling import SamplingParams
 from gapless.runtime.core.block_pool import BlockPool
-from gapless.runtime.core.messages import Step
+from gapless.runtime.core.messages import MicroBatchMessage
 from gapless.runtime.core.micro_batch import Chunk, MicroBatch
 from gapless.runtime.core.request import Request
 from gapless.runtime.engine.coordinator import Coordinator
@@ -120,9 +120,9 @@ def audited(config: SchedulerConfig, limits: Limits, pool: BlockPool, w: dict) -
 def run(policy: str, w: dict) -> tuple[Coordinator, VirtualPipeline, list[Request]]:
     rng = random.Random(w["seed"])
 
-    def stage_time(step: Step, stage: int) -> float:
+    def stage_time(micro_batch: MicroBatchMessage, stage: int) -> float:
         stalled = 30.0 if rng.random() < 0.02 else 1.0
-        return (0.01 + 0.001 * step.num_tokens) * rng.uniform(0.5, 2.0) * stalled
+        return (0.01 + 0.001 * micro_batch.num_tokens) * rng.uniform(0.5, 2.0) * stalled
 
     depth = w["stages"] + w["extra_depth"]
     pipeline = VirtualPipeline(w["stages"], depth, w["num_blocks"], w["block_size"], stage_time)
@@ -316,7 +316,7 @@ def test_chunks_of_one_prompt_follow_each_other() -> None:
     }
     coordinator, pipeline, _ = run("sarathi", w)
     assert pipeline.max_outstanding == 3
-    first, second = coordinator.record.steps[:2]
+    first, second = coordinator.record.micro_batches[:2]
     assert first.chunks[0].request == second.chunks[0].request
     assert second.dispatched < first.completed
 

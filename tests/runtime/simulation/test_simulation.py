@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from gapless.conf.policies import POLICY_CONFIGS, SarathiConfig
 from gapless.conf.sampling import SamplingParams
-from gapless.runtime import simulation
 from gapless.runtime.core.micro_batch import MicroBatch
 from gapless.runtime.core.request import Request
 from gapless.runtime.core.run_record import RunRecord
@@ -26,6 +25,7 @@ from gapless.runtime.ledger.running_totals import RunningTotals
 from gapless.runtime.pipeline.protocol import PipelineError
 from gapless.runtime.scheduler.policies import POLICIES
 from gapless.runtime.scheduler.policies.sarathi import Sarathi
+from gapless.runtime.simulation import replicas as simulation
 from gapless.runtime.simulation.pipeline import Disturbance
 from gapless.runtime.simulation.replicas import ROUTERS, Replica, run_fleet
 from gapless.runtime.workload import WorkItem
@@ -112,18 +112,18 @@ def check_spans(replica: Replica) -> None:
     pipeline, spans = replica.pipeline, replica.record.spans
     for stage in range(pipeline.num_stages):
         own = [span for span in spans if span.stage == stage]
-        assert [span.step for span in own] == list(range(len(replica.record.steps)))
+        assert [span.micro_batch for span in own] == list(range(len(replica.record.micro_batches)))
         for span in own:
             assert max(span.input, span.ready) == span.begin <= span.end <= span.sent
             assert span.sent == span.end or not pipeline.overlap_sends
         for before, span in pairwise(own):
             assert before.sent == span.ready
             assert before.input <= span.input
-    for step in range(len(replica.record.steps)):
-        row = sorted((span for span in spans if span.step == step), key=lambda span: span.stage)
+    for micro_batch in range(len(replica.record.micro_batches)):
+        row = sorted((span for span in spans if span.micro_batch == micro_batch), key=lambda span: span.stage)
         for before, span in pairwise(row):
             crosses = pipeline._links[before.stage]
-            rows = replica.record.steps[step].num_tokens
+            rows = replica.record.micro_batches[micro_batch].num_tokens
             least = Device().send(rows, between_nodes=crosses, scatter_gather=True)
             assert span.input >= before.end + least - 1e-12
 
@@ -138,7 +138,9 @@ def test_time_is_conserved(fleet: dict[str, Any]) -> None:
 
 
 def told(record: RunRecord) -> object:
-    return [list(r.token_times) for r in record.requests], [(s.step, s.stage, s.begin, s.end) for s in record.spans]
+    return [list(r.token_times) for r in record.requests], [
+        (s.micro_batch, s.stage, s.begin, s.end) for s in record.spans
+    ]
 
 
 @settings(max_examples=15, deadline=None)
@@ -154,8 +156,8 @@ def ratios(replica: Replica) -> list[float]:
     """Stage times over what the cost model says, of a run."""
     pipeline = replica.pipeline
     assert isinstance(pipeline, Audited)
-    right = {step.step: pipeline.costs.seconds(Load.of(step)) for step in pipeline.steps}
-    return [(span.end - span.begin) / right[span.step][span.stage] for span in replica.record.spans]
+    right = {m.micro_batch: pipeline.costs.seconds(Load.of(m)) for m in pipeline.micro_batches}
+    return [(span.end - span.begin) / right[span.micro_batch][span.stage] for span in replica.record.spans]
 
 
 MANY = items(*[(5, 100)] * 40)
@@ -256,7 +258,7 @@ def test_without_the_host_its_overhead_is_left_out() -> None:
         replica = make_replica(host=host, layers=(2,))
         run(replica, items((4, 10)))
         ends.append(replica.pipeline.clock.now())
-    assert ends[0] - ends[1] == pytest.approx(10 * Device().step_overhead)
+    assert ends[0] - ends[1] == pytest.approx(10 * Device().micro_batch_overhead)
 
 
 @settings(max_examples=25, deadline=None)
@@ -307,8 +309,8 @@ def test_a_run_that_is_counted_is_let_go_of_on_the_way(monkeypatch: pytest.Monke
     held = 0
     work = items(*[(20, 5, 0.0)] * 300)
     for _ in run_fleet([replica], work, max_concurrency=most):
-        held = max(held, len(replica.record.steps))
-    assert replica.coordinator.next_step > 300
+        held = max(held, len(replica.record.micro_batches))
+    assert replica.coordinator.next_micro_batch > 300
     assert held <= 33
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gapless.runtime.core.messages import Span
-from gapless.runtime.core.run_record import Decodes, Part, StepRecord
+from gapless.runtime.core.run_record import Decodes, MicroBatchRecord, Part
 from gapless.runtime.scheduler.learned.saturation import FIRST, Saturation
 
 TILE = 16
@@ -22,10 +22,10 @@ def tried(seconds: Callable[[int, int], float], longest: int = 4096, stages: int
     while not (saturation.is_known or saturation.is_in_vain):
         tokens = min(saturation.offer or FIRST, longest)
         saturation.dispatched(tokens)
-        step = StepRecord(number, 0.0, [Part(0, 0, tokens)], Decodes.at())
+        micro_batch = MicroBatchRecord(number, 0.0, [Part(0, 0, tokens)], Decodes.at())
         for stage in range(stages):
             took = seconds(tokens, stage)
-            saturation.observe(step, [Span(number, stage, 0.0, 0.0, 0.0, took, took)])
+            saturation.observe(micro_batch, [Span(number, stage, 0.0, 0.0, 0.0, took, took)])
         number += 1
     return saturation
 
@@ -59,8 +59,8 @@ def test_short_prompts_tell_nothing_of_larger_sizes() -> None:
 
 def test_micro_batches_of_decodes_tell_nothing() -> None:
     saturation = Saturation(TILE, 1)
-    step = StepRecord(0, 0.0, [Part(0, 0, 8)], Decodes.at(range(9), [50] * 9))
-    saturation.observe(step, [Span(0, 0, 0.0, 0.0, 0.0, 1.0, 1.0)])
+    micro_batch = MicroBatchRecord(0, 0.0, [Part(0, 0, 8)], Decodes.at(range(9), [50] * 9))
+    saturation.observe(micro_batch, [Span(0, 0, 0.0, 0.0, 0.0, 1.0, 1.0)])
     assert saturation.speed_at(17) == 0.0
 
 
@@ -68,7 +68,7 @@ def test_what_is_kept_is_bounded_where_nothing_can_be_told() -> None:
     saturation = Saturation(TILE, 1)
     for number in range(500):
         saturation.dispatched(20)
-        step = StepRecord(number, 0.0, [Part(0, 0, 20)], Decodes.at())
-        saturation.observe(step, [Span(number, 0, 0.0, 0.0, 0.0, 1.0 + number, 1.0 + number)])
+        micro_batch = MicroBatchRecord(number, 0.0, [Part(0, 0, 20)], Decodes.at())
+        saturation.observe(micro_batch, [Span(number, 0, 0.0, 0.0, 0.0, 1.0 + number, 1.0 + number)])
     assert saturation.is_in_vain
     assert (saturation._speeds, saturation._seconds) == ({20: 20.0}, {})

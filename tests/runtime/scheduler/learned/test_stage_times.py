@@ -13,19 +13,21 @@ from hypothesis import strategies as st
 
 from gapless.conf.errors import ConfigError
 from gapless.runtime.core.features import FEATURES, features
-from gapless.runtime.core.run_record import Decodes, Part, StepRecord
+from gapless.runtime.core.run_record import Decodes, MicroBatchRecord, Part
 from gapless.runtime.scheduler.learned.stage_times import StageTimes, read_profile
 
 
-def micro_batch(rng: random.Random) -> StepRecord:
+def random_micro_batch(rng: random.Random) -> MicroBatchRecord:
     chunks = [Part(0, 64 * rng.randrange(30), rng.randint(1, 300))] if rng.random() < 0.8 else []
     decodes = [Part(i + 1, rng.randrange(2000), 1) for i in range(rng.randint(0 if chunks else 1, 30))]
-    return StepRecord(0, 0.0, chunks, Decodes.of(decodes), sampled_rows=len(decodes))
+    return MicroBatchRecord(0, 0.0, chunks, Decodes.of(decodes), sampled_rows=len(decodes))
 
 
 def test_features_are_those_of_the_micro_batch() -> None:
-    step = StepRecord(0, 0.0, [Part(0, 100, 20), Part(1, 0, 5)], Decodes.at([2, 3], [9, 49]), sampled_rows=3)
-    assert dict(zip(FEATURES, features(step), strict=True)) == {
+    micro_batch = MicroBatchRecord(
+        0, 0.0, [Part(0, 100, 20), Part(1, 0, 5)], Decodes.at([2, 3], [9, 49]), sampled_rows=3
+    )
+    assert dict(zip(FEATURES, features(micro_batch), strict=True)) == {
         "constant": 1, "tokens": 27, "chunk_prefix": 2000, "chunk_squared": 425, "decode_context": 60,
         "sampled_rows": 3,
     }  # fmt: skip
@@ -41,20 +43,20 @@ def test_it_predicts_what_it_has_seen(weights: tuple[float, ...], stages: int, s
     rng = random.Random(seed)
     times = StageTimes(stages)
 
-    def seconds(step: StepRecord, stage: int) -> float:
-        return 1e-4 + (1 + 0.3 * stage) * float(np.dot(weights, features(step)))
+    def seconds(micro_batch: MicroBatchRecord, stage: int) -> float:
+        return 1e-4 + (1 + 0.3 * stage) * float(np.dot(weights, features(micro_batch)))
 
     for _ in range(600):
-        step = micro_batch(rng)
+        micro_batch = random_micro_batch(rng)
         for stage in range(stages):
             late = rng.choice([5.0, 10.0]) if rng.random() < 0.05 else 1.0  # what a busy machine does
-            times.observe(features(step), [stage], [seconds(step, stage) * rng.gauss(1.0, 0.02) * late])
+            times.observe(features(micro_batch), [stage], [seconds(micro_batch, stage) * rng.gauss(1.0, 0.02) * late])
     errors = []
     for _ in range(100):
-        step = micro_batch(rng)
-        predicted = times.predict(features(step))
+        micro_batch = random_micro_batch(rng)
+        predicted = times.predict(features(micro_batch))
         assert predicted is not None
-        errors += [abs(p / seconds(step, stage) - 1) for stage, p in enumerate(predicted)]
+        errors += [abs(p / seconds(micro_batch, stage) - 1) for stage, p in enumerate(predicted)]
     assert np.median(errors) < 0.05
     assert (np.array(times.weights) >= 0).all()
 
@@ -63,20 +65,20 @@ def test_it_follows_a_stage_that_becomes_slower() -> None:
     rng = random.Random(0)
     times = StageTimes(1)
     for turn in range(5000):
-        step = micro_batch(rng)
-        times.observe(features(step), [0], [(1e-3 + 1e-4 * step.num_tokens) * (1 if turn < 1000 else 3)])
-    step = StepRecord(0, 0.0, [Part(0, 0, 200)], Decodes.at())
-    assert times.predict(features(step)) == [pytest.approx(3 * 21e-3, rel=0.1)]
+        micro_batch = random_micro_batch(rng)
+        times.observe(features(micro_batch), [0], [(1e-3 + 1e-4 * micro_batch.num_tokens) * (1 if turn < 1000 else 3)])
+    micro_batch = MicroBatchRecord(0, 0.0, [Part(0, 0, 200)], Decodes.at())
+    assert times.predict(features(micro_batch)) == [pytest.approx(3 * 21e-3, rel=0.1)]
 
 
 def test_nothing_is_predicted_before_the_first_fit() -> None:
     times = StageTimes(2)
-    step = StepRecord(0, 0.0, [Part(0, 0, 200)], Decodes.at())
+    micro_batch = MicroBatchRecord(0, 0.0, [Part(0, 0, 200)], Decodes.at())
     for _ in range(15):
-        times.observe(features(step), [0], [0.1])
-    assert times.predict(features(step)) is None
-    times.observe(features(step), [0], [0.1])  # of stage 1 nothing is known yet
-    assert times.predict(features(step)) == [pytest.approx(0.1, rel=1e-3), 0.0]
+        times.observe(features(micro_batch), [0], [0.1])
+    assert times.predict(features(micro_batch)) is None
+    times.observe(features(micro_batch), [0], [0.1])  # of stage 1 nothing is known yet
+    assert times.predict(features(micro_batch)) == [pytest.approx(0.1, rel=1e-3), 0.0]
 
 
 def test_a_profile_counts_until_the_run_says_otherwise(tmp_path: Path) -> None:
@@ -84,14 +86,14 @@ def test_a_profile_counts_until_the_run_says_otherwise(tmp_path: Path) -> None:
     (tmp_path / "stage_times.json").write_text(json.dumps({"features": FEATURES, "weights": profile}))
     assert read_profile(None, 1) is None
     times = StageTimes(1, read_profile(str(tmp_path), 1))
-    step = StepRecord(0, 0.0, [Part(0, 0, 90)], Decodes.at())
-    assert times.predict(features(step)) == [pytest.approx(0.01)]
+    micro_batch = MicroBatchRecord(0, 0.0, [Part(0, 0, 90)], Decodes.at())
+    assert times.predict(features(micro_batch)) == [pytest.approx(0.01)]
     for _ in range(8):
-        times.observe(features(step), [0], [0.02])
-    assert times.predict(features(step)) == [pytest.approx(0.0135, rel=0.3)]
+        times.observe(features(micro_batch), [0], [0.02])
+    assert times.predict(features(micro_batch)) == [pytest.approx(0.0135, rel=0.3)]
     for _ in range(2000):
-        times.observe(features(step), [0], [0.02])
-    assert times.predict(features(step)) == [pytest.approx(0.02, rel=0.02)]
+        times.observe(features(micro_batch), [0], [0.02])
+    assert times.predict(features(micro_batch)) == [pytest.approx(0.02, rel=0.02)]
 
 
 def test_a_wrong_profile_is_one_line(tmp_path: Path) -> None:

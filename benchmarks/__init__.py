@@ -1,4 +1,4 @@
-"""Measurements and checks that are run by hand from the repository's root, whether gapless is installed or not."""
+"""Commands that are run by hand from the repository's root, whether gapless is installed or not."""
 
 import importlib.util
 import sys

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Train the small demo language model that ships with gapless.
 
 The script needs nothing but torch, transformers, tokenizers and safetensors.
@@ -12,8 +11,8 @@ that runs it (Python Software Foundation License).  From it come
 It then trains a byte-level BPE tokenizer and a ``LlamaForCausalLM`` on the
 CPU and writes a Hugging Face folder that ``AutoModelForCausalLM`` can load.
 
-    python train.py --out my-model --work my-run --minutes 60
-    python train.py --out my-model --work my-run --steps 3000
+    python -m benchmarks.train_shipped --out my-model --work my-run --minutes 60
+    python -m benchmarks.train_shipped --out my-model --work my-run --steps 3000
 
 With ``--minutes`` the learning rate follows the clock, so that the run ends on
 time whatever else the machine is doing; with ``--steps`` it follows the step

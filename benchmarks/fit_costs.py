@@ -1,6 +1,6 @@
 """The analytic cost model against measurements: `python -m benchmarks.fit_costs FOLDER`.
 
-FOLDER holds the measurements of one device (`benchmarks/measurements.py` says which). Fits the constants of
+FOLDER holds the measurements of one device (`benchmarks/support/measurements.py` says which). Fits the constants of
 `conf/hardware/*.yaml` to them, starting from those of --base, and prints the block to put there, with the errors
 |predicted / measured - 1|, median and 90th percentile: on the rows fitted, on rows held out (every third token count,
 size or context), and of matrix products on shapes of weights and on models after a fit to the others alone. About ten
@@ -32,8 +32,8 @@ from gapless.runtime.cost.communication import Link
 from gapless.runtime.cost.gemm import Gemm
 from gapless.runtime.cost.pointwise import Pointwise
 
-from . import measurements as m
-from .least_squares import Array, Kind, Space, fit
+from .support import measurements as m
+from .support.least_squares import Array, Kind, Space, fit
 
 GEMM: dict[str, Kind] = {
     "tflops": "positive", "whole_waves": "share", "fade": "positive", "sustained_tflops": "positive",

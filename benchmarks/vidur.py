@@ -1,8 +1,9 @@
 """Beside a peer simulator: `python -m benchmarks.vidur PYTHON DATA`, the same runs by Vidur and by `gapless simulate`.
 
 PYTHON is an interpreter that has Vidur (microsoft/vidur, MIT; `pip install vidur==0.0.26`), DATA a folder of its
-measurements of an A100 (`benchmarks/measurements.py` says which files). Vidur learns the times of operators from them
-once (`--cache FOLDER` keeps what it learned), and the constants of `hardware=a100-80g` were fitted to them. Both get
+measurements of an A100 (`benchmarks/support/measurements.py` says which files). Vidur learns the times of operators
+from them once (`--cache FOLDER` keeps what it learned), and the constants of `hardware=a100-80g` were fitted to them.
+Both get
 the same model, ranks, requests with their arrivals, most requests and tokens of a micro-batch, and KV blocks; neither
 counts a host. Where a key of ours names what Vidur takes for granted it is set so: a stage is held up while it sends,
 and sends whole activations. Its policies, and ours of the same rule:
@@ -45,8 +46,8 @@ from gapless.runtime.ledger.summary import completed_requests, summarize
 from gapless.runtime.simulation.replicas import simulated
 from gapless.runtime.workload import Workload
 
-from . import measurements
-from .vidur_process import CODELLAMA, LLAMA, TP, Model, Vidur
+from .support import measurements
+from .support.vidur_process import CODELLAMA, LLAMA, TP, Model, Vidur
 
 NO_BOUND = 1 << 20
 HIDDEN = 8192  # of both models

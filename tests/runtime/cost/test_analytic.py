@@ -24,7 +24,7 @@ from gapless.runtime.cost.analytic import AnalyticOperators
 from gapless.runtime.cost.operators import LINEARS, Linear
 from gapless.runtime.cost.stage_costs import Load, StageCosts
 
-DATA = Path(os.environ.get("GAPLESS_DATA", "no folder"))  # holds a100/ and h100/ (benchmarks/measurements.py)
+DATA = Path(os.environ.get("GAPLESS_DATA", "no folder"))  # holds a100/ and h100/ (benchmarks/support/measurements.py)
 DEVICES = [name for name in group_names("hardware") if load_hardware(name).costs is not None]
 MODELS = ("gpt3-175b", "llama2-70b", "llama-13b", "mistral-7b", "qwen3-8b", "gpt2")
 

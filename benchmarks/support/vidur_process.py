@@ -1,4 +1,4 @@
-"""Vidur in processes of its own: `benchmarks/vidur_side.py` run by an interpreter that has it."""
+"""Vidur in processes of its own: `benchmarks/support/vidur_script.py` run by an interpreter that has it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from gapless.runtime.workload import Workload
 
-SIDE = Path(__file__).parent / "vidur_side.py"
+SCRIPT = Path(__file__).parent / "vidur_script.py"
 TP = 2
 CONTEXT = 4096  # tokens that attention was measured up to
 MOST_TOKENS = 65_536  # of a micro-batch, that Vidur learns times for
@@ -110,7 +110,7 @@ class Vidur:
         task_file.write_text(json.dumps(task))
         environment = {**os.environ, "HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled", "OMP_NUM_THREADS": "1"}
         run = subprocess.run(
-            [self._python, "-I", SIDE, task_file, result_file], env=environment, capture_output=True, text=True,
+            [self._python, "-I", SCRIPT, task_file, result_file], env=environment, capture_output=True, text=True,
             check=False,
         )  # fmt: skip
         if run.returncode:

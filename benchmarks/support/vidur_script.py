@@ -1,6 +1,6 @@
 """What Vidur's interpreter runs for `benchmarks.vidur`: one simulation, or predicted times of single micro-batches.
 
-    PYTHON -I benchmarks/vidur_side.py TASK.json RESULT.json
+    PYTHON -I benchmarks/support/vidur_script.py TASK.json RESULT.json
 
 Nothing of gapless is imported here, and nothing of Vidur (microsoft/vidur, MIT) is changed: its own classes are
 configured, its plots and traces are off, and the measurements are found as those that it downloaded before.

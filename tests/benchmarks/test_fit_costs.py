@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from benchmarks import fit_costs
-from benchmarks import measurements as m
-from benchmarks.least_squares import Array
+from benchmarks.support import measurements as m
+from benchmarks.support.least_squares import Array
 from gapless.conf.build import load_hardware
 from gapless.conf.costs import CostsConfig
 

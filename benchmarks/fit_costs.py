@@ -63,10 +63,10 @@ FOLDS = 4
 class Measured:
     """All measurements of a device; messages by file."""
 
-    products: list[m.Product]
-    rows: list[m.Row]
-    chunks: list[m.Chunk]
-    decodes: list[m.Decodes]
+    products: list[m.MatrixProduct]
+    rows: list[m.RowKernel]
+    chunks: list[m.ChunkAttention]
+    decodes: list[m.DecodeAttention]
     all_reduce: dict[str, list[m.Message]]
     node: dict[str, list[m.Message]]
     network: dict[str, list[m.Message]]
@@ -85,30 +85,30 @@ class Measured:
         )  # fmt: skip
 
 
-def products_seconds(config: GemmConfig, products: Sequence[m.Product], multiprocessors: int) -> Array:
+def products_seconds(config: GemmConfig, products: Sequence[m.MatrixProduct], multiprocessors: int) -> Array:
     rows, inputs, outputs = (np.array([p[at] for p in products], float) for at in (4, 5, 6))
     return Gemm(config, multiprocessors, m.ELEMENT).seconds(rows, inputs, outputs)
 
 
-def rows_seconds(config: PointwiseConfig, rows: Sequence[m.Row]) -> Array:
-    def one(row: m.Row) -> float:
+def rows_seconds(config: PointwiseConfig, rows: Sequence[m.RowKernel]) -> Array:
+    def one(row: m.RowKernel) -> float:
         return Pointwise(config, [(row.width, row.moved, getattr(config, f"{row.operator}_gbps"))]).seconds(row.rows)
 
     return np.array([one(row) for row in rows])
 
 
-def chunks_seconds(config: AttentionConfig, chunks: Sequence[m.Chunk], multiprocessors: int) -> Array:
+def chunks_seconds(config: AttentionConfig, chunks: Sequence[m.ChunkAttention], multiprocessors: int) -> Array:
     by_heads = _attention(config, chunks, multiprocessors)
     return np.array([by_heads[c[:3]].chunk(c.length, c.prefix) for c in chunks])
 
 
-def decodes_seconds(config: AttentionConfig, decodes: Sequence[m.Decodes], multiprocessors: int) -> Array:
+def decodes_seconds(config: AttentionConfig, decodes: Sequence[m.DecodeAttention], multiprocessors: int) -> Array:
     by_heads = _attention(config, decodes, multiprocessors)
     return np.array([by_heads[d[:3]].decodes(d.requests, d.requests * d.context) for d in decodes])
 
 
 def _attention(
-    config: AttentionConfig, measured: Iterable[m.Chunk | m.Decodes], multiprocessors: int
+    config: AttentionConfig, measured: Iterable[m.ChunkAttention | m.DecodeAttention], multiprocessors: int
 ) -> dict[tuple[int, int, int], Attention]:
     return {heads: Attention(config, *heads, multiprocessors, m.ELEMENT) for heads in {each[:3] for each in measured}}
 
@@ -143,7 +143,7 @@ def fit_all(measured: Measured, base: CostsConfig) -> CostsConfig:
 SHARED = ("launch_us", "element_ns")  # constants of all row by row kernels
 
 
-def fit_gemm(base: GemmConfig, products: Sequence[m.Product], multiprocessors: int) -> GemmConfig:
+def fit_gemm(base: GemmConfig, products: Sequence[m.MatrixProduct], multiprocessors: int) -> GemmConfig:
     """The best of several starts on a sample, then on all: the choice of kernels makes many local optima. Each hidden
     size weighs as much as the others, however many models have it."""
     space, random = Space(base, GEMM), np.random.default_rng(0)
@@ -152,7 +152,7 @@ def fit_gemm(base: GemmConfig, products: Sequence[m.Product], multiprocessors: i
     for _ in range(STARTS - 1):
         starts.append(space.config(space.vector(base) + random.normal(0, 0.3, len(space.vector(base)))))
 
-    def fitted(start: GemmConfig, to: Sequence[m.Product], steps: int) -> tuple[GemmConfig, float]:
+    def fitted(start: GemmConfig, to: Sequence[m.MatrixProduct], steps: int) -> tuple[GemmConfig, float]:
         count = Counter(p.hidden for p in to)
         weights = np.array([1 / count[p.hidden] for p in to])
         predict = functools.partial(products_seconds, products=to, multiprocessors=multiprocessors)
@@ -228,7 +228,7 @@ def show(title: str, costs: CostsConfig, measured: Measured) -> None:
                 table.line(text, messages_seconds(own, messages[1::2]), messages[1::2])
 
 
-def show_products(table: Table, costs: CostsConfig, products: Sequence[m.Product]) -> None:
+def show_products(table: Table, costs: CostsConfig, products: Sequence[m.MatrixProduct]) -> None:
     predicted = products_seconds(costs.gemm, products, costs.multiprocessors)
     table.by(lambda p: f"{p.model}", predicted, products)
     table.by(lambda p: f"  {p.operator}", predicted, products)
@@ -236,7 +236,7 @@ def show_products(table: Table, costs: CostsConfig, products: Sequence[m.Product
     bounds = (1, 8, 64, 128, 256, 512, 1024, 2048, 1 << 30)
     bands = list(itertools.pairwise(bounds))
 
-    def band(product: m.Product) -> str:
+    def band(product: m.MatrixProduct) -> str:
         low, high = next((a, b) for a, b in bands if a <= product.rows <= b or b == bounds[-1])
         return f"  {low}+ rows" if high == bounds[-1] else f"  up to {high} rows"
 
@@ -267,7 +267,7 @@ def split_rows(measured: Measured) -> tuple[Measured, Measured]:
     )
 
 
-def show_unseen_shapes(base: CostsConfig, products: Sequence[m.Product]) -> None:
+def show_unseen_shapes(base: CostsConfig, products: Sequence[m.MatrixProduct]) -> None:
     """Of each quarter of the weights' shapes, by constants fitted to the other three."""
     shapes = sorted({(p.inputs, p.outputs) for p in products})
     quarter = {shapes[i]: at % FOLDS for at, i in enumerate(np.random.default_rng(0).permutation(len(shapes)).tolist())}
@@ -284,7 +284,7 @@ def show_unseen_shapes(base: CostsConfig, products: Sequence[m.Product]) -> None
     table.line("matrix products", predicted, products)
 
 
-def show_unseen_models(base: CostsConfig, products: Sequence[m.Product]) -> None:
+def show_unseen_models(base: CostsConfig, products: Sequence[m.MatrixProduct]) -> None:
     """Of each model, by constants fitted to the others'."""
     table = Table("Matrix products of each model, after a fit to the other models alone")
     for model in dict.fromkeys(p.model for p in products):

@@ -19,7 +19,7 @@ T = TypeVar("T")
 ELEMENT = 2  # bytes: all are of half precision
 
 
-class Product(NamedTuple):
+class MatrixProduct(NamedTuple):
     """A matrix product: [rows, inputs] x [inputs, outputs]."""
 
     model: str
@@ -32,7 +32,7 @@ class Product(NamedTuple):
     seconds: float
 
 
-class Row(NamedTuple):
+class RowKernel(NamedTuple):
     """A kernel that computes row by row: `width` elements of a row, `moved` bytes of it read and written."""
 
     model: str
@@ -44,7 +44,7 @@ class Row(NamedTuple):
     seconds: float
 
 
-class Chunk(NamedTuple):
+class ChunkAttention(NamedTuple):
     """Attention of a chunk over a prefix and itself."""
 
     heads: int
@@ -55,7 +55,7 @@ class Chunk(NamedTuple):
     seconds: float
 
 
-class Decodes(NamedTuple):
+class DecodeAttention(NamedTuple):
     """Attention of so many requests, each over `context` tokens."""
 
     heads: int
@@ -79,7 +79,7 @@ def models(folder: Path) -> list[str]:
     return sorted(path.name.removeprefix("mlp_").split(".csv")[0] for path in folder.glob("mlp_*.csv*"))
 
 
-def read_linear(folder: Path, model: str) -> tuple[list[Product], list[Row]]:
+def read_linear(folder: Path, model: str) -> tuple[list[MatrixProduct], list[RowKernel]]:
     """Matrix products and row by row kernels of one model."""
     products, rows = [], []
     for line in _lines(folder, f"mlp_{model}"):
@@ -97,7 +97,7 @@ def read_linear(folder: Path, model: str) -> tuple[list[Product], list[Row]]:
         }
         for column, (name, inputs, outputs) in shapes.items():
             if (seconds := _median(line, column)) is not None:
-                products.append(Product(model, H, name, tp, tokens, inputs, outputs, seconds))
+                products.append(MatrixProduct(model, H, name, tp, tokens, inputs, outputs, seconds))
         kernels = {
             "emb": ("embedding", 0, 2 * H),
             "input_layernorm": ("norm", H, 2 * H),
@@ -108,14 +108,14 @@ def read_linear(folder: Path, model: str) -> tuple[list[Product], list[Row]]:
         }
         for column, (name, width, moved) in kernels.items():
             if (seconds := _median(line, column)) is not None:
-                rows.append(Row(model, name, tp, tokens, width, moved * ELEMENT, seconds))
+                rows.append(RowKernel(model, name, tp, tokens, width, moved * ELEMENT, seconds))
     return (
         [key._replace(seconds=s) for key, s in _medians((p._replace(seconds=0.0), p.seconds) for p in products)],
         [key._replace(seconds=s) for key, s in _medians((r._replace(seconds=0.0), r.seconds) for r in rows)],
     )
 
 
-def read_attention(folder: Path) -> tuple[list[Chunk], list[Decodes], list[Row]]:
+def read_attention(folder: Path) -> tuple[list[ChunkAttention], list[DecodeAttention], list[RowKernel]]:
     """Attention of chunks and of decodes, heads as on one rank, and the copies of its outputs."""
     chunks, decodes, copies = [], [], []
     for path in sorted(folder.glob("attention_*.csv*")):
@@ -125,15 +125,15 @@ def read_attention(folder: Path) -> tuple[list[Chunk], list[Decodes], list[Row]]
             cached, is_chunk = int(line["kv_cache_size"]), line["is_prefill"] == "True"
             if (seconds := _median(line, "attn_output_reshape")) is not None:
                 tokens, moved = int(line["prefill_chunk_size" if is_chunk else "batch_size"]), 2 * heads[0] * heads[2]
-                copies.append((Row("", "copy", tp, tokens, 0, moved * ELEMENT, 0.0), seconds))
+                copies.append((RowKernel("", "copy", tp, tokens, 0, moved * ELEMENT, 0.0), seconds))
             if is_chunk:
                 seconds = _median(line, "attn_prefill")
                 if seconds is not None:
-                    chunks.append((Chunk(*heads, int(line["prefill_chunk_size"]), cached, 0.0), seconds))
+                    chunks.append((ChunkAttention(*heads, int(line["prefill_chunk_size"]), cached, 0.0), seconds))
             else:
                 seconds = _median(line, "attn_decode")
                 if seconds is not None:
-                    decodes.append((Decodes(*heads, int(line["batch_size"]), cached, 0.0), seconds))
+                    decodes.append((DecodeAttention(*heads, int(line["batch_size"]), cached, 0.0), seconds))
     return (
         [key._replace(seconds=s) for key, s in _medians(chunks)],
         [key._replace(seconds=s) for key, s in _medians(decodes)],

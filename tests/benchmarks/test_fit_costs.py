@@ -28,10 +28,16 @@ def synthetic(true: CostsConfig) -> fit_costs.Measured:
     cores = true.multiprocessors
     shapes = [(k, n) for k in (1024, 4096, 11008) for n in (1536, 4096, 22016)]
     counts = (1, 48, 160, 520, 2049)
-    products = [m.Product("m", 4096, "preproj", 1, rows, k, n, 0.0) for k, n in shapes for rows in counts]
-    rows = [m.Row("m", "norm", 1, count, 4096, 16384, 0.0) for count in (1, 64, 512, 4096)]
-    chunks = [m.Chunk(32, 4, 128, length, prefix, 0.0) for length in (64, 320, 1024, 4096) for prefix in (0, 512, 2048)]
-    decodes = [m.Decodes(32, 4, 128, n, context, 0.0) for n in (1, 8, 24, 40, 100) for context in (64, 512, 4000)]
+    products = [m.MatrixProduct("m", 4096, "preproj", 1, rows, k, n, 0.0) for k, n in shapes for rows in counts]
+    rows = [m.RowKernel("m", "norm", 1, count, 4096, 16384, 0.0) for count in (1, 64, 512, 4096)]
+    chunks = [
+        m.ChunkAttention(32, 4, 128, length, prefix, 0.0)
+        for length in (64, 320, 1024, 4096)
+        for prefix in (0, 512, 2048)
+    ]
+    decodes = [
+        m.DecodeAttention(32, 4, 128, n, context, 0.0) for n in (1, 8, 24, 40, 100) for context in (64, 512, 4000)
+    ]
     messages = [m.Message(ranks, 1 << power, 0.0) for ranks in (2, 8) for power in range(10, 30, 2)]
 
     def timed(measured: list, seconds: Array) -> list:  # type: ignore[type-arg]
@@ -130,9 +136,9 @@ def folder(tmp_path: Path) -> Path:
 
 def test_measurements_are_read(folder: Path) -> None:
     measured = fit_costs.Measured.of(folder)
-    assert measured.products == [m.Product("some-70b", 8192, "ffn_ln1", 2, 256, 8192, 28672, 0.7e-3)]
-    assert measured.decodes == [m.Decodes(32, 4, 128, 4, 1024, 0.05e-3)]
-    assert measured.rows == [m.Row("", "copy", 2, 4, 0, 16384, 2e-6)]
+    assert measured.products == [m.MatrixProduct("some-70b", 8192, "ffn_ln1", 2, 256, 8192, 28672, 0.7e-3)]
+    assert measured.decodes == [m.DecodeAttention(32, 4, 128, 4, 1024, 0.05e-3)]
+    assert measured.rows == [m.RowKernel("", "copy", 2, 4, 0, 16384, 2e-6)]
     assert measured.all_reduce == {"dgx_all_reduce": [m.Message(4, 1 << 20, 0.1e-3)]}  # of one node alone
     assert measured.network == {"send_inter_node_by_hidden_size": [m.Message(1, 512 * 8192 * 2 // 4, 0.2e-3)]}
     assert measured.chunks == []

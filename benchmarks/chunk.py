@@ -1,11 +1,11 @@
-"""How near does `scheduler.chunk=auto` come to the best chunk that one could have given?
+"""Compares `scheduler.chunk=auto` with the best fixed chunk.
 
     python -m benchmarks.chunk [--trace FILE]
 
-simulates each setting under `sarathi` and `equal_time` with chunks of 128 to 2,048 tokens and with `auto`, and prints
-makespan, p99 TBT and median TTFT of the default, of the fastest chunk and of `auto`. At a rate that the cluster can
-serve the makespan is the arrivals', and TTFT and TBT are what a chunk decides. A trace that `workload=trace` reads is
-one more setting. Times are simulated; nothing of them depends on the machine.
+Simulates each setting under `sarathi` and `equal_time` with chunks of 128 to 2,048 tokens and with `auto`, and prints
+makespan, p99 TBT and median TTFT of the default chunk, of the fastest one and of `auto`. At a rate that the cluster
+can serve, the arrivals decide the makespan, and the chunk decides TTFT and TBT. `--trace` adds a trace that
+`workload=trace` reads as one more setting. All times are simulated, so they do not depend on the machine.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from gapless.launch.compose import compose_one
 from gapless.launch.turns import requests
 from gapless.runtime.ledger.fleet import Fleet
 from gapless.runtime.simulation.replicas import simulated
+
+from .support.results import add_json_option, write_json
 
 CHUNKS = (128, 256, 384, 512, 768, 1024, 1536, 2048, "auto")
 POLICIES = ("sarathi", "equal_time")
@@ -45,14 +47,17 @@ SETTINGS: dict[str, tuple[str, ...]] = {
 
 
 class Run(NamedTuple):
+    """What one simulation came to; `first_picked`: the first chunks that `auto` picked, four at most."""
+
     chunk: int | str
-    makespan: float  # s
-    tbt: float  # ms, p99
-    ttft: float  # s, median
-    picked: list[int]  # by `auto`
+    makespan_s: float
+    p99_tbt_ms: float
+    median_ttft_s: float
+    first_picked: list[int]
+    num_picked: int
 
     def __str__(self) -> str:
-        return f"{self.makespan:7.1f} s {self.tbt:6.0f} ms {self.ttft:7.2f} s"
+        return f"{self.makespan_s:7.1f} s {self.p99_tbt_ms:6.0f} ms {self.median_ttft_s:7.2f} s"
 
 
 def run(overrides: tuple[str, ...], policy: str, chunk: int | str) -> Run:
@@ -61,13 +66,16 @@ def run(overrides: tuple[str, ...], policy: str, chunk: int | str) -> Run:
     records = [replica.record for replica in simulated(config, workload)]
     summary: dict[str, Any] = Fleet(records).summarize()
     picked = [int(note.split()[1]) for record in records for note in record.notes if note.startswith("chunk=auto: ")]
-    return Run(chunk, summary["duration"], summary["p99_itl_ms"], summary["median_ttft_ms"] / 1e3, picked)
+    ttft = summary["median_ttft_ms"] / 1e3
+    return Run(chunk, summary["duration"], summary["p99_itl_ms"], ttft, picked[:4], len(picked))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--trace", help="requests as they were recorded, for Llama 2 70B")
-    trace = parser.parse_args().trace
+    parser.add_argument("--trace", help="recorded requests, for Llama 2 70B")
+    add_json_option(parser)
+    arguments = parser.parse_args()
+    trace = arguments.trace
     settings = dict(SETTINGS)
     if trace is not None:
         settings["the same, the trace"] = (*LLAMA_70B, "workload=trace", f"workload.path={trace}")
@@ -77,17 +85,20 @@ def main() -> None:
             for name, overrides in settings.items()
             for policy in POLICIES
         }
+        rows = []
         print(f"{'':12}{'chunk':>14}  makespan   p99 TBT  p50 TTFT  auto's makespan by that one's")
         for (name, policy), futures in started.items():
             runs = {future.result().chunk: future.result() for future in futures}
+            rows += [{"setting": name, "policy": policy, **run._asdict()} for run in runs.values()]
             auto = runs.pop("auto")
-            fastest = min(runs.values(), key=lambda r: r.makespan)
+            fastest = min(runs.values(), key=lambda r: r.makespan_s)
             if policy == POLICIES[0]:
                 print(name)
-            print(f"  {policy:10}{256:>14} {runs[256]}{auto.makespan / runs[256].makespan:12.3f}")
-            print(f"{'':12}{f'fastest, {fastest.chunk}':>14} {fastest}{auto.makespan / fastest.makespan:12.3f}")
-            picked = ", ".join(map(str, auto.picked[:4])) + (", ..." if len(auto.picked) > 4 else "")
+            print(f"  {policy:10}{256:>14} {runs[256]}{auto.makespan_s / runs[256].makespan_s:12.3f}")
+            print(f"{'':12}{f'fastest, {fastest.chunk}':>14} {fastest}{auto.makespan_s / fastest.makespan_s:12.3f}")
+            picked = ", ".join(map(str, auto.first_picked)) + (", ..." if auto.num_picked > 4 else "")
             print(f"{'':12}{'auto':>14} {auto}      {picked}", flush=True)
+    write_json(arguments.json, "chunk", {"runs": rows})
 
 
 if __name__ == "__main__":

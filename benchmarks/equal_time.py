@@ -1,10 +1,10 @@
-"""What equal time is worth over equal tokens: `python -m benchmarks.equal_time [TRACE.csv.gz]`, simulated.
+"""Compares `equal_time` with `sarathi` on a simulated cluster: `python -m benchmarks.equal_time [TRACE.csv.gz]`.
 
-GPT-3 over 8 x 8 A100s (paper 5.3, B = 27, chunk 256), `sarathi` and `equal_time`: on Figure 12's lengths, all
-requests there at the start, then at shares of the rate that `sarathi` sustains; and where a trace is given (Azure's
-form) on its requests, all there at the start, each policy with the B that the memory gives it. Prints makespan, idle
-share without starved and fill_drain (of all stages, and all that the busiest idles), latencies, and how near each comes
-to the time that the same work takes without any bubble. Under a minute for 10,000 requests; --requests bounds them.
+GPT-3 over 8 x 8 A100s (paper 5.3, B = 27, chunk 256) serves Figure 12's lengths, first with all requests there at the
+start, then at shares of the rate that `sarathi` sustains. A trace in Azure's form adds its requests, all there at the
+start, where each policy has the B that memory allows. Prints the makespan; the idle share of all stages without
+`starved` and `fill_drain`; the idle share of the busiest stage with all causes; latencies; and the makespan of the same
+work without any bubble over the policy's makespan. Under a minute for 10,000 requests; --requests bounds them.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from gapless.conf.policies import EqualTimeConfig, SarathiConfig, SchedulerConfig
 from gapless.conf.schema import SimulateConfig
@@ -23,6 +24,8 @@ from gapless.runtime.ledger.ledger import Ledger
 from gapless.runtime.ledger.summary import summarize
 from gapless.runtime.simulation.replicas import simulated
 
+from .support.results import add_json_option, write_json
+
 SETTING = ("model=gpt3-175b", "hardware=a100-80g", "parallel=tp8_pp8", "workload=zipf", "simulation.host=false")
 HEAD = f"{'':28}{'makespan':>10}{'idle':>8}{'busiest':>9}{'p50 TBT':>10}{'p99 TBT':>10}{'p99 TTFT':>10}{'bound':>9}"
 
@@ -31,30 +34,33 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("trace", nargs="?")
     parser.add_argument("--requests", type=int, default=10_000)
+    add_json_option(parser)
     arguments = parser.parse_args()
     config = compose_one(SETTING, SimulateConfig, "simulate")
     config = replace(config, workload=replace(config.workload, num_prompts=arguments.requests))
     alike = SarathiConfig(batch=27), EqualTimeConfig(batch=27)
 
-    sarathi, _ = compare(f"Figure 12, {arguments.requests} requests at once", config, config.workload, alike)
+    rows = compare(f"Figure 12, {arguments.requests} requests at once", config, config.workload, alike)
+    sarathi = rows[0]["makespan_s"]
     for share in (0.95, 0.8):
         rate = share * arguments.requests / sarathi
         some = replace(config.workload, num_prompts=max(1, arguments.requests // 5), request_rate=rate)
-        compare(f"{share:.0%} of the rate that sarathi sustains: {rate:.2f} requests/s", config, some, alike)
+        rows += compare(f"{share:.0%} of the rate that sarathi sustains: {rate:.2f} requests/s", config, some, alike)
     if arguments.trace:
         trace = TraceConfig(path=arguments.trace, num_prompts=arguments.requests, request_rate=float("inf"))
-        compare("the trace, all at once", config, trace, (SarathiConfig(), EqualTimeConfig()))
+        rows += compare("the trace, all at once", config, trace, (SarathiConfig(), EqualTimeConfig()))
+    write_json(arguments.json, "equal_time", {"policies": rows})
 
 
 def compare(
     title: str, config: SimulateConfig, workload: WorkloadConfig, policies: Sequence[SchedulerConfig]
-) -> list[float]:
-    """Prints a row a policy; their makespans, in seconds."""
+) -> list[dict[str, Any]]:
+    """Simulate each policy, and print and return a row for each."""
     print(f"\n{title}\n{HEAD}")
-    return [row(replace(config, workload=workload, scheduler=policy)) for policy in policies]
+    return [{"arrivals": title, **row(replace(config, workload=workload, scheduler=policy))} for policy in policies]
 
 
-def row(config: SimulateConfig) -> float:
+def row(config: SimulateConfig) -> dict[str, Any]:
     items, _ = requests(config)
     (replica,) = simulated(config, items)
     ledger = Ledger(replica.record)
@@ -62,14 +68,25 @@ def row(config: SimulateConfig) -> float:
     batch = max(len(micro_batch.decodes) for micro_batch in replica.record.micro_batches)
     bound = bubble_free_seconds(replica.pipeline.costs, items.input_lens, items.output_lens, batch)
     busiest = max(summary["stage_busy_fraction"])
+    found = {
+        "policy": config.scheduler.name,
+        "most_decodes": batch,
+        "makespan_s": float(summary["duration"]),
+        "idle_share": summary["bubble_fraction_inner"],
+        "busiest_idle_share": 1 - busiest,
+        "median_tbt_ms": summary["median_itl_ms"],
+        "p99_tbt_ms": summary["p99_itl_ms"],
+        "p99_ttft_s": summary["p99_ttft_ms"] / 1e3,
+        "bound_share": bound / summary["duration"],
+    }
     name = f"  {config.scheduler.name} (B up to {batch})"
     print(
-        f"{name:28}{summary['duration']:8.1f} s{summary['bubble_fraction_inner']:8.2%}{1 - busiest:9.2%}"
-        f"{summary['median_itl_ms']:7.0f} ms{summary['p99_itl_ms']:7.0f} ms{summary['p99_ttft_ms'] / 1e3:8.1f} s"
-        f"{bound / summary['duration']:9.1%}",
+        f"{name:28}{found['makespan_s']:8.1f} s{found['idle_share']:8.2%}{found['busiest_idle_share']:9.2%}"
+        f"{found['median_tbt_ms']:7.0f} ms{found['p99_tbt_ms']:7.0f} ms{found['p99_ttft_s']:8.1f} s"
+        f"{found['bound_share']:9.1%}",
         flush=True,
     )
-    return float(summary["duration"])
+    return found
 
 
 if __name__ == "__main__":

@@ -1,18 +1,18 @@
-"""How near the simulated twin of a real run comes: `python -m benchmarks.fidelity`, or `make fidelity`.
+"""Compares real runs with their simulated twins: `python -m benchmarks.fidelity`, or `make fidelity`.
 
-A LLaMA of about 160M parameters with random weights over two pipeline stages of one thread each; three policies on two
-workloads. In each round each policy runs once for real on each workload (`gapless bench`), and before each run the
-machine's operators are profiled (`gapless profile`) and the profile's whole steps go through the real pipeline, each
-for about as long as the run. All of them measure into one profile: a shared machine's speed changes from one second to
-the next, so that the profile and the runs meet the same machine only over many of them. Each policy is then simulated
-on each workload (`gapless simulate`) by that profile. Nothing of the simulation is fitted to the runs.
+A LLaMA of about 160M parameters with random weights serves two workloads under three policies, over two pipeline stages
+of one thread each. In each round each policy runs once for real on each workload (`gapless bench`). Before each run the
+machine's operators are profiled (`gapless profile`), and whole micro-batches of the profile go through the real
+pipeline, each for about as long as the run. All rounds measure into one profile: a shared machine's speed changes from
+one second to the next, so profile and runs see the same machine only on average. Each policy is then simulated on each
+workload (`gapless simulate`) with that profile. Nothing in the simulation is fitted to the runs.
 
-Beside each difference stands its standard error, from how the runs, and the steps before them, differ by themselves:
-what is within two of them of the bound asked is not told by as many rounds.
+Beside each difference stands its standard error, which comes from how much the runs, and the micro-batches before them,
+differ among themselves. A difference within two standard errors of its bound needs more rounds to decide.
 
-What a twin is off by has two sources, which the last table tells apart: stage times that the profile foretells badly,
-and all else that a simulation may have wrong, sends, control and the order of things. There each real run is simulated
-once more with its own stage times, step by step.
+A twin can differ for two reasons: the profile predicts stage times badly, or the simulation gets something else wrong,
+such as sends, control or the order of micro-batches. The last table separates them: it simulates each real run once
+more with the stage times that the run had.
 
 Further arguments are overrides of `gapless bench` and `gapless simulate`. About ten minutes a round on 2 cores that do
 nothing else.
@@ -48,6 +48,8 @@ from gapless.runtime.profiling.profile_plan import plan_profile
 from gapless.runtime.run_folder.run_folder import RunFolder, read_run_folder
 from gapless.runtime.simulation.replicas import make_replicas, run_fleet
 
+from .support.results import add_json_option, write_json
+
 POLICIES = {
     "orca_best": ("scheduler=orca_best",),
     "sarathi": ("scheduler=sarathi", "scheduler.chunk=64"),
@@ -62,14 +64,15 @@ WORKLOADS = {
              "workload.pd_ratio=10", "workload.num_prompts=12"),
 }  # fmt: skip
 PROFILE = "profile"
-STEPS = 3  # times that each micro-batch goes through the pipeline before a run: about as long as the run
+PIPELINE_SAMPLES = 3  # passes of each micro-batch through the pipeline before a run, about as long as the run
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path, default=Path("runs/fidelity"))
-    parser.add_argument("--report", action="store_true", help="only simulate again and compare, from what is in --out")
+    parser.add_argument("--report", action="store_true", help="only simulate again and compare with the runs in --out")
+    add_json_option(parser)
     arguments, overrides = parser.parse_known_args()
     out: Path = arguments.out
     if not arguments.report:
@@ -80,7 +83,7 @@ def main() -> int:
         shutil.rmtree(cell.twin(out), ignore_errors=True)
         _gapless("simulate", *cell.setting, *overrides, f"simulation.profile={out / PROFILE}",
                  f"hydra.run.dir={cell.twin(out)}")  # fmt: skip
-    report(out, arguments.rounds)
+    report(out, arguments.rounds, arguments.json)
     return 0
 
 
@@ -89,6 +92,9 @@ class Cell(NamedTuple):
 
     workload: str
     policy: str
+
+    def __str__(self) -> str:
+        return f"{self.workload}, {self.policy}"
 
     @property
     def setting(self) -> tuple[str, ...]:
@@ -105,12 +111,13 @@ CELLS = [Cell(workload, policy) for workload in WORKLOADS for policy in POLICIES
 
 
 def measure(out: Path, number: int, overrides: Sequence[str]) -> None:
-    """A round: operators, micro-batches through the pipeline and real runs by turns."""
+    """Run one round: by turns profile operators, send micro-batches through the pipeline and run a policy for real."""
     profile = [*MACHINE, *GRID, f"hydra.run.dir={out / PROFILE}"]
     plan = plan_profile(compose_one(profile, ProfileConfig, "profile"))
     for turn, cell in enumerate(CELLS, (number - 1) * len(CELLS) + 1):
         _gapless("profile", *profile, f"samples={turn}", "pipeline=false")
-        measure_pipeline(plan, ProfileFolder(out / PROFILE), turn * STEPS, Console(stderr=True, highlight=False))
+        console = Console(stderr=True, highlight=False)
+        measure_pipeline(plan, ProfileFolder(out / PROFILE), turn * PIPELINE_SAMPLES, console)
         _gapless("bench", *cell.setting, *overrides, f"hydra.run.dir={cell.real(out, number)}")
 
 
@@ -121,7 +128,7 @@ def _gapless(*command: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Of one run, seconds: its makespan, each stage's busy time, idle time by cause summed over the stages."""
+    """Seconds of one run: its makespan, each stage's busy time, and the idle time of all stages by cause."""
 
     makespan: float
     busy: list[float]
@@ -135,21 +142,28 @@ class Figures:
         return cls(ledger.span_seconds, busy, causes)
 
 
-def report(out: Path, rounds: int) -> None:
-    """Real beside simulated, by workload and policy, then whether what is asked is met."""
+def report(out: Path, rounds: int, json_file: Path | None) -> None:
+    """Print real beside simulated for each workload and policy, then whether each requirement is met."""
     profile = ProfileFolder(out / PROFILE)
     stages, about = profile.stages(), profile.about()
     operators = MeasuredOperators(profile.operators())
-    each = len(stages) // (rounds * len(CELLS))  # what one turn measured
+    each = len(stages) // (rounds * len(CELLS))  # measurements of one turn
     paces = [pace(operators, about.layers, stages[at : at + each]) for at in range(0, len(stages), each)]
     of_profile = _error(paces) / statistics.mean(paces)
-    print(f"\nsteps through the pipeline took {statistics.mean(paces):.3f} times what their operators did, "
+    print(f"\nmicro-batches through the pipeline took {statistics.mean(paces):.3f} times as long as their operators, "
           f"{min(paces):.3f} to {max(paces):.3f} from one turn to the next: +-{of_profile:.1%}")  # fmt: skip
     worst = {"makespan": (0.0, 0.0), "busy": (0.0, 0.0), "cause": (0.0, 0.0)}
-    replayed: list[tuple[str, Figures, Figures, float]] = []
+    replayed: list[tuple[Cell, Figures, Figures, float]] = []
+    tables: dict[str, list[dict[str, Any]]] = {
+        "pace": [{
+            "mean_ratio": statistics.mean(paces), "least_ratio": min(paces), "most_ratio": max(paces),
+            "error_share": of_profile,
+        }],
+        "twins": [], "requirements": [], "replays": [],
+    }  # fmt: skip
 
-    def row(kind: str, name: str, real: list[float], twin: float, over: float | None = None) -> None:
-        """Prints it: the twin less the runs' median, over that or `over`, and the standard error of this."""
+    def row(cell: Cell, kind: str, name: str, real: list[float], twin: float, over: float | None = None) -> None:
+        """Print and keep the twin minus the runs' median, relative to that median or to `over`, with its error."""
         middle = statistics.median(real)
         off = (twin - middle) / (over or middle)
         error = math.hypot(1.25 * _error(real), of_profile * twin) / (over or middle)  # 1.25: of a median
@@ -158,49 +172,62 @@ def report(out: Path, rounds: int) -> None:
             f"  {name:<22}{middle:8.2f} {spread:<18}{twin:8.2f}   {off:+6.1%} +- {error:4.1%}{' of span' * bool(over)}"
         )
         worst[kind] = max(worst[kind], (abs(off), error))
+        tables["twins"].append({
+            "workload": cell.workload, "policy": cell.policy, "figure": name, "real_median_s": middle,
+            "real_least_s": min(real), "real_most_s": max(real), "twin_s": twin, "difference_share": off,
+            "error_share": error, "relative_to": "span" if over else "real",
+        })  # fmt: skip
 
     for cell in CELLS:
-        name = f"{cell.workload}, {cell.policy}"
         twin = Figures.of(read_run_folder(cell.twin(out)).load())
         real = []
         for number in range(1, rounds + 1):
             folder = read_run_folder(cell.real(out, number))
             real.append(Figures.of(folder.load()))
-            replayed.append((name, real[-1], *with_own_times(folder, out / PROFILE)))
-        print(f"\n{name}: median of {rounds} runs, least and most, the twin")
+            replayed.append((cell, real[-1], *with_own_times(folder, out / PROFILE)))
+        print(f"\n{cell}: median of {rounds} runs, least and most, the twin")
         spans = [run.makespan for run in real]
-        row("makespan", "makespan", spans, twin.makespan)
+        row(cell, "makespan", "makespan", spans, twin.makespan)
         for stage, busy in enumerate(twin.busy):
-            row("busy", f"busy, stage {stage}", [run.busy[stage] for run in real], busy)
+            row(cell, "busy", f"busy, stage {stage}", [run.busy[stage] for run in real], busy)
         for cause in map(str, CAUSES):
             seconds = [run.causes[cause] for run in real]
             if max(*seconds, twin.causes[cause]) > 0.002 * min(spans):
-                row("cause", cause, seconds, twin.causes[cause], statistics.median(spans))
-    print("\nasked, of medians")
+                row(cell, "cause", cause, seconds, twin.causes[cause], statistics.median(spans))
+    print("\nrequired of medians")
     for what, key, most in (
         ("makespan, twin over real", "makespan", 0.05),
         ("busy time of each stage, twin over real", "busy", 0.05),
         ("idle seconds of each cause, over the run's span", "cause", 0.10),
     ):
         off, error = worst[key]
-        met = "met" if off <= most else "not met" if off - 2 * error > most else "not told by as many rounds"
-        print(f"  {what:<50} off by {off:.1%} +- {error:.1%} at the most; {most:.0%} is asked: {met}")
-    print("\neach run simulated with its own stage times: what is left is not the cost model's")
+        met = "met" if off <= most else "not met" if off - 2 * error > most else "too few rounds to decide"
+        print(f"  {what:<50} off by {off:.1%} +- {error:.1%} at the most; {most:.0%} is allowed: {met}")
+        tables["requirements"].append({
+            "requirement": what, "most_difference_share": off, "error_share": error, "allowed_share": most,
+            "verdict": met,
+        })  # fmt: skip
+    print("\neach run simulated with its own stage times: the cost model has no part in these differences")
     print(f"  {'':<22}{'makespan':>10}{'the cause that is off most':>40}{'micro-batches alike':>22}")
-    for name, run, again, alike in replayed:
+    for cell, run, again, alike in replayed:
         causes = {cause: (again.causes[cause] - seconds) / run.makespan for cause, seconds in run.causes.items()}
         cause = max(causes, key=lambda cause: abs(causes[cause]))
         most_off = f"{cause} {causes[cause]:+.1%} of span"
-        print(f"  {name:<22}{again.makespan / run.makespan:10.3f}{most_off:>40}{alike:>22.0%}")
+        print(f"  {cell!s:<22}{again.makespan / run.makespan:10.3f}{most_off:>40}{alike:>22.0%}")
+        tables["replays"].append({
+            "workload": cell.workload, "policy": cell.policy, "makespan_ratio": again.makespan / run.makespan,
+            "cause": cause, "cause_share_of_span": causes[cause], "alike_share": alike,
+        })  # fmt: skip
+    write_json(json_file, "fidelity", tables)
 
 
 def _error(samples: Sequence[float]) -> float:
-    """Standard error of their mean."""
+    """The standard error of the mean of `samples`."""
     return statistics.stdev(samples) / math.sqrt(len(samples)) if len(samples) > 1 else math.inf
 
 
 def with_own_times(folder: RunFolder, profile: Path) -> tuple[Figures, float]:
-    """A real run simulated with the stage times that it had; the share of micro-batches that came out the same."""
+    """Simulate a real run with the stage times that it had; also return the share of micro-batches that are alike."""
     mapping = {key: _from_json(folder.config[key]) for key in ("model", "hardware", "parallel", "scheduler", "cache",
                                                               "seed", "workload")}  # fmt: skip
     config = build(SimulateConfig, mapping | {"simulation": {"profile": str(profile)}})
@@ -213,7 +240,7 @@ def with_own_times(folder: RunFolder, profile: Path) -> tuple[Figures, float]:
 
 
 class _OwnTimes(StageCosts):
-    """A run's stage times in the order of its micro-batches, then those of a cost model."""
+    """Gives a real run's stage times in the order of its micro-batches, and those of a cost model after its last."""
 
     def __init__(self, record: RunRecord, beyond: StageCosts) -> None:
         super().__init__(beyond.layers, beyond.operators)
@@ -233,7 +260,7 @@ class _OwnTimes(StageCosts):
 
 
 def _from_json(value: Any) -> Any:
-    """A config's value as JSON has it, which knows no infinity."""
+    """Turn a config's value read from JSON back: JSON has no infinity, so it holds "inf"."""
     if isinstance(value, dict):
         return {key: _from_json(below) for key, below in value.items()}
     if isinstance(value, list):

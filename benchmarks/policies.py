@@ -1,10 +1,10 @@
-"""Policies side by side on the real pipeline: `python -m benchmarks.policies`.
+"""Runs three policies side by side on the real pipeline: `python -m benchmarks.policies`.
 
-A LLaMA of about 160M parameters with random weights over two pipeline stages of one thread each; requests of 512 to
-2048 tokens, P:D 10, all there at the start, through `orca_best`, `sarathi` and `equal_time` by turns, each as often.
-Prints `gapless bench`'s table, then what is asked of the policies, met or not; what of each speed-up comes from less
-compute and what from fewer bubbles; and how much slower a stage computes while the other does: where cores share what
-they compute with, bubbles that a policy removes come back as slower compute.
+A LLaMA of about 160M parameters with random weights serves requests of 512 to 2048 tokens, P:D 10, over two pipeline
+stages of one thread each. All requests are there at the start; `orca_best`, `sarathi` and `equal_time` take turns.
+Prints `gapless bench`'s table, then whether the policies meet their requirements; how much of each speed-up comes from
+less compute and how much from fewer bubbles; and how much slower a stage computes while the other does. Where cores
+share caches or memory bandwidth, removed bubbles can come back as slower compute.
 
 Further arguments are overrides of `gapless bench`. About 50 minutes on 2 cores; --requests and --repeats shorten it.
 """
@@ -27,6 +27,8 @@ from gapless.runtime.core.run_record import RunRecord
 from gapless.runtime.ledger.ledger import Ledger
 from gapless.runtime.run_folder.run_folder import read_run_folder
 
+from .support.results import add_json_option, write_json
+
 POLICIES = ("orca_best", "sarathi", "equal_time")
 SETTING = (
     "model=llama-160m",
@@ -34,8 +36,8 @@ SETTING = (
     "parallel=pp2",
     "parallel.threads=1",
     f"scheduler={','.join(POLICIES)}",
-    "scheduler.batch=8",  # so few, that every slot is refilled several times within a run
-    "scheduler.chunk=96",  # (B-1) x P:D = 70, and a little more: smaller chunks waste compute
+    "scheduler.batch=8",  # few enough that every slot is refilled several times in a run
+    "scheduler.chunk=96",  # a little over (B-1) x P:D = 70, as smaller chunks waste compute
     "workload=zipf",
     "workload.theta=0",  # uniform
     "workload.min_len=512",
@@ -49,10 +51,11 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=36)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", type=Path, default=Path("runs/policies"))
-    parser.add_argument("--report", action="store_true", help="only of the runs that are in --out")
+    parser.add_argument("--report", action="store_true", help="only report on the runs in --out")
+    add_json_option(parser)
     arguments, overrides = parser.parse_known_args()
     if arguments.report:
-        report(arguments.out)
+        report(arguments.out, arguments.json)
         return 0
     command = [
         "bench", *SETTING, f"workload.num_prompts={arguments.requests}", f"repeats={arguments.repeats}",
@@ -60,17 +63,19 @@ def main() -> int:
     ]  # fmt: skip
     if code := gapless(command):
         return code
-    report(arguments.out)
+    report(arguments.out, arguments.json)
     return 0
 
 
-def report(folder: Path) -> None:
-    """What is asked of the policies, and what the hardware bears, from a benchmark's folder; of one that was stopped,
-    from the turns that all policies had."""
+def report(folder: Path, json_file: Path | None) -> None:
+    """Print what the runs in `folder` came to; of a stopped benchmark, only the turns that all policies had."""
     paths = sorted(path.parent for path in folder.glob("*/summary.json"))
     of = {name: [path for path in paths if path.name.endswith(f"_{name}")] for name in POLICIES}
     turns = min(map(len, of.values()))
     summaries = {name: [json.loads((p / "summary.json").read_text()) for p in of[name][:turns]] for name in POLICIES}
+    policies: list[dict[str, Any]] = []
+    requirements: list[dict[str, Any]] = []
+    speed_ups: list[dict[str, Any]] = []
     print(f"\n{turns} turns of {', '.join(POLICIES)}; medians")
     for name, runs in summaries.items():
         tokens, bubbles, tail = (
@@ -78,12 +83,14 @@ def report(folder: Path) -> None:
             for key in ("total_token_throughput", "bubble_fraction", "p99_itl_ms")
         )
         print(f"  {name:<12} {tokens:7.1f} tok/s   bubbles {bubbles:6.1%}   p99 TBT {tail / 1e3:6.2f} s")
+        figures = {"tokens_per_s": tokens, "bubble_share": bubbles, "p99_tbt_s": tail / 1e3}
+        policies.append({"policy": name, **figures})
 
     def ratios(metric: str, over: str, under: str) -> list[float]:
-        """Turn by turn: both ran one after the other."""
+        """The metric of one over the other, turn by turn: both ran one after the other."""
         return [a[metric] / max(b[metric], 1e-12) for a, b in zip(summaries[over], summaries[under], strict=True)]
 
-    print("\nasked, turn by turn: median [least .. most]")
+    print("\nrequired, turn by turn: median [least .. most]")
     for text, values, holds in (
         ("throughput of sarathi over orca_best, at least 1.25",
          ratios("total_token_throughput", "sarathi", "orca_best"), lambda r: r >= 1.25),
@@ -99,6 +106,10 @@ def report(folder: Path) -> None:
         median = statistics.median(values)
         met = "met" if holds(median) else "NOT MET"
         print(f"  {text:<56} {median:6.3f} [{min(values):.3f} .. {max(values):.3f}]  {met}")
+        requirements.append({
+            "requirement": text, "median_ratio": median, "least_ratio": min(values), "most_ratio": max(values),
+            "met": holds(median),
+        })  # fmt: skip
 
     print("\nspeed-up = (compute time of the one / of the other) x (busy share of the other / of the one), medians")
     for over, under in (("sarathi", "orca_best"), ("equal_time", "sarathi")):
@@ -108,20 +119,31 @@ def report(folder: Path) -> None:
             for a, b in zip(summaries[over], summaries[under], strict=True)
         ]
         most = statistics.median(1 / (1 - run["bubble_fraction"]) for run in summaries[under])
+        from_compute, from_busy = statistics.median(compute), statistics.median(busy)
         print(
-            f"  {over} over {under}: {statistics.median(compute):.3f} x {statistics.median(busy):.3f}; "
+            f"  {over} over {under}: {from_compute:.3f} x {from_busy:.3f}; "
             f"without any bubble and as much compute it would be {most:.3f}"
         )
+        speed_ups.append({
+            "policy": over, "over": under, "compute_ratio": from_compute, "busy_ratio": from_busy,
+            "without_bubbles_ratio": most,
+        })  # fmt: skip
 
     print("\na stage's time for a micro-batch while the other stage computes, over its time while the other is idle")
-    for name in POLICIES:
+    for name, row in zip(POLICIES, policies, strict=True):
         found = [slowdown(read_run_folder(path).load()) for path in of[name][:turns]]
         work = statistics.median(_compute(summary) for summary in summaries[name])
         print(
             f"  {name:<12} {statistics.median(found):.2f} [{min(found):.2f} .. {max(found):.2f}]   "
             f"a stage computed for {work:.1f} s"
         )
+        row |= {
+            "median_slowdown": statistics.median(found), "least_slowdown": min(found), "most_slowdown": max(found),
+            "compute_s": work,
+        }  # fmt: skip
     print("  (1.00: stages do not disturb each other; above it, a stage computes faster in the other's bubbles)")
+    tables = {"policies": policies, "requirements": requirements, "speed_ups": speed_ups}
+    write_json(json_file, "policies", tables)
 
 
 def _compute(summary: dict[str, Any]) -> float:
@@ -130,9 +152,10 @@ def _compute(summary: dict[str, Any]) -> float:
 
 
 def slowdown(record: RunRecord) -> float:
-    """1 + b of the least squares fit of stage times by w . features x (1 + b x overlap), relative errors, b >= 0.
+    """How many times longer a stage takes for a micro-batch while the other stages compute.
 
-    Overlap is the share of a micro-batch's time in which other stages computed too, averaged over them.
+    Fits stage times by w . features x (1 + b x overlap) with b >= 0, least squares of relative errors, and returns
+    1 + b. Overlap is the share of a micro-batch's time in which another stage computed too, averaged over the others.
     """
     micro_batches = {micro_batch.micro_batch: np.array(features(micro_batch)) for micro_batch in record.micro_batches}
     lanes = Ledger(record).lanes
@@ -154,7 +177,7 @@ def slowdown(record: RunRecord) -> float:
 def _cumulative(
     begin: npt.NDArray[np.float64], end: npt.NDArray[np.float64]
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Times, and seconds of compute up to each."""
+    """Begin and end times in order, and the seconds of compute up to each."""
     times = np.stack([begin, end], axis=1).reshape(-1)
     return times, np.cumsum(np.stack([np.zeros(len(begin)), end - begin], axis=1).reshape(-1))
 

@@ -1,9 +1,10 @@
-"""How fast simulations go: `python -m benchmarks.speed`, Figure 12 of the paper through `sarathi` and `equal_time`.
+"""Times simulations of Figure 12 of the paper under `sarathi` and `equal_time`: `python -m benchmarks.speed`.
 
-10,000 requests of GPT-3 over 8 stages of 8 A100s, without a host: each policy by turns from its sources and compiled
-(`python -m gapless.launch.compile`), each run in a process of its own on one core. Prints medians over the rounds:
-seconds from the first request to the last with the cost model warm (it has answered for every number of tokens once),
-by micro-batch and by decode, and the most memory that the process ever had. About four minutes.
+10,000 requests of GPT-3 over 8 stages of 8 A100s, without host overhead. Each policy runs by turns from its sources and
+compiled (`python -m gapless.launch.compile`), each run in a process of its own on one core. Prints the median, least
+and most seconds over the rounds, the median divided by micro-batches, and the peak memory of a process. A run's seconds
+are those from the first request to the last, after the cost model has answered once for every number of tokens. About
+four minutes.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ import sys
 import time
 from typing import Any
 
+from .support.results import add_json_option, write_json
+
 POLICIES = ("sarathi", "equal_time")
 FIGURE_12 = (
     "model=gpt3-175b", "hardware=a100-80g", "parallel=tp8_pp8", "workload=zipf", "scheduler.batch=27",
@@ -30,6 +33,7 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--one", metavar="POLICY", help=argparse.SUPPRESS)
+    add_json_option(parser)
     arguments = parser.parse_args()
     if arguments.one:
         print(json.dumps(measure(arguments.one, arguments.requests)))
@@ -49,19 +53,27 @@ def main() -> int:
                 found.setdefault((policy, "compiled" if way == "1" else "sources"), []).append(one)
         print(f"round {number + 1} of {arguments.rounds}", file=sys.stderr, flush=True)
     print(f"{'':<22}{'micro-batches':>14}{'decodes':>12}{'seconds':>9}{'least':>8}{'most':>8}{'us each':>9}{'MB':>6}")
-    for (policy, way), runs in found.items():
+    rows = []
+    for (policy, code), runs in found.items():
         seconds, first = [run["seconds"] for run in runs], runs[0]
-        middle = statistics.median(seconds)
+        row = {
+            "policy": policy, "code": code, "micro_batches": first["micro_batches"], "decodes": first["decodes"],
+            "median_s": statistics.median(seconds), "least_s": min(seconds), "most_s": max(seconds),
+            "median_us_per_micro_batch": statistics.median(seconds) / first["micro_batches"] * 1e6,
+            "megabytes": max(run["megabytes"] for run in runs),
+        }  # fmt: skip
+        rows.append(row)
         print(
-            f"{policy + ', ' + way:<22}{first['micro_batches']:>14,}{first['decodes']:>12,}{middle:>9.2f}"
-            f"{min(seconds):>8.2f}{max(seconds):>8.2f}{middle / first['micro_batches'] * 1e6:>9.0f}"
-            f"{max(run['megabytes'] for run in runs):>6.0f}"
+            f"{policy + ', ' + code:<22}{row['micro_batches']:>14,}{row['decodes']:>12,}{row['median_s']:>9.2f}"
+            f"{row['least_s']:>8.2f}{row['most_s']:>8.2f}{row['median_us_per_micro_batch']:>9.0f}"
+            f"{row['megabytes']:>6.0f}"
         )
+    write_json(arguments.json, "speed", {"runs": rows})
     return 0
 
 
 def measure(policy: str, requests: int) -> dict[str, Any]:
-    """One run in this process."""
+    """Simulate one run in this process; its seconds, counts and peak memory."""
     from gapless.conf.schema import SimulateConfig
     from gapless.launch.compose import compose_one
     from gapless.launch.turns import requests as make_requests

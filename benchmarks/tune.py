@@ -1,21 +1,23 @@
-"""How far `gapless tune` is behind brute force, and how much less it simulates: `python -m benchmarks.tune`.
+"""Compares `gapless tune` with brute force, in capacity found and in simulations: `python -m benchmarks.tune`.
 
-Six questions of different models, devices, lengths and SLOs. Each is searched as `gapless tune` does it, and once more
-with the capacity of every setting on the whole workload (`search.exhaustive=true`). The race may win: it tries chunks
-between those asked for. About seven minutes on one core.
+Six questions differ in model, device, lengths and SLO. Each is searched as `gapless tune` does, and once more with the
+capacity of every setting on the whole workload (`search.exhaustive=true`). The race can find more than brute force: it
+also tries chunks between those of `search.chunk`. About seven minutes on one core.
 
 Further arguments are overrides of `gapless tune`.
 """
 
 from __future__ import annotations
 
-import sys
+import argparse
 import time
 from dataclasses import replace
 
 from gapless.conf.tuning import TuneConfig
 from gapless.launch.compose import compose_one
 from gapless.runtime.tuning.search import Search, Tried
+
+from .support.results import add_json_option, write_json
 
 COMMON = (
     "nodes=1", "scheduler=sarathi,equal_time,orca_best", "search.chunk=[128,512,2048]", "workload=fixed",
@@ -54,11 +56,15 @@ QUESTIONS = {
 }  # fmt: skip
 
 
-def main(arguments: list[str]) -> None:
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_json_option(parser)
+    arguments, overrides = parser.parse_known_args()
     columns = ("requests/s", "best", "behind", "settings", "simulations", "requests simulated", "CPU")
     print(f"{'':<38}" + "".join(f"{name:>{width(name)}}" for name in columns))
+    rows = []
     for name, question in QUESTIONS.items():
-        config = compose_one([*COMMON, *question, *arguments], TuneConfig, "tune")
+        config = compose_one([*COMMON, *question, *overrides], TuneConfig, "tune")
         start = time.process_time()
         raced = Search(config)
         won = best(raced.race())
@@ -72,12 +78,20 @@ def main(arguments: list[str]) -> None:
             f"{raced.simulations} / {brute.simulations}", f"{raced.requests:,} / {brute.requests:,}",
             f"{between - start:.1f} / {end - between:.1f} s",
         )  # fmt: skip
-        row = "".join(f"{value:>{width(name)}}" for name, value in zip(columns, values, strict=True))
-        print(f"{name:<38}{row}", flush=True)
+        cells = "".join(f"{value:>{width(column)}}" for column, value in zip(columns, values, strict=True))
+        print(f"{name:<38}{cells}", flush=True)
+        rows.append({
+            "question": name, "race_requests_per_s": won, "exhaustive_requests_per_s": most,
+            "behind_share": 1 - won / most, "settings": len(every),
+            "race_simulations": raced.simulations, "exhaustive_simulations": brute.simulations,
+            "race_simulated_requests": raced.requests, "exhaustive_simulated_requests": brute.requests,
+            "race_cpu_s": between - start, "exhaustive_cpu_s": end - between,
+        })  # fmt: skip
+    write_json(arguments.json, "tune", {"questions": rows})
 
 
 def best(tried: list[Tried]) -> float:
-    """The highest capacity on the whole workload, requests/s."""
+    """The highest capacity that was found on the whole workload, in requests/s."""
     return max(one.low for one in tried if one.rung == "whole")
 
 
@@ -86,4 +100,4 @@ def width(column: str) -> int:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -1,22 +1,24 @@
-"""Beside a peer simulator: `python -m benchmarks.vidur PYTHON DATA`, the same runs by Vidur and by `gapless simulate`.
+"""Compares `gapless simulate` with Vidur, a peer simulator, on the same runs: `python -m benchmarks.vidur PYTHON DATA`.
 
 PYTHON is an interpreter that has Vidur (microsoft/vidur, MIT; `pip install vidur==0.0.26`), DATA a folder of its
 measurements of an A100 (`benchmarks/support/measurements.py` says which files). Vidur learns the times of operators
 from them once (`--cache FOLDER` keeps what it learned), and the constants of `hardware=a100-80g` were fitted to them.
-Both get
-the same model, ranks, requests with their arrivals, most requests and tokens of a micro-batch, and KV blocks; neither
-counts a host. Where a key of ours names what Vidur takes for granted it is set so: a stage is held up while it sends,
-and sends whole activations. Its policies, and ours of the same rule:
+Both get the same model, ranks, arrivals, KV blocks and bounds on requests and tokens of a micro-batch, and neither adds
+host overhead. Where a key of ours names what Vidur assumes, it is set to that: a stage cannot compute while it sends,
+and it sends whole activations. Vidur's policies, and ours with the same rule:
 
     sarathi   decodes first, then chunks of prompts, up to `tokens`       token_budget, scheduler.budget=`tokens`
     vllm      prompts first, whole, up to `tokens`; else decodes          prefill_first, scheduler.max_batched_tokens
     orca      decodes and whole prompts                                   token_budget without a bound
 
-Runs go by turns, one at a time. The first table has what is simulated, the second how fast, medians over `--rounds` in
-seconds of CPU: of the simulation alone, Vidur's without any metric, ours with its record of every token and span; with
-metrics, Vidur's request, batch and utilization metrics as CSV, our ledger and summary; and of a whole command, a
-process from its start to its end, Vidur's without plots, traces and learning, ours with its page, figures and trace.
-The third has times of single micro-batches by operator beside what was measured.
+Runs take turns, one at a time. The first table compares simulated times. The second compares speed, in medians of CPU
+seconds over `--rounds`:
+
+    simulation      Vidur without any metric, gapless with its record of every token and span
+    with metrics    Vidur with request, batch and utilization metrics as CSV, gapless with ledger and summary
+    whole command   a process from start to end, Vidur without plots, traces and learning, gapless with page and trace
+
+The third compares predicted times of single micro-batches, by operator, with the measured times.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -47,6 +50,7 @@ from gapless.runtime.simulation.replicas import simulated
 from gapless.runtime.workload import Workload
 
 from .support import measurements
+from .support.results import add_json_option, write_json
 from .support.vidur_process import CODELLAMA, LLAMA, TP, Model, Vidur
 
 NO_BOUND = 1 << 20
@@ -68,8 +72,12 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """`tokens` of a micro-batch as the policy bounds them; `batch`: most requests of one. `follow`: chunks of a prompt
-    follow each other through the stages, as ours do; by Vidur's default each waits until the one before has left."""
+    """A run that both simulators make.
+
+    `tokens` and `batch` bound the tokens and requests of a micro-batch. With `follow` the chunks of a prompt follow
+    each other through the stages, as they always do in gapless. By Vidur's default each waits until the one before has
+    left.
+    """
 
     model: Model
     pp: int
@@ -102,7 +110,7 @@ SETTINGS = (
     Setting(LLAMA, 4, "sarathi", 512, 64, (*CHAT, RATE)),
     Setting(LLAMA, 4, "vllm", 4096, 64, ZIPF),
 )
-# Micro-batches whose sizes were measured: (tokens, tokens of its context with them) of each request.
+# Micro-batches whose sizes were measured: (new tokens, context with them) of each request.
 MICRO_BATCHES = {
     "a chunk of 512": [(512, 512)],
     "a chunk of 512 after 1,024": [(512, 1536)],
@@ -114,12 +122,13 @@ MICRO_BATCHES = {
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """Of each request [arrival, first token, end] in simulated seconds, and of the simulation its seconds of CPU."""
+    """`times` [requests, 3]: arrival, first token and end in simulated seconds; `seconds`: CPU time to simulate."""
 
     times: Floats
     seconds: float
 
-    def cells(self) -> list[float]:
+    def figures(self) -> list[float]:
+        """Makespan, mean and p99 TTFT, mean and p99 end-to-end latency, in simulated seconds."""
         arrival, first, end = self.times.T
         return [
             float(value) for value in (
@@ -137,6 +146,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=500)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", type=int, nargs="*", help="numbers of settings, from 1; default: all")
+    add_json_option(parser)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         vidur = Vidur(arguments.python, arguments.data, arguments.cache or Path(scratch), Path(scratch))
@@ -146,21 +156,29 @@ def main() -> None:
             vidur.operators(model, 2, [[(1, 1)]])
         print(f"Vidur has learned the times of operators, {time.perf_counter() - start:.0f} s")
         chosen = [SETTINGS[number - 1] for number in arguments.only] if arguments.only else SETTINGS
-        compare(vidur, chosen, arguments.requests, arguments.rounds)
-        by_operator(vidur, arguments.data)
+        tables = compare(vidur, chosen, arguments.requests, arguments.rounds)
+        tables["operators"] = by_operator(vidur, arguments.data)
+    write_json(arguments.json, "vidur", tables)
 
 
-def compare(vidur: Vidur, settings: Sequence[Setting], num: int, rounds: int) -> None:
-    """Prints what is simulated, then how fast."""
+def compare(vidur: Vidur, settings: Sequence[Setting], num: int, rounds: int) -> dict[str, list[dict[str, Any]]]:
+    """Simulate all settings; print and return the tables of simulated times and of speed."""
+    tables: dict[str, list[dict[str, Any]]] = {"simulated": [], "speed": []}
     table(("", "makespan", "ours", "mean TTFT", "p99 TTFT", "mean e2e", "p99 e2e"))
     speeds = []
     for setting in settings:
         config = configure(setting, num)
         workload, _ = requests(config)
         turns = [turn(vidur, setting, config, workload) for _ in range(rounds)]
-        a, b = (side.cells() for side in turns[0][0])
+        a, b = (side.figures() for side in turns[0][0])
         pairs = [f"{x:.2f} / {y:.2f} s" for x, y in zip(a, b, strict=True)]
         table((str(setting), pairs[0], f"{b[0] / a[0] - 1:+.1%}", *pairs[1:]))
+        names = ("makespan", "mean_ttft", "p99_ttft", "mean_e2e", "p99_e2e")
+        tables["simulated"].append({
+            "setting": str(setting), "makespan_difference_share": b[0] / a[0] - 1,
+            **{f"vidur_{name}_s": value for name, value in zip(names, a, strict=True)},
+            **{f"gapless_{name}_s": value for name, value in zip(names, b, strict=True)},
+        })  # fmt: skip
         speeds.append([
             [statistics.median(each[level][side].seconds for each in turns) for side in range(2)] for level in range(3)
         ])  # fmt: skip
@@ -170,13 +188,25 @@ def compare(vidur: Vidur, settings: Sequence[Setting], num: int, rounds: int) ->
         texts.append("{:.1f} / {:.1f} s".format(*levels[2]))
         times = [f"{a / b:.1f}" for a, b in levels]
         table((str(setting), *(cell for pair in zip(texts, times, strict=True) for cell in pair)))
+        (bare, metrics, command) = levels
+        tables["speed"].append({
+            "setting": str(setting),
+            "vidur_requests_per_s": num / bare[0], "gapless_requests_per_s": num / bare[1],
+            "speed_ratio": bare[0] / bare[1],
+            "vidur_with_metrics_requests_per_s": num / metrics[0],
+            "gapless_with_metrics_requests_per_s": num / metrics[1],
+            "with_metrics_speed_ratio": metrics[0] / metrics[1],
+            "vidur_command_s": command[0], "gapless_command_s": command[1],
+            "command_speed_ratio": command[0] / command[1],
+        })  # fmt: skip
+    return tables
 
 
 def turn(vidur: Vidur, setting: Setting, config: SimulateConfig, workload: Workload) -> list[list[Simulated]]:
-    """(theirs, ours) of the simulation alone, with metrics, and of a whole command."""
+    """Run both simulators once; (Vidur's, ours) of the simulation alone, with metrics, and of a whole command."""
 
     def theirs(metrics: bool) -> tuple[Simulated, Simulated]:
-        """Of the simulation, and of the process that it runs in."""
+        """Run Vidur; its simulation, and the same with the CPU time of its whole process."""
         plan = make_plan(config)
         before = _seconds_of_children()
         times, seconds = vidur.simulate(
@@ -208,7 +238,7 @@ def simulate(config: SimulateConfig, workload: Workload, *, metrics: bool) -> Si
 
 
 def whole_command(setting: Setting, num: int) -> float:
-    """Seconds of CPU of `gapless simulate`, run folder and page included."""
+    """CPU seconds of `gapless simulate`, run folder and page included."""
     with tempfile.TemporaryDirectory() as folder:
         before = _seconds_of_children()
         subprocess.run(
@@ -230,8 +260,9 @@ def configure(setting: Setting, num: int) -> SimulateConfig:
     return compose_one(overrides(setting, num), SimulateConfig, "simulate")
 
 
-def by_operator(vidur: Vidur, data: Path) -> None:
-    """Prints microseconds of each operator of one layer: Vidur's, ours, measured."""
+def by_operator(vidur: Vidur, data: Path) -> list[dict[str, Any]]:
+    """Print and return microseconds of each operator of one layer: Vidur's, ours, measured."""
+    found = []
     setting = Setting(CODELLAMA, 2, "sarathi", 512, 64, ZIPF)
     config = configure(setting, 1)
     plan = make_plan(config)
@@ -250,10 +281,15 @@ def by_operator(vidur: Vidur, data: Path) -> None:
         for part, *times in rows:
             x, y, z = (1e3 * time for time in times)
             print(f"    {part:12}{x:8.0f} /{y:6.0f} /{z:6.0f}   {x / z - 1:+7.1%} {y / z - 1:+7.1%}")
+            found.append({
+                "micro_batch": name, "operator": part, "vidur_us": x, "gapless_us": y, "measured_us": z,
+                "vidur_error_share": x / z - 1, "gapless_error_share": y / z - 1,
+            })  # fmt: skip
+    return found
 
 
 def measured(data: Path, load: Load) -> dict[str, float]:
-    """Milliseconds of a layer of CodeLlama, of sizes that were measured; messages: the nearest size."""
+    """Measured milliseconds of each operator of a CodeLlama layer; of messages, those of the nearest size."""
     products, rows = measurements.read_linear(data, CODELLAMA.measured.removeprefix("mlp_"))
     chunks, decodes, _ = measurements.read_attention(data)
     reduced = [each for each in measurements.read_all_reduce(data)["dgx_all_reduce"] if each.ranks == TP]
@@ -263,7 +299,7 @@ def measured(data: Path, load: Load) -> dict[str, float]:
     if load.decodes:
         mean = load.context // load.decodes
         attention += [each.seconds for each in decodes if (each.requests, each.context) == (load.decodes, mean)]
-    assert len(attention) == len(load.chunks) + bool(load.decodes), "sizes that were not measured"
+    assert len(attention) == len(load.chunks) + bool(load.decodes), "attention of these sizes was not measured"
     size = load.rows * HIDDEN * measurements.ELEMENT
     message = min(reduced, key=lambda each: abs(each.size - size))
     seconds = {
@@ -276,7 +312,7 @@ def measured(data: Path, load: Load) -> dict[str, float]:
 
 
 def table(cells: Sequence[str]) -> None:
-    """Prints a row; the headings of a table have no first cell."""
+    """Print a row of a table, or its headings if the first cell is empty."""
     first, *others = cells
     print(("" if first else "\n") + f"{first:48}" + "".join(f"{cell:>19}" for cell in others), flush=True)
 

@@ -1,0 +1,51 @@
+"""Writes a benchmark's numbers as JSON: `--json FILE` of the commands, and `benchmarks/results/NAME.json`.
+
+A file names the benchmark and its command and holds a list of measurements. A measurement says its commit, date and
+machine, and holds tables: lists of rows by name. The end of a key is its unit; a `_share` of 1 is 100%.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+
+
+def add_json_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers to this file too")
+
+
+def write_json(path: Path | None, benchmark: str, tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+    """Write the tables of one measurement; does nothing without a path."""
+    if path is None:
+        return
+    measurement = {"commit": commit(), "date": f"{date.today()}", "machine": machine(), "tables": tables}
+    command = shlex.join(["python", "-m", f"benchmarks.{benchmark}", *sys.argv[1:]])
+    result = {"benchmark": benchmark, "command": command, "measurements": [measurement]}
+    path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+def commit() -> str:
+    """The commit that is checked out, with a `+` if files differ from it."""
+    found = subprocess.run(
+        ["git", "describe", "--always", "--dirty=+", "--exclude=*"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return found.stdout.strip() or "unknown"
+
+
+def machine() -> str:
+    return f"{os.cpu_count()} CPU cores, {platform.machine()}, Python {platform.python_version()}"

@@ -30,8 +30,15 @@ from .workloads import WORKLOAD_CONFIGS, WorkloadConfig
 C = TypeVar("C")
 E = TypeVar("E", bound=EngineConfig)
 
-# A command has those of its defaults. A choice of the last says what is chosen of the others, and keys of its own.
-GROUPS = ("model", "hardware", "parallel", "scheduler", "workload", "experiment")
+# Config groups and what they mean. A command has those of its defaults; an experiment chooses of the other groups too.
+GROUPS = {
+    "model": "which model; also a path: model=FOLDER takes a Hugging Face folder",
+    "hardware": "what a rank runs on",
+    "parallel": "the rank grid and who starts it",
+    "scheduler": "the policy that forms micro-batches; also a file with one of your own: scheduler=./FILE.py",
+    "workload": "which requests come, and when",
+    "experiment": "a figure or table of the paper, with all groups as it wants them; other keys hold over its own",
+}
 _FAMILIES: dict[type, tuple[str, Mapping[str, type]]] = {  # configs whose class their `name` says
     SchedulerConfig: ("policy", POLICY_CONFIGS),
     WorkloadConfig: ("workload", WORKLOAD_CONFIGS),
@@ -89,22 +96,24 @@ def fields(cls: type) -> dict[str, Any]:
     return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
 
 
-def dotted_keys(cls: type, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Every leaf under `cls` as (dotted key, type). `scheduler` gives the keys of all policies, each once, and
-    `workload` those of all workloads."""
-    if cls in _FAMILIES:
-        seen: dict[str, Any] = {}
-        for member in _FAMILIES[cls][1].values():
-            for name, hint in fields(member).items():
-                seen.setdefault(_join(key, name), str if name == "name" else hint)
-        yield from seen.items()
-        return
-    for name, hint in fields(cls).items():
-        nested = next((h for h in _options(hint) if dataclasses.is_dataclass(h)), None)
-        if nested is None:
-            yield _join(key, name), hint
-        else:
-            yield from dotted_keys(typing.cast(type, nested), _join(key, name))
+def leaf_fields(cls: type, key: str = "") -> Iterator[tuple[str, Any, type]]:
+    """Every leaf under `cls` as (dotted key, type, the dataclass that holds it). `scheduler` gives the keys of one
+    policy after the other, `workload` those of one workload after the other."""
+    for owner in _FAMILIES[cls][1].values() if cls in _FAMILIES else (cls,):
+        for name, hint in fields(owner).items():
+            nested = next((h for h in _options(hint) if dataclasses.is_dataclass(h)), None)
+            if nested is not None:
+                yield from leaf_fields(typing.cast(type, nested), _join(key, name))
+            else:
+                yield _join(key, name), str if name == "name" else hint, owner
+
+
+def dotted_keys(cls: type) -> Iterator[tuple[str, Any]]:
+    """Every leaf under `cls` as (dotted key, type), each key once."""
+    types_by_key: dict[str, Any] = {}
+    for key, hint, _ in leaf_fields(cls):
+        types_by_key.setdefault(key, hint)
+    yield from types_by_key.items()
 
 
 def families(cls: type) -> dict[str, type]:

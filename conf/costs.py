@@ -20,16 +20,27 @@ class GemmConfig:
     """
 
     tiles: tuple[str, ...]
+    """shapes of tiles that matrix products are computed in"""
     tflops: tuple[float, ...]
+    """rate of the device at each tile, with every multiprocessor at work"""
     whole_waves: tuple[float, ...]
-    fade: float  # a product of 1e11 FLOP times x takes x ** fade times as long by the FLOP: clocks fall
-    sustained_tflops: float  # of the whole device, however tiles fall
+    """of each tile: 1 where a last wave of tiles costs a whole one, 0 only its share"""
+    fade: float  # relative to a product of 1e11 FLOP
+    """how clocks fall as products grow: x times the work takes x**(1 + fade) times as long"""
+    sustained_tflops: float
+    """rate of large matrix products that power sustains"""
     launch_us: float
-    wave_us: float  # what a wave of tiles takes beside its products: reading the first operands, writing results
-    split_us: float  # of adding up, where the inner dimension is split
-    split_share: float  # of the bytes of partial results, at memory_gbps
+    """of a matrix product"""
+    wave_us: float  # to read the first operands and to write results
+    """of a wave of 256x128 tiles beside its products"""
+    split_us: float
+    """of adding up, where the inner dimension is split"""
+    split_share: float
+    """of the bytes of partial results that cost time"""
     memory_gbps: float
-    knee: float  # memory and compute time are joined by the norm of this order: high is the longer one of both
+    """rate at which a matrix product reads weights"""
+    knee: float  # order of the norm that joins the two times; a high one takes the longer of them
+    """how sharply memory time goes over into compute time; 1 adds them"""
 
     def __post_init__(self) -> None:
         key = f"{_KEY}.gemm"
@@ -52,13 +63,21 @@ class PointwiseConfig:
     through a multiprocessor, and of all bytes at the kernel's rate."""
 
     launch_us: float
-    element_ns: float  # a row's way, by its elements
+    """of a kernel that computes row by row"""
+    element_ns: float
+    """of an element of a row, on one multiprocessor"""
     norm_gbps: float
+    """of a norm, by bytes read and written"""
     rope_gbps: float
+    """of rotary embedding"""
     activation_gbps: float
+    """of the activation"""
     add_gbps: float
-    copy_gbps: float  # writes to the KV cache
+    """of adding the residual"""
+    copy_gbps: float
+    """of writes to the KV cache"""
     embedding_gbps: float
+    """of the embedding"""
 
     def __post_init__(self) -> None:
         key = f"{_KEY}.pointwise"
@@ -71,20 +90,35 @@ class AttentionConfig:
     """Attention kernels (`runtime/cost/attention.py`)."""
 
     chunk_launch_us: float
-    chunk_split_us: float  # of adding up, where the keys of few blocks are split
-    chunk_tflops: float  # over the prefix, with every multiprocessor at work
-    chunk_self: float  # time of a token of the chunk's own, by that of one of the prefix
-    chunk_waves: float  # as GemmConfig.whole_waves
-    chunk_spread: float  # how many multiprocessors' work one block of queries can be spread over
-    chunk_copy_gbps: float  # queries, keys, values and outputs of the chunk
+    """of a chunk's attention"""
+    chunk_split_us: float
+    """of adding up, where the keys of a short chunk are split"""
+    chunk_tflops: float
+    """rate over the prefix, with every multiprocessor at work"""
+    chunk_self: float
+    """time of a key of the chunk itself, by that of one of its prefix"""
+    chunk_waves: float
+    """as gemm.whole_waves"""
+    chunk_spread: float
+    """over how many slots for blocks the work of one is spread, at most"""
+    chunk_copy_gbps: float
+    """of the chunk's queries, keys, values and outputs"""
     decode_launch_us: float
-    decode_split_us: float  # of adding up, where keys are split
-    decode_wave_us: float  # what a wave of blocks takes beside its keys
-    decode_gbps: float  # of keys and values
-    decode_waves: float  # as GemmConfig.whole_waves
-    decode_spread: float  # as chunk_spread, of a request's KV head
-    decode_token_ns: float  # the way of one request through its keys, by token
-    decode_tokens: float  # which splitting cuts to so many, by wave of blocks
+    """of the decodes' attention"""
+    decode_split_us: float
+    """of adding up, where the keys of few decodes are split"""
+    decode_wave_us: float
+    """of a wave of decodes beside their keys and values"""
+    decode_gbps: float
+    """rate at which keys and values are read"""
+    decode_waves: float
+    """as gemm.whole_waves"""
+    decode_spread: float
+    """as chunk_spread, of a decode's KV head"""
+    decode_token_ns: float
+    """of a token of its context, where one multiprocessor reads them"""
+    decode_tokens: float
+    """tokens of it that one reads where keys are split, by wave of decodes"""
 
     def __post_init__(self) -> None:
         key = f"{_KEY}.attention"
@@ -102,17 +136,23 @@ class LinkConfig:
     """Messages over a link (`runtime/cost/communication.py`)."""
 
     least_us: float
-    ramp_us: float  # at 1 MB; it grows with the root of the bytes, as pipelined protocols fill
+    """least time of a message"""
+    ramp_us: float
+    """of a message: at 1 MB, growing with the root of the bytes"""
     gbps: float
-    knee: float  # least time and that of the bytes are joined by the norm of this order; 1 adds them
+    """rate of a message"""
+    knee: float  # order of the norm that joins the two times
+    """how sharply least_us goes over into the time of the bytes; 1 adds them"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostConfig:
     """What the host adds that the device does not hide."""
 
-    step_us: float = 0.0  # a stage's, for a micro-batch
+    step_us: float = 0.0
+    """what the host adds to a stage for a micro-batch; not with simulation.host=false"""
     layer_us: float = 0.0
+    """what it adds for a layer"""
 
     def __post_init__(self) -> None:
         _check_not_negative(self, f"{_KEY}.host", ("step_us", "layer_us"))
@@ -123,12 +163,13 @@ class CostsConfig:
     """A device by its kernels. Rates are what these reach, not what the data sheet says."""
 
     multiprocessors: int
+    """of the device, among which kernels deal their tiles"""
     gemm: GemmConfig
     pointwise: PointwiseConfig
     attention: AttentionConfig
-    all_reduce: LinkConfig  # bytes are those a rank sends: 2 (tp - 1) / tp of the hidden states
-    node: LinkConfig  # a rank's to one within the node
-    network: LinkConfig  # a rank's to another node
+    all_reduce: LinkConfig  # its bytes: those that a rank sends, 2 (tp - 1) / tp of the hidden states
+    node: LinkConfig  # sends within a node
+    network: LinkConfig  # sends between nodes
     host: HostConfig = field(default_factory=HostConfig)
 
     def __post_init__(self) -> None:

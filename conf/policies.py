@@ -14,9 +14,13 @@ class SchedulerConfig:
     over the depth, at most `max_batch`. `order` says which waiting request is next."""
 
     name: str
+    """the policy; choose it by scheduler=NAME"""
     batch: int | None = None
+    """B, most requests in a micro-batch; null: the slot bound over the depth, up to max_batch"""
     max_batch: int = 256
+    """bound of B where batch is null"""
     order: Literal["fcfs", "shortest_prompt", "fair_share", "deadline"] = "fcfs"
+    """which waiting request is next: first come, shortest prompt, the user served least, or the nearest deadline"""
 
     def __post_init__(self) -> None:
         check("scheduler.batch", self.batch, self.batch is None or self.batch >= 1, "null or 1 or more")
@@ -53,6 +57,7 @@ class PrefillFirstConfig(SchedulerConfig):
 
     name: Literal["prefill_first"] = "prefill_first"
     max_batched_tokens: int = 2048
+    """most prompt tokens of a batch; a longer prompt enters alone"""
 
     def __post_init__(self) -> None:
         SchedulerConfig.__post_init__(self)
@@ -65,7 +70,9 @@ class SarathiConfig(SchedulerConfig):
 
     name: Literal["sarathi"] = "sarathi"
     chunk: int | Literal["auto"] = 256
+    """C, most prompt tokens of a micro-batch; auto: picked as the run goes"""
     tile: int | None = None
+    """chunk + decodes is a multiple of it; null: hardware.tile"""
 
     def __post_init__(self) -> None:
         SchedulerConfig.__post_init__(self)
@@ -79,6 +86,7 @@ class TokenBudgetConfig(SchedulerConfig):
 
     name: Literal["token_budget"] = "token_budget"
     budget: int = 256
+    """most tokens of a micro-batch, decodes included"""
 
     def __post_init__(self) -> None:
         SchedulerConfig.__post_init__(self)
@@ -92,9 +100,13 @@ class TokenThrottleConfig(SchedulerConfig):
 
     name: Literal["token_throttle"] = "token_throttle"
     iterations: int = 8
+    """waiting prompt tokens are spread over so many micro-batches"""
     max_prefill_tokens: int = 2048
+    """most prompt tokens of a micro-batch"""
     min_prefill_tokens: int = 32
+    """fewest prompt tokens of a micro-batch that prefills"""
     kv_reserve: float = 0.05
+    """share of free KV at which prefill stops"""
 
     def __post_init__(self) -> None:
         SchedulerConfig.__post_init__(self)
@@ -112,9 +124,13 @@ class EqualTimeConfig(SchedulerConfig):
 
     name: Literal["equal_time"] = "equal_time"
     chunk: int | Literal["auto"] = 256
+    """prompt tokens of a typical micro-batch, whose time every micro-batch keeps to; auto: picked as the run goes"""
     target_ms: float | None = None
+    """time of a micro-batch on a stage; null: that of a typical one of chunk tokens"""
     tile: int | None = None
+    """chunk + decodes is a multiple of it; null: hardware.tile"""
     profile: str | None = None
+    """a run folder whose fitted stage times it starts from; null: learned as it runs"""
 
     def __post_init__(self) -> None:
         SchedulerConfig.__post_init__(self)

@@ -19,13 +19,21 @@ class ProfileConfig(EngineConfig):
     """
 
     samples: int = 5
+    """measurements of each micro-batch; more than a folder holds are added to it"""
     max_tokens: int = 2048
-    max_context: int | None = None  # null: the model's, at most twice max_tokens
+    """largest micro-batch that is measured"""
+    max_context: int | None = None
+    """longest context that is measured; null: the model's, at most twice max_tokens"""
     max_decodes: int = 32
-    num_layers: int | None = None  # of the stage that is measured; null: those of the largest stage, at most 8
-    neighbours: int | None = None  # stages; null: the others that share a node
+    """most decodes of a micro-batch that is measured"""
+    num_layers: int | None = None
+    """layers of the stage that is measured; null: those of the largest stage, at most 8"""
+    neighbours: int | None = None
+    """other stages that compute at the same time; null: those that share a node"""
     pipeline: bool = True
+    """time whole steps of the real pipeline too: sends, dispatch, stages to check by"""
     check: str | None = None
+    """measure nothing, tell the errors of this profile folder"""
 
     def __post_init__(self) -> None:
         EngineConfig.__post_init__(self)

@@ -23,21 +23,37 @@ class SamplingParams:
     """
 
     n: int = 1
+    """outputs a prompt"""
     max_tokens: int = 128
+    """most tokens an output may have"""
     min_tokens: int = 0
+    """no stop before so many tokens"""
     temperature: float = 0.0
+    """0 is greedy: exactly the most likely token"""
     top_p: float = 1.0
-    top_k: int = 0  # 0: all
+    """sample from the fewest tokens whose probability reaches this"""
+    top_k: int = 0
+    """sample from the k most likely tokens; 0: all"""
     min_p: float = 0.0
+    """drop tokens less likely than this times the most likely one"""
     seed: int | None = None
+    """same seed, same output, whatever the batch, policy, tp or pp; null: from seed and the request"""
     repetition_penalty: float = 1.0
+    """above 1 disfavours tokens of the prompt and the output"""
     presence_penalty: float = 0.0
+    """above 0 disfavours tokens of the output, once"""
     frequency_penalty: float = 0.0
+    """above 0 disfavours tokens of the output, each time again"""
     stop: tuple[str, ...] = ()
+    """strings that end an output"""
     stop_token_ids: tuple[int, ...] = ()
+    """token ids that end an output"""
     include_stop_str_in_output: bool = False
+    """keep the stop string in the text"""
     ignore_eos: bool = False
+    """go on past the end-of-sequence token"""
     logprobs: int | None = None
+    """log-probabilities of so many best tokens (0: of the sampled one only); null: none"""
 
     def __post_init__(self) -> None:
         for name in ("stop", "stop_token_ids"):

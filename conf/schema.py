@@ -23,10 +23,15 @@ class RopeScaling:
     """How rotary frequencies stretch: `linear` divides them; `llama3` divides the slow ones and blends between."""
 
     type: Literal["linear", "llama3"]
+    """how rotary frequencies stretch"""
     factor: float = 1.0
+    """by how much"""
     low_freq_factor: float = 1.0
+    """llama3: slower than this is divided by factor"""
     high_freq_factor: float = 4.0
+    """llama3: faster than this stays"""
     original_max_position: int = 8192
+    """llama3: the length trained on before"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,28 +39,50 @@ class Architecture:
     """The shape of a decoder-only transformer; what `config.json` says, under one set of names."""
 
     vocab_size: int
-    hidden_size: int  # H
+    """V, tokens of the vocabulary"""
+    hidden_size: int
+    """H, width of the residual stream"""
     num_layers: int
-    num_heads: int  # N
-    num_kv_heads: int  # K
-    head_dim: int  # D
-    ffn_size: int  # H2 of the paper
-    max_position: int  # L, the longest sequence that the model supports
+    """decoder layers"""
+    num_heads: int
+    """N, query heads"""
+    num_kv_heads: int
+    """K, key and value heads; a divisor of num_heads"""
+    head_dim: int
+    """D, size of a head"""
+    ffn_size: int
+    """H2, inner width of the feed-forward block"""
+    max_position: int
+    """L, longest sequence that the model supports"""
     norm: Literal["rms", "layer"] = "rms"
+    """RMSNorm or LayerNorm"""
     norm_eps: float = 1e-5
+    """added to the variance"""
     position: Literal["rope", "learned"] = "rope"
+    """rotary or learned positions"""
     rope_theta: float = 10000.0
+    """base of the rotary frequencies"""
     rope_scaling: RopeScaling | None = None
     activation: Literal["silu", "gelu", "gelu_tanh", "relu"] = "silu"
+    """of the feed-forward block"""
     gated_ffn: bool = True
+    """a gate beside the up projection (SwiGLU)"""
     qkv_bias: bool = False
+    """bias on the query, key and value projections (Qwen2, GPT-2)"""
     attention_out_bias: bool = False
+    """bias on attention's output projection"""
     ffn_bias: bool = False
-    qk_norm: bool = False  # RMSNorm over each head's query and key (Qwen3)
-    sliding_window: int | None = None  # a token sees itself and the window - 1 tokens before it (Mistral)
+    """bias on the feed-forward projections"""
+    qk_norm: bool = False
+    """RMSNorm over each head's query and key (Qwen3)"""
+    sliding_window: int | None = None
+    """a token sees itself and the window - 1 before it (Mistral); null: all"""
     tie_embeddings: bool = False
+    """the head shares the embedding's weights"""
     bos_token_id: int | None = None
+    """put before a text prompt where the tokenizer does so"""
     eos_token_ids: tuple[int, ...] = ()
+    """end of sequence"""
 
     def __post_init__(self) -> None:
         key = "model.architecture"
@@ -111,11 +138,17 @@ class ModelConfig:
     """
 
     name: str = "custom"
+    """a label for reports"""
     weights: str = "random"
-    tokenizer: str | None = None  # a folder or tokenizer.json; null: beside the weights, or bytes; none: ids only
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # auto: float32 on CPU, bfloat16 on CUDA
-    attention: Literal["auto", "sdpa", "xformers"] = "auto"  # auto: xformers on CUDA where it runs, else sdpa
+    """random, shipped (the small model in the package) or a Hugging Face folder"""
+    tokenizer: str | None = None
+    """a folder or tokenizer.json; null: the one beside the weights, else UTF-8 bytes"""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """auto: float32 on CPU, bfloat16 on CUDA"""
+    attention: Literal["auto", "sdpa", "xformers"] = "auto"
+    """auto: xformers on CUDA where it runs, else sdpa"""
     max_model_len: int | None = None
+    """longest prompt plus output; null: the model's own"""
     architecture: Architecture | None = None
 
     def __post_init__(self) -> None:
@@ -137,10 +170,15 @@ class HardwareConfig:
     """One rank's device. `memory_gib` is M_G of the paper: what a rank may use for weights and KV cache."""
 
     name: str = "cpu"
+    """a label for reports"""
     device: Literal["cpu", "cuda"] = "cpu"
+    """of every rank"""
     memory_gib: float = 4.0
-    tile: int = 16  # rows that a matmul is padded to (paper 4.4): 128 on an A100 or A6000
+    """M_G, what a rank may use for weights and KV cache"""
+    tile: int = 16
+    """rows that a matmul is padded to; 128 on an A100 or A6000"""
     devices_per_node: int = 8
+    """ranks that share a node and its fast links"""
     costs: CostsConfig | None = None  # constants of the analytic cost model; null: none are known
 
     def __post_init__(self) -> None:
@@ -160,16 +198,27 @@ class ParallelConfig:
     """
 
     pp: int = 1
+    """pipeline stages"""
     tp: int = 1
+    """tensor-parallel ranks a stage"""
     layers: tuple[int, ...] | None = None
+    """layers of each stage ([5,7]); null: balanced, embedding and head weighed in"""
     depth: int | None = None
+    """micro-batches in flight at once; null: pp, equal_time one more"""
     replicate_embedding: bool | None = None
+    """the embedding whole on each rank of stage 0; null: where it takes little"""
     launcher: str = "local"
-    threads: int | None = None  # CPU threads a rank; null: cores of the node over its ranks
+    """who starts the ranks: local (in this process, one rank), ray or torchrun"""
+    threads: int | None = None
+    """CPU threads a rank; null: cores of the node over its ranks"""
     host: str = "127.0.0.1"
-    ray_address: str | None = None  # null: start Ray on this machine; "auto" or an address: join that cluster
+    """address that the sockets bind to"""
+    ray_address: str | None = None
+    """null: start Ray on this machine; auto or an address: join that cluster"""
     start_timeout_s: float = 120.0
-    step_timeout_s: float = 300.0  # no progress for so long is a hung stage
+    """seconds until ranks that have not started are given up"""
+    step_timeout_s: float = 300.0
+    """seconds without progress that make a hung stage"""
 
     def __post_init__(self) -> None:
         check("parallel.pp", self.pp, self.pp >= 1, "1 or more")
@@ -203,7 +252,9 @@ class CacheConfig:
     """The paged KV cache. `num_blocks` null fills the memory that the weights leave (the minimum over the ranks)."""
 
     block_size: int = 16
+    """tokens of a KV block"""
     num_blocks: int | None = None
+    """KV blocks of a rank; null: all that fit beside the weights (the minimum over the ranks)"""
 
     def __post_init__(self) -> None:
         check("cache.block_size", self.block_size, self.block_size >= 1, "1 or more")
@@ -222,6 +273,7 @@ class EngineConfig:
     scheduler: SchedulerConfig = field(default_factory=SarathiConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
     seed: int = 0
+    """of random weights, of sampling where sampling.seed is null, of a simulation's jitter and stragglers"""
 
     def __post_init__(self) -> None:
         check("seed", self.seed, 0 <= self.seed < 1 << 32, "0 to 4294967295")
@@ -232,9 +284,14 @@ class GenerateConfig(EngineConfig):
     """`gapless generate`: prompts in, texts out. `prompts=shipped` are the package's own."""
 
     prompt: str | None = None
-    prompts: str | None = None  # a text file (a prompt a line) or JSONL ({"prompt": ..., sampling keys}); null: stdin
-    outputs: str | None = None  # null: outputs.jsonl in the run folder
+    """one prompt, given here"""
+    prompts: str | None = None
+    """a text file (a prompt a line), a .jsonl file (objects with prompt or prompt_token_ids, and any key of sampling),
+    or `shipped`; without prompt and prompts: standard input, a prompt a line"""
+    outputs: str | None = None
+    """where the JSONL goes; null: outputs.jsonl in the run folder"""
     print_texts: bool = True
+    """print each text at the end"""
     sampling: SamplingParams = field(default_factory=SamplingParams)
 
 
@@ -245,7 +302,9 @@ class ComparisonConfig(EngineConfig):
 
     workload: WorkloadConfig = field(default_factory=FixedConfig)
     policies: tuple[SchedulerConfig, ...] = ()
+    """several policies whole, as scheduler=NAME,NAME makes them; empty: scheduler alone"""
     repeats: int = 1
+    """run each policy so often"""
     slo: SloConfig = field(default_factory=SloConfig)
 
     def __post_init__(self) -> None:
@@ -259,7 +318,9 @@ class BenchConfig(ComparisonConfig):
     other (a a b b)."""
 
     interleave: bool = True
+    """repeats by turns (a b a b) rather than one after the other (a a b b)"""
     warmup: bool = True
+    """a few short requests first, which do not count"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -269,6 +330,7 @@ class SimulateConfig(ComparisonConfig):
 
     simulation: SimulationConfig = field(default_factory=SimulationConfig)
     experiment: str | None = None
+    """which function of runtime/experiments runs; choose it by experiment=NAME"""
 
     def __post_init__(self) -> None:
         ComparisonConfig.__post_init__(self)
@@ -282,7 +344,11 @@ class ReportConfig:
     """`gapless report FOLDER ...`: `runs` are run folders or folders that hold some (a sweep's, a benchmark's)."""
 
     runs: tuple[str, ...] = ()
-    out: str | None = None  # where the report goes; null: into the folder, or a new one beside several
-    figures: bool = True  # PNGs for papers too
-    sort: str = "output_throughput"  # the key of summary.json by which several runs are ranked
+    """run folders, or folders that hold some (a sweep's, a benchmark's); the bare arguments"""
+    out: str | None = None
+    """folder for the report; null: into the run folder, or a new one beside several"""
+    figures: bool = True
+    """write PNGs too"""
+    sort: str = "output_throughput"
+    """the key of summary.json by which several runs are ranked"""
     slo: SloConfig = field(default_factory=SloConfig)

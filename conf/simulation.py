@@ -20,19 +20,33 @@ class SimulationConfig:
     """
 
     cost: Literal["auto", "measured", "analytic"] = "auto"
+    """where stage times come from; auto: measured where profile is given, else analytic"""
     profile: str | None = None
+    """a folder that `gapless profile` wrote; null: the hardware's fitted constants"""
     devices: tuple[str, ...] | None = None
+    """hardware of each stage, where nodes differ; null: hardware everywhere"""
     replicas: int = 1
+    """pipelines that serve side by side"""
     router: Literal["round_robin", "least_requests", "least_tokens"] = "round_robin"
+    """which replica a request goes to: by turns, or to that with the fewest requests or tokens"""
     scatter_gather: bool = True
+    """each tensor-parallel rank sends a slice to the next stage, and the receivers gather"""
     overlap_sends: bool = True
+    """a stage computes on while it sends"""
     host: bool = True
+    """count the host's overhead; false: as if the device always hid it"""
     dispatch_ms: float = 0.0
+    """from the coordinator to the ranks"""
     result_ms: float = 0.0
+    """from the last stage to the coordinator"""
     jitter: float = 0.0
+    """coefficient of variation of stage times around the cost model's"""
     straggler_rate: float = 0.0
+    """share of stage times that take straggler_factor times as long"""
     straggler_factor: float = 2.0
+    """how much longer those take"""
     record: bool = True
+    """keep all that the report shows; false: only summary.json, millions of requests in bounded memory"""
 
     def __post_init__(self) -> None:
         check("simulation.replicas", self.replicas, self.replicas >= 1, "1 or more")

@@ -19,7 +19,9 @@ class TailSlo:
     between tokens; null: no bound."""
 
     ttft_p99_ms: float | None = None
+    """most milliseconds of the p99 of TTFT over the requests; null: no bound"""
     tbt_p99_ms: float | None = None
+    """most milliseconds of the p99 of TBT over all gaps between tokens; null: no bound"""
 
     def __post_init__(self) -> None:
         for key in ("ttft_p99_ms", "tbt_p99_ms"):
@@ -38,10 +40,13 @@ class CapacityConfig(EngineConfig):
 
     workload: WorkloadConfig = field(default_factory=FixedConfig)
     policies: tuple[SchedulerConfig, ...] = ()
+    """several policies whole, as scheduler=NAME,NAME makes them; empty: scheduler alone"""
     simulation: SimulationConfig = field(default_factory=SimulationConfig)
     slo: TailSlo
     seeds: int = 3
+    """workloads that are tried: other draws, or other stretches of a trace"""
     precision: float = 0.01
+    """a capacity is found to within this share"""
 
     def __post_init__(self) -> None:
         EngineConfig.__post_init__(self)
@@ -62,13 +67,21 @@ class SearchConfig:
     """
 
     tp: tuple[int, ...] | None = None
+    """tensor-parallel sizes that are tried; null: all that divide a node's devices"""
     pp: tuple[int, ...] | None = None
+    """numbers of stages that are tried; null: all that divide the devices"""
     chunk: tuple[int, ...] = (128, 256, 512, 1024, 2048)
+    """chunks of sarathi and equal_time, budgets of token_budget, that are tried"""
     depth: tuple[int, ...] = (0, 1)
+    """micro-batches in flight beyond pp that are tried beside the policy's own"""
     layers: bool = True
+    """try layer splits beside the balanced one, where they make the slowest stage faster"""
     batch: bool = True
+    """try a larger B where requests are shorter than the context"""
     finalists: int = 3
+    """settings that get their capacity on all seeds"""
     exhaustive: bool = False
+    """the capacity of every setting instead of a search: slow, to judge the search by"""
 
     def __post_init__(self) -> None:
         for key, least in (("tp", 1), ("pp", 1), ("chunk", 1), ("depth", 0)):
@@ -97,6 +110,7 @@ class TuneConfig(CapacityConfig):
     }
 
     nodes: int = 1
+    """of the cluster, each with hardware.devices_per_node devices"""
     search: SearchConfig = field(default_factory=SearchConfig)
 
     def __post_init__(self) -> None:

@@ -23,13 +23,21 @@ class WorkloadConfig:
     """
 
     name: str
+    """the workload; choose it by workload=NAME"""
     num_prompts: int | None = None
+    """requests; null: all of the file, 100 where there is none (capacity, tune: 400 of any)"""
     request_rate: float | None = None
+    """requests/s; inf: all at once; null: from the trace, or all at once"""
     burstiness: float = 1.0
+    """shape of the gamma-distributed gaps: 1 is Poisson, less comes in bursts, inf ticks"""
     max_concurrency: int | None = None
+    """hold requests back while so many are unfinished; null: never"""
     users: int = 1
+    """deal requests round robin to so many users, for scheduler.order=fair_share"""
     deadline_ms: float | None = None
+    """when the first token is due after the arrival, for scheduler.order=deadline; null: never"""
     seed: int = 0
+    """of lengths, arrivals and random prompts"""
 
     def __post_init__(self) -> None:
         check("workload.num_prompts", self.num_prompts, self.num_prompts is None or self.num_prompts >= 1,
@@ -54,9 +62,13 @@ class FixedConfig(WorkloadConfig):
 
     name: Literal["fixed"] = "fixed"
     input_len: int | None = 1024
+    """prompt tokens; null: by pd_ratio"""
     output_len: int | None = 128
+    """output tokens, null: by pd_ratio"""
     pd_ratio: float | None = None
+    """prompt tokens over output tokens, for the length that is null"""
     range_ratio: float = 0.0
+    """lengths vary evenly by this share either way"""
 
     def __post_init__(self) -> None:
         WorkloadConfig.__post_init__(self)
@@ -76,9 +88,13 @@ class ZipfConfig(WorkloadConfig):
 
     name: Literal["zipf"] = "zipf"
     theta: float = 0.4
+    """exponent of the law of P + D"""
     min_len: int = 1024
+    """least P + D"""
     max_len: int = 4096
+    """most P + D"""
     pd_ratio: float = 10.0
+    """prompt tokens over output tokens"""
 
     def __post_init__(self) -> None:
         WorkloadConfig.__post_init__(self)
@@ -96,7 +112,9 @@ class TraceConfig(WorkloadConfig):
 
     name: Literal["trace"] = "trace"
     path: str = ""
+    """a CSV (Azure, BurstGPT) or JSONL (Mooncake, Bailian), .gz or not"""
     time_scale: float = 1.0
+    """so many times as fast"""
 
     def __post_init__(self) -> None:
         WorkloadConfig.__post_init__(self)
@@ -113,7 +131,9 @@ class ShareGptConfig(WorkloadConfig):
 
     name: Literal["sharegpt"] = "sharegpt"
     path: str = ""
+    """a JSON"""
     output_len: int | None = None
+    """of all, null: as the second turn"""
 
     def __post_init__(self) -> None:
         WorkloadConfig.__post_init__(self)
@@ -135,9 +155,13 @@ class SloConfig:
     """What a request must meet to count as good: most milliseconds of each; null: no bound."""
 
     ttft_ms: float | None = None
+    """most milliseconds to the first token; requests that meet all bounds count for goodput"""
     tpot_ms: float | None = None
-    tbt_ms: float | None = None  # the request's longest gap between tokens
+    """most milliseconds a token after the first, on average"""
+    tbt_ms: float | None = None
+    """most milliseconds between two tokens, at the worst"""
     e2el_ms: float | None = None
+    """most milliseconds from arrival to the last token"""
 
     def __post_init__(self) -> None:
         for key in ("ttft_ms", "tpot_ms", "tbt_ms", "e2el_ms"):

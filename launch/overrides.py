@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 from typing import Any
 
@@ -35,7 +34,7 @@ def overrides(config: EngineConfig, command: str) -> list[str]:
             composed[group] |= {"path": part["path"]}
             found.append(f"workload.path={part['path']}")
     before = dict(leaves(to_mapping(build(type(config), composed))))
-    found += [f"{key}={_value(value)}" for key, value in leaves(mapping) if before.get(key) != value]
+    found += [f"{key}={value_text(value)}" for key, value in leaves(mapping) if before.get(key) != value]
     return found
 
 
@@ -56,10 +55,10 @@ def _choice(group: str, part: dict[str, Any], default: str) -> tuple[str, dict[s
     return choice, load_group(group, choice)
 
 
-def _value(value: Any) -> str:
-    """As hydra reads it."""
+def value_text(value: Any) -> str:
+    """A plain value as one writes it on the command line; a mapping, a policy's, by its name."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, float):
-        return "inf" if math.isinf(value) else repr(value)
-    return f"[{','.join(map(_value, value))}]" if isinstance(value, list) else str(value)
+    if isinstance(value, dict):
+        return str(value["name"])
+    return f"[{','.join(map(value_text, value))}]" if isinstance(value, list) else str(value)

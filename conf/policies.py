@@ -8,6 +8,26 @@ from typing import Literal
 from .errors import check
 
 
+@dataclass(frozen=True, slots=True)
+class Depth:
+    """Micro-batches in flight at once: at least `least` and at most `most`; where they differ the policy chooses."""
+
+    least: int
+    most: int
+
+    def __post_init__(self) -> None:
+        assert 1 <= self.least <= self.most, self
+
+    @classmethod
+    def fixed(cls, depth: int) -> Depth:
+        """A depth that leaves the policy no choice."""
+        return cls(depth, depth)
+
+    def within(self, most: int) -> Depth:
+        """The depth on a pipeline that takes `most` micro-batches at once."""
+        return Depth(min(self.least, most), min(self.most, most))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
     """What every policy knows. `batch` is B of the paper for one micro-batch: null takes the slot bound of the memory
@@ -26,9 +46,9 @@ class SchedulerConfig:
         check("scheduler.batch", self.batch, self.batch is None or self.batch >= 1, "null or 1 or more")
         check("scheduler.max_batch", self.max_batch, self.max_batch >= 1, "1 or more")
 
-    def depth(self, pp: int) -> int:
-        """Micro-batches in flight where `parallel.depth` is null."""
-        return pp
+    def depth(self, pp: int, fixed: int | None = None) -> Depth:
+        """The depth over `pp` stages, where `parallel.depth` is `fixed`; None leaves it to the policy."""
+        return Depth.fixed(fixed or pp)
 
     def batch_of(self, slots: int, depth: int) -> int:
         """B where `batch` is null, of the `slots` that the memory holds."""
@@ -138,9 +158,9 @@ class EqualTimeConfig(SchedulerConfig):
         check("scheduler.target_ms", self.target_ms, self.target_ms is None or self.target_ms > 0, "null or above 0")
         check("scheduler.tile", self.tile, self.tile is None or self.tile >= 1, "null or 1 or more")
 
-    def depth(self, pp: int) -> int:
-        """One more than the stages: the next micro-batch then lies ready when stage 0 ends one."""
-        return pp + 1 if pp > 1 else 1
+    def depth(self, pp: int, fixed: int | None = None) -> Depth:
+        """Up to one more than the stages: the next micro-batch then lies ready when stage 0 ends one."""
+        return Depth.fixed(fixed or pp) if fixed or pp == 1 else Depth(pp, pp + 1)
 
     def batch_of(self, slots: int, depth: int) -> int:
         """Requests are admitted as their KV blocks fit: few are as long as a slot is."""

@@ -191,10 +191,8 @@ class HardwareConfig:
 class ParallelConfig:
     """The rank grid, how deep the pipeline is filled, and who starts the ranks.
 
-    `depth` micro-batches are in flight at once (null: `pp`). `layers` gives each stage's layer count (null: balanced,
-    embedding and head weighed in). With `replicate_embedding` each rank of the first stage holds the whole table: its
-    all-reduce would make that stage slower than the others (null: where that takes little memory). Sockets bind to
-    `host`.
+    Where `depth` is null, `SchedulerConfig.depth` chooses it. `replicate_embedding` saves the first stage an
+    all-reduce, which would make it slower than the others.
     """
 
     pp: int = 1

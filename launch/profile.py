@@ -104,7 +104,7 @@ def measure_pipeline(
     from ..runtime.profiling.session import missing
 
     have = Counter((sample.in_flight, sample.point) for sample in folder.stages() if sample.stage == 0)
-    depth = plan.plan.limits.depth
+    depth = plan.plan.limits.depth.most
     rounds: list[tuple[int, list[Point]]] = []
     for in_flight, points in ((1, plan.sent), (depth, plan.mixed)):
         counted = Counter({point: have[in_flight, point] for point in points})

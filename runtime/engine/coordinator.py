@@ -50,7 +50,7 @@ class Coordinator:
         first_micro_batch: int = 0,
         ends_only: bool = False,
     ) -> None:
-        assert scheduler.limits.depth <= pipeline.depth, (scheduler.limits.depth, pipeline.depth)
+        assert scheduler.limits.depth.most <= pipeline.depth, (scheduler.limits.depth, pipeline.depth)
         self.pipeline = pipeline
         self.scheduler = scheduler
         self.clock = pipeline.clock

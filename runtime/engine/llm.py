@@ -94,7 +94,7 @@ class LLM:
         policies: Sequence[SchedulerConfig] = (),
     ) -> None:
         plans = [make_plan(replace(config, scheduler=policy)) for policy in (config.scheduler, *policies)]
-        deepest = replace(plans[0].limits, depth=max(plan.limits.depth for plan in plans))
+        deepest = max((plan.limits for plan in plans), key=lambda limits: limits.depth.most)
         self.config = config
         self.plan = replace(plans[0], num_blocks=max(plan.num_blocks for plan in plans))
         self._intake = Intake(config, self.plan)
@@ -121,7 +121,7 @@ class LLM:
         if scheduler is not None:
             self.config = replace(self.config, scheduler=scheduler)
             plan = make_plan(self.config)
-            limits = replace(plan.limits, depth=min(plan.limits.depth, self._pipeline.depth))
+            limits = replace(plan.limits, depth=plan.limits.depth.within(self._pipeline.depth))
             self.plan = replace(plan, num_blocks=self._pipeline.num_blocks, limits=limits)
         last = self._coordinator
         self._coordinator = self._make_coordinator(last.next_micro_batch)

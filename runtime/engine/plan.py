@@ -53,15 +53,15 @@ def make_plan(config: EngineConfig) -> Plan:
     if isinstance(config.scheduler, EqualTimeConfig):
         read_profile(config.scheduler.profile, parallel.pp)
     element = dtype_bytes(config.model, hardware.device)
-    depth = parallel.depth or config.scheduler.depth(parallel.pp)
+    depth = config.scheduler.depth(parallel.pp, parallel.depth)
     if cache.num_blocks is None:
         slots = slot_bound(arch, parallel, stages, element)
         fitting = block_count(arch, parallel, stages, cache.block_size, element)
     else:
         slots = cache.num_blocks * cache.block_size // arch.max_position
         fitting = cache.num_blocks
-    batch = config.scheduler.batch or config.scheduler.batch_of(slots, depth)
-    useful = batch * depth * -(-arch.max_position // cache.block_size)
+    batch = config.scheduler.batch or config.scheduler.batch_of(slots, depth.most)
+    useful = batch * depth.most * -(-arch.max_position // cache.block_size)
     num_blocks = min(fitting, useful)
     if cache.num_blocks is not None:
         check_blocks(arch, parallel, stages, cache.block_size, num_blocks, element)
@@ -70,13 +70,7 @@ def make_plan(config: EngineConfig) -> Plan:
         layers=tuple(split_layers(arch, parallel.pp, parallel.layers)),
         num_blocks=num_blocks,
         replicate_embedding=replicates_embedding(arch, parallel, stages[0], element),
-        limits=Limits(
-            batch=batch,
-            depth=depth,
-            tile=hardware.tile,
-            stages=parallel.pp,
-            least_depth=parallel.depth or parallel.pp,
-        ),
+        limits=Limits(batch, depth, tile=hardware.tile, stages=parallel.pp),
         tokenizer=config.model.tokenizer or (str(folder) if folder else None),
     )
 
@@ -100,7 +94,7 @@ def make_setup(config: EngineConfig, plan: Plan) -> Setup:
         model=config.model,
         arch=plan.arch,
         layers=[(layers.start, layers.stop) for layers in plan.layers],
-        depth=plan.limits.depth,
+        depth=plan.limits.depth.most,
         num_blocks=plan.num_blocks,
         block_size=config.cache.block_size,
         replicate_embedding=plan.replicate_embedding,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from mypy_extensions import mypyc_attr
 
-from ...conf.policies import SchedulerConfig
+from ...conf.policies import Depth, SchedulerConfig
 from ..core.block_pool import BlockPool
 from ..core.messages import Span
 from ..core.micro_batch import Chunk, MicroBatch
@@ -24,15 +24,14 @@ class Limits:
     pipeline."""
 
     batch: int
-    depth: int
+    depth: Depth
     tile: int = 1
     stages: int = 1
-    least_depth: int | None = None  # where the policy may choose: null is `depth`
 
     @property
     def running(self) -> int:
         """Most requests that hold KV at once."""
-        return self.batch * self.depth
+        return self.batch * self.depth.most
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -83,8 +82,8 @@ class Scheduler:
 
     @property
     def depth(self) -> int:
-        """Micro-batches in flight at once, at most `limits.depth`."""
-        return self.limits.depth
+        """Micro-batches in flight at once, at most `limits.depth.most`."""
+        return self.limits.depth.most
 
     @property
     def slots(self) -> int:

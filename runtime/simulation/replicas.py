@@ -117,7 +117,7 @@ def make_replicas(
         )  # fmt: skip
         pipeline = SimulatedPipeline(
             costs,
-            depth=plan.limits.depth,
+            depth=plan.limits.depth.most,
             num_blocks=plan.num_blocks,
             between_nodes=[a != b for a, b in pairwise(nodes)],
             scatter_gather=simulation.scatter_gather,
@@ -129,7 +129,7 @@ def make_replicas(
         )
         replica = Replica(pipeline, config.scheduler, plan, config.cache.block_size)
         if not simulation.record:
-            replica.totals = RunningTotals(plan.limits.depth, config.slo)
+            replica.totals = RunningTotals(plan.limits.depth.most, config.slo)
         made.append(replica)
     return made
 

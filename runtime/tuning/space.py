@@ -130,7 +130,7 @@ class Space:
                 tried beside one that gives still more.
         """
         search = self.config.search
-        own = self.config_of(candidate).scheduler.depth(candidate.pp)
+        own = self.config_of(candidate).scheduler.depth(candidate.pp).most
         depths: list[int | None] = [None]
         if candidate.pp > 1:
             depths += [extra for extra in search.depth if candidate.pp + extra != own]
@@ -157,7 +157,7 @@ class Space:
         plan, size = setting.plan, self.config.cache.block_size
         wide = self.setting(replace(candidate, batch=candidate.policy.max_batch)).plan
         mean = sum(lengths([demand]))
-        batch = min(candidate.policy.max_batch, int(wide.num_blocks // -(-mean // size)) // plan.limits.depth)
+        batch = min(candidate.policy.max_batch, int(wide.num_blocks // -(-mean // size)) // plan.limits.depth.most)
         return batch if batch > plan.limits.batch else None
 
     def splits(self, candidate: Candidate, demand: Demand) -> list[tuple[int, ...]]:
@@ -185,7 +185,7 @@ class Space:
         """That a typical micro-batch is under way, until its decodes may go again."""
         setting = self.setting(candidate)
         load = typical_load(setting.plan, candidate, demand)
-        return sum(setting.costs.seconds(load)) * max(1.0, setting.plan.limits.depth / candidate.pp)
+        return sum(setting.costs.seconds(load)) * max(1.0, setting.plan.limits.depth.most / candidate.pp)
 
     def setting(self, candidate: Candidate) -> Setting:
         """Raises:

@@ -255,7 +255,7 @@ def test_one_pipeline_serves_policies_of_different_depth(ray_launcher: RayLaunch
     with LLM.from_config(config, launcher=ray_launcher, policies=[EqualTimeConfig()]) as llm:
         for policy, depth in ((SarathiConfig(chunk=16), 2), (EqualTimeConfig(chunk=16), 3), (OrcaBestConfig(), 2)):
             llm.reset(policy)
-            assert llm.plan.limits.depth == depth
+            assert llm.plan.limits.depth.most == depth
             assert sum(len(events) for events in llm.replay(items)) == 36
             Ledger(llm.record).check()
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gapless.conf.policies import POLICY_CONFIGS, SchedulerConfig
+from gapless.conf.policies import POLICY_CONFIGS, Depth, SchedulerConfig
 from gapless.conf.schema import Architecture
 from gapless.runtime.core.messages import MicroBatchMessage, Segment
 from gapless.runtime.cost.operators import Linear
@@ -89,12 +89,12 @@ def make_replica(
     """A replica over an audited pipeline; `how` goes to the pipeline."""
     stages = len(layers)
     config = POLICY_CONFIGS[policy]() if isinstance(policy, str) else policy
-    depth = depth or config.depth(stages)
+    chosen = config.depth(stages) if depth is None else Depth(min(stages, depth), depth)
     device = Device()
     costs = StageCosts(layers, devices or [device] * stages, host=host)
-    limits = Limits(batch, depth, stages=stages, least_depth=min(stages, depth))
+    limits = Limits(batch, chosen, stages=stages)
     plan = Plan(ARCHITECTURE, tuple(range(n) for n in layers), num_blocks, False, limits, None)
-    return Replica(Audited(costs, depth=depth, num_blocks=num_blocks, **how), config, plan, BLOCK)
+    return Replica(Audited(costs, depth=chosen.most, num_blocks=num_blocks, **how), config, plan, BLOCK)
 
 
 def items(*requests: tuple[int, int] | tuple[int, int, float]) -> list[WorkItem]:

@@ -75,11 +75,11 @@ class EqualTime(Scheduler):
         # Below saturation stages idle anyway, and one more in flight would only make tokens wait. Where slots or blocks
         # lack, so that prompts do not fill micro-batches, it would only deal the same decodes over more of them.
         deeper = self._prompts.is_long and self._fullness >= _FULL and self._turnaround.is_long
-        return self.limits.depth if deeper else self._least_depth
+        return self.limits.depth.most if deeper else self._least_depth
 
     @property
     def _least_depth(self) -> int:
-        return self.limits.least_depth or self.limits.depth
+        return self.limits.depth.least
 
     @property
     def _round(self) -> int:

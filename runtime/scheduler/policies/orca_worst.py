@@ -13,5 +13,5 @@ class OrcaWorst(GroupScheduler):
     place, whatever the other micro-batches are at."""
 
     def enter(self) -> None:
-        while len(self.groups) < self.limits.depth and (group := self.admit_group(self.limits.batch)):
+        while len(self.groups) < self.limits.depth.most and (group := self.admit_group(self.limits.batch)):
             self.groups.append(group)

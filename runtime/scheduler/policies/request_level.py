@@ -14,5 +14,5 @@ class RequestLevel(GroupScheduler):
     def enter(self) -> None:
         if not self.groups:
             entered = self.admit_group(self.limits.running)
-            size = -(-len(entered) // self.limits.depth)
+            size = -(-len(entered) // self.limits.depth.most)
             self.groups.extend(entered[i : i + size] for i in range(0, len(entered), size or 1))

@@ -31,9 +31,9 @@ def seconds(micro_batch: MicroBatchMessage, stage: int) -> float:
 
 def coordinator(policy: SchedulerConfig) -> Coordinator:
     depth = policy.depth(STAGES)
-    limits = Limits(batch=BATCH, depth=depth, stages=STAGES, least_depth=STAGES)
+    limits = Limits(batch=BATCH, depth=depth, stages=STAGES)
     pool = BlockPool(num_blocks=200, block_size=8)
-    pipeline = VirtualPipeline(STAGES, depth, 200, 8, seconds)
+    pipeline = VirtualPipeline(STAGES, depth.most, 200, 8, seconds)
     return Coordinator(pipeline, make_scheduler(policy, limits, pool))
 
 
@@ -66,7 +66,7 @@ def test_the_same_summary_in_pieces(policy: SchedulerConfig) -> None:
     kept = run(whole, None, 1)
     expected = summarize(whole.record, Ledger(whole.record), SLO)
     for every in (7, 40):
-        driver, totals = coordinator(policy), RunningTotals(policy.depth(STAGES), SLO)
+        driver, totals = coordinator(policy), RunningTotals(policy.depth(STAGES).most, SLO)
         held = run(driver, totals, every)
         found = totals.summary(driver.record)
         assert held < 0.5 * kept

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from gapless.conf.policies import EqualTimeConfig, SarathiConfig, SchedulerConfig, TokenThrottleConfig
+from gapless.conf.policies import Depth, EqualTimeConfig, SarathiConfig, SchedulerConfig, TokenThrottleConfig
 from gapless.conf.sampling import SamplingParams
 from gapless.runtime.core.block_pool import BlockPool
 from gapless.runtime.core.messages import MicroBatchMessage, Span
@@ -35,7 +35,7 @@ def stage_time(micro_batch: MicroBatchMessage, stage: int) -> float:
 
 
 def make(config: SchedulerConfig, batch: int, depth: int = STAGES) -> Scheduler:
-    limits = Limits(batch, depth, TILE, STAGES, least_depth=min(depth, STAGES))
+    limits = Limits(batch, Depth(min(depth, STAGES), depth), TILE, STAGES)
     return make_scheduler(config, limits, BlockPool(100_000, 16, 128))
 
 
@@ -205,7 +205,7 @@ def test_decodes_are_not_dealt_over_more_micro_batches_where_blocks_lack() -> No
     makespans = []
     for depth in (STAGES, STAGES + 1):
         pipeline = VirtualPipeline(STAGES, depth, 400, 16, mostly_fixed)
-        limits = Limits(64, depth, TILE, STAGES, least_depth=STAGES)
+        limits = Limits(64, Depth(STAGES, depth), TILE, STAGES)
         coordinator = Coordinator(pipeline, make_scheduler(EqualTimeConfig(), limits, BlockPool(400, 16, 128)))
         for i in range(100):
             coordinator.add(Request(i, [i] * 600, SamplingParams(max_tokens=200, ignore_eos=True)))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gapless.conf.build import build, compose_engine, to_mapping
 from gapless.conf.errors import ConfigError
-from gapless.conf.policies import SchedulerConfig
+from gapless.conf.policies import Depth, SchedulerConfig
 from gapless.conf.policy_file import policy_mapping
 from gapless.conf.sampling import SamplingParams
 from gapless.runtime import LLM
@@ -86,7 +86,7 @@ def test_it_keeps_every_bound(
 
     pipeline = VirtualPipeline(stages, depth, num_blocks, 4, stage_time)
     config = build(SchedulerConfig, policy_mapping(str(policy_file)) | {"chunk": chunk}, "scheduler")
-    scheduler = make_scheduler(config, Limits(batch, depth, stages=stages), BlockPool(num_blocks, 4, 25))
+    scheduler = make_scheduler(config, Limits(batch, Depth.fixed(depth), stages=stages), BlockPool(num_blocks, 4, 25))
     coordinator = Coordinator(pipeline, scheduler)
     waiting = [
         Request(number, [1] * prompt, SamplingParams(max_tokens=output, ignore_eos=True), arrival=at)
@@ -106,7 +106,7 @@ def test_it_keeps_every_bound(
 
 def test_short_prompts_overtake_long_ones(policy_file: Path) -> None:
     config = build(SchedulerConfig, policy_mapping(str(policy_file)) | {"chunk": 8}, "scheduler")
-    scheduler = make_scheduler(config, Limits(4, 1), BlockPool(100, 4, 25))
+    scheduler = make_scheduler(config, Limits(4, Depth.fixed(1)), BlockPool(100, 4, 25))
     for number, prompt in enumerate((50, 9, 20)):
         scheduler.add(Request(number, [1] * prompt, SamplingParams(max_tokens=2)))
     taken = []
@@ -151,9 +151,9 @@ def test_a_policy_without_keys_and_one_over_ours(tmp_path: Path) -> None:
                              "from gapless.runtime.scheduler.policies.equal_time import EqualTime\n\n"
                              "class Mine(EqualTime):\n    pass\n", "over.py")  # fmt: skip
     config = build(SchedulerConfig, policy_mapping(over) | {"chunk": "auto"})
-    assert config.depth(4) == 5
+    assert config.depth(4) == Depth(4, 5)
     assert issubclass(find_policy(config), Scheduler)
-    assert make_scheduler(config, Limits(2, 5, stages=4), BlockPool(10, 4, 5)).depth == 5
+    assert make_scheduler(config, Limits(2, Depth.fixed(5), stages=4), BlockPool(10, 4, 5)).depth == 5
 
 
 def test_a_file_that_changed_is_read_again(tmp_path: Path) -> None:

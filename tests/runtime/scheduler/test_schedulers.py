@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gapless.conf.policies import POLICY_CONFIGS, SarathiConfig, SchedulerConfig
+from gapless.conf.policies import POLICY_CONFIGS, Depth, SarathiConfig, SchedulerConfig
 from gapless.conf.sampling import SamplingParams
 from gapless.runtime.core.block_pool import BlockPool
 from gapless.runtime.core.messages import MicroBatchMessage
@@ -127,7 +127,7 @@ def run(policy: str, w: dict) -> tuple[Coordinator, VirtualPipeline, list[Reques
     depth = w["stages"] + w["extra_depth"]
     pipeline = VirtualPipeline(w["stages"], depth, w["num_blocks"], w["block_size"], stage_time)
     pool = BlockPool(w["num_blocks"], w["block_size"], -(-w["max_len"] // w["block_size"]))
-    limits = Limits(w["batch"], depth, w["tile"], w["stages"], least_depth=w["stages"])
+    limits = Limits(w["batch"], Depth(w["stages"], depth), w["tile"], w["stages"])
     scheduler = audited(config_of(policy, w), limits, pool, w)
     coordinator = Coordinator(pipeline, scheduler)
     arrivals = sorted(w["requests"], key=lambda r: r[2])
@@ -198,7 +198,7 @@ def check_rule(s: Scheduler, batch: MicroBatch, before: Audit, w: dict) -> None:
     if isinstance(s, GroupScheduler):
         assert whole, "a prompt enters whole"
         assert not (chunks and decodes), "a batch prefills, then decodes"
-        assert len(s.groups) <= s.limits.depth
+        assert len(s.groups) <= s.limits.depth.most
         assert not any(r.preemptions for r in s.running.values())
         (group,) = [g for g in s.groups if {r.id for r in g} >= set(ids)]
         assert set(ids) == {r.id for r in group}, "a group stays together"
@@ -338,7 +338,7 @@ def test_chunks_of_one_prompt_follow_each_other() -> None:
 def test_chunk_and_decodes_come_to_a_multiple_of_the_tile(
     chunk: int, remaining: int, decodes: int, expected: int
 ) -> None:
-    scheduler = Sarathi(SarathiConfig(chunk=chunk, tile=128), Limits(27, 1), BlockPool(1, 16))
+    scheduler = Sarathi(SarathiConfig(chunk=chunk, tile=128), Limits(27, Depth.fixed(1)), BlockPool(1, 16))
     assert scheduler.chunk_length(remaining, decodes) == expected
 
 

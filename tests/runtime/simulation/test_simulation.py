@@ -305,7 +305,7 @@ def test_least_tokens_spreads_what_comes_at_once(requests: list[tuple[int, int]]
 def test_a_run_that_is_counted_is_let_go_of_on_the_way(monkeypatch: pytest.MonkeyPatch, most: int | None) -> None:
     monkeypatch.setattr(simulation, "_TOTALLED", 32)
     replica = make_replica(SarathiConfig(chunk=16), batch=4)
-    replica.totals = RunningTotals(replica.coordinator.scheduler.limits.depth)
+    replica.totals = RunningTotals(replica.coordinator.scheduler.limits.depth.most)
     held = 0
     work = items(*[(20, 5, 0.0)] * 300)
     for _ in run_fleet([replica], work, max_concurrency=most):

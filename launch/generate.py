@@ -39,7 +39,7 @@ def check(config: GenerateConfig, stdin: TextInput) -> None:
 
     prompts = read_prompts(config, stdin)
     check_launcher(config.parallel, config.hardware)
-    intake = Intake(config, make_plan(config))
+    intake = Intake(make_plan(config))
     intake.read([prompt.content for prompt in prompts], [prompt.params for prompt in prompts])
     if config.outputs is not None:
         outputs = Path(config.outputs).expanduser()

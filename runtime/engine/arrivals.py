@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
 
+from ...conf.sampling import SamplingParams
 from ..core.request import Request
 from ..pipeline.protocol import PipelineError
 from ..workload import WorkItem
 from .coordinator import Coordinator, TokenEvent
 
 _LONGEST_WAIT_S = 1.0
+
+
+def make_request(number: int, item: WorkItem, arrival: float, max_model_len: int) -> Request:
+    """The request of a workload's item: greedy, and as long as the item says. `arrival`: seconds on the clock."""
+    return Request(
+        number, item.prompt, exactly(item.output_len), arrival=arrival, max_model_len=max_model_len, user=item.user,
+        deadline=None if item.deadline is None else arrival + item.deadline,
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=8192)
+def exactly(num_tokens: int) -> SamplingParams:
+    """Greedy sampling of `num_tokens` tokens, one object for all that ask for as many."""
+    return SamplingParams(max_tokens=num_tokens, ignore_eos=True)
 
 
 def replay(

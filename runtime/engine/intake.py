@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from ...conf.errors import ConfigError
 from ...conf.sampling import SamplingParams
-from ...conf.schema import EngineConfig
 from ...models.tokenizer import Tokenizer, load_tokenizer
 from .plan import Plan
 
@@ -17,10 +16,9 @@ Prompt = str | Sequence[int]
 class Intake:
     """Checks and encodes the prompts of one model on one plan. Needs no torch."""
 
-    def __init__(self, config: EngineConfig, plan: Plan) -> None:
+    def __init__(self, plan: Plan) -> None:
         self.tokenizer: Tokenizer = load_tokenizer(plan.tokenizer, plan.arch.vocab_size)
         self._plan = plan
-        self._block_size = config.cache.block_size
 
     def read(
         self,
@@ -46,11 +44,6 @@ class Intake:
             self.check(number, ids, of_it)
         return list(zip(many, encoded, each, strict=True))
 
-    @property
-    def room(self) -> int:
-        """Most tokens that a request may come to: the context, or less where the cache holds no more."""
-        return min(self._plan.max_model_len, self._plan.num_blocks * self._block_size)
-
     def check(self, number: int, ids: Sequence[int], params: SamplingParams) -> None:
         """Whether the model and the cache can hold a request.
 
@@ -70,11 +63,10 @@ class Intake:
         if bad := [t for t in params.stop_token_ids if not 0 <= t < vocab]:
             raise ConfigError(f"sampling.stop_token_ids={bad}: must lie in 0 .. {vocab - 1}")
         tokens = min(len(ids) + params.max_tokens, longest)
-        room = self._plan.num_blocks * self._block_size
-        if tokens > room:
+        if tokens > self._plan.room:
             raise ConfigError(
                 f"prompt {number} may come to {tokens} tokens: cache.num_blocks={self._plan.num_blocks} of "
-                f"{self._block_size} hold {room}; raise it, or lower sampling.max_tokens"
+                f"{self._plan.block_size} hold {self._plan.room}; raise it, or lower sampling.max_tokens"
             )
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
-from functools import lru_cache
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any
 
 from ...conf.build import compose_engine
@@ -16,7 +15,6 @@ from ...conf.policies import SchedulerConfig
 from ...conf.sampling import SamplingParams
 from ...conf.schema import EngineConfig
 from ...models.tokenizer import Detokenizer, Tokenizer
-from ..core.block_pool import BlockPool
 from ..core.messages import TokenLogprobs
 from ..core.request import Request
 from ..core.run_record import RunRecord
@@ -27,7 +25,7 @@ from ..pipeline.protocol import Pipeline
 from ..pipeline.remote import RemotePipeline
 from ..scheduler.policies import make_scheduler
 from ..workload import WorkItem
-from .arrivals import replay
+from .arrivals import exactly, make_request, replay
 from .coordinator import Coordinator, TokenEvent
 from .intake import Intake, Prompt
 from .outputs import CompletionOutput, Logprob, RequestOutput
@@ -76,14 +74,18 @@ class LLM:
         launcher: Launcher | None = None,
         on_progress: Callable[[str], None] = lambda text: None,
         policies: Sequence[SchedulerConfig] = (),
+        plans: Mapping[SchedulerConfig, Plan] | None = None,
     ) -> LLM:
-        """From a whole config. `launcher` stands in for the one that `config.parallel.launcher` names.
+        """Start from a whole config.
 
-        `policies` are those that `reset` will be given: the pipeline is as deep, and its cache as large, as the one of
-        them needs that needs most.
+        Args:
+            launcher: starts the ranks instead of the one that `config.parallel.launcher` names.
+            on_progress: is called with a line of text when a part of the start begins.
+            policies: will be given to `reset`; the pipeline is as deep, and its cache as large, as any of them needs.
+            plans: of `config` under each policy, where they have been made.
         """
         self = cls.__new__(cls)
-        self._start(config, launcher, on_progress, policies)
+        self._start(config, launcher, on_progress, policies, plans or {})
         return self
 
     def _start(
@@ -92,12 +94,14 @@ class LLM:
         launcher: Launcher | None,
         on_progress: Callable[[str], None],
         policies: Sequence[SchedulerConfig] = (),
+        plans: Mapping[SchedulerConfig, Plan] = MappingProxyType({}),
     ) -> None:
-        plans = [make_plan(replace(config, scheduler=policy)) for policy in (config.scheduler, *policies)]
-        deepest = max((plan.limits for plan in plans), key=lambda limits: limits.depth.most)
         self.config = config
-        self.plan = replace(plans[0], num_blocks=max(plan.num_blocks for plan in plans))
-        self._intake = Intake(config, self.plan)
+        self._plans = dict(plans)
+        own, *others = [self._plan_of(policy) for policy in (config.scheduler, *policies)]
+        deepest = max((plan.limits for plan in (own, *others)), key=lambda limits: limits.depth.most)
+        self.plan = replace(own, num_blocks=max(plan.num_blocks for plan in (own, *others)))
+        self._intake = Intake(self.plan)
         self._eos = self.plan.arch.eos_token_ids
         self._pipeline = start_pipeline(config, replace(self.plan, limits=deepest), launcher, on_progress)
         self._ids = itertools.count()
@@ -120,7 +124,7 @@ class LLM:
             self._coordinator.step(self._pipeline.clock.now() + 1.0)
         if scheduler is not None:
             self.config = replace(self.config, scheduler=scheduler)
-            plan = make_plan(self.config)
+            plan = self._plan_of(scheduler)
             limits = replace(plan.limits, depth=plan.limits.depth.within(self._pipeline.depth))
             self.plan = replace(plan, num_blocks=self._pipeline.num_blocks, limits=limits)
         last = self._coordinator
@@ -129,10 +133,13 @@ class LLM:
         self._live = LiveBubbles()
         self._num_spans = 0
 
+    def _plan_of(self, policy: SchedulerConfig) -> Plan:
+        if policy not in self._plans:
+            self._plans[policy] = make_plan(replace(self.config, scheduler=policy))
+        return self._plans[policy]
+
     def _make_coordinator(self, first_micro_batch: int = 0) -> Coordinator:
-        plan, block_size = self.plan, self.config.cache.block_size
-        pool = BlockPool(plan.num_blocks, block_size, -(-plan.max_model_len // block_size))
-        scheduler = make_scheduler(self.config.scheduler, plan.limits, pool)
+        scheduler = make_scheduler(self.config.scheduler, self.plan.limits, self.plan.make_pool())
         return Coordinator(self._pipeline, scheduler, stop_check=self._check_stop, first_micro_batch=first_micro_batch)
 
     @property
@@ -295,15 +302,11 @@ class LLM:
 
     def _checked(self, items: Iterable[WorkItem]) -> Iterator[WorkItem]:
         for number, item in enumerate(items):
-            self._intake.check(number, item.prompt, _exactly(item.output_len))
+            self._intake.check(number, item.prompt, exactly(item.output_len))
             yield item
 
     def _timed(self, item: WorkItem, arrival: float) -> Request:
-        deadline = None if item.deadline is None else arrival + item.deadline
-        return Request(
-            next(self._ids), item.prompt, _exactly(item.output_len), arrival=arrival, max_model_len=self.max_model_len,
-            user=item.user, deadline=deadline,
-        )  # fmt: skip
+        return make_request(next(self._ids), item, arrival, self.max_model_len)
 
     def _check_stop(self, request: Request, token: int, logprobs: TokenLogprobs | None) -> str | None:
         if not request.params.stop:
@@ -381,11 +384,6 @@ class _Text:
         out.finish_reason = request.finish_reason
         if self.stopped:
             out.stop_reason = self._stop.stop_string
-
-
-@lru_cache(maxsize=4096)
-def _exactly(tokens: int) -> SamplingParams:
-    return SamplingParams(max_tokens=tokens, ignore_eos=True)
 
 
 def start_pipeline(

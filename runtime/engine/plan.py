@@ -13,6 +13,7 @@ from ...models.huggingface import resolve_architecture, resolve_weights
 from ...models.layout import tensor_shapes
 from ...models.memory import block_count, check_blocks, dtype_bytes, replicates_embedding, slot_bound
 from ...parallel.split import check_parallel, split_layers
+from ..core.block_pool import BlockPool
 from ..pipeline.handshake import Setup
 from ..scheduler.base import Limits
 from ..scheduler.learned.stage_times import read_profile
@@ -26,6 +27,7 @@ class Plan:
     arch: Architecture
     layers: tuple[range, ...]
     num_blocks: int
+    block_size: int
     replicate_embedding: bool  # by each rank of the first stage
     limits: Limits
     tokenizer: str | None  # where it lies; None: UTF-8 bytes
@@ -33,6 +35,15 @@ class Plan:
     @property
     def max_model_len(self) -> int:
         return self.arch.max_position
+
+    @property
+    def room(self) -> int:
+        """Most tokens of a request, P + D: the context, or less where the cache holds no more."""
+        return min(self.max_model_len, self.num_blocks * self.block_size)
+
+    def make_pool(self) -> BlockPool:
+        """An empty cache of a rank; a lane of it holds the longest request."""
+        return BlockPool(self.num_blocks, self.block_size, -(-self.max_model_len // self.block_size))
 
 
 def make_plan(config: EngineConfig) -> Plan:
@@ -69,6 +80,7 @@ def make_plan(config: EngineConfig) -> Plan:
         arch=arch,
         layers=tuple(split_layers(arch, parallel.pp, parallel.layers)),
         num_blocks=num_blocks,
+        block_size=cache.block_size,
         replicate_embedding=replicates_embedding(arch, parallel, stages[0], element),
         limits=Limits(batch, depth, tile=hardware.tile, stages=parallel.pp),
         tokenizer=config.model.tokenizer or (str(folder) if folder else None),
@@ -96,7 +108,7 @@ def make_setup(config: EngineConfig, plan: Plan) -> Setup:
         layers=[(layers.start, layers.stop) for layers in plan.layers],
         depth=plan.limits.depth.most,
         num_blocks=plan.num_blocks,
-        block_size=config.cache.block_size,
+        block_size=plan.block_size,
         replicate_embedding=plan.replicate_embedding,
         seed=config.seed,
         threads=config.parallel.threads,

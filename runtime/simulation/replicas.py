@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import lru_cache
 from itertools import pairwise
 
 from ...conf.policies import SchedulerConfig
-from ...conf.sampling import SamplingParams
 from ...conf.schema import SimulateConfig
-from ..core.block_pool import BlockPool
 from ..core.garbage_collection import without_collector
-from ..core.request import Request
 from ..core.run_record import RunRecord
 from ..cost.make import make_control, make_costs
 from ..cost.stage_costs import StageCosts
+from ..engine.arrivals import make_request
 from ..engine.coordinator import Coordinator
 from ..engine.plan import Plan, make_plan
 from ..ledger.running_totals import RunningTotals
@@ -29,11 +26,10 @@ _TOTALLED = 4096  # micro-batches at a time
 class Replica:
     """One simulated pipeline and what drives it; its clock moves when it is told to."""
 
-    def __init__(self, pipeline: SimulatedPipeline, policy: SchedulerConfig, plan: Plan, block_size: int) -> None:
-        pool = BlockPool(plan.num_blocks, block_size, -(-plan.max_model_len // block_size))
+    def __init__(self, pipeline: SimulatedPipeline, policy: SchedulerConfig, plan: Plan) -> None:
         self.pipeline = pipeline
         self.max_model_len = plan.max_model_len
-        self.coordinator = Coordinator(pipeline, make_scheduler(policy, plan.limits, pool), ends_only=True)
+        self.coordinator = Coordinator(pipeline, make_scheduler(policy, plan.limits, plan.make_pool()), ends_only=True)
         self.totals: RunningTotals | None = None  # takes of the record what is over, now and then
         self.unfinished = 0
         self.queued_tokens = 0  # prompt and output tokens of unfinished requests, as they came
@@ -49,10 +45,7 @@ class Replica:
         return math.inf if event is None else event
 
     def add(self, number: int, item: WorkItem, arrival: float) -> None:
-        request = Request(
-            number, item.prompt, _exactly(item.output_len), arrival=arrival, max_model_len=self.max_model_len,
-            user=item.user, deadline=None if item.deadline is None else arrival + item.deadline,
-        )  # fmt: skip
+        request = make_request(number, item, arrival, self.max_model_len)
         self.coordinator.add(request)
         self.unfinished += 1
         self.queued_tokens += request.max_len
@@ -127,7 +120,7 @@ def make_replicas(
             turnaround_s=control.turnaround,
             disturbance=disturbance,
         )
-        replica = Replica(pipeline, config.scheduler, plan, config.cache.block_size)
+        replica = Replica(pipeline, config.scheduler, plan)
         if not simulation.record:
             replica.totals = RunningTotals(plan.limits.depth.most, config.slo)
         made.append(replica)
@@ -232,8 +225,3 @@ def _dispatch(replicas: Sequence[Replica], pending: set[int], now: float) -> Non
     for index in pending:
         replicas[index].dispatch(now)
     pending.clear()
-
-
-@lru_cache(maxsize=8192)
-def _exactly(tokens: int) -> SamplingParams:
-    return SamplingParams(max_tokens=tokens, ignore_eos=True)

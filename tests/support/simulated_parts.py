@@ -93,8 +93,8 @@ def make_replica(
     device = Device()
     costs = StageCosts(layers, devices or [device] * stages, host=host)
     limits = Limits(batch, chosen, stages=stages)
-    plan = Plan(ARCHITECTURE, tuple(range(n) for n in layers), num_blocks, False, limits, None)
-    return Replica(Audited(costs, depth=chosen.most, num_blocks=num_blocks, **how), config, plan, BLOCK)
+    plan = Plan(ARCHITECTURE, tuple(range(n) for n in layers), num_blocks, BLOCK, False, limits, None)
+    return Replica(Audited(costs, depth=chosen.most, num_blocks=num_blocks, **how), config, plan)
 
 
 def items(*requests: tuple[int, int] | tuple[int, int, float]) -> list[WorkItem]:

@@ -20,6 +20,7 @@ from gapless.launch.compose import compose_one
 from gapless.launch.turns import requests
 from gapless.runtime.ledger.fleet import Fleet
 from gapless.runtime.simulation.replicas import simulated
+from gapless.runtime.simulation.setting import make_setting
 
 from .support.results import add_json_option, write_json
 
@@ -63,7 +64,7 @@ class Run(NamedTuple):
 def run(overrides: tuple[str, ...], policy: str, chunk: int | str) -> Run:
     config = compose_one([*overrides, f"scheduler={policy}", f"scheduler.chunk={chunk}"], SimulateConfig, "simulate")
     workload, _ = requests(config)
-    records = [replica.record for replica in simulated(config, workload)]
+    records = [replica.record for replica in simulated(make_setting(config), workload)]
     summary: dict[str, Any] = Fleet(records).summarize()
     picked = [int(note.split()[1]) for record in records for note in record.notes if note.startswith("chunk=auto: ")]
     ttft = summary["median_ttft_ms"] / 1e3

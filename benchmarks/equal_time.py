@@ -23,6 +23,7 @@ from gapless.runtime.experiments.bound import bubble_free_seconds
 from gapless.runtime.ledger.ledger import Ledger
 from gapless.runtime.ledger.summary import summarize
 from gapless.runtime.simulation.replicas import simulated
+from gapless.runtime.simulation.setting import make_setting
 
 from .support.results import add_json_option, write_json
 
@@ -62,7 +63,7 @@ def compare(
 
 def row(config: SimulateConfig) -> dict[str, Any]:
     items, _ = requests(config)
-    (replica,) = simulated(config, items)
+    (replica,) = simulated(make_setting(config), items)
     ledger = Ledger(replica.record)
     summary = summarize(replica.record, ledger)
     batch = max(len(micro_batch.decodes) for micro_batch in replica.record.micro_batches)

@@ -20,6 +20,7 @@ from gapless.launch.compose import compose_one
 from gapless.launch.turns import requests
 from gapless.runtime.ledger.fleet import Fleet
 from gapless.runtime.simulation.replicas import simulated
+from gapless.runtime.simulation.setting import make_setting
 
 from .support.results import add_json_option, write_json
 
@@ -48,7 +49,7 @@ def simulate(config: SimulateConfig) -> dict[str, Any]:
     """The figures of one policy's run, checked."""
     workload, _ = requests(config)
     start = time.process_time()
-    fleet = Fleet([replica.record for replica in simulated(config, workload)])
+    fleet = Fleet([replica.record for replica in simulated(make_setting(config), workload)])
     seconds = time.process_time() - start
     ended = sum(request.finished is not None for record in fleet.records for request in record.requests)
     assert ended == len(workload), f"{config.scheduler.name}: {ended} of {len(workload)} requests ended"

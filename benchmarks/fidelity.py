@@ -47,6 +47,7 @@ from gapless.runtime.ledger.ledger import CAUSES, Ledger
 from gapless.runtime.profiling.profile_plan import plan_profile
 from gapless.runtime.run_folder.run_folder import RunFolder, read_run_folder
 from gapless.runtime.simulation.replicas import make_replicas, run_fleet
+from gapless.runtime.simulation.setting import make_setting
 
 from .support.results import add_json_option, write_json
 
@@ -231,7 +232,7 @@ def with_own_times(folder: RunFolder, profile: Path) -> tuple[Figures, float]:
     mapping = {key: _from_json(folder.config[key]) for key in ("model", "hardware", "parallel", "scheduler", "cache",
                                                               "seed", "workload")}  # fmt: skip
     config = build(SimulateConfig, mapping | {"simulation": {"profile": str(profile)}})
-    (replica,) = make_replicas(config)
+    (replica,) = make_replicas(make_setting(config))
     own = _OwnTimes(folder.load(), replica.pipeline.costs)
     replica.pipeline.costs = own
     for _ in run_fleet([replica], requests(config)[0].without_prompts()):

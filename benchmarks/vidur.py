@@ -47,6 +47,7 @@ from gapless.runtime.engine.plan import make_plan
 from gapless.runtime.ledger.ledger import Ledger
 from gapless.runtime.ledger.summary import completed_requests, summarize
 from gapless.runtime.simulation.replicas import simulated
+from gapless.runtime.simulation.setting import make_setting
 from gapless.runtime.workload import Workload
 
 from .support import measurements
@@ -228,7 +229,7 @@ def turn(vidur: Vidur, setting: Setting, config: SimulateConfig, workload: Workl
 
 def simulate(config: SimulateConfig, workload: Workload, *, metrics: bool) -> Simulated:
     start = time.process_time()
-    (replica,) = simulated(config, workload)
+    (replica,) = simulated(make_setting(config), workload)
     if metrics:
         summarize(replica.record, Ledger(replica.record))
     seconds = time.process_time() - start

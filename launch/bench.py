@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,14 +11,16 @@ from msgspec import structs
 from rich.console import Console
 from rich.text import Text
 
+from ..conf.policies import SchedulerConfig
 from ..conf.schema import BenchConfig
 from .progress import Meter, shown, starting, throughput
 from .prompts import TextInput
 from .results import compare, show_one, tell_cut, write_turn
-from .turns import Turn, policies, requests, turns
+from .turns import Turn, make_plans, policies, requests, turns
 
 if TYPE_CHECKING:
     from ..runtime.engine.llm import LLM
+    from ..runtime.engine.plan import Plan
     from ..runtime.pipeline.launcher import Launcher
     from ..runtime.workload import Workload
 
@@ -27,8 +29,18 @@ WARMUP_PROMPT = 512  # tokens, at most
 WARMUP_OUTPUT = 8
 
 
-def check(config: BenchConfig, stdin: TextInput) -> None:
-    """What can be said of a run before anything starts.
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A comparison that nothing speaks against: the plan of each policy, and the requests. None of these comes to more
+    than `context` tokens."""
+
+    plans: dict[SchedulerConfig, Plan]
+    workload: Workload
+    context: int
+
+
+def prepare(config: BenchConfig, stdin: TextInput) -> Prepared:
+    """Check a comparison before anything starts.
 
     Raises:
         ConfigError: of a policy, the workload, the checkpoint or the memory.
@@ -36,13 +48,14 @@ def check(config: BenchConfig, stdin: TextInput) -> None:
     from ..runtime.pipeline.launcher import check_launcher
 
     check_launcher(config.parallel, config.hardware)
-    requests(config)
+    plans = make_plans(config)
+    return Prepared(plans, *requests(config, plans))
 
 
 def run(
-    config: BenchConfig, run_dir: Path, stdin: TextInput, launcher: Launcher | None = None, *, brief: bool = False
+    config: BenchConfig, prepared: Prepared, run_dir: Path, launcher: Launcher | None = None, *, brief: bool = False
 ) -> None:
-    """Runs the workload through each policy, and writes a run folder of each and what compares them.
+    """Run the workload through each policy, and write a run folder of each and what compares them.
 
     One run writes into `run_dir` itself; `brief` prints a line of it, without tables. `launcher` stands in for the one
     that `config` names.
@@ -54,8 +67,8 @@ def run(
     console = Console(highlight=False)
     errors = Console(stderr=True, highlight=False)
     plan = turns(config, interleave=config.interleave)
-    workload, context = requests(config)
-    tell_cut(errors, workload, context)
+    workload = prepared.workload
+    tell_cut(errors, workload, prepared.context)
     with starting(errors, config) as on_progress:
         from ..runtime.engine.llm import LLM
         from ..runtime.ledger.ledger import Ledger
@@ -63,8 +76,9 @@ def run(
 
         first, *others = policies(config)
         llm = LLM.from_config(
-            replace(config, scheduler=first), launcher=launcher, on_progress=on_progress, policies=others
-        )
+            replace(config, scheduler=first), launcher=launcher, on_progress=on_progress, policies=others,
+            plans=prepared.plans,
+        )  # fmt: skip
     told: set[str] = set()
     done: list[Turn] = []
     with llm:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,22 +23,42 @@ from .turns import labels
 
 if TYPE_CHECKING:
     from ..runtime.pipeline.launcher import Launcher
+    from ..runtime.simulation.setting import Setting
     from ..runtime.tuning.capacity import Capacity
     from ..runtime.tuning.demand import Demand
-    from ..runtime.tuning.trial import Setting
 
 
-def check(config: CapacityConfig, stdin: TextInput) -> None:
-    """What can be said before anything is simulated.
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A search that nothing speaks against: the setting of each policy, by its label, and the demand of each seed."""
+
+    settings: dict[str, Setting]
+    demands: list[Demand]
+
+
+def prepare(config: CapacityConfig, stdin: TextInput) -> Prepared:
+    """Check a search before anything is simulated.
 
     Raises:
         ConfigError: of a policy, the workload, the memory, the profile or the hardware.
     """
-    _settings(config)
+    from ..runtime.simulation.setting import make_setting
+    from ..runtime.tuning.demand import make_demands
+
+    policies = config.policies or (config.scheduler,)
+    settings = {}
+    for label, policy in zip(labels(policies), policies, strict=True):
+        own = SimulateConfig(
+            model=config.model, hardware=config.hardware, parallel=config.parallel, scheduler=policy,
+            cache=config.cache, seed=config.seed, workload=config.workload, simulation=config.simulation,
+        )  # fmt: skip
+        settings[label] = make_setting(own)
+    plans = [setting.plan for setting in settings.values()]
+    return Prepared(settings, make_demands(config.workload, plans[0], min(plan.room for plan in plans), config.seeds))
 
 
-def run(config: CapacityConfig, run_dir: Path, stdin: TextInput, launcher: Launcher | None = None) -> None:
-    """Finds the capacity of each policy on each seed, and prints and writes them.
+def run(config: CapacityConfig, prepared: Prepared, run_dir: Path, launcher: Launcher | None = None) -> None:
+    """Find the capacity of each policy on each seed, and print and write them.
 
     Raises:
         ValueError: what the user can mend.
@@ -47,7 +67,7 @@ def run(config: CapacityConfig, run_dir: Path, stdin: TextInput, launcher: Launc
     from ..runtime.tuning.tables import limit_text, rate_text
 
     console, errors = Console(highlight=False), Console(stderr=True, highlight=False)
-    settings, demands = _settings(config)
+    settings, demands = prepared.settings, prepared.demands
     found: dict[str, list[Capacity]] = {}
     with Steps(errors, "capacity") as steps:
         for number, (label, setting) in enumerate(settings.items()):
@@ -96,26 +116,6 @@ def slo_text(slo: Any) -> str:
     """`TTFT p99 2 s, TBT p99 200 ms`."""
     bounds = (("TTFT", slo.ttft_p99_ms), ("TBT", slo.tbt_p99_ms))
     return ", ".join(f"{name} p99 {_ms(bound)}" for name, bound in bounds if bound is not None)
-
-
-def _settings(config: CapacityConfig) -> tuple[dict[str, Setting], list[Demand]]:
-    from ..runtime.tuning.demand import make_demands
-    from ..runtime.tuning.trial import make_setting
-
-    policies = config.policies or (config.scheduler,)
-    settings = {}
-    for label, policy in zip(labels(policies), policies, strict=True):
-        own = SimulateConfig(
-            model=config.model, hardware=config.hardware, parallel=config.parallel, scheduler=policy,
-            cache=config.cache, seed=config.seed, workload=config.workload, simulation=config.simulation,
-        )  # fmt: skip
-        settings[label] = make_setting(own)
-    plan = next(iter(settings.values())).plan
-    context = min(
-        min(setting.plan.max_model_len, setting.plan.num_blocks * config.cache.block_size)
-        for setting in settings.values()
-    )
-    return settings, make_demands(config.workload, plan, context, config.seeds)
 
 
 def _ms(value: float | None) -> str:

@@ -36,11 +36,14 @@ PROGRAM = "gapless"
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command: its config's schema, and the module of this room with `check(config, stdin)` and
-    `run(config, run_dir, stdin)`. `conf/<name>.yaml` holds its defaults.
+    """A command: its config's schema, and the module of this room that runs it. `conf/<name>.yaml` holds its defaults.
+
+    The module has `prepare(config, stdin)`, which checks a run and returns all that is worked out for that (plans,
+    workload, prompts), and `run(config, prepared, run_dir)`, which takes it.
 
     `positional` is the key that its bare arguments make up; such a command runs no requests, has no groups and no
-    sweep, and writes where it is told. For the others that YAML is hydra's, and `run` takes a `launcher` too.
+    sweep, and writes into the folder that it is given. For the others that YAML is hydra's, and `run` takes a
+    `launcher` too.
     """
 
     name: str
@@ -220,13 +223,11 @@ def _run_plain(command: Command, arguments: list[str]) -> None:
     assert command.positional
     config = compose.from_arguments(arguments, command.config, command.positional)
     module = import_module(f".{command.module}", __package__)
-    stdin = StandardInput()
-    module.check(config, stdin)
-    module.run(config, Path.cwd(), stdin)
+    module.run(config, module.prepare(config, StandardInput()), Path.cwd())
 
 
 def _run(command: Command, overrides: list[str], *, multirun: bool) -> None:
-    """Checks all that is asked for, then lets hydra make the folder of each run and call the command in it."""
+    """Prepare all runs, then let hydra make the folder of each and call the command in it."""
     from . import compose
 
     cls = command.config
@@ -235,8 +236,7 @@ def _run(command: Command, overrides: list[str], *, multirun: bool) -> None:
     stdin = StandardInput()
     module = import_module(f".{command.module}", __package__)
     configs = compose.compose_all(rewritten, cls, command.name, multirun=multirun)
-    for config in dict.fromkeys(configs):
-        module.check(config, stdin)
+    prepared = {config: module.prepare(config, stdin) for config in dict.fromkeys(configs)}
     outputs = [config.outputs for config in configs if isinstance(config, GenerateConfig) and config.outputs]
     if len(set(outputs)) < len(outputs):
         raise ConfigError(f"outputs={outputs[0]}: the runs of a sweep would overwrite it; without it each has its own")
@@ -271,7 +271,10 @@ def _run(command: Command, overrides: list[str], *, multirun: bool) -> None:
             if state.output_subdir:
                 OmegaConf.save(composed, folder / state.output_subdir / "config.yaml")
         try:
-            module.run(config, folder, stdin, launcher, **({"brief": True} if multirun and command.compares else {}))
+            # Nothing is prepared in a process of its own, for a second run of one config, or for a config that holds
+            # the time of day.
+            own = prepared.pop(config) if config in prepared else module.prepare(config, stdin)
+            module.run(config, own, folder, launcher, **({"brief": True} if multirun and command.compares else {}))
         except Exception as error:
             raise _Escape(error) from error
 
@@ -281,6 +284,8 @@ def _run(command: Command, overrides: list[str], *, multirun: bool) -> None:
     sys.argv = [f"{PROGRAM} {command.name}", *(["--multirun"] if multirun else []), *rewritten]
     try:
         alone = any(text.startswith("hydra/launcher=") for text in rewritten)  # runs are in processes of their own
+        if alone:
+            prepared.clear()
         with _kept_launcher(configs if command.has_ranks and not alone else ()) as launcher:
             start()
     except _Escape as escape:

@@ -20,21 +20,20 @@ from .turns import requests
 if TYPE_CHECKING:
     from ..runtime.core.run_record import RunRecord
     from ..runtime.experiments import Row
+    from ..runtime.simulation.setting import Setting
+    from ..runtime.workload import Workload
 
 
 def check(config: SimulateConfig) -> None:
-    """What can be said before it starts.
+    """Check an experiment before it starts.
 
     Raises:
         ConfigError: no such experiment, keys that it has no use for, memory or hardware.
     """
-    from ..runtime.cost.make import make_costs
-    from ..runtime.engine.plan import make_plan
     from ..runtime.experiments import check_experiment
 
     check_experiment(config)
-    make_costs(config, make_plan(config))
-    requests(config)
+    _prepare(config)
 
 
 def run(config: SimulateConfig, run_dir: Path) -> None:
@@ -80,11 +79,19 @@ def table(title: str, rows: Sequence[Row]) -> Table:
     return made
 
 
+def _prepare(config: SimulateConfig) -> tuple[Setting, Workload]:
+    """The setting and the requests of one simulation."""
+    from ..runtime.simulation.setting import make_setting
+
+    setting = make_setting(config)
+    return setting, requests(config, {config.scheduler: setting.plan})[0]
+
+
 def _records(config: SimulateConfig) -> list[RunRecord]:
-    """The record of each replica of one simulation."""
+    """Simulate one config and return the record of each replica."""
     from ..runtime.simulation.replicas import simulated
 
-    return [replica.record for replica in simulated(config, requests(config)[0])]
+    return [replica.record for replica in simulated(*_prepare(config))]
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,18 +17,27 @@ from ..conf.build import to_mapping
 from ..conf.errors import ConfigError
 from ..conf.schema import GenerateConfig
 from .progress import Meter, shown, starting, throughput, versions
-from .prompts import TextInput, read_prompts
+from .prompts import Prompt, TextInput, read_prompts
 
 if TYPE_CHECKING:
     from ..runtime.engine.outputs import CompletionOutput, RequestOutput
+    from ..runtime.engine.plan import Plan
     from ..runtime.pipeline.launcher import Launcher
 
 PROMPT_TAIL = 240  # characters of a prompt that are shown
 _CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), 127, *range(128, 160)) if code not in (9, 10)}
 
 
-def check(config: GenerateConfig, stdin: TextInput) -> None:
-    """What can be said of a run before anything starts.
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A run that nothing speaks against: its plan and its prompts."""
+
+    plan: Plan
+    prompts: list[Prompt]
+
+
+def prepare(config: GenerateConfig, stdin: TextInput) -> Prepared:
+    """Check a run before anything starts.
 
     Raises:
         ConfigError: of the prompts, the checkpoint, the memory, or an `outputs` that cannot be written.
@@ -39,8 +48,8 @@ def check(config: GenerateConfig, stdin: TextInput) -> None:
 
     prompts = read_prompts(config, stdin)
     check_launcher(config.parallel, config.hardware)
-    intake = Intake(make_plan(config))
-    intake.read([prompt.content for prompt in prompts], [prompt.params for prompt in prompts])
+    plan = make_plan(config)
+    Intake(plan).read([prompt.content for prompt in prompts], [prompt.params for prompt in prompts])
     if config.outputs is not None:
         outputs = Path(config.outputs).expanduser()
         if not config.outputs or outputs.is_dir():
@@ -49,16 +58,17 @@ def check(config: GenerateConfig, stdin: TextInput) -> None:
             raise ConfigError(f"outputs={config.outputs}: no such folder: {outputs.parent}")
         if config.prompts and outputs.exists() and Path(config.prompts).expanduser().resolve() == outputs.resolve():
             raise ConfigError(f"outputs={config.outputs}: this is the file of prompts; give another")
+    return Prepared(plan, prompts)
 
 
-def run(config: GenerateConfig, run_dir: Path, stdin: TextInput, launcher: Launcher | None = None) -> None:
-    """Runs the prompts and writes the run folder. `launcher` stands in for the one that `config` names.
+def run(config: GenerateConfig, prepared: Prepared, run_dir: Path, launcher: Launcher | None = None) -> None:
+    """Run the prompts and write the run folder. `launcher` stands in for the one that `config` names.
 
     Raises:
-        ValueError: what the user can mend (a prompt longer than the context, a bad checkpoint).
+        ValueError: what the user can mend (a bad checkpoint).
         PipelineError: the ranks failed.
     """
-    prompts = read_prompts(config, stdin)
+    prompts = prepared.prompts
     path = Path(config.outputs).expanduser() if config.outputs is not None else run_dir / "outputs.jsonl"
     console = Console(highlight=False)
     errors = Console(stderr=True, highlight=False)
@@ -68,7 +78,8 @@ def run(config: GenerateConfig, run_dir: Path, stdin: TextInput, launcher: Launc
         from ..runtime.report.terminal import bubble_table, latency_table
         from ..runtime.report.write_folder import write_run_folder
 
-        llm = LLM.from_config(config, launcher=launcher, on_progress=on_progress)
+        plans = {config.scheduler: prepared.plan}
+        llm = LLM.from_config(config, launcher=launcher, on_progress=on_progress, plans=plans)
     record = llm.record
     try:
         with llm, OutputsFile(path) as outputs, Meter(errors, len(prompts)) as meter:

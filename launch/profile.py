@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from ..runtime.profiling.profile_plan import ProfilePlan
 
 
-def check(config: ProfileConfig, stdin: TextInput) -> None:
-    """What can be said before anything is measured.
+def prepare(config: ProfileConfig, stdin: TextInput) -> ProfilePlan | ProfileFolder:
+    """Check a profile before anything is measured: what is measured, or the folder whose errors are shown.
 
     Raises:
         ConfigError: of the model, the memory, the grid, the launcher or the folder to check.
@@ -40,32 +40,35 @@ def check(config: ProfileConfig, stdin: TextInput) -> None:
     from ..runtime.profiling.profile_plan import plan_profile
 
     if config.check is not None:
-        ProfileFolder(Path(config.check).expanduser(), f"check={config.check}").about()
-        return
+        folder = ProfileFolder(Path(config.check).expanduser(), f"check={config.check}")
+        folder.about()
+        return folder
     plan = plan_profile(config)
     if config.pipeline:
         check_launcher(config.parallel, config.hardware)
     if config.hardware.device == "cuda":
         _check_devices(plan.about.ranks)
+    return plan
 
 
-def run(config: ProfileConfig, run_dir: Path, stdin: TextInput, launcher: Launcher | None = None) -> None:
-    """Measures what `run_dir` does not hold yet, then tells how far the cost model is off where it was not fitted.
+def run(
+    config: ProfileConfig, prepared: ProfilePlan | ProfileFolder, run_dir: Path, launcher: Launcher | None = None
+) -> None:
+    """Measure what `run_dir` does not hold yet, then show the error of the cost model where it was not fitted.
 
     Raises:
         ValueError: what the user can mend.
         PipelineError: a rank failed.
     """
     from ..runtime.cost.profile_folder import ProfileFolder
-    from ..runtime.profiling.profile_plan import plan_profile
 
     console, errors = Console(highlight=False), Console(stderr=True, highlight=False)
-    if config.check is not None:
+    if isinstance(prepared, ProfileFolder):
         with suppress(OSError):
             run_dir.rmdir()  # made for this command, and empty
-        show_errors(console, ProfileFolder(Path(config.check).expanduser(), f"check={config.check}"))
+        show_errors(console, prepared)
         return
-    plan = plan_profile(config)
+    plan = prepared
     folder = ProfileFolder(run_dir)
     folder.begin(plan.about, versions(), _device_name(config.hardware.device))
     measure_operators(plan, folder, config.samples, errors)

@@ -23,8 +23,8 @@ NEW_FOLDER = "comparison"
 SWEEP = "multirun.yaml"  # which hydra writes into a sweep's folder
 
 
-def check(config: ReportConfig, stdin: TextInput) -> None:
-    """What can be said of the folders before anything is written.
+def prepare(config: ReportConfig, stdin: TextInput) -> list[RunFolder]:
+    """Check and read the folders before anything is written.
 
     Raises:
         ConfigError: no such folder, one that is no run's and holds none, an unknown `sort`, an `out` that is a file.
@@ -40,10 +40,11 @@ def check(config: ReportConfig, stdin: TextInput) -> None:
         raise ConfigError(f"sort={config.sort}: no number of these runs' summary.json{hint}")
     if config.out is not None and Path(config.out).expanduser().exists() and not Path(config.out).expanduser().is_dir():
         raise ConfigError(f"out={config.out}: must be a folder")
+    return found
 
 
-def run(config: ReportConfig, run_dir: Path, stdin: TextInput | None) -> None:
-    """Writes the report of one run, or the comparison of several, and prints it as text.
+def run(config: ReportConfig, found: Sequence[RunFolder], run_dir: Path) -> None:
+    """Write the report of one run, or the comparison of several, and print it as text.
 
     Raises:
         ValueError: what the user can mend; a damaged run folder too.
@@ -53,7 +54,6 @@ def run(config: ReportConfig, run_dir: Path, stdin: TextInput | None) -> None:
     from ..runtime.report.terminal import comparison_table
 
     console = Console(highlight=False)
-    found = folders(config.runs)
     if len(found) == 1:
         _show_one(console, config, found[0])
         return
@@ -65,9 +65,10 @@ def run(config: ReportConfig, run_dir: Path, stdin: TextInput | None) -> None:
 
 
 def compare_sweep(folder: str) -> None:
-    """Writes the comparison of a sweep's runs into its folder, and prints it; nothing where there are no two."""
+    """Write the comparison of a sweep's runs into its folder and print it, where there are two or more."""
     if len(list(_below(Path(folder)))) > 1:
-        run(ReportConfig(runs=(folder,)), Path.cwd(), None)
+        config = ReportConfig(runs=(folder,))
+        run(config, folders(config.runs), Path.cwd())
 
 
 def folders(paths: Sequence[str]) -> list[RunFolder]:

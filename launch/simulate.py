@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.text import Text
 
+from ..conf.policies import SchedulerConfig
 from ..conf.schema import SimulateConfig
 from . import experiment
 from .progress import Meter, throughput
@@ -17,36 +18,54 @@ from .results import compare, show_one, tell_cut, write_counted, write_turn
 from .turns import Turn, policies, requests, turns
 
 if TYPE_CHECKING:
+    from ..runtime.engine.plan import Plan
     from ..runtime.pipeline.launcher import Launcher
     from ..runtime.simulation.replicas import Replica
+    from ..runtime.simulation.setting import Setting
+    from ..runtime.workload import Workload
 
 
-def check(config: SimulateConfig, stdin: TextInput) -> None:
-    """What can be said of a simulation before it starts.
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A comparison that nothing speaks against: the setting of each policy, and the requests. None of these comes to
+    more than `context` tokens."""
+
+    settings: dict[SchedulerConfig, Setting]
+    workload: Workload
+    context: int
+
+    @property
+    def plans(self) -> dict[SchedulerConfig, Plan]:
+        return {policy: setting.plan for policy, setting in self.settings.items()}
+
+
+def prepare(config: SimulateConfig, stdin: TextInput) -> Prepared | None:
+    """Check a simulation before it starts. An experiment, which varies the config, prepares each simulation by itself.
 
     Raises:
         ConfigError: of a policy, the workload, the memory, the profile or the hardware.
     """
     if config.experiment is not None:
         experiment.check(config)
-        return
-    from ..runtime.simulation.replicas import make_replicas
+        return None
+    from ..runtime.simulation.setting import make_setting
 
-    for policy in policies(config):
-        make_replicas(replace(config, scheduler=policy), count=1)
-    requests(config)
+    settings = {policy: make_setting(replace(config, scheduler=policy)) for policy in policies(config)}
+    plans = {policy: setting.plan for policy, setting in settings.items()}
+    return Prepared(settings, *requests(config, plans))
 
 
 def run(
-    config: SimulateConfig, run_dir: Path, stdin: TextInput, launcher: Launcher | None = None, *, brief: bool = False
-) -> None:
-    """Simulates each policy, and writes a run folder of each and what compares them; `brief` prints a line a run.
+    config: SimulateConfig, prepared: Prepared | None, run_dir: Path, launcher: Launcher | None = None, *,
+    brief: bool = False,
+) -> None:  # fmt: skip
+    """Simulate each policy, and write a run folder of each and what compares them; `brief` prints a line a run.
 
     Raises:
         ValueError: what the user can mend.
         PipelineError: a request was lost.
     """
-    if config.experiment is not None:
+    if prepared is None:
         experiment.run(config, run_dir)
         return
     from ..runtime.core.garbage_collection import without_collector
@@ -56,12 +75,12 @@ def run(
 
     console, errors = Console(highlight=False), Console(stderr=True, highlight=False)
     plan = turns(config, interleave=False)
-    workload, context = requests(config)
-    tell_cut(errors, workload, context)
+    workload = prepared.workload
+    tell_cut(errors, workload, prepared.context)
     told: set[str] = set()
     for done, turn in enumerate(plan, 1):
         name = turn.label if len(plan) == 1 else f"{done}/{len(plan)} {turn.label}"
-        replicas = simulate(config, turn, errors, name)
+        replicas = simulate(config, prepared, turn, errors, name)
         if (totals := replicas[0].totals) is not None:
             summary = write_counted(run_dir / turn.folder, totals.summary(replicas[0].record), config, turn)
             console.print(Text.assemble((f"{name}: ", "bold"), throughput(summary)), soft_wrap=True)
@@ -84,13 +103,13 @@ def run(
     compare(console, run_dir, config, plan, folders, len(workload), workload.num_cut, "simulate.json")
 
 
-def simulate(config: SimulateConfig, turn: Turn, errors: Console, name: str) -> list[Replica]:
-    """One turn: its replicas, each with its record."""
+def simulate(config: SimulateConfig, prepared: Prepared, turn: Turn, errors: Console, name: str) -> list[Replica]:
+    """Simulate one turn and return its replicas, each with its record."""
     from ..runtime.simulation.replicas import make_replicas, run_fleet
 
     seeded = replace(config.workload, seed=config.workload.seed + turn.repeat - 1)
-    workload, _ = requests(replace(config, workload=seeded))
-    replicas = make_replicas(replace(config, scheduler=turn.policy), repeat=turn.repeat)
+    workload, _ = requests(replace(config, workload=seeded), prepared.plans)
+    replicas = make_replicas(prepared.settings[turn.policy], repeat=turn.repeat)
     with Meter(errors, len(workload), name) as meter:
         for ended in run_fleet(
             replicas,

@@ -30,19 +30,19 @@ if TYPE_CHECKING:
 _WHY_WIDTH = 24  # letters, at the least, of a column that says why
 
 
-def check(config: TuneConfig, stdin: TextInput) -> None:
-    """What can be said before anything is simulated.
+def prepare(config: TuneConfig, stdin: TextInput) -> Search:
+    """Check a search before anything is simulated.
 
     Raises:
         ConfigError: of a policy, the workload, the profile or the hardware; or no grid holds the model.
     """
     from ..runtime.tuning.search import Search
 
-    Search(config)
+    return Search(config)
 
 
-def run(config: TuneConfig, run_dir: Path, stdin: TextInput, launcher: Launcher | None = None) -> None:
-    """Searches, and prints and writes what was found: `tune.json`, `report.html`, `figures/`.
+def run(config: TuneConfig, search: Search, run_dir: Path, launcher: Launcher | None = None) -> None:
+    """Search, and print and write what was found: `tune.json`, `report.html`, `figures/`.
 
     Raises:
         ValueError: what the user can mend.
@@ -50,7 +50,6 @@ def run(config: TuneConfig, run_dir: Path, stdin: TextInput, launcher: Launcher 
     from ..runtime.report.png import write_figures
     from ..runtime.tuning import page, tables
     from ..runtime.tuning.charts import charts
-    from ..runtime.tuning.search import Search
 
     console, errors = Console(highlight=False), Console(stderr=True, highlight=False)
     with Steps(errors, "tune") as steps:
@@ -59,7 +58,7 @@ def run(config: TuneConfig, run_dir: Path, stdin: TextInput, launcher: Launcher 
             so_far = f", best {tables.rate_text(best)} requests/s" if best else ""
             steps.update(f"{what}{so_far}", done, of)
 
-        search = Search(config, told)
+        search.on_progress = told
         found = search.run()
     commands = _commands(search, found)
     devices = f"{config.nodes} x {config.hardware.devices_per_node} {config.hardware.name}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -14,6 +14,7 @@ from ..conf.schema import ComparisonConfig
 from ..conf.workloads import WorkloadConfig
 
 if TYPE_CHECKING:
+    from ..runtime.engine.plan import Plan
     from ..runtime.workload import Workload
 
 
@@ -27,21 +28,32 @@ class Turn:
     folder: str
 
 
-def requests(config: ComparisonConfig) -> tuple[Workload, int]:
-    """The requests of a comparison, and the most tokens that one may come to under any of its policies.
+def make_plans(config: ComparisonConfig) -> dict[SchedulerConfig, Plan]:
+    """The plan of each policy of a comparison.
 
     Raises:
-        ConfigError: of the workload, the checkpoint or the memory.
+        ConfigError: as `make_plan`.
     """
     from ..runtime.engine.plan import make_plan
 
-    plans = [make_plan(replace(config, scheduler=policy)) for policy in policies(config)]
-    arch, blocks = plans[0].arch, max(plan.num_blocks for plan in plans)
-    context = min(arch.max_position, blocks * config.cache.block_size)
-    return _requests(config.workload, plans[0].tokenizer, arch.vocab_size, context), context
+    return {policy: make_plan(replace(config, scheduler=policy)) for policy in policies(config)}
 
 
-@lru_cache(maxsize=2)  # made to check them, and again to run them
+def requests(config: ComparisonConfig, plans: Mapping[SchedulerConfig, Plan] | None = None) -> tuple[Workload, int]:
+    """The requests of a comparison, and the most tokens that one may come to under any of its policies.
+
+    Args:
+        plans: of each policy; None: they are made here.
+
+    Raises:
+        ConfigError: the workload cannot be read or made, or a plan, as `make_plan`.
+    """
+    of_policies = list((plans or make_plans(config)).values())
+    context, plan = max(plan.room for plan in of_policies), of_policies[0]
+    return _requests(config.workload, plan.tokenizer, plan.arch.vocab_size, context), context
+
+
+@lru_cache(maxsize=2)  # several runs of one workload share it
 def _requests(workload: WorkloadConfig, tokenizer: str | None, vocab_size: int, context: int) -> Workload:
     from ..models.tokenizer import load_tokenizer
     from ..runtime.workload import make_workload

@@ -7,18 +7,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 
 from ...conf.policies import SchedulerConfig
-from ...conf.schema import SimulateConfig
 from ..core.garbage_collection import without_collector
 from ..core.run_record import RunRecord
-from ..cost.make import make_control, make_costs
-from ..cost.stage_costs import StageCosts
 from ..engine.arrivals import make_request
 from ..engine.coordinator import Coordinator
-from ..engine.plan import Plan, make_plan
+from ..engine.plan import Plan
 from ..ledger.running_totals import RunningTotals
 from ..scheduler.policies import make_scheduler
 from ..workload import WorkItem, Workload
 from .pipeline import Disturbance, SimulatedPipeline
+from .setting import Setting
 
 _TOTALLED = 4096  # micro-batches at a time
 
@@ -80,36 +78,23 @@ class Replica:
         return ended
 
 
-def make_replicas(
-    config: SimulateConfig,
-    *,
-    repeat: int = 1,
-    count: int | None = None,
-    plan: Plan | None = None,
-    costs: StageCosts | None = None,
-) -> list[Replica]:
+def make_replicas(setting: Setting, *, repeat: int = 1) -> list[Replica]:
     """Replicas of the pipeline under the config's policy, nothing submitted to them.
 
     Args:
-        repeat: of a run that is repeated, which one; each has disturbances of its own, and so has each replica.
-        count: how many; None: as many as the config says.
-        plan, costs: of the config, where they have been made.
-
-    Raises:
-        ConfigError: what does not fit.
+        repeat: which run it is of several; each has disturbances of its own, and so has each replica.
     """
+    config, plan, control = setting.config, setting.plan, setting.control
     simulation, parallel = config.simulation, config.parallel
-    plan = plan or make_plan(config)
-    costs, control = costs or make_costs(config, plan), make_control(config, plan.arch)
     nodes = [stage * parallel.tp // config.hardware.devices_per_node for stage in range(parallel.pp)]
     made = []
-    for number in range(simulation.replicas if count is None else count):
+    for number in range(simulation.replicas):
         disturbance = Disturbance(
             simulation.jitter, simulation.straggler_rate, simulation.straggler_factor,
             seed=(config.seed + repeat - 1) * 1_000_003 + number,
         )  # fmt: skip
         pipeline = SimulatedPipeline(
-            costs,
+            setting.costs,
             depth=plan.limits.depth.most,
             num_blocks=plan.num_blocks,
             between_nodes=[a != b for a, b in pairwise(nodes)],
@@ -207,14 +192,13 @@ def _run_fleet(
             replica.step()
 
 
-def simulated(config: SimulateConfig, workload: Workload) -> list[Replica]:
-    """The replicas of the config after they have run `workload` to its end, each with its record.
+def simulated(setting: Setting, workload: Workload) -> list[Replica]:
+    """The replicas of a setting after they have run `workload` to its end, each with its record.
 
     Raises:
-        ConfigError: what does not fit.
         PipelineError: as `run_fleet`.
     """
-    replicas = make_replicas(config)
+    config, replicas = setting.config, make_replicas(setting)
     items, most = workload.without_prompts(), config.workload.max_concurrency
     for _ in run_fleet(replicas, items, router=config.simulation.router, max_concurrency=most):
         pass

@@ -12,8 +12,9 @@ from ...conf.tuning import TailSlo
 from ..cost.operators import LAYER_LINEARS, Operators
 from ..cost.stage_costs import Load, StageCosts
 from ..report.text import milliseconds
+from ..simulation.setting import Setting
 from .demand import Demand
-from .trial import Setting, tail
+from .trial import tail
 
 _MOST_ROWS = 8192  # of a micro-batch where the policy sets no bound; a matrix product is saturated long before
 _FINE, _COARSE = 8, 64  # steps of the grid of rows, below and above

@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ...conf.tuning import TailSlo
+from ..simulation.setting import Setting
 from .bounds import Bounds, TokenSeconds
 from .demand import Demand
-from .trial import Setting, Trial, try_rate
+from .trial import Trial, try_rate
 
 _LEAST = 1 / 4096  # of the bound: a lower rate is none that one asks for
 _PROBES = (0.9, 0.75)  # of what was found: a rate below it that is not carried says that it was luck

@@ -99,16 +99,19 @@ class Search:
     more than the best to replace it. The finalists get their capacity on all seeds.
     """
 
-    def __init__(self, config: TuneConfig, told: Callable[[str, int, int, float], None] | None = None) -> None:
-        """Raises ConfigError of the workload, or where nothing fits. `told` hears of progress: what is under way, how
-        many candidates of how many it has seen, and the best rate so far."""
+    def __init__(self, config: TuneConfig) -> None:
+        """
+        Raises:
+            ConfigError: the workload cannot be read or made, or nothing fits.
+        """
         self.config = config
         self.space = Space(config)
         self.simulations = 0
         self.requests = 0
         self.carried: list[tuple[Candidate, Trial]] = []
         self._token_times: TokenSeconds = {}
-        self._told = told or (lambda what, done, of, best: None)
+        # Called with what is under way, how many candidates of how many it has seen, and the best rate so far.
+        self.on_progress: Callable[[str, int, int, float], None] = lambda what, done, of, best: None
         tp, pp, replicas = self.space.grids()[0]
         plan = self.space.setting(Candidate(tp, pp, replicas, policies(config)[0])).plan
         context = plan.max_model_len
@@ -190,7 +193,7 @@ class Search:
         every = list(self._with_variants(bases))
         best = 0.0
         for number, tried in enumerate(every):
-            self._told("every setting", number, len(every), best)
+            self.on_progress("every setting", number, len(every), best)
             setting = self.space.setting(tried.candidate)
             tried.bound, tried.rung, tried.reached = bounds(setting), "whole", "whole"
             if tried.bound.rate == 0.0:
@@ -222,11 +225,11 @@ class Search:
         order = sorted(standing, key=lambda tried: (-tried.expected, -self._promise(tried)))
         best = 0.0
         for number, tried in enumerate(order):
-            self._told(f"{rung.requests} requests", number, len(order), best)
+            self.on_progress(f"{rung.requests} requests", number, len(order), best)
             self._try(tried, demand, rung, best)
             if not tried.why:
                 best = max(best, tried.low)
-        self._told(f"{rung.requests} requests", len(order), len(order), best)
+        self.on_progress(f"{rung.requests} requests", len(order), len(order), best)
         for tried in order:  # the best came later than some
             if not tried.why and tried.high <= rung.keep * best:
                 tried.why = f"carries {tried.low:.3g} requests/s, the best {best:.3g}"
@@ -268,7 +271,7 @@ class Search:
         """The capacity on every seed, and the numbers of a run at it; best first by the mean over the seeds."""
         found: list[Finalist] = []
         for number, tried in enumerate(standing):
-            self._told("finalists, all seeds", number, len(standing), found[0].rate if found else tried.low)
+            self.on_progress("finalists, all seeds", number, len(standing), found[0].rate if found else tried.low)
             setting = self.space.setting(tried.candidate)
             rates = capacities(
                 setting, self.demands, self.config.slo, self.config.precision, guess=tried.low,
@@ -291,7 +294,7 @@ class Search:
         grids.pop(winner.candidate.grid, None)
         others = list(grids.values())[:_GRIDS]
         for number, of_grid in enumerate(others):
-            self._told("grids", number, len(others), winner.rate)
+            self.on_progress("grids", number, len(others), winner.rate)
             for one in of_grid[:_OF_GRID]:
                 bound = self._bounds(self.demand)(self.space.setting(one.candidate))
                 if bound.rate > 0.0 and one.rung != "whole":
@@ -321,7 +324,7 @@ class Search:
         chunks = sorted({*self.config.search.chunk, winner.candidate.chunk})
         versions = chunked(winner.candidate.policy, chunks)
         for number, version in enumerate(versions):
-            self._told("chunk sizes", number, len(versions), winner.rate)
+            self.on_progress("chunk sizes", number, len(versions), winner.rate)
             candidate = replace(winner.candidate, policy=version)
             if candidate == winner.candidate:
                 curve.append((candidate, winner.capacities[0]))

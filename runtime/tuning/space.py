@@ -14,9 +14,9 @@ from ...models.huggingface import resolve_architecture
 from ...parallel.split import split_layers
 from ..cost.stage_costs import Load
 from ..engine.plan import Plan
+from ..simulation.setting import Setting, make_setting
 from .bounds import slowest_stage
 from .demand import Demand, lengths
-from .trial import Setting, make_setting
 
 _CHUNK_KEYS = ("chunk", "budget")
 _CLEARLY = 0.005  # of the slowest stage's time: a split that gains less is not tried

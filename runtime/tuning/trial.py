@@ -9,31 +9,19 @@ from typing import Any
 
 import numpy as np
 
-from ...conf.schema import SimulateConfig
 from ...conf.tuning import TailSlo
 from ..core.request_record import RequestRecord
-from ..cost.make import make_costs
-from ..cost.stage_costs import StageCosts
-from ..engine.plan import Plan, make_plan
 from ..ledger.fleet import Fleet
 from ..ledger.ledger import Floats
 from ..ledger.summary import time_to_first_token, tokens_apart
 from ..report.text import milliseconds
 from ..simulation.replicas import Replica, make_replicas, run_fleet
+from ..simulation.setting import Setting
 from .demand import Demand
 
 _LOOK_EVERY = 256  # events between looks at whether the SLO is broken for good
 _LAG = 0.05  # of the time that requests come in: a rate is sustained if TTFT grows by no more
 _TAIL = 0.99
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """A config that fits, with its plan and its stage times."""
-
-    config: SimulateConfig
-    plan: Plan
-    costs: StageCosts
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,19 +44,9 @@ class Trial:
         return not self.why
 
 
-def make_setting(config: SimulateConfig) -> Setting:
-    """A setting of one config.
-
-    Raises:
-        ConfigError: what does not fit, in one line.
-    """
-    plan = make_plan(config)
-    return Setting(config, plan, make_costs(config, plan))
-
-
 def make_fleet(setting: Setting, seed: int = 0) -> list[Replica]:
     """Its replicas, nothing submitted to them."""
-    return make_replicas(setting.config, repeat=seed + 1, plan=setting.plan, costs=setting.costs)
+    return make_replicas(setting, repeat=seed + 1)
 
 
 def try_rate(setting: Setting, demand: Demand, rate: float, slo: TailSlo, seed: int = 0) -> Trial:

@@ -39,6 +39,7 @@ from gapless.runtime.experiments.one_gpu import (
 )
 from gapless.runtime.ledger.ledger import Ledger
 from gapless.runtime.simulation.replicas import make_replicas, run_fleet
+from gapless.runtime.simulation.setting import make_setting
 from gapless.runtime.workload import make_workload
 
 
@@ -59,7 +60,7 @@ def simulate(config: SimulateConfig, name: str = "") -> Sequence[RunRecord]:
     workload = make_workload(
         config.workload, vocab_size=arch.vocab_size, context=arch.max_position, tokenizer=load_tokenizer(None, 300)
     )
-    replicas = make_replicas(config)
+    replicas = make_replicas(make_setting(config))
     for _ in run_fleet(replicas, workload.without_prompts()):
         pass
     return [replica.record for replica in replicas]
@@ -168,7 +169,7 @@ def test_no_policy_is_faster_than_the_bound(policy: str, pp: int, batch: int, in
     config = replace(config, scheduler=replace(config.scheduler, batch=batch))
     plan = make_plan(config)
     costs = make_costs(config, plan)
-    (replica,) = make_replicas(config)
+    (replica,) = make_replicas(make_setting(config))
     drawn = np.array(inputs)
     workload = replace(
         make_workload(

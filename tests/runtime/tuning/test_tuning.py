@@ -19,6 +19,7 @@ from gapless.conf.policies import EqualTimeConfig, OrcaBestConfig, SarathiConfig
 from gapless.conf.tuning import TailSlo, TuneConfig
 from gapless.models.tokenizer import load_tokenizer
 from gapless.runtime.cost.stage_costs import Load
+from gapless.runtime.simulation.setting import Setting, make_setting
 from gapless.runtime.tuning.bounds import Bounds
 from gapless.runtime.tuning.capacity import Interval, find_capacity
 from gapless.runtime.tuning.charts import charts, pareto
@@ -26,7 +27,7 @@ from gapless.runtime.tuning.demand import Demand
 from gapless.runtime.tuning.search import Search
 from gapless.runtime.tuning.space import Candidate, chunked
 from gapless.runtime.tuning.tables import misfit_rows, tried_rows
-from gapless.runtime.tuning.trial import Setting, Trial, make_setting, measure, try_rate
+from gapless.runtime.tuning.trial import Trial, measure, try_rate
 from gapless.runtime.workload import make_workload
 
 

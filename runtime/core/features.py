@@ -1,22 +1,36 @@
-"""What a stage's time for a micro-batch is linear in."""
+"""The features of a micro-batch that a stage's time is linear in."""
+
+# Compiled (see runtime/compiled.py).
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from .int_column import entries, total
 from .run_record import MicroBatchRecord
 
-Features = tuple[float, ...]
 
-# Linear layers cost by token, attention by pairs of a token and what it sees: of a chunk its prefix and its own
-# triangle, of a decode its context; the LM head costs by row that samples. The constant is what any micro-batch costs,
-# the reading of the weights first of all.
-FEATURES = ("constant", "tokens", "chunk_prefix", "chunk_squared", "decode_context", "sampled_rows")
+class Features(NamedTuple):
+    """A row of features of one micro-batch. The weights of a stage are such a row too, in seconds a unit.
+
+    Linear layers cost by token. Attention costs by pair of a token and a token that it sees. The LM head costs by row
+    that samples. Every micro-batch costs the constant, above all the reading of the weights.
+    """
+
+    constant: float  # 1
+    tokens: float  # of chunks and decodes
+    chunk_prefix: float  # chunk length x prefix, summed over the chunks
+    chunk_squared: float  # chunk length squared, summed over the chunks
+    decode_context: float  # KV tokens that the decodes attend to, summed
+    sampled_rows: float
+
+
+FEATURES = Features._fields
 
 
 def features(micro_batch: MicroBatchRecord) -> Features:
-    """What `FEATURES` names, of a micro-batch."""
+    """Return the features of a micro-batch."""
     starts: bytes = micro_batch.decodes.start_column
     tokens = entries(starts)
     context = total(starts) + tokens
@@ -26,17 +40,17 @@ def features(micro_batch: MicroBatchRecord) -> Features:
         tokens += length
         prefix += chunk.start * length
         squared += length * length
-    return 1.0, tokens, prefix, squared, context, micro_batch.sampled_rows
+    return Features(1.0, tokens, prefix, squared, context, micro_batch.sampled_rows)
 
 
 def weigh(weights: Sequence[float], row: Features) -> float:
-    """Seconds of a stage whose time has these `weights`."""
+    """Return the seconds of a stage with these `weights`."""
     seconds = 0.0
-    for weight, value in zip(weights, row):  # noqa: B905  (as it stands, mypyc makes it a plain loop)
-        seconds += weight * value
+    for place, weight in enumerate(weights):
+        seconds += weight * row[place]
     return seconds
 
 
 def weigh_all(stages: Sequence[Sequence[float]], row: Features) -> list[float]:
-    """Seconds of each stage."""
+    """Return the seconds of each stage, given the weights of each."""
     return [weigh(weights, row) for weights in stages]

@@ -1,5 +1,7 @@
 """A micro-batch as a scheduler fills it: chunks of prompts and decodes of requests."""
 
+# Compiled (see runtime/compiled.py).
+
 from __future__ import annotations
 
 from .request import Request
@@ -28,6 +30,10 @@ class MicroBatch:
     def __init__(self) -> None:
         self.chunks: list[Chunk] = []
         self.decodes: list[Request] = []
+
+    @property
+    def num_requests(self) -> int:
+        return len(self.chunks) + len(self.decodes)
 
     @property
     def num_prefill_tokens(self) -> int:

@@ -1,4 +1,6 @@
-"""What every policy shares: the queues, admission, KV blocks, preemption. A policy is one method, `fill`."""
+"""What every policy shares: queues, admission, KV blocks, preemption. A policy is one method, `fill`."""
+
+# Compiled (see runtime/compiled.py).
 
 from __future__ import annotations
 
@@ -14,14 +16,17 @@ from ..core.messages import Span
 from ..core.micro_batch import Chunk, MicroBatch
 from ..core.request import Request
 from ..core.run_record import Blocked, MicroBatchRecord
+from .learned.queue_snapshot import QueueSnapshot
 from .order import ORDERS
 
 
 @dataclass(frozen=True)
 class Limits:
-    """`batch` (B): most requests in a micro-batch; `depth`: micro-batches in flight; `tile`: rows a matmul pads to;
-    `stages` of the
-    pipeline."""
+    """Bounds that the plan sets for a policy.
+
+    `batch` is the most requests in a micro-batch (B of the paper), `depth` the micro-batches in flight, `tile` the rows
+    that a matrix product pads to, `stages` the stages of the pipeline.
+    """
 
     batch: int
     depth: Depth
@@ -36,21 +41,22 @@ class Limits:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Scheduler:
-    """Decides what the next micro-batch holds. Pure Python, deterministic, asks no clock.
+    """Decides what the next micro-batch holds. It is pure Python, deterministic, and reads no clock.
 
-    A request waits, is admitted (its prompt's blocks are set aside), is taken as chunks until it is prefilled, then
-    becomes ready for a decode each time its token is back. What `fill` takes is dispatched. Requests are admitted in
-    the order that `config.order` names and prefilled as admitted; decodes go in the order in which they became ready.
+    A request waits until it is admitted, which sets the blocks of its prompt aside. It is then taken as chunks until it
+    is prefilled. After that it is ready for a decode each time its token has come back. What `fill` takes is
+    dispatched. Requests are admitted in the order that `config.order` names, and prefilled in the order of admission.
+    Decodes go in the order in which they became ready.
     """
 
     def __init__(self, config: SchedulerConfig, limits: Limits, pool: BlockPool) -> None:
         self.limits = limits
         self.pool = pool
-        self.running: dict[int, Request] = {}  # admitted and not finished
-        self.prefilling: list[Request] = []  # of the running: prompt not wholly dispatched, first come first
-        self.ready: list[Request] = []  # of the running: a decode may be dispatched, first ready first
-        self.dropped: list[int] = []  # preempted or finished since the last micro-batch: ranks forget them
-        self.backlog = 0  # prompt tokens that are still to be dispatched, of waiting and of prefilling requests
+        self.running: dict[int, Request] = {}  # admitted and not finished, by id
+        self.prefilling: list[Request] = []  # of the running, those with prompt tokens to dispatch, first come first
+        self.ready: list[Request] = []  # of the running, those that may decode, first ready first
+        self.dropped: list[int] = []  # ids preempted or finished since the last micro-batch: ranks forget them
+        self.backlog = 0  # prompt tokens to dispatch, of waiting and of prefilling requests
         self.notes: list[str] = []  # what the policy chose by itself and why, a line each; the coordinator takes them
         self._order = ORDERS[config.order]()
         self._waiting: list[tuple[float, int, Request]] = []  # heap by the order's key, then by id
@@ -59,30 +65,30 @@ class Scheduler:
         self.short_of_kv = False
 
     def fill(self, batch: MicroBatch) -> None:
-        """The policy: take what the next micro-batch shall hold."""
-        raise NotImplementedError
+        """Take what the next micro-batch shall hold. This is the policy; each has its own."""
+        raise NotImplementedError  # abc would not do: compiled subclasses share the cache of its isinstance
 
     def reserved_tokens(self, request: Request) -> int:
-        """Tokens whose KV blocks are set aside at admission."""
+        """Return the tokens whose KV blocks are set aside at admission."""
         return request.prefill_target
 
     def predict(self, micro_batch: MicroBatchRecord) -> list[float] | None:
-        """Seconds that each stage will take for a micro-batch, where the policy foresees them."""
+        """Return the seconds that each stage will take for a micro-batch, None if the policy predicts none."""
         return None
 
     def observe(self, micro_batch: MicroBatchRecord, spans: Sequence[Span]) -> None:
-        """Stages, one or several, have computed a micro-batch."""
+        """Learn from the spans of one or several stages that have computed a micro-batch."""
 
     @property
     def stage_times(self) -> list[list[float]] | None:
-        """What the policy learned of the stages' times: weights of `features.FEATURES` by stage."""
+        """Weights of `Features` by stage that the policy has learned, in seconds; None if it learns none."""
         return None
 
     # What the coordinator calls.
 
     @property
     def depth(self) -> int:
-        """Micro-batches in flight at once, at most `limits.depth.most`."""
+        """Micro-batches in flight at once, within `limits.depth`."""
         return self.limits.depth.most
 
     @property
@@ -99,6 +105,7 @@ class Scheduler:
         return bool(self.running or self._num_waiting)
 
     def add(self, request: Request) -> None:
+        """Put a new or preempted request into the queue."""
         if request.order_key is None:
             request.order_key = self._order.key(request)
         heapq.heappush(self._waiting, (request.order_key, request.id, request))
@@ -106,7 +113,7 @@ class Scheduler:
         self.backlog += request.remaining_prefill
 
     def next_batch(self) -> MicroBatch | None:
-        """The next micro-batch, its requests marked as dispatched; None if nothing is admissible (see `blocked`)."""
+        """Return the next micro-batch, its tokens counted as dispatched; None if nothing is admissible."""
         self.short_of_kv = False
         batch = MicroBatch()
         self.fill(batch)
@@ -115,13 +122,13 @@ class Scheduler:
 
     @property
     def blocked(self) -> Blocked:
-        """Why the last `next_batch` gave None."""
+        """Why the last `next_batch` returned None."""
         if self.short_of_kv:
             return "kv_full"
         return "in_flight" if self.has_work else "no_request"
 
     def completed(self, batch: MicroBatch) -> None:
-        """The micro-batch has left the last stage. Sampled tokens are given by `resume` or `finish` afterwards."""
+        """Count a micro-batch that has left the last stage; `resume` or `finish` follows for its requests."""
         for chunk in batch.chunks:
             chunk.request.num_completed += chunk.length
             self._landed(chunk.request)
@@ -131,11 +138,11 @@ class Scheduler:
                 self._landed(request)
 
     def resume(self, requests: Sequence[Request]) -> None:
-        """The requests' sampled tokens are appended and they go on: they may decode."""
+        """Make requests ready for a decode: their sampled tokens are appended, and they go on."""
         self.ready += requests
 
     def finish(self, request: Request, reason: str) -> None:
-        """The request ends, whatever state it is in; its blocks are freed once nothing of it is in flight."""
+        """End a request in any state. Its blocks are freed once none of its tokens is in flight."""
         if request.finish_reason is not None:
             return
         request.finish_reason = reason
@@ -152,7 +159,7 @@ class Scheduler:
     # What policies call.
 
     def next_waiting(self) -> Request | None:
-        """The request that would be admitted next."""
+        """Return the request that would be admitted next."""
         while self._waiting and self._waiting[0][-1].is_finished:
             heapq.heappop(self._waiting)
         return self._waiting[0][-1] if self._waiting else None
@@ -175,11 +182,18 @@ class Scheduler:
         return request
 
     def next_prompt(self) -> Request | None:
-        """The prompt whose chunk is next: a partial one first, else a new one, admitted."""
+        """Return the prompt whose chunk is next: a partial one, else a new one, which is admitted."""
         return self.prefilling[0] if self.prefilling else self.admit()
 
     def take_chunk(self, batch: MicroBatch, request: Request, length: int) -> None:
-        """Dispatch the next `length` tokens of a prefill."""
+        """Dispatch the next `length` tokens of a prefill.
+
+        Nothing is taken of a request that has been preempted. A policy may pick a prompt, take decodes, and then take
+        the prompt's chunk. The decodes may preempt the newest request that is not in flight, to have room in the KV
+        cache, and that may be the very prompt.
+        """
+        if request.id not in self.running:
+            return
         assert 1 <= length <= request.remaining_prefill, (length, request)
         batch.chunks.append(Chunk(request, request.num_dispatched, length))
         request.num_dispatched += length
@@ -189,13 +203,15 @@ class Scheduler:
 
     @property
     def decode_share(self) -> int:
-        """This micro-batch's share of the decodes, ready and in flight, if all `depth` had equally many; the remainder
-        is dealt round robin."""
+        """This micro-batch's share of all decodes, ready and in flight, dealt evenly over the depth.
+
+        The remainder is dealt round robin.
+        """
         each, rest = divmod(len(self.running) - len(self.prefilling), depth := self.depth)
         return each + (self._turn % depth < rest)
 
     def take_decodes(self, batch: MicroBatch, most: int) -> None:
-        """Dispatch up to `most` ready decodes, those first that have been ready the longest."""
+        """Dispatch up to `most` ready decodes, first those that have been ready the longest."""
         ready, pool = self.ready, self.pool
         queue = ready if most >= len(ready) else ready[: max(0, most)]
         if len(queue) > pool.num_free:  # one may preempt another, or has to be passed over
@@ -211,7 +227,7 @@ class Scheduler:
         batch.decodes += queue
 
     def _take_decodes_sparing(self, batch: MicroBatch, most: int) -> None:
-        """`take_decodes` where there may be fewer free blocks than decodes."""
+        """Do as `take_decodes` where there may be fewer free blocks than decodes."""
         for request in self.ready.copy():
             if len(batch.decodes) >= most:
                 break
@@ -220,7 +236,7 @@ class Scheduler:
 
     def take_prompts(self, batch: MicroBatch, budget: int) -> None:
         """Dispatch up to `budget` prompt tokens: partial prompts first, then new ones; B requests at most."""
-        while budget > 0 and len(batch.chunks) + len(batch.decodes) < self.limits.batch:
+        while budget > 0 and batch.num_requests < self.limits.batch:
             prompt = self.next_prompt()
             if prompt is None:
                 return
@@ -228,14 +244,30 @@ class Scheduler:
             self.take_chunk(batch, prompt, length)
             budget -= length
 
+    def queue_snapshot(self) -> QueueSnapshot:
+        """Return the numbers of the queues as they are now."""
+        running, pool = len(self.running), self.pool
+        free_slots = self.slots - running
+        admissible = 1.0 * free_slots
+        if running:  # as many as the free blocks hold, at the mean size of the running requests
+            admissible = min(free_slots, max(0, pool.num_free - running) * running / pool.num_used)
+        return QueueSnapshot(
+            depth=self.depth,
+            backlog=self.backlog,
+            num_waiting=self.num_waiting,
+            num_running=running,
+            num_prefilling=len(self.prefilling),
+            num_admissible=admissible,
+        )
+
     def take_decode(self, batch: MicroBatch, request: Request) -> None:
-        """Dispatch the decode of a ready request whose cache has room for it."""
+        """Dispatch the decode of a ready request; its blocks have room for the token."""
         self._unready(request)
         request.num_dispatched += 1
         batch.decodes.append(request)
 
     def _grow(self, request: Request) -> bool:
-        """Room in the cache for all of the request's tokens, if need be at the cost of newer ones."""
+        """Make room in the cache for all tokens of a request, if need be by preempting newer ones. True if it fits."""
         while not self.pool.grow(request.blocks, request.num_tokens):
             victim = max((r for r in self.running.values() if not r.in_flight), key=lambda r: r.id, default=request)
             if victim.id <= request.id:
@@ -245,7 +277,7 @@ class Scheduler:
         return True
 
     def _preempt(self, request: Request) -> None:
-        """Take the request's cache; it keeps its tokens and enters again as a prefill of all of them."""
+        """Free the cache of a request, which keeps its tokens and waits again for a prefill of all of them."""
         if request.remaining_prefill:
             self.prefilling.remove(request)
         self._unready(request)
@@ -257,7 +289,7 @@ class Scheduler:
         self.add(request)
 
     def _unready(self, request: Request) -> None:
-        """It may not decode any more, if it did."""
+        """Take a request out of `ready`, if it is there."""
         for place, other in enumerate(self.ready):
             if other is request:
                 del self.ready[place]

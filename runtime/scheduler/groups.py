@@ -1,8 +1,9 @@
-"""What request-level policies share: requests enter in groups, and a group stays together until all of it is done."""
+"""What request-level policies share: requests enter in groups, and a group stays together until all are done."""
+
+# Compiled (see runtime/compiled.py).
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections import deque
 
 from mypy_extensions import mypyc_attr
@@ -15,19 +16,19 @@ from .base import Limits, Scheduler
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class GroupScheduler(Scheduler, ABC):
+class GroupScheduler(Scheduler):
     """A group prefills its prompts whole in one micro-batch, then decodes in one micro-batch an iteration.
 
-    Groups take turns. The cache of a request is set aside for its longest output, so that nothing is preempted.
+    Groups take turns. Blocks for the longest output of a request are set aside, so that nothing is preempted.
     """
 
     def __init__(self, config: SchedulerConfig, limits: Limits, pool: BlockPool) -> None:
         super().__init__(config, limits, pool)
         self.groups: deque[list[Request]] = deque()
 
-    @abstractmethod
     def enter(self) -> None:
-        """Admit requests into new groups, where the rule lets them in."""
+        """Admit requests into new groups, as the policy's rule allows."""
+        raise NotImplementedError
 
     def reserved_tokens(self, request: Request) -> int:
         return request.max_len
@@ -52,7 +53,7 @@ class GroupScheduler(Scheduler, ABC):
                 self.take_decode(batch, request)
 
     def admit_group(self, most: int) -> list[Request]:
-        """Up to `most` waiting requests, admitted."""
+        """Admit up to `most` waiting requests and return them."""
         group: list[Request] = []
         while len(group) < most and (request := self.admit()):
             group.append(request)

@@ -1,17 +1,19 @@
-"""Whether so many prompts wait that throughput is what makes them wait less."""
+"""Whether so many prompt tokens wait that throughput is what shortens the wait."""
+
+# Compiled (see runtime/compiled.py).
 
 from __future__ import annotations
 
-_ROUNDS = 32  # of chunks through the pipeline that are still to be dispatched make a long backlog
-FEW = 8  # of them, and no more: prompts can wait a little
+LONG_ROUNDS = 32  # rounds of chunks through the pipeline that make a backlog long
+SHORT_ROUNDS = 8  # rounds that make it short again: prompts can wait a little
 
 
 class Backlog:
-    """Long once, it stays so until it is clearly short."""
+    """Knows whether the backlog is long. Once long, it stays so until it is clearly short."""
 
     def __init__(self) -> None:
         self.is_long = False
 
-    def observe(self, tokens: int, per_round: int) -> None:
-        """So many prompt `tokens` are still to be dispatched, at most `per_round` in each round of the pipeline."""
-        self.is_long = tokens > (FEW if self.is_long else _ROUNDS) * per_round
+    def observe(self, num_tokens: int, tokens_a_round: int) -> None:
+        """Take note of `num_tokens` of prompts not yet dispatched; a round dispatches up to `tokens_a_round`."""
+        self.is_long = num_tokens > (SHORT_ROUNDS if self.is_long else LONG_ROUNDS) * tokens_a_round

@@ -1,4 +1,6 @@
-"""From how many tokens on a stage prefills about as fast as it can, told from micro-batches of a few sizes."""
+"""The number of tokens from which on a stage prefills about as fast as it can, learned from a few sizes."""
+
+# Compiled (see runtime/compiled.py).
 
 from __future__ import annotations
 
@@ -9,59 +11,59 @@ import numpy as np
 from ...core.messages import Span
 from ...core.run_record import MicroBatchRecord
 
-FIRST = 256  # before anything is known: near saturation for most models and GPUs (paper, Figure 4 and 4.4)
-_RUNGS = (1.0, 0.5, 2.0, 4.0)  # of it: what is tried; the larger ones only where the one before was clearly faster
-_TRIES = 2  # of each
-_WHOLE = 0.8  # of a size counts for it
-_IN_VAIN = 16  # micro-batches with prompts, and none of the size: prompts are too short for it, or too few
-_FLAT = 0.95  # of the speed with half the tokens: twice as many are no faster
+FIRST_SIZE = 256  # tokens, before anything is known: near saturation for most models and GPUs (paper, Figure 4 and 4.4)
+_SIZE_FACTORS = (1.0, 0.5, 2.0, 4.0)  # times the first size; a larger one only where the one before was clearly faster
+_TRIES = 2  # micro-batches of each size
+_FILLED_SHARE = 0.8  # a micro-batch of this share of a size counts as one of the size
+_VAIN_ATTEMPTS = 16  # micro-batches with prompts, none of them of the size: prompts are too short or too few
+_FLAT_SPEED = 0.95  # ratio of the speeds at half a size and at the size from which on more tokens are no faster
 
 
 class Saturation:
-    """Sizes to try, and the prefill speed that each gave: the highest, for decodes that rode along, long prefixes and
-    what else the machine did only make it lower.
+    """Offers sizes of micro-batches to try, and keeps the highest prefill speed that each size gave.
 
-    Speeds are the slowest stage's. A straight line through times by tokens would put the point too far out: to read
-    the weights and to compute overlap, so that times are flat at first.
+    The highest counts because decodes that rode along, long prefixes and other work of the machine only lower it.
+    Speeds are those of the slowest stage. A straight line through times by tokens would put the point too far out:
+    reading the weights overlaps with computing, so that times are flat at first.
     """
 
     def __init__(self, tile: int, num_stages: int) -> None:
         self._num_stages = num_stages
-        self._sizes = [aligned(round(FIRST * rung), tile) for rung in _RUNGS]
-        self._rung = 0
-        self._tries = self._attempts = 0  # of this rung: micro-batches of the size, and with prompts
+        self._sizes = [aligned(round(FIRST_SIZE * factor), tile) for factor in _SIZE_FACTORS]
+        self._place = 0  # of the size that is tried
+        self._tries = self._attempts = 0  # for this size: micro-batches that filled it, and micro-batches with prompts
         self._dispatched = self._computed = 0  # micro-batches with prompts
-        self._awaited = 0  # so many computed show what the rung gave
-        self._seconds: dict[int, float] = {}  # by micro-batch under way: of the slowest stage so far
-        self._speeds: dict[int, float] = {}  # tokens/s by tokens: the highest
+        self._awaited = 0  # micro-batches that must be computed before the speed of the size is known
+        self._seconds: dict[int, float] = {}  # of the slowest stage so far, by micro-batch in flight
+        self._speeds: dict[int, float] = {}  # the highest tokens/s, by tokens
 
     @property
     def is_known(self) -> bool:
-        """Whether nothing is left to try."""
-        return self._rung == len(self._sizes)
+        """Whether no size is left to try."""
+        return self._place == len(self._sizes)
 
     @property
     def is_in_vain(self) -> bool:
         """Whether a size has been offered for long without being filled."""
-        return self._attempts >= _IN_VAIN
+        return self._attempts >= _VAIN_ATTEMPTS
 
     @property
     def offer(self) -> int | None:
-        """What the next micro-batch with prompts shall hold; None while others are under way, or if all is known."""
-        return None if self.is_known or self._tries >= _TRIES else self._sizes[self._rung]
+        """Tokens for the next micro-batch with prompts; None while others are in flight or if all is known."""
+        return None if self.is_known or self._tries >= _TRIES else self._sizes[self._place]
 
     def dispatched(self, tokens: int) -> None:
-        """A micro-batch with prompts, and of so many tokens."""
+        """Take note that a micro-batch with prompts, of `tokens` tokens, has been dispatched."""
         self._dispatched += 1
         if (offer := self.offer) is None:
             return
         self._attempts += 1
-        if tokens >= _WHOLE * offer:
+        if tokens >= _FILLED_SHARE * offer:
             self._tries += 1
             self._awaited = self._dispatched
 
     def observe(self, micro_batch: MicroBatchRecord, spans: Sequence[Span]) -> None:
-        """Stages, one or several, have computed a micro-batch."""
+        """Learn from the spans of one or several stages that have computed a micro-batch."""
         if self.is_known or not micro_batch.chunks:
             return
         slowest = self._seconds.pop(micro_batch.micro_batch, 0.0)
@@ -78,31 +80,33 @@ class Saturation:
             self._climb()
 
     def _climb(self) -> None:
-        """On to the next rung, if it promises anything."""
-        self._rung += 1
+        """Go on to the next size, or end the trials if it promises nothing."""
+        self._place += 1
         self._tries = self._attempts = 0
-        if self._rung > 1:
-            largest = max(self._sizes[: self._rung])
-            if self.speed_at(largest / 2) >= _FLAT * self.speed_at(largest):
-                self._rung = len(self._sizes)
+        if self._place > 1:
+            largest = max(self._sizes[: self._place])
+            if self.speed_at(largest / 2) >= _FLAT_SPEED * self.speed_at(largest):
+                self._place = len(self._sizes)
 
     def speed_at(self, tokens: float) -> float:
-        """Tokens/s of micro-batches of so many tokens, 0 where nothing has been seen."""
+        """Return the tokens/s of micro-batches of `tokens` tokens, 0 where nothing has been seen."""
         sizes, speeds = self._curve
         return float(np.interp(tokens, sizes, speeds))
 
     def tokens_at(self, share: float) -> int:
-        """Tokens from which on a micro-batch has that share of the highest prefill speed; not below 256 where prompts
-        were too short to tell."""
+        """Return the tokens from which on a micro-batch has `share` of the highest prefill speed.
+
+        Where prompts were too short to tell, it is at least `FIRST_SIZE`.
+        """
         sizes, speeds = self._curve
         if len(sizes) == 1:
-            return FIRST
+            return FIRST_SIZE
         found = round(float(np.interp(share * speeds[-1], speeds, sizes)))
-        return found if self.is_known else max(found, FIRST)
+        return found if self.is_known else max(found, FIRST_SIZE)
 
     @property
     def _curve(self) -> tuple[list[int], list[float]]:
-        """Sizes, ascending, each faster than all smaller ones, and their speeds."""
+        """Sizes in ascending order, each faster than all smaller ones, and their speeds."""
         sizes, speeds = [0], [0.0]
         for tokens, speed in sorted(self._speeds.items()):
             if speed > speeds[-1]:
@@ -112,5 +116,5 @@ class Saturation:
 
 
 def aligned(tokens: int, tile: int) -> int:
-    """The next multiple of the tile."""
+    """Return `tokens` rounded up to a multiple of the tile."""
     return max(1, -(-tokens // tile)) * tile

@@ -1,5 +1,7 @@
 """Orca at its best (paper 5.2): iteration-level scheduling where one whole prompt overlaps with ongoing decodes."""
 
+# Compiled (see runtime/compiled.py).
+
 from __future__ import annotations
 
 from mypy_extensions import mypyc_attr
@@ -15,5 +17,5 @@ class OrcaBest(Scheduler):
     def fill(self, batch: MicroBatch) -> None:
         prompt = self.next_prompt()
         self.take_decodes(batch, self.limits.batch - 1 if prompt else self.limits.batch)
-        if prompt and prompt.id in self.running:
+        if prompt:
             self.take_chunk(batch, prompt, prompt.remaining_prefill)

@@ -1,5 +1,7 @@
 """vLLM's and TGI's first rule: prompts before decodes, each in micro-batches of their own."""
 
+# Compiled (see runtime/compiled.py).
+
 from __future__ import annotations
 
 from mypy_extensions import mypyc_attr
@@ -29,5 +31,6 @@ class PrefillFirst(Scheduler):
             self.take_decodes(batch, self.limits.batch)
 
     def _fitting(self, room: int, alone: bool) -> Request | None:
+        """Admit the next waiting prompt if it has at most `room` tokens, or any number if it enters alone."""
         prompt = self.next_waiting()
         return self.admit() if prompt and (alone or prompt.remaining_prefill <= room) else None

@@ -1,5 +1,7 @@
 """SARATHI (arXiv 2308.16369, section 4): one chunk of one prompt, and the decodes that ride along with it."""
 
+# Compiled (see runtime/compiled.py).
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -18,12 +20,12 @@ from ..learned.chunk_picker import ChunkPicker
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Sarathi(Scheduler):
-    """Decode-maximal batching: up to B - 1 ready decodes and one chunk; without a prompt, up to B decodes.
+    """Decode-maximal batching: one chunk and up to B - 1 ready decodes; without a prompt, up to B decodes.
 
     Chunk and decodes together come to at most `chunk` tokens and to a multiple of the tile (4.4). The last chunk of a
-    prompt is all that is left of it: cut to whole tiles it would pad as many rows, and take a micro-batch more. Chunks
-    of one prompt may follow each other through the pipeline: the next one needs no sampled token. `chunk=auto` learns
-    from spans what saturates a stage.
+    prompt is all that is left of it: cut to whole tiles, it would pad as many rows and take one micro-batch more.
+    Chunks of one prompt may follow each other through the pipeline, because the next chunk needs no sampled token.
+    With `chunk=auto` the spans of the run show what saturates a stage.
     """
 
     def __init__(self, config: SarathiConfig, limits: Limits, pool: BlockPool) -> None:
@@ -32,16 +34,16 @@ class Sarathi(Scheduler):
         self.picker = ChunkPicker(config.chunk, self.tile, limits.stages)
 
     def fill(self, batch: MicroBatch) -> None:
-        if note := self.picker.update(self):
+        if note := self.picker.update(self.queue_snapshot):
             self.notes.append(note)
         prompt = self.next_prompt()
         self.take_decodes(batch, min(self.limits.batch, self.picker.chunk) - 1 if prompt else self.limits.batch)
-        if prompt and prompt.remaining_prefill and prompt.id in self.running:
+        if prompt:
             self.take_chunk(batch, prompt, self.chunk_length(prompt.remaining_prefill, len(batch.decodes)))
         self.picker.filled(batch)
 
     def chunk_length(self, remaining: int, num_decodes: int) -> int:
-        """Tokens of the chunk that goes with so many decodes (paper 4.4)."""
+        """Return the tokens of the chunk that goes with `num_decodes` decodes, of a prompt with `remaining` tokens."""
         tokens = self.picker.chunk
         whole = tokens - tokens % self.tile
         return min(remaining, (whole if whole > num_decodes else tokens) - num_decodes)

@@ -1,4 +1,6 @@
-"""gLLM's token throttling (arXiv 2504.14775): prefill and decode tokens of a micro-batch are bounded apart."""
+"""gLLM's token throttling (arXiv 2504.14775): prefill and decode tokens of a micro-batch have bounds of their own."""
+
+# Compiled (see runtime/compiled.py).
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ class TokenThrottle(Scheduler):
         self.take_decodes(batch, min(self.decode_share, self.limits.batch))
         self.take_prompts(batch, self.prefill_budget)
         if not batch:
-            self.take_decodes(batch, 1)  # whose turn it is has none ready
+            self.take_decodes(batch, 1)  # no decode of this micro-batch's share is ready
 
     @property
     def prefill_budget(self) -> int:

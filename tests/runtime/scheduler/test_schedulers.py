@@ -239,7 +239,7 @@ def check_rule(s: Scheduler, batch: MicroBatch, before: Audit, w: dict) -> None:
     elif isinstance(s, EqualTime):
         assert len(decodes) <= max(1, before.share), "decodes are spread over the depth"
         assert all(c.ends_prefill for c in chunks[:-1]), "a prompt is cut only where the micro-batch is full"
-        if len(chunks) > 1 and s.times.weights is None:
+        if len(chunks) > 1 and s.fits.best.weights is None:
             assert batch.num_tokens <= max(s.picker.chunk, len(decodes) + chunks[0].length)
         check_prompts_in_order(chunks, new, before)
     else:

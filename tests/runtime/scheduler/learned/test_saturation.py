@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gapless.runtime.core.messages import Span
 from gapless.runtime.core.run_record import Decodes, MicroBatchRecord, Part
-from gapless.runtime.scheduler.learned.saturation import FIRST, Saturation
+from gapless.runtime.scheduler.learned.saturation import FIRST_SIZE, Saturation
 
 TILE = 16
 
@@ -20,7 +20,7 @@ def tried(seconds: Callable[[int, int], float], longest: int = 4096, stages: int
     saturation = Saturation(TILE, stages)
     number = 0
     while not (saturation.is_known or saturation.is_in_vain):
-        tokens = min(saturation.offer or FIRST, longest)
+        tokens = min(saturation.offer or FIRST_SIZE, longest)
         saturation.dispatched(tokens)
         micro_batch = MicroBatchRecord(number, 0.0, [Part(0, 0, tokens)], Decodes.at())
         for stage in range(stages):
@@ -52,9 +52,9 @@ def test_what_rides_along_or_disturbs_now_and_then_does_not_count() -> None:
 
 def test_short_prompts_tell_nothing_of_larger_sizes() -> None:
     saturation = tried(lambda tokens, stage: 1e-3 * tokens, longest=100)
-    assert saturation.tokens_at(0.95) == FIRST
-    assert tried(lambda tokens, stage: 1e-3 * tokens, longest=600).tokens_at(0.95) < FIRST
-    assert Saturation(TILE, 1).tokens_at(0.95) == FIRST, "nothing seen at all"
+    assert saturation.tokens_at(0.95) == FIRST_SIZE
+    assert tried(lambda tokens, stage: 1e-3 * tokens, longest=600).tokens_at(0.95) < FIRST_SIZE
+    assert Saturation(TILE, 1).tokens_at(0.95) == FIRST_SIZE, "nothing seen at all"
 
 
 def test_micro_batches_of_decodes_tell_nothing() -> None:

@@ -1,4 +1,4 @@
-"""Which waiting request is next: first come first served, and what may stand in for it."""
+"""Orders of admission: which waiting request is next."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from ..core.request import Request
 
 
 class Order(ABC):
-    """Gives each waiting request a key once; the smallest is admitted next, the first come among equals."""
+    """Gives each waiting request a key, once. The smallest key is admitted next; among equals, the first to arrive."""
 
     @abstractmethod
     def key(self, request: Request) -> float: ...
 
-    def admitted(self, request: Request) -> None:  # noqa: B027  (most orders do not mind)
-        """The request has left the queue."""
+    def admitted(self, request: Request) -> None:  # noqa: B027  (most orders need not know)
+        """Take note that a request has left the queue."""
 
 
 class FirstComeFirstServed(Order):
@@ -39,10 +39,10 @@ class Deadline(Order):
 
 
 class FairShare(Order):
-    """Start-time fair queueing over users: who has had the fewest tokens is next, whoever sends the most requests.
+    """Start-time fair queueing over users: the user who has had the fewest tokens is next.
 
-    A request starts, in virtual time, when its user's last one ended, but not before now; it takes its tokens
-    (prompt plus longest output). A user who was idle has nothing saved up.
+    In virtual time a request starts when its user's last one ended, but not before now. It lasts as long as it has
+    tokens (prompt plus longest output). A user who was idle has saved nothing up.
     """
 
     def __init__(self) -> None:

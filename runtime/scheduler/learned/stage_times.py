@@ -1,4 +1,4 @@
-"""How long a stage takes for a micro-batch, learned from the spans of the run itself: no profiling run is needed."""
+"""Stage times of micro-batches, learned from the spans of the run itself: no profiling run is needed."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ import numpy.typing as npt
 from ....conf.errors import ConfigError
 from ...core.features import FEATURES, Features, weigh_all
 
-_EARLY = 8  # micro-batches between fits while little is known,
-_REFIT = 128  # and at most, when much is,
-_SHARE = 1 / 4  # of those seen in between
+_FIRST_REFIT = 8  # micro-batches before the first fit
+_REFIT_SHARE = 1 / 4  # of the observations so far are new before the next fit,
+_REFIT_MOST = 128  # or so many micro-batches
 _MEMORY = 1024  # micro-batches after which an observation counts 1/e
-_HUBER = 1.345  # of the residual's scale: 95% as efficient as least squares where errors are normal
-_RIDGE = 1e-9  # of the normal equations' diagonal
-_TOKENS_ONLY = 0.3  # weight, in observations, of the guess that tokens are all that counts
-_PROFILE = 16.0  # weight, in observations, of a profile
+_HUBER_BOUND = 1.345  # in scales of the residual: 95% as efficient as least squares where errors are normal
+_MAD_TO_SIGMA = 1.4826  # median absolute deviation to standard deviation, for normal errors
+_RIDGE = 1e-9  # share of the normal equations' diagonal
+_GUESS_WEIGHT = 0.3  # in observations, of the guess that tokens are all that counts
+_PROFILE_WEIGHT = 16.0  # in observations, of a profile
 
 
 def read_profile(folder: str | None, num_stages: int) -> list[list[float]] | None:
-    """The weights by stage that a run of as many stages left in its folder's `stage_times.json`; None of None.
+    """Read the weights by stage that a run left in its folder's `stage_times.json`; None if `folder` is None.
 
     Raises:
         ConfigError: no such file, or another number of stages or features.
@@ -42,9 +43,9 @@ def read_profile(folder: str | None, num_stages: int) -> list[list[float]] | Non
 
 
 class StageTimes:
-    """Non-negative weights of `FEATURES` for each stage, in seconds, by robust least squares on relative errors.
+    """Fits non-negative weights of `Features` for each stage, in seconds, by robust least squares on relative errors.
 
-    Old observations fade, outliers count less (Huber). Before the first fit nothing is predicted.
+    Old observations fade, and outliers count less (Huber). Before the first fit nothing is predicted.
 
     Args:
         profile: weights by stage from an earlier run, which count as a few observations.
@@ -57,11 +58,11 @@ class StageTimes:
         self.by_stage: list[list[float]] | None = None  # the same as lists
         self._gram = np.zeros((num_stages, n, n))
         self._moment = np.zeros((num_stages, n))
-        self._scale = np.ones(n)  # the largest value of each feature so far: what is solved for is of order one
+        self._scale = np.ones(n)  # the largest value of each feature so far: scaled features are of order one
         self._noise = np.full(num_stages, 0.1)  # scale of the relative residuals
-        self.noise = 0.1  # of the errors that the last fits made on what came after them, over the stages
+        self.noise = 0.1  # mean scale, over the stages, of the relative errors that fits made on later observations
         self._rows: list[Features] = []
-        self._counts: list[int] = []  # of stages that have computed each
+        self._counts: list[int] = []  # stages that have computed each row
         self._stages: list[int] = []
         self._seconds: list[float] = []
         self._num_seen = 0  # observations that were fitted
@@ -74,22 +75,22 @@ class StageTimes:
         return self.weights is not None
 
     def predict(self, row: Features) -> list[float] | None:
-        """Seconds by stage."""
+        """Return seconds by stage, None before the first fit."""
         return None if self.by_stage is None else weigh_all(self.by_stage, row)
 
     def observe(self, row: Features, stages: Sequence[int], seconds: Sequence[float]) -> None:
-        """Each of `stages` took so many `seconds` for a micro-batch."""
+        """Add an observation: the `seconds` that each of `stages` took for a micro-batch with these features."""
         self._rows.append(row)
         self._counts.append(len(stages))
         self._stages += stages
         self._seconds += seconds
-        least, most = _EARLY * self.num_stages, _REFIT * self.num_stages
-        if len(self._stages) >= min(most, max(least, _SHARE * self._num_seen)):
+        least, most = _FIRST_REFIT * self.num_stages, _REFIT_MOST * self.num_stages
+        if len(self._stages) >= min(most, max(least, _REFIT_SHARE * self._num_seen)):
             self._num_seen += len(self._stages)
             self._fit()
 
     def _fit(self) -> None:
-        """Add what has been observed since the last fit to the normal equations, and solve them."""
+        """Add the observations since the last fit to the normal equations, and solve them."""
         x = np.repeat(np.array(self._rows), self._counts, axis=0)
         y, stage = np.maximum(np.array(self._seconds), 1e-9), np.array(self._stages)
         self._rows, self._counts, self._stages, self._seconds = [], [], [], []
@@ -110,7 +111,10 @@ class StageTimes:
     def _absorb(
         self, stages: slice, rows: npt.NDArray[np.float64], seconds: npt.NDArray[np.float64], fade: float
     ) -> None:
-        """As many observations of each of `stages`, one stage after the other: [stages * n, features], [stages * n]."""
+        """Add observations of `stages`, as many of each, one stage after the other, to the normal equations.
+
+        `rows` is [stages * n, features], `seconds` [stages * n]. Earlier observations count `fade` times as much.
+        """
         gram, moment, noise = self._gram[stages], self._moment[stages], self._noise[stages]  # views
         rows, seconds = rows.reshape(len(gram), -1, rows.shape[-1]), seconds.reshape(len(gram), -1)
         gram *= fade
@@ -122,8 +126,8 @@ class StageTimes:
             foreseen = (rows @ (self.weights[stages] * self._scale)[:, :, None])[:, :, 0]
             expected = np.maximum(foreseen, 0.1 * seconds)
             residual = np.abs(seconds - expected) / expected
-            noise += 0.5 * (1.4826 * np.median(residual, axis=1) - noise)
-            bound = _HUBER * np.maximum(noise, 1e-3)[:, None]
+            noise += 0.5 * (_MAD_TO_SIGMA * np.median(residual, axis=1) - noise)
+            bound = _HUBER_BOUND * np.maximum(noise, 1e-3)[:, None]
             weight = np.minimum(1.0, bound / np.maximum(residual, 1e-12)) / np.maximum(seconds, expected) ** 2
         weighted = (rows * weight[:, :, None]).transpose(0, 2, 1)
         gram += weighted @ rows
@@ -133,11 +137,11 @@ class StageTimes:
         self.weights, self.by_stage = weights, weights.tolist()
 
     def _start(self, stage: int, rows: npt.NDArray[np.float64], seconds: npt.NDArray[np.float64]) -> None:
-        """What is believed before the first observation: the profile, else that tokens are all that counts."""
+        """Start from the profile, else from the guess that tokens are all that counts."""
         if self._profile is not None:
-            guess, weight = self._profile[stage] * self._scale, _PROFILE
+            guess, weight = self._profile[stage] * self._scale, _PROFILE_WEIGHT
         else:
-            guess, weight = np.zeros(len(FEATURES)), _TOKENS_ONLY
+            guess, weight = np.zeros(len(FEATURES)), _GUESS_WEIGHT
             guess[1] = seconds.sum() / max(rows[:, 1].sum(), 1e-12)
         strength = weight * (rows**2).mean(axis=0).clip(min=1e-6) / float(np.mean(seconds)) ** 2
         self._gram[stage] += np.diag(strength)
@@ -152,16 +156,18 @@ class StageTimes:
 
 
 def _solve(gram: npt.NDArray[np.float64], moment: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """For each stage the least squares solution without negative parts: what would be negative is left out, the worst
-    first. `gram` [S, n, n], `moment` [S, n]."""
+    """Return the non-negative least squares solution of each stage, [S, n].
+
+    Parts that would be negative are left out, the most negative first. `gram` is [S, n, n], `moment` [S, n].
+    """
     stages, n = moment.shape
     kept = np.diagonal(gram, axis1=1, axis2=2) > 0.0
     solution = np.zeros((stages, n))
     todo = np.arange(stages)
     for _ in range(n + 1):
         mask = kept[todo]
-        # A part that is left out has an equation of its own: it is 0. A little ridge decides between parts that always
-        # went together.
+        # The equation of a part that is left out says that it is 0. A little ridge decides between parts that always
+        # occurred together.
         both = mask[:, :, None] & mask[:, None, :]
         ridge = _RIDGE * np.where(mask, np.diagonal(gram[todo], axis1=1, axis2=2), 1.0 / _RIDGE)
         system = np.where(both, gram[todo], 0.0) + ridge[:, :, None] * np.eye(n)

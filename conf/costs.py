@@ -15,28 +15,28 @@ _KEY = "hardware.costs"
 class GemmConfig:
     """Matrix products in tiles (`runtime/cost/gemm.py`).
 
-    Three lists of one length: shapes of tiles that a library chooses among (each lies either way), the rate of the
-    device at each, and how much of a last wave that is not full is paid for: 1 all of it, 0 only its tiles.
+    `tiles`, `tflops` and `whole_waves` have one length: a library chooses among these tiles, each of which may lie
+    either way.
     """
 
     tiles: tuple[str, ...]
-    """shapes of tiles that matrix products are computed in"""
+    """shapes of the tiles that matrix products are computed in"""
     tflops: tuple[float, ...]
-    """rate of the device at each tile, with every multiprocessor at work"""
+    """rate of the device at each tile shape, with every multiprocessor at work"""
     whole_waves: tuple[float, ...]
-    """of each tile: 1 where a last wave of tiles costs a whole one, 0 only its share"""
+    """for each tile shape: 1 where a last, partial wave of tiles costs a whole one, 0 where it costs its share"""
     fade: float  # relative to a product of 1e11 FLOP
     """how clocks fall as products grow: x times the work takes x**(1 + fade) times as long"""
     sustained_tflops: float
     """rate of large matrix products that power sustains"""
     launch_us: float
-    """of a matrix product"""
+    """time to launch a matrix product"""
     wave_us: float  # to read the first operands and to write results
-    """of a wave of 256x128 tiles beside its products"""
+    """time that a wave of 256x128 tiles takes beside its products"""
     split_us: float
-    """of adding up, where the inner dimension is split"""
+    """time to add up partial results, where the inner dimension is split"""
     split_share: float
-    """of the bytes of partial results that cost time"""
+    """share of the bytes of partial results that costs time"""
     memory_gbps: float
     """rate at which a matrix product reads weights"""
     knee: float  # order of the norm that joins the two times; a high one takes the longer of them
@@ -59,25 +59,27 @@ class GemmConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PointwiseConfig:
-    """Kernels that compute row by row (`runtime/cost/pointwise.py`): the longer one of a launch with a row's way
-    through a multiprocessor, and of all bytes at the kernel's rate."""
+    """Kernels that compute row by row (`runtime/cost/pointwise.py`).
+
+    A kernel takes the longer of two times: its launch plus one row on a multiprocessor, or all its bytes at its rate.
+    """
 
     launch_us: float
-    """of a kernel that computes row by row"""
+    """time to launch a kernel that computes row by row"""
     element_ns: float
-    """of an element of a row, on one multiprocessor"""
+    """time per element of a row, on one multiprocessor"""
     norm_gbps: float
-    """of a norm, by bytes read and written"""
+    """rate of a norm, over the bytes read and written"""
     rope_gbps: float
-    """of rotary embedding"""
+    """rate of the rotary embedding"""
     activation_gbps: float
-    """of the activation"""
+    """rate of the activation function"""
     add_gbps: float
-    """of adding the residual"""
+    """rate of adding the residual"""
     copy_gbps: float
-    """of writes to the KV cache"""
+    """rate of writes to the KV cache"""
     embedding_gbps: float
-    """of the embedding"""
+    """rate of the embedding lookup"""
 
     def __post_init__(self) -> None:
         key = f"{_KEY}.pointwise"
@@ -90,35 +92,35 @@ class AttentionConfig:
     """Attention kernels (`runtime/cost/attention.py`)."""
 
     chunk_launch_us: float
-    """of a chunk's attention"""
+    """time to launch a chunk's attention"""
     chunk_split_us: float
-    """of adding up, where the keys of a short chunk are split"""
+    """time to add up partial results, where the keys of a short chunk are split"""
     chunk_tflops: float
     """rate over the prefix, with every multiprocessor at work"""
     chunk_self: float
-    """time of a key of the chunk itself, by that of one of its prefix"""
+    """time per key of the chunk itself, relative to a key of its prefix"""
     chunk_waves: float
     """as gemm.whole_waves"""
     chunk_spread: float
-    """over how many slots for blocks the work of one is spread, at most"""
+    """most slots for blocks that the work of one block is spread over"""
     chunk_copy_gbps: float
-    """of the chunk's queries, keys, values and outputs"""
+    """rate of copies of the chunk's queries, keys, values and outputs"""
     decode_launch_us: float
-    """of the decodes' attention"""
+    """time to launch the decodes' attention"""
     decode_split_us: float
-    """of adding up, where the keys of few decodes are split"""
+    """time to add up partial results, where the keys of few decodes are split"""
     decode_wave_us: float
-    """of a wave of decodes beside their keys and values"""
+    """time that a wave of decodes takes beside its keys and values"""
     decode_gbps: float
     """rate at which keys and values are read"""
     decode_waves: float
     """as gemm.whole_waves"""
     decode_spread: float
-    """as chunk_spread, of a decode's KV head"""
+    """as chunk_spread, for a KV head of a decode"""
     decode_token_ns: float
-    """of a token of its context, where one multiprocessor reads them"""
+    """time per token of a decode's context, where one multiprocessor reads it"""
     decode_tokens: float
-    """tokens of it that one reads where keys are split, by wave of decodes"""
+    """tokens of a context that one multiprocessor reads where keys are split, per wave of decodes"""
 
     def __post_init__(self) -> None:
         key = f"{_KEY}.attention"
@@ -136,9 +138,9 @@ class LinkConfig:
     """Messages over a link (`runtime/cost/communication.py`)."""
 
     least_us: float
-    """least time of a message"""
+    """shortest time of a message"""
     ramp_us: float
-    """of a message: at 1 MB, growing with the root of the bytes"""
+    """time that a message of 1 MB takes longer; it grows with the root of the bytes"""
     gbps: float
     """rate of a message"""
     knee: float  # order of the norm that joins the two times
@@ -147,12 +149,12 @@ class LinkConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostConfig:
-    """What the host adds that the device does not hide."""
+    """Time that the host adds and the device does not hide."""
 
     step_us: float = 0.0
-    """what the host adds to a stage for a micro-batch; not with simulation.host=false"""
+    """time that the host adds to a stage per micro-batch; not with simulation.host=false"""
     layer_us: float = 0.0
-    """what it adds for a layer"""
+    """time that the host adds per layer"""
 
     def __post_init__(self) -> None:
         _check_not_negative(self, f"{_KEY}.host", ("step_us", "layer_us"))
@@ -163,7 +165,7 @@ class CostsConfig:
     """A device by its kernels. Rates are what these reach, not what the data sheet says."""
 
     multiprocessors: int
-    """of the device, among which kernels deal their tiles"""
+    """multiprocessors of the device, among which kernels deal their tiles"""
     gemm: GemmConfig
     pointwise: PointwiseConfig
     attention: AttentionConfig

@@ -1,4 +1,4 @@
-"""What each policy may be told: `scheduler=NAME` and `scheduler.KEY=VALUE`. The rules are in `runtime/scheduler/`."""
+"""The keys of each policy: `scheduler=NAME` and `scheduler.KEY=VALUE`. The rules are in `runtime/scheduler/`."""
 
 from __future__ import annotations
 
@@ -30,8 +30,7 @@ class Depth:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
-    """What every policy knows. `batch` is B of the paper for one micro-batch: null takes the slot bound of the memory
-    over the depth, at most `max_batch`. `order` says which waiting request is next."""
+    """The keys that every policy has."""
 
     name: str
     """the policy; choose it by scheduler=NAME"""
@@ -51,7 +50,7 @@ class SchedulerConfig:
         return Depth.fixed(fixed or pp)
 
     def batch_of(self, slots: int, depth: int) -> int:
-        """B where `batch` is null, of the `slots` that the memory holds."""
+        """B where `batch` is null. `slots`: most requests whose whole context fits into the memory."""
         return max(1, min(self.max_batch, slots // depth))
 
 
@@ -72,8 +71,7 @@ class OrcaBestConfig(SchedulerConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillFirstConfig(SchedulerConfig):
-    """`max_batched_tokens`: most prompt tokens of a prefill batch (vLLM's `max_num_batched_tokens`); a longer prompt
-    enters alone."""
+    """`max_batched_tokens` is vLLM's `max_num_batched_tokens`."""
 
     name: Literal["prefill_first"] = "prefill_first"
     max_batched_tokens: int = 2048
@@ -86,7 +84,7 @@ class PrefillFirstConfig(SchedulerConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SarathiConfig(SchedulerConfig):
-    """`chunk` is C of the paper, `auto` picks it as the run goes (4.4); `tile` null takes the hardware's."""
+    """The paper's policy: C is chosen as in 4.4 where `chunk` is `auto`."""
 
     name: Literal["sarathi"] = "sarathi"
     chunk: int | Literal["auto"] = 256
@@ -102,7 +100,7 @@ class SarathiConfig(SchedulerConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenBudgetConfig(SchedulerConfig):
-    """`budget`: most tokens of a micro-batch, decodes included (Sarathi-Serve's chunk size)."""
+    """`budget` is Sarathi-Serve's chunk size."""
 
     name: Literal["token_budget"] = "token_budget"
     budget: int = 256
@@ -115,12 +113,11 @@ class TokenBudgetConfig(SchedulerConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenThrottleConfig(SchedulerConfig):
-    """gLLM's limits: waiting prompt tokens are spread over `iterations`; a micro-batch prefills between
-    `min_prefill_tokens` and `max_prefill_tokens`, fewer as free KV falls to the share `kv_reserve`."""
+    """gLLM's limits. A micro-batch prefills fewer tokens as the share of free KV falls to `kv_reserve`."""
 
     name: Literal["token_throttle"] = "token_throttle"
     iterations: int = 8
-    """waiting prompt tokens are spread over so many micro-batches"""
+    """waiting prompt tokens are spread over this many micro-batches"""
     max_prefill_tokens: int = 2048
     """most prompt tokens of a micro-batch"""
     min_prefill_tokens: int = 32
@@ -139,8 +136,7 @@ class TokenThrottleConfig(SchedulerConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EqualTimeConfig(SchedulerConfig):
-    """Micro-batches of equal predicted time: `target_ms` of a stage, or null for that of a typical one of `chunk`
-    tokens. `profile` is a run folder whose fitted stage times it starts from."""
+    """Micro-batches of equal predicted stage time."""
 
     name: Literal["equal_time"] = "equal_time"
     chunk: int | Literal["auto"] = 256
@@ -163,7 +159,7 @@ class EqualTimeConfig(SchedulerConfig):
         return Depth.fixed(fixed or pp) if fixed or pp == 1 else Depth(pp, pp + 1)
 
     def batch_of(self, slots: int, depth: int) -> int:
-        """Requests are admitted as their KV blocks fit: few are as long as a slot is."""
+        """`max_batch`: requests are admitted as their KV blocks fit, and few need a whole slot."""
         return self.max_batch
 
 

@@ -1,4 +1,4 @@
-"""What `gapless profile` measures: which micro-batches, how often, and beside how many neighbours."""
+"""The keys of `gapless profile`: which micro-batches it measures, how often, and beside how many neighbours."""
 
 from __future__ import annotations
 
@@ -12,10 +12,7 @@ from .schema import EngineConfig
 class ProfileConfig(EngineConfig):
     """`gapless profile`: operator times of a model's layers on this machine.
 
-    `samples` measurements of each micro-batch of a grid up to `max_tokens` tokens, `max_context` tokens of context and
-    `max_decodes` decodes (null: what the model and the memory bear, within bounds). `neighbours` other stages of this
-    node compute at the same time, as they do in a run. `pipeline` times whole steps of the real pipeline too. With
-    `check` nothing is measured: it names a profile folder whose errors are told.
+    It measures a grid of micro-batches. Other stages of the node compute at the same time, as they do in a run.
     """
 
     samples: int = 5
@@ -31,9 +28,9 @@ class ProfileConfig(EngineConfig):
     neighbours: int | None = None
     """other stages that compute at the same time; null: those that share a node"""
     pipeline: bool = True
-    """time whole steps of the real pipeline too: sends, dispatch, stages to check by"""
+    """time whole micro-batches through the real pipeline too: sends, dispatch, and stages to check the cost model by"""
     check: str | None = None
-    """measure nothing, tell the errors of this profile folder"""
+    """measure nothing; show the errors of this profile folder"""
 
     def __post_init__(self) -> None:
         EngineConfig.__post_init__(self)

@@ -1,4 +1,4 @@
-"""How a request's next token is picked: the sampling parameters, under vLLM's names."""
+"""The sampling parameters, under vLLM's names: how the next token of a request is picked."""
 
 from __future__ import annotations
 
@@ -14,20 +14,19 @@ _NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_pen
 class SamplingParams:
     """Sampling parameters of one request.
 
-    `temperature` 0 is exactly argmax. With a `seed` the output is the same whatever the batch, policy, `tp` or `pp`;
-    without one the run's seed and the request's number stand in. `logprobs=k` returns the sampled token's and the
-    k best tokens' log-probabilities (of the model, before temperature and truncation; after penalties).
+    Without a `seed`, the run's seed and the request's number stand in for it. `logprobs` are those of the model after
+    penalties, before temperature and truncation.
 
     Raises:
         ConfigError: a value out of its range, by name.
     """
 
     n: int = 1
-    """outputs a prompt"""
+    """outputs per prompt"""
     max_tokens: int = 128
     """most tokens an output may have"""
     min_tokens: int = 0
-    """no stop before so many tokens"""
+    """an output does not stop before this many tokens"""
     temperature: float = 0.0
     """0 is greedy: exactly the most likely token"""
     top_p: float = 1.0
@@ -53,7 +52,7 @@ class SamplingParams:
     ignore_eos: bool = False
     """go on past the end-of-sequence token"""
     logprobs: int | None = None
-    """log-probabilities of so many best tokens (0: of the sampled one only); null: none"""
+    """log-probabilities of this many most likely tokens (0: of the sampled one only); null: none"""
 
     def __post_init__(self) -> None:
         for name in ("stop", "stop_token_ids"):

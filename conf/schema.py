@@ -20,23 +20,23 @@ from .workloads import FixedConfig, SloConfig, WorkloadConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeScaling:
-    """How rotary frequencies stretch: `linear` divides them; `llama3` divides the slow ones and blends between."""
+    """A stretch of the rotary frequencies: `linear` divides all; `llama3` divides the slow ones and blends between."""
 
     type: Literal["linear", "llama3"]
     """how rotary frequencies stretch"""
     factor: float = 1.0
-    """by how much"""
+    """factor by which they stretch"""
     low_freq_factor: float = 1.0
-    """llama3: slower than this is divided by factor"""
+    """llama3: slower frequencies than this are divided by factor"""
     high_freq_factor: float = 4.0
-    """llama3: faster than this stays"""
+    """llama3: faster frequencies than this stay"""
     original_max_position: int = 8192
-    """llama3: the length trained on before"""
+    """llama3: the context length of the training before"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
-    """The shape of a decoder-only transformer; what `config.json` says, under one set of names."""
+    """The shape of a decoder-only transformer: the contents of `config.json` under one set of names."""
 
     vocab_size: int
     """V, tokens of the vocabulary"""
@@ -64,7 +64,7 @@ class Architecture:
     """base of the rotary frequencies"""
     rope_scaling: RopeScaling | None = None
     activation: Literal["silu", "gelu", "gelu_tanh", "relu"] = "silu"
-    """of the feed-forward block"""
+    """activation function of the feed-forward block"""
     gated_ffn: bool = True
     """a gate beside the up projection (SwiGLU)"""
     qkv_bias: bool = False
@@ -80,9 +80,9 @@ class Architecture:
     tie_embeddings: bool = False
     """the head shares the embedding's weights"""
     bos_token_id: int | None = None
-    """put before a text prompt where the tokenizer does so"""
+    """token put before a text prompt, where the tokenizer does so"""
     eos_token_ids: tuple[int, ...] = ()
-    """end of sequence"""
+    """token ids that end a sequence"""
 
     def __post_init__(self) -> None:
         key = "model.architecture"
@@ -112,14 +112,14 @@ class Architecture:
 
     @property
     def layer_params(self) -> int:
-        """Parameters of one decoder layer (norms left out: under 0.1%)."""
+        """Number of parameters of one decoder layer, without norms (under 0.1%)."""
         H, D = self.hidden_size, self.head_dim
         attention = H * D * (self.num_heads + 2 * self.num_kv_heads) + self.num_heads * D * H
         return attention + (3 if self.gated_ffn else 2) * H * self.ffn_size
 
     @property
     def embedding_params(self) -> int:
-        """Parameters of the token embedding; the LM head holds as many again where it is not tied."""
+        """Number of parameters of the token embedding; an LM head that is not tied has as many again."""
         return self.vocab_size * self.hidden_size
 
     @property
@@ -131,10 +131,10 @@ class Architecture:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """Which model: an architecture, and where its weights and tokenizer come from.
+    """A model: an architecture, and where its weights and tokenizer come from.
 
-    `weights` is `random`, `shipped` (the small model in the package) or a local Hugging Face folder. With a folder the
-    architecture is read from its `config.json`. `max_model_len` caps the context below the model's own.
+    Where `weights` is a folder, the architecture is read from its `config.json`. With `tokenizer` `none` prompts are
+    token ids only.
     """
 
     name: str = "custom"
@@ -167,12 +167,12 @@ class ModelConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HardwareConfig:
-    """One rank's device. `memory_gib` is M_G of the paper: what a rank may use for weights and KV cache."""
+    """One rank's device (paper 4.3.1: `memory_gib`; 4.4: `tile`)."""
 
     name: str = "cpu"
     """a label for reports"""
     device: Literal["cpu", "cuda"] = "cpu"
-    """of every rank"""
+    """device of every rank"""
     memory_gib: float = 4.0
     """M_G, what a rank may use for weights and KV cache"""
     tile: int = 16
@@ -198,17 +198,17 @@ class ParallelConfig:
     pp: int = 1
     """pipeline stages"""
     tp: int = 1
-    """tensor-parallel ranks a stage"""
+    """tensor-parallel ranks per stage"""
     layers: tuple[int, ...] | None = None
     """layers of each stage ([5,7]); null: balanced, embedding and head weighed in"""
     depth: int | None = None
     """micro-batches in flight at once; null: pp, equal_time one more"""
     replicate_embedding: bool | None = None
-    """the embedding whole on each rank of stage 0; null: where it takes little"""
+    """each rank of stage 0 holds the whole embedding; null: where that takes little memory"""
     launcher: str = "local"
     """who starts the ranks: local (in this process, one rank), ray or torchrun"""
     threads: int | None = None
-    """CPU threads a rank; null: cores of the node over its ranks"""
+    """CPU threads per rank; null: cores of the node over its ranks"""
     host: str = "127.0.0.1"
     """address that the sockets bind to"""
     ray_address: str | None = None
@@ -247,7 +247,7 @@ class ParallelConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheConfig:
-    """The paged KV cache. `num_blocks` null fills the memory that the weights leave (the minimum over the ranks)."""
+    """The paged KV cache."""
 
     block_size: int = 16
     """tokens of a KV block"""
@@ -261,7 +261,7 @@ class CacheConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """All that an engine needs to start; every command that runs requests holds one."""
+    """All that an engine needs to start; the config of every command that runs requests extends it."""
 
     INSTEAD: ClassVar[Mapping[str, str]] = {}  # keys that a command sets by itself, and what to give instead
 
@@ -271,7 +271,7 @@ class EngineConfig:
     scheduler: SchedulerConfig = field(default_factory=SarathiConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
     seed: int = 0
-    """of random weights, of sampling where sampling.seed is null, of a simulation's jitter and stragglers"""
+    """seed of random weights, of sampling where sampling.seed is null, and of a simulation's jitter and stragglers"""
 
     def __post_init__(self) -> None:
         check("seed", self.seed, 0 <= self.seed < 1 << 32, "0 to 4294967295")
@@ -279,7 +279,7 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateConfig(EngineConfig):
-    """`gapless generate`: prompts in, texts out. `prompts=shipped` are the package's own."""
+    """`gapless generate`: prompts in, texts out."""
 
     prompt: str | None = None
     """one prompt, given here"""
@@ -295,14 +295,13 @@ class GenerateConfig(EngineConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparisonConfig(EngineConfig):
-    """One workload through each of `policies`: what `scheduler=a,b,c` becomes; empty: `scheduler` alone. `repeats` > 1
-    runs each so often."""
+    """One workload through each of `policies`, which `scheduler=a,b,c` becomes."""
 
     workload: WorkloadConfig = field(default_factory=FixedConfig)
     policies: tuple[SchedulerConfig, ...] = ()
     """several policies whole, as scheduler=NAME,NAME makes them; empty: scheduler alone"""
     repeats: int = 1
-    """run each policy so often"""
+    """runs of each policy"""
     slo: SloConfig = field(default_factory=SloConfig)
 
     def __post_init__(self) -> None:
@@ -312,8 +311,7 @@ class ComparisonConfig(EngineConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchConfig(ComparisonConfig):
-    """`gapless bench`: on one started pipeline. With `interleave` repeats go by turns (a b a b), else one after the
-    other (a a b b)."""
+    """`gapless bench`: a comparison on one started pipeline."""
 
     interleave: bool = True
     """repeats by turns (a b a b) rather than one after the other (a a b b)"""
@@ -323,8 +321,8 @@ class BenchConfig(ComparisonConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulateConfig(ComparisonConfig):
-    """`gapless simulate`: the same over simulated pipelines. Repeats differ by their seed. `experiment` names a figure
-    or table of the paper that runs instead of the workload."""
+    """`gapless simulate`: a comparison over simulated pipelines. Repeats differ by their seed. An `experiment` of the
+    paper runs instead of the workload."""
 
     simulation: SimulationConfig = field(default_factory=SimulationConfig)
     experiment: str | None = None
@@ -339,7 +337,7 @@ class SimulateConfig(ComparisonConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportConfig:
-    """`gapless report FOLDER ...`: `runs` are run folders or folders that hold some (a sweep's, a benchmark's)."""
+    """`gapless report FOLDER ...`: the report of one run, or the comparison of several."""
 
     runs: tuple[str, ...] = ()
     """run folders, or folders that hold some (a sweep's, a benchmark's); the bare arguments"""

@@ -1,4 +1,4 @@
-"""What a simulated cluster is like, beside model, hardware and rank grid: `simulation.KEY=VALUE`."""
+"""A simulated cluster, beside its model, hardware and rank grid: `simulation.KEY=VALUE`."""
 
 from __future__ import annotations
 
@@ -10,13 +10,9 @@ from .errors import check
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationConfig:
-    """Where stage times come from, how nodes are joined, and what disturbs them.
+    """The source of the stage times, the links between stages, the replicas, and the disturbances.
 
-    `cost` is `measured` (of the folder `profile`, which `gapless profile` wrote), `analytic` (of the hardware's fitted
-    constants), or `auto`: measured where a profile is given. `devices` names the hardware of each stage where nodes
-    differ. `dispatch_ms` and `result_ms` are the ways from the coordinator to the ranks and back; with `host=false`
-    the host's share of a stage's time is left out, as if it were always hidden behind the device. With `record=false`
-    micro-batches and requests are counted and let go: millions in bounded memory, but a summary instead of a report.
+    With `record=false` micro-batches and requests are counted and forgotten: there is a summary, but no report.
     """
 
     cost: Literal["auto", "measured", "analytic"] = "auto"
@@ -36,9 +32,9 @@ class SimulationConfig:
     host: bool = True
     """count the host's overhead; false: as if the device always hid it"""
     dispatch_ms: float = 0.0
-    """from the coordinator to the ranks"""
+    """time of a micro-batch's message from the coordinator to the ranks"""
     result_ms: float = 0.0
-    """from the last stage to the coordinator"""
+    """time of a result from the last stage to the coordinator"""
     jitter: float = 0.0
     """coefficient of variation of stage times around the cost model's"""
     straggler_rate: float = 0.0

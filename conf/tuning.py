@@ -1,4 +1,4 @@
-"""What `gapless capacity` and `gapless tune` ask: which tails a run may have, and what is searched."""
+"""The keys of `gapless capacity` and `gapless tune`: the SLO on the tails of a run, and the settings to search."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from .workloads import FixedConfig, WorkloadConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TailSlo:
-    """What a run must meet: most milliseconds of the p99 of TTFT over its requests, and of the p99 of TBT over all gaps
-    between tokens; null: no bound."""
+    """Bounds that the tails of a run must meet; at least one is given."""
 
     ttft_p99_ms: float | None = None
     """most milliseconds of the p99 of TTFT over the requests; null: no bound"""
@@ -33,10 +32,7 @@ class TailSlo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapacityConfig(EngineConfig):
-    """`gapless capacity`: the highest request rate of each policy that meets the SLO.
-
-    `seeds` workloads are tried, each the same for all policies; a rate is found to within the share `precision`.
-    """
+    """`gapless capacity`: the highest request rate of each policy that meets the SLO, on the same workloads."""
 
     workload: WorkloadConfig = field(default_factory=FixedConfig)
     policies: tuple[SchedulerConfig, ...] = ()
@@ -58,13 +54,7 @@ class CapacityConfig(EngineConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchConfig:
-    """What `gapless tune` tries, a list each; null: all that make sense.
-
-    `tp`, `pp`: as many replicas as the devices give. `chunk`: of `sarathi` and `equal_time`, the budget of
-    `token_budget`. `depth`: micro-batches in flight beyond `pp`. With `layers` splits beside the balanced one are
-    tried, with `batch` a larger B where requests are shorter than the context. `finalists` get their capacity with all
-    seeds.
-    """
+    """The settings that `gapless tune` tries; each has as many replicas as the devices give."""
 
     tp: tuple[int, ...] | None = None
     """tensor-parallel sizes that are tried; null: all that divide a node's devices"""
@@ -94,7 +84,7 @@ class SearchConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuneConfig(CapacityConfig):
-    """`gapless tune`: how to run a model on `nodes` nodes of the hardware so that it carries most requests/s."""
+    """`gapless tune`: the setting of a model on `nodes` nodes that carries the most requests/s."""
 
     INSTEAD: ClassVar[Mapping[str, str]] = {
         "parallel": "search.tp=[8] search.pp=[2]",
@@ -110,7 +100,7 @@ class TuneConfig(CapacityConfig):
     }
 
     nodes: int = 1
-    """of the cluster, each with hardware.devices_per_node devices"""
+    """nodes of the cluster, each with hardware.devices_per_node devices"""
     search: SearchConfig = field(default_factory=SearchConfig)
 
     def __post_init__(self) -> None:

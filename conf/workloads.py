@@ -14,13 +14,7 @@ from .errors import ConfigError, check
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadConfig:
-    """What every workload knows.
-
-    `num_prompts` null: all of the file (100 where there is none). `request_rate` in requests/s with gamma gaps
-    (`burstiness` 1: Poisson), `inf`: all at once, null: from the trace, or all at once. `max_concurrency` holds
-    requests back while so many are unfinished. `users` deals requests round robin to so many users (fair_share);
-    `deadline_ms` after arrival is when the first token is due (deadline).
-    """
+    """The keys that every workload has."""
 
     name: str
     """the workload; choose it by workload=NAME"""
@@ -31,13 +25,13 @@ class WorkloadConfig:
     burstiness: float = 1.0
     """shape of the gamma-distributed gaps: 1 is Poisson, less comes in bursts, inf ticks"""
     max_concurrency: int | None = None
-    """hold requests back while so many are unfinished; null: never"""
+    """most unfinished requests; the next is held back until one ends; null: no bound"""
     users: int = 1
-    """deal requests round robin to so many users, for scheduler.order=fair_share"""
+    """number of users that requests are dealt to in turn, for scheduler.order=fair_share"""
     deadline_ms: float | None = None
     """when the first token is due after the arrival, for scheduler.order=deadline; null: never"""
     seed: int = 0
-    """of lengths, arrivals and random prompts"""
+    """seed of lengths, arrivals and random prompts"""
 
     def __post_init__(self) -> None:
         check("workload.num_prompts", self.num_prompts, self.num_prompts is None or self.num_prompts >= 1,
@@ -55,16 +49,16 @@ class WorkloadConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FixedConfig(WorkloadConfig):
-    """Every request alike: P = `input_len`, D = `output_len`; with `pd_ratio` P:D gives the one that is null.
+    """Requests that are all alike: P = `input_len`, D = `output_len`; two of these and `pd_ratio` are given.
 
-    With `range_ratio` r each length is uniform in [(1-r), (1+r)] of that.
+    With `range_ratio` r each length is drawn uniformly from (1 - r) to (1 + r) times that.
     """
 
     name: Literal["fixed"] = "fixed"
     input_len: int | None = 1024
     """prompt tokens; null: by pd_ratio"""
     output_len: int | None = 128
-    """output tokens, null: by pd_ratio"""
+    """output tokens; null: by pd_ratio"""
     pd_ratio: float | None = None
     """prompt tokens over output tokens, for the length that is null"""
     range_ratio: float = 0.0
@@ -83,7 +77,7 @@ class FixedConfig(WorkloadConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZipfConfig(WorkloadConfig):
-    """P + D from a Zipf law with exponent `theta` over `min_len` .. `max_len` (paper 5.3: 0.4, 1K to 4K), cut at
+    """P + D drawn from a Zipf law over `min_len` .. `max_len` (paper 5.3: `theta` 0.4, 1K to 4K), split by
     `pd_ratio`."""
 
     name: Literal["zipf"] = "zipf"
@@ -106,15 +100,16 @@ class ZipfConfig(WorkloadConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceConfig(WorkloadConfig):
-    """Recorded requests, `time_scale` times as fast: a CSV (Azure: TIMESTAMP, ContextTokens, GeneratedTokens; BurstGPT)
-    or a JSONL (Mooncake, Bailian), .gz too. Those longer than the context are cut to it.
+    """Requests of a recorded trace. Those longer than the context are cut to it.
+
+    Azure's CSV has the columns TIMESTAMP, ContextTokens and GeneratedTokens.
     """
 
     name: Literal["trace"] = "trace"
     path: str = ""
     """a CSV (Azure, BurstGPT) or JSONL (Mooncake, Bailian), .gz or not"""
     time_scale: float = 1.0
-    """so many times as fast"""
+    """factor by which the trace is sped up"""
 
     def __post_init__(self) -> None:
         WorkloadConfig.__post_init__(self)
@@ -124,16 +119,14 @@ class TraceConfig(WorkloadConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShareGptConfig(WorkloadConfig):
-    """A ShareGPT JSON: of each conversation the first turn is the prompt, the second says how long the output is.
-
-    `output_len` sets that length for all.
-    """
+    """Conversations of a ShareGPT JSON: the first turn of each is the prompt, the length of the second that of the
+    output."""
 
     name: Literal["sharegpt"] = "sharegpt"
     path: str = ""
-    """a JSON"""
+    """a JSON of conversations"""
     output_len: int | None = None
-    """of all, null: as the second turn"""
+    """output tokens of every request; null: as many as the second turn has"""
 
     def __post_init__(self) -> None:
         WorkloadConfig.__post_init__(self)
@@ -152,7 +145,7 @@ WORKLOAD_CONFIGS: dict[str, type[WorkloadConfig]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SloConfig:
-    """What a request must meet to count as good: most milliseconds of each; null: no bound."""
+    """Bounds that a request must meet to count for goodput, in milliseconds; null: no bound."""
 
     ttft_ms: float | None = None
     """most milliseconds to the first token; requests that meet all bounds count for goodput"""

@@ -1,1 +1,1 @@
-"""What is a run? Hydra groups in YAML beside this file, and their schema: plain frozen dataclasses."""
+"""The config of a run: hydra groups in YAML beside this file, and their schema as plain frozen dataclasses."""

@@ -1,4 +1,4 @@
-"""From plain mappings to the schema's dataclasses: strict, each error one line with the dotted key.
+"""Builds the schema's dataclasses from plain mappings: strictly, with each error one line that names the dotted key.
 
 `build` serves the command line (whose mapping hydra composed) and `compose_engine` the Python API, which reads the
 same YAML groups without hydra; the same choices give the same config.
@@ -39,17 +39,17 @@ GROUPS = {
     "workload": "which requests come, and when",
     "experiment": "a figure or table of the paper, with all groups as it wants them; other keys hold over its own",
 }
-_FAMILIES: dict[type, tuple[str, Mapping[str, type]]] = {  # configs whose class their `name` says
+_FAMILIES: dict[type, tuple[str, Mapping[str, type]]] = {  # configs whose `name` picks their class
     SchedulerConfig: ("policy", POLICY_CONFIGS),
     WorkloadConfig: ("workload", WORKLOAD_CONFIGS),
 }
 _SCALARS = {int: "an integer", float: "a number", str: "a string", bool: "true or false"}
 _PLURALS = {int: "integers", float: "numbers", str: "strings", bool: "booleans"}
-_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the same in C, a tenth of the time
+_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml takes a tenth of the time
 
 
 def build(cls: type[C], mapping: Mapping[str, Any], key: str = "") -> C:
-    """An instance of the dataclass `cls` from a plain `mapping`, checked all the way down.
+    """Build an instance of the dataclass `cls` from a plain `mapping`, checked all the way down.
 
     Strings are never parsed (`"5"` is no integer) and a bool is no integer; an integer serves as a number, and a bare
     value as a list of one. A `SchedulerConfig` or `WorkloadConfig` becomes the class that its `name` says, a policy of
@@ -80,7 +80,7 @@ def build(cls: type[C], mapping: Mapping[str, Any], key: str = "") -> C:
 
 
 def to_mapping(config: Any) -> dict[str, Any]:
-    """The plain form of a config: what `build` takes, JSON and YAML write, and a hash is taken of."""
+    """Return the plain form of a config, which `build` takes and which JSON and YAML can hold."""
 
     def plain(value: Any) -> Any:
         if isinstance(value, Mapping):
@@ -91,13 +91,13 @@ def to_mapping(config: Any) -> dict[str, Any]:
 
 
 def fields(cls: type) -> dict[str, Any]:
-    """Field names of a dataclass of the schema, with their resolved types."""
+    """Return the fields of a dataclass of the schema, with their resolved types."""
     hints = typing.get_type_hints(cls)
     return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
 
 
 def leaf_fields(cls: type, key: str = "") -> Iterator[tuple[str, Any, type]]:
-    """Every leaf under `cls` as (dotted key, type, the dataclass that holds it). `scheduler` gives the keys of one
+    """Yield each leaf of `cls` as (dotted key, type, the dataclass that holds it). `scheduler` yields the keys of one
     policy after the other, `workload` those of one workload after the other."""
     for owner in _FAMILIES[cls][1].values() if cls in _FAMILIES else (cls,):
         for name, hint in fields(owner).items():
@@ -109,7 +109,7 @@ def leaf_fields(cls: type, key: str = "") -> Iterator[tuple[str, Any, type]]:
 
 
 def dotted_keys(cls: type) -> Iterator[tuple[str, Any]]:
-    """Every leaf under `cls` as (dotted key, type), each key once."""
+    """Yield every leaf under `cls` as (dotted key, type), each key once."""
     types_by_key: dict[str, Any] = {}
     for key, hint, _ in leaf_fields(cls):
         types_by_key.setdefault(key, hint)
@@ -117,24 +117,24 @@ def dotted_keys(cls: type) -> Iterator[tuple[str, Any]]:
 
 
 def families(cls: type) -> dict[str, type]:
-    """Those of `scheduler` and `workload` that `cls` has, each with the base of the classes that its `name` picks."""
+    """Return which of `scheduler` and `workload` are fields of `cls`, each with the base class of its choices."""
     return {name: hint for name, hint in fields(cls).items() if hint in _FAMILIES}
 
 
 def members_with(base: type, key: str, own: Mapping[str, type] | None = None) -> list[str]:
-    """Names of the policies (`SchedulerConfig`) or workloads (`WorkloadConfig`) that have `key`; `own` are the
-    user's."""
+    """Return the names of the policies (`SchedulerConfig`) or workloads (`WorkloadConfig`) that have `key`, the user's
+    `own` among them."""
     return [name for name, cls in (dict(_FAMILIES[base][1]) | dict(own or {})).items() if key in fields(cls)]
 
 
 def having_it(names: Iterable[str]) -> str:
-    """`sarathi has it`, `sarathi, equal_time have it`."""
+    """Write who has a key: `sarathi has it`, `sarathi, equal_time have it`."""
     listed = list(names)
     return f"{', '.join(listed)} {'has' if len(listed) == 1 else 'have'} it"
 
 
 def leaves(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every value of nested mappings with its dotted key."""
+    """Yield every value of nested mappings with its dotted key."""
     for key, value in mapping.items():
         if isinstance(value, Mapping):
             yield from leaves(value, f"{prefix}{key}.")
@@ -143,7 +143,7 @@ def leaves(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def group_names(group: str) -> list[str]:
-    """The choices of a config group, sorted: names of its files, with a slash those of folders in it."""
+    """Return the choices of a config group, sorted: the names of its YAML files, `folder/name` for one in a folder."""
 
     def names(folder: Traversable, prefix: str) -> Iterator[str]:
         for entry in folder.iterdir():
@@ -156,7 +156,7 @@ def group_names(group: str) -> list[str]:
 
 
 def load_group(group: str, name: str) -> dict[str, Any]:
-    """One choice of a config group, as `conf/<group>/<name>.yaml` says it.
+    """Load one choice of a config group from `conf/<group>/<name>.yaml`.
 
     Raises:
         ConfigError: no such choice.
@@ -169,8 +169,8 @@ def load_group(group: str, name: str) -> dict[str, Any]:
 
 
 def load_command(command: str) -> tuple[dict[str, Any], dict[str, str | None]]:
-    """A command's own keys, and the groups it has with their default choices (None: none is chosen), as
-    `conf/<command>.yaml` says them."""
+    """Load from `conf/<command>.yaml` a command's own keys, and its groups with their default choices (None: none is
+    chosen)."""
     text = resources.files(__package__).joinpath(f"{command}.yaml").read_text(encoding="utf-8")
     primary = yaml.load(text, _Loader)
     choices = {
@@ -184,7 +184,7 @@ def load_command(command: str) -> tuple[dict[str, Any], dict[str, str | None]]:
 
 
 def load_hardware(name: str, key: str = "hardware") -> HardwareConfig:
-    """The hardware of that name.
+    """Load the hardware of that name.
 
     Raises:
         ConfigError: no such choice, naming `key`.
@@ -195,10 +195,10 @@ def load_hardware(name: str, key: str = "hardware") -> HardwareConfig:
 
 
 def model_choice(model: str | os.PathLike[str]) -> tuple[str, dict[str, str]]:
-    """What `model=...` stands for: a choice of the model group, and what a folder adds to it.
+    """Resolve `model=...` to a choice of the model group, and the keys that a folder adds to it.
 
-    The name of a choice wins; else a path (it exists, has a separator, or starts with `.` or `~`) is a Hugging Face
-    folder: the choice `folder` with `weights` and `name`.
+    The name of a choice wins. Otherwise a path (it exists, has a separator, or starts with `.` or `~`) is a Hugging
+    Face folder: the choice `folder` with `weights` and `name`.
     """
     text = os.fspath(model)
     if isinstance(model, str) and text in group_names("model") and text != "folder":
@@ -211,7 +211,7 @@ def model_choice(model: str | os.PathLike[str]) -> tuple[str, dict[str, str]]:
 
 
 def locate(config: E) -> E:
-    """`config` with the model's folders absolute (ranks need not share our working directory), checked to exist.
+    """Make the model's folders absolute, since ranks need not share our working directory, and check that they exist.
 
     Raises:
         ConfigError: no such folder.
@@ -244,7 +244,7 @@ def compose_engine(
     hardware: str = "cpu",
     overrides: Mapping[str, Any] | None = None,
 ) -> EngineConfig:
-    """The config of an engine from group choices and dotted overrides, as the command line composes it.
+    """Compose the config of an engine from group choices and dotted overrides, as the command line does.
 
     Args:
         model: a choice of the model group, or a Hugging Face folder.
@@ -270,7 +270,8 @@ def compose_engine(
 
 
 def unknown_key(cls: type, key: str) -> str:
-    """`; did you mean ...?` for a dotted key that `cls` does not have: the same last name, a near key, a sibling."""
+    """Write the hint for a dotted key that `cls` does not have: `; did you mean ...?` with a key of the same last name,
+    a near key or a sibling, or the valid keys."""
     keys = [k for k, _ in dotted_keys(cls)]
     parent, _, leaf = key.rpartition(".")
     for candidates, cutoff in (
@@ -287,17 +288,17 @@ def unknown_key(cls: type, key: str) -> str:
 
 
 def _nearest_key(cls: type, key: str, name: str) -> str:
-    """The hint for the unknown key `name` in the mapping at `key`."""
+    """Write the hint for the unknown key `name` in the mapping at `key`."""
     if not key:
         return unknown_key(cls, name)
     return nearest(_join(key, name), (_join(key, n) for n in fields(cls)))
 
 
 def member(base: type, mapping: Mapping[str, Any], key: str) -> type:
-    """The class of a policy or a workload that a mapping at `key` is of.
+    """Find the class of the policy or the workload that the mapping at `key` describes.
 
     Raises:
-        ConfigError: it has no `name`, one that there is not, or a `file` that is no policy's.
+        ConfigError: the mapping has no `name` or an unknown one, or a `file` that holds no policy.
     """
     if base is SchedulerConfig and isinstance(mapping.get("file"), str):
         return policy_config(mapping["file"])
@@ -333,7 +334,7 @@ def _join(key: str, name: object) -> str:
 
 
 def _options(hint: Any) -> tuple[Any, ...]:
-    """The alternatives of a union, else the type itself."""
+    """Return the alternatives of a union, or the type itself."""
     return typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
 
 
@@ -368,7 +369,7 @@ def _convert(hint: Any, value: Any, key: str) -> Any:
 
 
 def _scalar(hint: type, value: Any) -> Any:
-    """`value` as a `hint`, or None where it is none."""
+    """Convert `value` to the type `hint`; None where it is not of that type."""
     if hint is bool or isinstance(value, bool):
         return value if hint is bool and isinstance(value, bool) else None
     if hint is int:
@@ -379,7 +380,7 @@ def _scalar(hint: type, value: Any) -> Any:
 
 
 def describe(hint: Any) -> str:
-    """A type of the schema in words: `an integer`, `null or a string`, `cpu or cuda`."""
+    """Write a type of the schema in words: `an integer`, `null or a string`, `cpu or cuda`."""
     return _right(_options(hint), None)
 
 

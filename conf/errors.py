@@ -1,4 +1,4 @@
-"""The error of a user's input: one line that names the key or file, and what would be right."""
+"""Errors of the user's input: one line that names the key or file, and what would be right."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Iterable
 
 
 class ConfigError(ValueError):
-    """A key or value that the user can mend; the command line prints it in one line."""
+    """A wrong key, value or file that the user can correct; the command line prints it in one line."""
 
 
 def nearest(word: str, valid: Iterable[str]) -> str:
-    """`; did you mean 'chunk'?` where a valid word begins so or is near, else the list of valid words."""
+    """Write `; did you mean 'chunk'?` where one valid word begins like this or is near, else list the valid words."""
     words = sorted(valid)
     begins = [each for each in words if word and each.startswith(word)]
     near = begins if len(begins) == 1 else difflib.get_close_matches(word, words, n=1, cutoff=0.5)
@@ -19,6 +19,6 @@ def nearest(word: str, valid: Iterable[str]) -> str:
 
 
 def check(key: str, value: object, holds: bool, right: str) -> None:
-    """Raise the `ConfigError` of a key whose value is out of its range, unless it `holds`."""
+    """Raise a `ConfigError` that says what is `right` for the key, unless the condition `holds`."""
     if not holds:
         raise ConfigError(f"{key}={value!r}: must be {right}")

@@ -23,12 +23,12 @@ SUFFIX = ".py"
 
 
 def is_policy_file(choice: str) -> bool:
-    """Whether a choice of `scheduler` is a file rather than a policy of ours."""
+    """Return whether a choice of `scheduler` is a file rather than a policy of ours."""
     return choice.endswith(SUFFIX)
 
 
 def policy_mapping(file: str) -> dict[str, Any]:
-    """The choice that a file is: its name, where it lies, and its keys with their defaults.
+    """Return the choice that a file stands for: its name, its path, and its keys with their defaults.
 
     Raises:
         ConfigError: as `load_policy_file` and `policy_config`.
@@ -39,8 +39,8 @@ def policy_mapping(file: str) -> dict[str, Any]:
 
 
 def policy_config(file: str) -> type[SchedulerConfig]:
-    """The file's `Config`, or that of every policy where it has none, with two keys of its own: the `name` is the
-    file's, and `file` says where it lies.
+    """Return the file's `Config`, or `SchedulerConfig` where it has none, with two more keys: `name`, the name of the
+    file, and `file`, its path.
 
     Raises:
         ConfigError: as `load_policy_file`; a `Config` that is no frozen dataclass over `SchedulerConfig`, or a key of
@@ -50,7 +50,7 @@ def policy_config(file: str) -> type[SchedulerConfig]:
 
 
 def load_policy_file(file: str) -> ModuleType:
-    """The file as a module, run once.
+    """Load the file as a module, once for each version of it.
 
     Raises:
         ConfigError: no such file, or it does not run, with the line that fails.

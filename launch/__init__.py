@@ -1,1 +1,1 @@
-"""How does it start? Command line, Ray, torchrun."""
+"""The start of a run: command line, Ray, torchrun."""

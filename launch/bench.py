@@ -31,8 +31,7 @@ WARMUP_OUTPUT = 8
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A comparison that nothing speaks against: the plan of each policy, and the requests. None of these comes to more
-    than `context` tokens."""
+    """A checked comparison: the plan of each policy, and the requests, of at most `context` tokens each."""
 
     plans: dict[SchedulerConfig, Plan]
     workload: Workload
@@ -43,7 +42,7 @@ def prepare(config: BenchConfig, stdin: TextInput) -> Prepared:
     """Check a comparison before anything starts.
 
     Raises:
-        ConfigError: of a policy, the workload, the checkpoint or the memory.
+        ConfigError: a policy, the workload or the checkpoint is wrong, or the model does not fit.
     """
     from ..runtime.pipeline.launcher import check_launcher
 
@@ -57,8 +56,8 @@ def run(
 ) -> None:
     """Run the workload through each policy, and write a run folder of each and what compares them.
 
-    One run writes into `run_dir` itself; `brief` prints a line of it, without tables. `launcher` stands in for the one
-    that `config` names.
+    A single run writes into `run_dir` itself; with `brief` it prints one line and no tables. `launcher` stands in for
+    the one that `config` names.
 
     Raises:
         ValueError: what the user can mend.
@@ -79,7 +78,7 @@ def run(
             replace(config, scheduler=first), launcher=launcher, on_progress=on_progress, policies=others,
             plans=prepared.plans,
         )  # fmt: skip
-    told: set[str] = set()
+    printed: set[str] = set()
     done: list[Turn] = []
     with llm:
         if config.warmup:
@@ -96,8 +95,8 @@ def run(
             done.append(turn)
             console.print(Text.assemble((f"{name}: ", "bold"), throughput(summary)), soft_wrap=True)
             for note in (f"{turn.label}: {note}" for note in llm.record.notes):
-                if note not in told:
-                    told.add(note)
+                if note not in printed:
+                    printed.add(note)
                     console.print(Text(note), soft_wrap=True)
     if len(plan) == 1 and brief:
         return
@@ -109,7 +108,7 @@ def run(
 
 
 def _warm_up(llm: LLM, workload: Workload) -> None:
-    """The first requests, shortened: what is made on first use is made then. The next `reset` forgets them."""
+    """Run the first requests, shortened, so that no measured run pays for first use; `reset` forgets them."""
     items = [
         structs.replace(
             item, prompt=item.prompt[:WARMUP_PROMPT], output_len=min(item.output_len, WARMUP_OUTPUT), arrival=0.0
@@ -123,7 +122,7 @@ def _warm_up(llm: LLM, workload: Workload) -> None:
 def _run(
     llm: LLM, turn: Turn, workload: Workload, folder: Path, config: BenchConfig, errors: Console, name: str
 ) -> dict[str, Any]:
-    """One run of one policy; its summary."""
+    """Run one policy once and return the summary."""
     llm.reset(turn.policy)
     record = llm.record
     try:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A search that nothing speaks against: the setting of each policy, by its label, and the demand of each seed."""
+    """A checked search: the setting of each policy, by its label, and the demand of each seed."""
 
     settings: dict[str, Setting]
     demands: list[Demand]
@@ -40,7 +40,7 @@ def prepare(config: CapacityConfig, stdin: TextInput) -> Prepared:
     """Check a search before anything is simulated.
 
     Raises:
-        ConfigError: of a policy, the workload, the memory, the profile or the hardware.
+        ConfigError: a policy, the workload, the profile or the hardware is wrong, or the model does not fit.
     """
     from ..runtime.simulation.setting import make_setting
     from ..runtime.tuning.demand import make_demands
@@ -73,11 +73,11 @@ def run(config: CapacityConfig, prepared: Prepared, run_dir: Path, launcher: Lau
         for number, (label, setting) in enumerate(settings.items()):
             steps.update(label, number, len(settings))
 
-            def told(trial: Any, label: str = label, number: int = number) -> None:
+            def report(trial: Any, label: str = label, number: int = number) -> None:
                 word = "carried" if trial.carried else "not carried"
                 steps.update(f"{label}: {rate_text(trial.rate)} requests/s {word}", number, len(settings))
 
-            found[label] = capacities(setting, demands, config.slo, config.precision, told=told)
+            found[label] = capacities(setting, demands, config.slo, config.precision, told=report)
 
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, title_justify="left",
                   title=f"capacity within {slo_text(config.slo)}, {len(demands[0])} requests")  # fmt: skip
@@ -107,13 +107,13 @@ def run(config: CapacityConfig, prepared: Prepared, run_dir: Path, launcher: Lau
             workload = demands[0].config_at(config.workload, of_seeds[0].rate)
             again = replace(settings[label].config, workload=workload)
             console.print(Text(f"{command_line(again, 'simulate')}"), soft_wrap=True)
-    told_all = {"config": plain(to_mapping(config)), "versions": versions(), "capacities": rows}
-    (run_dir / "capacity.json").write_text(json.dumps(told_all, indent=2) + "\n", encoding="utf-8")
+    numbers = {"config": plain(to_mapping(config)), "versions": versions(), "capacities": rows}
+    (run_dir / "capacity.json").write_text(json.dumps(numbers, indent=2) + "\n", encoding="utf-8")
     console.print(Text.assemble(("numbers  ", "bold"), shown(run_dir / "capacity.json")), soft_wrap=True)
 
 
 def slo_text(slo: Any) -> str:
-    """`TTFT p99 2 s, TBT p99 200 ms`."""
+    """Write an SLO as `TTFT p99 2 s, TBT p99 200 ms`."""
     bounds = (("TTFT", slo.ttft_p99_ms), ("TBT", slo.tbt_p99_ms))
     return ", ".join(f"{name} p99 {_ms(bound)}" for name, bound in bounds if bound is not None)
 

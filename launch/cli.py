@@ -52,9 +52,9 @@ class Command:
     module: str
     examples: tuple[str, ...]
     positional: str | None = None
-    has_ranks: bool = True  # that a launcher starts
-    folder: str = "runs/DATE_TIME"  # what it leaves, unless hydra.run.dir names another
-    compares: bool = False  # whether a sweep of it ends with a comparison of its runs
+    has_ranks: bool = True  # whether it has ranks, which a launcher starts
+    folder: str = "runs/DATE_TIME"  # the default of hydra.run.dir, as help shows it
+    compares: bool = False  # whether a sweep ends with a comparison of its runs
 
 
 COMMANDS = {
@@ -149,7 +149,7 @@ COMMANDS = {
 
 
 class StandardInput:
-    """The text of standard input, read once however many runs a sweep has."""
+    """Standard input, read once however many runs a sweep has."""
 
     @property
     def is_terminal(self) -> bool:
@@ -164,7 +164,7 @@ class StandardInput:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command line and returns its exit code."""
+    """Run a command line and return its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, _terminate)
@@ -304,7 +304,7 @@ def _run(command: Command, overrides: list[str], *, multirun: bool) -> None:
 
 @contextmanager
 def _kept_launcher(configs: Sequence[EngineConfig]) -> Iterator[Launcher | None]:
-    """For a sweep whose ranks are alike, a launcher that keeps Ray and its actors from one run to the next."""
+    """Make a launcher that keeps Ray and its actors from one run to the next, for a sweep whose ranks are all alike."""
     grids = [config.parallel for config in configs]
     ranks = {(grid.pp, grid.tp, grid.launcher, grid.ray_address) for grid in grids}
     devices = {config.hardware.device for config in configs}
@@ -350,7 +350,7 @@ def _fail(error: Exception, code: int) -> int:
 
 
 def _terminate(signum: int, frame: FrameType | None) -> NoReturn:
-    """SIGTERM unwinds like any exit, so that what was started is closed."""
+    """Turn SIGTERM into an ordinary exit, so that everything that was started is closed."""
     raise SystemExit(128 + signum)
 
 

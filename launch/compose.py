@@ -1,4 +1,4 @@
-"""From a command line's overrides to configs: hydra composes, `conf.build` checks, each error is one line.
+"""Composes configs from the overrides of a command line: hydra composes, `conf.build` checks, each error is one line.
 
 Everything is checked before hydra makes a folder: keys against the schema, group choices against the YAML files, and
 each config of a sweep by building it. Free-text values are quoted for hydra's grammar. Where several policies or
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 C = TypeVar("C")
-Choice = dict[str, Any]  # of a group: its keys
+Choice = dict[str, Any]  # the keys of one choice of a group
 E = TypeVar("E", bound=EngineConfig)
 
 CONFIG_MODULE = "gapless.conf"
@@ -59,19 +59,19 @@ _INTERPOLATION = re.compile(r"(\\*)\$\{")
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One override of the command line, its `+` or `++` taken off: hydra's need for it is found from the schema."""
+    """One override of the command line without its `+` or `++`; where hydra needs them, the schema says."""
 
     key: str
     value: str
 
     @property
     def for_hydra(self) -> bool:
-        """Whether it steers hydra itself (`hydra.run.dir`, `hydra/launcher`), not the run's config."""
+        """Whether the override is for hydra itself (`hydra.run.dir`, `hydra/launcher`), not for the run's config."""
         return self.key.startswith(("hydra.", "hydra/"))
 
 
 def rewrite(overrides: Sequence[str], cls: type[EngineConfig], command: str, *, multirun: bool = False) -> list[str]:
-    """Overrides as hydra takes them: free text quoted, `model=FOLDER` spelled out, `+` where a YAML lacks the key.
+    """Rewrite overrides for hydra: quote free text, spell out `model=FOLDER`, add `++` where a YAML lacks the key.
 
     Several policies without a sweep (`scheduler=a,b` of a command that has `policies`) become the first of them and
     `policies`, each whole.
@@ -121,7 +121,7 @@ def rewrite(overrides: Sequence[str], cls: type[EngineConfig], command: str, *, 
 
 
 def from_arguments(arguments: Sequence[str], cls: type[C], positional: str) -> C:
-    """The config of a command that hydra has no part in: bare words become the key `positional`, a list.
+    """Build the config of a command without hydra: bare words become the list of the key `positional`.
 
     Raises:
         ConfigError: an unknown key, a value that is no YAML, a wrong type or value.
@@ -147,7 +147,7 @@ def from_arguments(arguments: Sequence[str], cls: type[C], positional: str) -> C
 
 
 def quote(text: str) -> str:
-    """`text` as a quoted value of hydra's grammar, its `${` kept from being an interpolation."""
+    """Quote `text` for hydra's grammar, with `${` escaped so that it is no interpolation."""
     from hydra.core.override_parser.types import Quote, QuotedString
 
     literal = _INTERPOLATION.sub(lambda match: match[1] * 2 + r"\${", text)
@@ -155,7 +155,7 @@ def quote(text: str) -> str:
 
 
 def compose_all(overrides: Sequence[str], cls: type[E], command: str, *, multirun: bool) -> list[E]:
-    """Each config that the rewritten `overrides` stand for: one, or one a point of the sweep.
+    """Compose the configs of the rewritten `overrides`: one, or one per point of the sweep.
 
     Raises:
         ConfigError: what is wrong, in one line.
@@ -183,7 +183,7 @@ def compose_all(overrides: Sequence[str], cls: type[E], command: str, *, multiru
 
 
 def compose_one(overrides: Sequence[str], cls: type[E], command: str) -> E:
-    """The config that a command line's overrides stand for.
+    """Compose the config of a command line's overrides.
 
     Raises:
         ConfigError: what is wrong, in one line.
@@ -193,7 +193,7 @@ def compose_one(overrides: Sequence[str], cls: type[E], command: str) -> E:
 
 
 def to_config(composed: DictConfig, cls: type[E]) -> E:
-    """The checked config of what hydra composed.
+    """Build and check the config that hydra composed.
 
     Raises:
         ConfigError: an unknown key, a wrong type or value, a missing folder, an interpolation that leads nowhere.
@@ -211,8 +211,8 @@ def to_config(composed: DictConfig, cls: type[E]) -> E:
 
 
 def sweep_folder(overrides: Sequence[str], command: str) -> str | None:
-    """Where the runs of the rewritten sweep will lie, the time of day in its name resolved; None where that is said by
-    what only hydra knows of a run."""
+    """Return the folder of the rewritten sweep, with the time of day in its name resolved; None where its name depends
+    on a single run."""
     from hydra import compose
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
@@ -226,7 +226,7 @@ def sweep_folder(overrides: Sequence[str], command: str) -> str | None:
 
 
 def swept_families(overrides: Sequence[str], cls: type[EngineConfig]) -> set[str]:
-    """Which of `scheduler` and `workload` the rewritten `overrides` of a sweep give several choices of."""
+    """Return which of `scheduler` and `workload` have several choices in the rewritten `overrides` of a sweep."""
     with _hydra() as loader:
         from hydra.core.override_parser.overrides_parser import OverridesParser
 
@@ -234,7 +234,7 @@ def swept_families(overrides: Sequence[str], cls: type[EngineConfig]) -> set[str
 
 
 def drop_foreign(composed: DictConfig, cls: type[EngineConfig], swept: set[str]) -> list[str]:
-    """Take from one point of a sweep the keys that its policy or workload lacks and others have; the keys taken."""
+    """Remove from one point of a sweep the keys that its policy or workload lacks and others have; return them."""
     from omegaconf import open_dict
 
     dropped: list[str] = []
@@ -255,7 +255,7 @@ def _several(parsed: Sequence[Override], cls: type[EngineConfig]) -> set[str]:
 
 
 def _choices(token: Token | None) -> list[str]:
-    """What a group is set to, where that is several choices; else nothing."""
+    """Return the choices of a group where there are several; else nothing."""
     if token is None or not re.search(r"[,(]", token.value):
         return []
     override = _parse(token)
@@ -275,11 +275,11 @@ def _parse(token: Token) -> Override:
 
 
 def _check_members(tokens: Mapping[str, Token], cls: type[EngineConfig], own: Mapping[str, Choice]) -> None:
-    """Each key of a swept policy or workload must be had by one of them; points whose choice lacks it do without."""
+    """Check that one of the swept policies or workloads has each key that is set; points without the key drop it."""
     for group, base in families(cls).items():
         names = _choices(tokens.get(group))
         if not set(names) <= {*group_names(group), *own}:
-            continue  # told when the sweep is composed
+            continue  # an unknown choice is an error when the sweep is composed
         for key in _keys_of(tokens, group) if names else ():
             _check_had(group, key, base, names, own)
 
@@ -295,15 +295,14 @@ def _keys_of(tokens: Mapping[str, Token], group: str) -> list[str]:
 
 
 def _having(base: type, key: str, own: Mapping[str, Choice]) -> list[str]:
-    """Names of policies or workloads that have `key`, the user's own policies among them."""
+    """Return the names of the policies or workloads that have `key`, the user's own policies among them."""
     if base is not SchedulerConfig:
         return members_with(base, key)
     return members_with(base, key, {name: member(base, choice, "scheduler") for name, choice in own.items()})
 
 
 def _take_policy_files(tokens: dict[str, Token]) -> dict[str, Choice]:
-    """In `scheduler` name each file with a policy of the user's own as a choice that hydra then has, by the file's
-    name; these choices.
+    """Make each policy file in `scheduler` a choice of hydra's, under the name of the file; return these choices.
 
     Raises:
         ConfigError: a file that is not there or holds no policy's config, or two of one name.
@@ -330,7 +329,8 @@ def _take_policy_files(tokens: dict[str, Token]) -> dict[str, Choice]:
 
 
 def _take_policies(tokens: dict[str, Token], own: Mapping[str, Choice]) -> str:
-    """Of several policies in `scheduler` leave the first in `tokens`, with the keys it has; all, in hydra's grammar."""
+    """Leave only the first of several policies in `tokens`, with the keys it has; return all of them in hydra's
+    grammar."""
     names = _choices(tokens.get("scheduler"))
     if not names:
         return ""
@@ -363,7 +363,7 @@ def _take_policies(tokens: dict[str, Token], own: Mapping[str, Choice]) -> str:
 
 
 def _literal(value: Any) -> str:
-    """A plain value in hydra's grammar."""
+    """Write a plain value in hydra's grammar."""
     if isinstance(value, dict):
         return "{" + ",".join(f"{key}:{_literal(below)}" for key, below in value.items()) + "}"
     if isinstance(value, list):
@@ -389,12 +389,12 @@ def _token(text: str) -> Token:
 
 
 def _is_free_text(token: Token) -> bool:
-    """Whether to take the value as it stands; `null` is no file and no folder, as a prompt it is a word like others."""
+    """Return whether the value is free text. `null` is no file and no folder, but a prompt may be that word."""
     return token.key in FREE_TEXT and (token.value != "null" or token.key == "prompt")
 
 
 def _keys_in_yaml(command: str, tokens: Iterable[Token]) -> set[str]:
-    """Dotted keys that the composed YAML holds whatever is chosen; hydra wants `+` for others, and takes it for all."""
+    """Return the dotted keys that the composed YAML holds; hydra wants `+` for the others."""
     own, chosen = load_command(command)
     present = set(_flatten(own))
     given = {token.key: token.value for token in tokens if token.key in chosen}
@@ -457,7 +457,7 @@ def _compose(overrides: list[str], cls: type[E], command: str, swept: set[str]) 
 
 
 def _grammar(error: Exception) -> str:
-    """hydra's grammar complaint without its picture of the position."""
+    """Shorten hydra's error of its grammar to one line."""
     first = _one_line(error)
     return f"not a value that hydra can read ({first}); quote it, as in KEY='...' within the shell's own quotes"
 

@@ -37,7 +37,7 @@ def check(config: SimulateConfig) -> None:
 
 
 def run(config: SimulateConfig, run_dir: Path) -> None:
-    """Prints the table, and writes `paper.json`, `paper.md` and the plots into `run_dir`.
+    """Run an experiment, print its table, and write `paper.json`, `paper.md` and the plots into `run_dir`.
 
     Raises:
         ValueError: what the user can mend.
@@ -49,10 +49,10 @@ def run(config: SimulateConfig, run_dir: Path) -> None:
 
     console, errors = Console(highlight=False), Console(stderr=True, highlight=False)
     assert config.experiment is not None
-    with _telling(errors, config.experiment) as tell:
+    with _progress(errors, config.experiment) as show:
 
         def simulate(varied: SimulateConfig, name: str) -> Sequence[RunRecord]:
-            tell(name)
+            show(name)
             return _records(varied)
 
         artifact = EXPERIMENTS[config.experiment](config, simulate)
@@ -66,7 +66,7 @@ def run(config: SimulateConfig, run_dir: Path) -> None:
 
 
 def table(title: str, rows: Sequence[Row]) -> Table:
-    """The paper's numbers beside ours."""
+    """Make the table of the paper's numbers beside ours."""
     from ..runtime.experiments import cells
 
     made = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
@@ -80,7 +80,7 @@ def table(title: str, rows: Sequence[Row]) -> Table:
 
 
 def _prepare(config: SimulateConfig) -> tuple[Setting, Workload]:
-    """The setting and the requests of one simulation."""
+    """Make the setting and the requests of one simulation."""
     from ..runtime.simulation.setting import make_setting
 
     setting = make_setting(config)
@@ -95,8 +95,8 @@ def _records(config: SimulateConfig) -> list[RunRecord]:
 
 
 @contextmanager
-def _telling(console: Console, experiment: str) -> Iterator[Callable[[str], None]]:
-    """Says which simulation runs: in place on a terminal, else a plain line every few seconds."""
+def _progress(console: Console, experiment: str) -> Iterator[Callable[[str], None]]:
+    """Show which simulation runs: in place on a terminal, else as a plain line every few seconds."""
     if console.is_terminal:
         with console.status(Text(experiment)) as status:
             yield lambda name: status.update(Text(f"{experiment}: {name}"))

@@ -30,7 +30,7 @@ _CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), 127, *range(128, 160
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A run that nothing speaks against: its plan and its prompts."""
+    """A checked run: its plan and its prompts."""
 
     plan: Plan
     prompts: list[Prompt]
@@ -40,7 +40,7 @@ def prepare(config: GenerateConfig, stdin: TextInput) -> Prepared:
     """Check a run before anything starts.
 
     Raises:
-        ConfigError: of the prompts, the checkpoint, the memory, or an `outputs` that cannot be written.
+        ConfigError: a prompt or the checkpoint is wrong, the model does not fit, or `outputs` cannot be written.
     """
     from ..runtime.engine.intake import Intake
     from ..runtime.engine.plan import make_plan
@@ -91,7 +91,7 @@ def run(config: GenerateConfig, prepared: Prepared, run_dir: Path, launcher: Lau
                 if output.finished:
                     outputs.append(output)
     except BaseException:
-        # What finished is in the outputs file; the report of a run that failed says how far it came.
+        # Finished outputs are in the file already; the report shows how far the failed run came.
         with suppress(Exception):
             write_run_folder(run_dir, record, config=to_mapping(config), versions=versions())
             errors.print(f"gapless: the report until then: {shown(run_dir / 'report.html')}", soft_wrap=True)
@@ -109,7 +109,7 @@ def run(config: GenerateConfig, prepared: Prepared, run_dir: Path, launcher: Lau
 
 
 class OutputsFile:
-    """`outputs.jsonl`: a line a prompt, appended as it finishes, put in the order of the prompts at the end.
+    """Writes `outputs.jsonl`: a line per prompt, appended as it finishes, sorted by prompt at the end.
 
     A line holds `index` (of the prompt), `prompt`, `num_prompt_tokens` and `outputs`, each with `index`, `text`,
     `token_ids`, `finish_reason` and, where asked for, `logprobs`.
@@ -132,11 +132,11 @@ class OutputsFile:
 
     @property
     def in_order(self) -> list[RequestOutput]:
-        """What is finished, in the order of the prompts."""
+        """The finished outputs, in the order of the prompts."""
         return sorted(self._done, key=attrgetter("index"))
 
     def append(self, output: RequestOutput) -> None:
-        """Write a finished output, at once."""
+        """Write a finished output at once."""
         self._done.append(output)
         self._file.write(_json_line(output))
         self._file.flush()
@@ -167,7 +167,7 @@ def _json_completion(completion: CompletionOutput) -> dict[str, Any]:
 
 
 def _print_texts(console: Console, output: RequestOutput) -> None:
-    """The prompt's tail dimmed, then each output."""
+    """Print the tail of the prompt dimmed, then each output."""
     prompt = output.prompt if output.prompt is not None else f"[{len(output.prompt_token_ids)} token ids] "
     tail = prompt if len(prompt) <= PROMPT_TAIL else f"… {prompt[-PROMPT_TAIL:]}"
     for completion in output.outputs:
@@ -179,5 +179,5 @@ def _print_texts(console: Console, output: RequestOutput) -> None:
 
 
 def _printable(text: str) -> str:
-    """`text` with control characters spelled out, so that no text steers the terminal."""
+    """Spell out control characters, so that no text steers the terminal."""
     return text.translate(_CONTROL)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 WIDTH = 118
 
 def overview(commands: Iterable[Command]) -> str:
-    """What `gapless --help` prints."""
+    """Write the text of `gapless --help`."""
     commands = list(commands)
     listed = "\n".join(_entry(f"  {c.name}", c.summary, 12) for c in commands)
     examples = "\n".join(f"  {example}" for c in commands for example in c.examples)
@@ -40,7 +40,7 @@ examples:
 
 
 def command(command: Command) -> str:
-    """What `gapless COMMAND --help` prints."""
+    """Write the text of `gapless COMMAND --help`."""
     own, chosen = load_command(command.name)
     defaults = dict(leaves(own))
     for group, choice in chosen.items():
@@ -85,7 +85,7 @@ def command(command: Command) -> str:
 
 
 def _ordered(command: Command) -> list[tuple[str, Any]]:
-    """Keys of the command itself first, then section by section."""
+    """Sort the keys: the command's own first, then section by section."""
     by_itself = command.config.INSTEAD if issubclass(command.config, EngineConfig) else {}
     keys = [(key, hint) for key, hint in dotted_keys(command.config) if key not in by_itself]
     order = ["", "search", "sampling", "workload", "slo", "simulation", "hardware", "parallel", "scheduler", "cache",
@@ -98,7 +98,7 @@ def _wrapped(text: str, indent: str) -> list[str]:
 
 
 def _entry(head: str, text: str, column: int) -> str:
-    """`head`, and `text` from `column` on, on a line of its own where the head is longer."""
+    """Put `text` beside `head` from `column` on, or below it where the head is longer."""
     wrapped = textwrap.wrap(text, WIDTH - column, break_on_hyphens=False)
     if len(head) >= column:
         return "\n".join([head, *(" " * column + line for line in wrapped)])

@@ -1,4 +1,4 @@
-"""From a config back to the command line that gives it."""
+"""Writes the command line that composes to a given config."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from ..conf.build import build, group_names, leaves, load_command, load_group, t
 from ..conf.policy_file import policy_mapping
 from ..conf.schema import EngineConfig
 
-_PLAIN = "=,.[]/-_:@%+"  # what a shell leaves alone within a word, beside letters and digits
+_SHELL_SAFE = "=,.[]/-_:@%+"  # that a shell leaves alone within a word, as letters and digits
 
 
 def command_line(config: EngineConfig, command: str, *extra: str) -> str:
-    """`gapless COMMAND ...` as a shell takes it."""
+    """Write `gapless COMMAND ...` as a shell takes it."""
     words = ["gapless", command, *overrides(config, command), *extra]
-    return " ".join(w if all(c.isalnum() or c in _PLAIN for c in w) else shlex.quote(w) for w in words)
+    return " ".join(w if all(c.isalnum() or c in _SHELL_SAFE for c in w) else shlex.quote(w) for w in words)
 
 
 def overrides(config: EngineConfig, command: str) -> list[str]:
-    """Overrides that compose to `config`: the nearest choice of each group, and the keys that differ from it."""
+    """Return overrides that compose to `config`: the nearest choice of each group, and the keys that differ from it."""
     mapping = to_mapping(config)
     composed, groups = load_command(command)
     found: list[str] = []
@@ -39,7 +39,7 @@ def overrides(config: EngineConfig, command: str) -> list[str]:
 
 
 def _choice(group: str, part: dict[str, Any], default: str) -> tuple[str, dict[str, Any]]:
-    """The choice of a group that this part of a config came from, or one near it; and what it holds."""
+    """Find the choice of a group that this part of a config came from, or a near one, and its contents."""
     names = group_names(group)
     if group == "model" and part["weights"] not in ("random", "shipped"):
         where = {"weights": part["weights"], "name": part["name"]}
@@ -56,7 +56,7 @@ def _choice(group: str, part: dict[str, Any], default: str) -> tuple[str, dict[s
 
 
 def value_text(value: Any) -> str:
-    """A plain value as one writes it on the command line; a mapping, a policy's, by its name."""
+    """Write a plain value as the command line takes it; the mapping of a policy is written by its name."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, dict):

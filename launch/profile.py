@@ -1,5 +1,4 @@
-"""`gapless profile`: measures the operators of a model on this machine, and says how well they foretell what they were
-not fitted to."""
+"""`gapless profile`: measures the operators of a model on this machine, and the error of the cost model of them."""
 
 from __future__ import annotations
 
@@ -79,7 +78,7 @@ def run(
 
 
 def measure_operators(plan: ProfilePlan, folder: ProfileFolder, samples: int, errors: Console) -> None:
-    """Operators, on ranks side by side, until each micro-batch has `samples` measurements on each stage."""
+    """Measure operators, on ranks side by side, until each micro-batch has `samples` measurements on each stage."""
     from ..runtime.cost.profile_folder import OperatorSample
     from ..runtime.profiling.session import missing, run
 
@@ -100,7 +99,7 @@ def measure_operators(plan: ProfilePlan, folder: ProfileFolder, samples: int, er
 def measure_pipeline(
     plan: ProfilePlan, folder: ProfileFolder, samples: int, errors: Console, launcher: Launcher | None = None
 ) -> None:
-    """Whole micro-batches through the real pipeline, until each has `samples` measurements."""
+    """Send whole micro-batches through the real pipeline, until each has `samples` measurements."""
     from ..runtime.engine.llm import start_pipeline
     from ..runtime.profiling.grid import MessageMaker
     from ..runtime.profiling.pipelined import time_micro_batches
@@ -134,14 +133,14 @@ def measure_pipeline(
 
 
 def _placed(points: Iterable[Point], pipeline: Pipeline, block_size: int) -> Iterator[tuple[Point, int]]:
-    """Each with a first KV block, anywhere in the cache."""
+    """Yield each point with a first KV block, drawn at random."""
     draw = random.Random(0)
     for point in points:
         yield point, draw.randint(0, pipeline.num_blocks - point.slots(block_size) // block_size)
 
 
 def show_errors(console: Console, folder: ProfileFolder) -> None:
-    """The tables of what `held_out_errors` and `stage_errors` find in a profile.
+    """Print the tables of `held_out_errors` and `stage_errors` of a profile.
 
     Raises:
         ConfigError: a damaged or unfinished profile.
@@ -191,7 +190,7 @@ def _side_by_side(ranks: int, threads: int) -> str:
 
 @contextmanager
 def _meter(errors: Console, total: int, what: str) -> Iterator[Callable[[], None]]:
-    """A bar on a terminal, else a plain line at the start and at the end."""
+    """Show a bar on a terminal, else a plain line at the start."""
     bar = Progress(
         TextColumn(what, markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(),
         console=errors, disable=not errors.is_terminal, transient=True, refresh_per_second=4,

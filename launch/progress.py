@@ -1,4 +1,4 @@
-"""What every command that runs requests shows: the start of the ranks, progress, one line of throughput."""
+"""Progress of the commands that run requests: the start of the ranks, a bar, one line of throughput."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PLAIN_EVERY_S = 5.0
 
 
 class Meter:
-    """Progress of a run on standard error: a bar on a terminal, else a plain line every few seconds.
+    """Shows the progress of a run on standard error: a bar on a terminal, else a plain line every few seconds.
 
     `name` says which run it is, where there are several.
     """
@@ -89,21 +89,21 @@ class Steps:
         self._bar.stop()
 
     def update(self, what: str, done: int, of: int) -> None:
-        """`what` is under way; `done` steps `of` so many are over."""
+        """Show `what` is under way, and that `done` of `of` steps are over."""
         self._bar.update(self._task, completed=done, total=of, what=what)
         if self._bar.disable and time.monotonic() - self._printed >= PLAIN_EVERY_S:
             self._printed = time.monotonic()
             self._console.print(f"gapless: {self._name}: {done}/{of} {what}", soft_wrap=True)
 
 
-def _bar(console: Console, name: str, told: TextColumn) -> Progress:
+def _bar(console: Console, name: str, text: TextColumn) -> Progress:
     """A bar that leaves nothing behind; none where the console is no terminal."""
     return Progress(
         SpinnerColumn(),
         TextColumn(name, markup=False),
         BarColumn(),
         MofNCompleteColumn(),
-        told,
+        text,
         TimeElapsedColumn(),
         console=console,
         disable=not console.is_terminal,

@@ -1,4 +1,4 @@
-"""Where the prompts of a run come from: an override, a text file, JSONL, the package's own, or standard input."""
+"""Reads the prompts of a run: from an override, a text file, JSONL, the package's own, or standard input."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Prompt:
 
     @property
     def content(self) -> str | list[int]:
-        """As `LLM` takes it."""
+        """The prompt in the form that `LLM` takes."""
         if self.token_ids is not None:
             return list(self.token_ids)
         assert self.text is not None
@@ -44,7 +44,7 @@ class Prompt:
 
 
 def read_prompts(config: GenerateConfig, stdin: TextInput) -> list[Prompt]:
-    """The prompts that `config` names; at least one.
+    """Read the prompts that `config` names, at least one.
 
     Raises:
         ConfigError: none or two sources, a missing or unreadable file, a bad line (by its number), no prompt in it.
@@ -75,7 +75,7 @@ def read_prompts(config: GenerateConfig, stdin: TextInput) -> list[Prompt]:
 
 
 def _read(path: Path) -> str:
-    if path.is_fifo():  # prompts are read twice: checked before hydra makes the run folder, then run
+    if path.is_fifo():
         raise ConfigError(f"prompts={path}: a pipe; pass it as standard input and leave prompts out")
     try:
         return path.read_bytes().decode("utf-8-sig")
@@ -107,7 +107,7 @@ def _json_lines(text: str, params: SamplingParams, source: str) -> Iterator[Prom
 
 
 def _row(row: Any, params: SamplingParams) -> Prompt:
-    """One object of a JSONL file."""
+    """Read one object of a JSONL file."""
     if not isinstance(row, dict):
         raise ConfigError('must be an object such as {"prompt": "..."}')
     names = [field.name for field in dataclasses.fields(SamplingParams)]

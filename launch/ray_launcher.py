@@ -36,7 +36,7 @@ class RankActor:
 
 
 class RayLauncher:
-    """One placement-group bundle a stage, so that a stage's ranks share a node; one actor a rank.
+    """Places one bundle per stage, so that the ranks of a stage share a node, with one actor per rank.
 
     Without `parallel.ray_address` (or Ray's own `RAY_ADDRESS`) it starts Ray on this machine, on loopback, and ends it
     again. With `keep=True` actors and Ray outlive `stop` and serve the next `start`, until `shutdown`.
@@ -51,7 +51,7 @@ class RayLauncher:
         self._owns_ray = False
 
     def check(self, parallel: ParallelConfig, hardware: HardwareConfig) -> None:
-        """Whether something listens at a given address; Ray itself takes minutes to say that nothing does."""
+        """Check that something listens at a given address; Ray itself takes minutes to find that nothing does."""
         address = parallel.ray_address or os.environ.get("RAY_ADDRESS", "")
         host, _, port = address.rpartition(":")
         if host and "/" not in host and port.isdigit():
@@ -126,7 +126,7 @@ class RayLauncher:
             self._actors.append(actor.options(**options).remote())
 
     def _check_reach(self, endpoint: Endpoint) -> None:
-        """A rank on another node cannot join a coordinator that listens on loopback."""
+        """Check that no rank is on another node, where the coordinator listens on loopback."""
         import ray
         from ray.util import placement_group_table
 
@@ -179,7 +179,7 @@ class RayLauncher:
             self._end_actors()
 
     def _settled(self) -> bool:
-        """Whether all actors are idle again, and so can serve the next start."""
+        """Return whether all actors are idle again, and so can serve the next start."""
         import ray
 
         if not self._runs:

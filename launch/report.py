@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ..runtime.run_folder.run_folder import RunFolder
 
 NEW_FOLDER = "comparison"
-SWEEP = "multirun.yaml"  # which hydra writes into a sweep's folder
+SWEEP = "multirun.yaml"  # the file that hydra writes into the folder of a sweep
 
 
 def prepare(config: ReportConfig, stdin: TextInput) -> list[RunFolder]:
@@ -72,8 +72,8 @@ def compare_sweep(folder: str) -> None:
 
 
 def folders(paths: Sequence[str]) -> list[RunFolder]:
-    """The runs of `paths`, each a run folder or one that holds some, at any depth; in order of their dates, those of a
-    sweep by number.
+    """Read the runs of `paths`, each a run folder or a folder that holds some at any depth. They are ordered by date,
+    those of a sweep by number.
 
     Raises:
         ConfigError: a path that is neither.
@@ -108,13 +108,13 @@ def _below(path: Path) -> Iterator[Path]:
 
 
 def _natural(path: Path) -> list[tuple[int, int, str]]:
-    """2 before 10."""
+    """Return a sort key that puts 2 before 10."""
     parts = re.split(r"(\d+)", str(path))
     return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in parts if part]
 
 
 def _judged(folder: RunFolder, config: ReportConfig) -> RunFolder:
-    """With an SLO, the run's goodput by it; its record is read for that."""
+    """Add the goodput within the config's SLO, where there is one; the run's record is read for that."""
     if config.slo == type(config.slo)():
         return folder
     from ..runtime.run_folder.run_folder import load_fleet
@@ -123,7 +123,7 @@ def _judged(folder: RunFolder, config: ReportConfig) -> RunFolder:
 
 
 def _destination(config: ReportConfig) -> Path:
-    """Where a comparison goes: `out`, the folder that holds the runs, or a new one beside several."""
+    """Choose the folder of a comparison: `out`, the folder that holds the runs, or a new one beside several."""
     if config.out is not None:
         return Path(config.out).expanduser()
     first = Path(config.runs[0]).expanduser()

@@ -1,4 +1,4 @@
-"""What a comparison shows and writes at its end: the tables, `bench.json`, the comparison's report."""
+"""The end of a comparison: its tables, `bench.json`, its report."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
 
 def tell_cut(errors: Console, workload: Workload, context: int) -> None:
-    """Says how many requests are cut to the `context`, where some are."""
+    """Print how many requests are cut to the `context`, where some are."""
     if workload.num_cut:
         cut = f"{workload.num_cut} of {len(workload)} requests were longer than the context of {context} tokens"
         errors.print(f"gapless: {cut}: cut to it", soft_wrap=True)
 
 
 def write_counted(folder: Path, summary: dict[str, Any], config: ComparisonConfig, turn: Turn) -> dict[str, Any]:
-    """`summary.json` alone, of a run that kept no record."""
+    """Write `summary.json` alone, for a run that kept no record."""
     from ..runtime.run_folder.run_folder import title_of, write_summary
 
     own = plain(_own(config, turn))
@@ -43,7 +43,7 @@ def write_counted(folder: Path, summary: dict[str, Any], config: ComparisonConfi
 
 
 def write_turn(folder: Path, run: RunRecord | Fleet, config: ComparisonConfig, turn: Turn) -> dict[str, Any]:
-    """The run folder of one turn, or that of a fleet, with its own config; its summary."""
+    """Write the run folder of one turn, or of a fleet, with its own config; return its summary."""
     from ..runtime.ledger.fleet import Fleet
     from ..runtime.report.write_folder import write_fleet_folder, write_run_folder
 
@@ -63,12 +63,12 @@ def write_turn(folder: Path, run: RunRecord | Fleet, config: ComparisonConfig, t
 
 
 def _own(config: ComparisonConfig, turn: Turn) -> dict[str, Any]:
-    """The config of one turn alone."""
+    """Return the config of one turn alone."""
     return to_mapping(replace(config, scheduler=turn.policy, policies=(), repeats=1))
 
 
 def show_one(console: Console, run_dir: Path, summary: Mapping[str, Any], times: StageTimes, slo: SloConfig) -> None:
-    """The tables of a run that stands alone."""
+    """Print the tables of a run that stands alone."""
     from ..runtime.report.terminal import bubble_table, latency_table
 
     if "request_goodput" in summary:
@@ -89,7 +89,7 @@ def compare(
     num_cut: int,
     name: str = "bench.json",
 ) -> None:
-    """The table, the numbers as `name`, and the comparison's report."""
+    """Print the table, and write the numbers as `name` and the comparison's report."""
     from ..runtime.report.candidates import Candidate
     from ..runtime.report.compare import write_comparison
     from ..runtime.report.terminal import comparison_table
@@ -99,7 +99,7 @@ def compare(
         runs.setdefault(turn.label, []).append(folder)
     candidates = [Candidate(label, of_it) for label, of_it in runs.items()]
     comparison = write_comparison(run_dir, candidates)
-    told = {
+    numbers = {
         "config": plain(to_mapping(config)),
         "versions": versions(),
         "requests": num_requests,
@@ -111,14 +111,14 @@ def compare(
             for turn, folder in zip(plan, folders, strict=True)
         ],
     }
-    (run_dir / name).write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+    (run_dir / name).write_text(json.dumps(numbers, indent=2) + "\n", encoding="utf-8")
     console.print(comparison_table(candidates))
     for label, file in (("numbers", name), ("report", "report.html")):
         console.print(Text.assemble((f"{label:9}", "bold"), shown(run_dir / file)), soft_wrap=True)
 
 
 def plain(value: Any) -> Any:
-    """`value` as JSON takes it: it has no infinity."""
+    """Replace infinities, which JSON has not, by `\"inf\"`."""
     if isinstance(value, dict):
         return {key: plain(below) for key, below in value.items()}
     if isinstance(value, list):

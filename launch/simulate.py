@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A comparison that nothing speaks against: the setting of each policy, and the requests. None of these comes to
-    more than `context` tokens."""
+    """A checked comparison: the setting of each policy, and the requests, of at most `context` tokens each."""
 
     settings: dict[SchedulerConfig, Setting]
     workload: Workload
@@ -43,7 +42,7 @@ def prepare(config: SimulateConfig, stdin: TextInput) -> Prepared | None:
     """Check a simulation before it starts. An experiment, which varies the config, prepares each simulation by itself.
 
     Raises:
-        ConfigError: of a policy, the workload, the memory, the profile or the hardware.
+        ConfigError: a policy, the workload, the profile or the hardware is wrong, or the model does not fit.
     """
     if config.experiment is not None:
         experiment.check(config)
@@ -77,7 +76,7 @@ def run(
     plan = turns(config, interleave=False)
     workload = prepared.workload
     tell_cut(errors, workload, prepared.context)
-    told: set[str] = set()
+    printed: set[str] = set()
     for done, turn in enumerate(plan, 1):
         name = turn.label if len(plan) == 1 else f"{done}/{len(plan)} {turn.label}"
         replicas = simulate(config, prepared, turn, errors, name)
@@ -91,8 +90,8 @@ def run(
         summary = write_turn(run_dir / turn.folder, fleet, config, turn)
         console.print(Text.assemble((f"{name}: ", "bold"), throughput(summary)), soft_wrap=True)
         for note in (f"{turn.label}: {note}" for note in fleet.notes):
-            if note not in told:
-                told.add(note)
+            if note not in printed:
+                printed.add(note)
                 console.print(Text(note), soft_wrap=True)
     if (len(plan) == 1 and brief) or not config.simulation.record:
         return

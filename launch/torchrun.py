@@ -20,12 +20,12 @@ from ..conf.schema import HardwareConfig, ParallelConfig
 from ..parallel.control import Endpoint
 
 _KEY = "gapless/endpoint"
-_RANK_ENV = "GAPLESS_RANK"  # a JSON object: what the child that serves as a rank is told
+_RANK_ENV = "GAPLESS_RANK"  # a JSON object for the child that serves as a rank
 _TIMEOUT_S = 600.0
 
 
 class TorchrunLauncher:
-    """The ranks exist already: tell them where the coordinator listens."""
+    """Sends the address of the coordinator to ranks that exist already."""
 
     def __init__(self) -> None:
         self._child: subprocess.Popen[bytes] | None = None
@@ -44,13 +44,13 @@ class TorchrunLauncher:
             )
 
     def start(self, endpoint: Endpoint, parallel: ParallelConfig, hardware: HardwareConfig) -> None:
-        told = {
+        address = {
             "endpoint": asdict(endpoint),
             "device": hardware.device,
             "timeout_s": parallel.start_timeout_s,
         }
-        _store().set(_KEY, json.dumps(told))
-        env = os.environ | {_RANK_ENV: json.dumps(told)}
+        _store().set(_KEY, json.dumps(address))
+        env = os.environ | {_RANK_ENV: json.dumps(address)}
         self._child = subprocess.Popen([sys.executable, "-m", "gapless.launch.torchrun"], env=env)
 
     def poll(self) -> dict[int, str]:
@@ -72,18 +72,18 @@ class TorchrunLauncher:
 
 
 def _store() -> Any:
-    """The store that torchrun set up for its processes."""
+    """Return the store that torchrun set up for its processes."""
     import torch.distributed as dist
 
     return next(iter(dist.rendezvous("env://", timeout=timedelta(seconds=_TIMEOUT_S))))[0]
 
 
-def _serve(told: dict[str, Any]) -> None:
+def _serve(address: dict[str, Any]) -> None:
     from ..runtime.pipeline.rank import run_rank
 
     local = int(os.environ["LOCAL_RANK"])
-    device = f"cuda:{local}" if told["device"] == "cuda" else "cpu"
-    run_rank(Endpoint(**told["endpoint"]), int(os.environ["RANK"]), device, told["timeout_s"])
+    device = f"cuda:{local}" if address["device"] == "cuda" else "cpu"
+    run_rank(Endpoint(**address["endpoint"]), int(os.environ["RANK"]), device, address["timeout_s"])
 
 
 def main() -> int:
@@ -100,9 +100,9 @@ def main() -> int:
         return 2
     if os.environ["RANK"] != "0":
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        told = json.loads(_store().get(_KEY))
-        if told is not None:
-            _serve(told)
+        address = json.loads(_store().get(_KEY))
+        if address is not None:
+            _serve(address)
         return 0
     return _drive()
 

@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from ..runtime.tuning.search import Found, Search
     from ..runtime.tuning.tables import Rows
 
-_WHY_WIDTH = 24  # letters, at the least, of a column that says why
+_LEAST_REASON_WIDTH = 24  # letters of the column of reasons
 
 
 def prepare(config: TuneConfig, stdin: TextInput) -> Search:
     """Check a search before anything is simulated.
 
     Raises:
-        ConfigError: of a policy, the workload, the profile or the hardware; or no grid holds the model.
+        ConfigError: a policy, the workload, the profile or the hardware is wrong, or no grid holds the model.
     """
     from ..runtime.tuning.search import Search
 
@@ -54,11 +54,11 @@ def run(config: TuneConfig, search: Search, run_dir: Path, launcher: Launcher | 
     console, errors = Console(highlight=False), Console(stderr=True, highlight=False)
     with Steps(errors, "tune") as steps:
 
-        def told(what: str, done: int, of: int, best: float) -> None:
+        def report(what: str, done: int, of: int, best: float) -> None:
             so_far = f", best {tables.rate_text(best)} requests/s" if best else ""
             steps.update(f"{what}{so_far}", done, of)
 
-        search.on_progress = told
+        search.on_progress = report
         found = search.run()
     commands = _commands(search, found)
     devices = f"{config.nodes} x {config.hardware.devices_per_node} {config.hardware.name}"
@@ -97,7 +97,7 @@ def run(config: TuneConfig, search: Search, run_dir: Path, launcher: Launcher | 
 
 
 def _commands(search: Search, found: Found) -> dict[str, str]:
-    """What runs the winner, by what it does."""
+    """Return the commands that run the winner, each under what it does."""
     winner = found.winner
     if winner is None:
         return {}
@@ -119,7 +119,7 @@ def _commands(search: Search, found: Found) -> dict[str, str]:
 
 
 def _numbers(search: Search, found: Found, commands: dict[str, str]) -> dict[str, Any]:
-    """What `tune.json` holds; rates are requests/s."""
+    """Return the contents of `tune.json`; rates are requests/s."""
 
     def finalist(number: int) -> dict[str, Any]:
         f = found.finalists[number]
@@ -162,7 +162,7 @@ def _numbers(search: Search, found: Found, commands: dict[str, str]) -> dict[str
 
 def _table(rows: Rows, title: str, width: int) -> Table:
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
-    kept = rows.fitting(width, apart=3, last=_WHY_WIDTH)
+    kept = rows.fitting(width, apart=3, last=_LEAST_REASON_WIDTH)
     for number in kept:
         justify: Literal["left", "right"] = "left" if number in rows.texts else "right"
         table.add_column(rows.heads[number], justify=justify, no_wrap=number != kept[-1], overflow="fold")

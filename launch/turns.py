@@ -1,4 +1,4 @@
-"""What a comparison runs, in which order, and what it is called: policies, repeats, their folders and requests."""
+"""The runs of a comparison: policies and repeats in their order, with labels, folders, plans and requests."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Turn:
 
 
 def make_plans(config: ComparisonConfig) -> dict[SchedulerConfig, Plan]:
-    """The plan of each policy of a comparison.
+    """Make the plan of each policy of a comparison.
 
     Raises:
         ConfigError: as `make_plan`.
@@ -40,7 +40,7 @@ def make_plans(config: ComparisonConfig) -> dict[SchedulerConfig, Plan]:
 
 
 def requests(config: ComparisonConfig, plans: Mapping[SchedulerConfig, Plan] | None = None) -> tuple[Workload, int]:
-    """The requests of a comparison, and the most tokens that one may come to under any of its policies.
+    """Make the requests of a comparison; return them, and the most tokens of one under any of its policies.
 
     Args:
         plans: of each policy; None: they are made here.
@@ -63,12 +63,12 @@ def _requests(workload: WorkloadConfig, tokenizer: str | None, vocab_size: int, 
 
 
 def policies(config: ComparisonConfig) -> tuple[SchedulerConfig, ...]:
-    """What is compared; at least one."""
+    """Return the policies that are compared, at least one."""
     return config.policies or (config.scheduler,)
 
 
 def turns(config: ComparisonConfig, *, interleave: bool) -> list[Turn]:
-    """What runs, in this order: with `interleave` by turns (a b a b), else one after the other (a a b b)."""
+    """Return the runs in their order: with `interleave` by turns (a b a b), else one after the other (a a b b)."""
     named = list(zip(labels(policies(config)), policies(config), strict=True))
     if interleave:
         order = [(label, policy, repeat) for repeat in range(1, config.repeats + 1) for label, policy in named]
@@ -82,7 +82,8 @@ def turns(config: ComparisonConfig, *, interleave: bool) -> list[Turn]:
 
 
 def labels(compared: Sequence[SchedulerConfig]) -> list[str]:
-    """Names of policies, with the keys in which those of one name differ: `sarathi chunk=128`; each unique."""
+    """Return a unique label for each policy: its name, with the keys in which those of one name differ (`sarathi
+    chunk=128`)."""
     names: list[str] = []
     for policy in compared:
         alike = [to_mapping(other) for other in compared if other.name == policy.name]

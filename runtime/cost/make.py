@@ -1,4 +1,4 @@
-"""The cost model of a simulated cluster: which source of operator times each stage has."""
+"""Makes the cost model of a simulated cluster: chooses the source of operator times of each stage."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from .stage_costs import StageCosts
 
 
 def make_costs(config: SimulateConfig, plan: Plan) -> StageCosts:
-    """Seconds of each stage for a micro-batch.
+    """Make the model of the seconds that each stage takes for a micro-batch.
 
     Raises:
-        ConfigError: no profile or no constants of the hardware, or a profile of another model.
+        ConfigError: there is neither a profile nor constants of the hardware, or the profile is of another model.
     """
     sources: dict[str, Operators] = {}
     for hardware in stage_hardware(config):
@@ -32,7 +32,7 @@ def make_costs(config: SimulateConfig, plan: Plan) -> StageCosts:
 def make_operators(
     config: SimulateConfig, hardware: HardwareConfig, arch: Architecture, replicate_embedding: bool = False
 ) -> Operators:
-    """Operator times on one kind of device: measured on that which the profile is of, else analytic.
+    """Make the operator times of one kind of device: measured where the profile is of that device, else analytic.
 
     Raises:
         ConfigError: as `make_costs`.
@@ -53,13 +53,13 @@ def make_operators(
     return _analytic(arch, config.parallel.tp, hardware.costs, element, replicate_embedding=replicate_embedding)
 
 
-# Runs of one process ask for the same again, and each number of rows need be costed but once.
+# Later runs of one process use the same again, with the times of each number of rows that are already computed.
 _analytic = lru_cache(maxsize=16)(AnalyticOperators)
 _stage_costs = lru_cache(maxsize=16)(StageCosts)
 
 
 def make_control(config: SimulateConfig, arch: Architecture) -> Control:
-    """The host's share between micro-batches, as the profile has it, and what the config adds to it.
+    """Make the host's seconds between micro-batches: those of the profile, plus what the config adds.
 
     Raises:
         ConfigError: as `make_costs`.

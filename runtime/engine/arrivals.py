@@ -1,4 +1,4 @@
-"""Requests that arrive over time, through one coordinator, on the pipeline's own clock."""
+"""Replays a workload: requests that arrive over time, through one coordinator, on the pipeline's own clock."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ _LONGEST_WAIT_S = 1.0
 
 
 def make_request(number: int, item: WorkItem, arrival: float, max_model_len: int) -> Request:
-    """The request of a workload's item: greedy, and as long as the item says. `arrival`: seconds on the clock."""
+    """Make the request of a workload's item, greedy and of exactly the item's length.
+
+    Args:
+        arrival: seconds on the coordinator's clock.
+    """
     return Request(
         number, item.prompt, exactly(item.output_len), arrival=arrival, max_model_len=max_model_len, user=item.user,
         deadline=None if item.deadline is None else arrival + item.deadline,
@@ -24,7 +28,7 @@ def make_request(number: int, item: WorkItem, arrival: float, max_model_len: int
 
 @lru_cache(maxsize=8192)
 def exactly(num_tokens: int) -> SamplingParams:
-    """Greedy sampling of `num_tokens` tokens, one object for all that ask for as many."""
+    """Return the parameters that sample exactly `num_tokens` tokens greedily; requests of one length share them."""
     return SamplingParams(max_tokens=num_tokens, ignore_eos=True)
 
 
@@ -35,14 +39,14 @@ def replay(
     *,
     max_concurrency: int | None = None,
 ) -> Iterator[list[TokenEvent]]:
-    """Run `items`, in the order of their arrivals, to their ends; the tokens of each micro-batch as they come.
+    """Run `items`, in the order of their arrivals, to their ends; yield the tokens of each micro-batch as they come.
 
-    Each is added when it is due, and its arrival is that time, however late the coordinator sees it. While
-    `max_concurrency` are unfinished the next is held back, and arrives when it is let in. What is there from the start
-    is made before the clock starts. Closing the iterator early aborts what is unfinished.
+    Each request arrives when it is due, even where the coordinator sees it later. While `max_concurrency` requests are
+    unfinished the next is held back, and arrives when it is let in. Items that arrive at the start are made before the
+    clock starts. Closing the iterator early aborts the unfinished requests.
 
     Args:
-        make_request: a request of an item and its arrival, seconds on the coordinator's clock.
+        make_request: makes the request of an item that arrives at a time, in seconds on the coordinator's clock.
 
     Raises:
         PipelineError: the pipeline failed, a request was lost or ended before its length, or the policy takes none.
@@ -65,21 +69,21 @@ def replay(
 
 
 class _Arrivals:
-    """What is still to come, and what has come and is unfinished."""
+    """The items that have not arrived yet, and the requests that are unfinished."""
 
     def __init__(
         self,
         coordinator: Coordinator,
         items: Iterable[WorkItem],
         make_request: Callable[[WorkItem, float], Request],
-        most: int | None,
+        max_concurrency: int | None,
     ) -> None:
         self._coordinator = coordinator
         self._make = make_request
-        self._most = most
+        self._max_concurrency = max_concurrency
         self.unfinished: dict[int, Request] = {}
         rest = iter(items)
-        ahead: list[WorkItem] = []  # made before the clock starts: all that arrives then, and the next
+        ahead: list[WorkItem] = []  # made before the clock starts: all that arrive at once, and the next
         for item in rest:
             ahead.append(item)
             if item.arrival > 0:
@@ -91,12 +95,12 @@ class _Arrivals:
 
     @property
     def deadline(self) -> float:
-        """Until when the coordinator may wait for results: the next arrival at the latest."""
+        """The time until which the coordinator may wait for results: the next arrival at the latest."""
         longest = self._coordinator.clock.now() + _LONGEST_WAIT_S
         return longest if self.next is None or self.held else min(longest, self._start + self.next.arrival)
 
     def admit(self) -> None:
-        """Add what is due to the coordinator."""
+        """Add the requests that are due to the coordinator."""
         now = self._coordinator.clock.now()
         while self.next is not None and (due := self._start + self.next.arrival) <= now:
             if self._is_full():
@@ -116,16 +120,16 @@ class _Arrivals:
             )
 
     def _is_full(self) -> bool:
-        if self._most is None or len(self.unfinished) < self._most:
+        if self._max_concurrency is None or len(self.unfinished) < self._max_concurrency:
             return False
         self.held = True
         for number in [number for number, request in self.unfinished.items() if request.is_finished]:
             self.finished(self.unfinished[number])
-        return len(self.unfinished) >= self._most
+        return len(self.unfinished) >= self._max_concurrency
 
 
 def _chain(ahead: list[WorkItem], rest: Iterator[WorkItem]) -> Iterator[WorkItem]:
-    """`ahead`, each let go of once it is taken, then `rest`."""
+    """Yield `ahead`, without keeping what was yielded, then `rest`."""
     ahead.reverse()
     while ahead:
         yield ahead.pop()

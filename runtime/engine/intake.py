@@ -1,4 +1,4 @@
-"""The way in: prompts become token ids and are checked against the model, before anything is started or accepted."""
+"""Intake of prompts: encodes them and checks them against the model and the cache, before any is accepted."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Intake:
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> list[tuple[Prompt, list[int], SamplingParams]]:
-        """Each prompt, its token ids and its params; all are checked, or none is taken.
+        """Return each prompt with its token ids and its params; all are checked before any is returned.
 
         Raises:
             ConfigError: a prompt that is empty, too long, not of this vocabulary or larger than the cache, by number.
@@ -45,10 +45,10 @@ class Intake:
         return list(zip(many, encoded, each, strict=True))
 
     def check(self, number: int, ids: Sequence[int], params: SamplingParams) -> None:
-        """Whether the model and the cache can hold a request.
+        """Check that the model and the cache can hold a request.
 
         Raises:
-            ConfigError: by its number.
+            ConfigError: they cannot; it names the request by its number.
         """
         longest, vocab = self._plan.max_model_len, self._plan.arch.vocab_size
         if not ids:
@@ -87,7 +87,7 @@ def _ids(number: int, prompt: Sequence[int]) -> list[int]:
 
 
 def _is_id(value: object) -> bool:
-    """An integer of any kind, numpy's and torch's too."""
+    """Return whether `value` is an integer of any kind, numpy's and torch's included."""
     try:
         operator.index(value)  # type: ignore[arg-type]
     except TypeError:

@@ -1,4 +1,4 @@
-"""The Python API: a model on a pipeline; prompts in, texts out."""
+"""The Python API: a model on a pipeline that turns prompts into texts."""
 
 from __future__ import annotations
 
@@ -144,12 +144,12 @@ class LLM:
 
     @property
     def record(self) -> RunRecord:
-        """What has happened since the start, or since `reset`: for the ledger and the report."""
+        """The record since the start, or since `reset`, for the ledger and the report."""
         return self._coordinator.record
 
     @property
     def live_bubble_fraction(self) -> float:
-        """Idle over elapsed stage time so far, without the ledger's detail."""
+        """Idle over elapsed stage time so far, without causes."""
         return self._live.bubble_fraction
 
     @property
@@ -170,9 +170,11 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> list[RequestOutput]:
-        """Run all prompts to their end; outputs in the order of the prompts.
+        """Run all prompts to their end and return the outputs in the order of the prompts.
 
-        `prompts`: one or several, as text or as token ids; `params`: one for all, or one each.
+        Args:
+            prompts: one or several, as text or as token ids.
+            params: for all prompts, or one per prompt.
 
         Raises:
             ValueError: a prompt that is empty, too long, or not of this vocabulary, by its number.
@@ -188,20 +190,21 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> Iterator[RequestOutput]:
-        """As `generate`, but yields a snapshot of a request's output whenever tokens of it have come.
+        """Run prompts as `generate` does, and yield a snapshot of a request's output whenever it has new tokens.
 
-        Prompts are checked on the call, not on the first `next`. Closing the iterator early aborts what is unfinished.
+        Prompts are checked on the call, not on the first `next`. Closing the iterator early aborts the unfinished
+        requests.
         """
         batches = self._run(self._submit(prompts, params))
         next(batches)  # so that an iterator that is dropped before its first output aborts too
         return (r.snapshot() for batch in batches for r in batch)
 
     def replay(self, items: Iterable[WorkItem], *, max_concurrency: int | None = None) -> Iterator[list[TokenEvent]]:
-        """Run requests that arrive over time, greedily and to their exact lengths; the tokens of each micro-batch, no
-        texts.
+        """Run requests that arrive over time, greedily and to their exact lengths; yield the tokens of each
+        micro-batch, without texts.
 
-        Each enters when it is due; while `max_concurrency` are unfinished the next is held back. Closing the iterator
-        early aborts what is unfinished.
+        Each request enters when it is due; while `max_concurrency` are unfinished the next is held back. Closing the
+        iterator early aborts the unfinished requests.
 
         Raises:
             ValueError: a request that the model or the cache cannot hold, by number, or others are unfinished.
@@ -220,7 +223,7 @@ class LLM:
             self._replaying = False
 
     def close(self) -> None:
-        """End all ranks; nothing stays behind. May be called twice."""
+        """End all ranks. A second call does nothing."""
         if not self._closed:
             self._closed = True
             self._pipeline.close()
@@ -260,9 +263,9 @@ class LLM:
         return result
 
     def _run(self, results: list[_Result]) -> Iterator[list[_Result]]:
-        """Drive the coordinator until all of `results` are finished; first nothing, then those that have news.
+        """Drive the coordinator until all of `results` are finished; yield an empty list, then the results with news.
 
-        Several may run by turns: a micro-batch brings the tokens of all, and each gives out what came for its own.
+        Several calls may run by turns: a micro-batch brings tokens for all of them, and each yields its own.
         """
         news: dict[int, _Result] = {}
         for result in results:
@@ -295,7 +298,7 @@ class LLM:
         self._coordinator.check_progress()
 
     def _watch(self) -> None:
-        """Count the spans that are new."""
+        """Add the new spans to the live bubble fraction."""
         for span in self.record.spans[self._num_spans :]:
             self._live.add(span)
         self._num_spans = len(self.record.spans)
@@ -317,7 +320,7 @@ class LLM:
 
 
 class _Result:
-    """A user's request: one prompt, `n` coordinator requests. `news`: of its call, those with tokens not given out."""
+    """A prompt of the user and its `n` requests. `news` are the results of its call with tokens not yet yielded."""
 
     def __init__(self, number: int, prompt: str | None, ids: list[int], requests: list[Request]) -> None:
         self.requests = requests
@@ -335,7 +338,7 @@ class _Result:
 
 
 class _Text:
-    """The text of one request as its tokens come."""
+    """The text of one request, extended as its tokens come."""
 
     def __init__(self, request: Request, completion: CompletionOutput, tokenizer: Tokenizer, result: _Result) -> None:
         self.request = request
@@ -389,7 +392,7 @@ class _Text:
 def start_pipeline(
     config: EngineConfig, plan: Plan, launcher: Launcher | None, on_progress: Callable[[str], None]
 ) -> Pipeline:
-    """The pipeline of a plan, ready for its first micro-batch; `launcher` stands in for the one that `config` names.
+    """Start the pipeline of a plan. `launcher` stands in for the one that `config` names.
 
     Raises:
         ConfigError: the launcher cannot place the ranks here. PipelineError: a rank failed to start.

@@ -1,4 +1,4 @@
-"""What a user gets back, under vLLM's names."""
+"""The outputs that a user gets, under vLLM's names."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """Of one token at one position; `rank` 1 is the most likely of the vocabulary."""
+    """The log-probability of a token at a position. `rank` 1 is the most likely token of the vocabulary."""
 
     logprob: float
     rank: int | None
@@ -16,10 +16,10 @@ class Logprob:
 
 @dataclass(slots=True)
 class CompletionOutput:
-    """One sampled continuation. `finish_reason`: stop, length or abort; None while it goes on.
+    """A sampled continuation. `finish_reason` is stop, length or abort; None while it is unfinished.
 
-    `token_ids` hold the token that ended it, `text` does not hold the stop string or the end-of-text token.
-    `logprobs[i]` maps token ids to `Logprob`: the sampled token's and the best ones' that were asked for.
+    `token_ids` include the token that ended it; `text` includes neither the stop string nor the end-of-text token.
+    `logprobs[i]` maps the sampled token and the most likely tokens at position i to their `Logprob`.
     """
 
     index: int
@@ -37,7 +37,7 @@ class CompletionOutput:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """A prompt and its `n` continuations; a snapshot while `finished` is false. `index`: of the prompt in its call."""
+    """A prompt and its `n` continuations, a snapshot until `finished`. `index` is the prompt's place in its call."""
 
     request_id: int
     index: int

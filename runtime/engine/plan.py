@@ -1,4 +1,4 @@
-"""What a config comes to, before anything heavy starts: architecture, layer split, KV blocks, slot bound."""
+"""The plan of a config, made before anything heavy starts: architecture, layer split, KV blocks, slot bound."""
 
 from __future__ import annotations
 
@@ -22,15 +22,18 @@ from ..scheduler.policies import find_policy
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`limits.batch` is B of the paper for one micro-batch: the slots that the memory holds, over the depth."""
+    """What a config comes to on its model, hardware and memory.
+
+    `limits.batch` is B of the paper for one micro-batch: the slots that the memory holds, over the depth.
+    """
 
     arch: Architecture
     layers: tuple[range, ...]
     num_blocks: int
     block_size: int
-    replicate_embedding: bool  # by each rank of the first stage
+    replicate_embedding: bool  # on each rank of the first stage
     limits: Limits
-    tokenizer: str | None  # where it lies; None: UTF-8 bytes
+    tokenizer: str | None  # its path; None: UTF-8 bytes
 
     @property
     def max_model_len(self) -> int:
@@ -38,16 +41,16 @@ class Plan:
 
     @property
     def room(self) -> int:
-        """Most tokens of a request, P + D: the context, or less where the cache holds no more."""
+        """Most tokens of a request, P + D: the context, or fewer where the cache holds no more."""
         return min(self.max_model_len, self.num_blocks * self.block_size)
 
     def make_pool(self) -> BlockPool:
-        """An empty cache of a rank; a lane of it holds the longest request."""
+        """Make the pool of all KV blocks, free, with lanes as long as the longest request."""
         return BlockPool(self.num_blocks, self.block_size, -(-self.max_model_len // self.block_size))
 
 
 def make_plan(config: EngineConfig) -> Plan:
-    """Check a config against itself, the checkpoint and the memory.
+    """Check a config against itself, the checkpoint and the memory, and return its plan.
 
     Raises:
         ConfigError: one line naming what does not fit, and what would.
@@ -88,10 +91,10 @@ def make_plan(config: EngineConfig) -> Plan:
 
 
 def stage_hardware(config: EngineConfig) -> list[HardwareConfig]:
-    """The hardware of each stage's ranks.
+    """Return the hardware of each stage's ranks.
 
     Raises:
-        ConfigError: `simulation.devices` names one that there is not.
+        ConfigError: `simulation.devices` names unknown hardware.
     """
     if not isinstance(config, SimulateConfig) or config.simulation.devices is None:
         return [config.hardware] * config.parallel.pp
@@ -99,7 +102,7 @@ def stage_hardware(config: EngineConfig) -> list[HardwareConfig]:
 
 
 def make_setup(config: EngineConfig, plan: Plan) -> Setup:
-    """The ranks' part of a plan; the store's address is filled in once it is known."""
+    """Make the message that sets up the ranks of a plan; the store's address is filled in once it is known."""
     return Setup(
         pp=config.parallel.pp,
         tp=config.parallel.tp,

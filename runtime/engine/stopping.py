@@ -1,4 +1,4 @@
-"""Stop strings over text that comes piece by piece."""
+"""Finds stop strings in text that comes piece by piece."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ class StopChecker:
         self._held = ""
 
     def push(self, text: str, active: bool = True) -> tuple[str, bool]:
-        """The text that may be given out, and whether a stop string is complete (what follows is dropped).
+        """Take the next piece; return the text that may be shown, and whether a stop string is complete. Later text is
+        dropped.
 
         While not `active` (before `min_tokens`) text passes through; stop strings that begin in it are not found.
         """
@@ -43,7 +44,7 @@ class StopChecker:
         return pending[:keep], False
 
     def flush(self) -> str:
-        """The text still held back, once none follows."""
+        """Return the text that is still held back, once no more follows."""
         held, self._held = self._held, ""
         return held
 
@@ -60,7 +61,7 @@ class StopChecker:
 
 
 def _fallback(stop: str) -> list[int]:
-    """For each prefix of a stop string, the length of its longest proper prefix that it also ends with."""
+    """Return, for each prefix of a stop string, the length of its longest proper prefix that it also ends with."""
     lengths = [0] * len(stop)
     n = 0
     for i in range(1, len(stop)):

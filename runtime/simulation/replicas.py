@@ -18,19 +18,19 @@ from ..workload import WorkItem, Workload
 from .pipeline import Disturbance, SimulatedPipeline
 from .setting import Setting
 
-_TOTALLED = 4096  # micro-batches at a time
+_MICRO_BATCHES_PER_TOTAL = 4096
 
 
 class Replica:
-    """One simulated pipeline and what drives it; its clock moves when it is told to."""
+    """One simulated pipeline with its coordinator and scheduler. Its clock moves only through these methods."""
 
     def __init__(self, pipeline: SimulatedPipeline, policy: SchedulerConfig, plan: Plan) -> None:
         self.pipeline = pipeline
         self.max_model_len = plan.max_model_len
         self.coordinator = Coordinator(pipeline, make_scheduler(policy, plan.limits, plan.make_pool()), ends_only=True)
-        self.totals: RunningTotals | None = None  # takes of the record what is over, now and then
+        self.totals: RunningTotals | None = None  # where set, what is finished moves there from the record
         self.unfinished = 0
-        self.queued_tokens = 0  # prompt and output tokens of unfinished requests, as they came
+        self.queued_tokens = 0  # prompt and output tokens of unfinished requests
 
     @property
     def record(self) -> RunRecord:
@@ -38,7 +38,7 @@ class Replica:
 
     @property
     def next_event(self) -> float:
-        """When its next micro-batch ends; infinity where none is under way."""
+        """The time at which the next micro-batch ends; infinity where none is in flight."""
         event = self.pipeline.next_event
         return math.inf if event is None else event
 
@@ -49,29 +49,29 @@ class Replica:
         self.queued_tokens += request.max_len
 
     def dispatch(self, now: float) -> None:
-        """At `now`, after requests have come."""
+        """Dispatch what is admissible at `now`, after requests have arrived."""
         self.pipeline.clock.seconds = max(self.pipeline.clock.seconds, now)
         self.coordinator.dispatch()
 
     def step(self) -> int:
-        """To its next event; the requests that ended there."""
+        """Advance to the next event and dispatch; return the number of requests that ended."""
         ended = self.collect()
         self.coordinator.dispatch()
         return ended
 
     def collect(self) -> int:
-        """The same, where what the event makes admissible is not dispatched yet."""
+        """Advance to the next event without a dispatch; return the number of requests that ended."""
         ended = 0
         for event in self.coordinator.collect(self.next_event):
             ended += 1
             self.queued_tokens -= event.request.max_len
         self.unfinished -= ended
-        if self.totals is not None and len(self.record.micro_batches) >= _TOTALLED:
+        if self.totals is not None and len(self.record.micro_batches) >= _MICRO_BATCHES_PER_TOTAL:
             self.totals.take(self.record)
         return ended
 
     def advance(self, until: float) -> int:
-        """Through all events before `until`; the requests that ended."""
+        """Advance through all events before `until`; return the number of requests that ended."""
         ended = 0
         while self.next_event < until:
             ended += self.step()
@@ -79,10 +79,10 @@ class Replica:
 
 
 def make_replicas(setting: Setting, *, repeat: int = 1) -> list[Replica]:
-    """Replicas of the pipeline under the config's policy, nothing submitted to them.
+    """Make the replicas of a setting, with nothing submitted to them.
 
     Args:
-        repeat: which run it is of several; each has disturbances of its own, and so has each replica.
+        repeat: the number of the run, from 1; each run and each replica has disturbances of its own.
     """
     config, plan, control = setting.config, setting.plan, setting.control
     simulation, parallel = config.simulation, config.parallel
@@ -112,7 +112,7 @@ def make_replicas(setting: Setting, *, repeat: int = 1) -> list[Replica]:
     return made
 
 
-Router = Callable[[Sequence[Replica], int], int]  # replicas, the request's number: which replica takes it
+Router = Callable[[Sequence[Replica], int], int]  # from the replicas and a request's number to the replica's index
 
 
 def _round_robin(replicas: Sequence[Replica], number: int) -> int:
@@ -141,9 +141,9 @@ def run_fleet(
     router: str = "round_robin",
     max_concurrency: int | None = None,
 ) -> Iterator[int]:
-    """Run `items`, in the order of their arrivals, to their ends; requests that have ended, as they do.
+    """Run `items`, in the order of their arrivals, to their ends; yield the number of requests that have just ended.
 
-    While `max_concurrency` are unfinished the next is held back, and arrives when it is let in.
+    While `max_concurrency` requests are unfinished the next is held back, and arrives when it is let in.
 
     Raises:
         PipelineError: a policy takes nothing though nothing is in flight.
@@ -157,7 +157,7 @@ def _run_fleet(
 ) -> Iterator[int]:
     unfinished = 0
     now = 0.0
-    pending: set[int] = set()  # replicas that got requests at `now` and were not told to dispatch
+    pending: set[int] = set()  # replicas that received requests at `now` and have not dispatched
     for number, item in enumerate(items):
         while max_concurrency is not None and unfinished >= max_concurrency:
             _dispatch(replicas, pending, now)
@@ -193,7 +193,7 @@ def _run_fleet(
 
 
 def simulated(setting: Setting, workload: Workload) -> list[Replica]:
-    """The replicas of a setting after they have run `workload` to its end, each with its record.
+    """Run `workload` to its end over the replicas of a setting, and return them, each with its record.
 
     Raises:
         PipelineError: as `run_fleet`.

@@ -1,4 +1,4 @@
-"""One setting at one request rate: whether it carries it, without a ledger and a run folder."""
+"""Tests whether a setting carries a request rate, without a ledger and a run folder."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from ..simulation.replicas import Replica, make_replicas, run_fleet
 from ..simulation.setting import Setting
 from .demand import Demand
 
-_LOOK_EVERY = 256  # events between looks at whether the SLO is broken for good
-_LAG = 0.05  # of the time that requests come in: a rate is sustained if TTFT grows by no more
-_TAIL = 0.99
+_EVENTS_BETWEEN_CHECKS = 256  # of whether the SLO can still be met
+_SUSTAINED_GROWTH = 0.05  # most growth of TTFT at a sustained rate, as a share of the time that requests come in
+_TAIL_QUANTILE = 0.99
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What came of a setting at `rate` requests/s. `why` it is not carried: empty where it is.
+    """The outcome of a setting at `rate` requests/s. `why` says why the rate is not carried; it is empty where it is.
 
-    `requests` were simulated: fewer than there are where it was clear before the end. Tails, and the most requests that
-    a replica held at once (`running`), are those of the whole run; None where it was cut short.
+    `requests` is the number simulated, fewer than all where the outcome was clear before the end. The tails and
+    `running`, the most requests that a replica held at once, are those of the whole run; None where it was cut short.
     """
 
     rate: float
@@ -45,17 +45,17 @@ class Trial:
 
 
 def make_fleet(setting: Setting, seed: int = 0) -> list[Replica]:
-    """Its replicas, nothing submitted to them."""
+    """Make the replicas of a setting, with nothing submitted to them."""
     return make_replicas(setting, repeat=seed + 1)
 
 
 def try_rate(setting: Setting, demand: Demand, rate: float, slo: TailSlo, seed: int = 0) -> Trial:
-    """Whether the setting carries `demand` at `rate` requests/s: p99 of TTFT and of TBT within `slo`, and requests do
-    not pile up. Stops as soon as it is clear that it does not."""
+    """Test whether the setting carries `demand` at `rate` requests/s: the p99 of TTFT and of TBT are within `slo`, and
+    requests do not pile up. It stops as soon as the answer is clearly no."""
     fleet = make_fleet(setting, seed)
     watch = _Watch(fleet, demand, slo)
     for number, _ in enumerate(_run(setting, fleet, demand, rate)):
-        if number % _LOOK_EVERY == 0 and (why := watch.broken()):
+        if number % _EVENTS_BETWEEN_CHECKS == 0 and (why := watch.broken()):
             return Trial(rate, why, sum(len(replica.record.requests) for replica in fleet))
     requests = [request for replica in fleet for request in replica.record.requests]
     requests.sort(key=lambda request: request.arrival)
@@ -68,7 +68,7 @@ def try_rate(setting: Setting, demand: Demand, rate: float, slo: TailSlo, seed: 
 
 
 def measure(setting: Setting, demand: Demand, rate: float, seed: int = 0) -> dict[str, Any]:
-    """The summary of a whole run, as `summary.json` has it."""
+    """Run to the end and return the summary, as `summary.json` has it."""
     fleet = make_fleet(setting, seed)
     for _ in _run(setting, fleet, demand, rate):
         pass
@@ -80,12 +80,12 @@ def _run(setting: Setting, fleet: Sequence[Replica], demand: Demand, rate: float
 
 
 def tail(values: Floats) -> float:
-    """The p99, as a run's summary has it."""
-    return float(np.percentile(values, 100 * _TAIL))
+    """Return the p99, as a run's summary has it."""
+    return float(np.percentile(values, 100 * _TAIL_QUANTILE))
 
 
 class _Watch:
-    """Counts what is over a bound while a run goes on, until so much is that its p99 must be."""
+    """Counts the values over a bound while a run goes on, until the p99 of all must be over it too."""
 
     def __init__(self, fleet: Sequence[Replica], demand: Demand, slo: TailSlo) -> None:
         self._fleet = fleet
@@ -96,7 +96,7 @@ class _Watch:
         self._gaps_over = 0
 
     def broken(self) -> str:
-        """Why the SLO cannot be met any more; empty while it can."""
+        """Return why the SLO can no longer be met; empty while it can."""
         ttft_s, tbt_s = _seconds(self._slo.ttft_p99_ms), _seconds(self._slo.tbt_p99_ms)
         late = 0
         for replica in self._fleet:
@@ -120,8 +120,8 @@ def _over(request: RequestRecord, bound: float) -> int:
 
 
 def _most_over(num: int) -> int:
-    """How many of `num` values may be over a bound that their p99 keeps, at the most."""
-    return num - 1 - int(_TAIL * max(0, num - 1))
+    """Return the most of `num` values that may be over a bound that their p99 keeps."""
+    return num - 1 - int(_TAIL_QUANTILE * max(0, num - 1))
 
 
 def _seconds(bound_ms: float | None) -> float:
@@ -136,8 +136,8 @@ def _why(ttft_ms: float, tbt_ms: float, slo: TailSlo) -> str:
 
 
 def _piling_up(ttft: Floats, span: float) -> str:
-    """Requests that come faster than they are served wait longer and longer: the last tenth against the first, in the
-    order of their arrival over `span` seconds."""
+    """Return why requests pile up, empty where they do not. Requests that come faster than they are served wait longer
+    and longer: the last tenth is held against the first, in the order of their arrival over `span` seconds."""
     tenth = max(1, len(ttft) // 10)
     growth = float(ttft[-tenth:].mean() - ttft[:tenth].mean())
-    return f"requests pile up: TTFT grows by {milliseconds(growth * 1e3)}" if growth > _LAG * span else ""
+    return f"requests pile up: TTFT grows by {milliseconds(growth * 1e3)}" if growth > _SUSTAINED_GROWTH * span else ""

@@ -374,13 +374,16 @@ def _places(lane: Lane, row: Ints) -> Ints:
 
 def _slot_holders(lane: Lane, last: Lane, waits: _Waits) -> Ints:
     """For each micro-batch of stage 0 after the first, the row that it awaited: the one whose end on the last stage
-    ended its wait for a slot, or itself where it waited for none, or for its own predecessor (a depth of 1)."""
+    ended its last wait for a slot (an arrival may have ended those before), or itself where it waited for none, or for
+    its own predecessor (a depth of 1)."""
     awaited = lane.row[1:].copy()
     if not len(last.end):
         return awaited
     place = _places(lane, waits.row)
     slot = (waits.cause == _SLOT) & (place > 0)
     place, until = place[slot], waits.end[slot]
+    final = np.append(place[1:] != place[:-1], True)[: len(place)]
+    place, until = place[final], until[final]
     after = np.searchsorted(last.end, until)
     before, after = np.maximum(after - 1, 0), np.minimum(after, len(last.end) - 1)
     near = np.where(np.abs(last.end[after] - until) < np.abs(last.end[before] - until), after, before)
@@ -424,19 +427,19 @@ def _later_stage(lane: Lane, pair: Ints, before: Lane, idle_before: IdleColumns,
     known = up >= 0
 
     # What the stage before was idle for; in each of its gaps, how much from outside there is from an interval on.
-    count = np.count_nonzero(idle_before.place >= 0)
-    start, end, cause = idle_before.start[:count], idle_before.end[:count], idle_before.cause[:count]
-    gap = idle_before.place[:count]
+    between = idle_before.place > 0  # neither fill nor drain
+    start, end, cause = idle_before.start[between], idle_before.end[between], idle_before.cause[between]
+    gap = idle_before.place[between]
     outside = cause >= _OUTSIDE
     left = np.append(np.cumsum(np.where(outside, end - start, 0.0)[::-1])[::-1], 0.0)
-    past = np.searchsorted(gap, np.arange(len(before.row)), side="right")  # of each gap: the first one's is from 0
+    past = np.searchsorted(gap, np.arange(len(before.row)), side="right")  # of each gap
     delay = (left[np.append(0, past[:-1])] - left[past])[up] * known
 
     arrived = np.where(known, np.clip(before.end[up], a, b), b)
     due = arrived - delay  # when it had been there but for that
     due = np.where((delay > 0) & (due < a + _INSTANT), a, due)
     computed_from = np.clip(np.where(known, before.begin[up], a) - delay, a, due)
-    idle_from = np.where(known, np.concatenate([[t0], before.end[:-1]])[up], a)
+    idle_from = np.where(known, np.concatenate([before.begin[:1], before.end[:-1]])[up], a)
     busy_until = np.clip(idle_from, a, computed_from)  # until then it was still at an earlier micro-batch
 
     here = _places(lane, before.row[gap])

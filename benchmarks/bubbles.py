@@ -17,7 +17,8 @@ from pathlib import Path
 import numpy as np
 
 from gapless.launch.cli import main as gapless
-from gapless.runtime.ledger.ledger import CAUSES, Cause, Ledger
+from gapless.runtime.ledger.causes import CAUSES, Cause
+from gapless.runtime.ledger.ledger import Ledger
 from gapless.runtime.report.timeline_png import stretch, write_timeline
 from gapless.runtime.run_folder.run_folder import read_run_folder
 
@@ -103,8 +104,8 @@ def table(folder: Path) -> str:
 
 def densest(ledger: Ledger, cause: Cause, seconds: float) -> tuple[float, float]:
     """The stretch of a run that holds most idle time of a cause."""
-    starts = np.concatenate([idle.start[idle.cause == CAUSES.index(cause)] for idle in ledger.columns]) - ledger.t0
-    lengths = np.concatenate([idle.seconds[idle.cause == CAUSES.index(cause)] for idle in ledger.columns])
+    starts = np.concatenate([idle.start[idle.cause == CAUSES.index(cause)] for idle in ledger.idle_columns]) - ledger.t0
+    lengths = np.concatenate([idle.seconds[idle.cause == CAUSES.index(cause)] for idle in ledger.idle_columns])
     if not len(starts):
         return central(ledger, seconds)
     held = [float(lengths[(starts >= at) & (starts < at + seconds)].sum()) for at in starts]

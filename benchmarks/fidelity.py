@@ -43,7 +43,8 @@ from gapless.runtime.core.run_record import RunRecord
 from gapless.runtime.cost.measured import MeasuredOperators, pace
 from gapless.runtime.cost.profile_folder import ProfileFolder
 from gapless.runtime.cost.stage_costs import Load, StageCosts
-from gapless.runtime.ledger.ledger import CAUSES, Ledger
+from gapless.runtime.ledger.causes import CAUSES
+from gapless.runtime.ledger.ledger import Ledger
 from gapless.runtime.profiling.profile_plan import plan_profile
 from gapless.runtime.run_folder.run_folder import RunFolder, read_run_folder
 from gapless.runtime.simulation.replicas import make_replicas, run_fleet

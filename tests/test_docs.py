@@ -19,7 +19,7 @@ from gapless.conf.schema import BenchConfig, GenerateConfig, SimulateConfig
 from gapless.conf.tuning import CapacityConfig, TuneConfig
 from gapless.conf.workloads import WORKLOAD_CONFIGS
 from gapless.launch import compose
-from gapless.runtime.ledger.ledger import CAUSES
+from gapless.runtime.ledger.causes import CAUSES
 
 ROOT = Path(__file__).parent.parent
 ROOMS = ("conf", "parallel", "models", "runtime", "launch", "tests", "benchmarks", "docs", ".ci")

@@ -18,7 +18,7 @@ from ...models.tokenizer import Detokenizer, Tokenizer
 from ..core.messages import TokenLogprobs
 from ..core.request import Request
 from ..core.run_record import RunRecord
-from ..ledger.ledger import LiveBubbles
+from ..ledger.live_bubbles import LiveBubbles
 from ..pipeline.launcher import Launcher, check_launcher, find_launcher
 from ..pipeline.local import LocalPipeline
 from ..pipeline.protocol import Pipeline

@@ -20,7 +20,7 @@ from ...conf.schema import SimulateConfig
 from ...models.memory import dtype_bytes, slot_bound
 from ..cost.make import make_costs
 from ..engine.plan import make_plan
-from ..ledger.ledger import CAUSES, PIPELINE_BUBBLES, Cause
+from ..ledger.causes import CAUSES, PIPELINE_BUBBLES, Cause
 from ..report.charts import Axis, Chart, Series, cdf, series_colour, thin, time_unit
 from .artifact import Artifact, Row, Simulate, markdown_table, number
 from .bound import bubble_free_seconds

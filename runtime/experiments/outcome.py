@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..core.micro_batch_columns import Floats, Ints
 from ..core.run_record import RunRecord
-from ..ledger.ledger import CAUSES, Cause, Floats, Ints, Ledger
+from ..ledger.causes import CAUSES, Cause
+from ..ledger.ledger import Ledger
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,8 @@ from typing import Any
 
 from ...conf.workloads import SloConfig
 from ..core.run_record import RunRecord
-from .ledger import CAUSES, Cause, Ledger, inner_share
+from .causes import CAUSES, Cause
+from .ledger import Ledger, inner_bubble_fraction
 from .summary import totals
 
 
@@ -78,7 +79,7 @@ class Fleet:
     @property
     def bubble_fraction_inner(self) -> float:
         """Idle over total stage-seconds, without starved and fill_drain above and below the line."""
-        return inner_share(self.seconds_by_cause(), self.stage_seconds)
+        return inner_bubble_fraction(self.seconds_by_cause(), self.stage_seconds)
 
     @property
     def notes(self) -> list[str]:

@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 
 from ...conf.workloads import SloConfig
+from ..core.micro_batch_columns import Floats
 from ..core.request_record import RequestRecord
 from ..core.run_record import MicroBatchRecord, RunRecord
-from .ledger import CAUSES, Cause, Floats, Ledger
+from .causes import CAUSES, Cause
+from .ledger import Ledger
 from .summary import NOT_COMPLETED, Totals, has_bound, latencies, meets, statistics
 
 _FILL = CAUSES.index(Cause.FILL_DRAIN)
@@ -157,7 +159,7 @@ class RunningTotals:
         first, fresh = self._counted, micro_batches[self._counted :]
         self._ends = [float(lane.end[-1]) for lane in ledger.lanes]
         by_micro_batch = np.zeros(len(micro_batches))
-        for stage, (lane, idle) in enumerate(zip(ledger.lanes, ledger.columns, strict=True)):
+        for stage, (lane, idle) in enumerate(zip(ledger.lanes, ledger.idle_columns, strict=True)):
             assert len(lane.micro_batch) == len(micro_batches), "a stage has not computed what the last one has"
             mine = idle.place >= first
             seconds, cause, place = idle.seconds[mine], idle.cause[mine], idle.place[mine]

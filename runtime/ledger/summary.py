@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 
 from ...conf.workloads import SloConfig
+from ..core.micro_batch_columns import Floats
 from ..core.request_record import RequestRecord
 from ..core.run_record import RunRecord
-from .ledger import STARVED, Cause, Floats, Ledger, inner_share
+from .causes import STARVED, Cause
+from .ledger import Ledger, inner_bubble_fraction
 
 NOT_COMPLETED = (None, "abort", "error")  # finish reasons of requests that count as failed
 
@@ -131,7 +133,7 @@ class Totals:
             summary |= {f"{statistic}_{name}_ms": value for statistic, value in row.items()}
         summary |= {
             "bubble_fraction": idle / stage_seconds if stage_seconds > 0 else 0.0,
-            "bubble_fraction_inner": inner_share(self.seconds, stage_seconds),
+            "bubble_fraction_inner": inner_bubble_fraction(self.seconds, stage_seconds),
             "bubble_seconds": {str(cause): value for cause, value in self.seconds.items()},
             "starved_seconds": sum(self.seconds[cause] for cause in STARVED),
             "median_bubble_ms_per_request": self.median_bubble * 1e3,

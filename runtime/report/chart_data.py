@@ -7,9 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..core.micro_batch_columns import Floats
 from ..core.run_record import RunRecord
+from ..ledger.causes import Cause
 from ..ledger.fleet import Fleet
-from ..ledger.ledger import Cause, Floats, Ledger
+from ..ledger.ledger import Ledger
 from ..ledger.summary import completed_requests, latencies, prediction_ratios
 
 

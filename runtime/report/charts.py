@@ -16,7 +16,7 @@ from typing import Literal
 
 import numpy as np
 
-from ..ledger.ledger import Floats, Ints
+from ..core.micro_batch_columns import Floats, Ints
 
 Kind = Literal["lines", "steps", "cdf", "histogram", "areas", "bars", "scatter", "heat"]
 POINTS = 600  # of a thinned series

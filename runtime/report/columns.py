@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..core.micro_batch_columns import taken
+from ..core.micro_batch_columns import Floats, taken
 from ..core.run_record import RunRecord
-from ..ledger.ledger import Floats, Ledger
+from ..ledger.ledger import Ledger
 
 MAX_BOXES = 1_000_000  # micro-batches times stages on a page; a longer run's picture holds its first micro-batches
 LEAST_TICK = 1e-7  # seconds; clocks tell no finer
@@ -55,7 +55,7 @@ def pack(record: RunRecord, ledger: Ledger, tick: float, max_boxes: int = MAX_BO
     def lengths(seconds: Floats) -> npt.NDArray[np.uint32]:
         return np.clip(np.round(seconds / tick), 0, 2**32 - 2).astype(np.uint32)
 
-    for stage, (lane, idle) in enumerate(zip(ledger.lanes, ledger.columns, strict=True)):
+    for stage, (lane, idle) in enumerate(zip(ledger.lanes, ledger.idle_columns, strict=True)):
         count = int(np.searchsorted(lane.row, limit))
         kept = idle.place < count if count == len(lane.micro_batch) else (idle.place >= 0) & (idle.place < count)
         place = idle.place[kept]

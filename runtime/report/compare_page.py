@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import yaml
 
-from ..ledger.ledger import Cause
+from ..ledger.causes import Cause
 from ..run_folder.run_folder import FLEET, load_fleet
 from . import run_charts as charts
 from .candidates import Candidate, differing_keys, settings

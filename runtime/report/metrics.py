@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, Literal
 
-from ..ledger.ledger import CAUSES
+from ..ledger.causes import CAUSES
 from .candidates import Candidate
 from .text import label, milliseconds, percent, seconds_text
 

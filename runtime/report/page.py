@@ -9,7 +9,8 @@ from typing import Any
 import yaml
 
 from ..core.run_record import RunRecord
-from ..ledger.ledger import PIPELINE_BUBBLES, STARVED, Cause, Ledger
+from ..ledger.causes import PIPELINE_BUBBLES, STARVED, Cause
+from ..ledger.ledger import Ledger
 from ..ledger.summary import prediction_error, request_row
 from . import run_charts as charts
 from .chart_data import ChartData

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from importlib import resources
 from typing import Any
 
-from ..ledger.ledger import CAUSES, Cause
+from ..ledger.causes import CAUSES, Cause
 from .text import css_name, label, short_label
 
 

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ..ledger.ledger import CAUSES, Cause, Floats
+from ..core.micro_batch_columns import Floats
+from ..ledger.causes import CAUSES, Cause
 from ..ledger.summary import prediction_error, variation
 from .chart_data import ChartData
 from .charts import (

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from ..ledger.ledger import Floats
+from ..core.micro_batch_columns import Floats
 from .charts import Chart, Series, extent, number_text, numbered, tick_texts, ticks
 
 WIDTH, HEIGHT = 460, 210  # of the plot with its labels, in the units of the text's size

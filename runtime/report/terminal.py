@@ -12,7 +12,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from ..ledger.ledger import CAUSES, Cause
+from ..ledger.causes import CAUSES, Cause
 from .candidates import Candidate
 from .metrics import (
     BY_CAUSE,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..ledger.ledger import Cause
+from ..ledger.causes import Cause
 
 _LABELS = {
     Cause.PB1_PREFILL_SIZE: "PB1 prefill size",

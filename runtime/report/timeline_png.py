@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..core.micro_batch_columns import Floats
 from ..core.run_record import MicroBatchRecord, RunRecord
-from ..ledger.ledger import CAUSES, Cause, Floats, Ledger
+from ..ledger.causes import CAUSES, Cause
+from ..ledger.ledger import Ledger
 from .png import DPI, FONT, light_palette, paper_style
 from .text import css_name, label, short_label
 
@@ -37,7 +39,7 @@ def stretch(record: RunRecord, ledger: Ledger, window: tuple[float, float] | Non
     start, end = window or middle(ledger)
     micro_batches = {micro_batch.micro_batch: micro_batch for micro_batch in record.micro_batches}
     boxes, idle = [], []
-    for lane, gaps in zip(ledger.lanes, ledger.columns, strict=True):
+    for lane, gaps in zip(ledger.lanes, ledger.idle_columns, strict=True):
         inside = _inside(lane.begin, lane.end, ledger.t0 + start, end - start)
         boxes.append([(a, b, micro_batches.get(int(lane.micro_batch[i]))) for a, b, i in inside])
         inside = _inside(gaps.start, gaps.end, ledger.t0 + start, end - start)

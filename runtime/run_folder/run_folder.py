@@ -25,8 +25,9 @@ from ..core.messages import Span
 from ..core.micro_batch_columns import taken
 from ..core.request_record import RequestRecord
 from ..core.run_record import Blocked, Decodes, MicroBatchRecord, Part, RunRecord, Wait
+from ..ledger.causes import CAUSES
 from ..ledger.fleet import Fleet
-from ..ledger.ledger import CAUSES, Ledger
+from ..ledger.ledger import Ledger
 from ..ledger.summary import has_bound, request_row, summarize
 from .gzip_stream import GzipStream
 from .text_columns import csv as csv_text

@@ -9,9 +9,12 @@ from typing import Any, get_args
 import msgspec
 import numpy as np
 
-from ..core.micro_batch_columns import Ints, MicroBatchColumns, taken
+from ..core.micro_batch_columns import Floats, Ints, MicroBatchColumns, taken
 from ..core.run_record import Blocked, MicroBatchRecord, RunRecord
-from ..ledger.ledger import CAUSES, Cause, Floats, IdleColumns, Lane, Ledger
+from ..ledger.causes import CAUSES, Cause
+from ..ledger.idle import IdleColumns
+from ..ledger.lanes import Lane
+from ..ledger.ledger import Ledger
 from .gzip_stream import GzipStream
 from .text_columns import Bools, Cells, decimals, integers, joined, names, nanoseconds, texts, where
 
@@ -45,7 +48,7 @@ def write_trace(path: Path, record: RunRecord, ledger: Ledger, *, title: str = "
     tracks = _tracks(record.num_stages, len(shown), len(micro_batches.micro_batch), title)
     with GzipStream(path) as file:
         file.write(b'{"displayTimeUnit":"ms","traceEvents":[\n' + b",\n".join(map(msgspec.json.encode, tracks)))
-        for stage, (lane, idle) in enumerate(zip(ledger.lanes, ledger.columns, strict=True)):
+        for stage, (lane, idle) in enumerate(zip(ledger.lanes, ledger.idle_columns, strict=True)):
             place = micro_batches.places(lane.micro_batch)
             kept = (
                 (place >= 0) & (lane.micro_batch <= micro_batches.micro_batch[shown[-1]])

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from ...conf.tuning import TailSlo
+from ..core.micro_batch_columns import Floats
 from ..core.request_record import RequestRecord
 from ..ledger.fleet import Fleet
-from ..ledger.ledger import Floats
 from ..ledger.summary import time_to_first_token, tokens_apart
 from ..report.text import milliseconds
 from ..simulation.replicas import Replica, make_replicas, run_fleet

@@ -6,7 +6,8 @@ from itertools import pairwise
 
 from gapless.runtime.core.messages import Span
 from gapless.runtime.core.run_record import RunRecord, Wait
-from gapless.runtime.ledger.ledger import Cause, IdleInterval
+from gapless.runtime.ledger.causes import Cause
+from gapless.runtime.ledger.idle import IdleInterval
 
 STARVED = {
     "no_request": Cause.STARVED_NO_REQUEST,

@@ -13,8 +13,9 @@ from rich.console import Console
 
 from gapless.conf.workloads import SloConfig
 from gapless.runtime.core.run_record import RunRecord
+from gapless.runtime.ledger.causes import Cause
 from gapless.runtime.ledger.fleet import Fleet
-from gapless.runtime.ledger.ledger import Cause, Ledger
+from gapless.runtime.ledger.ledger import Ledger
 from gapless.runtime.ledger.summary import summarize
 from gapless.runtime.report.candidates import group_runs
 from gapless.runtime.report.chart_data import chart_data, fleet_chart_data

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from gapless.runtime.core.messages import Span
 from gapless.runtime.core.request_record import RequestRecord
 from gapless.runtime.core.run_record import Decodes, MicroBatchRecord, Part, RunRecord, Wait
-from gapless.runtime.ledger.ledger import CAUSES, Cause, Ledger, LiveBubbles
+from gapless.runtime.ledger.causes import CAUSES, Cause
+from gapless.runtime.ledger.ledger import Ledger
+from gapless.runtime.ledger.live_bubbles import LiveBubbles
 
 
 def span(micro_batch: int, stage: int, begin: float, end: float) -> Span:
@@ -199,8 +201,8 @@ def test_spans_without_a_step_record_and_nothing_at_all():
     assert (empty.span_seconds, empty.bubble_fraction, empty.bubble_fraction_inner, empty.idle) == (0, 0, 0, [])
 
 
-def test_two_steps_at_once_are_ours_to_break():
-    with pytest.raises(AssertionError, match="two steps at once"):
+def test_two_micro_batches_at_once_are_ours_to_break():
+    with pytest.raises(AssertionError, match="two micro-batches at once"):
         ledger_of(1, [], [span(0, 0, 0, 2), span(1, 0, 1, 3)])
 
 

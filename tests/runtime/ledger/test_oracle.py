@@ -14,7 +14,9 @@ from gapless.runtime import LLM, SamplingParams
 from gapless.runtime.core.messages import Span
 from gapless.runtime.core.request_record import RequestRecord
 from gapless.runtime.core.run_record import Decodes, MicroBatchRecord, Part, RunRecord, Wait
-from gapless.runtime.ledger.ledger import Cause, IdleInterval, Ledger
+from gapless.runtime.ledger.causes import Cause
+from gapless.runtime.ledger.idle import IdleInterval
+from gapless.runtime.ledger.ledger import Ledger
 from gapless.runtime.run_folder.run_folder import read_run_folder
 from gapless.runtime.scheduler.policies import POLICIES
 from gapless.runtime.simulation.pipeline import Disturbance

@@ -10,7 +10,8 @@ import pytest
 from gapless.conf.workloads import SloConfig
 from gapless.runtime.core.request_record import RequestRecord
 from gapless.runtime.core.run_record import RunRecord
-from gapless.runtime.ledger.ledger import Cause, Ledger
+from gapless.runtime.ledger.causes import Cause
+from gapless.runtime.ledger.ledger import Ledger
 from gapless.runtime.ledger.summary import latencies, summarize
 from tests.support.hand_made import one_stage
 

@@ -20,7 +20,8 @@ from rich.console import Console
 from gapless.runtime.core.messages import Span
 from gapless.runtime.core.request_record import RequestRecord
 from gapless.runtime.core.run_record import Decodes, MicroBatchRecord, Part, RunRecord, Wait
-from gapless.runtime.ledger.ledger import CAUSES, Ledger
+from gapless.runtime.ledger.causes import CAUSES
+from gapless.runtime.ledger.ledger import Ledger
 from gapless.runtime.ledger.summary import summarize
 from gapless.runtime.report import terminal
 from gapless.runtime.report.chart_data import chart_data

@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gapless.runtime.core.run_record import RunRecord
-from gapless.runtime.ledger.ledger import CAUSES, Ledger
+from gapless.runtime.ledger.causes import CAUSES
+from gapless.runtime.ledger.ledger import Ledger
 from gapless.runtime.report import charts, run_charts
 from gapless.runtime.report.candidates import Candidate
 from gapless.runtime.report.chart_data import ChartData, chart_data

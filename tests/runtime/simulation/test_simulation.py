@@ -19,8 +19,9 @@ from gapless.runtime.core.request import Request
 from gapless.runtime.core.run_record import RunRecord
 from gapless.runtime.cost.stage_costs import Load
 from gapless.runtime.engine.arrivals import replay
+from gapless.runtime.ledger.causes import PIPELINE_BUBBLES, Cause
 from gapless.runtime.ledger.fleet import Fleet
-from gapless.runtime.ledger.ledger import PIPELINE_BUBBLES, Cause, Ledger
+from gapless.runtime.ledger.ledger import Ledger
 from gapless.runtime.ledger.running_totals import RunningTotals
 from gapless.runtime.pipeline.protocol import PipelineError
 from gapless.runtime.scheduler.policies import POLICIES

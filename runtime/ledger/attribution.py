@@ -1,0 +1,245 @@
+"""Which cause each idle second has: the rule of ARCHITECTURE.md ("The ledger's rule") for all gaps of a stage at once.
+
+A stage is idle in the gap [a, b): at a it has finished its last micro-batch, at b it begins the awaited one, i. A later
+stage's gap is read off what the stage before, upstream, did: it had a gap from a' on, and computed i in [B, E).
+
+                            a'                      B             E
+    upstream    |###########|  bubble |    delay    |##### i #####|
+
+                            a'        B-D           E-D
+    undelayed   |###########|  bubble |##### i #####|
+
+    this stage  |################|bub.|pair's bubble|    delay    |transport|# i #
+                                 a    B-D           E-D           E         b
+
+Upstream's gap held bubbles and delays from outside, D seconds of delays. They come down the pipeline with i and end
+at E. Without them upstream would have computed i in [B - D, E - D), right after its bubbles: until then both stages
+waited for the same, and while upstream computed, this stage had the bubble of its own pair, the micro-batch that it has
+finished and i. From E on the activation was under way. All times are clamped to [a, b).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ..core.micro_batch_columns import Floats, Ints, MicroBatchColumns, taken
+from ..core.run_record import MicroBatchRecord
+from .causes import DELAYS_FROM_OUTSIDE, Cause
+from .idle import IdleColumns
+from .lanes import Lane
+
+_ROUNDING = 1e-9  # seconds
+_FOR_A_SLOT = -1  # stands for the cause of a wait that is a bubble
+_WAIT_CODES = {
+    "depth_full": _FOR_A_SLOT,
+    "no_request": Cause.STARVED_NO_REQUEST.code,
+    "in_flight": Cause.STARVED_IN_FLIGHT.code,
+    "kv_full": Cause.STARVED_KV_FULL.code,
+}
+
+
+def attribute(
+    records: Sequence[MicroBatchRecord], micro_batches: MicroBatchColumns, lanes: Sequence[Lane], t0: float, t1: float
+) -> list[IdleColumns]:
+    """All idle intervals of each stage, in stage order.
+
+    Args:
+        records: the run's micro-batches.
+        micro_batches: the same by column.
+        t0: begin of the run, in seconds.
+        t1: its end.
+    """
+    idle: list[IdleColumns] = []
+    for stage, lane in enumerate(lanes):
+        if not len(lane.row):
+            idle.append(_fill_or_drain(t0, t1, place=-1))
+            continue
+        gaps = _Gaps.of(lane)
+        if stage == 0:
+            waits = _Waits.of(records, micro_batches.places(gaps.awaited))
+            awaited = _awaited_by_stage_0(gaps, waits, lanes[-1])
+            pieces = _stage_0(gaps, waits, lane.sent[:-1], _pair_bubbles(micro_batches, gaps.finished, awaited))
+        else:
+            pair = _pair_bubbles(micro_batches, gaps.finished, gaps.awaited)
+            pieces = _later_stage(lane, gaps, pair, lanes[stage - 1], idle[-1])
+        fill = _fill_or_drain(t0, float(lane.begin[0]), place=0)
+        drain = _fill_or_drain(float(lane.end[-1]), t1, place=-1)
+        idle.append(IdleColumns.joined([fill, *pieces, drain]))
+    return idle
+
+
+def _fill_or_drain(start: float, end: float, place: int) -> IdleColumns:
+    piece = IdleColumns.of(np.array([start]), np.array([end]), Cause.FILL_DRAIN, np.array([place]))
+    return IdleColumns.joined([piece])
+
+
+@dataclass(frozen=True, slots=True)
+class _Gaps:
+    """The gaps [a, b) of a stage, in order of time: one before each micro-batch after the first."""
+
+    a: Floats
+    b: Floats
+    finished: Ints  # micro-batch
+    awaited: Ints
+    place: Ints  # of the awaited micro-batch in the lane
+
+    @classmethod
+    def of(cls, lane: Lane) -> _Gaps:
+        place = np.arange(1, len(lane.row))
+        return cls(lane.end[:-1], lane.begin[1:], lane.micro_batch[:-1], lane.micro_batch[1:], place)
+
+
+def _pair_bubbles(micro_batches: MicroBatchColumns, finished: Ints, awaited: Ints) -> Ints:
+    """The codes of the bubbles that pairs of micro-batches make, by the paper's rules (3.2)."""
+    finished, awaited = micro_batches.places(finished), micro_batches.places(awaited)
+    was, now = taken(micro_batches.prefill, finished), taken(micro_batches.prefill, awaited)
+    context_was, context_now = taken(micro_batches.context, finished), taken(micro_batches.context, awaited)
+    rules = {
+        Cause.PB1_PREFILL_SIZE: (was > 0) & (now > 0) & (was != now),
+        Cause.PB2_PREFILL_DECODE: (was > 0) != (now > 0),
+        Cause.PB3_DECODE_CONTEXT: (was == 0) & (now == 0) & (context_was != context_now),
+    }
+    return np.select(list(rules.values()), [cause.code for cause in rules], Cause.STAGE_IMBALANCE.code)
+
+
+@dataclass(frozen=True, slots=True)
+class _Waits:
+    """The coordinator's waits, in order of the gaps of stage 0 whose micro-batch they came before, then of time."""
+
+    gap: Ints
+    start: Floats
+    end: Floats
+    cause: Ints
+
+    @classmethod
+    def of(cls, records: Sequence[MicroBatchRecord], awaited: Ints) -> _Waits:
+        """Args: `awaited`: the index in `records` of the micro-batch that each gap awaits, -1 where it has none."""
+        waits = [(gap, wait) for gap, at in enumerate(awaited.tolist()) if at >= 0 for wait in records[at].waits]
+        gaps = np.array([gap for gap, _ in waits], np.int64)
+        start = np.array([wait.start for _, wait in waits], np.float64)
+        end = np.array([wait.end for _, wait in waits], np.float64)
+        cause = np.array([_WAIT_CODES[wait.reason] for _, wait in waits], np.int64)
+        order = np.lexsort((end, start, gaps))
+        return cls(gaps[order], start[order], end[order], cause[order])
+
+
+def _awaited_by_stage_0(gaps: _Gaps, waits: _Waits, last: Lane) -> Ints:
+    """The micro-batch that stage 0 awaited in each gap: the one that held the slot, else the next one.
+
+    The holder's end on the last stage ended the last wait for a slot. It counts only if it came before the micro-batch
+    that stage 0 has finished: with a depth of 1 that one holds the slot itself.
+    """
+    awaited = gaps.awaited.copy()
+    if not len(last.end):
+        return awaited
+    for_a_slot = waits.cause == _FOR_A_SLOT
+    slot_free = np.full(len(awaited), -np.inf)
+    np.maximum.at(slot_free, waits.gap[for_a_slot], waits.end[for_a_slot])
+    waited = np.flatnonzero(slot_free > -np.inf)
+    holder = last.micro_batch[_nearest(last.end, slot_free[waited])]
+    is_earlier = holder < gaps.finished[waited]
+    awaited[waited[is_earlier]] = holder[is_earlier]
+    return awaited
+
+
+def _nearest(times: Floats, to: Floats) -> Ints:
+    """The index of the time, of these ascending ones, that is nearest to each of the others."""
+    after = np.searchsorted(times, to)
+    before, after = np.maximum(after - 1, 0), np.minimum(after, len(times) - 1)
+    return np.where(np.abs(times[after] - to) < np.abs(times[before] - to), after, before)
+
+
+def _stage_0(gaps: _Gaps, waits: _Waits, sent: Floats, pair: Ints) -> list[IdleColumns]:
+    """Cut the gaps by the end of the last send (`sent`), then by the waits; `pair` names those for a slot."""
+    sent = np.clip(sent, gaps.a, gaps.b)
+    gap, place = waits.gap, gaps.place[waits.gap]
+    wait_end = np.clip(waits.end, gaps.a[gap], gaps.b[gap])
+    earlier_end = np.maximum.accumulate(np.append(-np.inf, wait_end))[:-1]
+    control_start = np.maximum(sent[gap], earlier_end)
+    wait_start = np.clip(waits.start, control_start, gaps.b[gap])
+    wait_cause = np.where(waits.cause == _FOR_A_SLOT, pair[gap], waits.cause)
+    all_over = sent.copy()  # the send and all waits
+    np.maximum.at(all_over, gap, wait_end)
+    return [
+        IdleColumns.of(gaps.a, sent, Cause.TRANSPORT, gaps.place),
+        IdleColumns.of(control_start, wait_start, Cause.CONTROL, place),
+        IdleColumns.of(wait_start, wait_end, wait_cause, place),
+        IdleColumns.of(all_over, gaps.b, Cause.CONTROL, gaps.place),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class _UpstreamGaps:
+    """The idle intervals in the gaps of the stage before, and how many seconds of delays from outside the gaps hold."""
+
+    place: Ints  # of the awaited micro-batch in the lane of the stage before
+    start: Floats
+    end: Floats
+    cause: Ints
+    is_delay: npt.NDArray[np.bool_]
+    delay_from: Floats  # of its gap: delays from this interval on
+    delay_after: Floats  # of its gap: delays after this interval
+    delay: Floats  # by place: delays in the gap before it, 0 before the first
+
+    @classmethod
+    def of(cls, idle: IdleColumns, num_micro_batches: int) -> _UpstreamGaps:
+        in_gap = idle.place > 0  # neither fill nor drain
+        place, start, end, cause = idle.place[in_gap], idle.start[in_gap], idle.end[in_gap], idle.cause[in_gap]
+        is_delay = np.isin(cause, [delay.code for delay in DELAYS_FROM_OUTSIDE])
+        to_run_end = np.append(np.cumsum(np.where(is_delay, end - start, 0.0)[::-1])[::-1], 0.0)
+        after_gap = np.searchsorted(place, np.arange(num_micro_batches), side="right")  # the first interval after it
+        first = np.append(0, after_gap[:-1])
+        beyond = to_run_end[after_gap[place]]
+        delay = to_run_end[first] - to_run_end[after_gap]
+        return cls(place, start, end, cause, is_delay, to_run_end[:-1] - beyond, to_run_end[1:] - beyond, delay)
+
+
+def _later_stage(
+    lane: Lane, gaps: _Gaps, pair: Ints, upstream: Lane, upstream_idle: IdleColumns
+) -> list[IdleColumns]:  # fmt: skip
+    """Cut the gaps as the diagram above shows; `pair` holds the codes of the pairs' bubbles."""
+    a, b = gaps.a, gaps.b
+    if not len(upstream.row):
+        return [IdleColumns.of(a, b, pair, gaps.place)]
+    in_upstream = upstream.places(lane.row[1:])
+    inherited = _UpstreamGaps.of(upstream_idle, len(upstream.row))
+
+    def of_upstream(values: Floats, otherwise: Floats | float) -> Floats:
+        """The value of each awaited micro-batch upstream, `otherwise` where it has no span there."""
+        return np.where(in_upstream >= 0, values[in_upstream], otherwise)
+
+    delay = of_upstream(inherited.delay, 0.0)  # D
+    arrival = np.clip(of_upstream(upstream.end, b), a, b)  # E
+    undelayed_arrival = arrival - delay  # E - D
+    undelayed_arrival = np.where((delay > 0) & (undelayed_arrival < a + _ROUNDING), a, undelayed_arrival)
+    undelayed_begin = np.clip(of_upstream(upstream.begin, a) - delay, a, undelayed_arrival)  # B - D
+    gap_begin = np.append(upstream.begin[:1], upstream.end[:-1])  # there is no gap before the first
+    upstream_free = np.clip(of_upstream(gap_begin, a), a, undelayed_begin)  # a'
+
+    gap = lane.places(upstream.row[inherited.place]) - 1  # this stage's gap before the same micro-batch
+    is_shared = gap >= 0
+    bubbles = is_shared & ~inherited.is_delay
+    delays = is_shared & inherited.is_delay
+
+    own = gap[bubbles]
+    delay_before = delay[own] - inherited.delay_from[bubbles]
+    bubble_start = np.maximum(inherited.start[bubbles] - delay_before, a[own])
+    bubble_end = np.minimum(inherited.end[bubbles] - delay_before, undelayed_begin[own])
+    shared_bubbles = IdleColumns.of(bubble_start, bubble_end, inherited.cause[bubbles], gaps.place[own])
+
+    own = gap[delays]
+    delay_start = np.maximum(arrival[own] - inherited.delay_from[delays], undelayed_arrival[own])
+    delay_end = arrival[own] - inherited.delay_after[delays]
+    passed_delays = IdleColumns.of(delay_start, delay_end, inherited.cause[delays], gaps.place[own])
+
+    return [
+        IdleColumns.of(a, upstream_free, pair, gaps.place),
+        shared_bubbles,
+        IdleColumns.of(undelayed_begin, undelayed_arrival, pair, gaps.place),
+        passed_delays,
+        IdleColumns.of(arrival, b, Cause.TRANSPORT, gaps.place),
+    ]

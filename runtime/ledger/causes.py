@@ -1,0 +1,53 @@
+"""The causes of idle time, what they mean, and the groups that they form."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Cause(StrEnum):
+    """Why a stage was idle: the paper's three bubbles (section 3.2) first, then what only a real pipeline shows."""
+
+    PB1_PREFILL_SIZE = "pb1_prefill_size"
+    PB2_PREFILL_DECODE = "pb2_prefill_decode"
+    PB3_DECODE_CONTEXT = "pb3_decode_context"
+    STAGE_IMBALANCE = "stage_imbalance"
+    TRANSPORT = "transport"
+    CONTROL = "control"
+    STARVED_NO_REQUEST = "starved_no_request"
+    STARVED_IN_FLIGHT = "starved_in_flight"
+    STARVED_KV_FULL = "starved_kv_full"
+    FILL_DRAIN = "fill_drain"
+
+    @property
+    def meaning(self) -> str:
+        """One sentence for people."""
+        return _MEANINGS[self]
+
+    @property
+    def code(self) -> int:
+        """Its index in `CAUSES`, by which arrays name it."""
+        return _CODES[self]
+
+
+_MEANINGS = {
+    Cause.PB1_PREFILL_SIZE: "The stage waited for a micro-batch with another number of prefill tokens than its last.",
+    Cause.PB2_PREFILL_DECODE: "Of the micro-batch that the stage waited for and its last, only one carried prefill.",
+    Cause.PB3_DECODE_CONTEXT: "The stage waited for decodes over another context length than its last decodes'.",
+    Cause.STAGE_IMBALANCE: "The stage waited for a micro-batch like its last, which yet took longer elsewhere: "
+    "uneven layers, LM head, prefix length, jitter.",
+    Cause.TRANSPORT: "The upstream stage had finished, and the activation was under way; or the stage was held up by "
+    "its own send.",
+    Cause.CONTROL: "Work was admissible, but the coordinator had not dispatched it yet, or its message was under way.",
+    Cause.STARVED_NO_REQUEST: "No request was there to work on.",
+    Cause.STARVED_IN_FLIGHT: "Every request with work left was already in flight, waiting for its token.",
+    Cause.STARVED_KV_FULL: "Requests waited, but the KV cache had no room for them.",
+    Cause.FILL_DRAIN: "Before the stage's first and after its last micro-batch of the run.",
+}
+
+CAUSES = tuple(Cause)
+STARVED = (Cause.STARVED_NO_REQUEST, Cause.STARVED_IN_FLIGHT, Cause.STARVED_KV_FULL)
+PIPELINE_BUBBLES = CAUSES[:4]  # a scheduler or a layer split can remove them
+DELAYS_FROM_OUTSIDE = (Cause.TRANSPORT, Cause.CONTROL, *STARVED)  # they come down the pipeline with a micro-batch
+
+_CODES = {cause: code for code, cause in enumerate(CAUSES)}

@@ -1,0 +1,65 @@
+"""Idle intervals: one for people, and those of a stage as arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..core.micro_batch_columns import Floats, Ints
+from .causes import Cause
+
+
+@dataclass(frozen=True, slots=True)
+class IdleInterval:
+    """`stage` was idle in [start, end) (seconds, coordinator's clock) for `cause`, awaiting `micro_batch`.
+
+    `micro_batch` is None only after the stage's last micro-batch.
+    """
+
+    stage: int
+    start: float
+    end: float
+    cause: Cause
+    micro_batch: int | None
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class IdleColumns:
+    """Idle intervals of one stage, an entry each.
+
+    `cause` indexes `CAUSES`. `place` is the index of the awaited micro-batch in the stage's `Lane`, -1 after the last.
+    """
+
+    start: Floats
+    end: Floats
+    cause: Ints
+    place: Ints
+
+    @property
+    def seconds(self) -> Floats:
+        return self.end - self.start
+
+    @classmethod
+    def of(cls, start: Floats, end: Floats, cause: Ints | Cause, place: Ints) -> IdleColumns:
+        """Intervals that share their cause where it is a `Cause`; those that end before they start hold nothing."""
+        return cls(start, end, np.full(len(start), cause.code) if isinstance(cause, Cause) else cause, place)
+
+    @classmethod
+    def joined(cls, pieces: Sequence[IdleColumns]) -> IdleColumns:
+        """All pieces in order of time: empty ones are dropped, neighbours of one cause and micro-batch become one."""
+        start, end = np.concatenate([p.start for p in pieces]), np.concatenate([p.end for p in pieces])
+        cause, place = np.concatenate([p.cause for p in pieces]), np.concatenate([p.place for p in pieces])
+        kept = np.flatnonzero(end > start)
+        kept = kept[np.argsort(start[kept], kind="stable")]
+        start, end, cause, place = start[kept], end[kept], cause[kept], place[kept]
+        is_new = np.ones(len(start), bool)
+        is_new[1:] = (cause[1:] != cause[:-1]) | (place[1:] != place[:-1]) | (start[1:] != end[:-1])
+        first = np.flatnonzero(is_new)
+        last = np.append(first[1:], len(start)) - 1 if len(first) else first
+        return cls(start[first], end[last], cause[first], place[first])

@@ -1,0 +1,60 @@
+"""What each stage computed and when, as arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..core.messages import Span
+from ..core.micro_batch_columns import Floats, Ints
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """The micro-batches of one stage, an entry each, in order of time; times in seconds.
+
+    `row` indexes the run's micro-batches, sorted by their numbers. `sent`: the send of what it computed was done.
+    """
+
+    micro_batch: Ints
+    row: Ints
+    begin: Floats
+    end: Floats
+    sent: Floats
+
+    @property
+    def seconds(self) -> Floats:
+        return self.end - self.begin
+
+    def places(self, row: Ints) -> Ints:
+        """The index in this lane of each of these rows, -1 for one that the stage did not compute."""
+        place = np.full(max(int(self.row.max(initial=-1)), int(row.max(initial=-1))) + 2, -1)
+        place[self.row] = np.arange(len(self.row))
+        return place[row]
+
+
+def lanes_of(spans: Sequence[Span], num_stages: int) -> list[Lane]:
+    """The lane of each stage. Spans that overlap within rounding are cut apart."""
+    stage = np.array([s.stage for s in spans], np.int64)
+    micro_batch = np.array([s.micro_batch for s in spans], np.int64)
+    begin = np.array([s.begin for s in spans], np.float64)
+    end = np.array([s.end for s in spans], np.float64)
+    sent = np.array([s.sent for s in spans], np.float64)
+    assert not len(spans) or (stage.min() >= 0 and stage.max() < num_stages), "a span of a stage that does not exist"
+    numbers = np.unique(micro_batch)
+    lanes = []
+    for s in range(num_stages):
+        own = np.flatnonzero(stage == s)
+        own = own[np.lexsort((micro_batch[own], end[own], begin[own]))]
+        begins, ends, computed = begin[own], end[own], micro_batch[own]
+        tolerance = 1e-6 + 1e-9 * (float(ends.max() - begins.min()) if len(own) else 0.0)
+        assert len(np.unique(computed)) == len(computed), f"stage {s} computed a micro-batch twice"
+        assert (ends >= begins - tolerance).all(), f"stage {s} ended a micro-batch before it began"
+        ends = np.maximum.accumulate(np.maximum(ends, begins))
+        assert (begins[1:] >= ends[:-1] - tolerance).all(), f"stage {s} computed two micro-batches at once"
+        begins[1:] = np.maximum(begins[1:], ends[:-1])
+        row = np.searchsorted(numbers, computed)
+        lanes.append(Lane(computed, row, begins, np.maximum(ends, begins), sent[own]))
+    return lanes

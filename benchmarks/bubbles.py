@@ -20,7 +20,7 @@ from gapless.launch.cli import main as gapless
 from gapless.runtime.ledger.causes import CAUSES, Cause
 from gapless.runtime.ledger.ledger import Ledger
 from gapless.runtime.report.timeline_png import stretch, write_timeline
-from gapless.runtime.run_folder.run_folder import read_run_folder
+from gapless.runtime.run_folder.read import read_run_folder
 
 IMAGES = Path("docs/images")
 COMMON = "model=llama-160m parallel=pp2 parallel.threads=1 cache.num_blocks=2048"

@@ -46,7 +46,7 @@ from gapless.runtime.cost.stage_costs import Load, StageCosts
 from gapless.runtime.ledger.causes import CAUSES
 from gapless.runtime.ledger.ledger import Ledger
 from gapless.runtime.profiling.profile_plan import plan_profile
-from gapless.runtime.run_folder.run_folder import RunFolder, read_run_folder
+from gapless.runtime.run_folder.read import RunFolder, read_run_folder
 from gapless.runtime.simulation.replicas import make_replicas, run_fleet
 from gapless.runtime.simulation.setting import make_setting
 

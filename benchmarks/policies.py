@@ -25,7 +25,7 @@ from gapless.launch.cli import main as gapless
 from gapless.runtime.core.features import features
 from gapless.runtime.core.run_record import RunRecord
 from gapless.runtime.ledger.ledger import Ledger
-from gapless.runtime.run_folder.run_folder import read_run_folder
+from gapless.runtime.run_folder.read import read_run_folder
 
 from .support.results import add_json_option, write_json
 

@@ -71,7 +71,7 @@ def run(
     with starting(errors, config) as on_progress:
         from ..runtime.engine.llm import LLM
         from ..runtime.ledger.ledger import Ledger
-        from ..runtime.run_folder.run_folder import read_run_folder
+        from ..runtime.run_folder.read import read_run_folder
 
         first, *others = policies(config)
         llm = LLM.from_config(

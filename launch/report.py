@@ -17,7 +17,7 @@ from .progress import shown, throughput
 from .prompts import TextInput
 
 if TYPE_CHECKING:
-    from ..runtime.run_folder.run_folder import RunFolder
+    from ..runtime.run_folder.read import RunFolder
 
 NEW_FOLDER = "comparison"
 SWEEP = "multirun.yaml"  # the file that hydra writes into the folder of a sweep
@@ -78,7 +78,7 @@ def folders(paths: Sequence[str]) -> list[RunFolder]:
     Raises:
         ConfigError: a path that is neither.
     """
-    from ..runtime.run_folder.run_folder import is_run_folder, read_run_folder
+    from ..runtime.run_folder.read import is_run_folder, read_run_folder
 
     if not paths:
         raise ConfigError("runs: give one or more run folders, as in gapless report runs/DATE_TIME")
@@ -99,7 +99,7 @@ def folders(paths: Sequence[str]) -> list[RunFolder]:
 
 
 def _below(path: Path) -> Iterator[Path]:
-    from ..runtime.run_folder.run_folder import is_run_folder
+    from ..runtime.run_folder.read import is_run_folder
 
     for summary in path.rglob("summary.json"):
         folder = summary.parent
@@ -117,7 +117,7 @@ def _judged(folder: RunFolder, config: ReportConfig) -> RunFolder:
     """Add the goodput within the config's SLO, where there is one; the run's record is read for that."""
     if config.slo == type(config.slo)():
         return folder
-    from ..runtime.run_folder.run_folder import load_fleet
+    from ..runtime.run_folder.read import load_fleet
 
     return replace(folder, summary=folder.summary | load_fleet(folder).summarize(config.slo))
 
@@ -141,7 +141,7 @@ def _show_one(console: Console, config: ReportConfig, folder: RunFolder) -> None
     from ..runtime.report.terminal import bubble_table, latency_table
     from ..runtime.report.timeline_png import stretch, write_timeline
     from ..runtime.report.write_folder import write_fleet_report
-    from ..runtime.run_folder.run_folder import load_fleet
+    from ..runtime.run_folder.read import load_fleet
 
     fleet = load_fleet(folder)
     fleet.check()

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..runtime.core.run_record import RunRecord
     from ..runtime.ledger.fleet import Fleet
     from ..runtime.report.terminal import StageTimes
-    from ..runtime.run_folder.run_folder import RunFolder
+    from ..runtime.run_folder.read import RunFolder
     from ..runtime.workload import Workload
 
 
@@ -36,7 +36,7 @@ def tell_cut(errors: Console, workload: Workload, context: int) -> None:
 
 def write_counted(folder: Path, summary: dict[str, Any], config: ComparisonConfig, turn: Turn) -> dict[str, Any]:
     """Write `summary.json` alone, for a run that kept no record."""
-    from ..runtime.run_folder.run_folder import title_of, write_summary
+    from ..runtime.run_folder.write import title_of, write_summary
 
     own = plain(_own(config, turn))
     return write_summary(folder, title_of(own), summary, config=own, versions=versions(), slo=config.slo)

@@ -70,7 +70,7 @@ def run(
     from ..runtime.core.garbage_collection import without_collector
     from ..runtime.ledger.fleet import Fleet
     from ..runtime.report.terminal import latency_table
-    from ..runtime.run_folder.run_folder import read_run_folder
+    from ..runtime.run_folder.read import read_run_folder
 
     console, errors = Console(highlight=False), Console(stderr=True, highlight=False)
     plan = turns(config, interleave=False)

@@ -213,25 +213,6 @@ def totals(
     )
 
 
-def request_row(request: RequestRecord, ledger: Ledger) -> dict[str, Any]:
-    """A row of `requests.csv`: times in ms, arrival in seconds from the run's start, None where not reached."""
-    gaps = tokens_apart(request) * 1e3
-    ttft = time_to_first_token(request)
-    return {
-        "request": request.request,
-        "prompt_tokens": request.prompt_tokens,
-        "output_tokens": request.output_tokens,
-        "arrival_s": round(request.arrival - ledger.t0, 6),
-        "ttft_ms": None if ttft is None else round(ttft * 1e3, 3),
-        "mean_tbt_ms": round(float(gaps.mean()), 3) if len(gaps) else None,
-        "max_tbt_ms": round(float(gaps.max()), 3) if len(gaps) else None,
-        "e2el_ms": round((request.token_times[-1] - request.arrival) * 1e3, 3) if request.token_times else None,
-        "bubble_ms": round(ledger.bubble_of_request(request.request) * 1e3, 3),
-        "preemptions": request.preemptions,
-        "finish_reason": request.finish_reason,
-    }
-
-
 def statistics(values: Floats) -> dict[str, float]:
     """What a summary says of a latency; zeros of nothing."""
     if not len(values):

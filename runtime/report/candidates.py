@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...conf.build import leaves
-from ..run_folder.run_folder import RunFolder
+from ..run_folder.read import RunFolder
 
 # Keys that say nothing of what a run did: where its outputs went, and what else a benchmark ran beside it.
 IGNORED = frozenset({"outputs", "print_texts", "policies", "repeats", "interleave", "warmup", "slo"})

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import yaml
 
 from ..ledger.causes import Cause
-from ..run_folder.run_folder import FLEET, load_fleet
+from ..run_folder.files import REPLICAS_KEY
+from ..run_folder.read import load_fleet
 from . import run_charts as charts
 from .candidates import Candidate, differing_keys, settings
 from .chart_data import ChartData, fleet_chart_data
@@ -154,7 +155,7 @@ def _run_note(candidate: Candidate, run: ChartData) -> str:
     parts = [seconds_text(run.span)]
     parts += [f"{THROUGHPUT.text(speed)} {THROUGHPUT.unit}"] if speed is not None else []
     parts += [f"{percent(idle)} idle"] if idle is not None else []
-    parts += [f"replica 0 of {summary[FLEET]}"] if FLEET in summary else []
+    parts += [f"replica 0 of {summary[REPLICAS_KEY]}"] if REPLICAS_KEY in summary else []
     return " · ".join(parts)
 
 

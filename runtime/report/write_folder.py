@@ -11,8 +11,8 @@ from ..core.garbage_collection import without_collector
 from ..core.run_record import RunRecord
 from ..ledger.fleet import Fleet
 from ..ledger.ledger import Ledger
-from ..run_folder.fleet_folder import write_fleet_data
-from ..run_folder.run_folder import RunFolder, write_run_data
+from ..run_folder.read import RunFolder
+from ..run_folder.write import write_fleet_data, write_run_data
 from .candidates import Candidate
 from .chart_data import chart_data
 from .compare_page import charts_of_drawn, draw_runs, render_comparison

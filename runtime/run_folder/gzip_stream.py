@@ -1,4 +1,4 @@
-"""A gzip file that is compressed on another thread while the next of it is made."""
+"""A gzip file that another thread compresses and writes while the caller makes what comes next."""
 
 from __future__ import annotations
 
@@ -7,20 +7,23 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 
-_LEVEL = 2  # beyond it files hardly shrink, and take twice as long
-_GZIP = 16 + zlib.MAX_WBITS
+_COMPRESSION_LEVEL = 2  # higher levels take twice as long, and files hardly shrink
+_GZIP_FORMAT = 16 + zlib.MAX_WBITS
 
 
 class GzipStream:
-    """To be entered, written to, and left; what one write is given may still be under way at the next.
+    """A gzip file to write to in a `with` statement.
+
+    `write` returns before the data is compressed; the next `write`, or the end of the block, waits for it.
 
     Raises:
-        OSError: from any of them, where the file can't be written.
+        OSError: the file can't be written. Opening, `write` and the end of the block raise it; an error of one `write`
+            may come from the next.
     """
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("wb")
-        self._deflate = zlib.compressobj(_LEVEL, zlib.DEFLATED, _GZIP)
+        self._deflate = zlib.compressobj(_COMPRESSION_LEVEL, zlib.DEFLATED, _GZIP_FORMAT)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="gzip")
         self._pending: Future[None] | None = None
 

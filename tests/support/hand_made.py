@@ -9,7 +9,7 @@ from gapless.runtime.core.messages import Span
 from gapless.runtime.core.request_record import RequestRecord
 from gapless.runtime.core.run_record import Decodes, MicroBatchRecord, Part, RunRecord, Wait
 from gapless.runtime.report.candidates import Candidate
-from gapless.runtime.run_folder.run_folder import RunFolder
+from gapless.runtime.run_folder.read import RunFolder
 
 
 def one_stage() -> RunRecord:

@@ -17,7 +17,7 @@ from gapless.runtime.core.run_record import Decodes, MicroBatchRecord, Part, Run
 from gapless.runtime.ledger.causes import Cause
 from gapless.runtime.ledger.idle import IdleInterval
 from gapless.runtime.ledger.ledger import Ledger
-from gapless.runtime.run_folder.run_folder import read_run_folder
+from gapless.runtime.run_folder.read import read_run_folder
 from gapless.runtime.scheduler.policies import POLICIES
 from gapless.runtime.simulation.pipeline import Disturbance
 from tests.support.simulated_parts import Device, items, make_replica, run

@@ -25,7 +25,7 @@ from gapless.runtime.report.compare_charts import front, heat_maps, throughput_a
 from gapless.runtime.report.page_parts import template
 from gapless.runtime.report.png import light_palette, write_figures
 from gapless.runtime.report.svg import figure
-from gapless.runtime.run_folder.run_folder import RunFolder
+from gapless.runtime.run_folder.read import RunFolder
 from tests.support.hand_made import candidate, one_stage
 
 Array = np.ndarray

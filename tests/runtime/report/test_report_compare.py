@@ -20,7 +20,7 @@ from gapless.runtime.report.compare import write_comparison
 from gapless.runtime.report.metrics import LATENCY, METRICS, Metric, best_of, number, number_keys, ranked, spread
 from gapless.runtime.report.terminal import comparison_table
 from gapless.runtime.report.write_folder import write_run_folder
-from gapless.runtime.run_folder.run_folder import RunFolder, read_run_folder
+from gapless.runtime.run_folder.read import RunFolder, read_run_folder
 from tests.support.hand_made import candidate, config, folder, one_stage
 
 

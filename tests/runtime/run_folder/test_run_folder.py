@@ -20,7 +20,8 @@ from gapless.runtime.core.run_record import Decodes, MicroBatchRecord, Part, Run
 from gapless.runtime.ledger.ledger import Ledger
 from gapless.runtime.ledger.summary import summarize
 from gapless.runtime.report.write_folder import write_run_folder
-from gapless.runtime.run_folder.run_folder import SPAN_COLUMNS, read_run_folder
+from gapless.runtime.run_folder.read import read_run_folder
+from gapless.runtime.run_folder.spans_csv import SPAN_COLUMNS
 from gapless.runtime.run_folder.text_columns import joined
 from gapless.runtime.run_folder.trace import slice_names
 

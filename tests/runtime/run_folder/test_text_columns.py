@@ -10,7 +10,15 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gapless.runtime.run_folder.text_columns import csv, decimals, integers, joined, names, texts, where
+from gapless.runtime.run_folder.text_columns import (
+    csv_rows,
+    decimals,
+    integers,
+    joined,
+    text_by_code,
+    text_cells,
+    text_where,
+)
 
 NAMES = ("transport", "pb1_prefill_size", "x")
 whole = st.integers(-(10**17), 10**17)
@@ -27,7 +35,8 @@ def test_rows_say_what_columns_hold(table: list[tuple[int, bool, int]], places: 
     units = np.array([row[0] for row in table], np.int64)
     known = np.array([row[1] for row in table], bool)
     codes = np.array([row[2] for row in table], np.int64)
-    text = csv([integers(units), decimals(units, places), decimals(units, places, known), names(codes, NAMES)])
+    numbers = [integers(units), decimals(units, places), decimals(units, places, known)]
+    text = csv_rows([*numbers, text_by_code(codes, NAMES)])
     read = list(reader(io.StringIO(text.decode())))
     assert text.count(b"\n") == len(table)
     for (value, is_known, code), cells in zip(table, read, strict=True):
@@ -37,14 +46,15 @@ def test_rows_say_what_columns_hold(table: list[tuple[int, bool, int]], places: 
 
 def test_zeros():
     units = np.array([0, 1, 10, -10, 1_000_000_000, 12_345_678_901_234])
-    assert csv([decimals(units, 9)]).decode().split() == [
+    assert csv_rows([decimals(units, 9)]).decode().split() == [
         *("0", "0.000000001", "0.00000001", "-0.00000001", "1", "12345.678901234"),
     ]  # fmt: skip
-    assert csv([integers(units)]).decode().split() == list(map(str, units.tolist()))
-    assert csv([integers(np.array([], np.int64)), names(np.array([], np.int64), NAMES)]) == b""
+    assert csv_rows([integers(units)]).decode().split() == list(map(str, units.tolist()))
+    assert csv_rows([integers(np.array([], np.int64)), text_by_code(np.array([], np.int64), NAMES)]) == b""
 
 
 def test_what_all_rows_have_alike():
     counts = np.array([0, 1, 12])
-    pieces = [b"<", integers(counts, counts > 0), where(counts > 1, " of "), texts([b"a", b"", b"ccc"]), b">\n"]
+    words = text_cells([b"a", b"", b"ccc"])
+    pieces = [b"<", integers(counts, counts > 0), text_where(counts > 1, " of "), words, b">\n"]
     assert joined(pieces) == b"<a>\n<1>\n<12 of ccc>\n"

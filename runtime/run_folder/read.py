@@ -1,0 +1,117 @@
+"""Reads run folders back."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ...conf.errors import ConfigError
+from ..core.run_record import RunRecord
+from ..ledger.fleet import Fleet
+from .files import RECORD, REPLICAS_KEY, REQUIRED, SPANS, STAGE_TIMES, SUMMARY, replica_folder
+from .record_jsonl import read_record
+from .spans_csv import read_spans
+from .stage_times_json import read_stage_times
+
+_DAMAGE = (OSError, EOFError, ValueError, KeyError, IndexError, TypeError, zlib.error)
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """A run on disk, or a fleet of runs.
+
+    `summary` is `summary.json` as written. `load` reads the record, which may be large. A fleet has a summary of all
+    its replicas, and their run folders inside its own.
+    """
+
+    path: Path
+    summary: dict[str, Any]
+
+    @property
+    def title(self) -> str:
+        return str(self.summary.get("title", self.path.name))
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The run's config as it was composed; empty where it was not recorded."""
+        found = self.summary.get("config")
+        return found if isinstance(found, dict) else {}
+
+    @property
+    def replicas(self) -> list[RunFolder]:
+        """The runs of a fleet, by number; of a run that stands alone, the run itself.
+
+        Raises:
+            ConfigError: one of them is missing or damaged.
+        """
+        if REPLICAS_KEY not in self.summary:
+            return [self]
+        numbers = range(self.summary[REPLICAS_KEY])
+        return [read_run_folder(self.path / replica_folder(number)) for number in numbers]
+
+    def load(self) -> RunRecord:
+        """Read the record; times are seconds from the run's start.
+
+        Its `Ledger` is the one that the run had, within a nanosecond. The folder does not keep the record in memory.
+
+        Raises:
+            ConfigError: one of the files is damaged.
+        """
+        name = RECORD
+        try:
+            with gzip.open(self.path / name, "rb") as file:
+                record = read_record(file)
+            name = SPANS
+            with gzip.open(self.path / name, "rt", newline="", encoding="utf-8") as text:
+                record.spans = read_spans(text)
+            name = STAGE_TIMES
+            if (self.path / name).is_file():
+                record.stage_times = read_stage_times((self.path / name).read_bytes())
+        except _DAMAGE as error:
+            raise _damaged(self.path / name, error) from error
+        return record
+
+
+def read_run_folder(path: Path) -> RunFolder:
+    """What `write_run_data` or `write_fleet_data` wrote, without its record.
+
+    Raises:
+        ConfigError: not a run folder, or its summary is damaged.
+    """
+    for name in REQUIRED:
+        if not (path / name).is_file() and not _is_fleet_folder(path):
+            raise ConfigError(f"{path}: not a run folder, it has no {name}")
+    try:
+        return RunFolder(path, msgspec.json.decode((path / SUMMARY).read_bytes(), type=dict[str, Any]))
+    except _DAMAGE as error:
+        raise _damaged(path / SUMMARY, error) from error
+
+
+def load_fleet(folder: RunFolder) -> Fleet:
+    """The replicas of a fleet's folder; of a run folder, the run as a fleet of one.
+
+    Raises:
+        ConfigError: one of the files is damaged.
+    """
+    replicas = folder.replicas
+    starts = folder.summary.get("replica_starts", [0.0] * len(replicas))
+    return Fleet([replica.load() for replica in replicas], starts)
+
+
+def is_run_folder(path: Path) -> bool:
+    """Whether it is a run's, or a fleet's."""
+    return all((path / name).is_file() for name in REQUIRED) or _is_fleet_folder(path)
+
+
+def _is_fleet_folder(path: Path) -> bool:
+    replica = path / replica_folder(0)
+    return (path / SUMMARY).is_file() and all((replica / name).is_file() for name in REQUIRED)
+
+
+def _damaged(path: Path, error: Exception) -> ConfigError:
+    return ConfigError(f"{path}: damaged, or not written by gapless ({error})")

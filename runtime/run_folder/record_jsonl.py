@@ -1,0 +1,129 @@
+"""`record.jsonl.gz`: a line for the run, for each micro-batch with its waits, for each request with its token times."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from operator import attrgetter
+
+import msgspec
+import numpy as np
+
+from ..core.request_record import RequestRecord
+from ..core.run_record import Blocked, Decodes, MicroBatchRecord, Part, RunRecord, Wait
+
+
+class RunLine(msgspec.Struct, array_like=True, tag="run"):
+    """The first line."""
+
+    num_stages: int
+    num_blocks: int
+    notes: list[str] = []
+
+
+class MicroBatchLine(msgspec.Struct, array_like=True, tag="step"):
+    """A `MicroBatchRecord`."""
+
+    micro_batch: int
+    dispatched: float
+    completed: float | None
+    kv_blocks_used: int
+    num_waiting: int
+    num_running: int
+    chunks: list[tuple[int, int, int]]  # request, start, tokens
+    decodes: tuple[list[int], list[int]]  # requests, starts
+    waits: list[tuple[float, float, Blocked]]  # start, end, reason
+    predicted: list[float] | None = None
+    sampled_rows: int = 0
+
+
+class RequestLine(msgspec.Struct, array_like=True, tag="request"):
+    """A `RequestRecord`."""
+
+    request: int
+    prompt_tokens: int
+    arrival: float
+    first_dispatched: float | None
+    finished: float | None
+    finish_reason: str | None
+    preemptions: int
+    token_times: list[float]
+
+
+Line = RunLine | MicroBatchLine | RequestLine
+_CHUNK_FIELDS = attrgetter("request", "start", "tokens")
+
+
+def record_lines(record: RunRecord, origin: float) -> Iterator[Line]:
+    """The run, its micro-batches and its requests. Times are seconds from `origin`, rounded to nanoseconds."""
+
+    def since_origin(seconds: float) -> float:
+        return round(seconds - origin, 9)
+
+    def maybe(seconds: float | None) -> float | None:
+        return None if seconds is None else since_origin(seconds)
+
+    yield RunLine(record.num_stages, record.num_blocks, record.notes)
+    for m in record.micro_batches:
+        waits = [(since_origin(wait.start), since_origin(wait.end), wait.reason) for wait in m.waits]
+        yield MicroBatchLine(
+            m.micro_batch, since_origin(m.dispatched), maybe(m.completed), m.kv_blocks_used, m.num_waiting,
+            m.num_running, list(map(_CHUNK_FIELDS, m.chunks)), (m.decodes.requests.tolist(), m.decodes.starts.tolist()),
+            waits, m.predicted and [round(seconds, 9) for seconds in m.predicted], m.sampled_rows,
+        )  # fmt: skip
+    for r in record.requests:
+        yield RequestLine(
+            r.request, r.prompt_tokens, since_origin(r.arrival), maybe(r.first_dispatched), maybe(r.finished),
+            r.finish_reason, r.preemptions, np.round(np.array(r.token_times, np.float64) - origin, 9).tolist(),
+        )  # fmt: skip
+
+
+def read_record(lines: Iterable[bytes]) -> RunRecord:
+    """The record that these lines hold: all of it but spans and stage times.
+
+    Raises:
+        ValueError: a line is not one of these, or the first is not the run's (msgspec's errors are `ValueError` too).
+    """
+    decode = msgspec.json.Decoder(Line).decode
+    record: RunRecord | None = None
+    for text in lines:
+        line = decode(text)
+        if isinstance(line, RunLine):
+            record = RunRecord(line.num_stages, line.num_blocks, notes=line.notes)
+        elif record is None:
+            raise ValueError("its first line is not the run's")
+        elif isinstance(line, MicroBatchLine):
+            record.micro_batches.append(_micro_batch(line))
+        else:
+            record.requests.append(_request(line))
+    if record is None:
+        raise ValueError("it is empty")
+    return record
+
+
+def _micro_batch(line: MicroBatchLine) -> MicroBatchRecord:
+    return MicroBatchRecord(
+        line.micro_batch,
+        line.dispatched,
+        [Part(*part) for part in line.chunks],
+        Decodes.at(*line.decodes),
+        [Wait(*wait) for wait in line.waits],
+        line.completed,
+        line.kv_blocks_used,
+        line.num_waiting,
+        line.num_running,
+        line.sampled_rows,
+        line.predicted,
+    )
+
+
+def _request(line: RequestLine) -> RequestRecord:
+    return RequestRecord(
+        line.request,
+        line.prompt_tokens,
+        line.arrival,
+        line.token_times,
+        line.first_dispatched,
+        line.finished,
+        line.finish_reason,
+        line.preemptions,
+    )

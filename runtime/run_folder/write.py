@@ -1,0 +1,132 @@
+"""Writes a run's folder, and a fleet's: tables, record, summary and trace, but no page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from datetime import UTC, datetime
+from itertools import islice
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from ...conf.workloads import SloConfig
+from ..core.garbage_collection import without_collector
+from ..core.run_record import RunRecord
+from ..ledger.fleet import Fleet
+from ..ledger.ledger import Ledger
+from ..ledger.summary import has_bound, summarize
+from .files import RECORD, REQUESTS, SPANS, STAGE_TIMES, SUMMARY, TRACE, replica_folder
+from .gzip_stream import GzipStream
+from .record_jsonl import record_lines
+from .requests_csv import write_fleet_requests, write_requests
+from .spans_csv import span_rows
+from .stage_times_json import stage_times_text
+from .trace import write_trace
+
+T = TypeVar("T")
+
+_LINES_AT_ONCE = 20_000
+
+
+@without_collector()
+def write_run_data(
+    path: Path,
+    record: RunRecord,
+    *,
+    config: Mapping[str, Any],
+    versions: Mapping[str, str] | None = None,
+    title: str | None = None,
+    slo: SloConfig | None = None,
+    ledger: Ledger | None = None,
+) -> dict[str, Any]:
+    """Write a run's files into `path` (made if need be) and return what `summary.json` holds.
+
+    Files: requests.csv, spans.csv.gz, record.jsonl.gz (the rest of the record: micro-batches with their waits, token
+    times), summary.json, trace.json.gz, and stage_times.json where the scheduler learned them.
+
+    Args:
+        config: the run's config, by group and key.
+        versions: of the packages that ran, by name.
+        title: `title_of(config)` by default.
+        slo: with bounds, the summary has `request_goodput`.
+        ledger: the record's, where it has been made. Its conservation of time is checked first.
+    """
+    ledger = ledger or Ledger(record)
+    ledger.check()
+    title = title or title_of(config)
+    summary = write_summary(path, title, summarize(record, ledger, slo), config=config, versions=versions, slo=slo)
+    write_requests(path / REQUESTS, record, ledger)
+    with GzipStream(path / SPANS) as stream:
+        for rows in span_rows(record, ledger):
+            stream.write(rows)
+    encode = msgspec.json.Encoder().encode_lines
+    with GzipStream(path / RECORD) as stream:
+        for lines in _batches(record_lines(record, ledger.t0)):
+            stream.write(encode(lines))
+    if record.stage_times is not None:
+        (path / STAGE_TIMES).write_text(stage_times_text(record.stage_times), encoding="utf-8")
+    write_trace(path / TRACE, record, ledger, title=title)
+    return summary
+
+
+def write_fleet_data(
+    path: Path,
+    fleet: Fleet,
+    *,
+    config: Mapping[str, Any],
+    versions: Mapping[str, str] | None = None,
+    slo: SloConfig | None = None,
+) -> dict[str, Any]:
+    """Write a fleet's files into `path` (made if need be) and return what its `summary.json` holds.
+
+    `replica_0/` and on are run folders; summary.json and requests.csv are of all replicas together. The arguments are
+    those of `write_run_data`.
+    """
+    fleet.check()
+    title = title_of(config)
+    for number, (record, ledger) in enumerate(zip(fleet.records, fleet.ledgers, strict=True)):
+        write_run_data(
+            path / replica_folder(number), record, config=config, versions=versions, title=f"{title}, replica {number}",
+            slo=slo, ledger=ledger,
+        )  # fmt: skip
+    title = f"{title}, {len(fleet.records)} replicas"
+    summary = write_summary(path, title, fleet.summarize(slo), config=config, versions=versions, slo=slo)
+    write_fleet_requests(path / REQUESTS, fleet)
+    return summary
+
+
+def write_summary(
+    path: Path,
+    title: str,
+    numbers: Mapping[str, Any],
+    *,
+    config: Mapping[str, Any],
+    versions: Mapping[str, str] | None = None,
+    slo: SloConfig | None = None,
+) -> dict[str, Any]:
+    """Write `summary.json` into `path` (made if need be) and return what it holds: `numbers`, and of which run."""
+    summary = {
+        "title": title,
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
+        **numbers,
+        "config": dict(config) | ({"slo": asdict(slo)} if slo is not None and has_bound(slo) else {}),
+        "versions": dict(versions or {}),
+    }
+    path.mkdir(parents=True, exist_ok=True)
+    (path / SUMMARY).write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    return summary
+
+
+def title_of(config: Mapping[str, Any]) -> str:
+    """A run's title, made of its model and its policy."""
+    groups = (config.get(group) for group in ("model", "scheduler"))
+    names = [str(group["name"]) for group in groups if isinstance(group, Mapping) and "name" in group]
+    return ": ".join(["gapless", ", ".join(names)]) if names else "gapless"
+
+
+def _batches(items: Iterator[T]) -> Iterator[list[T]]:
+    while batch := list(islice(items, _LINES_AT_ONCE)):
+        yield batch

@@ -44,8 +44,9 @@ from gapless.launch.turns import requests
 from gapless.runtime.cost.make import make_costs
 from gapless.runtime.cost.stage_costs import Load
 from gapless.runtime.engine.plan import make_plan
+from gapless.runtime.ledger.latencies import completed_requests
 from gapless.runtime.ledger.ledger import Ledger
-from gapless.runtime.ledger.summary import completed_requests, summarize
+from gapless.runtime.ledger.summary import summarize
 from gapless.runtime.simulation.replicas import simulated
 from gapless.runtime.simulation.setting import make_setting
 from gapless.runtime.workload import Workload

@@ -1,4 +1,4 @@
-"""Replicas taken together: what they come to, on one clock."""
+"""Replicas that serve one workload, summed up on one clock."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from .summary import totals
 
 
 class Fleet:
-    """Pipelines that served one workload side by side, each with its record and its ledger; one alone is a fleet too.
+    """Pipelines that served one workload side by side, each with its record and its ledger. A fleet of one is a run.
 
-    A fleet's span is from its first request to its last compute. What a replica is idle of it before its own first
-    request and after its last micro-batch is `fill_drain`, so busy time plus the seconds of all causes is the span for
-    each stage of each replica. Stages are numbered through: those of replica 0, then those of replica 1.
+    A fleet's span is from its first request to its last compute. A replica that is idle before its own first request
+    or after its last micro-batch has `fill_drain`: for each stage of each replica, busy time plus the seconds of all
+    causes is the span. Stages are numbered on from replica to replica.
 
     Args:
-        records: of the replicas, all with as many stages; those without a request too.
-        starts: seconds from the fleet's start to each replica's own (its first request); None where the records' times
-            are on one clock.
+        records: one for each replica, also for those that served no request; all of the same number of stages.
+        starts: seconds from the fleet's start to each replica's own (its first request); None where the times of all
+            records are on one clock.
     """
 
     def __init__(self, records: Sequence[RunRecord], starts: Sequence[float] | None = None) -> None:
         assert records
-        assert len({record.num_stages for record in records}) == 1, "replicas of different depth"
+        assert len({record.num_stages for record in records}) == 1, "replicas of different numbers of stages"
         self.records = list(records)
         self.ledgers = [Ledger(record) for record in records]
         if starts is None:
@@ -47,7 +47,7 @@ class Fleet:
         return self.pp * len(self.records)
 
     def stage_name(self, stage: int) -> str:
-        """`stage 3`, and of several replicas `replica 2` or `2: stage 3`."""
+        """`stage 3`; with several replicas `replica 2` where they have one stage, else `2: stage 3`."""
         replica, own = divmod(stage, self.pp)
         if len(self.records) == 1:
             return f"stage {own}"
@@ -78,16 +78,16 @@ class Fleet:
 
     @property
     def bubble_fraction_inner(self) -> float:
-        """Idle over total stage-seconds, without starved and fill_drain above and below the line."""
+        """Idle over total stage-seconds, both without starved and fill_drain."""
         return inner_bubble_fraction(self.seconds_by_cause(), self.stage_seconds)
 
     @property
     def notes(self) -> list[str]:
-        """What the schedulers noted, each once."""
+        """The schedulers' notes, each once."""
         return list(dict.fromkeys(note for record in self.records for note in record.notes))
 
     def check(self) -> None:
-        """Conservation of each replica's ledger, and of the fleet's span on each stage."""
+        """Assert conservation: in each replica's ledger, and of the fleet's span on each stage."""
         for ledger in self.ledgers:
             ledger.check()
         for stage in range(self.num_stages):
@@ -95,12 +95,13 @@ class Fleet:
             assert abs(accounted - self.span_seconds) <= 1e-6 * self.span_seconds + 1e-9, (stage, accounted)
 
     def summarize(self, slo: SloConfig | None = None) -> dict[str, Any]:
-        """What `summary.json` holds of them all: requests, tokens and latencies over all, throughput over the fleet's
-        duration, seconds summed over all stages; `replicas`, and how many requests each of them had."""
+        """The contents of `summary.json`: requests, tokens and latencies of all replicas, throughput over the fleet's
+        duration, seconds summed over all stages. With several replicas it also has their number, their starts and the
+        number of requests of each."""
         summary = totals(
             list(zip(self.records, self.ledgers, strict=True)),
             duration=max(start + self._last(n) for n, start in enumerate(self.starts)),
-            seconds=self.seconds_by_cause(),
+            idle=self.seconds_by_cause(),
             busy=[self.busy_seconds(stage) for stage in range(self.num_stages)],
             span=self.span_seconds,
             notes=self.notes,

@@ -11,8 +11,9 @@ from ..core.micro_batch_columns import Floats
 from ..core.run_record import RunRecord
 from ..ledger.causes import Cause
 from ..ledger.fleet import Fleet
+from ..ledger.latencies import completed_requests, latencies
 from ..ledger.ledger import Ledger
-from ..ledger.summary import completed_requests, latencies, prediction_ratios
+from ..ledger.predictions import predicted_and_measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ def chart_data(record: RunRecord, ledger: Ledger) -> ChartData:
         waiting=waiting,
         busy=[ledger.busy_seconds(stage) for stage in range(ledger.num_stages)],
         by_cause=[ledger.seconds_by_cause(stage) for stage in range(ledger.num_stages)],
-        predictions=prediction_ratios(record, ledger),
+        predictions=predicted_and_measured(record, ledger),
     )
 
 

@@ -11,7 +11,7 @@ import yaml
 from ..core.run_record import RunRecord
 from ..ledger.causes import PIPELINE_BUBBLES, STARVED, Cause
 from ..ledger.ledger import Ledger
-from ..ledger.summary import prediction_error
+from ..ledger.predictions import prediction_error
 from ..run_folder.requests_csv import request_row
 from . import run_charts as charts
 from .chart_data import ChartData

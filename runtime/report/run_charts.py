@@ -8,7 +8,8 @@ import numpy as np
 
 from ..core.micro_batch_columns import Floats
 from ..ledger.causes import CAUSES, Cause
-from ..ledger.summary import prediction_error, variation
+from ..ledger.predictions import prediction_error
+from ..ledger.summary import variation
 from .chart_data import ChartData
 from .charts import (
     SLOTS,

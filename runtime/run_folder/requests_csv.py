@@ -9,8 +9,8 @@ from typing import Any
 from ..core.request_record import RequestRecord
 from ..core.run_record import RunRecord
 from ..ledger.fleet import Fleet
+from ..ledger.latencies import time_to_first_token, tokens_apart
 from ..ledger.ledger import Ledger
-from ..ledger.summary import time_to_first_token, tokens_apart
 
 
 def request_row(request: RequestRecord, ledger: Ledger) -> dict[str, Any]:

@@ -17,7 +17,8 @@ from ..core.garbage_collection import without_collector
 from ..core.run_record import RunRecord
 from ..ledger.fleet import Fleet
 from ..ledger.ledger import Ledger
-from ..ledger.summary import has_bound, summarize
+from ..ledger.slo import has_bound
+from ..ledger.summary import summarize
 from .files import RECORD, REQUESTS, SPANS, STAGE_TIMES, SUMMARY, TRACE, replica_folder
 from .gzip_stream import GzipStream
 from .record_jsonl import record_lines

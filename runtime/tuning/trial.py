@@ -13,7 +13,7 @@ from ...conf.tuning import TailSlo
 from ..core.micro_batch_columns import Floats
 from ..core.request_record import RequestRecord
 from ..ledger.fleet import Fleet
-from ..ledger.summary import time_to_first_token, tokens_apart
+from ..ledger.latencies import time_to_first_token, tokens_apart
 from ..report.text import milliseconds
 from ..simulation.replicas import Replica, make_replicas, run_fleet
 from ..simulation.setting import Setting

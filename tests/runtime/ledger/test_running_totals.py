@@ -15,7 +15,8 @@ from gapless.runtime.core.messages import MicroBatchMessage
 from gapless.runtime.core.request import Request
 from gapless.runtime.engine.coordinator import Coordinator
 from gapless.runtime.ledger.ledger import Ledger
-from gapless.runtime.ledger.running_totals import Quantiles, RunningTotals
+from gapless.runtime.ledger.quantiles import Quantiles
+from gapless.runtime.ledger.running_totals import RunningTotals
 from gapless.runtime.ledger.summary import summarize
 from gapless.runtime.scheduler import Limits
 from gapless.runtime.scheduler.policies import make_scheduler

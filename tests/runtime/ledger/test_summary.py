@@ -11,8 +11,9 @@ from gapless.conf.workloads import SloConfig
 from gapless.runtime.core.request_record import RequestRecord
 from gapless.runtime.core.run_record import RunRecord
 from gapless.runtime.ledger.causes import Cause
+from gapless.runtime.ledger.latencies import latencies
 from gapless.runtime.ledger.ledger import Ledger
-from gapless.runtime.ledger.summary import latencies, summarize
+from gapless.runtime.ledger.summary import summarize
 from tests.support.hand_made import one_stage
 
 VLLM = ["duration", "completed", "failed", "total_input_tokens", "total_output_tokens", "request_throughput"]

@@ -1,0 +1,50 @@
+"""Latencies of requests and their statistics."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..core.micro_batch_columns import Floats
+from ..core.request_record import RequestRecord
+from ..core.run_record import RunRecord
+
+NOT_COMPLETED = (None, "abort", "error")  # finish reasons of requests that count as failed
+
+
+def completed_requests(record: RunRecord) -> list[RequestRecord]:
+    """The requests that finished by themselves."""
+    return [request for request in record.requests if request.finish_reason not in NOT_COMPLETED]
+
+
+def time_to_first_token(request: RequestRecord) -> float | None:
+    """Seconds from arrival to the first token; None before it."""
+    return request.token_times[0] - request.arrival if request.token_times else None
+
+
+def tokens_apart(request: RequestRecord) -> Floats:
+    """Seconds between the request's consecutive tokens (TBT, inter-token latency), one fewer than tokens."""
+    return np.diff(np.asarray(request.token_times, np.float64))
+
+
+def latencies(requests: list[RequestRecord]) -> dict[str, Floats]:
+    """Milliseconds by name. `ttft`, `tpot` and `e2el` hold a value for each request that has one, `itl` one for each
+    pair of consecutive tokens."""
+    gaps = [tokens_apart(request) for request in requests]
+    ttft = [first for request in requests if (first := time_to_first_token(request)) is not None]
+    e2el = [request.token_times[-1] - request.arrival for request in requests if request.token_times]
+    seconds = {
+        "ttft": np.array(ttft, np.float64),
+        "tpot": np.array([gap.mean() for gap in gaps if len(gap)], np.float64),
+        "itl": np.concatenate(gaps) if gaps else np.empty(0),
+        "e2el": np.array(e2el, np.float64),
+    }
+    return {name: values * 1e3 for name, values in seconds.items()}
+
+
+def statistics(values: Floats) -> dict[str, float]:
+    """The statistics that a summary has of a latency; zeros where there is no value."""
+    if not len(values):
+        values = np.zeros(1)
+    p90, p99 = np.percentile(values, [90, 99])
+    found = {"mean": values.mean(), "median": np.median(values), "std": values.std(), "p90": p90, "p99": p99}
+    return {statistic: float(value) for statistic, value in found.items()}

@@ -1,0 +1,29 @@
+"""Whether requests met a service level objective."""
+
+from __future__ import annotations
+
+from ...conf.workloads import SloConfig
+from ..core.request_record import RequestRecord
+from .latencies import tokens_apart
+
+
+def has_bound(slo: SloConfig) -> bool:
+    """Whether it bounds any latency."""
+    return slo != SloConfig()
+
+
+def meets(request: RequestRecord, slo: SloConfig) -> bool:
+    """Whether a finished request kept every bound. A request of one token has no TBT and keeps the bounds on it; one
+    without a token keeps none."""
+    if not request.token_times:
+        return False
+    gaps = tokens_apart(request)
+    first, last = request.token_times[0] - request.arrival, request.token_times[-1] - request.arrival
+    seconds = {
+        "ttft_ms": first,
+        "tpot_ms": float(gaps.mean()) if len(gaps) else 0.0,
+        "tbt_ms": float(gaps.max()) if len(gaps) else 0.0,
+        "e2el_ms": last,
+    }
+    bounds = {key: getattr(slo, key) for key in seconds}
+    return all(bound is None or seconds[key] * 1e3 <= bound for key, bound in bounds.items())

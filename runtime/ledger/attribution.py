@@ -117,7 +117,7 @@ class _Waits:
 
     @classmethod
     def of(cls, records: Sequence[MicroBatchRecord], awaited: Ints) -> _Waits:
-        """Args: `awaited`: the index in `records` of the micro-batch that each gap awaits, -1 where it has none."""
+        """Collect the waits before the micro-batch of each gap; `awaited` is its index in `records`, -1 for none."""
         waits = [(gap, wait) for gap, at in enumerate(awaited.tolist()) if at >= 0 for wait in records[at].waits]
         gaps = np.array([gap for gap, _ in waits], np.int64)
         start = np.array([wait.start for _, wait in waits], np.float64)
@@ -147,7 +147,7 @@ def _awaited_by_stage_0(gaps: _Gaps, waits: _Waits, last: Lane) -> Ints:
 
 
 def _nearest(times: Floats, to: Floats) -> Ints:
-    """The index of the time, of these ascending ones, that is nearest to each of the others."""
+    """The index of that one of `times`, which ascend, that is nearest to each of `to`; the earlier of two as near."""
     after = np.searchsorted(times, to)
     before, after = np.maximum(after - 1, 0), np.minimum(after, len(times) - 1)
     return np.where(np.abs(times[after] - to) < np.abs(times[before] - to), after, before)
@@ -174,16 +174,16 @@ def _stage_0(gaps: _Gaps, waits: _Waits, sent: Floats, pair: Ints) -> list[IdleC
 
 @dataclass(frozen=True, slots=True)
 class _UpstreamGaps:
-    """The idle intervals in the gaps of the stage before, and how many seconds of delays from outside the gaps hold."""
+    """The idle intervals in upstream's gaps, an entry each, and the seconds of delays from outside in these gaps."""
 
-    place: Ints  # of the awaited micro-batch in the lane of the stage before
+    place: Ints  # of the awaited micro-batch upstream
     start: Floats
     end: Floats
     cause: Ints
     is_delay: npt.NDArray[np.bool_]
-    delay_from: Floats  # of its gap: delays from this interval on
-    delay_after: Floats  # of its gap: delays after this interval
-    delay: Floats  # by place: delays in the gap before it, 0 before the first
+    delay_from: Floats  # seconds of delays from this interval on, to the end of its gap
+    delay_after: Floats  # the same, from the next interval on
+    delay: Floats  # by place: seconds of delays in the gap before that micro-batch
 
     @classmethod
     def of(cls, idle: IdleColumns, num_micro_batches: int) -> _UpstreamGaps:
@@ -198,48 +198,67 @@ class _UpstreamGaps:
         return cls(place, start, end, cause, is_delay, to_run_end[:-1] - beyond, to_run_end[1:] - beyond, delay)
 
 
-def _later_stage(
-    lane: Lane, gaps: _Gaps, pair: Ints, upstream: Lane, upstream_idle: IdleColumns
-) -> list[IdleColumns]:  # fmt: skip
+@dataclass(frozen=True, slots=True)
+class _Arrivals:
+    """When the awaited micro-batch of each gap was computed upstream and came, clamped to the gap; see the diagram.
+
+    Where upstream has no span of it, `undelayed_begin` is a and `arrival` is b.
+    """
+
+    upstream_free: Floats  # a'
+    undelayed_begin: Floats  # B - D
+    undelayed_arrival: Floats  # E - D
+    arrival: Floats  # E
+    delay: Floats  # D, not clamped
+
+    @classmethod
+    def of(cls, gaps: _Gaps, upstream: Lane, place: Ints, upstream_delay: Floats) -> _Arrivals:
+        """Find them by the `place` of each awaited micro-batch upstream, -1 for one that has no span there."""
+
+        def at_place(values: Floats, otherwise: Floats | float) -> Floats:
+            return np.where(place >= 0, values[place], otherwise)
+
+        a, b = gaps.a, gaps.b
+        delay = at_place(upstream_delay, 0.0)
+        arrival = np.clip(at_place(upstream.end, b), a, b)
+        undelayed_arrival = arrival - delay
+        undelayed_arrival = np.where((delay > 0) & (undelayed_arrival < a + _ROUNDING), a, undelayed_arrival)
+        undelayed_begin = np.clip(at_place(upstream.begin, a) - delay, a, undelayed_arrival)
+        gap_begin = np.append(upstream.begin[:1], upstream.end[:-1])  # there is no gap before the first
+        upstream_free = np.clip(at_place(gap_begin, a), a, undelayed_begin)
+        return cls(upstream_free, undelayed_begin, undelayed_arrival, arrival, delay)
+
+
+def _later_stage(lane: Lane, gaps: _Gaps, pair: Ints, upstream: Lane, upstream_idle: IdleColumns) -> list[IdleColumns]:
     """Cut the gaps as the diagram above shows; `pair` holds the codes of the pairs' bubbles."""
-    a, b = gaps.a, gaps.b
     if not len(upstream.row):
-        return [IdleColumns.of(a, b, pair, gaps.place)]
-    in_upstream = upstream.places(lane.row[1:])
+        return [IdleColumns.of(gaps.a, gaps.b, pair, gaps.place)]
     inherited = _UpstreamGaps.of(upstream_idle, len(upstream.row))
-
-    def of_upstream(values: Floats, otherwise: Floats | float) -> Floats:
-        """The value of each awaited micro-batch upstream, `otherwise` where it has no span there."""
-        return np.where(in_upstream >= 0, values[in_upstream], otherwise)
-
-    delay = of_upstream(inherited.delay, 0.0)  # D
-    arrival = np.clip(of_upstream(upstream.end, b), a, b)  # E
-    undelayed_arrival = arrival - delay  # E - D
-    undelayed_arrival = np.where((delay > 0) & (undelayed_arrival < a + _ROUNDING), a, undelayed_arrival)
-    undelayed_begin = np.clip(of_upstream(upstream.begin, a) - delay, a, undelayed_arrival)  # B - D
-    gap_begin = np.append(upstream.begin[:1], upstream.end[:-1])  # there is no gap before the first
-    upstream_free = np.clip(of_upstream(gap_begin, a), a, undelayed_begin)  # a'
-
+    arrivals = _Arrivals.of(gaps, upstream, upstream.places(lane.row[1:]), inherited.delay)
     gap = lane.places(upstream.row[inherited.place]) - 1  # this stage's gap before the same micro-batch
-    is_shared = gap >= 0
-    bubbles = is_shared & ~inherited.is_delay
-    delays = is_shared & inherited.is_delay
-
-    own = gap[bubbles]
-    delay_before = delay[own] - inherited.delay_from[bubbles]
-    bubble_start = np.maximum(inherited.start[bubbles] - delay_before, a[own])
-    bubble_end = np.minimum(inherited.end[bubbles] - delay_before, undelayed_begin[own])
-    shared_bubbles = IdleColumns.of(bubble_start, bubble_end, inherited.cause[bubbles], gaps.place[own])
-
-    own = gap[delays]
-    delay_start = np.maximum(arrival[own] - inherited.delay_from[delays], undelayed_arrival[own])
-    delay_end = arrival[own] - inherited.delay_after[delays]
-    passed_delays = IdleColumns.of(delay_start, delay_end, inherited.cause[delays], gaps.place[own])
-
+    bubbles = np.flatnonzero((gap >= 0) & ~inherited.is_delay)
+    delays = np.flatnonzero((gap >= 0) & inherited.is_delay)
     return [
-        IdleColumns.of(a, upstream_free, pair, gaps.place),
-        shared_bubbles,
-        IdleColumns.of(undelayed_begin, undelayed_arrival, pair, gaps.place),
-        passed_delays,
-        IdleColumns.of(arrival, b, Cause.TRANSPORT, gaps.place),
+        IdleColumns.of(gaps.a, arrivals.upstream_free, pair, gaps.place),
+        _shared_bubbles(gaps, arrivals, inherited, bubbles, gap[bubbles]),
+        IdleColumns.of(arrivals.undelayed_begin, arrivals.undelayed_arrival, pair, gaps.place),
+        _passed_delays(gaps, arrivals, inherited, delays, gap[delays]),
+        IdleColumns.of(arrivals.arrival, gaps.b, Cause.TRANSPORT, gaps.place),
     ]
+
+
+def _shared_bubbles(
+    gaps: _Gaps, arrivals: _Arrivals, inherited: _UpstreamGaps, bubbles: Ints, gap: Ints
+) -> IdleColumns:
+    """Upstream's `bubbles` as they had been without the delays before them, as far as they lie in their `gap` here."""
+    delay_before = arrivals.delay[gap] - inherited.delay_from[bubbles]
+    start = np.maximum(inherited.start[bubbles] - delay_before, gaps.a[gap])
+    end = np.minimum(inherited.end[bubbles] - delay_before, arrivals.undelayed_begin[gap])
+    return IdleColumns.of(start, end, inherited.cause[bubbles], gaps.place[gap])
+
+
+def _passed_delays(gaps: _Gaps, arrivals: _Arrivals, inherited: _UpstreamGaps, delays: Ints, gap: Ints) -> IdleColumns:
+    """Upstream's `delays` right before the micro-batch came, as far as they lie in their `gap` here."""
+    start = np.maximum(arrivals.arrival[gap] - inherited.delay_from[delays], arrivals.undelayed_arrival[gap])
+    end = arrivals.arrival[gap] - inherited.delay_after[delays]
+    return IdleColumns.of(start, end, inherited.cause[delays], gaps.place[gap])

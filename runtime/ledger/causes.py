@@ -46,8 +46,10 @@ _MEANINGS = {
 }
 
 CAUSES = tuple(Cause)
+PIPELINE_BUBBLES = (  # a scheduler or a layer split can remove them
+    Cause.PB1_PREFILL_SIZE, Cause.PB2_PREFILL_DECODE, Cause.PB3_DECODE_CONTEXT, Cause.STAGE_IMBALANCE,
+)  # fmt: skip
 STARVED = (Cause.STARVED_NO_REQUEST, Cause.STARVED_IN_FLIGHT, Cause.STARVED_KV_FULL)
-PIPELINE_BUBBLES = CAUSES[:4]  # a scheduler or a layer split can remove them
 DELAYS_FROM_OUTSIDE = (Cause.TRANSPORT, Cause.CONTROL, *STARVED)  # they come down the pipeline with a micro-batch
 
 _CODES = {cause: code for code, cause in enumerate(CAUSES)}

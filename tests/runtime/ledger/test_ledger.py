@@ -195,7 +195,22 @@ def test_a_run_cut_short():
     assert idle_seconds(ledger, 2) == {"fill_drain": 6.0}
 
 
-def test_spans_without_a_step_record_and_nothing_at_all():
+def test_fill_does_not_come_down_the_pipeline():
+    """Stage 0's span of micro-batch 0 is lost, so that micro-batch 1 is its first."""
+    spans = [span(1, 0, 1, 4), span(0, 1, 1, 2), span(1, 1, 4.5, 6)]
+    ledger = ledger_of(2, [prefill(0, 8), prefill(1, 4)], spans, requests=[RequestRecord(0, 8, 0.0)])
+    assert idle_seconds(ledger, 1) == {"pb1_prefill_size": 2.0, "transport": 0.5, "fill_drain": 1.0}
+
+
+def test_an_arrival_during_a_wait_for_a_slot_does_not_name_it():
+    """With one micro-batch in flight, the awaited one names the wait, wherever in it a request arrives."""
+    waits = (Wait(3.0, 4.0, "depth_full"), Wait(4.0, 6.0, "depth_full"))  # a request arrived at 4
+    micro_batches = [decode(0, 9), prefill(1, 8), prefill(2, 8, *waits)]
+    spans = [span(0, 0, 0, 1), span(0, 1, 1, 2), span(1, 0, 2, 3), span(1, 1, 3, 6), span(2, 0, 6, 7), span(2, 1, 7, 8)]
+    assert idle_seconds(ledger_of(2, micro_batches, spans), 0)["stage_imbalance"] == 3.0
+
+
+def test_spans_without_a_record_and_nothing_at_all():
     ledger_of(2, [], [span(0, 1, 0, 1), span(1, 1, 2, 3)])
     empty = ledger_of(2, [], [])
     assert (empty.span_seconds, empty.bubble_fraction, empty.bubble_fraction_inner, empty.idle) == (0, 0, 0, [])

@@ -16,7 +16,7 @@ from .lanes import lanes_of
 
 
 class Ledger:
-    """Idle time of a run, by cause, stage, micro-batch and request; `attribution.py` says which cause it has.
+    """Adds up the idle time of a run by cause, stage, micro-batch and request; `attribution.py` finds the causes.
 
     Attributes:
         lanes: what each stage computed.
@@ -59,7 +59,7 @@ class Ledger:
         return intervals
 
     def stage_name(self, stage: int) -> str:
-        """What people call it."""
+        """The name of a stage for people."""
         return f"stage {stage}"
 
     def busy_seconds(self, stage: int | None = None) -> float:

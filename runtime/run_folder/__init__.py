@@ -1,1 +1,1 @@
-"""The folder that a run leaves, written and read: data only, nothing is rendered here."""
+"""Writes and reads run folders: data only, it renders nothing."""

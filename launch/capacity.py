@@ -119,6 +119,6 @@ def _settings(config: CapacityConfig) -> tuple[dict[str, Setting], list[Demand]]
 
 
 def _ms(value: float | None) -> str:
-    from ..runtime.report.text import milliseconds
+    from ..runtime.report.formatting import milliseconds
 
     return milliseconds(value)

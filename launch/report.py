@@ -48,9 +48,9 @@ def run(config: ReportConfig, run_dir: Path, stdin: TextInput | None) -> None:
     Raises:
         ValueError: what the user can mend; a damaged run folder too.
     """
-    from ..runtime.report.candidates import group_runs
-    from ..runtime.report.compare import write_comparison
+    from ..runtime.report.run_groups import group_runs
     from ..runtime.report.terminal import comparison_table
+    from ..runtime.report.write_comparison import write_comparison
 
     console = Console(highlight=False)
     found = folders(config.runs)
@@ -134,9 +134,9 @@ def _destination(config: ReportConfig) -> Path:
 
 def _show_one(console: Console, config: ReportConfig, folder: RunFolder) -> None:
     from ..runtime.report.chart_data import fleet_chart_data
-    from ..runtime.report.page import render_report
     from ..runtime.report.png import write_figures
     from ..runtime.report.run_charts import charts_of_run
+    from ..runtime.report.run_page import render_report
     from ..runtime.report.terminal import bubble_table, latency_table
     from ..runtime.report.timeline_png import stretch, write_timeline
     from ..runtime.report.write_folder import write_fleet_report

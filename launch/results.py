@@ -90,9 +90,9 @@ def compare(
     name: str = "bench.json",
 ) -> None:
     """The table, the numbers as `name`, and the comparison's report."""
-    from ..runtime.report.candidates import Candidate
-    from ..runtime.report.compare import write_comparison
+    from ..runtime.report.run_groups import Candidate
     from ..runtime.report.terminal import comparison_table
+    from ..runtime.report.write_comparison import write_comparison
 
     runs: dict[str, list[RunFolder]] = {}
     for turn, folder in zip(plan, folders, strict=True):

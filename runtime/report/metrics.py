@@ -9,8 +9,8 @@ from statistics import median
 from typing import Any, Literal
 
 from ..ledger.ledger import CAUSES
-from .candidates import Candidate
-from .text import label, milliseconds, percent, seconds_text
+from .formatting import label, milliseconds, percent, seconds_text
+from .run_groups import Candidate
 
 Kind = Literal["rate", "ms", "share", "seconds", "count", "ratio"]
 LOWER_WORDS = ("_ms", "bubble", "starved", "idle", "cv_", "preemptions", "failed", "duration", "error")

@@ -10,7 +10,7 @@ from importlib import resources
 from typing import Any
 
 from ..ledger.ledger import CAUSES, Cause
-from .text import css_name, label, short_label
+from .formatting import css_name, label, short_label
 
 
 def template(name: str) -> str:

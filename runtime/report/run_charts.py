@@ -24,7 +24,7 @@ from .charts import (
     thin_points,
     time_unit,
 )
-from .text import css_name, label, percent
+from .formatting import css_name, label, percent
 
 ChartsData = Mapping[str, ChartData]
 

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..ledger.ledger import CAUSES, Cause
-from .candidates import Candidate
+from .formatting import label, milliseconds, percent, seconds_text
 from .metrics import (
     BY_CAUSE,
     EVENNESS,
@@ -31,7 +31,7 @@ from .metrics import (
     ranked,
     spread,
 )
-from .text import label, milliseconds, percent, seconds_text
+from .run_groups import Candidate
 
 CANDIDATE_COLUMNS = 8
 LISTED = tuple(

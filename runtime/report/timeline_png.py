@@ -11,8 +11,8 @@ import numpy as np
 
 from ..core.run_record import MicroBatchRecord, RunRecord
 from ..ledger.ledger import CAUSES, Cause, Floats, Ledger
+from .formatting import css_name, label, short_label
 from .png import DPI, FONT, light_palette, paper_style
-from .text import css_name, label, short_label
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

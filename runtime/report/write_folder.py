@@ -13,13 +13,13 @@ from ..ledger.fleet import Fleet
 from ..ledger.ledger import Ledger
 from ..run_folder.fleet_folder import write_fleet_data
 from ..run_folder.run_folder import RunFolder, write_run_data
-from .candidates import Candidate
 from .chart_data import chart_data
-from .compare_page import charts_of_drawn, draw_runs, render_comparison
+from .comparison_page import charts_of_drawn, draw_runs, render_comparison
 from .metrics import THROUGHPUT
-from .page import render_report
 from .png import write_figures
 from .run_charts import batch_composition
+from .run_groups import Candidate
+from .run_page import render_report
 from .timeline_png import write_timeline
 
 

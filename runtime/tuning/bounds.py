@@ -11,7 +11,7 @@ from ...conf.policies import SarathiConfig, SchedulerConfig, TokenBudgetConfig
 from ...conf.tuning import TailSlo
 from ..cost.operators import LAYER_LINEARS, Operators
 from ..cost.stage_costs import Load, StageCosts
-from ..report.text import milliseconds
+from ..report.formatting import milliseconds
 from .demand import Demand
 from .trial import Setting, tail
 

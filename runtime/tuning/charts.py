@@ -8,7 +8,7 @@ import numpy as np
 
 from ...conf.tuning import TailSlo
 from ..report.charts import Axis, Chart, Series
-from ..report.compare_charts import front
+from ..report.comparison_charts import front
 from .search import Found
 from .space import Candidate, chunk_key
 from .trial import Trial

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..report.text import milliseconds, percent
+from ..report.formatting import milliseconds, percent
 from .capacity import Capacity
 from .search import Finalist, Found, Tried
 from .space import chunk_key

@@ -18,7 +18,7 @@ from ..engine.plan import Plan, make_plan
 from ..ledger.fleet import Fleet
 from ..ledger.ledger import Floats
 from ..ledger.summary import time_to_first_token, tokens_apart
-from ..report.text import milliseconds
+from ..report.formatting import milliseconds
 from ..simulation.replicas import Replica, make_replicas, run_fleet
 from .demand import Demand
 

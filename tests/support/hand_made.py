@@ -8,7 +8,7 @@ from typing import Any
 from gapless.runtime.core.messages import Span
 from gapless.runtime.core.request_record import RequestRecord
 from gapless.runtime.core.run_record import Decodes, MicroBatchRecord, Part, RunRecord, Wait
-from gapless.runtime.report.candidates import Candidate
+from gapless.runtime.report.run_groups import Candidate
 from gapless.runtime.run_folder.run_folder import RunFolder
 
 

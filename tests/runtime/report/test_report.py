@@ -24,8 +24,8 @@ from gapless.runtime.ledger.ledger import CAUSES, Ledger
 from gapless.runtime.ledger.summary import summarize
 from gapless.runtime.report import terminal
 from gapless.runtime.report.chart_data import chart_data
-from gapless.runtime.report.page import render_report
 from gapless.runtime.report.page_parts import fill, script_json
+from gapless.runtime.report.run_page import render_report
 
 
 def simulated_run(num_stages: int, num_micro_batches: int, *, seed: int = 0) -> RunRecord:

@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from gapless.runtime.core.run_record import RunRecord
 from gapless.runtime.ledger.ledger import CAUSES, Ledger
 from gapless.runtime.report import charts, run_charts
-from gapless.runtime.report.candidates import Candidate
 from gapless.runtime.report.chart_data import ChartData, chart_data
 from gapless.runtime.report.charts import Axis, Chart, Series
-from gapless.runtime.report.compare_charts import front, heat_maps, throughput_against
+from gapless.runtime.report.comparison_charts import front, heat_maps, throughput_against
 from gapless.runtime.report.page_parts import template
 from gapless.runtime.report.png import light_palette, write_figures
+from gapless.runtime.report.run_groups import Candidate
 from gapless.runtime.report.svg import figure
 from gapless.runtime.run_folder.run_folder import RunFolder
 from tests.support.hand_made import candidate, one_stage

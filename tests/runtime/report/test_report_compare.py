@@ -15,10 +15,10 @@ from rich.console import Console
 
 from gapless.conf.errors import ConfigError
 from gapless.runtime.core.run_record import RunRecord, Wait
-from gapless.runtime.report.candidates import Candidate, differing_keys, group_runs, settings
-from gapless.runtime.report.compare import write_comparison
 from gapless.runtime.report.metrics import LATENCY, METRICS, Metric, best_of, number, number_keys, ranked, spread
+from gapless.runtime.report.run_groups import Candidate, differing_keys, group_runs, settings
 from gapless.runtime.report.terminal import comparison_table
+from gapless.runtime.report.write_comparison import write_comparison
 from gapless.runtime.report.write_folder import write_run_folder
 from gapless.runtime.run_folder.run_folder import RunFolder, read_run_folder
 from tests.support.hand_made import candidate, config, folder, one_stage

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from ..core.numbers import is_number
-from .candidates import Candidate, differing_keys, settings
 from .charts import Axis, Chart, Series, series_colour
 from .metrics import THROUGHPUT, metric_of, ranked, spread
+from .run_groups import Candidate, differing_keys, settings
 
 TAILS = {"p99_itl_ms": ("tbt", "p99 of TBT"), "p99_ttft_ms": ("ttft", "p99 of TTFT")}
 NAMED = 8  # of more settings, only those on the front are named beside their points

@@ -11,11 +11,10 @@ import yaml
 from ..ledger.ledger import Cause
 from ..run_folder.run_folder import FLEET, load_fleet
 from . import run_charts as charts
-from .candidates import Candidate, differing_keys, settings
 from .chart_data import ChartData, fleet_chart_data
 from .charts import Chart, series_colour
-from .columns import MAX_BOXES, Columns, pack, tick_of
-from .compare_charts import TAILS, heat_maps, throughput_against
+from .comparison_charts import TAILS, heat_maps, throughput_against
+from .formatting import percent, seconds_text
 from .metrics import (
     BY_CAUSE,
     EVENNESS,
@@ -34,8 +33,9 @@ from .metrics import (
     spread,
 )
 from .page_parts import causes_head, legend, pairs_table, script_json, template, whole_page
+from .run_groups import Candidate, differing_keys, settings
 from .svg import figures
-from .text import percent, seconds_text
+from .timeline_columns import MAX_BOXES, Columns, pack, tick_of
 from .timeline_png import Stretch, stretch
 
 SIDE_BY_SIDE = 8  # settings that have a column each; of more, the table is a ranking
@@ -121,9 +121,9 @@ def render_comparison(
     )
     best = f"the best {len(drawn.runs)} by {sort}" if len(drawn.runs) < len(candidates) else "the median run of each"
     return whole_page(
-        template("compare.html"),
+        template("comparison_page.html"),
         {
-            "script": template("columns.js") + template("timeline.js"),
+            "script": template("timeline_columns.js") + template("timeline.js"),
             "title": html.escape(title),
             "subtitle": html.escape(_subtitle(candidates, of)),
             "table": _side_by_side(candidates) if len(candidates) <= SIDE_BY_SIDE else _ranking(candidates, sort),

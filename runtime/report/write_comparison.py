@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .candidates import Candidate, differing_keys, settings
-from .compare_page import charts_of_comparison, draw_runs, render_comparison
+from .comparison_page import charts_of_comparison, draw_runs, render_comparison
 from .metrics import THROUGHPUT, number_keys, ranked, spread
 from .png import write_figures
 from .run_charts import batch_composition
+from .run_groups import Candidate, differing_keys, settings
 from .timeline_png import write_timeline
 
 

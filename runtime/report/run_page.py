@@ -13,10 +13,10 @@ from ..ledger.ledger import PIPELINE_BUBBLES, STARVED, Cause, Ledger
 from ..ledger.summary import prediction_error, request_row
 from . import run_charts as charts
 from .chart_data import ChartData
-from .columns import pack, tick_of
+from .formatting import css_name, label, milliseconds, percent, seconds_text
 from .page_parts import causes_head, idle_swatch, legend, notes_list, pairs_table, script_json, template, whole_page
 from .svg import figures
-from .text import css_name, label, milliseconds, percent, seconds_text
+from .timeline_columns import pack, tick_of
 
 REQUEST_ROWS = 200
 
@@ -28,9 +28,9 @@ def render_report(record: RunRecord, ledger: Ledger, summary: Mapping[str, Any],
     head = {"tick": tick, "span": columns.end, "causes": causes_head(), "runs": [columns.head]}
     title = str(summary.get("title", "gapless"))
     return whole_page(
-        template("report.html"),
+        template("run_page.html"),
         {
-            "script": template("columns.js") + template("timeline.js"),
+            "script": template("timeline_columns.js") + template("timeline.js"),
             "title": html.escape(title),
             "subtitle": html.escape(_subtitle(record, summary)),
             "notes": notes_list(record.notes),

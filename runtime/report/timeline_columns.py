@@ -84,7 +84,7 @@ def pack(record: RunRecord, ledger: Ledger, tick: float, max_boxes: int = MAX_BO
     head = {
         "stages": ledger.num_stages,
         "blocks": record.num_blocks,
-        "steps": len(micro_batches),
+        "microBatches": len(micro_batches),
         "shown": len(shown),
         "arrays": layout,
     }
@@ -109,7 +109,7 @@ def _micro_batches(record: RunRecord, ledger: Ledger, shown: npt.NDArray[np.int6
         "running": running, "waiting": waiting,
     }  # fmt: skip
     return {
-        "step": shown.astype(np.uint32),
+        "microBatch": shown.astype(np.uint32),
         "dispatched": taken(made.dispatched, place),
         **{name: taken(column, place).astype(np.uint32) for name, column in columns.items()},
         "partsFrom": np.array(offsets, np.uint32),

@@ -195,7 +195,7 @@ def test_the_page_holds_the_run():
         assert seconds == pytest.approx(list(ledger.seconds_by_cause(stage).values()), rel=1e-6, abs=1e-6)
     assert arrays["prefill"].tolist() == [micro_batch.prefill_tokens for micro_batch in record.micro_batches]
     assert arrays["decodes"].tolist() == [micro_batch.decode_tokens for micro_batch in record.micro_batches]
-    assert (run["steps"], run["shown"]) == (150, 150)
+    assert (run["microBatches"], run["shown"]) == (150, 150)
 
 
 @pytest.mark.parametrize("record", [RunRecord(2, 0), RunRecord(1, 8, requests=[RequestRecord(0, 4, 1.0)])])

@@ -119,6 +119,6 @@ def _settings(config: CapacityConfig) -> tuple[dict[str, Setting], list[Demand]]
 
 
 def _ms(value: float | None) -> str:
-    from ..runtime.report.formatting import milliseconds
+    from ..runtime.report.formatting import ms_text
 
-    return milliseconds(value)
+    return ms_text(value)

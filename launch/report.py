@@ -138,7 +138,7 @@ def _show_one(console: Console, config: ReportConfig, folder: RunFolder) -> None
     from ..runtime.report.run_charts import charts_of_run
     from ..runtime.report.run_page import render_report
     from ..runtime.report.terminal import bubble_table, latency_table
-    from ..runtime.report.timeline_png import stretch, write_timeline
+    from ..runtime.report.timeline_png import timeline_window, write_timeline
     from ..runtime.report.write_folder import write_fleet_report
     from ..runtime.run_folder.run_folder import load_fleet
 
@@ -154,7 +154,7 @@ def _show_one(console: Console, config: ReportConfig, folder: RunFolder) -> None
         (path / "report.html").write_text(render_report(record, ledger, summary, run), encoding="utf-8")
         if config.figures:
             write_figures(path / "figures", charts_of_run(run))
-            write_timeline(path / "figures" / "timeline.png", {folder.title: stretch(record, ledger)})
+            write_timeline(path / "figures" / "timeline.png", {folder.title: timeline_window(record, ledger)})
     console.print(Text.assemble((throughput(summary), "bold")), soft_wrap=True)
     console.print(latency_table(summary))
     console.print(bubble_table(fleet))

@@ -22,7 +22,7 @@ from .turns import Turn
 if TYPE_CHECKING:
     from ..runtime.core.run_record import RunRecord
     from ..runtime.ledger.fleet import Fleet
-    from ..runtime.report.terminal import StageTimes
+    from ..runtime.report.terminal import StageActivity
     from ..runtime.run_folder.run_folder import RunFolder
     from ..runtime.workload import Workload
 
@@ -67,7 +67,7 @@ def _own(config: ComparisonConfig, turn: Turn) -> dict[str, Any]:
     return to_mapping(replace(config, scheduler=turn.policy, policies=(), repeats=1))
 
 
-def show_one(console: Console, run_dir: Path, summary: Mapping[str, Any], times: StageTimes, slo: SloConfig) -> None:
+def show_one(console: Console, run_dir: Path, summary: Mapping[str, Any], times: StageActivity, slo: SloConfig) -> None:
     """The tables of a run that stands alone."""
     from ..runtime.report.terminal import bubble_table, latency_table
 

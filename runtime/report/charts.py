@@ -21,7 +21,7 @@ from ..ledger.ledger import Floats, Ints
 Kind = Literal["lines", "steps", "cdf", "histogram", "areas", "bars", "scatter", "heat"]
 POINTS = 600  # of a thinned series
 BINS = 48
-SLOTS = 240  # stretches of time that an area chart averages over
+SLOTS = 240  # windows of time that an area chart averages over
 FEW_NAMES, SHORT_NAME = 5, 14  # points, and letters of their names, that fit beside each other
 NUM_COLOURS = 8  # series colours of the style sheet, `s0` and on
 
@@ -173,7 +173,7 @@ def thin(x: Floats, y: Floats, points: int = POINTS) -> tuple[Floats, Floats]:
 
 
 def counter(label: str, at: Floats, values: Floats, colour: str) -> Series:
-    """A series of values that hold from one of the moments `at` to the next; of many the means over stretches of time,
+    """A series of values that hold from one of the moments `at` to the next; of many the means over windows of time,
     in a band of their extremes."""
     if len(at) <= POINTS:
         return Series(label, at, values, colour)
@@ -211,7 +211,7 @@ def average_over_time(
     at: Floats, values: Sequence[Floats], end: float, slots: int = SLOTS
 ) -> tuple[Floats, list[Floats], bool]:
     """Edges, and of each of `values` (one a micro-batch, at ascending times) what is shown between them: each value
-    until the next time, or of many the mean over stretches of time, 0 where nothing lies (then True)."""
+    until the next time, or of many the mean over windows of time, 0 where nothing lies (then True)."""
     if len(at) <= slots:
         return np.append(at, max(end, float(at[-1]) if len(at) else end)), list(values), False
     edges = np.linspace(float(at[0]), max(end, float(at[-1])), slots + 1)

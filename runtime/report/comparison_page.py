@@ -14,7 +14,7 @@ from . import run_charts as charts
 from .chart_data import ChartData, fleet_chart_data
 from .charts import Chart, series_colour
 from .comparison_charts import TAILS, heat_maps, throughput_against
-from .formatting import percent, seconds_text
+from .formatting import percent_text, seconds_text
 from .metrics import (
     BY_CAUSE,
     EVENNESS,
@@ -35,8 +35,8 @@ from .metrics import (
 from .page_parts import causes_head, legend, pairs_table, script_json, template, whole_page
 from .run_groups import Candidate, differing_keys, settings
 from .svg import figures
-from .timeline_columns import MAX_BOXES, Columns, pack, tick_of
-from .timeline_png import Stretch, stretch
+from .timeline_columns import MAX_BOXES, TimelineColumns, pack_columns, tick_seconds
+from .timeline_png import TimelineWindow, timeline_window
 
 SIDE_BY_SIDE = 8  # settings that have a column each; of more, the table is a ranking
 DRAWN = 8  # of more settings the best few are drawn
@@ -48,33 +48,33 @@ LISTED = (
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class DrawnRuns:
     """The median runs of the settings that are drawn, in the order given; their records are let go. Of a fleet the
     pipeline of replica 0 is drawn, and charts are of all."""
 
     tick: float
     runs: dict[str, ChartData]
-    columns: list[Columns]
-    stretches: dict[str, Stretch]
+    columns: list[TimelineColumns]
+    windows: dict[str, TimelineWindow]
 
 
-def draw_runs(candidates: Sequence[Candidate], sort: str) -> Drawn:
+def read_drawn_runs(candidates: Sequence[Candidate], sort: str) -> DrawnRuns:
     """Read the median runs of `candidates`, or of the best few of many, one after the other."""
     best = ranked(candidates, sort)[:DRAWN]
     shown = [candidate for candidate in candidates if candidate in best]
     span = max(number(candidate.median_run.summary, "duration") or 0.0 for candidate in shown)
-    tick = tick_of(1.001 * span)
-    runs, columns, stretches = {}, [], {}
+    tick = tick_seconds(1.001 * span)
+    runs, columns, windows = {}, [], {}
     for candidate in shown:
         fleet = load_fleet(candidate.median_run)
         record, ledger = fleet.records[0], fleet.ledgers[0]
         runs[candidate.label] = fleet_chart_data(fleet)
-        columns.append(pack(record, ledger, tick, MAX_BOXES // len(shown)))
-        stretches[candidate.label] = stretch(record, ledger)
-    return Drawn(tick, runs, columns, stretches)
+        columns.append(pack_columns(record, ledger, tick, MAX_BOXES // len(shown)))
+        windows[candidate.label] = timeline_window(record, ledger)
+    return DrawnRuns(tick, runs, columns, windows)
 
 
-def charts_of_comparison(candidates: Sequence[Candidate], drawn: Drawn, sort: str) -> list[Chart]:
+def charts_of_comparison(candidates: Sequence[Candidate], drawn: DrawnRuns, sort: str) -> list[Chart]:
     """All charts but the compositions, in the page's order."""
     return [*charts_of_settings(candidates, sort), *charts_of_drawn(drawn)]
 
@@ -86,7 +86,7 @@ def charts_of_settings(candidates: Sequence[Candidate], sort: str) -> list[Chart
     return [*heat_maps(candidates, sort), *(throughput_against(candidates, tail) for tail in TAILS)]
 
 
-def charts_of_drawn(drawn: Drawn) -> list[Chart]:
+def charts_of_drawn(drawn: DrawnRuns) -> list[Chart]:
     """Their median runs over each other."""
     return [
         charts.bubbles_of_runs(drawn.runs),
@@ -98,7 +98,7 @@ def charts_of_drawn(drawn: Drawn) -> list[Chart]:
 
 
 def render_comparison(
-    candidates: Sequence[Candidate], drawn: Drawn, title: str, sort: str, *, of: str = "setting"
+    candidates: Sequence[Candidate], drawn: DrawnRuns, title: str, sort: str, *, of: str = "setting"
 ) -> str:
     """The page, from the candidates' summaries and the median runs of those that are drawn. `of`: what they are;
     charts over settings are of settings."""
@@ -153,7 +153,7 @@ def _run_note(candidate: Candidate, run: ChartData) -> str:
     speed, idle = number(summary, THROUGHPUT.key), number(summary, "bubble_fraction")
     parts = [seconds_text(run.span)]
     parts += [f"{THROUGHPUT.text(speed)} {THROUGHPUT.unit}"] if speed is not None else []
-    parts += [f"{percent(idle)} idle"] if idle is not None else []
+    parts += [f"{percent_text(idle)} idle"] if idle is not None else []
     parts += [f"replica 0 of {summary[FLEET]}"] if FLEET in summary else []
     return " · ".join(parts)
 

@@ -25,14 +25,14 @@ _SHORT = {
 }
 
 
-def label(cause: Cause) -> str:
+def cause_label(cause: Cause) -> str:
     """A cause as people read it."""
     return _LABELS.get(cause, str(cause).replace("_", " "))
 
 
-def short_label(cause: Cause) -> str:
+def short_cause_label(cause: Cause) -> str:
     """The same where room is scarce."""
-    return _SHORT.get(cause, label(cause))
+    return _SHORT.get(cause, cause_label(cause))
 
 
 def css_name(cause: Cause) -> str:
@@ -40,7 +40,7 @@ def css_name(cause: Cause) -> str:
     return str(cause).replace("_", "-")
 
 
-def milliseconds(value: float | None) -> str:
+def ms_text(value: float | None) -> str:
     """`12.3 ms`, `1.23 s` or `45 µs`."""
     if value is None:
         return "-"
@@ -53,8 +53,8 @@ def milliseconds(value: float | None) -> str:
 
 def seconds_text(value: float) -> str:
     """`1.23 s`, or `12.3 ms` under a second."""
-    return f"{value:,.2f} s" if value >= 1.0 else milliseconds(value * 1e3) if value >= 5e-7 else "0"
+    return f"{value:,.2f} s" if value >= 1.0 else ms_text(value * 1e3) if value >= 5e-7 else "0"
 
 
-def percent(share: float) -> str:
+def percent_text(share: float) -> str:
     return f"{share * 100:.1f}%"

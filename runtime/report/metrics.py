@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any, Literal
 
 from ..ledger.ledger import CAUSES
-from .formatting import label, milliseconds, percent, seconds_text
+from .formatting import cause_label, ms_text, percent_text, seconds_text
 from .run_groups import Candidate
 
 Kind = Literal["rate", "ms", "share", "seconds", "count", "ratio"]
@@ -35,11 +35,11 @@ class Metric:
         if value is None or not math.isfinite(value):
             return "-"
         if self.kind == "ms":
-            return milliseconds(value)
+            return ms_text(value)
         if self.kind == "seconds":
             return seconds_text(value)
         if self.kind == "share":
-            return percent(value)
+            return percent_text(value)
         if self.kind == "count":
             return f"{value:,.0f}" if abs(value - round(value)) < 1e-9 or value >= 100 else f"{value:,.1f}"
         return f"{value:,.0f}" if value >= 1000 else f"{value:,.1f}" if value >= 10 else f"{value:.2f}"
@@ -75,7 +75,7 @@ IDLE = (
     Metric("bubble_fraction_inner", "idle, inner", "share"),
     Metric("median_bubble_ms_per_request", "bubbles a request, p50", "ms"),
 )
-BY_CAUSE = tuple(Metric(f"bubble_seconds.{cause}", label(cause), "seconds") for cause in CAUSES)
+BY_CAUSE = tuple(Metric(f"bubble_seconds.{cause}", cause_label(cause), "seconds") for cause in CAUSES)
 EVENNESS = (
     Metric("cv_stage_time", "cv of stage time", "ratio"),
     Metric("micro_batches", "micro-batches", "count", judged=False),

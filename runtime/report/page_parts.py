@@ -10,7 +10,7 @@ from importlib import resources
 from typing import Any
 
 from ..ledger.ledger import CAUSES, Cause
-from .formatting import css_name, label, short_label
+from .formatting import cause_label, css_name, short_cause_label
 
 
 def template(name: str) -> str:
@@ -41,7 +41,12 @@ def script_json(value: Any) -> str:
 def causes_head() -> list[dict[str, str]]:
     """What the timeline's script knows of the causes, by their codes."""
     return [
-        {"name": label(cause), "short": short_label(cause), "css": css_name(cause), "meaning": cause.meaning}
+        {
+            "name": cause_label(cause),
+            "short": short_cause_label(cause),
+            "css": css_name(cause),
+            "meaning": cause.meaning,
+        }
         for cause in CAUSES
     ]
 
@@ -62,7 +67,7 @@ def legend(seconds: Mapping[Cause, float]) -> str:
         f'<li title="One token of one request each.">{swatch("decode")}decode tokens</li>',
     ]
     items += [
-        f'<li title="{html.escape(cause.meaning)}">{idle_swatch(cause)}{html.escape(label(cause))}</li>'
+        f'<li title="{html.escape(cause.meaning)}">{idle_swatch(cause)}{html.escape(cause_label(cause))}</li>'
         for cause in CAUSES
         if seconds[cause] > 0
     ]

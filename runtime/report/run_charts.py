@@ -24,7 +24,7 @@ from .charts import (
     thin_points,
     time_unit,
 )
-from .formatting import css_name, label, percent
+from .formatting import cause_label, css_name, percent_text
 
 ChartsData = Mapping[str, ChartData]
 
@@ -202,7 +202,7 @@ def _cause_bars(name: str, title: str, rows: list[str], seconds: Sequence[Mappin
     unit, factor = time_unit(max((sum(row.values()) for row in seconds), default=0.0))
     places = np.arange(len(rows), dtype=np.float64)
     series = tuple(
-        Series(label(cause), places, np.array([row[cause] for row in seconds]) * factor, css_name(cause))
+        Series(cause_label(cause), places, np.array([row[cause] for row in seconds]) * factor, css_name(cause))
         for cause in CAUSES
         if any(row[cause] > 0 for row in seconds)
     )
@@ -222,7 +222,7 @@ def predictions(run: ChartData) -> Chart:
         error = prediction_error([(predicted, measured)])
         if error is not None:
             x, y = thin_points(measured * factor, predicted * factor)
-            text = f"stage {stage}: off by {percent(error['median'])} (p50), {percent(error['p90'])} (p90)"
+            text = f"stage {stage}: off by {percent_text(error['median'])} (p50), {percent_text(error['p90'])} (p90)"
             series.append(Series(text, x, y, series_colour(stage)))
     return Chart(
         "predictions", "Predicted and measured time of a micro-batch", "scatter", Axis("measured", unit),

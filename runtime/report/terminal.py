@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..ledger.ledger import CAUSES, Cause
-from .formatting import label, milliseconds, percent, seconds_text
+from .formatting import cause_label, ms_text, percent_text, seconds_text
 from .metrics import (
     BY_CAUSE,
     EVENNESS,
@@ -45,7 +45,7 @@ LISTED = tuple(
 )  # of a list, what tells most first
 
 
-class StageTimes(Protocol):
+class StageActivity(Protocol):
     """Busy and idle seconds by stage: a run's `Ledger`, or a `Fleet`."""
 
     @property
@@ -59,7 +59,7 @@ class StageTimes(Protocol):
     def stage_name(self, stage: int) -> str: ...
 
 
-def bubble_table(times: StageTimes, *, title: str | None = "Idle time") -> RenderableType:
+def bubble_table(times: StageActivity, *, title: str | None = "Idle time") -> RenderableType:
     """Idle seconds and their share of all stage-time by cause, then by stage; causes without any are left out. Where
     the console has no room for all stages: the first, the busiest, the idlest and the last."""
     return _Bubbles(times, title)
@@ -67,7 +67,7 @@ def bubble_table(times: StageTimes, *, title: str | None = "Idle time") -> Rende
 
 @dataclass(frozen=True, slots=True)
 class _Bubbles:
-    times: StageTimes
+    times: StageActivity
     title: str | None
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -84,7 +84,7 @@ class _Bubbles:
         yield table
 
 
-def _bubbles(times: StageTimes, title: str | None, stages: Mapping[int, str]) -> Table:
+def _bubbles(times: StageActivity, title: str | None, stages: Mapping[int, str]) -> Table:
     """`stages` have a column each, with what is said of them."""
     table = Table(title=title, title_justify="left", caption_justify="left")
     table.add_column("cause", no_wrap=True)
@@ -98,14 +98,14 @@ def _bubbles(times: StageTimes, title: str | None, stages: Mapping[int, str]) ->
     for cause in CAUSES:
         if total[cause] > 0:
             values = (seconds_text(seconds[cause]) for seconds in by_stage)
-            table.add_row(label(cause), seconds_text(total[cause]), percent(total[cause] / whole), *values)
+            table.add_row(cause_label(cause), seconds_text(total[cause]), percent_text(total[cause] / whole), *values)
     table.add_section()
     idle, busy = sum(total.values()), times.busy_seconds()
     values = (seconds_text(sum(seconds.values())) for seconds in by_stage)
-    table.add_row("all idle", seconds_text(idle), percent(idle / whole), *values, style="bold")
+    table.add_row("all idle", seconds_text(idle), percent_text(idle / whole), *values, style="bold")
     values = (seconds_text(times.busy_seconds(stage)) for stage in stages)
-    table.add_row("compute", seconds_text(busy), percent(busy / whole), *values)
-    table.caption = f"bubbles without starved and fill: {percent(times.bubble_fraction_inner)}"
+    table.add_row("compute", seconds_text(busy), percent_text(busy / whole), *values)
+    table.caption = f"bubbles without starved and fill: {percent_text(times.bubble_fraction_inner)}"
     return table
 
 
@@ -122,7 +122,7 @@ def latency_table(summary: Mapping[str, Any], *, title: str | None = "Latency") 
     names = {"ttft": "TTFT", "itl": "TBT", "tpot": "TPOT", "e2el": "end to end"}
     for key, name in names.items():
         values = (summary[f"{statistic}_{key}_ms"] for statistic in ("mean", "median", "p90", "p99"))
-        table.add_row(name, *(milliseconds(value) for value in values))
+        table.add_row(name, *(ms_text(value) for value in values))
     return table
 
 

@@ -15,13 +15,13 @@ from ..core.run_record import RunRecord
 from ..ledger.ledger import Floats, Ledger
 
 MAX_BOXES = 1_000_000  # micro-batches times stages on a page; a longer run's picture holds its first micro-batches
-LEAST_TICK = 1e-7  # seconds; clocks tell no finer
-PARTS = 8  # requests named in a micro-batch's tooltip, chunks first
+SHORTEST_TICK = 1e-7  # seconds; clocks tell no finer
+NAMED_REQUESTS = 8  # requests named in a micro-batch's tooltip, chunks first
 NO_MICRO_BATCH = 0xFFFFFFFF  # awaited after a stage's last micro-batch
 
 
 @dataclass(frozen=True, slots=True)
-class Columns:
+class TimelineColumns:
     """`data` is base64 of a deflated buffer; `head` tells where in it each array lies. Times are ticks from the run's
     start; `end` is the last one shown.
     """
@@ -31,13 +31,13 @@ class Columns:
     end: int
 
 
-def tick_of(span_seconds: float) -> float:
+def tick_seconds(span_seconds: float) -> float:
     """The seconds of a tick, so that a run of that span fits into 32 bits."""
-    return max(span_seconds / (2**32 - 2), LEAST_TICK)
+    return max(span_seconds / (2**32 - 2), SHORTEST_TICK)
 
 
-def pack(record: RunRecord, ledger: Ledger, tick: float, max_boxes: int = MAX_BOXES) -> Columns:
-    """Columns of a run in ticks of so many seconds: per stage its boxes and idle intervals, per micro-batch its
+def pack_columns(record: RunRecord, ledger: Ledger, tick: float, max_boxes: int = MAX_BOXES) -> TimelineColumns:
+    """TimelineColumns of a run in ticks of so many seconds: per stage its boxes and idle intervals, per micro-batch its
     make-up, requests and counters."""
     limit = max(1, max_boxes // max(1, ledger.num_stages))
     micro_batches = (
@@ -89,7 +89,7 @@ def pack(record: RunRecord, ledger: Ledger, tick: float, max_boxes: int = MAX_BO
         "arrays": layout,
     }
     end = last if cut else round(ledger.span_seconds / tick)
-    return Columns(head, base64.b64encode(zlib.compress(buffer, 6)).decode("ascii"), end)
+    return TimelineColumns(head, base64.b64encode(zlib.compress(buffer, 6)).decode("ascii"), end)
 
 
 def _micro_batches(record: RunRecord, ledger: Ledger, shown: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[Any]]:
@@ -100,8 +100,8 @@ def _micro_batches(record: RunRecord, ledger: Ledger, shown: npt.NDArray[np.int6
     for at in place.tolist():
         if at >= 0:
             micro_batch = record.micro_batches[at]
-            named = [part.request for part in micro_batch.chunks[:PARTS]]
-            requests += named + micro_batch.decodes.requests[: PARTS - len(named)].tolist()
+            named = [part.request for part in micro_batch.chunks[:NAMED_REQUESTS]]
+            requests += named + micro_batch.decodes.requests[: NAMED_REQUESTS - len(named)].tolist()
         offsets.append(len(requests))
     kv, running, waiting = made.counters.T
     columns = {

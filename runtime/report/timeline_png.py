@@ -11,7 +11,7 @@ import numpy as np
 
 from ..core.run_record import MicroBatchRecord, RunRecord
 from ..ledger.ledger import CAUSES, Cause, Floats, Ledger
-from .formatting import css_name, label, short_label
+from .formatting import cause_label, css_name, short_cause_label
 from .png import DPI, FONT, light_palette, paper_style
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ LETTER = 0.055  # inches that a letter takes
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class TimelineWindow:
     """A part of a run: by stage its micro-batches and its idle intervals, in seconds from the part's start."""
 
     seconds: float
@@ -32,7 +32,7 @@ class Stretch:
     idle: list[list[tuple[float, float, Cause]]]
 
 
-def stretch(record: RunRecord, ledger: Ledger, window: tuple[float, float] | None = None) -> Stretch:
+def timeline_window(record: RunRecord, ledger: Ledger, window: tuple[float, float] | None = None) -> TimelineWindow:
     """`window` is in seconds from the run's start; None: some micro-batches from the middle."""
     start, end = window or middle(ledger)
     micro_batches = {micro_batch.micro_batch: micro_batch for micro_batch in record.micro_batches}
@@ -42,7 +42,7 @@ def stretch(record: RunRecord, ledger: Ledger, window: tuple[float, float] | Non
         boxes.append([(a, b, micro_batches.get(int(lane.micro_batch[i]))) for a, b, i in inside])
         inside = _inside(gaps.start, gaps.end, ledger.t0 + start, end - start)
         idle.append([(a, b, CAUSES[gaps.cause[i]]) for a, b, i in inside])
-    return Stretch(end - start, boxes, idle)
+    return TimelineWindow(end - start, boxes, idle)
 
 
 def middle(ledger: Ledger) -> tuple[float, float]:
@@ -55,7 +55,7 @@ def middle(ledger: Ledger) -> tuple[float, float]:
     return float(first.begin[low]) - ledger.t0, float(first.end[high]) - ledger.t0
 
 
-def write_timeline(path: Path, runs: Mapping[str, Stretch]) -> Path:
+def write_timeline(path: Path, runs: Mapping[str, TimelineWindow]) -> Path:
     """Stretches of runs under each other, on one scale of time; the file that was written."""
     from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -83,7 +83,7 @@ def write_timeline(path: Path, runs: Mapping[str, Stretch]) -> Path:
     return path
 
 
-def _draw(axes: Axes, run: Stretch, seconds: float) -> None:
+def _draw(axes: Axes, run: TimelineWindow, seconds: float) -> None:
     from matplotlib.patches import Rectangle
 
     palette, unit, num_stages = light_palette(), 1e3 if seconds < 1 else 1.0, len(run.boxes)
@@ -101,7 +101,7 @@ def _draw(axes: Axes, run: Stretch, seconds: float) -> None:
         y, middle_y = num_stages - stage - 0.94, num_stages - stage - 0.5
         for x0, x1, cause in idle:
             box(x0, x1, y, 0.88, facecolor=palette[css_name(cause)], hatch="/////", edgecolor="white", linewidth=0)
-            text(x0, x1, middle_y, short_label(cause), "black")
+            text(x0, x1, middle_y, short_cause_label(cause), "black")
         for x0, x1, micro_batch in boxes:
             cut = _decode_share(micro_batch)
             box(x0, x1, y, 0.88 * cut, facecolor=palette["decode"], linewidth=0)
@@ -151,5 +151,5 @@ def _legend(causes: Sequence[Cause]) -> list[Patch]:
     handles = [Patch(facecolor=palette[kind], label=f"{kind} tokens") for kind in ("chunk", "decode")]
     for cause in causes:
         colour = palette[css_name(cause)]
-        handles.append(Patch(facecolor=colour, hatch="/////", edgecolor="white", label=label(cause)))
+        handles.append(Patch(facecolor=colour, hatch="/////", edgecolor="white", label=cause_label(cause)))
     return handles

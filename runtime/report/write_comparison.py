@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .comparison_page import charts_of_comparison, draw_runs, render_comparison
+from .comparison_page import charts_of_comparison, read_drawn_runs, render_comparison
 from .metrics import THROUGHPUT, number_keys, ranked, spread
 from .png import write_figures
 from .run_charts import batch_composition
@@ -38,13 +38,13 @@ def write_comparison(
     (path / "comparison.json").write_text(json.dumps(comparison, indent=2) + "\n", encoding="utf-8")
     with (path / "comparison.csv").open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows(_csv_rows(comparison))
-    drawn = draw_runs(candidates, sort)
+    drawn = read_drawn_runs(candidates, sort)
     page = render_comparison(candidates, drawn, title, sort)
     (path / "report.html").write_text(page, encoding="utf-8")
     if figures:
         charts = [*charts_of_comparison(candidates, drawn, sort), *batch_composition(drawn.runs)]
         write_figures(path / "figures", charts)
-        write_timeline(path / "figures" / "timeline.png", drawn.stretches)
+        write_timeline(path / "figures" / "timeline.png", drawn.windows)
     return comparison
 
 

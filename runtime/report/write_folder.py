@@ -14,7 +14,7 @@ from ..ledger.ledger import Ledger
 from ..run_folder.fleet_folder import write_fleet_data
 from ..run_folder.run_folder import RunFolder, write_run_data
 from .chart_data import chart_data
-from .comparison_page import charts_of_drawn, draw_runs, render_comparison
+from .comparison_page import charts_of_drawn, read_drawn_runs, render_comparison
 from .metrics import THROUGHPUT
 from .png import write_figures
 from .run_charts import batch_composition
@@ -70,9 +70,9 @@ def _write_page(path: Path, record: RunRecord, ledger: Ledger, summary: Mapping[
 def write_fleet_report(path: Path, folder: RunFolder, *, figures: bool) -> None:
     """A fleet's report into `path`: its replicas side by side."""
     candidates = [Candidate(f"replica {number}", [replica]) for number, replica in enumerate(folder.replicas)]
-    drawn = draw_runs(candidates, THROUGHPUT.key)
+    drawn = read_drawn_runs(candidates, THROUGHPUT.key)
     page = render_comparison(candidates, drawn, folder.title, THROUGHPUT.key, of="replica")
     (path / "report.html").write_text(page, encoding="utf-8")
     if figures:
         write_figures(path / "figures", [*charts_of_drawn(drawn), *batch_composition(drawn.runs)])
-        write_timeline(path / "figures" / "timeline.png", drawn.stretches)
+        write_timeline(path / "figures" / "timeline.png", drawn.windows)

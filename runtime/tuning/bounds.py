@@ -11,7 +11,7 @@ from ...conf.policies import SarathiConfig, SchedulerConfig, TokenBudgetConfig
 from ...conf.tuning import TailSlo
 from ..cost.operators import LAYER_LINEARS, Operators
 from ..cost.stage_costs import Load, StageCosts
-from ..report.formatting import milliseconds
+from ..report.formatting import ms_text
 from .demand import Demand
 from .trial import Setting, tail
 
@@ -48,8 +48,8 @@ class Bounds:
         decode_s = _traversal(costs, Load(decodes=1, context=1, sampled=1))
         tbt = self._slo.tbt_p99_ms
         if tbt is not None and self._outputs.max() > 1 and decode_s * 1e3 > tbt:
-            took = milliseconds(decode_s * 1e3)
-            return Bound(0.0, f"a single decode takes {took} through the stages, over the TBT of {milliseconds(tbt)}")
+            took = ms_text(decode_s * 1e3)
+            return Bound(0.0, f"a single decode takes {took} through the stages, over the TBT of {ms_text(tbt)}")
         token_s = [
             self._token_seconds(source, setting.config.simulation.host, most_rows(setting.config.scheduler, setting))
             for source in costs.operators
@@ -58,8 +58,8 @@ class Bounds:
         ttft = self._slo.ttft_p99_ms
         long_prompt = tail(self._inputs)
         if ttft is not None and long_prompt * per_token * 1e3 > ttft:
-            took = milliseconds(long_prompt * per_token * 1e3)
-            return Bound(0.0, f"a stage takes {took} for a long prompt, over the TTFT of {milliseconds(ttft)}")
+            took = ms_text(long_prompt * per_token * 1e3)
+            return Bound(0.0, f"a stage takes {took} for a long prompt, over the TTFT of {ms_text(ttft)}")
         # Work: the last token of a request is sampled but not computed.
         tokens = float(self._inputs.sum() + self._outputs.sum()) - self._num
         busiest = max(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..report.formatting import milliseconds, percent
+from ..report.formatting import ms_text, percent_text
 from .capacity import Capacity
 from .search import Finalist, Found, Tried
 from .space import chunk_key
@@ -49,11 +49,11 @@ def finalist_rows(finalists: Sequence[Finalist]) -> Rows:
         (
             f"{place}. {finalist.candidate.label}",
             finalist.interval.text,
-            milliseconds(finalist.numbers["p99_ttft_ms"]),
-            milliseconds(finalist.numbers["p99_itl_ms"]),
+            ms_text(finalist.numbers["p99_ttft_ms"]),
+            ms_text(finalist.numbers["p99_itl_ms"]),
             f"{finalist.numbers['output_throughput']:,.0f}",
-            percent(finalist.numbers["bubble_fraction_inner"]),
-            percent(finalist.numbers["peak_kv_fraction"]),
+            percent_text(finalist.numbers["bubble_fraction_inner"]),
+            percent_text(finalist.numbers["peak_kv_fraction"]),
             limit_text(finalist.capacities[0]),
         )
         for place, finalist in enumerate(finalists, 1)
@@ -78,9 +78,9 @@ def chunk_rows(found: Found) -> Rows:
     for candidate, capacity in found.chunks:
         ttft = capacity.at.ttft_p99_ms if capacity.at else None
         tbt = capacity.at.tbt_p99_ms if capacity.at else None
-        share = percent(capacity.rate / best)
+        share = percent_text(capacity.rate / best)
         rate = rate_text(capacity.rate) if capacity.rate or not capacity.above else f"under {rate_text(capacity.above)}"
-        rows.append((str(candidate.chunk), rate, share if capacity.rate else "-", milliseconds(ttft), milliseconds(tbt),
+        rows.append((str(candidate.chunk), rate, share if capacity.rate else "-", ms_text(ttft), ms_text(tbt),
                      limit_text(capacity)))  # fmt: skip
     heads = (key, "requests/s", "of the best", "TTFT p99", "TBT p99", "what keeps it from more")
     return Rows(heads, rows, frozenset({5}), spare=(3, 2))
@@ -116,8 +116,8 @@ def tried_rows(found: Found) -> Rows:
         rows.append((
             tried.candidate.label,
             _carried(tried),
-            milliseconds(at.ttft_p99_ms if at else None),
-            milliseconds(at.tbt_p99_ms if at else None),
+            ms_text(at.ttft_p99_ms if at else None),
+            ms_text(at.tbt_p99_ms if at else None),
             rate_text(tried.bound.rate),
             "the best" if tried.candidate == winner else tried.why,
         ))  # fmt: skip

@@ -18,7 +18,7 @@ from ..engine.plan import Plan, make_plan
 from ..ledger.fleet import Fleet
 from ..ledger.ledger import Floats
 from ..ledger.summary import time_to_first_token, tokens_apart
-from ..report.formatting import milliseconds
+from ..report.formatting import ms_text
 from ..simulation.replicas import Replica, make_replicas, run_fleet
 from .demand import Demand
 
@@ -130,9 +130,9 @@ class _Watch:
                     self._counted.add(request.request)
                     self._gaps_over += _over(request, tbt_s)
         if late > self._most_late:
-            return f"p99 of TTFT over {milliseconds(self._slo.ttft_p99_ms)}"
+            return f"p99 of TTFT over {ms_text(self._slo.ttft_p99_ms)}"
         if self._gaps_over > self._most_gaps:
-            return f"p99 of TBT over {milliseconds(self._slo.tbt_p99_ms)}"
+            return f"p99 of TBT over {ms_text(self._slo.tbt_p99_ms)}"
         return ""
 
 
@@ -153,7 +153,7 @@ def _seconds(bound_ms: float | None) -> float:
 def _why(ttft_ms: float, tbt_ms: float, slo: TailSlo) -> str:
     for name, tail_ms, most_ms in (("TTFT", ttft_ms, slo.ttft_p99_ms), ("TBT", tbt_ms, slo.tbt_p99_ms)):
         if most_ms is not None and tail_ms > most_ms:
-            return f"p99 of {name} {milliseconds(tail_ms)}, over {milliseconds(most_ms)}"
+            return f"p99 of {name} {ms_text(tail_ms)}, over {ms_text(most_ms)}"
     return ""
 
 
@@ -162,4 +162,4 @@ def _piling_up(ttft: Floats, span: float) -> str:
     order of their arrival over `span` seconds."""
     tenth = max(1, len(ttft) // 10)
     growth = float(ttft[-tenth:].mean() - ttft[:tenth].mean())
-    return f"requests pile up: TTFT grows by {milliseconds(growth * 1e3)}" if growth > _LAG * span else ""
+    return f"requests pile up: TTFT grows by {ms_text(growth * 1e3)}" if growth > _LAG * span else ""

@@ -90,14 +90,14 @@ def compare(
     name: str = "bench.json",
 ) -> None:
     """The table, the numbers as `name`, and the comparison's report."""
-    from ..runtime.report.run_groups import Candidate
+    from ..runtime.report.run_groups import RunGroup
     from ..runtime.report.terminal import comparison_table
     from ..runtime.report.write_comparison import write_comparison
 
     runs: dict[str, list[RunFolder]] = {}
     for turn, folder in zip(plan, folders, strict=True):
         runs.setdefault(turn.label, []).append(folder)
-    candidates = [Candidate(label, of_it) for label, of_it in runs.items()]
+    candidates = [RunGroup(label, of_it) for label, of_it in runs.items()]
     comparison = write_comparison(run_dir, candidates)
     told = {
         "config": plain(to_mapping(config)),

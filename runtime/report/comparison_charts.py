@@ -12,21 +12,21 @@ import numpy as np
 from ..core.numbers import is_number
 from .charts import Axis, Chart, Series, series_colour
 from .metrics import THROUGHPUT, metric_of, ranked, spread
-from .run_groups import Candidate, differing_keys, settings
+from .run_groups import RunGroup, differing_keys, settings
 
 TAILS = {"p99_itl_ms": ("tbt", "p99 of TBT"), "p99_ttft_ms": ("ttft", "p99 of TTFT")}
 NAMED = 8  # of more settings, only those on the front are named beside their points
 MOST_MAPS = 6
 
 
-def throughput_against(candidates: Sequence[Candidate], tail: str) -> Chart:
+def throughput_against(groups: Sequence[RunGroup], tail: str) -> Chart:
     """Output throughput over a latency's tail, a key of `TAILS`: a point a setting, a line through the front."""
     points = []
-    order = {candidate.label: number for number, candidate in enumerate(candidates)}
-    for candidate in ranked(candidates, THROUGHPUT.key):
-        x, y = spread(candidate, tail), spread(candidate, THROUGHPUT.key)
+    order = {group.label: number for number, group in enumerate(groups)}
+    for group in ranked(groups, THROUGHPUT.key):
+        x, y = spread(group, tail), spread(group, THROUGHPUT.key)
         if x is not None and y is not None:
-            points.append((order[candidate.label], candidate.label, x.median, y.median))
+            points.append((order[group.label], group.label, x.median, y.median))
     best = front([(x, y) for *_, x, y in points])
     many = len(points) > NAMED
     series = [
@@ -88,22 +88,22 @@ def dimensions(points: Sequence[Mapping[str, Any]]) -> list[Dimension]:
     ]
 
 
-def heat_maps(candidates: Sequence[Candidate], sort: str) -> list[Chart]:
+def heat_maps(groups: Sequence[RunGroup], sort: str) -> list[Chart]:
     """The medians of `sort` over two dimensions, a map for each value of a third; none where fewer or more vary."""
-    points = [settings(candidate.runs[0].config) for candidate in candidates]
+    points = [settings(group.runs[0].config) for group in groups]
     found = dimensions(points)
     if len(found) not in (2, 3):
         return []
     apart = min(found, key=lambda d: len(set(d.values))) if len(found) == 3 else None
     across, up = (dimension for dimension in found if dimension is not apart)
     if apart is None:
-        return [_heat_map(candidates, range(len(points)), across, up, sort)]
+        return [_heat_map(groups, range(len(points)), across, up, sort)]
     values = list(dict.fromkeys(apart.values))
     if len(values) > MOST_MAPS:
         return []
     charts = [
         _heat_map(
-            candidates, [at for at, own in enumerate(apart.values) if own == value], across, up, sort,
+            groups, [at for at, own in enumerate(apart.values) if own == value], across, up, sort,
             f"{apart.short} = {value}", f"_{number}",
         )
         for number, value in enumerate(values)
@@ -115,13 +115,13 @@ def heat_maps(candidates: Sequence[Candidate], sort: str) -> list[Chart]:
 
 
 def _heat_map(
-    candidates: Sequence[Candidate], kept: Sequence[int], across: Dimension, up: Dimension, sort: str, where: str = "",
+    groups: Sequence[RunGroup], kept: Sequence[int], across: Dimension, up: Dimension, sort: str, where: str = "",
     suffix: str = "",
 ) -> Chart:  # fmt: skip
     columns, rows = (_ordered([dimension.values[at] for at in kept]) for dimension in (across, up))
     table = np.full((len(rows), len(columns)), np.nan)
     for at in kept:
-        found = spread(candidates[at], sort)
+        found = spread(groups[at], sort)
         if found is not None:
             table[rows.index(up.values[at]), columns.index(across.values[at])] = found.median
     metric = metric_of(sort)

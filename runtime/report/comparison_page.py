@@ -33,14 +33,14 @@ from .metrics import (
     spread,
 )
 from .page_parts import causes_head, legend, pairs_table, script_json, template, whole_page
-from .run_groups import Candidate, differing_keys, settings
+from .run_groups import RunGroup, differing_keys, settings
 from .svg import figures
 from .timeline_columns import MAX_BOXES, TimelineColumns, pack_columns, tick_seconds
 from .timeline_png import TimelineWindow, timeline_window
 
 SIDE_BY_SIDE = 8  # settings that have a column each; of more, the table is a ranking
 DRAWN = 8  # of more settings the best few are drawn
-GROUPS = (("Speed", SPEED), ("Latency", LATENCY), ("Idle time", (*IDLE, *BY_CAUSE)), ("Micro-batches", EVENNESS))
+METRIC_GROUPS = (("Speed", SPEED), ("Latency", LATENCY), ("Idle time", (*IDLE, *BY_CAUSE)), ("Micro-batches", EVENNESS))
 LISTED = (
     *SPEED[:2], SPEED[3], *(m for m in LATENCY if m.key in ("median_ttft_ms", "p99_ttft_ms", "median_itl_ms",
     "p99_itl_ms", "p99_e2el_ms")), *IDLE[:2], EVENNESS[0],
@@ -58,32 +58,32 @@ class DrawnRuns:
     windows: dict[str, TimelineWindow]
 
 
-def read_drawn_runs(candidates: Sequence[Candidate], sort: str) -> DrawnRuns:
-    """Read the median runs of `candidates`, or of the best few of many, one after the other."""
-    best = ranked(candidates, sort)[:DRAWN]
-    shown = [candidate for candidate in candidates if candidate in best]
-    span = max(number(candidate.median_run.summary, "duration") or 0.0 for candidate in shown)
+def read_drawn_runs(groups: Sequence[RunGroup], sort: str) -> DrawnRuns:
+    """Read the median runs of `groups`, or of the best few of many, one after the other."""
+    best = ranked(groups, sort)[:DRAWN]
+    shown = [group for group in groups if group in best]
+    span = max(number(group.median_run.summary, "duration") or 0.0 for group in shown)
     tick = tick_seconds(1.001 * span)
     runs, columns, windows = {}, [], {}
-    for candidate in shown:
-        fleet = load_fleet(candidate.median_run)
+    for group in shown:
+        fleet = load_fleet(group.median_run)
         record, ledger = fleet.records[0], fleet.ledgers[0]
-        runs[candidate.label] = fleet_chart_data(fleet)
+        runs[group.label] = fleet_chart_data(fleet)
         columns.append(pack_columns(record, ledger, tick, MAX_BOXES // len(shown)))
-        windows[candidate.label] = timeline_window(record, ledger)
+        windows[group.label] = timeline_window(record, ledger)
     return DrawnRuns(tick, runs, columns, windows)
 
 
-def charts_of_comparison(candidates: Sequence[Candidate], drawn: DrawnRuns, sort: str) -> list[Chart]:
+def charts_of_comparison(groups: Sequence[RunGroup], drawn: DrawnRuns, sort: str) -> list[Chart]:
     """All charts but the compositions, in the page's order."""
-    return [*charts_of_settings(candidates, sort), *charts_of_drawn(drawn)]
+    return [*charts_of_settings(groups, sort), *charts_of_drawn(drawn)]
 
 
-def charts_of_settings(candidates: Sequence[Candidate], sort: str) -> list[Chart]:
+def charts_of_settings(groups: Sequence[RunGroup], sort: str) -> list[Chart]:
     """Where there are more than two: what their numbers depend on, and what one pays for another."""
-    if len(candidates) < 3:
+    if len(groups) < 3:
         return []
-    return [*heat_maps(candidates, sort), *(throughput_against(candidates, tail) for tail in TAILS)]
+    return [*heat_maps(groups, sort), *(throughput_against(groups, tail) for tail in TAILS)]
 
 
 def charts_of_drawn(drawn: DrawnRuns) -> list[Chart]:
@@ -98,15 +98,15 @@ def charts_of_drawn(drawn: DrawnRuns) -> list[Chart]:
 
 
 def render_comparison(
-    candidates: Sequence[Candidate], drawn: DrawnRuns, title: str, sort: str, *, of: str = "setting"
+    groups: Sequence[RunGroup], drawn: DrawnRuns, title: str, sort: str, *, of: str = "setting"
 ) -> str:
     """The page, from the candidates' summaries and the median runs of those that are drawn. `of`: what they are;
     charts over settings are of settings."""
-    over = charts_of_settings(candidates, sort) if of == "setting" else []
+    over = charts_of_settings(groups, sort) if of == "setting" else []
     heads = []
     for place, ((name, run), columns) in enumerate(zip(drawn.runs.items(), drawn.columns, strict=True)):
-        candidate = next(c for c in candidates if c.label == name)
-        told = {"label": name, "note": _run_note(candidate, run), "colour": series_colour(place)}
+        group = next(c for c in groups if c.label == name)
+        told = {"label": name, "note": _run_note(group, run), "colour": series_colour(place)}
         heads.append(columns.head | told)
     head = {
         "tick": drawn.tick,
@@ -119,37 +119,37 @@ def render_comparison(
         f'<script type="text/plain" id="columns{place}">{columns.data}</script>'
         for place, columns in enumerate(drawn.columns)
     )
-    best = f"the best {len(drawn.runs)} by {sort}" if len(drawn.runs) < len(candidates) else "the median run of each"
+    best = f"the best {len(drawn.runs)} by {sort}" if len(drawn.runs) < len(groups) else "the median run of each"
     return whole_page(
         template("comparison_page.html"),
         {
             "script": template("timeline_columns.js") + template("timeline.js"),
             "title": html.escape(title),
-            "subtitle": html.escape(_subtitle(candidates, of)),
-            "table": _side_by_side(candidates) if len(candidates) <= SIDE_BY_SIDE else _ranking(candidates, sort),
-            "table_note": html.escape(_table_note(candidates, sort)),
+            "subtitle": html.escape(_subtitle(groups, of)),
+            "table": _side_by_side(groups) if len(groups) <= SIDE_BY_SIDE else _ranking(groups, sort),
+            "table_note": html.escape(_table_note(groups, sort)),
             "drawn": html.escape(f"All pipelines on one time axis: {best}."),
             "legend": legend(seconds),
             "over_settings": figures(over) if over else "",
             "charts": figures(charts_of_drawn(drawn)),
             "compositions": figures(charts.batch_composition(drawn.runs)),
-            "settings": _settings(candidates),
-            "versions": pairs_table(candidates[0].runs[0].summary.get("versions") or {}),
+            "settings": _settings(groups),
+            "versions": pairs_table(groups[0].runs[0].summary.get("versions") or {}),
             "head": script_json(head),
             "columns": data,
         },
     )
 
 
-def _subtitle(candidates: Sequence[Candidate], of: str) -> str:
-    runs = [run for candidate in candidates for run in candidate.runs]
+def _subtitle(groups: Sequence[RunGroup], of: str) -> str:
+    runs = [run for group in groups for run in group.runs]
     dates = sorted(str(run.summary.get("date", "")) for run in runs)
-    parts = [f"{len(candidates)} {of}{'' if len(candidates) == 1 else 's'}", f"{len(runs)} runs", dates[0]]
+    parts = [f"{len(groups)} {of}{'' if len(groups) == 1 else 's'}", f"{len(runs)} runs", dates[0]]
     return " · ".join(parts).rstrip(" ·")
 
 
-def _run_note(candidate: Candidate, run: ChartData) -> str:
-    summary = candidate.median_run.summary
+def _run_note(group: RunGroup, run: ChartData) -> str:
+    summary = group.median_run.summary
     speed, idle = number(summary, THROUGHPUT.key), number(summary, "bubble_fraction")
     parts = [seconds_text(run.span)]
     parts += [f"{THROUGHPUT.text(speed)} {THROUGHPUT.unit}"] if speed is not None else []
@@ -158,48 +158,48 @@ def _run_note(candidate: Candidate, run: ChartData) -> str:
     return " · ".join(parts)
 
 
-def _table_note(candidates: Sequence[Candidate], sort: str) -> str:
-    first = candidates[0].label
+def _table_note(groups: Sequence[RunGroup], sort: str) -> str:
+    first = groups[0].label
     text = f"Ratios are to {first}."
-    if any(len(candidate.runs) > 1 for candidate in candidates):
+    if any(len(group.runs) > 1 for group in groups):
         text = f"Medians over the repeats, lowest and highest below. {text}"
-    if len(candidates) > SIDE_BY_SIDE:
+    if len(groups) > SIDE_BY_SIDE:
         text += f" Ranked by {sort}, {'lowest' if lower_is_better(sort) else 'highest'} first."
     return text
 
 
-def _side_by_side(candidates: Sequence[Candidate]) -> str:
+def _side_by_side(groups: Sequence[RunGroup]) -> str:
     """A column a setting, a row a metric."""
     heads = "".join(
-        f'<th><i class="swatch" style="background:var(--{series_colour(n)})"></i>{html.escape(candidate.label)}</th>'
-        for n, candidate in enumerate(candidates)
+        f'<th><i class="swatch" style="background:var(--{series_colour(n)})"></i>{html.escape(group.label)}</th>'
+        for n, group in enumerate(groups)
     )
     rows = []
-    for name, metrics in GROUPS:
-        shown = [metric for metric in metrics if has_any(candidates, metric)]
+    for name, metrics in METRIC_GROUPS:
+        shown = [metric for metric in metrics if has_any(groups, metric)]
         if shown:
-            rows.append(f'<tr class="group"><th>{name}</th>{"<td></td>" * len(candidates)}</tr>')
+            rows.append(f'<tr class="group"><th>{name}</th>{"<td></td>" * len(groups)}</tr>')
         for metric in shown:
             unit = f" <small>{metric.unit}</small>" if metric.unit else ""
-            cells = _cells(metric, [spread(candidate, metric.key, candidates[0]) for candidate in candidates])
+            cells = _cells(metric, [spread(group, metric.key, groups[0]) for group in groups])
             rows.append(f'<tr class="member"><th>{html.escape(metric.name)}{unit}</th>{"".join(cells)}</tr>')
-    width = f"max-width:{280 + 190 * len(candidates)}px"
+    width = f"max-width:{280 + 190 * len(groups)}px"
     head = f"<thead><tr><th></th>{heads}</tr></thead>"
     return f'<table class="compared" style="{width}">{head}<tbody>{"".join(rows)}</tbody></table>'
 
 
-def _ranking(candidates: Sequence[Candidate], sort: str) -> str:
+def _ranking(groups: Sequence[RunGroup], sort: str) -> str:
     """A row a setting, best first."""
-    metrics = [metric for metric in LISTED if has_any(candidates, metric)]
+    metrics = [metric for metric in LISTED if has_any(groups, metric)]
     if sort not in [metric.key for metric in metrics]:
         metrics.insert(0, metric_of(sort))
-    order = ranked(candidates, sort)
-    columns = [_cells(metric, [spread(c, metric.key, candidates[0]) for c in order]) for metric in metrics]
+    order = ranked(groups, sort)
+    columns = [_cells(metric, [spread(c, metric.key, groups[0]) for c in order]) for metric in metrics]
     units = (f"<br><small>{metric.unit}</small>" if metric.unit else "" for metric in metrics)
     heads = "".join(f"<th>{html.escape(m.name)}{unit}</th>" for m, unit in zip(metrics, units, strict=True))
     rows = "".join(
-        f"<tr><th>{place + 1}. {html.escape(candidate.label)}</th>{''.join(column[place] for column in columns)}</tr>"
-        for place, candidate in enumerate(order)
+        f"<tr><th>{place + 1}. {html.escape(group.label)}</th>{''.join(column[place] for column in columns)}</tr>"
+        for place, group in enumerate(order)
     )
     return f'<table class="compared"><thead><tr><th></th>{heads}</tr></thead><tbody>{rows}</tbody></table>'
 
@@ -220,15 +220,15 @@ def _cells(metric: Metric, found: Sequence[Spread | None]) -> list[str]:
     return cells
 
 
-def _settings(candidates: Sequence[Candidate]) -> str:
+def _settings(groups: Sequence[RunGroup]) -> str:
     """What differs, a row a setting; then what all share, as YAML."""
-    points = [settings(candidate.runs[0].config) for candidate in candidates]
+    points = [settings(group.runs[0].config) for group in groups]
     keys = differing_keys(points)
     heads = "".join(f"<th>{html.escape(key)}</th>" for key in keys)
     rows = "".join(
-        f"<tr><th>{html.escape(candidate.label)}</th>{''.join(_setting(point, key) for key in keys)}"
-        f"<td>{len(candidate.runs)}</td><td>{html.escape(str(candidate.median_run.path))}</td></tr>"
-        for candidate, point in zip(candidates, points, strict=True)
+        f"<tr><th>{html.escape(group.label)}</th>{''.join(_setting(point, key) for key in keys)}"
+        f"<td>{len(group.runs)}</td><td>{html.escape(str(group.median_run.path))}</td></tr>"
+        for group, point in zip(groups, points, strict=True)
     )
     shared = {
         key: value for key, value in points[0].items() if all(key in point and point[key] == value for point in points)

@@ -1,4 +1,4 @@
-"""What a comparison says of each candidate: the numbers, how they are written, which way is better, their spread."""
+"""What a comparison says of each group: the numbers, how they are written, which way is better, their spread."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from ..ledger.ledger import CAUSES
 from .formatting import cause_label, ms_text, percent_text, seconds_text
-from .run_groups import Candidate
+from .run_groups import RunGroup
 
 Kind = Literal["rate", "ms", "share", "seconds", "count", "ratio"]
 LOWER_WORDS = ("_ms", "bubble", "starved", "idle", "cv_", "preemptions", "failed", "duration", "error")
@@ -47,7 +47,7 @@ class Metric:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A metric over a candidate's repeats. `ratio` is the median over the first candidate's; None where that has
+    """A metric over a group's repeats. `ratio` is the median over the first group's; None where that has
     none, or is 0."""
 
     values: tuple[float, ...]
@@ -119,9 +119,9 @@ def number_keys(summary: Mapping[str, Any]) -> list[str]:
     return [key for key in keys if not key.startswith(("config.", "versions."))]
 
 
-def spread(candidate: Candidate, key: str, first: Candidate | None = None) -> Spread | None:
+def spread(group: RunGroup, key: str, first: RunGroup | None = None) -> Spread | None:
     """Over the runs that have the number; None if none has. The ratio is to `first`."""
-    values = [value for run in candidate.runs if (value := number(run.summary, key)) is not None]
+    values = [value for run in group.runs if (value := number(run.summary, key)) is not None]
     if not values:
         return None
     middle = float(median(values))
@@ -130,15 +130,15 @@ def spread(candidate: Candidate, key: str, first: Candidate | None = None) -> Sp
     return Spread(tuple(values), middle, min(values), max(values), ratio)
 
 
-def ranked(candidates: Sequence[Candidate], sort: str) -> list[Candidate]:
+def ranked(groups: Sequence[RunGroup], sort: str) -> list[RunGroup]:
     """Best first by the median of `sort`; those without it last, ties in the order given."""
     sign = 1.0 if lower_is_better(sort) else -1.0
 
-    def place(candidate: Candidate) -> float:
-        found = spread(candidate, sort)
+    def place(group: RunGroup) -> float:
+        found = spread(group, sort)
         return math.inf if found is None else sign * found.median
 
-    return sorted(candidates, key=place)
+    return sorted(groups, key=place)
 
 
 def best_of(metric: Metric, found: Sequence[Spread | None]) -> str | None:
@@ -149,9 +149,9 @@ def best_of(metric: Metric, found: Sequence[Spread | None]) -> str | None:
     return metric.text((min if metric.lower_is_better else max)(medians))
 
 
-def has_any(candidates: Sequence[Candidate], metric: Metric) -> bool:
+def has_any(groups: Sequence[RunGroup], metric: Metric) -> bool:
     """Whether a row of it says anything: some run has it, and for times by cause it is not 0 everywhere."""
-    found = [spread(candidate, metric.key) for candidate in candidates]
+    found = [spread(group, metric.key) for group in groups]
     if metric in BY_CAUSE or metric.key in ("preemptions", "failed"):
         return any(s is not None and s.high > 0 for s in found)
     return any(s is not None for s in found)

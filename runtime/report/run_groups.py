@@ -1,4 +1,4 @@
-"""What a comparison compares: a setting, and the runs that repeat it."""
+"""Groups runs that repeat one setting, and gives each group a label that says how its setting differs."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ from typing import Any
 from ...conf.build import leaves
 from ..run_folder.run_folder import RunFolder
 
-# Keys that say nothing of what a run did: where its outputs went, and what else a benchmark ran beside it.
-IGNORED = frozenset({"outputs", "print_texts", "policies", "repeats", "interleave", "warmup", "slo"})
-GROUPS = ("model", "hardware", "scheduler", "workload")  # each has a `name`; other keys of it matter within one name
-CONSTANTS = "hardware.costs."  # of the analytic cost model
+# Top-level keys that do not change what a run does: where its outputs go, and what else a benchmark runs beside it.
+_KEYS_WITHOUT_EFFECT = frozenset({"outputs", "print_texts", "policies", "repeats", "interleave", "warmup", "slo"})
+# Sections with a `name`. Other keys of a section are only compared between settings that have the same name there.
+_NAMED_SECTIONS = ("model", "hardware", "scheduler", "workload")
+_COST_CONSTANTS = "hardware.costs."  # prefix of the analytic cost model's constants
+_MANY_CONSTANTS = 3  # so many differing constants are shown as one number in a label
 _MISSING = object()
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
-    """One setting under comparison; `runs` are its repeats, at least one."""
+class RunGroup:
+    """Runs of one setting, at least one. A comparison shows each group as one row or column."""
 
     label: str
     runs: Sequence[RunFolder]
@@ -29,88 +31,100 @@ class Candidate:
 
     @property
     def median_run(self) -> RunFolder:
-        """The run of the median output throughput, the slower one of two in the middle: charts show this one."""
+        """The run with the median output throughput, which charts show. Of two in the middle it is the slower one."""
         ranked = sorted(self.runs, key=lambda run: float(run.summary.get("output_throughput") or 0.0))
         return ranked[(len(ranked) - 1) // 2]
 
 
-def group_runs(folders: Sequence[RunFolder]) -> list[Candidate]:
-    """Runs of equal configs are repeats of one candidate; candidates come in the order of their first run.
+def group_runs(folders: Sequence[RunFolder]) -> list[RunGroup]:
+    """Groups runs of equal configs, in the order of each group's first run.
 
-    A label says only what differs between the settings, as in `sarathi chunk=256`, and is unique.
+    A label is unique and says only what differs between the settings, as in `sarathi chunk=256`.
     """
-    groups: dict[str, list[RunFolder]] = {}
+    by_setting: dict[str, list[RunFolder]] = {}
     for folder in folders:
-        groups.setdefault(json.dumps(settings(folder.config), sort_keys=True, default=str), []).append(folder)
-    runs = list(groups.values())
-    labels = _labels(_folded([settings(group[0].config) for group in runs]), [group[0].title for group in runs])
-    return [Candidate(label, group) for label, group in zip(labels, runs, strict=True)]
+        by_setting.setdefault(json.dumps(settings(folder.config), sort_keys=True, default=str), []).append(folder)
+    repeats = list(by_setting.values())
+    points = _fold_constants([settings(runs[0].config) for runs in repeats])
+    labels = _labels(points, [runs[0].title for runs in repeats])
+    return [RunGroup(label, runs) for label, runs in zip(labels, repeats, strict=True)]
 
 
 def settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A config's dotted keys and values, without those that say nothing of what the run did."""
-    return dict(leaves({key: value for key, value in config.items() if key not in IGNORED}))
+    """Flattens a config to dotted keys and values, without the keys that do not change what the run does."""
+    return dict(leaves({key: value for key, value in config.items() if key not in _KEYS_WITHOUT_EFFECT}))
 
 
 def differing_keys(points: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Dotted keys whose values differ between settings, in their order; the keys of a group (`scheduler.chunk`) only
-    where they differ between settings that name the same member of it."""
+    """Returns the dotted keys whose values differ between settings, in their order.
+
+    A key of a named section, such as `scheduler.chunk`, counts only if its values differ between settings that have the
+    same name in that section.
+    """
     keys = dict.fromkeys(key for point in points for key in point)
-    return [key for key in keys if any(len(values) > 1 for values in _values(points, key).values())]
+    return [key for key in keys if any(len(values) > 1 for values in _values_by_name(points, key).values())]
 
 
-def _values(points: Sequence[Mapping[str, Any]], key: str) -> dict[str, set[str]]:
-    """By the member of the key's group, the values that the key takes."""
-    group = key.partition(".")[0]
+def _values_by_name(points: Sequence[Mapping[str, Any]], key: str) -> dict[str, set[str]]:
+    """Returns the values of `key`, as JSON, by the name in its section; by "" for keys outside of named sections."""
+    section = key.partition(".")[0]
     found: dict[str, set[str]] = {}
     for point in points:
-        member = str(point.get(f"{group}.name")) if group in GROUPS and key != f"{group}.name" else ""
+        name = str(point.get(f"{section}.name")) if _depends_on_name(key) else ""
         value = point.get(key, _MISSING)
         if value is not _MISSING:
-            found.setdefault(member, set()).add(json.dumps(value, sort_keys=True, default=str))
+            found.setdefault(name, set()).add(json.dumps(value, sort_keys=True, default=str))
     return found
 
 
-def _folded(points: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-    """Settings for labels: where a cost model was fitted anew, its many constants are told apart by one number."""
-    keys = [key for key in differing_keys(points) if key.startswith(CONSTANTS)]
-    if len(keys) < 3:
+def _depends_on_name(key: str) -> bool:
+    """Whether `key` lies in a named section and is not the name itself."""
+    section = key.partition(".")[0]
+    return section in _NAMED_SECTIONS and key != f"{section}.name"
+
+
+def _fold_constants(points: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """Replaces many differing constants of the cost model by one number per fit, so that labels stay short."""
+    keys = [key for key in differing_keys(points) if key.startswith(_COST_CONSTANTS)]
+    if len(keys) < _MANY_CONSTANTS:
         return points
     fits = [json.dumps([point.get(key) for key in keys]) for point in points]
-    each = list(dict.fromkeys(fits))
+    distinct = list(dict.fromkeys(fits))
     return [
-        {key: value for key, value in point.items() if key not in keys} | {CONSTANTS[:-1]: each.index(fit) + 1}
+        {key: value for key, value in point.items() if key not in keys}
+        | {_COST_CONSTANTS.removesuffix("."): distinct.index(fit) + 1}
         for point, fit in zip(points, fits, strict=True)
     ]
 
 
 def _labels(points: Sequence[Mapping[str, Any]], titles: Sequence[str]) -> list[str]:
+    """Labels each setting by the keys that differ; by its title if it has none of them."""
     keys = differing_keys(points)
     if not keys:
         keys = ["scheduler.name"]
-    # A policy's key reads better after its name, even where all candidates have the same policy.
+    # A policy's key reads better after its name, even if all settings have the same policy.
     if len(keys) == 1 and keys[0].startswith("scheduler.") and keys[0] != "scheduler.name":
         keys.insert(0, "scheduler.name")
     keys.sort(key=lambda key: (key != "scheduler.name", not key.startswith("scheduler."), not key.endswith(".name")))
-    shorts = [key.rpartition(".")[2] for key in keys]
+    short_names = [key.rpartition(".")[2] for key in keys]
     labels = []
     for point, title in zip(points, titles, strict=True):
         words = []
-        for key, short in zip(keys, shorts, strict=True):
-            group = key.partition(".")[0]
+        for key, short_name in zip(keys, short_names, strict=True):
             if key not in point:
                 continue
-            if group in GROUPS and not key.endswith(".name"):
-                member = str(point.get(f"{group}.name"))
-                if len(_values(points, key).get(member, ())) < 2:
+            if _depends_on_name(key) and not key.endswith(".name"):
+                name = str(point.get(f"{key.partition('.')[0]}.name"))
+                if len(_values_by_name(points, key).get(name, ())) < 2:
                     continue
-            named = short if shorts.count(short) == 1 else key
-            words.append(str(point[key]) if key.endswith(".name") else f"{named}={_text(point[key])}")
+            shown = short_name if short_names.count(short_name) == 1 else key
+            words.append(str(point[key]) if key.endswith(".name") else f"{shown}={_override_text(point[key])}")
         labels.append(" ".join(words) or title)
-    return _unique(labels)
+    return _number_duplicates(labels)
 
 
-def _unique(labels: Sequence[str]) -> list[str]:
+def _number_duplicates(labels: Sequence[str]) -> list[str]:
+    """Appends ` (2)`, ` (3)`, ... to labels that occur again."""
     seen: dict[str, int] = {}
     result = []
     for label in labels:
@@ -119,8 +133,8 @@ def _unique(labels: Sequence[str]) -> list[str]:
     return result
 
 
-def _text(value: Any) -> str:
-    """A value as an override writes it."""
+def _override_text(value: Any) -> str:
+    """Writes a value as an override on the command line has it."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     return f"{value:g}" if isinstance(value, float) else json.dumps(value).replace('"', "").replace(" ", "")

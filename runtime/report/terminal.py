@@ -31,9 +31,9 @@ from .metrics import (
     ranked,
     spread,
 )
-from .run_groups import Candidate
+from .run_groups import RunGroup
 
-CANDIDATE_COLUMNS = 8
+MAX_COLUMNS = 8
 LISTED = tuple(
     metric
     for key in (
@@ -130,74 +130,74 @@ def latency_table(summary: Mapping[str, Any], *, title: str | None = "Latency") 
 class _Comparison:
     """A table that fits the console: columns move below each other, a list leaves out what tells least."""
 
-    candidates: Sequence[Candidate]
+    groups: Sequence[RunGroup]
     sort: str
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        if len(self.candidates) <= CANDIDATE_COLUMNS:
-            side_by_side = len(self.candidates)
-            while side_by_side > 1 and not _fits(_columns(self.candidates, 0, side_by_side), console, options):
+        if len(self.groups) <= MAX_COLUMNS:
+            side_by_side = len(self.groups)
+            while side_by_side > 1 and not _fits(_columns(self.groups, 0, side_by_side), console, options):
                 side_by_side -= 1
-            for first in range(0, len(self.candidates), side_by_side):
-                yield _columns(self.candidates, first, side_by_side)
+            for first in range(0, len(self.groups), side_by_side):
+                yield _columns(self.groups, first, side_by_side)
             return
-        metrics = [metric for metric in LISTED if has_any(self.candidates, metric)]
+        metrics = [metric for metric in LISTED if has_any(self.groups, metric)]
         if self.sort not in [metric.key for metric in metrics]:
             metrics.insert(0, metric_of(self.sort))
-        while len(metrics) > 1 and not _fits(_list(self.candidates, self.sort, metrics), console, options):
+        while len(metrics) > 1 and not _fits(_list(self.groups, self.sort, metrics), console, options):
             metrics.pop()
-        yield _list(self.candidates, self.sort, metrics)
+        yield _list(self.groups, self.sort, metrics)
 
 
-def comparison_table(candidates: Sequence[Candidate], *, sort: str = THROUGHPUT.key) -> RenderableType:
+def comparison_table(groups: Sequence[RunGroup], *, sort: str = THROUGHPUT.key) -> RenderableType:
     """Candidates as columns and metrics as rows; of more than eight a list instead, ranked by `sort`.
 
     Values are medians over the repeats, with the largest deviation from it in percent; the best of a row is bold.
     """
-    return _Comparison(candidates, sort)
+    return _Comparison(groups, sort)
 
 
-def _columns(candidates: Sequence[Candidate], start: int, count: int) -> Table:
-    """Of all `candidates` those from `start` on, `count` of them at most."""
-    title = _heading(candidates) if start == 0 else None
+def _columns(groups: Sequence[RunGroup], start: int, count: int) -> Table:
+    """Of all `groups` those from `start` on, `count` of them at most."""
+    title = _heading(groups) if start == 0 else None
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
     table.add_column("", no_wrap=True)
-    for candidate in candidates[start : start + count]:
-        table.add_column(_broken(candidate.label), justify="right", no_wrap=True)
-    for group in (SPEED, LATENCY, IDLE, BY_CAUSE, EVENNESS):
-        rows = [metric for metric in group if has_any(candidates, metric)]
+    for group in groups[start : start + count]:
+        table.add_column(_broken(group.label), justify="right", no_wrap=True)
+    for section in (SPEED, LATENCY, IDLE, BY_CAUSE, EVENNESS):
+        rows = [metric for metric in section if has_any(groups, metric)]
         for metric in rows:
-            found = [spread(candidate, metric.key, candidates[0]) for candidate in candidates]
+            found = [spread(group, metric.key, groups[0]) for group in groups]
             name = metric.name + (f" ({metric.unit})" if metric.unit else "")
             table.add_row(name, *_cells(metric, found)[start : start + count])
-            if metric is THROUGHPUT and len(candidates) > 1:
+            if metric is THROUGHPUT and len(groups) > 1:
                 table.add_row("speed-up", *[_ratio(s) for s in found][start : start + count])
         if rows:
             table.add_section()
     return table
 
 
-def _list(candidates: Sequence[Candidate], sort: str, metrics: Sequence[Metric]) -> Table:
-    table = Table(title=_heading(candidates), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+def _list(groups: Sequence[RunGroup], sort: str, metrics: Sequence[Metric]) -> Table:
+    table = Table(title=_heading(groups), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
     table.add_column("", justify="right", no_wrap=True)
     table.add_column("setting", no_wrap=True)
     for name in ("speed-up", *(metric.name for metric in metrics)):
         table.add_column(_broken(name), justify="right", no_wrap=True)
-    order = ranked(candidates, sort)
-    columns = [_cells(metric, [spread(c, metric.key, candidates[0]) for c in order]) for metric in metrics]
-    for place, candidate in enumerate(order):
-        speed = spread(candidate, THROUGHPUT.key, candidates[0])
-        table.add_row(str(place + 1), candidate.label, _ratio(speed), *(column[place] for column in columns))
+    order = ranked(groups, sort)
+    columns = [_cells(metric, [spread(c, metric.key, groups[0]) for c in order]) for metric in metrics]
+    for place, group in enumerate(order):
+        speed = spread(group, THROUGHPUT.key, groups[0])
+        table.add_row(str(place + 1), group.label, _ratio(speed), *(column[place] for column in columns))
     way = "lowest" if lower_is_better(sort) else "highest"
-    table.caption = f"ranked by {sort}, {way} first; speed-up over {candidates[0].label}"
+    table.caption = f"ranked by {sort}, {way} first; speed-up over {groups[0].label}"
     table.caption_justify = "left"
     return table
 
 
-def _heading(candidates: Sequence[Candidate]) -> str:
-    runs = sum(len(candidate.runs) for candidate in candidates)
-    settings = f"{len(candidates)} setting{'' if len(candidates) == 1 else 's'}"
-    return f"{settings}, {runs} runs: median ± largest deviation" if runs > len(candidates) else settings
+def _heading(groups: Sequence[RunGroup]) -> str:
+    runs = sum(len(group.runs) for group in groups)
+    settings = f"{len(groups)} setting{'' if len(groups) == 1 else 's'}"
+    return f"{settings}, {runs} runs: median ± largest deviation" if runs > len(groups) else settings
 
 
 def _broken(name: str) -> str:

@@ -12,13 +12,13 @@ from .comparison_page import charts_of_comparison, read_drawn_runs, render_compa
 from .metrics import THROUGHPUT, number_keys, ranked, spread
 from .png import write_figures
 from .run_charts import batch_composition
-from .run_groups import Candidate, differing_keys, settings
+from .run_groups import RunGroup, differing_keys, settings
 from .timeline_png import write_timeline
 
 
 def write_comparison(
     path: Path,
-    candidates: Sequence[Candidate],
+    groups: Sequence[RunGroup],
     *,
     figures: bool = True,
     title: str | None = None,
@@ -27,38 +27,38 @@ def write_comparison(
     """Write report.html, comparison.json, comparison.csv and figures/*.png into `path` (made if need be); return what
     comparison.json holds.
 
-    Numbers are medians over a candidate's repeats, ratios are to the first candidate, pictures show each one's median
+    Numbers are medians over a group's repeats, ratios are to the first group, pictures show each one's median
     run. Candidates are ranked by `sort`, a key of summary.json.
     """
-    assert candidates
+    assert groups
     path.mkdir(parents=True, exist_ok=True)
-    labels = ", ".join(candidate.label for candidate in candidates)
-    title = title or f"gapless: {labels if len(labels) <= 60 else f'{len(candidates)} settings'}"
-    comparison = _comparison(candidates, title, sort)
+    labels = ", ".join(group.label for group in groups)
+    title = title or f"gapless: {labels if len(labels) <= 60 else f'{len(groups)} settings'}"
+    comparison = _comparison(groups, title, sort)
     (path / "comparison.json").write_text(json.dumps(comparison, indent=2) + "\n", encoding="utf-8")
     with (path / "comparison.csv").open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows(_csv_rows(comparison))
-    drawn = read_drawn_runs(candidates, sort)
-    page = render_comparison(candidates, drawn, title, sort)
+    drawn = read_drawn_runs(groups, sort)
+    page = render_comparison(groups, drawn, title, sort)
     (path / "report.html").write_text(page, encoding="utf-8")
     if figures:
-        charts = [*charts_of_comparison(candidates, drawn, sort), *batch_composition(drawn.runs)]
+        charts = [*charts_of_comparison(groups, drawn, sort), *batch_composition(drawn.runs)]
         write_figures(path / "figures", charts)
         write_timeline(path / "figures" / "timeline.png", drawn.windows)
     return comparison
 
 
-def _comparison(candidates: Sequence[Candidate], title: str, sort: str) -> dict[str, Any]:
-    """`candidates` in the order given, each with its settings that differ, and its metrics' median, min, max, ratio to
+def _comparison(groups: Sequence[RunGroup], title: str, sort: str) -> dict[str, Any]:
+    """`groups` in the order given, each with its settings that differ, and its metrics' median, min, max, ratio to
     the first and values by run; `ranking` holds labels, best first."""
-    points = [settings(candidate.runs[0].config) for candidate in candidates]
+    points = [settings(group.runs[0].config) for group in groups]
     differing = differing_keys(points)
-    keys = list(dict.fromkeys(key for c in candidates for run in c.runs for key in number_keys(run.summary)))
+    keys = list(dict.fromkeys(key for c in groups for run in c.runs for key in number_keys(run.summary)))
     rows = []
-    for candidate, point in zip(candidates, points, strict=True):
+    for group, point in zip(groups, points, strict=True):
         metrics = {}
         for key in keys:
-            found = spread(candidate, key, candidates[0])
+            found = spread(group, key, groups[0])
             if found is not None:
                 metrics[key] = {
                     "median": found.median,
@@ -69,19 +69,19 @@ def _comparison(candidates: Sequence[Candidate], title: str, sort: str) -> dict[
                 }
         rows.append(
             {
-                "label": candidate.label,
+                "label": group.label,
                 "settings": {key: point.get(key) for key in differing},
-                "runs": [str(run.path) for run in candidate.runs],
-                "median_run": str(candidate.median_run.path),
+                "runs": [str(run.path) for run in group.runs],
+                "median_run": str(group.median_run.path),
                 "metrics": metrics,
             }
         )
-    ranking = [candidate.label for candidate in ranked(candidates, sort)]
+    ranking = [group.label for group in ranked(groups, sort)]
     return {"title": title, "sort": sort, "ranking": ranking, "candidates": rows}
 
 
 def _csv_rows(comparison: dict[str, Any]) -> list[list[Any]]:
-    """A row a candidate: label, number of runs, settings that differ, then each metric's median, min, max and ratio."""
+    """A row a group: label, number of runs, settings that differ, then each metric's median, min, max and ratio."""
     rows = comparison["candidates"]
     settings_keys = list(rows[0]["settings"])
     keys = list(dict.fromkeys(key for row in rows for key in row["metrics"]))

@@ -18,7 +18,7 @@ from .comparison_page import charts_of_drawn, read_drawn_runs, render_comparison
 from .metrics import THROUGHPUT
 from .png import write_figures
 from .run_charts import batch_composition
-from .run_groups import Candidate
+from .run_groups import RunGroup
 from .run_page import render_report
 from .timeline_png import write_timeline
 
@@ -69,9 +69,9 @@ def _write_page(path: Path, record: RunRecord, ledger: Ledger, summary: Mapping[
 
 def write_fleet_report(path: Path, folder: RunFolder, *, figures: bool) -> None:
     """A fleet's report into `path`: its replicas side by side."""
-    candidates = [Candidate(f"replica {number}", [replica]) for number, replica in enumerate(folder.replicas)]
-    drawn = read_drawn_runs(candidates, THROUGHPUT.key)
-    page = render_comparison(candidates, drawn, folder.title, THROUGHPUT.key, of="replica")
+    groups = [RunGroup(f"replica {number}", [replica]) for number, replica in enumerate(folder.replicas)]
+    drawn = read_drawn_runs(groups, THROUGHPUT.key)
+    page = render_comparison(groups, drawn, folder.title, THROUGHPUT.key, of="replica")
     (path / "report.html").write_text(page, encoding="utf-8")
     if figures:
         write_figures(path / "figures", [*charts_of_drawn(drawn), *batch_composition(drawn.runs)])

@@ -22,10 +22,10 @@ from gapless.runtime.report.charts import Axis, Chart, Series
 from gapless.runtime.report.comparison_charts import front, heat_maps, throughput_against
 from gapless.runtime.report.page_parts import template
 from gapless.runtime.report.png import light_palette, write_figures
-from gapless.runtime.report.run_groups import Candidate
+from gapless.runtime.report.run_groups import RunGroup
 from gapless.runtime.report.svg import figure
 from gapless.runtime.run_folder.run_folder import RunFolder
-from tests.support.hand_made import candidate, one_stage
+from tests.support.hand_made import one_stage, run_group
 
 Array = np.ndarray
 
@@ -225,7 +225,7 @@ def test_causes_have_their_colours(run: ChartData):
 
 
 def test_a_heat_map_of_two_keys():
-    grid = [candidate(f"{c} {d}", chunk=c, depth=d, output_throughput=c + d) for c in (64, 128) for d in (1, 2)]
+    grid = [run_group(f"{c} {d}", chunk=c, depth=d, output_throughput=c + d) for c in (64, 128) for d in (1, 2)]
     (chart,) = heat_maps(grid, "output_throughput")
     assert (chart.x.label, chart.y.label) == ("parallel.depth", "scheduler.chunk")
     assert chart.categories == ("1", "2")
@@ -234,10 +234,10 @@ def test_a_heat_map_of_two_keys():
 
 
 def test_heat_maps_join_keys_that_vary_together_and_stand_apart_by_a_third():
-    def point(name: str, grid: tuple[int, int], chunk: int) -> Candidate:
+    def point(name: str, grid: tuple[int, int], chunk: int) -> RunGroup:
         config = {"scheduler": {"name": name, "chunk": chunk}, "parallel": {"pp": grid[0], "tp": grid[1]}}
         value = 1000 * grid[0] + chunk + (name == "b")
-        return Candidate("x", [RunFolder(Path(), {"config": config, "output_throughput": value})])
+        return RunGroup("x", [RunFolder(Path(), {"config": config, "output_throughput": value})])
 
     points = [point(name, grid, chunk) for name in "ab" for grid in ((8, 8), (16, 4)) for chunk in (64, 128, 32)]
     charts = heat_maps(points, "output_throughput")
@@ -251,7 +251,7 @@ def test_heat_maps_join_keys_that_vary_together_and_stand_apart_by_a_third():
 
 
 def test_throughput_against_the_tail_and_its_front():
-    points = [candidate(f"c{n}", chunk=n, output_throughput=t, p99_itl_ms=n, p99_ttft_ms=9 - n)
+    points = [run_group(f"c{n}", chunk=n, output_throughput=t, p99_itl_ms=n, p99_ttft_ms=9 - n)
               for n, t in ((1, 10), (2, 30), (3, 20), (4, 30), (5, 50))]  # fmt: skip
     chart = throughput_against(points, "p99_itl_ms")
     assert [(s.names[0], float(s.x[0]), float(s.y[0])) for s in chart.series] == [

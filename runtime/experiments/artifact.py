@@ -11,7 +11,7 @@ from typing import Literal
 
 from ...conf.schema import SimulateConfig
 from ..core.run_record import RunRecord
-from ..report.charts import Chart
+from ..report.chart import Chart
 from ..report.png import write_figures
 
 Relation = Literal["=", "<=", ">="]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ...conf.schema import SimulateConfig
-from ..report.charts import Axis, Chart, Series, series_colour
+from ..report.chart import Axis, Chart, Series, series_colour
 from .artifact import Artifact, Row, Simulate
 from .figure7 import PAPER as FIGURE_7
 from .one_gpu import alike, balanced, baseline, costs_of, operator_seconds, run, sarathi

@@ -21,7 +21,10 @@ from ...models.memory import dtype_bytes, slot_bound
 from ..cost.make import make_costs
 from ..engine.plan import make_plan
 from ..ledger.ledger import CAUSES, PIPELINE_BUBBLES, Cause
-from ..report.charts import Axis, Chart, Series, cdf, series_colour, thin, time_unit
+from ..report.chart import Axis, Chart, Series, series_colour
+from ..report.distributions import cdf
+from ..report.formatting import time_unit
+from ..report.thinning import thin
 from .artifact import Artifact, Row, Simulate, markdown_table, number
 from .bound import bubble_free_seconds
 from .outcome import Outcome, outcome_of

@@ -6,7 +6,7 @@ import numpy as np
 
 from ...conf.schema import SimulateConfig
 from ..cost.stage_costs import Load, StageCosts
-from ..report.charts import Axis, Chart, Series, series_colour
+from ..report.chart import Axis, Chart, Series, series_colour
 from .artifact import Artifact, Row, Simulate
 from .one_gpu import costs_of, decodes, prefill
 

@@ -13,7 +13,7 @@ from ...models.memory import dtype_bytes
 from ..cost.make import make_operators
 from ..cost.operators import LAYER_LINEARS, Operators
 from ..cost.stage_costs import Load, StageCosts
-from ..report.charts import Axis, Chart, Series, series_colour
+from ..report.chart import Axis, Chart, Series, series_colour
 from .artifact import Artifact, Row, Simulate
 from .one_gpu import decodes, prefill
 

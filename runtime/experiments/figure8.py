@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ...conf.schema import SimulateConfig
-from ..report.charts import Axis, Chart, Series, series_colour
+from ..report.chart import Axis, Chart, Series, series_colour
 from .artifact import Artifact, Row, Simulate
 from .one_gpu import CHUNK, LLAMA_13B_BATCHES, costs_of, decode_speedup
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from ...conf.policies import SchedulerConfig
 from ...conf.schema import SimulateConfig
-from ..report.charts import Axis, Chart, Series, series_colour
+from ..report.chart import Axis, Chart, Series, series_colour
 from .artifact import Artifact, Row, Simulate
 from .figure7 import PAPER as FIGURE_7
 from .one_gpu import (

@@ -8,7 +8,7 @@ import numpy as np
 
 from ...conf.build import build, load_group, load_hardware
 from ...conf.schema import ModelConfig, SimulateConfig
-from ..report.charts import Axis, Chart, Series, series_colour
+from ..report.chart import Axis, Chart, Series, series_colour
 from .artifact import Artifact, Row, Simulate
 from .one_gpu import CHUNK, alike, baseline, costs_of, decode_speedup, full_batches, makespan, run, sarathi
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..core.numbers import is_number
-from .charts import Axis, Chart, Series, series_colour
+from .chart import Axis, Chart, Series, series_colour
 from .metrics import THROUGHPUT, metric_of, ranked, spread
 from .run_groups import RunGroup, differing_keys, settings
 

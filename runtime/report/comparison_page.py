@@ -11,8 +11,8 @@ import yaml
 from ..ledger.ledger import Cause
 from ..run_folder.run_folder import FLEET, load_fleet
 from . import run_charts as charts
+from .chart import Chart, series_colour
 from .chart_data import ChartData, fleet_chart_data
-from .charts import Chart, series_colour
 from .comparison_charts import TAILS, heat_maps, throughput_against
 from .formatting import percent_text, seconds_text
 from .metrics import (

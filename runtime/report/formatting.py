@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
+
 from ..ledger.ledger import Cause
 
 _LABELS = {
@@ -58,3 +61,22 @@ def seconds_text(value: float) -> str:
 
 def percent_text(share: float) -> str:
     return f"{share * 100:.1f}%"
+
+
+def number_text(value: float) -> str:
+    """Three digits that count."""
+    if abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}" if abs(value) >= 1 else f"{value:.3g}"
+
+
+def tick_texts(values: Sequence[float]) -> list[str]:
+    """All with as many decimals as their step needs."""
+    step = min((abs(b - a) for a, b in pairwise(values)), default=abs(values[0]) if values else 1.0)
+    decimals = next((d for d in range(7) if abs(round(step, d) - step) < 1e-6 * max(step, 1e-12)), 6)
+    return [f"{value:,.{decimals}f}" if abs(value) > 1e-12 else "0" for value in values]
+
+
+def time_unit(seconds: float) -> tuple[str, float]:
+    """A unit in which so many seconds read well, and how many of it a second has."""
+    return ("s", 1.0) if seconds >= 2.0 else ("ms", 1e3) if seconds >= 2e-3 else ("µs", 1e6)

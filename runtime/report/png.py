@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .charts import Chart, extent, number_text, numbered
+from .chart import Chart, extent, numbered
+from .formatting import number_text
 from .page_parts import template
 
 if TYPE_CHECKING:

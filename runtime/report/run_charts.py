@@ -8,23 +8,11 @@ import numpy as np
 
 from ..ledger.ledger import CAUSES, Cause, Floats
 from ..ledger.summary import prediction_error, variation
+from .chart import Axis, Chart, Series, series_colour
 from .chart_data import ChartData
-from .charts import (
-    SLOTS,
-    Axis,
-    Chart,
-    Series,
-    average_over_time,
-    cdf,
-    counter,
-    histogram,
-    longest,
-    series_colour,
-    thin,
-    thin_points,
-    time_unit,
-)
-from .formatting import cause_label, css_name, percent_text
+from .distributions import cdf, histogram, longest
+from .formatting import cause_label, css_name, percent_text, time_unit
+from .thinning import SLOTS, average_over_time, counter, thin, thin_points
 
 ChartsData = Mapping[str, ChartData]
 

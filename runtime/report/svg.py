@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from ..ledger.ledger import Floats
-from .charts import Chart, Series, extent, number_text, numbered, tick_texts, ticks
+from .chart import Chart, Series, extent, numbered, ticks
+from .formatting import number_text, tick_texts
 
 WIDTH, HEIGHT = 460, 210  # of the plot with its labels, in the units of the text's size
 TOP, BOTTOM, RIGHT = 22, 36, 12

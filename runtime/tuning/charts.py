@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ...conf.tuning import TailSlo
-from ..report.charts import Axis, Chart, Series
+from ..report.chart import Axis, Chart, Series
 from ..report.comparison_charts import front
 from .search import Found
 from .space import Candidate, chunk_key

@@ -150,7 +150,7 @@ def _bubbles_chart(ours: Mapping[str, Outcome]) -> Chart:
     seconds = {name: ours[name].bubbles for name in (ORCA, SARATHI, EQUAL)}
     return cdf(
         "figure12a", "Figure 12a: bubble time per request", "idle time before its micro-batches", seconds,
-        [series_colour(list(ours).index(name)) for name in seconds], of="requests",
+        [series_colour(list(ours).index(name)) for name in seconds], counted="requests",
     )  # fmt: skip
 
 

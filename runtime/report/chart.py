@@ -1,9 +1,15 @@
-"""A chart as data, drawn by `svg.py` on the page and by `png.py` for papers.
+"""A chart as data. `svg.py` draws it on a page, `png.py` draws it for a paper.
 
-A kind says how to read a series: `lines` join (x, y); `steps` hold y until the next x; `cdf` has ascending x and the
-share up to it; `histogram` and `areas` (stacked) have one edge more in x than values in y; `bars` (stacked, lying)
-have a value a category; `scatter` has points; a `heat` map has a series a row, a value a column, NaN where there is
-none.
+The kind of a chart says how its series are read:
+
+- `lines`: straight lines through the points (x, y).
+- `steps`: y holds until the next x.
+- `cdf`: x ascends; y is the share of values up to x.
+- `histogram`: y are counts; x are the edges of the bins, one more than counts.
+- `areas`: stacked; y are heights; x are the edges between them, one more than heights.
+- `bars`: stacked and horizontal; y has a value for each category of the chart.
+- `scatter`: points (x, y).
+- `heat`: each series is a row, y has a value for each column, NaN for an empty cell.
 """
 
 from __future__ import annotations
@@ -17,14 +23,21 @@ import numpy as np
 from ..ledger.ledger import Floats
 
 Kind = Literal["lines", "steps", "cdf", "histogram", "areas", "bars", "scatter", "heat"]
-FEW_NAMES, SHORT_NAME = 5, 14  # points, and letters of their names, that fit beside each other
-NUM_COLOURS = 8  # series colours of the style sheet, `s0` and on
+_MAX_NAMES, _MAX_NAME_LETTERS = 5, 14  # names of points that fit into a scatter plot: how many, how long
+_NUM_COLOURS = 8  # the style sheet's series colours, `s0` to `s7`
 
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """`low` and `high` fix an end that the data would else set; from 0 unless `low` says otherwise. On a `whole` axis
-    only whole numbers are named."""
+    """An axis of a chart.
+
+    Attributes:
+        label: What the axis shows.
+        unit: Unit of its values; empty if they have none.
+        low: Lower end; None: the data sets it.
+        high: Upper end; None: the data sets it.
+        whole: Only whole numbers get a tick.
+    """
 
     label: str
     unit: str = ""
@@ -39,9 +52,16 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """`colour` is a name of the style sheet. `names` are of single points, shown beside them. `band` are the lowest and
-    highest values around each y, where that is a mean. Of points that are not `named` the page tells the name on
-    hover."""
+    """One series of a chart.
+
+    Attributes:
+        label: Its name in the legend; empty: it has no entry.
+        x, y: Its values; the chart's kind says how they are read.
+        colour: Name of a colour in the style sheet.
+        names: Names of single points of a scatter.
+        band: Lowest and highest values around each y, if y are means.
+        shows_names: Names are written beside their points. If not, the page shows them on hover.
+    """
 
     label: str
     x: Floats
@@ -49,14 +69,26 @@ class Series:
     colour: str
     names: tuple[str, ...] = ()
     band: tuple[Floats, Floats] | None = None
-    named: bool = True
+    shows_names: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """`name` is the figure's file name. `marks` are named places on x. `categories` are those of bars, and the columns
-    of a heat map. `diagonal` draws y = x, `line` joins points (x, y) of a scatter. `shades` are the values
-    of a heat map's lightest and darkest cell, where maps share them. `note` says below what a reader must know."""
+    """A chart, drawn by `svg.figure` and `png.write_figures`.
+
+    Attributes:
+        name: File name of the figure, without its suffix.
+        title: Heading of the figure.
+        kind: How the series are read and drawn.
+        x, y: The axes.
+        series: What is drawn.
+        marks: Vertical lines, each a name and its place on x.
+        categories: Names of the bars, or of the columns of a heat map.
+        diagonal: Draws the line y = x.
+        line: Points (x, y) of a scatter that a line joins.
+        shades: Values of the lightest and of the darkest cell of a heat map; None: its own extremes.
+        note: Text below the chart.
+    """
 
     name: str
     title: str
@@ -73,37 +105,42 @@ class Chart:
 
     @property
     def is_empty(self) -> bool:
+        """Whether there is no value to draw."""
         return not any(np.isfinite(series.y).any() for series in self.series if len(series.y))
 
 
-def numbered(chart: Chart) -> list[Series]:
-    """The named points of a scatter, from left to right, where their names would lie on each other: they have numbers
-    instead, from 1, and a legend says whose. Else none."""
-    named = [series for series in chart.series if series.names and series.named]
+def numbered_points(chart: Chart) -> list[Series]:
+    """Returns the points of a scatter that are drawn with a number in place of their name, from left to right.
+
+    Numbers start at 1, and the legend says which name each stands for. They are used if the names are too many or too
+    long to be written beside the points. Otherwise the list is empty.
+    """
+    named = [series for series in chart.series if series.names and series.shows_names]
     if chart.kind != "scatter" or any(len(series.names) != 1 for series in named):
         return []
-    crowded = len(named) > FEW_NAMES or any(len(series.names[0]) > SHORT_NAME for series in named)
+    crowded = len(named) > _MAX_NAMES or any(len(series.names[0]) > _MAX_NAME_LETTERS for series in named)
     return sorted(named, key=lambda series: float(series.x[0])) if crowded else []
 
 
 def series_colour(number: int) -> str:
-    return f"s{number % NUM_COLOURS}"
+    """Returns the style sheet's name of the colour of series `number`; colours repeat."""
+    return f"s{number % _NUM_COLOURS}"
 
 
 def ticks(low: float, high: float, count: int = 5, *, whole: bool = False) -> list[float]:
-    """Round (or whole) numbers in [low, high], about `count` of them."""
+    """Returns about `count` round numbers in [low, high], whole numbers if `whole`."""
     if not high > low:
         return [low]
-    raw = (high - low) / max(1, count)
-    power = 10.0 ** math.floor(math.log10(raw))
-    step = power * next(n for n in (1, 2, 2.5, 5, 10) if n * power >= raw * (1 - 1e-9))
-    step = max(1.0, float(round(step))) if whole else step
-    first = math.ceil(low / step - 1e-9)
-    return [n * step for n in range(first, math.floor(high / step + 1e-9) + 1)]
+    even = (high - low) / max(1, count)
+    power = 10.0 ** math.floor(math.log10(even))
+    distance = power * next(n for n in (1, 2, 2.5, 5, 10) if n * power >= even * (1 - 1e-9))
+    distance = max(1.0, float(round(distance))) if whole else distance
+    first = math.ceil(low / distance - 1e-9)
+    return [n * distance for n in range(first, math.floor(high / distance + 1e-9) + 1)]
 
 
 def extent(chart: Chart) -> tuple[tuple[float, float], tuple[float, float]]:
-    """The ends of x and of y, room above the data included; never empty."""
+    """Returns the ends (low, high) of x and of y, with some room beyond the data; low is always below high."""
     xs = np.concatenate([s.x for s in chart.series] or [np.zeros(1)])
     if chart.kind == "areas" or chart.kind == "bars":
         stacked = np.sum([s.y for s in chart.series], axis=0) if chart.series else np.zeros(1)
@@ -118,9 +155,10 @@ def extent(chart: Chart) -> tuple[tuple[float, float], tuple[float, float]]:
 
 
 def _ends(axis: Axis, values: Floats, room: float) -> tuple[float, float]:
+    """Returns the ends of an axis; `room` is the share of the data's range that is added where the data sets an end."""
     values = values[np.isfinite(values)]
-    least, most = (float(values.min()), float(values.max())) if len(values) else (0.0, 1.0)
-    margin = room * (most - min(least, axis.low if axis.low is not None else least))
-    low = axis.low if axis.low is not None else least - margin
-    high = axis.high if axis.high is not None else most + margin
+    lowest, highest = (float(values.min()), float(values.max())) if len(values) else (0.0, 1.0)
+    margin = room * (highest - min(lowest, axis.low if axis.low is not None else lowest))
+    low = axis.low if axis.low is not None else lowest - margin
+    high = axis.high if axis.high is not None else highest + margin
     return (low, high) if high > low else (low, low + 1.0)

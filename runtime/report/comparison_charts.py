@@ -32,11 +32,11 @@ def throughput_against(groups: Sequence[RunGroup], tail: str) -> Chart:
     series = [
         Series(
             "", np.array([x]), np.array([y]), ("s0" if at in best else "queue") if many else series_colour(number),
-            (label,), named=at in best or not many,
+            (label,), shows_names=at in best or not many,
         )
         for at, (number, label, x, y) in enumerate(points)
     ]  # fmt: skip
-    series.sort(key=lambda s: not s.named)  # the front's names take their room first
+    series.sort(key=lambda s: not s.shows_names)  # the front's names take their room first
     line = sorted((points[at][2], points[at][3]) for at in best)
     short, name = TAILS[tail]
     told = "the line joins the settings that none beats in both" if len(line) > 1 else "one setting is best in both"

@@ -1,4 +1,4 @@
-"""How numbers and causes are written, on the page and in the terminal."""
+"""Writes numbers and causes as text, the same on pages, in figures and in the terminal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LABELS = {
     Cause.STARVED_KV_FULL: "starved: KV full",
     Cause.FILL_DRAIN: "fill and drain",
 }
-_SHORT = {
+_SHORT_LABELS = {
     Cause.PB1_PREFILL_SIZE: "PB1",
     Cause.PB2_PREFILL_DECODE: "PB2",
     Cause.PB3_DECODE_CONTEXT: "PB3",
@@ -29,22 +29,22 @@ _SHORT = {
 
 
 def cause_label(cause: Cause) -> str:
-    """A cause as people read it."""
+    """Returns a cause as people read it."""
     return _LABELS.get(cause, str(cause).replace("_", " "))
 
 
 def short_cause_label(cause: Cause) -> str:
-    """The same where room is scarce."""
-    return _SHORT.get(cause, cause_label(cause))
+    """Returns a cause in few letters, for narrow boxes."""
+    return _SHORT_LABELS.get(cause, cause_label(cause))
 
 
 def css_name(cause: Cause) -> str:
-    """The style sheet's name of a cause's colour."""
+    """Returns the style sheet's name of a cause's colour."""
     return str(cause).replace("_", "-")
 
 
 def ms_text(value: float | None) -> str:
-    """`12.3 ms`, `1.23 s` or `45 µs`."""
+    """Writes milliseconds as `12.3 ms`, `1.23 s` or `45 µs`; a dash for None."""
     if value is None:
         return "-"
     if abs(value) < 0.0995:
@@ -55,28 +55,29 @@ def ms_text(value: float | None) -> str:
 
 
 def seconds_text(value: float) -> str:
-    """`1.23 s`, or `12.3 ms` under a second."""
+    """Writes seconds as `1.23 s`, or as `12.3 ms` below a second."""
     return f"{value:,.2f} s" if value >= 1.0 else ms_text(value * 1e3) if value >= 5e-7 else "0"
 
 
 def percent_text(share: float) -> str:
+    """Writes a share of 1 as `12.3%`."""
     return f"{share * 100:.1f}%"
 
 
 def number_text(value: float) -> str:
-    """Three digits that count."""
+    """Writes a number with about three significant digits."""
     if abs(value) >= 100:
         return f"{value:,.0f}"
     return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}" if abs(value) >= 1 else f"{value:.3g}"
 
 
 def tick_texts(values: Sequence[float]) -> list[str]:
-    """All with as many decimals as their step needs."""
-    step = min((abs(b - a) for a, b in pairwise(values)), default=abs(values[0]) if values else 1.0)
-    decimals = next((d for d in range(7) if abs(round(step, d) - step) < 1e-6 * max(step, 1e-12)), 6)
+    """Writes the numbers at an axis' ticks, all with as many decimals as their distance needs."""
+    distance = min((abs(b - a) for a, b in pairwise(values)), default=abs(values[0]) if values else 1.0)
+    decimals = next((d for d in range(7) if abs(round(distance, d) - distance) < 1e-6 * max(distance, 1e-12)), 6)
     return [f"{value:,.{decimals}f}" if abs(value) > 1e-12 else "0" for value in values]
 
 
 def time_unit(seconds: float) -> tuple[str, float]:
-    """A unit in which so many seconds read well, and how many of it a second has."""
+    """Returns the unit in which `seconds` reads well, and how many of that unit make a second."""
     return ("s", 1.0) if seconds >= 2.0 else ("ms", 1e3) if seconds >= 2e-3 else ("µs", 1e6)

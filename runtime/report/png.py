@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .chart import Chart, extent, numbered
+from .chart import Chart, extent, numbered_points
 from .formatting import number_text
 from .page_parts import template
 
@@ -39,7 +39,7 @@ def write_figures(path: Path, charts: Sequence[Chart]) -> list[Path]:
     with rc_context(paper_style()):
         for chart in charts:
             rows = len(chart.categories) if chart.kind == "bars" else len(chart.series) if chart.kind == "heat" else 0
-            height = max(HEIGHT, 1.0 + 0.26 * rows) + 0.13 * len(numbered(chart))
+            height = max(HEIGHT, 1.0 + 0.26 * rows) + 0.13 * len(numbered_points(chart))
             figure = Figure(figsize=(WIDTH, height), dpi=DPI, layout="constrained")
             FigureCanvasAgg(figure)
             axes = figure.add_subplot()
@@ -153,12 +153,12 @@ def _scatter(axes: Axes, chart: Chart, palette: dict[str, str]) -> None:
         axes.plot([x0, x1], [x0, x1], color="black", linewidth=0.6, linestyle=(0, (3, 2)))
     if chart.line:
         axes.plot(*zip(*chart.line, strict=True), color="black", linewidth=0.6, linestyle=(0, (3, 2)))
-    with_numbers = numbered(chart)
+    with_numbers = numbered_points(chart)
     numbers = {id(series): number for number, series in enumerate(with_numbers, 1)}
     for series in reversed(chart.series):
         size = 14 if series.names else 3
         axes.scatter(series.x, series.y, s=size, color=palette[series.colour], label=series.label or "_", linewidths=0)
-        names = series.names if series.named else ()
+        names = series.names if series.shows_names else ()
         if id(series) in numbers:
             names = (str(numbers[id(series)]),)
         for x, y, name in zip(series.x.tolist(), series.y.tolist(), names, strict=False):

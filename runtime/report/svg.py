@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from ..ledger.ledger import Floats
-from .chart import Chart, Series, extent, numbered, ticks
+from .chart import Chart, Series, extent, numbered_points, ticks
 from .formatting import number_text, tick_texts
 
 WIDTH, HEIGHT = 460, 210  # of the plot with its labels, in the units of the text's size
@@ -38,7 +38,7 @@ def _legend(chart: Chart) -> str:
     if chart.kind == "heat" or not named or (len(named) == 1 and chart.kind == "histogram"):
         named = []
     labels = [(series, series.label) for series in named]
-    labels += [(series, f"{number} {series.names[0]}") for number, series in enumerate(numbered(chart), 1)]
+    labels += [(series, f"{number} {series.names[0]}") for number, series in enumerate(numbered_points(chart), 1)]
     items = "".join(
         f'<li><i class="swatch" style="background:var(--{series.colour})"></i>{html.escape(label)}</li>'
         for series, label in labels
@@ -224,11 +224,11 @@ class _Plot:
     def _names(self) -> Iterator[str]:
         """Names beside points, those left out that would lie on another."""
         taken: list[tuple[float, float, float, float]] = []
-        numbers = {id(series): number for number, series in enumerate(numbered(self.chart), 1)}
+        numbers = {id(series): number for number, series in enumerate(numbered_points(self.chart), 1)}
         for series in self.chart.series:
             taken += [(self.x(x) - 4, self.y(y) - 4, self.x(x) + 4, self.y(y) + 4) for x, y in self._points(series)]
         for series in self.chart.series:
-            names = series.names if series.named else ()
+            names = series.names if series.shows_names else ()
             if id(series) in numbers:
                 names = (str(numbers[id(series)]),)
             for (x, y), name in zip(self._points(series), names, strict=False):

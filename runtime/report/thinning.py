@@ -1,4 +1,4 @@
-"""How long series are thinned to what a chart can show."""
+"""Thins long series to as many points as a chart can show."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import numpy as np
 from ..ledger.ledger import Floats, Ints
 from .chart import Series
 
-POINTS = 600  # of a thinned series
-SLOTS = 240  # stretches of time that an area chart averages over
+MAX_POINTS = 600
+NUM_INTERVALS = 240  # intervals of time that a long series is averaged over
 
 
-def thin(x: Floats, y: Floats, points: int = POINTS) -> tuple[Floats, Floats]:
-    """Of a long series the first, the last, and the smallest and largest y of each stretch, in order."""
+def thin(x: Floats, y: Floats, points: int = MAX_POINTS) -> tuple[Floats, Floats]:
+    """Thins a long series: keeps its first and last point, and the smallest and largest y of each section."""
     if len(x) <= points:
         return x, y
     bounds = np.linspace(0, len(x), points // 2 + 1).astype(np.int64)
@@ -26,14 +26,19 @@ def thin(x: Floats, y: Floats, points: int = POINTS) -> tuple[Floats, Floats]:
     return x[index], y[index]
 
 
-def thin_cdf(values: Floats, points: int = POINTS) -> tuple[Floats, Floats]:
-    """Sorted values and the share up to each; of many, evenly spaced ones with both ends."""
+def thin_cdf(values: Floats, points: int = MAX_POINTS) -> tuple[Floats, Floats]:
+    """Returns ascending values and the share of values up to each.
+
+    Args:
+        values: Sorted, ascending.
+        points: How many values are kept at most, evenly spaced and with both ends.
+    """
     index = np.linspace(0, len(values) - 1, min(points, len(values))).astype(np.int64)
     return values[index], (index + 1) / len(values)
 
 
 def thin_points(x: Floats, y: Floats, cells: int = 64) -> tuple[Floats, Floats]:
-    """One point a cell of a square grid, the extremes of both axes among them."""
+    """Thins a scatter: keeps one point per cell of a `cells` x `cells` grid, and the extremes of both axes."""
     if len(x) <= cells * 4:
         return x, y
 
@@ -47,28 +52,41 @@ def thin_points(x: Floats, y: Floats, cells: int = 64) -> tuple[Floats, Floats]:
 
 
 def counter(label: str, at: Floats, values: Floats, colour: str) -> Series:
-    """A series of values that hold from one of the moments `at` to the next; of many the means over windows of time,
-    in a band of their extremes."""
-    if len(at) <= POINTS:
+    """Makes a series of a counter: each value holds from its moment in `at` to the next.
+
+    A long series is averaged over intervals of time, with the extremes of each interval as its band.
+    """
+    if len(at) <= MAX_POINTS:
         return Series(label, at, values, colour)
-    edges = np.linspace(float(at[0]), float(at[-1]), SLOTS + 1)
-    place = np.clip(np.searchsorted(edges, at, side="right") - 1, 0, SLOTS - 1)
-    low, high = np.full(SLOTS, np.inf), np.full(SLOTS, -np.inf)
+    edges = np.linspace(float(at[0]), float(at[-1]), NUM_INTERVALS + 1)
+    place = np.clip(np.searchsorted(edges, at, side="right") - 1, 0, NUM_INTERVALS - 1)
+    low, high = np.full(NUM_INTERVALS, np.inf), np.full(NUM_INTERVALS, -np.inf)
     np.minimum.at(low, place, values)
     np.maximum.at(high, place, values)
     kept = np.isfinite(low)
-    mean = np.bincount(place, weights=values, minlength=SLOTS)[kept] / np.bincount(place, minlength=SLOTS)[kept]
+    counts = np.bincount(place, minlength=NUM_INTERVALS)[kept]
+    mean = np.bincount(place, weights=values, minlength=NUM_INTERVALS)[kept] / counts
     return Series(label, edges[:-1][kept], mean, colour, band=(low[kept], high[kept]))
 
 
 def average_over_time(
-    at: Floats, values: Sequence[Floats], end: float, slots: int = SLOTS
+    at: Floats, values: Sequence[Floats], end: float, num_intervals: int = NUM_INTERVALS
 ) -> tuple[Floats, list[Floats], bool]:
-    """Edges, and of each of `values` (one a micro-batch, at ascending times) what is shown between them: each value
-    until the next time, or of many the mean over windows of time, 0 where nothing lies (then True)."""
-    if len(at) <= slots:
+    """Averages values over intervals of time, if there are more values than `num_intervals`.
+
+    Args:
+        at: Ascending times of the values.
+        values: Arrays with a value for each time.
+        end: End of the last interval.
+        num_intervals: How many intervals there are at most.
+
+    Returns:
+        The edges of the intervals; for each array its value in each interval, 0 in an interval without a time; and
+        whether the values are averages. If not, each value holds until the next time.
+    """
+    if len(at) <= num_intervals:
         return np.append(at, max(end, float(at[-1]) if len(at) else end)), list(values), False
-    edges = np.linspace(float(at[0]), max(end, float(at[-1])), slots + 1)
-    place = np.clip(np.searchsorted(edges, at, side="right") - 1, 0, slots - 1)
-    count = np.maximum(np.bincount(place, minlength=slots), 1)
-    return edges, [np.bincount(place, weights=v, minlength=slots) / count for v in values], True
+    edges = np.linspace(float(at[0]), max(end, float(at[-1])), num_intervals + 1)
+    place = np.clip(np.searchsorted(edges, at, side="right") - 1, 0, num_intervals - 1)
+    count = np.maximum(np.bincount(place, minlength=num_intervals), 1)
+    return edges, [np.bincount(place, weights=v, minlength=num_intervals) / count for v in values], True

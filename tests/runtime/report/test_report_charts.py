@@ -120,13 +120,13 @@ def test_thinning_keeps_ends_and_extremes(count: int):
     x, y = np.arange(count, dtype=np.float64), rng.normal(size=count)
     y[count // 3], y[count // 2] = 99.0, -99.0
     a, b = thinning.thin(x, y)
-    assert len(a) <= thinning.POINTS + 2
+    assert len(a) <= thinning.MAX_POINTS + 2
     assert (a[0], a[-1]) == (0, count - 1)
     assert (b.min(), b.max()) == (y.min(), y.max())
     assert (np.diff(a) > 0).all()
     assert set(zip(a.tolist(), b.tolist(), strict=True)) <= set(zip(x.tolist(), y.tolist(), strict=True))
     ends, shares = thinning.thin_cdf(np.sort(y))
-    assert len(ends) <= thinning.POINTS
+    assert len(ends) <= thinning.MAX_POINTS
     assert (ends[0], ends[-1], shares[-1]) == (y.min(), y.max(), 1.0)
     assert np.interp(0.5, shares, ends) == pytest.approx(float(np.median(y)), abs=0.2 if count > 5 else 99)
     p, q = thinning.thin_points(y, -y)
@@ -142,7 +142,7 @@ def test_thinning_keeps_ends_and_extremes(count: int):
 
 def test_an_average_over_time_keeps_the_sum():
     at, values = np.linspace(0, 100, 5001), np.random.default_rng(0).uniform(1, 9, 5001)
-    edges, (mean,), averaged = thinning.average_over_time(at, [values], 101.0, slots=50)
+    edges, (mean,), averaged = thinning.average_over_time(at, [values], 101.0, num_intervals=50)
     assert averaged
     assert (len(edges), len(mean)) == (51, 50)
     counts, _ = np.histogram(at, edges)
@@ -169,11 +169,11 @@ def test_whole_ticks():
 
 def test_a_distribution_with_a_tail():
     values = np.concatenate([np.full(990, 0.010), np.full(10, 0.5)])
-    chart = distributions.histogram("n", "t", "time", {"": values}, ["busy"], of="tokens")
+    chart = distributions.histogram("n", "t", "time", {"": values}, ["busy"], counted="tokens")
     assert chart.x.unit == "ms"
     assert float(chart.series[0].y.sum()) == 1000  # none is lost beyond the axis
     assert dict(chart.marks)["p50"] == pytest.approx(10.0)
-    curve = distributions.cdf("n", "t", "time", {"a": values}, ["s0"], of="tokens")
+    curve = distributions.cdf("n", "t", "time", {"a": values}, ["s0"], counted="tokens")
     assert "p50 10.0 ms" in curve.series[0].label
     assert "500 ms" in curve.note
 

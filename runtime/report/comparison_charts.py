@@ -1,4 +1,4 @@
-"""Charts over settings, of their medians: throughput against latency with its front, and heat maps of what varies."""
+"""Charts over settings, of the medians of their runs: throughput against tail latency, and heat maps."""
 
 from __future__ import annotations
 
@@ -14,21 +14,27 @@ from .chart import Axis, Chart, Series, series_colour
 from .metrics import THROUGHPUT, metric_of, ranked, spread
 from .run_groups import RunGroup, differing_keys, settings
 
+# Tail latencies, by key of summary.json: a short name for files, and the label.
 TAILS = {"p99_itl_ms": ("tbt", "p99 of TBT"), "p99_ttft_ms": ("ttft", "p99 of TTFT")}
-NAMED = 8  # of more settings, only those on the front are named beside their points
-MOST_MAPS = 6
+MAX_NAMED = 8  # settings whose points all have their names beside them; of more, those on the Pareto front have
+MAX_HEAT_MAPS = 6
 
 
 def throughput_against(groups: Sequence[RunGroup], tail: str) -> Chart:
-    """Output throughput over a latency's tail, a key of `TAILS`: a point a setting, a line through the front."""
+    """Makes the scatter of output throughput against a tail latency, with a line through the Pareto front.
+
+    Args:
+        groups: The settings, each a point.
+        tail: A key of `TAILS`.
+    """
     points = []
     order = {group.label: number for number, group in enumerate(groups)}
     for group in ranked(groups, THROUGHPUT.key):
         x, y = spread(group, tail), spread(group, THROUGHPUT.key)
         if x is not None and y is not None:
             points.append((order[group.label], group.label, x.median, y.median))
-    best = front([(x, y) for *_, x, y in points])
-    many = len(points) > NAMED
+    best = pareto_front([(x, y) for *_, x, y in points])
+    many = len(points) > MAX_NAMED
     series = [
         Series(
             "", np.array([x]), np.array([y]), ("s0" if at in best else "queue") if many else series_colour(number),
@@ -36,19 +42,26 @@ def throughput_against(groups: Sequence[RunGroup], tail: str) -> Chart:
         )
         for at, (number, label, x, y) in enumerate(points)
     ]  # fmt: skip
-    series.sort(key=lambda s: not s.shows_names)  # the front's names take their room first
+    series.sort(key=lambda s: not s.shows_names)  # names on the front are placed first
     line = sorted((points[at][2], points[at][3]) for at in best)
     short, name = TAILS[tail]
-    told = "the line joins the settings that none beats in both" if len(line) > 1 else "one setting is best in both"
+    explanation = (
+        "the line joins the settings that none beats in both" if len(line) > 1 else "one setting is best in both"
+    )
     return Chart(
         f"throughput_against_{short}", f"Throughput against the {name}", "scatter", Axis(name, "ms", None),
         Axis("output", "tok/s", None), tuple(series), line=tuple(line) if len(line) > 1 else (),
-        note=f"Up and to the left is better; {told}.",
+        note=f"Up and to the left is better; {explanation}.",
     )  # fmt: skip
 
 
-def front(points: Sequence[tuple[float, float]]) -> set[int]:
-    """Places of those points (latency, throughput) that no other beats in one and equals in the other, or in both."""
+def pareto_front(points: Sequence[tuple[float, float]]) -> set[int]:
+    """Returns the indices of the points on the Pareto front.
+
+    Args:
+        points: Latency (less is better) and throughput (more is better) of each point. Equal points on the front are
+            all returned.
+    """
     best: set[int] = set()
     highest = -np.inf
     for at in sorted(range(len(points)), key=lambda at: (points[at][0], -points[at][1])):
@@ -61,23 +74,32 @@ def front(points: Sequence[tuple[float, float]]) -> set[int]:
 
 @dataclass(frozen=True, slots=True)
 class Dimension:
-    """What varies between settings: a key, or several that vary together (`parallel.pp` and `parallel.tp`)."""
+    """Something that varies between settings: a key, or several keys that vary together (`parallel.pp`, `parallel.tp`).
+
+    Attributes:
+        keys: The dotted keys.
+        values: Their value in each setting, as text.
+    """
 
     keys: tuple[str, ...]
-    values: tuple[str, ...]  # by setting
+    values: tuple[str, ...]
 
     @property
     def name(self) -> str:
+        """The dotted keys, as text."""
         return ", ".join(self.keys)
 
     @property
     def short(self) -> str:
-        return ", ".join(_short(key) for key in self.keys)
+        """The last part of each key, as text."""
+        return ", ".join(_last_part(key) for key in self.keys)
 
 
 def dimensions(points: Sequence[Mapping[str, Any]]) -> list[Dimension]:
-    """Of settings, what varies: keys whose values tell the same settings apart are one. A setting without the key has
-    a dash for it."""
+    """Returns what varies between settings. Keys that distinguish the same settings are one dimension.
+
+    A setting that does not have a key has a dash as its value.
+    """
     found: dict[tuple[int, ...], list[str]] = {}
     for key in differing_keys(points):
         texts = [_text(point[key]) if key in point else "-" for point in points]
@@ -89,7 +111,10 @@ def dimensions(points: Sequence[Mapping[str, Any]]) -> list[Dimension]:
 
 
 def heat_maps(groups: Sequence[RunGroup], sort: str) -> list[Chart]:
-    """The medians of `sort` over two dimensions, a map for each value of a third; none where fewer or more vary."""
+    """Makes heat maps of the medians of `sort`, if two or three dimensions vary.
+
+    Of three, the one with the fewest values has a map for each value.
+    """
     points = [settings(group.runs[0].config) for group in groups]
     found = dimensions(points)
     if len(found) not in (2, 3):
@@ -99,7 +124,7 @@ def heat_maps(groups: Sequence[RunGroup], sort: str) -> list[Chart]:
     if apart is None:
         return [_heat_map(groups, range(len(points)), across, up, sort)]
     values = list(dict.fromkeys(apart.values))
-    if len(values) > MOST_MAPS:
+    if len(values) > MAX_HEAT_MAPS:
         return []
     charts = [
         _heat_map(
@@ -136,15 +161,16 @@ def _heat_map(
 
 
 def _ordered(values: Sequence[str]) -> list[str]:
-    """Each once: numbers ascending, then the others as they came."""
-    each = list(dict.fromkeys(values))
-    numbers = [text for text in each if is_number(text)]
-    return sorted(numbers, key=float) + [text for text in each if text not in numbers]
+    """Returns each value once: numbers first, ascending, then the others in their order."""
+    distinct = list(dict.fromkeys(values))
+    numbers = [text for text in distinct if is_number(text)]
+    return sorted(numbers, key=float) + [text for text in distinct if text not in numbers]
 
 
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _short(key: str) -> str:
+def _last_part(key: str) -> str:
+    """Returns the last part of a dotted key; of `scheduler.name` it is `scheduler`."""
     return key.removesuffix(".name").rpartition(".")[2] if key.endswith(".name") else key.rpartition(".")[2]

@@ -1,4 +1,4 @@
-"""`report.html` of a comparison: the settings' numbers, their pipelines under each other, overlaid charts."""
+"""`report.html` of a comparison: numbers side by side, pipelines on one time axis, and charts of all runs."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ from .svg import figures
 from .timeline_columns import MAX_BOXES, TimelineColumns, pack_columns, tick_seconds
 from .timeline_png import TimelineWindow, timeline_window
 
-SIDE_BY_SIDE = 8  # settings that have a column each; of more, the table is a ranking
-DRAWN = 8  # of more settings the best few are drawn
+MAX_COLUMNS = 8  # settings that have a column each in the table; more are listed as a ranking
+MAX_DRAWN = 8  # settings whose pipelines and charts are drawn; of more, the best
 METRIC_GROUPS = (("Speed", SPEED), ("Latency", LATENCY), ("Idle time", (*IDLE, *BY_CAUSE)), ("Micro-batches", EVENNESS))
-LISTED = (
+RANKING_METRICS = (
     *SPEED[:2], SPEED[3], *(m for m in LATENCY if m.key in ("median_ttft_ms", "p99_ttft_ms", "median_itl_ms",
     "p99_itl_ms", "p99_e2el_ms")), *IDLE[:2], EVENNESS[0],
 )  # fmt: skip
@@ -49,8 +49,16 @@ LISTED = (
 
 @dataclass(frozen=True, slots=True)
 class DrawnRuns:
-    """The median runs of the settings that are drawn, in the order given; their records are let go. Of a fleet the
-    pipeline of replica 0 is drawn, and charts are of all."""
+    """What is drawn of a comparison: the median run of each setting, without its record.
+
+    Of a fleet, charts show all replicas, and the timeline shows replica 0.
+
+    Attributes:
+        tick: Length of the timeline's tick, in seconds.
+        runs: Data of the charts, by label, in the order of the settings.
+        columns: Columns of the timeline, in the same order.
+        windows: Window of the run for the timeline's PNG, by label.
+    """
 
     tick: float
     runs: dict[str, ChartData]
@@ -59,8 +67,8 @@ class DrawnRuns:
 
 
 def read_drawn_runs(groups: Sequence[RunGroup], sort: str) -> DrawnRuns:
-    """Read the median runs of `groups`, or of the best few of many, one after the other."""
-    best = ranked(groups, sort)[:DRAWN]
+    """Reads the median run of each setting, one after the other; of many settings, of the best by `sort`."""
+    best = ranked(groups, sort)[:MAX_DRAWN]
     shown = [group for group in groups if group in best]
     span = max(number(group.median_run.summary, "duration") or 0.0 for group in shown)
     tick = tick_seconds(1.001 * span)
@@ -75,19 +83,19 @@ def read_drawn_runs(groups: Sequence[RunGroup], sort: str) -> DrawnRuns:
 
 
 def charts_of_comparison(groups: Sequence[RunGroup], drawn: DrawnRuns, sort: str) -> list[Chart]:
-    """All charts but the compositions, in the page's order."""
+    """Returns all charts but those of the micro-batches' composition, in the page's order."""
     return [*charts_of_settings(groups, sort), *charts_of_drawn(drawn)]
 
 
 def charts_of_settings(groups: Sequence[RunGroup], sort: str) -> list[Chart]:
-    """Where there are more than two: what their numbers depend on, and what one pays for another."""
+    """Returns heat maps and throughput against tail latency, if there are more than two settings."""
     if len(groups) < 3:
         return []
     return [*heat_maps(groups, sort), *(throughput_against(groups, tail) for tail in TAILS)]
 
 
 def charts_of_drawn(drawn: DrawnRuns) -> list[Chart]:
-    """Their median runs over each other."""
+    """Returns the charts that show all drawn runs together."""
     return [
         charts.bubbles_of_runs(drawn.runs),
         charts.bubble_cdf(drawn.runs),
@@ -98,16 +106,23 @@ def charts_of_drawn(drawn: DrawnRuns) -> list[Chart]:
 
 
 def render_comparison(
-    groups: Sequence[RunGroup], drawn: DrawnRuns, title: str, sort: str, *, of: str = "setting"
+    groups: Sequence[RunGroup], drawn: DrawnRuns, title: str, sort: str, *, compared: str = "setting"
 ) -> str:
-    """The page, from the candidates' summaries and the median runs of those that are drawn. `of`: what they are;
-    charts over settings are of settings."""
-    over = charts_of_settings(groups, sort) if of == "setting" else []
+    """Renders the page of a comparison.
+
+    Args:
+        groups: What is compared.
+        drawn: The median runs of the groups that are drawn.
+        title: Heading of the page.
+        sort: Key of summary.json that ranks the groups.
+        compared: What a group is. Charts over settings are only made for "setting".
+    """
+    over_settings = charts_of_settings(groups, sort) if compared == "setting" else []
     heads = []
-    for place, ((name, run), columns) in enumerate(zip(drawn.runs.items(), drawn.columns, strict=True)):
-        group = next(c for c in groups if c.label == name)
-        told = {"label": name, "note": _run_note(group, run), "colour": series_colour(place)}
-        heads.append(columns.head | told)
+    for place, ((label, run), columns) in enumerate(zip(drawn.runs.items(), drawn.columns, strict=True)):
+        group = next(group for group in groups if group.label == label)
+        shown = {"label": label, "note": _run_note(group, run), "colour": series_colour(place)}
+        heads.append(columns.head | shown)
     head = {
         "tick": drawn.tick,
         "span": max(columns.end for columns in drawn.columns),
@@ -119,18 +134,18 @@ def render_comparison(
         f'<script type="text/plain" id="columns{place}">{columns.data}</script>'
         for place, columns in enumerate(drawn.columns)
     )
-    best = f"the best {len(drawn.runs)} by {sort}" if len(drawn.runs) < len(groups) else "the median run of each"
+    which = f"the best {len(drawn.runs)} by {sort}" if len(drawn.runs) < len(groups) else "the median run of each"
     return whole_page(
         template("comparison_page.html"),
         {
             "script": template("timeline_columns.js") + template("timeline.js"),
             "title": html.escape(title),
-            "subtitle": html.escape(_subtitle(groups, of)),
-            "table": _side_by_side(groups) if len(groups) <= SIDE_BY_SIDE else _ranking(groups, sort),
+            "subtitle": html.escape(_subtitle(groups, compared)),
+            "table": _side_by_side(groups) if len(groups) <= MAX_COLUMNS else _ranking(groups, sort),
             "table_note": html.escape(_table_note(groups, sort)),
-            "drawn": html.escape(f"All pipelines on one time axis: {best}."),
+            "drawn": html.escape(f"All pipelines on one time axis: {which}."),
             "legend": legend(seconds),
-            "over_settings": figures(over) if over else "",
+            "over_settings": figures(over_settings) if over_settings else "",
             "charts": figures(charts_of_drawn(drawn)),
             "compositions": figures(charts.batch_composition(drawn.runs)),
             "settings": _settings(groups),
@@ -141,14 +156,15 @@ def render_comparison(
     )
 
 
-def _subtitle(groups: Sequence[RunGroup], of: str) -> str:
+def _subtitle(groups: Sequence[RunGroup], compared: str) -> str:
     runs = [run for group in groups for run in group.runs]
     dates = sorted(str(run.summary.get("date", "")) for run in runs)
-    parts = [f"{len(groups)} {of}{'' if len(groups) == 1 else 's'}", f"{len(runs)} runs", dates[0]]
+    parts = [f"{len(groups)} {compared}{'' if len(groups) == 1 else 's'}", f"{len(runs)} runs", dates[0]]
     return " · ".join(parts).rstrip(" ·")
 
 
 def _run_note(group: RunGroup, run: ChartData) -> str:
+    """Writes the numbers beside a pipeline's heading: duration, throughput, idle share."""
     summary = group.median_run.summary
     speed, idle = number(summary, THROUGHPUT.key), number(summary, "bubble_fraction")
     parts = [seconds_text(run.span)]
@@ -163,13 +179,13 @@ def _table_note(groups: Sequence[RunGroup], sort: str) -> str:
     text = f"Ratios are to {first}."
     if any(len(group.runs) > 1 for group in groups):
         text = f"Medians over the repeats, lowest and highest below. {text}"
-    if len(groups) > SIDE_BY_SIDE:
+    if len(groups) > MAX_COLUMNS:
         text += f" Ranked by {sort}, {'lowest' if lower_is_better(sort) else 'highest'} first."
     return text
 
 
 def _side_by_side(groups: Sequence[RunGroup]) -> str:
-    """A column a setting, a row a metric."""
+    """Renders a table with a column for each setting and a row for each metric."""
     heads = "".join(
         f'<th><i class="swatch" style="background:var(--{series_colour(n)})"></i>{html.escape(group.label)}</th>'
         for n, group in enumerate(groups)
@@ -189,8 +205,8 @@ def _side_by_side(groups: Sequence[RunGroup]) -> str:
 
 
 def _ranking(groups: Sequence[RunGroup], sort: str) -> str:
-    """A row a setting, best first."""
-    metrics = [metric for metric in LISTED if has_any(groups, metric)]
+    """Renders a table with a row for each setting, the best first."""
+    metrics = [metric for metric in RANKING_METRICS if has_any(groups, metric)]
     if sort not in [metric.key for metric in metrics]:
         metrics.insert(0, metric_of(sort))
     order = ranked(groups, sort)
@@ -205,6 +221,7 @@ def _ranking(groups: Sequence[RunGroup], sort: str) -> str:
 
 
 def _cells(metric: Metric, found: Sequence[Spread | None]) -> list[str]:
+    """Renders a metric's cells: the ratio to the first group, the median, and lowest and highest over the repeats."""
     best = best_of(metric, found)
     cells = []
     for s in found:
@@ -221,7 +238,7 @@ def _cells(metric: Metric, found: Sequence[Spread | None]) -> list[str]:
 
 
 def _settings(groups: Sequence[RunGroup]) -> str:
-    """What differs, a row a setting; then what all share, as YAML."""
+    """Renders the keys that differ, with a row for each setting; then those that all share, as YAML."""
     points = [settings(group.runs[0].config) for group in groups]
     keys = differing_keys(points)
     heads = "".join(f"<th>{html.escape(key)}</th>" for key in keys)

@@ -1,4 +1,4 @@
-"""`report.html`: one run on one page that needs nothing from outside and opens offline."""
+"""`report.html` of one run: a page that needs no other file and opens offline."""
 
 from __future__ import annotations
 
@@ -18,11 +18,18 @@ from .page_parts import causes_head, idle_swatch, legend, notes_list, pairs_tabl
 from .svg import figures
 from .timeline_columns import pack_columns, tick_seconds
 
-REQUEST_ROWS = 200
+MAX_REQUEST_ROWS = 200
 
 
 def render_report(record: RunRecord, ledger: Ledger, summary: Mapping[str, Any], run: ChartData) -> str:
-    """The page of a run, from the record, its ledger and its charts' data, and what `summary.json` holds."""
+    """Renders the page of a run.
+
+    Args:
+        record: The run.
+        ledger: Its ledger.
+        summary: What its `summary.json` holds.
+        run: The data of its charts.
+    """
     tick = tick_seconds(ledger.span_seconds)
     columns = pack_columns(record, ledger, tick)
     head = {"tick": tick, "span": columns.end, "causes": causes_head(), "runs": [columns.head]}
@@ -60,6 +67,7 @@ def _subtitle(record: RunRecord, summary: Mapping[str, Any]) -> str:
 
 
 def _cards(summary: Mapping[str, Any]) -> str:
+    """Renders the main numbers as cards: a name, a value with its unit, and a note."""
     failed = f"{summary['failed']} failed" if summary["failed"] else "none failed"
     cards = [
         ("Output", f"{summary['output_throughput']:,.1f}", "tok/s",
@@ -70,7 +78,7 @@ def _cards(summary: Mapping[str, Any]) -> str:
          f"{percent_text(summary['bubble_fraction_inner'])} without starved and fill"),
         ("Requests", f"{summary['completed']:,}", "done", _goodput(summary) or
          f"{failed}, {summary['preemptions']} preempted"),
-        ("Duration", *_split(seconds_text(summary["duration"])),
+        ("Duration", *_value_and_unit(seconds_text(summary["duration"])),
          f"KV peak {percent_text(summary['peak_kv_fraction'])}"),
     ]  # fmt: skip
     return "\n".join(
@@ -85,13 +93,13 @@ def _goodput(summary: Mapping[str, Any]) -> str:
     return f"{summary['request_goodput']:.2f} req/s met the SLO"
 
 
-def _split(text: str) -> tuple[str, str]:
+def _value_and_unit(text: str) -> tuple[str, str]:
     value, _, unit = text.partition(" ")
     return value, unit
 
 
 def _bubble_table(ledger: Ledger) -> str:
-    """Seconds and share by cause, and by stage; groups of causes subtotalled."""
+    """Renders idle time by cause: seconds, share of all stage time, and seconds of each stage, with subtotals."""
     stages = range(ledger.num_stages)
     total = ledger.seconds_by_cause()
     by_stage = [ledger.seconds_by_cause(stage) for stage in stages]
@@ -132,7 +140,7 @@ def _bubble_table(ledger: Ledger) -> str:
 
 
 def _stage_bars(ledger: Ledger) -> str:
-    """A bar a stage: compute first, then its idle time by cause."""
+    """Renders a bar for each stage: compute time first, then idle time by cause."""
     span = ledger.span_seconds or 1.0
     rows = []
     for stage in range(ledger.num_stages):
@@ -156,9 +164,9 @@ def _stage_bars(ledger: Ledger) -> str:
 def _latency_table(summary: Mapping[str, Any]) -> str:
     statistics = {"mean": "mean", "median": "p50", "p90": "p90", "p99": "p99"}
     rows = []
-    for key, (name, _, _) in charts.LATENCIES.items():
+    for key, texts in charts.LATENCIES.items():
         cells = "".join(f"<td>{ms_text(summary.get(f'{statistic}_{key}_ms'))}</td>" for statistic in statistics)
-        rows.append(f"<tr><th>{name}</th>{cells}</tr>")
+        rows.append(f"<tr><th>{texts.title}</th>{cells}</tr>")
     heads = "".join(f"<th>{name}</th>" for name in statistics.values())
     return (
         f'<div class="scroll"><table class="narrow"><thead><tr><th></th>{heads}</tr></thead>'
@@ -167,7 +175,7 @@ def _latency_table(summary: Mapping[str, Any]) -> str:
 
 
 def _predictions(run: ChartData) -> str:
-    """A section of its own, where something was predicted."""
+    """Renders the section on predicted times; empty if the scheduler predicted none."""
     total = prediction_error(run.predictions)
     if total is None:
         return ""
@@ -187,8 +195,9 @@ def _predictions(run: ChartData) -> str:
 
 
 def _requests(record: RunRecord, ledger: Ledger) -> str:
+    """Renders the first requests as a table."""
     rows = []
-    for request in record.requests[:REQUEST_ROWS]:
+    for request in record.requests[:MAX_REQUEST_ROWS]:
         row = request_row(request, ledger)
         cells = "".join(f"<td>{html.escape(_cell(name, value))}</td>" for name, value in row.items())
         rows.append(f"<tr>{cells}</tr>")
@@ -210,6 +219,6 @@ def _cell(name: str, value: Any) -> str:
 
 def _requests_note(record: RunRecord) -> str:
     count = len(record.requests)
-    if count > REQUEST_ROWS:
-        return f"The first {REQUEST_ROWS} of {count:,}; requests.csv has them all."
+    if count > MAX_REQUEST_ROWS:
+        return f"The first {MAX_REQUEST_ROWS} of {count:,}; requests.csv has them all."
     return "Bubbles: idle time right before the request's micro-batches, summed over them and the stages."

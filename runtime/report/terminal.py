@@ -1,4 +1,4 @@
-"""Tables for the terminal: of one run, and of several side by side."""
+"""Tables for the terminal: of one run, and of several settings side by side."""
 
 from __future__ import annotations
 
@@ -33,8 +33,9 @@ from .metrics import (
 )
 from .run_groups import RunGroup
 
-MAX_COLUMNS = 8
-LISTED = tuple(
+MAX_COLUMNS = 8  # settings that have a column each; more are listed as a ranking
+# Metrics of a ranking, the most important first: the last ones are left out where the terminal is narrow.
+RANKING_METRICS = tuple(
     metric
     for key in (
         *("output_throughput", "p99_itl_ms", "p99_ttft_ms", "bubble_fraction", "cv_stage_time", "median_itl_ms"),
@@ -42,11 +43,11 @@ LISTED = tuple(
     )
     for metric in METRICS
     if metric.key == key
-)  # of a list, what tells most first
+)
 
 
 class StageActivity(Protocol):
-    """Busy and idle seconds by stage: a run's `Ledger`, or a `Fleet`."""
+    """Busy and idle seconds of each stage, as a run's `Ledger` and a `Fleet` report them."""
 
     @property
     def num_stages(self) -> int: ...
@@ -60,13 +61,18 @@ class StageActivity(Protocol):
 
 
 def bubble_table(times: StageActivity, *, title: str | None = "Idle time") -> RenderableType:
-    """Idle seconds and their share of all stage-time by cause, then by stage; causes without any are left out. Where
-    the console has no room for all stages: the first, the busiest, the idlest and the last."""
-    return _Bubbles(times, title)
+    """Makes the table of idle time: by cause its seconds, its share of all stage time, and its seconds on each stage.
+
+    Causes without idle time are left out. If the console has no room for all stages, the first, the busiest, the idlest
+    and the last have a column; if that is too wide, fewer have.
+    """
+    return _BubbleTable(times, title)
 
 
 @dataclass(frozen=True, slots=True)
-class _Bubbles:
+class _BubbleTable:
+    """The table of idle time, with as many stages as the console has room for."""
+
     times: StageActivity
     title: str | None
 
@@ -78,17 +84,17 @@ class _Bubbles:
         for keep in (sorted(marked), sorted({0, busy.index(max(busy)), stages[-1]}), [busy.index(max(busy))], []):
             wanted.append({stage: marked[stage] for stage in keep})
         for shown in wanted:
-            table = _bubbles(times, self.title, shown)
+            table = _bubbles_of(times, self.title, shown)
             if _fits(table, console, options):
                 break
         yield table
 
 
-def _bubbles(times: StageActivity, title: str | None, stages: Mapping[int, str]) -> Table:
-    """`stages` have a column each, with what is said of them."""
+def _bubbles_of(times: StageActivity, title: str | None, stages: Mapping[int, str]) -> Table:
+    """Makes the table of idle time with a column for each of `stages`: their numbers, and a remark for the heading."""
     table = Table(title=title, title_justify="left", caption_justify="left")
     table.add_column("cause", no_wrap=True)
-    heads = (times.stage_name(stage) + (f"\n{what}" if what else "") for stage, what in stages.items())
+    heads = (times.stage_name(stage) + (f"\n{remark}" if remark else "") for stage, remark in stages.items())
     share = "of stage time" if len(stages) in (0, times.num_stages) else "of stage\ntime"
     for name in ("seconds", share, *heads):
         table.add_column(name, justify="right", no_wrap=True)
@@ -114,7 +120,7 @@ def _fits(table: Table, console: Console, options: ConsoleOptions) -> bool:
 
 
 def latency_table(summary: Mapping[str, Any], *, title: str | None = "Latency") -> Table:
-    """TTFT, TBT, TPOT and end to end: mean, p50, p90, p99."""
+    """Makes the table of TTFT, TBT, TPOT and end-to-end latency: mean, p50, p90, p99."""
     table = Table(title=title, title_justify="left")
     table.add_column("")
     for name in ("mean", "p50", "p90", "p99"):
@@ -127,8 +133,8 @@ def latency_table(summary: Mapping[str, Any], *, title: str | None = "Latency") 
 
 
 @dataclass(frozen=True, slots=True)
-class _Comparison:
-    """A table that fits the console: columns move below each other, a list leaves out what tells least."""
+class _ComparisonTable:
+    """A comparison that fits the console: columns continue below, and a ranking leaves out its last metrics."""
 
     groups: Sequence[RunGroup]
     sort: str
@@ -141,24 +147,28 @@ class _Comparison:
             for first in range(0, len(self.groups), side_by_side):
                 yield _columns(self.groups, first, side_by_side)
             return
-        metrics = [metric for metric in LISTED if has_any(self.groups, metric)]
+        metrics = [metric for metric in RANKING_METRICS if has_any(self.groups, metric)]
         if self.sort not in [metric.key for metric in metrics]:
             metrics.insert(0, metric_of(self.sort))
-        while len(metrics) > 1 and not _fits(_list(self.groups, self.sort, metrics), console, options):
+        while len(metrics) > 1 and not _fits(_ranking(self.groups, self.sort, metrics), console, options):
             metrics.pop()
-        yield _list(self.groups, self.sort, metrics)
+        yield _ranking(self.groups, self.sort, metrics)
 
 
 def comparison_table(groups: Sequence[RunGroup], *, sort: str = THROUGHPUT.key) -> RenderableType:
-    """Candidates as columns and metrics as rows; of more than eight a list instead, ranked by `sort`.
+    """Makes the table of a comparison: settings as columns, metrics as rows. More than eight settings are a ranking.
 
-    Values are medians over the repeats, with the largest deviation from it in percent; the best of a row is bold.
+    Values are medians over the repeats, with the largest deviation from the median in percent. The best is bold.
+
+    Args:
+        groups: The settings, each with its runs.
+        sort: Key of summary.json that orders a ranking.
     """
-    return _Comparison(groups, sort)
+    return _ComparisonTable(groups, sort)
 
 
 def _columns(groups: Sequence[RunGroup], start: int, count: int) -> Table:
-    """Of all `groups` those from `start` on, `count` of them at most."""
+    """Makes the columns of up to `count` groups, from group `start` on. Ratios and the best are over all groups."""
     title = _heading(groups) if start == 0 else None
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
     table.add_column("", no_wrap=True)
@@ -177,7 +187,8 @@ def _columns(groups: Sequence[RunGroup], start: int, count: int) -> Table:
     return table
 
 
-def _list(groups: Sequence[RunGroup], sort: str, metrics: Sequence[Metric]) -> Table:
+def _ranking(groups: Sequence[RunGroup], sort: str, metrics: Sequence[Metric]) -> Table:
+    """Makes a table with a row for each group, the best first."""
     table = Table(title=_heading(groups), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
     table.add_column("", justify="right", no_wrap=True)
     table.add_column("setting", no_wrap=True)
@@ -201,7 +212,7 @@ def _heading(groups: Sequence[RunGroup]) -> str:
 
 
 def _broken(name: str) -> str:
-    """A column's head on several lines: at spaces, and a long word at an underscore."""
+    """Breaks a column's heading into lines: at spaces, and in a long word at its first underscore."""
     words = [word.replace("_", "_\n", 1) if len(word) > 9 else word for word in name.split(" ")]
     return "\n".join(words)
 
@@ -214,9 +225,9 @@ def _cells(metric: Metric, found: Sequence[Spread | None]) -> list[Text]:
 def _value(metric: Metric, s: Spread | None) -> str:
     if s is None:
         return "-"
-    off = max(s.high - s.median, s.median - s.low)
-    several = f" ±{100 * off / abs(s.median):.0f}%" if off > 0 and s.median else ""
-    return metric.text(s.median) + several
+    deviation = max(s.high - s.median, s.median - s.low)
+    suffix = f" ±{100 * deviation / abs(s.median):.0f}%" if deviation > 0 and s.median else ""
+    return metric.text(s.median) + suffix
 
 
 def _ratio(s: Spread | None) -> str:

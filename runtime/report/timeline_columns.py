@@ -1,4 +1,4 @@
-"""The pipeline picture's data: columns of small integers, compressed, that the page's script reads as typed arrays."""
+"""Packs a run for the timeline of its page: compressed columns of integers, which `timeline_columns.js` unpacks."""
 
 from __future__ import annotations
 
@@ -14,16 +14,21 @@ from ..core.micro_batch_columns import taken
 from ..core.run_record import RunRecord
 from ..ledger.ledger import Floats, Ledger
 
-MAX_BOXES = 1_000_000  # micro-batches times stages on a page; a longer run's picture holds its first micro-batches
-SHORTEST_TICK = 1e-7  # seconds; clocks tell no finer
-NAMED_REQUESTS = 8  # requests named in a micro-batch's tooltip, chunks first
-NO_MICRO_BATCH = 0xFFFFFFFF  # awaited after a stage's last micro-batch
+MAX_BOXES = 1_000_000  # micro-batches times stages on a page; of a longer run it holds the first micro-batches
+SHORTEST_TICK = 1e-7  # seconds: clocks are no finer
+NAMED_REQUESTS = 8  # requests that a micro-batch's tooltip names, those with chunks first
+NO_MICRO_BATCH = 0xFFFFFFFF  # row of idle time that no micro-batch follows
+_LAST_TICK = 2**32 - 2
 
 
 @dataclass(frozen=True, slots=True)
 class TimelineColumns:
-    """`data` is base64 of a deflated buffer; `head` tells where in it each array lies. Times are ticks from the run's
-    start; `end` is the last one shown.
+    """The packed columns of a run. Times are ticks from the run's start.
+
+    Attributes:
+        head: The number of stages, blocks and micro-batches, and the place of each array in the buffer.
+        data: The buffer, deflated and in base64.
+        end: The last tick that is shown.
     """
 
     head: dict[str, Any]
@@ -32,13 +37,19 @@ class TimelineColumns:
 
 
 def tick_seconds(span_seconds: float) -> float:
-    """The seconds of a tick, so that a run of that span fits into 32 bits."""
-    return max(span_seconds / (2**32 - 2), SHORTEST_TICK)
+    """Returns the length of a tick, in seconds, with which a run of `span_seconds` fits into 32 bits."""
+    return max(span_seconds / _LAST_TICK, SHORTEST_TICK)
 
 
 def pack_columns(record: RunRecord, ledger: Ledger, tick: float, max_boxes: int = MAX_BOXES) -> TimelineColumns:
-    """TimelineColumns of a run in ticks of so many seconds: per stage its boxes and idle intervals, per micro-batch its
-    make-up, requests and counters."""
+    """Packs a run: for each stage its micro-batches and idle intervals, for each micro-batch what it holds.
+
+    Args:
+        record: The run.
+        ledger: Its ledger.
+        tick: Length of a tick, in seconds.
+        max_boxes: How many micro-batches times stages are packed at most, from the start of the run.
+    """
     limit = max(1, max_boxes // max(1, ledger.num_stages))
     micro_batches = (
         np.unique(np.concatenate([lane.micro_batch for lane in ledger.lanes]))
@@ -46,14 +57,14 @@ def pack_columns(record: RunRecord, ledger: Ledger, tick: float, max_boxes: int 
         else np.empty(0, np.int64)
     )
     shown = micro_batches[:limit]
-    foreseen = {m.micro_batch: m.predicted for m in record.micro_batches if m.predicted}
+    predictions = {m.micro_batch: m.predicted for m in record.micro_batches if m.predicted}
     arrays: dict[str, npt.NDArray[Any]] = {}
 
     def ticks(seconds: Floats) -> npt.NDArray[np.uint32]:
-        return np.clip(np.round((seconds - ledger.t0) / tick), 0, 2**32 - 2).astype(np.uint32)
+        return durations(seconds - ledger.t0)
 
-    def lengths(seconds: Floats) -> npt.NDArray[np.uint32]:
-        return np.clip(np.round(seconds / tick), 0, 2**32 - 2).astype(np.uint32)
+    def durations(seconds: Floats) -> npt.NDArray[np.uint32]:
+        return np.clip(np.round(seconds / tick), 0, _LAST_TICK).astype(np.uint32)
 
     for stage, (lane, idle) in enumerate(zip(ledger.lanes, ledger.columns, strict=True)):
         count = int(np.searchsorted(lane.row, limit))
@@ -73,10 +84,10 @@ def pack_columns(record: RunRecord, ledger: Ledger, tick: float, max_boxes: int 
             f"idleRow{stage}": awaited.astype(np.uint32),
             f"cause{stage}": idle.cause[kept].astype(np.uint8),
         }
-        if foreseen:
-            predicted = [foreseen[m][stage] if m in foreseen else 0.0 for m in lane.micro_batch[:count].tolist()]
-            arrays[f"predicted{stage}"] = lengths(np.array(predicted, np.float64))
-    arrays |= _micro_batches(record, ledger, shown)
+        if predictions:
+            predicted = [predictions[m][stage] if m in predictions else 0.0 for m in lane.micro_batch[:count].tolist()]
+            arrays[f"predicted{stage}"] = durations(np.array(predicted, np.float64))
+    arrays |= _micro_batch_arrays(record, ledger, shown)
     arrays["dispatched"] = ticks(arrays["dispatched"])
     cut = bool(ledger.lanes) and len(shown) < len(micro_batches)
     last = max((int(arrays[f"end{s}"].max(initial=0)) for s in range(ledger.num_stages)), default=0)
@@ -92,9 +103,13 @@ def pack_columns(record: RunRecord, ledger: Ledger, tick: float, max_boxes: int 
     return TimelineColumns(head, base64.b64encode(zlib.compress(buffer, 6)).decode("ascii"), end)
 
 
-def _micro_batches(record: RunRecord, ledger: Ledger, shown: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[Any]]:
-    made = ledger.micro_batches
-    place = made.places(shown)
+def _micro_batch_arrays(record: RunRecord, ledger: Ledger, shown: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[Any]]:
+    """Returns an array for each property of the micro-batches `shown`. `dispatched` is in seconds.
+
+    `parts` holds the named requests of all micro-batches; those of micro-batch i start at `partsFrom[i]`.
+    """
+    columns = ledger.micro_batches
+    place = columns.places(shown)
     requests: list[int] = []
     offsets = [0]
     for at in place.tolist():
@@ -103,23 +118,26 @@ def _micro_batches(record: RunRecord, ledger: Ledger, shown: npt.NDArray[np.int6
             named = [part.request for part in micro_batch.chunks[:NAMED_REQUESTS]]
             requests += named + micro_batch.decodes.requests[: NAMED_REQUESTS - len(named)].tolist()
         offsets.append(len(requests))
-    kv, running, waiting = made.counters.T
-    columns = {
-        "prefill": made.prefill, "decodes": made.decodes, "context": made.context, "chunks": made.chunks, "kv": kv,
-        "running": running, "waiting": waiting,
+    kv, running, waiting = columns.counters.T
+    counts = {
+        "prefill": columns.prefill, "decodes": columns.decodes, "context": columns.context, "chunks": columns.chunks,
+        "kv": kv, "running": running, "waiting": waiting,
     }  # fmt: skip
     return {
         "microBatch": shown.astype(np.uint32),
-        "dispatched": taken(made.dispatched, place),
-        **{name: taken(column, place).astype(np.uint32) for name, column in columns.items()},
+        "dispatched": taken(columns.dispatched, place),
+        **{name: taken(column, place).astype(np.uint32) for name, column in counts.items()},
         "partsFrom": np.array(offsets, np.uint32),
         "parts": np.array(requests, np.uint32),
     }
 
 
 def _lay_out(arrays: dict[str, npt.NDArray[Any]]) -> tuple[dict[str, tuple[str, int, int]], bytes]:
-    """Name -> (kind, byte offset, length), and the buffer. Four-byte columns lie by the planes of their bytes, lowest
-    first, and ascending ones (`d32`) as differences: both deflate to less."""
+    """Lays arrays out in a buffer. Returns (kind, byte offset, length) by name, and the buffer.
+
+    An array of four-byte integers is stored as four planes: the lowest byte of each value, then the next, and so on. An
+    ascending array is stored as differences (kind `d32`). Both make the deflated buffer smaller.
+    """
     layout: dict[str, tuple[str, int, int]] = {}
     buffer = bytearray()
     for name, values in arrays.items():

@@ -1,4 +1,4 @@
-"""The pipeline over time as a figure for a paper: a lane a stage, a box a micro-batch, idle time hatched by cause."""
+"""Draws the pipeline over time for a paper: a lane per stage, a box per micro-batch, idle time hatched by cause."""
 
 from __future__ import annotations
 
@@ -18,14 +18,21 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.patches import Patch
 
-WIDTH, LANE = 7.0, 0.34  # inches: two columns wide; a stage's lane
-SHOWN = 14  # micro-batches in the window, where none is given
-LETTER = 0.055  # inches that a letter takes
+WIDTH = 7.0  # inches: both columns of a two-column paper
+LANE_HEIGHT = 0.34  # inches
+LETTER_WIDTH = 0.055  # inches, about
+DEFAULT_MICRO_BATCHES = 14  # micro-batches in a window that is not given
 
 
 @dataclass(frozen=True, slots=True)
 class TimelineWindow:
-    """A part of a run: by stage its micro-batches and its idle intervals, in seconds from the part's start."""
+    """A window of a run. Times are seconds from the window's start.
+
+    Attributes:
+        seconds: Length of the window.
+        boxes: For each stage, the begin, the end and the record of each micro-batch; None: it has no record.
+        idle: For each stage, the start, the end and the cause of each idle interval.
+    """
 
     seconds: float
     boxes: list[list[tuple[float, float, MicroBatchRecord | None]]]
@@ -33,8 +40,14 @@ class TimelineWindow:
 
 
 def timeline_window(record: RunRecord, ledger: Ledger, window: tuple[float, float] | None = None) -> TimelineWindow:
-    """`window` is in seconds from the run's start; None: some micro-batches from the middle."""
-    start, end = window or middle(ledger)
+    """Cuts a window out of a run.
+
+    Args:
+        record: The run.
+        ledger: Its ledger.
+        window: Start and end, in seconds from the run's start; None: some micro-batches in the middle of the run.
+    """
+    start, end = window or middle_window(ledger)
     micro_batches = {micro_batch.micro_batch: micro_batch for micro_batch in record.micro_batches}
     boxes, idle = [], []
     for lane, gaps in zip(ledger.lanes, ledger.columns, strict=True):
@@ -45,18 +58,18 @@ def timeline_window(record: RunRecord, ledger: Ledger, window: tuple[float, floa
     return TimelineWindow(end - start, boxes, idle)
 
 
-def middle(ledger: Ledger) -> tuple[float, float]:
-    """Where a few micro-batches in the middle of the run lie, in seconds from its start."""
+def middle_window(ledger: Ledger) -> tuple[float, float]:
+    """Returns start and end of a few micro-batches in the middle of the run, in seconds from the run's start."""
     first = ledger.lanes[0] if ledger.lanes else None
     if first is None or not len(first.begin):
         return 0.0, max(ledger.span_seconds, 1e-6)
-    low = max(0, (len(first.begin) - SHOWN) // 2)
-    high = min(len(first.begin), low + SHOWN) - 1
+    low = max(0, (len(first.begin) - DEFAULT_MICRO_BATCHES) // 2)
+    high = min(len(first.begin), low + DEFAULT_MICRO_BATCHES) - 1
     return float(first.begin[low]) - ledger.t0, float(first.end[high]) - ledger.t0
 
 
 def write_timeline(path: Path, runs: Mapping[str, TimelineWindow]) -> Path:
-    """Stretches of runs under each other, on one scale of time; the file that was written."""
+    """Draws windows of runs below each other, on one scale of time, into the PNG `path`; returns `path`."""
     from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -64,7 +77,7 @@ def write_timeline(path: Path, runs: Mapping[str, TimelineWindow]) -> Path:
     seconds = max(run.seconds for run in runs.values())
     heights = [len(run.boxes) for run in runs.values()]
     with rc_context(paper_style()):
-        size = (WIDTH, LANE * 1.25 * sum(heights) + 0.55 * len(runs) + 0.45)
+        size = (WIDTH, LANE_HEIGHT * 1.25 * sum(heights) + 0.55 * len(runs) + 0.45)
         figure = Figure(figsize=size, dpi=DPI, layout="constrained")
         FigureCanvasAgg(figure)
         rows = figure.subplots(len(runs), 1, squeeze=False, height_ratios=heights)[:, 0]
@@ -87,7 +100,7 @@ def _draw(axes: Axes, run: TimelineWindow, seconds: float) -> None:
     from matplotlib.patches import Rectangle
 
     palette, unit, num_stages = light_palette(), 1e3 if seconds < 1 else 1.0, len(run.boxes)
-    letter = LETTER * seconds / (WIDTH - 0.6)
+    letter = LETTER_WIDTH * seconds / (WIDTH - 0.6)  # seconds of the time axis that a letter takes
 
     def box(x0: float, x1: float, y: float, height: float, **style: Any) -> None:
         axes.add_patch(Rectangle((x0 * unit, y), (x1 - x0) * unit, height, **style))
@@ -107,7 +120,7 @@ def _draw(axes: Axes, run: TimelineWindow, seconds: float) -> None:
             box(x0, x1, y, 0.88 * cut, facecolor=palette["decode"], linewidth=0)
             box(x0, x1, y + 0.88 * cut, 0.88 * (1 - cut), facecolor=palette["chunk"], linewidth=0)
             box(x0, x1, y, 0.88, facecolor="none", edgecolor="white", linewidth=0.5)
-            text(x0, x1, middle_y, _made_of(micro_batch), palette["panel" if cut < 0.5 else "ink"])
+            text(x0, x1, middle_y, _composition(micro_batch), palette["panel" if cut < 0.5 else "ink"])
     axes.set_xlim(0, seconds * unit)
     axes.set_ylim(0, num_stages)
     axes.set_yticks([s + 0.5 for s in range(num_stages)])
@@ -117,24 +130,31 @@ def _draw(axes: Axes, run: TimelineWindow, seconds: float) -> None:
 
 
 def _inside(start: Floats, end: Floats, origin: float, seconds: float) -> list[tuple[float, float, int]]:
-    """Intervals, cut to the window and counted from its start, with their index."""
+    """Cuts intervals to a window. Returns start and end, counted from the window's start, and the interval's index.
+
+    Args:
+        start, end: The intervals, in seconds.
+        origin: Start of the window, in seconds.
+        seconds: Length of the window.
+    """
     kept = np.flatnonzero((end > origin) & (start < origin + seconds))
     a, b = ((side[kept] - origin).clip(0.0, seconds).tolist() for side in (start, end))
     return list(zip(a, b, kept.tolist(), strict=True))
 
 
 def _decode_share(micro_batch: MicroBatchRecord | None) -> float:
-    """Of the box, for decodes: their share of the tokens, but enough to be seen beside a chunk."""
+    """Returns the share of a box that is drawn for decodes: their share of the tokens, at least 15% beside a chunk."""
     if micro_batch is None or not micro_batch.num_tokens:
         return 0.0
     share = micro_batch.decode_tokens / micro_batch.num_tokens
     return share if share in (0.0, 1.0) else min(0.85, max(0.15, share))
 
 
-def _made_of(micro_batch: MicroBatchRecord | None) -> str:
+def _composition(micro_batch: MicroBatchRecord | None) -> str:
+    """Writes what a micro-batch holds: `124+9d`; without a chunk, its decodes and their context: `9d/5.1K`."""
     if micro_batch is None:
         return ""
-    if not micro_batch.prefill_tokens:  # how long the contexts are is then what tells micro-batches apart
+    if not micro_batch.prefill_tokens:
         context = micro_batch.decode_context
         return (
             f"{micro_batch.decode_tokens}d/{context / 1000:.1f}K"

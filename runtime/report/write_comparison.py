@@ -1,4 +1,4 @@
-"""Two or more settings side by side: a page, a table of numbers as JSON and CSV, and figures."""
+"""Writes a comparison of settings: a page, its numbers as JSON and CSV, and figures."""
 
 from __future__ import annotations
 
@@ -24,11 +24,19 @@ def write_comparison(
     title: str | None = None,
     sort: str = THROUGHPUT.key,
 ) -> dict[str, Any]:
-    """Write report.html, comparison.json, comparison.csv and figures/*.png into `path` (made if need be); return what
-    comparison.json holds.
+    """Writes report.html, comparison.json, comparison.csv and figures/*.png into a folder.
 
-    Numbers are medians over a group's repeats, ratios are to the first group, pictures show each one's median
-    run. Candidates are ranked by `sort`, a key of summary.json.
+    Numbers are medians over a setting's runs. Ratios are to the first setting. Pictures show the median run.
+
+    Args:
+        path: The folder; made if needed.
+        groups: The settings, each with its runs; at least one.
+        figures: Whether PNGs are written.
+        title: Heading of the page; None: made from the labels.
+        sort: Key of summary.json that ranks the settings.
+
+    Returns:
+        What comparison.json holds.
     """
     assert groups
     path.mkdir(parents=True, exist_ok=True)
@@ -49,8 +57,11 @@ def write_comparison(
 
 
 def _comparison(groups: Sequence[RunGroup], title: str, sort: str) -> dict[str, Any]:
-    """`groups` in the order given, each with its settings that differ, and its metrics' median, min, max, ratio to
-    the first and values by run; `ranking` holds labels, best first."""
+    """Returns what comparison.json holds.
+
+    `candidates` has an entry for each group, in their order: the settings that differ, and of each metric the median,
+    min, max, the ratio to the first group and the value of each run. `ranking` holds the labels, the best first.
+    """
     points = [settings(group.runs[0].config) for group in groups]
     differing = differing_keys(points)
     keys = list(dict.fromkeys(key for c in groups for run in c.runs for key in number_keys(run.summary)))
@@ -81,7 +92,7 @@ def _comparison(groups: Sequence[RunGroup], title: str, sort: str) -> dict[str, 
 
 
 def _csv_rows(comparison: dict[str, Any]) -> list[list[Any]]:
-    """A row a group: label, number of runs, settings that differ, then each metric's median, min, max and ratio."""
+    """Returns the lines of comparison.csv: the heading, then for each group its label, number of runs and metrics."""
     rows = comparison["candidates"]
     settings_keys = list(rows[0]["settings"])
     keys = list(dict.fromkeys(key for row in rows for key in row["metrics"]))

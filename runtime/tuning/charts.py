@@ -8,7 +8,7 @@ import numpy as np
 
 from ...conf.tuning import TailSlo
 from ..report.chart import Axis, Chart, Series
-from ..report.comparison_charts import front
+from ..report.comparison_charts import pareto_front
 from .search import Found
 from .space import Candidate, chunk_key
 from .trial import Trial
@@ -43,7 +43,7 @@ def pareto(carried: Sequence[Carried], value: Tail) -> list[Carried]:
     """Those that none beats in both requests/s and the tail `value`, by rising tail."""
     known = [(tail, one) for one in carried if (tail := value(one[1])) is not None]
     points = [(tail, trial.rate) for tail, (_, trial) in known]
-    return [known[at][1] for at in sorted(front(points), key=points.__getitem__)]
+    return [known[at][1] for at in sorted(pareto_front(points), key=points.__getitem__)]
 
 
 def front_chart(found: Found, name: str, what: str, value: Tail, bound: float | None) -> Chart:

@@ -19,7 +19,7 @@ from gapless.runtime.ledger.ledger import CAUSES, Ledger
 from gapless.runtime.report import distributions, formatting, run_charts, thinning
 from gapless.runtime.report.chart import Axis, Chart, Series, ticks
 from gapless.runtime.report.chart_data import ChartData, chart_data
-from gapless.runtime.report.comparison_charts import front, heat_maps, throughput_against
+from gapless.runtime.report.comparison_charts import heat_maps, pareto_front, throughput_against
 from gapless.runtime.report.page_parts import template
 from gapless.runtime.report.png import light_palette, write_figures
 from gapless.runtime.report.run_groups import RunGroup
@@ -266,4 +266,5 @@ def test_the_front_is_what_none_beats(points: list[tuple[int, int]]):
     def beats(a: tuple[int, int], b: tuple[int, int]) -> bool:
         return a != b and a[0] <= b[0] and a[1] >= b[1]
 
-    assert front(points) == {at for at, own in enumerate(points) if not any(beats(other, own) for other in points)}
+    unbeaten = {index for index, point in enumerate(points) if not any(beats(other, point) for other in points)}
+    assert pareto_front(points) == unbeaten

@@ -15,7 +15,8 @@ from dataclasses import replace
 
 from gapless.conf.tuning import TuneConfig
 from gapless.launch.compose import compose_one
-from gapless.runtime.tuning.search import Search, Tried
+from gapless.runtime.tuning.search import Search
+from gapless.runtime.tuning.search_result import TriedCandidate
 
 COMMON = (
     "nodes=1", "scheduler=sarathi,equal_time,orca_best", "search.chunk=[128,512,2048]", "workload=fixed",
@@ -76,7 +77,7 @@ def main(arguments: list[str]) -> None:
         print(f"{name:<38}{row}", flush=True)
 
 
-def best(tried: list[Tried]) -> float:
+def best(tried: list[TriedCandidate]) -> float:
     """The highest capacity on the whole workload, requests/s."""
     return max(one.low for one in tried if one.rung == "whole")
 

@@ -1,4 +1,4 @@
-"""One setting at one request rate: whether it carries it, without a ledger and a run folder."""
+"""Trials: whether a setting carries a request rate. A trial needs no ledger and writes no run folder."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from ..report.formatting import ms_text
 from ..simulation.replicas import Replica, make_replicas, run_fleet
 from .demand import Demand
 
-_LOOK_EVERY = 256  # events between looks at whether the SLO is broken for good
-_LAG = 0.05  # of the time that requests come in: a rate is sustained if TTFT grows by no more
-_TAIL = 0.99
+_CHECK_INTERVAL = 256  # events of the simulation between two checks of whether the SLO can still be met
+_MAX_GROWTH = 0.05  # of TTFT over a run, as a share of the time over which requests arrive
+_TAIL = 0.99  # the quantile that the SLO bounds
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A config that fits, with its plan and its stage times."""
+    """A config that fits the devices, with its plan and its stage times."""
 
     config: SimulateConfig
     plan: Plan
@@ -38,10 +38,15 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What came of a setting at `rate` requests/s. `why` it is not carried: empty where it is.
+    """The outcome of a setting at one request rate.
 
-    `requests` were simulated: fewer than there are where it was clear before the end. Tails, and the most requests that
-    a replica held at once (`running`), are those of the whole run; None where it was cut short.
+    Attributes:
+        rate: Requests/s.
+        why: Why the rate is not carried; empty if it is.
+        requests: Requests that were simulated. They are fewer than the workload's if the run was cut short.
+        ttft_p99_ms: p99 of TTFT; None if the run was cut short.
+        tbt_p99_ms: p99 of TBT; None if the run was cut short.
+        running: Most requests that a replica had running at once; None if the run was cut short.
     """
 
     rate: float
@@ -53,6 +58,7 @@ class Trial:
 
     @property
     def carried(self) -> bool:
+        """Whether the setting carries the rate."""
         return not self.why
 
 
@@ -67,30 +73,39 @@ def make_setting(config: SimulateConfig) -> Setting:
 
 
 def make_fleet(setting: Setting, seed: int = 0) -> list[Replica]:
-    """Its replicas, nothing submitted to them."""
+    """Makes the replicas of a setting, without requests."""
     return make_replicas(setting.config, repeat=seed + 1, plan=setting.plan, costs=setting.costs)
 
 
 def try_rate(setting: Setting, demand: Demand, rate: float, slo: TailSlo, seed: int = 0) -> Trial:
-    """Whether the setting carries `demand` at `rate` requests/s: p99 of TTFT and of TBT within `slo`, and requests do
-    not pile up. Stops as soon as it is clear that it does not."""
+    """Simulates a setting at a request rate, until it is clear that the rate is not carried, or to the end.
+
+    A rate is carried if the p99 of TTFT and of TBT are within the SLO and requests do not pile up.
+
+    Args:
+        setting: The setting.
+        demand: The requests.
+        rate: Requests/s.
+        slo: Bounds of the tail latencies.
+        seed: Seed of the simulation.
+    """
     fleet = make_fleet(setting, seed)
-    watch = _Watch(fleet, demand, slo)
+    watch = _SloWatch(fleet, demand, slo)
     for number, _ in enumerate(_run(setting, fleet, demand, rate)):
-        if number % _LOOK_EVERY == 0 and (why := watch.broken()):
+        if number % _CHECK_INTERVAL == 0 and (why := watch.violation()):
             return Trial(rate, why, sum(len(replica.record.requests) for replica in fleet))
     requests = [request for replica in fleet for request in replica.record.requests]
     requests.sort(key=lambda request: request.arrival)
     ttft = np.array([time_to_first_token(request) for request in requests], np.float64)
     gaps = np.concatenate([tokens_apart(request) for request in requests])
     tails_ms = tail(ttft * 1e3), tail(gaps * 1e3) if len(gaps) else 0.0
-    why = _why(*tails_ms, slo) or _piling_up(ttft, float(requests[-1].arrival - requests[0].arrival))
+    why = _slo_violation(*tails_ms, slo) or _piling_up(ttft, float(requests[-1].arrival - requests[0].arrival))
     running = max(micro_batch.num_running for replica in fleet for micro_batch in replica.record.micro_batches)
     return Trial(rate, why, len(requests), *tails_ms, running)
 
 
 def measure(setting: Setting, demand: Demand, rate: float, seed: int = 0) -> dict[str, Any]:
-    """The summary of a whole run, as `summary.json` has it."""
+    """Simulates a whole run at a request rate and returns its summary, as `summary.json` has it."""
     fleet = make_fleet(setting, seed)
     for _ in _run(setting, fleet, demand, rate):
         pass
@@ -102,23 +117,23 @@ def _run(setting: Setting, fleet: Sequence[Replica], demand: Demand, rate: float
 
 
 def tail(values: Floats) -> float:
-    """The p99, as a run's summary has it."""
+    """Returns the p99 of values, computed as in a run's summary."""
     return float(np.percentile(values, 100 * _TAIL))
 
 
-class _Watch:
-    """Counts what is over a bound while a run goes on, until so much is that its p99 must be."""
+class _SloWatch:
+    """Counts latencies above their bound during a run. Once there are too many, the p99 must be above it too."""
 
     def __init__(self, fleet: Sequence[Replica], demand: Demand, slo: TailSlo) -> None:
         self._fleet = fleet
         self._slo = slo
-        self._most_late = _most_over(len(demand))
-        self._most_gaps = _most_over(demand.num_gaps)
-        self._counted: set[int] = set()  # requests that have ended and whose gaps have been counted
-        self._gaps_over = 0
+        self._max_late = _max_above(len(demand))
+        self._max_long_gaps = _max_above(demand.num_gaps)
+        self._counted: set[int] = set()  # requests that have ended and whose gaps are counted
+        self._long_gaps = 0
 
-    def broken(self) -> str:
-        """Why the SLO cannot be met any more; empty while it can."""
+    def violation(self) -> str:
+        """Says why the SLO cannot be met any more; empty while it can."""
         ttft_s, tbt_s = _seconds(self._slo.ttft_p99_ms), _seconds(self._slo.tbt_p99_ms)
         late = 0
         for replica in self._fleet:
@@ -128,21 +143,22 @@ class _Watch:
                 late += first - request.arrival > ttft_s
                 if request.finished is not None and request.request not in self._counted:
                     self._counted.add(request.request)
-                    self._gaps_over += _over(request, tbt_s)
-        if late > self._most_late:
+                    self._long_gaps += _num_long_gaps(request, tbt_s)
+        if late > self._max_late:
             return f"p99 of TTFT over {ms_text(self._slo.ttft_p99_ms)}"
-        if self._gaps_over > self._most_gaps:
+        if self._long_gaps > self._max_long_gaps:
             return f"p99 of TBT over {ms_text(self._slo.tbt_p99_ms)}"
         return ""
 
 
-def _over(request: RequestRecord, bound: float) -> int:
+def _num_long_gaps(request: RequestRecord, bound: float) -> int:
+    """Counts a request's times between tokens that are above `bound` seconds."""
     times = request.token_times
     return sum([b - a > bound for a, b in pairwise(times)]) if bound < np.inf else 0
 
 
-def _most_over(num: int) -> int:
-    """How many of `num` values may be over a bound that their p99 keeps, at the most."""
+def _max_above(num: int) -> int:
+    """Returns how many of `num` values can be above a bound while their p99 is not."""
     return num - 1 - int(_TAIL * max(0, num - 1))
 
 
@@ -150,16 +166,21 @@ def _seconds(bound_ms: float | None) -> float:
     return np.inf if bound_ms is None else bound_ms / 1e3
 
 
-def _why(ttft_ms: float, tbt_ms: float, slo: TailSlo) -> str:
-    for name, tail_ms, most_ms in (("TTFT", ttft_ms, slo.ttft_p99_ms), ("TBT", tbt_ms, slo.tbt_p99_ms)):
-        if most_ms is not None and tail_ms > most_ms:
-            return f"p99 of {name} {ms_text(tail_ms)}, over {ms_text(most_ms)}"
+def _slo_violation(ttft_ms: float, tbt_ms: float, slo: TailSlo) -> str:
+    """Says which tail latency exceeds its bound; empty if none does."""
+    for name, tail_ms, bound_ms in (("TTFT", ttft_ms, slo.ttft_p99_ms), ("TBT", tbt_ms, slo.tbt_p99_ms)):
+        if bound_ms is not None and tail_ms > bound_ms:
+            return f"p99 of {name} {ms_text(tail_ms)}, over {ms_text(bound_ms)}"
     return ""
 
 
 def _piling_up(ttft: Floats, span: float) -> str:
-    """Requests that come faster than they are served wait longer and longer: the last tenth against the first, in the
-    order of their arrival over `span` seconds."""
+    """Says whether requests arrive faster than they are served, so that they wait longer and longer; empty if not.
+
+    Args:
+        ttft: TTFT of each request in the order of arrival, in seconds. The last tenth is compared with the first.
+        span: Seconds over which the requests arrive.
+    """
     tenth = max(1, len(ttft) // 10)
     growth = float(ttft[-tenth:].mean() - ttft[:tenth].mean())
-    return f"requests pile up: TTFT grows by {ms_text(growth * 1e3)}" if growth > _LAG * span else ""
+    return f"requests pile up: TTFT grows by {ms_text(growth * 1e3)}" if growth > _MAX_GROWTH * span else ""

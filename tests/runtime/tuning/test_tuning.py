@@ -66,8 +66,8 @@ def threshold(at: float) -> Any:
 def test_bisection_finds_the_threshold(at: float, precision: float, guess: float | None) -> None:
     found = find_capacity(threshold(at), 101.0, precision, guess=guess)
     assert found.rate <= at < found.above <= found.rate * (1 + precision)
-    assert found.at is not None
-    assert found.at.rate == found.rate
+    assert found.trial is not None
+    assert found.trial.rate == found.rate
     assert not found.not_monotone
     assert len(found.trials) <= 40
     assert found.requests == 10 * len(found.trials)
@@ -75,7 +75,7 @@ def test_bisection_finds_the_threshold(at: float, precision: float, guess: float
 
 def test_what_carries_nothing_says_why() -> None:
     found = find_capacity(threshold(0.0), 8.0, 0.01)
-    assert (found.rate, found.at, found.why) == (0.0, None, "too much")
+    assert (found.rate, found.trial, found.why) == (0.0, None, "too much")
     assert len(found.trials) <= 14
 
 
@@ -89,12 +89,12 @@ def test_a_rate_that_passes_by_luck_does_not_count() -> None:
 
 
 def test_interval_of_seeds() -> None:
-    interval = Interval.of([1.0, 2.0, 3.0])
+    interval = Interval.from_rates([1.0, 2.0, 3.0])
     assert interval.mean == pytest.approx(2.0)
     assert interval.half == pytest.approx(4.303 / math.sqrt(3), rel=1e-3)  # Student's t, 2 degrees of freedom
-    assert (interval.least, interval.most, interval.text) == (1.0, 3.0, "2.00 ± 2.48")
-    assert Interval.of([123.4]).text == "123"
-    assert Interval.of([0.0]).half is None
+    assert (interval.lowest, interval.highest, interval.text) == (1.0, 3.0, "2.00 ± 2.48")
+    assert Interval.from_rates([123.4]).text == "123"
+    assert Interval.from_rates([0.0]).half is None
 
 
 # Demands.
@@ -231,9 +231,9 @@ def misfit_rows_of(search: Search) -> list[tuple[str, ...]]:
 
 
 def replace_found(search: Search) -> Any:
-    from gapless.runtime.tuning.search import Found
+    from gapless.runtime.tuning.search_result import SearchResult
 
-    return Found([], search.space.misfits, [], [], [], search.demands, None, 0, 0, 0)
+    return SearchResult([], search.space.misfits, [], [], [], search.demands, None, 0, 0, 0)
 
 
 def test_times_that_settings_share_are_those_of_each_alone() -> None:

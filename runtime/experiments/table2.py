@@ -1,4 +1,4 @@
-"""Table 2: what a token costs in a prefill-only, a decode-only and a decode-maximal batch."""
+"""Table 2: the cost of a token in a prefill-only, a decode-only and a decode-maximal batch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SETTINGS = {
 
 
 def table2(config: SimulateConfig, simulate: Simulate) -> Artifact:
-    """Three iterations, composed; nothing is scheduled."""
+    """Computes three iterations by the cost model; nothing is scheduled."""
     costs = costs_of(config)
     loads: dict[str, Load] = {
         "prefill-only": prefill(LENGTH),

@@ -92,7 +92,7 @@ class Bounds:
         return Bound(_SLACK * replicas * min(by_work, by_slots))
 
     def _attention(self, source: Operators) -> float:
-        """Returns the attention seconds of a layer for all requests: prompts in one chunk each, decodes in large batches."""
+        """Returns a layer's attention seconds for all requests: prompts in one chunk each, decodes in large batches."""
         prompts, counts = np.unique(self._inputs.astype(np.int64), return_counts=True)
         if len(prompts) > _MAX_PROMPT_LENGTHS:
             # Quantiles rounded down, so that the bound stays a bound.

@@ -27,14 +27,14 @@ from gapless.runtime.experiments.bound import bubble_free_seconds, lower_envelop
 from gapless.runtime.experiments.figure12 import EQUAL, SARATHI, TENSOR, systems
 from gapless.runtime.experiments.figure13 import chunked_prefill
 from gapless.runtime.experiments.one_gpu import (
-    alike,
     baseline,
     costs_of,
     decode_speedup,
+    equal_requests,
     makespan,
     operator_seconds,
     prefill,
-    run,
+    run_policy,
     sarathi,
 )
 from gapless.runtime.ledger.ledger import Ledger
@@ -116,9 +116,9 @@ def test_a_prefill_costs_more_in_smaller_chunks() -> None:
 
 
 def test_requests_are_alike_and_fill_the_baseline_s_batches() -> None:
-    assert alike(one_gpu(50), 1024, 14, 18).workload.num_prompts == 36
-    assert alike(one_gpu(50), 3072, 14, 6).workload.num_prompts == 12
-    record = run(alike(one_gpu(50), 1024, 14, 18), baseline(18), simulate, "")
+    assert equal_requests(one_gpu(50), 1024, 14, 18).workload.num_prompts == 36
+    assert equal_requests(one_gpu(50), 3072, 14, 6).workload.num_prompts == 12
+    record = run_policy(equal_requests(one_gpu(50), 1024, 14, 18), baseline(18), simulate, "")
     assert {(request.prompt_tokens, request.output_tokens) for request in record.requests} == {(956, 68)}
     assert all(not micro_batch.chunks or not micro_batch.decodes for micro_batch in record.micro_batches)
     assert {len(micro_batch.decodes) for micro_batch in record.micro_batches if not micro_batch.chunks} == {18}
@@ -126,8 +126,8 @@ def test_requests_are_alike_and_fill_the_baseline_s_batches() -> None:
 
 @pytest.mark.parametrize("policy", [baseline(6), sarathi(6)])
 def test_operators_of_a_run_sum_to_its_compute(policy: SchedulerConfig) -> None:
-    config = alike(one_gpu(6), 1024, 10, 6)
-    record = run(config, policy, simulate, "")
+    config = equal_requests(one_gpu(6), 1024, 10, 6)
+    record = run_policy(config, policy, simulate, "")
     total = sum(operator_seconds(record, costs_of(config)).values())
     assert total == pytest.approx(Ledger(record).busy_seconds(), rel=1e-9)
     assert total <= makespan(record) * (1 + 1e-9)

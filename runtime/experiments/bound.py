@@ -30,7 +30,7 @@ def bubble_free_seconds(costs: StageCosts, inputs: Ints, outputs: Ints, batch: i
         costs: Seconds of each stage.
         inputs: P of each request, in tokens.
         outputs: D of each request, in tokens.
-        batch: B, most decodes of a micro-batch.
+        batch: B, the maximum number of decodes in a micro-batch.
     """
     decodes = int((outputs - 1).sum())
     tokens = int(inputs.sum()) + decodes
@@ -55,7 +55,7 @@ def _fused(costs: StageCosts, stage: int, tokens: int, fewest: float, longest: i
         costs: Seconds of each stage.
         stage: The stage.
         tokens: All tokens.
-        fewest: Least number of micro-batches that they are in.
+        fewest: The minimum number of micro-batches that they are in.
         longest: Tokens of the longest prompt and its decodes.
     """
     sizes = np.array(_sizes(longest), np.int64)

@@ -14,7 +14,7 @@ from .table2 import PAPER as TABLE_2
 NAME = "Figure 10"
 PEAK = "1K, B=18, C=256"  # the setting of the paper's highest gain
 CHUNKS = (256, 512)
-BATCHES = {1024: (6, 12, 18), 2048: (3, 6, 10), 3072: (2, 4, 6)}  # up to the largest that fit (5.1.4)
+BATCHES = {1024: (6, 12, 18), 2048: (3, 6, 10), 3072: (2, 4, 6)}  # by length, up to the largest that fits (5.1.4)
 OPERATORS = {"preproj": ("preproj",), "attn": ("attn",), "postproj": ("postproj",), "ffn": ("ffn_ln1", "ffn_ln2")}
 # What the text says of the reduction over all its settings: quantity, operators, which extreme, the paper's number.
 PAPER = (

@@ -22,8 +22,8 @@ from .one_gpu import (
 
 NAME = "Figure 11"
 SARATHI = {1024: 1.27, 2048: 1.25, 3072: 1.23}  # throughput over the baseline's, by length (11a)
-ORCA_BEST = 1.11  # at 1K, and at its peak over P:D ratios
-PEAKS = {256: 1.27, 512: 1.23}  # over P:D ratios, by chunk (11b)
+ORCA_BEST = 1.11  # the same of Orca's best case at 1K, and its highest over P:D ratios
+PEAKS = {256: 1.27, 512: 1.23}  # SARATHI's highest over P:D ratios, by chunk (11b)
 
 
 def figure11(config: SimulateConfig, simulate: Simulate) -> Artifact:

@@ -40,7 +40,7 @@ STATED = "as stated"
 # what passing each micro-batch through Ray adds (a mean).
 BEFORE, AFTER, RAY = 0.404 + 0.853, 0.535, 6.782
 
-FEWER_REQUESTS = 2000  # most requests of the runs that vary a parameter
+FEWER_REQUESTS = 2000  # maximum number of requests in the runs that vary a parameter
 # Orca with any number of whole prompts in a micro-batch (4.5), its worst case, FasterTransformer.
 OTHER_BASELINES: Mapping[str, SchedulerConfig] = {
     "Orca, any number of prompts": TokenBudgetConfig(budget=1 << 30),

@@ -112,9 +112,9 @@ def _intensities(arch: Architecture, length: int, element: int) -> dict[str, Cal
         return intensity
 
     def attention(batch: int) -> float:
-        keys = length * (length + 1) / 2 if length > 1 else LENGTH  # pairs of a query and a key
+        pairs = length * (length + 1) / 2 if length > 1 else LENGTH  # of a query and a key
         cached = length if length > 1 else LENGTH
-        return 4 * keys * N * D / (element * (2 * cached * K * D + 2 * length * N * D))
+        return 4 * pairs * N * D / (element * (2 * cached * K * D + 2 * length * N * D))
 
     return {name: linear(*shape) for name, shape in shapes.items()} | {"attn": attention}
 

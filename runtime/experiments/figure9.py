@@ -77,7 +77,7 @@ def from_tables(ratio: int, batch: int) -> float:
     """
     outputs = round(1024 / (1 + ratio))
     linear, attention, _ = TABLE_2["decode-only"]
-    decode = attention / 4  # of one request
+    decode = attention / 4  # Table 2's batch has four decodes
     alone = (1024 - outputs) * TABLE_2["prefill-only"][2] / 1024 + outputs * (linear / batch + decode)
     chunks = math.ceil((1024 - outputs) / (256 - (batch - 1)))
     return alone / (chunks * (FIGURE_7[256] + (batch - 1) * decode))

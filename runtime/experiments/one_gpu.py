@@ -104,7 +104,7 @@ def baseline(batch: int) -> SchedulerConfig:
 
 
 def orca_best(batch: int) -> SchedulerConfig:
-    """Returns Orca's best case (5.2)."""
+    """Returns the policy of Orca's best case (5.2)."""
     return OrcaBestConfig(batch=batch)
 
 

@@ -33,8 +33,8 @@ class Outcome:
         finished: When each request finished, from the first arrival, ascending.
         idle: Idle time by cause, summed over the stages.
         stage_seconds: All time of all stages.
-        with_chunk: Micro-batches with a chunk; their seconds are those on a stage in the middle.
-        decodes_only: The same of micro-batches without a chunk.
+        with_chunk: Means of the micro-batches with a chunk, on the stage in the middle of the pipeline.
+        decodes_only: Means of the micro-batches without a chunk, on the same stage.
     """
 
     seconds: float

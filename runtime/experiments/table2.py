@@ -12,7 +12,7 @@ from .one_gpu import costs_of, decode_maximal, decodes, iteration, prefill
 
 NAME = "Table 2"
 LENGTH = 1024
-# Milliseconds of linear operators, of attention and of both, for each batch.
+# The paper's milliseconds of linear operators, of attention and of both, by kind of batch.
 PAPER = {
     "prefill-only": (224.8, 10.0, 234.8),
     "decode-only": (44.28, 5.68, 49.96),

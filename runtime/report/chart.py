@@ -47,6 +47,7 @@ class Axis:
 
     @property
     def text(self) -> str:
+        """The label with its unit."""
         return f"{self.label} ({self.unit})" if self.unit else self.label
 
 

@@ -16,7 +16,7 @@ from .run_groups import RunGroup, differing_keys, settings
 
 # Tail latencies, by key of summary.json: a short name for files, and the label.
 TAILS = {"p99_itl_ms": ("tbt", "p99 of TBT"), "p99_ttft_ms": ("ttft", "p99 of TTFT")}
-MAX_NAMED = 8  # settings whose points all have their names beside them; of more, those on the Pareto front have
+MAX_NAMED = 8  # points that all have their names beside them; of more points only those on the Pareto front have
 MAX_HEAT_MAPS = 6
 
 

@@ -12,9 +12,10 @@ from .formatting import number_text, time_unit
 from .thinning import thin_cdf
 
 _MAX_BINS = 48
-_LONG_TAIL = 2.5  # maximum over p99 from which a cumulative distribution is cut
-_CUT_AT = 1.5  # end of a cut axis, over p99
-_LAST_BIN = 1.3  # end of a histogram's axis, over p99
+# Ends of time axes, as multiples of the p99.
+_LONG_TAIL = 2.5  # a cumulative distribution is cut if its longest time is beyond this
+_CUT_AT = 1.5  # where it is cut
+_HISTOGRAM_END = 1.3
 
 
 def cdf(
@@ -74,7 +75,7 @@ def histogram(
     arrays = {label: values for label, values in seconds.items() if len(values)}
     if not arrays:
         return Chart(name, title, "histogram", Axis(quantity), Axis(counted), ())
-    high = max(_LAST_BIN * max(float(np.percentile(values, 99)) for values in arrays.values()), 1e-9)
+    high = max(_HISTOGRAM_END * max(float(np.percentile(values, 99)) for values in arrays.values()), 1e-9)
     longest = largest_value(list(arrays.values()))
     high = longest if longest <= high else high
     low = min(float(values.min()) for values in arrays.values())

@@ -13,7 +13,7 @@ from .formatting import cause_label, ms_text, percent_text, seconds_text
 from .run_groups import RunGroup
 
 Kind = Literal["rate", "ms", "share", "seconds", "count", "ratio"]
-# Parts of a key of which lower values are better.
+# A metric whose key contains one of these is better if it is lower.
 LOWER_IS_BETTER = ("_ms", "bubble", "starved", "idle", "cv_", "preemptions", "failed", "duration", "error")
 
 
@@ -26,7 +26,7 @@ class Metric:
         name: What tables call it.
         kind: How it is written.
         unit: Its unit, where the written value has none.
-        judged: Whether higher, or lower, values are better. Of a metric that is not judged no value is marked as best.
+        judged: Whether more or less of it is better. If not, no value is marked as the best.
     """
 
     key: str
@@ -137,7 +137,7 @@ def number_keys(summary: Mapping[str, Any]) -> list[str]:
 
 
 def spread(group: RunGroup, key: str, first: RunGroup | None = None) -> Spread | None:
-    """Measures a metric's spread over the runs of a group that have it; None if no run has it.
+    """Computes a metric's spread over the runs of a group that have it; None if no run has it.
 
     Args:
         group: The runs.

@@ -15,7 +15,7 @@ _KEYS_WITHOUT_EFFECT = frozenset({"outputs", "print_texts", "policies", "repeats
 # Sections with a `name`. Other keys of a section are only compared between settings that have the same name there.
 _NAMED_SECTIONS = ("model", "hardware", "scheduler", "workload")
 _COST_CONSTANTS = "hardware.costs."  # prefix of the analytic cost model's constants
-_MANY_CONSTANTS = 3  # so many differing constants are shown as one number in a label
+_MANY_CONSTANTS = 3  # from this many differing constants on, a label shows one number for all of them
 _MISSING = object()
 
 

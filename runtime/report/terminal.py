@@ -173,7 +173,7 @@ def _columns(groups: Sequence[RunGroup], start: int, count: int) -> Table:
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
     table.add_column("", no_wrap=True)
     for group in groups[start : start + count]:
-        table.add_column(_broken(group.label), justify="right", no_wrap=True)
+        table.add_column(_break_heading(group.label), justify="right", no_wrap=True)
     for section in (SPEED, LATENCY, IDLE, BY_CAUSE, EVENNESS):
         rows = [metric for metric in section if has_any(groups, metric)]
         for metric in rows:
@@ -193,7 +193,7 @@ def _ranking(groups: Sequence[RunGroup], sort: str, metrics: Sequence[Metric]) -
     table.add_column("", justify="right", no_wrap=True)
     table.add_column("setting", no_wrap=True)
     for name in ("speed-up", *(metric.name for metric in metrics)):
-        table.add_column(_broken(name), justify="right", no_wrap=True)
+        table.add_column(_break_heading(name), justify="right", no_wrap=True)
     order = ranked(groups, sort)
     columns = [_cells(metric, [spread(c, metric.key, groups[0]) for c in order]) for metric in metrics]
     for place, group in enumerate(order):
@@ -211,7 +211,7 @@ def _heading(groups: Sequence[RunGroup]) -> str:
     return f"{settings}, {runs} runs: median ± largest deviation" if runs > len(groups) else settings
 
 
-def _broken(name: str) -> str:
+def _break_heading(name: str) -> str:
     """Breaks a column's heading into lines: at spaces, and in a long word at its first underscore."""
     words = [word.replace("_", "_\n", 1) if len(word) > 9 else word for word in name.split(" ")]
     return "\n".join(words)

@@ -14,7 +14,7 @@ from ..core.micro_batch_columns import taken
 from ..core.run_record import RunRecord
 from ..ledger.ledger import Floats, Ledger
 
-MAX_BOXES = 1_000_000  # micro-batches times stages on a page; of a longer run it holds the first micro-batches
+MAX_BOXES = 1_000_000  # micro-batches times stages on a page; it shows the first micro-batches of a longer run
 SHORTEST_TICK = 1e-7  # seconds: clocks are no finer
 NAMED_REQUESTS = 8  # requests that a micro-batch's tooltip names, those with chunks first
 NO_MICRO_BATCH = 0xFFFFFFFF  # row of idle time that no micro-batch follows
@@ -48,7 +48,7 @@ def pack_columns(record: RunRecord, ledger: Ledger, tick: float, max_boxes: int 
         record: The run.
         ledger: Its ledger.
         tick: Length of a tick, in seconds.
-        max_boxes: How many micro-batches times stages are packed at most, from the start of the run.
+        max_boxes: Maximum of micro-batches times stages. If the run has more, its first micro-batches are packed.
     """
     limit = max(1, max_boxes // max(1, ledger.num_stages))
     micro_batches = (

@@ -15,15 +15,15 @@ from ..report.formatting import ms_text
 from .demand import Demand
 from .trial import Setting, tail
 
-# Most tokens of a micro-batch if the policy has no limit. A matrix product is saturated long before.
+# Maximum number of tokens in a micro-batch if the policy sets none. Matrix products saturate with far fewer.
 _UNLIMITED_TOKENS = 8192
-# The numbers of tokens that are tried: each below _FINE_STEP, then in fine steps, from _COARSE_FROM on in coarse steps.
+# Sizes of micro-batches that are tried: each below _FINE_STEP, then fine steps, from _COARSE_FROM on coarse steps.
 _FINE_STEP, _COARSE_STEP, _COARSE_FROM = 8, 64, 512
 _SLACK = 1.05  # measured times do not rise strictly with the number of tokens
 _MAX_PROMPT_LENGTHS = 64  # of more distinct prompt lengths, quantiles are used
-_LARGE_BATCH = 256  # decodes in one micro-batch, for the least attention time of a decode
+_LARGE_BATCH = 256  # decodes of a micro-batch in which the attention of a decode takes about its minimum time
 
-# Least seconds of a token in one layer, by operators, whether host overhead counts, and most tokens of a micro-batch.
+# Minimum seconds of a token in a layer, by operators, whether host overhead counts, and maximum size of a micro-batch.
 TokenSeconds = dict[tuple[Operators, bool, int], float]
 
 
@@ -60,8 +60,8 @@ class Bounds:
     def __call__(self, setting: Setting) -> Bound:
         """Returns the bound of a setting.
 
-        It is the lower of two rates: the one at which the busiest stage computes all the time, and the one at which all
-        slots are always held, each for the least time that a request needs.
+        It is the lower of two rates. At the first, the busiest stage computes all the time. At the second, all slots
+        are always taken, by requests that each take the minimum time.
         """
         costs = setting.costs
         replicas = setting.config.simulation.replicas
@@ -109,7 +109,7 @@ class Bounds:
         return float(chunks) + decodes * each
 
     def _token_seconds(self, source: Operators, host: bool, limit: int) -> float:
-        """Returns a token's least seconds in one layer, without attention, in micro-batches of up to `limit` tokens."""
+        """Returns a token's minimum seconds in a layer, without attention, in micro-batches of up to `limit` tokens."""
         key = source, host, limit
         if key not in self._token_times:
             tried = {

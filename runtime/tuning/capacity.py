@@ -12,7 +12,7 @@ from .demand import Demand
 from .trial import Setting, Trial, try_rate
 
 _LOWEST_SHARE = 1 / 4096  # of the bound: lower rates are not tried
-_PROBES = (0.9, 0.75)  # shares of the rate found that must be carried too, or else it passed by luck
+_PROBES = (0.9, 0.75)  # shares of the rate that was found; if one is not carried, that rate passed by luck
 # Two-sided 95% quantiles of Student's t for 1, 2, ... degrees of freedom.
 _T95 = (
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120,

@@ -59,7 +59,7 @@ def front_chart(found: SearchResult, name: str, what: str, value: Tail, bound: f
         bound: Its SLO in milliseconds; None: it has none.
     """
     best = pareto(found.carried, value)
-    highest = dict(best)  # rates rise along the front, so the last of each setting stays
+    highest = dict(best)  # rates rise along the front, so each setting keeps its last and highest
     rest = [trial for candidate, trial in found.carried if (candidate, trial) not in best]
     series = [_points(rest, value, "s7")]
     series.append(_points([trial for candidate, trial in best if trial is not highest[candidate]], value, "s0"))

@@ -24,7 +24,7 @@ class Demand:
 
     Attributes:
         unit: The requests with arrivals at 1 request/s.
-        own_rate: The rate of the trace that they come from, in requests/s; None if they are no trace.
+        own_rate: The request rate of the trace that they come from, in requests/s; None if they come from no trace.
     """
 
     unit: Workload
@@ -79,7 +79,7 @@ def make_demands(config: WorkloadConfig, plan: Plan, context: int, seeds: int) -
     Args:
         config: The workload.
         plan: Names the tokenizer and the vocabulary.
-        context: Most tokens of a request.
+        context: Maximum tokens of a request, prompt and output.
         seeds: How many demands are made.
 
     Raises:

@@ -14,12 +14,12 @@ from .search_result import Finalist, SearchResult, TriedCandidate
 from .space import Candidate, Space, chunked, policies
 from .trial import Trial, measure, try_rate
 
-# Receives what is under way, how many candidates are done, of how many, and the best rate so far, in requests/s.
+# Called with what is under way, how many candidates are done, how many there are, and the best rate in requests/s.
 OnProgress = Callable[[str, int, int, float], None]
 
-_NEGLIGIBLE = 1 / 16  # of the winner's rate: whether a setting carries less is not of interest
+_NEGLIGIBLE = 1 / 16  # share of the winner's rate below which no rate is tried
 _MAX_GRIDS = 5  # grids that are compared with the winner's on the whole workload
-_TRIES_PER_GRID = 2  # settings of a grid that are tried until one carries something
+_TRIES_PER_GRID = 2  # settings of such a grid that are tried at most, until one carries a rate
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +255,7 @@ class Search:
     # After the search, on the whole workload.
 
     def _confirm(self, candidates: Sequence[TriedCandidate]) -> list[Finalist]:
-        """Finds the capacity of candidates on every seed, and the numbers of a run at it; best mean first."""
+        """Finds the capacity of candidates on every seed, and runs each at it. The best mean capacity comes first."""
         found: list[Finalist] = []
         for number, tried in enumerate(candidates):
             self._on_progress("finalists, all seeds", number, len(candidates), found[0].rate if found else tried.low)
@@ -332,7 +332,7 @@ class Search:
         bracket.narrow(precision)
         return bracket
 
-    # What all of them use.
+    # Shared by the race, the exhaustive search and what follows.
 
     def _bounds(self, demand: Demand) -> Bounds:
         return Bounds(demand, self.config.slo, self._token_times)

@@ -33,7 +33,7 @@ class Candidate:
         policy: The scheduler.
         extra_depth: Micro-batches in flight beyond `pp`; None: the policy's own depth.
         layers: Layers of each stage; None: the balanced split.
-        batch: B, most decodes of a micro-batch; None: the slot bound.
+        batch: B, the maximum number of decodes in a micro-batch; None: the slot bound.
     """
 
     tp: int
@@ -144,8 +144,8 @@ class Space:
         Args:
             candidate: The candidate; it comes first.
             demand: The workload.
-            running: Most requests that held a slot at once in a trial of the candidate. If the slot bound gives as many
-                slots, it is not tried beside the larger B.
+            running: Maximum number of requests that ran at once in a trial of the candidate. If the slot bound gives
+                that many slots, it is not tried beside the larger B.
         """
         search = self.config.search
         own = self.config_of(candidate).scheduler.depth(candidate.pp)

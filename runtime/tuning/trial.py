@@ -23,7 +23,7 @@ from ..simulation.replicas import Replica, make_replicas, run_fleet
 from .demand import Demand
 
 _CHECK_INTERVAL = 256  # events of the simulation between two checks of whether the SLO can still be met
-_MAX_GROWTH = 0.05  # of TTFT over a run, as a share of the time over which requests arrive
+_MAX_GROWTH = 0.05  # of TTFT over a run, as a share of the time in which all requests arrive
 _TAIL = 0.99  # the quantile that the SLO bounds
 
 
@@ -46,7 +46,7 @@ class Trial:
         requests: Requests that were simulated. They are fewer than the workload's if the run was cut short.
         ttft_p99_ms: p99 of TTFT; None if the run was cut short.
         tbt_p99_ms: p99 of TBT; None if the run was cut short.
-        running: Most requests that a replica had running at once; None if the run was cut short.
+        running: Maximum number of requests that ran at once on a replica; None if the run was cut short.
     """
 
     rate: float

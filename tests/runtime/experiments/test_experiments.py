@@ -1,4 +1,4 @@
-"""The paper's experiments at a small size, and the bound under the policies that it bounds."""
+"""Tests of the paper's experiments at a small size, and of the bound that no policy is faster than."""
 
 from __future__ import annotations
 
@@ -90,8 +90,8 @@ def test_each_compares_with_the_paper_and_draws(name: str, tmp_path: Path) -> No
     assert len(figures) == len(artifact.charts) > 0
     page = (tmp_path / "paper.md").read_text(encoding="utf-8")
     assert all(f"({figure.name})" in page for figure in figures)
-    told = json.loads((tmp_path / "paper.json").read_text(encoding="utf-8"))
-    assert [Row(**row) for row in told] == list(artifact.rows)
+    written = json.loads((tmp_path / "paper.json").read_text(encoding="utf-8"))
+    assert [Row(**row) for row in written] == list(artifact.rows)
 
 
 def test_deviation_is_ours_over_the_paper_s() -> None:
@@ -148,7 +148,7 @@ def test_figure_12_is_the_paper_s_three_systems_and_ours() -> None:
 
 @pytest.mark.parametrize("policy", [SarathiConfig(), EqualTimeConfig()])
 def test_auto_finds_the_chunk_of_figure_12(policy: SarathiConfig | EqualTimeConfig) -> None:
-    """GPT-3 saturates a stage at larger chunks than its decodes can fill."""
+    """With GPT-3 a stage saturates only at chunks that are larger than the decodes can make use of."""
     config = config_of("gpt3-175b", "tp8_pp8", "sarathi", "zipf", num_prompts=400)
     makespans = {}
     for chunk in (256, "auto"):

@@ -1,4 +1,4 @@
-"""Charts: what their specs hold, how long series are thinned, and that both renderers draw them."""
+"""Tests of charts: their contents, how long series are thinned, and that SVG and PNG draw every kind."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def array(*values: float) -> Array:
 
 
 def kinds() -> list[Chart]:
-    """A chart of every kind, with names that XML must escape."""
+    """Returns a chart of every kind, with names that XML must escape."""
     x, y = Axis("time <&>", "ms"), Axis('tokens "a"')
     lines = (Series("a & b", array(0, 1, 2), array(3, 1, 2), "s0"), Series("c", array(0, 2), array(0, 1), "s1"))
     edges = array(0, 1, 2, 3)

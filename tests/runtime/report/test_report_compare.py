@@ -1,4 +1,4 @@
-"""Comparisons: which runs are repeats, what settings are called, and their numbers on the page, in files and tables."""
+"""Tests of comparisons: grouping of runs, labels of settings, and their numbers on the page, in files and tables."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_how_numbers_are_written(kind: str, value: float, text: str):
 
 
 def slower(record: RunRecord, factor: float) -> RunRecord:
-    """The run with all times stretched."""
+    """Multiplies all times of a run by `factor`."""
     for span_at, s in enumerate(record.spans):
         times = [10 + factor * (t - 10) for t in (s.ready, s.input, s.begin, s.end, s.sent)]
         record.spans[span_at] = type(s)(s.micro_batch, s.stage, *times)
@@ -113,7 +113,7 @@ def slower(record: RunRecord, factor: float) -> RunRecord:
 
 @pytest.fixture
 def groups(tmp_path: Path) -> list[RunGroup]:
-    """`a` once, `b` three times over, 2, 3 and 4 times as slow."""
+    """Two settings: the first has one run; the second has three, which take 2, 4 and 3 times as long."""
     folders = []
     for place, (chunk, factor) in enumerate([(256, 1.0), (128, 2.0), (128, 4.0), (128, 3.0)]):
         path = tmp_path / f"run{place}"
@@ -145,7 +145,7 @@ def test_a_comparison(groups: list[RunGroup], tmp_path: Path):
 
 
 class Reader(HTMLParser):
-    """Checks that tags close in order, and gathers scripts by id."""
+    """Checks that tags close in order, and collects scripts by id."""
 
     def __init__(self) -> None:
         super().__init__()

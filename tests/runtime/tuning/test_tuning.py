@@ -1,4 +1,4 @@
-"""Capacity and search: bisection on known thresholds, bounds that hold, a search that is not behind brute force."""
+"""Tests of capacity and search: bisection finds thresholds, bounds hold, the race finds what brute force finds."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from gapless.runtime.tuning.capacity import Interval, find_capacity
 from gapless.runtime.tuning.charts import charts, pareto
 from gapless.runtime.tuning.demand import Demand
 from gapless.runtime.tuning.search import Search
+from gapless.runtime.tuning.search_result import SearchResult
 from gapless.runtime.tuning.space import Candidate, chunked
 from gapless.runtime.tuning.tables import misfit_rows, tried_rows
 from gapless.runtime.tuning.trial import Setting, Trial, make_setting, measure, try_rate
@@ -31,7 +32,7 @@ from gapless.runtime.workload import make_workload
 
 
 def config(**keys: Any) -> TuneConfig:
-    """LLaMA-7B on a node of two A100, few short requests; keys as on the command line, nested."""
+    """Returns a config of LLaMA-7B on a node of two A100s with few short requests, changed by `keys`."""
     mapping: dict[str, Any] = {
         "model": load_group("model", "llama-7b"),
         "hardware": load_group("hardware", "a100-80g") | {"devices_per_node": 2},
@@ -54,7 +55,7 @@ def a_setting(search: Search, **keys: Any) -> Setting:
 
 
 def threshold(at: float) -> Any:
-    """Carries every rate up to `at`."""
+    """Makes trials that carry every rate up to `at`."""
     return lambda rate: Trial(rate, "" if rate <= at else "too much", 10, 1.0, 1.0)
 
 
@@ -103,9 +104,9 @@ def test_interval_of_seeds() -> None:
 def test_a_demand_at_a_rate_is_what_its_config_draws() -> None:
     search = Search(config(seeds=2, workload={"burstiness": 0.5, "seed": 3}))
     own, other = search.demands
-    told = own.config_at(search.config.workload, 7.5)
-    assert (told.request_rate, told.num_prompts) == (7.5, 60)
-    drawn = make_workload(told, vocab_size=32000, context=2048, tokenizer=load_tokenizer(None, 32000))
+    at_rate = own.config_at(search.config.workload, 7.5)
+    assert (at_rate.request_rate, at_rate.num_prompts) == (7.5, 60)
+    drawn = make_workload(at_rate, vocab_size=32000, context=2048, tokenizer=load_tokenizer(None, 32000))
     assert np.allclose(drawn.arrivals, own.at(7.5).arrivals, rtol=1e-12)
     assert (drawn.input_lens == own.unit.input_lens).all()
     assert not np.array_equal(own.unit.input_lens, other.unit.input_lens)
@@ -125,8 +126,8 @@ def test_a_trace_comes_faster_and_seeds_are_its_stretches(tmp_path: Path) -> Non
     assert [demand.unit.input_lens[0] for demand in search.demands] == [100, 130, 160]
     own = search.demand
     assert own.own_rate == pytest.approx(39 / 19.5, rel=0.02)
-    told = own.config_at(search.config.workload, 12.0)
-    drawn = make_workload(told, vocab_size=32000, context=2048, tokenizer=load_tokenizer(None, 32000))
+    at_rate = own.config_at(search.config.workload, 12.0)
+    drawn = make_workload(at_rate, vocab_size=32000, context=2048, tokenizer=load_tokenizer(None, 32000))
     assert np.allclose(drawn.arrivals, own.at(12.0).arrivals, atol=1e-9)
     assert len(own.sample(10)) == 10
 
@@ -226,14 +227,8 @@ def test_what_is_asked_for_and_cannot_be_is_said() -> None:
 
 
 def misfit_rows_of(search: Search) -> list[tuple[str, ...]]:
-    found = replace_found(search)
-    return misfit_rows(found).rows
-
-
-def replace_found(search: Search) -> Any:
-    from gapless.runtime.tuning.search_result import SearchResult
-
-    return SearchResult([], search.space.misfits, [], [], [], search.demands, None, 0, 0, 0)
+    found = SearchResult([], search.space.misfits, [], [], [], search.demands, None, 0, 0, 0)
+    return list(misfit_rows(found).rows)
 
 
 def test_times_that_settings_share_are_those_of_each_alone() -> None:
@@ -302,7 +297,7 @@ def test_search_is_not_behind_brute_force(keys: dict[str, Any]) -> None:
     assert (again.winner.candidate, again.winner.rate) == (raced.winner.candidate, raced.winner.rate)
     assert again.requests == raced.requests
 
-    # What it leaves is whole.
+    # The result is complete.
     assert len(tried_rows(raced).rows) == len(raced.tried)
     (won,) = [tried for tried in raced.tried if tried.candidate == raced.winner.candidate]
     assert (won.low, won.rung) == (raced.winner.rate, "whole")

@@ -63,13 +63,13 @@ def figure10(config: SimulateConfig, simulate: Simulate) -> Artifact:
         + "; ".join(f"{', '.join(map(str, by))} at {length // 1024}K" for length, by in BATCHES.items()) + ".",
         "Ours takes every matrix product by its shape alone, so the feed-forward and the projections gain alike; the "
         "paper measured that its feed-forward gains more and its projections less. Of all linear operators together "
-        f"its Table 2 and Figure 7 make {from_tables():.2f} or more at {PEAK}, between the two; ours is "
+        f"its Table 2 and Figure 7 make {reduction_from_tables():.2f} or more at {PEAK}, between the two; ours is "
         f"{all_linear[PEAK]:.2f}, for the reason that stands under Figure 9.",
     )  # fmt: skip
     return Artifact("Figure 10: time by operator", tuple(rows), charts, notes)
 
 
-def from_tables() -> float:
+def reduction_from_tables() -> float:
     """Returns the reduction of linear operators at `PEAK` that follows from the paper's Table 2 and Figure 7.
 
     It is that of four chunks, against a prefill and decodes in batches of 18. Figure 7's iteration of 256 tokens also

@@ -13,7 +13,7 @@ from ..ledger.ledger import CAUSES, Cause, Floats, Ints, Ledger
 
 @dataclass(frozen=True, slots=True)
 class MicroBatchMeans:
-    """How many micro-batches of one kind there are, and the means of their tokens and of their seconds on a stage."""
+    """The number of micro-batches of one kind, their mean tokens, and their mean seconds on a stage."""
 
     count: int
     tokens: float

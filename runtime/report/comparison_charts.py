@@ -44,12 +44,12 @@ def throughput_against(groups: Sequence[RunGroup], tail: str) -> Chart:
     ]  # fmt: skip
     series.sort(key=lambda s: not s.shows_names)  # names on the front are placed first
     line = sorted((points[at][2], points[at][3]) for at in best)
-    short, name = TAILS[tail]
+    short_name, name = TAILS[tail]
     explanation = (
         "the line joins the settings that none beats in both" if len(line) > 1 else "one setting is best in both"
     )
     return Chart(
-        f"throughput_against_{short}", f"Throughput against the {name}", "scatter", Axis(name, "ms", None),
+        f"throughput_against_{short_name}", f"Throughput against the {name}", "scatter", Axis(name, "ms", None),
         Axis("output", "tok/s", None), tuple(series), line=tuple(line) if len(line) > 1 else (),
         note=f"Up and to the left is better; {explanation}.",
     )  # fmt: skip
@@ -119,17 +119,17 @@ def heat_maps(groups: Sequence[RunGroup], sort: str) -> list[Chart]:
     found = dimensions(points)
     if len(found) not in (2, 3):
         return []
-    apart = min(found, key=lambda d: len(set(d.values))) if len(found) == 3 else None
-    across, up = (dimension for dimension in found if dimension is not apart)
-    if apart is None:
+    third = min(found, key=lambda d: len(set(d.values))) if len(found) == 3 else None
+    across, up = (dimension for dimension in found if dimension is not third)
+    if third is None:
         return [_heat_map(groups, range(len(points)), across, up, sort)]
-    values = list(dict.fromkeys(apart.values))
+    values = list(dict.fromkeys(third.values))
     if len(values) > MAX_HEAT_MAPS:
         return []
     charts = [
         _heat_map(
-            groups, [at for at, own in enumerate(apart.values) if own == value], across, up, sort,
-            f"{apart.short} = {value}", f"_{number}",
+            groups, [index for index, text in enumerate(third.values) if text == value], across, up, sort,
+            f"{third.short} = {value}", f"_{number}",
         )
         for number, value in enumerate(values)
     ]  # fmt: skip
@@ -143,6 +143,16 @@ def _heat_map(
     groups: Sequence[RunGroup], kept: Sequence[int], across: Dimension, up: Dimension, sort: str, where: str = "",
     suffix: str = "",
 ) -> Chart:  # fmt: skip
+    """Makes one heat map.
+
+    Args:
+        groups: All settings.
+        kept: Indices of those that the map shows.
+        across, up: The dimensions of its columns and rows.
+        sort: Key of the metric that it shows.
+        where: What the settings it shows have in common, for the title.
+        suffix: Suffix of the figure's file name.
+    """
     columns, rows = (_ordered([dimension.values[at] for at in kept]) for dimension in (across, up))
     table = np.full((len(rows), len(columns)), np.nan)
     for at in kept:

@@ -34,7 +34,7 @@ def cause_label(cause: Cause) -> str:
 
 
 def short_cause_label(cause: Cause) -> str:
-    """Returns a cause in few letters, for narrow boxes."""
+    """Returns a short label of a cause, for narrow boxes."""
     return _SHORT_LABELS.get(cause, cause_label(cause))
 
 

@@ -25,7 +25,7 @@ class Metric:
         key: Its key; a dot leads into a nested object.
         name: What tables call it.
         kind: How it is written.
-        unit: Its unit, where the written value has none.
+        unit: Its unit; empty if the written value contains it.
         judged: Whether more or less of it is better. If not, no value is marked as the best.
     """
 

@@ -19,7 +19,7 @@ ChartsData = Mapping[str, ChartData]  # by label of the run
 
 
 class LatencyTexts(NamedTuple):
-    """What charts of one latency say: their title, the label of their time axis, and what has such a latency."""
+    """The texts of the charts of one latency: their title, the label of their time axis, and what is counted."""
 
     title: str
     quantity: str

@@ -21,7 +21,7 @@ _MISSING = object()
 
 @dataclass(frozen=True, slots=True)
 class RunGroup:
-    """Runs of one setting, at least one. A comparison shows each group as one row or column."""
+    """The runs of one setting, at least one. A comparison has a row or a column for each group."""
 
     label: str
     runs: Sequence[RunFolder]

@@ -162,6 +162,7 @@ def _stage_bars(ledger: Ledger) -> str:
 
 
 def _latency_table(summary: Mapping[str, Any]) -> str:
+    """Renders the statistics of each latency as a table."""
     statistics = {"mean": "mean", "median": "p50", "p90": "p90", "p99": "p99"}
     rows = []
     for key, texts in charts.LATENCIES.items():

@@ -27,7 +27,7 @@ def thin(x: Floats, y: Floats, points: int = MAX_POINTS) -> tuple[Floats, Floats
 
 
 def thin_cdf(values: Floats, points: int = MAX_POINTS) -> tuple[Floats, Floats]:
-    """Returns ascending values and the share of values up to each.
+    """Returns the points of a cumulative distribution: values, and the share of values up to each.
 
     Args:
         values: Sorted, ascending.

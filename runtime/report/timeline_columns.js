@@ -78,7 +78,7 @@ function accumulate(l, from, to, columns, kinds) {
   return sums;
 }
 
-// Returns what `accumulate` returns. When a long run is zoomed out it averages sums that are computed once per lane.
+// Returns what `accumulate` returns. If a long run is zoomed out, it averages over sums that each lane computes once.
 const SLOTS = 32768;
 function sumsOf(l, from, to, columns, kinds, span) {
   const slots = (to - from) / span * SLOTS / columns;  // per column

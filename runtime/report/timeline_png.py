@@ -97,6 +97,7 @@ def write_timeline(path: Path, runs: Mapping[str, TimelineWindow]) -> Path:
 
 
 def _draw(axes: Axes, run: TimelineWindow, seconds: float) -> None:
+    """Draws one window; the time axis is `seconds` long."""
     from matplotlib.patches import Rectangle
 
     palette, unit, num_stages = light_palette(), 1e3 if seconds < 1 else 1.0, len(run.boxes)

@@ -71,7 +71,7 @@ class Demand:
 
 
 def make_demands(config: WorkloadConfig, plan: Plan, context: int, seeds: int) -> list[Demand]:
-    """Makes a demand for each of `seeds` seeds. The first is that of the config's own seed.
+    """Makes a demand for each of `seeds` seeds. The first has the config's own seed.
 
     Other seeds draw other requests; of a trace they take other sections. If `request_rate` is null, a trace keeps its
     own arrivals, faster or slower.

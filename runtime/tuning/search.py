@@ -142,7 +142,7 @@ class Search:
                     yield TriedCandidate(candidate, tried.bound, expected=tried.expected)
 
     def _race_on(self, rung: Rung, remaining: Sequence[TriedCandidate]) -> list[TriedCandidate]:
-        """Races candidates on one rung. Returns those that leave; their `why` says the reason."""
+        """Races candidates on one rung. Returns those that leave; their `why` gives the reason."""
         demand = self.demand.sample(rung.requests)
         bounds = self._bounds(demand)
         for tried in remaining:
@@ -193,7 +193,10 @@ class Search:
             tried.why = _limit_text(bracket)
 
     def _promise(self, tried: TriedCandidate) -> float:
-        """Ranks candidates of which nothing is expected yet: the bound, lower if a typical micro-batch exceeds TBT."""
+        """Returns a rate that orders candidates before they have run: the bound, lowered if TBT is likely to be missed.
+
+        TBT is likely to be missed if a typical micro-batch alone takes longer than the SLO.
+        """
         bound, tbt_slo = tried.bound.rate, self.config.slo.tbt_p99_ms
         if tbt_slo is None or not bound:
             return bound

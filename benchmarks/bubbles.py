@@ -19,7 +19,7 @@ import numpy as np
 from gapless.launch.cli import main as gapless
 from gapless.runtime.ledger.causes import CAUSES, Cause
 from gapless.runtime.ledger.ledger import Ledger
-from gapless.runtime.report.timeline_png import stretch, write_timeline
+from gapless.runtime.report.timeline_png import timeline_window, write_timeline
 from gapless.runtime.run_folder.read import read_run_folder
 
 IMAGES = Path("docs/images")
@@ -84,7 +84,7 @@ def main(arguments: list[str]) -> int:
             ledger = Ledger(record)
             at_worst = scene.all_at_worst or not runs
             window = densest(ledger, scene.cause, scene.seconds) if at_worst else central(ledger, scene.seconds)
-            runs[path.name[3:]] = stretch(record, ledger, window)
+            runs[path.name[3:]] = timeline_window(record, ledger, window)
         print(write_timeline(IMAGES / f"{name}.png", runs))
     return 0
 

@@ -15,7 +15,8 @@ from dataclasses import replace
 
 from gapless.conf.tuning import TuneConfig
 from gapless.launch.compose import compose_one
-from gapless.runtime.tuning.search import Search, Tried
+from gapless.runtime.tuning.search import Search
+from gapless.runtime.tuning.search_result import TriedCandidate
 
 from .support.results import add_json_option, write_json
 
@@ -90,8 +91,8 @@ def main() -> None:
     write_json(arguments.json, "tune", {"questions": rows})
 
 
-def best(tried: list[Tried]) -> float:
-    """The highest capacity that was found on the whole workload, in requests/s."""
+def best(tried: list[TriedCandidate]) -> float:
+    """The highest capacity on the whole workload, requests/s."""
     return max(one.low for one in tried if one.rung == "whole")
 
 

@@ -77,7 +77,7 @@ def run(config: CapacityConfig, prepared: Prepared, run_dir: Path, launcher: Lau
                 word = "carried" if trial.carried else "not carried"
                 steps.update(f"{label}: {rate_text(trial.rate)} requests/s {word}", number, len(settings))
 
-            found[label] = capacities(setting, demands, config.slo, config.precision, told=report)
+            found[label] = capacities(setting, demands, config.slo, config.precision, on_trial=report)
 
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, title_justify="left",
                   title=f"capacity within {slo_text(config.slo)}, {len(demands[0])} requests")  # fmt: skip
@@ -87,9 +87,9 @@ def run(config: CapacityConfig, prepared: Prepared, run_dir: Path, launcher: Lau
     table.add_column("what keeps it from more")
     rows = []
     for label, of_seeds in found.items():
-        interval = Interval.of([capacity.rate for capacity in of_seeds])
+        interval = Interval.from_rates([capacity.rate for capacity in of_seeds])
         own = of_seeds[0]
-        ttft, tbt = (own.at.ttft_p99_ms, own.at.tbt_p99_ms) if own.at else (None, None)
+        ttft, tbt = (own.trial.ttft_p99_ms, own.trial.tbt_p99_ms) if own.trial else (None, None)
         by_seed = " ".join(rate_text(capacity.rate) for capacity in of_seeds)
         table.add_row(label, interval.text, by_seed, _ms(ttft), _ms(tbt), limit_text(own))
         rows.append({
@@ -119,6 +119,6 @@ def slo_text(slo: Any) -> str:
 
 
 def _ms(value: float | None) -> str:
-    from ..runtime.report.text import milliseconds
+    from ..runtime.report.formatting import ms_text
 
-    return milliseconds(value)
+    return ms_text(value)

@@ -49,9 +49,9 @@ def run(config: ReportConfig, found: Sequence[RunFolder], run_dir: Path) -> None
     Raises:
         ValueError: what the user can mend; a damaged run folder too.
     """
-    from ..runtime.report.candidates import group_runs
-    from ..runtime.report.compare import write_comparison
+    from ..runtime.report.run_groups import group_runs
     from ..runtime.report.terminal import comparison_table
+    from ..runtime.report.write_comparison import write_comparison
 
     console = Console(highlight=False)
     if len(found) == 1:
@@ -135,11 +135,11 @@ def _destination(config: ReportConfig) -> Path:
 
 def _show_one(console: Console, config: ReportConfig, folder: RunFolder) -> None:
     from ..runtime.report.chart_data import fleet_chart_data
-    from ..runtime.report.page import render_report
     from ..runtime.report.png import write_figures
     from ..runtime.report.run_charts import charts_of_run
+    from ..runtime.report.run_page import render_report
     from ..runtime.report.terminal import bubble_table, latency_table
-    from ..runtime.report.timeline_png import stretch, write_timeline
+    from ..runtime.report.timeline_png import timeline_window, write_timeline
     from ..runtime.report.write_folder import write_fleet_report
     from ..runtime.run_folder.read import load_fleet
 
@@ -155,7 +155,7 @@ def _show_one(console: Console, config: ReportConfig, folder: RunFolder) -> None
         (path / "report.html").write_text(render_report(record, ledger, summary, run), encoding="utf-8")
         if config.figures:
             write_figures(path / "figures", charts_of_run(run))
-            write_timeline(path / "figures" / "timeline.png", {folder.title: stretch(record, ledger)})
+            write_timeline(path / "figures" / "timeline.png", {folder.title: timeline_window(record, ledger)})
     console.print(Text.assemble((throughput(summary), "bold")), soft_wrap=True)
     console.print(latency_table(summary))
     console.print(bubble_table(fleet))

@@ -22,7 +22,7 @@ from .turns import Turn
 if TYPE_CHECKING:
     from ..runtime.core.run_record import RunRecord
     from ..runtime.ledger.fleet import Fleet
-    from ..runtime.report.terminal import StageTimes
+    from ..runtime.report.terminal import StageActivity
     from ..runtime.run_folder.read import RunFolder
     from ..runtime.workload import Workload
 
@@ -67,7 +67,7 @@ def _own(config: ComparisonConfig, turn: Turn) -> dict[str, Any]:
     return to_mapping(replace(config, scheduler=turn.policy, policies=(), repeats=1))
 
 
-def show_one(console: Console, run_dir: Path, summary: Mapping[str, Any], times: StageTimes, slo: SloConfig) -> None:
+def show_one(console: Console, run_dir: Path, summary: Mapping[str, Any], times: StageActivity, slo: SloConfig) -> None:
     """Print the tables of a run that stands alone."""
     from ..runtime.report.terminal import bubble_table, latency_table
 
@@ -90,14 +90,14 @@ def compare(
     name: str = "bench.json",
 ) -> None:
     """Print the table, and write the numbers as `name` and the comparison's report."""
-    from ..runtime.report.candidates import Candidate
-    from ..runtime.report.compare import write_comparison
+    from ..runtime.report.run_groups import RunGroup
     from ..runtime.report.terminal import comparison_table
+    from ..runtime.report.write_comparison import write_comparison
 
     runs: dict[str, list[RunFolder]] = {}
     for turn, folder in zip(plan, folders, strict=True):
         runs.setdefault(turn.label, []).append(folder)
-    candidates = [Candidate(label, of_it) for label, of_it in runs.items()]
+    candidates = [RunGroup(label, of_it) for label, of_it in runs.items()]
     comparison = write_comparison(run_dir, candidates)
     numbers = {
         "config": plain(to_mapping(config)),

@@ -24,8 +24,9 @@ from .results import plain
 
 if TYPE_CHECKING:
     from ..runtime.pipeline.launcher import Launcher
-    from ..runtime.tuning.search import Found, Search
-    from ..runtime.tuning.tables import Rows
+    from ..runtime.tuning.search import Search
+    from ..runtime.tuning.search_result import SearchResult
+    from ..runtime.tuning.tables import TextTable
 
 _LEAST_REASON_WIDTH = 24  # letters of the column of reasons
 
@@ -96,7 +97,7 @@ def run(config: TuneConfig, search: Search, run_dir: Path, launcher: Launcher | 
         console.print(Text.assemble((f"{label:9}", "bold"), shown(run_dir / file)), soft_wrap=True)
 
 
-def _commands(search: Search, found: Found) -> dict[str, str]:
+def _commands(search: Search, found: SearchResult) -> dict[str, str]:
     """Return the commands that run the winner, each under what it does."""
     winner = found.winner
     if winner is None:
@@ -118,7 +119,7 @@ def _commands(search: Search, found: Found) -> dict[str, str]:
     }
 
 
-def _numbers(search: Search, found: Found, commands: dict[str, str]) -> dict[str, Any]:
+def _numbers(search: Search, found: SearchResult, commands: dict[str, str]) -> dict[str, Any]:
     """Return the contents of `tune.json`; rates are requests/s."""
 
     def finalist(number: int) -> dict[str, Any]:
@@ -149,7 +150,8 @@ def _numbers(search: Search, found: Found, commands: dict[str, str]) -> dict[str
             {
                 "setting": t.candidate.label, "reached": t.reached, "carried": t.low, "bound": t.bound.rate,
                 "why": t.why,
-                "p99_ttft_ms": t.at.ttft_p99_ms if t.at else None, "p99_tbt_ms": t.at.tbt_p99_ms if t.at else None,
+                "p99_ttft_ms": t.low_trial.ttft_p99_ms if t.low_trial else None,
+                "p99_tbt_ms": t.low_trial.tbt_p99_ms if t.low_trial else None,
                 "requests": t.requests,
             }
             for t in found.tried
@@ -160,11 +162,11 @@ def _numbers(search: Search, found: Found, commands: dict[str, str]) -> dict[str
     }  # fmt: skip
 
 
-def _table(rows: Rows, title: str, width: int) -> Table:
+def _table(rows: TextTable, title: str, width: int) -> Table:
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
-    kept = rows.fitting(width, apart=3, last=_LEAST_REASON_WIDTH)
+    kept = rows.fitting_columns(width, gap=3, last_width=_LEAST_REASON_WIDTH)
     for number in kept:
-        justify: Literal["left", "right"] = "left" if number in rows.texts else "right"
+        justify: Literal["left", "right"] = "left" if number in rows.left_columns else "right"
         table.add_column(rows.heads[number], justify=justify, no_wrap=number != kept[-1], overflow="fold")
     for row in rows.rows:
         table.add_row(*(Text(row[number]) for number in kept))

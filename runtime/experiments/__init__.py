@@ -1,4 +1,4 @@
-"""The paper's evaluation (sections 3 to 5) as experiments: each composes and simulates, and compares with the paper."""
+"""The paper's evaluation (sections 3 to 5) as experiments. Each reproduces a figure or a table and compares numbers."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ EXPERIMENTS: dict[str, Experiment] = {
 
 
 def check_experiment(config: SimulateConfig) -> None:
-    """Whether an experiment can run as `config` has it: one that there is, with its own policies.
+    """Checks that an experiment exists and can run with `config`.
 
     Raises:
-        ConfigError: naming the key that it has no use for.
+        ConfigError: There is no such experiment, or the config sets a key that the experiment sets itself.
     """
     name, policy = config.experiment, config.scheduler
     if name not in EXPERIMENTS:

@@ -1,4 +1,4 @@
-"""What an experiment leaves: the paper's numbers beside ours, charts, and what there is to say of them."""
+"""The result of an experiment: the paper's numbers beside ours, charts and notes."""
 
 from __future__ import annotations
 
@@ -11,24 +11,28 @@ from typing import Literal
 
 from ...conf.schema import SimulateConfig
 from ..core.run_record import RunRecord
-from ..report.charts import Chart
+from ..report.chart import Chart
 from ..report.png import write_figures
 
 Relation = Literal["=", "<=", ">="]
-# A simulation of a config, named for who watches: a record of each replica. The command line draws its progress.
+# Simulates a config and returns the record of each replica. The name is shown with its progress.
 Simulate = Callable[[SimulateConfig, str], Sequence[RunRecord]]
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One quantity, unit in its name.
+    """One quantity of a figure or table, in the paper and here.
 
-    `paper` is the number that the paper's text or tables give, None where they give none (the row then stands beside
-    the others for comparison). `relation` says whether that is the number itself or what ours may at most or must at
-    least be; the quantity's name says so too.
+    Attributes:
+        artifact: The figure or table: "Table 2", "Figure 12".
+        quantity: What is compared, with its unit.
+        setting: The setting that it is of.
+        paper: The paper's number, from its text or tables; None if they give none.
+        ours: Our number.
+        relation: Whether the paper's number is the value itself, or its upper (`<=`) or lower (`>=`) bound.
     """
 
-    artifact: str  # "Table 2", "Figure 12"
+    artifact: str
     quantity: str
     setting: str
     paper: float | None
@@ -37,17 +41,25 @@ class Row:
 
     @property
     def deviation(self) -> float | None:
-        """Ours over the paper's, less 1; 0 within its bound."""
+        """Our number over the paper's, minus 1; 0 within the paper's bound; None if the paper gives none."""
         if self.paper is None:
             return None
-        off = self.ours / self.paper - 1.0
-        return max(0.0, off) if self.relation == "<=" else min(0.0, off) if self.relation == ">=" else off
+        difference = self.ours / self.paper - 1.0
+        if self.relation == "<=":
+            return max(0.0, difference)
+        return min(0.0, difference) if self.relation == ">=" else difference
 
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """One figure or table of the paper, reproduced. `notes` are paragraphs in Markdown: how it was run, where and why
-    ours differs."""
+    """A figure or table of the paper, reproduced.
+
+    Attributes:
+        title: Its heading.
+        rows: The quantities that are compared.
+        charts: Its charts.
+        notes: Paragraphs in Markdown: how it was run, where our numbers differ and why.
+    """
 
     title: str
     rows: tuple[Row, ...]
@@ -56,7 +68,7 @@ class Artifact:
 
 
 def write_artifact(folder: Path, artifact: Artifact) -> list[Path]:
-    """`paper.json`, `paper.md` and a PNG a chart into `folder`; the PNGs' paths."""
+    """Writes `paper.json`, `paper.md` and a PNG of each chart into `folder`; returns the paths of the PNGs."""
     rows = [asdict(row) for row in artifact.rows]
     (folder / "paper.json").write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
     figures = write_figures(folder, artifact.charts)
@@ -65,7 +77,7 @@ def write_artifact(folder: Path, artifact: Artifact) -> list[Path]:
 
 
 def number(value: float | None) -> str:
-    """Three digits that count, or more; a dash for None."""
+    """Writes a number with at least three significant digits; a dash for None."""
     if value is None:
         return "-"
     if abs(value) >= 1000:
@@ -74,7 +86,7 @@ def number(value: float | None) -> str:
 
 
 def cells(row: Row) -> tuple[str, ...]:
-    """A row's texts: quantity, setting, paper, ours, deviation."""
+    """Returns a row as text: quantity, setting, paper, ours, deviation."""
     sign = {"=": "", "<=": "≤ ", ">=": "≥ "}[row.relation] if row.paper is not None else ""
     deviation = "-" if row.deviation is None else f"{row.deviation:+.1%}"
     if row.relation != "=" and row.deviation == 0.0:
@@ -83,12 +95,13 @@ def cells(row: Row) -> tuple[str, ...]:
 
 
 def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """The first column of `rows` is text, the others are numbers."""
+    """Writes a Markdown table. The first column is text, the others are numbers."""
     lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _page(artifact: Artifact, figures: Sequence[str]) -> str:
+    """Writes an artifact as Markdown; `figures` are the file names of its charts."""
     lines = [f"## {artifact.title}", ""]
     lines += ["| quantity | setting | paper | ours | deviation |", "| --- | --- | ---: | ---: | ---: |"]
     lines += [f"| {' | '.join(cells(row))} |" for row in artifact.rows]

@@ -1,4 +1,4 @@
-"""How fast a pipeline could be: no bubble anywhere, and micro-batches of the best composition."""
+"""A lower bound of the makespan: a pipeline without bubbles, with micro-batches of the best composition."""
 
 from __future__ import annotations
 
@@ -12,23 +12,25 @@ from ..cost.stage_costs import Load, StageCosts
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-ROWS = 8  # micro-batches are tried at multiples of it
-PROMPTS = 16  # whole ones of a micro-batch, at most
-CHUNKS = (128, 256, 512, 1024, 2048)
+SIZE_STEP = 8  # tokens between two sizes of a micro-batch that are tried
+MAX_PROMPTS = 16  # whole prompts in a micro-batch
+CHUNKS = (128, 256, 512, 1024, 2048)  # sizes that are tried for the attention of a prompt, tokens
 
 
 def bubble_free_seconds(costs: StageCosts, inputs: Ints, outputs: Ints, batch: int) -> float:
-    """A lower bound of the makespan of any policy: compute time of the slowest stage if it never waits.
+    """Returns a lower bound of the makespan of any policy, in seconds: the slowest stage's compute time without waits.
 
-    With at most `batch` decodes a micro-batch there are at least M = decodes / `batch` of them, however the R tokens
-    are dealt. What a stage takes but for attention is a function f of a micro-batch's tokens; by the lower convex
-    envelope F of f, M or more micro-batches take R times the least F(n) / n for n up to R / M. Attention of decodes is
-    counted in full batches, that of each prompt in chunks of its best size, the LM head in full batches.
+    With at most `batch` decodes in a micro-batch there are at least M = decodes / `batch` micro-batches, however their
+    R tokens are distributed. The time of a stage without attention is a function f of a micro-batch's tokens. Let F be
+    the lower convex envelope of f. Then M or more micro-batches take at least R times the minimum of F(n) / n over
+    n <= R / M. Attention of decodes is added in full batches, attention of each prompt in chunks of its best size, and
+    the LM head in full batches.
 
     Args:
-        costs: seconds of each stage.
-        inputs, outputs: P and D of each request, tokens.
-        batch: B, most decodes of a micro-batch.
+        costs: Seconds of each stage.
+        inputs: P of each request, in tokens.
+        outputs: D of each request, in tokens.
+        batch: B, the maximum number of decodes in a micro-batch.
     """
     decodes = int((outputs - 1).sum())
     tokens = int(inputs.sum()) + decodes
@@ -46,9 +48,17 @@ def bubble_free_seconds(costs: StageCosts, inputs: Ints, outputs: Ints, batch: i
     return max(seconds)
 
 
-def _fused(costs: StageCosts, stage: int, tokens: int, fewest: float, most: int) -> float:
-    """Seconds of one stage for `tokens` in `fewest` micro-batches or more; attention left out."""
-    sizes = np.array(_sizes(most), np.int64)
+def _fused(costs: StageCosts, stage: int, tokens: int, fewest: float, longest: int) -> float:
+    """Returns a lower bound of one stage's seconds without attention.
+
+    Args:
+        costs: Seconds of each stage.
+        stage: The stage.
+        tokens: All tokens.
+        fewest: The minimum number of micro-batches that they are in.
+        longest: Tokens of the longest prompt and its decodes.
+    """
+    sizes = np.array(_sizes(longest), np.int64)
     times = np.array([_without_attention(costs, stage, rows) for rows in sizes.tolist()])
     kept = lower_envelope(sizes, times)
     largest = min(tokens / fewest if fewest else math.inf, float(sizes[-1]))
@@ -56,19 +66,20 @@ def _fused(costs: StageCosts, stage: int, tokens: int, fewest: float, most: int)
     return tokens * float((np.interp(tried, sizes[kept], times[kept]) / tried).min())
 
 
-def _sizes(most: int) -> list[int]:
-    """Tokens of micro-batches that are tried: closely up to a long prompt and its decodes, then of several prompts."""
-    close = [1, *range(ROWS, most + ROWS, ROWS)]
-    return close + [close[-1] * times for times in range(2, PROMPTS + 1)]
+def _sizes(longest: int) -> list[int]:
+    """Returns the sizes of micro-batches that are tried: in small steps up to `longest`, then its multiples."""
+    close = [1, *range(SIZE_STEP, longest + SIZE_STEP, SIZE_STEP)]
+    return close + [close[-1] * times for times in range(2, MAX_PROMPTS + 1)]
 
 
 def _without_attention(costs: StageCosts, stage: int, rows: int) -> float:
+    """Returns one stage's seconds for `rows` tokens, without attention."""
     parts = costs.breakdown(Load(((rows, 0),)), stage)
     return sum(parts.values()) - parts["attn"]
 
 
 def lower_envelope(x: Ints, y: Floats) -> list[int]:
-    """Of points at rising x, the indices of those on the lower convex envelope."""
+    """Returns the indices of the points on the lower convex envelope; x must ascend."""
     kept: list[int] = []
     for place in range(len(x)):
         while len(kept) > 1:
@@ -81,7 +92,7 @@ def lower_envelope(x: Ints, y: Floats) -> list[int]:
 
 
 def _prompt_attention(source: Operators, inputs: Ints) -> float:
-    """Attention of all prompts in one layer, each whole or in chunks of whatever size takes least."""
+    """Returns the attention seconds of all prompts in one layer, each whole or in chunks of its fastest size."""
     total = 0.0
     for length, count in zip(*(values.tolist() for values in np.unique(inputs, return_counts=True)), strict=True):
         best = source.chunk_attention(length, 0)

@@ -1,22 +1,22 @@
-"""Figure 10: where the time goes by operator, baseline beside SARATHI, at balanced P:D ratios."""
+"""Figure 10: time by operator of the baseline and of SARATHI, at balanced P:D ratios."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from ...conf.schema import SimulateConfig
-from ..report.charts import Axis, Chart, Series, series_colour
+from ..report.chart import Axis, Chart, Series, series_colour
 from .artifact import Artifact, Row, Simulate
 from .figure7 import PAPER as FIGURE_7
-from .one_gpu import alike, balanced, baseline, costs_of, operator_seconds, run, sarathi
+from .one_gpu import balanced, baseline, costs_of, equal_requests, operator_seconds, run_policy, sarathi
 from .table2 import PAPER as TABLE_2
 
 NAME = "Figure 10"
-PEAK = "1K, B=18, C=256"
+PEAK = "1K, B=18, C=256"  # the setting of the paper's highest gain
 CHUNKS = (256, 512)
-BATCHES = {1024: (6, 12, 18), 2048: (3, 6, 10), 3072: (2, 4, 6)}  # up to the largest that fit (5.1.4)
+BATCHES = {1024: (6, 12, 18), 2048: (3, 6, 10), 3072: (2, 4, 6)}  # by length, up to the largest that fits (5.1.4)
 OPERATORS = {"preproj": ("preproj",), "attn": ("attn",), "postproj": ("postproj",), "ffn": ("ffn_ln1", "ffn_ln2")}
-# What the text says of the reduction over all its settings: (quantity, operators, which extreme, the paper's number).
+# What the text says of the reduction over all its settings: quantity, operators, which extreme, the paper's number.
 PAPER = (
     ("ffn, baseline over SARATHI, largest", ("ffn",), max, 1.6),
     ("ffn, baseline over SARATHI, least", ("ffn",), min, 1.3),
@@ -26,7 +26,7 @@ PAPER = (
 
 
 def figure10(config: SimulateConfig, simulate: Simulate) -> Artifact:
-    """Operator times of every micro-batch of whole runs, summed."""
+    """Simulates whole runs, and sums the operator times of their micro-batches."""
     costs = costs_of(config)
     reductions: dict[str, dict[str, float]] = {}
     all_linear: dict[str, float] = {}
@@ -34,10 +34,10 @@ def figure10(config: SimulateConfig, simulate: Simulate) -> Artifact:
     for chunk in CHUNKS:
         for length, batches in BATCHES.items():
             for batch in batches:
-                requests = alike(config, length, balanced(batch, chunk), batch)
+                requests = equal_requests(config, length, balanced(batch, chunk), batch)
                 setting = f"{length // 1024}K, B={batch}, C={chunk}"
                 slow, fast = (
-                    _grouped(operator_seconds(run(requests, policy, simulate, setting), costs))
+                    _grouped(operator_seconds(run_policy(requests, policy, simulate, setting), costs))
                     for policy in (baseline(batch), sarathi(batch, chunk))
                 )
                 reductions[setting] = {name: slow[name] / fast[name] for name in OPERATORS}
@@ -63,15 +63,18 @@ def figure10(config: SimulateConfig, simulate: Simulate) -> Artifact:
         + "; ".join(f"{', '.join(map(str, by))} at {length // 1024}K" for length, by in BATCHES.items()) + ".",
         "Ours takes every matrix product by its shape alone, so the feed-forward and the projections gain alike; the "
         "paper measured that its feed-forward gains more and its projections less. Of all linear operators together "
-        f"its Table 2 and Figure 7 make {from_tables():.2f} or more at {PEAK}, between the two; ours is "
+        f"its Table 2 and Figure 7 make {reduction_from_tables():.2f} or more at {PEAK}, between the two; ours is "
         f"{all_linear[PEAK]:.2f}, for the reason that stands under Figure 9.",
     )  # fmt: skip
     return Artifact("Figure 10: time by operator", tuple(rows), charts, notes)
 
 
-def from_tables() -> float:
-    """The reduction of linear operators at `PEAK` that follows from the paper's Table 2 and Figure 7, whose iteration
-    of 256 tokens holds some attention too: four chunks against a prefill and decodes in batches of 18."""
+def reduction_from_tables() -> float:
+    """Returns the reduction of linear operators at `PEAK` that follows from the paper's Table 2 and Figure 7.
+
+    It is that of four chunks, against a prefill and decodes in batches of 18. Figure 7's iteration of 256 tokens also
+    contains some attention.
+    """
     outputs = round(1024 / (1 + balanced(18)))
     prefill, decode = TABLE_2["prefill-only"][0], TABLE_2["decode-only"][0]
     return ((1024 - outputs) / 1024 * prefill + outputs / 18 * decode) / (4 * FIGURE_7[256])

@@ -1,31 +1,41 @@
-"""Figure 11: SARATHI beside Orca at its best and at its worst, on one GPU."""
+"""Figure 11: SARATHI compared with Orca's best and worst case, on one GPU."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from ...conf.schema import SimulateConfig
-from ..report.charts import Axis, Chart, Series, series_colour
+from ..report.chart import Axis, Chart, Series, series_colour
 from .artifact import Artifact, Row, Simulate
 from .figure9 import gains, gains_chart
-from .one_gpu import CHUNK, LLAMA_13B_BATCHES, alike, balanced, baseline, makespan, orca_best, run, sarathi
+from .one_gpu import (
+    CHUNK,
+    LLAMA_13B_BATCHES,
+    balanced,
+    baseline,
+    equal_requests,
+    makespan,
+    orca_best,
+    run_policy,
+    sarathi,
+)
 
 NAME = "Figure 11"
 SARATHI = {1024: 1.27, 2048: 1.25, 3072: 1.23}  # throughput over the baseline's, by length (11a)
-ORCA_BEST = 1.11  # at 1K, and at its peak over P:D ratios
-PEAKS = {256: 1.27, 512: 1.23}  # over P:D ratios, by chunk (11b)
+ORCA_BEST = 1.11  # the same of Orca's best case at 1K, and its highest over P:D ratios
+PEAKS = {256: 1.27, 512: 1.23}  # SARATHI's highest over P:D ratios, by chunk (11b)
 
 
 def figure11(config: SimulateConfig, simulate: Simulate) -> Artifact:
-    """Whole runs of alike requests; Orca's worst case is the baseline (5.2)."""
+    """Simulates whole runs of equal requests. Orca's worst case is the baseline (5.2)."""
     rows, by_length = [], dict[str, dict[int, float]](sarathi={}, orca_best={})
     for length, batch in LLAMA_13B_BATCHES.items():
         ratio = balanced(batch)
-        requests = alike(config, length, ratio, batch)
+        requests = equal_requests(config, length, ratio, batch)
         setting = f"{length // 1024}K, B={batch}, P:D {ratio:.1f}"
-        slow = makespan(run(requests, baseline(batch), simulate, setting))
+        slow = makespan(run_policy(requests, baseline(batch), simulate, setting))
         for name, policy in (("sarathi", sarathi(batch)), ("orca_best", orca_best(batch))):
-            by_length[name][length] = slow / makespan(run(requests, policy, simulate, setting))
+            by_length[name][length] = slow / makespan(run_policy(requests, policy, simulate, setting))
         rows += [
             Row(NAME, "throughput of SARATHI over the baseline", setting, SARATHI[length],
                 by_length["sarathi"][length]),

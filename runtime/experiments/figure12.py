@@ -1,4 +1,4 @@
-"""Figure 12: bubbles and completions of GPT-3 over 64 A100s: Orca's best case, SARATHI, tensor parallelism alone."""
+"""Figure 12: bubbles and completions of GPT-3 on 64 A100s: Orca's best case, SARATHI and tensor parallelism alone."""
 
 from __future__ import annotations
 
@@ -21,30 +21,33 @@ from ...models.memory import dtype_bytes, slot_bound
 from ..cost.make import make_costs
 from ..engine.plan import make_plan
 from ..ledger.causes import CAUSES, PIPELINE_BUBBLES, Cause
-from ..report.charts import Axis, Chart, Series, cdf, series_colour, thin, time_unit
+from ..report.chart import Axis, Chart, Series, series_colour
+from ..report.distributions import cdf
+from ..report.formatting import time_unit
+from ..report.thinning import thin
 from .artifact import Artifact, Row, Simulate, markdown_table, number
 from .bound import bubble_free_seconds
 from .outcome import Outcome, outcome_of
 
 NAME = "Figure 12"
 ORCA, SARATHI, TENSOR, EQUAL = "TP-PP Orca", "TP-PP SARATHI", "TP-only", "TP-PP equal_time"
-TENSOR_BATCH = 11  # B of a replica of eight tensor-parallel ranks (5.3)
+TENSOR_BATCH = 11  # B of a replica with eight tensor-parallel ranks (5.3)
 TENSOR_REPLICAS = 8
 STATED = "as stated"
 
-# Medians of a vLLM-like engine's host time per iteration, Llama-2-70B over four A100s at 24 requests, in milliseconds
-# (microsoft/vidur's CPU overheads, MIT): scheduling and making the batch before, handling its outputs after; and what
-# passing each micro-batch through Ray adds (a mean).
+# Host time of a vLLM-like engine per iteration, in milliseconds: medians for Llama-2-70B on four A100s at 24 requests
+# (microsoft/vidur's CPU overheads, MIT). BEFORE schedules and makes the batch, AFTER handles its outputs, and RAY is
+# what passing each micro-batch through Ray adds (a mean).
 BEFORE, AFTER, RAY = 0.404 + 0.853, 0.535, 6.782
 
-FEW = 2000  # requests of a run that is not as stated
-# Other baselines: Orca with any number of whole prompts in a micro-batch (4.5), its worst case, FasterTransformer.
-OTHERS: Mapping[str, SchedulerConfig] = {
+FEWER_REQUESTS = 2000  # maximum number of requests in the runs that vary a parameter
+# Orca with any number of whole prompts in a micro-batch (4.5), its worst case, FasterTransformer.
+OTHER_BASELINES: Mapping[str, SchedulerConfig] = {
     "Orca, any number of prompts": TokenBudgetConfig(budget=1 << 30),
     "Orca's worst case": OrcaWorstConfig(),
     "request-level": RequestLevelConfig(),
 }
-# What the stated parameters leave open, one at a time.
+# Parameters that the paper does not state, varied one at a time.
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
     f"host turnaround of {BEFORE + AFTER:.1f} ms": {"dispatch_ms": BEFORE, "result_ms": AFTER},
     f"steps through Ray, {BEFORE + RAY + AFTER:.1f} ms": {"dispatch_ms": BEFORE + RAY, "result_ms": AFTER},
@@ -52,7 +55,7 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "sends not sharded over the ranks": {"scatter_gather": False},
     "sends not sharded, and a stage waits for them": {"scatter_gather": False, "overlap_sends": False},
 }
-# Quantity, the paper's number, and over which system's value that of which stands.
+# Each ratio: the quantity, the paper's number, the system above and the system below.
 RATIOS = (
     ("median bubble time: Orca / SARATHI", 6.29, ORCA, SARATHI),
     ("makespan: Orca / SARATHI", 1.91, ORCA, SARATHI),
@@ -62,8 +65,10 @@ RATIOS = (
 
 
 def figure12(config: SimulateConfig, simulate: Simulate) -> Artifact:
-    """The stated parameters; then, over fewer requests, what they leave open, one at a time; ours and the bound beside
-    them."""
+    """Simulates the paper's systems with the stated parameters, then varies others one at a time, over fewer requests.
+
+    The policy `equal_time` and the lower bound of the makespan are reported beside them.
+    """
     seen: dict[SimulateConfig, Outcome] = {}
 
     def outcome(varied: SimulateConfig, name: str) -> Outcome:
@@ -72,23 +77,24 @@ def figure12(config: SimulateConfig, simulate: Simulate) -> Artifact:
         return seen[varied]
 
     ours = {name: outcome(each, name) for name, each in systems(config).items()}
-    few = replace(config, workload=replace(config.workload, num_prompts=min(FEW, len(ours[SARATHI].inputs))))
-    moved: dict[str, dict[str, Outcome]] = {}
+    few = replace(config, workload=replace(config.workload, num_prompts=min(FEWER_REQUESTS, len(ours[SARATHI].inputs))))
+    by_variant: dict[str, dict[str, Outcome]] = {}
     for variant, keys in {STATED: {}, **VARIANTS, "all of these": _all(VARIANTS)}.items():
         changed = systems(replace(few, simulation=replace(config.simulation, **keys)))
-        moved[variant] = {name: outcome(changed[name], f"{name}, {variant}") for name in (ORCA, SARATHI, TENSOR)}
+        by_variant[variant] = {name: outcome(changed[name], f"{name}, {variant}") for name in (ORCA, SARATHI, TENSOR)}
     batch = config.scheduler.batch
     others = {
-        name: outcome(replace(few, scheduler=replace(policy, batch=batch)), name) for name, policy in OTHERS.items()
+        name: outcome(replace(few, scheduler=replace(policy, batch=batch)), name)
+        for name, policy in OTHER_BASELINES.items()
     }
 
     rows = [*_batches(config), *_ratios(ours, f"{STATED}, {len(ours[SARATHI].inputs):,} requests")]
-    for variant, by_name in moved.items():
+    for variant, by_name in by_variant.items():
         plus = "" if variant == STATED else "+ "
         if plus or few.workload != config.workload:
             rows += _ratios(by_name, f"{plus}{variant}, {few.workload.num_prompts:,} requests")
-    plan, of = make_plan(config), ours[SARATHI]
-    least = bubble_free_seconds(make_costs(config, plan), of.inputs, of.outputs, plan.limits.batch)
+    plan, requests = make_plan(config), ours[SARATHI]
+    least = bubble_free_seconds(make_costs(config, plan), requests.inputs, requests.outputs, plan.limits.batch)
     for name in (ORCA, SARATHI, EQUAL):
         quantity, setting = f"makespan / bound: {name}", f"{STATED}; bound {number(least)} s"
         rows.append(Row(NAME, quantity, setting, None, ours[name].seconds / least))
@@ -96,12 +102,15 @@ def figure12(config: SimulateConfig, simulate: Simulate) -> Artifact:
         "Figure 12: bubbles and completions over 64 GPUs",
         tuple(rows),
         (_bubbles_chart(ours), _completions_chart(ours)),
-        (*_notes(ours, least), *_why(ours, others, moved[STATED]), *_moved(moved)),
+        (*_notes(ours, least), *_orca_notes(ours, others, by_variant[STATED]), *_variants_notes(by_variant)),
     )
 
 
 def systems(config: SimulateConfig) -> dict[str, SimulateConfig]:
-    """The paper's three and ours. With one stage sends do not matter, and are as by default."""
+    """Returns the configs of the paper's three systems and of ours, by name.
+
+    With a single stage sends do not matter, so these parameters have their defaults.
+    """
     batch, chunk = config.scheduler.batch, config.scheduler.chunk  # type: ignore[attr-defined]
     tensor = replace(
         config,
@@ -118,7 +127,7 @@ def systems(config: SimulateConfig) -> dict[str, SimulateConfig]:
 
 
 def _batches(config: SimulateConfig) -> list[Row]:
-    """What the memory model makes of the paper's B: 72 GB a GPU for weights, keys and values."""
+    """Compares the paper's B with the memory model's, which has 72 GB per GPU for weights, keys and values."""
     arch, element = make_plan(config).arch, dtype_bytes(config.model, config.hardware.device)
     rows = []
     for name, each in systems(config).items():
@@ -147,7 +156,7 @@ def _bubbles_chart(ours: Mapping[str, Outcome]) -> Chart:
     seconds = {name: ours[name].bubbles for name in (ORCA, SARATHI, EQUAL)}
     return cdf(
         "figure12a", "Figure 12a: bubble time per request", "idle time before its micro-batches", seconds,
-        [series_colour(list(ours).index(name)) for name in seconds], of="requests",
+        [series_colour(list(ours).index(name)) for name in seconds], counted="requests",
     )  # fmt: skip
 
 
@@ -162,6 +171,7 @@ def _completions_chart(ours: Mapping[str, Outcome]) -> Chart:
 
 
 def _notes(ours: Mapping[str, Outcome], least: float) -> tuple[str, ...]:
+    """Reports the outcomes with the stated parameters side by side; `least` is the makespan's bound, in seconds."""
     outer = [cause for cause in CAUSES if cause not in (*PIPELINE_BUBBLES, Cause.TRANSPORT, Cause.CONTROL)]
     each = list(ours.values())
     over = ["-" if name == TENSOR else f"{outcome.seconds / least:.3f}" for name, outcome in ours.items()]
@@ -172,11 +182,11 @@ def _notes(ours: Mapping[str, Outcome], least: float) -> tuple[str, ...]:
         ["stage time in pipeline bubbles", *(f"{o.idle_share(PIPELINE_BUBBLES):.2%}" for o in each)],
         ["in transport and control", *(f"{o.idle_share((Cause.TRANSPORT, Cause.CONTROL)):.2%}" for o in each)],
         ["starved, filling and draining", *(f"{o.idle_share(outer):.2%}" for o in each)],
-        ["micro-batches with a chunk", *(f"{o.kinds[0][0]:,}" for o in each)],
-        ["their tokens, mean", *(f"{o.kinds[0][1]:.0f}" for o in each)],
-        ["their time on a stage, mean (ms)", *(number(1e3 * o.kinds[0][2]) for o in each)],
-        ["micro-batches of decodes only", *(f"{o.kinds[1][0]:,}" for o in each)],
-        ["their time on a stage, mean (ms)", *(number(1e3 * o.kinds[1][2]) for o in each)],
+        ["micro-batches with a chunk", *(f"{o.with_chunk.count:,}" for o in each)],
+        ["their tokens, mean", *(f"{o.with_chunk.tokens:.0f}" for o in each)],
+        ["their time on a stage, mean (ms)", *(number(1e3 * o.with_chunk.seconds) for o in each)],
+        ["micro-batches of decodes only", *(f"{o.decodes_only.count:,}" for o in each)],
+        ["their time on a stage, mean (ms)", *(number(1e3 * o.decodes_only.seconds) for o in each)],
     ]
     return (
         f"{len(ours[SARATHI].inputs):,} requests, all there at the start. Of TP-only the paper gives the batch and not "
@@ -187,10 +197,18 @@ def _notes(ours: Mapping[str, Outcome], least: float) -> tuple[str, ...]:
     )
 
 
-def _why(ours: Mapping[str, Outcome], others: Mapping[str, Outcome], stated: Mapping[str, Outcome]) -> tuple[str, ...]:
-    """Why Orca stands where it does, and where other baselines stand; the latter over fewer requests."""
+def _orca_notes(
+    ours: Mapping[str, Outcome], others: Mapping[str, Outcome], stated: Mapping[str, Outcome]
+) -> tuple[str, ...]:
+    """Explains Orca's makespan, and compares other baselines over fewer requests.
+
+    Args:
+        ours: Outcomes with the stated parameters, by system.
+        others: Outcomes of other baselines over fewer requests.
+        stated: Outcomes with the stated parameters over fewer requests, by system.
+    """
     orca, fast, base = ours[ORCA], ours[SARATHI], stated[SARATHI]
-    whole, alone = orca.kinds
+    whole_ms, decodes_ms = 1e3 * orca.with_chunk.seconds, 1e3 * orca.decodes_only.seconds
     lines = [
         [name, f"{each.seconds / base.seconds:.2f}", number(each.value("median") / (base.value("median") or np.nan)),
          f"{each.idle_share(PIPELINE_BUBBLES):.1%}"]
@@ -201,8 +219,8 @@ def _why(ours: Mapping[str, Outcome], others: Mapping[str, Outcome], stated: Map
         f"{orca.busiest / fast.seconds:.2f} times SARATHI's makespan; with bubbles it is "
         f"{orca.seconds / fast.seconds:.2f} times. The paper's 1.91 would be bubbles on "
         f"{1 - orca.busiest / (1.91 * fast.seconds):.0%} of Orca's stage time; here they are on "
-        f"{orca.idle_share(PIPELINE_BUBBLES):.0%}. A stage takes {number(1e3 * whole[2])} ms for a micro-batch with a "
-        f"whole prompt and {number(1e3 * alone[2])} ms for one of decodes: each prompt holds up the seven others in "
+        f"{orca.idle_share(PIPELINE_BUBBLES):.0%}. A stage takes {number(whole_ms)} ms for a micro-batch with a "
+        f"whole prompt and {number(decodes_ms)} ms for one of decodes: each prompt holds up the seven others in "
         "flight, unless they carry prompts too. So what Orca loses hangs on how prompts fall together, which the "
         "paper does not tell of its simulator, and the three ratios with Orca in them hang on it; that of TP-only to "
         "SARATHI does not. "
@@ -211,12 +229,12 @@ def _why(ours: Mapping[str, Outcome], others: Mapping[str, Outcome], stated: Map
     )
 
 
-def _moved(moved: Mapping[str, Mapping[str, Outcome]]) -> tuple[str, ...]:
-    """What each of the variants changes: seconds of each system."""
+def _variants_notes(by_variant: Mapping[str, Mapping[str, Outcome]]) -> tuple[str, ...]:
+    """Reports how each variant changes the makespan of each system."""
     names = (ORCA, SARATHI, TENSOR)
-    first, last, lines = moved[STATED], list(moved.values())[-1], []
+    first, last, lines = by_variant[STATED], list(by_variant.values())[-1], []
     ratios = [ours[ORCA].value("median") / (ours[SARATHI].value("median") or np.nan) for ours in (first, last)]
-    for variant, ours in moved.items():
+    for variant, ours in by_variant.items():
         texts = [number(ours[name].seconds) for name in names]
         if variant != STATED:
             changes = [ours[name].seconds / first[name].seconds - 1 for name in names]

@@ -1,4 +1,4 @@
-"""Figure 13: what chunking a prefill costs, and what decodes that ride along make up for."""
+"""Figure 13: the cost of chunking a prefill, and throughput by chunk."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from ...conf.schema import SimulateConfig
 from ..cost.stage_costs import Load, StageCosts
-from ..report.charts import Axis, Chart, Series, series_colour
+from ..report.chart import Axis, Chart, Series, series_colour
 from .artifact import Artifact, Relation, Row, Simulate
 from .figure7 import PAPER as FIGURE_7
 from .figure9 import gains
@@ -16,14 +16,14 @@ from .table2 import PAPER as TABLE_2
 NAME = "Figure 13"
 CHUNKS = (64, 128, 192, 256, 320, 384, 448, 512)
 ATTENTION: dict[int, tuple[float, Relation]] = {64: (3.0, "=")}  # chunked over whole, by chunk
-# "About" 5x; "more than" 2x; "within" 20% and 10%.
+# The same of the whole prefill. The paper says "about" 5x, "more than" 2x, "within" 20% and 10%.
 PREFILL: dict[int, tuple[float, Relation]] = {64: (5.0, "="), 128: (2.0, ">="), 256: (1.2, "<="), 512: (1.1, "<=")}
 NAMES: dict[Relation, str] = {"=": "", ">=": ", at the least", "<=": ", at the most"}
-GAINS = {64: 1.0, 128: 1.16}  # throughput over the baseline's: "almost", "up to"
+GAINS = {64: 1.0, 128: 1.16}  # throughput over the baseline's, by chunk; the paper says "almost" and "up to"
 
 
 def figure13(config: SimulateConfig, simulate: Simulate) -> Artifact:
-    """Prefills composed chunk by chunk; throughput of whole runs, at each chunk's best P:D ratio."""
+    """Adds up prefills chunk by chunk, and simulates whole runs at each chunk's best P:D ratio."""
     costs = costs_of(config)
     attention, whole = dict[int, dict[int, float]](), dict[int, dict[int, float]]()
     for length in LLAMA_13B_BATCHES:
@@ -79,7 +79,7 @@ def figure13(config: SimulateConfig, simulate: Simulate) -> Artifact:
 
 
 def chunked_prefill(costs: StageCosts, length: int, chunk: int) -> dict[str, float]:
-    """Seconds of a prompt in chunks, by part."""
+    """Returns the seconds of a prompt in chunks, by part of the iteration."""
     total = {"linear": 0.0, "attn": 0.0, "rest": 0.0}
     for start in range(0, length, chunk):
         size = min(chunk, length - start)

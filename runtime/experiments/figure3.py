@@ -1,4 +1,4 @@
-"""Figure 3: what a token of a prefill and of a decode costs by operator, at several batch sizes."""
+"""Figure 3: the cost of a prefill token and of a decode by operator, at several batch sizes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from ...conf.schema import SimulateConfig
 from ..cost.stage_costs import Load, StageCosts
-from ..report.charts import Axis, Chart, Series, series_colour
+from ..report.chart import Axis, Chart, Series, series_colour
 from .artifact import Artifact, Row, Simulate
 from .one_gpu import costs_of, decodes, prefill
 
@@ -15,14 +15,14 @@ LENGTH = 1024
 BATCHES = (1, 2, 4, 8, 12, 18)
 RATIOS = {1: 200.0, 2: 100.0, 18: 16.7}  # a decode's cost over a prefill token's, by batch
 OPERATORS = ("preproj", "attn", "postproj", "ffn_ln1", "ffn_ln2", "others")
-OTHERS = 0.05  # of a block's time, at the most
+MAX_OTHERS = 0.05  # share of `others` in a block's time
 
 
 def figure3(config: SimulateConfig, simulate: Simulate) -> Artifact:
-    """Transformer blocks alone, without embedding and LM head."""
+    """Computes iterations of the transformer blocks alone, without embedding and LM head."""
     costs = costs_of(config)
-    first = {batch: _a_token(costs, prefill(LENGTH, batch), batch * LENGTH) for batch in BATCHES}
-    then = {batch: _a_token(costs, decodes(batch, LENGTH), batch) for batch in BATCHES}
+    first = {batch: _seconds_per_token(costs, prefill(LENGTH, batch), batch * LENGTH) for batch in BATCHES}
+    then = {batch: _seconds_per_token(costs, decodes(batch, LENGTH), batch) for batch in BATCHES}
     rows = [
         Row(NAME, "a decode over a prefill token", f"batch {batch}", paper, _sum(then[batch]) / _sum(first[batch]))
         for batch, paper in RATIOS.items()
@@ -32,8 +32,8 @@ def figure3(config: SimulateConfig, simulate: Simulate) -> Artifact:
         for name, by_batch in (("prefill,", first), ("decode,", then))
         for batch, parts in by_batch.items()
     }
-    most = max(shares, key=lambda setting: shares[setting])
-    rows.append(Row(NAME, "share of others in a block, at the most", most, OTHERS, shares[most], "<="))
+    largest = max(shares, key=lambda setting: shares[setting])
+    rows.append(Row(NAME, "share of others in a block, at the most", largest, MAX_OTHERS, shares[largest], "<="))
     charts = tuple(
         Chart(
             f"figure3{letter}", f"Figure 3: a token of a {name}", "bars", Axis("time", "ms"), Axis(""),
@@ -55,7 +55,7 @@ def figure3(config: SimulateConfig, simulate: Simulate) -> Artifact:
     return Artifact("Figure 3: cost of a prefill token and of a decode", tuple(rows), charts, notes)
 
 
-def _a_token(costs: StageCosts, load: Load, tokens: int) -> dict[str, float]:
+def _seconds_per_token(costs: StageCosts, load: Load, tokens: int) -> dict[str, float]:
     parts = costs.breakdown(load, 0)
     return {operator: parts[operator] / tokens for operator in OPERATORS}
 

@@ -13,24 +13,24 @@ from ...models.memory import dtype_bytes
 from ..cost.make import make_operators
 from ..cost.operators import LAYER_LINEARS, Operators
 from ..cost.stage_costs import Load, StageCosts
-from ..report.charts import Axis, Chart, Series, series_colour
+from ..report.chart import Axis, Chart, Series, series_colour
 from .artifact import Artifact, Row, Simulate
 from .one_gpu import decodes, prefill
 
 NAME = "Figure 4"
-SATURATED = 180.0  # tokens a millisecond of a layer, from 512 prompt tokens on
-LOSS = 0.125  # of it, at a chunk of 256 (4.2)
-DECODES = 256  # batch at which decodes saturate
-DROP = 100.0  # "more than two orders of magnitude", prefill's intensity over a decode's
-GPT3_CHUNK = 256  # at which a layer of GPT-3, whole on one A100, peaks (4.2)
-NEAR = 0.95  # of the highest throughput counts as saturated
+SATURATED_RATE = 180.0  # the paper's tokens/ms of a layer, from 512 prompt tokens on
+CHUNK_256_LOSS = 0.125  # the paper's loss of throughput at a chunk of 256 (4.2)
+SATURATING_BATCH = 256  # the paper's batch at which decodes saturate
+INTENSITY_RATIO = 100.0  # prefill's intensity over a decode's, "more than two orders of magnitude"
+GPT3_CHUNK = 256  # the chunk at which a layer of GPT-3, whole on one A100, peaks (4.2)
+NEAR_PEAK = 0.95  # share of the highest throughput that counts as saturated
 LENGTH = 1024
 TOKENS = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
 def figure4(config: SimulateConfig, simulate: Simulate) -> Artifact:
-    """One layer, as the paper profiles it, so that batches fit that the whole model has no room for."""
+    """Computes one layer, as the paper profiles it, so that batches fit for which the whole model has no memory."""
     arch = resolve_architecture(config.model)
     layer = _one_layer(make_operators(config, config.hardware, arch))
     prompts = {tokens: _throughput(layer, prefill(tokens), tokens) for tokens in TOKENS}
@@ -48,13 +48,14 @@ def figure4(config: SimulateConfig, simulate: Simulate) -> Artifact:
     least = min(first, key=lambda operator: first[operator] / then[operator])
     one = f"a layer of {config.model.name} on {config.hardware.name}"
     rows = [
-        Row(NAME, "prefill (tokens/ms)", f"{one}, 512 tokens", SATURATED, prompts[512]),
-        Row(NAME, "prefill (tokens/ms)", f"{one}, 1024 tokens", SATURATED, prompts[1024]),
-        Row(NAME, "prefill at 256 tokens, share of the peak", one, 1 - LOSS, prompts[256] / max(prompts.values())),
-        Row(NAME, f"least batch of decodes at {NEAR:.0%} of their peak", f"{one}, {LENGTH} of context", DECODES,
-            _saturates(batches)),
+        Row(NAME, "prefill (tokens/ms)", f"{one}, 512 tokens", SATURATED_RATE, prompts[512]),
+        Row(NAME, "prefill (tokens/ms)", f"{one}, 1024 tokens", SATURATED_RATE, prompts[1024]),
+        Row(NAME, "prefill at 256 tokens, share of the peak", one, 1 - CHUNK_256_LOSS,
+            prompts[256] / max(prompts.values())),
+        Row(NAME, f"least batch of decodes at {NEAR_PEAK:.0%} of their peak", f"{one}, {LENGTH} of context",
+            SATURATING_BATCH, _saturating_size(batches)),
         Row(NAME, "arithmetic intensity, prefill over decode, at the least", f"batch 1, {LENGTH} tokens: {least}",
-            DROP, first[least] / then[least], ">="),
+            INTENSITY_RATIO, first[least] / then[least], ">="),
         Row(NAME, f"prefill at {GPT3_CHUNK} tokens, share of the peak", "a layer of GPT-3 on an A100", 1.0,
             chunks[GPT3_CHUNK] / max(chunks.values())),
     ]  # fmt: skip
@@ -68,9 +69,9 @@ def figure4(config: SimulateConfig, simulate: Simulate) -> Artifact:
         }),
     )  # fmt: skip
     notes = (
-        f"Saturated means {NEAR:.0%} of the highest throughput, of powers of two up to {max(TOKENS):,} prompt tokens "
-        f"or {max(BATCHES):,} decodes; the paper reads it off its plot. Intensities follow from the shapes of Table 1: "
-        "FLOPs over the bytes of weights, inputs, outputs, keys and values.",
+        f"Saturated means {NEAR_PEAK:.0%} of the highest throughput, of powers of two up to {max(TOKENS):,} prompt "
+        f"tokens or {max(BATCHES):,} decodes; the paper reads it off its plot. Intensities follow from the shapes of "
+        "Table 1: FLOPs over the bytes of weights, inputs, outputs, keys and values.",
     )
     return Artifact("Figure 4: throughput and arithmetic intensity of a layer", tuple(rows), charts, notes)
 
@@ -80,34 +81,40 @@ def _one_layer(operators: Operators) -> StageCosts:
 
 
 def _throughput(layer: StageCosts, load: Load, tokens: int) -> float:
-    """Tokens a millisecond of a layer alone."""
+    """Returns the throughput of a layer alone, in tokens/ms."""
     parts = layer.breakdown(load, 0)
     seconds = sum(parts[name] for name in (*LAYER_LINEARS, "attn", "others", "all_reduce"))
     return tokens / seconds / 1e3
 
 
-def _saturates(by_size: dict[int, float]) -> int:
-    return min(size for size, rate in by_size.items() if rate >= NEAR * max(by_size.values()))
+def _saturating_size(by_size: dict[int, float]) -> int:
+    return min(size for size, rate in by_size.items() if rate >= NEAR_PEAK * max(by_size.values()))
 
 
 def _intensities(arch: Architecture, length: int, element: int) -> dict[str, Callable[[int], float]]:
-    """FLOPs a byte of each operator by batch: prompts of `length` tokens, or (1) decodes over `LENGTH` of context."""
+    """Returns for each operator a function from batch to arithmetic intensity, in FLOPs/byte.
+
+    Args:
+        arch: The model.
+        length: Tokens of each prompt; 1: decodes with a context of `LENGTH` tokens.
+        element: Bytes of a number.
+    """
     H, N, K, D = arch.hidden_size, arch.num_heads, arch.num_kv_heads, arch.head_dim
     gate = 2 if arch.gated_ffn else 1
     shapes = {"preproj": (H, (N + 2 * K) * D), "postproj": (N * D, H), "ffn_ln1": (H, gate * arch.ffn_size),
               "ffn_ln2": (arch.ffn_size, H)}  # fmt: skip
 
     def linear(inputs: int, outputs: int) -> Callable[[int], float]:
-        def of(batch: int) -> float:
+        def intensity(batch: int) -> float:
             rows = batch * length
             return 2 * rows * inputs * outputs / (element * (inputs * outputs + rows * (inputs + outputs)))
 
-        return of
+        return intensity
 
     def attention(batch: int) -> float:
-        keys = length * (length + 1) / 2 if length > 1 else LENGTH  # pairs of a query and a key
+        pairs = length * (length + 1) / 2 if length > 1 else LENGTH  # of a query and a key
         cached = length if length > 1 else LENGTH
-        return 4 * keys * N * D / (element * (2 * cached * K * D + 2 * length * N * D))
+        return 4 * pairs * N * D / (element * (2 * cached * K * D + 2 * length * N * D))
 
     return {name: linear(*shape) for name, shape in shapes.items()} | {"attn": attention}
 

@@ -1,21 +1,21 @@
-"""Figure 7: what one token more than whole tiles costs an iteration."""
+"""Figure 7: the cost of one token more than whole tiles (tile quantization)."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from ...conf.schema import SimulateConfig
-from ..report.charts import Axis, Chart, Series, series_colour
+from ..report.chart import Axis, Chart, Series, series_colour
 from .artifact import Artifact, Row, Simulate
 from .one_gpu import costs_of, prefill
 
 NAME = "Figure 7"
-PAPER = {128: 55.0, 256: 69.8, 257: 92.33}  # milliseconds by tokens
-MOST = 640
+PAPER = {128: 55.0, 256: 69.8, 257: 92.33}  # milliseconds of an iteration, by tokens
+MAX_TOKENS = 640
 
 
 def figure7(config: SimulateConfig, simulate: Simulate) -> Artifact:
-    """Iterations of one prompt, composed."""
+    """Computes iterations of one prompt by the cost model."""
     costs = costs_of(config)
 
     def milliseconds(tokens: int) -> float:
@@ -29,7 +29,7 @@ def figure7(config: SimulateConfig, simulate: Simulate) -> Artifact:
         Row(NAME, f"{b} over {a} tokens", "an iteration", PAPER[b] / PAPER[a], milliseconds(b) / milliseconds(a))
         for a, b in ((128, 256), (256, 257))
     ]
-    tokens = np.arange(1, MOST + 1, dtype=np.float64)
+    tokens = np.arange(1, MAX_TOKENS + 1, dtype=np.float64)
     times = np.array([milliseconds(int(count)) for count in tokens])
     chart = Chart(
         "figure7", "Figure 7: tile quantization", "lines", Axis("tokens"), Axis("iteration", "ms"),

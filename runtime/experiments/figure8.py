@@ -1,11 +1,11 @@
-"""Figure 8: how much cheaper a decode is that rides along with a chunk, by batch and sequence length."""
+"""Figure 8: the speedup of decodes that ride along with a chunk, by batch and sequence length."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from ...conf.schema import SimulateConfig
-from ..report.charts import Axis, Chart, Series, series_colour
+from ..report.chart import Axis, Chart, Series, series_colour
 from .artifact import Artifact, Row, Simulate
 from .one_gpu import CHUNK, LLAMA_13B_BATCHES, costs_of, decode_speedup
 
@@ -13,17 +13,17 @@ NAME = "Figure 8"
 
 
 def figure8(config: SimulateConfig, simulate: Simulate) -> Artifact:
-    """Iterations, composed, up to the largest batch of each length."""
+    """Computes iterations by the cost model, up to the largest batch of each length."""
     costs = costs_of(config)
     found = {
-        length: {batch: decode_speedup(costs, batch, length) for batch in range(2, most + 1)}
-        for length, most in LLAMA_13B_BATCHES.items()
+        length: {batch: decode_speedup(costs, batch, length) for batch in range(2, largest + 1)}
+        for length, largest in LLAMA_13B_BATCHES.items()
     }
-    placed = [(value, length, batch) for length, by in found.items() for batch, value in by.items()]
+    speedups = [(value, length, batch) for length, by in found.items() for batch, value in by.items()]
     rows = []
     for quantity, paper, (value, length, batch) in (
-        ("decode speedup, largest", 10.0, max(placed)),
-        ("decode speedup, least", 2.8, min(placed)),
+        ("decode speedup, largest", 10.0, max(speedups)),
+        ("decode speedup, least", 2.8, min(speedups)),
     ):
         rows.append(Row(NAME, quantity, f"here at {length // 1024}K, B={batch}", paper, value))
     chart = Chart(

@@ -1,4 +1,4 @@
-"""Figure 9: SARATHI's throughput over the baseline's by P:D ratio, sequence length and chunk."""
+"""Figure 9: SARATHI's throughput over the baseline's, by P:D ratio, sequence length and chunk."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ import numpy as np
 
 from ...conf.policies import SchedulerConfig
 from ...conf.schema import SimulateConfig
-from ..report.charts import Axis, Chart, Series, series_colour
+from ..report.chart import Axis, Chart, Series, series_colour
 from .artifact import Artifact, Row, Simulate
 from .figure7 import PAPER as FIGURE_7
 from .one_gpu import (
     LLAMA_13B_BATCHES,
-    alike,
     baseline,
     costs_of,
+    equal_requests,
     full_batches,
     makespan,
     prefill,
-    run,
+    run_policy,
     sarathi,
 )
 from .table2 import PAPER as TABLE_2
 
 NAME = "Figure 9"
 CHUNKS = (128, 256, 512)
-RATIOS = (1, 2, 5, 10, 14, 20, 28, 40, 64, 100, 200)  # the paper's range (6), its two peaks among them
+RATIOS = (1, 2, 5, 10, 14, 20, 28, 40, 64, 100, 200)  # P:D: the paper's range (6), with its two peaks
 PEAKS = {256: (14, 1.27), 512: (28, 1.23)}  # at 1K, by chunk: the P:D ratio and the gain
 
 
 def figure9(config: SimulateConfig, simulate: Simulate) -> Artifact:
-    """Whole runs of alike requests at each P:D ratio, for each length's largest batch."""
+    """Simulates whole runs of equal requests at each P:D ratio, for the largest batch of each length."""
     charts, rows = [], []
     for letter, (length, batch) in zip("abc", LLAMA_13B_BATCHES.items(), strict=True):
         found = gains(config, simulate, length, batch, {f"C={chunk}": sarathi(batch, chunk) for chunk in CHUNKS})
@@ -57,24 +57,27 @@ def figure9(config: SimulateConfig, simulate: Simulate) -> Artifact:
 
 
 def _why(config: SimulateConfig) -> str:
-    """What the paper's own iterations make of its peak, and ours."""
+    """Explains the difference at the peak by the time of an iteration, in the paper and here."""
     costs, batch, (ratio, gain) = costs_of(config), LLAMA_13B_BATCHES[1024], PEAKS[256]
     chunk = 1e3 * costs.seconds(prefill(256))[0]
     return (
         f"At the peak four chunks carry the decodes of a request (P:D {ratio}, B={batch}), so the gain is that of "
         "four iterations over a prefill and its decodes alone. The paper's own Table 2 and Figure 7 make "
-        f"{from_tables(ratio, batch):.2f} of it, and it measured {gain}. Ours takes {chunk:.1f} ms for 256 tokens, "
-        f"where the paper took {FIGURE_7[256]} ms: {chunk / FIGURE_7[256] - 1:+.1%} in each of SARATHI's "
+        f"{gain_from_tables(ratio, batch):.2f} of it, and it measured {gain}. Ours takes {chunk:.1f} ms for 256 "
+        f"tokens, where the paper took {FIGURE_7[256]} ms: {chunk / FIGURE_7[256] - 1:+.1%} in each of SARATHI's "
         "iterations, and not in the baseline's."
     )
 
 
-def from_tables(ratio: int, batch: int) -> float:
-    """The gain at 1K that follows from the paper's Table 2 and Figure 7: a chunk of 256 with batch - 1 decodes, whose
-    attention comes on top, against a prefill and decode-only iterations."""
+def gain_from_tables(ratio: int, batch: int) -> float:
+    """Returns the gain at 1K that follows from the paper's Table 2 and Figure 7.
+
+    It compares chunks of 256 that carry batch - 1 decodes with a prefill and decode-only iterations. The attention of
+    the decodes is added to the time of a chunk.
+    """
     outputs = round(1024 / (1 + ratio))
     linear, attention, _ = TABLE_2["decode-only"]
-    decode = attention / 4  # of one request
+    decode = attention / 4  # Table 2's batch has four decodes
     alone = (1024 - outputs) * TABLE_2["prefill-only"][2] / 1024 + outputs * (linear / batch + decode)
     chunks = math.ceil((1024 - outputs) / (256 - (batch - 1)))
     return alone / (chunks * (FIGURE_7[256] + (batch - 1) * decode))
@@ -83,18 +86,19 @@ def from_tables(ratio: int, batch: int) -> float:
 def gains(
     config: SimulateConfig, simulate: Simulate, length: int, batch: int, policies: dict[str, SchedulerConfig]
 ) -> dict[str, dict[int, float]]:
-    """Throughput of each policy over the baseline's, by P:D ratio."""
+    """Simulates policies at each P:D ratio. Returns the throughput of each over the baseline's, by P:D ratio."""
     found: dict[str, dict[int, float]] = {label: {} for label in policies}
     for ratio in RATIOS:
-        requests = alike(config, length, ratio, batch)
+        requests = equal_requests(config, length, ratio, batch)
         setting = f"{length // 1024}K, P:D {ratio}"
-        slow = makespan(run(requests, baseline(batch), simulate, setting))
+        slow = makespan(run_policy(requests, baseline(batch), simulate, setting))
         for label, policy in policies.items():
-            found[label][ratio] = slow / makespan(run(requests, policy, simulate, f"{setting}, {label}"))
+            found[label][ratio] = slow / makespan(run_policy(requests, policy, simulate, f"{setting}, {label}"))
     return found
 
 
 def gains_chart(name: str, title: str, found: dict[str, dict[int, float]]) -> Chart:
+    """Makes the chart of `gains`."""
     series = tuple(
         Series(label, np.array(list(by), np.float64), np.array(list(by.values())), series_colour(place))
         for place, (label, by) in enumerate(found.items())

@@ -1,4 +1,4 @@
-"""What the single-GPU experiments (5.1, 5.2, 5.4) share: iterations by the cost model, runs of alike requests."""
+"""What the single-GPU experiments (5.1, 5.2, 5.4) share: iterations by the cost model, and runs of equal requests."""
 
 from __future__ import annotations
 
@@ -15,47 +15,53 @@ from ..engine.plan import make_plan
 from ..ledger.ledger import Ledger
 from .artifact import Simulate
 
-CHUNK = 256  # of all experiments that do not vary it (5.1.2, 5.3)
-# The largest batches that fit LLaMA-13B on an A6000 at 1K, 2K and 3K (Figure 11).
+CHUNK = 256  # tokens, in all experiments that do not vary it (5.1.2, 5.3)
+# By length of requests: the largest batches that fit LLaMA-13B on an A6000 at 1K, 2K and 3K (Figure 11).
 LLAMA_13B_BATCHES = {1024: 18, 2048: 10, 3072: 6}
 
 
 def costs_of(config: SimulateConfig) -> StageCosts:
-    """Seconds of the one stage that `config` describes.
+    """Returns the costs of the one stage that `config` describes.
 
     Raises:
-        ConfigError: the model does not fit, or nothing is known of the hardware's times.
+        ConfigError: The model does not fit, or there are no times of the hardware.
     """
     return make_costs(config, make_plan(config))
 
 
 def iteration(costs: StageCosts, load: Load) -> dict[str, float]:
-    """Seconds of one iteration: `linear` and `attn` of all layers, as Table 2 has them, and `rest`: all else."""
+    """Returns the seconds of one iteration: `linear` and `attn` of all layers, as in Table 2, and `rest`, all else."""
     parts = costs.breakdown(load, 0)
     linear, attn = sum(parts[name] for name in LAYER_LINEARS), parts["attn"]
     return {"linear": linear, "attn": attn, "rest": sum(parts.values()) - linear - attn}
 
 
 def prefill(tokens: int, requests: int = 1) -> Load:
-    """Whole prompts of `tokens` each."""
+    """Returns the load of `requests` whole prompts of `tokens` tokens each."""
     return Load(((tokens, 0),) * requests, sampled=requests)
 
 
 def decodes(requests: int, context: int) -> Load:
-    """A token of each of `requests`, over `context` tokens each."""
+    """Returns the load of `requests` decodes with a context of `context` tokens each."""
     return Load((), requests, requests * context, requests)
 
 
 def decode_maximal(chunk: int, requests: int, context: int) -> Load:
-    """A chunk in the midst of a prompt, and the decodes that ride along."""
+    """Returns the load of a chunk that is not a prompt's last, and of `requests` decodes that ride along."""
     return Load(((chunk, 0),), requests, requests * context, requests)
 
 
 def decode_speedup(costs: StageCosts, batch: int, length: int, chunk: int = CHUNK) -> float:
-    """Time of a decode in a decode-only batch of `batch` over that of one that rides along with a chunk.
+    """Returns how much cheaper a decode is that rides along with a chunk, compared with a decode-only batch.
 
-    The latter is the difference between a decode-maximal batch and a prefill-only one of the same chunk, over its
-    batch - 1 decodes (5.1.1). The chunk is shortened by the decodes (4.4).
+    The time of a decode that rides along is the difference between a decode-maximal batch and a prefill-only batch with
+    the same chunk, divided by its batch - 1 decodes (5.1.1). The chunk is shortened by the decodes (4.4).
+
+    Args:
+        costs: Seconds of the stage.
+        batch: Requests in a batch.
+        length: Context of each decode, in tokens.
+        chunk: Tokens of the decode-maximal batch.
     """
     riding = batch - 1
     prompt = chunk - riding
@@ -66,18 +72,24 @@ def decode_speedup(costs: StageCosts, batch: int, length: int, chunk: int = CHUN
 
 
 def balanced(batch: int, chunk: int = CHUNK) -> float:
-    """The P:D ratio at which decodes ride along with chunks and neither is left over: C / (B - 1) (5.1.3)."""
+    """Returns the P:D ratio at which chunks and the decodes that ride along end together: C / (B - 1) (5.1.3)."""
     return chunk / (batch - 1)
 
 
 def full_batches(config: SimulateConfig) -> int:
-    """Of the baseline, in a run."""
+    """Returns how many full batches of the baseline make a run."""
     return max(1, (config.workload.num_prompts or 100) // max(LLAMA_13B_BATCHES.values()))
 
 
-def alike(config: SimulateConfig, length: int, ratio: float, batch: int) -> SimulateConfig:
-    """Requests of `length` tokens, P + D, at a P:D ratio: as many full batches as `workload.num_prompts` make of the
-    largest batch, one at the least."""
+def equal_requests(config: SimulateConfig, length: int, ratio: float, batch: int) -> SimulateConfig:
+    """Returns the config with a workload of equal requests that make `full_batches` full batches.
+
+    Args:
+        config: The config.
+        length: P + D of each request, in tokens.
+        ratio: P:D.
+        batch: Requests of a batch.
+    """
     outputs = min(length - 1, max(1, round(length / (1 + ratio))))
     number = batch * full_batches(config)
     workload = FixedConfig(
@@ -87,32 +99,33 @@ def alike(config: SimulateConfig, length: int, ratio: float, batch: int) -> Simu
 
 
 def baseline(batch: int) -> SchedulerConfig:
-    """The paper's baseline (5.1): prefill-only and decode-only batches; `orca_worst` is the same (5.2)."""
+    """Returns the paper's baseline (5.1): prefill-only and decode-only batches, the same as `orca_worst` (5.2)."""
     return OrcaWorstConfig(batch=batch)
 
 
 def orca_best(batch: int) -> SchedulerConfig:
+    """Returns the policy of Orca's best case (5.2)."""
     return OrcaBestConfig(batch=batch)
 
 
 def sarathi(batch: int, chunk: int = CHUNK) -> SchedulerConfig:
-    """The paper's: chunk and decodes together are C tokens, and a prompt's last chunk is all that is left of it."""
+    """Returns the paper's policy: chunk and decodes together are C tokens; a prompt's last chunk is what is left."""
     return SarathiConfig(batch=batch, chunk=chunk, tile=1)
 
 
-def run(config: SimulateConfig, policy: SchedulerConfig, simulate: Simulate, name: str) -> RunRecord:
-    """One policy on one GPU."""
+def run_policy(config: SimulateConfig, policy: SchedulerConfig, simulate: Simulate, name: str) -> RunRecord:
+    """Simulates a policy on one GPU; `name` is shown with the progress."""
     (record,) = simulate(replace(config, scheduler=policy), f"{policy.name} {name}")
     return record
 
 
 def makespan(record: RunRecord) -> float:
-    """Seconds from the first arrival to the last compute."""
+    """Returns the seconds from the first arrival to the end of the last compute."""
     return Ledger(record).span_seconds
 
 
 def operator_seconds(record: RunRecord, costs: StageCosts) -> dict[str, float]:
-    """Seconds of the whole run by operator, of its one stage."""
+    """Returns the seconds of a one-stage run by operator."""
     total: dict[str, float] = {}
     for micro_batch in record.micro_batches:
         for part, seconds in costs.breakdown(load_of(micro_batch), 0).items():
@@ -121,6 +134,6 @@ def operator_seconds(record: RunRecord, costs: StageCosts) -> dict[str, float]:
 
 
 def load_of(micro_batch: MicroBatchRecord) -> Load:
-    """What a recorded micro-batch asked of a stage."""
+    """Returns the load of a recorded micro-batch."""
     chunks = tuple((chunk.tokens, chunk.start) for chunk in micro_batch.chunks)
     return Load(chunks, micro_batch.decode_tokens, micro_batch.decode_context, micro_batch.sampled_rows)

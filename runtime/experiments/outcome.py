@@ -1,4 +1,4 @@
-"""What Figure 12 keeps of a run: when requests ended, what each lost to bubbles, where stage time went."""
+"""What Figure 12 reads from a run: when requests finished, their bubble time, and how stages spent their time."""
 
 from __future__ import annotations
 
@@ -14,13 +14,29 @@ from ..ledger.ledger import Ledger
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """What is kept of a run.
+class MicroBatchMeans:
+    """The number of micro-batches of one kind, their mean tokens, and their mean seconds on a stage."""
 
-    `seconds`: the makespan; `busiest`: compute of the stage that computed longest.
-    `inputs`, `outputs`: tokens, a value a request. `bubbles`, `finished`: seconds, the same; the latter from the first
-    arrival, rising. `idle`: seconds by cause over all stages, of `stage_seconds`. `kinds`: of micro-batches with a
-    chunk and of those without, how many, their mean tokens, their mean seconds on a stage in the middle.
+    count: int
+    tokens: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The outcome of a run, without its record. Times are seconds.
+
+    Attributes:
+        seconds: The makespan.
+        busiest: Compute time of the stage that computes longest.
+        inputs: Prompt tokens of each request.
+        outputs: Output tokens of each request.
+        bubbles: Bubble time of each request.
+        finished: When each request finished, from the first arrival, ascending.
+        idle: Idle time by cause, summed over the stages.
+        stage_seconds: All time of all stages.
+        with_chunk: Means of the micro-batches with a chunk, on the stage in the middle of the pipeline.
+        decodes_only: Means of the micro-batches without a chunk, on the same stage.
     """
 
     seconds: float
@@ -31,25 +47,28 @@ class Outcome:
     finished: Floats
     idle: Mapping[Cause, float]
     stage_seconds: float
-    kinds: tuple[tuple[int, float, float], tuple[int, float, float]]
+    with_chunk: MicroBatchMeans
+    decodes_only: MicroBatchMeans
 
     def idle_share(self, causes: Sequence[Cause]) -> float:
+        """Returns the share of stage time that is idle for one of `causes`."""
         return sum(self.idle[cause] for cause in causes) / self.stage_seconds
 
     def value(self, quantity: str) -> float:
+        """Returns the median bubble time if the quantity's name starts with "median", else the makespan."""
         return float(np.median(self.bubbles)) if quantity.startswith("median") else self.seconds
 
 
 def outcome_of(records: Sequence[RunRecord]) -> Outcome:
-    """Of the replicas of one run.
+    """Computes the outcome of a run from the records of its replicas.
 
     Raises:
-        AssertionError: time is not conserved.
+        AssertionError: The ledger does not conserve time.
     """
     idle = dict.fromkeys(CAUSES, 0.0)
     bubbles, finished, requests = [], [], []
     ends, busy, stage_seconds = list[float](), list[float](), 0.0
-    made: tuple[list[tuple[int, float]], list[tuple[int, float]]] = ([], [])
+    with_chunk, decodes_only = list[tuple[int, float]](), list[tuple[int, float]]()
     for record in records:
         ledger = Ledger(record)
         ledger.check()
@@ -64,7 +83,8 @@ def outcome_of(records: Sequence[RunRecord]) -> Outcome:
         lane = ledger.lanes[ledger.num_stages // 2]
         times = dict(zip(lane.micro_batch.tolist(), lane.seconds.tolist(), strict=True))
         for micro_batch in record.micro_batches:
-            made[0 if micro_batch.chunks else 1].append((micro_batch.num_tokens, times[micro_batch.micro_batch]))
+            kind = with_chunk if micro_batch.chunks else decodes_only
+            kind.append((micro_batch.num_tokens, times[micro_batch.micro_batch]))
     return Outcome(
         seconds=max(ends),
         busiest=max(busy),
@@ -74,12 +94,13 @@ def outcome_of(records: Sequence[RunRecord]) -> Outcome:
         finished=np.sort(np.array(finished, np.float64)),
         idle=idle,
         stage_seconds=stage_seconds,
-        kinds=(_kind(made[0]), _kind(made[1])),
+        with_chunk=_means(with_chunk),
+        decodes_only=_means(decodes_only),
     )
 
 
-def _kind(made: Sequence[tuple[int, float]]) -> tuple[int, float, float]:
-    if not made:
-        return 0, 0.0, 0.0
-    tokens, seconds = np.mean(np.array(made), axis=0).tolist()
-    return len(made), tokens, seconds
+def _means(tokens_and_seconds: Sequence[tuple[int, float]]) -> MicroBatchMeans:
+    if not tokens_and_seconds:
+        return MicroBatchMeans(0, 0.0, 0.0)
+    tokens, seconds = np.mean(np.array(tokens_and_seconds), axis=0).tolist()
+    return MicroBatchMeans(len(tokens_and_seconds), tokens, seconds)

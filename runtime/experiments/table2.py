@@ -1,4 +1,4 @@
-"""Table 2: what a token costs in a prefill-only, a decode-only and a decode-maximal batch."""
+"""Table 2: the cost of a token in a prefill-only, a decode-only and a decode-maximal batch."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import numpy as np
 
 from ...conf.schema import SimulateConfig
 from ..cost.stage_costs import Load
-from ..report.charts import Axis, Chart, Series, series_colour
+from ..report.chart import Axis, Chart, Series, series_colour
 from .artifact import Artifact, Row, Simulate, number
 from .one_gpu import costs_of, decode_maximal, decodes, iteration, prefill
 
 NAME = "Table 2"
 LENGTH = 1024
-# Milliseconds of linear operators, of attention and of both, for each batch.
+# The paper's milliseconds of linear operators, of attention and of both, by kind of batch.
 PAPER = {
     "prefill-only": (224.8, 10.0, 234.8),
     "decode-only": (44.28, 5.68, 49.96),
@@ -26,7 +26,7 @@ SETTINGS = {
 
 
 def table2(config: SimulateConfig, simulate: Simulate) -> Artifact:
-    """Three iterations, composed; nothing is scheduled."""
+    """Computes three iterations by the cost model; nothing is scheduled."""
     costs = costs_of(config)
     loads: dict[str, Load] = {
         "prefill-only": prefill(LENGTH),

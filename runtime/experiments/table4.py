@@ -1,4 +1,4 @@
-"""Table 4: SARATHI's peak gains on one GPU, two models, three sequence lengths."""
+"""Table 4: SARATHI's peak gains on one GPU, for two models and three sequence lengths."""
 
 from __future__ import annotations
 
@@ -8,12 +8,22 @@ import numpy as np
 
 from ...conf.build import build, load_group, load_hardware
 from ...conf.schema import ModelConfig, SimulateConfig
-from ..report.charts import Axis, Chart, Series, series_colour
+from ..report.chart import Axis, Chart, Series, series_colour
 from .artifact import Artifact, Row, Simulate
-from .one_gpu import CHUNK, alike, baseline, costs_of, decode_speedup, full_batches, makespan, run, sarathi
+from .one_gpu import (
+    CHUNK,
+    baseline,
+    costs_of,
+    decode_speedup,
+    equal_requests,
+    full_batches,
+    makespan,
+    run_policy,
+    sarathi,
+)
 
 NAME = "Table 4"
-# P + D, batch, P:D ratio, decode speedup, throughput gain.
+# The paper's lines: P + D, batch, P:D ratio, decode speedup, throughput gain.
 LLAMA_13B = (  # on an A6000
     (1024, 6, 50, 5.45, 1.33),
     (2048, 6, 50, 3.26, 1.26),
@@ -24,12 +34,12 @@ LLAMA_33B = (  # on an A100
     (2048, 5, 63, 4.25, 1.22),
     (3072, 3, 127, 3.51, 1.14),
 )
-# M_G for LLaMA-33B: of the 79 GiB that an A100 of 80 GB has, its weights and 10 requests of 1K take 75.8.
+# M_G for LLaMA-33B. An A100 of 80 GB has 79 GiB; the weights and 10 requests of 1K take 75.8.
 MEMORY_GIB = 77.0
 
 
 def table4(config: SimulateConfig, simulate: Simulate) -> Artifact:
-    """Decode speedups composed, throughput gains simulated."""
+    """Computes decode speedups by the cost model, and simulates throughput gains."""
     device = replace(load_hardware("a100-80g"), memory_gib=MEMORY_GIB)
     larger = replace(config, model=build(ModelConfig, load_group("model", "llama-33b"), "model"), hardware=device)
     rows, series = list[Row](), list[Series]()
@@ -37,9 +47,9 @@ def table4(config: SimulateConfig, simulate: Simulate) -> Artifact:
         costs, model, gains = costs_of(each), each.model.name, []
         for length, batch, ratio, speedup, gain in lines:
             setting = f"{model} on {each.hardware.name}, {length // 1024}K, B={batch}, P:D {ratio}"
-            requests = alike(each, length, ratio, batch)
-            slow = makespan(run(requests, baseline(batch), simulate, setting))
-            fast = makespan(run(requests, sarathi(batch), simulate, setting))
+            requests = equal_requests(each, length, ratio, batch)
+            slow = makespan(run_policy(requests, baseline(batch), simulate, setting))
+            fast = makespan(run_policy(requests, sarathi(batch), simulate, setting))
             gains.append(slow / fast)
             rows += [
                 Row(NAME, "decode speedup", setting, speedup, decode_speedup(costs, batch, length)),

@@ -1,1 +1,1 @@
-"""What people look at after a run: a page that opens offline, and tables for the terminal."""
+"""Reports of runs: pages that open offline, figures, and tables for the terminal."""

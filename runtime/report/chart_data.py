@@ -1,4 +1,4 @@
-"""What charts need of a run, as arrays: small beside its record, which need not be kept."""
+"""The data of a run's charts, as arrays. They are small, so that a comparison need not keep the runs' records."""
 
 from __future__ import annotations
 
@@ -18,24 +18,44 @@ from ..ledger.predictions import predicted_and_measured
 
 @dataclass(frozen=True, slots=True)
 class ChartData:
-    """Times are seconds, from the run's start where they are moments. Arrays over requests hold completed ones; those
-    over micro-batches are in order of dispatch."""
+    """The data of one run's charts.
+
+    Durations are seconds, moments are seconds from the run's start. Only completed requests have values in the arrays
+    over requests. The arrays over micro-batches are in order of dispatch.
+
+    Attributes:
+        span: Duration of the run.
+        num_blocks: Blocks of the KV cache.
+        bubbles: Idle time of each request, summed over its micro-batches and the stages (paper 5.3).
+        finished: When each request finished, ascending.
+        latencies: What `ledger.summary.latencies` returns, in seconds.
+        stage_seconds: For each stage, the compute time of each micro-batch.
+        dispatched: When each micro-batch was dispatched.
+        prefill_tokens: Prefill tokens of each micro-batch.
+        decode_tokens: Decode tokens of each micro-batch.
+        kv_blocks: Blocks in use at each dispatch.
+        running: Running requests at each dispatch.
+        waiting: Waiting requests at each dispatch.
+        busy: Compute time of each stage.
+        by_cause: For each stage, its idle time by cause.
+        predictions: For each stage, the predicted and the measured times of the micro-batches that had a prediction.
+    """
 
     span: float
     num_blocks: int
-    bubbles: Floats  # a value a request, summed over its micro-batches and the stages (paper 5.3)
-    finished: Floats  # ascending
-    latencies: dict[str, Floats]  # as `summary.latencies`, in seconds
-    stage_seconds: list[Floats]  # by stage, a value a micro-batch
+    bubbles: Floats
+    finished: Floats
+    latencies: dict[str, Floats]
+    stage_seconds: list[Floats]
     dispatched: Floats
     prefill_tokens: Floats
     decode_tokens: Floats
     kv_blocks: Floats
     running: Floats
     waiting: Floats
-    busy: list[float]  # by stage
-    by_cause: list[dict[Cause, float]]  # by stage
-    predictions: list[tuple[Floats, Floats]]  # by stage, predicted and measured
+    busy: list[float]
+    by_cause: list[dict[Cause, float]]
+    predictions: list[tuple[Floats, Floats]]
 
     @property
     def num_stages(self) -> int:
@@ -43,22 +63,23 @@ class ChartData:
 
     @property
     def cause_seconds(self) -> dict[Cause, float]:
-        """Over all stages."""
+        """Idle seconds by cause, summed over the stages."""
         return {cause: sum(stage[cause] for stage in self.by_cause) for cause in Cause}
 
 
 def chart_data(record: RunRecord, ledger: Ledger) -> ChartData:
-    done = completed_requests(record)
-    finished = [request.token_times[-1] - ledger.t0 for request in done if request.token_times]
+    """Extracts the data of a run's charts from its record and ledger."""
+    completed = completed_requests(record)
+    finished = [request.token_times[-1] - ledger.t0 for request in completed if request.token_times]
     micro_batches = ledger.micro_batches
     order = np.argsort(micro_batches.dispatched, kind="stable")
     kv, running, waiting = micro_batches.counters[order].T.astype(np.float64)
     return ChartData(
         span=ledger.span_seconds,
         num_blocks=record.num_blocks,
-        bubbles=np.array([ledger.bubble_of_request(request.request) for request in done], np.float64),
+        bubbles=np.array([ledger.bubble_of_request(request.request) for request in completed], np.float64),
         finished=np.sort(np.array(finished, np.float64)),
-        latencies={name: values / 1e3 for name, values in latencies(done).items()},
+        latencies={name: values / 1e3 for name, values in latencies(completed).items()},
         stage_seconds=[lane.seconds for lane in ledger.lanes],
         dispatched=micro_batches.dispatched[order] - ledger.t0,
         prefill_tokens=micro_batches.prefill[order].astype(np.float64),
@@ -72,9 +93,16 @@ def chart_data(record: RunRecord, ledger: Ledger) -> ChartData:
     )
 
 
-def joined(parts: Sequence[ChartData], starts: Sequence[float], span: float) -> ChartData:
-    """Runs that were side by side as one, with the stages of all; `starts`: seconds from `span`'s to each one's."""
-    order = np.argsort(np.concatenate([d.dispatched + s for d, s in zip(parts, starts, strict=True)]), kind="stable")
+def join_chart_data(parts: Sequence[ChartData], starts: Sequence[float], span: float) -> ChartData:
+    """Joins the runs of replicas into one run that has the stages of all.
+
+    Args:
+        parts: The data of each replica's run.
+        starts: Seconds from the start of the joined run to the start of each part.
+        span: Duration of the joined run, in seconds.
+    """
+    dispatched = np.concatenate([part.dispatched + s for part, s in zip(parts, starts, strict=True)])
+    order = np.argsort(dispatched, kind="stable")
 
     def ordered(name: str) -> Floats:
         values: Floats = np.concatenate([getattr(part, name) for part in parts])[order]
@@ -82,7 +110,7 @@ def joined(parts: Sequence[ChartData], starts: Sequence[float], span: float) -> 
 
     by_cause = []
     for part in parts:
-        outside = span - part.span  # while only the others ran
+        outside = span - part.span  # time before the part's start and after its end
         by_cause += [row | {Cause.FILL_DRAIN: row[Cause.FILL_DRAIN] + outside} for row in part.by_cause]
     return ChartData(
         span=span,
@@ -91,7 +119,7 @@ def joined(parts: Sequence[ChartData], starts: Sequence[float], span: float) -> 
         finished=np.sort(np.concatenate([part.finished + s for part, s in zip(parts, starts, strict=True)])),
         latencies={name: np.concatenate([part.latencies[name] for part in parts]) for name in parts[0].latencies},
         stage_seconds=[seconds for part in parts for seconds in part.stage_seconds],
-        dispatched=np.sort(np.concatenate([part.dispatched + s for part, s in zip(parts, starts, strict=True)])),
+        dispatched=dispatched[order],
         prefill_tokens=ordered("prefill_tokens"),
         decode_tokens=ordered("decode_tokens"),
         kv_blocks=ordered("kv_blocks"),
@@ -104,6 +132,6 @@ def joined(parts: Sequence[ChartData], starts: Sequence[float], span: float) -> 
 
 
 def fleet_chart_data(fleet: Fleet) -> ChartData:
-    """What charts need of all replicas together."""
-    own = [chart_data(record, ledger) for record, ledger in zip(fleet.records, fleet.ledgers, strict=True)]
-    return own[0] if len(own) == 1 else joined(own, fleet.starts, fleet.span_seconds)
+    """Extracts the data of charts over all replicas of a fleet together."""
+    parts = [chart_data(record, ledger) for record, ledger in zip(fleet.records, fleet.ledgers, strict=True)]
+    return parts[0] if len(parts) == 1 else join_chart_data(parts, fleet.starts, fleet.span_seconds)

@@ -1,4 +1,4 @@
-"""What a comparison says of each candidate: the numbers, how they are written, which way is better, their spread."""
+"""The metrics of a comparison: how each is written, whether lower is better, and its spread over repeated runs."""
 
 from __future__ import annotations
 
@@ -9,37 +9,47 @@ from statistics import median
 from typing import Any, Literal
 
 from ..ledger.causes import CAUSES
-from .candidates import Candidate
-from .text import label, milliseconds, percent, seconds_text
+from .formatting import cause_label, ms_text, percent_text, seconds_text
+from .run_groups import RunGroup
 
 Kind = Literal["rate", "ms", "share", "seconds", "count", "ratio"]
-LOWER_WORDS = ("_ms", "bubble", "starved", "idle", "cv_", "preemptions", "failed", "duration", "error")
+# A metric whose key contains one of these is better if it is lower.
+LOWER_IS_BETTER = ("_ms", "bubble", "starved", "idle", "cv_", "preemptions", "failed", "duration", "error")
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A number of `summary.json`, at `key` (a dot leads into a nested object)."""
+    """A number of `summary.json`.
+
+    Attributes:
+        key: Its key; a dot leads into a nested object.
+        name: What tables call it.
+        kind: How it is written.
+        unit: Its unit; empty if the written value contains it.
+        judged: Whether more or less of it is better. If not, no value is marked as the best.
+    """
 
     key: str
     name: str
     kind: Kind
     unit: str = ""
-    judged: bool = True  # one way is better
+    judged: bool = True
 
     @property
     def lower_is_better(self) -> bool:
+        """Whether lower values are better."""
         return lower_is_better(self.key)
 
     def text(self, value: float | None) -> str:
-        """The value for people, with its unit; a dash where there is none."""
+        """Writes a value; a dash for None."""
         if value is None or not math.isfinite(value):
             return "-"
         if self.kind == "ms":
-            return milliseconds(value)
+            return ms_text(value)
         if self.kind == "seconds":
             return seconds_text(value)
         if self.kind == "share":
-            return percent(value)
+            return percent_text(value)
         if self.kind == "count":
             return f"{value:,.0f}" if abs(value - round(value)) < 1e-9 or value >= 100 else f"{value:,.1f}"
         return f"{value:,.0f}" if value >= 1000 else f"{value:,.1f}" if value >= 10 else f"{value:.2f}"
@@ -47,8 +57,14 @@ class Metric:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A metric over a candidate's repeats. `ratio` is the median over the first candidate's; None where that has
-    none, or is 0."""
+    """A metric over the runs of a group.
+
+    Attributes:
+        values: Its value in each run.
+        median: Median of the values.
+        low, high: Lowest and highest value.
+        ratio: The median over that of the first group; None if that group has none, or if it is 0.
+    """
 
     values: tuple[float, ...]
     median: float
@@ -75,7 +91,7 @@ IDLE = (
     Metric("bubble_fraction_inner", "idle, inner", "share"),
     Metric("median_bubble_ms_per_request", "bubbles a request, p50", "ms"),
 )
-BY_CAUSE = tuple(Metric(f"bubble_seconds.{cause}", label(cause), "seconds") for cause in CAUSES)
+BY_CAUSE = tuple(Metric(f"bubble_seconds.{cause}", cause_label(cause), "seconds") for cause in CAUSES)
 EVENNESS = (
     Metric("cv_stage_time", "cv of stage time", "ratio"),
     Metric("micro_batches", "micro-batches", "count", judged=False),
@@ -91,17 +107,18 @@ METRICS = (*SPEED, *LATENCY, *IDLE, *BY_CAUSE, *EVENNESS)
 
 
 def metric_of(key: str) -> Metric:
-    """The metric of that key, one made of its name where it is none of ours."""
+    """Returns the metric of a key. A key that is not in `METRICS` gets a metric with a name and a kind made from it."""
     kind: Kind = "ms" if key.endswith("_ms") else "seconds" if "seconds" in key else "ratio"
     return next((metric for metric in METRICS if metric.key == key), Metric(key, key.replace("_", " "), kind))
 
 
 def lower_is_better(key: str) -> bool:
-    return any(word in key for word in LOWER_WORDS)
+    """Whether lower values of the number at `key` are better."""
+    return any(word in key for word in LOWER_IS_BETTER)
 
 
 def number(summary: Mapping[str, Any], key: str) -> float | None:
-    """The number at `key`; None where the run has none (an older folder, nothing predicted, no SLO)."""
+    """Returns the number at `key` of a summary; None if it has none, as without an SLO or in an older run folder."""
     value: Any = summary
     for name in key.split("."):
         value = value.get(name) if isinstance(value, Mapping) else None
@@ -111,7 +128,7 @@ def number(summary: Mapping[str, Any], key: str) -> float | None:
 
 
 def number_keys(summary: Mapping[str, Any]) -> list[str]:
-    """All keys of a summary that hold a number, nested ones dotted; its config and versions are no results."""
+    """Returns all keys of a summary's results that hold a number, nested ones dotted."""
     keys = []
     for name, value in summary.items():
         inner = [f"{name}.{key}" for key in value] if isinstance(value, Mapping) else [name]
@@ -119,9 +136,15 @@ def number_keys(summary: Mapping[str, Any]) -> list[str]:
     return [key for key in keys if not key.startswith(("config.", "versions."))]
 
 
-def spread(candidate: Candidate, key: str, first: Candidate | None = None) -> Spread | None:
-    """Over the runs that have the number; None if none has. The ratio is to `first`."""
-    values = [value for run in candidate.runs if (value := number(run.summary, key)) is not None]
+def spread(group: RunGroup, key: str, first: RunGroup | None = None) -> Spread | None:
+    """Computes a metric's spread over the runs of a group that have it; None if no run has it.
+
+    Args:
+        group: The runs.
+        key: Key of summary.json.
+        first: The group that ratios refer to.
+    """
+    values = [value for run in group.runs if (value := number(run.summary, key)) is not None]
     if not values:
         return None
     middle = float(median(values))
@@ -130,28 +153,28 @@ def spread(candidate: Candidate, key: str, first: Candidate | None = None) -> Sp
     return Spread(tuple(values), middle, min(values), max(values), ratio)
 
 
-def ranked(candidates: Sequence[Candidate], sort: str) -> list[Candidate]:
-    """Best first by the median of `sort`; those without it last, ties in the order given."""
+def ranked(groups: Sequence[RunGroup], sort: str) -> list[RunGroup]:
+    """Sorts groups by the median of `sort`, the best first. Groups without it come last; ties keep their order."""
     sign = 1.0 if lower_is_better(sort) else -1.0
 
-    def place(candidate: Candidate) -> float:
-        found = spread(candidate, sort)
+    def place(group: RunGroup) -> float:
+        found = spread(group, sort)
         return math.inf if found is None else sign * found.median
 
-    return sorted(candidates, key=place)
+    return sorted(groups, key=place)
 
 
 def best_of(metric: Metric, found: Sequence[Spread | None]) -> str | None:
-    """The best median as it is written; None where they are all written alike, or no way is better."""
+    """Returns the best median, as it is written; None if all are written alike or the metric is not judged."""
     medians = [s.median for s in found if s is not None]
     if not metric.judged or len({metric.text(value) for value in medians}) < 2:
         return None
     return metric.text((min if metric.lower_is_better else max)(medians))
 
 
-def has_any(candidates: Sequence[Candidate], metric: Metric) -> bool:
-    """Whether a row of it says anything: some run has it, and for times by cause it is not 0 everywhere."""
-    found = [spread(candidate, metric.key) for candidate in candidates]
+def has_any(groups: Sequence[RunGroup], metric: Metric) -> bool:
+    """Whether a metric is worth a row. Some run must have it; causes, preemptions and failures must not all be 0."""
+    found = [spread(group, metric.key) for group in groups]
     if metric in BY_CAUSE or metric.key in ("preemptions", "failed"):
         return any(s is not None and s.high > 0 for s in found)
     return any(s is not None for s in found)

@@ -1,4 +1,4 @@
-"""A chart as a figure for a paper: one column wide, 200 dpi. matplotlib is only imported when one is drawn."""
+"""Draws charts as PNG figures for a paper: one column wide, 200 dpi. Only drawing imports matplotlib."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .charts import Chart, extent, number_text, numbered
+from .chart import Chart, extent, numbered_points
+from .formatting import number_text
 from .page_parts import template
 
 if TYPE_CHECKING:
@@ -17,14 +18,14 @@ if TYPE_CHECKING:
 
 WIDTH, HEIGHT, DPI = 3.4, 2.25, 200  # inches: a column of a two-column paper
 FONT = 7.5
-LEGEND_BELOW = 3  # more entries than that go under the plot
-LONGEST_NAME = 26  # letters of a row's name
+MAX_LEGEND_INSIDE = 3  # entries of a legend inside the plot; a longer one goes below it
+MAX_NAME_LETTERS = 26  # of a row's name
 HATCHES = ("", "////", "\\\\\\\\", "xxxx", "....", "----", "++++", "||||", "oooo", "****")
 DASHES = ("-", "--", "-.", ":")
 
 
 def write_figures(path: Path, charts: Sequence[Chart]) -> list[Path]:
-    """A PNG a chart that has data, into the folder `path` (made if need be)."""
+    """Writes a PNG of each chart that has data into the folder `path`, which is made if needed; returns their paths."""
     charts = [chart for chart in charts if not chart.is_empty]
     if not charts:
         return []
@@ -38,7 +39,7 @@ def write_figures(path: Path, charts: Sequence[Chart]) -> list[Path]:
     with rc_context(paper_style()):
         for chart in charts:
             rows = len(chart.categories) if chart.kind == "bars" else len(chart.series) if chart.kind == "heat" else 0
-            height = max(HEIGHT, 1.0 + 0.26 * rows) + 0.13 * len(numbered(chart))
+            height = max(HEIGHT, 1.0 + 0.26 * rows) + 0.13 * len(numbered_points(chart))
             figure = Figure(figsize=(WIDTH, height), dpi=DPI, layout="constrained")
             FigureCanvasAgg(figure)
             axes = figure.add_subplot()
@@ -51,7 +52,7 @@ def write_figures(path: Path, charts: Sequence[Chart]) -> list[Path]:
 
 
 def paper_style() -> Any:
-    """matplotlib settings of all figures."""
+    """Returns the matplotlib settings of all figures."""
     return {
         "font.size": FONT, "axes.titlesize": FONT + 0.5, "axes.labelsize": FONT, "legend.fontsize": FONT - 0.8,
         "xtick.labelsize": FONT - 0.5, "ytick.labelsize": FONT - 0.5, "axes.linewidth": 0.6, "lines.linewidth": 1.2,
@@ -62,12 +63,13 @@ def paper_style() -> Any:
 
 
 def light_palette() -> dict[str, str]:
-    """Names and hex values of the style sheet's light colours, the page's and the figures' one source."""
+    """Returns the style sheet's light colours, as hex values by name, so that figures have the colours of the pages."""
     light = template("report.css").split("}", 1)[0]
     return dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", light))
 
 
 def _finish(axes: Axes, chart: Chart) -> None:
+    """Adds the title, the labels, the ends of the axes, the grid, the marks and the legend."""
     axes.set_title(chart.title, loc="left", fontweight="bold")
     axes.set_xlabel(chart.x.text)
     axes.set_ylabel(chart.y.text)
@@ -78,7 +80,7 @@ def _finish(axes: Axes, chart: Chart) -> None:
     if chart.kind == "bars":
         axes.grid(axis="x", linewidth=0.4, alpha=0.4)
     else:
-        axes.set_ylim(y0, 1.02 * y1 if chart.kind == "cdf" else y1)  # a line at 100% is seen whole
+        axes.set_ylim(y0, 1.02 * y1 if chart.kind == "cdf" else y1)  # a line at 100% needs room for its width
         axes.grid(linewidth=0.4, alpha=0.4)
     if chart.y.whole:
         axes.locator_params(axis="y", integer=True)
@@ -89,9 +91,9 @@ def _finish(axes: Axes, chart: Chart) -> None:
                       va="top", rotation=90, xytext=(-1, -1), textcoords="offset points")  # fmt: skip
     labels = [series.label for series in chart.series if series.label]
     if len(labels) > (1 if chart.kind == "histogram" else 0) and not all(s.names for s in chart.series):
-        under = len(labels) > LEGEND_BELOW or chart.kind in ("bars", "areas") or max(map(len, labels)) > 22
+        is_long = len(labels) > MAX_LEGEND_INSIDE or max(map(len, labels)) > 22
         columns = 1 if max(map(len, labels)) > 26 else 2 if max(map(len, labels)) > 16 else 3
-        if under:
+        if is_long or chart.kind in ("bars", "areas"):
             axes.figure.legend(loc="outside lower center", ncols=columns, handlelength=1.6, columnspacing=1.0)
         else:
             axes.legend(loc="best", handlelength=1.8)
@@ -138,12 +140,12 @@ def _bars(axes: Axes, chart: Chart, palette: dict[str, str]) -> None:
         axes.barh(places, series.y, left=left, height=0.66, color=palette[series.colour], label=series.label,
                   hatch=HATCHES[number % len(HATCHES)], edgecolor="white", linewidth=0)  # fmt: skip
         left = left + series.y
-    axes.set_yticks(places, [_short(name) for name in chart.categories])
+    axes.set_yticks(places, [_shortened(name) for name in chart.categories])
     axes.invert_yaxis()
 
 
-def _short(name: str) -> str:
-    return name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 1] + "…"
+def _shortened(name: str) -> str:
+    return name if len(name) <= MAX_NAME_LETTERS else name[: MAX_NAME_LETTERS - 1] + "…"
 
 
 def _scatter(axes: Axes, chart: Chart, palette: dict[str, str]) -> None:
@@ -152,12 +154,12 @@ def _scatter(axes: Axes, chart: Chart, palette: dict[str, str]) -> None:
         axes.plot([x0, x1], [x0, x1], color="black", linewidth=0.6, linestyle=(0, (3, 2)))
     if chart.line:
         axes.plot(*zip(*chart.line, strict=True), color="black", linewidth=0.6, linestyle=(0, (3, 2)))
-    with_numbers = numbered(chart)
+    with_numbers = numbered_points(chart)
     numbers = {id(series): number for number, series in enumerate(with_numbers, 1)}
     for series in reversed(chart.series):
         size = 14 if series.names else 3
         axes.scatter(series.x, series.y, s=size, color=palette[series.colour], label=series.label or "_", linewidths=0)
-        names = series.names if series.named else ()
+        names = series.names if series.shows_names else ()
         if id(series) in numbers:
             names = (str(numbers[id(series)]),)
         for x, y, name in zip(series.x.tolist(), series.y.tolist(), names, strict=False):
@@ -181,7 +183,7 @@ def _heat(axes: Axes, chart: Chart, palette: dict[str, str]) -> None:
             axes.text(column, row, number_text(float(value)), ha="center", va="center", fontsize=FONT - 1,
                       color="white" if dark else "black")  # fmt: skip
     axes.set_xticks(range(len(chart.categories)), chart.categories)
-    axes.set_yticks(range(len(chart.series)), [_short(series.label) for series in chart.series])
+    axes.set_yticks(range(len(chart.series)), [_shortened(series.label) for series in chart.series])
     for spine in axes.spines.values():
         spine.set_visible(False)
     axes.tick_params(length=0)

@@ -1,4 +1,4 @@
-"""A chart as a figure of the page: a legend that wraps, and SVG whose colours are the style sheet's variables."""
+"""Draws charts as figures of a page: a legend and SVG, with the colours of the style sheet."""
 
 from __future__ import annotations
 
@@ -8,22 +8,25 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from ..core.micro_batch_columns import Floats
-from .charts import Chart, Series, extent, number_text, numbered, tick_texts, ticks
+from .chart import Chart, Series, extent, numbered_points, ticks
+from .formatting import number_text, tick_texts
 
-WIDTH, HEIGHT = 460, 210  # of the plot with its labels, in the units of the text's size
-TOP, BOTTOM, RIGHT = 22, 36, 12
-CHAR = 6.3  # a digit's width, about
-BAR_ROW, MOST_BAR_ROW = 26, 46
-FILLED = 3  # histograms of more series than that are outlines only
+WIDTH, HEIGHT = 460, 210  # of the drawing, with its labels, in SVG units
+TOP, BOTTOM, RIGHT = 22, 36, 12  # margins around the plot; the left one depends on the labels
+CHAR_WIDTH = 6.3  # of a digit, about
+MIN_ROW_HEIGHT, MAX_ROW_HEIGHT = 26, 46  # of bars and of rows of a heat map
+MAX_FILLED_HISTOGRAMS = 3  # with more series, histograms are outlines only
+DASHES = ("", "6 3", "2 3")
+LINES_PER_DASH = 4  # lines that have the same dash
 
 
 def figure(chart: Chart) -> str:
-    """A `figure` element: well-formed XML, titles on hover, nothing from outside."""
+    """Renders a chart as a `figure` element: well-formed XML that refers to nothing outside, with titles on hover."""
     heading = f"<figcaption>{html.escape(chart.title)}</figcaption>"
     if chart.is_empty:
         return f'<figure>{heading}<ul class="key"></ul><p class="none">nothing measured</p></figure>'
     plot = _Plot(chart)
-    note = f'<p class="note">{html.escape(chart.note)}</p>'  # an empty one too: figures in a row share their rows
+    note = f'<p class="note">{html.escape(chart.note)}</p>'  # even if empty: figures side by side align part by part
     label = html.escape(f"{chart.title}: {chart.y.text} over {chart.x.text}", quote=True)
     return (
         f"<figure>{heading}{_legend(chart)}"
@@ -37,7 +40,7 @@ def _legend(chart: Chart) -> str:
     if chart.kind == "heat" or not named or (len(named) == 1 and chart.kind == "histogram"):
         named = []
     labels = [(series, series.label) for series in named]
-    labels += [(series, f"{number} {series.names[0]}") for number, series in enumerate(numbered(chart), 1)]
+    labels += [(series, f"{number} {series.names[0]}") for number, series in enumerate(numbered_points(chart), 1)]
     items = "".join(
         f'<li><i class="swatch" style="background:var(--{series.colour})"></i>{html.escape(label)}</li>'
         for series, label in labels
@@ -46,6 +49,7 @@ def _legend(chart: Chart) -> str:
 
 
 def _n(value: float) -> str:
+    """Writes a coordinate with one decimal, or none if it is whole."""
     text = f"{value:.1f}"
     return text[:-2] if text.endswith(".0") else text
 
@@ -55,27 +59,30 @@ class _Plot:
 
     def __init__(self, chart: Chart) -> None:
         self.chart = chart
-        lying = chart.kind in ("bars", "heat")
+        has_rows = chart.kind in ("bars", "heat")
         rows = len(chart.categories) if chart.kind == "bars" else len(chart.series)
-        self.row = min(MOST_BAR_ROW, max(BAR_ROW, (HEIGHT - TOP - BOTTOM) / max(1, rows)))
-        self.height = max(HEIGHT, TOP + BOTTOM + rows * self.row) if lying else HEIGHT
+        self.row = min(MAX_ROW_HEIGHT, max(MIN_ROW_HEIGHT, (HEIGHT - TOP - BOTTOM) / max(1, rows)))
+        self.height = max(HEIGHT, TOP + BOTTOM + rows * self.row) if has_rows else HEIGHT
         (self.x0, self.x1), (self.y0, self.y1) = extent(chart)
         self.y_ticks = ticks(self.y0, self.y1, 4, whole=chart.y.whole)
         percent = chart.kind == "cdf"
         self.y_texts = [f"{round(100 * v)}%" for v in self.y_ticks] if percent else tick_texts(self.y_ticks)
         names = chart.categories if chart.kind == "bars" else [s.label for s in chart.series]
-        longest = max((len(text) for text in (names if lying else self.y_texts)), default=1)
-        self.left = min(0.38 * WIDTH, 10 + CHAR * longest)
+        longest = max((len(text) for text in (names if has_rows else self.y_texts)), default=1)
+        self.left = min(0.38 * WIDTH, 10 + CHAR_WIDTH * longest)
         self.right = WIDTH - RIGHT
         self.bottom = self.height - BOTTOM
 
     def x(self, value: float) -> float:
+        """Returns the SVG coordinate of a value on the x axis."""
         return self.left + (value - self.x0) / (self.x1 - self.x0) * (self.right - self.left)
 
     def y(self, value: float) -> float:
+        """Returns the SVG coordinate of a value on the y axis."""
         return self.bottom - (value - self.y0) / (self.y1 - self.y0) * (self.bottom - TOP)
 
     def draw(self) -> str:
+        """Renders what stands inside the `svg` element."""
         kind = self.chart.kind
         body = {
             "lines": self._lines, "steps": self._lines, "cdf": self._lines, "histogram": self._histogram,
@@ -130,11 +137,13 @@ class _Plot:
                     path.append(f"L{across},{up}" if self.chart.kind == "lines" else f"H{across}V{up}")
             if path and (self.chart.kind == "cdf" or not inside.all()):
                 path.append(f"H{_n(self.right)}")
-            dash = f' stroke-dasharray="{_DASHES[number // 4 % len(_DASHES)]}"' if number >= 4 else ""
+            pattern = DASHES[number // LINES_PER_DASH % len(DASHES)]
+            dash = f' stroke-dasharray="{pattern}"' if number >= LINES_PER_DASH else ""
             title = f"<title>{html.escape(series.label)}</title>"
             yield f'<path class="line" style="stroke:var(--{series.colour})"{dash} d="{"".join(path)}">{title}</path>'
 
     def _band(self, series: Series) -> Iterator[str]:
+        """Draws the area between the lowest and the highest values: along the top, and back along the bottom."""
         if series.band is not None:
             low, high = series.band
             ends = np.append(series.x[1:], series.x[-1]).tolist()
@@ -163,7 +172,11 @@ class _Plot:
             path = [f"M{_n(self.x(edges[0]))},{_n(self.bottom)}"]
             path += [f"V{_n(self.y(n))}H{_n(self.x(b))}" for b, n in zip(edges[1:], counts, strict=True)]
             outline = "".join([*path, f"V{_n(self.bottom)}"])
-            fill = f";fill:var(--{series.colour});fill-opacity:.18" if len(self.chart.series) <= FILLED else ""
+            fill = (
+                f";fill:var(--{series.colour});fill-opacity:.18"
+                if len(self.chart.series) <= MAX_FILLED_HISTOGRAMS
+                else ""
+            )
             title = f"<title>{html.escape(series.label)}</title>"
             yield f'<path class="line" style="stroke:var(--{series.colour}){fill}" d="{outline}">{title}</path>'
 
@@ -184,7 +197,7 @@ class _Plot:
     def _bars(self) -> Iterator[str]:
         at = np.zeros(len(self.chart.categories))
         for row, name in enumerate(self.chart.categories):
-            yield self._text(self.left - 6, TOP + (row + 0.5) * self.row - 3, _short(name, self.left), "end", "row")
+            yield self._text(self.left - 6, TOP + (row + 0.5) * self.row - 3, _shortened(name, self.left), "end", "row")
         for series in self.chart.series:
             for row, value in enumerate(series.y.tolist()):
                 if value > 0:
@@ -221,17 +234,17 @@ class _Plot:
         yield from self._names()
 
     def _names(self) -> Iterator[str]:
-        """Names beside points, those left out that would lie on another."""
+        """Writes names, or numbers in their place, beside points. One that would overlap another is left out."""
         taken: list[tuple[float, float, float, float]] = []
-        numbers = {id(series): number for number, series in enumerate(numbered(self.chart), 1)}
+        numbers = {id(series): number for number, series in enumerate(numbered_points(self.chart), 1)}
         for series in self.chart.series:
             taken += [(self.x(x) - 4, self.y(y) - 4, self.x(x) + 4, self.y(y) + 4) for x, y in self._points(series)]
         for series in self.chart.series:
-            names = series.names if series.named else ()
+            names = series.names if series.shows_names else ()
             if id(series) in numbers:
                 names = (str(numbers[id(series)]),)
             for (x, y), name in zip(self._points(series), names, strict=False):
-                across, up, length = self.x(x), self.y(y), CHAR * 0.95 * len(name)
+                across, up, length = self.x(x), self.y(y), CHAR_WIDTH * 0.95 * len(name)
                 left = across - 7 - length if across + 7 + length > self.right else across + 7
                 box = left, up - 7, left + length, up + 7
                 if all(box[2] < t[0] or box[0] > t[2] or box[3] < t[1] or box[1] > t[3] for t in taken):
@@ -248,10 +261,10 @@ class _Plot:
         bottom = TOP + len(self.chart.series) * self.row
         for column, name in enumerate(columns):
             x = self.left + (column + 0.5) * width
-            yield self._text(x, bottom + 14, _short(name, width), "middle")
+            yield self._text(x, bottom + 14, _shortened(name, width), "middle")
         for row, series in enumerate(self.chart.series):
             y = TOP + row * self.row
-            yield self._text(self.left - 6, y + self.row / 2 + 4, _short(series.label, self.left), "end")
+            yield self._text(self.left - 6, y + self.row / 2 + 4, _shortened(series.label, self.left), "end")
             for column, value in enumerate(series.y.tolist()):
                 if not np.isfinite(value):
                     continue
@@ -271,19 +284,17 @@ class _Plot:
         for name, value in self.chart.marks:
             x = self.x(min(max(value, self.x0), self.x1))
             yield f'<path class="mark" d="M{_n(x)},{TOP - 4}V{_n(self.bottom)}"/>'
-            if x - last > CHAR * 4:
+            if x - last > CHAR_WIDTH * 4:
                 yield self._text(x, TOP - 7, name, "end" if x > self.right - 10 else "middle")
                 last = x
 
 
-_DASHES = ("", "6 3", "2 3")
-
-
-def _short(name: str, room: float) -> str:
-    fits = int(room / CHAR)
-    return name if len(name) <= fits else name[: max(1, fits - 1)] + "…"
+def _shortened(name: str, width: float) -> str:
+    """Shortens a name to `width` SVG units."""
+    letters = int(width / CHAR_WIDTH)
+    return name if len(name) <= letters else name[: max(1, letters - 1)] + "…"
 
 
 def figures(charts: Sequence[Chart]) -> str:
-    """Figures side by side as the page has room."""
+    """Renders charts side by side, as many as the page has room for."""
     return f'<div class="figures">{"".join(figure(chart) for chart in charts)}</div>'

@@ -1,4 +1,4 @@
-"""Tables for the terminal: of one run, and of several side by side."""
+"""Tables for the terminal: of one run, and of several settings side by side."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..ledger.causes import CAUSES, Cause
-from .candidates import Candidate
+from .formatting import cause_label, ms_text, percent_text, seconds_text
 from .metrics import (
     BY_CAUSE,
     EVENNESS,
@@ -31,10 +31,11 @@ from .metrics import (
     ranked,
     spread,
 )
-from .text import label, milliseconds, percent, seconds_text
+from .run_groups import RunGroup
 
-CANDIDATE_COLUMNS = 8
-LISTED = tuple(
+MAX_COLUMNS = 8  # settings that have a column each; more are listed as a ranking
+# Metrics of a ranking, the most important first: the last ones are left out where the terminal is narrow.
+RANKING_METRICS = tuple(
     metric
     for key in (
         *("output_throughput", "p99_itl_ms", "p99_ttft_ms", "bubble_fraction", "cv_stage_time", "median_itl_ms"),
@@ -42,11 +43,11 @@ LISTED = tuple(
     )
     for metric in METRICS
     if metric.key == key
-)  # of a list, what tells most first
+)
 
 
-class StageTimes(Protocol):
-    """Busy and idle seconds by stage: a run's `Ledger`, or a `Fleet`."""
+class StageActivity(Protocol):
+    """Busy and idle seconds of each stage, as a run's `Ledger` and a `Fleet` report them."""
 
     @property
     def num_stages(self) -> int: ...
@@ -59,15 +60,20 @@ class StageTimes(Protocol):
     def stage_name(self, stage: int) -> str: ...
 
 
-def bubble_table(times: StageTimes, *, title: str | None = "Idle time") -> RenderableType:
-    """Idle seconds and their share of all stage-time by cause, then by stage; causes without any are left out. Where
-    the console has no room for all stages: the first, the busiest, the idlest and the last."""
-    return _Bubbles(times, title)
+def bubble_table(times: StageActivity, *, title: str | None = "Idle time") -> RenderableType:
+    """Makes the table of idle time: by cause its seconds, its share of all stage time, and its seconds on each stage.
+
+    Causes without idle time are left out. If the console has no room for all stages, the first, the busiest, the idlest
+    and the last have a column; if that is too wide, fewer have.
+    """
+    return _BubbleTable(times, title)
 
 
 @dataclass(frozen=True, slots=True)
-class _Bubbles:
-    times: StageTimes
+class _BubbleTable:
+    """The table of idle time, with as many stages as the console has room for."""
+
+    times: StageActivity
     title: str | None
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -78,17 +84,17 @@ class _Bubbles:
         for keep in (sorted(marked), sorted({0, busy.index(max(busy)), stages[-1]}), [busy.index(max(busy))], []):
             wanted.append({stage: marked[stage] for stage in keep})
         for shown in wanted:
-            table = _bubbles(times, self.title, shown)
+            table = _bubbles_of(times, self.title, shown)
             if _fits(table, console, options):
                 break
         yield table
 
 
-def _bubbles(times: StageTimes, title: str | None, stages: Mapping[int, str]) -> Table:
-    """`stages` have a column each, with what is said of them."""
+def _bubbles_of(times: StageActivity, title: str | None, stages: Mapping[int, str]) -> Table:
+    """Makes the table of idle time with a column for each of `stages`: their numbers, and a remark for the heading."""
     table = Table(title=title, title_justify="left", caption_justify="left")
     table.add_column("cause", no_wrap=True)
-    heads = (times.stage_name(stage) + (f"\n{what}" if what else "") for stage, what in stages.items())
+    heads = (times.stage_name(stage) + (f"\n{remark}" if remark else "") for stage, remark in stages.items())
     share = "of stage time" if len(stages) in (0, times.num_stages) else "of stage\ntime"
     for name in ("seconds", share, *heads):
         table.add_column(name, justify="right", no_wrap=True)
@@ -98,14 +104,14 @@ def _bubbles(times: StageTimes, title: str | None, stages: Mapping[int, str]) ->
     for cause in CAUSES:
         if total[cause] > 0:
             values = (seconds_text(seconds[cause]) for seconds in by_stage)
-            table.add_row(label(cause), seconds_text(total[cause]), percent(total[cause] / whole), *values)
+            table.add_row(cause_label(cause), seconds_text(total[cause]), percent_text(total[cause] / whole), *values)
     table.add_section()
     idle, busy = sum(total.values()), times.busy_seconds()
     values = (seconds_text(sum(seconds.values())) for seconds in by_stage)
-    table.add_row("all idle", seconds_text(idle), percent(idle / whole), *values, style="bold")
+    table.add_row("all idle", seconds_text(idle), percent_text(idle / whole), *values, style="bold")
     values = (seconds_text(times.busy_seconds(stage)) for stage in stages)
-    table.add_row("compute", seconds_text(busy), percent(busy / whole), *values)
-    table.caption = f"bubbles without starved and fill: {percent(times.bubble_fraction_inner)}"
+    table.add_row("compute", seconds_text(busy), percent_text(busy / whole), *values)
+    table.caption = f"bubbles without starved and fill: {percent_text(times.bubble_fraction_inner)}"
     return table
 
 
@@ -114,7 +120,7 @@ def _fits(table: Table, console: Console, options: ConsoleOptions) -> bool:
 
 
 def latency_table(summary: Mapping[str, Any], *, title: str | None = "Latency") -> Table:
-    """TTFT, TBT, TPOT and end to end: mean, p50, p90, p99."""
+    """Makes the table of TTFT, TBT, TPOT and end-to-end latency: mean, p50, p90, p99."""
     table = Table(title=title, title_justify="left")
     table.add_column("")
     for name in ("mean", "p50", "p90", "p99"):
@@ -122,86 +128,91 @@ def latency_table(summary: Mapping[str, Any], *, title: str | None = "Latency") 
     names = {"ttft": "TTFT", "itl": "TBT", "tpot": "TPOT", "e2el": "end to end"}
     for key, name in names.items():
         values = (summary[f"{statistic}_{key}_ms"] for statistic in ("mean", "median", "p90", "p99"))
-        table.add_row(name, *(milliseconds(value) for value in values))
+        table.add_row(name, *(ms_text(value) for value in values))
     return table
 
 
 @dataclass(frozen=True, slots=True)
-class _Comparison:
-    """A table that fits the console: columns move below each other, a list leaves out what tells least."""
+class _ComparisonTable:
+    """A comparison that fits the console: columns continue below, and a ranking leaves out its last metrics."""
 
-    candidates: Sequence[Candidate]
+    groups: Sequence[RunGroup]
     sort: str
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        if len(self.candidates) <= CANDIDATE_COLUMNS:
-            side_by_side = len(self.candidates)
-            while side_by_side > 1 and not _fits(_columns(self.candidates, 0, side_by_side), console, options):
+        if len(self.groups) <= MAX_COLUMNS:
+            side_by_side = len(self.groups)
+            while side_by_side > 1 and not _fits(_columns(self.groups, 0, side_by_side), console, options):
                 side_by_side -= 1
-            for first in range(0, len(self.candidates), side_by_side):
-                yield _columns(self.candidates, first, side_by_side)
+            for first in range(0, len(self.groups), side_by_side):
+                yield _columns(self.groups, first, side_by_side)
             return
-        metrics = [metric for metric in LISTED if has_any(self.candidates, metric)]
+        metrics = [metric for metric in RANKING_METRICS if has_any(self.groups, metric)]
         if self.sort not in [metric.key for metric in metrics]:
             metrics.insert(0, metric_of(self.sort))
-        while len(metrics) > 1 and not _fits(_list(self.candidates, self.sort, metrics), console, options):
+        while len(metrics) > 1 and not _fits(_ranking(self.groups, self.sort, metrics), console, options):
             metrics.pop()
-        yield _list(self.candidates, self.sort, metrics)
+        yield _ranking(self.groups, self.sort, metrics)
 
 
-def comparison_table(candidates: Sequence[Candidate], *, sort: str = THROUGHPUT.key) -> RenderableType:
-    """Candidates as columns and metrics as rows; of more than eight a list instead, ranked by `sort`.
+def comparison_table(groups: Sequence[RunGroup], *, sort: str = THROUGHPUT.key) -> RenderableType:
+    """Makes the table of a comparison: settings as columns, metrics as rows. More than eight settings are a ranking.
 
-    Values are medians over the repeats, with the largest deviation from it in percent; the best of a row is bold.
+    Values are medians over the repeats, with the largest deviation from the median in percent. The best is bold.
+
+    Args:
+        groups: The settings, each with its runs.
+        sort: Key of summary.json that orders a ranking.
     """
-    return _Comparison(candidates, sort)
+    return _ComparisonTable(groups, sort)
 
 
-def _columns(candidates: Sequence[Candidate], start: int, count: int) -> Table:
-    """Of all `candidates` those from `start` on, `count` of them at most."""
-    title = _heading(candidates) if start == 0 else None
+def _columns(groups: Sequence[RunGroup], start: int, count: int) -> Table:
+    """Makes the columns of up to `count` groups, from group `start` on. Ratios and the best are over all groups."""
+    title = _heading(groups) if start == 0 else None
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
     table.add_column("", no_wrap=True)
-    for candidate in candidates[start : start + count]:
-        table.add_column(_broken(candidate.label), justify="right", no_wrap=True)
-    for group in (SPEED, LATENCY, IDLE, BY_CAUSE, EVENNESS):
-        rows = [metric for metric in group if has_any(candidates, metric)]
+    for group in groups[start : start + count]:
+        table.add_column(_break_heading(group.label), justify="right", no_wrap=True)
+    for section in (SPEED, LATENCY, IDLE, BY_CAUSE, EVENNESS):
+        rows = [metric for metric in section if has_any(groups, metric)]
         for metric in rows:
-            found = [spread(candidate, metric.key, candidates[0]) for candidate in candidates]
+            found = [spread(group, metric.key, groups[0]) for group in groups]
             name = metric.name + (f" ({metric.unit})" if metric.unit else "")
             table.add_row(name, *_cells(metric, found)[start : start + count])
-            if metric is THROUGHPUT and len(candidates) > 1:
+            if metric is THROUGHPUT and len(groups) > 1:
                 table.add_row("speed-up", *[_ratio(s) for s in found][start : start + count])
         if rows:
             table.add_section()
     return table
 
 
-def _list(candidates: Sequence[Candidate], sort: str, metrics: Sequence[Metric]) -> Table:
-    table = Table(title=_heading(candidates), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+def _ranking(groups: Sequence[RunGroup], sort: str, metrics: Sequence[Metric]) -> Table:
+    """Makes a table with a row for each group, the best first."""
+    table = Table(title=_heading(groups), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
     table.add_column("", justify="right", no_wrap=True)
     table.add_column("setting", no_wrap=True)
     for name in ("speed-up", *(metric.name for metric in metrics)):
-        table.add_column(_broken(name), justify="right", no_wrap=True)
-    order = ranked(candidates, sort)
-    columns = [_cells(metric, [spread(c, metric.key, candidates[0]) for c in order]) for metric in metrics]
-    for place, candidate in enumerate(order):
-        speed = spread(candidate, THROUGHPUT.key, candidates[0])
-        table.add_row(str(place + 1), candidate.label, _ratio(speed), *(column[place] for column in columns))
+        table.add_column(_break_heading(name), justify="right", no_wrap=True)
+    order = ranked(groups, sort)
+    columns = [_cells(metric, [spread(c, metric.key, groups[0]) for c in order]) for metric in metrics]
+    for place, group in enumerate(order):
+        speed = spread(group, THROUGHPUT.key, groups[0])
+        table.add_row(str(place + 1), group.label, _ratio(speed), *(column[place] for column in columns))
     way = "lowest" if lower_is_better(sort) else "highest"
-    table.caption = f"ranked by {sort}, {way} first; speed-up over {candidates[0].label}"
+    table.caption = f"ranked by {sort}, {way} first; speed-up over {groups[0].label}"
     table.caption_justify = "left"
     return table
 
 
-def _heading(candidates: Sequence[Candidate]) -> str:
-    runs = sum(len(candidate.runs) for candidate in candidates)
-    settings = f"{len(candidates)} setting{'' if len(candidates) == 1 else 's'}"
-    return f"{settings}, {runs} runs: median ± largest deviation" if runs > len(candidates) else settings
+def _heading(groups: Sequence[RunGroup]) -> str:
+    runs = sum(len(group.runs) for group in groups)
+    settings = f"{len(groups)} setting{'' if len(groups) == 1 else 's'}"
+    return f"{settings}, {runs} runs: median ± largest deviation" if runs > len(groups) else settings
 
 
-def _broken(name: str) -> str:
-    """A column's head on several lines: at spaces, and a long word at an underscore."""
+def _break_heading(name: str) -> str:
+    """Breaks a column's heading into lines: at spaces, and in a long word at its first underscore."""
     words = [word.replace("_", "_\n", 1) if len(word) > 9 else word for word in name.split(" ")]
     return "\n".join(words)
 
@@ -214,9 +225,9 @@ def _cells(metric: Metric, found: Sequence[Spread | None]) -> list[Text]:
 def _value(metric: Metric, s: Spread | None) -> str:
     if s is None:
         return "-"
-    off = max(s.high - s.median, s.median - s.low)
-    several = f" ±{100 * off / abs(s.median):.0f}%" if off > 0 and s.median else ""
-    return metric.text(s.median) + several
+    deviation = max(s.high - s.median, s.median - s.low)
+    suffix = f" ±{100 * deviation / abs(s.median):.0f}%" if deviation > 0 and s.median else ""
+    return metric.text(s.median) + suffix
 
 
 def _ratio(s: Spread | None) -> str:

@@ -1,8 +1,8 @@
-// The pipeline over time: one run, or several under each other on one axis. `head` holds what all share (the tick, the
-// span, the causes) and the runs; each run's columns lie in an element of their own.
+// Draws the pipeline over time: one run, or several below each other on one time axis. The element `head` holds the runs
+// and what they share (the tick, the span, the causes). Each run's columns are in an element of their own.
 (async () => {
   const head = JSON.parse(document.getElementById("head").textContent);
-  const NONE = 0xFFFFFFFF;
+  const NO_MICRO_BATCH = 0xFFFFFFFF;  // the row of idle time after a stage's last micro-batch
   const span = Math.max(1, head.span), several = head.runs.length > 1;
   const runs = await Promise.all(head.runs.map(async (run, n) =>
     ({ ...run, data: await unpack(run.arrays, document.getElementById("columns" + n)) })));
@@ -11,7 +11,7 @@
     idleStart: run.data["idleStart" + s], idleEnd: run.data["idleEnd" + s], idleRow: run.data["idleRow" + s],
     cause: run.data["cause" + s], predicted: run.data["predicted" + s],
   })));
-  const kinds = 2 + head.causes.length;  // what a stage is at: chunk, decode, idle by cause
+  const kinds = 2 + head.causes.length;  // how a stage spends time: on chunks, on decodes, idle by cause
 
   const picture = document.querySelector(".picture");
   const drawing = picture.querySelector(".drawing");
@@ -20,13 +20,14 @@
   const pen = drawing.getContext("2d", { alpha: false });
   const ink = overlay.getContext("2d");
 
-  // Layout in CSS pixels, from the top: overview strips, axis, then the runs: a heading where there are several, a
-  // lane a stage, and of a single one strips of KV cache and queue.
+  // Layout in CSS pixels, from the top: the overview strips, the axis, then each run with one lane per stage. Several
+  // runs have a heading each. A single run has strips for its KV cache and its queue at the bottom.
   const AXIS = 24, GAP = 6, STRIP = 34, HEADING = 26, STRIPS = several ? 15 : 20;
   const OVERVIEW = 2 + runs.length * STRIPS;
-  const counters = several || !runs.length || !runs[0].data.step.length ? null : runs[0];
-  const most = Math.max(1, ...runs.map(run => run.stages));
-  const lane = several ? (most <= 2 ? 42 : most <= 4 ? 32 : 22) : most <= 2 ? 62 : most <= 4 ? 50 : most <= 8 ? 38 : 26;
+  const counters = several || !runs.length || !runs[0].data.microBatch.length ? null : runs[0];
+  const stages = Math.max(1, ...runs.map(run => run.stages));
+  const laneHeights = several ? [[2, 42], [4, 32], [Infinity, 22]] : [[2, 62], [4, 50], [8, 38], [Infinity, 26]];
+  const lane = laneHeights.find(([limit]) => stages <= limit)[1];
   let at = OVERVIEW + AXIS;
   for (const run of runs) {
     run.top = at;
@@ -37,9 +38,9 @@
   const stripsTop = at, height = at + (counters ? 2 * (STRIP + GAP) : 0) + 4;
   let LEFT = 66, width = 0, ratio = 1, view = firstView(), colours = readColours(), hover = null;
 
-  const cut = runs.filter(run => run.shown < run.steps);
+  const cut = runs.filter(run => run.shown < run.microBatches);
   picture.parentElement.querySelector(".cut").textContent = cut.map(run =>
-    `Shown are the first ${run.shown.toLocaleString("en")} of ${run.steps.toLocaleString("en")} micro-batches` +
+    `Shown are the first ${run.shown.toLocaleString("en")} of ${run.microBatches.toLocaleString("en")} micro-batches` +
     (several ? ` of ${run.label}.` : ".")).join(" ");
 
   function firstView() {
@@ -49,27 +50,30 @@
 
   function readColours() {
     const style = getComputedStyle(document.documentElement);
-    const of = name => style.getPropertyValue("--" + name).trim();
+    const colour = name => style.getPropertyValue("--" + name).trim();
     const names = ["chunk", "decode", ...head.causes.map(c => c.css)];
     return {
-      fill: names.map(of), pixel: names.map(n => pixel(of(n))),
-      panel: of("panel"), pixelPanel: pixel(of("panel")), ink: of("ink"), soft: of("soft"), line: of("line"), strong: of("strong"), mark: of("mark"),
-      onChunk: of("on-chunk"), onDecode: of("on-decode"), hatch: of("hatch"), kv: of("kv"), queue: of("queue"),
-      ground: of("ground"), runs: Object.fromEntries(runs.map(run => [run.colour, of(run.colour)])),
+      fill: names.map(colour), pixel: names.map(name => pixel(colour(name))),
+      panel: colour("panel"), pixelPanel: pixel(colour("panel")), ink: colour("ink"), soft: colour("soft"),
+      line: colour("line"), strong: colour("strong"), mark: colour("mark"), onChunk: colour("on-chunk"),
+      onDecode: colour("on-decode"), hatch: colour("hatch"), kv: colour("kv"), queue: colour("queue"),
+      ground: colour("ground"), runs: Object.fromEntries(runs.map(run => [run.colour, colour(run.colour)])),
     };
   }
 
-  function pixel(hex) {  // little-endian RGBA
+  // The colour as a pixel of ImageData read as Uint32: RGBA, lowest byte first.
+  function pixel(hex) {
     const n = parseInt(hex.slice(1), 16);
     return ((255 << 24) | ((n & 255) << 16) | (n & 0xff00) | (n >> 16)) >>> 0;
   }
 
   const family = getComputedStyle(document.body).fontFamily;
-  const scale = () => (width - LEFT) / (view.to - view.from);  // CSS pixels a tick
+  const scale = () => (width - LEFT) / (view.to - view.from);  // CSS pixels per tick
   const xOf = tick => LEFT + (tick - view.from) * scale();
   const tickOf = x => view.from + (x - LEFT) / scale();
 
-  // Columns stacked from the bottom: decodes, chunks, idle by cause; lanes averaged.
+  // Paints one column per device pixel: decodes, chunks and idle time by cause, stacked from the bottom, as the average
+  // over the lanes `which`.
   function paintColumns(which, from, to, x, y, w, h) {
     const W = Math.max(1, Math.round(w * ratio)), H = Math.max(1, Math.round(h * ratio));
     const all = which.map(l => sumsOf(l, from, to, W, kinds, span));
@@ -101,8 +105,8 @@
     for (let i = low; i < high; i++) {
       const a = Math.max(LEFT, xOf(l.begin[i])), b = Math.min(width, xOf(l.end[i]));
       const row = l.row[i], chunk = data.prefill[row], decode = data.decodes[row];
-      let cut = y + lane * share(data, row);
-      if (chunk && decode) cut = Math.max(y + 3, Math.min(y + lane - 3, cut));  // a few decodes beside a chunk still show
+      let cut = y + lane * chunkShare(data, row);
+      if (chunk && decode) cut = Math.max(y + 3, Math.min(y + lane - 3, cut));  // keeps both parts visible
       const w = Math.max(0.5, b - a - (b - a > 5 ? 1 : 0));
       pen.fillStyle = colours.fill[0];
       pen.fillRect(a, y, w, cut - y);
@@ -136,7 +140,8 @@
     pen.fillText(text, (a + b) / 2, y + 0.5);
   }
 
-  function upright(text, x, y, w) {  // along a narrow gap
+  // Writes a label from bottom to top, for an idle interval that is too narrow for it.
+  function upright(text, x, y, w) {
     pen.save();
     pen.translate(x, y);
     pen.rotate(-Math.PI / 2);
@@ -164,29 +169,31 @@
     return pattern;
   }
 
-  function nice(step) {
-    const power = 10 ** Math.floor(Math.log10(step)), n = step / power;
+  // The next value of 1, 2, 5, 10, 20, ... at or above `interval`.
+  function roundUp(interval) {
+    const power = 10 ** Math.floor(Math.log10(interval)), n = interval / power;
     return power * (n <= 1 ? 1 : n <= 2 ? 2 : n <= 5 ? 5 : 10);
   }
 
   function paintAxis() {
-    const seconds = (view.to - view.from) * head.tick, step = nice(seconds / Math.max(2, (width - LEFT) / 110));
+    const seconds = (view.to - view.from) * head.tick, interval = roundUp(seconds / Math.max(2, (width - LEFT) / 110));
     const from = view.from * head.tick;
     pen.textAlign = "left";
     pen.textBaseline = "middle";
-    for (let n = Math.ceil(from / step); n * step <= view.to * head.tick; n++) {
-      const x = xOf(n * step / head.tick);
+    for (let n = Math.ceil(from / interval); n * interval <= view.to * head.tick; n++) {
+      const x = xOf(n * interval / head.tick);
       pen.fillStyle = colours.line;
       pen.fillRect(Math.round(x), OVERVIEW + 4, 1, height - OVERVIEW - 4);
       pen.fillStyle = colours.soft;
-      pen.fillText(time(n * step, step), x + 4, OVERVIEW + AXIS / 2);
+      pen.fillText(timeText(n * interval, interval), x + 4, OVERVIEW + AXIS / 2);
     }
   }
 
-  function time(seconds, step) {
+  // A moment on an axis whose labels are `interval` seconds apart.
+  function timeText(seconds, interval) {
     if (seconds === 0) return "0";
-    const unit = step >= 0.1 || seconds >= 100 ? ["s", 1] : step >= 1e-4 ? ["ms", 1e3] : ["µs", 1e6];
-    const digits = Math.max(0, Math.min(6, -Math.floor(Math.log10(step * unit[1]) + 1e-9)));
+    const unit = interval >= 0.1 || seconds >= 100 ? ["s", 1] : interval >= 1e-4 ? ["ms", 1e3] : ["µs", 1e6];
+    const digits = Math.max(0, Math.min(6, -Math.floor(Math.log10(interval * unit[1]) + 1e-9)));
     return (seconds * unit[1]).toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits }) + " " + unit[0];
   }
 
@@ -195,7 +202,7 @@
     return s >= 1 ? s.toFixed(3) + " s" : s >= 1e-3 ? (s * 1e3).toPrecision(3) + " ms" : (s * 1e6).toPrecision(3) + " µs";
   }
 
-  // A counter over time as a filled step line.
+  // Paints a counter over time as a line, with the area below it filled where `filled` says so.
   function paintCounter(data, values, top, y, colour, filled) {
     const peak = peaks(values, data.dispatched, view.from, view.to, Math.ceil(width - LEFT));
     pen.beginPath();
@@ -247,13 +254,13 @@
       paintCounter(data, data.running, topQueue, z, colours.fill[0], true);
       paintCounter(data, data.waiting, topQueue, z, colours.queue, false);
       title("KV", y + STRIP / 2);
-      scaleOf(counters.blocks.toLocaleString("en") + " blocks", y);
-      scaleOf(topQueue.toLocaleString("en") + " requests", z);
+      stripScale(counters.blocks.toLocaleString("en") + " blocks", y);
+      stripScale(topQueue.toLocaleString("en") + " requests", z);
       title("running", z + STRIP / 2 - 7, colours.fill[0]);
       title("waiting", z + STRIP / 2 + 7, colours.queue);
     }
     mark();
-    picture.dataset.ms = (performance.now() - started).toFixed(1);  // what the frame took
+    picture.dataset.ms = (performance.now() - started).toFixed(1);  // milliseconds of this frame
   }
 
   function heading(run) {
@@ -286,7 +293,8 @@
     pen.fillText(text, 10, y);
   }
 
-  function scaleOf(text, y) {  // what the top of a strip stands for
+  // Writes the value that the top edge of a strip stands for.
+  function stripScale(text, y) {
     pen.fillStyle = colours.strong;
     pen.fillRect(LEFT, y, width - LEFT, 1);
     const w = pen.measureText(text).width;
@@ -300,7 +308,7 @@
     pen.fillText(text, width - 6, y + 3);
   }
 
-  let overviewImage = null;  // drawn once a width
+  let overviewImage = null;  // kept until the width or the colours change
   function paintOverview() {
     const key = [width, ratio, colours.panel].join();
     if (!overviewImage || overviewImage.key !== key) {
@@ -329,7 +337,7 @@
     return text;
   }
 
-  // The hovered micro-batch (or the one awaited) is outlined on every stage.
+  // Outlines the hovered micro-batch on every stage. Over idle time it outlines the micro-batch that comes next.
   function mark() {
     ink.setTransform(ratio, 0, 0, ratio, 0, 0);
     ink.clearRect(0, 0, width, height);
@@ -339,7 +347,7 @@
       ink.fillRect(Math.min(pick.from, pick.to), 0, Math.abs(pick.to - pick.from), OVERVIEW);
       ink.globalAlpha = 1;
     }
-    if (!hover || hover.row === undefined || hover.row === NONE) return;
+    if (!hover || hover.row === undefined || hover.row === NO_MICRO_BATCH) return;
     ink.strokeStyle = colours.mark;
     ink.lineWidth = 2;
     for (const l of lanes) {
@@ -356,6 +364,7 @@
     }
   }
 
+  // What lies below the pointer: a box, idle time, or the counters at that moment; null where there is nothing.
   function find(x, y) {
     if (x < LEFT) return null;
     const tick = tickOf(x);
@@ -371,31 +380,18 @@
     return j >= 0 && l.idleEnd[j] > tick ? { lane: l, idle: j, row: l.idleRow[j] } : null;
   }
 
-  function madeOf(data, row) {
-    const chunks = data.chunks[row], prefill = data.prefill[row], decodes = data.decodes[row], parts = [];
-    if (chunks) parts.push((chunks === 1 ? "chunk " : chunks + " chunks ") + prefill);
-    if (decodes) parts.push(decodes + (decodes === 1 ? " decode" : " decodes"));
-    return parts.join(" + ") || "empty";
-  }
-
-  function requestsOf(data, row) {
-    const from = data.partsFrom[row], to = data.partsFrom[row + 1], named = [];
-    for (let i = from; i < to; i++) named.push(data.parts[i]);
-    const rest = data.chunks[row] + data.decodes[row] - named.length;
-    return named.join(", ") + (rest > 0 ? ` and ${rest} more` : "");
-  }
-
+  // Fills the tooltip with what `find` found.
   function describe(at) {
     const rows = [], l = at.lane, { data, blocks } = (l ? l.run : counters);
     let title, note = "";
     if (at.counters !== undefined) {
       const row = at.counters;
-      title = `at the dispatch of step ${data.step[row]}`;
+      title = `at the dispatch of micro-batch ${data.microBatch[row]}`;
       rows.push(["KV blocks", `${data.kv[row].toLocaleString("en")} of ${blocks.toLocaleString("en")}`],
         ["running", data.running[row]], ["waiting", data.waiting[row]]);
     } else if (at.box !== undefined) {
       const i = at.box, row = at.row, took = l.end[i] - l.begin[i];
-      title = `step ${data.step[row]} on stage ${l.stage}: ${madeOf(data, row)}`;
+      title = `micro-batch ${data.microBatch[row]} on stage ${l.stage}: ${composition(data, row)}`;
       rows.push(["requests", requestsOf(data, row)], ["measured", duration(took)]);
       if (l.predicted && l.predicted[i]) {
         const off = 100 * (l.predicted[i] / Math.max(1, took) - 1);
@@ -410,7 +406,8 @@
       title = `${head.causes[l.cause[j]].name}: ${duration(l.idleEnd[j] - l.idleStart[j])}`;
       note = head.causes[l.cause[j]].meaning;
       rows.push(["stage", l.stage], ["from", (l.idleStart[j] * head.tick).toFixed(4) + " s"]);
-      if (at.row !== NONE) rows.push(["before", `step ${data.step[at.row]}: ${madeOf(data, at.row)}`]);
+      if (at.row !== NO_MICRO_BATCH)
+        rows.push(["before", `micro-batch ${data.microBatch[at.row]}: ${composition(data, at.row)}`]);
     }
     if (several) rows.unshift(["run", l.run.label]);
     tip.replaceChildren();
@@ -433,14 +430,15 @@
     mark();
   }
 
-  let waiting = false;
+  // Moves the view to [from, to] ticks, within the run and no narrower than 20 µs.
+  let frameRequested = false;
   function show(from, to) {
-    const least = Math.max(20, 2e-5 / head.tick), size = Math.min(span, Math.max(least, to - from));
+    const narrowest = Math.max(20, 2e-5 / head.tick), size = Math.min(span, Math.max(narrowest, to - from));
     from = Math.max(0, Math.min(span - size, from));
     view = { from, to: from + size };
-    if (!waiting) {
-      waiting = true;
-      requestAnimationFrame(() => { waiting = false; draw(); });
+    if (!frameRequested) {
+      frameRequested = true;
+      requestAnimationFrame(() => { frameRequested = false; draw(); });
     }
   }
 
@@ -448,7 +446,7 @@
     const at = tickOf(x === undefined ? LEFT + (width - LEFT) / 2 : Math.max(LEFT, x));
     show(at - (at - view.from) * factor, at + (view.to - at) * factor);
   }
-  const move = share => show(view.from + share * (view.to - view.from), view.to + share * (view.to - view.from));
+  const move = fraction => show(view.from + fraction * (view.to - view.from), view.to + fraction * (view.to - view.from));
   const act = { in: () => zoom(1 / 1.6), out: () => zoom(1.6), fit: () => show(0, span), left: () => move(-0.4), right: () => move(0.4) };
 
   const local = event => { const r = overlay.getBoundingClientRect(); return [event.clientX - r.left, event.clientY - r.top]; };

@@ -1,4 +1,4 @@
-"""A run's whole folder: its data, as `run_folder` writes it, and its page, `report.html`."""
+"""Writes whole run folders: the data, as the room `run_folder` writes it, and the page, `report.html`."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ..ledger.fleet import Fleet
 from ..ledger.ledger import Ledger
 from ..run_folder.read import RunFolder
 from ..run_folder.write import write_fleet_data, write_run_data
-from .candidates import Candidate
 from .chart_data import chart_data
-from .compare_page import charts_of_drawn, draw_runs, render_comparison
+from .comparison_page import charts_of_drawn, read_drawn_runs, render_comparison
 from .metrics import THROUGHPUT
-from .page import render_report
 from .png import write_figures
 from .run_charts import batch_composition
+from .run_groups import RunGroup
+from .run_page import render_report
 from .timeline_png import write_timeline
 
 
@@ -34,8 +34,9 @@ def write_run_folder(
     slo: SloConfig | None = None,
     ledger: Ledger | None = None,
 ) -> dict[str, Any]:
-    """Write a run's data (`write_run_data`, which says what the arguments are) and its report.html into `path`; return
-    what summary.json holds.
+    """Writes a run's data and its report.html into the folder `path`; returns what summary.json holds.
+
+    `write_run_data` says what the arguments are.
     """
     ledger = ledger or Ledger(record)
     summary = write_run_data(path, record, config=config, versions=versions, title=title, slo=slo, ledger=ledger)
@@ -51,8 +52,9 @@ def write_fleet_folder(
     versions: Mapping[str, str] | None = None,
     slo: SloConfig | None = None,
 ) -> dict[str, Any]:
-    """Write a fleet's data (`write_fleet_data`), a report.html for each replica and one for all of them side by side;
-    return what summary.json holds.
+    """Writes a fleet's data, a report.html for each replica, and one that compares the replicas; returns the summary.
+
+    `write_fleet_data` says what the arguments are.
     """
     summary = write_fleet_data(path, fleet, config=config, versions=versions, slo=slo)
     folder = RunFolder(path, summary)
@@ -68,11 +70,17 @@ def _write_page(path: Path, record: RunRecord, ledger: Ledger, summary: Mapping[
 
 
 def write_fleet_report(path: Path, folder: RunFolder, *, figures: bool) -> None:
-    """A fleet's report into `path`: its replicas side by side."""
-    candidates = [Candidate(f"replica {number}", [replica]) for number, replica in enumerate(folder.replicas)]
-    drawn = draw_runs(candidates, THROUGHPUT.key)
-    page = render_comparison(candidates, drawn, folder.title, THROUGHPUT.key, of="replica")
+    """Writes the report of a fleet, its replicas side by side, into `path`.
+
+    Args:
+        path: Where the report goes.
+        folder: The fleet's run folder.
+        figures: Whether PNGs are written too.
+    """
+    groups = [RunGroup(f"replica {number}", [replica]) for number, replica in enumerate(folder.replicas)]
+    drawn = read_drawn_runs(groups, THROUGHPUT.key)
+    page = render_comparison(groups, drawn, folder.title, THROUGHPUT.key, compared="replica")
     (path / "report.html").write_text(page, encoding="utf-8")
     if figures:
         write_figures(path / "figures", [*charts_of_drawn(drawn), *batch_composition(drawn.runs)])
-        write_timeline(path / "figures" / "timeline.png", drawn.stretches)
+        write_timeline(path / "figures" / "timeline.png", drawn.windows)

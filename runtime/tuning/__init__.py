@@ -1,1 +1,1 @@
-"""What carries most: the capacity of a setting under an SLO, and the search for the setting with the most of it."""
+"""Finds the capacity of a setting under an SLO, and searches for the setting of the highest capacity."""

@@ -1,4 +1,4 @@
-"""What no schedule can beat: the most requests/s of a setting and its shortest tails, from stage times alone."""
+"""Bounds that no schedule beats: a setting's highest request rate and shortest tails, from stage times alone."""
 
 from __future__ import annotations
 
@@ -11,116 +11,143 @@ from ...conf.policies import SarathiConfig, SchedulerConfig, TokenBudgetConfig
 from ...conf.tuning import TailSlo
 from ..cost.operators import LAYER_LINEARS, Operators
 from ..cost.stage_costs import Load, StageCosts
-from ..report.text import milliseconds
+from ..report.formatting import ms_text
 from ..simulation.setting import Setting
 from .demand import Demand
 from .trial import tail
 
-_MOST_ROWS = 8192  # of a micro-batch where the policy sets no bound; a matrix product is saturated long before
-_FINE, _COARSE = 8, 64  # steps of the grid of rows, below and above
-_CHANGE = 512
-_SLACK = 1.05  # measured times do not rise strictly with the rows
+# Maximum number of tokens in a micro-batch if the policy sets none. Matrix products saturate with far fewer.
+_UNLIMITED_TOKENS = 8192
+# Sizes of micro-batches that are tried: each below _FINE_STEP, then fine steps, from _COARSE_FROM on coarse steps.
+_FINE_STEP, _COARSE_STEP, _COARSE_FROM = 8, 64, 512
+_SLACK = 1.05  # measured times do not rise strictly with the number of tokens
+_MAX_PROMPT_LENGTHS = 64  # of more distinct prompt lengths, quantiles are used
+_LARGE_BATCH = 256  # decodes of a micro-batch in which the attention of a decode takes about its minimum time
 
-
-TokenSeconds = dict[tuple[Operators, bool, int], float]  # by source, whether the host counts, most rows
+# Minimum seconds of a token in a layer, by operators, whether host overhead counts, and maximum size of a micro-batch.
+TokenSeconds = dict[tuple[Operators, bool, int], float]
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """No schedule carries more than `rate` requests/s; 0, and `why`, where the SLO cannot be met at any rate."""
+    """A request rate that no schedule exceeds.
+
+    Attributes:
+        rate: Requests/s; 0 if the SLO cannot be met at any rate.
+        why: Why it is 0; empty otherwise.
+    """
 
     rate: float
     why: str = ""
 
 
 class Bounds:
-    """Bounds of settings for one demand. `known` keeps the least time of a token for other demands."""
+    """Computes the bounds of settings for one demand."""
 
-    def __init__(self, demand: Demand, slo: TailSlo, known: TokenSeconds | None = None) -> None:
+    def __init__(self, demand: Demand, slo: TailSlo, token_times: TokenSeconds | None = None) -> None:
+        """Prepares the bounds for a demand.
+
+        Args:
+            demand: The requests.
+            slo: Bounds of the tail latencies.
+            token_times: Filled with times that do not depend on the demand, so that several `Bounds` can share them.
+        """
         self._slo = slo
         self._inputs = demand.unit.input_lens.astype(np.float64)
         self._outputs = demand.unit.output_lens.astype(np.float64)
         self._num = len(demand)
-        self._token: TokenSeconds = {} if known is None else known
+        self._token_times: TokenSeconds = {} if token_times is None else token_times
 
     def __call__(self, setting: Setting) -> Bound:
+        """Returns the bound of a setting.
+
+        It is the lower of two rates. At the first, the busiest stage computes all the time. At the second, all slots
+        are always taken, by requests that each take the minimum time.
+        """
         costs = setting.costs
         replicas = setting.config.simulation.replicas
         decode_s = _traversal(costs, Load(decodes=1, context=1, sampled=1))
         tbt = self._slo.tbt_p99_ms
         if tbt is not None and self._outputs.max() > 1 and decode_s * 1e3 > tbt:
-            took = milliseconds(decode_s * 1e3)
-            return Bound(0.0, f"a single decode takes {took} through the stages, over the TBT of {milliseconds(tbt)}")
+            took = ms_text(decode_s * 1e3)
+            return Bound(0.0, f"a single decode takes {took} through the stages, over the TBT of {ms_text(tbt)}")
         token_s = [
-            self._token_seconds(source, setting.config.simulation.host, most_rows(setting.config.scheduler, setting))
+            self._token_seconds(source, setting.config.simulation.host, max_tokens(setting.config.scheduler, setting))
             for source in costs.operators
         ]
         per_token = max(count * token for count, token in zip(costs.layers, token_s, strict=True))
         ttft = self._slo.ttft_p99_ms
         long_prompt = tail(self._inputs)
         if ttft is not None and long_prompt * per_token * 1e3 > ttft:
-            took = milliseconds(long_prompt * per_token * 1e3)
-            return Bound(0.0, f"a stage takes {took} for a long prompt, over the TTFT of {milliseconds(ttft)}")
-        # Work: the last token of a request is sampled but not computed.
+            took = ms_text(long_prompt * per_token * 1e3)
+            return Bound(0.0, f"a stage takes {took} for a long prompt, over the TTFT of {ms_text(ttft)}")
+        # The last token of a request is sampled but not computed.
         tokens = float(self._inputs.sum() + self._outputs.sum()) - self._num
         busiest = max(
             count * (tokens * token + self._attention(source))
             for count, token, source in zip(costs.layers, token_s, costs.operators, strict=True)
         )
         by_work = self._num / busiest
-        # Residence: slots over the least time that a request holds one.
-        held = float(self._outputs.mean() - 1) * decode_s + float(self._inputs.mean()) * per_token
-        by_slots = setting.plan.limits.running / held if held > 0 else by_work
+        slot_s = float(self._outputs.mean() - 1) * decode_s + float(self._inputs.mean()) * per_token
+        by_slots = setting.plan.limits.running / slot_s if slot_s > 0 else by_work
         return Bound(_SLACK * replicas * min(by_work, by_slots))
 
     def _attention(self, source: Operators) -> float:
-        """Seconds of one layer for all requests: prompts in one chunk each; decodes in large batches."""
+        """Returns a layer's attention seconds for all requests: prompts in one chunk each, decodes in large batches."""
         prompts, counts = np.unique(self._inputs.astype(np.int64), return_counts=True)
-        if len(prompts) > 64:  # by quantiles, each rounded down
-            edges = np.quantile(self._inputs, np.linspace(0, 1, 65)[:-1], method="lower").astype(np.int64)
-            prompts, counts = edges, np.full(64, self._num / 64)
+        if len(prompts) > _MAX_PROMPT_LENGTHS:
+            # Quantiles rounded down, so that the bound stays a bound.
+            quantiles = np.linspace(0, 1, _MAX_PROMPT_LENGTHS + 1)[:-1]
+            prompts = np.quantile(self._inputs, quantiles, method="lower").astype(np.int64)
+            counts = np.full(_MAX_PROMPT_LENGTHS, self._num / _MAX_PROMPT_LENGTHS)
         pairs = zip(prompts.tolist(), counts.tolist(), strict=True)
         chunks = sum(number * source.chunk_attention(length, 0) for length, number in pairs)
         decodes = int(self._outputs.sum()) - self._num
         if not decodes:
             return float(chunks)
         context = float(((self._outputs - 1) * (self._inputs + self._outputs / 2)).sum())
-        large = 256
-        each = source.decode_attention(large, round(large * context / decodes)) / large
+        each = source.decode_attention(_LARGE_BATCH, round(_LARGE_BATCH * context / decodes)) / _LARGE_BATCH
         return float(chunks) + decodes * each
 
-    def _token_seconds(self, source: Operators, host: bool, most: int) -> float:
-        """Least seconds of one layer for a token, in micro-batches of up to `most` of them."""
-        key = source, host, most
-        if key not in self._token:
-            grid = {*range(1, _FINE), *range(_FINE, _CHANGE, _FINE), *range(_CHANGE, most, _COARSE), most}
-            rows = sorted(number for number in grid if number <= most)
-            # Times rise with the rows, so those between two of the grid take no less than the lower one.
-            times = (layer_seconds(source, number, host) for number in rows)
-            self._token[key] = min(t / (end - 1) for t, end in zip(times, [*rows[1:], most + 1], strict=True))
-        return self._token[key]
+    def _token_seconds(self, source: Operators, host: bool, limit: int) -> float:
+        """Returns a token's minimum seconds in a layer, without attention, in micro-batches of up to `limit` tokens."""
+        key = source, host, limit
+        if key not in self._token_times:
+            tried = {
+                *range(1, _FINE_STEP),
+                *range(_FINE_STEP, _COARSE_FROM, _FINE_STEP),
+                *range(_COARSE_FROM, limit, _COARSE_STEP),
+                limit,
+            }
+            sizes = sorted(size for size in tried if size <= limit)
+            # Times rise with the size, so a size between two that are tried takes no less than the smaller of them.
+            times = (layer_seconds(source, size, host) for size in sizes)
+            self._token_times[key] = min(t / (end - 1) for t, end in zip(times, [*sizes[1:], limit + 1], strict=True))
+        return self._token_times[key]
 
 
-def layer_seconds(source: Operators, rows: int, host: bool) -> float:
-    """One layer's operators over `rows` tokens, attention left out."""
-    linear = sum(source.linear(name, rows) for name in LAYER_LINEARS)
-    return linear + source.others(rows) + 2 * source.all_reduce(rows) + (source.layer_overhead if host else 0.0)
+def layer_seconds(source: Operators, num_tokens: int, host: bool) -> float:
+    """Returns the seconds of one layer over `num_tokens` tokens, without attention."""
+    linear = sum(source.linear(name, num_tokens) for name in LAYER_LINEARS)
+    overhead = source.layer_overhead if host else 0.0
+    return linear + source.others(num_tokens) + 2 * source.all_reduce(num_tokens) + overhead
 
 
-def most_rows(policy: SchedulerConfig, setting: Setting) -> int:
-    """Most tokens of a micro-batch."""
+def max_tokens(policy: SchedulerConfig, setting: Setting) -> int:
+    """Returns how many tokens a micro-batch of the policy can hold."""
     batch = setting.plan.limits.batch
     if isinstance(policy, SarathiConfig) and isinstance(policy.chunk, int):
         return max(policy.chunk, batch)
     if isinstance(policy, TokenBudgetConfig):
         return max(policy.budget, batch)
-    return max(_MOST_ROWS, batch)
+    return max(_UNLIMITED_TOKENS, batch)
 
 
 def _traversal(costs: StageCosts, load: Load) -> float:
+    """Returns the compute seconds of a micro-batch through all stages."""
     return sum(costs.seconds(load))
 
 
 def slowest_stage(costs: StageCosts, loads: Sequence[Load]) -> float:
-    """Seconds of the stage that takes longest for `loads` in turn."""
+    """Returns the seconds of the stage that takes longest for all `loads`, one after the other."""
     return max(np.sum([costs.seconds(load) for load in loads], axis=0).tolist())

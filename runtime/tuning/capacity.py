@@ -1,4 +1,4 @@
-"""The highest request rate that meets an SLO: bisection, with its confidence from seeds."""
+"""Finds the highest request rate that meets an SLO, by bisection, and its confidence interval over seeds."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from .bounds import Bounds, TokenSeconds
 from .demand import Demand
 from .trial import Trial, try_rate
 
-_LEAST = 1 / 4096  # of the bound: a lower rate is none that one asks for
-_PROBES = (0.9, 0.75)  # of what was found: a rate below it that is not carried says that it was luck
+_LOWEST_SHARE = 1 / 4096  # of the bound: lower rates are not tried
+_PROBES = (0.9, 0.75)  # shares of the rate that was found; if one is not carried, that rate passed by luck
 # Two-sided 95% quantiles of Student's t for 1, 2, ... degrees of freedom.
 _T95 = (
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120,
@@ -25,48 +25,62 @@ Try = Callable[[float], Trial]
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """`rate` requests/s are carried, `above` are not; 0 where none is. `at`: the trial of `rate`; `limit`: that of
-    `above`, whose `why` says what the limit is. `not_monotone`: a
-    higher rate passed, but one between did not."""
+    """The highest request rate that a setting carries. Rates are requests/s.
+
+    Attributes:
+        rate: The rate; 0 if none is carried.
+        above: A higher rate that is not carried, within the precision of the search.
+        trial: The trial of `rate`.
+        limit: The trial of `above`, which says why it is not carried.
+        trials: All trials of the search.
+        not_monotone: A rate above `rate` passed too, but one between them did not.
+    """
 
     rate: float
     above: float
-    at: Trial | None
+    trial: Trial | None
     limit: Trial | None
     trials: tuple[Trial, ...] = ()
     not_monotone: bool = False
 
     @property
     def requests(self) -> int:
-        """That were simulated to find it."""
+        """How many requests were simulated to find it."""
         return sum(trial.requests for trial in self.trials)
 
     @property
     def why(self) -> str:
-        """What keeps it from more."""
+        """Why it is not higher; empty if that is not known."""
         return self.limit.why if self.limit is not None else ""
 
 
 @dataclass(slots=True)
 class Bracket:
-    """Rates between which the capacity lies, narrowed trial by trial.
+    """Two rates between which the capacity lies; trials narrow it. Rates are requests/s.
 
-    `low` is carried, `high` is not (or is a bound that nothing exceeds).
+    Attributes:
+        try_rate: Makes a trial at a rate.
+        high: A rate that is not carried, at first a bound that nothing exceeds.
+        low: A rate that is carried, at first 0.
+        trials: All trials so far.
+        low_trial: The trial of `low`.
+        high_trial: The trial of `high`; None while that is the bound.
+        lowest: Rates below it are not tried.
     """
 
     try_rate: Try
     high: float
     low: float = 0.0
     trials: list[Trial] = field(default_factory=list)
-    at: Trial | None = None
-    limit: Trial | None = None
-    least: float = 0.0  # rates below it are not tried
+    low_trial: Trial | None = None
+    high_trial: Trial | None = None
+    lowest: float = 0.0
 
     def __post_init__(self) -> None:
-        self.least = self.least or _LEAST * self.high
+        self.lowest = self.lowest or _LOWEST_SHARE * self.high
 
     def test(self, rate: float) -> bool:
-        """Whether `rate` is carried; known ones are not tried again."""
+        """Whether `rate` is carried. Runs a trial only if `low` and `high` do not say so already."""
         if rate <= self.low:
             return True
         if rate >= self.high:
@@ -74,40 +88,44 @@ class Bracket:
         trial = self.try_rate(rate)
         self.trials.append(trial)
         if trial.carried:
-            self.low, self.at = rate, trial
+            self.low, self.low_trial = rate, trial
         else:
-            self.high, self.limit = rate, trial
+            self.high, self.high_trial = rate, trial
         return trial.carried
 
-    def climb(self, rate: float, step: float) -> None:
-        """From a guess up or down, in steps that grow, until the capacity lies in between."""
+    def climb(self, rate: float, factor: float) -> None:
+        """Walks up or down from a guess, by factors that grow, until the capacity lies between two trials."""
         if self.test(rate):
-            while rate * step < self.high and self.test(rate := rate * step):
-                step *= step
+            while rate * factor < self.high and self.test(rate := rate * factor):
+                factor *= factor
         else:
-            while self.low == 0.0 and self.high > self.least:
-                self.test(self.high / step)
-                step *= step
+            while self.low == 0.0 and self.high > self.lowest:
+                self.test(self.high / factor)
+                factor *= factor
 
     def narrow(self, precision: float) -> None:
-        """Bisect until `high` is within the share `precision` of `low`, or no rate is carried."""
-        while self.low == 0.0 and self.high > self.least:
+        """Bisects until `high` is within the share `precision` of `low`, or no rate is carried."""
+        while self.low == 0.0 and self.high > self.lowest:
             self.test(self.high / 2)
         while 0.0 < self.low * (1 + precision) < self.high:
             self.test(math.sqrt(self.low * self.high))
 
     def capacity(self, not_monotone: bool = False) -> Capacity:
-        return Capacity(self.low, self.high, self.at, self.limit, tuple(self.trials), not_monotone)
+        """Returns `low` as the capacity."""
+        return Capacity(self.low, self.high, self.low_trial, self.high_trial, tuple(self.trials), not_monotone)
 
 
 def find_capacity(try_rate: Try, bound: float, precision: float, *, guess: float | None = None) -> Capacity:
-    """The highest rate under `bound` that `try_rate` carries, to within the share `precision`.
+    """Finds the highest rate below `bound` that is carried.
 
-    More load makes tails longer, but in a finite run not strictly. So rates somewhat below what was found are tried
-    too; where one of them is not carried, the search goes on below it.
+    A higher rate makes tails longer, but in a finite run not always. So rates somewhat below the one that was found are
+    tried too. If one of them is not carried, the search goes on below it.
 
     Args:
-        guess: where to begin.
+        try_rate: Makes a trial at a rate.
+        bound: A rate that cannot be carried, in requests/s.
+        precision: The rate is found to within this share.
+        guess: The rate to begin at, in requests/s.
     """
     bracket = Bracket(try_rate, bound)
     if guess is not None and guess < bound:
@@ -123,9 +141,9 @@ def find_capacity(try_rate: Try, bound: float, precision: float, *, guess: float
             if not trial.carried:
                 not_monotone = True
                 below = [t for t in bracket.trials if t.carried and t.rate < trial.rate]
-                at = max(below, key=lambda t: t.rate, default=None)
-                bracket.high, bracket.limit = trial.rate, trial
-                bracket.low, bracket.at = (at.rate, at) if at is not None else (0.0, None)
+                highest = max(below, key=lambda t: t.rate, default=None)
+                bracket.high, bracket.high_trial = trial.rate, trial
+                bracket.low, bracket.low_trial = (highest.rate, highest) if highest is not None else (0.0, None)
                 bracket.narrow(precision)
                 break
     return bracket.capacity(not_monotone)
@@ -133,16 +151,22 @@ def find_capacity(try_rate: Try, bound: float, precision: float, *, guess: float
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """Of the capacities of several seeds: the mean, and half the width of its 95% confidence interval (Student's t);
-    None for a single seed."""
+    """The mean capacity over several seeds, with its 95% confidence interval by Student's t. Rates are requests/s.
+
+    Attributes:
+        mean: The mean.
+        half: Half the width of the interval; None for a single seed.
+        lowest, highest: The extremes over the seeds.
+    """
 
     mean: float
     half: float | None
-    least: float
-    most: float
+    lowest: float
+    highest: float
 
     @classmethod
-    def of(cls, rates: Sequence[float]) -> Interval:
+    def from_rates(cls, rates: Sequence[float]) -> Interval:
+        """Computes the interval of the capacities `rates`, one for each seed; at least one."""
         assert rates
         mean = sum(rates) / len(rates)
         half = None
@@ -153,7 +177,7 @@ class Interval:
 
     @property
     def text(self) -> str:
-        """`12.3 ± 0.4`, in requests/s."""
+        """The interval as text, in requests/s: `12.3 ± 0.4`."""
         digits = max(0, 2 - math.floor(math.log10(self.mean))) if self.mean > 0 else 0
         around = "" if self.half is None else f" ± {self.half:.{digits}f}"
         return f"{self.mean:.{digits}f}{around}"
@@ -166,26 +190,32 @@ def capacities(
     precision: float,
     *,
     guess: float | None = None,
-    known: TokenSeconds | None = None,
-    told: Callable[[Trial], None] = lambda trial: None,
+    token_times: TokenSeconds | None = None,
+    on_trial: Callable[[Trial], None] = lambda trial: None,
 ) -> list[Capacity]:
-    """A setting's capacity for each of the seeds' demands; each starts from what was found for the one before.
+    """Finds a setting's capacity for the demand of each seed. Each search begins at the capacity of the seed before.
 
     Args:
-        known: what `Bounds` keeps. told: hears of each trial.
+        setting: The setting.
+        demands: The workload of each seed.
+        slo: Bounds of the tail latencies.
+        precision: Each capacity is found to within this share.
+        guess: The rate to begin at, in requests/s.
+        token_times: Times that all `Bounds` share.
+        on_trial: Called with each trial.
     """
     found: list[Capacity] = []
     for seed, demand in enumerate(demands):
 
         def attempt(rate: float, seed: int = seed, demand: Demand = demand) -> Trial:
             trial = try_rate(setting, demand, rate, slo, seed)
-            told(trial)
+            on_trial(trial)
             return trial
 
-        bound = Bounds(demand, slo, known)(setting)
+        bound = Bounds(demand, slo, token_times)(setting)
         if bound.rate == 0.0:
             found.append(Capacity(0.0, 0.0, None, Trial(0.0, bound.why, 0)))
             continue
-        near = next((capacity.rate for capacity in reversed(found) if capacity.rate), guess)
-        found.append(find_capacity(attempt, bound.rate, precision, guess=near))
+        latest = next((capacity.rate for capacity in reversed(found) if capacity.rate), guess)
+        found.append(find_capacity(attempt, bound.rate, precision, guess=latest))
     return found

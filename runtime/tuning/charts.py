@@ -1,4 +1,4 @@
-"""Pictures of a search: capacity by chunk, and the fronts that nothing beats."""
+"""Charts of a search: capacity by chunk, and rate against tail latency with its Pareto front."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ...conf.tuning import TailSlo
-from ..report.charts import Axis, Chart, Series
-from ..report.compare_charts import front
-from .search import Found
+from ..report.chart import Axis, Chart, Series
+from ..report.comparison_charts import pareto_front
+from .search_result import SearchResult
 from .space import Candidate, chunk_key
 from .trial import Trial
 
 
-def charts(found: Found, slo: TailSlo) -> list[Chart]:
-    """Those that have something to show."""
+def charts(found: SearchResult, slo: TailSlo) -> list[Chart]:
+    """Makes the charts of a search that have something to show."""
     drawn = [
         chunk_chart(found),
         front_chart(found, "tbt", "TBT", lambda trial: trial.tbt_p99_ms, slo.tbt_p99_ms),
@@ -24,8 +24,8 @@ def charts(found: Found, slo: TailSlo) -> list[Chart]:
     return [chart for chart in drawn if not chart.is_empty]
 
 
-def chunk_chart(found: Found) -> Chart:
-    """The winner's capacity with each chunk."""
+def chunk_chart(found: SearchResult) -> Chart:
+    """Makes the bars of the winner's capacity with each chunk."""
     rates = np.array([capacity.rate for _, capacity in found.chunks])
     names = tuple(f"{candidate.chunk}" for candidate, _ in found.chunks)
     key = chunk_key(found.chunks[0][0].policy) if found.chunks else "chunk"
@@ -36,21 +36,30 @@ def chunk_chart(found: Found) -> Chart:
 
 
 Carried = tuple[Candidate, Trial]
-Tail = Callable[[Trial], float | None]
+Tail = Callable[[Trial], float | None]  # reads a tail latency of a trial
 
 
 def pareto(carried: Sequence[Carried], value: Tail) -> list[Carried]:
-    """Those that none beats in both requests/s and the tail `value`, by rising tail."""
+    """Returns the Pareto front of rate against the tail latency `value`, by rising latency."""
     known = [(tail, one) for one in carried if (tail := value(one[1])) is not None]
     points = [(tail, trial.rate) for tail, (_, trial) in known]
-    return [known[at][1] for at in sorted(front(points), key=points.__getitem__)]
+    return [known[at][1] for at in sorted(pareto_front(points), key=points.__getitem__)]
 
 
-def front_chart(found: Found, name: str, what: str, value: Tail, bound: float | None) -> Chart:
-    """Every rate that a setting carried on the whole workload. The front is blue; each of its settings is named at the
-    highest rate that it holds there."""
+def front_chart(found: SearchResult, name: str, what: str, value: Tail, bound: float | None) -> Chart:
+    """Makes the scatter of rates that were carried on the whole workload against a tail latency.
+
+    The Pareto front is blue. Each setting on it is named at its highest rate there.
+
+    Args:
+        found: The result of the search.
+        name: Short name of the latency, for the figure's file.
+        what: The latency as the chart calls it.
+        value: Reads the latency of a trial, in milliseconds.
+        bound: Its SLO in milliseconds; None: it has none.
+    """
     best = pareto(found.carried, value)
-    highest = dict(best)  # later ones carry more
+    highest = dict(best)  # rates rise along the front, so each setting keeps its last and highest
     rest = [trial for candidate, trial in found.carried if (candidate, trial) not in best]
     series = [_points(rest, value, "s7")]
     series.append(_points([trial for candidate, trial in best if trial is not highest[candidate]], value, "s0"))

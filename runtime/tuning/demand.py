@@ -1,4 +1,4 @@
-"""A workload at any request rate: the same requests in the same order, their gaps stretched."""
+"""A workload at any request rate: the same requests in the same order, with the gaps between them scaled."""
 
 from __future__ import annotations
 
@@ -14,13 +14,18 @@ from ...models.tokenizer import load_tokenizer
 from ..engine.plan import Plan
 from ..workload import Workload, make_workload
 
-NUM_REQUESTS = 400  # where the config does not say how many
-_FEWEST = 20  # a p99 of fewer is its slowest request and no more
+NUM_REQUESTS = 400  # if the config does not say how many
+_MIN_REQUESTS = 20  # a p99 of fewer requests is merely the slowest one
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """`unit`: the requests as they come at 1 request/s. `own_rate`: of the trace itself, requests/s."""
+    """Requests that can arrive at any rate.
+
+    Attributes:
+        unit: The requests with arrivals at 1 request/s.
+        own_rate: The request rate of the trace that they come from, in requests/s; None if they come from no trace.
+    """
 
     unit: Workload
     own_rate: float | None = None
@@ -30,15 +35,18 @@ class Demand:
 
     @property
     def num_gaps(self) -> int:
-        """Pairs of consecutive tokens."""
+        """How many pairs of consecutive output tokens there are."""
         return int(self.unit.output_lens.sum()) - len(self)
 
     def at(self, rate: float) -> Workload:
+        """Returns the requests at `rate` requests/s."""
         return replace(self.unit, arrivals=self.unit.arrivals / rate)
 
     def sample(self, num: int) -> Demand:
-        """Of `num` of its requests, whose prompts are as long as all are, the longest too; in their order, at its first
-        arrivals."""
+        """Returns `num` of the requests, with the same distribution of prompt lengths, in their order.
+
+        They arrive at the times of the first `num` requests.
+        """
         if num >= len(self):
             return self
         unit = self.unit
@@ -54,7 +62,7 @@ class Demand:
         return Demand(part, self.own_rate)
 
     def config_at(self, config: WorkloadConfig, rate: float) -> WorkloadConfig:
-        """The workload's config that gives these requests at that rate."""
+        """Returns a workload config that generates these requests at `rate` requests/s."""
         config = replace(config, num_prompts=len(self))
         if isinstance(config, TraceConfig) and config.request_rate is None:
             assert self.own_rate is not None
@@ -63,15 +71,19 @@ class Demand:
 
 
 def make_demands(config: WorkloadConfig, plan: Plan, context: int, seeds: int) -> list[Demand]:
-    """One for each of `seeds` seeds: other draws, or of a trace other stretches of it; the first is the config's own.
+    """Makes a demand for each of `seeds` seeds. The first has the config's own seed.
 
-    A trace keeps its own arrivals, faster or slower, where `request_rate` is null.
+    Other seeds draw other requests; of a trace they take other sections. If `request_rate` is null, a trace keeps its
+    own arrivals, faster or slower.
 
     Args:
-        context: most tokens of a request.
+        config: The workload.
+        plan: Names the tokenizer and the vocabulary.
+        context: Maximum tokens of a request, prompt and output.
+        seeds: How many demands are made.
 
     Raises:
-        ConfigError: of the workload; or it has too few requests for a p99.
+        ConfigError: The workload is not valid, or has too few requests for a p99.
     """
     encoder = load_tokenizer(plan.tokenizer, plan.arch.vocab_size)
 
@@ -83,7 +95,7 @@ def make_demands(config: WorkloadConfig, plan: Plan, context: int, seeds: int) -
     if isinstance(config, TraceConfig):
         whole = make(replace(config, num_prompts=None, request_rate=None))
         if config.num_prompts is not None and config.num_prompts > len(whole):
-            make(config)  # which says so
+            make(config)  # raises the error that says so
         num = min(num, len(whole))
         starts = [round(k * (len(whole) - num) / max(1, seeds - 1)) for k in range(seeds)]
         found = [_part(whole, start, start + num) for start in starts]
@@ -95,15 +107,18 @@ def make_demands(config: WorkloadConfig, plan: Plan, context: int, seeds: int) -
     elif isinstance(config, ShareGptConfig) and config.num_prompts is None:
         demands = [Demand(_part(make(replace(poisson, seed=config.seed + k)), 0, num)) for k in range(seeds)]
     else:
-        made = (make(replace(poisson, seed=config.seed + k, num_prompts=num)) for k in range(seeds))
-        demands = [Demand(workload) for workload in made]
-    if len(demands[0]) < _FEWEST:
-        raise ConfigError(f"workload.num_prompts={len(demands[0])}: must be {_FEWEST} or more, for a p99 of them")
+        demands = [Demand(make(replace(poisson, seed=config.seed + k, num_prompts=num))) for k in range(seeds)]
+    if len(demands[0]) < _MIN_REQUESTS:
+        raise ConfigError(f"workload.num_prompts={len(demands[0])}: must be {_MIN_REQUESTS} or more, for a p99 of them")
     return demands
 
 
 def _stretched(workload: Workload) -> Demand:
-    """A trace's own arrivals, at 1 request/s."""
+    """Scales the arrivals of a trace to 1 request/s.
+
+    Raises:
+        ConfigError: All requests arrive at once.
+    """
     span = float(workload.arrivals[-1])
     if span <= 0.0:
         raise ConfigError("workload: all requests of the trace come at once; give workload.request_rate=1 for gaps")
@@ -112,6 +127,7 @@ def _stretched(workload: Workload) -> Demand:
 
 
 def _part(workload: Workload, start: int, stop: int) -> Workload:
+    """Returns requests `start` to `stop`; the first arrives at 0."""
     arrivals = workload.arrivals[start:stop]
     return replace(
         workload,
@@ -123,14 +139,14 @@ def _part(workload: Workload, start: int, stop: int) -> Workload:
 
 
 def lengths(demands: Sequence[Demand]) -> tuple[float, float]:
-    """Mean P and D."""
+    """Returns the mean prompt and output lengths P and D, in tokens."""
     inputs = np.concatenate([demand.unit.input_lens for demand in demands])
     outputs = np.concatenate([demand.unit.output_lens for demand in demands])
     return float(inputs.mean()), float(outputs.mean())
 
 
 def asked_rate(config: WorkloadConfig, demand: Demand) -> float | None:
-    """Requests/s that the workload itself comes at; None where it names none."""
+    """Returns the workload's own rate, in requests/s; None if it has none."""
     rate = config.request_rate
     if rate is None:
         return demand.own_rate

@@ -1,4 +1,4 @@
-"""`report.html` of a search: the answer, the commands that run it, and all that was tried."""
+"""`report.html` of a search: the best setting, the commands that run it, and all settings that were tried."""
 
 from __future__ import annotations
 
@@ -10,13 +10,21 @@ from ...conf.tuning import TuneConfig
 from ..report.page_parts import whole_page
 from ..report.svg import figures
 from .charts import charts
-from .search import Found
+from .search_result import SearchResult
 from .space import chunk_key
-from .tables import Rows, chunk_rows, finalist_rows, misfit_rows, rate_text, tried_rows
+from .tables import TextTable, chunk_rows, finalist_rows, misfit_rows, rate_text, tried_rows
 
 
-def render(found: Found, config: TuneConfig, title: str, subtitle: str, commands: Mapping[str, str]) -> str:
-    """The page; it stands alone. `commands`: what runs the winner, by what it does."""
+def render(found: SearchResult, config: TuneConfig, title: str, subtitle: str, commands: Mapping[str, str]) -> str:
+    """Renders the page of a search; it needs no other file.
+
+    Args:
+        found: The result of the search.
+        config: Its config.
+        title: Heading of the page.
+        subtitle: The line below it.
+        commands: Commands that run the winner, by what they do.
+    """
     body, style = (resources.files(__package__).joinpath(f"tune.{kind}").read_text(encoding="utf-8")
                    for kind in ("html", "css"))  # fmt: skip
     shown = [
@@ -44,8 +52,8 @@ def render(found: Found, config: TuneConfig, title: str, subtitle: str, commands
     )
 
 
-def cards(found: Found, config: TuneConfig) -> list[tuple[str, str, str]]:
-    """The answer at a glance: what, value, note."""
+def cards(found: SearchResult, config: TuneConfig) -> list[tuple[str, str, str]]:
+    """Returns the main results as cards: a name, a value (HTML) and a note."""
     winner = found.winner
     if winner is None:
         return [("capacity", "0", "no setting meets the SLO at any rate")]
@@ -64,8 +72,8 @@ def cards(found: Found, config: TuneConfig) -> list[tuple[str, str, str]]:
     return shown
 
 
-def interval_note(found: Found) -> str:
-    """How sure the winner's capacity is."""
+def interval_note(found: SearchResult) -> str:
+    """Says how certain the winner's capacity is."""
     winner = found.winner
     assert winner is not None
     interval = winner.interval
@@ -74,23 +82,24 @@ def interval_note(found: Found) -> str:
     return f"{interval.text}: mean and 95% interval over {len(winner.capacities)} seeds"
 
 
-def asked_note(found: Found) -> str:
-    """Whether the winner carries what the workload asks."""
+def asked_note(found: SearchResult) -> str:
+    """Says whether the winner carries the workload's own rate."""
     winner, asked = found.winner, found.asked
     assert winner is not None
     assert asked is not None
-    share = winner.interval.least / asked
+    share = winner.interval.lowest / asked
     return f"carried: the capacity is {share:.2f}x that" if share >= 1.0 else f"not carried, only {share:.0%} of it"
 
 
-def finalists_note(found: Found) -> str:
+def finalists_note(found: SearchResult) -> str:
+    """Says what the numbers of the finalists are."""
     seeds = len(found.demands)
     over = f"mean and 95% interval over {seeds} seeds, " if seeds > 1 else ""
     return f"Capacity: {over}{len(found.demands[0])} requests each; the other numbers are of one run at that rate."
 
 
-def tried_note(found: Found) -> str:
-    """What the search cost."""
+def tried_note(found: SearchResult) -> str:
+    """Says how much was simulated."""
     bounded = sum(tried.requests == 0 for tried in found.tried)
     return (
         f"{len(found.tried)} settings, {bounded} of them ruled out by their bound alone; {found.simulations} "
@@ -98,14 +107,14 @@ def tried_note(found: Found) -> str:
     )
 
 
-def table(rows: Rows) -> str:
-    """As HTML."""
+def table(rows: TextTable) -> str:
+    """Renders a table as HTML."""
     if not rows.rows:
         return '<p class="none">none</p>'
     last = len(rows.heads) - 1
 
     def css(column: int) -> str:
-        if column not in rows.texts:
+        if column not in rows.left_columns:
             return ""
         return ' class="why"' if column == last else ' class="text"'
 

@@ -1,4 +1,4 @@
-"""What can be tried: grids that fill the devices, policies with their chunks, and what does not fit and why."""
+"""The candidates of a search: grids of ranks, policies with their chunks, and the grids that do not fit."""
 
 from __future__ import annotations
 
@@ -18,35 +18,47 @@ from ..simulation.setting import Setting, make_setting
 from .bounds import slowest_stage
 from .demand import Demand, lengths
 
-_CHUNK_KEYS = ("chunk", "budget")
-_CLEARLY = 0.005  # of the slowest stage's time: a split that gains less is not tried
+_CHUNK_KEYS = ("chunk", "budget")  # what policies call the tokens of a micro-batch
+_MIN_GAIN = 0.005  # share of the slowest stage's time that a layer split must save to be tried
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One way to run the model. `chunk` is the policy's chunk or budget; None where it has none."""
+    """One way to run the model, which a search tries.
+
+    Attributes:
+        tp: Tensor-parallel ranks of a stage.
+        pp: Stages.
+        replicas: Replicas of the whole pipeline.
+        policy: The scheduler.
+        extra_depth: Micro-batches in flight beyond `pp`; None: the policy's own depth.
+        layers: Layers of each stage; None: the balanced split.
+        batch: B, the maximum number of decodes in a micro-batch; None: the slot bound.
+    """
 
     tp: int
     pp: int
     replicas: int
     policy: SchedulerConfig
-    extra_depth: int | None = None  # beyond `pp`; None: the policy's own
-    layers: tuple[int, ...] | None = None  # None: balanced
-    batch: int | None = None  # B of a micro-batch; None: the slot bound
+    extra_depth: int | None = None
+    layers: tuple[int, ...] | None = None
+    batch: int | None = None
 
     @property
     def chunk(self) -> int | None:
+        """The policy's chunk or budget, in tokens; None if it has none."""
         value = getattr(self.policy, chunk_key(self.policy) or "", None)
         return value if isinstance(value, int) else None
 
     @property
     def grid(self) -> str:
+        """The ranks as text: `tp4 pp2 x2`."""
         replicas = f" x{self.replicas}" if self.replicas > 1 else ""
         return f"tp{self.tp} pp{self.pp}{replicas}"
 
     @property
     def label(self) -> str:
-        """`tp4 pp2 x2 sarathi chunk=512 depth=3`: what differs from the defaults."""
+        """The candidate as text, without defaults: `tp4 pp2 x2 sarathi chunk=512 depth=3`."""
         words = [self.grid, self.policy.name]
         if self.chunk is not None:
             words.append(f"{chunk_key(self.policy)}={self.chunk}")
@@ -61,7 +73,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Misfit:
-    """Grids that cannot hold the model, and the reason."""
+    """A grid that cannot hold the model, and the reason."""
 
     tp: int
     pp: int
@@ -71,18 +83,22 @@ class Misfit:
 
 @dataclass(slots=True)
 class Space:
-    """Settings of candidates, made once; what does not fit is kept with its reason."""
+    """The candidates that a config allows, and their settings, each made once.
+
+    Attributes:
+        config: What is searched.
+        misfits: Grids that do not fit; `grids` fills it.
+    """
 
     config: TuneConfig
     misfits: list[Misfit] = field(default_factory=list)
     _settings: dict[Candidate, Setting] = field(default_factory=dict)
 
     def grids(self) -> list[tuple[int, int, int]]:
-        """(tp, pp, replicas) that use all devices and split the model; what memory or shape forbids goes to
-        `misfits`.
+        """Returns the (tp, pp, replicas) that use all devices and can hold the model. The others go to `misfits`.
 
         Raises:
-            ConfigError: none is left.
+            ConfigError: No grid can hold the model.
         """
         config = self.config
         arch = resolve_architecture(config.model)
@@ -100,7 +116,7 @@ class Space:
                                                    f"{config.hardware.devices_per_node} devices")  # fmt: skip
                     continue
                 if config.search.pp is None and pp > arch.num_layers:
-                    continue  # nobody asked for it
+                    continue  # more stages than layers, and the config does not ask for them
                 try:
                     self.setting(Candidate(tp, pp, replicas, policies(config)[0]))
                 except ConfigError as error:
@@ -113,7 +129,7 @@ class Space:
         return found
 
     def candidates(self, demand: Demand) -> list[Candidate]:
-        """Grids x policies x chunks, with the largest useful B; depth and split as they are by default."""
+        """Returns all grids x policies x chunks, with the largest useful B and the default depth and layer split."""
         found = []
         for tp, pp, replicas in self.grids():
             for policy in policies(self.config):
@@ -123,11 +139,13 @@ class Space:
         return found
 
     def variants(self, candidate: Candidate, demand: Demand, running: int | None = None) -> list[Candidate]:
-        """The candidate's neighbours in depth, split and B, all of them together; the candidate first.
+        """Returns the candidate and its neighbours: all combinations of other depths, layer splits and B.
 
         Args:
-            running: most requests that were seen to hold a slot at once; a B that gives more slots than that is not
-                tried beside one that gives still more.
+            candidate: The candidate; it comes first.
+            demand: The workload.
+            running: Maximum number of requests that ran at once in a trial of the candidate. If the slot bound gives
+                that many slots, it is not tried beside the larger B.
         """
         search = self.config.search
         own = self.config_of(candidate).scheduler.depth(candidate.pp).most
@@ -147,9 +165,10 @@ class Space:
         return found
 
     def larger_batch(self, candidate: Candidate, demand: Demand) -> int | None:
-        """B where requests are as long as they are on average, not as long as the context; None where that is no more.
+        """Returns the B for which the KV cache has room if requests have the mean length; None if it is not larger.
 
-        The slot bound of the paper (4.3.1) holds a context of KV for each; the paged cache needs what is there.
+        The slot bound of the paper (4.3.1) reserves KV for a whole context per request. The paged cache only needs
+        blocks for the tokens that a request has.
         """
         if not self.config.search.batch:
             return None
@@ -161,42 +180,47 @@ class Space:
         return batch if batch > plan.limits.batch else None
 
     def splits(self, candidate: Candidate, demand: Demand) -> list[tuple[int, ...]]:
-        """Splits whose slowest stage takes clearly less for a typical micro-batch than the balanced split's: layers
-        taken off the first stage, which embeds, or off the last, which samples."""
+        """Returns the layer splits whose slowest stage is faster than that of the balanced split.
+
+        They take one or two layers off the first stage, which embeds, or off the last, which samples. Stages are
+        compared on a typical micro-batch.
+        """
         if not self.config.search.layers or candidate.pp < 2:
             return []
         balanced = self.setting(replace(candidate, layers=None, batch=None))
         loads = [typical_load(balanced.plan, candidate, demand)]
-        before = slowest_stage(balanced.costs, loads)
+        balanced_s = slowest_stage(balanced.costs, loads)
         found = []
         for first, last in ((0, 1), (1, 0), (1, 1), (0, 2)):
-            counts = _moved(balanced.plan.arch, candidate.pp, first, last)
+            counts = _shifted_split(balanced.plan.arch, candidate.pp, first, last)
             if counts is None:
                 continue
             try:
                 setting = self.setting(replace(candidate, layers=counts, batch=None))
-            except ConfigError:  # no room on a stage that took a layer
+            except ConfigError:  # a stage that takes a layer has no memory for it
                 continue
-            if slowest_stage(setting.costs, loads) < (1 - _CLEARLY) * before:
+            if slowest_stage(setting.costs, loads) < (1 - _MIN_GAIN) * balanced_s:
                 found.append(counts)
         return found
 
     def typical_seconds(self, candidate: Candidate, demand: Demand) -> float:
-        """That a typical micro-batch is under way, until its decodes may go again."""
+        """Returns the seconds from the dispatch of a typical micro-batch until its decodes can be dispatched again."""
         setting = self.setting(candidate)
         load = typical_load(setting.plan, candidate, demand)
         return sum(setting.costs.seconds(load)) * max(1.0, setting.plan.limits.depth.most / candidate.pp)
 
     def setting(self, candidate: Candidate) -> Setting:
-        """Raises:
-        ConfigError: it does not fit.
+        """Returns the setting of a candidate: its plan and its stage times.
+
+        Raises:
+            ConfigError: The candidate does not fit.
         """
         if candidate not in self._settings:
             self._settings[candidate] = make_setting(self.config_of(candidate))
         return self._settings[candidate]
 
     def config_of(self, candidate: Candidate) -> SimulateConfig:
-        """What `gapless simulate` runs."""
+        """Returns the config with which `gapless simulate` runs a candidate."""
         config = self.config
         depth = None if candidate.extra_depth is None else candidate.pp + candidate.extra_depth
         alone = candidate.tp * candidate.pp == 1
@@ -218,17 +242,17 @@ class Space:
 
 
 def policies(config: TuneConfig) -> tuple[SchedulerConfig, ...]:
-    """What is compared; at least one."""
+    """Returns the policies that are compared, at least one."""
     return config.policies or (config.scheduler,)
 
 
 def chunk_key(policy: SchedulerConfig) -> str | None:
-    """What a policy calls the tokens of its micro-batches; None where it has no such key."""
+    """Returns the key that sets the tokens of a policy's micro-batches, `chunk` or `budget`; None if it has neither."""
     return next((key for key in _CHUNK_KEYS if hasattr(policy, key)), None)
 
 
 def chunked(policy: SchedulerConfig, chunks: Sequence[int]) -> list[SchedulerConfig]:
-    """The policy with each chunk or budget; itself where it has neither."""
+    """Returns the policy with each chunk or budget; the policy itself if it has neither."""
     key = chunk_key(policy)
     if key is None:
         return [policy]
@@ -237,8 +261,10 @@ def chunked(policy: SchedulerConfig, chunks: Sequence[int]) -> list[SchedulerCon
 
 
 def typical_load(plan: Plan, candidate: Candidate, demand: Demand) -> Load:
-    """A micro-batch in the midst of a run: a chunk of half a prompt's prefix, and the decodes that come with it by the
-    workload's P:D."""
+    """Returns the load of a typical micro-batch: a chunk in the middle of a prompt, and the decodes that ride along.
+
+    There are as many decodes per chunk as the workload's P:D ratio implies, up to the limit of the plan.
+    """
     inputs, outputs = lengths([demand])
     chunk = candidate.chunk or round(inputs)
     decodes = max(1, min(plan.limits.batch, round(chunk * outputs / inputs)))
@@ -251,9 +277,18 @@ def typical_load(plan: Plan, candidate: Candidate, demand: Demand) -> Load:
     )
 
 
-def _moved(arch: Architecture, pp: int, first: int, last: int) -> tuple[int, ...] | None:
-    """The balanced split with so many layers fewer on the first and the last stage, dealt to those between them (of two
-    stages to the other); None where a stage would be left without."""
+def _shifted_split(arch: Architecture, pp: int, first: int, last: int) -> tuple[int, ...] | None:
+    """Moves layers of the balanced split off the outer stages, to the stages with the fewest layers between them.
+
+    Args:
+        arch: The model.
+        pp: Stages. Of two stages, one gives layers to the other.
+        first: Layers that the first stage gives away.
+        last: Layers that the last stage gives away.
+
+    Returns:
+        Layers of each stage; None if a stage would have none.
+    """
     counts = [len(layers) for layers in split_layers(arch, pp, None)]
     counts[0] -= first
     counts[-1] -= last

@@ -1,95 +1,107 @@
-"""What a search found, as rows of text: the terminal and the page show the same."""
+"""Tables of what a search found, as text. The terminal and the page show the same tables."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..report.text import milliseconds, percent
+from ..report.formatting import ms_text, percent_text
 from .capacity import Capacity
-from .search import Finalist, Found, Tried
+from .search_result import Finalist, SearchResult, TriedCandidate
 from .space import chunk_key
 
-RUNGS = {"first": "quarter", "second": "half", "whole": "all"}  # of the requests
+RUNGS = {"first": "quarter", "second": "half", "whole": "all"}  # what share of the requests each rung simulates
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
-    """A table: columns in `texts` stand left, the others right, the last may be broken; where room is scarce, those in
-    `spare` are left out, the last first."""
+class TextTable:
+    """A table of text.
+
+    Attributes:
+        heads: Headings of the columns.
+        rows: The cells of each row.
+        left_columns: Columns that are aligned left; the others are aligned right.
+        optional_columns: Columns that are left out where there is no room, the last one first.
+    """
 
     heads: tuple[str, ...]
     rows: Sequence[tuple[str, ...]]
-    texts: frozenset[int] = frozenset({0})
-    spare: tuple[int, ...] = ()
+    left_columns: frozenset[int] = frozenset({0})
+    optional_columns: tuple[int, ...] = ()
 
-    def fitting(self, width: int, apart: int, last: int) -> list[int]:
-        """Columns that fit into `width` with `apart` between two and `last` for the last one."""
+    def fitting_columns(self, width: int, *, gap: int, last_width: int) -> list[int]:
+        """Returns the columns that fit into `width` letters.
+
+        Args:
+            width: Letters of a line.
+            gap: Letters between two columns.
+            last_width: Letters of the last column, which may be broken into lines.
+        """
         kept = list(range(len(self.heads)))
-        spare = list(self.spare)
+        optional = list(self.optional_columns)
 
         def needed() -> int:
-            own = (max(len(line[n]) for line in (self.heads, *self.rows)) + apart for n in kept[:-1])
-            return sum(own) + last
+            widths = (max(len(line[n]) for line in (self.heads, *self.rows)) + gap for n in kept[:-1])
+            return sum(widths) + last_width
 
-        while spare and needed() > width:
-            kept.remove(spare.pop())
+        while optional and needed() > width:
+            kept.remove(optional.pop())
         return kept
 
 
 def rate_text(rate: float) -> str:
-    """Requests/s, three digits that count."""
+    """Writes a rate with three significant digits."""
     return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
 
 
-def finalist_rows(finalists: Sequence[Finalist]) -> Rows:
-    """The best settings, with the numbers of a run at their rate."""
+def finalist_rows(finalists: Sequence[Finalist]) -> TextTable:
+    """Makes the table of the best settings, with the numbers of a run at their rate."""
     heads = ("setting", "requests/s", "TTFT p99", "TBT p99", "output tok/s", "bubbles", "KV", "what keeps it from more")
     rows = [
         (
             f"{place}. {finalist.candidate.label}",
             finalist.interval.text,
-            milliseconds(finalist.numbers["p99_ttft_ms"]),
-            milliseconds(finalist.numbers["p99_itl_ms"]),
+            ms_text(finalist.numbers["p99_ttft_ms"]),
+            ms_text(finalist.numbers["p99_itl_ms"]),
             f"{finalist.numbers['output_throughput']:,.0f}",
-            percent(finalist.numbers["bubble_fraction_inner"]),
-            percent(finalist.numbers["peak_kv_fraction"]),
+            percent_text(finalist.numbers["bubble_fraction_inner"]),
+            percent_text(finalist.numbers["peak_kv_fraction"]),
             limit_text(finalist.capacities[0]),
         )
         for place, finalist in enumerate(finalists, 1)
     ]
-    return Rows(heads, rows, frozenset({0, 7}), spare=(2, 3, 5, 6, 4))
+    return TextTable(heads, rows, frozenset({0, 7}), optional_columns=(2, 3, 5, 6, 4))
 
 
 def limit_text(capacity: Capacity) -> str:
-    """Why a capacity is not higher."""
+    """Says why a capacity is not higher."""
     if capacity.limit is None:
         return ""
     return f"{capacity.why} at {rate_text(capacity.above)}" if capacity.above else capacity.why
 
 
-def chunk_rows(found: Found) -> Rows:
-    """The winner with each chunk."""
+def chunk_rows(found: SearchResult) -> TextTable:
+    """Makes the table of the winner with each chunk."""
     if not found.chunks:
-        return Rows((), [])
+        return TextTable((), [])
     best = max(capacity.rate for _, capacity in found.chunks) or 1.0
     key = str(chunk_key(found.chunks[0][0].policy))
     rows = []
     for candidate, capacity in found.chunks:
-        ttft = capacity.at.ttft_p99_ms if capacity.at else None
-        tbt = capacity.at.tbt_p99_ms if capacity.at else None
-        share = percent(capacity.rate / best)
+        ttft = capacity.trial.ttft_p99_ms if capacity.trial else None
+        tbt = capacity.trial.tbt_p99_ms if capacity.trial else None
+        share = percent_text(capacity.rate / best)
         rate = rate_text(capacity.rate) if capacity.rate or not capacity.above else f"under {rate_text(capacity.above)}"
-        rows.append((str(candidate.chunk), rate, share if capacity.rate else "-", milliseconds(ttft), milliseconds(tbt),
+        rows.append((str(candidate.chunk), rate, share if capacity.rate else "-", ms_text(ttft), ms_text(tbt),
                      limit_text(capacity)))  # fmt: skip
     heads = (key, "requests/s", "of the best", "TTFT p99", "TBT p99", "what keeps it from more")
-    return Rows(heads, rows, frozenset({5}), spare=(3, 2))
+    return TextTable(heads, rows, frozenset({5}), optional_columns=(3, 2))
 
 
-def grid_rows(found: Found) -> Rows:
-    """Of each grid the setting that came furthest, and why it is not the winner."""
-    best: dict[str, Tried] = {}
-    for tried in sorted(found.tried, key=_place):
+def grid_rows(found: SearchResult) -> TextTable:
+    """Makes the table of the setting of each grid that came furthest, and why it is not the winner."""
+    best: dict[str, TriedCandidate] = {}
+    for tried in sorted(found.tried, key=_furthest_first):
         best.setdefault(tried.candidate.grid, tried)
     winner = found.winner.candidate if found.winner else None
     rows = [
@@ -98,41 +110,41 @@ def grid_rows(found: Found) -> Rows:
         for grid, tried in best.items()
     ]  # fmt: skip
     heads = ("grid", "its best setting", "carried", "bound", "why not")
-    return Rows(heads, rows, frozenset({0, 1, 4}), spare=(3,))
+    return TextTable(heads, rows, frozenset({0, 1, 4}), optional_columns=(3,))
 
 
-def misfit_rows(found: Found) -> Rows:
-    """Grids that cannot be, each with its reason."""
+def misfit_rows(found: SearchResult) -> TextTable:
+    """Makes the table of the grids that cannot hold the model, each with the reason."""
     rows = [(f"tp{m.tp} pp{m.pp}" + (f" x{m.replicas}" if m.replicas > 1 else ""), m.why) for m in found.misfits]
-    return Rows(("grid", "why"), rows, frozenset({0, 1}))
+    return TextTable(("grid", "why"), rows, frozenset({0, 1}))
 
 
-def tried_rows(found: Found) -> Rows:
-    """Every setting, the one that came furthest first."""
+def tried_rows(found: SearchResult) -> TextTable:
+    """Makes the table of every setting, the one that came furthest first."""
     winner = found.winner.candidate if found.winner else None
     rows = []
-    for tried in sorted(found.tried, key=_place):
-        at = tried.at
+    for tried in sorted(found.tried, key=_furthest_first):
+        trial = tried.low_trial
         rows.append((
             tried.candidate.label,
             _carried(tried),
-            milliseconds(at.ttft_p99_ms if at else None),
-            milliseconds(at.tbt_p99_ms if at else None),
+            ms_text(trial.ttft_p99_ms if trial else None),
+            ms_text(trial.tbt_p99_ms if trial else None),
             rate_text(tried.bound.rate),
             "the best" if tried.candidate == winner else tried.why,
         ))  # fmt: skip
     heads = ("setting", "carried", "TTFT p99", "TBT p99", "bound", "why not the best")
-    return Rows(heads, rows, frozenset({0, 5}))
+    return TextTable(heads, rows, frozenset({0, 5}))
 
 
-def _carried(tried: Tried) -> str:
-    """A rate, and on how many of the requests, where not on all."""
+def _carried(tried: TriedCandidate) -> str:
+    """Writes the rate that was carried, and on what share of the requests if not on all."""
     if not tried.low:
         return "-"
     return rate_text(tried.low) + (f" ({RUNGS[tried.rung]})" if tried.rung != "whole" else "")
 
 
-def _place(tried: Tried) -> tuple[int, bool, float, float]:
-    """The order of what was tried: how far it came, then what it carried."""
+def _furthest_first(tried: TriedCandidate) -> tuple[int, bool, float, float]:
+    """Orders candidates by how far they came, then by the rate that they carried."""
     reached = list(RUNGS).index(tried.reached) if tried.reached else -1
     return -max(reached, 2 * (tried.rung == "whole")), not tried.low, -tried.low, -tried.bound.rate

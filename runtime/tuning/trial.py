@@ -1,4 +1,4 @@
-"""Tests whether a setting carries a request rate, without a ledger and a run folder."""
+"""Trials: whether a setting carries a request rate. A trial needs no ledger and writes no run folder."""
 
 from __future__ import annotations
 
@@ -14,22 +14,27 @@ from ..core.micro_batch_columns import Floats
 from ..core.request_record import RequestRecord
 from ..ledger.fleet import Fleet
 from ..ledger.latencies import time_to_first_token, tokens_apart
-from ..report.text import milliseconds
+from ..report.formatting import ms_text
 from ..simulation.replicas import Replica, make_replicas, run_fleet
 from ..simulation.setting import Setting
 from .demand import Demand
 
-_EVENTS_BETWEEN_CHECKS = 256  # of whether the SLO can still be met
-_SUSTAINED_GROWTH = 0.05  # most growth of TTFT at a sustained rate, as a share of the time that requests come in
-_TAIL_QUANTILE = 0.99
+_CHECK_INTERVAL = 256  # events of the simulation between two checks of whether the SLO can still be met
+_MAX_GROWTH = 0.05  # of TTFT over a run, as a share of the time in which all requests arrive
+_TAIL = 0.99  # the quantile that the SLO bounds
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """The outcome of a setting at `rate` requests/s. `why` says why the rate is not carried; it is empty where it is.
+    """The outcome of a setting at one request rate.
 
-    `requests` is the number simulated, fewer than all where the outcome was clear before the end. The tails and
-    `running`, the most requests that a replica held at once, are those of the whole run; None where it was cut short.
+    Attributes:
+        rate: Requests/s.
+        why: Why the rate is not carried; empty if it is.
+        requests: Requests that were simulated. They are fewer than the workload's if the run was cut short.
+        ttft_p99_ms: p99 of TTFT; None if the run was cut short.
+        tbt_p99_ms: p99 of TBT; None if the run was cut short.
+        running: Maximum number of requests that ran at once on a replica; None if the run was cut short.
     """
 
     rate: float
@@ -41,34 +46,44 @@ class Trial:
 
     @property
     def carried(self) -> bool:
+        """Whether the setting carries the rate."""
         return not self.why
 
 
 def make_fleet(setting: Setting, seed: int = 0) -> list[Replica]:
-    """Make the replicas of a setting, with nothing submitted to them."""
+    """Makes the replicas of a setting, without requests."""
     return make_replicas(setting, repeat=seed + 1)
 
 
 def try_rate(setting: Setting, demand: Demand, rate: float, slo: TailSlo, seed: int = 0) -> Trial:
-    """Test whether the setting carries `demand` at `rate` requests/s: the p99 of TTFT and of TBT are within `slo`, and
-    requests do not pile up. It stops as soon as the answer is clearly no."""
+    """Simulates a setting at a request rate, until it is clear that the rate is not carried, or to the end.
+
+    A rate is carried if the p99 of TTFT and of TBT are within the SLO and requests do not pile up.
+
+    Args:
+        setting: The setting.
+        demand: The requests.
+        rate: Requests/s.
+        slo: Bounds of the tail latencies.
+        seed: Seed of the simulation.
+    """
     fleet = make_fleet(setting, seed)
-    watch = _Watch(fleet, demand, slo)
+    watch = _SloWatch(fleet, demand, slo)
     for number, _ in enumerate(_run(setting, fleet, demand, rate)):
-        if number % _EVENTS_BETWEEN_CHECKS == 0 and (why := watch.broken()):
+        if number % _CHECK_INTERVAL == 0 and (why := watch.violation()):
             return Trial(rate, why, sum(len(replica.record.requests) for replica in fleet))
     requests = [request for replica in fleet for request in replica.record.requests]
     requests.sort(key=lambda request: request.arrival)
     ttft = np.array([time_to_first_token(request) for request in requests], np.float64)
     gaps = np.concatenate([tokens_apart(request) for request in requests])
     tails_ms = tail(ttft * 1e3), tail(gaps * 1e3) if len(gaps) else 0.0
-    why = _why(*tails_ms, slo) or _piling_up(ttft, float(requests[-1].arrival - requests[0].arrival))
+    why = _slo_violation(*tails_ms, slo) or _piling_up(ttft, float(requests[-1].arrival - requests[0].arrival))
     running = max(micro_batch.num_running for replica in fleet for micro_batch in replica.record.micro_batches)
     return Trial(rate, why, len(requests), *tails_ms, running)
 
 
 def measure(setting: Setting, demand: Demand, rate: float, seed: int = 0) -> dict[str, Any]:
-    """Run to the end and return the summary, as `summary.json` has it."""
+    """Simulates a whole run at a request rate and returns its summary, as `summary.json` has it."""
     fleet = make_fleet(setting, seed)
     for _ in _run(setting, fleet, demand, rate):
         pass
@@ -80,23 +95,23 @@ def _run(setting: Setting, fleet: Sequence[Replica], demand: Demand, rate: float
 
 
 def tail(values: Floats) -> float:
-    """Return the p99, as a run's summary has it."""
-    return float(np.percentile(values, 100 * _TAIL_QUANTILE))
+    """Returns the p99 of values, computed as in a run's summary."""
+    return float(np.percentile(values, 100 * _TAIL))
 
 
-class _Watch:
-    """Counts the values over a bound while a run goes on, until the p99 of all must be over it too."""
+class _SloWatch:
+    """Counts latencies above their bound during a run. Once there are too many, the p99 must be above it too."""
 
     def __init__(self, fleet: Sequence[Replica], demand: Demand, slo: TailSlo) -> None:
         self._fleet = fleet
         self._slo = slo
-        self._most_late = _most_over(len(demand))
-        self._most_gaps = _most_over(demand.num_gaps)
-        self._counted: set[int] = set()  # requests that have ended and whose gaps have been counted
-        self._gaps_over = 0
+        self._max_late = _max_above(len(demand))
+        self._max_long_gaps = _max_above(demand.num_gaps)
+        self._counted: set[int] = set()  # requests that have ended and whose gaps are counted
+        self._long_gaps = 0
 
-    def broken(self) -> str:
-        """Return why the SLO can no longer be met; empty while it can."""
+    def violation(self) -> str:
+        """Says why the SLO cannot be met any more; empty while it can."""
         ttft_s, tbt_s = _seconds(self._slo.ttft_p99_ms), _seconds(self._slo.tbt_p99_ms)
         late = 0
         for replica in self._fleet:
@@ -106,38 +121,44 @@ class _Watch:
                 late += first - request.arrival > ttft_s
                 if request.finished is not None and request.request not in self._counted:
                     self._counted.add(request.request)
-                    self._gaps_over += _over(request, tbt_s)
-        if late > self._most_late:
-            return f"p99 of TTFT over {milliseconds(self._slo.ttft_p99_ms)}"
-        if self._gaps_over > self._most_gaps:
-            return f"p99 of TBT over {milliseconds(self._slo.tbt_p99_ms)}"
+                    self._long_gaps += _num_long_gaps(request, tbt_s)
+        if late > self._max_late:
+            return f"p99 of TTFT over {ms_text(self._slo.ttft_p99_ms)}"
+        if self._long_gaps > self._max_long_gaps:
+            return f"p99 of TBT over {ms_text(self._slo.tbt_p99_ms)}"
         return ""
 
 
-def _over(request: RequestRecord, bound: float) -> int:
+def _num_long_gaps(request: RequestRecord, bound: float) -> int:
+    """Counts a request's times between tokens that are above `bound` seconds."""
     times = request.token_times
     return sum([b - a > bound for a, b in pairwise(times)]) if bound < np.inf else 0
 
 
-def _most_over(num: int) -> int:
-    """Return the most of `num` values that may be over a bound that their p99 keeps."""
-    return num - 1 - int(_TAIL_QUANTILE * max(0, num - 1))
+def _max_above(num: int) -> int:
+    """Returns how many of `num` values can be above a bound while their p99 is not."""
+    return num - 1 - int(_TAIL * max(0, num - 1))
 
 
 def _seconds(bound_ms: float | None) -> float:
     return np.inf if bound_ms is None else bound_ms / 1e3
 
 
-def _why(ttft_ms: float, tbt_ms: float, slo: TailSlo) -> str:
-    for name, tail_ms, most_ms in (("TTFT", ttft_ms, slo.ttft_p99_ms), ("TBT", tbt_ms, slo.tbt_p99_ms)):
-        if most_ms is not None and tail_ms > most_ms:
-            return f"p99 of {name} {milliseconds(tail_ms)}, over {milliseconds(most_ms)}"
+def _slo_violation(ttft_ms: float, tbt_ms: float, slo: TailSlo) -> str:
+    """Says which tail latency exceeds its bound; empty if none does."""
+    for name, tail_ms, bound_ms in (("TTFT", ttft_ms, slo.ttft_p99_ms), ("TBT", tbt_ms, slo.tbt_p99_ms)):
+        if bound_ms is not None and tail_ms > bound_ms:
+            return f"p99 of {name} {ms_text(tail_ms)}, over {ms_text(bound_ms)}"
     return ""
 
 
 def _piling_up(ttft: Floats, span: float) -> str:
-    """Return why requests pile up, empty where they do not. Requests that come faster than they are served wait longer
-    and longer: the last tenth is held against the first, in the order of their arrival over `span` seconds."""
+    """Says whether requests arrive faster than they are served, so that they wait longer and longer; empty if not.
+
+    Args:
+        ttft: TTFT of each request in the order of arrival, in seconds. The last tenth is compared with the first.
+        span: Seconds over which the requests arrive.
+    """
     tenth = max(1, len(ttft) // 10)
     growth = float(ttft[-tenth:].mean() - ttft[:tenth].mean())
-    return f"requests pile up: TTFT grows by {milliseconds(growth * 1e3)}" if growth > _SUSTAINED_GROWTH * span else ""
+    return f"requests pile up: TTFT grows by {ms_text(growth * 1e3)}" if growth > _MAX_GROWTH * span else ""

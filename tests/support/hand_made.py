@@ -8,7 +8,7 @@ from typing import Any
 from gapless.runtime.core.messages import Span
 from gapless.runtime.core.request_record import RequestRecord
 from gapless.runtime.core.run_record import Decodes, MicroBatchRecord, Part, RunRecord, Wait
-from gapless.runtime.report.candidates import Candidate
+from gapless.runtime.report.run_groups import RunGroup
 from gapless.runtime.run_folder.read import RunFolder
 
 
@@ -52,6 +52,6 @@ def folder(path: str = "run", *, chunk: Any = 256, depth: int | None = None, nam
     return RunFolder(Path(path), {"config": config(name=name, chunk=chunk, depth=depth), **summary})
 
 
-def candidate(label: str, *, chunk: Any = 256, depth: int | None = None, name: str = "sarathi", **summary: Any
-              ) -> Candidate:  # fmt: skip
-    return Candidate(label, [folder(label, chunk=chunk, depth=depth, name=name, **summary)])
+def run_group(label: str, *, chunk: Any = 256, depth: int | None = None, name: str = "sarathi", **summary: Any
+              ) -> RunGroup:  # fmt: skip
+    return RunGroup(label, [folder(label, chunk=chunk, depth=depth, name=name, **summary)])

@@ -1,4 +1,4 @@
-"""The paper's experiments at a small size, and the bound under the policies that it bounds."""
+"""Tests of the paper's experiments at a small size, and of the bound that no policy is faster than."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from gapless.runtime.experiments.bound import bubble_free_seconds, lower_envelop
 from gapless.runtime.experiments.figure12 import EQUAL, SARATHI, TENSOR, systems
 from gapless.runtime.experiments.figure13 import chunked_prefill
 from gapless.runtime.experiments.one_gpu import (
-    alike,
     baseline,
     costs_of,
     decode_speedup,
+    equal_requests,
     makespan,
     operator_seconds,
     prefill,
-    run,
+    run_policy,
     sarathi,
 )
 from gapless.runtime.ledger.ledger import Ledger
@@ -91,8 +91,8 @@ def test_each_compares_with_the_paper_and_draws(name: str, tmp_path: Path) -> No
     assert len(figures) == len(artifact.charts) > 0
     page = (tmp_path / "paper.md").read_text(encoding="utf-8")
     assert all(f"({figure.name})" in page for figure in figures)
-    told = json.loads((tmp_path / "paper.json").read_text(encoding="utf-8"))
-    assert [Row(**row) for row in told] == list(artifact.rows)
+    written = json.loads((tmp_path / "paper.json").read_text(encoding="utf-8"))
+    assert [Row(**row) for row in written] == list(artifact.rows)
 
 
 def test_deviation_is_ours_over_the_paper_s() -> None:
@@ -117,9 +117,9 @@ def test_a_prefill_costs_more_in_smaller_chunks() -> None:
 
 
 def test_requests_are_alike_and_fill_the_baseline_s_batches() -> None:
-    assert alike(one_gpu(50), 1024, 14, 18).workload.num_prompts == 36
-    assert alike(one_gpu(50), 3072, 14, 6).workload.num_prompts == 12
-    record = run(alike(one_gpu(50), 1024, 14, 18), baseline(18), simulate, "")
+    assert equal_requests(one_gpu(50), 1024, 14, 18).workload.num_prompts == 36
+    assert equal_requests(one_gpu(50), 3072, 14, 6).workload.num_prompts == 12
+    record = run_policy(equal_requests(one_gpu(50), 1024, 14, 18), baseline(18), simulate, "")
     assert {(request.prompt_tokens, request.output_tokens) for request in record.requests} == {(956, 68)}
     assert all(not micro_batch.chunks or not micro_batch.decodes for micro_batch in record.micro_batches)
     assert {len(micro_batch.decodes) for micro_batch in record.micro_batches if not micro_batch.chunks} == {18}
@@ -127,8 +127,8 @@ def test_requests_are_alike_and_fill_the_baseline_s_batches() -> None:
 
 @pytest.mark.parametrize("policy", [baseline(6), sarathi(6)])
 def test_operators_of_a_run_sum_to_its_compute(policy: SchedulerConfig) -> None:
-    config = alike(one_gpu(6), 1024, 10, 6)
-    record = run(config, policy, simulate, "")
+    config = equal_requests(one_gpu(6), 1024, 10, 6)
+    record = run_policy(config, policy, simulate, "")
     total = sum(operator_seconds(record, costs_of(config)).values())
     assert total == pytest.approx(Ledger(record).busy_seconds(), rel=1e-9)
     assert total <= makespan(record) * (1 + 1e-9)
@@ -149,7 +149,7 @@ def test_figure_12_is_the_paper_s_three_systems_and_ours() -> None:
 
 @pytest.mark.parametrize("policy", [SarathiConfig(), EqualTimeConfig()])
 def test_auto_finds_the_chunk_of_figure_12(policy: SarathiConfig | EqualTimeConfig) -> None:
-    """GPT-3 saturates a stage at larger chunks than its decodes can fill."""
+    """With GPT-3 a stage saturates only at chunks that are larger than the decodes can make use of."""
     config = config_of("gpt3-175b", "tp8_pp8", "sarathi", "zipf", num_prompts=400)
     makespans = {}
     for chunk in (256, "auto"):

@@ -1,4 +1,4 @@
-"""Capacity and search: bisection on known thresholds, bounds that hold, a search that is not behind brute force."""
+"""Tests of capacity and search: bisection finds thresholds, bounds hold, the race finds what brute force finds."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from gapless.runtime.tuning.capacity import Interval, find_capacity
 from gapless.runtime.tuning.charts import charts, pareto
 from gapless.runtime.tuning.demand import Demand
 from gapless.runtime.tuning.search import Search
+from gapless.runtime.tuning.search_result import SearchResult
 from gapless.runtime.tuning.space import Candidate, chunked
 from gapless.runtime.tuning.tables import misfit_rows, tried_rows
 from gapless.runtime.tuning.trial import Trial, measure, try_rate
@@ -32,7 +33,7 @@ from gapless.runtime.workload import make_workload
 
 
 def config(**keys: Any) -> TuneConfig:
-    """LLaMA-7B on a node of two A100, few short requests; keys as on the command line, nested."""
+    """Returns a config of LLaMA-7B on a node of two A100s with few short requests, changed by `keys`."""
     mapping: dict[str, Any] = {
         "model": load_group("model", "llama-7b"),
         "hardware": load_group("hardware", "a100-80g") | {"devices_per_node": 2},
@@ -55,7 +56,7 @@ def a_setting(search: Search, **keys: Any) -> Setting:
 
 
 def threshold(at: float) -> Any:
-    """Carries every rate up to `at`."""
+    """Makes trials that carry every rate up to `at`."""
     return lambda rate: Trial(rate, "" if rate <= at else "too much", 10, 1.0, 1.0)
 
 
@@ -67,8 +68,8 @@ def threshold(at: float) -> Any:
 def test_bisection_finds_the_threshold(at: float, precision: float, guess: float | None) -> None:
     found = find_capacity(threshold(at), 101.0, precision, guess=guess)
     assert found.rate <= at < found.above <= found.rate * (1 + precision)
-    assert found.at is not None
-    assert found.at.rate == found.rate
+    assert found.trial is not None
+    assert found.trial.rate == found.rate
     assert not found.not_monotone
     assert len(found.trials) <= 40
     assert found.requests == 10 * len(found.trials)
@@ -76,7 +77,7 @@ def test_bisection_finds_the_threshold(at: float, precision: float, guess: float
 
 def test_what_carries_nothing_says_why() -> None:
     found = find_capacity(threshold(0.0), 8.0, 0.01)
-    assert (found.rate, found.at, found.why) == (0.0, None, "too much")
+    assert (found.rate, found.trial, found.why) == (0.0, None, "too much")
     assert len(found.trials) <= 14
 
 
@@ -90,12 +91,12 @@ def test_a_rate_that_passes_by_luck_does_not_count() -> None:
 
 
 def test_interval_of_seeds() -> None:
-    interval = Interval.of([1.0, 2.0, 3.0])
+    interval = Interval.from_rates([1.0, 2.0, 3.0])
     assert interval.mean == pytest.approx(2.0)
     assert interval.half == pytest.approx(4.303 / math.sqrt(3), rel=1e-3)  # Student's t, 2 degrees of freedom
-    assert (interval.least, interval.most, interval.text) == (1.0, 3.0, "2.00 ± 2.48")
-    assert Interval.of([123.4]).text == "123"
-    assert Interval.of([0.0]).half is None
+    assert (interval.lowest, interval.highest, interval.text) == (1.0, 3.0, "2.00 ± 2.48")
+    assert Interval.from_rates([123.4]).text == "123"
+    assert Interval.from_rates([0.0]).half is None
 
 
 # Demands.
@@ -104,9 +105,9 @@ def test_interval_of_seeds() -> None:
 def test_a_demand_at_a_rate_is_what_its_config_draws() -> None:
     search = Search(config(seeds=2, workload={"burstiness": 0.5, "seed": 3}))
     own, other = search.demands
-    told = own.config_at(search.config.workload, 7.5)
-    assert (told.request_rate, told.num_prompts) == (7.5, 60)
-    drawn = make_workload(told, vocab_size=32000, context=2048, tokenizer=load_tokenizer(None, 32000))
+    at_rate = own.config_at(search.config.workload, 7.5)
+    assert (at_rate.request_rate, at_rate.num_prompts) == (7.5, 60)
+    drawn = make_workload(at_rate, vocab_size=32000, context=2048, tokenizer=load_tokenizer(None, 32000))
     assert np.allclose(drawn.arrivals, own.at(7.5).arrivals, rtol=1e-12)
     assert (drawn.input_lens == own.unit.input_lens).all()
     assert not np.array_equal(own.unit.input_lens, other.unit.input_lens)
@@ -126,8 +127,8 @@ def test_a_trace_comes_faster_and_seeds_are_its_stretches(tmp_path: Path) -> Non
     assert [demand.unit.input_lens[0] for demand in search.demands] == [100, 130, 160]
     own = search.demand
     assert own.own_rate == pytest.approx(39 / 19.5, rel=0.02)
-    told = own.config_at(search.config.workload, 12.0)
-    drawn = make_workload(told, vocab_size=32000, context=2048, tokenizer=load_tokenizer(None, 32000))
+    at_rate = own.config_at(search.config.workload, 12.0)
+    drawn = make_workload(at_rate, vocab_size=32000, context=2048, tokenizer=load_tokenizer(None, 32000))
     assert np.allclose(drawn.arrivals, own.at(12.0).arrivals, atol=1e-9)
     assert len(own.sample(10)) == 10
 
@@ -227,14 +228,8 @@ def test_what_is_asked_for_and_cannot_be_is_said() -> None:
 
 
 def misfit_rows_of(search: Search) -> list[tuple[str, ...]]:
-    found = replace_found(search)
-    return misfit_rows(found).rows
-
-
-def replace_found(search: Search) -> Any:
-    from gapless.runtime.tuning.search import Found
-
-    return Found([], search.space.misfits, [], [], [], search.demands, None, 0, 0, 0)
+    found = SearchResult([], search.space.misfits, [], [], [], search.demands, None, 0, 0, 0)
+    return list(misfit_rows(found).rows)
 
 
 def test_times_that_settings_share_are_those_of_each_alone() -> None:
@@ -303,7 +298,7 @@ def test_search_is_not_behind_brute_force(keys: dict[str, Any]) -> None:
     assert (again.winner.candidate, again.winner.rate) == (raced.winner.candidate, raced.winner.rate)
     assert again.requests == raced.requests
 
-    # What it leaves is whole.
+    # The result is complete.
     assert len(tried_rows(raced).rows) == len(raced.tried)
     (won,) = [tried for tried in raced.tried if tried.candidate == raced.winner.candidate]
     assert (won.low, won.rung) == (raced.winner.rate, "whole")

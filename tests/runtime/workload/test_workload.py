@@ -154,9 +154,11 @@ def test_each_csv_of_a_trace(
 
 MOONCAKE = ('{"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47, 48]}',
             '{"timestamp": 30535, "input_length": 6472, "output_length": 26, "hash_ids": [46, 47]}')  # fmt: skip
-BAILIAN = ('{"chat_id": 159, "parent_chat_id": -1, "timestamp": 61.114, "input_length": 521, "output_length": 132, '
-           '"type": "text", "turn": 1, "hash_ids": [1089, 1090]}',
-           '{"chat_id": 160, "parent_chat_id": 159, "timestamp": 62, "input_length": 8, "output_length": 3}')
+BAILIAN = (
+    '{"chat_id": 159, "parent_chat_id": -1, "timestamp": 61.114, "input_length": 521, "output_length": 132, '
+    '"type": "text", "turn": 1, "hash_ids": [1089, 1090]}',
+    '{"chat_id": 160, "parent_chat_id": 159, "timestamp": 62, "input_length": 8, "output_length": 3}',
+)
 
 
 @pytest.mark.parametrize(("rows", "expected"), [

@@ -1,4 +1,4 @@
-"""Comparisons: which runs are repeats, what settings are called, and their numbers on the page, in files and tables."""
+"""Tests of comparisons: grouping of runs, labels of settings, and their numbers on the page, in files and tables."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from rich.console import Console
 
 from gapless.conf.errors import ConfigError
 from gapless.runtime.core.run_record import RunRecord, Wait
-from gapless.runtime.report.candidates import Candidate, differing_keys, group_runs, settings
-from gapless.runtime.report.compare import write_comparison
 from gapless.runtime.report.metrics import LATENCY, METRICS, Metric, best_of, number, number_keys, ranked, spread
+from gapless.runtime.report.run_groups import RunGroup, differing_keys, group_runs, settings
 from gapless.runtime.report.terminal import comparison_table
+from gapless.runtime.report.write_comparison import write_comparison
 from gapless.runtime.report.write_folder import write_run_folder
 from gapless.runtime.run_folder.read import RunFolder, read_run_folder
-from tests.support.hand_made import candidate, config, folder, one_stage
+from tests.support.hand_made import config, folder, one_stage, run_group
 
 
 def labels(*folders: RunFolder) -> list[str]:
@@ -55,8 +55,8 @@ def test_keys_of_one_policy_do_not_differ_between_policies():
     assert differing_keys(points) == ["scheduler.name", "scheduler.chunk"]
 
 
-def repeated(label: str, key: str, *values: float, chunk: int = 256) -> Candidate:
-    return Candidate(label, [folder(f"{label}{n}", chunk=chunk, **{key: v}) for n, v in enumerate(values)])
+def repeated(label: str, key: str, *values: float, chunk: int = 256) -> RunGroup:
+    return RunGroup(label, [folder(f"{label}{n}", chunk=chunk, **{key: v}) for n, v in enumerate(values)])
 
 
 def test_medians_ratios_and_the_median_run():
@@ -67,7 +67,7 @@ def test_medians_ratios_and_the_median_run():
     assert (first.median_run.path.name, second.median_run.path.name) == ("a1", "b2")  # of two the slower one
     assert spread(first, "p99_itl_ms") is None
     assert ranked([first, second], "output_throughput") == [second, first]
-    tails = [candidate(name, chunk=n, p99_itl_ms=n) for n, name in ((3, "x"), (1, "y"))] + [first]
+    tails = [run_group(name, chunk=n, p99_itl_ms=n) for n, name in ((3, "x"), (1, "y"))] + [first]
     assert [c.label for c in ranked(tails, "p99_itl_ms")] == ["y", "x", "a"]  # lowest first, without it last
 
 
@@ -80,10 +80,10 @@ def test_numbers_of_a_summary():
 
 def test_what_is_written_alike_has_no_best():
     metric = LATENCY[0]
-    assert best_of(metric, [spread(candidate("a", **{metric.key: v}), metric.key) for v in (10.01, 10.02)]) is None
-    assert best_of(metric, [spread(candidate("a", **{metric.key: v}), metric.key) for v in (10.0, 20.0)]) == "10.0 ms"
+    assert best_of(metric, [spread(run_group("a", **{metric.key: v}), metric.key) for v in (10.01, 10.02)]) is None
+    assert best_of(metric, [spread(run_group("a", **{metric.key: v}), metric.key) for v in (10.0, 20.0)]) == "10.0 ms"
     counted = next(m for m in METRICS if m.key == "micro_batches")
-    assert best_of(counted, [spread(candidate("a", micro_batches=v), counted.key) for v in (1, 2)]) is None
+    assert best_of(counted, [spread(run_group("a", micro_batches=v), counted.key) for v in (1, 2)]) is None
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_how_numbers_are_written(kind: str, value: float, text: str):
 
 
 def slower(record: RunRecord, factor: float) -> RunRecord:
-    """The run with all times stretched."""
+    """Multiplies all times of a run by `factor`."""
     for span_at, s in enumerate(record.spans):
         times = [10 + factor * (t - 10) for t in (s.ready, s.input, s.begin, s.end, s.sent)]
         record.spans[span_at] = type(s)(s.micro_batch, s.stage, *times)
@@ -112,8 +112,8 @@ def slower(record: RunRecord, factor: float) -> RunRecord:
 
 
 @pytest.fixture
-def candidates(tmp_path: Path) -> list[Candidate]:
-    """`a` once, `b` three times over, 2, 3 and 4 times as slow."""
+def groups(tmp_path: Path) -> list[RunGroup]:
+    """Two settings: the first has one run; the second has three, which take 2, 4 and 3 times as long."""
     folders = []
     for place, (chunk, factor) in enumerate([(256, 1.0), (128, 2.0), (128, 4.0), (128, 3.0)]):
         path = tmp_path / f"run{place}"
@@ -122,8 +122,8 @@ def candidates(tmp_path: Path) -> list[Candidate]:
     return group_runs(folders)
 
 
-def test_a_comparison(candidates: list[Candidate], tmp_path: Path):
-    comparison = write_comparison(tmp_path / "out", candidates)
+def test_a_comparison(groups: list[RunGroup], tmp_path: Path):
+    comparison = write_comparison(tmp_path / "out", groups)
     assert comparison == json.loads((tmp_path / "out" / "comparison.json").read_text())
     assert comparison["ranking"] == ["sarathi chunk=256", "sarathi chunk=128"]
     first, second = comparison["candidates"]
@@ -145,7 +145,7 @@ def test_a_comparison(candidates: list[Candidate], tmp_path: Path):
 
 
 class Reader(HTMLParser):
-    """Checks that tags close in order, and gathers scripts by id."""
+    """Checks that tags close in order, and collects scripts by id."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -167,8 +167,8 @@ class Reader(HTMLParser):
             self.scripts[self._id] = self.scripts.get(self._id, "") + data
 
 
-def test_the_page_has_all_pipelines_on_one_axis(candidates: list[Candidate], tmp_path: Path):
-    write_comparison(tmp_path, candidates, figures=False, title="<two> settings")
+def test_the_page_has_all_pipelines_on_one_axis(groups: list[RunGroup], tmp_path: Path):
+    write_comparison(tmp_path, groups, figures=False, title="<two> settings")
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     reader = Reader()
     reader.feed(page)
@@ -200,15 +200,15 @@ def test_of_many_the_best_are_drawn(tmp_path: Path):
     assert "10. sarathi chunk=160<" in page
 
 
-def test_a_damaged_run_is_named(candidates: list[Candidate], tmp_path: Path):
-    (candidates[0].runs[0].path / "spans.csv.gz").write_bytes(b"x")
+def test_a_damaged_run_is_named(groups: list[RunGroup], tmp_path: Path):
+    (groups[0].runs[0].path / "spans.csv.gz").write_bytes(b"x")
     with pytest.raises(ConfigError, match=r"run0.spans\.csv\.gz: damaged"):
-        write_comparison(tmp_path / "out", candidates)
+        write_comparison(tmp_path / "out", groups)
 
 
-def printed(candidates: list[Candidate], width: int, sort: str = "output_throughput") -> str:
+def printed(groups: list[RunGroup], width: int, sort: str = "output_throughput") -> str:
     console = Console(width=width, record=True, force_terminal=False, file=open("/dev/null", "w"))  # noqa: SIM115
-    console.print(comparison_table(candidates, sort=sort))
+    console.print(comparison_table(groups, sort=sort))
     return console.export_text()
 
 
@@ -217,8 +217,8 @@ def row_of(text: str, name: str) -> list[str]:
     return line.removeprefix(" ").removeprefix(name).split()
 
 
-def test_the_terminal_has_a_column_each(candidates: list[Candidate]):
-    text = printed(candidates, 110)
+def test_the_terminal_has_a_column_each(groups: list[RunGroup]):
+    text = printed(groups, 110)
     assert "2 settings, 4 runs: median ± largest deviation" in text
     assert row_of(text, "duration") == ["6.50", "s", "19.50", "s", "±33%"]
     assert row_of(text, "speed-up") == ["1.00x", "0.33x"]
@@ -228,7 +228,7 @@ def test_the_terminal_has_a_column_each(candidates: list[Candidate]):
 
 @pytest.mark.parametrize("count", [5, 8])
 def test_columns_that_do_not_fit_move_below(count: int):
-    wide = [candidate(f"policy_{n} depth={n}", chunk=n, output_throughput=1000.0 * n) for n in range(1, count + 1)]
+    wide = [run_group(f"policy_{n} depth={n}", chunk=n, output_throughput=1000.0 * n) for n in range(1, count + 1)]
     for width in (40, 80, 120):
         text = printed(wide, width)
         assert max(len(line.rstrip()) for line in text.splitlines()) <= width
@@ -237,7 +237,7 @@ def test_columns_that_do_not_fit_move_below(count: int):
 
 
 def test_many_are_a_ranking():
-    many = [candidate(f"chunk={n}", chunk=n, output_throughput=n, p99_itl_ms=100.0 - n) for n in range(10, 30)]
+    many = [run_group(f"chunk={n}", chunk=n, output_throughput=n, p99_itl_ms=100.0 - n) for n in range(10, 30)]
     text = printed(many, 100)
     lines = [line.split() for line in text.splitlines() if line.strip()[:1].isdigit() and "chunk=" in line]
     assert [line[1] for line in lines] == [f"chunk={n}" for n in range(29, 9, -1)]
@@ -252,7 +252,7 @@ def test_constants_fitted_anew_are_one_word_of_a_label():
         costs = {"gemm": {"knee": value, "wave_us": value, "split_us": value}, "multiprocessors": 108}
         return RunFolder(Path(), {"config": config(chunk=chunk, hardware={"name": "a100-80g", "costs": costs})})
 
-    candidates = group_runs([fitted(value, chunk) for value in (1.0, 2.0) for chunk in (64, 128)])
-    assert [candidate.label for candidate in candidates] == [
+    groups = group_runs([fitted(value, chunk) for value in (1.0, 2.0) for chunk in (64, 128)])
+    assert [group.label for group in groups] == [
         "chunk=64 costs=1", "chunk=128 costs=1", "chunk=64 costs=2", "chunk=128 costs=2",
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Charts: what their specs hold, how long series are thinned, and that both renderers draw them."""
+"""Tests of charts: their contents, how long series are thinned, and that SVG and PNG draw every kind."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from hypothesis import strategies as st
 from gapless.runtime.core.run_record import RunRecord
 from gapless.runtime.ledger.causes import CAUSES
 from gapless.runtime.ledger.ledger import Ledger
-from gapless.runtime.report import charts, run_charts
-from gapless.runtime.report.candidates import Candidate
+from gapless.runtime.report import distributions, formatting, run_charts, thinning
+from gapless.runtime.report.chart import Axis, Chart, Series, ticks
 from gapless.runtime.report.chart_data import ChartData, chart_data
-from gapless.runtime.report.charts import Axis, Chart, Series
-from gapless.runtime.report.compare_charts import front, heat_maps, throughput_against
+from gapless.runtime.report.comparison_charts import heat_maps, pareto_front, throughput_against
 from gapless.runtime.report.page_parts import template
 from gapless.runtime.report.png import light_palette, write_figures
+from gapless.runtime.report.run_groups import RunGroup
 from gapless.runtime.report.svg import figure
 from gapless.runtime.run_folder.read import RunFolder
-from tests.support.hand_made import candidate, one_stage
+from tests.support.hand_made import one_stage, run_group
 
 Array = np.ndarray
 
@@ -36,7 +36,7 @@ def array(*values: float) -> Array:
 
 
 def kinds() -> list[Chart]:
-    """A chart of every kind, with names that XML must escape."""
+    """Returns a chart of every kind, with names that XML must escape."""
     x, y = Axis("time <&>", "ms"), Axis('tokens "a"')
     lines = (Series("a & b", array(0, 1, 2), array(3, 1, 2), "s0"), Series("c", array(0, 2), array(0, 1), "s1"))
     edges = array(0, 1, 2, 3)
@@ -120,21 +120,21 @@ def test_thinning_keeps_ends_and_extremes(count: int):
     rng = np.random.default_rng(count)
     x, y = np.arange(count, dtype=np.float64), rng.normal(size=count)
     y[count // 3], y[count // 2] = 99.0, -99.0
-    a, b = charts.thin(x, y)
-    assert len(a) <= charts.POINTS + 2
+    a, b = thinning.thin(x, y)
+    assert len(a) <= thinning.MAX_POINTS + 2
     assert (a[0], a[-1]) == (0, count - 1)
     assert (b.min(), b.max()) == (y.min(), y.max())
     assert (np.diff(a) > 0).all()
     assert set(zip(a.tolist(), b.tolist(), strict=True)) <= set(zip(x.tolist(), y.tolist(), strict=True))
-    ends, shares = charts.thin_cdf(np.sort(y))
-    assert len(ends) <= charts.POINTS
+    ends, shares = thinning.thin_cdf(np.sort(y))
+    assert len(ends) <= thinning.MAX_POINTS
     assert (ends[0], ends[-1], shares[-1]) == (y.min(), y.max(), 1.0)
     assert np.interp(0.5, shares, ends) == pytest.approx(float(np.median(y)), abs=0.2 if count > 5 else 99)
-    p, q = charts.thin_points(y, -y)
+    p, q = thinning.thin_points(y, -y)
     assert {float(p.min()), float(p.max())} == {float(y.min()), float(y.max())}
     assert len(p) <= max(4 * 64, 64 * 64)
     assert (q == -p).all()
-    series = charts.counter("", x, y, "kv")
+    series = thinning.counter("", x, y, "kv")
     low, high = series.band or (series.y, series.y)
     assert (low.min(), high.max()) == (y.min(), y.max())
     assert (low <= series.y).all()
@@ -143,12 +143,12 @@ def test_thinning_keeps_ends_and_extremes(count: int):
 
 def test_an_average_over_time_keeps_the_sum():
     at, values = np.linspace(0, 100, 5001), np.random.default_rng(0).uniform(1, 9, 5001)
-    edges, (mean,), averaged = charts.average_over_time(at, [values], 101.0, slots=50)
+    edges, (mean,), averaged = thinning.average_over_time(at, [values], 101.0, num_intervals=50)
     assert averaged
     assert (len(edges), len(mean)) == (51, 50)
     counts, _ = np.histogram(at, edges)
     assert (mean * counts).sum() == pytest.approx(values.sum())
-    edges, (same,), averaged = charts.average_over_time(at[:9], [values[:9]], 7.0)
+    edges, (same,), averaged = thinning.average_over_time(at[:9], [values[:9]], 7.0)
     assert not averaged
     assert edges.tolist() == [*at[:9], 7.0]
     assert (same == values[:9]).all()
@@ -159,22 +159,22 @@ def test_an_average_over_time_keeps_the_sum():
     [((0, 1), [0, 0.25, 0.5, 0.75, 1.0]), ((0, 13), [0, 5, 10]), ((95, 105), [95, 97.5, 100, 102.5, 105])],
 )
 def test_ticks_are_round(ends: tuple[float, float], expected: Sequence[float]):
-    assert charts.ticks(*ends, 4) == pytest.approx(expected)
+    assert ticks(*ends, 4) == pytest.approx(expected)
 
 
 def test_whole_ticks():
-    assert charts.ticks(0, 2, 4, whole=True) == [0, 1, 2]
-    assert charts.tick_texts([0, 0.25, 0.5]) == ["0", "0.25", "0.50"]
-    assert charts.tick_texts([0, 5000, 10000]) == ["0", "5,000", "10,000"]
+    assert ticks(0, 2, 4, whole=True) == [0, 1, 2]
+    assert formatting.tick_texts([0, 0.25, 0.5]) == ["0", "0.25", "0.50"]
+    assert formatting.tick_texts([0, 5000, 10000]) == ["0", "5,000", "10,000"]
 
 
 def test_a_distribution_with_a_tail():
     values = np.concatenate([np.full(990, 0.010), np.full(10, 0.5)])
-    chart = charts.histogram("n", "t", "time", {"": values}, ["busy"], of="tokens")
+    chart = distributions.histogram("n", "t", "time", {"": values}, ["busy"], counted="tokens")
     assert chart.x.unit == "ms"
     assert float(chart.series[0].y.sum()) == 1000  # none is lost beyond the axis
     assert dict(chart.marks)["p50"] == pytest.approx(10.0)
-    curve = charts.cdf("n", "t", "time", {"a": values}, ["s0"], of="tokens")
+    curve = distributions.cdf("n", "t", "time", {"a": values}, ["s0"], counted="tokens")
     assert "p50 10.0 ms" in curve.series[0].label
     assert "500 ms" in curve.note
 
@@ -226,7 +226,7 @@ def test_causes_have_their_colours(run: ChartData):
 
 
 def test_a_heat_map_of_two_keys():
-    grid = [candidate(f"{c} {d}", chunk=c, depth=d, output_throughput=c + d) for c in (64, 128) for d in (1, 2)]
+    grid = [run_group(f"{c} {d}", chunk=c, depth=d, output_throughput=c + d) for c in (64, 128) for d in (1, 2)]
     (chart,) = heat_maps(grid, "output_throughput")
     assert (chart.x.label, chart.y.label) == ("parallel.depth", "scheduler.chunk")
     assert chart.categories == ("1", "2")
@@ -235,10 +235,10 @@ def test_a_heat_map_of_two_keys():
 
 
 def test_heat_maps_join_keys_that_vary_together_and_stand_apart_by_a_third():
-    def point(name: str, grid: tuple[int, int], chunk: int) -> Candidate:
+    def point(name: str, grid: tuple[int, int], chunk: int) -> RunGroup:
         config = {"scheduler": {"name": name, "chunk": chunk}, "parallel": {"pp": grid[0], "tp": grid[1]}}
         value = 1000 * grid[0] + chunk + (name == "b")
-        return Candidate("x", [RunFolder(Path(), {"config": config, "output_throughput": value})])
+        return RunGroup("x", [RunFolder(Path(), {"config": config, "output_throughput": value})])
 
     points = [point(name, grid, chunk) for name in "ab" for grid in ((8, 8), (16, 4)) for chunk in (64, 128, 32)]
     charts = heat_maps(points, "output_throughput")
@@ -252,7 +252,7 @@ def test_heat_maps_join_keys_that_vary_together_and_stand_apart_by_a_third():
 
 
 def test_throughput_against_the_tail_and_its_front():
-    points = [candidate(f"c{n}", chunk=n, output_throughput=t, p99_itl_ms=n, p99_ttft_ms=9 - n)
+    points = [run_group(f"c{n}", chunk=n, output_throughput=t, p99_itl_ms=n, p99_ttft_ms=9 - n)
               for n, t in ((1, 10), (2, 30), (3, 20), (4, 30), (5, 50))]  # fmt: skip
     chart = throughput_against(points, "p99_itl_ms")
     assert [(s.names[0], float(s.x[0]), float(s.y[0])) for s in chart.series] == [
@@ -267,4 +267,5 @@ def test_the_front_is_what_none_beats(points: list[tuple[int, int]]):
     def beats(a: tuple[int, int], b: tuple[int, int]) -> bool:
         return a != b and a[0] <= b[0] and a[1] >= b[1]
 
-    assert front(points) == {at for at, own in enumerate(points) if not any(beats(other, own) for other in points)}
+    unbeaten = {index for index, point in enumerate(points) if not any(beats(other, point) for other in points)}
+    assert pareto_front(points) == unbeaten

@@ -1,4 +1,4 @@
-"""The report page and the terminal's tables, over a small simulated pipeline."""
+"""Tests of the page of a run and of the terminal's tables, on runs of a small simulated pipeline."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from gapless.runtime.ledger.ledger import Ledger
 from gapless.runtime.ledger.summary import summarize
 from gapless.runtime.report import terminal
 from gapless.runtime.report.chart_data import chart_data
-from gapless.runtime.report.page import render_report
 from gapless.runtime.report.page_parts import fill, script_json
+from gapless.runtime.report.run_page import render_report
 
 
 def simulated_run(num_stages: int, num_micro_batches: int, *, seed: int = 0) -> RunRecord:
-    """A run by a plain chunk-plus-decodes policy with some prefill-only and decode-only micro-batches, bursts of
-    arrivals, a slower last stage, and transports."""
+    """Simulates a run of chunks with decodes: some micro-batches have only one of them, requests arrive in bursts, the
+    last stage is slower, and sends take time."""
     rng = random.Random(seed)
     record = RunRecord(num_stages, 400)
     free = [0.0] * num_stages
@@ -118,7 +118,7 @@ def page_of(record: RunRecord, title: str = "gapless generate: a <run> & more") 
 
 
 class Checker(HTMLParser):
-    """Tags must close in order; references are gathered."""
+    """Checks that tags close in order, and collects what the page refers to."""
 
     VOID = frozenset({"meta", "br", "hr", "img", "input", "link"})
 
@@ -166,7 +166,7 @@ def test_the_page_is_whole_and_needs_nothing_from_outside(num_stages: int):
 
 
 def unpack(layout: dict[str, tuple[str, int, int]], text: str) -> dict[str, np.ndarray]:
-    """The columns as the page's script reads them."""
+    """Unpacks columns as the page's script does."""
     buffer = np.frombuffer(zlib.decompress(base64.b64decode(text)), np.uint8)
     arrays = {}
     for name, (kind, offset, length) in layout.items():
@@ -196,7 +196,7 @@ def test_the_page_holds_the_run():
         assert seconds == pytest.approx(list(ledger.seconds_by_cause(stage).values()), rel=1e-6, abs=1e-6)
     assert arrays["prefill"].tolist() == [micro_batch.prefill_tokens for micro_batch in record.micro_batches]
     assert arrays["decodes"].tolist() == [micro_batch.decode_tokens for micro_batch in record.micro_batches]
-    assert (run["steps"], run["shown"]) == (150, 150)
+    assert (run["microBatches"], run["shown"]) == (150, 150)
 
 
 @pytest.mark.parametrize("record", [RunRecord(2, 0), RunRecord(1, 8, requests=[RequestRecord(0, 4, 1.0)])])

@@ -1,4 +1,4 @@
-"""`report.html`: one run on one page that needs nothing from outside and opens offline."""
+"""`report.html` of one run: a page that needs no other file and opens offline."""
 
 from __future__ import annotations
 
@@ -15,24 +15,31 @@ from ..ledger.predictions import prediction_error
 from ..run_folder.requests_csv import request_row
 from . import run_charts as charts
 from .chart_data import ChartData
-from .columns import pack, tick_of
+from .formatting import cause_label, css_name, ms_text, percent_text, seconds_text
 from .page_parts import causes_head, idle_swatch, legend, notes_list, pairs_table, script_json, template, whole_page
 from .svg import figures
-from .text import css_name, label, milliseconds, percent, seconds_text
+from .timeline_columns import pack_columns, tick_seconds
 
-REQUEST_ROWS = 200
+MAX_REQUEST_ROWS = 200
 
 
 def render_report(record: RunRecord, ledger: Ledger, summary: Mapping[str, Any], run: ChartData) -> str:
-    """The page of a run, from the record, its ledger and its charts' data, and what `summary.json` holds."""
-    tick = tick_of(ledger.span_seconds)
-    columns = pack(record, ledger, tick)
+    """Renders the page of a run.
+
+    Args:
+        record: The run.
+        ledger: Its ledger.
+        summary: What its `summary.json` holds.
+        run: The data of its charts.
+    """
+    tick = tick_seconds(ledger.span_seconds)
+    columns = pack_columns(record, ledger, tick)
     head = {"tick": tick, "span": columns.end, "causes": causes_head(), "runs": [columns.head]}
     title = str(summary.get("title", "gapless"))
     return whole_page(
-        template("report.html"),
+        template("run_page.html"),
         {
-            "script": template("columns.js") + template("timeline.js"),
+            "script": template("timeline_columns.js") + template("timeline.js"),
             "title": html.escape(title),
             "subtitle": html.escape(_subtitle(record, summary)),
             "notes": notes_list(record.notes),
@@ -62,17 +69,19 @@ def _subtitle(record: RunRecord, summary: Mapping[str, Any]) -> str:
 
 
 def _cards(summary: Mapping[str, Any]) -> str:
+    """Renders the main numbers as cards: a name, a value with its unit, and a note."""
     failed = f"{summary['failed']} failed" if summary["failed"] else "none failed"
     cards = [
         ("Output", f"{summary['output_throughput']:,.1f}", "tok/s",
          f"{summary['total_token_throughput']:,.0f} with prompts"),
-        ("TTFT p50", *milliseconds(summary["median_ttft_ms"]).split(), f"p99 {milliseconds(summary['p99_ttft_ms'])}"),
-        ("TBT p50", *milliseconds(summary["median_itl_ms"]).split(), f"p99 {milliseconds(summary['p99_itl_ms'])}"),
+        ("TTFT p50", *ms_text(summary["median_ttft_ms"]).split(), f"p99 {ms_text(summary['p99_ttft_ms'])}"),
+        ("TBT p50", *ms_text(summary["median_itl_ms"]).split(), f"p99 {ms_text(summary['p99_itl_ms'])}"),
         ("Bubbles", f"{summary['bubble_fraction'] * 100:.1f}", "%",
-         f"{percent(summary['bubble_fraction_inner'])} without starved and fill"),
+         f"{percent_text(summary['bubble_fraction_inner'])} without starved and fill"),
         ("Requests", f"{summary['completed']:,}", "done", _goodput(summary) or
          f"{failed}, {summary['preemptions']} preempted"),
-        ("Duration", *_split(seconds_text(summary["duration"])), f"KV peak {percent(summary['peak_kv_fraction'])}"),
+        ("Duration", *_value_and_unit(seconds_text(summary["duration"])),
+         f"KV peak {percent_text(summary['peak_kv_fraction'])}"),
     ]  # fmt: skip
     return "\n".join(
         f'<div class="card"><h3>{name}</h3><p class="value">{value} <small>{unit}</small></p><p>{note}</p></div>'
@@ -86,13 +95,13 @@ def _goodput(summary: Mapping[str, Any]) -> str:
     return f"{summary['request_goodput']:.2f} req/s met the SLO"
 
 
-def _split(text: str) -> tuple[str, str]:
+def _value_and_unit(text: str) -> tuple[str, str]:
     value, _, unit = text.partition(" ")
     return value, unit
 
 
 def _bubble_table(ledger: Ledger) -> str:
-    """Seconds and share by cause, and by stage; groups of causes subtotalled."""
+    """Renders idle time by cause: seconds, share of all stage time, and seconds of each stage, with subtotals."""
     stages = range(ledger.num_stages)
     total = ledger.seconds_by_cause()
     by_stage = [ledger.seconds_by_cause(stage) for stage in stages]
@@ -102,7 +111,7 @@ def _bubble_table(ledger: Ledger) -> str:
     def row(head: str, values: Iterable[float], seconds: float, meaning: str, css: str = "") -> str:
         cells = "".join(f'<td class="{"" if value > 0 else "zero"}">{seconds_text(value)}</td>' for value in values)
         bar = f'<b style="width:{72 * seconds / (idle_seconds or 1.0):.1f}px"></b>'
-        cells = f'<td>{seconds_text(seconds)}</td><td class="share">{bar}{percent(seconds / whole)}</td>{cells}'
+        cells = f'<td>{seconds_text(seconds)}</td><td class="share">{bar}{percent_text(seconds / whole)}</td>{cells}'
         return f'<tr class="{css}"><th>{head}<small>{meaning}</small></th>{cells}</tr>'
 
     rows = []
@@ -118,7 +127,7 @@ def _bubble_table(ledger: Ledger) -> str:
             values = [sum(seconds[cause] for cause in group) for seconds in by_stage]
             rows.append(row(name, values, sum(total[cause] for cause in group), meaning, "group"))
         for cause in group:
-            head = idle_swatch(cause) + html.escape(label(cause))
+            head = idle_swatch(cause) + html.escape(cause_label(cause))
             values = [seconds[cause] for seconds in by_stage]
             rows.append(row(head, values, total[cause], html.escape(cause.meaning), "member" if name else ""))
     idle = [sum(seconds.values()) for seconds in by_stage]
@@ -133,31 +142,34 @@ def _bubble_table(ledger: Ledger) -> str:
 
 
 def _stage_bars(ledger: Ledger) -> str:
-    """A bar a stage: compute first, then its idle time by cause."""
+    """Renders a bar for each stage: compute time first, then idle time by cause."""
     span = ledger.span_seconds or 1.0
     rows = []
     for stage in range(ledger.num_stages):
         busy = ledger.busy_seconds(stage)
         parts = [("busy", "compute", busy)]
-        parts += [(css_name(cause), label(cause), s) for cause, s in ledger.seconds_by_cause(stage).items() if s > 0]
+        parts += [
+            (css_name(cause), cause_label(cause), s) for cause, s in ledger.seconds_by_cause(stage).items() if s > 0
+        ]
         bar = "".join(
             f'<i style="width:{100 * s / span:.3f}%;background:var(--{css})" title="{html.escape(text)}: '
-            f'{seconds_text(s)} ({percent(s / span)})"></i>'
+            f'{seconds_text(s)} ({percent_text(s / span)})"></i>'
             for css, text, s in parts
         )
         rows.append(
             f'<div class="stage"><span>stage {stage}</span><div class="bar">{bar}</div>'
-            f"<span>{percent(busy / span)} busy</span></div>"
+            f"<span>{percent_text(busy / span)} busy</span></div>"
         )
     return "\n".join(rows)
 
 
 def _latency_table(summary: Mapping[str, Any]) -> str:
+    """Renders the statistics of each latency as a table."""
     statistics = {"mean": "mean", "median": "p50", "p90": "p90", "p99": "p99"}
     rows = []
-    for key, (name, _, _) in charts.LATENCIES.items():
-        cells = "".join(f"<td>{milliseconds(summary.get(f'{statistic}_{key}_ms'))}</td>" for statistic in statistics)
-        rows.append(f"<tr><th>{name}</th>{cells}</tr>")
+    for key, texts in charts.LATENCIES.items():
+        cells = "".join(f"<td>{ms_text(summary.get(f'{statistic}_{key}_ms'))}</td>" for statistic in statistics)
+        rows.append(f"<tr><th>{texts.title}</th>{cells}</tr>")
     heads = "".join(f"<th>{name}</th>" for name in statistics.values())
     return (
         f'<div class="scroll"><table class="narrow"><thead><tr><th></th>{heads}</tr></thead>'
@@ -166,14 +178,14 @@ def _latency_table(summary: Mapping[str, Any]) -> str:
 
 
 def _predictions(run: ChartData) -> str:
-    """A section of its own, where something was predicted."""
+    """Renders the section on predicted times; empty if the scheduler predicted none."""
     total = prediction_error(run.predictions)
     if total is None:
         return ""
     rows = [(f"stage {stage}", prediction_error([pair]), len(pair[1])) for stage, pair in enumerate(run.predictions)]
     rows.append(("all", total, sum(len(pair[1]) for pair in run.predictions)))
     body = "".join(
-        f"<tr><th>{name}</th><td>{count:,}</td><td>{percent(error['median'])}</td><td>{percent(error['p90'])}</td></tr>"
+        f"<tr><th>{name}</th><td>{count:,}</td><td>{percent_text(error['median'])}</td><td>{percent_text(error['p90'])}</td></tr>"
         for name, error, count in rows
         if error is not None
     )
@@ -186,8 +198,9 @@ def _predictions(run: ChartData) -> str:
 
 
 def _requests(record: RunRecord, ledger: Ledger) -> str:
+    """Renders the first requests as a table."""
     rows = []
-    for request in record.requests[:REQUEST_ROWS]:
+    for request in record.requests[:MAX_REQUEST_ROWS]:
         row = request_row(request, ledger)
         cells = "".join(f"<td>{html.escape(_cell(name, value))}</td>" for name, value in row.items())
         rows.append(f"<tr>{cells}</tr>")
@@ -203,12 +216,12 @@ def _cell(name: str, value: Any) -> str:
     if value is None:
         return "-"
     if name.endswith("_ms"):
-        return milliseconds(value)
+        return ms_text(value)
     return f"{value:.3f} s" if name == "arrival_s" else str(value)
 
 
 def _requests_note(record: RunRecord) -> str:
     count = len(record.requests)
-    if count > REQUEST_ROWS:
-        return f"The first {REQUEST_ROWS} of {count:,}; requests.csv has them all."
+    if count > MAX_REQUEST_ROWS:
+        return f"The first {MAX_REQUEST_ROWS} of {count:,}; requests.csv has them all."
     return "Bubbles: idle time right before the request's micro-batches, summed over them and the stages."

@@ -1,7 +1,8 @@
 "use strict";
-// A run's columns: how they are unpacked, searched, and summed over stretches of time. A lane is a stage of a run.
+// Unpacks a run's columns, searches them and sums them over stretches of time. A lane is one stage of one run.
 
-// Columns come deflated, each by its bytes' planes; of ascending ones the differences are stored.
+// Reads the columns that `timeline_columns.py` packed: a deflated buffer in which each column is stored as planes of its
+// bytes, lowest byte first. Of a column that ascends ("d32") it holds the differences.
 async function unpack(layout, element) {
   const binary = atob(element.textContent.trim()), packed = new Uint8Array(binary.length);
   for (let i = 0; i < binary.length; i++) packed[i] = binary.charCodeAt(i);
@@ -21,19 +22,37 @@ async function unpack(layout, element) {
   }));
 }
 
-// First index whose value is above x (values ascend).
+// The first index whose value is above x. The values must ascend.
 function above(values, x) {
   let low = 0, high = values.length;
   while (low < high) { const mid = (low + high) >> 1; if (values[mid] > x) high = mid; else low = mid + 1; }
   return low;
 }
 
-function share(data, row) {  // of a micro-batch's tokens, those of chunks
+// The share of a micro-batch's tokens that belong to chunks.
+function chunkShare(data, row) {
   const chunk = data.prefill[row], decode = data.decodes[row];
   return chunk + decode ? chunk / (chunk + decode) : 0;
 }
 
-// Time of each kind in each of `columns` stretches of [from, to), as a fraction of the stretch.
+// A micro-batch's composition as text: "chunk 256 + 9 decodes".
+function composition(data, row) {
+  const chunks = data.chunks[row], prefill = data.prefill[row], decodes = data.decodes[row], parts = [];
+  if (chunks) parts.push((chunks === 1 ? "chunk " : chunks + " chunks ") + prefill);
+  if (decodes) parts.push(decodes + (decodes === 1 ? " decode" : " decodes"));
+  return parts.join(" + ") || "empty";
+}
+
+// The requests that the columns name for a micro-batch, as text; the others are counted.
+function requestsOf(data, row) {
+  const from = data.partsFrom[row], to = data.partsFrom[row + 1], named = [];
+  for (let i = from; i < to; i++) named.push(data.parts[i]);
+  const rest = data.chunks[row] + data.decodes[row] - named.length;
+  return named.join(", ") + (rest > 0 ? ` and ${rest} more` : "");
+}
+
+// Splits [from, to) into `columns` stretches. Returns, for each stretch and kind of time, the fraction of the stretch
+// that the lane spends on that kind.
 function accumulate(l, from, to, columns, kinds) {
   const sums = new Float32Array(columns * kinds), k = columns / (to - from), data = l.run.data;
   const add = (start, end, kind, weight) => {
@@ -50,7 +69,7 @@ function accumulate(l, from, to, columns, kinds) {
   };
   const stop = above(l.begin, to);
   for (let i = above(l.end, from); i < stop; i++) {
-    const chunk = share(data, l.row[i]);
+    const chunk = chunkShare(data, l.row[i]);
     if (chunk > 0) add(l.begin[i], l.end[i], 0, chunk);
     if (chunk < 1) add(l.begin[i], l.end[i], 1, 1 - chunk);
   }
@@ -59,10 +78,10 @@ function accumulate(l, from, to, columns, kinds) {
   return sums;
 }
 
-// The same, of a long run seen from afar out of sums made once.
+// Returns what `accumulate` returns. If a long run is zoomed out, it averages over sums that each lane computes once.
 const SLOTS = 32768;
 function sumsOf(l, from, to, columns, kinds, span) {
-  const slots = (to - from) / span * SLOTS / columns;  // a column
+  const slots = (to - from) / span * SLOTS / columns;  // per column
   if (l.begin.length < SLOTS || slots < 2) return accumulate(l, from, to, columns, kinds);
   if (!l.coarse) l.coarse = accumulate(l, 0, span, SLOTS, kinds);
   const sums = new Float32Array(columns * kinds), first = from / span * SLOTS;
@@ -74,16 +93,16 @@ function sumsOf(l, from, to, columns, kinds, span) {
   return sums;
 }
 
-// Of a counter that holds from one of the moments `at` to the next, the largest value in each of `columns` stretches of
-// [from, to]; rows far denser than the columns are read by blocks.
+// Splits [from, to] into `columns` stretches and returns the largest value of a counter in each. The counter keeps
+// values[i] from at[i] to at[i + 1]. Where many rows fall into one column, they are read in blocks of BLOCK rows.
 const BLOCK = 16, maxima = new WeakMap();
 function peaks(values, at, from, to, columns) {
   const peak = new Float32Array(columns + 1), k = columns / (to - from);
   const low = Math.max(0, above(at, from) - 1), high = above(at, to), size = high - low > 20 * columns ? BLOCK : 1;
   if (size > 1 && !maxima.has(values)) {
-    const most = new Float32Array(Math.ceil(values.length / BLOCK));
-    for (let i = 0; i < values.length; i++) if (values[i] > most[i / BLOCK | 0]) most[i / BLOCK | 0] = values[i];
-    maxima.set(values, most);
+    const largest = new Float32Array(Math.ceil(values.length / BLOCK));
+    for (let i = 0; i < values.length; i++) if (values[i] > largest[i / BLOCK | 0]) largest[i / BLOCK | 0] = values[i];
+    maxima.set(values, largest);
   }
   const highest = size > 1 ? maxima.get(values) : values;
   for (let i = Math.floor(low / size); i * size < high; i++) {

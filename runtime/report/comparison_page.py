@@ -1,0 +1,262 @@
+"""`report.html` of a comparison: numbers side by side, pipelines on one time axis, and charts of all runs."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import yaml
+
+from ..ledger.causes import Cause
+from ..run_folder.files import REPLICAS_KEY
+from ..run_folder.read import load_fleet
+from . import run_charts as charts
+from .chart import Chart, series_colour
+from .chart_data import ChartData, fleet_chart_data
+from .comparison_charts import TAILS, heat_maps, throughput_against
+from .formatting import percent_text, seconds_text
+from .metrics import (
+    BY_CAUSE,
+    EVENNESS,
+    IDLE,
+    LATENCY,
+    SPEED,
+    THROUGHPUT,
+    Metric,
+    Spread,
+    best_of,
+    has_any,
+    lower_is_better,
+    metric_of,
+    number,
+    ranked,
+    spread,
+)
+from .page_parts import causes_head, legend, pairs_table, script_json, template, whole_page
+from .run_groups import RunGroup, differing_keys, settings
+from .svg import figures
+from .timeline_columns import MAX_BOXES, TimelineColumns, pack_columns, tick_seconds
+from .timeline_png import TimelineWindow, timeline_window
+
+MAX_COLUMNS = 8  # settings that have a column each in the table; more are listed as a ranking
+MAX_DRAWN = 8  # settings whose pipelines and charts are drawn; of more, the best
+METRIC_GROUPS = (("Speed", SPEED), ("Latency", LATENCY), ("Idle time", (*IDLE, *BY_CAUSE)), ("Micro-batches", EVENNESS))
+RANKING_METRICS = (
+    *SPEED[:2], SPEED[3], *(m for m in LATENCY if m.key in ("median_ttft_ms", "p99_ttft_ms", "median_itl_ms",
+    "p99_itl_ms", "p99_e2el_ms")), *IDLE[:2], EVENNESS[0],
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnRuns:
+    """What is drawn of a comparison: the median run of each setting, without its record.
+
+    Of a fleet, charts show all replicas, and the timeline shows replica 0.
+
+    Attributes:
+        tick: Length of the timeline's tick, in seconds.
+        runs: Data of the charts, by label, in the order of the settings.
+        columns: Columns of the timeline, in the same order.
+        windows: Window of the run for the timeline's PNG, by label.
+    """
+
+    tick: float
+    runs: dict[str, ChartData]
+    columns: list[TimelineColumns]
+    windows: dict[str, TimelineWindow]
+
+
+def read_drawn_runs(groups: Sequence[RunGroup], sort: str) -> DrawnRuns:
+    """Reads the median run of each setting, one after the other; of many settings, of the best by `sort`."""
+    best = ranked(groups, sort)[:MAX_DRAWN]
+    shown = [group for group in groups if group in best]
+    span = max(number(group.median_run.summary, "duration") or 0.0 for group in shown)
+    tick = tick_seconds(1.001 * span)
+    runs, columns, windows = {}, [], {}
+    for group in shown:
+        fleet = load_fleet(group.median_run)
+        record, ledger = fleet.records[0], fleet.ledgers[0]
+        runs[group.label] = fleet_chart_data(fleet)
+        columns.append(pack_columns(record, ledger, tick, MAX_BOXES // len(shown)))
+        windows[group.label] = timeline_window(record, ledger)
+    return DrawnRuns(tick, runs, columns, windows)
+
+
+def charts_of_comparison(groups: Sequence[RunGroup], drawn: DrawnRuns, sort: str) -> list[Chart]:
+    """Returns all charts but those of the micro-batches' composition, in the page's order."""
+    return [*charts_of_settings(groups, sort), *charts_of_drawn(drawn)]
+
+
+def charts_of_settings(groups: Sequence[RunGroup], sort: str) -> list[Chart]:
+    """Returns heat maps and throughput against tail latency, if there are more than two settings."""
+    if len(groups) < 3:
+        return []
+    return [*heat_maps(groups, sort), *(throughput_against(groups, tail) for tail in TAILS)]
+
+
+def charts_of_drawn(drawn: DrawnRuns) -> list[Chart]:
+    """Returns the charts that show all drawn runs together."""
+    return [
+        charts.bubbles_of_runs(drawn.runs),
+        charts.bubble_cdf(drawn.runs),
+        charts.completions(drawn.runs),
+        charts.stage_time_cdf(drawn.runs),
+        *charts.latency_cdfs(drawn.runs),
+    ]
+
+
+def render_comparison(
+    groups: Sequence[RunGroup], drawn: DrawnRuns, title: str, sort: str, *, compared: str = "setting"
+) -> str:
+    """Renders the page of a comparison.
+
+    Args:
+        groups: What is compared.
+        drawn: The median runs of the groups that are drawn.
+        title: Heading of the page.
+        sort: Key of summary.json that ranks the groups.
+        compared: What a group is. Charts over settings are only made for "setting".
+    """
+    over_settings = charts_of_settings(groups, sort) if compared == "setting" else []
+    heads = []
+    for place, ((label, run), columns) in enumerate(zip(drawn.runs.items(), drawn.columns, strict=True)):
+        group = next(group for group in groups if group.label == label)
+        shown = {"label": label, "note": _run_note(group, run), "colour": series_colour(place)}
+        heads.append(columns.head | shown)
+    head = {
+        "tick": drawn.tick,
+        "span": max(columns.end for columns in drawn.columns),
+        "causes": causes_head(),
+        "runs": heads,
+    }
+    seconds = {cause: sum(run.cause_seconds[cause] for run in drawn.runs.values()) for cause in Cause}
+    data = "\n".join(
+        f'<script type="text/plain" id="columns{place}">{columns.data}</script>'
+        for place, columns in enumerate(drawn.columns)
+    )
+    which = f"the best {len(drawn.runs)} by {sort}" if len(drawn.runs) < len(groups) else "the median run of each"
+    return whole_page(
+        template("comparison_page.html"),
+        {
+            "script": template("timeline_columns.js") + template("timeline.js"),
+            "title": html.escape(title),
+            "subtitle": html.escape(_subtitle(groups, compared)),
+            "table": _side_by_side(groups) if len(groups) <= MAX_COLUMNS else _ranking(groups, sort),
+            "table_note": html.escape(_table_note(groups, sort)),
+            "drawn": html.escape(f"All pipelines on one time axis: {which}."),
+            "legend": legend(seconds),
+            "over_settings": figures(over_settings) if over_settings else "",
+            "charts": figures(charts_of_drawn(drawn)),
+            "compositions": figures(charts.batch_composition(drawn.runs)),
+            "settings": _settings(groups),
+            "versions": pairs_table(groups[0].runs[0].summary.get("versions") or {}),
+            "head": script_json(head),
+            "columns": data,
+        },
+    )
+
+
+def _subtitle(groups: Sequence[RunGroup], compared: str) -> str:
+    runs = [run for group in groups for run in group.runs]
+    dates = sorted(str(run.summary.get("date", "")) for run in runs)
+    parts = [f"{len(groups)} {compared}{'' if len(groups) == 1 else 's'}", f"{len(runs)} runs", dates[0]]
+    return " · ".join(parts).rstrip(" ·")
+
+
+def _run_note(group: RunGroup, run: ChartData) -> str:
+    """Writes the numbers beside a pipeline's heading: duration, throughput, idle share."""
+    summary = group.median_run.summary
+    speed, idle = number(summary, THROUGHPUT.key), number(summary, "bubble_fraction")
+    parts = [seconds_text(run.span)]
+    parts += [f"{THROUGHPUT.text(speed)} {THROUGHPUT.unit}"] if speed is not None else []
+    parts += [f"{percent_text(idle)} idle"] if idle is not None else []
+    parts += [f"replica 0 of {summary[REPLICAS_KEY]}"] if REPLICAS_KEY in summary else []
+    return " · ".join(parts)
+
+
+def _table_note(groups: Sequence[RunGroup], sort: str) -> str:
+    first = groups[0].label
+    text = f"Ratios are to {first}."
+    if any(len(group.runs) > 1 for group in groups):
+        text = f"Medians over the repeats, lowest and highest below. {text}"
+    if len(groups) > MAX_COLUMNS:
+        text += f" Ranked by {sort}, {'lowest' if lower_is_better(sort) else 'highest'} first."
+    return text
+
+
+def _side_by_side(groups: Sequence[RunGroup]) -> str:
+    """Renders a table with a column for each setting and a row for each metric."""
+    heads = "".join(
+        f'<th><i class="swatch" style="background:var(--{series_colour(n)})"></i>{html.escape(group.label)}</th>'
+        for n, group in enumerate(groups)
+    )
+    rows = []
+    for name, metrics in METRIC_GROUPS:
+        shown = [metric for metric in metrics if has_any(groups, metric)]
+        if shown:
+            rows.append(f'<tr class="group"><th>{name}</th>{"<td></td>" * len(groups)}</tr>')
+        for metric in shown:
+            unit = f" <small>{metric.unit}</small>" if metric.unit else ""
+            cells = _cells(metric, [spread(group, metric.key, groups[0]) for group in groups])
+            rows.append(f'<tr class="member"><th>{html.escape(metric.name)}{unit}</th>{"".join(cells)}</tr>')
+    width = f"max-width:{280 + 190 * len(groups)}px"
+    head = f"<thead><tr><th></th>{heads}</tr></thead>"
+    return f'<table class="compared" style="{width}">{head}<tbody>{"".join(rows)}</tbody></table>'
+
+
+def _ranking(groups: Sequence[RunGroup], sort: str) -> str:
+    """Renders a table with a row for each setting, the best first."""
+    metrics = [metric for metric in RANKING_METRICS if has_any(groups, metric)]
+    if sort not in [metric.key for metric in metrics]:
+        metrics.insert(0, metric_of(sort))
+    order = ranked(groups, sort)
+    columns = [_cells(metric, [spread(c, metric.key, groups[0]) for c in order]) for metric in metrics]
+    units = (f"<br><small>{metric.unit}</small>" if metric.unit else "" for metric in metrics)
+    heads = "".join(f"<th>{html.escape(m.name)}{unit}</th>" for m, unit in zip(metrics, units, strict=True))
+    rows = "".join(
+        f"<tr><th>{place + 1}. {html.escape(group.label)}</th>{''.join(column[place] for column in columns)}</tr>"
+        for place, group in enumerate(order)
+    )
+    return f'<table class="compared"><thead><tr><th></th>{heads}</tr></thead><tbody>{rows}</tbody></table>'
+
+
+def _cells(metric: Metric, found: Sequence[Spread | None]) -> list[str]:
+    """Renders a metric's cells: the ratio to the first group, the median, and lowest and highest over the repeats."""
+    best = best_of(metric, found)
+    cells = []
+    for s in found:
+        if s is None:
+            cells.append('<td class="zero">-</td>')
+            continue
+        differs = metric.judged and s.median > 0 and s.ratio is not None and abs(s.ratio - 1.0) >= 5e-3
+        ratio = f"<em>{s.ratio:.2f}x</em>" if differs else ""
+        low, high = metric.text(s.low), metric.text(s.high)
+        several = f"<small>{low} .. {high}</small>" if low != high else ""
+        css = ' class="best"' if metric.text(s.median) == best else ""
+        cells.append(f"<td{css}>{ratio}{metric.text(s.median)}{several}</td>")
+    return cells
+
+
+def _settings(groups: Sequence[RunGroup]) -> str:
+    """Renders the keys that differ, with a row for each setting; then those that all share, as YAML."""
+    points = [settings(group.runs[0].config) for group in groups]
+    keys = differing_keys(points)
+    heads = "".join(f"<th>{html.escape(key)}</th>" for key in keys)
+    rows = "".join(
+        f"<tr><th>{html.escape(group.label)}</th>{''.join(_setting(point, key) for key in keys)}"
+        f"<td>{len(group.runs)}</td><td>{html.escape(str(group.median_run.path))}</td></tr>"
+        for group, point in zip(groups, points, strict=True)
+    )
+    shared = {
+        key: value for key, value in points[0].items() if all(key in point and point[key] == value for point in points)
+    }
+    table = (
+        f"<table><thead><tr><th></th>{heads}<th>runs</th><th>median run</th></tr></thead><tbody>{rows}</tbody></table>"
+    )
+    text = html.escape(yaml.safe_dump(shared, sort_keys=False, allow_unicode=True)) if shared else ""
+    return f'<div class="scroll">{table}</div><h2>What all share</h2><pre>{text}</pre>'
+
+
+def _setting(point: Mapping[str, object], key: str) -> str:
+    return f"<td>{html.escape(str(point.get(key, '-')))}</td>"

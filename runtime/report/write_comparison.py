@@ -1,0 +1,105 @@
+"""Writes a comparison of settings: a page, its numbers as JSON and CSV, and figures."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from .comparison_page import charts_of_comparison, read_drawn_runs, render_comparison
+from .metrics import THROUGHPUT, number_keys, ranked, spread
+from .png import write_figures
+from .run_charts import batch_composition
+from .run_groups import RunGroup, differing_keys, settings
+from .timeline_png import write_timeline
+
+
+def write_comparison(
+    path: Path,
+    groups: Sequence[RunGroup],
+    *,
+    figures: bool = True,
+    title: str | None = None,
+    sort: str = THROUGHPUT.key,
+) -> dict[str, Any]:
+    """Writes report.html, comparison.json, comparison.csv and figures/*.png into a folder.
+
+    Numbers are medians over a setting's runs. Ratios are to the first setting. Pictures show the median run.
+
+    Args:
+        path: The folder; made if needed.
+        groups: The settings, each with its runs; at least one.
+        figures: Whether PNGs are written.
+        title: Heading of the page; None: made from the labels.
+        sort: Key of summary.json that ranks the settings.
+
+    Returns:
+        What comparison.json holds.
+    """
+    assert groups
+    path.mkdir(parents=True, exist_ok=True)
+    labels = ", ".join(group.label for group in groups)
+    title = title or f"gapless: {labels if len(labels) <= 60 else f'{len(groups)} settings'}"
+    comparison = _comparison(groups, title, sort)
+    (path / "comparison.json").write_text(json.dumps(comparison, indent=2) + "\n", encoding="utf-8")
+    with (path / "comparison.csv").open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows(_csv_rows(comparison))
+    drawn = read_drawn_runs(groups, sort)
+    page = render_comparison(groups, drawn, title, sort)
+    (path / "report.html").write_text(page, encoding="utf-8")
+    if figures:
+        charts = [*charts_of_comparison(groups, drawn, sort), *batch_composition(drawn.runs)]
+        write_figures(path / "figures", charts)
+        write_timeline(path / "figures" / "timeline.png", drawn.windows)
+    return comparison
+
+
+def _comparison(groups: Sequence[RunGroup], title: str, sort: str) -> dict[str, Any]:
+    """Returns what comparison.json holds.
+
+    `candidates` has an entry for each group, in their order: the settings that differ, and of each metric the median,
+    min, max, the ratio to the first group and the value of each run. `ranking` holds the labels, the best first.
+    """
+    points = [settings(group.runs[0].config) for group in groups]
+    differing = differing_keys(points)
+    keys = list(dict.fromkeys(key for c in groups for run in c.runs for key in number_keys(run.summary)))
+    rows = []
+    for group, point in zip(groups, points, strict=True):
+        metrics = {}
+        for key in keys:
+            found = spread(group, key, groups[0])
+            if found is not None:
+                metrics[key] = {
+                    "median": found.median,
+                    "min": found.low,
+                    "max": found.high,
+                    "ratio": found.ratio,
+                    "values": list(found.values),
+                }
+        rows.append(
+            {
+                "label": group.label,
+                "settings": {key: point.get(key) for key in differing},
+                "runs": [str(run.path) for run in group.runs],
+                "median_run": str(group.median_run.path),
+                "metrics": metrics,
+            }
+        )
+    ranking = [group.label for group in ranked(groups, sort)]
+    return {"title": title, "sort": sort, "ranking": ranking, "candidates": rows}
+
+
+def _csv_rows(comparison: dict[str, Any]) -> list[list[Any]]:
+    """Returns the lines of comparison.csv: the heading, then for each group its label, number of runs and metrics."""
+    rows = comparison["candidates"]
+    settings_keys = list(rows[0]["settings"])
+    keys = list(dict.fromkeys(key for row in rows for key in row["metrics"]))
+    parts = ("median", "min", "max", "ratio")
+    names = [key if part == "median" else f"{key}_{part}" for key in keys for part in parts]
+    lines: list[list[Any]] = [["label", "runs", *settings_keys, *names]]
+    for row in rows:
+        values = [row["metrics"].get(key, {}).get(part) for key in keys for part in parts]
+        lines.append([row["label"], len(row["runs"]), *row["settings"].values(), *values])
+    return lines

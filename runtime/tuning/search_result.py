@@ -1,0 +1,101 @@
+"""What a search finds: every candidate that was tried, the finalists, and the winner."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from .bounds import Bound
+from .capacity import Capacity, Interval
+from .demand import Demand
+from .space import Candidate, Misfit
+from .trial import Trial
+
+
+@dataclass(slots=True)
+class TriedCandidate:
+    """What the search knows of a candidate. Rates are requests/s.
+
+    Attributes:
+        candidate: The candidate.
+        bound: The rate that no schedule exceeds.
+        reached: Name of the last rung that the candidate took part in.
+        rung: Name of the last rung on which its rate was found.
+        low: The highest rate that it carried there.
+        high: A rate above `low` that it did not carry there, or that its bound excludes.
+        expected: The rate that it is expected to carry: its own from the rung before, or that of the candidate of which
+            it is a variant.
+        why: Why it left the race; empty while it is in it.
+        low_trial: The trial of `low`.
+        requests: Requests that were simulated for it.
+    """
+
+    candidate: Candidate
+    bound: Bound
+    reached: str = ""
+    rung: str = ""
+    low: float = 0.0
+    high: float = 0.0
+    expected: float = 0.0
+    why: str = ""
+    low_trial: Trial | None = None
+    requests: int = 0
+
+
+@dataclass(slots=True)
+class Finalist:
+    """A candidate whose capacity was found on the whole workload, for each seed.
+
+    Attributes:
+        candidate: The candidate.
+        capacities: Its capacity for each seed, the workload's own first.
+        numbers: Summary of a run at its capacity, on the workload's own seed.
+    """
+
+    candidate: Candidate
+    capacities: list[Capacity]
+    numbers: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def rate(self) -> float:
+        """The capacity on the workload's own seed, in requests/s."""
+        return self.capacities[0].rate
+
+    @property
+    def interval(self) -> Interval:
+        """The mean capacity over the seeds, with its confidence interval."""
+        return Interval.from_rates([capacity.rate for capacity in self.capacities])
+
+
+@dataclass(slots=True)
+class SearchResult:
+    """All that a search finds.
+
+    Attributes:
+        tried: Every candidate that was tried.
+        misfits: Grids that cannot hold the model.
+        finalists: The best candidates, the best first.
+        chunks: The winner with each chunk, and its capacity.
+        carried: Every trial on the whole workload that was carried, and its candidate.
+        demands: The workload of each seed.
+        asked: The workload's own request rate; None if it has none.
+        simulations: Simulations of the search itself.
+        requests: Requests that these simulated.
+        confirming_requests: Requests that were simulated after the search, for the other seeds and for `chunks`.
+    """
+
+    tried: list[TriedCandidate]
+    misfits: list[Misfit]
+    finalists: list[Finalist]
+    chunks: list[tuple[Candidate, Capacity]]
+    carried: list[tuple[Candidate, Trial]]
+    demands: list[Demand]
+    asked: float | None
+    simulations: int
+    requests: int
+    confirming_requests: int
+
+    @property
+    def winner(self) -> Finalist | None:
+        """The best finalist; None if no setting meets the SLO at any rate."""
+        return self.finalists[0] if self.finalists else None

@@ -26,8 +26,8 @@ from types import ModuleType
 # well as numbers, and msgspec's structs.
 MODULES = (
     "core.block_pool",
+    "core.columns",
     "core.features",
-    "core.int_column",
     "core.micro_batch",
     "core.request",
     "core.request_record",

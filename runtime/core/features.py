@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .int_column import entries, total
+from .columns import entries, total
 from .run_record import MicroBatchRecord
 
 Features = tuple[float, ...]

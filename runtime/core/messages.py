@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from ...conf.sampling import SamplingParams
-from .int_column import entries, pack, unpack
+from .columns import entries, pack, unpack
 
 
 class NewRequest(msgspec.Struct, frozen=True, array_like=True):

@@ -9,7 +9,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from .int_column import entries
+from .columns import entries
 from .run_record import MicroBatchRecord
 
 Floats = npt.NDArray[np.float64]

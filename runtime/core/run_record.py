@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-from .int_column import entries, pack, total, unpack
+from .columns import entries, pack, total, unpack
 from .messages import Span
 from .request_record import RequestRecord
 

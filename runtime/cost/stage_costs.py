@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from mypy_extensions import mypyc_attr
 
-from ..core.int_column import entries, total
+from ..core.columns import entries, total
 from ..core.messages import MicroBatchMessage
 from .operators import LAYER_LINEARS, Operators
 

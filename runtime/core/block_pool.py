@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 _PROBES = 16  # places where a run of free blocks is looked for
-# 0, 1, 2, ...: one object a number for all blocks of all pools; as Any, compiled code hands on the object.
-_NUMBERS: list[Any] = []
 
 
 class BlockPool:
@@ -18,10 +14,10 @@ class BlockPool:
     """
 
     def __init__(self, num_blocks: int, block_size: int, lane_blocks: int = 1) -> None:
-        _NUMBERS.extend(range(len(_NUMBERS), num_blocks))
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.num_free = num_blocks
+        self._numbers = list(range(num_blocks))  # requests' lists of blocks are made of its slices, and share them
         self._is_free = bytearray(b"\x01") * num_blocks
         self._lane_blocks = max(1, min(lane_blocks, num_blocks))
         num_lanes = num_blocks // self._lane_blocks
@@ -48,7 +44,7 @@ class BlockPool:
             first = self._next(blocks, need)
             self._is_free[first] = 0
             self._count(first, 1, 1)
-            blocks.append(_NUMBERS[first])
+            blocks += self._numbers[first : first + 1]
             self.num_free -= 1
             return True
         while need:
@@ -59,7 +55,7 @@ class BlockPool:
             count = min(count, self.num_blocks - first)
             self._is_free[first : first + count] = bytes(count)
             self._count(first, count, 1)
-            blocks += _NUMBERS[first : first + count]
+            blocks += self._numbers[first : first + count]
             self.num_free -= count
             need -= count
         return True
@@ -68,7 +64,7 @@ class BlockPool:
         """Give a request's blocks back; empties the list."""
         self.num_free += len(blocks)
         at = 0
-        if blocks and blocks == _NUMBERS[blocks[0] : blocks[0] + len(blocks)]:  # one run, as most are
+        if blocks and blocks == self._numbers[blocks[0] : blocks[0] + len(blocks)]:  # one run, as most are
             self._free(blocks[0], len(blocks))
             at = len(blocks)
         while at < len(blocks):

@@ -7,7 +7,6 @@ import random
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from mypy_extensions import mypyc_attr
 
@@ -78,6 +77,7 @@ class SimulatedPipeline:
     ) -> None:
         self.costs = costs
         self.num_stages = costs.num_stages
+        self._stages = range(costs.num_stages)
         self.depth = depth
         self.num_blocks = num_blocks
         self.where = list(where or (f"simulated stage {stage}" for stage in range(self.num_stages)))
@@ -90,7 +90,7 @@ class SimulatedPipeline:
         self._links = tuple(between_nodes if between_nodes is not None else [True] * (self.num_stages - 1))
         self._sends: dict[int, list[float]] = {}  # by rows: seconds over each link, and 0 after the last stage
         self._sampled: dict[int, Sampled] = {}  # by number of rows
-        self._free_at: list[Any] = [0.0] * self.num_stages
+        self._free_at = [0.0] * self.num_stages
         self._link_free_at = [0.0] * self.num_stages
         self._results: deque[tuple[float, MicroBatchResult]] = deque()
         self._disturb = _Disturbed(disturbance) if disturbance and disturbance.is_any else None
@@ -101,28 +101,27 @@ class SimulatedPipeline:
         rows, times = load.rows, self.costs.seconds(load)
         if self._disturb is not None:
             times = self._disturb(times)
-        number, free_at, links = micro_batch.micro_batch, self._free_at, self._link_free_at
-        overlap, turnaround = self.overlap_sends, self.turnaround_s
         sends = self._sends.get(rows) or self._send(rows)
-        at = self.clock.seconds + self.dispatch_s
-        spans: list[Span] = []
-        # As Any a time is one object, compiled too, however many fields say it.
-        entered: Any = at
+        ready, links = self._free_at, self._link_free_at
+        entered = at = self.clock.seconds + self.dispatch_s
+        begins: list[float] = []
+        ends: list[float] = []
+        arrivals: list[float] = []
         for stage, seconds in enumerate(times):
-            ready: Any = free_at[stage]
-            free: float = ready
-            waits = at <= free
-            end = (free if waits else at) + seconds
+            begin = max(at, ready[stage])
+            end = begin + seconds
             at = max(end, links[stage]) + sends[stage]
-            ended: Any = end
-            sent: Any = at
-            handed: Any = ended if overlap else sent
-            spans.append(Span(number, stage, ready, entered, ready if waits else entered, ended, handed))
-            free_at[stage] = handed + turnaround if turnaround else handed
-            links[stage] = at
-            entered = sent
+            begins.append(begin)
+            ends.append(end)
+            arrivals.append(at)
+        inputs = [entered, *arrivals[:-1]]
+        sent = ends if self.overlap_sends else arrivals
+        self._free_at = [end + self.turnaround_s for end in sent] if self.turnaround_s else sent
+        self._link_free_at = arrivals
+        numbers = [micro_batch.micro_batch] * self.num_stages
+        spans = list(map(Span, numbers, self._stages, ready, inputs, begins, ends, sent))
         sampled = self._sampled.get(load.sampled) or self._sample(load.sampled)
-        result = MicroBatchResult(micro_batch.epoch, number, spans, sampled)
+        result = MicroBatchResult(micro_batch.epoch, micro_batch.micro_batch, spans, sampled)
         self._results.append((at + self.result_s, result))
 
     def wait(self, deadline: float) -> list[MicroBatchResult]:

@@ -1,12 +1,32 @@
-"""Integers as bytes, eight each: what a micro-batch's decodes travel and are kept as."""
+"""Columns of numbers: append, sum, iterate. Micro-batches are sent and recorded by column, and runs have millions.
+
+A column of integers is `bytes`, eight a number, so that messages and records hold it as it is.
+"""
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from typing import TypeVar
 
-from librt.strings import read_i64_le
+from librt.strings import BytesWriter, read_i64_le, write_i64_le
 from mypy_extensions import i64
+
+T = TypeVar("T")
+
+
+class IntColumn:
+    """A column of integers that grows; `packed` are its bytes."""
+
+    def __init__(self) -> None:
+        self._writer = BytesWriter()
+
+    def append(self, value: i64) -> None:
+        write_i64_le(self._writer, value)
+
+    @property
+    def packed(self) -> bytes:
+        return self._writer.getvalue()
 
 
 def pack(values: Sequence[int]) -> bytes:
@@ -18,11 +38,12 @@ def unpack(column: bytes) -> memoryview[int]:
 
 
 def entries(column: bytes) -> int:
+    """Number of integers in a column."""
     return len(column) // 8
 
 
 def total(column: bytes) -> int:
-    """Of its integers, summed."""
+    """Sum of a column."""
     summed = 0
     end: i64 = len(column)
     at: i64 = 0
@@ -30,3 +51,9 @@ def total(column: bytes) -> int:
         summed += read_i64_le(column, at)
         at += 8
     return summed
+
+
+def append_to_each(lists: list[list[T]], value: T) -> None:
+    """Append one object to several lists, which share it."""
+    for values in lists:
+        values.append(value)

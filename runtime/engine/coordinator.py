@@ -6,10 +6,8 @@ It knows the `Pipeline` protocol only, so a real cluster and a simulated one run
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
-from librt.strings import BytesWriter, write_i64_le
-
+from ..core.columns import IntColumn, append_to_each
 from ..core.messages import Decodes, MicroBatchMessage, MicroBatchResult, NewRequest, Sampled, Segment, TokenLogprobs
 from ..core.micro_batch import Chunk, MicroBatch
 from ..core.request import Request
@@ -176,31 +174,27 @@ class Coordinator:
         self._accept(requests + batch.decodes if requests else batch.decodes, sampled, now, events)
 
     def _accept(self, requests: list[Request], sampled: Sampled, now: float, events: list[TokenEvent]) -> None:
-        tokens: list[Any] = sampled.tokens
-        logprobs = sampled.logprobs
+        """Append to each request its sampled token; finish those that end with it, resume the others."""
+        tokens, logprobs = sampled.tokens, sampled.logprobs
         assert len(requests) == len(tokens), (requests, tokens)
-        check, tells_all = self._stop_check, not self._ends_only
-        when: Any = now  # one object for all of them, compiled too
-        go_on = True
-        for request, token in zip(requests, tokens):  # noqa: B905  (as it stands, mypyc makes it a plain loop)
-            if request.finish_reason is not None:  # aborted meanwhile
-                go_on = False
-                continue
-            told = logprobs.get(request.id) if logprobs else None
+        if any(request.finish_reason is not None for request in requests):  # aborted while in flight
+            rows = [row for row, request in enumerate(requests) if request.finish_reason is None]
+            requests, tokens = [requests[row] for row in rows], [tokens[row] for row in rows]
+        append_to_each([request.record.token_times for request in requests], now)
+        any_ended = False
+        for row, request in enumerate(requests):
+            token = tokens[row]
             request.output.append(token)
-            times: list[Any] = request.record.token_times
-            times.append(when)
-            reason, stop_ids = None, request.stop_ids
-            if request.num_tokens >= request.max_len or (stop_ids is not None and token in stop_ids):
-                reason = request.finish_reason_after(token)
-            if check is not None:
-                reason = check(request, token, told) or reason
+            logprob = logprobs.get(request.id) if logprobs else None
+            reason = request.finish_reason_after(token)
+            if self._stop_check is not None:
+                reason = self._stop_check(request, token, logprob) or reason
             if reason is not None:
-                go_on = False
                 self._finish(request, reason, now)
-            if tells_all or reason is not None:
-                events.append(TokenEvent(request, token, told, now))
-        self.scheduler.resume(requests if go_on else [r for r in requests if r.finish_reason is None])
+                any_ended = True
+            if reason is not None or not self._ends_only:
+                events.append(TokenEvent(request, token, logprob, now))
+        self.scheduler.resume([r for r in requests if r.finish_reason is None] if any_ended else requests)
 
     def _finish(self, request: Request, reason: str, now: float) -> None:
         self.scheduler.finish(request, reason)
@@ -233,12 +227,12 @@ def _segment(chunk: Chunk, now: float, new: list[NewRequest]) -> Segment:
 
 def _decodes(requests: list[Request]) -> Decodes:
     """Of requests whose newest token has just been dispatched."""
-    ids, starts, tokens = BytesWriter(), BytesWriter(), BytesWriter()
+    ids, starts, tokens = IntColumn(), IntColumn(), IntColumn()
     blocks: dict[int, list[int]] = {}
     for request in requests:
-        write_i64_le(ids, request.id)
-        write_i64_le(starts, request.num_dispatched - 1)
-        write_i64_le(tokens, request.output[-1])
+        ids.append(request.id)
+        starts.append(request.num_dispatched - 1)
+        tokens.append(request.output[-1])
         if len(request.blocks) > request.num_blocks_sent:
             blocks[request.id] = request.take_new_blocks()
-    return Decodes(ids.getvalue(), starts.getvalue(), tokens.getvalue(), blocks)
+    return Decodes(ids.packed, starts.packed, tokens.packed, blocks)

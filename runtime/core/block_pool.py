@@ -1,5 +1,7 @@
 """The pool of KV blocks: who owns which page of the cache. The ranks replay it from the blocks that a step names."""
 
+# Compiled (see runtime/compiled.py).
+
 from __future__ import annotations
 
 _PROBES = 16  # places where a run of free blocks is looked for

@@ -3,6 +3,8 @@
 A column of integers is `bytes`, eight a number, so that messages and records hold it as it is.
 """
 
+# Compiled (see runtime/compiled.py).
+
 from __future__ import annotations
 
 from array import array

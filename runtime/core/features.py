@@ -1,5 +1,7 @@
 """What a stage's time for a micro-batch is linear in."""
 
+# Compiled (see runtime/compiled.py).
+
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -1,5 +1,7 @@
 """A micro-batch as a scheduler fills it: chunks of prompts and decodes of requests."""
 
+# Compiled (see runtime/compiled.py).
+
 from __future__ import annotations
 
 from .request import Request

@@ -1,5 +1,7 @@
 """A request's life in the coordinator: its tokens, and how far they are dispatched and completed."""
 
+# Compiled (see runtime/compiled.py).
+
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -1,5 +1,7 @@
 """What the coordinator notes of one request."""
 
+# Compiled (see runtime/compiled.py).
+
 from __future__ import annotations
 
 from dataclasses import dataclass, field

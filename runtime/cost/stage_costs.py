@@ -1,5 +1,7 @@
 """A stage's time for a micro-batch, composed of its operators' times."""
 
+# Compiled (see runtime/compiled.py).
+
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -3,6 +3,8 @@
 It knows the `Pipeline` protocol only, so a real cluster and a simulated one run under the same code.
 """
 
+# Compiled (see runtime/compiled.py).
+
 from __future__ import annotations
 
 from collections.abc import Callable

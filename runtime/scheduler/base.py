@@ -1,5 +1,7 @@
 """What every policy shares: the queues, admission, KV blocks, preemption. A policy is one method, `fill`."""
 
+# Compiled (see runtime/compiled.py).
+
 from __future__ import annotations
 
 import heapq

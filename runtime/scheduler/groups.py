@@ -1,5 +1,7 @@
 """What request-level policies share: requests enter in groups, and a group stays together until all of it is done."""
 
+# Compiled (see runtime/compiled.py).
+
 from __future__ import annotations
 
 from abc import ABC, abstractmethod

@@ -1,5 +1,7 @@
 """The pipeline on a virtual clock: stages that take as long as a cost model says, behind the real one's seam."""
 
+# Compiled (see runtime/compiled.py).
+
 from __future__ import annotations
 
 import math

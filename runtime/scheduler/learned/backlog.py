@@ -1,5 +1,7 @@
 """Whether so many prompts wait that throughput is what makes them wait less."""
 
+# Compiled (see runtime/compiled.py).
+
 from __future__ import annotations
 
 _ROUNDS = 32  # of chunks through the pipeline that are still to be dispatched make a long backlog

@@ -1,5 +1,7 @@
 """The chunk size C, given or picked as the run goes (paper 4.4)."""
 
+# Compiled (see runtime/compiled.py).
+
 from __future__ import annotations
 
 import math

@@ -1,5 +1,7 @@
 """From how many tokens on a stage prefills about as fast as it can, told from micro-batches of a few sizes."""
 
+# Compiled (see runtime/compiled.py).
+
 from __future__ import annotations
 
 from collections.abc import Sequence

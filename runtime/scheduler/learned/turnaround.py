@@ -1,5 +1,7 @@
 """What as many micro-batches in flight as stages cost: how long even the busiest waits, and why one more helps."""
 
+# Compiled (see runtime/compiled.py).
+
 from __future__ import annotations
 
 from collections.abc import Sequence

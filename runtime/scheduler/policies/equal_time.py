@@ -1,5 +1,7 @@
 """Micro-batches of equal predicted time: ours. SARATHI makes them equal in tokens, which is not the same."""
 
+# Compiled (see runtime/compiled.py).
+
 from __future__ import annotations
 
 import math

@@ -1,5 +1,7 @@
 """Orca at its best (paper 5.2): iteration-level scheduling where one whole prompt overlaps with ongoing decodes."""
 
+# Compiled (see runtime/compiled.py).
+
 from __future__ import annotations
 
 from mypy_extensions import mypyc_attr

@@ -1,5 +1,7 @@
 """Orca at its worst (paper 5.2): the requests of a micro-batch start and end together, so no prefill meets a decode."""
 
+# Compiled (see runtime/compiled.py).
+
 from __future__ import annotations
 
 from mypy_extensions import mypyc_attr

@@ -1,5 +1,7 @@
 """vLLM's and TGI's first rule: prompts before decodes, each in micro-batches of their own."""
 
+# Compiled (see runtime/compiled.py).
+
 from __future__ import annotations
 
 from mypy_extensions import mypyc_attr

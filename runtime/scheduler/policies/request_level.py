@@ -1,5 +1,7 @@
 """FasterTransformer's request-level scheduling (paper 4.1): a batch enters together and leaves together."""
 
+# Compiled (see runtime/compiled.py).
+
 from __future__ import annotations
 
 from mypy_extensions import mypyc_attr

@@ -1,5 +1,7 @@
 """SARATHI (arXiv 2308.16369, section 4): one chunk of one prompt, and the decodes that ride along with it."""
 
+# Compiled (see runtime/compiled.py).
+
 from __future__ import annotations
 
 from collections.abc import Sequence

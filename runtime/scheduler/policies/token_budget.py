@@ -1,5 +1,7 @@
 """Sarathi-Serve's stall-free batching (arXiv 2403.02310, Algorithm 3): a budget of tokens, decodes first."""
 
+# Compiled (see runtime/compiled.py).
+
 from __future__ import annotations
 
 from mypy_extensions import mypyc_attr

@@ -1,5 +1,7 @@
 """gLLM's token throttling (arXiv 2504.14775): prefill and decode tokens of a micro-batch are bounded apart."""
 
+# Compiled (see runtime/compiled.py).
+
 from __future__ import annotations
 
 from mypy_extensions import mypyc_attr

@@ -10,11 +10,18 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..core.columns import IntColumn, append_to_each
-from ..core.messages import Decodes, MicroBatchMessage, MicroBatchResult, NewRequest, Sampled, Segment, TokenLogprobs
+from ..core.messages import (
+    DecodesMessage,
+    MicroBatchMessage,
+    MicroBatchResult,
+    NewRequest,
+    Sampled,
+    SegmentMessage,
+    TokenLogprobs,
+)
 from ..core.micro_batch import Chunk, MicroBatch
 from ..core.request import Request
-from ..core.run_record import Decodes as RecordedDecodes
-from ..core.run_record import MicroBatchRecord, Part, RunRecord, Wait
+from ..core.run_record import DecodesRecord, MicroBatchRecord, RunRecord, SegmentRecord, Wait
 from ..pipeline.protocol import Pipeline, PipelineError
 from ..scheduler.base import Scheduler
 
@@ -125,12 +132,12 @@ class Coordinator:
         self._unblocked(now)
         number = self.next_micro_batch
         new: list[NewRequest] = []
-        chunks: list[Segment] = []
-        parts: list[Part] = []
+        chunks: list[SegmentMessage] = []
+        parts: list[SegmentRecord] = []
         sampled_rows = len(batch.decodes)
         for chunk in batch.chunks:
             chunks.append(_segment(chunk, now, new))
-            parts.append(Part(chunk.request.id, chunk.start, chunk.length))
+            parts.append(SegmentRecord(chunk.request.id, chunk.start, chunk.length))
             sampled_rows += chunk.ends_prefill
         decodes = _decodes(batch.decodes)
         micro_batch = MicroBatchMessage(self.epoch, number, chunks, decodes, new, scheduler.dropped)
@@ -139,7 +146,7 @@ class Coordinator:
             number,
             now,
             parts,
-            RecordedDecodes(decodes.requests, decodes.starts),
+            DecodesRecord(decodes.requests, decodes.starts),
             self._waits,
             kv_blocks_used=scheduler.pool.num_used,
             num_waiting=scheduler.num_waiting,
@@ -216,7 +223,7 @@ class Coordinator:
             self._blocked_since = None
 
 
-def _segment(chunk: Chunk, now: float, new: list[NewRequest]) -> Segment:
+def _segment(chunk: Chunk, now: float, new: list[NewRequest]) -> SegmentMessage:
     """A chunk as the ranks are told of it; one that is their first of its request adds to `new`."""
     request, start = chunk.request, chunk.start
     if request.num_blocks_sent == 0:
@@ -224,10 +231,10 @@ def _segment(chunk: Chunk, now: float, new: list[NewRequest]) -> Segment:
         if request.record.first_dispatched is None:
             request.record.first_dispatched = now
     tokens = request.tokens_in(start, start + chunk.length)
-    return Segment(request.id, start, tokens, request.take_new_blocks(), chunk.ends_prefill)
+    return SegmentMessage(request.id, start, tokens, request.take_new_blocks(), chunk.ends_prefill)
 
 
-def _decodes(requests: list[Request]) -> Decodes:
+def _decodes(requests: list[Request]) -> DecodesMessage:
     """Of requests whose newest token has just been dispatched."""
     ids, starts, tokens = IntColumn(), IntColumn(), IntColumn()
     blocks: dict[int, list[int]] = {}
@@ -237,4 +244,4 @@ def _decodes(requests: list[Request]) -> Decodes:
         tokens.append(request.output[-1])
         if len(request.blocks) > request.num_blocks_sent:
             blocks[request.id] = request.take_new_blocks()
-    return Decodes(ids.packed, starts.packed, tokens.packed, blocks)
+    return DecodesMessage(ids.packed, starts.packed, tokens.packed, blocks)

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ...models.batch import RaggedBatch
-from ...models.batch import Segment as KVSegment
+from ...models.batch import RaggedBatch, Segment
 from ...models.sampling import Sampler
 from ...models.stage import Stage, build_stage
-from ..core.messages import MicroBatchMessage, Sampled, Segment, TokenLogprobs
+from ..core.messages import MicroBatchMessage, Sampled, SegmentMessage, TokenLogprobs
 from .handshake import Setup
 
 if TYPE_CHECKING:
@@ -69,12 +68,12 @@ class StageWorker:
             sample_rows=sample_rows,
         )
 
-    def _segment(self, segment: Segment) -> KVSegment:
+    def _segment(self, segment: SegmentMessage) -> Segment:
         blocks = self._blocks[segment.request]
         blocks += segment.blocks
         if self._sampler:
             self._sampler.feed(segment.request, segment.start, segment.tokens)
-        return KVSegment(segment.start, len(segment.tokens), blocks)
+        return Segment(segment.start, len(segment.tokens), blocks)
 
     @torch.inference_mode()
     def forward(self, batch: RaggedBatch, hidden_TH: torch.Tensor | None) -> torch.Tensor:

@@ -24,7 +24,7 @@ from ..core.garbage_collection import without_collector
 from ..core.messages import Span
 from ..core.micro_batch_columns import taken
 from ..core.request_record import RequestRecord
-from ..core.run_record import Blocked, Decodes, MicroBatchRecord, Part, RunRecord, Wait
+from ..core.run_record import Blocked, DecodesRecord, MicroBatchRecord, RunRecord, SegmentRecord, Wait
 from ..ledger.fleet import Fleet
 from ..ledger.ledger import CAUSES, Ledger
 from ..ledger.summary import has_bound, request_row, summarize
@@ -354,8 +354,8 @@ def _read_lines(lines: Iterable[bytes]) -> RunRecord:
                 MicroBatchRecord(
                     line.micro_batch,
                     line.dispatched,
-                    [Part(*part) for part in line.chunks],
-                    Decodes.at(*line.decodes),
+                    [SegmentRecord(*part) for part in line.chunks],
+                    DecodesRecord.at(*line.decodes),
                     [Wait(*wait) for wait in line.waits],
                     line.completed,
                     line.kv_blocks_used,

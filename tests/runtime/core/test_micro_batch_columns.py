@@ -6,12 +6,15 @@ import numpy as np
 import pytest
 
 from gapless.runtime.core.micro_batch_columns import MicroBatchColumns, taken
-from gapless.runtime.core.run_record import Decodes, MicroBatchRecord, Part
+from gapless.runtime.core.run_record import DecodesRecord, MicroBatchRecord, SegmentRecord
 
 
 def micro_batches(*numbers: int) -> MicroBatchColumns:
     return MicroBatchColumns(
-        [MicroBatchRecord(n, n / 10, [Part(0, 7 * n, n)], Decodes.at(), kv_blocks_used=n) for n in numbers]
+        [
+            MicroBatchRecord(n, n / 10, [SegmentRecord(0, 7 * n, n)], DecodesRecord.at(), kv_blocks_used=n)
+            for n in numbers
+        ]
     )
 
 

@@ -67,7 +67,7 @@ def measure(policy: str, requests: int) -> dict[str, Any]:
     from gapless.launch.turns import requests as make_requests
     from gapless.runtime import compiled
     from gapless.runtime.cost.make import make_costs
-    from gapless.runtime.cost.stage_costs import Load
+    from gapless.runtime.cost.stage_costs import MicroBatchShape
     from gapless.runtime.engine.plan import make_plan
     from gapless.runtime.simulation.replicas import make_replicas, run_fleet
 
@@ -77,7 +77,7 @@ def measure(policy: str, requests: int) -> dict[str, Any]:
     plan = make_plan(config)
     costs = make_costs(config, plan)
     for rows in range(1, 2 * plan.limits.tile + plan.limits.batch):
-        costs.seconds(Load(((rows, 0),), 0, 0, min(rows, plan.limits.batch)))
+        costs.seconds(MicroBatchShape(((rows, 0),), 0, 0, min(rows, plan.limits.batch)))
     (replica,) = make_replicas(config, plan=plan, costs=costs)
     start = time.perf_counter()
     for _ in run_fleet([replica], workload.without_prompts()):

@@ -17,7 +17,7 @@ Ints = npt.NDArray[np.int64]
 N = TypeVar("N", np.int64, np.float64)
 
 
-def taken(column: npt.NDArray[N], places: Ints) -> npt.NDArray[N]:
+def values_at(column: npt.NDArray[N], places: Ints) -> npt.NDArray[N]:
     """What the column holds there, 0 where a place is -1."""
     values, known = np.zeros(len(places), column.dtype), places >= 0
     values[known] = column[places[known]]

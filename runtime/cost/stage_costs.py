@@ -13,7 +13,7 @@ from ..core.messages import MicroBatchMessage
 from .operators import LAYER_LINEARS, Operators
 
 
-class Load:
+class MicroBatchShape:
     """What a micro-batch asks of a stage. `chunks`: (length, prefix) of each; `context`: KV tokens that the `decodes`
     attend to, summed; `sampled`: rows whose logits are wanted."""
 
@@ -28,14 +28,14 @@ class Load:
         self.sampled = sampled
 
     @classmethod
-    def of(cls, micro_batch: MicroBatchMessage) -> Load:
+    def of(cls, micro_batch: MicroBatchMessage) -> MicroBatchShape:
         starts: bytes = micro_batch.decodes.starts
         count = sampled = entries(starts)
         chunks: list[tuple[int, int]] = []
         for chunk in micro_batch.chunks:
             chunks.append((len(chunk.tokens), chunk.start))
             sampled += chunk.sample
-        return Load(chunks, count, total(starts) + count, sampled)
+        return MicroBatchShape(chunks, count, total(starts) + count, sampled)
 
     @property
     def rows(self) -> int:
@@ -81,16 +81,16 @@ class StageCosts:
     def num_stages(self) -> int:
         return len(self.layers)
 
-    def seconds(self, load: Load) -> list[float]:
+    def seconds(self, shape: MicroBatchShape) -> list[float]:
         """Of each stage."""
-        rows, kinds = load.rows, self._kinds
+        rows, kinds = shape.rows, self._kinds
         times = self._by_rows.get(rows) or self._without_attention(rows)
-        each = [_attention(source, load) for source, _ in kinds]
+        each = [_attention(source, shape) for source, _ in kinds]
         times = [times[stage] + count * each[self._kind[stage]] for stage, count in enumerate(self.layers)]
-        if load.sampled:
-            head = self._head.get(load.sampled)
+        if shape.sampled:
+            head = self._head.get(shape.sampled)
             if head is None:
-                head = self._head[load.sampled] = self.operators[-1].linear("head", load.sampled)
+                head = self._head[shape.sampled] = self.operators[-1].linear("head", shape.sampled)
             times[-1] += head
         return times
 
@@ -108,16 +108,16 @@ class StageCosts:
         self._by_rows[rows] = times
         return times
 
-    def breakdown(self, load: Load, stage: int) -> dict[str, float]:
+    def breakdown(self, shape: MicroBatchShape, stage: int) -> dict[str, float]:
         """Seconds of one stage by operator; they sum to its time."""
-        source, count, rows = self.operators[stage], self.layers[stage], load.rows
+        source, count, rows = self.operators[stage], self.layers[stage], shape.rows
         parts: dict[str, float] = {name: count * source.linear(name, rows) for name in LAYER_LINEARS}
-        parts["attn"] = count * _attention(source, load)
+        parts["attn"] = count * _attention(source, shape)
         parts["others"] = count * source.others(rows)
         parts["all_reduce"] = count * 2 * source.all_reduce(rows)
         parts["embedding"] = source.embedding(rows) if stage == 0 else 0.0
-        head = stage == self.num_stages - 1 and load.sampled > 0
-        parts["head"] = source.linear("head", load.sampled) if head else 0.0
+        head = stage == self.num_stages - 1 and shape.sampled > 0
+        parts["head"] = source.linear("head", shape.sampled) if head else 0.0
         parts["host"] = (count * source.layer_overhead + source.micro_batch_overhead) if self._host else 0.0
         return parts
 
@@ -131,8 +131,8 @@ class StageCosts:
         return seconds
 
 
-def _attention(source: Operators, load: Load) -> float:
-    seconds = source.decode_attention(load.decodes, load.context) if load.decodes else 0.0
-    for length, prefix in load.chunks:
+def _attention(source: Operators, shape: MicroBatchShape) -> float:
+    seconds = source.decode_attention(shape.decodes, shape.context) if shape.decodes else 0.0
+    for length, prefix in shape.chunks:
         seconds += source.chunk_attention(length, prefix)
     return seconds

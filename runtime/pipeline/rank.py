@@ -32,7 +32,7 @@ def run_rank(endpoint: Endpoint, rank: int, device: str, start_timeout_s: float)
     try:
         setup, store = _join(client, rank)
         stage = Mesh(setup.pp, setup.tp, rank).stage
-        _Rank(client, setup, store, rank, device).serve()
+        _ServingRank(client, setup, store, rank, device).serve()
     except BaseException as error:
         failure = RankFailure(rank, stage, f"{type(error).__name__}: {error}".strip(), secondary=_is_echo(error))
         with contextlib.suppress(ConnectionLost):
@@ -67,7 +67,7 @@ def _is_echo(error: BaseException) -> bool:
     return isinstance(error, ConnectionLost) or any(word in text for word in broken)
 
 
-class _Rank:
+class _ServingRank:
     def __init__(self, client: ControlClient, setup: Setup, store: Any, rank: int, device: str) -> None:
         import torch
 

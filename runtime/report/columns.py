@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..core.micro_batch_columns import taken
+from ..core.micro_batch_columns import values_at
 from ..core.run_record import RunRecord
 from ..ledger.ledger import Floats, Ledger
 
@@ -110,8 +110,8 @@ def _micro_batches(record: RunRecord, ledger: Ledger, shown: npt.NDArray[np.int6
     }  # fmt: skip
     return {
         "step": shown.astype(np.uint32),
-        "dispatched": taken(made.dispatched, place),
-        **{name: taken(column, place).astype(np.uint32) for name, column in columns.items()},
+        "dispatched": values_at(made.dispatched, place),
+        **{name: values_at(column, place).astype(np.uint32) for name, column in columns.items()},
         "partsFrom": np.array(offsets, np.uint32),
         "parts": np.array(requests, np.uint32),
     }

@@ -22,7 +22,7 @@ from ...conf.workloads import SloConfig
 from ..core.features import FEATURES
 from ..core.garbage_collection import without_collector
 from ..core.messages import Span
-from ..core.micro_batch_columns import taken
+from ..core.micro_batch_columns import values_at
 from ..core.request_record import RequestRecord
 from ..core.run_record import Blocked, DecodesRecord, MicroBatchRecord, RunRecord, SegmentRecord, Wait
 from ..ledger.fleet import Fleet
@@ -248,8 +248,8 @@ def _span_lines(record: RunRecord, ledger: Ledger) -> Iterator[bytes]:
                 integers(micro_batch[some]),
                 integers(stage[some]),
                 *(decimals(nanoseconds(time[some] - ledger.t0), 9) for time in times),
-                decimals(nanoseconds(taken(made.dispatched, rows) - ledger.t0), 9, known),
-                *(integers(taken(count, rows), known) for count in counts),
+                decimals(nanoseconds(values_at(made.dispatched, rows) - ledger.t0), 9, known),
+                *(integers(values_at(count, rows), known) for count in counts),
                 decimals(nanoseconds(idle[some]), 6),
                 names(cause[some], CAUSES),
                 decimals(nanoseconds(np.nan_to_num(predicted)), 6, np.isfinite(predicted)),

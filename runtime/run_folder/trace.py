@@ -9,7 +9,7 @@ from typing import Any, get_args
 import msgspec
 import numpy as np
 
-from ..core.micro_batch_columns import Ints, MicroBatchColumns, taken
+from ..core.micro_batch_columns import Ints, MicroBatchColumns, values_at
 from ..core.run_record import Blocked, MicroBatchRecord, RunRecord
 from ..ledger.ledger import CAUSES, Cause, Floats, IdleColumns, Lane, Ledger
 from .gzip_stream import GzipStream
@@ -67,7 +67,7 @@ def write_trace(path: Path, record: RunRecord, ledger: Ledger, *, title: str = "
 def slice_names(micro_batches: MicroBatchColumns, at: Ints) -> list[Cells]:
     """What the micro-batches there are made of, as in `chunk 246 + 10 decodes`; of -1 there is no record."""
     chunks, prefill, decodes = (
-        taken(column, at) for column in (micro_batches.chunks, micro_batches.prefill, micro_batches.decodes)
+        values_at(column, at) for column in (micro_batches.chunks, micro_batches.prefill, micro_batches.decodes)
     )
     return [
         integers(chunks, chunks > 1),
@@ -126,7 +126,7 @@ def _idle(ledger: Ledger, stage: int, lane: Lane, idle: IdleColumns, some: Ints)
     return _event(
         b'"tid":%d,"cat":"idle","name":"' % stage, names(cause, CAUSES), b'",',
         *_slices(ledger, idle.start[some], idle.end[some]),
-        b',"args":{"awaited_step":', integers(taken(lane.micro_batch, place), place >= 0), where(place < 0, "null"),
+        b',"args":{"awaited_step":', integers(values_at(lane.micro_batch, place), place >= 0), where(place < 0, "null"),
         b'},"cname":"', names(cause, [_COLOURS[cause] for cause in CAUSES]), b'"',
     )  # fmt: skip
 

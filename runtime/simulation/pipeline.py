@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from mypy_extensions import mypyc_attr
 
 from ..core.messages import MicroBatchMessage, MicroBatchResult, Sampled, Span
-from ..cost.stage_costs import Load, StageCosts
+from ..cost.stage_costs import MicroBatchShape, StageCosts
 
 _TOKEN = 0  # what every row samples
 
@@ -95,12 +95,12 @@ class SimulatedPipeline:
         self._free_at = [0.0] * self.num_stages
         self._link_free_at = [0.0] * self.num_stages
         self._results: deque[tuple[float, MicroBatchResult]] = deque()
-        self._disturb = _Disturbed(disturbance) if disturbance and disturbance.is_any else None
+        self._disturb = _Disturber(disturbance) if disturbance and disturbance.is_any else None
 
     def submit(self, micro_batch: MicroBatchMessage) -> None:
         assert len(self._results) < self.depth, "more steps outstanding than the depth"
-        load = Load.of(micro_batch)
-        rows, times = load.rows, self.costs.seconds(load)
+        shape = MicroBatchShape.of(micro_batch)
+        rows, times = shape.rows, self.costs.seconds(shape)
         if self._disturb is not None:
             times = self._disturb(times)
         sends = self._sends.get(rows) or self._send(rows)
@@ -122,7 +122,7 @@ class SimulatedPipeline:
         self._link_free_at = arrivals
         numbers = [micro_batch.micro_batch] * self.num_stages
         spans = list(map(Span, numbers, self._stages, ready, inputs, begins, ends, sent))
-        sampled = self._sampled.get(load.sampled) or self._sample(load.sampled)
+        sampled = self._sampled.get(shape.sampled) or self._sample(shape.sampled)
         result = MicroBatchResult(micro_batch.epoch, micro_batch.micro_batch, spans, sampled)
         self._results.append((at + self.result_s, result))
 
@@ -156,7 +156,7 @@ class SimulatedPipeline:
         return self._sends[rows]
 
 
-class _Disturbed:
+class _Disturber:
     """Stage times, disturbed."""
 
     def __init__(self, disturbance: Disturbance) -> None:

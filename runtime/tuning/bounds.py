@@ -10,7 +10,7 @@ import numpy as np
 from ...conf.policies import SarathiConfig, SchedulerConfig, TokenBudgetConfig
 from ...conf.tuning import TailSlo
 from ..cost.operators import LAYER_LINEARS, Operators
-from ..cost.stage_costs import Load, StageCosts
+from ..cost.stage_costs import MicroBatchShape, StageCosts
 from ..report.text import milliseconds
 from .demand import Demand
 from .trial import Setting, tail
@@ -45,7 +45,7 @@ class Bounds:
     def __call__(self, setting: Setting) -> Bound:
         costs = setting.costs
         replicas = setting.config.simulation.replicas
-        decode_s = _traversal(costs, Load(decodes=1, context=1, sampled=1))
+        decode_s = _traversal(costs, MicroBatchShape(decodes=1, context=1, sampled=1))
         tbt = self._slo.tbt_p99_ms
         if tbt is not None and self._outputs.max() > 1 and decode_s * 1e3 > tbt:
             took = milliseconds(decode_s * 1e3)
@@ -116,10 +116,10 @@ def most_rows(policy: SchedulerConfig, setting: Setting) -> int:
     return max(_MOST_ROWS, batch)
 
 
-def _traversal(costs: StageCosts, load: Load) -> float:
-    return sum(costs.seconds(load))
+def _traversal(costs: StageCosts, shape: MicroBatchShape) -> float:
+    return sum(costs.seconds(shape))
 
 
-def slowest_stage(costs: StageCosts, loads: Sequence[Load]) -> float:
-    """Seconds of the stage that takes longest for `loads` in turn."""
-    return max(np.sum([costs.seconds(load) for load in loads], axis=0).tolist())
+def slowest_stage(costs: StageCosts, shapes: Sequence[MicroBatchShape]) -> float:
+    """Seconds of the stage that takes longest for `shapes` in turn."""
+    return max(np.sum([costs.seconds(shape) for shape in shapes], axis=0).tolist())

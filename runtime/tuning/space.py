@@ -12,7 +12,7 @@ from ...conf.schema import Architecture, SimulateConfig
 from ...conf.tuning import TuneConfig
 from ...models.huggingface import resolve_architecture
 from ...parallel.split import split_layers
-from ..cost.stage_costs import Load
+from ..cost.stage_costs import MicroBatchShape
 from ..engine.plan import Plan
 from .bounds import slowest_stage
 from .demand import Demand, lengths
@@ -166,8 +166,8 @@ class Space:
         if not self.config.search.layers or candidate.pp < 2:
             return []
         balanced = self.setting(replace(candidate, layers=None, batch=None))
-        loads = [typical_load(balanced.plan, candidate, demand)]
-        before = slowest_stage(balanced.costs, loads)
+        shapes = [typical_shape(balanced.plan, candidate, demand)]
+        before = slowest_stage(balanced.costs, shapes)
         found = []
         for first, last in ((0, 1), (1, 0), (1, 1), (0, 2)):
             counts = _moved(balanced.plan.arch, candidate.pp, first, last)
@@ -177,15 +177,15 @@ class Space:
                 setting = self.setting(replace(candidate, layers=counts, batch=None))
             except ConfigError:  # no room on a stage that took a layer
                 continue
-            if slowest_stage(setting.costs, loads) < (1 - _CLEARLY) * before:
+            if slowest_stage(setting.costs, shapes) < (1 - _CLEARLY) * before:
                 found.append(counts)
         return found
 
     def typical_seconds(self, candidate: Candidate, demand: Demand) -> float:
         """That a typical micro-batch is under way, until its decodes may go again."""
         setting = self.setting(candidate)
-        load = typical_load(setting.plan, candidate, demand)
-        return sum(setting.costs.seconds(load)) * max(1.0, setting.plan.limits.depth / candidate.pp)
+        shape = typical_shape(setting.plan, candidate, demand)
+        return sum(setting.costs.seconds(shape)) * max(1.0, setting.plan.limits.depth / candidate.pp)
 
     def setting(self, candidate: Candidate) -> Setting:
         """Raises:
@@ -236,14 +236,14 @@ def chunked(policy: SchedulerConfig, chunks: Sequence[int]) -> list[SchedulerCon
     return [replace(policy, **change) for change in changes]
 
 
-def typical_load(plan: Plan, candidate: Candidate, demand: Demand) -> Load:
+def typical_shape(plan: Plan, candidate: Candidate, demand: Demand) -> MicroBatchShape:
     """A micro-batch in the midst of a run: a chunk of half a prompt's prefix, and the decodes that come with it by the
     workload's P:D."""
     inputs, outputs = lengths([demand])
     chunk = candidate.chunk or round(inputs)
     decodes = max(1, min(plan.limits.batch, round(chunk * outputs / inputs)))
     length = max(1, min(chunk - decodes, plan.max_model_len))
-    return Load(
+    return MicroBatchShape(
         chunks=((length, max(0, round(inputs / 2))),),
         decodes=decodes,
         context=round(decodes * (inputs + outputs / 2)),

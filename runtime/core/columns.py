@@ -1,6 +1,6 @@
-"""Columns of numbers: append, sum, iterate. Micro-batches are sent and recorded by column, and runs have millions.
+"""Columns of numbers: append, sum, iterate. Decodes are sent and recorded by column, as a run has millions of them.
 
-A column of integers is `bytes`, eight a number, so that messages and records hold it as it is.
+A packed column of integers is `bytes`, eight for each number; messages and records hold it in this form.
 """
 
 # Compiled (see runtime/compiled.py).
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class IntColumn:
-    """A column of integers that grows; `packed` are its bytes."""
+    """A column of integers to append to."""
 
     def __init__(self) -> None:
         self._writer = BytesWriter()
@@ -32,20 +32,22 @@ class IntColumn:
 
 
 def pack(values: Sequence[int]) -> bytes:
+    """Make a packed column."""
     return array("q", values).tobytes()
 
 
 def unpack(column: bytes) -> memoryview[int]:
+    """View a packed column as integers."""
     return memoryview(column).cast("q")
 
 
 def entries(column: bytes) -> int:
-    """Number of integers in a column."""
+    """Number of integers in a packed column."""
     return len(column) // 8
 
 
 def total(column: bytes) -> int:
-    """Sum of a column."""
+    """Sum of the integers in a packed column."""
     summed = 0
     end: i64 = len(column)
     at: i64 = 0
@@ -56,6 +58,7 @@ def total(column: bytes) -> int:
 
 
 def append_to_each(lists: list[list[T]], value: T) -> None:
-    """Append one object to several lists, which share it."""
+    """Append `value` to each of `lists`. They share one object, which saves memory: a micro-batch's end is appended for
+    each of its tokens."""
     for values in lists:
         values.append(value)

@@ -1,4 +1,4 @@
-"""What the coordinator notes of one request."""
+"""The record of one request, kept by the coordinator."""
 
 # Compiled (see runtime/compiled.py).
 

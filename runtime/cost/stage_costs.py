@@ -14,8 +14,11 @@ from .operators import LAYER_LINEARS, Operators
 
 
 class MicroBatchShape:
-    """What a micro-batch asks of a stage. `chunks`: (length, prefix) of each; `context`: KV tokens that the `decodes`
-    attend to, summed; `sampled`: rows whose logits are wanted."""
+    """The sizes of a micro-batch on which a stage's time depends.
+
+    `chunks`: (length, prefix) of each; `decodes`: their number; `context`: sum of the KV tokens that each decode
+    attends to; `sampled`: number of rows whose logits are computed.
+    """
 
     __slots__ = ("chunks", "context", "decodes", "sampled")
 
@@ -39,7 +42,7 @@ class MicroBatchShape:
 
     @property
     def rows(self) -> int:
-        """Tokens, which the linear layers see fused."""
+        """Number of tokens, over which the linear layers run fused."""
         rows = self.decodes
         for length, _ in self.chunks:
             rows += length
@@ -48,23 +51,23 @@ class MicroBatchShape:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class StageCosts:
-    """Seconds of each stage for a micro-batch.
+    """Predicts the seconds of each stage for a micro-batch.
 
-    A stage's time is its layers' (linear operators over all rows, attention apart for chunks and decodes, two
-    all-reduces, others, host overhead), the embedding's on the first, and on the last that of the LM head over the
-    rows that sample.
+    A stage's time is the sum over its layers of linear operators over all rows, attention apart for chunks and for
+    decodes, two all-reduces, others and host overhead. The first stage adds the embedding, the last one the LM head
+    over the rows that sample.
 
     Args:
         layers: number of decoder layers of each stage.
-        operators: of each stage; stages may stand on different devices.
-        host: whether the host's overhead counts, or is taken to be hidden behind the device.
+        operators: operator times of each stage, as stages may run on different devices.
+        host: whether the host's overhead counts; else it is assumed to be hidden behind the device.
     """
 
     def __init__(self, layers: Sequence[int], operators: Sequence[Operators], *, host: bool = True) -> None:
         assert len(layers) == len(operators) >= 1
         self.layers = tuple(layers)
         self.operators = tuple(operators)
-        self._kinds: list[tuple[Operators, dict[int, float]]] = []  # different ones, each with its times by rows
+        self._kinds: list[tuple[Operators, dict[int, float]]] = []  # the distinct ones, each with its times by rows
         index: dict[int, int] = {}
         for source in operators:
             if id(source) not in index:
@@ -73,7 +76,7 @@ class StageCosts:
         self._kind = [index[id(source)] for source in operators]
         self._host = host
         self._overhead = [source.micro_batch_overhead if host else 0.0 for source in operators]
-        self._by_rows: dict[int, list[float]] = {}  # of each stage, attention and head apart
+        self._by_rows: dict[int, list[float]] = {}  # of each stage, without attention and head
         self._embedding: dict[int, float] = {}
         self._head: dict[int, float] = {}
 
@@ -82,7 +85,7 @@ class StageCosts:
         return len(self.layers)
 
     def seconds(self, shape: MicroBatchShape) -> list[float]:
-        """Of each stage."""
+        """Seconds of each stage."""
         rows, kinds = shape.rows, self._kinds
         times = self._by_rows.get(rows) or self._without_attention(rows)
         each = [_attention(source, shape) for source, _ in kinds]
@@ -95,7 +98,7 @@ class StageCosts:
         return times
 
     def _without_attention(self, rows: int) -> list[float]:
-        """Seconds of each stage for so many tokens, but for attention and the LM head."""
+        """Seconds of each stage for `rows` tokens, without attention and the LM head."""
         layer = [self._layer(source, by_rows, rows) for source, by_rows in self._kinds]
         times = [
             count * layer[kind] + overhead
@@ -109,7 +112,7 @@ class StageCosts:
         return times
 
     def breakdown(self, shape: MicroBatchShape, stage: int) -> dict[str, float]:
-        """Seconds of one stage by operator; they sum to its time."""
+        """Seconds of one stage by operator, which add up to its time."""
         source, count, rows = self.operators[stage], self.layers[stage], shape.rows
         parts: dict[str, float] = {name: count * source.linear(name, rows) for name in LAYER_LINEARS}
         parts["attn"] = count * _attention(source, shape)

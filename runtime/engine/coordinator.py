@@ -1,6 +1,6 @@
-"""The coordinator: keeps the pipeline filled with what the scheduler picks, and records why where it could not.
+"""The coordinator: fills the pipeline with the scheduler's micro-batches, and records why it could not dispatch.
 
-It knows the `Pipeline` protocol only, so a real cluster and a simulated one run under the same code.
+It knows a pipeline by the `Pipeline` protocol only, so the same code drives a real cluster and a simulated one.
 """
 
 # Compiled (see runtime/compiled.py).
@@ -38,14 +38,18 @@ class TokenEvent:
         self.time = time
 
 
-# Called on each new token, before the next dispatch: a finish reason that only text can tell (a stop string), or None.
+# Called with each new token, before the next dispatch. Returns a finish reason that is found in the text only (a stop
+# string), or None.
 StopCheck = Callable[[Request, int, TokenLogprobs | None], str | None]
 
 
 class Coordinator:
     """Drives one pipeline with one scheduler. Single-threaded: call `step` until `has_work` is false.
 
-    With `ends_only` the events are those of requests that end; tokens are in the record either way.
+    With `ends_only` there are events only for requests that end. The times of tokens are in the record either way.
+
+    The coordinator owns `epoch`, the number of the pipeline that it drives, counted from 0. Every message to the ranks
+    carries it, every result brings it back, and a result of another epoch is dropped. Nothing else sets it.
     """
 
     def __init__(
@@ -76,31 +80,31 @@ class Coordinator:
         return self.scheduler.has_work or bool(self._in_flight)
 
     def check_progress(self) -> None:
-        """To be asked after a dispatch, where no request is still to come.
+        """Check that the run can go on; call it after a dispatch, when no more requests will arrive.
 
         Raises:
-            PipelineError: the policy takes nothing though nothing is in flight, and never will.
+            PipelineError: the policy dispatches none of the unfinished requests though nothing is in flight.
         """
         if self.scheduler.has_work and not self._in_flight:
             unfinished = self.scheduler.num_waiting + len(self.scheduler.running)
             raise PipelineError(f"the policy takes none of {unfinished} unfinished requests, and nothing is in flight")
 
     def add(self, request: Request) -> None:
-        """Accept a request; it must fit into the cache alone, and arrive in the order of ids."""
+        """Accept a request. It must fit into an empty cache, and requests must be added in the order of their ids."""
         assert self.scheduler.pool.blocks_for(request.max_len) <= self.scheduler.pool.num_blocks, request
         self._unblocked(request.arrival)
         self.record.requests.append(request.record)
         self.scheduler.add(request)
 
     def abort(self, request: Request) -> None:
-        """End a request now; what of it is in flight is ignored when it comes back."""
+        """End a request now. The tokens of its micro-batches in flight are dropped when their results come."""
         if not request.is_finished:
             self._finish(request, "abort", self.clock.now())
 
     def step(self, deadline: float, arrive: Callable[[], None] = lambda: None) -> list[TokenEvent]:
-        """Dispatch what is admissible, wait for results until `deadline`, dispatch again; tokens that came.
+        """Dispatch what is admissible, wait for results until `deadline`, dispatch again, return the new tokens.
 
-        `arrive` is called before each dispatch, to add what has come meanwhile.
+        `arrive` is called before each dispatch, to add requests that have arrived meanwhile.
         """
         arrive()
         self.dispatch()
@@ -110,7 +114,7 @@ class Coordinator:
         return events
 
     def collect(self, deadline: float) -> list[TokenEvent]:
-        """Wait for results until `deadline`; tokens that came. What they make admissible is not dispatched yet."""
+        """Wait for results until `deadline` and return the new tokens. What they make admissible is not dispatched."""
         events: list[TokenEvent] = []
         for result in self.pipeline.wait(deadline):
             self._handle(result, events)
@@ -133,11 +137,11 @@ class Coordinator:
         number = self.next_micro_batch
         new: list[NewRequest] = []
         chunks: list[SegmentMessage] = []
-        parts: list[SegmentRecord] = []
+        recorded_chunks: list[SegmentRecord] = []
         sampled_rows = len(batch.decodes)
         for chunk in batch.chunks:
             chunks.append(_segment(chunk, now, new))
-            parts.append(SegmentRecord(chunk.request.id, chunk.start, chunk.length))
+            recorded_chunks.append(SegmentRecord(chunk.request.id, chunk.start, chunk.length))
             sampled_rows += chunk.ends_prefill
         decodes = _decodes(batch.decodes)
         micro_batch = MicroBatchMessage(self.epoch, number, chunks, decodes, new, scheduler.dropped)
@@ -145,7 +149,7 @@ class Coordinator:
         record = MicroBatchRecord(
             number,
             now,
-            parts,
+            recorded_chunks,
             DecodesRecord(decodes.requests, decodes.starts),
             self._waits,
             kv_blocks_used=scheduler.pool.num_used,
@@ -216,7 +220,7 @@ class Coordinator:
         self._blocked_by = reason  # type: ignore[assignment]
 
     def _unblocked(self, at: float) -> None:
-        """What kept stage 0 waiting ended, truly at `at`; the rest until the dispatch is the coordinator's own time."""
+        """End the wait at `at`, when its reason ended. From then until the dispatch is the coordinator's own time."""
         if self._blocked_since is not None:
             if at > self._blocked_since:
                 self._waits.append(Wait(self._blocked_since, at, self._blocked_by))
@@ -224,7 +228,7 @@ class Coordinator:
 
 
 def _segment(chunk: Chunk, now: float, new: list[NewRequest]) -> SegmentMessage:
-    """A chunk as the ranks are told of it; one that is their first of its request adds to `new`."""
+    """The message for a chunk. Where it is the first that the ranks get of its request, a `NewRequest` joins `new`."""
     request, start = chunk.request, chunk.start
     if request.num_blocks_sent == 0:
         new.append(NewRequest(request.id, request.prompt_len, request.seed, request.params, request.eos_token_ids))
@@ -235,7 +239,7 @@ def _segment(chunk: Chunk, now: float, new: list[NewRequest]) -> SegmentMessage:
 
 
 def _decodes(requests: list[Request]) -> DecodesMessage:
-    """Of requests whose newest token has just been dispatched."""
+    """The message for the decodes of `requests`, whose newest tokens have just been counted as dispatched."""
     ids, starts, tokens = IntColumn(), IntColumn(), IntColumn()
     blocks: dict[int, list[int]] = {}
     for request in requests:

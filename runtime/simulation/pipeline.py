@@ -1,4 +1,4 @@
-"""The pipeline on a virtual clock: stages that take as long as a cost model says, behind the real one's seam."""
+"""The simulated pipeline: stages on a virtual clock that take as long as a cost model says."""
 
 # Compiled (see runtime/compiled.py).
 
@@ -15,15 +15,15 @@ from mypy_extensions import mypyc_attr
 from ..core.messages import MicroBatchMessage, MicroBatchResult, Sampled, Span
 from ..cost.stage_costs import MicroBatchShape, StageCosts
 
-_TOKEN = 0  # what every row samples
+_SAMPLED_TOKEN = 0  # of every row
 
 
 @dataclass(frozen=True)
 class Disturbance:
-    """What makes stage times differ from the cost model's, drawn by `seed`.
+    """Random deviations of stage times from the cost model's, drawn by `seed`.
 
-    Every time is multiplied by a factor of mean 1 and coefficient of variation `jitter` (log-normal); one in
-    1 / `straggler_rate` takes `straggler_factor` times as long.
+    Every time is multiplied by a log-normal factor of mean 1 and coefficient of variation `jitter`. A share
+    `straggler_rate` of all times is `straggler_factor` times as long.
     """
 
     jitter: float = 0.0
@@ -50,16 +50,16 @@ class VirtualClock:
 class SimulatedPipeline:
     """A `Pipeline` of stages in a row, each first in, first out, joined by links that carry one activation at a time.
 
-    A micro-batch's way through the stages is known when it is submitted, so it is computed then; its result is told
-    when the clock has reached it. Every token sampled is 0.
+    `submit` computes at once when each stage begins and ends the micro-batch; `wait` returns the result when the clock
+    has reached its end. Every sampled token is 0.
 
     Args:
         costs: seconds of each stage for a micro-batch.
-        between_nodes: of each link, from a stage to the next, whether it crosses nodes.
-        scatter_gather: each tensor-parallel rank sends a slice, the receivers gather them.
-        overlap_sends: a stage computes on while it sends; else it is held up, and idle, until it is sent.
-        dispatch_s: from the coordinator to the ranks. result_s: from the last stage to the coordinator.
-        turnaround_s: from the end of a micro-batch on a stage until it may begin the next: its host's share.
+        between_nodes: whether each link, from a stage to the next, crosses nodes.
+        scatter_gather: each tensor-parallel rank sends a slice, and the receivers gather them.
+        overlap_sends: a stage computes while it sends; else it is idle until the send is done.
+        dispatch_s: seconds of a message from the coordinator to the ranks. result_s: from the last stage back.
+        turnaround_s: seconds that a stage's host takes from the end of a micro-batch until the next may begin.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class SimulatedPipeline:
         self._disturb = _Disturber(disturbance) if disturbance and disturbance.is_any else None
 
     def submit(self, micro_batch: MicroBatchMessage) -> None:
-        assert len(self._results) < self.depth, "more steps outstanding than the depth"
+        assert len(self._results) < self.depth, "more micro-batches outstanding than the depth"
         shape = MicroBatchShape.of(micro_batch)
         rows, times = shape.rows, self.costs.seconds(shape)
         if self._disturb is not None:
@@ -140,11 +140,11 @@ class SimulatedPipeline:
 
     @property
     def next_event(self) -> float | None:
-        """When the next result comes."""
+        """Time of the next result."""
         return self._results[0][0] if self._results else None
 
     def _sample(self, rows: int) -> Sampled:
-        self._sampled[rows] = sampled = Sampled([_TOKEN] * rows)
+        self._sampled[rows] = sampled = Sampled([_SAMPLED_TOKEN] * rows)
         return sampled
 
     def _send(self, rows: int) -> list[float]:
@@ -157,17 +157,18 @@ class SimulatedPipeline:
 
 
 class _Disturber:
-    """Stage times, disturbed."""
+    """Applies a `Disturbance` to stage times."""
 
     def __init__(self, disturbance: Disturbance) -> None:
-        self._of = disturbance
+        self._disturbance = disturbance
         self._random = random.Random(disturbance.seed)
         self._sigma = math.sqrt(math.log1p(disturbance.jitter**2))
 
     def __call__(self, times: list[float]) -> list[float]:
-        draw, of, sigma = self._random, self._of, self._sigma
+        draw, disturbance, sigma = self._random, self._disturbance, self._sigma
         if sigma:
             times = [seconds * draw.lognormvariate(-sigma * sigma / 2, sigma) for seconds in times]
-        if of.straggler_rate:
-            times = [t * of.straggler_factor if draw.random() < of.straggler_rate else t for t in times]
+        if disturbance.straggler_rate:
+            rate, factor = disturbance.straggler_rate, disturbance.straggler_factor
+            times = [seconds * factor if draw.random() < rate else seconds for seconds in times]
         return times

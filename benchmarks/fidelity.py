@@ -42,7 +42,7 @@ from gapless.launch.turns import requests
 from gapless.runtime.core.run_record import RunRecord
 from gapless.runtime.cost.measured import MeasuredOperators, pace
 from gapless.runtime.cost.profile_folder import ProfileFolder
-from gapless.runtime.cost.stage_costs import Load, StageCosts
+from gapless.runtime.cost.stage_costs import MicroBatchShape, StageCosts
 from gapless.runtime.ledger.causes import CAUSES
 from gapless.runtime.ledger.ledger import Ledger
 from gapless.runtime.profiling.profile_plan import plan_profile
@@ -252,12 +252,12 @@ class _OwnTimes(StageCosts):
         for span in record.spans:
             self._times[span.micro_batch][span.stage] = span.end - span.begin
 
-    def seconds(self, load: Load) -> list[float]:
+    def seconds(self, shape: MicroBatchShape) -> list[float]:
         self.asked += 1
         if self.asked > len(self.micro_batches):
-            return super().seconds(load)
+            return super().seconds(shape)
         micro_batch = self.micro_batches[self.asked - 1]
-        self.alike += (micro_batch.num_tokens, micro_batch.decode_context) == (load.rows, load.context)
+        self.alike += (micro_batch.num_tokens, micro_batch.decode_context) == (shape.rows, shape.context)
         return list(self._times[micro_batch.micro_batch])
 
 

@@ -78,7 +78,7 @@ def measure(policy: str, requests: int) -> dict[str, Any]:
     from gapless.launch.compose import compose_one
     from gapless.launch.turns import requests as make_requests
     from gapless.runtime import compiled
-    from gapless.runtime.cost.stage_costs import Load
+    from gapless.runtime.cost.stage_costs import MicroBatchShape
     from gapless.runtime.simulation.replicas import make_replicas, run_fleet
     from gapless.runtime.simulation.setting import make_setting
 
@@ -88,7 +88,7 @@ def measure(policy: str, requests: int) -> dict[str, Any]:
     setting = make_setting(config)
     plan, costs = setting.plan, setting.costs
     for rows in range(1, 2 * plan.limits.tile + plan.limits.batch):
-        costs.seconds(Load(((rows, 0),), 0, 0, min(rows, plan.limits.batch)))
+        costs.seconds(MicroBatchShape(((rows, 0),), 0, 0, min(rows, plan.limits.batch)))
     (replica,) = make_replicas(setting)
     start = time.perf_counter()
     for _ in run_fleet([replica], workload.without_prompts()):

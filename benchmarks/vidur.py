@@ -42,7 +42,7 @@ from gapless.conf.schema import SimulateConfig
 from gapless.launch.compose import compose_one
 from gapless.launch.turns import requests
 from gapless.runtime.cost.make import make_costs
-from gapless.runtime.cost.stage_costs import Load
+from gapless.runtime.cost.stage_costs import MicroBatchShape
 from gapless.runtime.engine.plan import make_plan
 from gapless.runtime.ledger.latencies import completed_requests
 from gapless.runtime.ledger.ledger import Ledger
@@ -274,9 +274,9 @@ def by_operator(vidur: Vidur, data: Path) -> list[dict[str, Any]]:
     for (name, micro_batch), a in zip(MICRO_BATCHES.items(), theirs, strict=True):
         chunks = tuple((tokens, context - tokens) for tokens, context in micro_batch if tokens > 1)
         contexts = [context for tokens, context in micro_batch if tokens == 1]
-        load = Load(chunks, len(contexts), sum(contexts))
-        b = {part: seconds * 1e3 / layers for part, seconds in costs.breakdown(load, 0).items()}
-        c = measured(data, load)
+        shape = MicroBatchShape(chunks, len(contexts), sum(contexts))
+        b = {part: seconds * 1e3 / layers for part, seconds in costs.breakdown(shape, 0).items()}
+        c = measured(data, shape)
         rows = [(part, a[part], b[part], c[part]) for part in a]
         rows.append(("sum", *(sum(row[i] for row in rows) for i in (1, 2, 3))))
         print(f"  {name}")
@@ -290,19 +290,19 @@ def by_operator(vidur: Vidur, data: Path) -> list[dict[str, Any]]:
     return found
 
 
-def measured(data: Path, load: Load) -> dict[str, float]:
+def measured(data: Path, shape: MicroBatchShape) -> dict[str, float]:
     """Measured milliseconds of each operator of a CodeLlama layer; of messages, those of the nearest size."""
     products, rows = measurements.read_linear(data, CODELLAMA.measured.removeprefix("mlp_"))
     chunks, decodes, _ = measurements.read_attention(data)
     reduced = [each for each in measurements.read_all_reduce(data)["dgx_all_reduce"] if each.ranks == TP]
-    linear = {p.operator: p.seconds for p in products if (p.tp, p.rows) == (TP, load.rows)}
-    kernels = {r.operator: r.seconds for r in rows if (r.tp, r.rows) == (TP, load.rows)}
-    attention = [each.seconds for each in chunks if (each.length, each.prefix) in load.chunks]
-    if load.decodes:
-        mean = load.context // load.decodes
-        attention += [each.seconds for each in decodes if (each.requests, each.context) == (load.decodes, mean)]
-    assert len(attention) == len(load.chunks) + bool(load.decodes), "attention of these sizes was not measured"
-    size = load.rows * HIDDEN * measurements.ELEMENT
+    linear = {p.operator: p.seconds for p in products if (p.tp, p.rows) == (TP, shape.rows)}
+    kernels = {r.operator: r.seconds for r in rows if (r.tp, r.rows) == (TP, shape.rows)}
+    attention = [each.seconds for each in chunks if (each.length, each.prefix) in shape.chunks]
+    if shape.decodes:
+        mean = shape.context // shape.decodes
+        attention += [each.seconds for each in decodes if (each.requests, each.context) == (shape.decodes, mean)]
+    assert len(attention) == len(shape.chunks) + bool(shape.decodes), "attention of these sizes was not measured"
+    size = shape.rows * HIDDEN * measurements.ELEMENT
     message = min(reduced, key=lambda each: abs(each.size - size))
     seconds = {
         **linear,

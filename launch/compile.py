@@ -1,7 +1,8 @@
-"""`python -m gapless.launch.compile`: the control path as C, by mypyc; takes about a minute.
+"""`python -m gapless.launch.compile` compiles the control path to C by mypyc, in about a minute.
 
-Simulations then take a third of the time, or two fifths; the coordinator of a real run is the same code. Sources that
-have been edited since run as they stand. It needs a C compiler and mypy (`pip install gapless[compile]`).
+Simulations then take a third of the time, or two fifths; a real run's coordinator is compiled too. After an edit of
+these sources Python runs them, until they are compiled again. It needs a C compiler and mypy
+(`pip install gapless[compile]`).
 """
 
 from __future__ import annotations
@@ -54,10 +55,11 @@ def main() -> int:
 
 
 def _compile(target: Path) -> None:
-    """
+    """Compile the marked modules into the folder `target`.
+
     Raises:
-        OSError: no room.
-        SubprocessError: no mypy or no C compiler; the text is its last line.
+        OSError: the disk is full.
+        SubprocessError: mypy or the C compiler is missing or failed; the text is the last line that it wrote.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as work:
@@ -66,7 +68,7 @@ def _compile(target: Path) -> None:
         python_only = shutil.ignore_patterns("shipped", "__pycache__", "*.pyc")
         for room in ("conf", "models", "parallel", "runtime"):
             shutil.copytree(rooms / room, root / room, ignore=python_only)
-        files = [str(Path("gapless", "runtime", *module.split(".")).with_suffix(".py")) for module in compiled.MODULES]
+        files = [str("gapless" / source) for source in compiled.marked_sources()]
         Path(work, "mypy.ini").write_text(_SETTINGS)
         group = compiled.LIBRARY.removesuffix("__mypyc")
         Path(work, "setup.py").write_text(_SETUP.format(files=files, group=group))

@@ -1,4 +1,4 @@
-"""What a stage is told of a micro-batch: one ragged batch, chunks first, then decodes."""
+"""A micro-batch as a stage computes it: one ragged batch, chunks first, then decodes."""
 
 from __future__ import annotations
 

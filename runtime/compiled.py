@@ -1,7 +1,10 @@
-"""The control path as compiled code, where `python -m gapless.launch.compile` has made it; else the sources run.
+"""Finds the compiled control path, where `python -m gapless.launch.compile` has made it; else the sources run.
 
-What is compiled lies in the user's cache, in a folder named by a hash of the sources: an edited source is run as it
-stands, never shadowed by what was compiled of it before. `GAPLESS_COMPILED=0` runs the sources in any case.
+A module is compiled if its source holds the line `MARKER`: a micro-batch passes through it, and speed counts. Modules
+with msgspec structs, or with functions that take arrays as well as numbers, cannot be.
+
+Compiled code lies in the user's cache, in a folder named by a hash of the sources: after an edit the sources run, until
+they are compiled again. `GAPLESS_COMPILED=0` runs the sources in any case.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import re
 import sys
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec
 from importlib.metadata import version
@@ -22,66 +25,45 @@ from importlib.util import spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
-# What each micro-batch passes through, by name within `gapless.runtime`. Left out are functions that take arrays as
-# well as numbers, and msgspec's structs.
-MODULES = (
-    "core.block_pool",
-    "core.features",
-    "core.int_column",
-    "core.micro_batch",
-    "core.request",
-    "core.request_record",
-    "cost.analytic",
-    "cost.attention",
-    "cost.stage_costs",
-    "engine.coordinator",
-    "scheduler.base",
-    "scheduler.groups",
-    "scheduler.learned.backlog",
-    "scheduler.learned.chunk_picker",
-    "scheduler.learned.output_lengths",
-    "scheduler.learned.queue_snapshot",
-    "scheduler.learned.rival_fits",
-    "scheduler.learned.saturation",
-    "scheduler.learned.stage_cost",
-    "scheduler.learned.turnaround",
-    "scheduler.learned.typical_micro_batch",
-    "scheduler.policies.equal_time",
-    "scheduler.policies.orca_best",
-    "scheduler.policies.orca_worst",
-    "scheduler.policies.prefill_first",
-    "scheduler.policies.request_level",
-    "scheduler.policies.sarathi",
-    "scheduler.policies.token_budget",
-    "scheduler.policies.token_throttle",
-    "simulation.pipeline",
-    "simulation.replicas",
-)
-_KNOWN = (  # whose types they were compiled by
-    "core.messages", "core.run_record", "cost.operators", "pipeline.protocol", "scheduler.learned.stage_times",
-)  # fmt: skip
-_FORM = "2"  # of the folder
-LIBRARY = "gapless_control__mypyc"  # what all of them share
-SIZES = "sizes.json"  # of the files of a folder
-_SOURCES = Path(__file__).parent
+MARKER = "# Compiled (see runtime/compiled.py)."
+LIBRARY = "gapless_control__mypyc"  # the extension module that holds the code of all compiled modules
+SIZES = "sizes.json"  # in a folder of compiled code: the size of each of its files
+_FORM = "3"  # version of the folder's layout
+_PACKAGE = Path(__file__).parents[1]
+_RELATIVE_IMPORT = re.compile(r"^\s*from (\.+)([\w.]*) import (\([^)]*\)|.*)", re.MULTILINE)
 _DAY = 86_400.0  # s
-_KEPT = 30 * _DAY  # what nothing has run for so long goes when something is compiled
+_UNUSED_AFTER = 30 * _DAY
 
 
-def source(module: str) -> Path:
-    return _SOURCES.joinpath(*module.split(".")).with_suffix(".py")
+def marked_sources() -> list[Path]:
+    """Sources of the modules that are compiled, relative to the package."""
+    line = f"\n{MARKER}\n".encode()
+    found = [path for path in (_PACKAGE / "runtime").rglob("*.py") if line in path.read_bytes()]
+    return sorted(path.relative_to(_PACKAGE) for path in found)
 
 
 def folder() -> Path:
-    """Where the compiled twin of these sources lies, or would lie.
+    """Path of the folder for what these sources compile to, whether it exists or not.
 
     Raises:
         OSError, RuntimeError: a source or the user's home cannot be read.
     """
     digest = hashlib.sha256(f"{_FORM} {EXTENSION_SUFFIXES[0]} {sys.version} librt {version('librt')}".encode())
-    for module in (*MODULES, *_KNOWN):
-        digest.update(source(module).read_bytes())
+    for path in _with_imports(_PACKAGE / path for path in marked_sources()):
+        digest.update(path.read_bytes())
     return _cache() / digest.hexdigest()[:20]
+
+
+def _with_imports(sources: Iterable[Path]) -> list[Path]:
+    """`sources` and those of the package that they import, where the types of what they use come from."""
+    found: set[Path] = set()
+    for path in sources:
+        found.add(path)
+        for dots, module, names in _RELATIVE_IMPORT.findall(path.read_text()):
+            target = path.parents[len(dots) - 1].joinpath(*module.split("."))
+            candidates = [target, target / "__init__", *(target / name for name in re.findall(r"\w+", names))]
+            found.update(file for candidate in candidates if (file := candidate.with_suffix(".py")).is_file())
+    return sorted(found)
 
 
 def _cache() -> Path:
@@ -112,7 +94,7 @@ def install() -> None:
 
 
 def _note_use(root: Path) -> None:
-    """For `unused`, once a day."""
+    """Touch the folder for `unused`, once a day."""
     try:
         if time.time() - (root / SIZES).stat().st_mtime > _DAY:
             os.utime(root / SIZES)
@@ -121,42 +103,48 @@ def _note_use(root: Path) -> None:
 
 
 def unused() -> list[Path]:
-    """Folders of compiled code, of other sources or Pythons, that nothing has run for a month."""
+    """Find the folders of compiled code, of other sources or Pythons, that nothing has run for a month."""
     found = []
     for root in _cache().iterdir() if _cache().is_dir() else ():
         file = root / SIZES
         if re.fullmatch("[0-9a-f]{20}", root.name) and root.is_dir():
             with contextlib.suppress(FileNotFoundError):  # another process has removed it meanwhile
-                used = (file if file.exists() else root).stat().st_mtime
-                if time.time() - used > _KEPT:
+                last_used = (file if file.exists() else root).stat().st_mtime
+                if time.time() - last_used > _UNUSED_AFTER:
                     found.append(root)
     return found
 
 
 def damage(root: Path) -> str:
-    """What keeps the compiled modules in `root` from being loaded; empty where nothing does. To load a library that was
-    cut short would end the process."""
+    """Why the compiled modules in `root` cannot be loaded; empty where they can. Loading a truncated library would end
+    the process."""
     try:
-        told = json.loads((root / SIZES).read_text())
-        found = {name: (root / name).stat().st_size for name in told}
+        expected = _sizes(root)
+        found = {name: (root / name).stat().st_size for name in expected}
     except (OSError, ValueError) as error:
         return str(error)
-    wrong = [name for name in told if found[name] != told[name]]
-    return f"{root / wrong[0]} has {found[wrong[0]]} bytes of {told[wrong[0]]}" if wrong else ""
+    wrong = [name for name in expected if found[name] != expected[name]]
+    return f"{root / wrong[0]} has {found[wrong[0]]} bytes of {expected[wrong[0]]}" if wrong else ""
 
 
 def seal(root: Path) -> None:
-    """Note in `root` what has been compiled there, for `damage`."""
+    """Write the sizes of all compiled files in `root`, for `damage`."""
     sizes = {str(file.relative_to(root)): file.stat().st_size for file in root.rglob(f"*{EXTENSION_SUFFIXES[0]}")}
     (root / SIZES).write_text(json.dumps(sizes))
 
 
+def _sizes(root: Path) -> dict[str, int]:
+    """Bytes of each compiled file in `root`, by its path there."""
+    sizes: dict[str, int] = json.loads((root / SIZES).read_text())
+    return sizes
+
+
 class _Finder(MetaPathFinder):
-    """Finds the compiled modules in `root` and what they share; nothing else."""
+    """Finds the compiled modules in `root` and the library that they share; nothing else."""
 
     def __init__(self, root: Path) -> None:
-        names = [LIBRARY, *(f"{__package__}.{module}" for module in MODULES)]
-        self._files = {name: f"{root.joinpath(*name.split('.'))}{EXTENSION_SUFFIXES[0]}" for name in names}
+        suffix = EXTENSION_SUFFIXES[0]
+        self._files = {name.removesuffix(suffix).replace(os.sep, "."): str(root / name) for name in _sizes(root)}
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None

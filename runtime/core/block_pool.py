@@ -1,27 +1,25 @@
-"""The pool of KV blocks: who owns which page of the cache. The ranks replay it from the blocks that a step names."""
+"""The pool of KV blocks: which pages of the cache are free. Ranks keep none: messages name a request's new blocks."""
+
+# Compiled (see runtime/compiled.py).
 
 from __future__ import annotations
 
-from typing import Any
-
-_PROBES = 16  # places where a run of free blocks is looked for
-# 0, 1, 2, ...: one object a number for all blocks of all pools; as Any, compiled code hands on the object.
-_NUMBERS: list[Any] = []
+_NUM_PROBES = 16  # places where `_gap` looks for a run of free blocks
 
 
 class BlockPool:
-    """`num_blocks` pages of `block_size` tokens.
+    """Hands out `num_blocks` pages of `block_size` tokens.
 
-    A request grows into the block after its last one where that is free, and a new one starts in an untouched lane of
-    `lane_blocks` while there is any, then in the middle of a long run of free blocks: the cache of a request is then
-    mostly one contiguous run, which a CPU reads without a copy. Correctness never rests on it.
+    The blocks of a request are mostly one contiguous run, which a CPU reads without a copy; correctness does not depend
+    on it. To that end a request grows into the block after its last one if that is free. A new request starts in an
+    unused lane of `lane_blocks` while there is one, then in the middle of a long run of free blocks.
     """
 
     def __init__(self, num_blocks: int, block_size: int, lane_blocks: int = 1) -> None:
-        _NUMBERS.extend(range(len(_NUMBERS), num_blocks))
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.num_free = num_blocks
+        self._numbers = list(range(num_blocks))  # requests' lists of blocks are made of its slices, and share them
         self._is_free = bytearray(b"\x01") * num_blocks
         self._lane_blocks = max(1, min(lane_blocks, num_blocks))
         num_lanes = num_blocks // self._lane_blocks
@@ -34,41 +32,44 @@ class BlockPool:
         return self.num_blocks - self.num_free
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Blocks that hold so many tokens."""
+        """Number of blocks that hold `num_tokens`."""
         return -(-num_tokens // self.block_size)
 
     def grow(self, blocks: list[int], num_tokens: int) -> bool:
-        """Extend a request's `blocks` in place to hold `num_tokens`; all or nothing."""
+        """Extend a request's `blocks` in place to hold `num_tokens`.
+
+        Returns:
+            Whether enough blocks were free; if not, none is taken.
+        """
         need = -(-num_tokens // self.block_size) - len(blocks)
         if need <= 0:
             return True
         if need > self.num_free:
             return False
-        if need == 1:  # a decode: no run to look for
+        if need == 1:  # as decodes do
             first = self._next(blocks, need)
             self._is_free[first] = 0
             self._count(first, 1, 1)
-            blocks.append(_NUMBERS[first])
+            blocks += self._numbers[first : first + 1]
             self.num_free -= 1
             return True
         while need:
             first = self._next(blocks, need)
-            # The run of free blocks from there on, as long as it is wanted.
-            taken = self._is_free.find(0, first, first + need)
-            count = need if taken < 0 else taken - first
+            used = self._is_free.find(0, first, first + need)  # the run of free blocks ends there
+            count = need if used < 0 else used - first
             count = min(count, self.num_blocks - first)
             self._is_free[first : first + count] = bytes(count)
             self._count(first, count, 1)
-            blocks += _NUMBERS[first : first + count]
+            blocks += self._numbers[first : first + count]
             self.num_free -= count
             need -= count
         return True
 
     def release(self, blocks: list[int]) -> None:
-        """Give a request's blocks back; empties the list."""
+        """Free a request's blocks and empty the list."""
         self.num_free += len(blocks)
         at = 0
-        if blocks and blocks == _NUMBERS[blocks[0] : blocks[0] + len(blocks)]:  # one run, as most are
+        if blocks and blocks == self._numbers[blocks[0] : blocks[0] + len(blocks)]:  # one run, as most are
             self._free(blocks[0], len(blocks))
             at = len(blocks)
         while at < len(blocks):
@@ -85,7 +86,7 @@ class BlockPool:
         self._count(first, count, -1)
 
     def _count(self, first: int, count: int, sign: int) -> None:
-        """Blocks `first` .. `first + count - 1` are taken (1) or free again (-1): their lanes count them."""
+        """Count blocks `first` .. `first + count - 1` in their lanes as used (`sign` 1) or as free again (-1)."""
         at, end = first, first + count
         while at < end:
             lane = at // self._lane_blocks
@@ -97,6 +98,8 @@ class BlockPool:
             at = stop
 
     def _next(self, blocks: list[int], need: int) -> int:
+        """The free block from which on the request that owns `blocks` grows by `need` blocks, or by as many as are free
+        in a row."""
         if blocks:
             after = blocks[-1] + 1
             if after < self.num_blocks and self._is_free[after]:
@@ -110,10 +113,11 @@ class BlockPool:
         return self._gap(need)
 
     def _gap(self, need: int) -> int:
-        """Where `need` blocks lie in the middle of the longest of some free runs: what lies before it may grow too."""
+        """The first of `need` blocks in the middle of the longest of some free runs: the request whose blocks end
+        before that run may grow too."""
         free, best, length = self._is_free, 0, 0
-        for probe in range(_PROBES):
-            first = free.find(1, probe * self.num_blocks // _PROBES)
+        for probe in range(_NUM_PROBES):
+            first = free.find(1, probe * self.num_blocks // _NUM_PROBES)
             if first < 0:  # none from here on
                 break
             end = free.find(0, first)

@@ -2,12 +2,14 @@
 
 # Compiled (see runtime/compiled.py).
 
+# Compiled (see runtime/compiled.py).
+
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from .int_column import entries, total
+from .columns import entries, total
 from .run_record import MicroBatchRecord
 
 

@@ -1,4 +1,4 @@
-"""Python's garbage collector, out of the way of what makes millions of records."""
+"""Switches Python's garbage collector off while millions of records are made."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def without_collector() -> Iterator[None]:
-    """No record of a run is part of a cycle, and the collector would go through all of them again and again.
+    """Switch the collector off: no record of a run is part of a cycle, yet it would traverse all of them repeatedly.
 
-    What has been made meanwhile is then among the old objects, as if the collector had looked at it.
+    Objects made meanwhile join the oldest generation, as if the collector had visited them.
     """
     enabled = gc.isenabled()
     gc.disable()

@@ -1,7 +1,8 @@
-"""What travels between the coordinator and the ranks: ids only, msgpack, never pickle.
+"""Messages between the coordinator and the ranks: ids only, as msgpack, never pickle.
 
-One `Step` is published to all ranks for each micro-batch; each rank replays from it what it needs: its receives, its
-block tables, its sampler's history. `StepResult` comes back: spans from every stage, tokens from the last.
+The coordinator publishes one `MicroBatchMessage` to all ranks for each micro-batch. Each rank derives from it what it
+needs: its receives, its block tables, its sampler's history. `MicroBatchResult`s come back: spans from every stage,
+tokens from the last.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from ...conf.sampling import SamplingParams
-from .int_column import entries, pack, unpack
+from .columns import entries, pack, unpack
 
 
 class NewRequest(msgspec.Struct, frozen=True, array_like=True):
-    """Told to all ranks with the first chunk of a request. `seed` is resolved: never None for a sampled request."""
+    """What the ranks need to know of a request, sent with its first chunk. `seed` is resolved: never None."""
 
     request: int
     prompt_len: int
@@ -24,8 +25,12 @@ class NewRequest(msgspec.Struct, frozen=True, array_like=True):
     eos_token_ids: tuple[int, ...]
 
 
-class Segment(msgspec.Struct, frozen=True, array_like=True):
-    """Tokens of one request in a micro-batch: a chunk, or a decode. `blocks` are those newly owned."""
+class SegmentMessage(msgspec.Struct, frozen=True, array_like=True):
+    """Tokens of one request in a micro-batch: a chunk, or a decode.
+
+    `start` tokens of the request lie in the KV cache already. `blocks` are the KV blocks that the request has got since
+    its last message.
+    """
 
     request: int
     start: int
@@ -38,10 +43,11 @@ class Segment(msgspec.Struct, frozen=True, array_like=True):
         return len(self.tokens)
 
 
-class Decodes(msgspec.Struct, frozen=True, array_like=True):
-    """The decodes of a micro-batch by column, 8 bytes an entry, an entry a request; iterating gives a `Segment` each.
+class DecodesMessage(msgspec.Struct, frozen=True, array_like=True):
+    """The decodes of a micro-batch by column (`core/columns.py`), one entry a request.
 
-    `blocks`: those newly owned, by request; most decodes need none.
+    Iterating gives a `SegmentMessage` each. `blocks`, by request: the KV blocks that it has got since its last message;
+    most decodes need none.
     """
 
     requests: bytes = b""
@@ -52,24 +58,25 @@ class Decodes(msgspec.Struct, frozen=True, array_like=True):
     @classmethod
     def of(
         cls, requests: Sequence[int], starts: Sequence[int], tokens: Sequence[int], blocks: dict[int, list[int]]
-    ) -> Decodes:
+    ) -> DecodesMessage:
         return cls(pack(requests), pack(starts), pack(tokens), blocks)
 
     def __len__(self) -> int:
         return entries(self.requests)
 
-    def __iter__(self) -> Iterator[Segment]:
+    def __iter__(self) -> Iterator[SegmentMessage]:
         for request, start, token in zip(unpack(self.requests), unpack(self.starts), unpack(self.tokens), strict=True):
-            yield Segment(request, start, [token], self.blocks.get(request, []), True)
+            yield SegmentMessage(request, start, [token], self.blocks.get(request, []), True)
 
 
 class MicroBatchMessage(msgspec.Struct, frozen=True, array_like=True, tag="step"):
-    """A micro-batch. `dropped` requests (finished or preempted) forget their tables before the segments apply."""
+    """A micro-batch, published to all ranks. They forget `dropped` requests (finished or preempted) before they apply
+    its segments."""
 
     epoch: int
     micro_batch: int
-    chunks: list[Segment]
-    decodes: Decodes
+    chunks: list[SegmentMessage]
+    decodes: DecodesMessage
     new: list[NewRequest] = []
     dropped: list[int] = []
 
@@ -79,14 +86,14 @@ class MicroBatchMessage(msgspec.Struct, frozen=True, array_like=True, tag="step"
 
 
 class Stop(msgspec.Struct, frozen=True, array_like=True, tag="stop"):
-    """The ranks end after what was published before."""
+    """Ends the ranks, once they have run what was published before."""
 
 
 class Span(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What a stage did with a micro-batch, in seconds on the coordinator's clock.
+    """When a stage computed a micro-batch, in seconds on the coordinator's clock.
 
-    `ready`: the stage had nothing else to do and waited for this input; `input`: the input was there; `begin`, `end`:
-    compute; `sent`: the send had been handed over (equal to `end` on the last stage).
+    `ready`: from then on the stage waited for this input; `input`: the input was there; `begin`, `end`: of the
+    computation; `sent`: the send had been handed over (equal to `end` on the last stage).
     """
 
     micro_batch: int
@@ -99,8 +106,8 @@ class Span(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
-    """Of one sampled token: its log-probability, its rank among all by it, from 1, and the best as (token id,
-    log-probability), best first."""
+    """The log-probability of one sampled token, its rank among all tokens (the most probable has 1), and the most
+    probable tokens as (token id, log-probability), best first."""
 
     logprob: float
     rank: int
@@ -108,9 +115,10 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Sampled(msgspec.Struct, frozen=True, array_like=True):
-    """The tokens that a micro-batch sampled, in its order: of chunks that end their prompt, then of decodes.
+    """The tokens that a micro-batch sampled, in its order: one for each chunk that ends its prompt, then one for each
+    decode.
 
-    `logprobs`: by request, of those that asked for them.
+    `logprobs`, by request: for those that asked for them.
     """
 
     tokens: list[int]
@@ -118,8 +126,10 @@ class Sampled(msgspec.Struct, frozen=True, array_like=True):
 
 
 class MicroBatchResult(msgspec.Struct, frozen=True, array_like=True, tag="result"):
-    """What stages did with a micro-batch (one entry from a stage's tensor-parallel rank 0). Only the last stage tells
-    what was `sampled`, and with that the micro-batch is over."""
+    """Spans of a micro-batch, one from the tensor-parallel rank 0 of each stage that reports.
+
+    Only the last stage sends `sampled`, and with it the micro-batch is over.
+    """
 
     epoch: int
     micro_batch: int
@@ -128,7 +138,7 @@ class MicroBatchResult(msgspec.Struct, frozen=True, array_like=True, tag="result
 
 
 class RankFailure(msgspec.Struct, frozen=True, array_like=True, tag="failure"):
-    """A rank's own last word before it ends."""
+    """The error that ends a rank, sent by the rank itself."""
 
     rank: int
     stage: int

@@ -8,7 +8,7 @@ from .request import Request
 
 
 class Chunk:
-    """`length` tokens of a request from `start` on; `ends_prefill` chunks sample a token."""
+    """`length` tokens of a request from `start` on; a chunk that `ends_prefill` samples a token."""
 
     __slots__ = ("length", "request", "start")
 
@@ -23,7 +23,7 @@ class Chunk:
 
 
 class MicroBatch:
-    """What the stages run at once. A request stands in it once at most."""
+    """The chunks and decodes that a stage runs at once. A request is in it once at most."""
 
     __slots__ = ("chunks", "decodes")
 

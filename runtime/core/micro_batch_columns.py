@@ -1,4 +1,4 @@
-"""Micro-batches of a run as arrays: a run has many thousands, of up to hundreds of decodes each."""
+"""The micro-batches of a run as arrays: a run has many thousands, with up to hundreds of decodes each."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from .int_column import entries
+from .columns import entries
 from .run_record import MicroBatchRecord
 
 Floats = npt.NDArray[np.float64]
@@ -17,16 +17,16 @@ Ints = npt.NDArray[np.int64]
 N = TypeVar("N", np.int64, np.float64)
 
 
-def taken(column: npt.NDArray[N], places: Ints) -> npt.NDArray[N]:
-    """What the column holds there, 0 where a place is -1."""
+def values_at(column: npt.NDArray[N], places: Ints) -> npt.NDArray[N]:
+    """The column's values at `places`, and 0 where a place is -1."""
     values, known = np.zeros(len(places), column.dtype), places >= 0
     values[known] = column[places[known]]
     return values
 
 
 class MicroBatchColumns:
-    """`micro_batches` by column, an entry a micro-batch in their order: its number, prompt tokens, decodes, and the KV
-    tokens that its decodes attend to, summed."""
+    """`micro_batches` by column, an entry a micro-batch in their order: its number (`micro_batch`), prompt tokens
+    (`prefill`), number of `decodes`, and the sum of the KV tokens that each decode attends to (`context`)."""
 
     def __init__(self, micro_batches: Sequence[MicroBatchRecord]) -> None:
         self.micro_batch: Ints = np.array([s.micro_batch for s in micro_batches], np.int64)
@@ -43,17 +43,17 @@ class MicroBatchColumns:
 
     @cached_property
     def dispatched(self) -> Floats:
-        """Seconds on the coordinator's clock."""
+        """Times of dispatch, in seconds on the coordinator's clock."""
         return np.array([s.dispatched for s in self._micro_batches], np.float64)
 
     @cached_property
     def chunks(self) -> Ints:
-        """Number of chunks."""
+        """Numbers of chunks."""
         return np.array([len(s.chunks) for s in self._micro_batches], np.int64)
 
     @cached_property
     def chunk_prefix(self) -> Ints:
-        """KV tokens before the chunks, summed."""
+        """Sums of the KV tokens before each chunk."""
         return np.array([sum([c.start for c in s.chunks]) for s in self._micro_batches], np.int64)
 
     @cached_property
@@ -64,23 +64,23 @@ class MicroBatchColumns:
 
     @cached_property
     def by_number(self) -> Ints:
-        """Where they are, by their numbers."""
+        """Places of the micro-batches, sorted by their numbers."""
         return np.argsort(self.micro_batch, kind="stable")
 
     def places(self, numbers: Ints) -> Ints:
-        """Where the micro-batches of such numbers are, -1 of those that are not there."""
+        """Places of the micro-batches with these numbers, -1 for a number that none has."""
         place = np.append(self.by_number, -1)[np.searchsorted(self.micro_batch, numbers, sorter=self.by_number)]
         return np.where(np.append(self.micro_batch, -1)[place] == numbers, place, -1)
 
     def by_request(self, values: Floats) -> dict[int, float]:
-        """For each request the sum of `values`, one a micro-batch, over the micro-batches that carried it."""
+        """Sum `values`, one a micro-batch, for each request over the micro-batches that carried it."""
         chunks = [c.request for s in self._micro_batches for c in s.chunks]
         requests = b"".join([s.decodes.request_column for s in self._micro_batches])
         carried = np.concatenate([np.array(chunks, np.int64), np.frombuffer(requests, np.int64)])
         chunks_each = [len(s.chunks) for s in self._micro_batches]
         weights = np.concatenate([np.repeat(values, chunks_each), np.repeat(values, self.decodes)])
         first, last = int(carried.min(initial=0)), int(carried.max(initial=0))
-        if last - first <= len(carried):  # as good as always: they are numbered as they arrive
+        if last - first <= len(carried):  # nearly always, as requests are numbered when they arrive
             names, place = np.arange(first, last + 1), carried - first
         else:
             names, place = np.unique(carried, return_inverse=True)

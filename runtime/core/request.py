@@ -1,4 +1,6 @@
-"""A request's life in the coordinator: its tokens, and how far they are dispatched and completed."""
+"""A request in the coordinator: its tokens, and how many of them are dispatched and completed."""
+
+# Compiled (see runtime/compiled.py).
 
 from __future__ import annotations
 
@@ -9,14 +11,14 @@ from .request_record import RequestRecord
 
 
 class Request:
-    """Prompt tokens plus sampling parameters, and what has become of them.
+    """A prompt with its sampling parameters, the tokens sampled for it, and its state.
 
-    Its tokens are `prompt` and then `output`. `num_dispatched` of them have their KV computed or under way,
-    `num_completed` have it for sure; the difference is in flight. At `max_len` tokens, P + D at the longest, or with
-    one of `stop_ids` it ends. `prefill_target` tokens enter as chunks: the prompt, or after a preemption all tokens
-    known by then. A prompt of `bytes`, as simulations have, takes a byte a token. `user` and `deadline` (of the first
-    token, seconds on the coordinator's clock) are for the orders that ask for them; `order_key` is the order's.
-    `record` is what the coordinator notes of it.
+    Its tokens are `prompt` and then `output`. The KV of `num_completed` tokens is computed, that of `num_dispatched` is
+    computed or in flight. The request ends at `max_len` tokens (at most P + D), or with one of `stop_ids`.
+    `prefill_target` tokens enter as chunks: the prompt, or after a preemption all tokens known by then. A prompt of
+    `bytes`, as simulations have, takes a byte a token. Orders of admission read `user` and `deadline` (of the first
+    token, in seconds on the coordinator's clock) and keep their sort key in `order_key`. `record` is the request's row
+    in the run's record.
     """
 
     __slots__ = (
@@ -95,7 +97,7 @@ class Request:
         return self.prompt_len + len(self.output)
 
     def tokens_in(self, start: int, stop: int) -> Sequence[int]:
-        """Those of its tokens."""
+        """Its tokens `start` .. `stop - 1`."""
         known = self.prompt_len
         if stop <= known:
             return self.prompt[start:stop]
@@ -103,7 +105,7 @@ class Request:
 
     @property
     def remaining_prefill(self) -> int:
-        """Tokens that are still to be dispatched as chunks."""
+        """Number of tokens that are still to be dispatched as chunks."""
         return max(0, self.prefill_target - self.num_dispatched)
 
     @property
@@ -115,13 +117,14 @@ class Request:
         return self.finish_reason is not None
 
     def finish_reason_after(self, token: int) -> str | None:
-        """Why the request ends with this token, its newest; None if it goes on. Stop strings are apart."""
+        """The reason for which the request ends with `token`, its newest; None if it goes on. Stop strings are checked
+        elsewhere (`engine/stopping.py`)."""
         if self.stop_ids is not None and token in self.stop_ids and self.num_output >= self.params.min_tokens:
             return "stop"
         return "length" if self.num_tokens >= self.max_len else None
 
     def take_new_blocks(self) -> list[int]:
-        """Blocks that the ranks have not been told of; they are told now."""
+        """Return the blocks that no message has named yet, and count them as sent."""
         new = self.blocks[self.num_blocks_sent :]
         self.num_blocks_sent = len(self.blocks)
         return new

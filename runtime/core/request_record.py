@@ -1,4 +1,6 @@
-"""What the coordinator notes of one request."""
+"""The record of one request, kept by the coordinator."""
+
+# Compiled (see runtime/compiled.py).
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the coordinator records of a run, for the ledger: each micro-batch's make-up and why stage 0 waited."""
+"""The record of a run, kept by the coordinator for the ledger: what each micro-batch held, and why stage 0 waited."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-from .int_column import entries, pack, total, unpack
+from .columns import entries, pack, total, unpack
 from .messages import Span
 from .request_record import RequestRecord
 
@@ -17,10 +17,10 @@ Blocked = Literal["depth_full", "no_request", "in_flight", "kv_full"]
 
 
 class Wait(msgspec.Struct, frozen=True, gc=False):
-    """From `start` to `end` (seconds, coordinator's clock) nothing could be dispatched, for `reason`.
+    """A time in which nothing could be dispatched, for `reason`; seconds on the coordinator's clock.
 
-    `end` is when the event that ended it truly happened (the last stage finished a micro-batch, a request arrived), not
-    when the coordinator heard of it: the rest until the dispatch is control time.
+    It ends when the last stage finished a micro-batch or a request arrived, not when the coordinator received word of
+    it: the rest until the dispatch is control time.
     """
 
     start: float
@@ -28,27 +28,27 @@ class Wait(msgspec.Struct, frozen=True, gc=False):
     reason: Blocked
 
 
-class Part(msgspec.Struct, frozen=True, gc=False):
-    """One request's share of a micro-batch: `tokens` of them on a KV prefix of `start`."""
+class SegmentRecord(msgspec.Struct, frozen=True, gc=False):
+    """Tokens of one request in a micro-batch: a chunk, or a decode. Before them `start` tokens lie in the KV cache."""
 
     request: int
     start: int
     tokens: int
 
 
-class Decodes(msgspec.Struct, frozen=True, gc=False):
-    """The decodes of a micro-batch by column, 8 bytes an entry: runs have millions. Iterating gives a `Part` each."""
+class DecodesRecord(msgspec.Struct, frozen=True, gc=False):
+    """The decodes of a micro-batch by column (`core/columns.py`); iterating gives a `SegmentRecord` each."""
 
     request_column: bytes = b""
     start_column: bytes = b""
 
     @classmethod
-    def at(cls, requests: Sequence[int] = (), starts: Sequence[int] = ()) -> Decodes:
-        """Of these requests, each on a KV prefix of its start."""
+    def at(cls, requests: Sequence[int] = (), starts: Sequence[int] = ()) -> DecodesRecord:
+        """Make the columns from lists: `starts[i]` tokens of `requests[i]` lie in the KV cache before."""
         return cls(pack(requests), pack(starts))
 
     @classmethod
-    def of(cls, parts: Iterable[Part]) -> Decodes:
+    def of(cls, parts: Iterable[SegmentRecord]) -> DecodesRecord:
         parts = list(parts)
         return cls.at([part.request for part in parts], [part.start for part in parts])
 
@@ -62,33 +62,33 @@ class Decodes(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def context(self) -> int:
-        """KV tokens that they attend to, summed."""
+        """Sum of the KV tokens that each decode attends to."""
         return total(self.start_column) + len(self)
 
     def __len__(self) -> int:
         return entries(self.request_column)
 
-    def __getitem__(self, index: int) -> Part:
-        return Part(self.requests[index], self.starts[index], 1)
+    def __getitem__(self, index: int) -> SegmentRecord:
+        return SegmentRecord(self.requests[index], self.starts[index], 1)
 
-    def __iter__(self) -> Iterator[Part]:
-        return (Part(request, start, 1) for request, start in zip(self.requests, self.starts, strict=True))
+    def __iter__(self) -> Iterator[SegmentRecord]:
+        return (SegmentRecord(request, start, 1) for request, start in zip(self.requests, self.starts, strict=True))
 
 
 class MicroBatchRecord(msgspec.Struct, gc=False):
-    """One micro-batch as the coordinator saw it. Times are seconds on the coordinator's clock."""
+    """What the coordinator recorded of one micro-batch. Times are seconds on the coordinator's clock."""
 
     micro_batch: int
     dispatched: float
-    chunks: list[Part]
-    decodes: Decodes
-    waits: list[Wait] = []  # between the dispatch before and this one
+    chunks: list[SegmentRecord]
+    decodes: DecodesRecord
+    waits: list[Wait] = []  # since the dispatch of the micro-batch before
     completed: float | None = None
     kv_blocks_used: int = 0
     num_waiting: int = 0  # requests not yet admitted, at dispatch
     num_running: int = 0
     sampled_rows: int = 0  # decodes, and chunks that end their prompt
-    predicted: list[float] | None = None  # seconds by stage, as the scheduler foresaw them at dispatch
+    predicted: list[float] | None = None  # seconds by stage, by the scheduler's prediction at dispatch
 
     @property
     def prefill_tokens(self) -> int:
@@ -104,18 +104,18 @@ class MicroBatchRecord(msgspec.Struct, gc=False):
 
     @property
     def decode_context(self) -> int:
-        """KV tokens that the decodes attend to, summed."""
+        """Sum of the KV tokens that each decode attends to."""
         return self.decodes.context
 
 
 @dataclass(slots=True)
 class RunRecord:
-    """All that a run leaves for its ledger and its report."""
+    """The record of a whole run, from which its ledger and its report are made."""
 
     num_stages: int
     num_blocks: int
     micro_batches: list[MicroBatchRecord] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
     requests: list[RequestRecord] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)  # what the scheduler chose by itself and why, a line each
-    stage_times: list[list[float]] | None = None  # what it learned (`scheduler/learned/stage_times.py`)
+    notes: list[str] = field(default_factory=list)  # the scheduler's own choices and why, a line each
+    stage_times: list[list[float]] | None = None  # weights that it learned (`scheduler/learned/stage_times.py`)

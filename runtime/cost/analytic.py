@@ -1,5 +1,7 @@
 """Operator times from a device's constants: each kernel by its tiles, its bytes and its launch."""
 
+# Compiled (see runtime/compiled.py).
+
 from __future__ import annotations
 
 from ...conf.costs import CostsConfig

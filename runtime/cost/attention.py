@@ -1,5 +1,7 @@
 """Time of attention kernels: over a chunk's prefix and itself, and of decodes over their contexts."""
 
+# Compiled (see runtime/compiled.py).
+
 from __future__ import annotations
 
 import math

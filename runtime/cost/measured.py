@@ -261,7 +261,7 @@ def pace(operators: MeasuredOperators, layers: Sequence[int], stages: Sequence[S
     Of all of their time together, so outliers count, which a run has too; 1 where none were measured."""
     costs = StageCosts(layers, [operators] * len(layers))
     crowded = [sample for sample in stages if sample.in_flight > 1]
-    predicted = sum(costs.seconds(sample.point.load)[sample.stage] for sample in crowded)
+    predicted = sum(costs.seconds(sample.point.shape)[sample.stage] for sample in crowded)
     return sum(sample.compute for sample in crowded) / predicted if crowded else 1.0
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from .stage_costs import Load
+from .stage_costs import MicroBatchShape
 
 
 class Point(NamedTuple):
@@ -25,10 +25,10 @@ class Point(NamedTuple):
         return self.chunk + self.decodes
 
     @property
-    def load(self) -> Load:
+    def shape(self) -> MicroBatchShape:
         """What it asks of a stage."""
         chunks = ((self.chunk, self.prefix),) if self.chunk else ()
-        return Load(chunks, self.decodes, self.decodes * self.context, self.decodes + self.sample)
+        return MicroBatchShape(chunks, self.decodes, self.decodes * self.context, self.decodes + self.sample)
 
     def slots(self, block_size: int) -> int:
         """KV slots that its requests own."""

@@ -1,19 +1,24 @@
 """A stage's time for a micro-batch, composed of its operators' times."""
 
+# Compiled (see runtime/compiled.py).
+
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from mypy_extensions import mypyc_attr
 
-from ..core.int_column import entries, total
+from ..core.columns import entries, total
 from ..core.messages import MicroBatchMessage
 from .operators import LAYER_LINEARS, Operators
 
 
-class Load:
-    """What a micro-batch asks of a stage. `chunks`: (length, prefix) of each; `context`: KV tokens that the `decodes`
-    attend to, summed; `sampled`: rows whose logits are wanted."""
+class MicroBatchShape:
+    """The sizes of a micro-batch on which a stage's time depends.
+
+    `chunks`: (length, prefix) of each; `decodes`: their number; `context`: sum of the KV tokens that each decode
+    attends to; `sampled`: number of rows whose logits are computed.
+    """
 
     __slots__ = ("chunks", "context", "decodes", "sampled")
 
@@ -26,18 +31,18 @@ class Load:
         self.sampled = sampled
 
     @classmethod
-    def of(cls, micro_batch: MicroBatchMessage) -> Load:
+    def of(cls, micro_batch: MicroBatchMessage) -> MicroBatchShape:
         starts: bytes = micro_batch.decodes.starts
         count = sampled = entries(starts)
         chunks: list[tuple[int, int]] = []
         for chunk in micro_batch.chunks:
             chunks.append((len(chunk.tokens), chunk.start))
             sampled += chunk.sample
-        return Load(chunks, count, total(starts) + count, sampled)
+        return MicroBatchShape(chunks, count, total(starts) + count, sampled)
 
     @property
     def rows(self) -> int:
-        """Tokens, which the linear layers see fused."""
+        """Number of tokens, over which the linear layers run fused."""
         rows = self.decodes
         for length, _ in self.chunks:
             rows += length
@@ -46,23 +51,23 @@ class Load:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class StageCosts:
-    """Seconds of each stage for a micro-batch.
+    """Predicts the seconds of each stage for a micro-batch.
 
-    A stage's time is its layers' (linear operators over all rows, attention apart for chunks and decodes, two
-    all-reduces, others, host overhead), the embedding's on the first, and on the last that of the LM head over the
-    rows that sample.
+    A stage's time is the sum over its layers of linear operators over all rows, attention apart for chunks and for
+    decodes, two all-reduces, others and host overhead. The first stage adds the embedding, the last one the LM head
+    over the rows that sample.
 
     Args:
         layers: number of decoder layers of each stage.
-        operators: of each stage; stages may stand on different devices.
-        host: whether the host's overhead counts, or is taken to be hidden behind the device.
+        operators: operator times of each stage, as stages may run on different devices.
+        host: whether the host's overhead counts; else it is assumed to be hidden behind the device.
     """
 
     def __init__(self, layers: Sequence[int], operators: Sequence[Operators], *, host: bool = True) -> None:
         assert len(layers) == len(operators) >= 1
         self.layers = tuple(layers)
         self.operators = tuple(operators)
-        self._kinds: list[tuple[Operators, dict[int, float]]] = []  # different ones, each with its times by rows
+        self._kinds: list[tuple[Operators, dict[int, float]]] = []  # the distinct ones, each with its times by rows
         index: dict[int, int] = {}
         for source in operators:
             if id(source) not in index:
@@ -71,7 +76,7 @@ class StageCosts:
         self._kind = [index[id(source)] for source in operators]
         self._host = host
         self._overhead = [source.micro_batch_overhead if host else 0.0 for source in operators]
-        self._by_rows: dict[int, list[float]] = {}  # of each stage, attention and head apart
+        self._by_rows: dict[int, list[float]] = {}  # of each stage, without attention and head
         self._embedding: dict[int, float] = {}
         self._head: dict[int, float] = {}
 
@@ -79,21 +84,21 @@ class StageCosts:
     def num_stages(self) -> int:
         return len(self.layers)
 
-    def seconds(self, load: Load) -> list[float]:
-        """Of each stage."""
-        rows, kinds = load.rows, self._kinds
+    def seconds(self, shape: MicroBatchShape) -> list[float]:
+        """Seconds of each stage."""
+        rows, kinds = shape.rows, self._kinds
         times = self._by_rows.get(rows) or self._without_attention(rows)
-        each = [_attention(source, load) for source, _ in kinds]
+        each = [_attention(source, shape) for source, _ in kinds]
         times = [times[stage] + count * each[self._kind[stage]] for stage, count in enumerate(self.layers)]
-        if load.sampled:
-            head = self._head.get(load.sampled)
+        if shape.sampled:
+            head = self._head.get(shape.sampled)
             if head is None:
-                head = self._head[load.sampled] = self.operators[-1].linear("head", load.sampled)
+                head = self._head[shape.sampled] = self.operators[-1].linear("head", shape.sampled)
             times[-1] += head
         return times
 
     def _without_attention(self, rows: int) -> list[float]:
-        """Seconds of each stage for so many tokens, but for attention and the LM head."""
+        """Seconds of each stage for `rows` tokens, without attention and the LM head."""
         layer = [self._layer(source, by_rows, rows) for source, by_rows in self._kinds]
         times = [
             count * layer[kind] + overhead
@@ -106,16 +111,16 @@ class StageCosts:
         self._by_rows[rows] = times
         return times
 
-    def breakdown(self, load: Load, stage: int) -> dict[str, float]:
-        """Seconds of one stage by operator; they sum to its time."""
-        source, count, rows = self.operators[stage], self.layers[stage], load.rows
+    def breakdown(self, shape: MicroBatchShape, stage: int) -> dict[str, float]:
+        """Seconds of one stage by operator, which add up to its time."""
+        source, count, rows = self.operators[stage], self.layers[stage], shape.rows
         parts: dict[str, float] = {name: count * source.linear(name, rows) for name in LAYER_LINEARS}
-        parts["attn"] = count * _attention(source, load)
+        parts["attn"] = count * _attention(source, shape)
         parts["others"] = count * source.others(rows)
         parts["all_reduce"] = count * 2 * source.all_reduce(rows)
         parts["embedding"] = source.embedding(rows) if stage == 0 else 0.0
-        head = stage == self.num_stages - 1 and load.sampled > 0
-        parts["head"] = source.linear("head", load.sampled) if head else 0.0
+        head = stage == self.num_stages - 1 and shape.sampled > 0
+        parts["head"] = source.linear("head", shape.sampled) if head else 0.0
         parts["host"] = (count * source.layer_overhead + source.micro_batch_overhead) if self._host else 0.0
         return parts
 
@@ -129,8 +134,8 @@ class StageCosts:
         return seconds
 
 
-def _attention(source: Operators, load: Load) -> float:
-    seconds = source.decode_attention(load.decodes, load.context) if load.decodes else 0.0
-    for length, prefix in load.chunks:
+def _attention(source: Operators, shape: MicroBatchShape) -> float:
+    seconds = source.decode_attention(shape.decodes, shape.context) if shape.decodes else 0.0
+    for length, prefix in shape.chunks:
         seconds += source.chunk_attention(length, prefix)
     return seconds

@@ -1,20 +1,27 @@
-"""The coordinator: keeps the pipeline filled with what the scheduler picks, and records why where it could not.
+"""The coordinator: fills the pipeline with the scheduler's micro-batches, and records why it could not dispatch.
 
-It knows the `Pipeline` protocol only, so a real cluster and a simulated one run under the same code.
+It knows a pipeline by the `Pipeline` protocol only, so the same code drives a real cluster and a simulated one.
 """
+
+# Compiled (see runtime/compiled.py).
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
-from librt.strings import BytesWriter, write_i64_le
-
-from ..core.messages import Decodes, MicroBatchMessage, MicroBatchResult, NewRequest, Sampled, Segment, TokenLogprobs
+from ..core.columns import IntColumn, append_to_each
+from ..core.messages import (
+    DecodesMessage,
+    MicroBatchMessage,
+    MicroBatchResult,
+    NewRequest,
+    Sampled,
+    SegmentMessage,
+    TokenLogprobs,
+)
 from ..core.micro_batch import Chunk, MicroBatch
 from ..core.request import Request
-from ..core.run_record import Decodes as RecordedDecodes
-from ..core.run_record import MicroBatchRecord, Part, RunRecord, Wait
+from ..core.run_record import DecodesRecord, MicroBatchRecord, RunRecord, SegmentRecord, Wait
 from ..pipeline.protocol import Pipeline, PipelineError
 from ..scheduler.base import Scheduler
 
@@ -31,14 +38,18 @@ class TokenEvent:
         self.time = time
 
 
-# Called on each new token, before the next dispatch: a finish reason that only text can tell (a stop string), or None.
+# Called with each new token, before the next dispatch. Returns a finish reason that is found in the text only (a stop
+# string), or None.
 StopCheck = Callable[[Request, int, TokenLogprobs | None], str | None]
 
 
 class Coordinator:
     """Drives one pipeline with one scheduler. Single-threaded: call `step` until `has_work` is false.
 
-    With `ends_only` the events are those of requests that end; tokens are in the record either way.
+    With `ends_only` there are events only for requests that end. The times of tokens are in the record either way.
+
+    The coordinator owns `epoch`, the number of the pipeline that it drives, counted from 0. Every message to the ranks
+    carries it, every result brings it back, and a result of another epoch is dropped. Nothing else sets it.
     """
 
     def __init__(
@@ -69,31 +80,31 @@ class Coordinator:
         return self.scheduler.has_work or bool(self._in_flight)
 
     def check_progress(self) -> None:
-        """To be asked after a dispatch, where no request is still to come.
+        """Check that the run can go on; call it after a dispatch, when no more requests will arrive.
 
         Raises:
-            PipelineError: the policy takes nothing though nothing is in flight, and never will.
+            PipelineError: the policy dispatches none of the unfinished requests though nothing is in flight.
         """
         if self.scheduler.has_work and not self._in_flight:
             unfinished = self.scheduler.num_waiting + len(self.scheduler.running)
             raise PipelineError(f"the policy takes none of {unfinished} unfinished requests, and nothing is in flight")
 
     def add(self, request: Request) -> None:
-        """Accept a request; it must fit into the cache alone, and arrive in the order of ids."""
+        """Accept a request. It must fit into an empty cache, and requests must be added in the order of their ids."""
         assert self.scheduler.pool.blocks_for(request.max_len) <= self.scheduler.pool.num_blocks, request
         self._unblocked(request.arrival)
         self.record.requests.append(request.record)
         self.scheduler.add(request)
 
     def abort(self, request: Request) -> None:
-        """End a request now; what of it is in flight is ignored when it comes back."""
+        """End a request now. The tokens of its micro-batches in flight are dropped when their results come."""
         if not request.is_finished:
             self._finish(request, "abort", self.clock.now())
 
     def step(self, deadline: float, arrive: Callable[[], None] = lambda: None) -> list[TokenEvent]:
-        """Dispatch what is admissible, wait for results until `deadline`, dispatch again; tokens that came.
+        """Dispatch what is admissible, wait for results until `deadline`, dispatch again, return the new tokens.
 
-        `arrive` is called before each dispatch, to add what has come meanwhile.
+        `arrive` is called before each dispatch, to add requests that have arrived meanwhile.
         """
         arrive()
         self.dispatch()
@@ -103,7 +114,7 @@ class Coordinator:
         return events
 
     def collect(self, deadline: float) -> list[TokenEvent]:
-        """Wait for results until `deadline`; tokens that came. What they make admissible is not dispatched yet."""
+        """Wait for results until `deadline` and return the new tokens. What they make admissible is not dispatched."""
         events: list[TokenEvent] = []
         for result in self.pipeline.wait(deadline):
             self._handle(result, events)
@@ -125,12 +136,12 @@ class Coordinator:
         self._unblocked(now)
         number = self.next_micro_batch
         new: list[NewRequest] = []
-        chunks: list[Segment] = []
-        parts: list[Part] = []
+        chunks: list[SegmentMessage] = []
+        recorded_chunks: list[SegmentRecord] = []
         sampled_rows = len(batch.decodes)
         for chunk in batch.chunks:
             chunks.append(_segment(chunk, now, new))
-            parts.append(Part(chunk.request.id, chunk.start, chunk.length))
+            recorded_chunks.append(SegmentRecord(chunk.request.id, chunk.start, chunk.length))
             sampled_rows += chunk.ends_prefill
         decodes = _decodes(batch.decodes)
         micro_batch = MicroBatchMessage(self.epoch, number, chunks, decodes, new, scheduler.dropped)
@@ -138,8 +149,8 @@ class Coordinator:
         record = MicroBatchRecord(
             number,
             now,
-            parts,
-            RecordedDecodes(decodes.requests, decodes.starts),
+            recorded_chunks,
+            DecodesRecord(decodes.requests, decodes.starts),
             self._waits,
             kv_blocks_used=scheduler.pool.num_used,
             num_waiting=scheduler.num_waiting,
@@ -176,31 +187,27 @@ class Coordinator:
         self._accept(requests + batch.decodes if requests else batch.decodes, sampled, now, events)
 
     def _accept(self, requests: list[Request], sampled: Sampled, now: float, events: list[TokenEvent]) -> None:
-        tokens: list[Any] = sampled.tokens
-        logprobs = sampled.logprobs
+        """Append to each request its sampled token; finish those that end with it, resume the others."""
+        tokens, logprobs = sampled.tokens, sampled.logprobs
         assert len(requests) == len(tokens), (requests, tokens)
-        check, tells_all = self._stop_check, not self._ends_only
-        when: Any = now  # one object for all of them, compiled too
-        go_on = True
-        for request, token in zip(requests, tokens):  # noqa: B905  (as it stands, mypyc makes it a plain loop)
-            if request.finish_reason is not None:  # aborted meanwhile
-                go_on = False
-                continue
-            told = logprobs.get(request.id) if logprobs else None
+        if any(request.finish_reason is not None for request in requests):  # aborted while in flight
+            rows = [row for row, request in enumerate(requests) if request.finish_reason is None]
+            requests, tokens = [requests[row] for row in rows], [tokens[row] for row in rows]
+        append_to_each([request.record.token_times for request in requests], now)
+        any_ended = False
+        for row, request in enumerate(requests):
+            token = tokens[row]
             request.output.append(token)
-            times: list[Any] = request.record.token_times
-            times.append(when)
-            reason, stop_ids = None, request.stop_ids
-            if request.num_tokens >= request.max_len or (stop_ids is not None and token in stop_ids):
-                reason = request.finish_reason_after(token)
-            if check is not None:
-                reason = check(request, token, told) or reason
+            logprob = logprobs.get(request.id) if logprobs else None
+            reason = request.finish_reason_after(token)
+            if self._stop_check is not None:
+                reason = self._stop_check(request, token, logprob) or reason
             if reason is not None:
-                go_on = False
                 self._finish(request, reason, now)
-            if tells_all or reason is not None:
-                events.append(TokenEvent(request, token, told, now))
-        self.scheduler.resume(requests if go_on else [r for r in requests if r.finish_reason is None])
+                any_ended = True
+            if reason is not None or not self._ends_only:
+                events.append(TokenEvent(request, token, logprob, now))
+        self.scheduler.resume([r for r in requests if r.finish_reason is None] if any_ended else requests)
 
     def _finish(self, request: Request, reason: str, now: float) -> None:
         self.scheduler.finish(request, reason)
@@ -213,32 +220,32 @@ class Coordinator:
         self._blocked_by = reason  # type: ignore[assignment]
 
     def _unblocked(self, at: float) -> None:
-        """What kept stage 0 waiting ended, truly at `at`; the rest until the dispatch is the coordinator's own time."""
+        """End the wait at `at`, when its reason ended. From then until the dispatch is the coordinator's own time."""
         if self._blocked_since is not None:
             if at > self._blocked_since:
                 self._waits.append(Wait(self._blocked_since, at, self._blocked_by))
             self._blocked_since = None
 
 
-def _segment(chunk: Chunk, now: float, new: list[NewRequest]) -> Segment:
-    """A chunk as the ranks are told of it; one that is their first of its request adds to `new`."""
+def _segment(chunk: Chunk, now: float, new: list[NewRequest]) -> SegmentMessage:
+    """The message for a chunk. Where it is the first that the ranks get of its request, a `NewRequest` joins `new`."""
     request, start = chunk.request, chunk.start
     if request.num_blocks_sent == 0:
         new.append(NewRequest(request.id, request.prompt_len, request.seed, request.params, request.eos_token_ids))
         if request.record.first_dispatched is None:
             request.record.first_dispatched = now
     tokens = request.tokens_in(start, start + chunk.length)
-    return Segment(request.id, start, tokens, request.take_new_blocks(), chunk.ends_prefill)
+    return SegmentMessage(request.id, start, tokens, request.take_new_blocks(), chunk.ends_prefill)
 
 
-def _decodes(requests: list[Request]) -> Decodes:
-    """Of requests whose newest token has just been dispatched."""
-    ids, starts, tokens = BytesWriter(), BytesWriter(), BytesWriter()
+def _decodes(requests: list[Request]) -> DecodesMessage:
+    """The message for the decodes of `requests`, whose newest tokens have just been counted as dispatched."""
+    ids, starts, tokens = IntColumn(), IntColumn(), IntColumn()
     blocks: dict[int, list[int]] = {}
     for request in requests:
-        write_i64_le(ids, request.id)
-        write_i64_le(starts, request.num_dispatched - 1)
-        write_i64_le(tokens, request.output[-1])
+        ids.append(request.id)
+        starts.append(request.num_dispatched - 1)
+        tokens.append(request.output[-1])
         if len(request.blocks) > request.num_blocks_sent:
             blocks[request.id] = request.take_new_blocks()
-    return Decodes(ids.getvalue(), starts.getvalue(), tokens.getvalue(), blocks)
+    return DecodesMessage(ids.packed, starts.packed, tokens.packed, blocks)

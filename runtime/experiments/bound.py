@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..cost.operators import Operators
-from ..cost.stage_costs import Load, StageCosts
+from ..cost.stage_costs import MicroBatchShape, StageCosts
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -74,7 +74,7 @@ def _sizes(longest: int) -> list[int]:
 
 def _without_attention(costs: StageCosts, stage: int, rows: int) -> float:
     """Returns one stage's seconds for `rows` tokens, without attention."""
-    parts = costs.breakdown(Load(((rows, 0),)), stage)
+    parts = costs.breakdown(MicroBatchShape(((rows, 0),)), stage)
     return sum(parts.values()) - parts["attn"]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ...conf.schema import SimulateConfig
-from ..cost.stage_costs import Load, StageCosts
+from ..cost.stage_costs import MicroBatchShape, StageCosts
 from ..report.chart import Axis, Chart, Series, series_colour
 from .artifact import Artifact, Relation, Row, Simulate
 from .figure7 import PAPER as FIGURE_7
@@ -83,7 +83,7 @@ def chunked_prefill(costs: StageCosts, length: int, chunk: int) -> dict[str, flo
     total = {"linear": 0.0, "attn": 0.0, "rest": 0.0}
     for start in range(0, length, chunk):
         size = min(chunk, length - start)
-        load = Load(((size, start),), sampled=1 if start + size == length else 0)
-        for part, seconds in iteration(costs, load).items():
+        shape = MicroBatchShape(((size, start),), sampled=1 if start + size == length else 0)
+        for part, seconds in iteration(costs, shape).items():
             total[part] += seconds
     return total

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ...conf.schema import SimulateConfig
-from ..cost.stage_costs import Load, StageCosts
+from ..cost.stage_costs import MicroBatchShape, StageCosts
 from ..report.chart import Axis, Chart, Series, series_colour
 from .artifact import Artifact, Row, Simulate
 from .one_gpu import costs_of, decodes, prefill
@@ -55,8 +55,8 @@ def figure3(config: SimulateConfig, simulate: Simulate) -> Artifact:
     return Artifact("Figure 3: cost of a prefill token and of a decode", tuple(rows), charts, notes)
 
 
-def _seconds_per_token(costs: StageCosts, load: Load, tokens: int) -> dict[str, float]:
-    parts = costs.breakdown(load, 0)
+def _seconds_per_token(costs: StageCosts, shape: MicroBatchShape, tokens: int) -> dict[str, float]:
+    parts = costs.breakdown(shape, 0)
     return {operator: parts[operator] / tokens for operator in OPERATORS}
 
 

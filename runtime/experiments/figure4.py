@@ -12,7 +12,7 @@ from ...models.huggingface import resolve_architecture
 from ...models.memory import dtype_bytes
 from ..cost.make import make_operators
 from ..cost.operators import LAYER_LINEARS, Operators
-from ..cost.stage_costs import Load, StageCosts
+from ..cost.stage_costs import MicroBatchShape, StageCosts
 from ..report.chart import Axis, Chart, Series, series_colour
 from .artifact import Artifact, Row, Simulate
 from .one_gpu import decodes, prefill
@@ -80,9 +80,9 @@ def _one_layer(operators: Operators) -> StageCosts:
     return StageCosts([1], [operators], host=False)
 
 
-def _throughput(layer: StageCosts, load: Load, tokens: int) -> float:
+def _throughput(layer: StageCosts, shape: MicroBatchShape, tokens: int) -> float:
     """Returns the throughput of a layer alone, in tokens/ms."""
-    parts = layer.breakdown(load, 0)
+    parts = layer.breakdown(shape, 0)
     seconds = sum(parts[name] for name in (*LAYER_LINEARS, "attn", "others", "all_reduce"))
     return tokens / seconds / 1e3
 

@@ -10,7 +10,7 @@ from ...conf.workloads import FixedConfig
 from ..core.run_record import MicroBatchRecord, RunRecord
 from ..cost.make import make_costs
 from ..cost.operators import LAYER_LINEARS
-from ..cost.stage_costs import Load, StageCosts
+from ..cost.stage_costs import MicroBatchShape, StageCosts
 from ..engine.plan import make_plan
 from ..ledger.ledger import Ledger
 from .artifact import Simulate
@@ -29,26 +29,26 @@ def costs_of(config: SimulateConfig) -> StageCosts:
     return make_costs(config, make_plan(config))
 
 
-def iteration(costs: StageCosts, load: Load) -> dict[str, float]:
+def iteration(costs: StageCosts, shape: MicroBatchShape) -> dict[str, float]:
     """Returns the seconds of one iteration: `linear` and `attn` of all layers, as in Table 2, and `rest`, all else."""
-    parts = costs.breakdown(load, 0)
+    parts = costs.breakdown(shape, 0)
     linear, attn = sum(parts[name] for name in LAYER_LINEARS), parts["attn"]
     return {"linear": linear, "attn": attn, "rest": sum(parts.values()) - linear - attn}
 
 
-def prefill(tokens: int, requests: int = 1) -> Load:
-    """Returns the load of `requests` whole prompts of `tokens` tokens each."""
-    return Load(((tokens, 0),) * requests, sampled=requests)
+def prefill(tokens: int, requests: int = 1) -> MicroBatchShape:
+    """Returns the shape of `requests` whole prompts of `tokens` tokens each."""
+    return MicroBatchShape(((tokens, 0),) * requests, sampled=requests)
 
 
-def decodes(requests: int, context: int) -> Load:
-    """Returns the load of `requests` decodes with a context of `context` tokens each."""
-    return Load((), requests, requests * context, requests)
+def decodes(requests: int, context: int) -> MicroBatchShape:
+    """Returns the shape of `requests` decodes with a context of `context` tokens each."""
+    return MicroBatchShape((), requests, requests * context, requests)
 
 
-def decode_maximal(chunk: int, requests: int, context: int) -> Load:
-    """Returns the load of a chunk that is not a prompt's last, and of `requests` decodes that ride along."""
-    return Load(((chunk, 0),), requests, requests * context, requests)
+def decode_maximal(chunk: int, requests: int, context: int) -> MicroBatchShape:
+    """Returns the shape of a chunk that is not a prompt's last, and of `requests` decodes that ride along."""
+    return MicroBatchShape(((chunk, 0),), requests, requests * context, requests)
 
 
 def decode_speedup(costs: StageCosts, batch: int, length: int, chunk: int = CHUNK) -> float:
@@ -66,7 +66,7 @@ def decode_speedup(costs: StageCosts, batch: int, length: int, chunk: int = CHUN
     riding = batch - 1
     prompt = chunk - riding
     alone = costs.seconds(decodes(batch, length))[0] / batch
-    mixed, lone = decode_maximal(prompt, riding, length), Load(((prompt, 0),))
+    mixed, lone = decode_maximal(prompt, riding, length), MicroBatchShape(((prompt, 0),))
     extra = sum(iteration(costs, mixed)[part] - iteration(costs, lone)[part] for part in ("linear", "attn", "rest"))
     return alone / (extra / riding)
 
@@ -128,12 +128,12 @@ def operator_seconds(record: RunRecord, costs: StageCosts) -> dict[str, float]:
     """Returns the seconds of a one-stage run by operator."""
     total: dict[str, float] = {}
     for micro_batch in record.micro_batches:
-        for part, seconds in costs.breakdown(load_of(micro_batch), 0).items():
+        for part, seconds in costs.breakdown(shape_of(micro_batch), 0).items():
             total[part] = total.get(part, 0.0) + seconds
     return total
 
 
-def load_of(micro_batch: MicroBatchRecord) -> Load:
-    """Returns the load of a recorded micro-batch."""
+def shape_of(micro_batch: MicroBatchRecord) -> MicroBatchShape:
+    """Returns the shape of a recorded micro-batch."""
     chunks = tuple((chunk.tokens, chunk.start) for chunk in micro_batch.chunks)
-    return Load(chunks, micro_batch.decode_tokens, micro_batch.decode_context, micro_batch.sampled_rows)
+    return MicroBatchShape(chunks, micro_batch.decode_tokens, micro_batch.decode_context, micro_batch.sampled_rows)

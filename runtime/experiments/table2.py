@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ...conf.schema import SimulateConfig
-from ..cost.stage_costs import Load
+from ..cost.stage_costs import MicroBatchShape
 from ..report.chart import Axis, Chart, Series, series_colour
 from .artifact import Artifact, Row, Simulate, number
 from .one_gpu import costs_of, decode_maximal, decodes, iteration, prefill
@@ -28,14 +28,14 @@ SETTINGS = {
 def table2(config: SimulateConfig, simulate: Simulate) -> Artifact:
     """Computes three iterations by the cost model; nothing is scheduled."""
     costs = costs_of(config)
-    loads: dict[str, Load] = {
+    shapes: dict[str, MicroBatchShape] = {
         "prefill-only": prefill(LENGTH),
         "decode-only": decodes(4, LENGTH),
         "decode-maximal": decode_maximal(LENGTH - 3, 3, LENGTH),
     }
     rows, rest, ours = [], {}, {}
-    for scheme, load in loads.items():
-        parts = iteration(costs, load)
+    for scheme, shape in shapes.items():
+        parts = iteration(costs, shape)
         linear, attn = 1e3 * parts["linear"], 1e3 * parts["attn"]
         ours[scheme], rest[scheme] = (linear, attn, linear + attn), 1e3 * parts["rest"]
         for quantity, paper, value in zip(("linear", "attn", "total"), PAPER[scheme], ours[scheme], strict=True):
@@ -47,7 +47,7 @@ def table2(config: SimulateConfig, simulate: Simulate) -> Artifact:
         Row(NAME, "a decode (ms)", "decode-only", 12.49, alone),
         Row(NAME, "a decode (ms)", "decode-maximal", 1.2, riding),
     ]
-    bars = {f"{scheme}, {who}": by[scheme] for scheme in loads for who, by in (("paper", PAPER), ("ours", ours))}
+    bars = {f"{scheme}, {who}": by[scheme] for scheme in shapes for who, by in (("paper", PAPER), ("ours", ours))}
     series = tuple(
         Series(label, np.zeros(len(bars)), np.array([times[part] for times in bars.values()]), series_colour(part))
         for part, label in enumerate(("linear", "attn"))

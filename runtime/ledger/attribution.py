@@ -26,7 +26,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ..core.micro_batch_columns import Floats, Ints, MicroBatchColumns, taken
+from ..core.micro_batch_columns import Floats, Ints, MicroBatchColumns, values_at
 from ..core.run_record import MicroBatchRecord
 from .causes import DELAYS_FROM_OUTSIDE, Cause
 from .idle import IdleColumns
@@ -96,8 +96,8 @@ class _Gaps:
 def _pair_bubbles(micro_batches: MicroBatchColumns, finished: Ints, awaited: Ints) -> Ints:
     """The codes of the bubbles that pairs of micro-batches make, by the paper's rules (3.2)."""
     finished, awaited = micro_batches.places(finished), micro_batches.places(awaited)
-    was, now = taken(micro_batches.prefill, finished), taken(micro_batches.prefill, awaited)
-    context_was, context_now = taken(micro_batches.context, finished), taken(micro_batches.context, awaited)
+    was, now = values_at(micro_batches.prefill, finished), values_at(micro_batches.prefill, awaited)
+    context_was, context_now = values_at(micro_batches.context, finished), values_at(micro_batches.context, awaited)
     rules = {
         Cause.PB1_PREFILL_SIZE: (was > 0) & (now > 0) & (was != now),
         Cause.PB2_PREFILL_DECODE: (was > 0) != (now > 0),

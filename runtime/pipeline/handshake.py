@@ -1,4 +1,4 @@
-"""What the coordinator tells the ranks before the first step, and what they answer."""
+"""Messages between the coordinator and the ranks before the first micro-batch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..core.messages import MicroBatchMessage, MicroBatchResult, RankFailure, St
 
 
 class Setup(msgspec.Struct, frozen=True, array_like=True, tag="setup"):
-    """All that a rank needs to build its stage. `layers[s]` is the half-open range of stage s."""
+    """What a rank needs to build its stage. `layers[s]` is the half-open range of the layers of stage s."""
 
     pp: int
     tp: int

@@ -1,4 +1,4 @@
-"""How ranks come to be: the protocol of a launcher, and how one is found by name."""
+"""The protocol of a launcher, which starts the ranks, and the search for a launcher by its name."""
 
 from __future__ import annotations
 
@@ -11,28 +11,30 @@ from ...parallel.control import Endpoint
 
 
 class Launcher(Protocol):
-    """Places, starts, watches and stops the ranks; each runs `runtime.rank.run_rank`. Micro-batches never pass through
-    it."""
+    """Places, starts, watches and stops the ranks, each of which runs `run_rank` (`pipeline/rank.py`).
+
+    Micro-batches never pass through it.
+    """
 
     def check(self, parallel: ParallelConfig, hardware: HardwareConfig) -> None:
         """Raise `ConfigError` if the ranks cannot be placed, before anything heavy starts."""
         ...
 
     def start(self, endpoint: Endpoint, parallel: ParallelConfig, hardware: HardwareConfig) -> None:
-        """Begin to start all ranks; they join the coordinator at `endpoint`."""
+        """Start all ranks without waiting for them; they join the coordinator at `endpoint`."""
         ...
 
     def poll(self) -> dict[int, str]:
-        """Ranks that have ended by themselves, and how."""
+        """Return the ranks that have ended by themselves, and how."""
         ...
 
     def stop(self) -> None:
-        """End what is left, by force if need be; nothing stays behind. May be called twice."""
+        """End the ranks that are left, by force if need be. May be called twice."""
         ...
 
 
 def find_launcher(name: str) -> Launcher:
-    """The launcher of that name among the installed `gapless.launchers` entry points."""
+    """Find a launcher by its name among the installed `gapless.launchers` entry points."""
     found = {entry.name: entry for entry in entry_points(group="gapless.launchers")}
     if name not in found:
         raise ConfigError(f"parallel.launcher='{name}': unknown launcher{nearest(name, [*found, 'local'])}")
@@ -41,7 +43,7 @@ def find_launcher(name: str) -> Launcher:
 
 
 def check_launcher(parallel: ParallelConfig, hardware: HardwareConfig) -> None:
-    """Whether the launcher exists and can place the ranks, as far as it can tell before it starts them.
+    """Check that the launcher exists and can place the ranks, as far as is known before they start.
 
     Raises:
         ConfigError: naming the key.

@@ -1,4 +1,4 @@
-"""The pipeline of one rank in this process: no Ray, no sockets; `wait` computes."""
+"""The pipeline of one rank in this process, without Ray or sockets: `wait` computes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The seam: what the coordinator knows of a pipeline, real or simulated."""
+"""The seam between the coordinator and a pipeline, real or simulated."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..core.messages import MicroBatchMessage, MicroBatchResult
 
 
 class Clock(Protocol):
-    """Wall or virtual time; the coordinator asks no other."""
+    """Wall or virtual time, and the only clock that the coordinator reads."""
 
     def now(self) -> float:
         """Seconds, monotonic."""
@@ -32,7 +32,7 @@ class Pipeline(Protocol):
     order."""
 
     num_stages: int
-    depth: int  # most micro-batches outstanding
+    depth: int  # maximum number of micro-batches outstanding
     num_blocks: int  # KV blocks, the minimum over the ranks
     where: list[str]  # node, process and device of each rank
 
@@ -52,5 +52,5 @@ class Pipeline(Protocol):
         ...
 
     def close(self) -> None:
-        """End all ranks; nothing stays behind. May be called twice."""
+        """End all ranks. May be called twice."""
         ...

@@ -1,6 +1,6 @@
-"""A rank's life, the same under every launcher: join the coordinator, build the stage, run steps until told to stop.
+"""The main function of a rank, the same under every launcher: join the coordinator, build the stage, run micro-batches.
 
-A second thread hears the coordinator, so that the receive of a later activation is posted while this one computes.
+A second thread receives the coordinator's messages, and posts the receive of an activation while another computes.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from .handshake import Hello, Ready, Setup, encoder, to_rank
 
 
 def run_rank(endpoint: Endpoint, rank: int, device: str, start_timeout_s: float) -> None:
-    """Serve as `rank` on `device` ("cpu", "cuda:0") until the coordinator says stop.
+    """Run micro-batches as `rank` on `device` ("cpu", "cuda:0") until the coordinator sends `Stop`.
 
     Raises:
-        Exception: whatever ended the rank, after it has been told to the coordinator.
+        Exception: the error that ended the rank, after it has been sent to the coordinator.
     """
     client = ControlClient(endpoint, rank, start_timeout_s)
     stage = -1
     try:
         setup, store = _join(client, rank)
         stage = Mesh(setup.pp, setup.tp, rank).stage
-        _Rank(client, setup, store, rank, device).serve()
+        _ServingRank(client, setup, store, rank, device).serve()
     except BaseException as error:
         failure = RankFailure(rank, stage, f"{type(error).__name__}: {error}".strip(), secondary=_is_echo(error))
         with contextlib.suppress(ConnectionLost):
@@ -61,13 +61,15 @@ def _join(client: ControlClient, rank: int) -> tuple[Setup, Any]:
 
 
 def _is_echo(error: BaseException) -> bool:
-    """Most likely the consequence of another rank's death."""
+    """Whether the error is most likely the consequence of another rank's death."""
     text = str(error).lower()
     broken = ("connection closed", "connection reset", "connection refused", "broken pipe", "timed out", "remote")
     return isinstance(error, ConnectionLost) or any(word in text for word in broken)
 
 
-class _Rank:
+class _ServingRank:
+    """Runs the micro-batches of one stage as the coordinator publishes them, and reports when it did."""
+
     def __init__(self, client: ControlClient, setup: Setup, store: Any, rank: int, device: str) -> None:
         import torch
 
@@ -125,7 +127,7 @@ class _Rank:
             raise message
         return message
 
-    def _run(self, micro_batch: MicroBatchMessage, arrival: Any, told: float) -> None:
+    def _run(self, micro_batch: MicroBatchMessage, arrival: Any, received: float) -> None:
         import torch
 
         batch = self.worker.prepare(micro_batch)
@@ -142,7 +144,7 @@ class _Rank:
         if not self.mesh.is_last:
             self.transport.send(out)
         if self.mesh.tp_rank == 0:
-            arrived = begin if arrival is not None else max(told, self._idle_since)
+            arrived = begin if arrival is not None else max(received, self._idle_since)
             span = Span(
                 micro_batch.micro_batch, self.mesh.stage, self._idle_since, arrived, begin, end, time.monotonic()
             )

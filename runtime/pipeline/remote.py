@@ -1,4 +1,4 @@
-"""The pipeline of real ranks, whoever launched them: steps out and results back over the control sockets."""
+"""The pipeline of real ranks under any launcher: micro-batches and results travel over the control sockets."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from .handshake import Hello, Ready, Setup, encoder, from_rank
 from .launcher import Launcher
 from .protocol import PipelineError, WallClock
 
-_POLL_S = 0.2
-_LAST_WORDS_S = 2.0  # how long the first failure's cause is waited for: a dead rank's neighbours often speak first
+_POLL_INTERVAL_S = 0.2
+_CAUSE_TIMEOUT_S = 2.0  # wait for the cause of a failure: the neighbours of a dead rank often report first
 
 
 class RemotePipeline:
-    """Starts the ranks through a launcher, builds their stages, and is a `Pipeline` from then on.
+    """Starts the ranks through a launcher and has them build their stages; a `Pipeline` from then on.
 
     Raises:
         PipelineError: a rank failed to start, died or hung; the text is that rank's own error.
@@ -52,10 +52,10 @@ class RemotePipeline:
             raise
 
     def _build(self, setup: Setup, on_progress: Callable[[str], None]) -> list[str]:
-        """Wait for all ranks, tell them what to build, wait until they have built it."""
+        """Wait for all ranks to join, publish the setup, wait until they have built their stages."""
         deadline = self.clock.now() + self._parallel.start_timeout_s
         world = self._parallel.world_size
-        while not self._server.accept(_POLL_S):
+        while not self._server.accept(_POLL_INTERVAL_S):
             self._check_launcher()
             if self.clock.now() > deadline:
                 missing = sorted(set(range(world)) - self._server.connected)
@@ -79,7 +79,7 @@ class RemotePipeline:
     def _hear_all(self, count: int, deadline: float, what: str) -> list[Hello | Ready | MicroBatchResult]:
         heard: list[Hello | Ready | MicroBatchResult] = []
         while len(heard) < count:
-            heard += self._poll(_POLL_S)
+            heard += self._poll(_POLL_INTERVAL_S)
             self._check_launcher()
             if self.clock.now() > deadline:
                 raise PipelineError(f"the ranks did not {what} in time")
@@ -95,13 +95,13 @@ class RemotePipeline:
     def wait(self, deadline: float) -> list[MicroBatchResult]:
         while True:
             left = deadline - self.clock.now()
-            messages = self._poll(max(0.0, min(left, _POLL_S)))
+            messages = self._poll(max(0.0, min(left, _POLL_INTERVAL_S)))
             results = [m for m in messages if isinstance(m, MicroBatchResult)]
             if results:
                 self._outstanding -= sum(r.sampled is not None for r in results)
                 self._last_progress = self.clock.now()
                 return results
-            if left <= _POLL_S:
+            if left <= _POLL_INTERVAL_S:
                 return []
             self._check_launcher()
             self._check_progress()
@@ -138,9 +138,9 @@ class RemotePipeline:
             self._fail(rank, None)
 
     def _fail(self, rank: int, failure: RankFailure | None) -> None:
-        """Raise the error of the rank that failed first by its nature, not of the one that was heard first."""
+        """Raise the error of the rank that caused the failure, which need not be the first that was reported."""
         failures = {rank: failure}
-        deadline = time.monotonic() + _LAST_WORDS_S
+        deadline = time.monotonic() + _CAUSE_TIMEOUT_S
         gone: dict[int, str] = {}
         while time.monotonic() < deadline:
             if any(f is not None and not f.secondary for f in failures.values()):
@@ -165,8 +165,8 @@ class RemotePipeline:
             return f"{name(own[0].rank)} failed: {own[0].error}"
         silent = [r for r, f in failures.items() if f is None]
         if silent:
-            told = [r for r in silent if r in gone]
-            rank = (told or silent)[0]
+            explained = [r for r in silent if r in gone]
+            rank = (explained or silent)[0]
             return f"{name(rank)} died{': ' + gone[rank] if rank in gone else ''}"
         echo = next(f for f in failures.values() if f is not None)
         return f"{name(echo.rank)} failed: {echo.error}"

@@ -1,4 +1,4 @@
-"""One rank's share of a step: replays block tables and sampler history from it, runs the stage, samples on the last."""
+"""One rank's share of a micro-batch: updates block tables and sampler history, runs the stage, samples on the last."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ...models.batch import RaggedBatch
-from ...models.batch import Segment as KVSegment
+from ...models.batch import RaggedBatch, Segment
 from ...models.sampling import Sampler
 from ...models.stage import Stage, build_stage
-from ..core.messages import MicroBatchMessage, Sampled, Segment, TokenLogprobs
+from ..core.messages import MicroBatchMessage, Sampled, SegmentMessage, TokenLogprobs
 from .handshake import Setup
 
 if TYPE_CHECKING:
@@ -32,7 +31,7 @@ class StageWorker:
         """Build and load this rank's stage.
 
         Raises:
-            ConfigError: the checkpoint or the attention backend does not serve.
+            ConfigError: the checkpoint or the attention backend cannot be used.
         """
         stage = build_stage(
             setup.model,
@@ -47,7 +46,7 @@ class StageWorker:
         return cls(stage)
 
     def prepare(self, micro_batch: MicroBatchMessage) -> RaggedBatch:
-        """Update the tables from a micro-batch, before its activation is there."""
+        """Update block tables and sampler history from a micro-batch, and make its batch. Needs no activation."""
         for request in micro_batch.dropped:
             del self._blocks[request]
             if self._sampler:
@@ -69,20 +68,20 @@ class StageWorker:
             sample_rows=sample_rows,
         )
 
-    def _segment(self, segment: Segment) -> KVSegment:
+    def _segment(self, segment: SegmentMessage) -> Segment:
         blocks = self._blocks[segment.request]
         blocks += segment.blocks
         if self._sampler:
             self._sampler.feed(segment.request, segment.start, segment.tokens)
-        return KVSegment(segment.start, len(segment.tokens), blocks)
+        return Segment(segment.start, len(segment.tokens), blocks)
 
     @torch.inference_mode()
     def forward(self, batch: RaggedBatch, hidden_TH: torch.Tensor | None) -> torch.Tensor:
-        """Hidden states [T, H]; on the last stage the logits [R, V] of the rows that need a token."""
+        """Compute the hidden states [T, H]; on the last stage the logits [R, V] of the rows that need a token."""
         return self.stage(batch, hidden_TH)
 
     def sample(self, micro_batch: MicroBatchMessage, logits_RV: torch.Tensor) -> Sampled:
-        """A token for each segment of the micro-batch that asks for one, in order."""
+        """Sample a token for each segment of the micro-batch that needs one, in order."""
         assert self._sampler is not None
         segments = [s for s in chain(micro_batch.chunks, micro_batch.decodes) if s.sample]
         if not segments:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...conf.sampling import SamplingParams
-from ..core.messages import Decodes, MicroBatchMessage, NewRequest, Segment
+from ..core.messages import DecodesMessage, MicroBatchMessage, NewRequest, SegmentMessage
 from ..cost.profile_point import Point
 
 _GREEDY = SamplingParams(max_tokens=1, ignore_eos=True)
@@ -94,9 +94,11 @@ class MessageMaker:
         chunks = []
         if point.chunk:
             number, blocks = request(point.prefix + point.chunk)
-            chunks.append(Segment(number, point.prefix, self._tokens(point.chunk), blocks, bool(point.sample)))
+            chunks.append(SegmentMessage(number, point.prefix, self._tokens(point.chunk), blocks, bool(point.sample)))
         owned = dict(request(point.context) for _ in range(point.decodes))
-        decodes = Decodes.of(list(owned), [point.context - 1] * point.decodes, self._tokens(point.decodes), owned)
+        decodes = DecodesMessage.of(
+            list(owned), [point.context - 1] * point.decodes, self._tokens(point.decodes), owned
+        )
         micro_batch = MicroBatchMessage(0, self._micro_batches, chunks, decodes, new, self._old)
         self._micro_batches += 1
         self._old = [entry.request for entry in new]

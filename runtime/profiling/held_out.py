@@ -60,7 +60,7 @@ def stage_errors(costs: StageCosts, stages: Sequence[StageSample]) -> list[Error
     errors = []
     for stage in sorted({sample.stage for sample in stages}):
         crowded = [s for s in stages if s.stage == stage and s.point.decodes and s.point.chunk]
-        predicted = {s.point: costs.seconds(s.point.load)[stage] for s in crowded}
+        predicted = {s.point: costs.seconds(s.point.shape)[stage] for s in crowded}
         errors.append(_error(f"stage {stage}", ((s.point, s.compute) for s in crowded), predicted.__getitem__))
     return [error for error in errors if error.points]
 

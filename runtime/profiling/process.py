@@ -39,14 +39,14 @@ def measure(to_us: Connection, assignment: Assignment) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # gloo talks on standard output
     try:
-        _Rank(assignment).serve(to_us)
+        _MeasuringRank(assignment).serve(to_us)
     except (EOFError, BrokenPipeError):  # the parent is gone
         pass
     except Exception as error:
         to_us.send(("failed", f"{type(error).__name__}: {error}".strip()))
 
 
-class _Rank:
+class _MeasuringRank:
     def __init__(self, of: Assignment) -> None:
         import torch
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..core.micro_batch_columns import Floats, taken
+from ..core.micro_batch_columns import Floats, values_at
 from ..core.run_record import RunRecord
 from ..ledger.ledger import Ledger
 
@@ -125,8 +125,8 @@ def _micro_batch_arrays(record: RunRecord, ledger: Ledger, shown: npt.NDArray[np
     }  # fmt: skip
     return {
         "microBatch": shown.astype(np.uint32),
-        "dispatched": taken(columns.dispatched, place),
-        **{name: taken(column, place).astype(np.uint32) for name, column in counts.items()},
+        "dispatched": values_at(columns.dispatched, place),
+        **{name: values_at(column, place).astype(np.uint32) for name, column in counts.items()},
         "partsFrom": np.array(offsets, np.uint32),
         "parts": np.array(requests, np.uint32),
     }

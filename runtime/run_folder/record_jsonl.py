@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from ..core.request_record import RequestRecord
-from ..core.run_record import Blocked, Decodes, MicroBatchRecord, Part, RunRecord, Wait
+from ..core.run_record import Blocked, DecodesRecord, MicroBatchRecord, RunRecord, SegmentRecord, Wait
 
 
 class RunLine(msgspec.Struct, array_like=True, tag="run"):
@@ -104,8 +104,8 @@ def _micro_batch(line: MicroBatchLine) -> MicroBatchRecord:
     return MicroBatchRecord(
         line.micro_batch,
         line.dispatched,
-        [Part(*part) for part in line.chunks],
-        Decodes.at(*line.decodes),
+        [SegmentRecord(*part) for part in line.chunks],
+        DecodesRecord.at(*line.decodes),
         [Wait(*wait) for wait in line.waits],
         line.completed,
         line.kv_blocks_used,

@@ -9,7 +9,7 @@ from operator import attrgetter
 import numpy as np
 
 from ..core.messages import Span
-from ..core.micro_batch_columns import taken
+from ..core.micro_batch_columns import values_at
 from ..core.run_record import RunRecord
 from ..ledger.causes import CAUSES
 from ..ledger.ledger import Ledger
@@ -53,8 +53,8 @@ def span_rows(record: RunRecord, ledger: Ledger) -> Iterator[bytes]:
                 integers(micro_batch[rows]),
                 integers(stage[rows]),
                 *(decimals(nanoseconds(time[rows] - ledger.t0), 9) for time in times),
-                decimals(nanoseconds(taken(micro_batches.dispatched, at) - ledger.t0), 9, known),
-                *(integers(taken(count, at), known) for count in counts),
+                decimals(nanoseconds(values_at(micro_batches.dispatched, at) - ledger.t0), 9, known),
+                *(integers(values_at(count, at), known) for count in counts),
                 decimals(nanoseconds(idle[rows]), 6),
                 text_by_code(cause[rows], CAUSES),
                 decimals(nanoseconds(np.nan_to_num(predicted)), 6, np.isfinite(predicted)),

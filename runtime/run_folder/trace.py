@@ -9,7 +9,7 @@ from typing import Any, get_args
 import msgspec
 import numpy as np
 
-from ..core.micro_batch_columns import Floats, Ints, MicroBatchColumns, taken
+from ..core.micro_batch_columns import Floats, Ints, MicroBatchColumns, values_at
 from ..core.run_record import Blocked, MicroBatchRecord, RunRecord
 from ..ledger.causes import CAUSES, Cause
 from ..ledger.idle import IdleColumns
@@ -65,7 +65,7 @@ def write_trace(path: Path, record: RunRecord, ledger: Ledger, *, title: str = "
 def slice_names(micro_batches: MicroBatchColumns, places: Ints) -> list[Cells]:
     """What these micro-batches hold, as in `chunk 246 + 10 decodes`; a place of -1 is one without a record."""
     chunks, prefill, decodes = (
-        taken(column, places) for column in (micro_batches.chunks, micro_batches.prefill, micro_batches.decodes)
+        values_at(column, places) for column in (micro_batches.chunks, micro_batches.prefill, micro_batches.decodes)
     )
     return [
         integers(chunks, chunks > 1),
@@ -127,7 +127,7 @@ def _idle(ledger: Ledger, stage: int, lane: Lane, idle: IdleColumns, rows: Ints)
     return _events(
         b'"tid":%d,"cat":"idle","name":"' % stage, text_by_code(cause, CAUSES), b'",',
         *_slices(ledger, idle.start[rows], idle.end[rows]),
-        b',"args":{"awaited_step":', integers(taken(lane.micro_batch, place), place >= 0),
+        b',"args":{"awaited_step":', integers(values_at(lane.micro_batch, place), place >= 0),
         text_where(place < 0, "null"), b'},"cname":"', text_by_code(cause, [_COLOURS[cause] for cause in CAUSES]), b'"',
     )  # fmt: skip
 

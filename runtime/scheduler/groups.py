@@ -2,6 +2,8 @@
 
 # Compiled (see runtime/compiled.py).
 
+# Compiled (see runtime/compiled.py).
+
 from __future__ import annotations
 
 from collections import deque

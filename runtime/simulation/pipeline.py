@@ -1,4 +1,6 @@
-"""The pipeline on a virtual clock: stages that take as long as a cost model says, behind the real one's seam."""
+"""The simulated pipeline: stages on a virtual clock that take as long as a cost model says."""
+
+# Compiled (see runtime/compiled.py).
 
 from __future__ import annotations
 
@@ -7,22 +9,21 @@ import random
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from mypy_extensions import mypyc_attr
 
 from ..core.messages import MicroBatchMessage, MicroBatchResult, Sampled, Span
-from ..cost.stage_costs import Load, StageCosts
+from ..cost.stage_costs import MicroBatchShape, StageCosts
 
-_TOKEN = 0  # what every row samples
+_SAMPLED_TOKEN = 0  # of every row
 
 
 @dataclass(frozen=True)
 class Disturbance:
-    """What makes stage times differ from the cost model's, drawn by `seed`.
+    """Random deviations of stage times from the cost model's, drawn by `seed`.
 
-    Every time is multiplied by a factor of mean 1 and coefficient of variation `jitter` (log-normal); one in
-    1 / `straggler_rate` takes `straggler_factor` times as long.
+    Every time is multiplied by a log-normal factor of mean 1 and coefficient of variation `jitter`. A share
+    `straggler_rate` of all times is `straggler_factor` times as long.
     """
 
     jitter: float = 0.0
@@ -49,16 +50,16 @@ class VirtualClock:
 class SimulatedPipeline:
     """A `Pipeline` of stages in a row, each first in, first out, joined by links that carry one activation at a time.
 
-    A micro-batch's way through the stages is known when it is submitted, so it is computed then; its result is told
-    when the clock has reached it. Every token sampled is 0.
+    `submit` computes at once when each stage begins and ends the micro-batch; `wait` returns the result when the clock
+    has reached its end. Every sampled token is 0.
 
     Args:
         costs: seconds of each stage for a micro-batch.
-        between_nodes: of each link, from a stage to the next, whether it crosses nodes.
-        scatter_gather: each tensor-parallel rank sends a slice, the receivers gather them.
-        overlap_sends: a stage computes on while it sends; else it is held up, and idle, until it is sent.
-        dispatch_s: from the coordinator to the ranks. result_s: from the last stage to the coordinator.
-        turnaround_s: from the end of a micro-batch on a stage until it may begin the next: its host's share.
+        between_nodes: whether each link, from a stage to the next, crosses nodes.
+        scatter_gather: each tensor-parallel rank sends a slice, and the receivers gather them.
+        overlap_sends: a stage computes while it sends; else it is idle until the send is done.
+        dispatch_s: seconds of a message from the coordinator to the ranks. result_s: from the last stage back.
+        turnaround_s: seconds that a stage's host takes from the end of a micro-batch until the next may begin.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class SimulatedPipeline:
     ) -> None:
         self.costs = costs
         self.num_stages = costs.num_stages
+        self._stages = range(costs.num_stages)
         self.depth = depth
         self.num_blocks = num_blocks
         self.where = list(where or (f"simulated stage {stage}" for stage in range(self.num_stages)))
@@ -90,39 +92,38 @@ class SimulatedPipeline:
         self._links = tuple(between_nodes if between_nodes is not None else [True] * (self.num_stages - 1))
         self._sends: dict[int, list[float]] = {}  # by rows: seconds over each link, and 0 after the last stage
         self._sampled: dict[int, Sampled] = {}  # by number of rows
-        self._free_at: list[Any] = [0.0] * self.num_stages
+        self._free_at = [0.0] * self.num_stages
         self._link_free_at = [0.0] * self.num_stages
         self._results: deque[tuple[float, MicroBatchResult]] = deque()
-        self._disturb = _Disturbed(disturbance) if disturbance and disturbance.is_any else None
+        self._disturb = _Disturber(disturbance) if disturbance and disturbance.is_any else None
 
     def submit(self, micro_batch: MicroBatchMessage) -> None:
-        assert len(self._results) < self.depth, "more steps outstanding than the depth"
-        load = Load.of(micro_batch)
-        rows, times = load.rows, self.costs.seconds(load)
+        assert len(self._results) < self.depth, "more micro-batches outstanding than the depth"
+        shape = MicroBatchShape.of(micro_batch)
+        rows, times = shape.rows, self.costs.seconds(shape)
         if self._disturb is not None:
             times = self._disturb(times)
-        number, free_at, links = micro_batch.micro_batch, self._free_at, self._link_free_at
-        overlap, turnaround = self.overlap_sends, self.turnaround_s
         sends = self._sends.get(rows) or self._send(rows)
-        at = self.clock.seconds + self.dispatch_s
-        spans: list[Span] = []
-        # As Any a time is one object, compiled too, however many fields say it.
-        entered: Any = at
+        ready, links = self._free_at, self._link_free_at
+        entered = at = self.clock.seconds + self.dispatch_s
+        begins: list[float] = []
+        ends: list[float] = []
+        arrivals: list[float] = []
         for stage, seconds in enumerate(times):
-            ready: Any = free_at[stage]
-            free: float = ready
-            waits = at <= free
-            end = (free if waits else at) + seconds
+            begin = max(at, ready[stage])
+            end = begin + seconds
             at = max(end, links[stage]) + sends[stage]
-            ended: Any = end
-            sent: Any = at
-            handed: Any = ended if overlap else sent
-            spans.append(Span(number, stage, ready, entered, ready if waits else entered, ended, handed))
-            free_at[stage] = handed + turnaround if turnaround else handed
-            links[stage] = at
-            entered = sent
-        sampled = self._sampled.get(load.sampled) or self._sample(load.sampled)
-        result = MicroBatchResult(micro_batch.epoch, number, spans, sampled)
+            begins.append(begin)
+            ends.append(end)
+            arrivals.append(at)
+        inputs = [entered, *arrivals[:-1]]
+        sent = ends if self.overlap_sends else arrivals
+        self._free_at = [end + self.turnaround_s for end in sent] if self.turnaround_s else sent
+        self._link_free_at = arrivals
+        numbers = [micro_batch.micro_batch] * self.num_stages
+        spans = list(map(Span, numbers, self._stages, ready, inputs, begins, ends, sent))
+        sampled = self._sampled.get(shape.sampled) or self._sample(shape.sampled)
+        result = MicroBatchResult(micro_batch.epoch, micro_batch.micro_batch, spans, sampled)
         self._results.append((at + self.result_s, result))
 
     def wait(self, deadline: float) -> list[MicroBatchResult]:
@@ -139,11 +140,11 @@ class SimulatedPipeline:
 
     @property
     def next_event(self) -> float | None:
-        """When the next result comes."""
+        """Time of the next result."""
         return self._results[0][0] if self._results else None
 
     def _sample(self, rows: int) -> Sampled:
-        self._sampled[rows] = sampled = Sampled([_TOKEN] * rows)
+        self._sampled[rows] = sampled = Sampled([_SAMPLED_TOKEN] * rows)
         return sampled
 
     def _send(self, rows: int) -> list[float]:
@@ -155,18 +156,19 @@ class SimulatedPipeline:
         return self._sends[rows]
 
 
-class _Disturbed:
-    """Stage times, disturbed."""
+class _Disturber:
+    """Applies a `Disturbance` to stage times."""
 
     def __init__(self, disturbance: Disturbance) -> None:
-        self._of = disturbance
+        self._disturbance = disturbance
         self._random = random.Random(disturbance.seed)
         self._sigma = math.sqrt(math.log1p(disturbance.jitter**2))
 
     def __call__(self, times: list[float]) -> list[float]:
-        draw, of, sigma = self._random, self._of, self._sigma
+        draw, disturbance, sigma = self._random, self._disturbance, self._sigma
         if sigma:
             times = [seconds * draw.lognormvariate(-sigma * sigma / 2, sigma) for seconds in times]
-        if of.straggler_rate:
-            times = [t * of.straggler_factor if draw.random() < of.straggler_rate else t for t in times]
+        if disturbance.straggler_rate:
+            rate, factor = disturbance.straggler_rate, disturbance.straggler_factor
+            times = [seconds * factor if draw.random() < rate else seconds for seconds in times]
         return times

@@ -1,5 +1,7 @@
 """A fleet of simulated replicas behind a router, each with its own coordinator, scheduler and virtual clock."""
 
+# Compiled (see runtime/compiled.py).
+
 from __future__ import annotations
 
 import math

@@ -10,7 +10,7 @@ import numpy as np
 from ...conf.policies import SarathiConfig, SchedulerConfig, TokenBudgetConfig
 from ...conf.tuning import TailSlo
 from ..cost.operators import LAYER_LINEARS, Operators
-from ..cost.stage_costs import Load, StageCosts
+from ..cost.stage_costs import MicroBatchShape, StageCosts
 from ..report.formatting import ms_text
 from ..simulation.setting import Setting
 from .demand import Demand
@@ -66,7 +66,7 @@ class Bounds:
         """
         costs = setting.costs
         replicas = setting.config.simulation.replicas
-        decode_s = _traversal(costs, Load(decodes=1, context=1, sampled=1))
+        decode_s = _traversal(costs, MicroBatchShape(decodes=1, context=1, sampled=1))
         tbt = self._slo.tbt_p99_ms
         if tbt is not None and self._outputs.max() > 1 and decode_s * 1e3 > tbt:
             took = ms_text(decode_s * 1e3)
@@ -143,11 +143,11 @@ def max_tokens(policy: SchedulerConfig, setting: Setting) -> int:
     return max(_UNLIMITED_TOKENS, batch)
 
 
-def _traversal(costs: StageCosts, load: Load) -> float:
+def _traversal(costs: StageCosts, shape: MicroBatchShape) -> float:
     """Returns the compute seconds of a micro-batch through all stages."""
-    return sum(costs.seconds(load))
+    return sum(costs.seconds(shape))
 
 
-def slowest_stage(costs: StageCosts, loads: Sequence[Load]) -> float:
-    """Returns the seconds of the stage that takes longest for all `loads`, one after the other."""
-    return max(np.sum([costs.seconds(load) for load in loads], axis=0).tolist())
+def slowest_stage(costs: StageCosts, shapes: Sequence[MicroBatchShape]) -> float:
+    """Returns the seconds of the stage that takes longest for all `shapes`, one after the other."""
+    return max(np.sum([costs.seconds(shape) for shape in shapes], axis=0).tolist())

@@ -12,7 +12,7 @@ from ...conf.schema import Architecture, SimulateConfig
 from ...conf.tuning import TuneConfig
 from ...models.huggingface import resolve_architecture
 from ...parallel.split import split_layers
-from ..cost.stage_costs import Load
+from ..cost.stage_costs import MicroBatchShape
 from ..engine.plan import Plan
 from ..simulation.setting import Setting, make_setting
 from .bounds import slowest_stage
@@ -188,8 +188,8 @@ class Space:
         if not self.config.search.layers or candidate.pp < 2:
             return []
         balanced = self.setting(replace(candidate, layers=None, batch=None))
-        loads = [typical_load(balanced.plan, candidate, demand)]
-        balanced_s = slowest_stage(balanced.costs, loads)
+        shapes = [typical_shape(balanced.plan, candidate, demand)]
+        balanced_s = slowest_stage(balanced.costs, shapes)
         found = []
         for first, last in ((0, 1), (1, 0), (1, 1), (0, 2)):
             counts = _shifted_split(balanced.plan.arch, candidate.pp, first, last)
@@ -199,15 +199,15 @@ class Space:
                 setting = self.setting(replace(candidate, layers=counts, batch=None))
             except ConfigError:  # a stage that takes a layer has no memory for it
                 continue
-            if slowest_stage(setting.costs, loads) < (1 - _MIN_GAIN) * balanced_s:
+            if slowest_stage(setting.costs, shapes) < (1 - _MIN_GAIN) * balanced_s:
                 found.append(counts)
         return found
 
     def typical_seconds(self, candidate: Candidate, demand: Demand) -> float:
         """Returns the seconds from the dispatch of a typical micro-batch until its decodes can be dispatched again."""
         setting = self.setting(candidate)
-        load = typical_load(setting.plan, candidate, demand)
-        return sum(setting.costs.seconds(load)) * max(1.0, setting.plan.limits.depth.most / candidate.pp)
+        shape = typical_shape(setting.plan, candidate, demand)
+        return sum(setting.costs.seconds(shape)) * max(1.0, setting.plan.limits.depth.most / candidate.pp)
 
     def setting(self, candidate: Candidate) -> Setting:
         """Returns the setting of a candidate: its plan and its stage times.
@@ -260,8 +260,8 @@ def chunked(policy: SchedulerConfig, chunks: Sequence[int]) -> list[SchedulerCon
     return [replace(policy, **change) for change in changes]
 
 
-def typical_load(plan: Plan, candidate: Candidate, demand: Demand) -> Load:
-    """Returns the load of a typical micro-batch: a chunk in the middle of a prompt, and the decodes that ride along.
+def typical_shape(plan: Plan, candidate: Candidate, demand: Demand) -> MicroBatchShape:
+    """Returns the shape of a typical micro-batch: a chunk in the middle of a prompt, and the decodes that ride along.
 
     There are as many decodes per chunk as the workload's P:D ratio implies, up to the limit of the plan.
     """
@@ -269,7 +269,7 @@ def typical_load(plan: Plan, candidate: Candidate, demand: Demand) -> Load:
     chunk = candidate.chunk or round(inputs)
     decodes = max(1, min(plan.limits.batch, round(chunk * outputs / inputs)))
     length = max(1, min(chunk - decodes, plan.max_model_len))
-    return Load(
+    return MicroBatchShape(
         chunks=((length, max(0, round(inputs / 2))),),
         decodes=decodes,
         context=round(decodes * (inputs + outputs / 2)),

@@ -10,14 +10,14 @@ import pytest
 from gapless.launch.cli import main
 from gapless.runtime.core.messages import Span
 from gapless.runtime.core.request_record import RequestRecord
-from gapless.runtime.core.run_record import Decodes, MicroBatchRecord, Part, RunRecord
+from gapless.runtime.core.run_record import DecodesRecord, MicroBatchRecord, RunRecord, SegmentRecord
 from gapless.runtime.report.write_folder import write_run_folder
 
 
 def run_folder(path: Path, chunk: int, seconds: float) -> Path:
     """A run of one request, a chunk and a decode, on one stage: `seconds` each."""
-    prefill, decode = [Part(0, 0, chunk)], Decodes.at([0], [chunk])
-    micro_batches = [MicroBatchRecord(0, 0.0, prefill, Decodes.at()), MicroBatchRecord(1, seconds, [], decode)]
+    prefill, decode = [SegmentRecord(0, 0, chunk)], DecodesRecord.at([0], [chunk])
+    micro_batches = [MicroBatchRecord(0, 0.0, prefill, DecodesRecord.at()), MicroBatchRecord(1, seconds, [], decode)]
     spans = [Span(n, 0, n * seconds, n * seconds, n * seconds, (n + 1) * seconds, (n + 1) * seconds) for n in (0, 1)]
     requests = [RequestRecord(0, chunk, 0.0, [seconds, 2 * seconds], 0.0, 2 * seconds, "length")]
     micro_batches[1].predicted = [1.5 * seconds]

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import time
 from pathlib import Path
 
@@ -49,13 +50,23 @@ def test_every_policy_runs_the_same_compiled_and_from_its_sources() -> None:
 
 def test_an_edited_source_has_another_twin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = compiled.folder()
-    copy = tmp_path / "runtime"
-    shutil.copytree(Path(compiled.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__"))
-    monkeypatch.setattr(compiled, "_SOURCES", copy)
+    for room in ("conf", "runtime"):
+        original = Path(compiled.__file__).parents[1] / room
+        shutil.copytree(original, tmp_path / room, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(compiled, "_PACKAGE", tmp_path)
     assert compiled.folder() == before
-    with (copy / "scheduler" / "base.py").open("a") as file:
+    edit(tmp_path / "runtime" / "report" / "page.py")
+    assert compiled.folder() == before
+    edit(tmp_path / "runtime" / "scheduler" / "base.py")
+    compiled_itself = compiled.folder()
+    assert compiled_itself != before
+    edit(tmp_path / "conf" / "sampling.py")  # compiled modules import it: types come from there
+    assert compiled.folder() not in (before, compiled_itself)
+
+
+def edit(source: Path) -> None:
+    with source.open("a") as file:
         file.write("# edited\n")
-    assert compiled.folder() != before
 
 
 def test_what_nothing_has_run_for_a_month_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,8 +112,28 @@ def test_the_sources_run_where_their_twin_is_damaged(what: str, tmp_path: Path) 
     assert "python -m gapless.launch.compile mends it" in done.stderr
 
 
-def test_all_that_is_compiled_exists() -> None:
-    assert [module for module in compiled.MODULES if not compiled.source(module).is_file()] == []
+def test_what_is_written_for_the_compiler_is_marked() -> None:
+    package = Path(compiled.__file__).parents[1]
+    marked = compiled.marked_sources()
+    assert Path("runtime/engine/coordinator.py") in marked
+    written_for_it = [
+        path.relative_to(package)
+        for path in (package / "runtime").rglob("*.py")
+        if any(line.startswith(("from mypy_extensions", "from librt")) for line in path.read_text().splitlines())
+    ]
+    assert written_for_it
+    assert set(written_for_it) <= set(marked)
+
+
+@pytest.mark.skipif(not compiled.folder().is_dir(), reason="nothing is compiled: python -m gapless.launch.compile")
+def test_what_is_marked_is_compiled_and_nothing_else() -> None:
+    suffix = sysconfig.get_config_var("EXT_SUFFIX")
+    built = [
+        path.relative_to(compiled.folder() / "gapless") for path in compiled.folder().glob(f"gapless/**/*{suffix}")
+    ]
+    assert sorted(str(path).removesuffix(suffix) for path in built) == sorted(
+        str(source.with_suffix("")) for source in compiled.marked_sources()
+    )
 
 
 def test_without_a_compiler_one_line_says_so_and_all_runs_as_before(tmp_path: Path) -> None:

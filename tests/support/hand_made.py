@@ -7,7 +7,7 @@ from typing import Any
 
 from gapless.runtime.core.messages import Span
 from gapless.runtime.core.request_record import RequestRecord
-from gapless.runtime.core.run_record import Decodes, MicroBatchRecord, Part, RunRecord, Wait
+from gapless.runtime.core.run_record import DecodesRecord, MicroBatchRecord, RunRecord, SegmentRecord, Wait
 from gapless.runtime.report.run_groups import RunGroup
 from gapless.runtime.run_folder.read import RunFolder
 
@@ -15,11 +15,18 @@ from gapless.runtime.run_folder.read import RunFolder
 def one_stage() -> RunRecord:
     """One stage, two requests that complete and one that is aborted; 10 s on the clock is the first arrival."""
     micro_batches = [
-        MicroBatchRecord(0, 10.0, [Part(0, 0, 8)], Decodes.at(), kv_blocks_used=2),
+        MicroBatchRecord(0, 10.0, [SegmentRecord(0, 0, 8)], DecodesRecord.at(), kv_blocks_used=2),
         MicroBatchRecord(
-            1, 12.0, [Part(1, 0, 4)], Decodes.at([0], [8]), [Wait(11.0, 12.0, "kv_full")], kv_blocks_used=5
+            1,
+            12.0,
+            [SegmentRecord(1, 0, 4)],
+            DecodesRecord.at([0], [8]),
+            [Wait(11.0, 12.0, "kv_full")],
+            kv_blocks_used=5,
         ),
-        MicroBatchRecord(2, 15.0, [], Decodes.at([0, 1], [9, 4]), [Wait(14.0, 14.5, "in_flight")], kv_blocks_used=3),
+        MicroBatchRecord(
+            2, 15.0, [], DecodesRecord.at([0, 1], [9, 4]), [Wait(14.0, 14.5, "in_flight")], kv_blocks_used=3
+        ),
     ]
     spans = [span(0, 0, 10, 11), span(1, 0, 12, 14), span(2, 0, 15, 16)]
     requests = [

@@ -8,7 +8,7 @@ from typing import Any
 
 from gapless.conf.policies import POLICY_CONFIGS, Depth, SchedulerConfig
 from gapless.conf.schema import Architecture
-from gapless.runtime.core.messages import MicroBatchMessage, Segment
+from gapless.runtime.core.messages import MicroBatchMessage, SegmentMessage
 from gapless.runtime.cost.operators import Linear
 from gapless.runtime.cost.stage_costs import StageCosts
 from gapless.runtime.engine.plan import Plan
@@ -76,7 +76,7 @@ class Audited(SimulatedPipeline):
 class _Ranks(VirtualPipeline):
     """The tables of a rank, where each token sampled is 0."""
 
-    def _compute(self, segment: Segment) -> int:
+    def _compute(self, segment: SegmentMessage) -> int:
         self._sampled[segment.request].append(0)
         return 0
 

@@ -6,7 +6,7 @@ import heapq
 import random
 from collections.abc import Callable
 
-from gapless.runtime.core.messages import MicroBatchMessage, MicroBatchResult, Sampled, Segment, Span
+from gapless.runtime.core.messages import MicroBatchMessage, MicroBatchResult, Sampled, SegmentMessage, Span
 
 StageTime = Callable[[MicroBatchMessage, int], float]
 
@@ -89,7 +89,7 @@ class VirtualPipeline:
         assert all(len(d.tokens) == 1 and d.sample for d in micro_batch.decodes)
         return [self._compute(s) for s in segments if self._place(s)]
 
-    def _place(self, segment: Segment) -> bool:
+    def _place(self, segment: SegmentMessage) -> bool:
         request = segment.request
         for block in segment.blocks:
             assert 0 <= block < self.num_blocks
@@ -104,7 +104,7 @@ class VirtualPipeline:
         assert outputs == self._sampled[request][: len(outputs)], "an output changed"
         return segment.sample
 
-    def _compute(self, segment: Segment) -> int:
+    def _compute(self, segment: SegmentMessage) -> int:
         """A token that depends on all tokens before it, as a model's does."""
         have = self._tokens[segment.request]
         token = random.Random(f"{segment.request} {len(have)} {have}").randrange(1000)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gapless.runtime.core.micro_batch_columns import MicroBatchColumns, taken
-from gapless.runtime.core.run_record import Decodes, MicroBatchRecord, Part
+from gapless.runtime.core.micro_batch_columns import MicroBatchColumns, values_at
+from gapless.runtime.core.run_record import DecodesRecord, MicroBatchRecord, SegmentRecord
 
 
 def micro_batches(*numbers: int) -> MicroBatchColumns:
     return MicroBatchColumns(
-        [MicroBatchRecord(n, n / 10, [Part(0, 7 * n, n)], Decodes.at(), kv_blocks_used=n) for n in numbers]
+        [
+            MicroBatchRecord(n, n / 10, [SegmentRecord(0, 7 * n, n)], DecodesRecord.at(), kv_blocks_used=n)
+            for n in numbers
+        ]
     )
 
 
@@ -21,7 +24,7 @@ def test_what_micro_batches_have_is_found_by_their_numbers(numbers: tuple[int, .
     there = [n if n in numbers else 0 for n in asked.tolist()]
     place = columns.places(asked)
     assert (place >= 0).tolist() == [n > 0 for n in there]
-    assert taken(columns.micro_batch, place).tolist() == taken(columns.prefill, place).tolist() == there
-    assert taken(columns.chunk_prefix, place).tolist() == [7 * n for n in there]
-    assert taken(columns.dispatched, place).tolist() == [n / 10 for n in there]
+    assert values_at(columns.micro_batch, place).tolist() == values_at(columns.prefill, place).tolist() == there
+    assert values_at(columns.chunk_prefix, place).tolist() == [7 * n for n in there]
+    assert values_at(columns.dispatched, place).tolist() == [n / 10 for n in there]
     assert columns.micro_batch[columns.by_number].tolist() == sorted(numbers)

@@ -22,7 +22,7 @@ from gapless.conf.errors import ConfigError
 from gapless.conf.schema import Architecture
 from gapless.runtime.cost.analytic import AnalyticOperators
 from gapless.runtime.cost.operators import LINEARS, Linear
-from gapless.runtime.cost.stage_costs import Load, StageCosts
+from gapless.runtime.cost.stage_costs import MicroBatchShape, StageCosts
 
 DATA = Path(os.environ.get("GAPLESS_DATA", "no folder"))  # holds a100/ and h100/ (benchmarks/support/measurements.py)
 DEVICES = [name for name in group_names("hardware") if load_hardware(name).costs is not None]
@@ -115,7 +115,7 @@ def test_smaller_chunks_lose_more() -> None:
     stage = StageCosts([40], [source], host=False)
 
     def prefill(length: int) -> float:
-        return sum(stage.seconds(Load(((length, prefix),)))[0] for prefix in range(0, 1024, length))
+        return sum(stage.seconds(MicroBatchShape(((length, prefix),)))[0] for prefix in range(0, 1024, length))
 
     lost = [prefill(length) / prefill(1024) for length in (512, 256, 128, 64)]
     assert lost == sorted(lost)
@@ -196,7 +196,9 @@ def test_the_host_counts_once_a_step_and_once_a_layer() -> None:
         costs_of("a100-80g"), host=dataclasses.replace(costs_of("a100-80g").host, step_us=300.0, layer_us=20.0)
     )
     source = AnalyticOperators(arch_of("llama-7b"), 1, costs, 2)
-    with_host, without = (StageCosts([10], [source], host=host).seconds(Load(((64, 0),)))[0] for host in (True, False))
+    with_host, without = (
+        StageCosts([10], [source], host=host).seconds(MicroBatchShape(((64, 0),)))[0] for host in (True, False)
+    )
     assert with_host - without == pytest.approx(300e-6 + 10 * 20e-6)
 
 
@@ -228,23 +230,23 @@ def test_wrong_constants_are_named(path: str, value: object, right: str) -> None
     assert "\n" not in str(caught.value)
 
 
-def llama_13b_on_a6000(load: Load) -> dict[str, float]:
+def llama_13b_on_a6000(shape: MicroBatchShape) -> dict[str, float]:
     """Milliseconds by part."""
     stage = StageCosts([40], [operators("a6000", "llama-13b")], host=False)
-    return {part: 1e3 * seconds for part, seconds in stage.breakdown(load, 0).items()}
+    return {part: 1e3 * seconds for part, seconds in stage.breakdown(shape, 0).items()}
 
 
 @pytest.mark.parametrize(
-    ("load", "linear", "attention"),
+    ("shape", "linear", "attention"),
     [
-        (Load(((1024, 0),), sampled=1), 224.8, 10.0),
-        (Load(decodes=4, context=4 * 1024, sampled=4), 44.28, 5.68),
-        (Load(((1021, 0),), 3, 3 * 1024, 4), 223.2, 15.2),
+        (MicroBatchShape(((1024, 0),), sampled=1), 224.8, 10.0),
+        (MicroBatchShape(decodes=4, context=4 * 1024, sampled=4), 44.28, 5.68),
+        (MicroBatchShape(((1021, 0),), 3, 3 * 1024, 4), 223.2, 15.2),
     ],
 )
-def test_table_2_of_the_paper(load: Load, linear: float, attention: float) -> None:
+def test_table_2_of_the_paper(shape: MicroBatchShape, linear: float, attention: float) -> None:
     """The constants were fitted to the linear times of the first two lines, and to the attention of all."""
-    parts = llama_13b_on_a6000(load)
+    parts = llama_13b_on_a6000(shape)
     assert sum(parts[name] for name in LINEARS[:4]) == pytest.approx(linear, rel=0.05)
     assert parts["attn"] == pytest.approx(attention, rel=0.06)
 
@@ -252,7 +254,9 @@ def test_table_2_of_the_paper(load: Load, linear: float, attention: float) -> No
 @pytest.mark.parametrize(("tokens", "milliseconds"), [(128, 55.0), (256, 69.8), (257, 92.33)])
 def test_figure_7_of_the_paper(tokens: int, milliseconds: float) -> None:
     """Fitted to as well."""
-    assert sum(llama_13b_on_a6000(Load(((tokens, 0),), sampled=1)).values()) == pytest.approx(milliseconds, rel=0.06)
+    assert sum(llama_13b_on_a6000(MicroBatchShape(((tokens, 0),), sampled=1)).values()) == pytest.approx(
+        milliseconds, rel=0.06
+    )
 
 
 BLOOM = Architecture(
@@ -267,7 +271,7 @@ def test_bloom_176b_decodes_on_eight_a100(batch: int, per_token_ms: float) -> No
     bloom-inference-pytorch-scripts): milliseconds a token, of which nothing was fitted. Their loop has the host's
     share of every micro-batch in it, ours here has none."""
     source = AnalyticOperators(BLOOM, 8, costs_of("a100-80g"), 2)
-    ours = StageCosts([70], [source], host=False).seconds(Load((), batch, batch * 55, batch))[0]
+    ours = StageCosts([70], [source], host=False).seconds(MicroBatchShape((), batch, batch * 55, batch))[0]
     assert 0.7 < ours * 1e3 / (batch * per_token_ms) < 1.05
 
 

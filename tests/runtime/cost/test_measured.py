@@ -28,7 +28,7 @@ from gapless.runtime.cost.measured import (
 from gapless.runtime.cost.operators import LAYER_LINEARS, Operators
 from gapless.runtime.cost.profile_folder import OPERATORS, About, OperatorSample, ProfileFolder, StageSample, shape_of
 from gapless.runtime.cost.profile_point import Point
-from gapless.runtime.cost.stage_costs import Load, StageCosts
+from gapless.runtime.cost.stage_costs import MicroBatchShape, StageCosts
 from gapless.runtime.engine.plan import make_plan
 from gapless.runtime.profiling.grid import MessageMaker, mixed_points, operator_points, sent_points
 from gapless.runtime.profiling.held_out import held_out_errors, send_error, stage_errors
@@ -309,10 +309,10 @@ def test_a_point_becomes_a_step_that_asks_as_much_of_a_stage() -> None:
     maker = MessageMaker(1000, 16)
     for point in [*mixed_points(512, 1024, 16), *GRID[::7]]:
         micro_batch = maker.make(point, first_block=3)
-        load = Load.of(micro_batch)
-        assert (load.rows, load.decodes, load.context) == (point.rows, point.decodes, point.decodes * point.context)
-        assert load.chunks == (((point.chunk, point.prefix),) if point.chunk else ())
-        assert load.sampled == point.decodes + point.sample
+        shape = MicroBatchShape.of(micro_batch)
+        assert (shape.rows, shape.decodes, shape.context) == (point.rows, point.decodes, point.decodes * point.context)
+        assert shape.chunks == (((point.chunk, point.prefix),) if point.chunk else ())
+        assert shape.sampled == point.decodes + point.sample
         owned = [b for c in micro_batch.chunks for b in c.blocks] + [
             b for bs in micro_batch.decodes.blocks.values() for b in bs
         ]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gapless.runtime.core.messages import Span
 from gapless.runtime.core.request_record import RequestRecord
-from gapless.runtime.core.run_record import Decodes, MicroBatchRecord, Part, RunRecord, Wait
+from gapless.runtime.core.run_record import DecodesRecord, MicroBatchRecord, RunRecord, SegmentRecord, Wait
 from gapless.runtime.ledger.causes import CAUSES, Cause
 from gapless.runtime.ledger.ledger import Ledger
 from gapless.runtime.ledger.live_bubbles import LiveBubbles
@@ -21,13 +21,13 @@ def span(micro_batch: int, stage: int, begin: float, end: float) -> Span:
 
 
 def prefill(micro_batch: int, tokens: int, *waits: Wait, request: int = 0) -> MicroBatchRecord:
-    return MicroBatchRecord(micro_batch, 0.0, [Part(request, 0, tokens)], Decodes.at(), list(waits))
+    return MicroBatchRecord(micro_batch, 0.0, [SegmentRecord(request, 0, tokens)], DecodesRecord.at(), list(waits))
 
 
 def decode(micro_batch: int, *contexts: int, waits: tuple[Wait, ...] = (), request: int = 0) -> MicroBatchRecord:
     """Decode-only; a context of c means that c KV tokens are attended to."""
     requests = range(request, request + len(contexts))
-    return MicroBatchRecord(micro_batch, 0.0, [], Decodes.at(requests, [c - 1 for c in contexts]), list(waits))
+    return MicroBatchRecord(micro_batch, 0.0, [], DecodesRecord.at(requests, [c - 1 for c in contexts]), list(waits))
 
 
 def ledger_of(num_stages: int, micro_batches: list[MicroBatchRecord], spans: list[Span], **fields: object) -> Ledger:
@@ -244,8 +244,8 @@ def simulate(num_stages: int, depth: int, batches: list[tuple[int, int, list[flo
     done: list[float] = []
     clock = 0.0
     for micro_batch, (tokens, decodes, compute, delay, reason) in enumerate(batches):
-        row = MicroBatchRecord(micro_batch, 0.0, [Part(0, 0, tokens)] if tokens else [], Decodes.at())
-        row.decodes = Decodes.of(Part(1 + i, 3 * micro_batch + i, 1) for i in range(decodes))
+        row = MicroBatchRecord(micro_batch, 0.0, [SegmentRecord(0, 0, tokens)] if tokens else [], DecodesRecord.at())
+        row.decodes = DecodesRecord.of(SegmentRecord(1 + i, 3 * micro_batch + i, 1) for i in range(decodes))
         if len(done) >= depth and done[micro_batch - depth] > clock:
             row.waits.append(Wait(clock, done[micro_batch - depth], "depth_full"))
             clock = done[micro_batch - depth]

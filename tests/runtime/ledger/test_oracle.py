@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gapless.runtime import LLM, SamplingParams
 from gapless.runtime.core.messages import Span
 from gapless.runtime.core.request_record import RequestRecord
-from gapless.runtime.core.run_record import Decodes, MicroBatchRecord, Part, RunRecord, Wait
+from gapless.runtime.core.run_record import DecodesRecord, MicroBatchRecord, RunRecord, SegmentRecord, Wait
 from gapless.runtime.ledger.causes import Cause
 from gapless.runtime.ledger.idle import IdleInterval
 from gapless.runtime.ledger.ledger import Ledger
@@ -73,9 +73,9 @@ def runs(draw: st.DrawFn) -> RunRecord:
             waits.append(Wait(clock, done[number - depth], "depth_full"))
             clock = done[number - depth]
         clock = there = clock + draw(ticks)
-        chunks = [Part(0, 0, tokens)] if tokens else []
+        chunks = [SegmentRecord(0, 0, tokens)] if tokens else []
         record.micro_batches.append(
-            MicroBatchRecord(number, clock, chunks, Decodes.at(range(1, 1 + num_decodes), starts), waits)
+            MicroBatchRecord(number, clock, chunks, DecodesRecord.at(range(1, 1 + num_decodes), starts), waits)
         )
         for stage in range(num_stages):
             begin = max(there, free[stage])

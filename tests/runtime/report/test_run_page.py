@@ -19,7 +19,7 @@ from rich.console import Console
 
 from gapless.runtime.core.messages import Span
 from gapless.runtime.core.request_record import RequestRecord
-from gapless.runtime.core.run_record import Decodes, MicroBatchRecord, Part, RunRecord, Wait
+from gapless.runtime.core.run_record import DecodesRecord, MicroBatchRecord, RunRecord, SegmentRecord, Wait
 from gapless.runtime.ledger.causes import CAUSES
 from gapless.runtime.ledger.ledger import Ledger
 from gapless.runtime.ledger.summary import summarize
@@ -73,11 +73,13 @@ def simulated_run(num_stages: int, num_micro_batches: int, *, seed: int = 0) -> 
                 current, prompt_at = waiting.popleft(), 0
                 current.first_dispatched = clock
         number = len(record.micro_batches)
-        row = MicroBatchRecord(number, 0.0, [], Decodes.at(), waits, num_waiting=len(waiting), num_running=len(running))
+        row = MicroBatchRecord(
+            number, 0.0, [], DecodesRecord.at(), waits, num_waiting=len(waiting), num_running=len(running)
+        )
         if current is not None:
             tokens = min(256 - len(ready), current.prompt_tokens - prompt_at)
-            row.chunks = [Part(current.request, prompt_at, tokens)]
-        row.decodes = Decodes.of(Part(r, running[r], 1) for r in ready)
+            row.chunks = [SegmentRecord(current.request, prompt_at, tokens)]
+        row.decodes = DecodesRecord.of(SegmentRecord(r, running[r], 1) for r in ready)
         row.kv_blocks_used = min(400, sum(running.values()) // 64 + prompt_at // 64)
         clock += rng.uniform(0.0005, 0.002)
         row.dispatched = there = clock

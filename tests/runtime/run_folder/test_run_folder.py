@@ -16,7 +16,7 @@ from gapless.conf.workloads import SloConfig
 from gapless.runtime.core.messages import Span
 from gapless.runtime.core.micro_batch_columns import MicroBatchColumns
 from gapless.runtime.core.request_record import RequestRecord
-from gapless.runtime.core.run_record import Decodes, MicroBatchRecord, Part, RunRecord, Wait
+from gapless.runtime.core.run_record import DecodesRecord, MicroBatchRecord, RunRecord, SegmentRecord, Wait
 from gapless.runtime.ledger.ledger import Ledger
 from gapless.runtime.ledger.summary import summarize
 from gapless.runtime.report.write_folder import write_run_folder
@@ -37,13 +37,13 @@ def record() -> RunRecord:
     free, clock, done = [START, START], START + 0.1, START
     for number in range(30):
         micro_batch = MicroBatchRecord(
-            number, clock, [], Decodes.at(), kv_blocks_used=number, num_waiting=3 - number // 10
+            number, clock, [], DecodesRecord.at(), kv_blocks_used=number, num_waiting=3 - number // 10
         )
         micro_batch.num_running = 2
         micro_batch.sampled_rows = 1
         if number % 10 < 3:
-            micro_batch.chunks = [Part(number // 10, 64 * (number % 10), 64)]
-        micro_batch.decodes = Decodes.of(Part(r, 64 * (r + 2) + number, 1) for r in range(number // 10))
+            micro_batch.chunks = [SegmentRecord(number // 10, 64 * (number % 10), 64)]
+        micro_batch.decodes = DecodesRecord.of(SegmentRecord(r, 64 * (r + 2) + number, 1) for r in range(number // 10))
         if number % 4 == 3:
             micro_batch.waits = [
                 Wait(clock - 0.02, clock - 0.005, "in_flight"),
@@ -154,12 +154,12 @@ def test_trace(folder: Path, record: RunRecord):
 
 
 def test_slice_names():
-    chunk, decode = Part(0, 0, 246), Part(1, 9, 1)
+    chunk, decode = SegmentRecord(0, 0, 246), SegmentRecord(1, 9, 1)
     micro_batches = [
-        MicroBatchRecord(0, 0.0, [chunk], Decodes.of([decode] * 10)),
-        MicroBatchRecord(1, 0.0, [chunk, Part(2, 0, 10)], Decodes.at()),
-        MicroBatchRecord(2, 0.0, [], Decodes.of([decode])),
-        MicroBatchRecord(3, 0.0, [], Decodes.at()),
+        MicroBatchRecord(0, 0.0, [chunk], DecodesRecord.of([decode] * 10)),
+        MicroBatchRecord(1, 0.0, [chunk, SegmentRecord(2, 0, 10)], DecodesRecord.at()),
+        MicroBatchRecord(2, 0.0, [], DecodesRecord.of([decode])),
+        MicroBatchRecord(3, 0.0, [], DecodesRecord.at()),
     ]
     names = (
         joined([*slice_names(MicroBatchColumns(micro_batches), np.array([0, 1, 2, 3, -1])), b"\n"])

@@ -14,7 +14,7 @@ from gapless.runtime.core.block_pool import BlockPool
 from gapless.runtime.core.messages import MicroBatchMessage, Span
 from gapless.runtime.core.micro_batch import MicroBatch
 from gapless.runtime.core.request import Request
-from gapless.runtime.core.run_record import Blocked, Decodes, MicroBatchRecord, Wait
+from gapless.runtime.core.run_record import Blocked, DecodesRecord, MicroBatchRecord, Wait
 from gapless.runtime.engine.coordinator import Coordinator
 from gapless.runtime.ledger.ledger import Ledger
 from gapless.runtime.ledger.summary import summarize
@@ -154,7 +154,7 @@ def observed(waits: Sequence[Sequence[float]], seconds: Sequence[float], reason:
     for number in range(200):
         wait = waits[number % len(waits)]
         micro_batch = MicroBatchRecord(
-            number, at, [], Decodes.at(), [Wait(at, at + wait[0], reason)] if wait[0] else []
+            number, at, [], DecodesRecord.at(), [Wait(at, at + wait[0], reason)] if wait[0] else []
         )
         begin = [at + wait[s] for s in range(len(seconds))]
         ends = [b + t for b, t in zip(begin, seconds, strict=True)]

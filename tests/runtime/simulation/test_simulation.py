@@ -17,7 +17,7 @@ from gapless.conf.sampling import SamplingParams
 from gapless.runtime.core.micro_batch import MicroBatch
 from gapless.runtime.core.request import Request
 from gapless.runtime.core.run_record import RunRecord
-from gapless.runtime.cost.stage_costs import Load
+from gapless.runtime.cost.stage_costs import MicroBatchShape
 from gapless.runtime.engine.arrivals import replay
 from gapless.runtime.ledger.causes import PIPELINE_BUBBLES, Cause
 from gapless.runtime.ledger.fleet import Fleet
@@ -157,7 +157,7 @@ def ratios(replica: Replica) -> list[float]:
     """Stage times over what the cost model says, of a run."""
     pipeline = replica.pipeline
     assert isinstance(pipeline, Audited)
-    right = {m.micro_batch: pipeline.costs.seconds(Load.of(m)) for m in pipeline.micro_batches}
+    right = {m.micro_batch: pipeline.costs.seconds(MicroBatchShape.of(m)) for m in pipeline.micro_batches}
     return [(span.end - span.begin) / right[span.micro_batch][span.stage] for span in replica.record.spans]
 
 

@@ -18,7 +18,7 @@ from gapless.conf.errors import ConfigError
 from gapless.conf.policies import EqualTimeConfig, OrcaBestConfig, SarathiConfig, TokenBudgetConfig
 from gapless.conf.tuning import TailSlo, TuneConfig
 from gapless.models.tokenizer import load_tokenizer
-from gapless.runtime.cost.stage_costs import Load
+from gapless.runtime.cost.stage_costs import MicroBatchShape
 from gapless.runtime.simulation.setting import Setting, make_setting
 from gapless.runtime.tuning.bounds import Bounds
 from gapless.runtime.tuning.capacity import Interval, find_capacity
@@ -235,12 +235,12 @@ def misfit_rows_of(search: Search) -> list[tuple[str, ...]]:
 def test_times_that_settings_share_are_those_of_each_alone() -> None:
     wide = {"hardware": load_group("hardware", "a100-80g") | {"devices_per_node": 4}}
     candidates = [Candidate(2, pp, 2 // pp, SarathiConfig(chunk=512)) for pp in (1, 2)]  # embedding sliced, and whole
-    load = Load(chunks=((500, 0),), decodes=12, context=9000, sampled=12)
+    shape = MicroBatchShape(chunks=((500, 0),), decodes=12, context=9000, sampled=12)
     for order in (candidates, candidates[::-1]):
         together = Search(config(**wide)).space
         for candidate in order:
             alone = make_setting(together.config_of(candidate))
-            assert together.setting(candidate).costs.seconds(load) == alone.costs.seconds(load)
+            assert together.setting(candidate).costs.seconds(shape) == alone.costs.seconds(shape)
 
 
 def test_b_is_larger_where_requests_are_short() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gapless.runtime.core.messages import Span
-from gapless.runtime.core.run_record import Decodes, MicroBatchRecord, Part
+from gapless.runtime.core.run_record import DecodesRecord, MicroBatchRecord, SegmentRecord
 from gapless.runtime.scheduler.learned.saturation import FIRST_SIZE, Saturation
 
 TILE = 16
@@ -22,7 +22,7 @@ def tried(seconds: Callable[[int, int], float], longest: int = 4096, stages: int
     while not (saturation.is_known or saturation.is_in_vain):
         tokens = min(saturation.offer or FIRST_SIZE, longest)
         saturation.dispatched(tokens)
-        micro_batch = MicroBatchRecord(number, 0.0, [Part(0, 0, tokens)], Decodes.at())
+        micro_batch = MicroBatchRecord(number, 0.0, [SegmentRecord(0, 0, tokens)], DecodesRecord.at())
         for stage in range(stages):
             took = seconds(tokens, stage)
             saturation.observe(micro_batch, [Span(number, stage, 0.0, 0.0, 0.0, took, took)])
@@ -59,7 +59,7 @@ def test_short_prompts_tell_nothing_of_larger_sizes() -> None:
 
 def test_micro_batches_of_decodes_tell_nothing() -> None:
     saturation = Saturation(TILE, 1)
-    micro_batch = MicroBatchRecord(0, 0.0, [Part(0, 0, 8)], Decodes.at(range(9), [50] * 9))
+    micro_batch = MicroBatchRecord(0, 0.0, [SegmentRecord(0, 0, 8)], DecodesRecord.at(range(9), [50] * 9))
     saturation.observe(micro_batch, [Span(0, 0, 0.0, 0.0, 0.0, 1.0, 1.0)])
     assert saturation.speed_at(17) == 0.0
 
@@ -68,7 +68,7 @@ def test_what_is_kept_is_bounded_where_nothing_can_be_told() -> None:
     saturation = Saturation(TILE, 1)
     for number in range(500):
         saturation.dispatched(20)
-        micro_batch = MicroBatchRecord(number, 0.0, [Part(0, 0, 20)], Decodes.at())
+        micro_batch = MicroBatchRecord(number, 0.0, [SegmentRecord(0, 0, 20)], DecodesRecord.at())
         saturation.observe(micro_batch, [Span(number, 0, 0.0, 0.0, 0.0, 1.0 + number, 1.0 + number)])
     assert saturation.is_in_vain
     assert (saturation._speeds, saturation._seconds) == ({20: 20.0}, {})

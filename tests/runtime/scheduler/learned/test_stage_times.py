@@ -13,19 +13,19 @@ from hypothesis import strategies as st
 
 from gapless.conf.errors import ConfigError
 from gapless.runtime.core.features import FEATURES, features
-from gapless.runtime.core.run_record import Decodes, MicroBatchRecord, Part
+from gapless.runtime.core.run_record import DecodesRecord, MicroBatchRecord, SegmentRecord
 from gapless.runtime.scheduler.learned.stage_times import StageTimes, read_profile
 
 
 def random_micro_batch(rng: random.Random) -> MicroBatchRecord:
-    chunks = [Part(0, 64 * rng.randrange(30), rng.randint(1, 300))] if rng.random() < 0.8 else []
-    decodes = [Part(i + 1, rng.randrange(2000), 1) for i in range(rng.randint(0 if chunks else 1, 30))]
-    return MicroBatchRecord(0, 0.0, chunks, Decodes.of(decodes), sampled_rows=len(decodes))
+    chunks = [SegmentRecord(0, 64 * rng.randrange(30), rng.randint(1, 300))] if rng.random() < 0.8 else []
+    decodes = [SegmentRecord(i + 1, rng.randrange(2000), 1) for i in range(rng.randint(0 if chunks else 1, 30))]
+    return MicroBatchRecord(0, 0.0, chunks, DecodesRecord.of(decodes), sampled_rows=len(decodes))
 
 
 def test_features_are_those_of_the_micro_batch() -> None:
     micro_batch = MicroBatchRecord(
-        0, 0.0, [Part(0, 100, 20), Part(1, 0, 5)], Decodes.at([2, 3], [9, 49]), sampled_rows=3
+        0, 0.0, [SegmentRecord(0, 100, 20), SegmentRecord(1, 0, 5)], DecodesRecord.at([2, 3], [9, 49]), sampled_rows=3
     )
     assert dict(zip(FEATURES, features(micro_batch), strict=True)) == {
         "constant": 1, "tokens": 27, "chunk_prefix": 2000, "chunk_squared": 425, "decode_context": 60,
@@ -67,13 +67,13 @@ def test_it_follows_a_stage_that_becomes_slower() -> None:
     for turn in range(5000):
         micro_batch = random_micro_batch(rng)
         times.observe(features(micro_batch), [0], [(1e-3 + 1e-4 * micro_batch.num_tokens) * (1 if turn < 1000 else 3)])
-    micro_batch = MicroBatchRecord(0, 0.0, [Part(0, 0, 200)], Decodes.at())
+    micro_batch = MicroBatchRecord(0, 0.0, [SegmentRecord(0, 0, 200)], DecodesRecord.at())
     assert times.predict(features(micro_batch)) == [pytest.approx(3 * 21e-3, rel=0.1)]
 
 
 def test_nothing_is_predicted_before_the_first_fit() -> None:
     times = StageTimes(2)
-    micro_batch = MicroBatchRecord(0, 0.0, [Part(0, 0, 200)], Decodes.at())
+    micro_batch = MicroBatchRecord(0, 0.0, [SegmentRecord(0, 0, 200)], DecodesRecord.at())
     for _ in range(15):
         times.observe(features(micro_batch), [0], [0.1])
     assert times.predict(features(micro_batch)) is None
@@ -86,7 +86,7 @@ def test_a_profile_counts_until_the_run_says_otherwise(tmp_path: Path) -> None:
     (tmp_path / "stage_times.json").write_text(json.dumps({"features": FEATURES, "weights": profile}))
     assert read_profile(None, 1) is None
     times = StageTimes(1, read_profile(str(tmp_path), 1))
-    micro_batch = MicroBatchRecord(0, 0.0, [Part(0, 0, 90)], Decodes.at())
+    micro_batch = MicroBatchRecord(0, 0.0, [SegmentRecord(0, 0, 90)], DecodesRecord.at())
     assert times.predict(features(micro_batch)) == [pytest.approx(0.01)]
     for _ in range(8):
         times.observe(features(micro_batch), [0], [0.02])

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ..runtime.cost.profile_point import Point
     from ..runtime.pipeline.launcher import Launcher
     from ..runtime.pipeline.protocol import Pipeline
-    from ..runtime.profiling.held_out import Error
+    from ..runtime.profiling.prediction_error import Error
     from ..runtime.profiling.profile_plan import ProfilePlan
 
 
@@ -100,7 +100,7 @@ def measure_pipeline(
     """Whole micro-batches through the real pipeline, until each has `samples` measurements."""
     from ..runtime.engine.llm import start_pipeline
     from ..runtime.profiling.grid import MessageMaker
-    from ..runtime.profiling.pipelined import time_micro_batches
+    from ..runtime.profiling.pipeline_timing import time_micro_batches
     from ..runtime.profiling.session import missing
 
     have = Counter((sample.in_flight, sample.point) for sample in folder.stages() if sample.stage == 0)
@@ -145,7 +145,7 @@ def show_errors(console: Console, folder: ProfileFolder) -> None:
     """
     from ..runtime.cost.measured import Control, MeasuredOperators, pace
     from ..runtime.cost.stage_costs import StageCosts
-    from ..runtime.profiling.held_out import held_out_errors, send_error, stage_errors
+    from ..runtime.profiling.prediction_error import held_out_errors, send_error, stage_errors
 
     operators, stages, about = folder.operators(), folder.stages(), folder.about()
     try:

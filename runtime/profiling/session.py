@@ -15,7 +15,7 @@ from pathlib import Path
 from ..cost.profile_point import Point
 from ..pipeline.handshake import Setup
 from ..pipeline.protocol import PipelineError
-from .process import Assignment, measure
+from .measuring_rank import Assignment, measure
 
 _POLL_S = 0.5
 Sample = tuple[int, Point, dict[str, float]]  # stage, what, seconds by operator

@@ -31,7 +31,7 @@ from gapless.runtime.cost.profile_point import Point
 from gapless.runtime.cost.stage_costs import Load, StageCosts
 from gapless.runtime.engine.plan import make_plan
 from gapless.runtime.profiling.grid import MessageMaker, mixed_points, operator_points, sent_points
-from gapless.runtime.profiling.held_out import held_out_errors, send_error, stage_errors
+from gapless.runtime.profiling.prediction_error import held_out_errors, send_error, stage_errors
 
 ARCH = Architecture(**load_group("model", "tiny")["architecture"])
 ABOUT = About(

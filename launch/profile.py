@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ..runtime.cost.profile_point import Point
     from ..runtime.pipeline.launcher import Launcher
     from ..runtime.pipeline.protocol import Pipeline
-    from ..runtime.profiling.prediction_error import Error
+    from ..runtime.profiling.prediction_error import PredictionError
     from ..runtime.profiling.profile_plan import ProfilePlan
 
 
@@ -145,7 +145,7 @@ def show_errors(console: Console, folder: ProfileFolder) -> None:
     """
     from ..runtime.cost.measured import Control, MeasuredOperators, pace
     from ..runtime.cost.stage_costs import StageCosts
-    from ..runtime.profiling.prediction_error import held_out_errors, send_error, stage_errors
+    from ..runtime.profiling.prediction_error import held_out_errors, send_errors, stage_errors
 
     operators, stages, about = folder.operators(), folder.stages(), folder.about()
     try:
@@ -154,7 +154,7 @@ def show_errors(console: Console, folder: ProfileFolder) -> None:
         raise ConfigError(f"{folder.path}: unfinished; the same command goes on where it ended") from None
     ranks = _side_by_side(about.ranks, about.threads)
     console.print(f"{about.model} on {ranks}: {len(operators)} measurements of operators", soft_wrap=True)
-    console.print(_table("held-out points", [*held_out_errors(operators), *send_error(stages)]))
+    console.print(_table("held-out points", [*held_out_errors(operators), *send_errors(stages)]))
     if stages:
         costs = StageCosts(about.layers, [found] * len(about.layers))
         console.print(_table("whole stages", stage_errors(costs, stages)))
@@ -172,7 +172,7 @@ def show_errors(console: Console, folder: ProfileFolder) -> None:
         )
 
 
-def _table(what: str, rows: Sequence[Error]) -> Table:
+def _table(what: str, rows: Sequence[PredictionError]) -> Table:
     table = Table()
     for column in (what, "points", "bias", "median error", "p90 error", "scatter"):
         table.add_column(column, justify="left" if column == what else "right")

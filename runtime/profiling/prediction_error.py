@@ -1,4 +1,4 @@
-"""How far a measured cost model is off: on points of the grid that it was not given, and on whole stages."""
+"""The errors of a measured cost model: on grid points that are left out of its fit, and on whole stages."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ K = TypeVar("K", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
-class Error:
-    """|predicted / measured - 1| over `points`: median and 90th percentile; `bias` is the median with its sign.
-    `scatter`: median over the points of how far half of their measurements lie from their median, the noise that no
-    prediction can foresee."""
+class PredictionError:
+    """The relative errors of predictions, predicted / measured - 1, over a number of points.
 
-    what: str
+    `bias` is the median error. `median` and `p90` are percentiles of the absolute errors. `scatter` is the noise that
+    no prediction can foresee: the median over the points of the median deviation of a point's measurements.
+    """
+
+    what: str  # is predicted: an operator, "send" or a stage
     points: int
     bias: float
     median: float
@@ -31,9 +33,11 @@ class Error:
     scatter: float
 
 
-def held_out_errors(samples: Sequence[OperatorSample]) -> list[Error]:
-    """By operator: every second length, prefix, number and context within the grid is left out and predicted from the
-    rest."""
+def held_out_errors(samples: Sequence[OperatorSample]) -> list[PredictionError]:
+    """Compute the error for each operator on points left out of the fit.
+
+    Every second length, prefix, number of decodes and context within the grid is left out and predicted from the rest.
+    """
     first, last = min(s.stage for s in samples), max(s.stage for s in samples)
     errors = [
         _curve_error(name, ((s.point.rows, s.seconds[name]) for s in samples)) for name in (*LAYER_LINEARS, "others")
@@ -48,46 +52,49 @@ def held_out_errors(samples: Sequence[OperatorSample]) -> list[Error]:
     return [error for error in errors if error.points]
 
 
-def send_error(stages: Sequence[StageSample]) -> list[Error]:
-    """The same of sends between stages, over their rows."""
+def send_errors(stages: Sequence[StageSample]) -> list[PredictionError]:
+    """Compute the error of sends between stages on numbers of rows left out of the fit; empty without measurements."""
     error = _curve_error("send", ((s.point.rows, s.wait) for s in stages if s.in_flight == 1 and s.stage > 0))
     return [error] if error.points else []
 
 
-def stage_errors(costs: StageCosts, stages: Sequence[StageSample]) -> list[Error]:
-    """By stage: whole micro-batches, chunks and decodes together, through the real pipeline, none of which the cost
-    model was given."""
+def stage_errors(costs: StageCosts, stages: Sequence[StageSample]) -> list[PredictionError]:
+    """Compute the error for each stage on whole micro-batches of chunks and decodes through the real pipeline.
+
+    The cost model was fitted to none of them.
+    """
     errors = []
     for stage in sorted({sample.stage for sample in stages}):
-        crowded = [s for s in stages if s.stage == stage and s.point.decodes and s.point.chunk]
-        predicted = {s.point: costs.seconds(s.point.load)[stage] for s in crowded}
-        errors.append(_error(f"stage {stage}", ((s.point, s.compute) for s in crowded), predicted.__getitem__))
+        mixed = [s for s in stages if s.stage == stage and s.point.decodes and s.point.chunk]
+        predicted = {s.point: costs.seconds(s.point.load)[stage] for s in mixed}
+        errors.append(_error(f"stage {stage}", ((s.point, s.compute) for s in mixed), predicted.__getitem__))
     return [error for error in errors if error.points]
 
 
-def _curve_error(what: str, pairs: Iterable[tuple[int, float]]) -> Error:
+def _curve_error(what: str, pairs: Iterable[tuple[int, float]]) -> PredictionError:
     measured = list(pairs)
-    out = _every_second(size for size, _ in measured)
-    if not out:
+    held_out = _every_second(size for size, _ in measured)
+    if not held_out:
         return _error(what, [], lambda size: 0.0)
-    curve = Curve(medians((size, seconds) for size, seconds in measured if size not in out))
-    return _error(what, [(size, seconds) for size, seconds in measured if size in out], curve)
+    curve = Curve(medians((size, seconds) for size, seconds in measured if size not in held_out))
+    return _error(what, [(size, seconds) for size, seconds in measured if size in held_out], curve)
 
 
-def _attention_error(what: str, samples: Sequence[OperatorSample]) -> Error:
-    out = _left_out({sample.point for sample in samples})
-    kept, unseen = ([(s.point, s.seconds["attn"]) for s in samples if (s.point in out) is of] for of in (False, True))
+def _attention_error(what: str, samples: Sequence[OperatorSample]) -> PredictionError:
+    held_out = _held_out_points({sample.point for sample in samples})
+    fitted = [(s.point, s.seconds["attn"]) for s in samples if s.point not in held_out]
+    unseen = [(s.point, s.seconds["attn"]) for s in samples if s.point in held_out]
     if not unseen:
         return _error(what, [], lambda point: 0.0)
     if samples[0].point.chunk:
-        chunk = ChunkAttention(medians(((point.chunk, point.prefix), seconds) for point, seconds in kept))
+        chunk = ChunkAttention(medians(((point.chunk, point.prefix), seconds) for point, seconds in fitted))
         return _error(what, unseen, lambda point: chunk(point.chunk, point.prefix))
-    decode = DecodeAttention(medians(((point.decodes, point.context), seconds) for point, seconds in kept))
+    decode = DecodeAttention(medians(((point.decodes, point.context), seconds) for point, seconds in fitted))
     return _error(what, unseen, lambda point: decode(point.decodes, point.decodes * point.context))
 
 
-def _left_out(points: set[Point]) -> set[Point]:
-    """Of chunks or of decodes."""
+def _held_out_points(points: set[Point]) -> set[Point]:
+    """Choose the points to leave out of a fit of attention. `points` are either all chunks or all decodes."""
     bare = _every_second(p.chunk for p in points if not p.prefix)
     lengths = _every_second(p.chunk for p in points if p.prefix)
     prefixes = _every_second(p.prefix for p in points if p.prefix)
@@ -100,16 +107,17 @@ def _left_out(points: set[Point]) -> set[Point]:
 
 
 def _every_second(values: Iterable[int]) -> set[int]:
-    """Within the range, of the values that there are."""
+    """Choose every second of the distinct values, but neither the smallest nor the largest."""
     return set(sorted(set(values))[1:-1:2])
 
 
-def _error(what: str, pairs: Iterable[tuple[K, float]], predict: Callable[[K], float]) -> Error:
+def _error(what: str, pairs: Iterable[tuple[K, float]], predict: Callable[[K], float]) -> PredictionError:
     measured = list(pairs)
-    middle = medians(measured)
-    if not middle:
-        return Error(what, 0, 0.0, 0.0, 0.0, 0.0)
-    off = np.array([predict(key) / seconds - 1 for key, seconds in middle.items()])
-    spread = medians((key, abs(seconds / middle[key] - 1)) for key, seconds in measured)
-    median, p90 = np.percentile(np.abs(off), [50, 90]).tolist()
-    return Error(what, len(off), float(np.median(off)), median, p90, float(np.median(list(spread.values()))))
+    expected = medians(measured)
+    if not expected:
+        return PredictionError(what, 0, 0.0, 0.0, 0.0, 0.0)
+    errors = np.array([predict(key) / seconds - 1 for key, seconds in expected.items()])
+    deviations = medians((key, abs(seconds / expected[key] - 1)) for key, seconds in measured)
+    scatter = float(np.median(list(deviations.values())))
+    median, p90 = np.percentile(np.abs(errors), [50, 90]).tolist()
+    return PredictionError(what, len(errors), float(np.median(errors)), median, p90, scatter)

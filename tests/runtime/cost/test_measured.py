@@ -31,7 +31,7 @@ from gapless.runtime.cost.profile_point import Point
 from gapless.runtime.cost.stage_costs import Load, StageCosts
 from gapless.runtime.engine.plan import make_plan
 from gapless.runtime.profiling.grid import MessageMaker, mixed_points, operator_points, sent_points
-from gapless.runtime.profiling.prediction_error import held_out_errors, send_error, stage_errors
+from gapless.runtime.profiling.prediction_error import held_out_errors, send_errors, stage_errors
 
 ARCH = Architecture(**load_group("model", "tiny")["architecture"])
 ABOUT = About(
@@ -158,7 +158,7 @@ def test_whole_stages_are_the_sum_of_their_operators() -> None:
     assert [error.what for error in errors] == ["stage 0", "stage 1"]
     assert max(error.p90 for error in errors) < 0.02
     alone = [whole(p, 1, in_flight=1)._replace(wait=1e-3 + 1e-6 * p.rows) for p in sent_points(512, 1024)]
-    assert send_error(alone)[0].p90 < 0.01
+    assert send_errors(alone)[0].p90 < 0.01
 
 
 def test_a_pipeline_slower_than_its_operators_in_place_slows_them_down(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from ..cost.measured import ChunkAttention, Curve, DecodeAttention, medians
+from ..cost.interpolation import ChunkAttention, Curve, DecodeAttention, medians
 from ..cost.operators import LAYER_LINEARS
 from ..cost.profile_folder import OperatorSample, StageSample
 from ..cost.profile_point import Point

@@ -15,16 +15,9 @@ from gapless.conf.build import build, load_group
 from gapless.conf.errors import ConfigError
 from gapless.conf.schema import Architecture, SimulateConfig
 from gapless.runtime.cost.analytic import AnalyticOperators
+from gapless.runtime.cost.interpolation import ChunkAttention, Curve, DecodeAttention
 from gapless.runtime.cost.make import make_control, make_costs
-from gapless.runtime.cost.measured import (
-    ChunkAttention,
-    Control,
-    Curve,
-    DecodeAttention,
-    MeasuredOperators,
-    pace,
-    read_measured,
-)
+from gapless.runtime.cost.measured import Control, MeasuredOperators, pace, read_measured
 from gapless.runtime.cost.operators import LAYER_LINEARS, Operators
 from gapless.runtime.cost.profile_folder import OPERATORS, About, OperatorSample, ProfileFolder, StageSample, shape_of
 from gapless.runtime.cost.profile_point import Point

@@ -10,12 +10,14 @@ from typing import TypeVar
 
 K = TypeVar("K", bound=Hashable)
 
-_FEW = 4  # points at the end of a curve that tell its slope beyond
+_NUM_SLOPE_POINTS = 4  # the last points of a curve, which give its slope beyond them
 
 
 class Curve:
-    """Seconds over a size: linear between the points measured, and beyond the last as the last few say; below the
-    first as long as that.
+    """Seconds as a function of a size.
+
+    Between measured points it is linear. Beyond the last point it goes on with the slope of the last few. Below the
+    first point it is constant.
 
     Raises:
         ValueError: no points.
@@ -26,12 +28,12 @@ class Curve:
             raise ValueError("no points")
         self.sizes = sorted(points)
         self.seconds = [points[size] for size in self.sizes]
-        self._beyond = _slope(self.sizes[-_FEW:], self.seconds[-_FEW:])
+        self._slope = _fit_slope(self.sizes[-_NUM_SLOPE_POINTS:], self.seconds[-_NUM_SLOPE_POINTS:])
 
     def __call__(self, size: float) -> float:
         sizes, seconds = self.sizes, self.seconds
         if size >= sizes[-1]:
-            return seconds[-1] + (size - sizes[-1]) * self._beyond
+            return seconds[-1] + (size - sizes[-1]) * self._slope
         at = bisect_right(sizes, size)
         if at == 0:
             return seconds[0]
@@ -39,8 +41,8 @@ class Curve:
         return seconds[at - 1] + (seconds[at] - seconds[at - 1]) * (size - low) / (high - low)
 
 
-def _slope(sizes: Sequence[int], seconds: Sequence[float]) -> float:
-    """Seconds a unit of size, by least squares, at most what a proportional law has and never negative."""
+def _fit_slope(sizes: Sequence[int], seconds: Sequence[float]) -> float:
+    """Return seconds per unit of size, by least squares: at least 0, at most the last point's seconds / size."""
     if len(sizes) == 1:
         return max(0.0, seconds[0] / max(sizes[0], 1))
     x, y = sum(sizes) / len(sizes), sum(seconds) / len(seconds)
@@ -49,40 +51,48 @@ def _slope(sizes: Sequence[int], seconds: Sequence[float]) -> float:
 
 
 class ChunkAttention:
-    """Seconds of a chunk's attention over its length and prefix.
+    """Seconds of a chunk's attention as a function of its length and prefix.
 
-    Over the prefix it is linear, as the keys that are read. Over the length it is a power law between two lengths
-    measured, whose exponent lies between that of overhead (0) and that of the triangle of a prompt (2); beyond the
-    longest the work, length x (prefix + length / 2), says. A chunk without a prefix has a curve of its own: its mask
-    is the triangle itself, which kernels take without reading a mask.
+    In the prefix the time is linear, as is the number of keys that are read. In the length it is a power law between
+    two measured lengths: the exponent lies between 0 (all overhead) and 2 (a causal triangle). Beyond the longest
+    measured length it is proportional to the work, length * (prefix + length / 2).
+
+    Chunks without a prefix have a curve of their own, since kernels compute a causal triangle without reading a mask.
+
+    Args:
+        points: seconds by (length, prefix).
+
+    Raises:
+        ValueError: no points without a prefix.
     """
 
     def __init__(self, points: Mapping[tuple[int, int], float]) -> None:
-        self._bare = _PowerLaw({length: t for (length, prefix), t in points.items() if prefix == 0})
+        self._without_prefix = _PowerLaw({length: t for (length, prefix), t in points.items() if prefix == 0})
         by_length: dict[int, dict[int, float]] = {}
         for (length, prefix), seconds in points.items():
             if prefix > 0:
                 by_length.setdefault(length, {})[prefix] = seconds
-        rows = {length: Curve(some) for length, some in by_length.items() if len(some) >= 2}
-        self._lengths = sorted(rows)
-        self._curves = [rows[length] for length in self._lengths]
+        curves = {length: Curve(by_prefix) for length, by_prefix in by_length.items() if len(by_prefix) >= 2}
+        self._lengths = sorted(curves)
+        self._curves = [curves[length] for length in self._lengths]
 
     def __call__(self, length: int, prefix: int) -> float:
         lengths = self._lengths
         if prefix == 0 or not lengths:
-            seconds = self._bare(length)
+            seconds = self._without_prefix(length)
             return seconds * (prefix + length / 2) / (length / 2) if prefix else seconds
         at = bisect_right(lengths, length)
         if at == len(lengths):
-            work = length * (prefix + length / 2) / (lengths[-1] * (prefix + lengths[-1] / 2))
-            return self._curves[-1](prefix) * work
+            work_ratio = length * (prefix + length / 2) / (lengths[-1] * (prefix + lengths[-1] / 2))
+            return self._curves[-1](prefix) * work_ratio
         if at == 0:
             return self._curves[0](prefix)
-        return _between(lengths[at - 1], self._curves[at - 1](prefix), lengths[at], self._curves[at](prefix), length)
+        shorter, longer = self._curves[at - 1](prefix), self._curves[at](prefix)
+        return _power_law(lengths[at - 1], shorter, lengths[at], longer, length)
 
 
 class _PowerLaw:
-    """Seconds over a chunk's length where it has no prefix."""
+    """Seconds as a function of a chunk's length: power laws between measured points, quadratic beyond the last."""
 
     def __init__(self, points: Mapping[int, float]) -> None:
         if not points:
@@ -97,43 +107,53 @@ class _PowerLaw:
             return seconds[-1] * (length / lengths[-1]) ** 2
         if at == 0:
             return seconds[0]
-        return _between(lengths[at - 1], seconds[at - 1], lengths[at], seconds[at], length)
+        return _power_law(lengths[at - 1], seconds[at - 1], lengths[at], seconds[at], length)
 
 
-def _between(low: int, at_low: float, high: int, at_high: float, size: float) -> float:
-    """The power law through two points."""
-    return at_low * exp(log(at_high / at_low) * log(size / low) / log(high / low))
+def _power_law(low: int, seconds_at_low: float, high: int, seconds_at_high: float, size: float) -> float:
+    """Evaluate the power law through two points at `size`."""
+    return seconds_at_low * exp(log(seconds_at_high / seconds_at_low) * log(size / low) / log(high / low))
 
 
 class DecodeAttention:
-    """Seconds of decodes' attention: their number times that of one, which is linear in the context that each has on
-    average, and between numbers measured goes with their logarithm."""
+    """Seconds of decodes' attention as a function of their number and of their contexts' sum.
+
+    The time of one decode is linear in the mean context. Between two measured numbers of decodes it is linear in the
+    number's logarithm. The time of all decodes is their number times that of one.
+
+    Args:
+        points: seconds by (number of decodes, context of each).
+
+    Raises:
+        ValueError: no points.
+    """
 
     def __init__(self, points: Mapping[tuple[int, int], float]) -> None:
-        """`points`: seconds by number of decodes and context of each."""
         by_number: dict[int, dict[int, float]] = {}
         for (number, context), seconds in points.items():
             by_number.setdefault(number, {})[context] = seconds / number
-        most = max((len(some) for some in by_number.values()), default=0)
-        rows = {number: Curve(some) for number, some in by_number.items() if 2 * len(some) > most}
-        if not rows:
+        max_contexts = max((len(by_context) for by_context in by_number.values()), default=0)
+        curves = {
+            number: Curve(by_context) for number, by_context in by_number.items() if 2 * len(by_context) > max_contexts
+        }
+        if not curves:
             raise ValueError("no points")
-        self._numbers = sorted(rows)
-        self._curves = [rows[number] for number in self._numbers]
+        self._numbers = sorted(curves)
+        self._curves = [curves[number] for number in self._numbers]
 
     def __call__(self, requests: int, context: int) -> float:
-        numbers, each = self._numbers, context / requests
+        numbers, mean_context = self._numbers, context / requests
         at = bisect_right(numbers, requests)
         if at == 0 or at == len(numbers):
-            return requests * self._curves[min(at, len(numbers) - 1)](each)
+            return requests * self._curves[min(at, len(numbers) - 1)](mean_context)
         low, high = numbers[at - 1], numbers[at]
         share = log(requests / low) / log(high / low)
-        return requests * ((1 - share) * self._curves[at - 1](each) + share * self._curves[at](each))
+        return requests * ((1 - share) * self._curves[at - 1](mean_context) + share * self._curves[at](mean_context))
 
 
 def medians(pairs: Iterable[tuple[K, float]]) -> dict[K, float]:
-    """The median of each key's values."""
+    """Return the median of each key's values."""
     by_key: dict[K, list[float]] = {}
-    for key, seconds in pairs:
-        by_key.setdefault(key, []).append(seconds)
-    return {key: median(some) for key, some in by_key.items()}
+    for key, value in pairs:
+        by_key.setdefault(key, []).append(value)
+    return {key: median(values) for key, values in by_key.items()}

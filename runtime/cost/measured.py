@@ -1,4 +1,4 @@
-"""Operator times from a profile: interpolated within what was measured, beyond it extrapolated by their physics."""
+"""Reads operator times and the host's times from a profile. `interpolation.py` says what holds between its points."""
 
 from __future__ import annotations
 
@@ -18,35 +18,36 @@ from .stage_costs import StageCosts
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """The host's share between micro-batches, seconds: from the coordinator to the first stage's compute (`dispatch`),
-    from the last stage's end back to it (`result`), and from the end of one micro-batch on a stage to the begin of the
-    next that is there already (`turnaround`)."""
+    """The host's times between micro-batches, in seconds."""
 
-    dispatch: float = 0.0
-    result: float = 0.0
-    turnaround: float = 0.0
+    dispatch: float = 0.0  # from the coordinator's dispatch to the begin of the first stage's compute
+    result: float = 0.0  # from the end of the last stage's compute until the coordinator has the result
+    turnaround: float = 0.0  # from the end of a stage's micro-batch to the begin of its next, whose input is there
 
     @classmethod
     def of(cls, samples: Sequence[StageSample]) -> Control:
-        """Medians, of micro-batches that followed each other closely where there are some; 0 of nothing."""
+        """Return the medians of `samples`, and 0 for a time that none of them has.
+
+        Result and turnaround are those of micro-batches that followed each other closely, where there are any.
+        """
         last = max((sample.stage for sample in samples), default=0)
         crowded = [sample for sample in samples if sample.in_flight > 1] or samples
         dispatch = [s.wait for s in samples if s.stage == 0 and s.bound == "input"]
         result = [s.result for s in crowded if s.stage == last and s.result is not None]
         turnaround = [s.wait for s in crowded if s.bound == "stage"]
-        return cls(*(median(some) if some else 0.0 for some in (dispatch, result, turnaround)))
+        return cls(*(median(seconds) if seconds else 0.0 for seconds in (dispatch, result, turnaround)))
 
 
 class MeasuredOperators:
-    """`Operators` of a profile's samples: medians of what was measured, interpolated.
+    """Operator times interpolated between the medians of a profile's samples. An `Operators`.
 
-    Host time is no part of its own: what a rank's operators take was measured with it.
+    A layer's host overhead is 0, since measured operator times include it.
 
     Args:
-        sends: seconds to the next stage by rows; None or empty where they were not measured.
+        sends: by number of rows, seconds to send them to the next stage. None or empty: not measured.
 
     Raises:
-        ValueError: too few samples to tell every operator's time.
+        ValueError: too few samples to predict every operator.
     """
 
     layer_overhead = 0.0
@@ -61,8 +62,8 @@ class MeasuredOperators:
         sampled = [s for s in samples if s.stage == last and s.point.decodes]
         self._linear["head"] = Curve(medians((s.point.decodes, s.seconds["head"]) for s in sampled))
         self.others = Curve(medians((s.point.rows, s.seconds["others"]) for s in samples))
-        of_first = [s for s in samples if s.stage == first]
-        self.embedding = Curve(medians((s.point.rows, s.seconds["embedding"]) for s in of_first))
+        first_stage = [s for s in samples if s.stage == first]
+        self.embedding = Curve(medians((s.point.rows, s.seconds["embedding"]) for s in first_stage))
         self.micro_batch_overhead = median(s.seconds["step"] for s in samples)
         chunks = [s for s in samples if s.point.chunk and not s.point.decodes]
         self.chunk_attention = ChunkAttention(
@@ -82,26 +83,26 @@ class MeasuredOperators:
         return self._sends is not None
 
     def all_reduce(self, rows: int) -> float:
-        """None of its own: it was measured with the layers that end in it, postproj, ffn_ln2 and the embedding."""
+        """Return 0: the measured times of postproj, ffn_ln2 and the embedding include their all-reduce."""
         return 0.0
 
     def send(self, rows: int, *, between_nodes: bool, scatter_gather: bool) -> float:
-        """As from one rank to the next of the node that was profiled, whichever link it is."""
+        """Return the seconds of a send within the profiled node, for a link between nodes too."""
         assert self._sends is not None, "stages without a measured send"
         return self._sends(rows)
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a profile folder gives a simulation; `hardware` is the name of what it was measured on."""
+    """The times that a simulation takes from a profile folder."""
 
-    hardware: str
+    hardware: str  # the name of the hardware config that was profiled
     operators: MeasuredOperators
     control: Control
 
 
 def read_measured(path: str, arch: Architecture, *, pp: int, tp: int, dtype: str) -> Measured:
-    """A profile for a model of `arch` in `dtype`, cut in `tp` slices, over `pp` stages.
+    """Read a profile folder for a model of `arch` in `dtype`, in `tp` slices, over `pp` stages.
 
     Raises:
         ConfigError: no profile, a damaged or unfinished one, or one of another model.
@@ -110,31 +111,35 @@ def read_measured(path: str, arch: Architecture, *, pp: int, tp: int, dtype: str
     folder = ProfileFolder(Path(path).expanduser(), key)
     about = folder.about()
     for name, wanted in {**shape_of(arch), "tp": tp, "dtype": dtype}.items():
-        had = {**about.shape, "tp": about.tp, "dtype": about.dtype}.get(name)
-        if had != wanted:
-            raise ConfigError(f"{key}: measured {about.model} with {name}={had}; this model has {name}={wanted}")
-    measured = _read(folder.path, key, about.hardware, folder.changed)
+        found = {**about.shape, "tp": about.tp, "dtype": about.dtype}.get(name)
+        if found != wanted:
+            raise ConfigError(f"{key}: measured {about.model} with {name}={found}; this model has {name}={wanted}")
+    measured = _read(folder.path, key, about.hardware, folder.num_bytes)
     if pp > 1 and not measured.operators.has_sends:
         raise ConfigError(f"{key}: holds no sends between stages; gapless profile parallel=pp2 measures them")
     return measured
 
 
-@lru_cache(maxsize=4)  # each policy and each point of a sweep asks for it
-def _read(path: Path, key: str, hardware: str, changed: int) -> Measured:
+@lru_cache(maxsize=4)  # each policy and each point of a sweep reads the same profile
+def _read(path: Path, key: str, hardware: str, num_bytes: int) -> Measured:
+    """Read the folder. `num_bytes` is part of the cache's key, so that a profile that has grown is read again."""
     folder = ProfileFolder(path, key)
     samples, stages = folder.operators(), folder.stages()
     try:
-        ratio = pace(MeasuredOperators(samples), folder.about().layers, stages)
-        operators = MeasuredOperators([sample.times(ratio) for sample in samples], send_seconds(stages))
+        slowdown = pace(MeasuredOperators(samples), folder.about().layers, stages)
+        operators = MeasuredOperators([sample.scaled(slowdown) for sample in samples], send_seconds(stages))
     except ValueError:
         raise ConfigError(f"{key}: unfinished; gapless profile with the same settings goes on where it ended") from None
     return Measured(hardware, operators, Control.of(stages))
 
 
 def pace(operators: MeasuredOperators, layers: Sequence[int], stages: Sequence[StageSample]) -> float:
-    """How much longer micro-batches take that follow each other through the real pipeline than their operators do in
-    place: caches are colder after a message than after a micro-batch, and the coordinator computes beside the ranks.
-    Of all of their time together, so outliers count, which a run has too; 1 where none were measured."""
+    """Return how many times longer micro-batches take in the real pipeline than their operators take by themselves.
+
+    They take longer since the CPU's caches are colder after a message than after a micro-batch, and since the
+    coordinator computes beside the ranks. The ratio is of total times: outliers count, since runs have them too. It is
+    1 where no micro-batches were measured that follow each other closely.
+    """
     costs = StageCosts(layers, [operators] * len(layers))
     crowded = [sample for sample in stages if sample.in_flight > 1]
     predicted = sum(costs.seconds(sample.point.load)[sample.stage] for sample in crowded)
@@ -142,6 +147,6 @@ def pace(operators: MeasuredOperators, layers: Sequence[int], stages: Sequence[S
 
 
 def send_seconds(stages: Sequence[StageSample]) -> dict[int, float]:
-    """Median seconds by rows from the end of a stage to the begin of the next, of micro-batches that were alone."""
+    """Return by rows the median seconds from a stage's end to the next stage's begin, for micro-batches sent alone."""
     alone = [s for s in stages if s.in_flight == 1 and s.stage > 0]
     return medians((s.point.rows, s.wait) for s in alone)

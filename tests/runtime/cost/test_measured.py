@@ -195,13 +195,13 @@ def folder_with(path: Path, samples: list[OperatorSample], about: About = ABOUT)
 def test_a_folder_gives_back_what_was_measured(tmp_path: Path) -> None:
     samples = measured(GRID, samples=1)
     folder = folder_with(tmp_path / "p", samples[:7])
-    before = folder.changed
+    before = folder.num_bytes
     folder.add_operators(samples[7:])
-    assert folder.changed > before
+    assert folder.num_bytes > before
     assert folder.about() == ABOUT
-    told = folder.operators()
-    assert [(s.stage, s.point) for s in told] == [(s.stage, s.point) for s in samples]
-    assert told[3].seconds == pytest.approx({name: samples[3].seconds[name] for name in OPERATORS}, abs=1e-9)
+    read_back = folder.operators()
+    assert [(s.stage, s.point) for s in read_back] == [(s.stage, s.point) for s in samples]
+    assert read_back[3].seconds == pytest.approx({name: samples[3].seconds[name] for name in OPERATORS}, abs=1e-9)
     assert folder.stages()[0].in_flight == 1
     about = yaml.safe_load((tmp_path / "p" / "profile.yaml").read_text())
     assert set(about) == {"format", "date", "machine", "versions", "measured"}

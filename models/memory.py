@@ -46,8 +46,8 @@ def replicates_embedding(
 ) -> bool:
     """Return whether each rank of the first stage, on `hardware`, holds the whole embedding instead of a slice.
 
-    `parallel.replicate_embedding` decides. If it is null, ranks hold all of it where the rest beyond their slice is at
-    most 2% of their memory. With one stage, or one rank a stage, the answer is always no.
+    With one stage, or one rank a stage, none does. Otherwise `parallel.replicate_embedding` decides. If that is null,
+    ranks hold the whole embedding where all beyond their slice takes at most 2% of their memory.
     """
     if parallel.pp == 1 or parallel.tp == 1:
         return False

@@ -258,7 +258,8 @@ def _decoder_kinds(inner: tokenizers.Tokenizer) -> list[str]:
 def _byte_level_table() -> dict[str, int]:
     """Return the byte of each character in GPT-2's byte alphabet.
 
-    A byte whose Latin-1 character is printable is written as that character, the others as those from U+0100 on.
+    A byte is written as its Latin-1 character where that is printable. The other bytes are written as the characters
+    from U+0100 on.
     """
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [b for b in range(_NUM_BYTES) if b not in set(printable)]

@@ -14,7 +14,7 @@ from ..kv_cache import slots_of
 
 @dataclass(frozen=True, slots=True)
 class SegmentPlan:
-    """How to compute the attention of one segment, a chunk or a decode."""
+    """The plan for the attention of one segment, which is a chunk or a decode."""
 
     rows: slice  # of the batch
     slots: slice | torch.Tensor  # of the keys that the segment may attend to
@@ -24,7 +24,7 @@ class SegmentPlan:
 
 @dataclass(frozen=True, slots=True)
 class PaddedPlan:
-    """How to compute the attention of all B decodes in one call, padded to the M keys of the longest."""
+    """The plan for the attention of all B decodes in one call, padded to the M keys of the longest."""
 
     rows: slice  # of the batch
     slots: torch.Tensor  # [B * M]
@@ -33,7 +33,7 @@ class PaddedPlan:
 
 @dataclass(frozen=True, slots=True)
 class SdpaPlan:
-    """How to compute the attention of a micro-batch."""
+    """The plan for the attention of a micro-batch."""
 
     num_tokens: int
     chunks: list[SegmentPlan]

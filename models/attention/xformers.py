@@ -17,7 +17,7 @@ from .sdpa import SdpaBackend, SegmentPlan, attend_chunks
 
 @dataclass(frozen=True, slots=True)
 class PartPlan:
-    """How to compute the attention of all chunks, or of all decodes, of a micro-batch.
+    """The plan for the attention of all chunks, or of all decodes, of a micro-batch.
 
     Where the slots of every request are consecutive, the operator reads keys and values from the cache itself and
     skips the gaps between requests. Otherwise they are copied together first.
@@ -30,7 +30,7 @@ class PartPlan:
 
 @dataclass(frozen=True, slots=True)
 class XformersPlan:
-    """How to compute the attention of a micro-batch."""
+    """The plan for the attention of a micro-batch."""
 
     num_tokens: int
     parts: list[PartPlan]
@@ -40,7 +40,7 @@ class XformersPlan:
 class XformersBackend:
     """Calls xformers' flash operator once for all chunks and once for all decodes.
 
-    Chunks that reach past a sliding window go through SDPA.
+    Where a chunk reaches past the sliding window, all chunks of the micro-batch go through SDPA instead.
 
     Args:
         window: a token attends to itself and the window - 1 tokens before it; None: to all tokens before it.

@@ -73,7 +73,7 @@ class Attention:
         return parts
 
     def decodes(self, requests: int, context: float) -> float:
-        """Return the seconds for `requests` decodes over `context` tokens, summed over the decodes."""
+        """Return the seconds for `requests` decodes, whose contexts sum to `context` tokens."""
         overhead, max_block_tokens, per_token = self._parts_by_number.get(requests) or self._decode_parts(requests)
         mean = context / requests
         block = (mean if mean < max_block_tokens else max_block_tokens) * self._block_per_token

@@ -87,7 +87,7 @@ class Gemm:
 
 
 class Products:
-    """Predicts the times of products of the same rows with several weights, and keeps them.
+    """Predicts the times of multiplying the same rows with each of several weights. Times are cached by rows.
 
     Args:
         weights: the (inputs, outputs) of each weight.

@@ -147,6 +147,9 @@ def pace(operators: MeasuredOperators, layers: Sequence[int], stages: Sequence[S
 
 
 def send_seconds(stages: Sequence[StageSample]) -> dict[int, float]:
-    """Return by rows the median seconds from a stage's end to the next stage's begin, for micro-batches sent alone."""
+    """Return, by number of rows, the median seconds from the end of a stage to the begin of the next.
+
+    Only micro-batches that were alone in the pipeline count.
+    """
     alone = [s for s in stages if s.in_flight == 1 and s.stage > 0]
     return medians((s.point.rows, s.wait) for s in alone)

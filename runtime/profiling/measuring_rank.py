@@ -114,7 +114,7 @@ class _MeasuringRank:
     def _measure(self, point: Point) -> dict[str, float]:
         """Return the seconds of one micro-batch by operator, computed as a rank of a run does (`pipeline/rank.py`).
 
-        Only the stage, and on the last one the sampler, are timed. The batch's tables are made before.
+        The stage's compute is timed, and on the last stage the sampler. Preparing the batch is not.
         """
         block_size = self._assignment.setup.block_size
         last_block = self._assignment.num_blocks - point.slots(block_size) // block_size

@@ -22,11 +22,11 @@ Sample = tuple[int, Point, dict[str, float]]  # stage, point, seconds by operato
 
 
 def missing(points: Sequence[Point], samples: int, have: Counter[Point], seed: int) -> list[Point]:
-    """List each point as often as it lacks measurements: `samples` less those that it has.
+    """List each point as often as it must still be measured to have `samples` measurements. `have` counts them.
 
-    The list goes over all points in rounds, each in a random order, but with points of similar size together. Ranks
-    that start together are then always at points of similar size, as in a run. That matters since a decode's speed is
-    bound by memory, and it runs more slowly beside another decode.
+    The list goes over all points in rounds. Each round is in a random order, with points of similar size together, so
+    that ranks that start together always measure points of similar size, as in a run. That matters since memory bounds
+    the speed of a decode, which is therefore slower beside another decode.
     """
     generator = random.Random(seed)
     todo: list[Point] = []

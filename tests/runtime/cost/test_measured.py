@@ -1,4 +1,4 @@
-"""The measured cost model: exact where it was measured, near the law between and beyond; what is refused."""
+"""The measured cost model is exact at measured points and near the true law elsewhere; bad profiles are refused."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ABOUT = About(
 
 
 def law(point: Point, rank: int) -> dict[str, float]:
-    """A machine whose every operator is known: seconds."""
+    """Return the seconds by operator of a machine for which they are known exactly."""
     rows = point.rows
     linear = {name: 1e-3 + 1e-5 * rows * (i + 1) for i, name in enumerate(LAYER_LINEARS)}
     attention = 2e-5 * point.decodes + 1e-7 * point.decodes * point.context
@@ -121,7 +121,7 @@ def test_medians_stand_against_outliers() -> None:
     assert MeasuredOperators(samples).linear("preproj", 100) == pytest.approx(1e-3 + 1e-3, rel=0.01)
 
 
-def test_errors_are_told_on_what_was_left_out() -> None:
+def test_errors_are_those_of_held_out_points() -> None:
     exact = {error.what: error for error in held_out_errors(measured(GRID))}
     assert set(exact) == {*LAYER_LINEARS, "others", "embedding", "head", "attn, chunks", "attn, decodes"}
     assert max(error.p90 for error in exact.values()) < 0.06
@@ -137,7 +137,7 @@ def test_errors_are_told_on_what_was_left_out() -> None:
 
 
 def whole(point: Point, stage: int, in_flight: int = 2) -> StageSample:
-    """A micro-batch through two stages of two layers."""
+    """Return the sample of a micro-batch on one of two stages with two layers each."""
     rank = law(point, stage)
     layer = sum(rank[name] for name in (*LAYER_LINEARS, "attn", "others"))
     seconds = 2 * layer + rank["step"] + (rank["head"] if stage else rank["embedding"])
@@ -172,13 +172,13 @@ def test_a_pipeline_slower_than_its_operators_in_place_slows_them_down(tmp_path:
 def test_control_is_the_median_of_what_was_between_micro_batches() -> None:
     point = Point(chunk=8)
 
-    def step(wait: float, bound: str, result: float, in_flight: int = 2) -> list[StageSample]:
+    def samples(wait: float, bound: str, result: float, in_flight: int = 2) -> list[StageSample]:
         return [
             StageSample(in_flight, point, 0, 1.0, wait, bound, None),
             StageSample(in_flight, point, 1, 1.0, 0.5, "input", result),
         ]
 
-    alone, crowded = step(1e-3, "input", 9e-3, 1), step(4e-4, "stage", 2e-3) + step(6e-4, "stage", 4e-3)
+    alone, crowded = samples(1e-3, "input", 9e-3, 1), samples(4e-4, "stage", 2e-3) + samples(6e-4, "stage", 4e-3)
     assert Control.of(alone + crowded) == Control(1e-3, pytest.approx(3e-3), pytest.approx(5e-4))
     assert Control.of(alone).result == 9e-3
     assert Control.of([]) == Control()
@@ -290,7 +290,7 @@ def test_runs_of_one_process_share_what_they_have_costed() -> None:
     ("operators.csv", "rank,chunk\n1,x\n", r"operators\.csv is damaged"),
     ("stages.csv", "stage\n1\n", r"stages\.csv is damaged"),
 ])  # fmt: skip
-def test_damage_is_told_in_one_line(tmp_path: Path, file: str, text: str, error: str) -> None:
+def test_damage_is_reported_in_one_line(tmp_path: Path, file: str, text: str, error: str) -> None:
     folder_with(tmp_path / "p", measured(GRID, samples=1))
     (tmp_path / "p" / file).write_text(text)
     with pytest.raises(ConfigError, match=error) as caught:
@@ -298,7 +298,7 @@ def test_damage_is_told_in_one_line(tmp_path: Path, file: str, text: str, error:
     assert "\n" not in str(caught.value)
 
 
-def test_a_point_becomes_a_step_that_asks_as_much_of_a_stage() -> None:
+def test_the_message_of_a_point_is_the_same_load() -> None:
     maker = MessageMaker(1000, 16)
     for point in [*mixed_points(512, 1024, 16), *GRID[::7]]:
         micro_batch = maker.make(point, first_block=3)

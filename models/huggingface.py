@@ -15,7 +15,7 @@ from typing import Any, Literal
 from ..conf.errors import ConfigError, nearest
 from ..conf.schema import Architecture, ModelConfig, RopeScaling
 
-_SIZES = ("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "ffn_size")
+_SIZE_FIELDS = ("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "ffn_size")
 _ACTIVATIONS: dict[str, Literal["silu", "gelu", "gelu_tanh", "relu"]] = {
     "silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
     "relu": "relu",
@@ -66,7 +66,7 @@ def resolve_architecture(model: ModelConfig) -> Architecture:
     else:
         arch = _read_architecture(folder)
         if model.architecture is not None:
-            for size in _SIZES:
+            for size in _SIZE_FIELDS:
                 given, found = getattr(model.architecture, size), getattr(arch, size)
                 if given != found:
                     raise ConfigError(
@@ -146,7 +146,7 @@ class _Config:
 def _read_architecture(folder: Path) -> Architecture:
     config = _Config.read(folder / "config.json")
     named = config.names("architectures")
-    name = named[0] if named else _BY_TYPE.get(str(config.get("model_type")))
+    name = named[0] if named else _NAME_BY_MODEL_TYPE.get(str(config.get("model_type")))
     if name not in _READERS:
         found = name or f"model_type {config.get('model_type')!r}"
         raise ConfigError(f"{config.path}: architecture {found} is not supported; supported: {', '.join(_READERS)}")
@@ -329,7 +329,7 @@ _READERS: dict[str, Callable[[_Config], dict[str, Any]]] = {
     "Qwen3ForCausalLM": _qwen3,
     "GPT2LMHeadModel": _gpt2,
 }
-_BY_TYPE = {
+_NAME_BY_MODEL_TYPE = {
     "llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM", "gpt2": "GPT2LMHeadModel",
 }  # fmt: skip

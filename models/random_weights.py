@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 
 _BLOCK_ELEMENTS = 1 << 20
-_STD = 0.02
+_WEIGHT_STD = 0.02
 
 
 class RandomTensors:
@@ -40,6 +40,6 @@ class RandomTensors:
         if self._last is None or self._last[:2] != (name, block):
             digest = hashlib.blake2b(f"{self._seed}/{name}/{block}".encode(), digest_size=8).digest()
             generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
-            tensor = torch.empty(per_block, self._shapes[name][1]).normal_(0.0, _STD, generator=generator)
+            tensor = torch.empty(per_block, self._shapes[name][1]).normal_(0.0, _WEIGHT_STD, generator=generator)
             self._last = (name, block, tensor)
         return self._last[2]

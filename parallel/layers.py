@@ -16,7 +16,7 @@ from torch import nn
 from .groups import Groups
 from .megatron import ModelParallelConfig, tensor_parallel
 
-_TENSOR_CORE_ALIGNMENT = 8  # tensor cores need a rank's rows in this multiple
+_TENSOR_CORE_ALIGNMENT = 8  # a rank's rows of the vocabulary are a multiple of it
 
 
 def padded_vocab(vocab_size: int, tp: int) -> int:

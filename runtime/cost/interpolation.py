@@ -14,10 +14,10 @@ _NUM_SLOPE_POINTS = 4  # the last points of a curve, which give its slope beyond
 
 
 class Curve:
-    """Seconds as a function of a size.
+    """Predicts seconds as a function of a size.
 
-    Between measured points it is linear. Beyond the last point it goes on with the slope of the last few. Below the
-    first point it is constant.
+    Between measured points the function is linear. Beyond the last point it continues with the slope of the last few.
+    Below the first point it is constant.
 
     Raises:
         ValueError: no points.
@@ -51,7 +51,7 @@ def _fit_slope(sizes: Sequence[int], seconds: Sequence[float]) -> float:
 
 
 class ChunkAttention:
-    """Seconds of a chunk's attention as a function of its length and prefix.
+    """Predicts the seconds of a chunk's attention as a function of its length and prefix.
 
     In the prefix the time is linear, as is the number of keys that are read. In the length it is a power law between
     two measured lengths: the exponent lies between 0 (all overhead) and 2 (a causal triangle). Beyond the longest
@@ -92,7 +92,7 @@ class ChunkAttention:
 
 
 class _PowerLaw:
-    """Seconds as a function of a chunk's length: power laws between measured points, quadratic beyond the last."""
+    """Predicts seconds by a chunk's length: power laws between measured points, quadratic beyond the last."""
 
     def __init__(self, points: Mapping[int, float]) -> None:
         if not points:
@@ -116,7 +116,7 @@ def _power_law(low: int, seconds_at_low: float, high: int, seconds_at_high: floa
 
 
 class DecodeAttention:
-    """Seconds of decodes' attention as a function of their number and of their contexts' sum.
+    """Predicts the seconds of decodes' attention as a function of their number and of their contexts' sum.
 
     The time of one decode is linear in the mean context. Between two measured numbers of decodes it is linear in the
     number's logarithm. The time of all decodes is their number times that of one.

@@ -1,4 +1,4 @@
-"""Reads operator times and the host's times from a profile. `interpolation.py` says what holds between its points."""
+"""Reads operator times and the host's times from a profile. `interpolation.py` fills in between its points."""
 
 from __future__ import annotations
 

@@ -56,9 +56,9 @@ def sent_points(max_tokens: int, max_context: int) -> list[Point]:
 
 
 def _spaced(min_size: int, max_size: int) -> list[int]:
-    """List sizes from `min_size` to `max_size`: the powers of two times `min_size`, sizes between them, and `max_size`.
+    """List `min_size` times each power of two below `max_size`, sizes between those, and `max_size`.
 
-    Between two powers lie three sizes, evenly spaced; from `_MAX_DENSE_SIZE` on, one.
+    Below `_MAX_DENSE_SIZE`, three evenly spaced sizes lie between neighbours. Above it, one does.
     """
     sizes = {max_size}
     size = min_size

@@ -111,9 +111,9 @@ class SafetensorsFolder:
         self._mapped_bytes = 0
 
     def _slice(self, name: str, framework: str | None = None) -> Any:
-        """Return safetensors' lazy slice of a tensor, and open its file if another one is open.
+        """Return a lazy slice of a tensor. If another file is open, close it and open the tensor's file.
 
-        `framework` is "pt" to read torch tensors. None is enough for shapes and types, and takes an open file as it is.
+        `framework` is "pt" to read torch tensors. For shapes and types None is enough, which any open file satisfies.
         """
         path, key = self._files[bare_name(name)]
         is_open = self._open_as is not None and self._open_as[0] == path and framework in (None, self._open_as[1])

@@ -117,7 +117,7 @@ def _fit(
 ) -> int:
     """Return how many times the keys and values of `num_tokens` tokens fit beside the weights, on the fullest stage.
 
-    `content` and `key_to_lower` are what the error calls those tokens, and the config key that makes them fewer.
+    The error describes those tokens as `content`, and names `key_to_lower`, the config key that makes them fewer.
 
     Raises:
         ConfigError: they do not fit once.

@@ -67,7 +67,7 @@ class _History:
         self.counts: dict[int, int] = {}  # of output tokens
 
     def feed(self, start: int, tokens: Sequence[int]) -> None:
-        """Record the tokens at positions start .. that are not recorded yet."""
+        """Record those of `tokens`, which stand from position `start` on, that are not recorded yet."""
         assert start <= self.length, f"positions {self.length} .. {start - 1} were never fed"
         for position, token in enumerate(tokens[self.length - start :], self.length):
             self.seen[token] = None
@@ -96,7 +96,7 @@ class _History:
 
 
 class Sampler:
-    """Samples tokens. For each request it records the past tokens that penalties need, from the micro-batches.
+    """Samples tokens, and records for each request the past tokens that its penalties need.
 
     A token depends on its row of logits, on its request's parameters, seed and past tokens, and on its position. It
     never depends on other rows: weights are summed as integers, so that the order of addition does not matter.
@@ -119,7 +119,7 @@ class Sampler:
         self._requests.pop(request, None)
 
     def feed(self, request: int, start: int, tokens: Sequence[int]) -> None:
-        """Record the tokens that a micro-batch computes, at positions start .. Known positions are skipped."""
+        """Record the tokens that a micro-batch computes, from position `start` on. Known positions are skipped."""
         history = self._requests[request]
         if history.params.has_penalties:
             history.feed(start, tokens)

@@ -34,7 +34,7 @@ class Endpoint:
 
 
 class ConnectionLost(ConnectionError):  # noqa: N818
-    """Is raised when the other side of a control connection is gone."""
+    """Raised when the other side of a control connection is gone."""
 
 
 def boot_id() -> str:

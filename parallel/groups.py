@@ -95,7 +95,7 @@ def _destroy() -> None:
 
 
 def _bind_to(host: str) -> None:
-    """Make gloo and NCCL use the interface of the address `host`; by default it is that of this machine's name.
+    """Make gloo and NCCL use the network interface of the address `host`, not that of this machine's name.
 
     The setting stays for the life of the process, since NCCL reads it only when a communicator is first used.
     """

@@ -21,8 +21,8 @@ K = TypeVar("K", bound=Hashable)
 class PredictionError:
     """The relative errors of predictions, predicted / measured - 1, over a number of points.
 
-    `bias` is the median error. `median` and `p90` are percentiles of the absolute errors. `scatter` is the noise that
-    no prediction can foresee: the median over the points of the median deviation of a point's measurements.
+    `bias` is the median error. `median` and `p90` are percentiles of the absolute errors. `scatter` is the noise of the
+    measurements, which no prediction can avoid: the median over points of a point's median relative deviation.
     """
 
     what: str  # is predicted: an operator, "send" or a stage

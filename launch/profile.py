@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ..runtime.cost.profile_point import Point
     from ..runtime.pipeline.launcher import Launcher
     from ..runtime.pipeline.protocol import Pipeline
-    from ..runtime.profiling.held_out import Error
+    from ..runtime.profiling.prediction_error import PredictionError
     from ..runtime.profiling.profile_plan import ProfilePlan
 
 
@@ -102,7 +102,7 @@ def measure_pipeline(
     """Send whole micro-batches through the real pipeline, until each has `samples` measurements."""
     from ..runtime.engine.llm import start_pipeline
     from ..runtime.profiling.grid import MessageMaker
-    from ..runtime.profiling.pipelined import time_micro_batches
+    from ..runtime.profiling.pipeline_timing import time_micro_batches
     from ..runtime.profiling.session import missing
 
     have = Counter((sample.in_flight, sample.point) for sample in folder.stages() if sample.stage == 0)
@@ -147,7 +147,7 @@ def show_errors(console: Console, folder: ProfileFolder) -> None:
     """
     from ..runtime.cost.measured import Control, MeasuredOperators, pace
     from ..runtime.cost.stage_costs import StageCosts
-    from ..runtime.profiling.held_out import held_out_errors, send_error, stage_errors
+    from ..runtime.profiling.prediction_error import held_out_errors, send_errors, stage_errors
 
     operators, stages, about = folder.operators(), folder.stages(), folder.about()
     try:
@@ -156,7 +156,7 @@ def show_errors(console: Console, folder: ProfileFolder) -> None:
         raise ConfigError(f"{folder.path}: unfinished; the same command goes on where it ended") from None
     ranks = _side_by_side(about.ranks, about.threads)
     console.print(f"{about.model} on {ranks}: {len(operators)} measurements of operators", soft_wrap=True)
-    console.print(_table("held-out points", [*held_out_errors(operators), *send_error(stages)]))
+    console.print(_table("held-out points", [*held_out_errors(operators), *send_errors(stages)]))
     if stages:
         costs = StageCosts(about.layers, [found] * len(about.layers))
         console.print(_table("whole stages", stage_errors(costs, stages)))
@@ -174,7 +174,7 @@ def show_errors(console: Console, folder: ProfileFolder) -> None:
         )
 
 
-def _table(what: str, rows: Sequence[Error]) -> Table:
+def _table(what: str, rows: Sequence[PredictionError]) -> Table:
     table = Table()
     for column in (what, "points", "bias", "median error", "p90 error", "scatter"):
         table.add_column(column, justify="left" if column == what else "right")

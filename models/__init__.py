@@ -1,1 +1,1 @@
-"""What does a stage compute? Decoder stacks, attention, KV cache, weights, sampling, tokenizer."""
+"""Answers what a stage computes: decoder layers, attention, KV cache, weights, sampling, tokenizer."""

@@ -1,4 +1,4 @@
-"""The tensors of a safetensors folder: checked by their headers alone, read slice by slice."""
+"""Reads the tensors of a folder of safetensors files: checks their headers, then reads them slice by slice."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ if TYPE_CHECKING:
     import torch
 
 _PREFIXES = ("model.", "transformer.")
-_REOPEN_BYTES = 16 << 20  # pages of a mapped file count as this process's memory until it is closed
-_DTYPES = ("F64", "F32", "BF16", "F16")  # what is smaller is quantized, and its scales lie elsewhere
+_MAX_MAPPED_BYTES = 16 << 20  # then the file is reopened: pages of a mapped file count as memory of this process
+_DTYPES = ("F64", "F32", "BF16", "F16")  # smaller types are quantized weights, whose scales are separate tensors
 
 
 class TensorSource(Protocol):
-    """Whole tensors by name, of which a rank reads what it holds. Slices are [first, last)."""
+    """A source of tensors by name, from which a rank reads only the slices that it holds."""
 
     def shape(self, name: str) -> tuple[int, ...] | None:
-        """Of the whole tensor; None where there is none of this name."""
+        """Return the shape of the whole tensor; None where there is no tensor of this name."""
         ...
 
     def read(self, name: str, rows: slice, columns: slice | None) -> torch.Tensor:
-        """On the CPU, in the source's own type; `columns` is None for a vector."""
+        """Read a slice to the CPU, in the source's own type. `columns` is None for a vector."""
         ...
 
 
 class SafetensorsFolder:
-    """The tensors of a Hugging Face folder, in one safetensors file or several.
+    """The tensors of a Hugging Face folder, in one safetensors file or several. A `TensorSource`.
 
-    Names are found with or without a leading `model.` or `transformer.`.
+    A tensor is found under its name with or without a leading `model.` or `transformer.`.
 
     Raises:
         ConfigError: a file is missing or is no safetensors file.
@@ -48,20 +48,20 @@ class SafetensorsFolder:
         self._files: dict[str, tuple[Path, str]] = {}
         self._open_as: tuple[Path, str] | None = None
         self._handle: Any = None
-        self._mapped = 0
-        for file, keys in _index(folder).items():
+        self._mapped_bytes = 0
+        for file, keys in _tensors_by_file(folder).items():
             for key in keys:
                 self._files[bare_name(key)] = (folder / file, key)
 
     def check(self, arch: Architecture, names: Collection[str]) -> None:
-        """Whether the folder holds `names` of a checkpoint of `arch`, each in its shape, and nothing unknown.
+        """Check that the folder holds the tensors `names` in the shapes of `arch`, and no unknown tensors.
 
         Raises:
             ConfigError: a tensor is missing, has the wrong shape or type, or is not part of the architecture.
         """
         shapes = tensor_shapes(arch)
         bare = {bare_name(name) for name in shapes}
-        buffers = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")  # computed here, or left out with a mask
+        buffers = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")  # frequencies and masks: computed here
         for name, (file, key) in self._files.items():
             if name not in bare and not name.endswith(buffers) and name != "lm_head.weight":
                 raise ConfigError(f"{file}: tensor {key} is not part of the architecture in config.json")
@@ -72,14 +72,18 @@ class SafetensorsFolder:
         found = self.shape(name)
         if found is None:
             raise ConfigError(f"{self.where(name)}: tensor {name}, of shape {list(expected)}, is missing")
-        holds = found == expected
-        if may_be_longer:  # model.max_model_len may cap it
-            holds = len(found) == 2 and found[0] >= expected[0] and found[1] == expected[1]
-        if not holds:
+        fits = found == expected
+        if may_be_longer:  # where model.max_model_len is below the checkpoint's length
+            fits = len(found) == 2 and found[0] >= expected[0] and found[1] == expected[1]
+        if not fits:
             raise ConfigError(f"{self.where(name)}: tensor {name} has shape {list(found)}, not {list(expected)}")
 
     def shape(self, name: str) -> tuple[int, ...] | None:
-        """Of the whole tensor; None where there is none of this name."""
+        """Return the shape of the whole tensor; None where there is no tensor of this name.
+
+        Raises:
+            ConfigError: the tensor is of a type that is not supported.
+        """
         if bare_name(name) not in self._files:
             return None
         tensor = self._slice(name)
@@ -92,24 +96,28 @@ class SafetensorsFolder:
     def read(self, name: str, rows: slice, columns: slice | None) -> torch.Tensor:
         tensor = self._slice(name, "pt")
         shape = tensor.get_shape()
-        self._mapped += (rows.stop - rows.start) * math.prod(shape[1:]) * 4
+        self._mapped_bytes += (rows.stop - rows.start) * math.prod(shape[1:]) * 4
         return tensor[rows] if columns is None else tensor[rows, columns]
 
     def where(self, name: str) -> str:
+        """Return the file that holds a tensor, or the folder where none does: for errors."""
         known = self._files.get(bare_name(name))
         return str(known[0] if known else self.folder)
 
     def close(self) -> None:
-        """Unmap the file that is open."""
+        """Close the open file, which unmaps it."""
         self._handle = None
         self._open_as = None
-        self._mapped = 0
+        self._mapped_bytes = 0
 
     def _slice(self, name: str, framework: str | None = None) -> Any:
-        """Of the file that is open, if it is the right one; to look at shapes any `framework` will do."""
+        """Return a lazy slice of a tensor. If another file is open, close it and open the tensor's file.
+
+        `framework` is "pt" to read torch tensors. For shapes and types None is enough, which any open file satisfies.
+        """
         path, key = self._files[bare_name(name)]
-        fits = self._open_as is not None and self._open_as[0] == path and framework in (None, self._open_as[1])
-        if not fits or self._mapped > _REOPEN_BYTES:
+        is_open = self._open_as is not None and self._open_as[0] == path and framework in (None, self._open_as[1])
+        if not is_open or self._mapped_bytes > _MAX_MAPPED_BYTES:
             self.close()
             self._open_as = (path, framework or "np")
             self._handle = _open(*self._open_as)
@@ -120,14 +128,14 @@ class SafetensorsFolder:
 
 
 def bare_name(name: str) -> str:
-    """Without the leading `model.` or `transformer.` that some checkpoints leave out."""
+    """Return the name without the leading `model.` or `transformer.`, which some checkpoints leave out."""
     for prefix in _PREFIXES:
         name = name.removeprefix(prefix)
     return name
 
 
-def _index(folder: Path) -> dict[str, list[str]]:
-    """The tensors' names by file: of model.safetensors, else of its shards, else of whatever files there are."""
+def _tensors_by_file(folder: Path) -> dict[str, list[str]]:
+    """Return tensor names by file: of model.safetensors, else of the index's shards, else of all *.safetensors."""
     index = folder / "model.safetensors.index.json"
     if (folder / "model.safetensors").is_file():
         return {"model.safetensors": list(_open(folder / "model.safetensors").keys())}
@@ -147,7 +155,7 @@ def _index(folder: Path) -> dict[str, list[str]]:
 
 
 def _open(path: Path, framework: str = "np") -> Any:
-    """`np` serves to look at names and shapes without torch."""
+    """Open a safetensors file. The framework `np` reads names and shapes without importing torch."""
     try:
         return safe_open(path, framework=framework, device="cpu")
     except (SafetensorError, OSError) as error:

@@ -1,7 +1,8 @@
 """One decoder layer: attention and a feed-forward network, each behind a norm and added to the residual stream.
 
-Linear layers run over all tokens of a micro-batch fused; only attention tells chunks from decodes (paper 4.3.1). QKV is
-one product, its rows interleaved by KV group as in Megatron: G query heads, their key head, their value head.
+Linear layers compute all tokens of a micro-batch together; only attention treats chunks and decodes separately (paper
+4.3.1). Queries, keys and values come from one matrix product. Its rows are interleaved by KV group as in Megatron: G
+query heads, their key head, their value head.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ from .rope import rotate
 
 @dataclass(frozen=True, slots=True)
 class BatchContext:
-    """What all layers of a stage share of one micro-batch."""
+    """The inputs of a micro-batch that all layers of a stage share."""
 
-    slots: torch.Tensor  # [T] where each token's key and value go
-    rope: tuple[torch.Tensor, torch.Tensor] | None  # cosine and sine
-    plan: Any  # the attention backend's own
+    slots: torch.Tensor  # [T] the KV slot that each token is written to
+    rope: tuple[torch.Tensor, torch.Tensor] | None  # cosines and sines
+    plan: Any  # from the attention backend
 
 
 class Attention(nn.Module):
-    """Self-attention of this rank's heads: K KV heads with G query heads each."""
+    """Self-attention over this rank's heads: K KV heads with G query heads each. Maps [T, H] to [T, H]."""
 
     def __init__(
         self, arch: Architecture, groups: Groups, backend: AttentionBackend, *, dtype: torch.dtype
@@ -89,7 +90,10 @@ _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 class FeedForward(nn.Module):
-    """fc2(act(fc1(x))), or gated, fc2(act(gate(x)) * up(x)): then fc1 holds [gate; up] of this rank."""
+    """The feed-forward network fc2(act(fc1(x))). Maps [T, H] to [T, H].
+
+    Where it is gated, it is fc2(act(gate(x)) * up(x)), and fc1 holds this rank's rows [gate; up].
+    """
 
     def __init__(self, arch: Architecture, groups: Groups, *, dtype: torch.dtype) -> None:
         super().__init__()
@@ -112,7 +116,7 @@ class FeedForward(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """[T, H] -> [T, H]; the input is left as it is."""
+    """One decoder layer. Maps [T, H] to [T, H] and does not write to its input."""
 
     def __init__(
         self, arch: Architecture, groups: Groups, backend: AttentionBackend, *, dtype: torch.dtype

@@ -1,6 +1,6 @@
-"""A Hugging Face folder, without torch: where the weights lie, and what architecture its config.json describes.
+"""Finds a model's Hugging Face folder and reads the architecture from its config.json. Imports no torch.
 
-What we do not compute exactly is refused by name, never guessed.
+A feature that this package does not compute exactly is refused by name.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Literal
 from ..conf.errors import ConfigError, nearest
 from ..conf.schema import Architecture, ModelConfig, RopeScaling
 
-_SIZES = ("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "ffn_size")
+_SIZE_FIELDS = ("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "ffn_size")
 _ACTIVATIONS: dict[str, Literal["silu", "gelu", "gelu_tanh", "relu"]] = {
     "silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
     "relu": "relu",
@@ -23,7 +23,7 @@ _ACTIVATIONS: dict[str, Literal["silu", "gelu", "gelu_tanh", "relu"]] = {
 
 
 def resolve_weights(model: ModelConfig) -> Path | None:
-    """The folder that holds the weights; None for random ones.
+    """Return the folder that holds the weights; None for random weights.
 
     Raises:
         ConfigError: the folder is missing, or lacks what loading needs.
@@ -52,11 +52,12 @@ def resolve_weights(model: ModelConfig) -> Path | None:
 
 
 def resolve_architecture(model: ModelConfig) -> Architecture:
-    """The architecture of the folder's config.json, or `model.architecture` for random weights, its `max_position`
-    capped by `model.max_model_len`.
+    """Return the architecture from the folder's config.json, or `model.architecture` for random weights.
+
+    `model.max_model_len` replaces its `max_position`.
 
     Raises:
-        ConfigError: the architecture is unknown, has a feature that we lack, or contradicts `model`.
+        ConfigError: the architecture is unknown, has a feature that is not supported, or contradicts `model`.
     """
     folder = resolve_weights(model)
     if folder is None:
@@ -65,7 +66,7 @@ def resolve_architecture(model: ModelConfig) -> Architecture:
     else:
         arch = _read_architecture(folder)
         if model.architecture is not None:
-            for size in _SIZES:
+            for size in _SIZE_FIELDS:
                 given, found = getattr(model.architecture, size), getattr(arch, size)
                 if given != found:
                     raise ConfigError(
@@ -80,7 +81,7 @@ def resolve_architecture(model: ModelConfig) -> Architecture:
 
 
 class _Config:
-    """config.json, whose keys are asked for by name: an error names the key and the file."""
+    """The values of a config.json, with checked access by key. An error names the key and the file."""
 
     def __init__(self, path: Path, values: dict[str, Any]) -> None:
         self.path = path
@@ -97,7 +98,7 @@ class _Config:
         return cls(path, values)
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The value, or `default` where the key is missing or null."""
+        """Return the value of a key, or `default` where the key is missing or null."""
         value = self.values.get(key)
         return default if value is None else value
 
@@ -137,19 +138,20 @@ class _Config:
             raise ConfigError(f"{self.path}: {key}={value!r}: must be a list of names")
         return value
 
-    def refuse(self, what: str) -> ConfigError:
+    def unsupported(self, what: str) -> ConfigError:
+        """Return the error for a feature that is not supported."""
         return ConfigError(f"{self.path}: {what} is not supported")
 
 
 def _read_architecture(folder: Path) -> Architecture:
     config = _Config.read(folder / "config.json")
     named = config.names("architectures")
-    name = named[0] if named else _BY_TYPE.get(str(config.get("model_type")))
+    name = named[0] if named else _NAME_BY_MODEL_TYPE.get(str(config.get("model_type")))
     if name not in _READERS:
         found = name or f"model_type {config.get('model_type')!r}"
         raise ConfigError(f"{config.path}: architecture {found} is not supported; supported: {', '.join(_READERS)}")
     if config.get("quantization_config") is not None:
-        raise config.refuse("quantization_config (quantized weights)")
+        raise config.unsupported("quantization_config (quantized weights)")
     fields = _READERS[name](config) | {"bos_token_id": _first_id(config), "eos_token_ids": _eos_ids(config, folder)}
     try:
         return Architecture(**fields)
@@ -163,7 +165,7 @@ def _first_id(config: _Config) -> int | None:
 
 
 def _eos_ids(config: _Config, folder: Path) -> tuple[int, ...]:
-    """Of config.json, and of generation_config.json where there is one."""
+    """Return the end-of-sequence ids of config.json, and of generation_config.json where there is one."""
     configs = [config]
     if (folder / "generation_config.json").is_file():
         configs.append(_Config.read(folder / "generation_config.json"))
@@ -179,10 +181,10 @@ def _eos_ids(config: _Config, folder: Path) -> tuple[int, ...]:
 def _rotary(config: _Config, *, default_heads: int | None, default_head_dim: int | None, default_max: int) -> dict[
     str, Any
 ]:
-    """What LLaMA, Mistral and Qwen have in common."""
+    """Read the fields of an `Architecture` that LLaMA, Mistral and Qwen share."""
     hidden, heads = config.integer("hidden_size"), config.positive("num_attention_heads")
     if config.get("partial_rotary_factor", 1.0) != 1.0:
-        raise config.refuse(f"partial_rotary_factor={config.get('partial_rotary_factor')}")
+        raise config.unsupported(f"partial_rotary_factor={config.get('partial_rotary_factor')}")
     kv_heads = default_heads if "num_key_value_heads" not in config.values else None
     head_dim = config.positive("head_dim", default_head_dim or hidden // heads)
     if head_dim % 2:
@@ -206,14 +208,14 @@ def _rotary(config: _Config, *, default_heads: int | None, default_head_dim: int
 
 
 def _rope(config: _Config) -> tuple[float, RopeScaling | None]:
-    """Of `rope_parameters` (transformers 5), or of `rope_theta` and `rope_scaling`."""
+    """Read theta and the scaling from `rope_parameters` (transformers 5), or from `rope_theta` and `rope_scaling`."""
     values = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(values, dict):
         raise ConfigError(f"{config.path}: rope_parameters={values!r}: must be an object")
     rope = _Config(config.path, values)
     theta = rope.number("rope_theta", config.number("rope_theta", 10000.0))
     if rope.get("partial_rotary_factor", 1.0) != 1.0:
-        raise config.refuse(f"partial_rotary_factor={rope.get('partial_rotary_factor')}")
+        raise config.unsupported(f"partial_rotary_factor={rope.get('partial_rotary_factor')}")
     kind = rope.get("rope_type") or rope.get("type") or "default"
     if kind == "default":
         return theta, None
@@ -230,7 +232,7 @@ def _rope(config: _Config) -> tuple[float, RopeScaling | None]:
             high_freq_factor=high,
             original_max_position=rope.integer("original_max_position_embeddings"),
         )
-    raise config.refuse(f"rope scaling {kind!r} (supported: linear, llama3)")
+    raise config.unsupported(f"rope scaling {kind!r} (supported: linear, llama3)")
 
 
 def _llama(config: _Config) -> dict[str, Any]:
@@ -245,8 +247,8 @@ def _llama(config: _Config) -> dict[str, Any]:
 
 def _mistral(config: _Config) -> dict[str, Any]:
     if "sliding_attention" in (kinds := config.names("layer_types")) and "full_attention" in kinds:
-        raise config.refuse("layer_types that mix full and sliding attention")
-    # null means none; a missing key means the published 4096
+        raise config.unsupported("layer_types that mix full and sliding attention")
+    # Null means no window. A missing key means the published default, 4096.
     window = config.positive("sliding_window", 4096) if config.values.get("sliding_window", 0) is not None else None
     return {
         **_rotary(config, default_heads=8, default_head_dim=None, default_max=131072),
@@ -255,7 +257,7 @@ def _mistral(config: _Config) -> dict[str, Any]:
 
 
 def _qwen_window(config: _Config) -> int | None:
-    """Qwen's layers may mix full and sliding attention; all must be alike here."""
+    """Return the sliding window of all layers, or None. Layers that mix full and sliding attention are refused."""
     window = config.positive("sliding_window", 4096) if config.flag("use_sliding_window", False) else None
     kinds = config.names("layer_types")
     if not kinds:
@@ -268,7 +270,7 @@ def _qwen_window(config: _Config) -> int | None:
         return None
     if set(kinds) == {"sliding_attention"} and window is not None:
         return window
-    raise config.refuse("use_sliding_window with layers of full and of sliding attention")
+    raise config.unsupported("use_sliding_window with layers of full and of sliding attention")
 
 
 def _qwen2(config: _Config) -> dict[str, Any]:
@@ -293,9 +295,9 @@ def _qwen3(config: _Config) -> dict[str, Any]:
 def _gpt2(config: _Config) -> dict[str, Any]:
     for key in ("scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn", "add_cross_attention"):
         if config.flag(key, False):
-            raise config.refuse(f"{key}=true")
+            raise config.unsupported(f"{key}=true")
     if not config.flag("scale_attn_weights", True):
-        raise config.refuse("scale_attn_weights=false")
+        raise config.unsupported("scale_attn_weights=false")
     hidden, heads = config.integer("n_embd", 768), config.positive("n_head", 12)
     if hidden % heads:
         raise ConfigError(f"{config.path}: n_head={heads}: must divide n_embd={hidden}")
@@ -327,7 +329,7 @@ _READERS: dict[str, Callable[[_Config], dict[str, Any]]] = {
     "Qwen3ForCausalLM": _qwen3,
     "GPT2LMHeadModel": _gpt2,
 }
-_BY_TYPE = {
+_NAME_BY_MODEL_TYPE = {
     "llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM", "gpt2": "GPT2LMHeadModel",
 }  # fmt: skip

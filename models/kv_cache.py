@@ -1,4 +1,4 @@
-"""The paged KV cache of one rank: the keys and values of its layers, in blocks that requests own."""
+"""The paged KV cache of one rank: the keys and values of its layers, stored in blocks that requests own."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from .batch import RaggedBatch
 
 
 class KVCache:
-    """Keys and values by layer, each [S, K, D]: S = num_blocks * block_size slots; slot = block * block_size + offset.
+    """Keys and values by layer, each [S, K, D], where S = num_blocks * block_size is the number of slots.
 
-    The memory is not cleared: what no segment has written must not be read.
+    The token at `offset` in `block` has the slot block * block_size + offset. The memory is not initialized: slots that
+    were never written must not be read.
     """
 
     def __init__(
@@ -25,7 +26,7 @@ class KVCache:
 
         def empty() -> torch.Tensor:
             if device.type == "cpu":
-                # A head's keys in one run of memory: a decode is bound by reading them, and reads them twice as fast.
+                # A head's keys are contiguous in memory, which makes a decode twice as fast: reading them bounds it.
                 return torch.empty(num_kv_heads, num_slots, head_dim, dtype=dtype, device=device).transpose(0, 1)
             return torch.empty(num_slots, num_kv_heads, head_dim, dtype=dtype, device=device)
 
@@ -34,7 +35,7 @@ class KVCache:
 
 
 def slots_of(blocks: Sequence[int], first: int, last: int, block_size: int) -> range | np.ndarray:
-    """The slots of positions first .. last-1 of a request: a range where its blocks follow each other."""
+    """Return the slots of positions first .. last-1 of a request, as a range where its blocks are consecutive."""
     lo, hi = first // block_size, -(-last // block_size)
     assert hi <= len(blocks), (last, block_size, len(blocks))
     base = blocks[lo]
@@ -47,13 +48,13 @@ def slots_of(blocks: Sequence[int], first: int, last: int, block_size: int) -> r
 
 
 def slot_mapping(batch: RaggedBatch, block_size: int) -> np.ndarray:
-    """[T] int64: the slot that each token of the batch writes its key and value to."""
+    """Return the slot that each token's key and value are written to, [T] int64."""
     parts = [np.asarray(slots_of(c.blocks, c.start, c.context, block_size), dtype=np.int64) for c in batch.chunks]
     decodes = [d.blocks[d.start // block_size] * block_size + d.start % block_size for d in batch.decodes]
     return np.concatenate([*parts, np.asarray(decodes, dtype=np.int64)])
 
 
 def positions(batch: RaggedBatch) -> np.ndarray:
-    """[T] int64: the position of each token in its request."""
+    """Return the position of each token in its request, [T] int64."""
     parts = [np.arange(c.start, c.context, dtype=np.int64) for c in batch.chunks]
     return np.concatenate([*parts, np.asarray([d.start for d in batch.decodes], dtype=np.int64)])

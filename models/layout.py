@@ -1,4 +1,4 @@
-"""What a checkpoint calls its tensors, and their shapes, by family. No torch."""
+"""The names and shapes of a checkpoint's tensors, by model family. Imports no torch."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from ..conf.schema import Architecture
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Names:
-    """What a family of checkpoints calls its tensors; `transposed` where linear weights stand as [in, out]."""
+    """The tensor names of a family of checkpoints."""
 
     embedding: str
     positions: str
-    layer: str  # before the names below, with the layer's number
+    layer: str  # prefix of a layer's tensors, with {} for the layer's number
     attention_norm: str
     q: str
     k: str
@@ -27,7 +27,7 @@ class Names:
     down: str
     final_norm: str
     head: str = "lm_head.weight"
-    transposed: bool = False
+    transposed: bool = False  # linear weights are stored as [in, out]
 
 
 LLAMA = Names(
@@ -65,12 +65,12 @@ GPT2 = Names(
 
 
 def names_of(arch: Architecture) -> Names:
-    """GPT-2's names for learned positions, LLaMA's (which Mistral and Qwen share) for rotary ones."""
+    """Return GPT-2's names for learned positions, else LLaMA's names, which Mistral and Qwen share."""
     return GPT2 if arch.position == "learned" and not arch.gated_ffn and not arch.qk_norm else LLAMA
 
 
 def tensor_shapes(arch: Architecture) -> dict[str, tuple[int, ...]]:
-    """Every tensor of a checkpoint of `arch`, with its shape."""
+    """Return the shape of every tensor in a checkpoint of `arch`, by name."""
     names, H, D = names_of(arch), arch.hidden_size, arch.head_dim
     shapes: dict[str, tuple[int, ...]] = {names.embedding: (arch.vocab_size, H)}
 

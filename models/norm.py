@@ -1,4 +1,4 @@
-"""Normalization: RMSNorm (LLaMA), LayerNorm (GPT-2), and RMSNorm over each head (Qwen3)."""
+"""Normalization layers: RMSNorm (LLaMA), LayerNorm (GPT-2), and RMSNorm over each head (Qwen3)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..conf.schema import Architecture
 
 
 class RMSNorm(nn.Module):
-    """x / rms(x) * weight over the last dimension."""
+    """Computes x / rms(x) * weight over the last dimension."""
 
     def __init__(self, size: int, eps: float, *, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class RMSNorm(nn.Module):
 
 
 class LayerNorm(nn.Module):
-    """(x - mean(x)) / std(x) * weight + bias over the last dimension."""
+    """Computes (x - mean(x)) / std(x) * weight + bias over the last dimension."""
 
     def __init__(self, size: int, eps: float, *, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
@@ -37,13 +37,13 @@ class LayerNorm(nn.Module):
 
 
 def make_norm(arch: Architecture, *, dtype: torch.dtype, device: torch.device) -> RMSNorm | LayerNorm:
-    """The norm over the hidden size that `arch` names."""
+    """Make the norm that `arch` names, over the hidden size."""
     kind = RMSNorm if arch.norm == "rms" else LayerNorm
     return kind(arch.hidden_size, arch.norm_eps, dtype=dtype, device=device)
 
 
 class HeadNorm(nn.Module):
-    """RMSNorm over each head of [T, K, G + 1, D]: G query heads under one weight, their key head under another."""
+    """RMSNorm over each head of [T, K, G + 1, D]. The G query heads share one weight; their key head has another."""
 
     def __init__(self, head_dim: int, eps: float, *, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()

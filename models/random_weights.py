@@ -1,4 +1,4 @@
-"""Weights from a seed, slice by slice, the same whatever the mesh."""
+"""Makes random weights from a seed, slice by slice. They are the same on every mesh."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Mapping
 import torch
 
 _BLOCK_ELEMENTS = 1 << 20
-_STD = 0.02
+_WEIGHT_STD = 0.02
 
 
 class RandomTensors:
-    """Weights from a seed: matrices normal with a deviation of 0.02, norms 1, biases 0.
+    """Random tensors from a seed: normal matrices with a standard deviation of 0.02, norms of 1, biases of 0.
 
-    Each block of rows has its own generator, seeded by the tensor's name, so that a rank makes only what it holds and
-    the model is the same whatever the mesh.
+    A `TensorSource`. Each block of rows has a generator of its own, seeded by the tensor's name and the block. So a
+    rank makes only the blocks that it holds, and the model is the same on every mesh.
     """
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]], seed: int) -> None:
@@ -40,6 +40,6 @@ class RandomTensors:
         if self._last is None or self._last[:2] != (name, block):
             digest = hashlib.blake2b(f"{self._seed}/{name}/{block}".encode(), digest_size=8).digest()
             generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
-            tensor = torch.empty(per_block, self._shapes[name][1]).normal_(0.0, _STD, generator=generator)
+            tensor = torch.empty(per_block, self._shapes[name][1]).normal_(0.0, _WEIGHT_STD, generator=generator)
             self._last = (name, block, tensor)
         return self._last[2]

@@ -14,7 +14,7 @@ from ..conf.schema import Architecture, RopeScaling
 
 
 def inverse_frequencies(arch: Architecture) -> torch.Tensor:
-    """[D / 2] float32 radians a position."""
+    """Return the angle, in radians, by which each pair of elements turns per position: [D / 2] float32."""
     exponents = torch.arange(0, arch.head_dim, 2, dtype=torch.int64).float() / arch.head_dim
     frequencies = 1.0 / (arch.rope_theta**exponents)
     if arch.rope_scaling is None:
@@ -25,7 +25,7 @@ def inverse_frequencies(arch: Architecture) -> torch.Tensor:
 
 
 def _llama3(frequencies: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
-    """Long waves are stretched by `factor`, short ones kept, those between blended."""
+    """Divide low frequencies by `factor`, keep high ones, and blend those between."""
     waves_in_context = scaling.original_max_position * frequencies / (2 * math.pi)
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     kept = ((waves_in_context - low) / (high - low)).clamp(0.0, 1.0)
@@ -33,20 +33,20 @@ def _llama3(frequencies: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
 
 
 class RotaryEmbedding:
-    """Cosines and sines of a micro-batch's positions, computed once and shared by its layers."""
+    """Computes the cosines and sines of a micro-batch's positions, once for all layers."""
 
     def __init__(self, arch: Architecture, *, dtype: torch.dtype, device: torch.device) -> None:
         self.frequencies = inverse_frequencies(arch).to(device)
         self.dtype = dtype
 
     def at(self, positions_T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosine and sine, each [T, 1, 1, D / 2]."""
+        """Return cosines and sines, each [T, 1, 1, D / 2]."""
         angles = (positions_T.float()[:, None] * self.frequencies)[:, None, None]
         return angles.cos().to(self.dtype), angles.sin().to(self.dtype)
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """[T, ..., D] rotated by position; element i of a head pairs with element i + D / 2."""
+    """Rotate [T, ..., D] by position. Element i of a head pairs with element i + D / 2."""
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     a, b = x.chunk(2, dim=-1)
     out_a, out_b = out.chunk(2, dim=-1)

@@ -1,14 +1,15 @@
-"""The sampler: from logits to tokens, each request by its own parameters and independently of its batch.
+"""The sampler: chooses tokens from logits, for each request by its own parameters and independently of its batch.
 
-Only the last stage's tensor-parallel rank 0 holds one. Semantics are vLLM's, in this order:
+Only tensor-parallel rank 0 of the last stage has a sampler. Semantics are vLLM's, in this order:
 
-1. repetition penalty (over prompt and output), then frequency and presence penalties (over output only);
-2. end-of-sequence and stop tokens are masked until `min_tokens` are out;
-3. temperature 0 takes the argmax here (lowest id on ties);
-4. temperature, then `min_p`, then `top_k`, then `top_p` (the smallest set that reaches it, lowest ids first on ties);
-5. one uniform number of (seed, index of the output token) picks from the inverse CDF in token-id order.
+1. apply the repetition penalty (over prompt and output), then frequency and presence penalties (over output only);
+2. mask end-of-sequence and stop tokens until there are `min_tokens` output tokens;
+3. at temperature 0, take the argmax (the lowest id on ties);
+4. apply temperature, then `min_p`, then `top_k`, then `top_p` (the smallest set that reaches it, lowest ids first on
+   ties);
+5. invert the CDF, in token-id order, at one uniform number that depends on the seed and the output token's index.
 
-Logprobs are those after step 2. R rows, V vocabulary, S sampled (not greedy) rows.
+Logprobs are those after step 2. Shapes: R rows, V vocabulary, S sampled (not greedy) rows.
 """
 
 from __future__ import annotations
@@ -22,24 +23,24 @@ from torch import Tensor
 from ..conf.sampling import SamplingParams
 
 _MASK64 = (1 << 64) - 1
-_ID_BITS = 19  # the largest vocabulary
-_WEIGHT_BITS = 43  # weight and token id fit one int64 together; so does the sum of all weights
-_MAX_ELEMENTS = 1 << 22  # of a float64 work tensor; more rows are taken in slices
-_NEVER = float("-inf")
+_ID_BITS = 19  # of a token id: bounds the vocabulary
+_WEIGHT_BITS = 43  # of a weight: one int64 holds a weight and an id, and another the sum of all weights
+_MAX_ELEMENTS = 1 << 22  # of a float64 work tensor; more rows are computed in slices
+_MASKED_LOGIT = float("-inf")
 
 
 @dataclass(frozen=True, slots=True)
 class SampledToken:
-    """One sampled token. With `logprobs=k` asked: its log-probability, its rank from 1, and the k best tokens."""
+    """One sampled token. Where a request asks for `logprobs=k`, it has the other fields too."""
 
     token: int
     logprob: float | None = None
-    rank: int | None = None
-    top: list[tuple[int, float]] = field(default_factory=list)
+    rank: int | None = None  # among the row's logits, from 1
+    top: list[tuple[int, float]] = field(default_factory=list)  # the k best tokens, each with its logprob
 
 
 def _splitmix64(x: int) -> int:
-    """The output function of SplitMix64 (Steele, Lea and Flood 2014) at state `x`."""
+    """Return the output of SplitMix64 (Steele, Lea and Flood 2014) at state `x`."""
     x = (x + 0x9E3779B97F4A7C15) & _MASK64
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK64
@@ -47,12 +48,12 @@ def _splitmix64(x: int) -> int:
 
 
 def uniform(seed: int, index: int) -> float:
-    """The number in [0, 1) that picks output token `index` of a request with `seed`: a pure function of both."""
+    """Return the number in [0, 1) that picks the output token `index` of a request with `seed`."""
     return (_splitmix64(_splitmix64(seed & _MASK64) ^ index) >> 11) * 2.0**-53
 
 
 class _History:
-    """One request's parameters, and the tokens that its penalties look back on."""
+    """One request's parameters, and the tokens to which its penalties apply."""
 
     __slots__ = ("counts", "length", "masked", "params", "prompt_len", "seed", "seen")
 
@@ -60,12 +61,13 @@ class _History:
         self.params = params
         self.seed = seed
         self.prompt_len = prompt_len
-        self.masked = masked  # until min_tokens are out
-        self.length = 0  # positions 0 .. length - 1 were fed
-        self.seen: dict[int, None] = {}  # tokens of prompt and output, in order
-        self.counts: dict[int, int] = {}  # output tokens
+        self.masked = masked  # tokens, until there are min_tokens output tokens
+        self.length = 0  # positions 0 .. length - 1 are recorded
+        self.seen: dict[int, None] = {}  # tokens of prompt and output, in the order of their first occurrence
+        self.counts: dict[int, int] = {}  # of output tokens
 
     def feed(self, start: int, tokens: Sequence[int]) -> None:
+        """Record those of `tokens`, which stand from position `start` on, that are not recorded yet."""
         assert start <= self.length, f"positions {self.length} .. {start - 1} were never fed"
         for position, token in enumerate(tokens[self.length - start :], self.length):
             self.seen[token] = None
@@ -77,7 +79,7 @@ class _History:
         return bool(self.masked) and position - self.prompt_len < self.params.min_tokens
 
     def edit(self, logits_V: Tensor, position: int) -> None:
-        """Penalties and the `min_tokens` mask, in place."""
+        """Apply penalties and the `min_tokens` mask to the logits of the token at `position`, in place."""
         params, device = self.params, logits_V.device
         if params.has_penalties:
             assert self.length == position, f"{self.length} tokens were fed before position {position}"
@@ -90,14 +92,14 @@ class _History:
                 counts = torch.tensor(list(self.counts.values()), dtype=logits_V.dtype, device=device)
                 logits_V[ids] -= counts * params.frequency_penalty + params.presence_penalty
         if self.is_masked(position):
-            logits_V[torch.tensor(self.masked, device=device)] = _NEVER
+            logits_V[torch.tensor(self.masked, device=device)] = _MASKED_LOGIT
 
 
 class Sampler:
-    """Keeps, by request, what sampling needs of its past; replays it from the steps.
+    """Samples tokens, and records for each request the past tokens that its penalties need.
 
-    A token depends on its row of logits, its request's parameters, seed and past, and its position: never on the other
-    rows. Weights are summed as integers, so that no order of addition can show.
+    A token depends on its row of logits, on its request's parameters, seed and past tokens, and on its position. It
+    never depends on other rows: weights are summed as integers, so that the order of addition does not matter.
     """
 
     def __init__(self, vocab_size: int) -> None:
@@ -108,7 +110,7 @@ class Sampler:
     def add(
         self, request: int, params: SamplingParams, seed: int, prompt_len: int, eos_token_ids: tuple[int, ...]
     ) -> None:
-        """Start a request, or start it over."""
+        """Start a request. If it is known, its past tokens are forgotten."""
         masked = sorted({i for i in (*eos_token_ids, *params.stop_token_ids) if 0 <= i < self.vocab_size})
         self._requests[request] = _History(params, seed, prompt_len, masked)
 
@@ -117,15 +119,18 @@ class Sampler:
         self._requests.pop(request, None)
 
     def feed(self, request: int, start: int, tokens: Sequence[int]) -> None:
-        """Tokens at positions start .. that this micro-batch computes; positions fed before are passed over."""
+        """Record the tokens that a micro-batch computes, from position `start` on. Known positions are skipped."""
         history = self._requests[request]
         if history.params.has_penalties:
             history.feed(start, tokens)
 
     def sample(self, logits_RV: Tensor, requests: Sequence[int], positions: Sequence[int]) -> list[SampledToken]:
-        """One token a row. `positions[r]` is the position of the token sampled: the number of tokens before it.
+        """Sample one token for each row.
 
-        `logits_RV` is float32, on any device, at least `vocab_size` wide; it is left as it was.
+        Args:
+            logits_RV: float32, on any device, at least `vocab_size` wide. It is not modified.
+            requests: the request of each row.
+            positions: the position of each row's new token, which is the number of tokens before it.
         """
         if not requests:
             return []
@@ -140,15 +145,15 @@ class Sampler:
                 rows[r].edit(logits[r], positions[r])
         best = logits.argmax(dim=-1)
         drawn = [r for r, h in enumerate(rows) if not h.params.is_greedy]
-        for some in _slices(drawn, self.vocab_size):
-            numbers = [uniform(rows[r].seed, positions[r] - rows[r].prompt_len) for r in some]
-            best[some] = _draw(logits[some], best[some], [rows[r].params for r in some], numbers)
+        for part in _slices(drawn, self.vocab_size):
+            numbers = [uniform(rows[r].seed, positions[r] - rows[r].prompt_len) for r in part]
+            best[part] = _draw(logits[part], best[part], [rows[r].params for r in part], numbers)
         tokens = best.tolist()
-        told = [r for r, h in enumerate(rows) if h.params.logprobs is not None]
+        with_logprobs = [r for r, h in enumerate(rows) if h.params.logprobs is not None]
         sampled = [SampledToken(t) for t in tokens]
-        for some in _slices(told, self.vocab_size):
-            numbers_asked = [rows[r].params.logprobs or 0 for r in some]
-            for r, token in zip(some, _logprobs(logits[some], [tokens[r] for r in some], numbers_asked), strict=True):
+        for part in _slices(with_logprobs, self.vocab_size):
+            num_tops = [rows[r].params.logprobs or 0 for r in part]
+            for r, token in zip(part, _logprobs(logits[part], [tokens[r] for r in part], num_tops), strict=True):
                 sampled[r] = token
         return sampled
 
@@ -159,7 +164,7 @@ def _slices(rows: list[int], vocab_size: int) -> list[list[int]]:
 
 
 def _draw(logits_SV: Tensor, best_S: Tensor, params: list[SamplingParams], numbers: list[float]) -> Tensor:
-    """Steps 4 and 5 for rows that are not greedy; `best_S` is their argmax. Token ids, shape S."""
+    """Draw tokens [S] for rows that are not greedy: steps 4 and 5. `best_S` is their argmax."""
     device, full = logits_SV.device, 1 << _WEIGHT_BITS
 
     def column(values: list[float]) -> Tensor:
@@ -168,11 +173,11 @@ def _draw(logits_SV: Tensor, best_S: Tensor, params: list[SamplingParams], numbe
     best = best_S.unsqueeze(-1)
     x = logits_SV.double()
     x = (x - x.gather(-1, best)) / column([p.temperature for p in params])
-    share = x.exp_().nan_to_num_(nan=0.0)  # of the best token's probability
+    share = x.exp_().nan_to_num_(nan=0.0)  # a token's probability over that of the best token
     if any(p.min_p for p in params):
         share.masked_fill_(share < column([p.min_p for p in params]), 0.0)
     weights = (share * full).long()
-    weights.scatter_(-1, best, full)  # so that a row without finite logits draws its argmax
+    weights.scatter_(-1, best, full)  # so that a row without finite logits still yields its argmax
     if any(p.top_k or p.top_p < 1.0 for p in params):
         _truncate(weights, [p.top_k for p in params], column([p.top_p for p in params]))
     cdf = weights.cumsum(dim=-1)
@@ -182,7 +187,10 @@ def _draw(logits_SV: Tensor, best_S: Tensor, params: list[SamplingParams], numbe
 
 
 def _truncate(weights_SV: Tensor, top_k: list[int], top_p: Tensor) -> None:
-    """Zero, in place, the weights that `top_k` (0: all) and then `top_p` (shape S, 1; 1.0: all) leave out."""
+    """Set to zero, in place, the weights that `top_k` and then `top_p` leave out.
+
+    A `top_k` of 0 and a `top_p` of 1.0 leave out none. `top_p` has the shape [S, 1].
+    """
     V = weights_SV.shape[-1]
     k = max(min(n or V, V) for n in top_k)
     last = (1 << _ID_BITS) - 1
@@ -198,8 +206,8 @@ def _truncate(weights_SV: Tensor, top_k: list[int], top_p: Tensor) -> None:
     weights_SV.zero_().scatter_(-1, ids, ordered)
 
 
-def _logprobs(logits_RV: Tensor, tokens: list[int], asked: list[int]) -> list[SampledToken]:
-    """The tokens with their log-probability and rank, and the `asked[r]` best of each row, lower ids first on ties."""
+def _logprobs(logits_RV: Tensor, tokens: list[int], num_tops: list[int]) -> list[SampledToken]:
+    """Return each row's token with its logprob and rank, and the row's `num_tops[r]` best tokens, by id on ties."""
     ids = torch.tensor(tokens, device=logits_RV.device).unsqueeze(-1)
     chosen = logits_RV.gather(-1, ids)
     before = torch.arange(logits_RV.shape[-1], device=logits_RV.device) < ids
@@ -207,12 +215,12 @@ def _logprobs(logits_RV: Tensor, tokens: list[int], asked: list[int]) -> list[Sa
     scores_RV = logits_RV.log_softmax(dim=-1)
     scores = scores_RV.gather(-1, ids).squeeze(-1)
     tops: list[list[tuple[int, float]]] = [[] for _ in tokens]
-    k = min(max(asked), logits_RV.shape[-1])
+    k = min(max(num_tops), logits_RV.shape[-1])
     if k:
-        least = logits_RV.topk(k, dim=-1).values[:, -1:]
-        near = ((logits_RV >= least) & (logits_RV > _NEVER)).nonzero(as_tuple=True)  # by row, then by id
-        order = zip(near[0].tolist(), near[1].tolist(), logits_RV[near].tolist(), scores_RV[near].tolist(), strict=True)
-        for r, token, _, score in sorted(order, key=lambda entry: (entry[0], -entry[2])):
-            if len(tops[r]) < asked[r]:
+        kth = logits_RV.topk(k, dim=-1).values[:, -1:]
+        best = ((logits_RV >= kth) & (logits_RV > _MASKED_LOGIT)).nonzero(as_tuple=True)  # by row, then by id
+        entries = zip(*(column.tolist() for column in (*best, logits_RV[best], scores_RV[best])), strict=True)
+        for r, token, _, score in sorted(entries, key=lambda entry: (entry[0], -entry[2])):
+            if len(tops[r]) < num_tops[r]:
                 tops[r].append((token, score))
     return list(map(SampledToken, tokens, scores.tolist(), ranks.tolist(), tops))

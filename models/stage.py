@@ -1,4 +1,4 @@
-"""What one pipeline stage computes: embedding (first), decoder layers, norm and LM head (last), over its KV cache."""
+"""A pipeline stage: the embedding (first stage), decoder layers and their KV cache, norm and LM head (last stage)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .weights import load_stage
 
 
 class Stage(nn.Module):
-    """This rank's slice of a stage: `layers` of the model, and their KV cache."""
+    """This rank's slice of a stage: the layers `layers` of the model, and their KV cache."""
 
     def __init__(
         self, arch: Architecture, groups: Groups, layers: range, *, dtype: torch.dtype, attention: str,
@@ -53,7 +53,7 @@ class Stage(nn.Module):
             self.final_norm = make_norm(arch, dtype=dtype, device=device)
             self.head = LMHead(H, arch.vocab_size, dtype=dtype, groups=groups)
             if arch.tie_embeddings and self.embedding is not None:
-                assert isinstance(self.embedding, VocabParallelEmbedding), "a head is a slice"
+                assert isinstance(self.embedding, VocabParallelEmbedding), "the head holds a slice of the vocabulary"
                 self.head.weight = self.embedding.weight
         self.cache = KVCache(
             num_layers=len(layers), num_blocks=num_blocks, block_size=block_size,
@@ -64,15 +64,19 @@ class Stage(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the weights, the cache and the activations."""
+        """The type of the weights, the KV cache and the activations."""
         return self.cache.keys[0].dtype
 
     @torch.inference_mode()
     def forward(self, batch: RaggedBatch, hidden_TH: torch.Tensor | None = None) -> torch.Tensor:
-        """Compute a micro-batch; its keys and values stay in the cache.
+        """Compute a micro-batch, and write its keys and values to the cache.
 
-        `hidden_TH` comes from the stage before, None on the first. Returns [T, H] for the stage after; on the last
-        stage logits [R, V] float32 of `batch.sample_rows`, on each of its ranks.
+        Args:
+            hidden_TH: the activation from the previous stage; None on the first stage.
+
+        Returns:
+            The activation [T, H] for the next stage. On each rank of the last stage, the logits [R, V], float32, of
+            `batch.sample_rows`.
         """
         assert (hidden_TH is None) == self.mesh.is_first, self.mesh
         positions_T = torch.from_numpy(positions(batch)).to(self.device)
@@ -103,12 +107,12 @@ def build_stage(
     model: ModelConfig, arch: Architecture, groups: Groups, layers: range, *, num_blocks: int, block_size: int,
     replicate_embedding: bool = False, seed: int = 0,
 ) -> Stage:
-    """This rank's shard of the stage that holds `layers`: built, its cache allocated, its weights loaded.
+    """Build this rank's slice of the stage that holds `layers`, allocate its KV cache and load its weights.
 
-    `arch` is `resolve_architecture(model)`. With `weights=random`, `seed` makes the same weights whatever the mesh.
+    `arch` is `resolve_architecture(model)`. With `weights=random`, a `seed` gives the same weights on every mesh.
 
     Raises:
-        ConfigError: a tensor is missing or has the wrong shape; the attention backend does not run here.
+        ConfigError: a tensor is missing or has the wrong shape, or the attention backend does not run here.
     """
     dtype = getattr(torch, resolve_dtype(model, groups.device.type))
     stage = Stage(

@@ -1,7 +1,7 @@
-"""Text to token ids and back: `tokenizer.json` through the `tokenizers` library, or plain UTF-8 bytes.
+"""Converts text to token ids and back, by a `tokenizer.json` (through the `tokenizers` library) or as UTF-8 bytes.
 
-Ids are those of `transformers` for the same file: the post-processor adds what it adds (a BOS token, say), and special
-tokens written out in a prompt are read as such.
+Ids are the same as those of `transformers` for the same file. The file's post-processor may add special tokens, such as
+BOS. A special token that is written out in a prompt becomes its id.
 """
 
 from __future__ import annotations
@@ -22,38 +22,42 @@ _NUM_BYTES = 256
 
 
 class Tokenizer(Protocol):
-    """What the engine knows of a tokenizer."""
+    """The tokenizer that the engine uses."""
 
-    vocab_size: int  # ids are below it
-    eos_token_ids: tuple[int, ...]  # as the tokenizer's own files say; the checkpoint may know more
+    vocab_size: int  # all ids are below it
+    eos_token_ids: tuple[int, ...]  # from the tokenizer's own files; the checkpoint may have more
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a prompt, special tokens added.
+        """Return the token ids of a prompt, with the special tokens that the tokenizer adds.
 
         Raises:
-            ConfigError: an id that the model has no embedding for: tokenizer and weights do not belong together.
+            ConfigError: the model has no embedding for an id, since tokenizer and weights do not belong together.
         """
         ...
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
-        """The text of token ids; ids that the tokenizer does not know are passed over."""
+        """Return the text of token ids. Ids that the tokenizer does not know are skipped."""
         ...
 
     def token_bytes(self, token: int) -> bytes | None:
-        """What one token adds to the text, in UTF-8, where that is independent of its neighbours; else None."""
+        """Return the bytes that a token adds to the text, in UTF-8; None where they depend on its neighbours."""
         ...
 
     def is_partial(self, token: int) -> bool:
-        """Whether the text of this token may change with the tokens after it."""
+        """Return whether the text of this token may change with the tokens after it."""
         ...
 
     def is_silent(self, token: int, skip_special: bool = True) -> bool:
-        """Whether `decode` passes this token over: an id that the tokenizer does not know, or a special one."""
+        """Return whether `decode` skips this token: it is unknown to the tokenizer, or special."""
         ...
 
 
 class ByteTokenizer:
-    """UTF-8 bytes as ids 0 to 255, for models without a tokenizer; other ids decode to nothing."""
+    """A tokenizer for models that have none: ids 0 to 255 are UTF-8 bytes. Other ids decode to no text.
+
+    Raises:
+        ConfigError: the model's vocabulary is smaller than 256.
+    """
 
     eos_token_ids: tuple[int, ...] = ()
 
@@ -82,7 +86,7 @@ class ByteTokenizer:
 
 
 class NoTokenizer:
-    """For models that are spoken to in token ids alone: text cannot enter, and outputs have none."""
+    """A tokenizer for models that are used with token ids only: text cannot be encoded, and outputs have no text."""
 
     eos_token_ids: tuple[int, ...] = ()
 
@@ -106,7 +110,14 @@ class NoTokenizer:
 
 
 class FileTokenizer:
-    """A tokenizer of the `tokenizers` library, told whether its decoder works token by token."""
+    """A tokenizer of the `tokenizers` library.
+
+    Args:
+        inner: the library's tokenizer.
+        arch_vocab_size: of the model, which may have more or fewer ids than the tokenizer.
+        eos_tokens: the texts of the end-of-sequence tokens.
+        source: the config's `model.tokenizer`, for errors.
+    """
 
     def __init__(
         self, inner: tokenizers.Tokenizer, arch_vocab_size: int, eos_tokens: Sequence[str] = (), source: str = ""
@@ -143,7 +154,7 @@ class FileTokenizer:
         content = self._inner.id_to_token(token) or ""
         try:
             return bytes(self._byte_level[c] for c in content)
-        except KeyError:  # an added token with a character outside the alphabet stands for itself
+        except KeyError:  # an added token with a character outside the byte alphabet is its own text
             return content.encode()
 
     def is_partial(self, token: int) -> bool:
@@ -158,12 +169,13 @@ class FileTokenizer:
 
 
 def load_tokenizer(source: str | Path | None, arch_vocab_size: int) -> Tokenizer:
-    """The tokenizer of a Hugging Face folder or of a `tokenizer.json`; None: `ByteTokenizer`; "none": no text at all.
+    """Load the tokenizer of a Hugging Face folder or of a `tokenizer.json`.
 
-    A folder may instead hold GPT-2's `vocab.json` and `merges.txt`.
+    A folder may hold GPT-2's `vocab.json` and `merges.txt` instead. A `source` of None gives a `ByteTokenizer`, and one
+    of "none" a `NoTokenizer`.
 
     Raises:
-        ConfigError: nothing there that can be read, or a vocabulary too small for bytes.
+        ConfigError: there is no tokenizer that can be read, or the vocabulary is too small for bytes.
     """
     if source is None:
         return ByteTokenizer(arch_vocab_size)
@@ -173,12 +185,12 @@ def load_tokenizer(source: str | Path | None, arch_vocab_size: int) -> Tokenizer
     if not path.exists():
         raise ConfigError(f"model.tokenizer={source}: no such file or folder; give a folder with tokenizer.json")
     folder, file = (path, path / "tokenizer.json") if path.is_dir() else (path.parent, path)
-    from tokenizers import Tokenizer as Inner  # a tenth of a second that `gapless --help` does without
+    from tokenizers import Tokenizer as Inner  # imported here since it takes a tenth of a second
 
     if file.is_file():
         try:
             inner = Inner.from_file(str(file))
-        except Exception as error:  # the library raises nothing narrower
+        except Exception as error:  # the library raises bare exceptions
             raise ConfigError(f"model.tokenizer={file}: not a tokenizer.json ({error})") from error
     elif (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
         inner = _gpt2_tokenizer(folder)
@@ -194,12 +206,12 @@ def load_tokenizer(source: str | Path | None, arch_vocab_size: int) -> Tokenizer
 
 
 def _valid(text: str) -> str:
-    """The text with lone surrogates, which no UTF-8 has (but JSON can spell), replaced."""
+    """Replace lone surrogates by "?": a JSON string can contain them, but UTF-8 cannot encode them."""
     return text.encode("utf-8", errors="replace").decode()
 
 
 def _gpt2_tokenizer(folder: Path) -> tokenizers.Tokenizer:
-    """Byte-level BPE from `vocab.json` and `merges.txt`."""
+    """Make a byte-level BPE tokenizer from `vocab.json` and `merges.txt`."""
     from tokenizers import AddedToken, decoders, models, pre_tokenizers
     from tokenizers import Tokenizer as Inner
 
@@ -216,7 +228,7 @@ def _gpt2_tokenizer(folder: Path) -> tokenizers.Tokenizer:
 
 
 def _eos_tokens(folder: Path, inner: tokenizers.Tokenizer) -> list[str]:
-    """The end-of-sequence token as `tokenizer_config.json` or `special_tokens_map.json` names it."""
+    """Return the end-of-sequence token that `tokenizer_config.json` or `special_tokens_map.json` names, if one does."""
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
         file = folder / name
         if not file.is_file():
@@ -233,7 +245,7 @@ def _eos_tokens(folder: Path, inner: tokenizers.Tokenizer) -> list[str]:
 
 
 def _decoder_kinds(inner: tokenizers.Tokenizer) -> list[str]:
-    """The types of a tokenizer's decoders in order, nested sequences laid flat."""
+    """Return the types of a tokenizer's decoders in order, with nested sequences flattened."""
 
     def flat(state: dict[str, Any]) -> list[str]:
         if state["type"] == "Sequence":
@@ -244,19 +256,23 @@ def _decoder_kinds(inner: tokenizers.Tokenizer) -> list[str]:
 
 
 def _byte_level_table() -> dict[str, int]:
-    """GPT-2's alphabet: printable Latin-1 characters stand for their byte, the rest for characters from U+0100 on."""
+    """Return the byte of each character in GPT-2's byte alphabet.
+
+    A byte is written as its Latin-1 character where that is printable. The other bytes are written as the characters
+    from U+0100 on.
+    """
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [b for b in range(_NUM_BYTES) if b not in set(printable)]
     return {chr(b): b for b in printable} | {chr(0x100 + i): b for i, b in enumerate(others)}
 
 
 class Detokenizer:
-    """One request's text as its tokens come: `push` returns what no later token can change, `flush` the rest.
+    """Decodes one request's tokens as they come. `push` returns text that no later token changes, `flush` the rest.
 
-    All that `push` and `flush` return, joined, is `decode` of all tokens. Byte-level tokenizers decode token by token.
-    Others decode a window: the tokens not yet final, and before them those of the last text given out, which take the
-    place of the beginning of the text (where a decoder may drop a space). Byte-fallback tokens are held back until
-    their run ends, for one invalid byte turns the whole run into replacement characters.
+    The texts that `push` and `flush` return, joined, are the `decode` of all tokens. Byte-level tokenizers decode token
+    by token. Others decode a window: the tokens whose text was returned last, then the tokens whose text is not final.
+    The former are there since a decoder may drop a space at the beginning of a text. A run of byte-fallback tokens is
+    held back until it ends, since one invalid byte turns the whole run into replacement characters.
     """
 
     def __init__(self, tokenizer: Tokenizer, skip_special: bool = True) -> None:
@@ -264,11 +280,11 @@ class Detokenizer:
         self._skip_special = skip_special
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._window: list[int] = []
-        self._num_final = 0  # tokens of the window whose text was given out
+        self._num_final = 0  # tokens of the window whose text was returned
         self._final_text = ""  # decode(window[:num_final])
 
     def push(self, token: int) -> str:
-        """The text that has become final with this token; often one word, sometimes empty."""
+        """Add a token and return the text that became final with it: often a word, sometimes nothing."""
         tokenizer = self._tokenizer
         if tokenizer.is_silent(token, self._skip_special):
             return ""
@@ -278,7 +294,7 @@ class Detokenizer:
         return "" if tokenizer.is_partial(token) else self._advance()
 
     def flush(self) -> str:
-        """The text still held back, once no token follows."""
+        """Return the text that is still held back. No token may follow."""
         return self._utf8.decode(b"", final=True) + self._advance()
 
     def _advance(self) -> str:

@@ -1,7 +1,7 @@
-"""Which slice of which tensor a rank holds: from Hugging Face names and layouts to this rank's parameters.
+"""Loads a rank's weights: maps slices of the tensors in a Hugging Face checkpoint to this rank's parameters.
 
-Parameters keep Megatron's layouts: QKV rows interleaved by KV group, fc1 = [gate; up] of each rank. A rank reads only
-its own slices, a few MB at a time.
+Parameters have Megatron's layouts: QKV rows are interleaved by KV group, and fc1 is [gate; up] of each rank. A rank
+reads only its own slices, a few MB at a time.
 """
 
 from __future__ import annotations
@@ -31,17 +31,20 @@ _BLOCK_BYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A slice of tensor `name` and where it goes: `target` [G, rows, columns], or [G, rows] for a vector, a view of a
-    parameter. Rows G * rows from `row` and columns from `column`, as [out, in] whatever the file's order."""
+    """A slice of a checkpoint's tensor, and the view of a parameter that it is loaded into.
+
+    The target is [G, rows, columns], or [G, rows] for a vector. The slice has G * rows rows and as many columns. Rows
+    and columns are those of the [out, in] matrix, also where the file has it transposed.
+    """
 
     name: str
     target: torch.Tensor
-    row: int = 0
-    column: int = 0
-    transposed: bool = False
+    row: int = 0  # the first
+    column: int = 0  # the first
+    transposed: bool = False  # the file has [in, out]
 
     def load(self, source: TensorSource) -> None:
-        """Copy block by block, converted to the target's type."""
+        """Copy the slice block by block, converted to the target's type."""
         target = self.target
         G, R = target.shape[:2]
         if target.dim() == 2:
@@ -67,7 +70,7 @@ class Piece:
 
 
 def plan_pieces(stage: Stage) -> Iterator[Piece]:
-    """All that this rank's parameters are made of."""
+    """Yield the pieces that together fill this rank's parameters."""
     arch, mesh, names = stage.arch, stage.mesh, names_of(stage.arch)
     if stage.embedding is not None:
         if isinstance(stage.embedding, ReplicatedEmbedding):
@@ -86,7 +89,7 @@ def plan_pieces(stage: Stage) -> Iterator[Piece]:
 
 
 def _vocab_rows(name: str, weight: torch.Tensor, arch: Architecture, mesh: Mesh) -> Iterator[Piece]:
-    """This rank's rows of the vocabulary; those past its end are zero."""
+    """Yield this rank's rows of the vocabulary, and set the rows of its padding to zero."""
     first = mesh.tp_rank * len(weight)
     count = min(arch.vocab_size - first, len(weight))
     weight[max(count, 0) :].zero_()
@@ -111,8 +114,8 @@ def _layer_pieces(
         yield Piece(prefix + names.q_norm, attention.qk_norm.query_weight[None])
         yield Piece(prefix + names.k_norm, attention.qk_norm.key_weight[None])
 
-    heads = (slice(0, G), slice(G, G + 1), slice(G + 1, G + 2))  # of a group: queries, key, value
-    before: dict[str, int] = {}  # rows of a tensor that holds several of the three
+    heads = (slice(0, G), slice(G, G + 1), slice(G + 1, G + 2))  # of a KV group: queries, key, value
+    before: dict[str, int] = {}  # by tensor: rows of the parts before, where one tensor holds q, k and v
     for name, part in zip((names.q, names.k, names.v), heads, strict=True):
         count = part.stop - part.start
         row = before.get(name, 0) + rank * K * count * D
@@ -138,7 +141,7 @@ def _layer_pieces(
 
 
 def load_stage(stage: Stage, folder: Path | None, seed: int) -> None:
-    """Fill this rank's parameters from a Hugging Face folder, or from a seed where `folder` is None.
+    """Load this rank's parameters from a Hugging Face folder. Where `folder` is None, make them from `seed`.
 
     Raises:
         ConfigError: a tensor is missing, has the wrong shape, or is unknown to the architecture.
@@ -151,7 +154,7 @@ def load_stage(stage: Stage, folder: Path | None, seed: int) -> None:
     else:
         source = SafetensorsFolder(folder)
         source.check(stage.arch, {piece.name for piece in pieces})
-    pieces.sort(key=lambda piece: piece.target.numel(), reverse=True)  # while there is most room for a block
+    pieces.sort(key=lambda piece: piece.target.numel(), reverse=True)  # the largest need the most memory for a block
     for piece in pieces:
         piece.load(source)
     if isinstance(source, SafetensorsFolder):

@@ -1,1 +1,1 @@
-"""Where does it compute? The rank mesh, process groups, Megatron layers, stage-to-stage transport, placement."""
+"""Answers where a run computes: the rank mesh, process groups, Megatron layers, stage-to-stage transport, placement."""

@@ -1,7 +1,7 @@
-"""The control plane: one TCP connection a rank, frames of bytes, from the coordinator to all ranks and back.
+"""The control plane: one TCP connection between the coordinator and each rank, which carries frames of bytes.
 
-A connection that ends is how the death of its other side is noticed, on any launcher and at once. Sockets bind to the
-address that they are told; who connects must know the run's secret.
+When one side dies, its connection closes, and the other side notices at once, under any launcher. The coordinator
+listens on the address that it is given. A rank that connects must know the run's secret.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from pathlib import Path
 
 from ..conf.errors import ConfigError
 
-_LENGTH = struct.Struct("!I")
-_MAX_FRAME = 1 << 30
-_JOIN, _PING, _PONG, _WELCOME, _DATA = b"j", b"p", b"q", b"w", b"d"
+_LENGTH_PREFIX = struct.Struct("!I")
+_MAX_FRAME_BYTES = 1 << 30
+_RECEIVE_BYTES = 1 << 18
+_JOIN, _PING, _PONG, _WELCOME, _DATA = b"j", b"p", b"q", b"w", b"d"  # kinds of frames
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where the coordinator listens, and the secret that a rank shows to join."""
+    """The address at which the coordinator listens, and the secret with which a rank joins."""
 
     host: str
     port: int
@@ -33,17 +34,17 @@ class Endpoint:
 
 
 class ConnectionLost(ConnectionError):  # noqa: N818
-    """The other side of a control connection is gone."""
+    """Raised when the other side of a control connection is gone."""
 
 
 def boot_id() -> str:
-    """Names this boot of this node: processes with the same one share `CLOCK_MONOTONIC`."""
+    """Return the id of this node's current boot. Processes with the same id share `CLOCK_MONOTONIC`."""
     path = Path("/proc/sys/kernel/random/boot_id")
     return path.read_text().strip() if path.exists() else socket.gethostname()
 
 
-class _Frames:
-    """Length-prefixed frames over a blocking socket."""
+class _FrameSocket:
+    """Sends and receives length-prefixed frames over a blocking socket. A frame is one byte of kind and a payload."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -51,49 +52,54 @@ class _Frames:
         self._buffer = bytearray()
 
     def send(self, kind: bytes, payload: bytes) -> None:
-        self.socket.sendall(_LENGTH.pack(len(payload) + 1) + kind + payload)
+        self.socket.sendall(_LENGTH_PREFIX.pack(len(payload) + 1) + kind + payload)
 
-    def feed(self) -> list[tuple[bytes, bytes]]:
-        """Read once what is there; the frames that are complete.
+    def receive_once(self) -> list[tuple[bytes, bytes]]:
+        """Receive once from the socket and return the (kind, payload) of each frame that is now complete.
 
         Raises:
-            ConnectionLost: end of stream.
+            ConnectionLost: the connection ended, or sent a frame of an impossible length.
         """
         try:
-            data = self.socket.recv(1 << 18)
+            data = self.socket.recv(_RECEIVE_BYTES)
         except OSError as error:
             raise ConnectionLost(str(error)) from error
         if not data:
             raise ConnectionLost("the connection was closed")
         self._buffer += data
         frames = []
-        at = 0
-        while len(self._buffer) - at >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(self._buffer, at)
-            if not 1 <= length <= _MAX_FRAME:
+        start = 0
+        while len(self._buffer) - start >= _LENGTH_PREFIX.size:
+            (length,) = _LENGTH_PREFIX.unpack_from(self._buffer, start)
+            if not 1 <= length <= _MAX_FRAME_BYTES:
                 raise ConnectionLost(f"a frame of {length} bytes")
-            end = at + _LENGTH.size + length
+            end = start + _LENGTH_PREFIX.size + length
             if len(self._buffer) < end:
                 break
-            body = bytes(self._buffer[at + _LENGTH.size : end])
+            body = bytes(self._buffer[start + _LENGTH_PREFIX.size : end])
             frames.append((body[:1], body[1:]))
-            at = end
-        del self._buffer[:at]
+            start = end
+        del self._buffer[:start]
         return frames
 
-    def read(self, timeout: float) -> list[tuple[bytes, bytes]]:
-        """Block until at least one frame is complete."""
+    def receive(self, timeout: float) -> list[tuple[bytes, bytes]]:
+        """Block until at least one frame is complete; return the complete ones.
+
+        Raises:
+            ConnectionLost: the connection ended.
+            TimeoutError: no frame was complete within `timeout` seconds.
+        """
         deadline = time.monotonic() + timeout
         while True:
-            left = deadline - time.monotonic()
-            if left <= 0 or not select.select([self.socket], [], [], left)[0]:
+            remaining = deadline - time.monotonic()
+            if remaining <= 0 or not select.select([self.socket], [], [], remaining)[0]:
                 raise TimeoutError("no answer on the control connection")
-            if frames := self.feed():
+            if frames := self.receive_once():
                 return frames
 
 
 class ControlServer:
-    """The coordinator's side: accepts `world_size` ranks, publishes to all, hears from each.
+    """The coordinator's side: accepts `world_size` ranks, sends each frame to all of them, receives from each.
 
     Raises:
         ConfigError: `host` is not an address of this machine.
@@ -109,10 +115,10 @@ class ControlServer:
             ) from error
         self._secret = secret.encode()
         self._world_size = world_size
-        self._ranks: dict[int, _Frames] = {}
+        self._ranks: dict[int, _FrameSocket] = {}
         self._selector = selectors.DefaultSelector()
-        self.node: dict[int, str] = {}  # rank: its node's boot id
-        self.clock_offset: dict[int, float] = {}  # rank: its monotonic clock minus ours, seconds
+        self.node: dict[int, str] = {}  # by rank: the boot id of its node
+        self.clock_offset: dict[int, float] = {}  # by rank: its monotonic clock minus ours, in seconds
 
     @property
     def endpoint(self) -> Endpoint:
@@ -124,7 +130,7 @@ class ControlServer:
         return set(self._ranks)
 
     def accept(self, timeout: float) -> bool:
-        """Wait for one rank to join; True once all have."""
+        """Wait up to `timeout` seconds for one rank to join. Returns whether all ranks have joined."""
         if len(self._ranks) < self._world_size and select.select([self._listener], [], [], timeout)[0]:
             sock, _ = self._listener.accept()
             try:
@@ -134,114 +140,114 @@ class ControlServer:
         return len(self._ranks) == self._world_size
 
     def _welcome(self, sock: socket.socket) -> None:
-        frames = _Frames(sock)
-        secret, rank_text, boot = frames.read(5.0)[0][1].decode().split("\n")
+        connection = _FrameSocket(sock)
+        secret, rank_text, boot = connection.receive(5.0)[0][1].decode().split("\n")
         rank = int(rank_text)
         if not hmac.compare_digest(secret.encode(), self._secret) or rank in self._ranks:
             raise ValueError("not of this run")
         self.node[rank] = boot
-        self.clock_offset[rank] = 0.0 if boot == boot_id() else self._measure_offset(frames)
-        frames.send(_WELCOME, b"")
-        self._ranks[rank] = frames
+        self.clock_offset[rank] = 0.0 if boot == boot_id() else self._measure_clock_offset(connection)
+        connection.send(_WELCOME, b"")
+        self._ranks[rank] = connection
         self._selector.register(sock, selectors.EVENT_READ, rank)
 
     @staticmethod
-    def _measure_offset(frames: _Frames, rounds: int = 16) -> float:
-        """The other clock minus ours, by the round trip that took the least (Cristian's algorithm)."""
-        best, offset = float("inf"), 0.0
-        for _ in range(rounds):
+    def _measure_clock_offset(connection: _FrameSocket, num_rounds: int = 16) -> float:
+        """Return the rank's clock minus ours, in seconds, from the fastest round trip (Cristian's algorithm)."""
+        fastest, offset = float("inf"), 0.0
+        for _ in range(num_rounds):
             start = time.monotonic()
-            frames.send(_PING, b"")
-            (theirs,) = struct.unpack("!d", frames.read(5.0)[0][1])
+            connection.send(_PING, b"")
+            (theirs,) = struct.unpack("!d", connection.receive(5.0)[0][1])
             end = time.monotonic()
-            if end - start < best:
-                best, offset = end - start, theirs - (start + end) / 2
+            if end - start < fastest:
+                fastest, offset = end - start, theirs - (start + end) / 2
         return offset
 
     def publish(self, payload: bytes) -> None:
-        """Send one frame to every rank. A rank that is gone is reported by `poll`."""
-        frame = _LENGTH.pack(len(payload) + 1) + _DATA + payload
-        for frames in self._ranks.values():
+        """Send one frame to every rank. Ranks that are gone are skipped; `poll` reports them."""
+        frame = _LENGTH_PREFIX.pack(len(payload) + 1) + _DATA + payload
+        for connection in self._ranks.values():
             try:
-                frames.socket.sendall(frame)
+                connection.socket.sendall(frame)
             except OSError:
                 continue
 
     def poll(self, timeout: float) -> list[tuple[int, bytes | None]]:
-        """(rank, frame) pairs that have come within `timeout` seconds; a frame of None says that the rank is gone."""
-        got: list[tuple[int, bytes | None]] = []
+        """Return the (rank, payload) pairs received within `timeout` seconds. A payload of None: the rank is gone."""
+        received: list[tuple[int, bytes | None]] = []
         for key, _ in self._selector.select(timeout):
             rank = key.data
             try:
-                got += [(rank, payload) for _, payload in self._ranks[rank].feed()]
+                received += [(rank, payload) for _, payload in self._ranks[rank].receive_once()]
             except ConnectionLost:
-                self._forget(rank)
-                got.append((rank, None))
-        return got
+                self._disconnect(rank)
+                received.append((rank, None))
+        return received
 
-    def _forget(self, rank: int) -> None:
-        frames = self._ranks.pop(rank)
-        self._selector.unregister(frames.socket)
-        frames.socket.close()
+    def _disconnect(self, rank: int) -> None:
+        connection = self._ranks.pop(rank)
+        self._selector.unregister(connection.socket)
+        connection.socket.close()
 
     def close(self) -> None:
         for rank in list(self._ranks):
-            self._forget(rank)
+            self._disconnect(rank)
         self._selector.close()
         self._listener.close()
 
 
 class ControlClient:
-    """A rank's side.
+    """A rank's side of the control connection: joins on creation, then exchanges frames with the coordinator.
 
     Raises:
-        ConnectionLost: the coordinator is gone, or did not take this rank in.
+        ConnectionLost: the coordinator is gone, or refused this rank.
     """
 
     def __init__(self, endpoint: Endpoint, rank: int, timeout: float) -> None:
         sock = socket.create_connection((endpoint.host, endpoint.port), timeout=timeout)
         sock.settimeout(None)
-        self._frames = _Frames(sock)
-        self._frames.send(_JOIN, f"{endpoint.secret}\n{rank}\n{boot_id()}".encode())
-        self._early: list[bytes] = []
+        self._connection = _FrameSocket(sock)
+        self._connection.send(_JOIN, f"{endpoint.secret}\n{rank}\n{boot_id()}".encode())
+        self._unread: list[bytes] = []  # payloads that came together with the welcome
         self._await_welcome(timeout)
 
     def _await_welcome(self, timeout: float) -> None:
-        welcome = False
-        while not welcome:
-            for kind, payload in self._frames.read(timeout):
+        is_welcome = False
+        while not is_welcome:
+            for kind, payload in self._connection.receive(timeout):
                 if kind == _PING:
-                    self._frames.send(_PONG, struct.pack("!d", time.monotonic()))
+                    self._connection.send(_PONG, struct.pack("!d", time.monotonic()))
                 elif kind == _DATA:
-                    self._early.append(payload)
-                welcome = welcome or kind == _WELCOME
+                    self._unread.append(payload)
+                is_welcome = is_welcome or kind == _WELCOME
 
     @property
     def host(self) -> str:
-        """This node's address as the coordinator sees it."""
-        return str(self._frames.socket.getsockname()[0])
+        """The address of this node on the interface that reaches the coordinator."""
+        return str(self._connection.socket.getsockname()[0])
 
     def send(self, payload: bytes) -> None:
-        """One frame to the coordinator; thread-safe only for one sender.
+        """Send one frame to the coordinator. Only one thread may send.
 
         Raises:
             ConnectionLost: the coordinator is gone.
         """
         try:
-            self._frames.send(_DATA, payload)
+            self._connection.send(_DATA, payload)
         except OSError as error:
             raise ConnectionLost(str(error)) from error
 
     def receive(self) -> list[bytes]:
-        """Block for the next frames.
+        """Block until at least one frame is complete; return the payloads of the complete ones.
 
         Raises:
             ConnectionLost: the coordinator is gone.
         """
-        frames, self._early = self._early, []
-        while not frames:
-            frames = [payload for _, payload in self._frames.feed()]
-        return frames
+        payloads, self._unread = self._unread, []
+        while not payloads:
+            payloads = [payload for _, payload in self._connection.receive_once()]
+        return payloads
 
     def close(self) -> None:
-        self._frames.socket.close()
+        self._connection.socket.close()

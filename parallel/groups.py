@@ -1,4 +1,4 @@
-"""A rank's process groups: the one file that starts torch.distributed and Megatron's parallel state, and ends them."""
+"""A rank's process groups. Only this file starts and ends torch.distributed and Megatron's parallel state."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from .megatron import parallel_state
 from .mesh import Mesh
 from .rendezvous import Rendezvous
 
-_SIOCGIFADDR = 0x8915
+_SIOCGIFADDR = 0x8915  # Linux's ioctl request for an interface's address
 
 
 class Groups:
-    """The groups that this rank belongs to: `tp` (its stage) and `pp` (the same slice of every stage)."""
+    """The groups of this rank: `tp` holds the ranks of its stage, `pp` the ranks with its slice, one on each stage."""
 
     def __init__(
         self, mesh: Mesh, device: torch.device, tp: dist.ProcessGroup, pp: dist.ProcessGroup, *, owned: bool = True
@@ -35,19 +35,19 @@ class Groups:
 
     @classmethod
     def start(cls, rendezvous: Rendezvous, mesh: Mesh, timeout_s: float) -> Groups:
-        """Meet the other ranks; every rank of the mesh calls this at once.
+        """Connect with the other ranks. Every rank of the mesh must call this at the same time.
 
-        Gloo on CPUs, NCCL on GPUs. `timeout_s` bounds the meeting and every collective after it.
+        The backend is gloo on CPUs and NCCL on GPUs. `timeout_s` bounds the start and each later collective.
 
         Raises:
-            RuntimeError: the others did not come in time (torch's `DistStoreError` and its like).
+            RuntimeError: another rank did not join in time (torch raises `DistStoreError`, among others).
         """
         assert (mesh.rank, mesh.world_size) == (rendezvous.rank, rendezvous.world_size), (mesh, rendezvous)
         device = torch.device(rendezvous.device)
         if device.type == "cuda":
             torch.cuda.set_device(device)
         if mesh.world_size == 1 and parallel_state.model_parallel_is_initialized():
-            # A second model in this process; a group of one never talks, so it matters not who made it.
+            # This process holds a model already. Groups of one rank never communicate, so both models can share them.
             world = dist.group.WORLD
             assert world is not None
             assert world.size() == 1, "this process is a rank of a larger mesh"
@@ -75,7 +75,7 @@ class Groups:
         return cls(mesh, device, tp, pp)
 
     def close(self) -> None:
-        """Leave the groups; this process may `start` again, with another mesh. May be called twice."""
+        """Destroy the groups. A second call does nothing. This process may then `start` again, with another mesh."""
         if self._owned:
             _destroy()
 
@@ -95,9 +95,9 @@ def _destroy() -> None:
 
 
 def _bind_to(host: str) -> None:
-    """Gloo and NCCL talk on the interface of this address, not on the one that this machine's name resolves to.
+    """Make gloo and NCCL use the network interface of the address `host`, not that of this machine's name.
 
-    For as long as this process lives: NCCL reads it only when a communicator is first used.
+    The setting stays for the life of the process, since NCCL reads it only when a communicator is first used.
     """
     if interface := interface_of(host):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
@@ -105,7 +105,10 @@ def _bind_to(host: str) -> None:
 
 
 def interface_of(host: str) -> str | None:
-    """The network interface of this machine that holds an IPv4 address; None if there is none, or not on Linux."""
+    """Return the network interface of this machine that has the IPv4 address of `host`.
+
+    None: no interface has it, or the system is not Linux.
+    """
     if not sys.platform.startswith("linux"):
         return None
     import fcntl

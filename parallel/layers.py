@@ -1,7 +1,9 @@
-"""Megatron's parallel layers, for inference: its sharding and its weights, without autograd on the way.
+"""Megatron's parallel layers for inference: they shard and store weights as Megatron does, but skip autograd.
 
-Megatron's own `forward` passes through autograd functions that only a backward pass needs; at the sizes that one CPU
-core serves, they cost as much as the product itself. Shapes: T tokens, inputs and outputs 2-D.
+Megatron's own `forward` calls autograd functions that only a backward pass needs. At the sizes that one CPU core
+serves, they cost as much as the matrix product itself.
+
+Shapes: T tokens, H hidden size, R rows that need a token, V vocabulary. Inputs and outputs are 2-D.
 """
 
 from __future__ import annotations
@@ -14,12 +16,12 @@ from torch import nn
 from .groups import Groups
 from .megatron import ModelParallelConfig, tensor_parallel
 
-_VOCAB_MULTIPLE = 8  # rows a rank: what tensor cores want
+_TENSOR_CORE_ALIGNMENT = 8  # a rank's rows of the vocabulary are a multiple of it
 
 
 def padded_vocab(vocab_size: int, tp: int) -> int:
-    """The vocabulary, padded so that each of `tp` ranks holds an equal, aligned share."""
-    multiple = _VOCAB_MULTIPLE * tp
+    """Return the vocabulary size, padded so that each of `tp` ranks holds an equal, aligned share."""
+    multiple = _TENSOR_CORE_ALIGNMENT * tp
     return -(-vocab_size // multiple) * multiple
 
 
@@ -27,7 +29,7 @@ def _config(groups: Groups, dtype: torch.dtype) -> ModelParallelConfig:
     return ModelParallelConfig(
         tensor_model_parallel_size=groups.mesh.tp,
         params_dtype=dtype,
-        use_cpu_initialization=groups.device.type == "cpu",  # else Megatron allocates on the current CUDA device
+        use_cpu_initialization=groups.device.type == "cpu",  # where False, Megatron allocates on the CUDA device
         perform_initialization=False,
     )
 
@@ -37,7 +39,7 @@ def _no_init(weight: torch.Tensor) -> torch.Tensor:
 
 
 def all_reduce(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """Sum over the group, in place; `x` is contiguous."""
+    """Sum `x`, which must be contiguous, over the group, in place."""
     if group.size() > 1:
         assert x.is_contiguous()
         dist.all_reduce(x, group=group)
@@ -45,7 +47,7 @@ def all_reduce(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
 
 
 class ColumnParallelLinear(tensor_parallel.ColumnParallelLinear):
-    """[T, in] -> [T, out / tp]: each rank holds a share of the output's features."""
+    """Maps [T, in] to [T, out / tp]. Each rank holds a share of the output features."""
 
     def __init__(self, in_size: int, out_size: int, *, bias: bool, dtype: torch.dtype, groups: Groups) -> None:
         super().__init__(
@@ -57,7 +59,7 @@ class ColumnParallelLinear(tensor_parallel.ColumnParallelLinear):
 
 
 class RowParallelLinear(tensor_parallel.RowParallelLinear):
-    """[T, in / tp] -> [T, out], summed over the ranks, each of which holds a share of the input's features."""
+    """Maps [T, in / tp] to [T, out]. Each rank holds a share of the input features; the results are summed."""
 
     def __init__(self, in_size: int, out_size: int, *, bias: bool, dtype: torch.dtype, groups: Groups) -> None:
         super().__init__(
@@ -73,7 +75,7 @@ class RowParallelLinear(tensor_parallel.RowParallelLinear):
 
 
 class VocabParallelEmbedding(tensor_parallel.VocabParallelEmbedding):
-    """[T] token ids -> [T, H]; each rank holds a share of the (padded) vocabulary."""
+    """Maps token ids [T] to [T, H]. Each rank holds a share of the padded vocabulary; the results are summed."""
 
     def __init__(self, vocab_size: int, hidden_size: int, *, dtype: torch.dtype, groups: Groups) -> None:
         super().__init__(
@@ -90,7 +92,7 @@ class VocabParallelEmbedding(tensor_parallel.VocabParallelEmbedding):
 
 
 class ReplicatedEmbedding(nn.Module):
-    """[T] token ids -> [T, H]; each rank holds the whole vocabulary, and none waits for another."""
+    """Maps token ids [T] to [T, H]. Each rank holds the whole vocabulary, so that ranks need not communicate."""
 
     def __init__(self, vocab_size: int, hidden_size: int, *, dtype: torch.dtype, groups: Groups) -> None:
         super().__init__()
@@ -101,7 +103,7 @@ class ReplicatedEmbedding(nn.Module):
 
 
 class LMHead(ColumnParallelLinear):
-    """[R, H] -> [R, V] float32 on every rank: the vocabulary is gathered and its padding cut off."""
+    """Maps [R, H] to logits [R, V] in float32. Every rank gathers the whole vocabulary and drops its padding."""
 
     def __init__(self, hidden_size: int, vocab_size: int, *, dtype: torch.dtype, groups: Groups) -> None:
         super().__init__(

@@ -1,7 +1,7 @@
-"""The import of megatron.core, made quick and quiet; `groups.py` and `layers.py` take it from here.
+"""Imports megatron.core quickly and without warnings. `groups.py` and `layers.py` import it from here.
 
-megatron.core decorates functions with `torch.compile` on import, which costs seconds and compiles nothing that we
-call; it also warns of GPU packages that inference does not need.
+On import, megatron.core decorates functions with `torch.compile`. That takes seconds, and we call none of them. It
+also warns about missing GPU packages that inference does not need.
 """
 
 from __future__ import annotations

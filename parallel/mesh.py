@@ -1,4 +1,4 @@
-"""The rank grid: which stage and which tensor-parallel slice a rank is."""
+"""The rank grid: maps a rank to its pipeline stage and its tensor-parallel slice."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """`pp` stages of `tp` ranks; rank = stage * tp + tp_rank, so the ranks of a stage are adjacent (one node)."""
+    """A grid of `pp` stages of `tp` ranks each, and the place of `rank` in it.
+
+    rank = stage * tp + tp_rank: the ranks of a stage are adjacent, so that they share a node.
+    """
 
     pp: int
     tp: int
@@ -38,18 +41,20 @@ class Mesh:
 
     @property
     def previous(self) -> int:
-        """The rank of the same slice on the stage before."""
+        """The rank with the same slice on the previous stage."""
         return self.rank - self.tp
 
     @property
     def next(self) -> int:
-        """The rank of the same slice on the stage after."""
+        """The rank with the same slice on the next stage."""
         return self.rank + self.tp
 
     @property
     def tp_groups(self) -> list[list[int]]:
+        """The ranks of each stage."""
         return [list(range(s * self.tp, (s + 1) * self.tp)) for s in range(self.pp)]
 
     @property
     def pp_groups(self) -> list[list[int]]:
+        """The ranks with each slice, in the order of their stages."""
         return [list(range(t, self.world_size, self.tp)) for t in range(self.tp)]

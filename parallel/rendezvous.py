@@ -1,4 +1,4 @@
-"""Where a rank meets the others: its number, the meeting point and its device, the same under every launcher."""
+"""The rendezvous of the ranks: all that a rank needs to connect with the others, the same under every launcher."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Rendezvous:
-    """The ranks meet through `store`, or at `init_method` ("tcp://host:port"); a single rank needs neither.
+    """A rank's number, its device, and how it finds the other ranks.
 
-    `host` is this rank's own address, on whose interface it talks to the others; None leaves the choice to the backend.
+    The ranks find each other through `store`, or at `init_method` ("tcp://host:port"). A single rank needs neither.
+    `host` is this rank's own address: the backend uses its interface. None leaves the choice to the backend.
     """
 
     rank: int
     world_size: int
     init_method: str = ""
-    device: str = "cpu"  # "cuda:0"
+    device: str = "cpu"  # or "cuda:0"
     store: Store | None = None
     host: str | None = None
 

@@ -1,20 +1,21 @@
-"""Which stage holds which layers, and whether a model can be split so at all. No torch."""
+"""Splits a model's layers among the pipeline stages, and checks that the model can be split. Imports no torch."""
 
 from __future__ import annotations
 
 from ..conf.errors import ConfigError
 from ..conf.schema import Architecture, ParallelConfig
 
-# The head runs only for rows that sample a token: its weights are read once a micro-batch like any layer's, but it
-# computes for a tenth of the rows or less where chunks fill a micro-batch. A quarter lies between the two.
-_HEAD_WEIGHT = 0.25
+# The LM head's time, as a share of the time that a layer with as many parameters takes. The head runs only for rows
+# that sample a token. Its weights are read once a micro-batch, as a layer's are (a share of 1), but where chunks fill a
+# micro-batch it computes for a tenth of the rows or less (a share of 0.1). A quarter lies between the two.
+_HEAD_TIME_SHARE = 0.25
 
 
 def check_parallel(arch: Architecture, parallel: ParallelConfig) -> None:
-    """Whether `arch` can be cut into `pp` stages of `tp` slices.
+    """Check that `arch` can be split into `pp` stages of `tp` slices.
 
     Raises:
-        ConfigError: naming the key and what would be right.
+        ConfigError: it cannot. The error names the key and the values that it may have.
     """
     pp, tp, layers = parallel.pp, parallel.tp, parallel.layers
     if pp > arch.num_layers:
@@ -30,10 +31,11 @@ def check_parallel(arch: Architecture, parallel: ParallelConfig) -> None:
 
 
 def split_layers(arch: Architecture, pp: int, layers: tuple[int, ...] | None) -> list[range]:
-    """The layers of each stage, as ranges of global indices that follow each other.
+    """Return the layers of each stage, as consecutive ranges of layer indices.
 
-    `layers` gives the counts; None balances them: the slowest stage is as fast as can be, the head weighed in on the
-    last stage; among equals the one with less memory takes a layer, the embedding weighed in on the first.
+    `layers` gives the number of layers of each stage. None balances them: the slowest stage is as fast as possible,
+    where the LM head adds to the last stage's time. Among stages of equal time, the one that needs less memory takes a
+    layer; the embedding and the LM head add to the memory of the first and of the last stage.
     """
     if layers is None:
         counts = [1] * pp
@@ -41,7 +43,7 @@ def split_layers(arch: Architecture, pp: int, layers: tuple[int, ...] | None) ->
         head = arch.embedding_params / arch.layer_params
         memory[0] += head
         memory[-1] += head if pp > 1 or not arch.tie_embeddings else 0.0
-        time[-1] += _HEAD_WEIGHT * head
+        time[-1] += _HEAD_TIME_SHARE * head
         for _ in range(arch.num_layers - pp):
             stage = min(range(pp), key=lambda s: (time[s] + counts[s], memory[s] + counts[s]))
             counts[stage] += 1

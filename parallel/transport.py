@@ -1,7 +1,10 @@
-"""Activations from stage to stage by torch.distributed: received ahead while the stage computes, sent without waiting.
+"""Sends activations from stage to stage through torch.distributed.
 
-With `tp > 1` each rank sends its slice of the activation to its peer on the next stage, which gathers the slices over
-its tensor-parallel group (Megatron-LM's scatter-gather): the slow link between nodes carries every byte once.
+A rank posts its receives ahead, so that they run while the stage computes. It sends without waiting.
+
+With `tp > 1`, each rank sends one slice of the activation to the rank with the same slice on the next stage. The next
+stage then gathers the slices over its tensor-parallel group (Megatron-LM's scatter-gather). So the slow link between
+nodes carries every byte only once.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Arrival:
-    """A receive that has been posted; `wait` gives the activation [T, H]."""
+    """A receive that has been posted. `wait` blocks until it is complete and returns the activation [T, H]."""
 
     def __init__(self, slice_: torch.Tensor, work: dist.Work, shape: tuple[int, int], groups: Groups) -> None:
         self._slice = slice_
@@ -37,7 +40,7 @@ class Arrival:
 
 
 class Transport:
-    """One rank's link to the stage before and the stage after. `depth` bounds the steps in flight."""
+    """One rank's link to the previous and the next stage. At most `depth` micro-batches are in flight."""
 
     def __init__(self, groups: Groups, hidden_size: int, dtype: torch.dtype, depth: int) -> None:
         self._groups = groups
@@ -51,7 +54,7 @@ class Transport:
         return self._groups.mesh
 
     def post_receive(self, num_tokens: int) -> Arrival:
-        """Post the receive of the next activation from the stage before; its buffer is filled meanwhile."""
+        """Post the receive of the next activation, of `num_tokens` tokens, from the previous stage."""
         slice_ = torch.empty(
             num_tokens * self._hidden_size // self._mesh.tp, dtype=self._dtype, device=self._groups.device
         )
@@ -60,17 +63,17 @@ class Transport:
         return Arrival(slice_, work, (num_tokens, self._hidden_size), self._groups)
 
     def send(self, hidden_TH: torch.Tensor) -> None:
-        """Hand the activation [T, H] to the stage after; it may not be written to any more."""
+        """Start to send the activation [T, H] to the next stage. The caller must not write to it afterwards."""
         flat = hidden_TH.contiguous().view(-1)
         share = flat.numel() // self._mesh.tp
         slice_ = flat[self._mesh.tp_rank * share : (self._mesh.tp_rank + 1) * share]
         work = dist.isend(slice_, dst=self._mesh.next, group=self._groups.pp)
         assert work is not None
         self._sending.append((work, slice_))
-        while len(self._sending) > self._depth:  # that step has left the pipeline: its send is long done
+        while len(self._sending) > self._depth:  # its micro-batch has left the pipeline, so this wait is short
             self._sending.popleft()[0].wait()
 
     def drain(self) -> None:
-        """Wait until all that was sent has been received."""
+        """Wait until the next stage has received all that was sent."""
         while self._sending:
             self._sending.popleft()[0].wait()

@@ -1,1 +1,1 @@
-"""Attention over the paged KV cache, behind one small protocol: SDPA anywhere, xformers on CUDA."""
+"""Computes attention over the paged KV cache, through SDPA on any device or through xformers on CUDA."""

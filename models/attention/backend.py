@@ -1,4 +1,4 @@
-"""The seam between a decoder layer and how attention is computed."""
+"""The protocol through which a decoder layer computes attention."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from ..batch import RaggedBatch
 
 
 class AttentionBackend(Protocol):
-    """Causal attention of a ragged batch over the paged cache, chunks and decodes apart.
+    """Computes causal attention of a ragged batch over the paged KV cache, separately for chunks and for decodes."""
 
-    `plan` is called once a micro-batch and holds all that layers share (which slots, which masks); `attend` is called
-    once a layer, after this batch's keys and values have been written.
-    """
-
-    def plan(self, batch: RaggedBatch) -> Any: ...
+    def plan(self, batch: RaggedBatch) -> Any:
+        """Compute what the layers share for a micro-batch: slots and masks. Called once a micro-batch."""
+        ...
 
     def attend(
         self, q_TKGD: torch.Tensor, keys_SKD: torch.Tensor, values_SKD: torch.Tensor, plan: Any
     ) -> torch.Tensor:
-        """[T, K, G, D] queries, G query heads a KV head -> [T, K * G * D]."""
+        """Compute one layer's attention: queries [T, K, G, D], with G query heads a KV head, to [T, K * G * D].
+
+        The keys and values of this batch must be in the cache already.
+        """
         ...

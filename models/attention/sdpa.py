@@ -1,4 +1,4 @@
-"""Attention through torch's scaled_dot_product_attention: on a CPU, and anywhere else."""
+"""Attention through torch's scaled_dot_product_attention (SDPA), on any device."""
 
 from __future__ import annotations
 
@@ -14,34 +14,39 @@ from ..kv_cache import slots_of
 
 @dataclass(frozen=True, slots=True)
 class SegmentPlan:
-    """One segment: its rows of the batch, the slots of the keys that it may see, and its mask among them."""
+    """The plan for the attention of one segment, which is a chunk or a decode."""
 
-    rows: slice
-    slots: slice | torch.Tensor
-    mask: torch.Tensor | None = None  # additive [rows, keys]
-    is_causal: bool = False  # the mask is the triangle: the chunk begins its request
+    rows: slice  # of the batch
+    slots: slice | torch.Tensor  # of the keys that the segment may attend to
+    mask: torch.Tensor | None = None  # additive [rows, keys]; None: every row attends to every key
+    is_causal: bool = False  # the mask is a triangle, since the chunk begins its request
 
 
 @dataclass(frozen=True, slots=True)
 class PaddedPlan:
-    """All decodes at once, padded to the longest: B decodes, M keys."""
+    """The plan for the attention of all B decodes in one call, padded to the M keys of the longest."""
 
-    rows: slice
+    rows: slice  # of the batch
     slots: torch.Tensor  # [B * M]
     mask: torch.Tensor  # additive [B, 1, 1, M]
 
 
 @dataclass(frozen=True, slots=True)
 class SdpaPlan:
+    """The plan for the attention of a micro-batch."""
+
     num_tokens: int
     chunks: list[SegmentPlan]
     decodes: list[SegmentPlan] | PaddedPlan
 
 
 class SdpaBackend:
-    """One call a chunk. Decodes: one call each on a CPU, on views of the cache; on a GPU one padded call for all.
+    """Calls SDPA once for each chunk, and for decodes once each on a CPU or once for all on a GPU.
 
-    `window`: a token sees itself and the window - 1 tokens before it; None: all.
+    On a CPU, decodes read views of the cache. On a GPU, they are padded to the longest.
+
+    Args:
+        window: a token attends to itself and the window - 1 tokens before it; None: to all tokens before it.
     """
 
     def __init__(self, *, block_size: int, window: int | None, dtype: torch.dtype, device: torch.device) -> None:
@@ -87,7 +92,7 @@ class SdpaBackend:
         slots_BM = np.empty((len(slots), lengths.max()), dtype=np.int64)
         for padded, own in zip(slots_BM, slots, strict=True):
             padded[: len(own)] = own
-            padded[len(own) :] = own[0]  # a slot that was written: what lies in others may be NaN
+            padded[len(own) :] = own[0]  # a slot that was written, since unwritten ones may hold NaN
         absent = torch.from_numpy(np.arange(lengths.max()) >= lengths[:, None])
         mask = torch.zeros(absent.shape, dtype=self.dtype).masked_fill_(absent, float("-inf"))
         return PaddedPlan(
@@ -106,7 +111,7 @@ class SdpaBackend:
         return out
 
     def _first_key(self, position: int) -> int:
-        """The first position that a query at `position` sees."""
+        """Return the first position that a query at `position` attends to."""
         return 0 if self.window is None else max(0, position - self.window + 1)
 
     def _slots(self, segment: Segment, first: int) -> slice | torch.Tensor:
@@ -117,10 +122,10 @@ class SdpaBackend:
 
 
 def chunk_mask(start: int, length: int, first: int, window: int | None, dtype: torch.dtype) -> torch.Tensor:
-    """[length, start + length - first] additive mask of a chunk (paper Figure 6).
+    """Return the additive mask of a chunk, [length, start + length - first] (paper Figure 6).
 
-    Row i is the query at position start + i; column j the key at position first + j. A query sees itself and what
-    came before it, at most `window` tokens in all.
+    Row i is the query at position start + i. Column j is the key at position first + j. A query attends to itself and
+    the tokens before it, to at most `window` tokens in total.
     """
     queries = torch.arange(start, start + length)[:, None]
     keys = torch.arange(first, start + length)
@@ -131,7 +136,7 @@ def chunk_mask(start: int, length: int, first: int, window: int | None, dtype: t
 
 
 def _read(cache_SKD: torch.Tensor, slots: slice | torch.Tensor) -> torch.Tensor:
-    """[1, K, keys, D]: a view of the cache where the slots follow each other."""
+    """Return the keys or values at `slots`, [1, K, keys, D]: a view of the cache where the slots are consecutive."""
     rows = cache_SKD[slots] if isinstance(slots, slice) else cache_SKD.index_select(0, slots)
     return rows.transpose(0, 1).unsqueeze(0)
 
@@ -139,7 +144,7 @@ def _read(cache_SKD: torch.Tensor, slots: slice | torch.Tensor) -> torch.Tensor:
 def attend_chunks(
     q_TKGD: torch.Tensor, keys_SKD: torch.Tensor, values_SKD: torch.Tensor, plans: list[SegmentPlan], out: torch.Tensor
 ) -> None:
-    """Attention of each chunk into its rows of `out` [T, K * G * D]."""
+    """Compute the attention of each chunk into its rows of `out`, [T, K * G * D]."""
     K, G, D = q_TKGD.shape[1:]
     for plan in plans:
         q = q_TKGD[plan.rows].reshape(-1, K * G, D).transpose(0, 1).unsqueeze(0)
@@ -154,7 +159,10 @@ def attend_decodes(
     q_TKGD: torch.Tensor, keys_SKD: torch.Tensor, values_SKD: torch.Tensor, plan: list[SegmentPlan] | PaddedPlan,
     out: torch.Tensor,
 ) -> None:
-    """Attention of each decode into its row of `out`. A KV head's G queries stand as G rows: they see the same keys."""
+    """Compute the attention of each decode into its row of `out`, [T, K * G * D].
+
+    The G queries of a KV head attend to the same keys, so that they are passed as G rows of one head.
+    """
     K, G, D = q_TKGD.shape[1:]
     if isinstance(plan, PaddedPlan):
         B = plan.rows.stop - plan.rows.start

@@ -1,4 +1,4 @@
-"""Which attention backend a run takes: `model.attention`, or the best that runs here."""
+"""Chooses the attention backend of a run: the one that `model.attention` names, or the best that runs here."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def make_backend(
     name: str, *, block_size: int, num_blocks: int, window: int | None, dtype: torch.dtype, device: torch.device,
     head_dim: int,
 ) -> AttentionBackend:
-    """`sdpa`, `xformers`, or `auto`: xformers on CUDA where it runs, else sdpa.
+    """Make the backend `sdpa` or `xformers`. `auto` is xformers where it runs, else sdpa.
 
     Raises:
         ConfigError: xformers was asked for and does not run here.

@@ -1,4 +1,4 @@
-"""Attention through xformers' flash operator: on CUDA, in half precision, one call for chunks and one for decodes."""
+"""Attention through xformers' flash operator, on CUDA in half precision: one call for chunks, one for decodes."""
 
 from __future__ import annotations
 
@@ -17,23 +17,34 @@ from .sdpa import SdpaBackend, SegmentPlan, attend_chunks
 
 @dataclass(frozen=True, slots=True)
 class PartPlan:
-    """The chunks or the decodes of a micro-batch. Where their slots follow each other, keys and values are read where
-    they lie in the cache, with gaps between requests; else `gather` copies those of the whole part together."""
+    """The plan for the attention of all chunks, or of all decodes, of a micro-batch.
 
-    rows: slice
+    Where the slots of every request are consecutive, the operator reads keys and values from the cache itself and
+    skips the gaps between requests. Otherwise they are copied together first.
+    """
+
+    rows: slice  # of the batch
     bias: Any  # BlockDiagonalCausalWithOffsetGappyKeysMask
-    gather: torch.Tensor | None
+    gather: torch.Tensor | None  # slots to copy; None: read from the cache
 
 
 @dataclass(frozen=True, slots=True)
 class XformersPlan:
+    """The plan for the attention of a micro-batch."""
+
     num_tokens: int
     parts: list[PartPlan]
-    windowed: list[SegmentPlan]  # chunks that reach past the sliding window: no operator's mask has both gap and window
+    windowed: list[SegmentPlan]  # chunks, for SDPA, where one reaches past the window: no mask has gaps and a window
 
 
 class XformersBackend:
-    """Causal with an offset: the last query of a segment sees all of the segment's keys."""
+    """Calls xformers' flash operator once for all chunks and once for all decodes.
+
+    Where a chunk reaches past the sliding window, all chunks of the micro-batch go through SDPA instead.
+
+    Args:
+        window: a token attends to itself and the window - 1 tokens before it; None: to all tokens before it.
+    """
 
     def __init__(
         self, *, block_size: int, num_blocks: int, window: int | None, dtype: torch.dtype, device: torch.device
@@ -88,7 +99,7 @@ class XformersBackend:
 
 
 def _attention(q_TKGD: torch.Tensor, keys_SKD: torch.Tensor, values_SKD: torch.Tensor, bias: Any) -> torch.Tensor:
-    """[T, K * G * D]; keys and values stand for their G query heads without a copy."""
+    """Compute attention, [T, K * G * D]. Keys and values are expanded to their G query heads without a copy."""
     from xformers.ops import fmha
 
     T, _, G, _ = q_TKGD.shape
@@ -99,7 +110,7 @@ def _attention(q_TKGD: torch.Tensor, keys_SKD: torch.Tensor, values_SKD: torch.T
 
 
 def why_not(dtype: torch.dtype, device: torch.device, head_dim: int) -> str | None:
-    """Why xformers does not run here, or None: then it has just computed a small case right."""
+    """Return why xformers does not run here. None: it runs, and has computed a small case correctly."""
     if device.type != "cuda":
         return "needs CUDA"
     if dtype not in (torch.bfloat16, torch.float16):
@@ -108,12 +119,15 @@ def why_not(dtype: torch.dtype, device: torch.device, head_dim: int) -> str | No
         return f"needs heads of at most 256 in steps of 8, not {head_dim}"
     try:
         return _probe(dtype, device, head_dim)
-    except Exception as error:  # an import or an operator may fail in any way: then there is no xformers here
+    except Exception as error:  # imports and operators may fail in any way; whichever it is, xformers does not run
         return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no reason'}"
 
 
 def _probe(dtype: torch.dtype, device: torch.device, head_dim: int) -> str | None:
-    """A chunk at an offset and a decode, their requests out of order in the cache, against SDPA in float32."""
+    """Compare xformers with SDPA in float32 on a chunk with a prefix and a decode, stored out of order in the cache.
+
+    Returns what is wrong, or None.
+    """
     generator = torch.Generator(device).manual_seed(0)
     q = torch.randn(6, 2, 2, head_dim, device=device, dtype=dtype, generator=generator)
     keys, values = (

@@ -1,1 +1,1 @@
-"""What a stage's time is made of: operator times, measured or analytic, composed to that of a micro-batch."""
+"""Predicts how long a stage takes for a micro-batch: the sum of operator times, from a profile or analytic."""

@@ -1,4 +1,4 @@
-"""Operator times from a device's constants: each kernel by its tiles, its bytes and its launch."""
+"""Predicts operator times from a device's constants: a kernel's time follows from its tiles, its bytes, its launch."""
 
 # Compiled (see runtime/compiled.py).
 
@@ -14,10 +14,10 @@ from .pointwise import Pointwise
 
 
 class AnalyticOperators:
-    """`Operators` of a model cut in `tp` slices, on a device known by its constants (docs/cost_model.md).
+    """Operator times of a model in `tp` slices, from a device's constants (docs/cost_model.md). An `Operators`.
 
     Args:
-        replicate_embedding: each rank has all of the embedding: no all-reduce comes after it.
+        replicate_embedding: each rank holds the whole embedding, so that no all-reduce follows it.
     """
 
     def __init__(
@@ -28,7 +28,7 @@ class AnalyticOperators:
         self.tp = tp
         self.layer_overhead = costs.host.layer_us * 1e-6
         self.micro_batch_overhead = costs.host.step_us * 1e-6
-        sizes: dict[Linear, tuple[int, int]] = {  # inputs, outputs
+        sizes: dict[Linear, tuple[int, int]] = {  # (inputs, outputs) of the weight on one rank
             "preproj": (H, (N + 2 * K) * D),
             "postproj": (N * D, H),
             "ffn_ln1": (H, gate * ffn),
@@ -54,8 +54,8 @@ class AnalyticOperators:
         if arch.position == "learned":
             embedding += [(0, 2 * row, rates.embedding_gbps), add]
         self._embedding = Pointwise(rates, embedding)
-        self._is_whole = replicate_embedding
-        self._row = row
+        self._replicates_embedding = replicate_embedding
+        self._row_bytes = row
         self._all_reduce, self._node, self._network = map(Link, (costs.all_reduce, costs.node, costs.network))
 
     def linear(self, operator: Linear, rows: int) -> float:
@@ -67,7 +67,7 @@ class AnalyticOperators:
         return self._others.seconds(rows)
 
     def embedding(self, rows: int) -> float:
-        return self._embedding.seconds(rows) + (0.0 if self._is_whole else self.all_reduce(rows))
+        return self._embedding.seconds(rows) + (0.0 if self._replicates_embedding else self.all_reduce(rows))
 
     def chunk_attention(self, length: int, prefix: int) -> float:
         if self._window is not None:
@@ -82,11 +82,11 @@ class AnalyticOperators:
     def all_reduce(self, rows: int) -> float:
         if self.tp == 1:
             return 0.0
-        return self._all_reduce.seconds(2 * (self.tp - 1) / self.tp * rows * self._row)
+        return self._all_reduce.seconds(2 * (self.tp - 1) / self.tp * rows * self._row_bytes)
 
     def send(self, rows: int, *, between_nodes: bool, scatter_gather: bool) -> float:
-        link, size = self._network if between_nodes else self._node, rows * self._row
+        link, size = self._network if between_nodes else self._node, rows * self._row_bytes
         if not scatter_gather or self.tp == 1:
             return link.seconds(size)
-        # The gather is the second half of an all-reduce.
+        # An all-reduce is a reduce-scatter and a gather, which take equally long.
         return link.seconds(size / self.tp) + self._all_reduce.seconds((self.tp - 1) / self.tp * size)

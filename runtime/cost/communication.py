@@ -1,4 +1,4 @@
-"""Time of messages between ranks."""
+"""Predicts the time of messages between ranks."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from ...conf.costs import LinkConfig
 
 
 class Link:
-    """Time of a message of so many bytes, or of a collective in which each rank sends so many."""
+    """Predicts the time of a message between two ranks, or of a collective in which each rank sends a message."""
 
     def __init__(self, config: LinkConfig) -> None:
-        self._least = config.least_us * 1e-6
-        self._ramp = config.ramp_us * 1e-9  # s by root of bytes
-        self._rate = config.gbps * 1e9
-        self._knee = config.knee
+        self._min_seconds = config.least_us * 1e-6
+        self._ramp = config.ramp_us * 1e-9  # seconds, times the square root of the bytes
+        self._bytes_per_second = config.gbps * 1e9
+        self._norm_order = config.knee
 
     def seconds(self, size: float) -> float:
-        """Of `size` bytes. Plain arithmetic: a numpy array serves as well."""
-        moved: float = self._ramp * size**0.5 + size / self._rate
-        return (self._least**self._knee + moved**self._knee) ** (1 / self._knee)
+        """Return the seconds for a message of `size` bytes. `size` may be a numpy array."""
+        moving: float = self._ramp * size**0.5 + size / self._bytes_per_second
+        return (self._min_seconds**self._norm_order + moving**self._norm_order) ** (1 / self._norm_order)

@@ -1,176 +1,53 @@
-"""Operator times from a profile: interpolated within what was measured, beyond it extrapolated by their physics."""
+"""Reads operator times and the host's times from a profile. `interpolation.py` fills in between its points."""
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from math import exp, log
 from pathlib import Path
 from statistics import median
-from typing import TypeVar
 
 from ...conf.errors import ConfigError
 from ...conf.schema import Architecture
+from .interpolation import ChunkAttention, Curve, DecodeAttention, medians
 from .operators import LAYER_LINEARS, Linear
 from .profile_folder import OperatorSample, ProfileFolder, StageSample, shape_of
 from .stage_costs import StageCosts
 
-K = TypeVar("K", bound=Hashable)
-
-_FEW = 4  # points at the end of a curve that tell its slope beyond
-
-
-class Curve:
-    """Seconds over a size: linear between the points measured, and beyond the last as the last few say; below the
-    first as long as that.
-
-    Raises:
-        ValueError: no points.
-    """
-
-    def __init__(self, points: Mapping[int, float]) -> None:
-        if not points:
-            raise ValueError("no points")
-        self.sizes = sorted(points)
-        self.seconds = [points[size] for size in self.sizes]
-        self._beyond = _slope(self.sizes[-_FEW:], self.seconds[-_FEW:])
-
-    def __call__(self, size: float) -> float:
-        sizes, seconds = self.sizes, self.seconds
-        if size >= sizes[-1]:
-            return seconds[-1] + (size - sizes[-1]) * self._beyond
-        at = bisect_right(sizes, size)
-        if at == 0:
-            return seconds[0]
-        low, high = sizes[at - 1], sizes[at]
-        return seconds[at - 1] + (seconds[at] - seconds[at - 1]) * (size - low) / (high - low)
-
-
-def _slope(sizes: Sequence[int], seconds: Sequence[float]) -> float:
-    """Seconds a unit of size, by least squares, at most what a proportional law has and never negative."""
-    if len(sizes) == 1:
-        return max(0.0, seconds[0] / max(sizes[0], 1))
-    x, y = sum(sizes) / len(sizes), sum(seconds) / len(seconds)
-    slope = sum((s - x) * (t - y) for s, t in zip(sizes, seconds, strict=True)) / sum((s - x) ** 2 for s in sizes)
-    return min(max(0.0, slope), seconds[-1] / sizes[-1])
-
-
-class ChunkAttention:
-    """Seconds of a chunk's attention over its length and prefix.
-
-    Over the prefix it is linear, as the keys that are read. Over the length it is a power law between two lengths
-    measured, whose exponent lies between that of overhead (0) and that of the triangle of a prompt (2); beyond the
-    longest the work, length x (prefix + length / 2), says. A chunk without a prefix has a curve of its own: its mask
-    is the triangle itself, which kernels take without reading a mask.
-    """
-
-    def __init__(self, points: Mapping[tuple[int, int], float]) -> None:
-        self._bare = _PowerLaw({length: t for (length, prefix), t in points.items() if prefix == 0})
-        by_length: dict[int, dict[int, float]] = {}
-        for (length, prefix), seconds in points.items():
-            if prefix > 0:
-                by_length.setdefault(length, {})[prefix] = seconds
-        rows = {length: Curve(some) for length, some in by_length.items() if len(some) >= 2}
-        self._lengths = sorted(rows)
-        self._curves = [rows[length] for length in self._lengths]
-
-    def __call__(self, length: int, prefix: int) -> float:
-        lengths = self._lengths
-        if prefix == 0 or not lengths:
-            seconds = self._bare(length)
-            return seconds * (prefix + length / 2) / (length / 2) if prefix else seconds
-        at = bisect_right(lengths, length)
-        if at == len(lengths):
-            work = length * (prefix + length / 2) / (lengths[-1] * (prefix + lengths[-1] / 2))
-            return self._curves[-1](prefix) * work
-        if at == 0:
-            return self._curves[0](prefix)
-        return _between(lengths[at - 1], self._curves[at - 1](prefix), lengths[at], self._curves[at](prefix), length)
-
-
-class _PowerLaw:
-    """Seconds over a chunk's length where it has no prefix."""
-
-    def __init__(self, points: Mapping[int, float]) -> None:
-        if not points:
-            raise ValueError("no points")
-        self._lengths = sorted(points)
-        self._seconds = [points[length] for length in self._lengths]
-
-    def __call__(self, length: int) -> float:
-        lengths, seconds = self._lengths, self._seconds
-        at = bisect_right(lengths, length)
-        if at == len(lengths):
-            return seconds[-1] * (length / lengths[-1]) ** 2
-        if at == 0:
-            return seconds[0]
-        return _between(lengths[at - 1], seconds[at - 1], lengths[at], seconds[at], length)
-
-
-def _between(low: int, at_low: float, high: int, at_high: float, size: float) -> float:
-    """The power law through two points."""
-    return at_low * exp(log(at_high / at_low) * log(size / low) / log(high / low))
-
-
-class DecodeAttention:
-    """Seconds of decodes' attention: their number times that of one, which is linear in the context that each has on
-    average, and between numbers measured goes with their logarithm."""
-
-    def __init__(self, points: Mapping[tuple[int, int], float]) -> None:
-        """`points`: seconds by number of decodes and context of each."""
-        by_number: dict[int, dict[int, float]] = {}
-        for (number, context), seconds in points.items():
-            by_number.setdefault(number, {})[context] = seconds / number
-        most = max((len(some) for some in by_number.values()), default=0)
-        rows = {number: Curve(some) for number, some in by_number.items() if 2 * len(some) > most}
-        if not rows:
-            raise ValueError("no points")
-        self._numbers = sorted(rows)
-        self._curves = [rows[number] for number in self._numbers]
-
-    def __call__(self, requests: int, context: int) -> float:
-        numbers, each = self._numbers, context / requests
-        at = bisect_right(numbers, requests)
-        if at == 0 or at == len(numbers):
-            return requests * self._curves[min(at, len(numbers) - 1)](each)
-        low, high = numbers[at - 1], numbers[at]
-        share = log(requests / low) / log(high / low)
-        return requests * ((1 - share) * self._curves[at - 1](each) + share * self._curves[at](each))
-
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """The host's share between micro-batches, seconds: from the coordinator to the first stage's compute (`dispatch`),
-    from the last stage's end back to it (`result`), and from the end of one micro-batch on a stage to the begin of the
-    next that is there already (`turnaround`)."""
+    """The host's times between micro-batches, in seconds."""
 
-    dispatch: float = 0.0
-    result: float = 0.0
-    turnaround: float = 0.0
+    dispatch: float = 0.0  # from the coordinator's dispatch to the begin of the first stage's compute
+    result: float = 0.0  # from the end of the last stage's compute until the coordinator has the result
+    turnaround: float = 0.0  # from the end of a stage's micro-batch to the begin of its next, whose input is there
 
     @classmethod
     def of(cls, samples: Sequence[StageSample]) -> Control:
-        """Medians, of micro-batches that followed each other closely where there are some; 0 of nothing."""
+        """Return the medians of `samples`, and 0 for a time that none of them has.
+
+        Result and turnaround are those of micro-batches that followed each other closely, where there are any.
+        """
         last = max((sample.stage for sample in samples), default=0)
         crowded = [sample for sample in samples if sample.in_flight > 1] or samples
         dispatch = [s.wait for s in samples if s.stage == 0 and s.bound == "input"]
         result = [s.result for s in crowded if s.stage == last and s.result is not None]
         turnaround = [s.wait for s in crowded if s.bound == "stage"]
-        return cls(*(median(some) if some else 0.0 for some in (dispatch, result, turnaround)))
+        return cls(*(median(seconds) if seconds else 0.0 for seconds in (dispatch, result, turnaround)))
 
 
 class MeasuredOperators:
-    """`Operators` of a profile's samples: medians of what was measured, interpolated.
+    """Operator times interpolated between the medians of a profile's samples. An `Operators`.
 
-    Host time is no part of its own: what a rank's operators take was measured with it.
+    A layer's host overhead is 0, since measured operator times include it.
 
     Args:
-        sends: seconds to the next stage by rows; None or empty where they were not measured.
+        sends: by number of rows, seconds to send them to the next stage. None or empty: not measured.
 
     Raises:
-        ValueError: too few samples to tell every operator's time.
+        ValueError: too few samples to predict every operator.
     """
 
     layer_overhead = 0.0
@@ -185,8 +62,8 @@ class MeasuredOperators:
         sampled = [s for s in samples if s.stage == last and s.point.decodes]
         self._linear["head"] = Curve(medians((s.point.decodes, s.seconds["head"]) for s in sampled))
         self.others = Curve(medians((s.point.rows, s.seconds["others"]) for s in samples))
-        of_first = [s for s in samples if s.stage == first]
-        self.embedding = Curve(medians((s.point.rows, s.seconds["embedding"]) for s in of_first))
+        first_stage = [s for s in samples if s.stage == first]
+        self.embedding = Curve(medians((s.point.rows, s.seconds["embedding"]) for s in first_stage))
         self.micro_batch_overhead = median(s.seconds["step"] for s in samples)
         chunks = [s for s in samples if s.point.chunk and not s.point.decodes]
         self.chunk_attention = ChunkAttention(
@@ -206,26 +83,26 @@ class MeasuredOperators:
         return self._sends is not None
 
     def all_reduce(self, rows: int) -> float:
-        """None of its own: it was measured with the layers that end in it, postproj, ffn_ln2 and the embedding."""
+        """Return 0: the measured times of postproj, ffn_ln2 and the embedding include their all-reduce."""
         return 0.0
 
     def send(self, rows: int, *, between_nodes: bool, scatter_gather: bool) -> float:
-        """As from one rank to the next of the node that was profiled, whichever link it is."""
+        """Return the seconds of a send within the profiled node, for a link between nodes too."""
         assert self._sends is not None, "stages without a measured send"
         return self._sends(rows)
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a profile folder gives a simulation; `hardware` is the name of what it was measured on."""
+    """The times that a simulation takes from a profile folder."""
 
-    hardware: str
+    hardware: str  # the name of the hardware config that was profiled
     operators: MeasuredOperators
     control: Control
 
 
 def read_measured(path: str, arch: Architecture, *, pp: int, tp: int, dtype: str) -> Measured:
-    """A profile for a model of `arch` in `dtype`, cut in `tp` slices, over `pp` stages.
+    """Read a profile folder for a model of `arch` in `dtype`, in `tp` slices, over `pp` stages.
 
     Raises:
         ConfigError: no profile, a damaged or unfinished one, or one of another model.
@@ -234,31 +111,35 @@ def read_measured(path: str, arch: Architecture, *, pp: int, tp: int, dtype: str
     folder = ProfileFolder(Path(path).expanduser(), key)
     about = folder.about()
     for name, wanted in {**shape_of(arch), "tp": tp, "dtype": dtype}.items():
-        had = {**about.shape, "tp": about.tp, "dtype": about.dtype}.get(name)
-        if had != wanted:
-            raise ConfigError(f"{key}: measured {about.model} with {name}={had}; this model has {name}={wanted}")
-    measured = _read(folder.path, key, about.hardware, folder.changed)
+        found = {**about.shape, "tp": about.tp, "dtype": about.dtype}.get(name)
+        if found != wanted:
+            raise ConfigError(f"{key}: measured {about.model} with {name}={found}; this model has {name}={wanted}")
+    measured = _read(folder.path, key, about.hardware, folder.num_bytes)
     if pp > 1 and not measured.operators.has_sends:
         raise ConfigError(f"{key}: holds no sends between stages; gapless profile parallel=pp2 measures them")
     return measured
 
 
-@lru_cache(maxsize=4)  # each policy and each point of a sweep asks for it
-def _read(path: Path, key: str, hardware: str, changed: int) -> Measured:
+@lru_cache(maxsize=4)  # each policy and each point of a sweep reads the same profile
+def _read(path: Path, key: str, hardware: str, num_bytes: int) -> Measured:
+    """Read the folder. `num_bytes` is part of the cache's key, so that a profile that has grown is read again."""
     folder = ProfileFolder(path, key)
     samples, stages = folder.operators(), folder.stages()
     try:
-        ratio = pace(MeasuredOperators(samples), folder.about().layers, stages)
-        operators = MeasuredOperators([sample.times(ratio) for sample in samples], send_seconds(stages))
+        slowdown = pace(MeasuredOperators(samples), folder.about().layers, stages)
+        operators = MeasuredOperators([sample.scaled(slowdown) for sample in samples], send_seconds(stages))
     except ValueError:
         raise ConfigError(f"{key}: unfinished; gapless profile with the same settings goes on where it ended") from None
     return Measured(hardware, operators, Control.of(stages))
 
 
 def pace(operators: MeasuredOperators, layers: Sequence[int], stages: Sequence[StageSample]) -> float:
-    """How much longer micro-batches take that follow each other through the real pipeline than their operators do in
-    place: caches are colder after a message than after a micro-batch, and the coordinator computes beside the ranks.
-    Of all of their time together, so outliers count, which a run has too; 1 where none were measured."""
+    """Return how many times longer micro-batches take in the real pipeline than their operators take by themselves.
+
+    They take longer since the CPU's caches are colder after a message than after a micro-batch, and since the
+    coordinator computes beside the ranks. The ratio is of total times: outliers count, since runs have them too. It is
+    1 where no micro-batches were measured that follow each other closely.
+    """
     costs = StageCosts(layers, [operators] * len(layers))
     crowded = [sample for sample in stages if sample.in_flight > 1]
     predicted = sum(costs.seconds(sample.point.shape)[sample.stage] for sample in crowded)
@@ -266,14 +147,9 @@ def pace(operators: MeasuredOperators, layers: Sequence[int], stages: Sequence[S
 
 
 def send_seconds(stages: Sequence[StageSample]) -> dict[int, float]:
-    """Median seconds by rows from the end of a stage to the begin of the next, of micro-batches that were alone."""
+    """Return, by number of rows, the median seconds from the end of a stage to the begin of the next.
+
+    Only micro-batches that were alone in the pipeline count.
+    """
     alone = [s for s in stages if s.in_flight == 1 and s.stage > 0]
     return medians((s.point.rows, s.wait) for s in alone)
-
-
-def medians(pairs: Iterable[tuple[K, float]]) -> dict[K, float]:
-    """The median of each key's values."""
-    by_key: dict[K, list[float]] = {}
-    for key, seconds in pairs:
-        by_key.setdefault(key, []).append(seconds)
-    return {key: median(some) for key, some in by_key.items()}

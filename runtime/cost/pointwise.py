@@ -1,4 +1,4 @@
-"""Time of kernels that compute row by row: norms, rotary embedding, activation, residuals, copies."""
+"""Predicts the time of kernels that compute row by row: norms, rotary embedding, activation, residuals, copies."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from ...conf.costs import PointwiseConfig
 
 
 class Pointwise:
-    """Time of such kernels, one after the other: each takes the way of a row, or all bytes at its rate.
+    """Predicts the total time of a sequence of kernels.
+
+    A kernel takes the larger of two times: the latency of one row, and the time to move all bytes at its rate.
 
     Args:
-        kernels: of each the elements of a row that one multiprocessor goes through, the bytes it reads and writes for
-            a row, and its rate in GB/s.
+        kernels: for each kernel, the elements of a row that one multiprocessor computes, the bytes that it reads and
+            writes for a row, and its rate in GB/s.
     """
 
     def __init__(self, config: PointwiseConfig, kernels: Iterable[tuple[float, float, float]]) -> None:
@@ -22,5 +24,5 @@ class Pointwise:
         ]
 
     def seconds(self, rows: int) -> float:
-        """For `rows` tokens."""
-        return sum([max(way, rows * row) for way, row in self._kernels])
+        """Return the seconds for `rows` tokens."""
+        return sum([max(latency, rows * per_row) for latency, per_row in self._kernels])

@@ -1,4 +1,4 @@
-"""The folder of a profile: `profile.yaml` says of what and on what machine, two CSV files hold each measurement."""
+"""A profile on disk: `profile.yaml` describes what was measured, and two CSV files hold the measurements."""
 
 from __future__ import annotations
 
@@ -20,87 +20,89 @@ from .profile_point import Point
 T = TypeVar("T")
 
 OPERATORS = ("preproj", "attn", "postproj", "ffn_ln1", "ffn_ln2", "others", "embedding", "step", "head", "total")
-_ABOUT, _OPERATORS, _STAGES = "profile.yaml", "operators.csv", "stages.csv"
+_ABOUT_FILE, _OPERATORS_FILE, _STAGES_FILE = "profile.yaml", "operators.csv", "stages.csv"
 _FORMAT = 1
-# What of an architecture a layer's time does not hang on.
-_FREE = ("num_layers", "max_position", "bos_token_id", "eos_token_ids", "norm_eps", "rope_theta", "rope_scaling",
-         "tie_embeddings")  # fmt: skip
+# Fields of an architecture that do not change how long a layer takes.
+_TIMELESS_FIELDS = ("num_layers", "max_position", "bos_token_id", "eos_token_ids", "norm_eps", "rope_theta",
+                    "rope_scaling", "tie_embeddings")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What was measured, and how; measurements of one folder share it. `shape` is `shape_of` the architecture; `ranks`
-    of `threads` CPU threads computed at the same time, `tp` of them a stage of `num_layers` layers. `layers`: of each
-    stage of the pipeline."""
+    """What was measured and how. All measurements of a folder share it."""
 
     model: str
-    shape: dict[str, Any]
+    shape: dict[str, Any]  # `shape_of` the architecture
     dtype: str
     attention: str
     hardware: str
     device: str
-    tp: int
-    ranks: int
-    threads: int
-    num_layers: int
-    layers: list[int]
+    tp: int  # ranks of a stage
+    ranks: int  # that measured operators at the same time
+    threads: int  # CPU threads of a rank
+    num_layers: int  # of each stage on which operators were measured
+    layers: list[int]  # of each stage of the pipeline: the number
     block_size: int
 
 
 class OperatorSample(NamedTuple):
-    """One micro-batch on one of the stages that measured; seconds of what `OPERATORS` names, of a layer or of the
-    stage."""
+    """The measurement of one micro-batch's operators on one stage.
+
+    `seconds` has a time for each name in `OPERATORS`. Those of a layer's operators are means over the layers.
+    """
 
     stage: int
     point: Point
     seconds: dict[str, float]
 
-    def times(self, factor: float) -> OperatorSample:
-        """The same, slower by a factor."""
+    def scaled(self, factor: float) -> OperatorSample:
+        """Return the sample with all times multiplied by `factor`."""
         return self._replace(seconds={name: seconds * factor for name, seconds in self.seconds.items()})
 
 
 class StageSample(NamedTuple):
-    """One micro-batch on one stage of the real pipeline, `in_flight` of them at once; seconds.
+    """The measurement of one micro-batch on one stage of the real pipeline. Times are in seconds."""
 
-    `wait` is from when what it needed was done (`bound`: the stage before or the coordinator's dispatch, `input`, or
-    this stage's own micro-batch before, `stage`) to the begin of its compute. `result` is from the last stage's end
-    to when the coordinator has it, None on the others.
-    """
-
-    in_flight: int
+    in_flight: int  # micro-batches in the pipeline at once
     point: Point
     stage: int
     compute: float
-    wait: float
-    bound: str
-    result: float | None
+    wait: float  # from when both the micro-batch's input and the stage were available to the begin of its compute
+    bound: str  # which of the two came last: `input` (from the previous stage or the coordinator) or `stage`
+    result: float | None  # from the end of the last stage until the coordinator has the result; None on other stages
 
 
 def shape_of(arch: Architecture) -> dict[str, Any]:
-    """What of an architecture a layer's, the embedding's and the head's times hang on."""
-    return {key: value for key, value in asdict(arch).items() if key not in _FREE}
+    """Return the fields of `arch` that decide how long a layer, the embedding and the LM head take."""
+    return {key: value for key, value in asdict(arch).items() if key not in _TIMELESS_FIELDS}
 
 
 class ProfileFolder:
-    """A profile on disk. What is measured is written as it comes, so that a later session goes on from there."""
+    """Reads and writes the folder of a profile. Each measurement is written at once, so that a profile can be resumed.
+
+    Args:
+        key: what errors call the folder; its path by default.
+    """
 
     def __init__(self, path: Path, key: str = "") -> None:
         self.path = path
-        self._key = key or str(path)  # for errors
+        self._key = key or str(path)
 
     @property
     def exists(self) -> bool:
-        return (self.path / _ABOUT).exists()
+        return (self.path / _ABOUT_FILE).exists()
 
     @property
-    def changed(self) -> int:
-        """Another number whenever a measurement was added: bytes of the files."""
-        files = (self.path / name for name in (_OPERATORS, _STAGES))
+    def num_bytes(self) -> int:
+        """The bytes of all measurements, which grow with each one."""
+        files = (self.path / name for name in (_OPERATORS_FILE, _STAGES_FILE))
         return sum(file.stat().st_size for file in files if file.exists())
 
     def begin(self, about: About, versions: Mapping[str, str], device_name: str | None = None) -> None:
-        """Note what is measured (`device_name`: the GPU's), or check that it is what has been measured there.
+        """Write `profile.yaml`; where there is one, check that it describes the same measurements.
+
+        Args:
+            device_name: the GPU's.
 
         Raises:
             ConfigError: the folder holds measurements of another setting.
@@ -115,33 +117,33 @@ class ProfileFolder:
                         raise ConfigError(_differs(self._key, part, was[key].get(part), value[part]))
             return
         self.path.mkdir(parents=True, exist_ok=True)
-        told = {
+        content = {
             "format": _FORMAT,
             "date": datetime.now(UTC).strftime("%Y-%m-%d"),
             "machine": machine() | ({"gpu": device_name} if device_name else {}),
             "versions": dict(versions),
             "measured": asdict(about),
         }
-        (self.path / _ABOUT).write_text(yaml.safe_dump(told, sort_keys=False), encoding="utf-8")
+        (self.path / _ABOUT_FILE).write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
 
     def about(self) -> About:
-        """What was measured.
+        """Read what was measured and how.
 
         Raises:
             ConfigError: no profile, a damaged one, or one of another format.
         """
         try:
-            told = yaml.safe_load((self.path / _ABOUT).read_text(encoding="utf-8"))
-            if told["format"] != _FORMAT:
-                raise ConfigError(f"{self._key}: a profile of format {told['format']}, not {_FORMAT}; measure it again")
-            return About(**told["measured"])
+            content = yaml.safe_load((self.path / _ABOUT_FILE).read_text(encoding="utf-8"))
+            if (found := content["format"]) != _FORMAT:
+                raise ConfigError(f"{self._key}: a profile of format {found}, not {_FORMAT}; measure it again")
+            return About(**content["measured"])
         except FileNotFoundError:
-            raise ConfigError(f"{self._key}: no profile there ({_ABOUT}); gapless profile makes one") from None
+            raise ConfigError(f"{self._key}: no profile there ({_ABOUT_FILE}); gapless profile makes one") from None
         except (OSError, yaml.YAMLError, KeyError, TypeError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{self._key}: {_ABOUT} is damaged ({' '.join(str(error).split())})") from None
+            raise ConfigError(f"{self._key}: {_ABOUT_FILE} is damaged ({' '.join(str(error).split())})") from None
 
     def operators(self) -> list[OperatorSample]:
-        """Of operators, in the order in which they were measured.
+        """Read the measurements of operators, in the order in which they were made.
 
         Raises:
             ConfigError: a damaged file.
@@ -151,10 +153,10 @@ class ProfileFolder:
             seconds = {name: float(row[f"{name}_ms"]) / 1e3 for name in OPERATORS}
             return OperatorSample(int(row["stage"]), _point(row), seconds)
 
-        return self._parse(_OPERATORS, parse)
+        return self._parse(_OPERATORS_FILE, parse)
 
     def stages(self) -> list[StageSample]:
-        """Of whole stages; none where the pipeline was not timed.
+        """Read the measurements of whole stages. There are none where the pipeline was not measured.
 
         Raises:
             ConfigError: a damaged file.
@@ -166,23 +168,23 @@ class ProfileFolder:
             in_flight, stage = int(row["in_flight"]), int(row["stage"])
             return StageSample(in_flight, _point(row), stage, compute, wait, row["bound"], result)
 
-        return self._parse(_STAGES, parse)
+        return self._parse(_STAGES_FILE, parse)
 
     def add_operators(self, samples: Iterable[OperatorSample]) -> None:
-        """Append to the file."""
+        """Append measurements of operators to their file."""
         columns = ("stage", *Point._fields, *(f"{name}_ms" for name in OPERATORS))
         rows = [(s.stage, *s.point, *(_ms(s.seconds[name]) for name in OPERATORS)) for s in samples]
-        self._append(_OPERATORS, columns, rows)
+        self._append(_OPERATORS_FILE, columns, rows)
 
     def add_stages(self, samples: Iterable[StageSample]) -> None:
-        """Append to the file."""
+        """Append measurements of whole stages to their file."""
         columns = ("in_flight", *Point._fields, "stage", "compute_ms", "wait_ms", "bound", "result_ms")
         rows = [
             (s.in_flight, *s.point, s.stage, _ms(s.compute), _ms(s.wait), s.bound,
              "" if s.result is None else _ms(s.result))
             for s in samples
         ]  # fmt: skip
-        self._append(_STAGES, columns, rows)
+        self._append(_STAGES_FILE, columns, rows)
 
     def _append(self, name: str, columns: Iterable[str], rows: Iterable[Iterable[object]]) -> None:
         path = self.path / name
@@ -205,7 +207,7 @@ class ProfileFolder:
 
 
 def machine() -> dict[str, Any]:
-    """What kind of machine this is; nothing that names one."""
+    """Describe the kind of this machine, without its name."""
     return {"cpu": _cpu_model(), "cores": os.cpu_count() or 1, "system": f"{platform.system()} {platform.machine()}"}
 
 

@@ -21,16 +21,16 @@ class Point(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """Tokens of the micro-batch."""
+        """The tokens of the micro-batch."""
         return self.chunk + self.decodes
 
     @property
     def shape(self) -> MicroBatchShape:
-        """What it asks of a stage."""
+        """The work of the micro-batch for a stage."""
         chunks = ((self.chunk, self.prefix),) if self.chunk else ()
         return MicroBatchShape(chunks, self.decodes, self.decodes * self.context, self.decodes + self.sample)
 
     def slots(self, block_size: int) -> int:
-        """KV slots that its requests own."""
+        """Return the KV slots that the requests own."""
         blocks = -(-(self.prefix + self.chunk) // block_size) + self.decodes * -(-self.context // block_size)
         return blocks * block_size

@@ -1,1 +1,1 @@
-"""How long the operators of a stage take on the machine at hand: what is measured, by which ranks, where it lies."""
+"""Measures how long a stage's operators take on this machine: which micro-batches, on which ranks, with which error."""

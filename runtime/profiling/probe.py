@@ -1,4 +1,4 @@
-"""When each operator of a stage begins and ends, seen from outside of its layers."""
+"""Times each operator of a stage through hooks, without a change to its layers."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ LAYER_OPERATORS = ("preproj", "attn", "postproj", "ffn_ln1", "ffn_ln2")
 
 
 class Probe:
-    """Watches a stage's modules through hooks; operators run as they do in a run, one after the other, in each layer.
+    """Marks, through hooks on a stage's modules, when each operator begins and ends. Operators run as in a real run.
 
-    On a CPU a mark is the clock's time. On CUDA it is an event: where the host lags behind, the gap counts to the
-    operator that waits for its launch, and since marks themselves take the host's time there, parts are scaled to what
-    the same micro-batch takes without them.
+    On a CPU a mark is the clock's time. On CUDA it is an event. Where the host lags behind the device, the gap counts
+    as time of the operator that waits for its launch. Marks take time on the host too, so the micro-batch runs once
+    more without them, and the operators' times are scaled to that total.
     """
 
     def __init__(self, stage: Stage) -> None:
@@ -31,24 +31,24 @@ class Probe:
         self._is_marking = True
         self._num_layers = len(stage.decoder)
         if stage.embedding is not None:
-            self._watch("embedding", stage.embedding)
+            self._add_hooks("embedding", stage.embedding)
         for layer in stage.decoder:
             assert isinstance(layer, DecoderLayer)
-            self._watch("layer", layer)
-            self._watch("preproj", layer.attention.qkv)
-            layer.attention.backend = _Watched(layer.attention.backend, self._mark_inner)
-            self._watch("postproj", layer.attention.out)
-            self._watch("ffn_ln1", layer.ffn.fc1)
-            self._watch("ffn_ln2", layer.ffn.fc2)
+            self._add_hooks("layer", layer)
+            self._add_hooks("preproj", layer.attention.qkv)
+            layer.attention.backend = _MarkedBackend(layer.attention.backend, self._mark_operator)
+            self._add_hooks("postproj", layer.attention.out)
+            self._add_hooks("ffn_ln1", layer.ffn.fc1)
+            self._add_hooks("ffn_ln2", layer.ffn.fc2)
 
-    def _watch(self, name: str, module: nn.Module) -> None:
+    def _add_hooks(self, name: str, module: nn.Module) -> None:
         def mark(*_: object) -> None:
-            self._mark_inner(name)
+            self._mark_operator(name)
 
         module.register_forward_pre_hook(mark)
         module.register_forward_hook(mark)
 
-    def _mark_inner(self, name: str) -> None:
+    def _mark_operator(self, name: str) -> None:
         if self._is_marking:
             self._mark(name)
 
@@ -61,16 +61,18 @@ class Probe:
             self._marks.append((name, time.perf_counter()))
 
     def measure(self, compute: Callable[[], object]) -> dict[str, float]:
-        """Seconds of one micro-batch: of a layer's operators and `others` averaged over the layers, `embedding`,
-        `micro_batch` (what comes before the first layer, embedding apart), `head` (what comes after the last) and
-        `total`."""
-        parts = self._marked(compute)
+        """Run `compute`, which computes one micro-batch, and return seconds by part of it.
+
+        A layer's operators and `others` are averages over the layers. `embedding` is the stage's embedding, `step` all
+        else before the first layer, `head` all after the last layer, and `total` the whole micro-batch.
+        """
+        parts = self._measure_marked(compute)
         if not self._is_cuda:
             return parts
         self._is_marking = False
         self._run(compute)
         self._is_marking = True
-        scale = self._since(self._marks[-1][1]) / parts["total"]
+        scale = self._since_begin(self._marks[-1][1]) / parts["total"]
         return {name: seconds * scale for name, seconds in parts.items()}
 
     def _run(self, compute: Callable[[], object]) -> None:
@@ -81,37 +83,38 @@ class Probe:
         if self._is_cuda:
             torch.cuda.synchronize()
 
-    def _marked(self, compute: Callable[[], object]) -> dict[str, float]:
+    def _measure_marked(self, compute: Callable[[], object]) -> dict[str, float]:
+        """Run `compute` with marks, and sum the time between the two marks of each operator."""
         self._run(compute)
-        since = self._since
         began: dict[str, float] = {}
         spent: dict[str, float] = {}
-        first = last = 0.0
+        layers_begin = layers_end = 0.0
         for name, mark in self._marks:
-            at = since(mark)
+            seconds = self._since_begin(mark)
             if name not in began:
-                began[name] = at
+                began[name] = seconds
                 if name == "layer" and "layer" not in spent:
-                    first = at
+                    layers_begin = seconds
             else:
-                spent[name] = spent.get(name, 0.0) + at - began.pop(name)
-                last = at if name == "layer" else last
+                spent[name] = spent.get(name, 0.0) + seconds - began.pop(name)
+                layers_end = seconds if name == "layer" else layers_end
         end = began["end"]
         each = {name: spent[name] / self._num_layers for name in LAYER_OPERATORS}
         embedding = spent.get("embedding", 0.0)
-        others = (last - first) / self._num_layers - sum(each.values())
+        others = (layers_end - layers_begin) / self._num_layers - sum(each.values())
         return each | {
-            "others": others, "embedding": embedding, "step": first - embedding, "head": end - last, "total": end
+            "others": others, "embedding": embedding, "step": layers_begin - embedding, "head": end - layers_end,
+            "total": end,
         }  # fmt: skip
 
-    def _since(self, mark: Any) -> float:
-        """Seconds from the first mark."""
+    def _since_begin(self, mark: Any) -> float:
+        """Return the seconds from the first mark to `mark`."""
         begin = self._marks[0][1]
         return begin.elapsed_time(mark) / 1e3 if self._is_cuda else mark - begin
 
 
-class _Watched:
-    """An attention backend between two marks."""
+class _MarkedBackend:
+    """An attention backend that marks the begin and the end of each layer's attention."""
 
     def __init__(self, backend: AttentionBackend, mark: Callable[[str], None]) -> None:
         self._backend = backend

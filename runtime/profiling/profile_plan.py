@@ -1,4 +1,4 @@
-"""What a profile's config comes to: the ranks that measure side by side, their stage, their micro-batches."""
+"""The plan of a profile, made from its config: the ranks that measure, their stages and their micro-batches."""
 
 from __future__ import annotations
 
@@ -14,64 +14,64 @@ from ..cost.profile_point import Point
 from ..engine.plan import Plan, make_plan
 from ..pipeline.handshake import Setup
 from .grid import mixed_points, operator_points, sent_points
-from .session import threads_of
+from .session import threads_per_rank
 
-_MOST_LAYERS = 8  # enough that a layer's weights are out of the caches when its turn comes again
-_FILL = 512  # tokens of the chunks that write the pipeline's cache
+_MAX_LAYERS = 8  # enough that a layer's weights have left the CPU's caches before the layer runs again
+_FILL_CHUNK_TOKENS = 512  # of the chunks that write the pipeline's whole KV cache
 
 
 @dataclass(frozen=True, slots=True)
 class ProfilePlan:
-    """`operators`: micro-batches of the ranks that measure, started from `setup`. `mixed` and `sent`: those that go
-    through the pipeline of `config`, crowded and alone."""
+    """What a profile measures: operators on ranks of their own, then whole micro-batches through the pipeline."""
 
     about: About
-    setup: Setup
-    operators: list[Point]
-    config: ProfileConfig  # of the pipeline: its cache holds what is measured
-    plan: Plan  # the same
-    mixed: list[Point]
-    sent: list[Point]
+    setup: Setup  # of the ranks that measure operators
+    operators: list[Point]  # of those ranks
+    config: ProfileConfig  # of the pipeline, whose KV cache is just large enough for `mixed` and `sent`
+    plan: Plan  # of the pipeline
+    mixed: list[Point]  # go through the pipeline closely behind each other
+    sent: list[Point]  # go through the pipeline one at a time
 
     @property
     def fill(self) -> list[tuple[Point, int]]:
-        """Chunks, each with its first block, that write all of the pipeline's cache."""
+        """Chunks that together write the pipeline's whole KV cache, each with its first block."""
         block = self.config.cache.block_size
-        size = max(block, min(_FILL, self.setup.arch.max_position) // block * block)
+        size = max(block, min(_FILL_CHUNK_TOKENS, self.setup.arch.max_position) // block * block)
         starts = range(0, self.plan.num_blocks, size // block)
         return [(Point(chunk=min(size, (self.plan.num_blocks - start) * block)), start) for start in starts]
 
 
 def plan_profile(config: ProfileConfig) -> ProfilePlan:
-    """Check a profile's config, and say what it measures.
+    """Check a profile's config and make its plan.
 
     Raises:
-        ConfigError: as `make_plan`, or a grid that the model or the memory cannot hold.
+        ConfigError: as `make_plan`, or the grid does not fit the model or the memory.
     """
     plan, hardware, parallel, block = make_plan(config), config.hardware, config.parallel, config.cache.block_size
     arch = plan.arch
-    of_node = max(1, min(parallel.world_size, hardware.devices_per_node) // parallel.tp)
-    stages = of_node if config.neighbours is None else 1 + config.neighbours
+    stages_per_node = max(1, min(parallel.world_size, hardware.devices_per_node) // parallel.tp)
+    stages = stages_per_node if config.neighbours is None else 1 + config.neighbours
     ranks = stages * parallel.tp
-    num_layers = config.num_layers or min(_MOST_LAYERS, max(map(len, plan.layers)))
+    num_layers = config.num_layers or min(_MAX_LAYERS, max(map(len, plan.layers)))
     context = config.max_context or min(arch.max_position, 2 * config.max_tokens)
     if context > arch.max_position:
         raise ConfigError(f"max_context={context}: must be at most the model's {arch.max_position}")
     slice_ = replace(arch, num_layers=num_layers * stages)
     grid = replace(parallel, pp=stages, layers=(num_layers,) * stages, launcher="ray" if ranks > 1 else "local")
-    fitting = block_count(slice_, grid, hardware, block, dtype_bytes(config.model, hardware.device))
-    points = operator_points(config.max_tokens, context, config.max_decodes, hardware.tile)
-    operators = [point for point in points if point.slots(block) <= fitting * block]
-    mixed = _within(mixed_points(config.max_tokens, context, config.max_decodes), plan.num_blocks * block, block)
+    num_blocks = block_count(slice_, grid, hardware, block, dtype_bytes(config.model, hardware.device))
+    operators = _fitting(
+        operator_points(config.max_tokens, context, config.max_decodes, hardware.tile), num_blocks, block
+    )
+    mixed = _fitting(mixed_points(config.max_tokens, context, config.max_decodes), plan.num_blocks, block)
     sent = sent_points(config.max_tokens, context) if parallel.pp > 1 else []
-    threads = threads_of(parallel.threads, ranks)
+    threads = threads_per_rank(parallel.threads, ranks)
     about = About(
         model=config.model.name, shape=shape_of(arch), dtype=resolve_dtype(config.model, hardware.device),
         attention=config.model.attention, hardware=hardware.name, device=hardware.device, tp=parallel.tp, ranks=ranks,
         threads=threads, num_layers=num_layers, layers=[len(layers) for layers in plan.layers], block_size=block,
     )  # fmt: skip
-    most = max(point.slots(block) for point in (*mixed, *sent))
-    small = replace(config, cache=replace(config.cache, num_blocks=max(most, arch.max_position) // block + 1))
+    max_slots = max(point.slots(block) for point in (*mixed, *sent))
+    small = replace(config, cache=replace(config.cache, num_blocks=max(max_slots, arch.max_position) // block + 1))
     return ProfilePlan(
         about, _setup(config, slice_, stages, num_layers, threads, operators, plan.replicate_embedding), operators,
         small, make_plan(small), mixed, sent,
@@ -101,5 +101,6 @@ def _setup(
     )
 
 
-def _within(points: Sequence[Point], slots: int, block_size: int) -> list[Point]:
-    return [point for point in points if point.slots(block_size) <= slots]
+def _fitting(points: Sequence[Point], num_blocks: int, block_size: int) -> list[Point]:
+    """Return the points whose requests fit into `num_blocks` KV blocks."""
+    return [point for point in points if point.slots(block_size) <= num_blocks * block_size]

@@ -1,4 +1,4 @@
-"""Ranks that measure side by side, started and heard from here."""
+"""A session of measurements: starts ranks that measure side by side, and collects their samples."""
 
 from __future__ import annotations
 
@@ -15,28 +15,35 @@ from pathlib import Path
 from ..cost.profile_point import Point
 from ..pipeline.handshake import Setup
 from ..pipeline.protocol import PipelineError
-from .process import Assignment, measure
+from .measuring_rank import Assignment, measure
 
 _POLL_S = 0.5
-Sample = tuple[int, Point, dict[str, float]]  # stage, what, seconds by operator
+Sample = tuple[int, Point, dict[str, float]]  # stage, point, seconds by operator
 
 
 def missing(points: Sequence[Point], samples: int, have: Counter[Point], seed: int) -> list[Point]:
-    """Each point as often as it lacks measurements, in rounds over all of them, each round in an order of its own.
+    """List each point as often as it must still be measured to have `samples` measurements. `have` counts them.
 
-    Those alike in size follow each other: ranks that begin together are then at alike ones together, as in a run. A
-    decode reads weights as fast as memory gives them, and more slowly beside another that does so too.
+    The list goes over all points in rounds. Each round is in a random order, with points of similar size together, so
+    that ranks that start together always measure points of similar size, as in a run. That matters since memory bounds
+    the speed of a decode, which is therefore slower beside another decode.
     """
-    order = random.Random(seed)
+    generator = random.Random(seed)
     todo: list[Point] = []
     for number in range(samples):
-        some = [p for p in points if have[p] <= number]
-        todo += sorted(order.sample(some, len(some)), key=lambda p: (p.rows.bit_length(), p.chunk > 0))
+        lacking = [p for p in points if have[p] <= number]
+        todo += sorted(generator.sample(lacking, len(lacking)), key=lambda p: (p.rows.bit_length(), p.chunk > 0))
     return todo
 
 
 def run(setup: Setup, device: str, points: Sequence[Point], todo: Mapping[int, list[Point]]) -> Iterator[Sample]:
-    """Measurements as they come, of `todo` by stage. All ranks of `setup` compute from the first to the last of them.
+    """Start all ranks of `setup`, and yield their measurements as they come.
+
+    Every rank computes until the last measurement, so that each is measured beside the others.
+
+    Args:
+        points: micro-batches that a rank computes, without measuring them, when it has no more to measure.
+        todo: by stage, the points to measure.
 
     Raises:
         PipelineError: a rank failed or died.
@@ -47,15 +54,20 @@ def run(setup: Setup, device: str, points: Sequence[Point], todo: Mapping[int, l
         try:
             for rank in range(setup.pp * setup.tp):
                 ours, theirs = spawn.Pipe()
-                where = f"cuda:{rank}" if device == "cuda" else device
-                meet = str(Path(folder) / "meet")
-                mine = todo[rank // setup.tp]
-                assignment = Assignment(rank, setup, where, meet, mine, list(points), setup.num_blocks)
+                assignment = Assignment(
+                    rank,
+                    setup,
+                    device=f"cuda:{rank}" if device == "cuda" else device,
+                    rendezvous_file=str(Path(folder) / "rendezvous"),
+                    todo=todo[rank // setup.tp],
+                    idle=list(points),
+                    num_blocks=setup.num_blocks,
+                )
                 process = spawn.Process(target=measure, args=(theirs, assignment), daemon=True)
                 process.start()
                 theirs.close()
                 ranks[ours] = rank, process
-            yield from _listen(ranks, setup.tp)
+            yield from _collect(ranks, setup.tp)
             for ours in ranks:
                 ours.send("stop")
             for _, process in ranks.values():
@@ -67,32 +79,35 @@ def run(setup: Setup, device: str, points: Sequence[Point], todo: Mapping[int, l
                 process.join()
 
 
-def _listen(ranks: Mapping[Connection, tuple[int, SpawnProcess]], tp: int) -> Iterator[Sample]:
-    """Let all begin once all are ready, hear them until all are through."""
-    waiting, measuring = set(ranks), set(ranks)
+def _collect(ranks: Mapping[Connection, tuple[int, SpawnProcess]], tp: int) -> Iterator[Sample]:
+    """Start the measurements once all ranks are ready; yield samples until all ranks are done."""
+    starting, measuring = set(ranks), set(ranks)
     while measuring:
         for ours in wait(list(ranks), timeout=_POLL_S):
             assert isinstance(ours, Connection)
             rank, process = ranks[ours]
             try:
-                kind, told = ours.recv()
+                kind, content = ours.recv()
             except EOFError:
                 process.join(timeout=_POLL_S)
                 raise PipelineError(f"measuring rank {rank} died (exit code {process.exitcode})") from None
             if kind == "failed":
-                raise PipelineError(f"measuring rank {rank} failed: {told}")
+                raise PipelineError(f"measuring rank {rank} failed: {content}")
             if kind == "ready":
-                waiting.discard(ours)
-                if not waiting:
+                starting.discard(ours)
+                if not starting:
                     for each in ranks:
                         each.send("begin")
             elif kind == "sample":
-                yield (rank // tp, *told)
+                yield (rank // tp, *content)
             else:
                 measuring.discard(ours)
 
 
-def threads_of(threads: int | None, ranks: int) -> int:
-    """CPU threads of each of `ranks` ranks of this node, as `runtime/pipeline/rank.py` takes them."""
+def threads_per_rank(threads: int | None, ranks: int) -> int:
+    """Return the CPU threads of each of `ranks` ranks on this node: `threads`, or an equal share of the cores.
+
+    `runtime/pipeline/rank.py` chooses in the same way.
+    """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return threads or max(1, cores // ranks)

@@ -1,4 +1,4 @@
-"""Which requests a benchmark sends, and when: from a `WorkloadConfig` to requests with lengths and arrivals."""
+"""Makes the requests of a benchmark from a `WorkloadConfig`: their prompts, output lengths and arrival times."""
 
 from .make import make_workload
 from .workload import WorkItem, Workload

@@ -1,4 +1,4 @@
-"""When requests arrive: all at once, at gamma-distributed gaps, or as a trace says."""
+"""Draws when requests arrive: all at once, with gamma-distributed gaps, or at the times of a trace."""
 
 from __future__ import annotations
 
@@ -7,22 +7,24 @@ import math
 import numpy as np
 
 from ...conf.workloads import WorkloadConfig
-from .workload import ARRIVALS, Floats
+from .workload import ARRIVAL_STREAM, Floats
 
 
-def arrivals(config: WorkloadConfig, num: int, times: Floats | None = None) -> Floats:
-    """Seconds from the start of `num` requests, rising; the first is 0.
+def arrivals(config: WorkloadConfig, num_requests: int, trace_times: Floats | None = None) -> Floats:
+    """Return the arrival times of `num_requests` requests, in seconds from the start, ascending. The first is 0.
 
-    `times` are the trace's own, which hold where `request_rate` is null. Else gaps have the mean 1 / rate and the
-    shape `burstiness`: 1 is a Poisson process, less comes in bursts, more is smoother, `inf` ticks.
+    Where `request_rate` is null, requests arrive at the times of the trace, or without a trace all at once. Else gaps
+    are gamma-distributed with the mean 1 / rate and the shape `burstiness`: 1 is a Poisson process, below 1 requests
+    come in bursts, above 1 they are smoother, and with `inf` gaps are constant.
     """
     rate, shape = config.request_rate, config.burstiness
-    if rate is None and times is not None:
-        return times
+    if rate is None and trace_times is not None:
+        return trace_times
     if rate is None or math.isinf(rate):
-        return np.zeros(num)
-    gaps = np.full(num, 1.0 / rate)
+        return np.zeros(num_requests)
+    gaps = np.full(num_requests, 1.0 / rate)
     if math.isfinite(shape):
-        gaps = np.random.default_rng((config.seed, ARRIVALS)).gamma(shape, 1.0 / (rate * shape), num)
+        generator = np.random.default_rng((config.seed, ARRIVAL_STREAM))
+        gaps = generator.gamma(shape, 1.0 / (rate * shape), num_requests)
     gaps[:1] = 0.0
     return np.cumsum(gaps)

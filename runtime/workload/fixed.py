@@ -1,4 +1,4 @@
-"""Requests that are all alike, or vary evenly around one length."""
+"""Draws requests that all have the same lengths, or lengths uniform around them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from ...conf.workloads import FixedConfig
-from .workload import LENGTHS, Drawn, Ints
+from .workload import LENGTH_STREAM, DrawnRequests, Ints
 
 
 def typical(config: FixedConfig) -> tuple[int, int]:
-    """P and D, the one that is null by the P:D ratio."""
+    """Return P and D. If the config has one of them only, the other follows from the P:D ratio."""
     if config.input_len is None:
         assert config.output_len is not None
         assert config.pd_ratio is not None
@@ -26,32 +26,32 @@ def typical(config: FixedConfig) -> tuple[int, int]:
 
 
 def longest(config: FixedConfig) -> int:
-    """P + D at the most."""
+    """Return the largest P + D that a request may have."""
     return sum(_bounds(length, config.range_ratio)[1] for length in typical(config))
 
 
 def fitting(config: FixedConfig, context: int) -> str:
-    """What makes requests that are too long fit into `context` tokens, in words."""
+    """Say, for an error, which lengths make requests that are too long fit into `context` tokens."""
     key = "output_len" if config.input_len is None else "input_len"
 
     def longest_with(length: int) -> int:
-        given: dict[str, Any] = {key: length}
-        return longest(replace(config, **given))
+        changed: dict[str, Any] = {key: length}
+        return longest(replace(config, **changed))
 
     fits = bisect_right(range(1, getattr(config, key)), context, key=longest_with)
     return f"workload.{key}={fits} fits" if fits else "lower workload.input_len and workload.output_len"
 
 
-def draw(config: FixedConfig, num: int) -> Drawn:
-    """Lengths of `num` requests; each is uniform over whole numbers where `range_ratio` is above 0."""
-    generator = np.random.default_rng((config.seed, LENGTHS))
+def draw(config: FixedConfig, num_requests: int) -> DrawnRequests:
+    """Draw the lengths of `num_requests` requests, uniform over the integers within `range_ratio` of the given ones."""
+    generator = np.random.default_rng((config.seed, LENGTH_STREAM))
 
     def lengths(length: int) -> Ints:
         low, high = _bounds(length, config.range_ratio)
-        return generator.integers(low, high, num, endpoint=True)
+        return generator.integers(low, high, num_requests, endpoint=True)
 
     inputs, outputs = map(lengths, typical(config))
-    return Drawn(inputs, outputs)
+    return DrawnRequests(inputs, outputs)
 
 
 def _bounds(length: int, ratio: float) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""From a workload's config to its requests: lengths, cut to the context where a file has longer ones, and arrivals."""
+"""Makes a workload from its config: draws lengths and arrivals, and cuts requests of a file to the context."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from ...conf.workloads import FixedConfig, ShareGptConfig, TraceConfig, Workload
 from ...models.tokenizer import Tokenizer
 from . import fixed, sharegpt, trace, zipf
 from .arrivals import arrivals
-from .workload import Drawn, Workload
+from .workload import DrawnRequests, Workload
 
-DEFAULT_NUM_PROMPTS = 100  # where no file says how many there are
+_DEFAULT_NUM_PROMPTS = 100  # of a workload without a file
 
 
 def make_workload(config: WorkloadConfig, *, vocab_size: int, context: int, tokenizer: Tokenizer) -> Workload:
-    """The requests of `config` for a model: the same for the same config, wherever they are made.
+    """Make the requests of `config` for a model. The same config gives the same requests on any machine.
 
-    `context`: most tokens that a request may come to. Lengths that are drawn must fit into it; those of a file are
-    cut to it, the prompt first, the output where it leaves no room for a prompt.
+    `context` is the largest number of tokens that a request may have, prompt and output together. Drawn lengths must
+    fit into it. Longer requests of a file are cut: the prompt first, and the output where no prompt would be left.
 
     Raises:
-        ConfigError: lengths that do not fit, naming what would; a file that is missing, damaged or too short.
+        ConfigError: drawn lengths do not fit (the error names some that do), or a file is missing, damaged or too
+            short.
     """
     drawn = _draw(config, context, tokenizer)
     inputs = np.clip(context - drawn.outputs, 1, drawn.inputs)
@@ -39,21 +40,21 @@ def make_workload(config: WorkloadConfig, *, vocab_size: int, context: int, toke
     )
 
 
-def _draw(config: WorkloadConfig, context: int, tokenizer: Tokenizer) -> Drawn:
-    num = config.num_prompts
+def _draw(config: WorkloadConfig, context: int, tokenizer: Tokenizer) -> DrawnRequests:
+    num_requests = config.num_prompts
     if isinstance(config, TraceConfig):
-        return trace.draw(config, num)
+        return trace.draw(config, num_requests)
     if isinstance(config, ShareGptConfig):
-        return sharegpt.draw(config, num, tokenizer)
+        return sharegpt.draw(config, num_requests, tokenizer)
     room = f"and one may have {context} (model.max_model_len, or what the KV cache holds)"
     if isinstance(config, FixedConfig):
-        if (most := fixed.longest(config)) > context:
+        if (longest := fixed.longest(config)) > context:
             raise ConfigError(
-                f"workload=fixed: requests come to {most} tokens, {room}; {fixed.fitting(config, context)}"
+                f"workload=fixed: requests come to {longest} tokens, {room}; {fixed.fitting(config, context)}"
             )
-        return fixed.draw(config, num or DEFAULT_NUM_PROMPTS)
+        return fixed.draw(config, num_requests or _DEFAULT_NUM_PROMPTS)
     assert isinstance(config, ZipfConfig), config
     if config.max_len > context:
         fits = f"workload.max_len={context} fits" if config.min_len <= context else "lower min_len too"
         raise ConfigError(f"workload.max_len={config.max_len}: requests come to it, {room}; {fits}")
-    return zipf.draw(config, num or DEFAULT_NUM_PROMPTS)
+    return zipf.draw(config, num_requests or _DEFAULT_NUM_PROMPTS)

@@ -1,4 +1,7 @@
-"""Conversations of a ShareGPT JSON: the first turn is the prompt, the second says how long the output is."""
+"""Draws requests from the conversations of a ShareGPT JSON file.
+
+The first turn of a conversation is a request's prompt. The length of the second turn is the length of its output.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,9 @@ import numpy as np
 from ...conf.errors import ConfigError
 from ...conf.workloads import ShareGptConfig
 from ...models.tokenizer import Tokenizer
-from .workload import LENGTHS, Drawn
+from .workload import LENGTH_STREAM, DrawnRequests
 
-SHORTEST = 4  # tokens: shorter turns are passed over, as `vllm bench serve` does
+_MIN_TURN_TOKENS = 4  # conversations with shorter turns are skipped, as by `vllm bench serve`
 
 
 class _Turn(msgspec.Struct):
@@ -23,35 +26,38 @@ class _Conversation(msgspec.Struct):
     conversations: list[_Turn] = []
 
 
-def draw(config: ShareGptConfig, num: int | None, tokenizer: Tokenizer) -> Drawn:
-    """`num` conversations in the seed's order (null: all that are long enough), as token ids of the model.
+def draw(config: ShareGptConfig, num_requests: int | None, tokenizer: Tokenizer) -> DrawnRequests:
+    """Draw `num_requests` conversations in an order given by the seed, as token ids. None: all that are long enough.
 
     Raises:
-        ConfigError: no such file, no such JSON, no usable conversation or fewer than `num`, or no tokenizer.
+        ConfigError: the file is missing or is not ShareGPT's JSON, it has no usable conversation or fewer than
+            `num_requests`, or the model has no tokenizer.
     """
     conversations = _read(Path(config.path).expanduser())
-    order = np.random.default_rng((config.seed, LENGTHS)).permutation(len(conversations))
+    order = np.random.default_rng((config.seed, LENGTH_STREAM)).permutation(len(conversations))
     prompts: list[list[int]] = []
     outputs: list[int] = []
     for index in order:
-        if len(prompts) == num:
+        if len(prompts) == num_requests:
             break
         question, answer, *_ = conversations[index]
         ids = tokenizer.encode(question)
         length = config.output_len or len(tokenizer.encode(answer))
-        if len(ids) >= SHORTEST and (length >= SHORTEST or config.output_len):
+        if len(ids) >= _MIN_TURN_TOKENS and (length >= _MIN_TURN_TOKENS or config.output_len):
             prompts.append(ids)
             outputs.append(length)
-    if num is not None and len(prompts) < num:
-        raise ConfigError(f"workload.num_prompts={num}: {config.path} holds {len(prompts)} usable conversations")
+    if num_requests is not None and len(prompts) < num_requests:
+        raise ConfigError(
+            f"workload.num_prompts={num_requests}: {config.path} holds {len(prompts)} usable conversations"
+        )
     if not prompts:
-        raise ConfigError(f"{config.path}: no conversation of two turns of {SHORTEST} tokens or more in it")
-    return Drawn(np.array([len(ids) for ids in prompts]), np.array(outputs), prompts=prompts)
+        raise ConfigError(f"{config.path}: no conversation of two turns of {_MIN_TURN_TOKENS} tokens or more in it")
+    return DrawnRequests(np.array([len(ids) for ids in prompts]), np.array(outputs), prompts=prompts)
 
 
 def _read(path: Path) -> list[list[str]]:
-    """The turns of each conversation that has two or more."""
-    if path.is_fifo():  # it is read twice: checked before the run folder is made, then run
+    """Return the turns of each conversation that has two or more."""
+    if path.is_fifo():  # a command reads the file twice: for its check and for its run
         raise ConfigError(f"workload.path={path}: a pipe; give a file")
     try:
         rows = msgspec.json.decode(path.read_bytes(), type=list[_Conversation])

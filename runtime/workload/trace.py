@@ -1,5 +1,7 @@
-"""Requests of a recorded trace: a CSV as the Azure LLM inference traces (2023, 2024) and BurstGPT write it, or a JSONL
-as Mooncake and Bailian do."""
+"""Reads requests from a recorded trace: prompt tokens, output tokens and arrival times.
+
+The file is a CSV as of the Azure LLM inference traces (2023, 2024) or BurstGPT, or a JSONL as of Mooncake or Bailian.
+"""
 
 from __future__ import annotations
 
@@ -19,22 +21,22 @@ import numpy as np
 from ...conf.errors import ConfigError
 from ...conf.workloads import TraceConfig
 from ..core.numbers import is_number
-from .workload import Drawn
+from .workload import DrawnRequests
 
-# Column names in lower case: what they are called in the Azure traces, in BurstGPT, in Vidur's and, made a CSV of, in
-# Mooncake's.
-_COLUMNS = (
+# The names, in lower case, of the columns for time, prompt tokens and output tokens: in the Azure traces, BurstGPT,
+# Vidur's traces, and Mooncake's converted to CSV.
+_COLUMN_NAMES = (
     ("timestamp", "arrived_at"),
     ("contexttokens", "request tokens", "num_prefill_tokens", "input_length"),
     ("generatedtokens", "response tokens", "num_decode_tokens", "output_length"),
 )
-_RIGHT = "TIMESTAMP, ContextTokens, GeneratedTokens (Azure) or Timestamp, Request tokens, Response tokens (BurstGPT)"
-_MOST_TOKENS = 1 << 40
+_EXPECTED = "TIMESTAMP, ContextTokens, GeneratedTokens (Azure) or Timestamp, Request tokens, Response tokens (BurstGPT)"
+_TOKEN_LIMIT = 1 << 40
 
 
-class _Json(msgspec.Struct):
-    """A line of Mooncake's traces (https://github.com/kvcache-ai/Mooncake), or of those of Qwen on Bailian
-    (https://github.com/alibaba-edu/qwen-bailian-usagetraces-anon), which have a `chat_id` besides."""
+class _JsonRow(msgspec.Struct):
+    """A line of Mooncake's traces (https://github.com/kvcache-ai/Mooncake) or of Qwen's traces on Bailian
+    (https://github.com/alibaba-edu/qwen-bailian-usagetraces-anon). Only the latter have a `chat_id`."""
 
     timestamp: float
     input_length: int
@@ -43,36 +45,40 @@ class _Json(msgspec.Struct):
 
     @property
     def seconds(self) -> float:
-        """Mooncake's are milliseconds, Bailian's seconds."""
+        """The timestamp in seconds. Mooncake's are in milliseconds, Bailian's in seconds."""
         return self.timestamp / 1e3 if self.chat_id is None else self.timestamp
 
 
-def draw(config: TraceConfig, num: int | None) -> Drawn:
-    """The first `num` rows in the order of time (null: all), `time_scale` times as fast; no tokens count as one.
+def draw(config: TraceConfig, num_requests: int | None) -> DrawnRequests:
+    """Return the first `num_requests` rows in the order of time, `time_scale` times as fast. None: all rows.
+
+    A prompt or an output of 0 tokens counts as 1.
 
     Raises:
-        ConfigError: no such file, not such a CSV or JSONL, a bad row (by its line), or fewer rows than `num`.
+        ConfigError: the file is missing or is neither such a CSV nor such a JSONL, a row is bad (the error names its
+            line), or there are fewer rows than `num_requests`.
     """
     rows = np.array(list(_rows(Path(config.path).expanduser())), np.float64).reshape(-1, 3)
     if not len(rows):
         raise ConfigError(f"{config.path}: no requests in it")
-    if num is not None and num > len(rows):
-        raise ConfigError(f"workload.num_prompts={num}: {config.path} holds {len(rows)} requests")
-    rows = rows[np.argsort(rows[:, 0], kind="stable")][:num]
+    if num_requests is not None and num_requests > len(rows):
+        raise ConfigError(f"workload.num_prompts={num_requests}: {config.path} holds {len(rows)} requests")
+    rows = rows[np.argsort(rows[:, 0], kind="stable")][:num_requests]
     lengths = np.maximum(rows[:, 1:], 1).astype(np.int64)
     times = (rows[:, 0] - rows[0, 0]) / config.time_scale
-    return Drawn(lengths[:, 0].copy(), lengths[:, 1].copy(), times)
+    return DrawnRequests(lengths[:, 0].copy(), lengths[:, 1].copy(), times)
 
 
 def _rows(path: Path) -> Iterator[tuple[float, int, int]]:
-    """Seconds, prompt and output tokens of each row."""
+    """Yield the seconds, prompt tokens and output tokens of each row."""
     line = 1
     try:
         with _open(path) as file:
             first = file.readline()
             lines = chain([first], file)
-            for line, text, entry in _of_json(path, lines) if first.lstrip().startswith("{") else _of_csv(path, lines):
-                if not (math.isfinite(entry[0]) and 0 <= min(entry[1:]) <= max(entry[1:]) < _MOST_TOKENS):
+            parse = _parse_jsonl if first.lstrip().startswith("{") else _parse_csv
+            for line, text, entry in parse(path, lines):
+                if not (math.isfinite(entry[0]) and 0 <= min(entry[1:]) <= max(entry[1:]) < _TOKEN_LIMIT):
                     raise ConfigError(f"{path}:{line}: out of range: {text[:80]!r}")
                 yield entry
     except FileNotFoundError:
@@ -87,10 +93,10 @@ def _rows(path: Path) -> Iterator[tuple[float, int, int]]:
         raise ConfigError(f"workload.path={path}: {(error.strerror or 'cannot be read').lower()}") from None
 
 
-_Row = tuple[int, str, tuple[float, int, int]]  # a line's number, its text, what it says
+_Row = tuple[int, str, tuple[float, int, int]]  # line number, text, and (seconds, prompt tokens, output tokens)
 
 
-def _of_csv(path: Path, lines: Iterable[str]) -> Iterator[_Row]:
+def _parse_csv(path: Path, lines: Iterable[str]) -> Iterator[_Row]:
     reader = csv.reader(lines)
     columns = _columns(path, next(reader, []))
     seconds: Callable[[str], float] | None = None
@@ -106,8 +112,8 @@ def _of_csv(path: Path, lines: Iterable[str]) -> Iterator[_Row]:
             raise ConfigError(f"{path}:{reader.line_num}: not a time and two token counts: {text[:80]!r}") from None
 
 
-def _of_json(path: Path, lines: Iterable[str]) -> Iterator[_Row]:
-    decode = msgspec.json.Decoder(_Json).decode
+def _parse_jsonl(path: Path, lines: Iterable[str]) -> Iterator[_Row]:
+    decode = msgspec.json.Decoder(_JsonRow).decode
     for number, line in enumerate(lines, 1):
         text = line.strip()
         if not text:
@@ -121,25 +127,26 @@ def _of_json(path: Path, lines: Iterable[str]) -> Iterator[_Row]:
 
 
 def _open(path: Path) -> TextIO:
-    """The text of a file that is compressed or not, as its first bytes say."""
-    if path.is_fifo():  # it is read twice: checked before the run folder is made, then run
+    """Open a text file. It is decompressed where its first bytes are those of gzip."""
+    if path.is_fifo():  # a command reads the file twice: for its check and for its run
         raise ConfigError(f"workload.path={path}: a pipe; give a file")
     with path.open("rb") as file:
-        zipped = file.read(2) == b"\x1f\x8b"
-    if zipped:
+        is_gzip = file.read(2) == b"\x1f\x8b"
+    if is_gzip:
         return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
     return path.open(encoding="utf-8-sig", newline="")
 
 
 def _columns(path: Path, header: list[str]) -> list[int]:
+    """Return the indices of the columns for time, prompt tokens and output tokens."""
     names = [name.strip().lower() for name in header]
-    found = [next((names.index(name) for name in choices if name in names), -1) for choices in _COLUMNS]
+    found = [next((names.index(name) for name in choices if name in names), -1) for choices in _COLUMN_NAMES]
     if -1 in found:
-        raise ConfigError(f"{path}:1: its columns must be {_RIGHT}; it has {', '.join(header)[:80] or 'none'}")
+        raise ConfigError(f"{path}:1: its columns must be {_EXPECTED}; it has {', '.join(header)[:80] or 'none'}")
     return found
 
 
 def _timestamp(text: str) -> float:
-    """Seconds of a date and time in ISO 8601, in UTC where it names no zone."""
+    """Convert an ISO 8601 date and time to seconds since 1970. Without a time zone, it is in UTC."""
     time = datetime.fromisoformat(text.strip())
     return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()

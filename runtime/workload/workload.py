@@ -1,4 +1,4 @@
-"""A workload: its requests' lengths and arrivals as arrays, each request made when it is asked for."""
+"""A workload: arrays of its requests' lengths and arrivals, from which each request is made on demand."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ import numpy.typing as npt
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
-# Streams of random numbers of one seed, so that a new rate leaves lengths and prompts as they were.
-LENGTHS, ARRIVALS, PROMPTS = range(3)
-_AT_A_TIME = 4096  # requests that leave the arrays together
+# Independent streams of random numbers of one seed, so that a new rate changes neither lengths nor prompts.
+LENGTH_STREAM, ARRIVAL_STREAM, PROMPT_STREAM = range(3)
+_SLICE_SIZE = 4096  # requests that are converted from arrays at once
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
-    """What a workload's own rule or file says of each request.
+class DrawnRequests:
+    """The requests that a workload's rule draws or its file holds, before they are cut to the context.
 
-    `inputs`, `outputs`: tokens, 1 or more. `times`: seconds from the first, rising; None: nothing is said of them.
-    `prompts`: token ids; None: any will do.
+    `inputs` and `outputs` are numbers of tokens, 1 or more. `times` are seconds from the first request, ascending;
+    None where the rule or the file has none. `prompts` are token ids; None where they are to be random.
     """
 
     inputs: Ints
@@ -33,10 +33,10 @@ class Drawn:
 
 
 class WorkItem(msgspec.Struct, frozen=True):
-    """One request: `prompt` token ids, exactly `output_len` tokens out, `arrival` seconds after the start.
+    """One request: token ids of its `prompt`, exactly `output_len` output tokens, `arrival` seconds from the start.
 
-    `deadline`: seconds after its arrival when the first token is due; None: no such bound. `user` is "" where the
-    workload has one user.
+    `deadline` is the time from arrival within which the first token is due, in seconds; None: no deadline. `user` is
+    "" where the workload has one user.
     """
 
     prompt: Sequence[int]
@@ -48,21 +48,17 @@ class WorkItem(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Workload(Sequence[WorkItem]):
-    """Requests in the order of their arrival. `input_lens`, `output_lens`: tokens; `arrivals`: seconds from the start.
+    """Requests in the order of their arrival. A random prompt depends on the seed and the request's number only."""
 
-    `num_cut` of them were longer than the context and are cut to it. A random prompt depends on the seed and the
-    request's number only.
-    """
-
-    input_lens: Ints
-    output_lens: Ints
-    arrivals: Floats
+    input_lens: Ints  # tokens
+    output_lens: Ints  # tokens
+    arrivals: Floats  # seconds from the start
     vocab_size: int
     seed: int = 0
     users: int = 1
-    deadline: float | None = None  # seconds after arrival
-    num_cut: int = 0
-    prompts: list[list[int]] | None = None
+    deadline: float | None = None  # seconds from a request's arrival
+    num_cut: int = 0  # requests that were longer than the context and were cut to it
+    prompts: list[list[int]] | None = None  # token ids; None: random prompts
 
     def __len__(self) -> int:
         return len(self.input_lens)
@@ -79,10 +75,10 @@ class Workload(Sequence[WorkItem]):
         return WorkItem(self._prompt(number), output_len, arrival, self._user(number), self.deadline)
 
     def without_prompts(self) -> Iterator[WorkItem]:
-        """The requests, each prompt so many zeros: nothing looks at tokens in a simulation."""
-        for first in range(0, len(self), _AT_A_TIME):
-            some = slice(first, first + _AT_A_TIME)
-            columns = [array[some].tolist() for array in (self.input_lens, self.output_lens, self.arrivals)]
+        """Yield the requests with prompts of zeros, which is faster. A simulation never reads a prompt's tokens."""
+        for first in range(0, len(self), _SLICE_SIZE):
+            part = slice(first, first + _SLICE_SIZE)
+            columns = [array[part].tolist() for array in (self.input_lens, self.output_lens, self.arrivals)]
             for number, (length, output_len, arrival) in enumerate(zip(*columns, strict=True), first):
                 yield WorkItem(bytes(length), output_len, arrival, self._user(number), self.deadline)
 
@@ -93,6 +89,6 @@ class Workload(Sequence[WorkItem]):
         length = int(self.input_lens[number])
         if self.prompts is not None:
             return self.prompts[number][:length]
-        generator = np.random.default_rng((self.seed, PROMPTS, number))
+        generator = np.random.default_rng((self.seed, PROMPT_STREAM, number))
         ids: list[int] = generator.integers(self.vocab_size, size=length).tolist()
         return ids

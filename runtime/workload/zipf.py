@@ -1,18 +1,21 @@
-"""Lengths from a Zipf law, cut at one P:D ratio: the workload of the paper's pipeline experiment (5.3)."""
+"""Draws lengths from a Zipf law and divides each at one P:D ratio: the workload of the paper's section 5.3."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from ...conf.workloads import ZipfConfig
-from .workload import LENGTHS, Drawn
+from .workload import LENGTH_STREAM, DrawnRequests
 
 
-def draw(config: ZipfConfig, num: int) -> Drawn:
-    """Lengths of `num` requests: P(P + D = min_len - 1 + k) ~ k^-theta for k = 1 .. max_len - min_len + 1."""
+def draw(config: ZipfConfig, num_requests: int) -> DrawnRequests:
+    """Draw the lengths of `num_requests` requests.
+
+    The k-th length from `min_len` on, P + D = min_len - 1 + k, has a probability proportional to k^-theta.
+    """
     ranks = np.arange(1, config.max_len - config.min_len + 2)
-    shares = np.cumsum(ranks**-config.theta)
-    drawn = np.random.default_rng((config.seed, LENGTHS)).random(num) * shares[-1]
-    totals = config.min_len + np.searchsorted(shares, drawn, side="right")
+    cumulative = np.cumsum(ranks**-config.theta)
+    drawn = np.random.default_rng((config.seed, LENGTH_STREAM)).random(num_requests) * cumulative[-1]
+    totals = config.min_len + np.searchsorted(cumulative, drawn, side="right")
     outputs = np.clip(np.rint(totals / (1 + config.pd_ratio)), 1, totals - 1).astype(np.int64)
-    return Drawn(totals - outputs, outputs)
+    return DrawnRequests(totals - outputs, outputs)

@@ -1,4 +1,4 @@
-"""The chunk mask of paper Figure 6, and both backends' plans, against plain attention over the whole text."""
+"""The chunk mask of paper Figure 6 and both backends compute the same as plain attention over the whole text."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BLOCK = 4
 
 
 def full_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int | None) -> torch.Tensor:
-    """[n, K, G, D] queries and [n, K, D] keys of one text -> [n, K * G * D], in float64."""
+    """Compute attention over one text in float64: [n, K, G, D] queries and [n, K, D] keys give [n, K * G * D]."""
     n, K, G, D = q.shape
     scores = torch.einsum("ikgd,jkd->kgij", q.double(), k.double()) / D**0.5
     i, j = torch.arange(n)[:, None], torch.arange(n)
@@ -28,12 +28,12 @@ def full_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: in
 
 
 def compositions(n: int) -> list[list[int]]:
-    """Every way to cut n tokens into chunks, in order."""
+    """List every way to divide n tokens into consecutive chunks."""
     return [[]] if n == 0 else [[i, *rest] for i in range(1, n + 1) for rest in compositions(n - i)]
 
 
 def test_figure_6_third_chunk() -> None:
-    """Chunks of four: the third sees the eight keys before it, and its own triangle."""
+    """In chunks of four, the third attends to the eight keys before it and to a triangle of its own."""
     seen = chunk_mask(8, 4, 0, None, torch.float32) == 0
     assert seen.sum(-1).tolist() == [9, 10, 11, 12]
     assert all(row[: 9 + i].all() for i, row in enumerate(seen))
@@ -95,7 +95,7 @@ def test_xformers_plan_sees_what_sdpa_sees(batch: RaggedBatch, window: int | Non
 
 
 def test_padded_decodes_are_the_single_ones() -> None:
-    """What a GPU runs: one padded call. Slots that nothing was written to hold NaN and do no harm."""
+    """A GPU computes all decodes in one padded call. NaN in unwritten slots does not reach the result."""
     batch, K, G, D = MIXED[1], 2, 2, 8
     backend = SdpaBackend(block_size=BLOCK, window=None, dtype=torch.float32, device=CPU)
     q = torch.randn(9, K, G, D)

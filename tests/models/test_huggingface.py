@@ -1,4 +1,4 @@
-"""config.json as transformers 4 and 5 write it; what we do not compute is refused in one line that names it."""
+"""config.json is read as transformers 4 and 5 write it; an unsupported feature is refused in one line."""
 
 from __future__ import annotations
 

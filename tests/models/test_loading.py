@@ -1,4 +1,4 @@
-"""Loading: a rank reads its own slices in little more memory than they take; what is wrong is named in one line."""
+"""A rank loads only its slices and needs little more memory than they take; a bad tensor is named in one line."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ GPT2 = dataclasses.replace(
 
 
 def make_folder(folder: Path, arch: Architecture) -> dict[str, torch.Tensor]:
-    """A folder of `arch` with random tensors; config.json is only looked for."""
+    """Write a folder of `arch` with random tensors. Its config.json is empty, since only its existence is checked."""
     tensors = {name: torch.randn(shape) for name, shape in tensor_shapes(arch).items()}
     save_file(tensors, folder / "model.safetensors")
     (folder / "config.json").write_text("{}")

@@ -1,4 +1,4 @@
-"""The memory model: the paper's slot bound, the minimum over the stages, and what real stages allocate."""
+"""The memory model gives the paper's slot bound, the minimum over the stages, and what real stages allocate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sampler against plain numpy, and independent of its batch."""
+"""The sampler does the same as plain numpy, whatever else is in the batch."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def penalised(logits_V: torch.Tensor, params: SamplingParams, history: list[int]
 
 
 def probabilities(x: np.ndarray, params: SamplingParams) -> np.ndarray:
-    """Temperature, min_p, top_k, top_p, over penalised logits."""
+    """Apply temperature, min_p, top_k and top_p to penalised logits."""
     p = np.exp((x.astype(np.float64) - x.max()) / params.temperature)
     p[p < params.min_p * p.max()] = 0
     order = np.argsort(-p, kind="stable")
@@ -116,7 +116,7 @@ def test_a_row_alone_and_in_a_batch_are_bit_identical(params, seed, vocab):
 
 
 def draws(logits_V: torch.Tensor, params: SamplingParams, n: int) -> np.ndarray:
-    """Counts of each token over `n` requests of seeds 0 .. n-1."""
+    """Count each token over `n` requests with the seeds 0 .. n-1."""
     V = logits_V.shape[-1]
     sampler = Sampler(V)
     for seed in range(n):

@@ -1,4 +1,4 @@
-"""Tokenizers built on the spot: encode, decode, and text token by token."""
+"""Tokenizers of several kinds encode, decode, and decode token by token."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def byte_level() -> Inner:
 
 
 def byte_level_with_added() -> Inner:
-    """Added tokens go through the byte table too where they can: `é` comes out as the byte E9."""
+    """Added tokens go through the byte table too where it has their characters: `é` becomes the byte E9."""
     inner = byte_level()
     inner.add_tokens([AddedToken("é x", normalized=False), AddedToken("é", normalized=False)])
     return inner
@@ -139,7 +139,7 @@ def test_words_come_at_once_where_no_bytes_are_open(kind):
 
 @each_kind
 def test_the_window_does_not_grow(kind):
-    """The work a token must not depend on how many came before: a special token or one word, over and over."""
+    """The work for a token does not depend on how many tokens came before it."""
     tokenizer, rng = TOKENIZERS[kind], random.Random(0)
     sizes = []
 

@@ -1,4 +1,4 @@
-"""Greedy outputs are those of `transformers`, token for token, in fp32: every family, chunked, mixed and scattered."""
+"""Greedy outputs are those of `transformers` in fp32, for every family, in chunks, mixed batches, scattered blocks."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def prompts_of(vocab_size: int) -> list[list[int]]:
 
 
 def reference(model: transformers.PreTrainedModel, prompts: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
-    """Greedy tokens [requests, NEW] and their logits, the whole text computed afresh for each token."""
+    """Compute greedy tokens [requests, NEW] and their logits, from the whole text again for each token."""
     tokens, logits = [], []
     with torch.inference_mode():
         for prompt in prompts:

@@ -45,7 +45,7 @@ def test_a_host_that_is_not_ours_is_named(host: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_it_listens_where_it_is_told(server: ControlServer) -> None:
+def test_it_listens_on_the_given_address(server: ControlServer) -> None:
     assert server.endpoint.host == "127.0.0.1"
     assert server.endpoint.port > 0
 
@@ -93,7 +93,7 @@ def test_a_coordinator_that_ends_is_noticed(server: ControlServer) -> None:
 
 
 @pytest.mark.parametrize("secret", ["", "another secret"])
-def test_who_does_not_know_the_secret_stays_outside(server: ControlServer, secret: str) -> None:
+def test_a_rank_without_the_secret_is_refused(server: ControlServer, secret: str) -> None:
     with pytest.raises(ConnectionLost):
         join(server, 0, replace(server.endpoint, secret=secret))
     assert server.connected == set()

@@ -1,4 +1,4 @@
-"""Groups start, close and start again in one process; a rank that waits in vain gives up in time."""
+"""Groups start, close and start again in one process; a rank whose peer never joins fails in time."""
 
 from __future__ import annotations
 
@@ -37,6 +37,6 @@ def test_a_failed_start_leaves_nothing_behind() -> None:
         Groups.start(lonely, Mesh(2, 1), 1)
     assert time.monotonic() - began < 20
     assert not dist.is_initialized()
-    assert os.environ["GLOO_SOCKET_IFNAME"] == "lo", "it talked on loopback, as it was told"
+    assert os.environ["GLOO_SOCKET_IFNAME"] == "lo", "gloo uses the interface of the address that it was given"
     with Groups.start(Rendezvous(0, 1, f"tcp://127.0.0.1:{free_port()}", "cpu"), Mesh(1, 1), 10):
         assert dist.is_initialized()

@@ -1,4 +1,4 @@
-"""Two gloo processes, as two stages and then as two slices: the layers give what the whole ones give."""
+"""Parallel layers over two gloo processes compute the same as whole layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The layer split: every layer once, as even as can be, the head weighed in."""
+"""The layer split holds every layer once and is as even as possible, the LM head's time included."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_stages_hold_every_layer_once_and_differ_by_the_head_at_most(layers: int
 
 
 def test_a_large_head_takes_layers_from_the_last_stage() -> None:
-    """A head of twelve layers' weights stands for three layers' time."""
+    """A head with as many weights as twelve layers counts for the time of three."""
     heavy = dataclasses.replace(ARCH, vocab_size=12 * ARCH.layer_params // ARCH.hidden_size)
     assert [len(s) for s in split_layers(ARCH, 4, None)] == [3, 3, 3, 3]
     assert [len(s) for s in split_layers(heavy, 3, None)] == [5, 5, 2]

@@ -1,5 +1,5 @@
-"""The analytic cost model: laws that any device's constants keep, published times that are foreseen, and the
-measurements that the constants were fitted to."""
+"""The analytic cost model keeps the laws of any device, predicts published times, and matches the measurements to
+which its constants were fitted."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ def test_wrong_constants_are_named(path: str, value: object, right: str) -> None
 
 
 def llama_13b_on_a6000(shape: MicroBatchShape) -> dict[str, float]:
-    """Milliseconds by part."""
+    """Return milliseconds by part."""
     stage = StageCosts([40], [operators("a6000", "llama-13b")], host=False)
     return {part: 1e3 * seconds for part, seconds in stage.breakdown(shape, 0).items()}
 

@@ -1,4 +1,4 @@
-"""The measured cost model: exact where it was measured, near the law between and beyond; what is refused."""
+"""The measured cost model is exact at measured points and near the true law elsewhere; bad profiles are refused."""
 
 from __future__ import annotations
 
@@ -15,23 +15,16 @@ from gapless.conf.build import build, load_group
 from gapless.conf.errors import ConfigError
 from gapless.conf.schema import Architecture, SimulateConfig
 from gapless.runtime.cost.analytic import AnalyticOperators
+from gapless.runtime.cost.interpolation import ChunkAttention, Curve, DecodeAttention
 from gapless.runtime.cost.make import make_control, make_costs
-from gapless.runtime.cost.measured import (
-    ChunkAttention,
-    Control,
-    Curve,
-    DecodeAttention,
-    MeasuredOperators,
-    pace,
-    read_measured,
-)
+from gapless.runtime.cost.measured import Control, MeasuredOperators, pace, read_measured
 from gapless.runtime.cost.operators import LAYER_LINEARS, Operators
 from gapless.runtime.cost.profile_folder import OPERATORS, About, OperatorSample, ProfileFolder, StageSample, shape_of
 from gapless.runtime.cost.profile_point import Point
 from gapless.runtime.cost.stage_costs import MicroBatchShape, StageCosts
 from gapless.runtime.engine.plan import make_plan
 from gapless.runtime.profiling.grid import MessageMaker, mixed_points, operator_points, sent_points
-from gapless.runtime.profiling.held_out import held_out_errors, send_error, stage_errors
+from gapless.runtime.profiling.prediction_error import held_out_errors, send_errors, stage_errors
 
 ARCH = Architecture(**load_group("model", "tiny")["architecture"])
 ABOUT = About(
@@ -41,7 +34,7 @@ ABOUT = About(
 
 
 def law(point: Point, rank: int) -> dict[str, float]:
-    """A machine whose every operator is known: seconds."""
+    """Return the seconds by operator of a machine for which they are known exactly."""
     rows = point.rows
     linear = {name: 1e-3 + 1e-5 * rows * (i + 1) for i, name in enumerate(LAYER_LINEARS)}
     attention = 2e-5 * point.decodes + 1e-7 * point.decodes * point.context
@@ -128,7 +121,7 @@ def test_medians_stand_against_outliers() -> None:
     assert MeasuredOperators(samples).linear("preproj", 100) == pytest.approx(1e-3 + 1e-3, rel=0.01)
 
 
-def test_errors_are_told_on_what_was_left_out() -> None:
+def test_errors_are_those_of_held_out_points() -> None:
     exact = {error.what: error for error in held_out_errors(measured(GRID))}
     assert set(exact) == {*LAYER_LINEARS, "others", "embedding", "head", "attn, chunks", "attn, decodes"}
     assert max(error.p90 for error in exact.values()) < 0.06
@@ -144,7 +137,7 @@ def test_errors_are_told_on_what_was_left_out() -> None:
 
 
 def whole(point: Point, stage: int, in_flight: int = 2) -> StageSample:
-    """A micro-batch through two stages of two layers."""
+    """Return the sample of a micro-batch on one of two stages with two layers each."""
     rank = law(point, stage)
     layer = sum(rank[name] for name in (*LAYER_LINEARS, "attn", "others"))
     seconds = 2 * layer + rank["step"] + (rank["head"] if stage else rank["embedding"])
@@ -158,7 +151,7 @@ def test_whole_stages_are_the_sum_of_their_operators() -> None:
     assert [error.what for error in errors] == ["stage 0", "stage 1"]
     assert max(error.p90 for error in errors) < 0.02
     alone = [whole(p, 1, in_flight=1)._replace(wait=1e-3 + 1e-6 * p.rows) for p in sent_points(512, 1024)]
-    assert send_error(alone)[0].p90 < 0.01
+    assert send_errors(alone)[0].p90 < 0.01
 
 
 def test_a_pipeline_slower_than_its_operators_in_place_slows_them_down(tmp_path: Path) -> None:
@@ -179,13 +172,13 @@ def test_a_pipeline_slower_than_its_operators_in_place_slows_them_down(tmp_path:
 def test_control_is_the_median_of_what_was_between_micro_batches() -> None:
     point = Point(chunk=8)
 
-    def step(wait: float, bound: str, result: float, in_flight: int = 2) -> list[StageSample]:
+    def samples(wait: float, bound: str, result: float, in_flight: int = 2) -> list[StageSample]:
         return [
             StageSample(in_flight, point, 0, 1.0, wait, bound, None),
             StageSample(in_flight, point, 1, 1.0, 0.5, "input", result),
         ]
 
-    alone, crowded = step(1e-3, "input", 9e-3, 1), step(4e-4, "stage", 2e-3) + step(6e-4, "stage", 4e-3)
+    alone, crowded = samples(1e-3, "input", 9e-3, 1), samples(4e-4, "stage", 2e-3) + samples(6e-4, "stage", 4e-3)
     assert Control.of(alone + crowded) == Control(1e-3, pytest.approx(3e-3), pytest.approx(5e-4))
     assert Control.of(alone).result == 9e-3
     assert Control.of([]) == Control()
@@ -202,13 +195,13 @@ def folder_with(path: Path, samples: list[OperatorSample], about: About = ABOUT)
 def test_a_folder_gives_back_what_was_measured(tmp_path: Path) -> None:
     samples = measured(GRID, samples=1)
     folder = folder_with(tmp_path / "p", samples[:7])
-    before = folder.changed
+    before = folder.num_bytes
     folder.add_operators(samples[7:])
-    assert folder.changed > before
+    assert folder.num_bytes > before
     assert folder.about() == ABOUT
-    told = folder.operators()
-    assert [(s.stage, s.point) for s in told] == [(s.stage, s.point) for s in samples]
-    assert told[3].seconds == pytest.approx({name: samples[3].seconds[name] for name in OPERATORS}, abs=1e-9)
+    read_back = folder.operators()
+    assert [(s.stage, s.point) for s in read_back] == [(s.stage, s.point) for s in samples]
+    assert read_back[3].seconds == pytest.approx({name: samples[3].seconds[name] for name in OPERATORS}, abs=1e-9)
     assert folder.stages()[0].in_flight == 1
     about = yaml.safe_load((tmp_path / "p" / "profile.yaml").read_text())
     assert set(about) == {"format", "date", "machine", "versions", "measured"}
@@ -297,7 +290,7 @@ def test_runs_of_one_process_share_what_they_have_costed() -> None:
     ("operators.csv", "rank,chunk\n1,x\n", r"operators\.csv is damaged"),
     ("stages.csv", "stage\n1\n", r"stages\.csv is damaged"),
 ])  # fmt: skip
-def test_damage_is_told_in_one_line(tmp_path: Path, file: str, text: str, error: str) -> None:
+def test_damage_is_reported_in_one_line(tmp_path: Path, file: str, text: str, error: str) -> None:
     folder_with(tmp_path / "p", measured(GRID, samples=1))
     (tmp_path / "p" / file).write_text(text)
     with pytest.raises(ConfigError, match=error) as caught:
@@ -305,7 +298,7 @@ def test_damage_is_told_in_one_line(tmp_path: Path, file: str, text: str, error:
     assert "\n" not in str(caught.value)
 
 
-def test_a_point_becomes_a_step_that_asks_as_much_of_a_stage() -> None:
+def test_the_message_of_a_point_is_the_same_load() -> None:
     maker = MessageMaker(1000, 16)
     for point in [*mixed_points(512, 1024, 16), *GRID[::7]]:
         micro_batch = maker.make(point, first_block=3)

@@ -1,4 +1,4 @@
-"""Workloads by their properties: counts, bounds, rates, determinism; forms of a trace, cuts, files that are none."""
+"""Workloads have the counts, bounds and rates of their config and are deterministic; bad files are refused."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ CONFIGS = st.one_of(
 
 @given(CONFIGS)
 @settings(deadline=None)
-def test_every_workload_keeps_its_word(config: FixedConfig | ZipfConfig) -> None:
+def test_every_workload_has_what_its_config_asks_for(config: FixedConfig | ZipfConfig) -> None:
     workload = make(config)
     items = list(workload)
     assert len(workload) == len(items) == config.num_prompts
@@ -172,7 +172,7 @@ def test_each_jsonl_of_a_trace(rows: Sequence[str], expected: Any, name: str, tm
     assert triples(make(TraceConfig(path=str(tmp_path / name)))) == expected
 
 
-def test_rows_are_sorted_and_blank_lines_passed_over(tmp_path: Path) -> None:
+def test_rows_are_sorted_and_blank_lines_skipped(tmp_path: Path) -> None:
     rows = ("30,3,30", "", "10,1,10", "  ", "20,2,20", "10,4,40")
     config = trace(tmp_path, *rows, time_scale=10.0)
     assert triples(make(config)) == [(0.0, 1, 10), (0.0, 4, 40), (1.0, 2, 20), (2.0, 3, 30)]

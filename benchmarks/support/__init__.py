@@ -1,1 +1,1 @@
-"""What the commands share: measurements that they read, a fit by least squares, and processes of a peer simulator."""
+"""Helpers of the commands: files that they read and write, a least-squares fit, and processes of a peer simulator."""

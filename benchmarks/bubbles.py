@@ -1,9 +1,9 @@
-"""The runs and pictures of `docs/bubbles.md`: `python -m benchmarks.bubbles [pb1 pb2 pb3 all]`.
+"""Makes the runs and pictures of `docs/bubbles.md`: `python -m benchmarks.bubbles [pb1 pb2 pb3 all]`.
 
-Each scene is one `gapless bench` of a few requests over two stages, under a policy that shows a bubble and under those
-that remove it. Its picture shows the first run where it has most of that bubble, the others in their middle. About two
-minutes a scene on 2 cores; `--draw` only draws runs that are there. `all` runs every policy and prints a table, 8
-minutes.
+Each scene is one `gapless bench` of a few requests over two stages, first under a policy that shows a bubble, then
+under policies that remove it. Its picture shows the part of the first run that holds most of that bubble, and the
+middle of the others. About two minutes a scene on 2 cores; `--draw` only draws existing runs. `all` runs every policy
+and prints a table, 8 minutes.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ COMMON = "model=llama-160m parallel=pp2 parallel.threads=1 cache.num_blocks=2048
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """`overrides` of `gapless bench`; the picture shows `seconds` of each run, a scene without a cause is a table."""
+    """A `gapless bench` with `overrides`. The picture shows `seconds` of each run; without a cause there is a table."""
 
     cause: Cause | None
     overrides: str
     seconds: float | None = None
-    all_at_worst: bool = False  # show every run where it has most of the bubble, not only the first
+    all_at_worst: bool = False  # show the part with most of the bubble in every run, not only in the first
 
 
 SCENES = {
@@ -90,7 +90,7 @@ def main(arguments: list[str]) -> int:
 
 
 def table(folder: Path) -> str:
-    """Markdown: each run's idle time by cause as a share of stage time, throughput and p99 TBT."""
+    """A table in Markdown: each run's idle time by cause as a share of stage time, its throughput and p99 TBT."""
     named = Cause.PB1_PREFILL_SIZE, Cause.PB2_PREFILL_DECODE, Cause.PB3_DECODE_CONTEXT
     rows = ["| policy | PB1 | PB2 | PB3 | other idle | tok/s | p99 TBT |", f"| --- |{' ---: |' * 6}"]
     for run in json.loads((folder / "bench.json").read_text())["runs"]:
@@ -103,9 +103,9 @@ def table(folder: Path) -> str:
 
 
 def densest(ledger: Ledger, cause: Cause, seconds: float) -> tuple[float, float]:
-    """The stretch of a run that holds most idle time of a cause."""
-    starts = np.concatenate([idle.start[idle.cause == CAUSES.index(cause)] for idle in ledger.idle_columns]) - ledger.t0
-    lengths = np.concatenate([idle.seconds[idle.cause == CAUSES.index(cause)] for idle in ledger.idle_columns])
+    """Begin and end of the `seconds` of a run that hold most idle time of a cause."""
+    starts = np.concatenate([idle.start[idle.cause == CAUSES.index(cause)] for idle in ledger.columns]) - ledger.t0
+    lengths = np.concatenate([idle.seconds[idle.cause == CAUSES.index(cause)] for idle in ledger.columns])
     if not len(starts):
         return central(ledger, seconds)
     held = [float(lengths[(starts >= at) & (starts < at + seconds)].sum()) for at in starts]
@@ -115,7 +115,7 @@ def densest(ledger: Ledger, cause: Cause, seconds: float) -> tuple[float, float]
 
 
 def central(ledger: Ledger, seconds: float) -> tuple[float, float]:
-    """The middle of a run."""
+    """Begin and end of the `seconds` in the middle of a run."""
     start = max(0.0, (ledger.span_seconds - seconds) / 2)
     return start, start + seconds
 

@@ -1,12 +1,12 @@
-"""The analytic cost model against measurements: `python -m benchmarks.fit_costs FOLDER`.
+"""Fits the analytic cost model to measurements: `python -m benchmarks.fit_costs FOLDER`.
 
 FOLDER holds the measurements of one device (`benchmarks/support/measurements.py` says which). Fits the constants of
-`conf/hardware/*.yaml` to them, starting from those of --base, and prints the block to put there, with the errors
-|predicted / measured - 1|, median and 90th percentile: on the rows fitted, on rows held out (every third token count,
-size or context), and of matrix products on shapes of weights and on models after a fit to the others alone. About ten
-minutes on one core.
+`conf/hardware/*.yaml` to them, starting from those of --base, and prints the block to put there. Also prints the errors
+|predicted / measured - 1|, median and 90th percentile: on the fitted rows; on held-out rows (every third token count,
+size or context); and of matrix products on weight shapes and on models that the fit has not seen. About ten minutes on
+one core.
 
-`--check hardware=NAME` fits nothing: it prints the errors of the constants that stand in that file. Seconds.
+`--check hardware=NAME` fits nothing and prints the errors of the constants in that file. Seconds.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ DECODES: dict[str, Kind] = {
 }  # fmt: skip
 LINK: dict[str, Kind] = {"least_us": "positive", "ramp_us": "positive", "gbps": "positive", "knee": "above_one"}
 
-SAMPLE = 1200  # matrix products by which starts are compared
+SAMPLE_SIZE = 1200  # matrix products on which the starts of a fit are compared
 STARTS = 4
 FOLDS = 4
 
@@ -114,13 +114,13 @@ def _attention(
 
 
 def messages_seconds(config: LinkConfig, messages: Sequence[m.Message]) -> Array:
-    """Of an all-reduce each rank sends 2 (n - 1) / n of the bytes; a message's `ranks` are 1."""
+    """Predicted seconds of messages. In an all-reduce each of n ranks sends 2 (n - 1) / n of the bytes."""
     link: Any = Link(config)
     return np.asarray(link.seconds(np.array([s * (2 * (n - 1) / n if n > 1 else 1) for n, s, _ in messages])))
 
 
 def fit_all(measured: Measured, base: CostsConfig) -> CostsConfig:
-    """The constants fitted to all that was measured; what was not stays as in `base`."""
+    """Fit all constants that have measurements; the others stay as in `base`."""
     found: dict[str, Any] = {}
     if measured.products:
         found["gemm"] = fit_gemm(base.gemm, measured.products, base.multiprocessors)
@@ -140,14 +140,16 @@ def fit_all(measured: Measured, base: CostsConfig) -> CostsConfig:
     return dataclasses.replace(base, **found)
 
 
-SHARED = ("launch_us", "element_ns")  # constants of all row by row kernels
+SHARED = ("launch_us", "element_ns")  # constants that all row-by-row kernels share
 
 
 def fit_gemm(base: GemmConfig, products: Sequence[m.MatrixProduct], multiprocessors: int) -> GemmConfig:
-    """The best of several starts on a sample, then on all: the choice of kernels makes many local optima. Each hidden
-    size weighs as much as the others, however many models have it."""
+    """Fit a sample from several starts, then all products from the best: the choice of kernels makes many local optima.
+
+    Each hidden size has the same weight, however many models have it.
+    """
     space, random = Space(base, GEMM), np.random.default_rng(0)
-    sample = [products[i] for i in random.permutation(len(products))[:SAMPLE]]
+    sample = [products[i] for i in random.permutation(len(products))[:SAMPLE_SIZE]]
     starts = [base]
     for _ in range(STARTS - 1):
         starts.append(space.config(space.vector(base) + random.normal(0, 0.3, len(space.vector(base)))))
@@ -163,7 +165,7 @@ def fit_gemm(base: GemmConfig, products: Sequence[m.MatrixProduct], multiprocess
 
 
 def fit_link(base: LinkConfig, files: dict[str, list[m.Message]], name: str) -> LinkConfig:
-    """By all files that count, each as much as the others."""
+    """Fit a link to the files that `_kept` names, each with the same weight."""
     kept = _kept(files, name)
     messages = [message for file in kept for message in files[file]]
     weights = np.array([1 / len(files[file]) for file in kept for _ in files[file]])
@@ -171,8 +173,10 @@ def fit_link(base: LinkConfig, files: dict[str, list[m.Message]], name: str) -> 
 
 
 def _kept(files: dict[str, list[m.Message]], name: str) -> list[str]:
-    """The files that a link is fitted to: of sends those by hidden size, where there are some. The other one is of
-    another network between nodes, and within a node of kernels without their launch."""
+    """The files that a link is fitted to: for sends those by hidden size, if there are any.
+
+    The other file of sends measures another network between nodes, and kernels without their launch within a node.
+    """
     return [file for file in files if name == "all_reduce" or "hidden_size" in file] or list(files)
 
 
@@ -189,7 +193,7 @@ def _seconds(measured: Sequence[Any]) -> Array:
 
 
 class Table:
-    """Errors, a line a group."""
+    """Prints a table of errors with one line for each group."""
 
     def __init__(self, title: str) -> None:
         print(f"\n{title}\n{'':<52}{'rows':>7}{'median':>9}{'90%':>9}")
@@ -200,7 +204,7 @@ class Table:
             print(f"{name:<52}{len(errors):>7}{np.median(errors):>9.1%}{np.percentile(errors, 90):>9.1%}")
 
     def by(self, names: Callable[[Any], str], predicted: Array, measured: Sequence[Any]) -> None:
-        """A line for each name that the measurements have, in order of their appearance."""
+        """Print a line for each group of measurements with the same name, in order of first appearance."""
         labels = [names(each) for each in measured]
         for label in dict.fromkeys(labels):
             at = [i for i, other in enumerate(labels) if other == label]
@@ -208,7 +212,7 @@ class Table:
 
 
 def show(title: str, costs: CostsConfig, measured: Measured) -> None:
-    """The table of errors of `costs`."""
+    """Print the table of errors of `costs`."""
     table, cores = Table(title), costs.multiprocessors
     if measured.products:
         show_products(table, costs, measured.products)
@@ -246,7 +250,7 @@ def show_products(table: Table, costs: CostsConfig, products: Sequence[m.MatrixP
 
 
 def split_rows(measured: Measured) -> tuple[Measured, Measured]:
-    """Measurements with every third token count, size or context left out, and those left out."""
+    """Split off every third token count, size or context; returns the kept and the held-out measurements."""
 
     def split(each: Sequence[Any], size: Callable[[Any], object]) -> tuple[list[Any], list[Any]]:
         out = set(sorted({size(one) for one in each})[1::3])  # type: ignore[type-var]
@@ -268,7 +272,7 @@ def split_rows(measured: Measured) -> tuple[Measured, Measured]:
 
 
 def show_unseen_shapes(base: CostsConfig, products: Sequence[m.MatrixProduct]) -> None:
-    """Of each quarter of the weights' shapes, by constants fitted to the other three."""
+    """Print the errors on each quarter of the weight shapes, with constants fitted to the other three quarters."""
     shapes = sorted({(p.inputs, p.outputs) for p in products})
     quarter = {shapes[i]: at % FOLDS for at, i in enumerate(np.random.default_rng(0).permutation(len(shapes)).tolist())}
     predicted = np.empty(len(products))
@@ -285,7 +289,7 @@ def show_unseen_shapes(base: CostsConfig, products: Sequence[m.MatrixProduct]) -
 
 
 def show_unseen_models(base: CostsConfig, products: Sequence[m.MatrixProduct]) -> None:
-    """Of each model, by constants fitted to the others'."""
+    """Print the errors on each model, with constants fitted to the other models."""
     table = Table("Matrix products of each model, after a fit to the other models alone")
     for model in dict.fromkeys(p.model for p in products):
         others = [p for p in products if p.model != model]
@@ -298,7 +302,7 @@ def show_unseen_models(base: CostsConfig, products: Sequence[m.MatrixProduct]) -
 
 
 def block(costs: CostsConfig) -> str:
-    """The constants as YAML, to four digits."""
+    """The constants as YAML, rounded to four digits."""
 
     def short(value: Any) -> Any:
         if isinstance(value, dict):
@@ -313,9 +317,9 @@ def block(costs: CostsConfig) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--check", metavar="hardware=NAME", help="the errors of that file's constants; fits nothing")
-    parser.add_argument("--base", default="a100-80g", metavar="NAME", help="where the fit starts from")
-    parser.add_argument("--quick", action="store_true", help="the fit to all rows alone")
+    parser.add_argument("--check", metavar="hardware=NAME", help="only print the errors of that file's constants")
+    parser.add_argument("--base", default="a100-80g", metavar="NAME", help="hardware that the fit starts from")
+    parser.add_argument("--quick", action="store_true", help="only fit all rows, hold nothing out")
     arguments = parser.parse_args()
     measured = Measured.of(arguments.folder)
     if not any(getattr(measured, field.name) for field in dataclasses.fields(measured)):

@@ -1,8 +1,8 @@
-"""Checks on one GPU what CPUs cannot: python -m benchmarks.gpu_check [--out RESULT.json].
+"""Checks on one GPU what CPUs cannot: `python -m benchmarks.gpu_check [--out RESULT.json]`.
 
-Attention backends against float32 on the CPU, greedy tokens against transformers, bfloat16 logits, and speed. Needs
-torch, numpy, transformers and megatron-core, and xformers for its rows; no network, no checkpoint. Exits 1 if a check
-fails; without CUDA it says so and exits 0.
+Compares attention backends with float32 on the CPU, greedy tokens with transformers, and bfloat16 logits with float32;
+measures speed. Needs torch, numpy, transformers and megatron-core, and xformers for its rows; no network, no
+checkpoint. Exits 1 if a check fails; without CUDA it says so and exits 0.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def verdict(name: str, error: float, tolerance: float) -> Row:
 
 
 def guarded(name: str, check: Callable[[], Iterator[Row]]) -> Iterator[Row]:
-    """A check that cannot even run fails, and the others go on."""
+    """Turn an exception of a check into a failed row, so that the other checks go on."""
     try:
         yield from check()
     except Exception as error:  # whatever an operator or a missing package raises belongs in the table
@@ -73,7 +73,7 @@ IN_A_ROW = RaggedBatch(
 
 
 def attention(device: torch.device) -> Iterator[Row]:
-    """Each backend against SDPA in float32 on the CPU: scattered and consecutive blocks, grouped heads, a window."""
+    """Compare each backend with SDPA in float32 on the CPU: scattered and consecutive blocks, groups, windows."""
     cases = itertools.product(
         [("sdpa", torch.float32, 1e-4), ("sdpa", torch.bfloat16, 0.03), ("xformers", torch.bfloat16, 0.03)],
         [("scattered", MIXED), ("in a row", IN_A_ROW)],
@@ -98,7 +98,7 @@ def attention(device: torch.device) -> Iterator[Row]:
 
 
 def paged_split_k(device: torch.device) -> Iterator[Row]:
-    """xformers' paged decode operator, which no backend uses yet: pages of 64, grouped heads, against SDPA."""
+    """Compare xformers' paged decode operator, which no backend uses yet, with SDPA: pages of 64, grouped heads."""
     from xformers.ops import fmha
     from xformers.ops.fmha.attn_bias import PagedBlockDiagonalCausalWithOffsetPaddedKeysMask
 
@@ -132,7 +132,7 @@ def stage_of(model: ModelConfig, groups: Groups, num_blocks: int) -> Stage:
 
 
 def greedy(stage: Stage, prompt: list[int], chunk: int, new: int) -> list[int]:
-    """Chunked prefill, then decodes, of one request."""
+    """Prefill one request in chunks, then decode; returns the `new` greedy tokens."""
     text, blocks = list(prompt), range(-(-(len(prompt) + new) // 16))
     done = 0
     while len(text) < len(prompt) + new:
@@ -147,7 +147,7 @@ def greedy(stage: Stage, prompt: list[int], chunk: int, new: int) -> list[int]:
 
 
 def tokens(device: torch.device) -> Iterator[Row]:
-    """Greedy tokens of each family in float32, against transformers on the CPU."""
+    """Compare greedy tokens of each model family in float32 with transformers on the CPU."""
     import transformers
 
     common: dict[str, Any] = {
@@ -182,7 +182,7 @@ def tokens(device: torch.device) -> Iterator[Row]:
 
 
 def logits(device: torch.device) -> Iterator[Row]:
-    """A prompt through the 160M model on the device, against float32 on the CPU; errors over the logits' deviation."""
+    """Compare the 160M model's logits on the device with float32 on the CPU; errors are relative to their deviation."""
     model = dataclasses.replace(build(ModelConfig, load_group("model", "llama-160m"), "model"), max_model_len=512)
     ids = torch.randint(32000, (200,), generator=torch.Generator().manual_seed(3)).tolist()
 
@@ -205,7 +205,7 @@ def logits(device: torch.device) -> Iterator[Row]:
 
 
 def speed(device: torch.device, name: str) -> Iterator[Row]:
-    """Tokens a second of one rank: chunks of a long prompt, decodes at a context of 1K, and both in one micro-batch."""
+    """Measure tokens/s of one rank: chunks of a long prompt, decodes at a context of 1K, both in one micro-batch."""
     model = dataclasses.replace(build(ModelConfig, load_group("model", name), "model"), max_model_len=2048)
     shapes = {
         "prefill, chunks of 512": (512, 0),
@@ -230,7 +230,7 @@ def speed(device: torch.device, name: str) -> Iterator[Row]:
 
 
 def time_of(run: Callable[[], Any], device: torch.device) -> float:
-    """Median seconds of a run, at least 20 of them and a second's worth, after 5 to warm up."""
+    """Median seconds of a run, after 5 runs to warm up, over at least 20 runs and one second (at most 495 runs)."""
     times: list[float] = []
     for i in range(500):
         if device.type == "cuda":
@@ -255,7 +255,7 @@ def version(package: str) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, help="a JSON file for the result")
+    parser.add_argument("--out", type=Path, help="write the result to this JSON file")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         print("gpu_check: no CUDA device here; nothing to check")

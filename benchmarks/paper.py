@@ -1,7 +1,7 @@
-"""`docs/paper.md` and its pictures, from runs of the paper's experiments: `python -m benchmarks.paper [NAME ...]`.
+"""Runs the paper's experiments and makes `docs/paper.md` from them: `python -m benchmarks.paper [NAME ...]`.
 
-Each is one `gapless simulate experiment=paper/NAME` into `runs/paper/NAME`; without names all of them run. The page is
-then made of what lies there: `--write` only makes the page.
+Each experiment is one `gapless simulate experiment=paper/NAME` into `runs/paper/NAME`; without names all of them run.
+The page and its pictures are then made from these folders. `--write` only makes the page.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def main(arguments: list[str]) -> int:
 
 
 def page() -> str:
-    """All experiments in the paper's order, their pictures copied beside."""
+    """The text of the page, all experiments in the paper's order; copies their pictures to `docs/images`."""
     sections = []
     for name in EXPERIMENTS:
         folder = RUNS / name
@@ -72,11 +72,11 @@ def page() -> str:
 
 
 def overview() -> str:
-    """How far ours is from the paper's, by artifact."""
+    """A table of how far our numbers are from the paper's, by artifact."""
     lines = ["| | numbers of the paper | deviation of ours, median | largest |", "| --- | ---: | ---: | ---: |"]
     for name in EXPERIMENTS:
         rows = [Row(**row) for row in json.loads((RUNS / name / "paper.json").read_text(encoding="utf-8"))]
-        stated = [row for row in rows if not row.setting.startswith("+")]  # not what is beside the paper's parameters
+        stated = [row for row in rows if not row.setting.startswith("+")]  # "+": beside the paper's parameters
         deviations = [deviation for row in stated if (deviation := row.deviation) is not None]
         median, largest = statistics.median(map(abs, deviations)), max(deviations, key=abs)
         lines.append(f"| {rows[0].artifact} | {len(deviations)} | {median:.1%} | {largest:+.1%} |")

@@ -44,6 +44,7 @@ from .support.corpus import load_corpus
 
 EOT = "<|endoftext|>"
 
+
 def train_tokenizer(docs: list[str], vocab_size: int) -> Tokenizer:
     """Train a byte-level BPE (GPT-2's pre-tokenization) on the documents."""
     tok = Tokenizer(models.BPE())

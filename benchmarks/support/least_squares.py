@@ -1,4 +1,4 @@
-"""Fits the constants of a config to measured times: least squares of log ratios, outliers counting less."""
+"""Fits the constants of a config to measured times: least squares of log ratios, with less weight for outliers."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ import numpy.typing as npt
 C = TypeVar("C")
 Array = npt.NDArray[np.float64]
 Kind = Literal["positive", "share", "above_one"]
-_OUTLIER = 0.08  # a log ratio beyond which a measurement's pull no longer grows
+_OUTLIER_AT = 0.08  # the log ratio beyond which a measurement's pull no longer grows
 
 
 class Space(Generic[C]):
-    """Configs as vectors: `free` names the fields that vary and how they are bounded; lists vary element by element."""
+    """Turns configs into vectors and back.
+
+    `free` names the fields that vary and how each is bounded; a list varies element by element.
+    """
 
     def __init__(self, base: C, free: Mapping[str, Kind]) -> None:
         self._base: Any = base
@@ -42,9 +45,9 @@ def fit(
     space: Space[C], start: C, predict: Callable[[C], Array], seconds: Array, *, weights: Array | None = None,
     steps: int = 40,
 ) -> tuple[C, float]:
-    """The config whose predictions are nearest to `seconds`, and how near: the mean of Huber's loss of the log ratios.
+    """Fit predictions to `seconds`; returns the config and its loss, the mean Huber loss of the log ratios.
 
-    Levenberg-Marquardt by finite differences, from `start`: a local optimum.
+    Levenberg-Marquardt with finite differences finds a local optimum near `start`.
     """
     measured = np.log(seconds)
     weight = np.ones(len(seconds)) if weights is None else weights / weights.mean()
@@ -54,14 +57,14 @@ def fit(
 
     def loss(r: Array) -> float:
         a = np.abs(r)
-        return float((weight * np.where(a < _OUTLIER, a * a / 2, _OUTLIER * (a - _OUTLIER / 2))).mean())
+        return float((weight * np.where(a < _OUTLIER_AT, a * a / 2, _OUTLIER_AT * (a - _OUTLIER_AT / 2))).mean())
 
     x = space.vector(start)
     r = ratios(x)
     least, damping = loss(r), 1e-2
     for _ in range(steps):
         jacobian = np.stack([(ratios(x + 1e-3 * one) - r) / 1e-3 for one in np.eye(len(x))], axis=1)
-        pull = weight * np.minimum(1, _OUTLIER / np.maximum(np.abs(r), 1e-12))
+        pull = weight * np.minimum(1, _OUTLIER_AT / np.maximum(np.abs(r), 1e-12))
         gradient, curvature = jacobian.T @ (pull * r), jacobian.T @ (pull[:, None] * jacobian)
         before = least
         for _ in range(8):

@@ -1,8 +1,8 @@
 """Reads the measurements of Vidur (microsoft/vidur, MIT): CSV files, .gz or not, times in milliseconds.
 
-A folder holds one folder a device (`a100`, `h100`), and in it `mlp_MODEL`, `attention_*`, `dgx_all_reduce`,
-`dgx_send_recv`, `all_reduce_by_hidden_size`, `send_intra_node_by_hidden_size` and `send_inter_node_by_hidden_size`.
-What a folder lacks is left out.
+The folder of a device (`a100`, `h100`) holds `mlp_MODEL`, `attention_*`, `dgx_all_reduce`, `dgx_send_recv`,
+`all_reduce_by_hidden_size`, `send_intra_node_by_hidden_size` and `send_inter_node_by_hidden_size`. A file that is
+missing counts as one without rows. Times are returned in seconds.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class MatrixProduct(NamedTuple):
     """A matrix product: [rows, inputs] x [inputs, outputs]."""
 
     model: str
-    hidden: int  # size of the model
+    hidden: int  # the model's hidden size
     operator: str
     tp: int
     rows: int
@@ -33,7 +33,7 @@ class MatrixProduct(NamedTuple):
 
 
 class RowKernel(NamedTuple):
-    """A kernel that computes row by row: `width` elements of a row, `moved` bytes of it read and written."""
+    """A kernel that computes row by row: `width` elements a row; it reads and writes `moved` bytes a row."""
 
     model: str
     operator: str
@@ -45,7 +45,7 @@ class RowKernel(NamedTuple):
 
 
 class ChunkAttention(NamedTuple):
-    """Attention of a chunk over a prefix and itself."""
+    """Attention of a chunk of `length` tokens over itself and a prefix of `prefix` tokens."""
 
     heads: int
     kv_heads: int
@@ -56,7 +56,7 @@ class ChunkAttention(NamedTuple):
 
 
 class DecodeAttention(NamedTuple):
-    """Attention of so many requests, each over `context` tokens."""
+    """Attention of one decode of each of `requests` requests, each over `context` tokens."""
 
     heads: int
     kv_heads: int
@@ -67,7 +67,7 @@ class DecodeAttention(NamedTuple):
 
 
 class Message(NamedTuple):
-    """A message of `size` bytes, or an all-reduce of so many among `ranks`."""
+    """A message of `size` bytes from one rank (`ranks` is 1), or an all-reduce of `size` bytes among `ranks`."""
 
     ranks: int
     size: int
@@ -75,12 +75,12 @@ class Message(NamedTuple):
 
 
 def models(folder: Path) -> list[str]:
-    """Those that linear operators of a device were measured of."""
+    """The models whose linear operators were measured on a device."""
     return sorted(path.name.removeprefix("mlp_").split(".csv")[0] for path in folder.glob("mlp_*.csv*"))
 
 
 def read_linear(folder: Path, model: str) -> tuple[list[MatrixProduct], list[RowKernel]]:
-    """Matrix products and row by row kernels of one model."""
+    """Read the matrix products and the row-by-row kernels of one model."""
     products, rows = [], []
     for line in _lines(folder, f"mlp_{model}"):
         H, heads, kv_heads, ffn, tp, tokens = (
@@ -116,7 +116,7 @@ def read_linear(folder: Path, model: str) -> tuple[list[MatrixProduct], list[Row
 
 
 def read_attention(folder: Path) -> tuple[list[ChunkAttention], list[DecodeAttention], list[RowKernel]]:
-    """Attention of chunks and of decodes, heads as on one rank, and the copies of its outputs."""
+    """Read attention of chunks, of decodes, and the copies of its outputs; heads are those of one rank."""
     chunks, decodes, copies = [], [], []
     for path in sorted(folder.glob("attention_*.csv*")):
         for line in _lines(folder, path.name.split(".csv")[0]):
@@ -142,7 +142,7 @@ def read_attention(folder: Path) -> tuple[list[ChunkAttention], list[DecodeAtten
 
 
 def read_all_reduce(folder: Path) -> dict[str, list[Message]]:
-    """All-reduces within a node, by file."""
+    """Read all-reduces within a node, by file."""
     found = {
         "dgx_all_reduce": (
             (int(line["num_workers"]), int(line["size"]), line)
@@ -158,7 +158,7 @@ def read_all_reduce(folder: Path) -> dict[str, list[Message]]:
 
 
 def read_send(folder: Path, *, between_nodes: bool) -> dict[str, list[Message]]:
-    """Sends from rank to rank, by file. Of hidden states each of the tensor-parallel ranks sends a slice."""
+    """Read sends from rank to rank, by file. Each tensor-parallel rank sends its slice of the hidden states."""
     name = f"send_{'inter' if between_nodes else 'intra'}_node_by_hidden_size"
     found = {
         "dgx_send_recv": (
@@ -205,7 +205,7 @@ def _median(line: dict[str, str], column: str) -> float | None:
 
 
 def _medians(timed: Iterable[tuple[T, float]]) -> list[tuple[T, float]]:
-    """Each key once: a measurement is there once for each rank or run."""
+    """The median seconds of each key: files hold a measurement once for each rank or run."""
     by_key = defaultdict(list)
     for key, seconds in timed:
         by_key[key].append(seconds)

@@ -1,4 +1,4 @@
-"""Vidur in processes of its own: `benchmarks/support/vidur_script.py` run by an interpreter that has it."""
+"""Runs Vidur in processes of its own: its interpreter executes `benchmarks/support/vidur_script.py`."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from gapless.runtime.workload import Workload
 
 SCRIPT = Path(__file__).parent / "vidur_script.py"
 TP = 2
-CONTEXT = 4096  # tokens that attention was measured up to
-MOST_TOKENS = 65_536  # of a micro-batch, that Vidur learns times for
+MAX_CONTEXT = 4096  # tokens, the longest context whose attention was measured
+MAX_TOKENS = 65_536  # the largest micro-batch that Vidur learns times for
 ATTENTION = "attention_codellama-34b_tp2"  # the heads of both models
 REVISION = "0" * 40
-DATE = "2023-01-01"  # of a trace that Vidur replays; any
+DATE = "2023-01-01"  # Vidur replays traces of one date; any date will do
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """`name`: Vidur's; `measured`: the file of its linear operators; `overrides`: ours."""
+    """A model: Vidur's `name`, the `measured` file of its linear operators, and `overrides` of `gapless simulate`."""
 
     short: str
     name: str
@@ -51,12 +51,13 @@ LLAMA = Model("70B", "meta-llama/Llama-2-70b-hf", "mlp_llama-2-70b-hf", ("model=
 
 
 class Vidur:
-    """Measurements lie where it would have downloaded them to.
+    """Lays out measurements where Vidur looks for downloads, and runs it.
 
     Args:
         python: an interpreter that has Vidur.
         data: the folder of a device's measurements.
-        cache: for measurements and what is learned from them. scratch: for what runs leave.
+        cache: the folder of measurements and of what Vidur learns from them.
+        scratch: a folder for files of a run.
     """
 
     def __init__(self, python: Path, data: Path, cache: Path, scratch: Path) -> None:
@@ -76,7 +77,7 @@ class Vidur:
         self, model: Model, pp: int, workload: Workload, *, policy: str, tokens: int, most_requests: int,
         num_blocks: int, follow: bool, metrics: bool,
     ) -> tuple[npt.NDArray[np.float64], float]:
-        """Of each request [arrival, first token, end] in simulated seconds; seconds of CPU of the simulation."""
+        """Simulate; returns [requests, 3], arrival, first token and end in simulated seconds, and the CPU seconds."""
         trace = self._scratch / "trace.csv"
         columns = zip(workload.arrivals.tolist(), workload.input_lens, workload.output_lens, strict=True)
         lines = [f"{DATE},{arrival!r},{prompt},{output}" for arrival, prompt, output in columns]
@@ -90,8 +91,10 @@ class Vidur:
     def operators(
         self, model: Model, pp: int, micro_batches: Sequence[Sequence[tuple[int, int]]]
     ) -> list[dict[str, float]]:
-        """Milliseconds of each operator of a layer by micro-batch: (tokens, tokens of its context with them) of each
-        request."""
+        """Predict the milliseconds of each operator of a layer for each micro-batch.
+
+        A micro-batch is a list of (new tokens, context with them), one pair for each request.
+        """
         times: list[dict[str, float]] = self._run({
             **self._task(model, pp), "trace": "", "policy": "sarathi", "tokens": 512, "follow": False,
             "batch_size_cap": 128, "num_blocks": 1024, "metrics": False, "micro_batches": micro_batches,
@@ -100,8 +103,8 @@ class Vidur:
 
     def _task(self, model: Model, pp: int) -> dict[str, Any]:
         return {
-            "seed": 0, "model": model.name, "pp": pp, "tp": TP, "block_size": 16, "date": DATE, "context": CONTEXT,
-            "compute": f"local/{model.dataset}", "network": "local/dgx", "most_tokens": MOST_TOKENS,
+            "seed": 0, "model": model.name, "pp": pp, "tp": TP, "block_size": 16, "date": DATE, "context": MAX_CONTEXT,
+            "compute": f"local/{model.dataset}", "network": "local/dgx", "most_tokens": MAX_TOKENS,
             "cache": str(self._cache), "output": str(self._scratch / "output"),
         }  # fmt: skip
 
@@ -119,7 +122,7 @@ class Vidur:
         return result
 
     def _lay_out(self, kind: str, dataset: str, data: Path, about: dict[str, str], files: dict[str, str]) -> None:
-        """As the cache of downloads is laid out (huggingface_hub)."""
+        """Write measurements in the layout of huggingface_hub's cache of downloads."""
         folder = self._cache / "profiling_data" / kind / f"datasets--local--{dataset}"
         snapshot = folder / "snapshots" / REVISION
         for parent in (snapshot, folder / "refs"):

@@ -1,9 +1,9 @@
-"""What Vidur's interpreter runs for `benchmarks.vidur`: one simulation, or predicted times of single micro-batches.
+"""Simulates with Vidur, or predicts times of single micro-batches; run by Vidur's interpreter for `benchmarks.vidur`.
 
     PYTHON -I benchmarks/support/vidur_script.py TASK.json RESULT.json
 
-Nothing of gapless is imported here, and nothing of Vidur (microsoft/vidur, MIT) is changed: its own classes are
-configured, its plots and traces are off, and the measurements are found as those that it downloaded before.
+Imports nothing of gapless and changes nothing in Vidur (microsoft/vidur, MIT): it configures Vidur's own classes, with
+plots and traces off. Vidur finds the measurements where it keeps its downloads.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from vidur.simulator import Simulator
 from vidur.types import ReplicaId
 from vidur.utils.random import set_seeds
 
-OPERATORS = {  # by our names: attributes of Vidur's execution time, milliseconds of a layer
+OPERATORS = {  # our names, and the attributes of Vidur's execution time that they sum, in milliseconds of a layer
     "preproj": ("attention_layer_pre_proj_execution_time",),
     "postproj": ("attention_layer_post_proj_execution_time",),
     "ffn_ln1": ("mlp_layer_up_proj_execution_time",),
@@ -41,8 +41,9 @@ def main(task_file: str, result_file: str) -> None:
 
 
 def simulate(task: dict[str, Any]) -> dict[str, Any]:
-    """Seconds of CPU of the simulation, of writing its metrics where there are any, and not of the set-up, where times
-    of operators are learned or read; of each request the simulated seconds when it came, had its first token and ended.
+    """Simulate; returns `seconds` of CPU and, for each request, arrival, first token and end in simulated seconds.
+
+    The CPU time includes writing metrics, if any, but not the set-up, which learns or reads the times of operators.
     """
     simulator = Simulator(configuration(task))
     requests = [event._request for _, event in simulator._event_queue]
@@ -56,7 +57,7 @@ def simulate(task: dict[str, Any]) -> dict[str, Any]:
 
 
 def operators(task: dict[str, Any]) -> dict[str, Any]:
-    """Milliseconds of each operator of one layer, by micro-batch: (tokens, tokens of context with them) a request."""
+    """Predict the milliseconds of each operator of one layer for each micro-batch."""
     cluster = configuration(task).cluster_config
     predictor_config = task_predictor(task)
     predictor = ExecutionTimePredictorRegistry.get(
@@ -114,7 +115,7 @@ def policy(task: dict[str, Any]) -> Any:
 
 
 def task_predictor(task: dict[str, Any]) -> Any:
-    """Random forests, as is Vidur's default, of one size instead of a search among 27; one thread."""
+    """Configure random forests, Vidur's default, with one size instead of a search among 27; one thread."""
     return c.RandomForrestExecutionTimePredictorConfig(
         model_profiling_dataset=task["compute"],
         network_profiling_dataset=task["network"],

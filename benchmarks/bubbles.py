@@ -104,8 +104,8 @@ def table(folder: Path) -> str:
 
 def densest(ledger: Ledger, cause: Cause, seconds: float) -> tuple[float, float]:
     """Begin and end of the `seconds` of a run that hold most idle time of a cause."""
-    starts = np.concatenate([idle.start[idle.cause == CAUSES.index(cause)] for idle in ledger.columns]) - ledger.t0
-    lengths = np.concatenate([idle.seconds[idle.cause == CAUSES.index(cause)] for idle in ledger.columns])
+    starts = np.concatenate([idle.start[idle.cause == CAUSES.index(cause)] for idle in ledger.idle_columns]) - ledger.t0
+    lengths = np.concatenate([idle.seconds[idle.cause == CAUSES.index(cause)] for idle in ledger.idle_columns])
     if not len(starts):
         return central(ledger, seconds)
     held = [float(lengths[(starts >= at) & (starts < at + seconds)].sum()) for at in starts]

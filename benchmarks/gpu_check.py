@@ -28,8 +28,9 @@ from gapless.models.attention.sdpa import SdpaBackend
 from gapless.models.attention.select import make_backend
 from gapless.models.attention.xformers import why_not
 from gapless.models.batch import RaggedBatch, Segment
+from gapless.models.build_stage import build_stage
 from gapless.models.huggingface import resolve_architecture
-from gapless.models.stage import Stage, build_stage
+from gapless.models.stage import Stage
 from gapless.parallel.groups import Groups
 from gapless.parallel.mesh import Mesh
 from gapless.parallel.rendezvous import Rendezvous

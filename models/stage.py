@@ -7,18 +7,15 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ..conf.schema import Architecture, ModelConfig
+from ..conf.schema import Architecture
 from ..parallel.groups import Groups
 from ..parallel.layers import LMHead, ReplicatedEmbedding, VocabParallelEmbedding
 from .attention.select import make_backend
 from .batch import RaggedBatch
 from .decoder import BatchContext, DecoderLayer
-from .huggingface import resolve_weights
 from .kv_cache import KVCache, positions, slot_mapping
-from .memory import resolve_dtype
 from .norm import make_norm
 from .rope import RotaryEmbedding
-from .weights import load_stage
 
 
 class Stage(nn.Module):
@@ -101,23 +98,3 @@ class Stage(nn.Module):
         if self.position_embedding is not None:
             x_TH = x_TH + F.embedding(positions_T, self.position_embedding)
         return x_TH
-
-
-def build_stage(
-    model: ModelConfig, arch: Architecture, groups: Groups, layers: range, *, num_blocks: int, block_size: int,
-    replicate_embedding: bool = False, seed: int = 0,
-) -> Stage:
-    """Build this rank's slice of the stage that holds `layers`, allocate its KV cache and load its weights.
-
-    `arch` is `resolve_architecture(model)`. With `weights=random`, a `seed` gives the same weights on every mesh.
-
-    Raises:
-        ConfigError: a tensor is missing or has the wrong shape, or the attention backend does not run here.
-    """
-    dtype = getattr(torch, resolve_dtype(model, groups.device.type))
-    stage = Stage(
-        arch, groups, layers, dtype=dtype, attention=model.attention, num_blocks=num_blocks, block_size=block_size,
-        replicate_embedding=replicate_embedding,
-    )
-    load_stage(stage, resolve_weights(model), seed)
-    return stage

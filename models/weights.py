@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -18,13 +17,11 @@ from ..conf.schema import Architecture
 from ..parallel.layers import ReplicatedEmbedding
 from ..parallel.mesh import Mesh
 from .checkpoint import SafetensorsFolder, TensorSource
+from .decoder import DecoderLayer
 from .layout import Names, names_of, tensor_shapes
 from .norm import HeadNorm
 from .random_weights import RandomTensors
-
-if TYPE_CHECKING:
-    from .decoder import DecoderLayer
-    from .stage import Stage
+from .stage import Stage
 
 _BLOCK_BYTES = 4 << 20
 

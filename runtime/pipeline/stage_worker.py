@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from ...models.batch import RaggedBatch, Segment
+from ...models.build_stage import build_stage
 from ...models.sampling import Sampler
-from ...models.stage import Stage, build_stage
+from ...models.stage import Stage
 from ..core.messages import MicroBatchMessage, Sampled, SegmentMessage, TokenLogprobs
 from .handshake import Setup
 

@@ -15,8 +15,9 @@ from safetensors.torch import load_file, save_file
 
 from gapless.conf.errors import ConfigError
 from gapless.conf.schema import Architecture, ModelConfig
+from gapless.models.build_stage import build_stage
 from gapless.models.layout import tensor_shapes
-from gapless.models.stage import Stage, build_stage
+from gapless.models.stage import Stage
 from gapless.parallel.groups import Groups
 from gapless.parallel.mesh import Mesh
 from gapless.parallel.rendezvous import Rendezvous
@@ -135,7 +136,7 @@ LARGE = {
 MEASURE = """
 import json, sys
 from gapless.conf.schema import Architecture, ModelConfig
-from gapless.models.stage import build_stage
+from gapless.models.build_stage import build_stage
 from gapless.parallel.groups import Groups
 from gapless.parallel.mesh import Mesh
 from gapless.parallel.rendezvous import Rendezvous

@@ -9,6 +9,7 @@ import pytest
 from gapless.conf.build import build, load_group
 from gapless.conf.errors import ConfigError
 from gapless.conf.schema import Architecture, HardwareConfig, ModelConfig, ParallelConfig
+from gapless.models.build_stage import build_stage
 from gapless.models.memory import (
     block_count,
     check_blocks,
@@ -18,7 +19,6 @@ from gapless.models.memory import (
     slot_bound,
     weight_bytes,
 )
-from gapless.models.stage import build_stage
 from gapless.parallel.groups import Groups
 from gapless.parallel.mesh import Mesh
 from gapless.parallel.rendezvous import Rendezvous

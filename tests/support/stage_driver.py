@@ -19,8 +19,9 @@ import torch.distributed as dist
 
 from gapless.conf.schema import Architecture, ModelConfig
 from gapless.models.batch import RaggedBatch, Segment
+from gapless.models.build_stage import build_stage
 from gapless.models.huggingface import resolve_architecture
-from gapless.models.stage import Stage, build_stage
+from gapless.models.stage import Stage
 from gapless.parallel.groups import Groups
 from gapless.parallel.mesh import Mesh
 from gapless.parallel.rendezvous import Rendezvous

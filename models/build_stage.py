@@ -1,0 +1,32 @@
+"""Builds a rank's shard of a stage and loads its weights."""
+
+from __future__ import annotations
+
+import torch
+
+from ..conf.schema import Architecture, ModelConfig
+from ..parallel.groups import Groups
+from .huggingface import resolve_weights
+from .memory import resolve_dtype
+from .stage import Stage
+from .weights import load_stage
+
+
+def build_stage(
+    model: ModelConfig, arch: Architecture, groups: Groups, layers: range, *, num_blocks: int, block_size: int,
+    replicate_embedding: bool = False, seed: int = 0,
+) -> Stage:
+    """Build this rank's slice of the stage that holds `layers`, allocate its KV cache and load its weights.
+
+    `arch` is `resolve_architecture(model)`. With `weights=random`, a `seed` gives the same weights on every mesh.
+
+    Raises:
+        ConfigError: a tensor is missing or has the wrong shape, or the attention backend does not run here.
+    """
+    dtype = getattr(torch, resolve_dtype(model, groups.device.type))
+    stage = Stage(
+        arch, groups, layers, dtype=dtype, attention=model.attention, num_blocks=num_blocks, block_size=block_size,
+        replicate_embedding=replicate_embedding,
+    )
+    load_stage(stage, resolve_weights(model), seed)
+    return stage

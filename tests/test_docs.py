@@ -68,6 +68,21 @@ def test_paths_exist(document: str) -> None:
         assert (ROOT / path).exists() or "NAME" in path, path
 
 
+def sources() -> str:
+    """All Python sources of the package."""
+    rooms = ("conf", "launch", "models", "parallel", "runtime")
+    return "\n".join(path.read_text(encoding="utf-8") for room in rooms for path in (ROOT / room).rglob("*.py"))
+
+
+def test_names_in_where_to_add_exist() -> None:
+    rows = re.findall(r"^\| .*$", text_of("ARCHITECTURE.md").partition("## Where to add")[2], re.MULTILINE)
+    names = {name for row in rows for name in re.findall(r"`([A-Za-z_]+(?:\.[a-z_]+)?)`", row)}
+    names = {name for name in names if name != "NAME" and not name.endswith((".py", ".csv", ".json", ".toml"))}
+    words = set(re.findall(r"\w+", sources()))
+    assert len(names) > 30
+    assert [name for name in names if not set(re.split(r"\W", name)) <= words] == []
+
+
 CONFIGS = {
     "generate": GenerateConfig, "bench": BenchConfig, "simulate": SimulateConfig, "profile": ProfileConfig,
     "capacity": CapacityConfig, "tune": TuneConfig,
@@ -183,12 +198,7 @@ def test_commands_fail_as_the_page_says(
 
 def test_errors_of_running_pipelines_are_those_of_the_code() -> None:
     """Every stretch of words in such an error, between the values in it, is in a source."""
-    sources = " ".join(
-        path.read_text(encoding="utf-8")
-        for room in ("conf", "launch", "models", "parallel", "runtime")
-        for path in (ROOT / room).rglob("*.py")
-    )
-    joined = re.sub(r"\"\s*\n\s*f?\"", "", sources)  # a text over several lines
+    joined = re.sub(r"\"\s*\n\s*f?\"", "", sources())  # a text over several lines
     errors = "\n".join(blocks(TROUBLES, "text")).replace("gapless: error: ", "")
     parts = re.findall(r"(?<!\S)(?:[a-z']+[,;]? )+[a-z]+(?![^\s,;:])", errors)
     assert len(parts) > 20

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -19,13 +21,14 @@ from gapless.conf.schema import BenchConfig, GenerateConfig, SimulateConfig
 from gapless.conf.tuning import CapacityConfig, TuneConfig
 from gapless.conf.workloads import WORKLOAD_CONFIGS
 from gapless.launch import compose
+from gapless.launch.cli import COMMANDS, main
 from gapless.runtime.ledger.causes import CAUSES
 
 ROOT = Path(__file__).parent.parent
 ROOMS = ("conf", "parallel", "models", "runtime", "launch", "tests", "benchmarks", "docs", ".ci")
 DOCUMENTS = (
     *("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md"),
-    *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))),
+    *(str(path.relative_to(ROOT)) for path in sorted((ROOT / "docs").rglob("*.md"))),
 )
 
 
@@ -63,6 +66,21 @@ def test_paths_exist(document: str) -> None:
     named = re.findall(rf"(?<![\w./])((?:{'|'.join(map(re.escape, ROOMS))})/[\w./-]*)", text_of(document))
     for path in set(named):
         assert (ROOT / path).exists() or "NAME" in path, path
+
+
+def sources() -> str:
+    """All Python sources of the package."""
+    rooms = ("conf", "launch", "models", "parallel", "runtime")
+    return "\n".join(path.read_text(encoding="utf-8") for room in rooms for path in (ROOT / room).rglob("*.py"))
+
+
+def test_names_in_where_to_add_exist() -> None:
+    rows = re.findall(r"^\| .*$", text_of("ARCHITECTURE.md").partition("## Where to add")[2], re.MULTILINE)
+    names = {name for row in rows for name in re.findall(r"`([A-Za-z_]+(?:\.[a-z_]+)?)`", row)}
+    names = {name for name in names if name != "NAME" and not name.endswith((".py", ".csv", ".json", ".toml"))}
+    words = set(re.findall(r"\w+", sources()))
+    assert len(names) > 30
+    assert [name for name in names if not set(re.split(r"\W", name)) <= words] == []
 
 
 CONFIGS = {
@@ -112,7 +130,7 @@ def test_keys_and_choices_named_in_prose_are_valid() -> None:
         if rest:
             assert group + rest in keys, (document, group + rest)
         elif value:
-            is_own = group == "scheduler" and value.endswith(".py")  # a policy of the reader's
+            is_own = group in ("model", "scheduler") and value.startswith("./")  # the reader's own folder or file
             assert is_own or value in group_names(group), (document, group, value)
 
 
@@ -122,14 +140,72 @@ def own_fields(config: type) -> set[str]:
     return set(config.__dataclass_fields__) - inherited
 
 
-def test_the_readme_tells_every_policy_cause_and_sampling_key() -> None:
-    readme = prose("README.md")
-    own_keys = {key for config in (*POLICY_CONFIGS.values(), *WORKLOAD_CONFIGS.values()) for key in own_fields(config)}
-    names = [*POLICY_CONFIGS, *WORKLOAD_CONFIGS, *map(str, CAUSES), *SamplingParams.__dataclass_fields__, *own_keys]
-    assert [name for name in names if f"`{name}`" not in readme] == []
+def names_and_own_keys(configs: Mapping[str, type]) -> list[str]:
+    return [*configs, *{key for config in configs.values() for key in own_fields(config)}]
 
 
-@pytest.mark.parametrize("example", blocks("README.md", "python"))
+EVERY = {
+    "README.md": [*POLICY_CONFIGS],
+    "docs/scheduling.md": names_and_own_keys(POLICY_CONFIGS),
+    "docs/bench.md": names_and_own_keys(WORKLOAD_CONFIGS),
+    "docs/ledger.md": [*map(str, CAUSES)],
+    "docs/generate.md": [*SamplingParams.__dataclass_fields__],
+}
+
+
+@pytest.mark.parametrize("document", EVERY)
+def test_a_page_names_every_policy_workload_cause_or_key(document: str) -> None:
+    text = prose(document)
+    assert [name for name in EVERY[document] if f"`{name}`" not in text] == []
+
+
+def test_the_readme_shows_each_command() -> None:
+    shown = [line.split()[1] for block in blocks("README.md", "sh") for line in block.splitlines() if "gapless" in line]
+    assert sorted(shown) == sorted(COMMANDS)
+
+
+@pytest.mark.parametrize("folder", ["docs", "docs/decisions"])
+def test_an_index_lists_every_page(folder: str) -> None:
+    pages = {path.name for path in (ROOT / folder).glob("*.md")} - {"README.md"}
+    assert pages == set(re.findall(r"\]\((\w+\.md)\)", text_of(f"{folder}/README.md")))
+
+
+TROUBLES = "docs/troubleshooting.md"
+
+
+def failing_commands() -> list[tuple[str, str]]:
+    """The commands of the troubleshooting page, and the line that each ends with."""
+    lines = [line for block in blocks(TROUBLES, "console") for line in block.splitlines()]
+    return [(lines[i].removeprefix("$ "), lines[i + 1]) for i in range(0, len(lines), 2)]
+
+
+@pytest.mark.parametrize(("command", "error"), failing_commands())
+def test_commands_fail_as_the_page_says(
+    command: str, error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
+    for folder in ("my-llama", "pickled"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "pickled/config.json").write_text("{}")
+    (tmp_path / "pickled/pytorch_model.bin").touch()
+    (tmp_path / "prompts.jsonl").write_text('{"promt": "import os"}\n')
+    program, *arguments = shlex.split(command)
+    assert program == "gapless"
+    assert main(arguments) == 2
+    assert capsys.readouterr().err.replace(str(tmp_path), "/home/me") == f"{error}\n"
+
+
+def test_errors_of_running_pipelines_are_those_of_the_code() -> None:
+    """Every stretch of words in such an error, between the values in it, is in a source."""
+    joined = re.sub(r"\"\s*\n\s*f?\"", "", sources())  # a text over several lines
+    errors = "\n".join(blocks(TROUBLES, "text")).replace("gapless: error: ", "")
+    parts = re.findall(r"(?<!\S)(?:[a-z']+[,;]? )+[a-z]+(?![^\s,;:])", errors)
+    assert len(parts) > 20
+    assert [part for part in parts if part not in joined] == []
+
+
+@pytest.mark.parametrize("example", [*blocks("README.md", "python"), *blocks("docs/generate.md", "python")])
 def test_python_examples_run(example: str, tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", example], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

@@ -12,7 +12,7 @@ from ..conf.schema import EngineConfig
 from .overrides import value_text
 
 if TYPE_CHECKING:
-    from .cli import Command
+    from .commands import Command
 
 WIDTH = 118
 

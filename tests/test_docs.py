@@ -21,7 +21,8 @@ from gapless.conf.schema import BenchConfig, GenerateConfig, SimulateConfig
 from gapless.conf.tuning import CapacityConfig, TuneConfig
 from gapless.conf.workloads import WORKLOAD_CONFIGS
 from gapless.launch import compose
-from gapless.launch.cli import COMMANDS, main
+from gapless.launch.cli import main
+from gapless.launch.commands import COMMANDS
 from gapless.runtime.ledger.causes import CAUSES
 
 ROOT = Path(__file__).parent.parent

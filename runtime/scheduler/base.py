@@ -16,9 +16,9 @@ from ...conf.policies import Depth, SchedulerConfig
 from ..core.block_pool import BlockPool
 from ..core.messages import Span
 from ..core.micro_batch import Chunk, MicroBatch
+from ..core.queue_snapshot import QueueSnapshot
 from ..core.request import Request
 from ..core.run_record import Blocked, MicroBatchRecord
-from .learned.queue_snapshot import QueueSnapshot
 from .order import ORDERS
 
 

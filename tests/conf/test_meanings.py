@@ -10,7 +10,7 @@ from gapless.conf.build import dotted_keys, leaf_fields
 from gapless.conf.meanings import field_meaning, meanings
 from gapless.conf.policies import SarathiConfig, SchedulerConfig
 from gapless.conf.schema import BenchConfig, EngineConfig
-from gapless.launch.cli import COMMANDS, Command
+from gapless.launch.commands import COMMANDS, Command
 
 
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=lambda command: command.name)

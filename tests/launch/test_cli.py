@@ -15,7 +15,8 @@ from gapless.conf.build import compose_engine, dotted_keys, to_mapping
 from gapless.conf.policies import POLICY_CONFIGS
 from gapless.conf.schema import GenerateConfig
 from gapless.launch import compose
-from gapless.launch.cli import COMMANDS, main
+from gapless.launch.cli import main
+from gapless.launch.commands import COMMANDS
 
 HEAVY = ("torch", "ray", "transformers", "megatron", "hydra", "numpy")
 

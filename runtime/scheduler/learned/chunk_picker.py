@@ -12,10 +12,10 @@ from typing import Literal
 
 from ...core.messages import Span
 from ...core.micro_batch import MicroBatch
+from ...core.queue_snapshot import QueueSnapshot
 from ...core.request import Request
 from ...core.run_record import MicroBatchRecord
 from .backlog import Backlog
-from .queue_snapshot import QueueSnapshot
 from .saturation import FIRST_SIZE, Saturation, aligned
 
 _SATURATED_SPEED = 0.875  # share of the highest prefill speed that counts as saturated (paper 4.1)

@@ -1,0 +1,123 @@
+"""The commands: what each is called, does, and takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..conf.profiling import ProfileConfig
+from ..conf.schema import BenchConfig, EngineConfig, GenerateConfig, ReportConfig, SimulateConfig
+from ..conf.tuning import CapacityConfig, TuneConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command: its config's schema, and the module of this room that runs it. `conf/<name>.yaml` holds its defaults.
+
+    The module has `prepare(config, stdin)`, which checks a run and returns all that is worked out for that (plans,
+    workload, prompts), and `run(config, prepared, run_dir)`, which takes it.
+
+    `positional` is the key that its bare arguments make up; such a command runs no requests, has no groups and no
+    sweep, and writes into the folder that it is given. For the others that YAML is hydra's, and `run` takes a
+    `launcher` too.
+    """
+
+    name: str
+    summary: str
+    config: type[EngineConfig] | type[ReportConfig]
+    module: str
+    examples: tuple[str, ...]
+    positional: str | None = None
+    has_ranks: bool = True  # whether it has ranks, which a launcher starts
+    folder: str = "runs/DATE_TIME"  # the default of hydra.run.dir, as help shows it
+    compares: bool = False  # whether a sweep ends with a comparison of its runs
+
+
+COMMANDS = {
+    command.name: command
+    for command in (
+        Command(
+            "generate",
+            "runs prompts through the pipeline; texts to the terminal, JSONL and a report to the run folder",
+            GenerateConfig,
+            "generate",
+            (
+                'gapless generate prompt="import os"',
+                "gapless generate parallel=pp2 prompts=shipped scheduler.chunk=128",
+                "gapless generate model=./my-llama parallel=pp2 prompts=prompts.jsonl sampling.max_tokens=64",
+                "gapless generate -m scheduler=sarathi,orca_best parallel=pp2 prompts=shipped",
+            ),
+        ),
+        Command(
+            "bench",
+            "one workload through one or several policies on one pipeline; a table and a report that compare them",
+            BenchConfig,
+            "bench",
+            (
+                "gapless bench parallel=pp2 workload.input_len=512 workload.output_len=64 workload.num_prompts=32",
+                "gapless bench scheduler=orca_best,sarathi parallel=pp2 workload=zipf workload.max_len=2048 repeats=5",
+                "gapless bench scheduler=sarathi workload=trace workload.path=trace.csv.gz workload.time_scale=0.1",
+                "gapless bench -m scheduler=sarathi scheduler.chunk=128,256,auto parallel=pp2",
+            ),
+            compares=True,
+        ),
+        Command(
+            "simulate",
+            "the same over a simulated cluster, by measured or fitted operator times",
+            SimulateConfig,
+            "simulate",
+            (
+                "gapless simulate model=gpt3-175b scheduler=orca_best,sarathi,equal_time workload.num_prompts=1000",
+                "gapless simulate model=llama2-70b parallel=tp8 simulation.replicas=8 workload.request_rate=20",
+                "gapless simulate -m scheduler=sarathi,equal_time scheduler.chunk=128,256,512 parallel=tp8_pp8",
+                "gapless simulate experiment=paper/figure12 workload.num_prompts=500",
+            ),
+            has_ranks=False,
+            compares=True,
+        ),
+        Command(
+            "profile",
+            "measures a model's operators on this machine, for gapless simulate, and how well they foretell",
+            ProfileConfig,
+            "profile",
+            (
+                "gapless profile model=llama-160m parallel=pp2 parallel.threads=1",
+                "gapless profile check=profiles/llama-160m_cpu_pp2",
+            ),
+            folder="profiles/MODEL_HARDWARE_PP",
+        ),
+        Command(
+            "capacity",
+            "the highest request rate that meets an SLO on a simulated cluster, with its confidence from seeds",
+            CapacityConfig,
+            "capacity",
+            (
+                "gapless capacity model=llama2-70b parallel=tp8 slo.ttft_p99_ms=2000 slo.tbt_p99_ms=100",
+                "gapless capacity scheduler=sarathi,equal_time parallel=tp4_pp2 workload.num_prompts=1000 seeds=5",
+            ),
+            has_ranks=False,
+        ),
+        Command(
+            "tune",
+            "searches tp x pp x replicas, split, chunk, depth and policy for the highest request rate within an SLO",
+            TuneConfig,
+            "tune",
+            (
+                "gapless tune model=llama2-70b hardware=a100-80g nodes=1 slo.ttft_p99_ms=2000 slo.tbt_p99_ms=100",
+                "gapless tune nodes=2 workload=trace workload.path=trace.csv.gz workload.num_prompts=1000",
+                "gapless tune scheduler=sarathi search.tp=[8] search.pp=[1] search.chunk=[128,256,512,1024]",
+            ),
+            has_ranks=False,
+        ),
+        Command(
+            "report",
+            "reads run folders: the report of one again, or the comparison of several as table, plots and HTML",
+            ReportConfig,
+            "report",
+            (
+                "gapless report runs/DATE_TIME",
+                "gapless report multirun/DATE_TIME sort=p99_itl_ms out=comparison",
+            ),
+            positional="runs",
+        ),
+    )
+}

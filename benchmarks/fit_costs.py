@@ -27,7 +27,7 @@ import yaml
 from gapless.conf.build import load_hardware, to_mapping
 from gapless.conf.costs import AttentionConfig, CostsConfig, GemmConfig, LinkConfig, PointwiseConfig
 from gapless.conf.errors import ConfigError
-from gapless.runtime.cost.attention import Attention
+from gapless.runtime.cost.attention import AttentionCost
 from gapless.runtime.cost.communication import Link
 from gapless.runtime.cost.gemm import Gemm
 from gapless.runtime.cost.pointwise import Pointwise
@@ -40,9 +40,7 @@ GEMM: dict[str, Kind] = {
     "launch_us": "positive", "wave_us": "positive", "split_us": "positive", "split_share": "positive",
     "memory_gbps": "positive", "knee": "above_one",
 }  # fmt: skip
-POINTWISE: dict[str, Kind] = {
-    field.name: "positive" for field in dataclasses.fields(PointwiseConfig)
-}
+POINTWISE: dict[str, Kind] = {field.name: "positive" for field in dataclasses.fields(PointwiseConfig)}
 CHUNKS: dict[str, Kind] = {
     "chunk_launch_us": "positive", "chunk_split_us": "positive", "chunk_tflops": "positive", "chunk_self": "positive",
     "chunk_waves": "share", "chunk_spread": "above_one", "chunk_copy_gbps": "positive",
@@ -109,8 +107,10 @@ def decodes_seconds(config: AttentionConfig, decodes: Sequence[m.DecodeAttention
 
 def _attention(
     config: AttentionConfig, measured: Iterable[m.ChunkAttention | m.DecodeAttention], multiprocessors: int
-) -> dict[tuple[int, int, int], Attention]:
-    return {heads: Attention(config, *heads, multiprocessors, m.ELEMENT) for heads in {each[:3] for each in measured}}
+) -> dict[tuple[int, int, int], AttentionCost]:
+    return {
+        heads: AttentionCost(config, *heads, multiprocessors, m.ELEMENT) for heads in {each[:3] for each in measured}
+    }
 
 
 def messages_seconds(config: LinkConfig, messages: Sequence[m.Message]) -> Array:
@@ -181,7 +181,10 @@ def _kept(files: dict[str, list[m.Message]], name: str) -> list[str]:
 
 
 def _fit(
-    base: Any, free: dict[str, Kind], measured: Sequence[Any], predict: Callable[[Any, Sequence[Any]], Array],
+    base: Any,
+    free: dict[str, Kind],
+    measured: Sequence[Any],
+    predict: Callable[[Any, Sequence[Any]], Array],
     weights: Array | None = None,
 ) -> Any:
     space = Space(base, free)

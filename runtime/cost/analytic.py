@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from ...conf.costs import CostsConfig
 from ...conf.schema import Architecture
-from .attention import Attention
+from .attention import AttentionCost
 from .communication import Link
 from .gemm import Gemm, Products
 from .operators import LAYER_LINEARS, Linear
@@ -38,7 +38,7 @@ class AnalyticOperators:
         gemm = Gemm(costs.gemm, costs.multiprocessors, dtype_bytes)
         self._layer = Products(gemm, [sizes[name] for name in LAYER_LINEARS])
         self._head = Products(gemm, [sizes["head"]])
-        self._attention = Attention(costs.attention, N, K, D, costs.multiprocessors, dtype_bytes)
+        self._attention = AttentionCost(costs.attention, N, K, D, costs.multiprocessors, dtype_bytes)
         self._window = arch.sliding_window
         rates, row, head_row = costs.pointwise, H * dtype_bytes, (N + K) * D
         norm, add = (H, 2 * row, rates.norm_gbps), (0, 3 * row, rates.add_gbps)

@@ -14,7 +14,7 @@ _MIN_UNSPLIT_WAVES = 0.4  # with fewer waves of blocks, a kernel splits the keys
 _NORM_ORDER = 4.0  # of the norm that joins the time of a decode's longest block and the time to read all bytes
 
 
-class Attention:
+class AttentionCost:
     """Predicts the time of one layer's attention on one rank.
 
     A kernel's work is divided into blocks. The multiprocessors run a fixed number of blocks at once: a wave. For

@@ -1,4 +1,4 @@
-"""Whether so many prompt tokens wait that throughput is what shortens the wait."""
+"""The backlog of prompt tokens: whether it is long, so that only throughput shortens the wait."""
 
 # Compiled (see runtime/compiled.py).
 

@@ -11,12 +11,12 @@ from ...core.messages import Span
 from ...core.run_record import MicroBatchRecord
 from .stage_times import StageTimes
 
-_WATCHED_ROUNDS = 2  # the fit that is not in use learns from one in so many rounds of the pipeline
+_WATCHED_ROUNDS = 2  # the fit that is not in use learns from one round of the pipeline in this many
 _CLEAR_ADVANTAGE = 1.25  # ratio of errors from which on one fit is clearly better
 
 
-class Row:
-    """The features of one micro-batch for either fit: tokens as they are, and rounded up to whole tiles."""
+class RivalRows:
+    """The features of one micro-batch for both fits: tokens as they are, and rounded up to whole tiles."""
 
     def __init__(self, micro_batch: MicroBatchRecord, tile: int) -> None:
         row = features(micro_batch)
@@ -41,7 +41,7 @@ class RivalFits:
         self._depth = depth
         self._by_tokens = StageTimes(num_stages, profile)
         self._by_tiles = StageTimes(num_stages, profile) if tile > 1 else None
-        self._rows: dict[int, Row] = {}  # of the micro-batches in flight, by their numbers
+        self._rows: dict[int, RivalRows] = {}  # of the micro-batches in flight, by their numbers
         self.best = self._by_tokens
 
     @property
@@ -55,8 +55,8 @@ class RivalFits:
 
     def predict(self, micro_batch: MicroBatchRecord) -> list[float] | None:
         """Return the seconds that each stage will take, None before the first fit."""
-        row = self._rows[micro_batch.micro_batch] = Row(micro_batch, self._tile)
-        return self.best.predict(row.by_tiles if self.best is self._by_tiles else row.by_tokens)
+        rows = self._rows[micro_batch.micro_batch] = RivalRows(micro_batch, self._tile)
+        return self.best.predict(rows.by_tiles if self.best is self._by_tiles else rows.by_tokens)
 
     def observe(self, micro_batch: MicroBatchRecord, spans: Sequence[Span]) -> None:
         """Learn from the spans of one or several stages that have computed a micro-batch.
@@ -64,14 +64,14 @@ class RivalFits:
         The fit that is not in use learns from whole rounds, because each micro-batch in flight has decodes of its own.
         """
         number = micro_batch.micro_batch
-        row = self._rows.get(number) or Row(micro_batch, self._tile)
+        rows = self._rows.get(number) or RivalRows(micro_batch, self._tile)
         stages, seconds = [span.stage for span in spans], [span.end - span.begin for span in spans]
         is_watched = number // self._depth % _WATCHED_ROUNDS == 0
         in_tiles = self.best is self._by_tiles
         if is_watched or not in_tiles:
-            self._by_tokens.observe(row.by_tokens, stages, seconds)
+            self._by_tokens.observe(rows.by_tokens, stages, seconds)
         if self._by_tiles is not None and (is_watched or in_tiles or not self._by_tiles.is_fitted):
-            self._by_tiles.observe(row.by_tiles, stages, seconds)
+            self._by_tiles.observe(rows.by_tiles, stages, seconds)
         if spans[-1].stage == self._num_stages - 1:
             self._rows.pop(number, None)
 

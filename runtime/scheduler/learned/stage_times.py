@@ -13,8 +13,8 @@ from ....conf.errors import ConfigError
 from ...core.features import FEATURES, Features, weigh_all
 
 _FIRST_REFIT = 8  # micro-batches before the first fit
-_REFIT_SHARE = 1 / 4  # of the observations so far are new before the next fit,
-_REFIT_MOST = 128  # or so many micro-batches
+_REFIT_SHARE = 1 / 4  # share of the observations so far that are new before the next fit
+_REFIT_MOST = 128  # most micro-batches between fits
 _MEMORY = 1024  # micro-batches after which an observation counts 1/e
 _HUBER_BOUND = 1.345  # in scales of the residual: 95% as efficient as least squares where errors are normal
 _MAD_TO_SIGMA = 1.4826  # median absolute deviation to standard deviation, for normal errors

@@ -11,7 +11,6 @@ from mypy_extensions import mypyc_attr
 
 from ....conf.policies import EqualTimeConfig
 from ...core.block_pool import BlockPool
-from ...core.features import Features
 from ...core.messages import Span
 from ...core.micro_batch import MicroBatch
 from ...core.request import Request
@@ -21,16 +20,13 @@ from ..learned.backlog import SHORT_ROUNDS, Backlog
 from ..learned.chunk_picker import ChunkPicker
 from ..learned.output_lengths import OutputLengths
 from ..learned.rival_fits import RivalFits
-from ..learned.stage_cost import TOKENS_FOR_TIME, StageCost
 from ..learned.stage_times import read_profile
+from ..learned.target_time import SMALLEST_CHUNK, TargetTime
 from ..learned.turnaround import Turnaround
-from ..learned.typical_micro_batch import TypicalMicroBatch
 
-_ADMISSION_HEADROOM = 1.1  # times the rate at which prompts come in; each free slot adds as much again
 _TILE_ALIGNMENT_LOSS = 0.05  # of a chunk is given up for a multiple of the tile; more would make the times unequal
 _RESERVED_OUTPUTS = 2  # times the mean output is set aside in the cache
-_COARSE_TILES = 4  # a chunk of at most so many tiles holds whole ones
-_SMALLEST_CHUNK = 1 / 16  # of a whole one: a smaller chunk is not worth its overhead
+_COARSE_TILES = 4  # most tiles of a chunk that holds whole ones
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -55,13 +51,11 @@ class EqualTime(Scheduler):
     def __init__(self, config: EqualTimeConfig, limits: Limits, pool: BlockPool) -> None:
         super().__init__(config, limits, pool)
         self.tile = config.tile or limits.tile
-        self.target_s = None if config.target_ms is None else config.target_ms / 1e3
         self.picker = ChunkPicker(config.chunk, self.tile, limits.stages)
         profile = read_profile(config.profile, limits.stages)
         self.fits = RivalFits(limits.stages, self.tile, self._least_depth, profile)
-        self.cost = StageCost(TOKENS_FOR_TIME)  # of the slowest stage
-        self._weights: object = None  # of the fit that `cost` was made from
-        self._typical = TypicalMicroBatch(self.picker.chunk)
+        target_s = None if config.target_ms is None else config.target_ms / 1e3
+        self.target = TargetTime(target_s, self.picker.chunk, self.fits)
         self._outputs = OutputLengths()
         self._turnaround = Turnaround(limits.stages)
         self._prompts = Backlog()
@@ -71,25 +65,27 @@ class EqualTime(Scheduler):
         prompt = self.next_prompt()
         self.take_decodes(batch, min(self.decode_share, self.limits.batch - 1 if prompt else self.limits.batch))
         context = sum([request.num_dispatched for request in batch.decodes])
-        left = self._target_seconds - self.cost.of_decodes(len(batch.decodes), context)
+        cost = self.target.cost
+        target_seconds = self.target.seconds(self.picker.chunk, self._free_slots)
+        left = target_seconds - cost.of_decodes(len(batch.decodes), context)
         while batch.num_requests < self.limits.batch and (prompt := self.next_prompt()):
             length = self._chunk_length(batch, prompt, left)
             if not length:
                 break
-            left -= self.cost.of_chunk(length, prompt.num_dispatched)
+            left -= cost.of_chunk(length, prompt.num_dispatched)
             self.take_chunk(batch, prompt, length)
             if prompt.remaining_prefill:
                 break
         if not batch:
             self.take_decodes(batch, 1)  # no decode of this micro-batch's share is ready
         if batch:
-            self._typical.observe(batch, context, self._whole_chunk, self._turn)
+            self.target.typical.observe(batch, context, self.target.whole_chunk(self.picker.chunk), self._turn)
         self.picker.filled(batch)
 
     def _chunk_length(self, batch: MicroBatch, prompt: Request, seconds: float) -> int:
         """Return the tokens of the next chunk of `prompt`, which adds about `seconds`; 0 for no chunk."""
         remaining = prompt.remaining_prefill
-        room = self.cost.longest_chunk(seconds, prompt.num_dispatched)
+        room = self.target.cost.longest_chunk(seconds, prompt.num_dispatched)
         length = min(remaining, max(0, self._in_whole_tiles(batch, room) if self._is_coarse else room))
         if length < remaining:
             overhang = (batch.num_tokens + length) % self.tile
@@ -97,17 +93,17 @@ class EqualTime(Scheduler):
                 length -= overhang
             if length and self.num_waiting == 0 and len(self.prefilling) == 1:
                 length = -(-remaining // -(-remaining // length))  # equal chunks
-        least = min(remaining, max(1, int(_SMALLEST_CHUNK * self.picker.chunk)))
+        least = min(remaining, max(1, int(SMALLEST_CHUNK * self.picker.chunk)))
         if length >= least:
             return length
         # Nothing may stand still: a micro-batch without a chunk takes a small one, unless its time is promised.
-        is_promised = self.target_s is not None and batch.decodes
+        is_promised = self.target.fixed_s is not None and batch.decodes
         return 0 if batch.chunks or is_promised else least
 
     def _in_whole_tiles(self, batch: MicroBatch, room: int) -> int:
         """Return the tokens, near `room`, that fill the micro-batch up to whole tiles, a chunk's at most."""
         tiles = (batch.num_tokens + room) / self.tile
-        whole = math.floor(tiles) if self.target_s is not None else round(tiles)
+        whole = math.floor(tiles) if self.target.fixed_s is not None else round(tiles)
         is_short = self._turn % self._least_depth == 0 and self.backlog <= SHORT_ROUNDS * self._tokens_a_round
         most = self.picker.chunk // self.tile - is_short
         return max(1, min(whole, most)) * self.tile - batch.num_tokens
@@ -118,34 +114,11 @@ class EqualTime(Scheduler):
         return self.tile <= self.picker.chunk <= _COARSE_TILES * self.tile
 
     @property
-    def _target_seconds(self) -> float:
-        """The predicted time that the next micro-batch is filled to."""
-        if self.target_s is not None and self.fits.is_fitted:
-            return self.target_s
-        return self.cost.of(self._typical_features)
-
-    @property
-    def _typical_features(self) -> Features:
-        """Features of a micro-batch with a typical chunk, decodes and prefix.
-
-        Waiting prompts enter at the rate at which decodes end, whatever the chunk. Where that is less than `chunk` a
-        micro-batch, spreading it makes equal micro-batches where whole chunks now and then would not.
-        """
-        chunk = self._whole_chunk
-        if self.num_waiting:
-            free_slots = 0 if self.short_of_kv else max(0, self.slots - len(self.running))
-            pace = _ADMISSION_HEADROOM * (1 + free_slots) * self._typical.prefill_tokens
-            chunk = min(chunk, max(pace, self.picker.chunk * _SMALLEST_CHUNK))
-        return self._typical.with_chunk(chunk)
-
-    @property
-    def _whole_chunk(self) -> float:
-        """Prompt tokens that fill a micro-batch with typical decodes and a typical prefix."""
-        typical = self._typical
-        if self.target_s is not None and self.fits.is_fitted:
-            left = self.target_s - self.cost.of_decodes(round(typical.decodes), round(typical.context))
-            return self.cost.longest_chunk(left, round(typical.prefix))
-        return max(0.0, self.picker.chunk - typical.decodes)
+    def _free_slots(self) -> int | None:
+        """Slots that waiting prompts could take; None if no prompt waits."""
+        if not self.num_waiting:
+            return None
+        return 0 if self.short_of_kv else max(0, self.slots - len(self.running))
 
     @property
     def _tokens_a_round(self) -> int:
@@ -160,7 +133,7 @@ class EqualTime(Scheduler):
     def depth(self) -> int:
         """One more in flight makes tokens wait, so it must pay: below saturation stages idle anyway, and where slots or
         blocks lack, so that prompts do not fill micro-batches, it only deals the same decodes over more of them."""
-        is_deeper = self._prompts.is_long and self._typical.is_full and self._turnaround.is_long
+        is_deeper = self._prompts.is_long and self.target.typical.is_full and self._turnaround.is_long
         return self.limits.depth.most if is_deeper else self._least_depth
 
     def reserved_tokens(self, request: Request) -> int:
@@ -171,11 +144,7 @@ class EqualTime(Scheduler):
 
     def _learn(self) -> None:
         """Take over what has been learned since the last micro-batch: the slowest stage's cost, and the chunk."""
-        self.fits.choose()
-        if self.fits.by_stage is not self._weights:
-            self._weights = self.fits.by_stage
-            typical = self._typical_features
-            self.cost = max([StageCost(w) for w in self.fits.by_stage or ()], key=lambda cost: cost.of(typical))
+        self.target.refresh(self.picker.chunk, self._free_slots)
         if note := self.picker.update(self.queue_snapshot):
             self.notes.append(note)
         self._prompts.observe(self.backlog, self._tokens_a_round)

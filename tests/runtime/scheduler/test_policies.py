@@ -194,7 +194,7 @@ def test_one_more_in_flight_while_prompts_wait_and_fill() -> None:
     assert depth() == STAGES, "not saturated yet"
     scheduler.add(Request(2, [1] * 17_000, SamplingParams(max_tokens=1)))
     assert depth() == STAGES + 1
-    scheduler._typical.fullness = 0.5
+    scheduler.target.typical.fullness = 0.5
     assert scheduler.depth == STAGES, "prompts do not fill what is in flight already"
 
 

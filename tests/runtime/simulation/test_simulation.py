@@ -304,7 +304,7 @@ def test_least_tokens_spreads_what_comes_at_once(requests: list[tuple[int, int]]
 
 @pytest.mark.parametrize("most", [None, 20])
 def test_a_run_that_is_counted_is_let_go_of_on_the_way(monkeypatch: pytest.MonkeyPatch, most: int | None) -> None:
-    monkeypatch.setattr(simulation, "_TOTALLED", 32)
+    monkeypatch.setattr(simulation, "_MICRO_BATCHES_PER_TOTAL", 32)
     replica = make_replica(SarathiConfig(chunk=16), batch=4)
     replica.totals = RunningTotals(replica.coordinator.scheduler.limits.depth.most)
     held = 0

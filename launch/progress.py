@@ -114,7 +114,7 @@ def _bar(console: Console, name: str, text: TextColumn) -> Progress:
 
 @contextmanager
 def starting(console: Console, config: EngineConfig) -> Iterator[Callable[[str], None]]:
-    """Says what the start of the ranks, which takes seconds, is at; gives the function that does so."""
+    """Show what the start of the ranks, which takes seconds, is doing; yield the function that reports it."""
     parallel = config.parallel
     ranks = f"{parallel.world_size} rank{'s' if parallel.world_size > 1 else ''}"
     text = f"starting {config.model.name} on {ranks} (pp={parallel.pp} x tp={parallel.tp}, {parallel.launcher})"

@@ -38,7 +38,7 @@ EXPERIMENTS: dict[str, Experiment] = {
 
 
 def check_experiment(config: SimulateConfig) -> None:
-    """Checks that an experiment exists and can run with `config`.
+    """Check that an experiment exists and can run with `config`.
 
     Raises:
         ConfigError: There is no such experiment, or the config sets a key that the experiment sets itself.

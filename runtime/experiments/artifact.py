@@ -68,7 +68,7 @@ class Artifact:
 
 
 def write_artifact(folder: Path, artifact: Artifact) -> list[Path]:
-    """Writes `paper.json`, `paper.md` and a PNG of each chart into `folder`; returns the paths of the PNGs."""
+    """Write `paper.json`, `paper.md` and a PNG of each chart into `folder`; return the paths of the PNGs."""
     rows = [asdict(row) for row in artifact.rows]
     (folder / "paper.json").write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
     figures = write_figures(folder, artifact.charts)
@@ -77,7 +77,7 @@ def write_artifact(folder: Path, artifact: Artifact) -> list[Path]:
 
 
 def number(value: float | None) -> str:
-    """Writes a number with at least three significant digits; a dash for None."""
+    """Write a number with at least three significant digits; a dash for None."""
     if value is None:
         return "-"
     if abs(value) >= 1000:
@@ -86,7 +86,7 @@ def number(value: float | None) -> str:
 
 
 def cells(row: Row) -> tuple[str, ...]:
-    """Returns a row as text: quantity, setting, paper, ours, deviation."""
+    """Return a row as text: quantity, setting, paper, ours, deviation."""
     sign = {"=": "", "<=": "≤ ", ">=": "≥ "}[row.relation] if row.paper is not None else ""
     deviation = "-" if row.deviation is None else f"{row.deviation:+.1%}"
     if row.relation != "=" and row.deviation == 0.0:
@@ -95,13 +95,13 @@ def cells(row: Row) -> tuple[str, ...]:
 
 
 def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Writes a Markdown table. The first column is text, the others are numbers."""
+    """Write a Markdown table. The first column is text, the others are numbers."""
     lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _page(artifact: Artifact, figures: Sequence[str]) -> str:
-    """Writes an artifact as Markdown; `figures` are the file names of its charts."""
+    """Write an artifact as Markdown; `figures` are the file names of its charts."""
     lines = [f"## {artifact.title}", ""]
     lines += ["| quantity | setting | paper | ours | deviation |", "| --- | --- | ---: | ---: | ---: |"]
     lines += [f"| {' | '.join(cells(row))} |" for row in artifact.rows]

@@ -18,7 +18,7 @@ CHUNKS = (128, 256, 512, 1024, 2048)  # sizes that are tried for the attention o
 
 
 def bubble_free_seconds(costs: StageCosts, inputs: Ints, outputs: Ints, batch: int) -> float:
-    """Returns a lower bound of the makespan of any policy, in seconds: the slowest stage's compute time without waits.
+    """Return a lower bound of the makespan of any policy, in seconds: the slowest stage's compute time without waits.
 
     With at most `batch` decodes in a micro-batch there are at least M = decodes / `batch` micro-batches, however their
     R tokens are distributed. The time of a stage without attention is a function f of a micro-batch's tokens. Let F be
@@ -49,7 +49,7 @@ def bubble_free_seconds(costs: StageCosts, inputs: Ints, outputs: Ints, batch: i
 
 
 def _fused(costs: StageCosts, stage: int, tokens: int, fewest: float, longest: int) -> float:
-    """Returns a lower bound of one stage's seconds without attention.
+    """Return a lower bound of one stage's seconds without attention.
 
     Args:
         costs: Seconds of each stage.
@@ -67,19 +67,19 @@ def _fused(costs: StageCosts, stage: int, tokens: int, fewest: float, longest: i
 
 
 def _sizes(longest: int) -> list[int]:
-    """Returns the sizes of micro-batches that are tried: in small steps up to `longest`, then its multiples."""
+    """Return the sizes of micro-batches that are tried: in small steps up to `longest`, then its multiples."""
     close = [1, *range(SIZE_STEP, longest + SIZE_STEP, SIZE_STEP)]
     return close + [close[-1] * times for times in range(2, MAX_PROMPTS + 1)]
 
 
 def _without_attention(costs: StageCosts, stage: int, rows: int) -> float:
-    """Returns one stage's seconds for `rows` tokens, without attention."""
+    """Return one stage's seconds for `rows` tokens, without attention."""
     parts = costs.breakdown(MicroBatchShape(((rows, 0),)), stage)
     return sum(parts.values()) - parts["attn"]
 
 
 def lower_envelope(x: Ints, y: Floats) -> list[int]:
-    """Returns the indices of the points on the lower convex envelope; x must ascend."""
+    """Return the indices of the points on the lower convex envelope; x must ascend."""
     kept: list[int] = []
     for place in range(len(x)):
         while len(kept) > 1:
@@ -92,7 +92,7 @@ def lower_envelope(x: Ints, y: Floats) -> list[int]:
 
 
 def _prompt_attention(source: Operators, inputs: Ints) -> float:
-    """Returns the attention seconds of all prompts in one layer, each whole or in chunks of its fastest size."""
+    """Return the attention seconds of all prompts in one layer, each whole or in chunks of its fastest size."""
     total = 0.0
     for length, count in zip(*(values.tolist() for values in np.unique(inputs, return_counts=True)), strict=True):
         best = source.chunk_attention(length, 0)

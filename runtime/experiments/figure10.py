@@ -26,7 +26,7 @@ PAPER = (
 
 
 def figure10(config: SimulateConfig, simulate: Simulate) -> Artifact:
-    """Simulates whole runs, and sums the operator times of their micro-batches."""
+    """Simulate whole runs, and sum the operator times of their micro-batches."""
     costs = costs_of(config)
     reductions: dict[str, dict[str, float]] = {}
     all_linear: dict[str, float] = {}
@@ -70,7 +70,7 @@ def figure10(config: SimulateConfig, simulate: Simulate) -> Artifact:
 
 
 def reduction_from_tables() -> float:
-    """Returns the reduction of linear operators at `PEAK` that follows from the paper's Table 2 and Figure 7.
+    """Return the reduction of linear operators at `PEAK` that follows from the paper's Table 2 and Figure 7.
 
     It is that of four chunks, against a prefill and decodes in batches of 18. Figure 7's iteration of 256 tokens also
     contains some attention.

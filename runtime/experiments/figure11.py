@@ -27,7 +27,7 @@ PEAKS = {256: 1.27, 512: 1.23}  # SARATHI's highest over P:D ratios, by chunk (1
 
 
 def figure11(config: SimulateConfig, simulate: Simulate) -> Artifact:
-    """Simulates whole runs of equal requests. Orca's worst case is the baseline (5.2)."""
+    """Simulate whole runs of equal requests. Orca's worst case is the baseline (5.2)."""
     rows, by_length = [], dict[str, dict[int, float]](sarathi={}, orca_best={})
     for length, batch in LLAMA_13B_BATCHES.items():
         ratio = balanced(batch)

@@ -65,7 +65,7 @@ RATIOS = (
 
 
 def figure12(config: SimulateConfig, simulate: Simulate) -> Artifact:
-    """Simulates the paper's systems with the stated parameters, then varies others one at a time, over fewer requests.
+    """Simulate the paper's systems with the stated parameters, then vary others one at a time, over fewer requests.
 
     The policy `equal_time` and the lower bound of the makespan are reported beside them.
     """
@@ -107,7 +107,7 @@ def figure12(config: SimulateConfig, simulate: Simulate) -> Artifact:
 
 
 def systems(config: SimulateConfig) -> dict[str, SimulateConfig]:
-    """Returns the configs of the paper's three systems and of ours, by name.
+    """Return the configs of the paper's three systems and of ours, by name.
 
     With a single stage sends do not matter, so these parameters have their defaults.
     """
@@ -127,7 +127,7 @@ def systems(config: SimulateConfig) -> dict[str, SimulateConfig]:
 
 
 def _batches(config: SimulateConfig) -> list[Row]:
-    """Compares the paper's B with the memory model's, which has 72 GB per GPU for weights, keys and values."""
+    """Compare the paper's B with the memory model's, which has 72 GB per GPU for weights, keys and values."""
     arch, element = make_plan(config).arch, dtype_bytes(config.model, config.hardware.device)
     rows = []
     for name, each in systems(config).items():
@@ -171,7 +171,7 @@ def _completions_chart(ours: Mapping[str, Outcome]) -> Chart:
 
 
 def _notes(ours: Mapping[str, Outcome], least: float) -> tuple[str, ...]:
-    """Reports the outcomes with the stated parameters side by side; `least` is the makespan's bound, in seconds."""
+    """Report the outcomes with the stated parameters side by side; `least` is the makespan's bound, in seconds."""
     outer = [cause for cause in CAUSES if cause not in (*PIPELINE_BUBBLES, Cause.TRANSPORT, Cause.CONTROL)]
     each = list(ours.values())
     over = ["-" if name == TENSOR else f"{outcome.seconds / least:.3f}" for name, outcome in ours.items()]
@@ -200,7 +200,7 @@ def _notes(ours: Mapping[str, Outcome], least: float) -> tuple[str, ...]:
 def _orca_notes(
     ours: Mapping[str, Outcome], others: Mapping[str, Outcome], stated: Mapping[str, Outcome]
 ) -> tuple[str, ...]:
-    """Explains Orca's makespan, and compares other baselines over fewer requests.
+    """Explain Orca's makespan, and compare other baselines over fewer requests.
 
     Args:
         ours: Outcomes with the stated parameters, by system.
@@ -230,7 +230,7 @@ def _orca_notes(
 
 
 def _variants_notes(by_variant: Mapping[str, Mapping[str, Outcome]]) -> tuple[str, ...]:
-    """Reports how each variant changes the makespan of each system."""
+    """Report how each variant changes the makespan of each system."""
     names = (ORCA, SARATHI, TENSOR)
     first, last, lines = by_variant[STATED], list(by_variant.values())[-1], []
     ratios = [ours[ORCA].value("median") / (ours[SARATHI].value("median") or np.nan) for ours in (first, last)]

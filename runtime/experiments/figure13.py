@@ -23,7 +23,7 @@ GAINS = {64: 1.0, 128: 1.16}  # throughput over the baseline's, by chunk; the pa
 
 
 def figure13(config: SimulateConfig, simulate: Simulate) -> Artifact:
-    """Adds up prefills chunk by chunk, and simulates whole runs at each chunk's best P:D ratio."""
+    """Add up prefills chunk by chunk, and simulate whole runs at each chunk's best P:D ratio."""
     costs = costs_of(config)
     attention, whole = dict[int, dict[int, float]](), dict[int, dict[int, float]]()
     for length in LLAMA_13B_BATCHES:
@@ -79,7 +79,7 @@ def figure13(config: SimulateConfig, simulate: Simulate) -> Artifact:
 
 
 def chunked_prefill(costs: StageCosts, length: int, chunk: int) -> dict[str, float]:
-    """Returns the seconds of a prompt in chunks, by part of the iteration."""
+    """Return the seconds of a prompt in chunks, by part of the iteration."""
     total = {"linear": 0.0, "attn": 0.0, "rest": 0.0}
     for start in range(0, length, chunk):
         size = min(chunk, length - start)

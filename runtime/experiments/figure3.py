@@ -19,7 +19,7 @@ MAX_OTHERS = 0.05  # share of `others` in a block's time
 
 
 def figure3(config: SimulateConfig, simulate: Simulate) -> Artifact:
-    """Computes iterations of the transformer blocks alone, without embedding and LM head."""
+    """Compute iterations of the transformer blocks alone, without embedding and LM head."""
     costs = costs_of(config)
     first = {batch: _seconds_per_token(costs, prefill(LENGTH, batch), batch * LENGTH) for batch in BATCHES}
     then = {batch: _seconds_per_token(costs, decodes(batch, LENGTH), batch) for batch in BATCHES}

@@ -30,7 +30,7 @@ BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
 def figure4(config: SimulateConfig, simulate: Simulate) -> Artifact:
-    """Computes one layer, as the paper profiles it, so that batches fit for which the whole model has no memory."""
+    """Compute one layer, as the paper profiles it, so that batches fit for which the whole model has no memory."""
     arch = resolve_architecture(config.model)
     layer = _one_layer(make_operators(config, config.hardware, arch))
     prompts = {tokens: _throughput(layer, prefill(tokens), tokens) for tokens in TOKENS}
@@ -81,7 +81,7 @@ def _one_layer(operators: Operators) -> StageCosts:
 
 
 def _throughput(layer: StageCosts, shape: MicroBatchShape, tokens: int) -> float:
-    """Returns the throughput of a layer alone, in tokens/ms."""
+    """Return the throughput of a layer alone, in tokens/ms."""
     parts = layer.breakdown(shape, 0)
     seconds = sum(parts[name] for name in (*LAYER_LINEARS, "attn", "others", "all_reduce"))
     return tokens / seconds / 1e3
@@ -92,7 +92,7 @@ def _saturating_size(by_size: dict[int, float]) -> int:
 
 
 def _intensities(arch: Architecture, length: int, element: int) -> dict[str, Callable[[int], float]]:
-    """Returns for each operator a function from batch to arithmetic intensity, in FLOPs/byte.
+    """Return for each operator a function from batch to arithmetic intensity, in FLOPs/byte.
 
     Args:
         arch: The model.

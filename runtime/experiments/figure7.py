@@ -15,7 +15,7 @@ MAX_TOKENS = 640
 
 
 def figure7(config: SimulateConfig, simulate: Simulate) -> Artifact:
-    """Computes iterations of one prompt by the cost model."""
+    """Compute iterations of one prompt by the cost model."""
     costs = costs_of(config)
 
     def milliseconds(tokens: int) -> float:

@@ -13,7 +13,7 @@ NAME = "Figure 8"
 
 
 def figure8(config: SimulateConfig, simulate: Simulate) -> Artifact:
-    """Computes iterations by the cost model, up to the largest batch of each length."""
+    """Compute iterations by the cost model, up to the largest batch of each length."""
     costs = costs_of(config)
     found = {
         length: {batch: decode_speedup(costs, batch, length) for batch in range(2, largest + 1)}

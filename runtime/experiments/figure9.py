@@ -31,7 +31,7 @@ PEAKS = {256: (14, 1.27), 512: (28, 1.23)}  # at 1K, by chunk: the P:D ratio and
 
 
 def figure9(config: SimulateConfig, simulate: Simulate) -> Artifact:
-    """Simulates whole runs of equal requests at each P:D ratio, for the largest batch of each length."""
+    """Simulate whole runs of equal requests at each P:D ratio, for the largest batch of each length."""
     charts, rows = [], []
     for letter, (length, batch) in zip("abc", LLAMA_13B_BATCHES.items(), strict=True):
         found = gains(config, simulate, length, batch, {f"C={chunk}": sarathi(batch, chunk) for chunk in CHUNKS})
@@ -57,7 +57,7 @@ def figure9(config: SimulateConfig, simulate: Simulate) -> Artifact:
 
 
 def _why(config: SimulateConfig) -> str:
-    """Explains the difference at the peak by the time of an iteration, in the paper and here."""
+    """Explain the difference at the peak by the time of an iteration, in the paper and here."""
     costs, batch, (ratio, gain) = costs_of(config), LLAMA_13B_BATCHES[1024], PEAKS[256]
     chunk = 1e3 * costs.seconds(prefill(256))[0]
     return (
@@ -70,7 +70,7 @@ def _why(config: SimulateConfig) -> str:
 
 
 def gain_from_tables(ratio: int, batch: int) -> float:
-    """Returns the gain at 1K that follows from the paper's Table 2 and Figure 7.
+    """Return the gain at 1K that follows from the paper's Table 2 and Figure 7.
 
     It compares chunks of 256 that carry batch - 1 decodes with a prefill and decode-only iterations. The attention of
     the decodes is added to the time of a chunk.
@@ -86,7 +86,7 @@ def gain_from_tables(ratio: int, batch: int) -> float:
 def gains(
     config: SimulateConfig, simulate: Simulate, length: int, batch: int, policies: dict[str, SchedulerConfig]
 ) -> dict[str, dict[int, float]]:
-    """Simulates policies at each P:D ratio. Returns the throughput of each over the baseline's, by P:D ratio."""
+    """Simulate policies at each P:D ratio. Return the throughput of each over the baseline's, by P:D ratio."""
     found: dict[str, dict[int, float]] = {label: {} for label in policies}
     for ratio in RATIOS:
         requests = equal_requests(config, length, ratio, batch)
@@ -98,7 +98,7 @@ def gains(
 
 
 def gains_chart(name: str, title: str, found: dict[str, dict[int, float]]) -> Chart:
-    """Makes the chart of `gains`."""
+    """Make the chart of `gains`."""
     series = tuple(
         Series(label, np.array(list(by), np.float64), np.array(list(by.values())), series_colour(place))
         for place, (label, by) in enumerate(found.items())

@@ -21,7 +21,7 @@ LLAMA_13B_BATCHES = {1024: 18, 2048: 10, 3072: 6}
 
 
 def costs_of(config: SimulateConfig) -> StageCosts:
-    """Returns the costs of the one stage that `config` describes.
+    """Return the costs of the one stage that `config` describes.
 
     Raises:
         ConfigError: The model does not fit, or there are no times of the hardware.
@@ -30,29 +30,29 @@ def costs_of(config: SimulateConfig) -> StageCosts:
 
 
 def iteration(costs: StageCosts, shape: MicroBatchShape) -> dict[str, float]:
-    """Returns the seconds of one iteration: `linear` and `attn` of all layers, as in Table 2, and `rest`, all else."""
+    """Return the seconds of one iteration: `linear` and `attn` of all layers, as in Table 2, and `rest`, all else."""
     parts = costs.breakdown(shape, 0)
     linear, attn = sum(parts[name] for name in LAYER_LINEARS), parts["attn"]
     return {"linear": linear, "attn": attn, "rest": sum(parts.values()) - linear - attn}
 
 
 def prefill(tokens: int, requests: int = 1) -> MicroBatchShape:
-    """Returns the shape of `requests` whole prompts of `tokens` tokens each."""
+    """Return the shape of `requests` whole prompts of `tokens` tokens each."""
     return MicroBatchShape(((tokens, 0),) * requests, sampled=requests)
 
 
 def decodes(requests: int, context: int) -> MicroBatchShape:
-    """Returns the shape of `requests` decodes with a context of `context` tokens each."""
+    """Return the shape of `requests` decodes with a context of `context` tokens each."""
     return MicroBatchShape((), requests, requests * context, requests)
 
 
 def decode_maximal(chunk: int, requests: int, context: int) -> MicroBatchShape:
-    """Returns the shape of a chunk that is not a prompt's last, and of `requests` decodes that ride along."""
+    """Return the shape of a chunk that is not a prompt's last, and of `requests` decodes that ride along."""
     return MicroBatchShape(((chunk, 0),), requests, requests * context, requests)
 
 
 def decode_speedup(costs: StageCosts, batch: int, length: int, chunk: int = CHUNK) -> float:
-    """Returns how much cheaper a decode is that rides along with a chunk, compared with a decode-only batch.
+    """Return how much cheaper a decode is that rides along with a chunk, compared with a decode-only batch.
 
     The time of a decode that rides along is the difference between a decode-maximal batch and a prefill-only batch with
     the same chunk, divided by its batch - 1 decodes (5.1.1). The chunk is shortened by the decodes (4.4).
@@ -72,17 +72,17 @@ def decode_speedup(costs: StageCosts, batch: int, length: int, chunk: int = CHUN
 
 
 def balanced(batch: int, chunk: int = CHUNK) -> float:
-    """Returns the P:D ratio at which chunks and the decodes that ride along end together: C / (B - 1) (5.1.3)."""
+    """Return the P:D ratio at which chunks and the decodes that ride along end together: C / (B - 1) (5.1.3)."""
     return chunk / (batch - 1)
 
 
 def full_batches(config: SimulateConfig) -> int:
-    """Returns how many full batches of the baseline make a run."""
+    """Return how many full batches of the baseline make a run."""
     return max(1, (config.workload.num_prompts or 100) // max(LLAMA_13B_BATCHES.values()))
 
 
 def equal_requests(config: SimulateConfig, length: int, ratio: float, batch: int) -> SimulateConfig:
-    """Returns the config with a workload of equal requests that make `full_batches` full batches.
+    """Return the config with a workload of equal requests that make `full_batches` full batches.
 
     Args:
         config: The config.
@@ -99,33 +99,33 @@ def equal_requests(config: SimulateConfig, length: int, ratio: float, batch: int
 
 
 def baseline(batch: int) -> SchedulerConfig:
-    """Returns the paper's baseline (5.1): prefill-only and decode-only batches, the same as `orca_worst` (5.2)."""
+    """Return the paper's baseline (5.1): prefill-only and decode-only batches, the same as `orca_worst` (5.2)."""
     return OrcaWorstConfig(batch=batch)
 
 
 def orca_best(batch: int) -> SchedulerConfig:
-    """Returns the policy of Orca's best case (5.2)."""
+    """Return the policy of Orca's best case (5.2)."""
     return OrcaBestConfig(batch=batch)
 
 
 def sarathi(batch: int, chunk: int = CHUNK) -> SchedulerConfig:
-    """Returns the paper's policy: chunk and decodes together are C tokens; a prompt's last chunk is what is left."""
+    """Return the paper's policy: chunk and decodes together are C tokens; a prompt's last chunk is what is left."""
     return SarathiConfig(batch=batch, chunk=chunk, tile=1)
 
 
 def run_policy(config: SimulateConfig, policy: SchedulerConfig, simulate: Simulate, name: str) -> RunRecord:
-    """Simulates a policy on one GPU; `name` is shown with the progress."""
+    """Simulate a policy on one GPU; `name` is shown with the progress."""
     (record,) = simulate(replace(config, scheduler=policy), f"{policy.name} {name}")
     return record
 
 
 def makespan(record: RunRecord) -> float:
-    """Returns the seconds from the first arrival to the end of the last compute."""
+    """Return the seconds from the first arrival to the end of the last compute."""
     return Ledger(record).span_seconds
 
 
 def operator_seconds(record: RunRecord, costs: StageCosts) -> dict[str, float]:
-    """Returns the seconds of a one-stage run by operator."""
+    """Return the seconds of a one-stage run by operator."""
     total: dict[str, float] = {}
     for micro_batch in record.micro_batches:
         for part, seconds in costs.breakdown(shape_of(micro_batch), 0).items():
@@ -134,6 +134,6 @@ def operator_seconds(record: RunRecord, costs: StageCosts) -> dict[str, float]:
 
 
 def shape_of(micro_batch: MicroBatchRecord) -> MicroBatchShape:
-    """Returns the shape of a recorded micro-batch."""
+    """Return the shape of a recorded micro-batch."""
     chunks = tuple((chunk.tokens, chunk.start) for chunk in micro_batch.chunks)
     return MicroBatchShape(chunks, micro_batch.decode_tokens, micro_batch.decode_context, micro_batch.sampled_rows)

@@ -51,16 +51,16 @@ class Outcome:
     decodes_only: MicroBatchMeans
 
     def idle_share(self, causes: Sequence[Cause]) -> float:
-        """Returns the share of stage time that is idle for one of `causes`."""
+        """Return the share of stage time that is idle for one of `causes`."""
         return sum(self.idle[cause] for cause in causes) / self.stage_seconds
 
     def value(self, quantity: str) -> float:
-        """Returns the median bubble time if the quantity's name starts with "median", else the makespan."""
+        """Return the median bubble time if the quantity's name starts with "median", else the makespan."""
         return float(np.median(self.bubbles)) if quantity.startswith("median") else self.seconds
 
 
 def outcome_of(records: Sequence[RunRecord]) -> Outcome:
-    """Computes the outcome of a run from the records of its replicas.
+    """Compute the outcome of a run from the records of its replicas.
 
     Raises:
         AssertionError: The ledger does not conserve time.

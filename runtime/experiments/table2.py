@@ -26,7 +26,7 @@ SETTINGS = {
 
 
 def table2(config: SimulateConfig, simulate: Simulate) -> Artifact:
-    """Computes three iterations by the cost model; nothing is scheduled."""
+    """Compute three iterations by the cost model; nothing is scheduled."""
     costs = costs_of(config)
     shapes: dict[str, MicroBatchShape] = {
         "prefill-only": prefill(LENGTH),

@@ -39,7 +39,7 @@ MEMORY_GIB = 77.0
 
 
 def table4(config: SimulateConfig, simulate: Simulate) -> Artifact:
-    """Computes decode speedups by the cost model, and simulates throughput gains."""
+    """Compute decode speedups by the cost model, and simulate throughput gains."""
     device = replace(load_hardware("a100-80g"), memory_gib=MEMORY_GIB)
     larger = replace(config, model=build(ModelConfig, load_group("model", "llama-33b"), "model"), hardware=device)
     rows, series = list[Row](), list[Series]()

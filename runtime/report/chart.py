@@ -111,7 +111,7 @@ class Chart:
 
 
 def numbered_points(chart: Chart) -> list[Series]:
-    """Returns the points of a scatter that are drawn with a number in place of their name, from left to right.
+    """Return the points of a scatter that are drawn with a number in place of their name, from left to right.
 
     Numbers start at 1, and the legend says which name each stands for. They are used if the names are too many or too
     long to be written beside the points. Otherwise the list is empty.
@@ -124,12 +124,12 @@ def numbered_points(chart: Chart) -> list[Series]:
 
 
 def series_colour(number: int) -> str:
-    """Returns the style sheet's name of the colour of series `number`; colours repeat."""
+    """Return the style sheet's name of the colour of series `number`; colours repeat."""
     return f"s{number % _NUM_COLOURS}"
 
 
 def ticks(low: float, high: float, count: int = 5, *, whole: bool = False) -> list[float]:
-    """Returns about `count` round numbers in [low, high], whole numbers if `whole`."""
+    """Return about `count` round numbers in [low, high], whole numbers if `whole`."""
     if not high > low:
         return [low]
     even = (high - low) / max(1, count)
@@ -141,7 +141,7 @@ def ticks(low: float, high: float, count: int = 5, *, whole: bool = False) -> li
 
 
 def extent(chart: Chart) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Returns the ends (low, high) of x and of y, with some room beyond the data; low is always below high."""
+    """Return the ends (low, high) of x and of y, with some room beyond the data; low is always below high."""
     xs = np.concatenate([s.x for s in chart.series] or [np.zeros(1)])
     if chart.kind == "areas" or chart.kind == "bars":
         stacked = np.sum([s.y for s in chart.series], axis=0) if chart.series else np.zeros(1)
@@ -156,7 +156,7 @@ def extent(chart: Chart) -> tuple[tuple[float, float], tuple[float, float]]:
 
 
 def _ends(axis: Axis, values: Floats, room: float) -> tuple[float, float]:
-    """Returns the ends of an axis; `room` is the share of the data's range that is added where the data sets an end."""
+    """Return the ends of an axis; `room` is the share of the data's range that is added where the data sets an end."""
     values = values[np.isfinite(values)]
     lowest, highest = (float(values.min()), float(values.max())) if len(values) else (0.0, 1.0)
     margin = room * (highest - min(lowest, axis.low if axis.low is not None else lowest))

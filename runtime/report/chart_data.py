@@ -68,7 +68,7 @@ class ChartData:
 
 
 def chart_data(record: RunRecord, ledger: Ledger) -> ChartData:
-    """Extracts the data of a run's charts from its record and ledger."""
+    """Extract the data of a run's charts from its record and ledger."""
     completed = completed_requests(record)
     finished = [request.token_times[-1] - ledger.t0 for request in completed if request.token_times]
     micro_batches = ledger.micro_batches
@@ -94,7 +94,7 @@ def chart_data(record: RunRecord, ledger: Ledger) -> ChartData:
 
 
 def join_chart_data(parts: Sequence[ChartData], starts: Sequence[float], span: float) -> ChartData:
-    """Joins the runs of replicas into one run that has the stages of all.
+    """Join the runs of replicas into one run that has the stages of all.
 
     Args:
         parts: The data of each replica's run.
@@ -132,6 +132,6 @@ def join_chart_data(parts: Sequence[ChartData], starts: Sequence[float], span: f
 
 
 def fleet_chart_data(fleet: Fleet) -> ChartData:
-    """Extracts the data of charts over all replicas of a fleet together."""
+    """Extract the data of charts over all replicas of a fleet together."""
     parts = [chart_data(record, ledger) for record, ledger in zip(fleet.records, fleet.ledgers, strict=True)]
     return parts[0] if len(parts) == 1 else join_chart_data(parts, fleet.starts, fleet.span_seconds)

@@ -21,7 +21,7 @@ MAX_HEAT_MAPS = 6
 
 
 def throughput_against(groups: Sequence[RunGroup], tail: str) -> Chart:
-    """Makes the scatter of output throughput against a tail latency, with a line through the Pareto front.
+    """Make the scatter of output throughput against a tail latency, with a line through the Pareto front.
 
     Args:
         groups: The settings, each a point.
@@ -56,7 +56,7 @@ def throughput_against(groups: Sequence[RunGroup], tail: str) -> Chart:
 
 
 def pareto_front(points: Sequence[tuple[float, float]]) -> set[int]:
-    """Returns the indices of the points on the Pareto front.
+    """Return the indices of the points on the Pareto front.
 
     Args:
         points: Latency (less is better) and throughput (more is better) of each point. Equal points on the front are
@@ -96,7 +96,7 @@ class Dimension:
 
 
 def dimensions(points: Sequence[Mapping[str, Any]]) -> list[Dimension]:
-    """Returns what varies between settings. Keys that distinguish the same settings are one dimension.
+    """Return what varies between settings. Keys that distinguish the same settings are one dimension.
 
     A setting that does not have a key has a dash as its value.
     """
@@ -111,7 +111,7 @@ def dimensions(points: Sequence[Mapping[str, Any]]) -> list[Dimension]:
 
 
 def heat_maps(groups: Sequence[RunGroup], sort: str) -> list[Chart]:
-    """Makes heat maps of the medians of `sort`, if two or three dimensions vary.
+    """Make heat maps of the medians of `sort`, if two or three dimensions vary.
 
     Of three, the one with the fewest values has a map for each value.
     """
@@ -143,7 +143,7 @@ def _heat_map(
     groups: Sequence[RunGroup], kept: Sequence[int], across: Dimension, up: Dimension, sort: str, where: str = "",
     suffix: str = "",
 ) -> Chart:  # fmt: skip
-    """Makes one heat map.
+    """Make one heat map.
 
     Args:
         groups: All settings.
@@ -171,7 +171,7 @@ def _heat_map(
 
 
 def _ordered(values: Sequence[str]) -> list[str]:
-    """Returns each value once: numbers first, ascending, then the others in their order."""
+    """Return each value once: numbers first, ascending, then the others in their order."""
     distinct = list(dict.fromkeys(values))
     numbers = [text for text in distinct if is_number(text)]
     return sorted(numbers, key=float) + [text for text in distinct if text not in numbers]
@@ -182,5 +182,5 @@ def _text(value: Any) -> str:
 
 
 def _last_part(key: str) -> str:
-    """Returns the last part of a dotted key; of `scheduler.name` it is `scheduler`."""
+    """Return the last part of a dotted key; of `scheduler.name` it is `scheduler`."""
     return key.removesuffix(".name").rpartition(".")[2] if key.endswith(".name") else key.rpartition(".")[2]

@@ -68,7 +68,7 @@ class DrawnRuns:
 
 
 def read_drawn_runs(groups: Sequence[RunGroup], sort: str) -> DrawnRuns:
-    """Reads the median run of each setting, one after the other; of many settings, of the best by `sort`."""
+    """Read the median run of each setting, one after the other; of many settings, of the best by `sort`."""
     best = ranked(groups, sort)[:MAX_DRAWN]
     shown = [group for group in groups if group in best]
     span = max(number(group.median_run.summary, "duration") or 0.0 for group in shown)
@@ -84,19 +84,19 @@ def read_drawn_runs(groups: Sequence[RunGroup], sort: str) -> DrawnRuns:
 
 
 def charts_of_comparison(groups: Sequence[RunGroup], drawn: DrawnRuns, sort: str) -> list[Chart]:
-    """Returns all charts but those of the micro-batches' composition, in the page's order."""
+    """Return all charts but those of the micro-batches' composition, in the page's order."""
     return [*charts_of_settings(groups, sort), *charts_of_drawn(drawn)]
 
 
 def charts_of_settings(groups: Sequence[RunGroup], sort: str) -> list[Chart]:
-    """Returns heat maps and throughput against tail latency, if there are more than two settings."""
+    """Return heat maps and throughput against tail latency, if there are more than two settings."""
     if len(groups) < 3:
         return []
     return [*heat_maps(groups, sort), *(throughput_against(groups, tail) for tail in TAILS)]
 
 
 def charts_of_drawn(drawn: DrawnRuns) -> list[Chart]:
-    """Returns the charts that show all drawn runs together."""
+    """Return the charts that show all drawn runs together."""
     return [
         charts.bubbles_of_runs(drawn.runs),
         charts.bubble_cdf(drawn.runs),
@@ -109,7 +109,7 @@ def charts_of_drawn(drawn: DrawnRuns) -> list[Chart]:
 def render_comparison(
     groups: Sequence[RunGroup], drawn: DrawnRuns, title: str, sort: str, *, compared: str = "setting"
 ) -> str:
-    """Renders the page of a comparison.
+    """Render the page of a comparison.
 
     Args:
         groups: What is compared.
@@ -165,7 +165,7 @@ def _subtitle(groups: Sequence[RunGroup], compared: str) -> str:
 
 
 def _run_note(group: RunGroup, run: ChartData) -> str:
-    """Writes the numbers beside a pipeline's heading: duration, throughput, idle share."""
+    """Write the numbers beside a pipeline's heading: duration, throughput, idle share."""
     summary = group.median_run.summary
     speed, idle = number(summary, THROUGHPUT.key), number(summary, "bubble_fraction")
     parts = [seconds_text(run.span)]
@@ -186,7 +186,7 @@ def _table_note(groups: Sequence[RunGroup], sort: str) -> str:
 
 
 def _side_by_side(groups: Sequence[RunGroup]) -> str:
-    """Renders a table with a column for each setting and a row for each metric."""
+    """Render a table with a column for each setting and a row for each metric."""
     heads = "".join(
         f'<th><i class="swatch" style="background:var(--{series_colour(n)})"></i>{html.escape(group.label)}</th>'
         for n, group in enumerate(groups)
@@ -206,7 +206,7 @@ def _side_by_side(groups: Sequence[RunGroup]) -> str:
 
 
 def _ranking(groups: Sequence[RunGroup], sort: str) -> str:
-    """Renders a table with a row for each setting, the best first."""
+    """Render a table with a row for each setting, the best first."""
     metrics = [metric for metric in RANKING_METRICS if has_any(groups, metric)]
     if sort not in [metric.key for metric in metrics]:
         metrics.insert(0, metric_of(sort))
@@ -222,7 +222,7 @@ def _ranking(groups: Sequence[RunGroup], sort: str) -> str:
 
 
 def _cells(metric: Metric, found: Sequence[Spread | None]) -> list[str]:
-    """Renders a metric's cells: the ratio to the first group, the median, and lowest and highest over the repeats."""
+    """Render a metric's cells: the ratio to the first group, the median, and lowest and highest over the repeats."""
     best = best_of(metric, found)
     cells = []
     for s in found:
@@ -239,7 +239,7 @@ def _cells(metric: Metric, found: Sequence[Spread | None]) -> list[str]:
 
 
 def _settings(groups: Sequence[RunGroup]) -> str:
-    """Renders the keys that differ, with a row for each setting; then those that all share, as YAML."""
+    """Render the keys that differ, with a row for each setting; then those that all share, as YAML."""
     points = [settings(group.runs[0].config) for group in groups]
     keys = differing_keys(points)
     heads = "".join(f"<th>{html.escape(key)}</th>" for key in keys)

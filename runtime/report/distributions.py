@@ -28,7 +28,7 @@ def cdf(
     counted: str,
     note: str = "",
 ) -> Chart:
-    """Makes a chart of cumulative distributions of times. The legend shows the medians.
+    """Make a chart of cumulative distributions of times. The legend shows the medians.
 
     If the longest time is far beyond the largest p99, the axis ends before it and the note says so.
 
@@ -60,7 +60,7 @@ def cdf(
 def histogram(
     name: str, title: str, quantity: str, seconds: Mapping[str, Floats], colours: Sequence[str], *, counted: str
 ) -> Chart:
-    """Makes a histogram of times over common bins. A single series has its p50, p90 and p99 marked.
+    """Make a histogram of times over common bins. A single series has its p50, p90 and p99 marked.
 
     Times beyond 1.3 times the largest p99 are counted in the last bin, and the note says so.
 
@@ -101,5 +101,5 @@ def histogram(
 
 
 def largest_value(arrays: Sequence[Floats]) -> float:
-    """Returns the largest of all values; 0 if there are none."""
+    """Return the largest of all values; 0 if there are none."""
     return max((float(values.max()) for values in arrays if len(values)), default=0.0)

@@ -29,22 +29,22 @@ _SHORT_LABELS = {
 
 
 def cause_label(cause: Cause) -> str:
-    """Returns a cause as people read it."""
+    """Return a cause as people read it."""
     return _LABELS.get(cause, str(cause).replace("_", " "))
 
 
 def short_cause_label(cause: Cause) -> str:
-    """Returns a short label of a cause, for narrow boxes."""
+    """Return a short label of a cause, for narrow boxes."""
     return _SHORT_LABELS.get(cause, cause_label(cause))
 
 
 def css_name(cause: Cause) -> str:
-    """Returns the style sheet's name of a cause's colour."""
+    """Return the style sheet's name of a cause's colour."""
     return str(cause).replace("_", "-")
 
 
 def ms_text(value: float | None) -> str:
-    """Writes milliseconds as `12.3 ms`, `1.23 s` or `45 µs`; a dash for None."""
+    """Write milliseconds as `12.3 ms`, `1.23 s` or `45 µs`; a dash for None."""
     if value is None:
         return "-"
     if abs(value) < 0.0995:
@@ -55,29 +55,29 @@ def ms_text(value: float | None) -> str:
 
 
 def seconds_text(value: float) -> str:
-    """Writes seconds as `1.23 s`, or as `12.3 ms` below a second."""
+    """Write seconds as `1.23 s`, or as `12.3 ms` below a second."""
     return f"{value:,.2f} s" if value >= 1.0 else ms_text(value * 1e3) if value >= 5e-7 else "0"
 
 
 def percent_text(share: float) -> str:
-    """Writes a share of 1 as `12.3%`."""
+    """Write a share of 1 as `12.3%`."""
     return f"{share * 100:.1f}%"
 
 
 def number_text(value: float) -> str:
-    """Writes a number with about three significant digits."""
+    """Write a number with about three significant digits."""
     if abs(value) >= 100:
         return f"{value:,.0f}"
     return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}" if abs(value) >= 1 else f"{value:.3g}"
 
 
 def tick_texts(values: Sequence[float]) -> list[str]:
-    """Writes the numbers at an axis' ticks, all with as many decimals as their distance needs."""
+    """Write the numbers at an axis' ticks, all with as many decimals as their distance needs."""
     distance = min((abs(b - a) for a, b in pairwise(values)), default=abs(values[0]) if values else 1.0)
     decimals = next((d for d in range(7) if abs(round(distance, d) - distance) < 1e-6 * max(distance, 1e-12)), 6)
     return [f"{value:,.{decimals}f}" if abs(value) > 1e-12 else "0" for value in values]
 
 
 def time_unit(seconds: float) -> tuple[str, float]:
-    """Returns the unit in which `seconds` reads well, and how many of that unit make a second."""
+    """Return the unit in which `seconds` reads well, and how many of that unit make a second."""
     return ("s", 1.0) if seconds >= 2.0 else ("ms", 1e3) if seconds >= 2e-3 else ("µs", 1e6)

@@ -41,7 +41,7 @@ class Metric:
         return lower_is_better(self.key)
 
     def text(self, value: float | None) -> str:
-        """Writes a value; a dash for None."""
+        """Write a value; a dash for None."""
         if value is None or not math.isfinite(value):
             return "-"
         if self.kind == "ms":
@@ -107,7 +107,7 @@ METRICS = (*SPEED, *LATENCY, *IDLE, *BY_CAUSE, *EVENNESS)
 
 
 def metric_of(key: str) -> Metric:
-    """Returns the metric of a key. A key that is not in `METRICS` gets a metric with a name and a kind made from it."""
+    """Return the metric of a key. A key that is not in `METRICS` gets a metric with a name and a kind made from it."""
     kind: Kind = "ms" if key.endswith("_ms") else "seconds" if "seconds" in key else "ratio"
     return next((metric for metric in METRICS if metric.key == key), Metric(key, key.replace("_", " "), kind))
 
@@ -118,7 +118,7 @@ def lower_is_better(key: str) -> bool:
 
 
 def number(summary: Mapping[str, Any], key: str) -> float | None:
-    """Returns the number at `key` of a summary; None if it has none, as without an SLO or in an older run folder."""
+    """Return the number at `key` of a summary; None if it has none, as without an SLO or in an older run folder."""
     value: Any = summary
     for name in key.split("."):
         value = value.get(name) if isinstance(value, Mapping) else None
@@ -128,7 +128,7 @@ def number(summary: Mapping[str, Any], key: str) -> float | None:
 
 
 def number_keys(summary: Mapping[str, Any]) -> list[str]:
-    """Returns all keys of a summary's results that hold a number, nested ones dotted."""
+    """Return all keys of a summary's results that hold a number, nested ones dotted."""
     keys = []
     for name, value in summary.items():
         inner = [f"{name}.{key}" for key in value] if isinstance(value, Mapping) else [name]
@@ -137,7 +137,7 @@ def number_keys(summary: Mapping[str, Any]) -> list[str]:
 
 
 def spread(group: RunGroup, key: str, first: RunGroup | None = None) -> Spread | None:
-    """Computes a metric's spread over the runs of a group that have it; None if no run has it.
+    """Compute a metric's spread over the runs of a group that have it; None if no run has it.
 
     Args:
         group: The runs.
@@ -154,7 +154,7 @@ def spread(group: RunGroup, key: str, first: RunGroup | None = None) -> Spread |
 
 
 def ranked(groups: Sequence[RunGroup], sort: str) -> list[RunGroup]:
-    """Sorts groups by the median of `sort`, the best first. Groups without it come last; ties keep their order."""
+    """Sort groups by the median of `sort`, the best first. Groups without it come last; ties keep their order."""
     sign = 1.0 if lower_is_better(sort) else -1.0
 
     def place(group: RunGroup) -> float:
@@ -165,7 +165,7 @@ def ranked(groups: Sequence[RunGroup], sort: str) -> list[RunGroup]:
 
 
 def best_of(metric: Metric, found: Sequence[Spread | None]) -> str | None:
-    """Returns the best median, as it is written; None if all are written alike or the metric is not judged."""
+    """Return the best median, as it is written; None if all are written alike or the metric is not judged."""
     medians = [s.median for s in found if s is not None]
     if not metric.judged or len({metric.text(value) for value in medians}) < 2:
         return None

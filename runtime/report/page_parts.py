@@ -14,17 +14,17 @@ from .formatting import cause_label, css_name, short_cause_label
 
 
 def template(name: str) -> str:
-    """Reads a template file of this package."""
+    """Read a template file of this package."""
     return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
 def fill(text: str, values: Mapping[str, str]) -> str:
-    """Replaces each `{{name}}` by its value. A `{{name}}` inside a value stays as it is."""
+    """Replace each `{{name}}` by its value. A `{{name}}` inside a value stays as it is."""
     return re.sub(r"\{\{(\w+)\}\}", lambda match: values[match[1]], text)
 
 
 def whole_page(body: str, values: Mapping[str, str], style: str = "") -> str:
-    """Renders a page that needs no other file.
+    """Render a page that needs no other file.
 
     Args:
         body: Template of the page's body.
@@ -38,13 +38,13 @@ def whole_page(body: str, values: Mapping[str, str], style: str = "") -> str:
 
 
 def script_json(value: Any) -> str:
-    """Writes JSON that can stand inside a script element."""
+    """Write JSON that can stand inside a script element."""
     text = json.dumps(value, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
 
 def causes_head() -> list[dict[str, str]]:
-    """Returns what the timeline's script shows of each cause, in the order of the causes' codes."""
+    """Return what the timeline's script shows of each cause, in the order of the causes' codes."""
     return [
         {
             "name": cause_label(cause),
@@ -57,17 +57,17 @@ def causes_head() -> list[dict[str, str]]:
 
 
 def swatch(name: str) -> str:
-    """Renders a sample of a colour of the style sheet."""
+    """Render a sample of a colour of the style sheet."""
     return f'<i class="swatch" style="background:var(--{name})"></i>'
 
 
 def idle_swatch(cause: Cause) -> str:
-    """Renders a sample of a cause's colour, hatched as in the timeline."""
+    """Render a sample of a cause's colour, hatched as in the timeline."""
     return f'<i class="swatch idle" style="background-color:var(--{css_name(cause)})"></i>'
 
 
 def legend(seconds: Mapping[Cause, float]) -> str:
-    """Renders the timeline's legend: chunk tokens, decode tokens, and each cause that has idle seconds."""
+    """Render the timeline's legend: chunk tokens, decode tokens, and each cause that has idle seconds."""
     items = [
         f'<li title="Prompt tokens.">{swatch("chunk")}chunk tokens</li>',
         f'<li title="One token of one request each.">{swatch("decode")}decode tokens</li>',
@@ -81,12 +81,12 @@ def legend(seconds: Mapping[Cause, float]) -> str:
 
 
 def notes_list(notes: Iterable[str]) -> str:
-    """Renders the scheduler's notes as a list; empty if there are none."""
+    """Render the scheduler's notes as a list; empty if there are none."""
     items = "".join(f"<li>{html.escape(note)}</li>" for note in notes)
     return f'<ul class="notes">{items}</ul>' if items else ""
 
 
 def pairs_table(values: Mapping[str, Any]) -> str:
-    """Renders names and values as a table."""
+    """Render names and values as a table."""
     rows = "".join(f"<tr><th>{html.escape(str(k))}</th><td>{html.escape(str(v))}</td></tr>" for k, v in values.items())
     return f"<table>{rows}</table>" if rows else '<p class="none">not recorded</p>'

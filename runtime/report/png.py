@@ -25,7 +25,7 @@ DASHES = ("-", "--", "-.", ":")
 
 
 def write_figures(path: Path, charts: Sequence[Chart]) -> list[Path]:
-    """Writes a PNG of each chart that has data into the folder `path`, which is made if needed; returns their paths."""
+    """Write a PNG of each chart that has data into the folder `path`, which is made if needed; return their paths."""
     charts = [chart for chart in charts if not chart.is_empty]
     if not charts:
         return []
@@ -52,7 +52,7 @@ def write_figures(path: Path, charts: Sequence[Chart]) -> list[Path]:
 
 
 def paper_style() -> Any:
-    """Returns the matplotlib settings of all figures."""
+    """Return the matplotlib settings of all figures."""
     return {
         "font.size": FONT, "axes.titlesize": FONT + 0.5, "axes.labelsize": FONT, "legend.fontsize": FONT - 0.8,
         "xtick.labelsize": FONT - 0.5, "ytick.labelsize": FONT - 0.5, "axes.linewidth": 0.6, "lines.linewidth": 1.2,
@@ -63,13 +63,13 @@ def paper_style() -> Any:
 
 
 def light_palette() -> dict[str, str]:
-    """Returns the style sheet's light colours, as hex values by name, so that figures have the colours of the pages."""
+    """Return the style sheet's light colours, as hex values by name, so that figures have the colours of the pages."""
     light = template("report.css").split("}", 1)[0]
     return dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", light))
 
 
 def _finish(axes: Axes, chart: Chart) -> None:
-    """Adds the title, the labels, the ends of the axes, the grid, the marks and the legend."""
+    """Add the title, the labels, the ends of the axes, the grid, the marks and the legend."""
     axes.set_title(chart.title, loc="left", fontweight="bold")
     axes.set_xlabel(chart.x.text)
     axes.set_ylabel(chart.y.text)

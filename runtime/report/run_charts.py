@@ -37,7 +37,7 @@ LATENCIES = {
 
 
 def charts_of_run(run: ChartData) -> list[Chart]:
-    """Returns all charts of one run, in the page's order."""
+    """Return all charts of one run, in the page's order."""
     return [
         bubbles_by_cause({f"stage {stage}": [stage] for stage in range(run.num_stages)}, run),
         bubble_cdf({"all requests": run}),
@@ -52,12 +52,12 @@ def charts_of_run(run: ChartData) -> list[Chart]:
 
 
 def colours(runs: ChartsData) -> list[str]:
-    """Returns a series colour for each run."""
+    """Return a series colour for each run."""
     return [series_colour(number) for number in range(len(runs))]
 
 
 def bubble_cdf(runs: ChartsData) -> Chart:
-    """Makes the cumulative distribution of bubble time per request (paper, Figure 12a)."""
+    """Make the cumulative distribution of bubble time per request (paper, Figure 12a)."""
     return cdf(
         "bubble_time_per_request", "Bubble time per request", "idle time before its micro-batches",
         {name: run.bubbles for name, run in runs.items()}, colours(runs), counted="requests",
@@ -66,7 +66,7 @@ def bubble_cdf(runs: ChartsData) -> Chart:
 
 
 def completions(runs: ChartsData) -> Chart:
-    """Makes the chart of completed requests over time (paper, Figure 12b)."""
+    """Make the chart of completed requests over time (paper, Figure 12b)."""
     end = max((max([run.span, *run.finished[-1:].tolist()]) for run in runs.values()), default=0.0)
     unit, factor = time_unit(end)
     series = []
@@ -85,7 +85,7 @@ def completions(runs: ChartsData) -> Chart:
 
 
 def stage_times(run: ChartData) -> Chart:
-    """Makes the histogram of compute times of micro-batches, by stage."""
+    """Make the histogram of compute times of micro-batches, by stage."""
     seconds = {}
     for stage, values in enumerate(run.stage_seconds):
         seconds[f"stage {stage}: cv {variation(values):.2f}"] = values
@@ -97,7 +97,7 @@ def stage_times(run: ChartData) -> Chart:
 
 
 def stage_time_cdf(runs: ChartsData) -> Chart:
-    """Makes the cumulative distribution of compute times of micro-batches, over all stages of a run together."""
+    """Make the cumulative distribution of compute times of micro-batches, over all stages of a run together."""
     seconds = {
         name: np.concatenate(run.stage_seconds) if run.stage_seconds else np.empty(0) for name, run in runs.items()
     }
@@ -108,7 +108,7 @@ def stage_time_cdf(runs: ChartsData) -> Chart:
 
 
 def batch_composition(runs: ChartsData) -> list[Chart]:
-    """Makes a chart per run of the tokens in its micro-batches: prefill tokens stacked on decode tokens.
+    """Make a chart per run of the tokens in its micro-batches: prefill tokens stacked on decode tokens.
 
     All charts have the same time axis. The axis of tokens is each run's own.
     """
@@ -135,12 +135,12 @@ def batch_composition(runs: ChartsData) -> list[Chart]:
 
 
 def _until_end(run: ChartData, values: Floats, factor: float) -> tuple[Floats, Floats]:
-    """Returns the moments of dispatch times `factor`, and the values there; the last value is repeated at the end."""
+    """Return the moments of dispatch times `factor`, and the values there; the last value is repeated at the end."""
     return np.append(run.dispatched, run.span) * factor, np.append(values, values[-1])
 
 
 def kv_use(run: ChartData) -> Chart:
-    """Makes the chart of KV blocks in use over time."""
+    """Make the chart of KV blocks in use over time."""
     unit, factor = time_unit(run.span)
     series: tuple[Series, ...] = ()
     if len(run.dispatched) and run.num_blocks:
@@ -152,7 +152,7 @@ def kv_use(run: ChartData) -> Chart:
 
 
 def queue(run: ChartData) -> Chart:
-    """Makes the chart of running and waiting requests over time."""
+    """Make the chart of running and waiting requests over time."""
     unit, factor = time_unit(run.span)
     series = tuple(
         counter(name, *_until_end(run, values, factor), colour)
@@ -166,13 +166,13 @@ def queue(run: ChartData) -> Chart:
 
 
 def _band_note(series: Sequence[Series]) -> str:
-    """Returns the note of a chart whose series are averaged; empty if none is."""
+    """Return the note of a chart whose series are averaged; empty if none is."""
     banded = any(s.band is not None for s in series)
     return f"Means over 1/{NUM_INTERVALS} of the run each, in a band of lowest to highest." if banded else ""
 
 
 def latency_histograms(run: ChartData) -> list[Chart]:
-    """Makes histograms of TTFT, TBT and end-to-end latency."""
+    """Make histograms of TTFT, TBT and end-to-end latency."""
     return [
         histogram(name, texts.title, texts.quantity, {"": run.latencies[name]}, ["busy"], counted=texts.counted)
         for name, texts in LATENCIES.items()
@@ -181,7 +181,7 @@ def latency_histograms(run: ChartData) -> list[Chart]:
 
 
 def latency_cdfs(runs: ChartsData) -> list[Chart]:
-    """Makes the cumulative distributions of TTFT, TBT, TPOT and end-to-end latency."""
+    """Make the cumulative distributions of TTFT, TBT, TPOT and end-to-end latency."""
     charts = []
     for name, texts in LATENCIES.items():
         seconds = {label: run.latencies[name] for label, run in runs.items()}
@@ -190,7 +190,7 @@ def latency_cdfs(runs: ChartsData) -> list[Chart]:
 
 
 def bubbles_by_cause(rows: Mapping[str, Sequence[int]], run: ChartData) -> Chart:
-    """Makes bars of idle time by cause, one for each entry of `rows`: its label and the stages that it sums."""
+    """Make bars of idle time by cause, one for each entry of `rows`: its label and the stages that it sums."""
     seconds = [
         {cause: sum((run.by_cause[stage][cause] for stage in stages), 0.0) for cause in CAUSES}
         for stages in rows.values()
@@ -199,7 +199,7 @@ def bubbles_by_cause(rows: Mapping[str, Sequence[int]], run: ChartData) -> Chart
 
 
 def bubbles_of_runs(runs: ChartsData) -> Chart:
-    """Makes bars of idle time by cause, summed over the stages, one for each run."""
+    """Make bars of idle time by cause, summed over the stages, one for each run."""
     seconds = [run.cause_seconds for run in runs.values()]
     return _cause_bars("bubbles_by_cause", "Idle time by cause", list(runs), seconds, "idle time of all stages")
 
@@ -220,7 +220,7 @@ def _has_predictions(run: ChartData) -> bool:
 
 
 def predictions(run: ChartData) -> Chart:
-    """Makes the scatter of predicted against measured times of micro-batches. The legend has each stage's errors."""
+    """Make the scatter of predicted against measured times of micro-batches. The legend has each stage's errors."""
     unit, factor = time_unit(largest_value([array for pair in run.predictions for array in pair]))
     series = []
     for stage, (predicted, measured) in enumerate(run.predictions):

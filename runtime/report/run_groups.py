@@ -37,7 +37,7 @@ class RunGroup:
 
 
 def group_runs(folders: Sequence[RunFolder]) -> list[RunGroup]:
-    """Groups runs of equal configs, in the order of each group's first run.
+    """Group runs of equal configs, in the order of each group's first run.
 
     A label is unique and says only what differs between the settings, as in `sarathi chunk=256`.
     """
@@ -51,12 +51,12 @@ def group_runs(folders: Sequence[RunFolder]) -> list[RunGroup]:
 
 
 def settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Flattens a config to dotted keys and values, without the keys that do not change what the run does."""
+    """Flatten a config to dotted keys and values, without the keys that do not change what the run does."""
     return dict(leaves({key: value for key, value in config.items() if key not in _KEYS_WITHOUT_EFFECT}))
 
 
 def differing_keys(points: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Returns the dotted keys whose values differ between settings, in their order.
+    """Return the dotted keys whose values differ between settings, in their order.
 
     A key of a named section, such as `scheduler.chunk`, counts only if its values differ between settings that have the
     same name in that section.
@@ -66,7 +66,7 @@ def differing_keys(points: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _values_by_name(points: Sequence[Mapping[str, Any]], key: str) -> dict[str, set[str]]:
-    """Returns the values of `key`, as JSON, by the name in its section; by "" for keys outside of named sections."""
+    """Return the values of `key`, as JSON, by the name in its section; by "" for keys outside of named sections."""
     section = key.partition(".")[0]
     found: dict[str, set[str]] = {}
     for point in points:
@@ -84,7 +84,7 @@ def _depends_on_name(key: str) -> bool:
 
 
 def _fold_constants(points: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-    """Replaces many differing constants of the cost model by one number per fit, so that labels stay short."""
+    """Replace many differing constants of the cost model by one number per fit, so that labels stay short."""
     keys = [key for key in differing_keys(points) if key.startswith(_COST_CONSTANTS)]
     if len(keys) < _MANY_CONSTANTS:
         return points
@@ -98,7 +98,7 @@ def _fold_constants(points: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str
 
 
 def _labels(points: Sequence[Mapping[str, Any]], titles: Sequence[str]) -> list[str]:
-    """Labels each setting by the keys that differ; by its title if it has none of them."""
+    """Label each setting by the keys that differ; by its title if it has none of them."""
     keys = differing_keys(points)
     if not keys:
         keys = ["scheduler.name"]
@@ -124,7 +124,7 @@ def _labels(points: Sequence[Mapping[str, Any]], titles: Sequence[str]) -> list[
 
 
 def _number_duplicates(labels: Sequence[str]) -> list[str]:
-    """Appends ` (2)`, ` (3)`, ... to labels that occur again."""
+    """Append ` (2)`, ` (3)`, ... to labels that occur again."""
     seen: dict[str, int] = {}
     result = []
     for label in labels:
@@ -134,7 +134,7 @@ def _number_duplicates(labels: Sequence[str]) -> list[str]:
 
 
 def _override_text(value: Any) -> str:
-    """Writes a value as an override on the command line has it."""
+    """Write a value as an override on the command line has it."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     return f"{value:g}" if isinstance(value, float) else json.dumps(value).replace('"', "").replace(" ", "")

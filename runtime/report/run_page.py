@@ -24,7 +24,7 @@ MAX_REQUEST_ROWS = 200
 
 
 def render_report(record: RunRecord, ledger: Ledger, summary: Mapping[str, Any], run: ChartData) -> str:
-    """Renders the page of a run.
+    """Render the page of a run.
 
     Args:
         record: The run.
@@ -69,7 +69,7 @@ def _subtitle(record: RunRecord, summary: Mapping[str, Any]) -> str:
 
 
 def _cards(summary: Mapping[str, Any]) -> str:
-    """Renders the main numbers as cards: a name, a value with its unit, and a note."""
+    """Render the main numbers as cards: a name, a value with its unit, and a note."""
     failed = f"{summary['failed']} failed" if summary["failed"] else "none failed"
     cards = [
         ("Output", f"{summary['output_throughput']:,.1f}", "tok/s",
@@ -101,7 +101,7 @@ def _value_and_unit(text: str) -> tuple[str, str]:
 
 
 def _bubble_table(ledger: Ledger) -> str:
-    """Renders idle time by cause: seconds, share of all stage time, and seconds of each stage, with subtotals."""
+    """Render idle time by cause: seconds, share of all stage time, and seconds of each stage, with subtotals."""
     stages = range(ledger.num_stages)
     total = ledger.seconds_by_cause()
     by_stage = [ledger.seconds_by_cause(stage) for stage in stages]
@@ -142,7 +142,7 @@ def _bubble_table(ledger: Ledger) -> str:
 
 
 def _stage_bars(ledger: Ledger) -> str:
-    """Renders a bar for each stage: compute time first, then idle time by cause."""
+    """Render a bar for each stage: compute time first, then idle time by cause."""
     span = ledger.span_seconds or 1.0
     rows = []
     for stage in range(ledger.num_stages):
@@ -164,7 +164,7 @@ def _stage_bars(ledger: Ledger) -> str:
 
 
 def _latency_table(summary: Mapping[str, Any]) -> str:
-    """Renders the statistics of each latency as a table."""
+    """Render the statistics of each latency as a table."""
     statistics = {"mean": "mean", "median": "p50", "p90": "p90", "p99": "p99"}
     rows = []
     for key, texts in charts.LATENCIES.items():
@@ -178,7 +178,7 @@ def _latency_table(summary: Mapping[str, Any]) -> str:
 
 
 def _predictions(run: ChartData) -> str:
-    """Renders the section on predicted times; empty if the scheduler predicted none."""
+    """Render the section on predicted times; empty if the scheduler predicted none."""
     total = prediction_error(run.predictions)
     if total is None:
         return ""
@@ -198,7 +198,7 @@ def _predictions(run: ChartData) -> str:
 
 
 def _requests(record: RunRecord, ledger: Ledger) -> str:
-    """Renders the first requests as a table."""
+    """Render the first requests as a table."""
     rows = []
     for request in record.requests[:MAX_REQUEST_ROWS]:
         row = request_row(request, ledger)

@@ -21,7 +21,7 @@ LINES_PER_DASH = 4  # lines that have the same dash
 
 
 def figure(chart: Chart) -> str:
-    """Renders a chart as a `figure` element: well-formed XML that refers to nothing outside, with titles on hover."""
+    """Render a chart as a `figure` element: well-formed XML that refers to nothing outside, with titles on hover."""
     heading = f"<figcaption>{html.escape(chart.title)}</figcaption>"
     if chart.is_empty:
         return f'<figure>{heading}<ul class="key"></ul><p class="none">nothing measured</p></figure>'
@@ -49,7 +49,7 @@ def _legend(chart: Chart) -> str:
 
 
 def _n(value: float) -> str:
-    """Writes a coordinate with one decimal, or none if it is whole."""
+    """Write a coordinate with one decimal, or none if it is whole."""
     text = f"{value:.1f}"
     return text[:-2] if text.endswith(".0") else text
 
@@ -74,15 +74,15 @@ class _Plot:
         self.bottom = self.height - BOTTOM
 
     def x(self, value: float) -> float:
-        """Returns the SVG coordinate of a value on the x axis."""
+        """Return the SVG coordinate of a value on the x axis."""
         return self.left + (value - self.x0) / (self.x1 - self.x0) * (self.right - self.left)
 
     def y(self, value: float) -> float:
-        """Returns the SVG coordinate of a value on the y axis."""
+        """Return the SVG coordinate of a value on the y axis."""
         return self.bottom - (value - self.y0) / (self.y1 - self.y0) * (self.bottom - TOP)
 
     def draw(self) -> str:
-        """Renders what stands inside the `svg` element."""
+        """Render what stands inside the `svg` element."""
         kind = self.chart.kind
         body = {
             "lines": self._lines, "steps": self._lines, "cdf": self._lines, "histogram": self._histogram,
@@ -143,7 +143,7 @@ class _Plot:
             yield f'<path class="line" style="stroke:var(--{series.colour})"{dash} d="{"".join(path)}">{title}</path>'
 
     def _band(self, series: Series) -> Iterator[str]:
-        """Draws the area between the lowest and the highest values: along the top, and back along the bottom."""
+        """Draw the area between the lowest and the highest values: along the top, and back along the bottom."""
         if series.band is not None:
             low, high = series.band
             ends = np.append(series.x[1:], series.x[-1]).tolist()
@@ -234,7 +234,7 @@ class _Plot:
         yield from self._names()
 
     def _names(self) -> Iterator[str]:
-        """Writes names, or numbers in their place, beside points. One that would overlap another is left out."""
+        """Write names, or numbers in their place, beside points. One that would overlap another is left out."""
         taken: list[tuple[float, float, float, float]] = []
         numbers = {id(series): number for number, series in enumerate(numbered_points(self.chart), 1)}
         for series in self.chart.series:
@@ -290,11 +290,11 @@ class _Plot:
 
 
 def _shortened(name: str, width: float) -> str:
-    """Shortens a name to `width` SVG units."""
+    """Shorten a name to `width` SVG units."""
     letters = int(width / CHAR_WIDTH)
     return name if len(name) <= letters else name[: max(1, letters - 1)] + "…"
 
 
 def figures(charts: Sequence[Chart]) -> str:
-    """Renders charts side by side, as many as the page has room for."""
+    """Render charts side by side, as many as the page has room for."""
     return f'<div class="figures">{"".join(figure(chart) for chart in charts)}</div>'

@@ -61,7 +61,7 @@ class StageActivity(Protocol):
 
 
 def bubble_table(times: StageActivity, *, title: str | None = "Idle time") -> RenderableType:
-    """Makes the table of idle time: by cause its seconds, its share of all stage time, and its seconds on each stage.
+    """Make the table of idle time: by cause its seconds, its share of all stage time, and its seconds on each stage.
 
     Causes without idle time are left out. If the console has no room for all stages, the first, the busiest, the idlest
     and the last have a column; if that is too wide, fewer have.
@@ -91,7 +91,7 @@ class _BubbleTable:
 
 
 def _bubbles_of(times: StageActivity, title: str | None, stages: Mapping[int, str]) -> Table:
-    """Makes the table of idle time with a column for each of `stages`: their numbers, and a remark for the heading."""
+    """Make the table of idle time with a column for each of `stages`: their numbers, and a remark for the heading."""
     table = Table(title=title, title_justify="left", caption_justify="left")
     table.add_column("cause", no_wrap=True)
     heads = (times.stage_name(stage) + (f"\n{remark}" if remark else "") for stage, remark in stages.items())
@@ -120,7 +120,7 @@ def _fits(table: Table, console: Console, options: ConsoleOptions) -> bool:
 
 
 def latency_table(summary: Mapping[str, Any], *, title: str | None = "Latency") -> Table:
-    """Makes the table of TTFT, TBT, TPOT and end-to-end latency: mean, p50, p90, p99."""
+    """Make the table of TTFT, TBT, TPOT and end-to-end latency: mean, p50, p90, p99."""
     table = Table(title=title, title_justify="left")
     table.add_column("")
     for name in ("mean", "p50", "p90", "p99"):
@@ -156,7 +156,7 @@ class _ComparisonTable:
 
 
 def comparison_table(groups: Sequence[RunGroup], *, sort: str = THROUGHPUT.key) -> RenderableType:
-    """Makes the table of a comparison: settings as columns, metrics as rows. More than eight settings are a ranking.
+    """Make the table of a comparison: settings as columns, metrics as rows. More than eight settings are a ranking.
 
     Values are medians over the repeats, with the largest deviation from the median in percent. The best is bold.
 
@@ -168,7 +168,7 @@ def comparison_table(groups: Sequence[RunGroup], *, sort: str = THROUGHPUT.key) 
 
 
 def _columns(groups: Sequence[RunGroup], start: int, count: int) -> Table:
-    """Makes the columns of up to `count` groups, from group `start` on. Ratios and the best are over all groups."""
+    """Make the columns of up to `count` groups, from group `start` on. Ratios and the best are over all groups."""
     title = _heading(groups) if start == 0 else None
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
     table.add_column("", no_wrap=True)
@@ -188,7 +188,7 @@ def _columns(groups: Sequence[RunGroup], start: int, count: int) -> Table:
 
 
 def _ranking(groups: Sequence[RunGroup], sort: str, metrics: Sequence[Metric]) -> Table:
-    """Makes a table with a row for each group, the best first."""
+    """Make a table with a row for each group, the best first."""
     table = Table(title=_heading(groups), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
     table.add_column("", justify="right", no_wrap=True)
     table.add_column("setting", no_wrap=True)
@@ -212,7 +212,7 @@ def _heading(groups: Sequence[RunGroup]) -> str:
 
 
 def _break_heading(name: str) -> str:
-    """Breaks a column's heading into lines: at spaces, and in a long word at its first underscore."""
+    """Break a column's heading into lines: at spaces, and in a long word at its first underscore."""
     words = [word.replace("_", "_\n", 1) if len(word) > 9 else word for word in name.split(" ")]
     return "\n".join(words)
 

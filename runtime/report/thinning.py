@@ -14,7 +14,7 @@ NUM_INTERVALS = 240  # intervals of time that a long series is averaged over
 
 
 def thin(x: Floats, y: Floats, points: int = MAX_POINTS) -> tuple[Floats, Floats]:
-    """Thins a long series: keeps its first and last point, and the smallest and largest y of each section."""
+    """Thin a long series: keep its first and last point, and the smallest and largest y of each section."""
     if len(x) <= points:
         return x, y
     bounds = np.linspace(0, len(x), points // 2 + 1).astype(np.int64)
@@ -27,7 +27,7 @@ def thin(x: Floats, y: Floats, points: int = MAX_POINTS) -> tuple[Floats, Floats
 
 
 def thin_cdf(values: Floats, points: int = MAX_POINTS) -> tuple[Floats, Floats]:
-    """Returns the points of a cumulative distribution: values, and the share of values up to each.
+    """Return the points of a cumulative distribution: values, and the share of values up to each.
 
     Args:
         values: Sorted, ascending.
@@ -38,7 +38,7 @@ def thin_cdf(values: Floats, points: int = MAX_POINTS) -> tuple[Floats, Floats]:
 
 
 def thin_points(x: Floats, y: Floats, cells: int = 64) -> tuple[Floats, Floats]:
-    """Thins a scatter: keeps one point per cell of a `cells` x `cells` grid, and the extremes of both axes."""
+    """Thin a scatter: keep one point per cell of a `cells` x `cells` grid, and the extremes of both axes."""
     if len(x) <= cells * 4:
         return x, y
 
@@ -52,7 +52,7 @@ def thin_points(x: Floats, y: Floats, cells: int = 64) -> tuple[Floats, Floats]:
 
 
 def counter(label: str, at: Floats, values: Floats, colour: str) -> Series:
-    """Makes a series of a counter: each value holds from its moment in `at` to the next.
+    """Make a series of a counter: each value holds from its moment in `at` to the next.
 
     A long series is averaged over intervals of time, with the extremes of each interval as its band.
     """
@@ -72,7 +72,7 @@ def counter(label: str, at: Floats, values: Floats, colour: str) -> Series:
 def average_over_time(
     at: Floats, values: Sequence[Floats], end: float, num_intervals: int = NUM_INTERVALS
 ) -> tuple[Floats, list[Floats], bool]:
-    """Averages values over intervals of time, if there are more values than `num_intervals`.
+    """Average values over intervals of time, if there are more values than `num_intervals`.
 
     Args:
         at: Ascending times of the values.

@@ -37,12 +37,12 @@ class TimelineColumns:
 
 
 def tick_seconds(span_seconds: float) -> float:
-    """Returns the length of a tick, in seconds, with which a run of `span_seconds` fits into 32 bits."""
+    """Return the length of a tick, in seconds, with which a run of `span_seconds` fits into 32 bits."""
     return max(span_seconds / _LAST_TICK, SHORTEST_TICK)
 
 
 def pack_columns(record: RunRecord, ledger: Ledger, tick: float, max_boxes: int = MAX_BOXES) -> TimelineColumns:
-    """Packs a run: for each stage its micro-batches and idle intervals, for each micro-batch what it holds.
+    """Pack a run: for each stage its micro-batches and idle intervals, for each micro-batch what it holds.
 
     Args:
         record: The run.
@@ -104,7 +104,7 @@ def pack_columns(record: RunRecord, ledger: Ledger, tick: float, max_boxes: int 
 
 
 def _micro_batch_arrays(record: RunRecord, ledger: Ledger, shown: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[Any]]:
-    """Returns an array for each property of the micro-batches `shown`. `dispatched` is in seconds.
+    """Return an array for each property of the micro-batches `shown`. `dispatched` is in seconds.
 
     `parts` holds the named requests of all micro-batches; those of micro-batch i start at `partsFrom[i]`.
     """
@@ -133,7 +133,7 @@ def _micro_batch_arrays(record: RunRecord, ledger: Ledger, shown: npt.NDArray[np
 
 
 def _lay_out(arrays: dict[str, npt.NDArray[Any]]) -> tuple[dict[str, tuple[str, int, int]], bytes]:
-    """Lays arrays out in a buffer. Returns (kind, byte offset, length) by name, and the buffer.
+    """Lay arrays out in a buffer. Return (kind, byte offset, length) by name, and the buffer.
 
     An array of four-byte integers is stored as four planes: the lowest byte of each value, then the next, and so on. An
     ascending array is stored as differences (kind `d32`). Both make the deflated buffer smaller.

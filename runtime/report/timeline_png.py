@@ -42,7 +42,7 @@ class TimelineWindow:
 
 
 def timeline_window(record: RunRecord, ledger: Ledger, window: tuple[float, float] | None = None) -> TimelineWindow:
-    """Cuts a window out of a run.
+    """Cut a window out of a run.
 
     Args:
         record: The run.
@@ -61,7 +61,7 @@ def timeline_window(record: RunRecord, ledger: Ledger, window: tuple[float, floa
 
 
 def middle_window(ledger: Ledger) -> tuple[float, float]:
-    """Returns start and end of a few micro-batches in the middle of the run, in seconds from the run's start."""
+    """Return start and end of a few micro-batches in the middle of the run, in seconds from the run's start."""
     first = ledger.lanes[0] if ledger.lanes else None
     if first is None or not len(first.begin):
         return 0.0, max(ledger.span_seconds, 1e-6)
@@ -71,7 +71,7 @@ def middle_window(ledger: Ledger) -> tuple[float, float]:
 
 
 def write_timeline(path: Path, runs: Mapping[str, TimelineWindow]) -> Path:
-    """Draws windows of runs below each other, on one scale of time, into the PNG `path`; returns `path`."""
+    """Draw windows of runs below each other, on one scale of time, into the PNG `path`; return `path`."""
     from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -99,7 +99,7 @@ def write_timeline(path: Path, runs: Mapping[str, TimelineWindow]) -> Path:
 
 
 def _draw(axes: Axes, run: TimelineWindow, seconds: float) -> None:
-    """Draws one window; the time axis is `seconds` long."""
+    """Draw one window; the time axis is `seconds` long."""
     from matplotlib.patches import Rectangle
 
     palette, unit, num_stages = light_palette(), 1e3 if seconds < 1 else 1.0, len(run.boxes)
@@ -133,7 +133,7 @@ def _draw(axes: Axes, run: TimelineWindow, seconds: float) -> None:
 
 
 def _inside(start: Floats, end: Floats, origin: float, seconds: float) -> list[tuple[float, float, int]]:
-    """Cuts intervals to a window. Returns start and end, counted from the window's start, and the interval's index.
+    """Cut intervals to a window. Returns start and end, counted from the window's start, and the interval's index.
 
     Args:
         start, end: The intervals, in seconds.
@@ -146,7 +146,7 @@ def _inside(start: Floats, end: Floats, origin: float, seconds: float) -> list[t
 
 
 def _decode_share(micro_batch: MicroBatchRecord | None) -> float:
-    """Returns the share of a box that is drawn for decodes: their share of the tokens, at least 15% beside a chunk."""
+    """Return the share of a box that is drawn for decodes: their share of the tokens, at least 15% beside a chunk."""
     if micro_batch is None or not micro_batch.num_tokens:
         return 0.0
     share = micro_batch.decode_tokens / micro_batch.num_tokens
@@ -154,7 +154,7 @@ def _decode_share(micro_batch: MicroBatchRecord | None) -> float:
 
 
 def _composition(micro_batch: MicroBatchRecord | None) -> str:
-    """Writes what a micro-batch holds: `124+9d`; without a chunk, its decodes and their context: `9d/5.1K`."""
+    """Write what a micro-batch holds: `124+9d`; without a chunk, its decodes and their context: `9d/5.1K`."""
     if micro_batch is None:
         return ""
     if not micro_batch.prefill_tokens:

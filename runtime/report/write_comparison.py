@@ -24,7 +24,7 @@ def write_comparison(
     title: str | None = None,
     sort: str = THROUGHPUT.key,
 ) -> dict[str, Any]:
-    """Writes report.html, comparison.json, comparison.csv and figures/*.png into a folder.
+    """Write report.html, comparison.json, comparison.csv and figures/*.png into a folder.
 
     Numbers are medians over a setting's runs. Ratios are to the first setting. Pictures show the median run.
 
@@ -57,7 +57,7 @@ def write_comparison(
 
 
 def _comparison(groups: Sequence[RunGroup], title: str, sort: str) -> dict[str, Any]:
-    """Returns what comparison.json holds.
+    """Return what comparison.json holds.
 
     `candidates` has an entry for each group, in their order: the settings that differ, and of each metric the median,
     min, max, the ratio to the first group and the value of each run. `ranking` holds the labels, the best first.
@@ -92,7 +92,7 @@ def _comparison(groups: Sequence[RunGroup], title: str, sort: str) -> dict[str, 
 
 
 def _csv_rows(comparison: dict[str, Any]) -> list[list[Any]]:
-    """Returns the lines of comparison.csv: the heading, then for each group its label, number of runs and metrics."""
+    """Return the lines of comparison.csv: the heading, then for each group its label, number of runs and metrics."""
     rows = comparison["candidates"]
     settings_keys = list(rows[0]["settings"])
     keys = list(dict.fromkeys(key for row in rows for key in row["metrics"]))

@@ -34,7 +34,7 @@ def write_run_folder(
     slo: SloConfig | None = None,
     ledger: Ledger | None = None,
 ) -> dict[str, Any]:
-    """Writes a run's data and its report.html into the folder `path`; returns what summary.json holds.
+    """Write a run's data and its report.html into the folder `path`; returns what summary.json holds.
 
     `write_run_data` says what the arguments are.
     """
@@ -52,7 +52,7 @@ def write_fleet_folder(
     versions: Mapping[str, str] | None = None,
     slo: SloConfig | None = None,
 ) -> dict[str, Any]:
-    """Writes a fleet's data, a report.html for each replica, and one that compares the replicas; returns the summary.
+    """Write a fleet's data, a report.html for each replica, and one that compares the replicas; returns the summary.
 
     `write_fleet_data` says what the arguments are.
     """
@@ -70,7 +70,7 @@ def _write_page(path: Path, record: RunRecord, ledger: Ledger, summary: Mapping[
 
 
 def write_fleet_report(path: Path, folder: RunFolder, *, figures: bool) -> None:
-    """Writes the report of a fleet, its replicas side by side, into `path`.
+    """Write the report of a fleet, its replicas side by side, into `path`.
 
     Args:
         path: Where the report goes.

@@ -45,7 +45,7 @@ class Bounds:
     """Computes the bounds of settings for one demand."""
 
     def __init__(self, demand: Demand, slo: TailSlo, token_times: TokenSeconds | None = None) -> None:
-        """Prepares the bounds for a demand.
+        """Prepare the bounds for a demand.
 
         Args:
             demand: The requests.
@@ -59,7 +59,7 @@ class Bounds:
         self._token_times: TokenSeconds = {} if token_times is None else token_times
 
     def __call__(self, setting: Setting) -> Bound:
-        """Returns the bound of a setting.
+        """Return the bound of a setting.
 
         It is the lower of two rates. At the first, the busiest stage computes all the time. At the second, all slots
         are always taken, by requests that each take the minimum time.
@@ -93,7 +93,7 @@ class Bounds:
         return Bound(_SLACK * replicas * min(by_work, by_slots))
 
     def _attention(self, source: Operators) -> float:
-        """Returns a layer's attention seconds for all requests: prompts in one chunk each, decodes in large batches."""
+        """Return a layer's attention seconds for all requests: prompts in one chunk each, decodes in large batches."""
         prompts, counts = np.unique(self._inputs.astype(np.int64), return_counts=True)
         if len(prompts) > _MAX_PROMPT_LENGTHS:
             # Quantiles rounded down, so that the bound stays a bound.
@@ -110,7 +110,7 @@ class Bounds:
         return float(chunks) + decodes * each
 
     def _token_seconds(self, source: Operators, host: bool, limit: int) -> float:
-        """Returns a token's minimum seconds in a layer, without attention, in micro-batches of up to `limit` tokens."""
+        """Return a token's minimum seconds in a layer, without attention, in micro-batches of up to `limit` tokens."""
         key = source, host, limit
         if key not in self._token_times:
             tried = {
@@ -127,14 +127,14 @@ class Bounds:
 
 
 def layer_seconds(source: Operators, num_tokens: int, host: bool) -> float:
-    """Returns the seconds of one layer over `num_tokens` tokens, without attention."""
+    """Return the seconds of one layer over `num_tokens` tokens, without attention."""
     linear = sum(source.linear(name, num_tokens) for name in LAYER_LINEARS)
     overhead = source.layer_overhead if host else 0.0
     return linear + source.others(num_tokens) + 2 * source.all_reduce(num_tokens) + overhead
 
 
 def max_tokens(policy: SchedulerConfig, setting: Setting) -> int:
-    """Returns how many tokens a micro-batch of the policy can hold."""
+    """Return how many tokens a micro-batch of the policy can hold."""
     batch = setting.plan.limits.batch
     if isinstance(policy, SarathiConfig) and isinstance(policy.chunk, int):
         return max(policy.chunk, batch)
@@ -144,10 +144,10 @@ def max_tokens(policy: SchedulerConfig, setting: Setting) -> int:
 
 
 def _traversal(costs: StageCosts, shape: MicroBatchShape) -> float:
-    """Returns the compute seconds of a micro-batch through all stages."""
+    """Return the compute seconds of a micro-batch through all stages."""
     return sum(costs.seconds(shape))
 
 
 def slowest_stage(costs: StageCosts, shapes: Sequence[MicroBatchShape]) -> float:
-    """Returns the seconds of the stage that takes longest for all `shapes`, one after the other."""
+    """Return the seconds of the stage that takes longest for all `shapes`, one after the other."""
     return max(np.sum([costs.seconds(shape) for shape in shapes], axis=0).tolist())

@@ -94,7 +94,7 @@ class Bracket:
         return trial.carried
 
     def climb(self, rate: float, factor: float) -> None:
-        """Walks up or down from a guess, by factors that grow, until the capacity lies between two trials."""
+        """Walk up or down from a guess, by factors that grow, until the capacity lies between two trials."""
         if self.test(rate):
             while rate * factor < self.high and self.test(rate := rate * factor):
                 factor *= factor
@@ -104,19 +104,19 @@ class Bracket:
                 factor *= factor
 
     def narrow(self, precision: float) -> None:
-        """Bisects until `high` is within the share `precision` of `low`, or no rate is carried."""
+        """Bisect until `high` is within the share `precision` of `low`, or no rate is carried."""
         while self.low == 0.0 and self.high > self.lowest:
             self.test(self.high / 2)
         while 0.0 < self.low * (1 + precision) < self.high:
             self.test(math.sqrt(self.low * self.high))
 
     def capacity(self, not_monotone: bool = False) -> Capacity:
-        """Returns `low` as the capacity."""
+        """Return `low` as the capacity."""
         return Capacity(self.low, self.high, self.low_trial, self.high_trial, tuple(self.trials), not_monotone)
 
 
 def find_capacity(try_rate: Try, bound: float, precision: float, *, guess: float | None = None) -> Capacity:
-    """Finds the highest rate below `bound` that is carried.
+    """Find the highest rate below `bound` that is carried.
 
     A higher rate makes tails longer, but in a finite run not always. So rates somewhat below the one that was found are
     tried too. If one of them is not carried, the search goes on below it.
@@ -166,7 +166,7 @@ class Interval:
 
     @classmethod
     def from_rates(cls, rates: Sequence[float]) -> Interval:
-        """Computes the interval of the capacities `rates`, one for each seed; at least one."""
+        """Compute the interval of the capacities `rates`, one for each seed; at least one."""
         assert rates
         mean = sum(rates) / len(rates)
         half = None
@@ -193,7 +193,7 @@ def capacities(
     token_times: TokenSeconds | None = None,
     on_trial: Callable[[Trial], None] = lambda trial: None,
 ) -> list[Capacity]:
-    """Finds a setting's capacity for the demand of each seed. Each search begins at the capacity of the seed before.
+    """Find a setting's capacity for the demand of each seed. Each search begins at the capacity of the seed before.
 
     Args:
         setting: The setting.

@@ -15,7 +15,7 @@ from .trial import Trial
 
 
 def charts(found: SearchResult, slo: TailSlo) -> list[Chart]:
-    """Makes the charts of a search that have something to show."""
+    """Make the charts of a search that have something to show."""
     drawn = [
         chunk_chart(found),
         front_chart(found, "tbt", "TBT", lambda trial: trial.tbt_p99_ms, slo.tbt_p99_ms),
@@ -25,7 +25,7 @@ def charts(found: SearchResult, slo: TailSlo) -> list[Chart]:
 
 
 def chunk_chart(found: SearchResult) -> Chart:
-    """Makes the bars of the winner's capacity with each chunk."""
+    """Make the bars of the winner's capacity with each chunk."""
     rates = np.array([capacity.rate for _, capacity in found.chunks])
     names = tuple(f"{candidate.chunk}" for candidate, _ in found.chunks)
     key = chunk_key(found.chunks[0][0].policy) if found.chunks else "chunk"
@@ -40,14 +40,14 @@ Tail = Callable[[Trial], float | None]  # reads a tail latency of a trial
 
 
 def pareto(carried: Sequence[Carried], value: Tail) -> list[Carried]:
-    """Returns the Pareto front of rate against the tail latency `value`, by rising latency."""
+    """Return the Pareto front of rate against the tail latency `value`, by rising latency."""
     known = [(tail, one) for one in carried if (tail := value(one[1])) is not None]
     points = [(tail, trial.rate) for tail, (_, trial) in known]
     return [known[at][1] for at in sorted(pareto_front(points), key=points.__getitem__)]
 
 
 def front_chart(found: SearchResult, name: str, what: str, value: Tail, bound: float | None) -> Chart:
-    """Makes the scatter of rates that were carried on the whole workload against a tail latency.
+    """Make the scatter of rates that were carried on the whole workload against a tail latency.
 
     The Pareto front is blue. Each setting on it is named at its highest rate there.
 

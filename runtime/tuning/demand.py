@@ -39,11 +39,11 @@ class Demand:
         return int(self.unit.output_lens.sum()) - len(self)
 
     def at(self, rate: float) -> Workload:
-        """Returns the requests at `rate` requests/s."""
+        """Return the requests at `rate` requests/s."""
         return replace(self.unit, arrivals=self.unit.arrivals / rate)
 
     def sample(self, num: int) -> Demand:
-        """Returns `num` of the requests, with the same distribution of prompt lengths, in their order.
+        """Return `num` of the requests, with the same distribution of prompt lengths, in their order.
 
         They arrive at the times of the first `num` requests.
         """
@@ -62,7 +62,7 @@ class Demand:
         return Demand(part, self.own_rate)
 
     def config_at(self, config: WorkloadConfig, rate: float) -> WorkloadConfig:
-        """Returns a workload config that generates these requests at `rate` requests/s."""
+        """Return a workload config that generates these requests at `rate` requests/s."""
         config = replace(config, num_prompts=len(self))
         if isinstance(config, TraceConfig) and config.request_rate is None:
             assert self.own_rate is not None
@@ -71,7 +71,7 @@ class Demand:
 
 
 def make_demands(config: WorkloadConfig, plan: Plan, context: int, seeds: int) -> list[Demand]:
-    """Makes a demand for each of `seeds` seeds. The first has the config's own seed.
+    """Make a demand for each of `seeds` seeds. The first has the config's own seed.
 
     Other seeds draw other requests; of a trace they take other sections. If `request_rate` is null, a trace keeps its
     own arrivals, faster or slower.
@@ -114,7 +114,7 @@ def make_demands(config: WorkloadConfig, plan: Plan, context: int, seeds: int) -
 
 
 def _stretched(workload: Workload) -> Demand:
-    """Scales the arrivals of a trace to 1 request/s.
+    """Scale the arrivals of a trace to 1 request/s.
 
     Raises:
         ConfigError: All requests arrive at once.
@@ -127,7 +127,7 @@ def _stretched(workload: Workload) -> Demand:
 
 
 def _part(workload: Workload, start: int, stop: int) -> Workload:
-    """Returns requests `start` to `stop`; the first arrives at 0."""
+    """Return requests `start` to `stop`; the first arrives at 0."""
     arrivals = workload.arrivals[start:stop]
     return replace(
         workload,
@@ -139,14 +139,14 @@ def _part(workload: Workload, start: int, stop: int) -> Workload:
 
 
 def lengths(demands: Sequence[Demand]) -> tuple[float, float]:
-    """Returns the mean prompt and output lengths P and D, in tokens."""
+    """Return the mean prompt and output lengths P and D, in tokens."""
     inputs = np.concatenate([demand.unit.input_lens for demand in demands])
     outputs = np.concatenate([demand.unit.output_lens for demand in demands])
     return float(inputs.mean()), float(outputs.mean())
 
 
 def asked_rate(config: WorkloadConfig, demand: Demand) -> float | None:
-    """Returns the workload's own rate, in requests/s; None if it has none."""
+    """Return the workload's own rate, in requests/s; None if it has none."""
     rate = config.request_rate
     if rate is None:
         return demand.own_rate

@@ -16,7 +16,7 @@ from .tables import TextTable, chunk_rows, finalist_rows, misfit_rows, rate_text
 
 
 def render(found: SearchResult, config: TuneConfig, title: str, subtitle: str, commands: Mapping[str, str]) -> str:
-    """Renders the page of a search; it needs no other file.
+    """Render the page of a search; it needs no other file.
 
     Args:
         found: The result of the search.
@@ -53,7 +53,7 @@ def render(found: SearchResult, config: TuneConfig, title: str, subtitle: str, c
 
 
 def cards(found: SearchResult, config: TuneConfig) -> list[tuple[str, str, str]]:
-    """Returns the main results as cards: a name, a value (HTML) and a note."""
+    """Return the main results as cards: a name, a value (HTML) and a note."""
     winner = found.winner
     if winner is None:
         return [("capacity", "0", "no setting meets the SLO at any rate")]
@@ -73,7 +73,7 @@ def cards(found: SearchResult, config: TuneConfig) -> list[tuple[str, str, str]]
 
 
 def interval_note(found: SearchResult) -> str:
-    """Says how certain the winner's capacity is."""
+    """Say how certain the winner's capacity is."""
     winner = found.winner
     assert winner is not None
     interval = winner.interval
@@ -83,7 +83,7 @@ def interval_note(found: SearchResult) -> str:
 
 
 def asked_note(found: SearchResult) -> str:
-    """Says whether the winner carries the workload's own rate."""
+    """Say whether the winner carries the workload's own rate."""
     winner, asked = found.winner, found.asked
     assert winner is not None
     assert asked is not None
@@ -92,14 +92,14 @@ def asked_note(found: SearchResult) -> str:
 
 
 def finalists_note(found: SearchResult) -> str:
-    """Says what the numbers of the finalists are."""
+    """Say what the numbers of the finalists are."""
     seeds = len(found.demands)
     over = f"mean and 95% interval over {seeds} seeds, " if seeds > 1 else ""
     return f"Capacity: {over}{len(found.demands[0])} requests each; the other numbers are of one run at that rate."
 
 
 def tried_note(found: SearchResult) -> str:
-    """Says how much was simulated."""
+    """Say how much was simulated."""
     bounded = sum(tried.requests == 0 for tried in found.tried)
     return (
         f"{len(found.tried)} settings, {bounded} of them ruled out by their bound alone; {found.simulations} "
@@ -108,7 +108,7 @@ def tried_note(found: SearchResult) -> str:
 
 
 def table(rows: TextTable) -> str:
-    """Renders a table as HTML."""
+    """Render a table as HTML."""
     if not rows.rows:
         return '<p class="none">none</p>'
     last = len(rows.heads) - 1

@@ -55,7 +55,7 @@ class Search:
     """
 
     def __init__(self, config: TuneConfig) -> None:
-        """Prepares the search; simulates nothing.
+        """Prepare the search; simulates nothing.
 
         Args:
             config: The model, the devices, the workload, the SLO and what is searched.
@@ -83,7 +83,7 @@ class Search:
         return self.demands[0]
 
     def run(self) -> SearchResult:
-        """Searches, confirms the finalists on all seeds, and measures the winner with each chunk."""
+        """Search, confirm the finalists on all seeds, and measure the winner with each chunk."""
         exhaustive = self.config.search.exhaustive
         tried = self.exhaust() if exhaustive else self.race()
         simulations, requests = self.simulations, self.requests
@@ -110,7 +110,7 @@ class Search:
     # The race.
 
     def race(self) -> list[TriedCandidate]:
-        """Races all candidates. Returns those that remain, without a `why`, and then those that left."""
+        """Race all candidates. Returns those that remain, without a `why`, and then those that left."""
         remaining = [TriedCandidate(candidate, Bound(0.0)) for candidate in self.space.candidates(self.demand)]
         left: list[TriedCandidate] = []
         for number, rung in enumerate(self._rungs()):
@@ -121,7 +121,7 @@ class Search:
         return [*self._refine_chunk(remaining), *left]
 
     def _rungs(self) -> list[Rung]:
-        """Returns about a quarter, a half and the whole of the workload; of a small workload no half."""
+        """Return about a quarter, a half and the whole of the workload; of a small workload no half."""
         precision, num = self.config.precision, len(self.demand)
         first = Rung("first", max(min(num, 60), num // 4), keep=0.75, precision=max(precision, 0.06))
         second = Rung("second", max(min(num, 120), num // 2), keep=0.9, precision=max(precision, 0.03))
@@ -132,7 +132,7 @@ class Search:
         return Rung("whole", len(self.demand), keep=1.0, precision=self.config.precision)
 
     def _with_variants(self, remaining: Sequence[TriedCandidate]) -> Iterator[TriedCandidate]:
-        """Yields each candidate, then its neighbours in depth, layer split and B, which are expected to do as well."""
+        """Yield each candidate, then its neighbours in depth, layer split and B, which are expected to do as well."""
         for tried in remaining:
             yield tried
             running = tried.low_trial.running if tried.low_trial is not None else None
@@ -141,7 +141,7 @@ class Search:
                     yield TriedCandidate(candidate, tried.bound, expected=tried.expected)
 
     def _race_on(self, rung: Rung, remaining: Sequence[TriedCandidate]) -> list[TriedCandidate]:
-        """Races candidates on one rung. Returns those that leave; their `why` gives the reason."""
+        """Race candidates on one rung. Returns those that leave; their `why` gives the reason."""
         demand = self.demand.sample(rung.requests)
         bounds = self._bounds(demand)
         for tried in remaining:
@@ -160,7 +160,7 @@ class Search:
         return [tried for tried in order if tried.why]
 
     def _find_rate(self, tried: TriedCandidate, demand: Demand, rung: Rung, best: float) -> None:
-        """Finds the rate that a candidate carries on a rung, or that it is too low to go on.
+        """Find the rate that a candidate carries on a rung, or that it is too low to go on.
 
         Args:
             tried: The candidate; gets its rate, or the reason why it leaves.
@@ -192,7 +192,7 @@ class Search:
             tried.why = _limit_text(bracket)
 
     def _promise(self, tried: TriedCandidate) -> float:
-        """Returns a rate that orders candidates before they have run: the bound, lowered if TBT is likely to be missed.
+        """Return a rate that orders candidates before they have run: the bound, lowered if TBT is likely to be missed.
 
         TBT is likely to be missed if a typical micro-batch alone takes longer than the SLO.
         """
@@ -203,7 +203,7 @@ class Search:
         return bound * min(1.0, (tbt_slo / tbt) ** 2)
 
     def _refine_chunk(self, remaining: Sequence[TriedCandidate]) -> list[TriedCandidate]:
-        """Tries the best candidate with chunks between its own and the next smaller and larger ones.
+        """Try the best candidate with chunks between its own and the next smaller and larger ones.
 
         Returns the remaining candidates and the new ones. Only the best has no `why`.
         """
@@ -234,7 +234,7 @@ class Search:
     # Every candidate, for comparison with the race.
 
     def exhaust(self) -> list[TriedCandidate]:
-        """Finds the capacity of every candidate and variant on the whole workload."""
+        """Find the capacity of every candidate and variant on the whole workload."""
         bounds = self._bounds(self.demand)
         bases = [TriedCandidate(candidate, Bound(0.0)) for candidate in self.space.candidates(self.demand)]
         found = list(self._with_variants(bases))
@@ -257,7 +257,7 @@ class Search:
     # After the search, on the whole workload.
 
     def _confirm(self, candidates: Sequence[TriedCandidate]) -> list[Finalist]:
-        """Finds the capacity of candidates on every seed, and runs each at it. The best mean capacity comes first."""
+        """Find the capacity of candidates on every seed, and runs each at it. The best mean capacity comes first."""
         found: list[Finalist] = []
         for number, tried in enumerate(candidates):
             self.on_progress("finalists, all seeds", number, len(candidates), found[0].rate if found else tried.low)
@@ -276,7 +276,7 @@ class Search:
         return sorted(found, key=lambda finalist: -finalist.interval.mean)
 
     def _measure_other_grids(self, tried: Sequence[TriedCandidate], winner: Finalist) -> None:
-        """Finds the capacity of the best setting of each of the most promising other grids, on the whole workload."""
+        """Find the capacity of the best setting of each of the most promising other grids, on the whole workload."""
         by_grid: dict[str, list[TriedCandidate]] = {}
         for one in sorted(tried, key=lambda t: (t.rung != "whole", -t.expected, -self._promise(t))):
             by_grid.setdefault(one.candidate.grid, []).append(one)
@@ -295,7 +295,7 @@ class Search:
                     break
 
     def _measure_chunks(self, winner: Finalist) -> list[tuple[Candidate, Capacity]]:
-        """Finds the capacity of the winner with each chunk, on the whole workload."""
+        """Find the capacity of the winner with each chunk, on the whole workload."""
         if winner.candidate.chunk is None:
             return []
         bounds = self._bounds(self.demand)
@@ -319,7 +319,7 @@ class Search:
     def _capacity_beside(
         self, winner: float, candidate: Candidate, bound: float, precision: float, lowest: float = _NEGLIGIBLE
     ) -> Bracket:
-        """Finds a capacity on the whole workload, beginning at the winner's rate.
+        """Find a capacity on the whole workload, beginning at the winner's rate.
 
         Args:
             winner: The winner's rate, in requests/s.
@@ -340,7 +340,7 @@ class Search:
         return Bounds(demand, self.config.slo, self._token_times)
 
     def _bracket(self, candidate: Candidate, demand: Demand, bound: float) -> Bracket:
-        """Makes a bracket for a candidate's capacity, whose trials are counted."""
+        """Make a bracket for a candidate's capacity, whose trials are counted."""
         setting = self.space.setting(candidate)
 
         def attempt(rate: float) -> Trial:
@@ -358,12 +358,12 @@ class Search:
 
 
 def _finalists_first(tried: TriedCandidate) -> tuple[bool, bool, float]:
-    """Orders candidates: those still in the race first, then those with a rate on the whole workload, by that rate."""
+    """Order candidates: those still in the race first, then those with a rate on the whole workload, by that rate."""
     return bool(tried.why), tried.rung != "whole", -tried.low
 
 
 def _limit_text(bracket: Bracket) -> str:
-    """Says why the lowest rate that was not carried was not."""
+    """Say why the lowest rate that was not carried was not."""
     if bracket.high_trial is None:
         return "no rate is carried"
     return f"{bracket.high_trial.why} at {bracket.high_trial.rate:.3g} requests/s"

@@ -95,7 +95,7 @@ class Space:
     _settings: dict[Candidate, Setting] = field(default_factory=dict)
 
     def grids(self) -> list[tuple[int, int, int]]:
-        """Returns the (tp, pp, replicas) that use all devices and can hold the model. The others go to `misfits`.
+        """Return the (tp, pp, replicas) that use all devices and can hold the model. The others go to `misfits`.
 
         Raises:
             ConfigError: No grid can hold the model.
@@ -129,7 +129,7 @@ class Space:
         return found
 
     def candidates(self, demand: Demand) -> list[Candidate]:
-        """Returns all grids x policies x chunks, with the largest useful B and the default depth and layer split."""
+        """Return all grids x policies x chunks, with the largest useful B and the default depth and layer split."""
         found = []
         for tp, pp, replicas in self.grids():
             for policy in policies(self.config):
@@ -139,7 +139,7 @@ class Space:
         return found
 
     def variants(self, candidate: Candidate, demand: Demand, running: int | None = None) -> list[Candidate]:
-        """Returns the candidate and its neighbours: all combinations of other depths, layer splits and B.
+        """Return the candidate and its neighbours: all combinations of other depths, layer splits and B.
 
         Args:
             candidate: The candidate; it comes first.
@@ -165,7 +165,7 @@ class Space:
         return found
 
     def larger_batch(self, candidate: Candidate, demand: Demand) -> int | None:
-        """Returns the B for which the KV cache has room if requests have the mean length; None if it is not larger.
+        """Return the B for which the KV cache has room if requests have the mean length; None if it is not larger.
 
         The slot bound of the paper (4.3.1) reserves KV for a whole context per request. The paged cache only needs
         blocks for the tokens that a request has.
@@ -180,7 +180,7 @@ class Space:
         return batch if batch > plan.limits.batch else None
 
     def splits(self, candidate: Candidate, demand: Demand) -> list[tuple[int, ...]]:
-        """Returns the layer splits whose slowest stage is faster than that of the balanced split.
+        """Return the layer splits whose slowest stage is faster than that of the balanced split.
 
         They take one or two layers off the first stage, which embeds, or off the last, which samples. Stages are
         compared on a typical micro-batch.
@@ -204,13 +204,13 @@ class Space:
         return found
 
     def typical_seconds(self, candidate: Candidate, demand: Demand) -> float:
-        """Returns the seconds from the dispatch of a typical micro-batch until its decodes can be dispatched again."""
+        """Return the seconds from the dispatch of a typical micro-batch until its decodes can be dispatched again."""
         setting = self.setting(candidate)
         shape = typical_shape(setting.plan, candidate, demand)
         return sum(setting.costs.seconds(shape)) * max(1.0, setting.plan.limits.depth.most / candidate.pp)
 
     def setting(self, candidate: Candidate) -> Setting:
-        """Returns the setting of a candidate: its plan and its stage times.
+        """Return the setting of a candidate: its plan and its stage times.
 
         Raises:
             ConfigError: The candidate does not fit.
@@ -220,7 +220,7 @@ class Space:
         return self._settings[candidate]
 
     def config_of(self, candidate: Candidate) -> SimulateConfig:
-        """Returns the config with which `gapless simulate` runs a candidate."""
+        """Return the config with which `gapless simulate` runs a candidate."""
         config = self.config
         depth = None if candidate.extra_depth is None else candidate.pp + candidate.extra_depth
         alone = candidate.tp * candidate.pp == 1
@@ -242,17 +242,17 @@ class Space:
 
 
 def policies(config: TuneConfig) -> tuple[SchedulerConfig, ...]:
-    """Returns the policies that are compared, at least one."""
+    """Return the policies that are compared, at least one."""
     return config.policies or (config.scheduler,)
 
 
 def chunk_key(policy: SchedulerConfig) -> str | None:
-    """Returns the key that sets the tokens of a policy's micro-batches, `chunk` or `budget`; None if it has neither."""
+    """Return the key that sets the tokens of a policy's micro-batches, `chunk` or `budget`; None if it has neither."""
     return next((key for key in _CHUNK_KEYS if hasattr(policy, key)), None)
 
 
 def chunked(policy: SchedulerConfig, chunks: Sequence[int]) -> list[SchedulerConfig]:
-    """Returns the policy with each chunk or budget; the policy itself if it has neither."""
+    """Return the policy with each chunk or budget; the policy itself if it has neither."""
     key = chunk_key(policy)
     if key is None:
         return [policy]
@@ -261,7 +261,7 @@ def chunked(policy: SchedulerConfig, chunks: Sequence[int]) -> list[SchedulerCon
 
 
 def typical_shape(plan: Plan, candidate: Candidate, demand: Demand) -> MicroBatchShape:
-    """Returns the shape of a typical micro-batch: a chunk in the middle of a prompt, and the decodes that ride along.
+    """Return the shape of a typical micro-batch: a chunk in the middle of a prompt, and the decodes that ride along.
 
     There are as many decodes per chunk as the workload's P:D ratio implies, up to the limit of the plan.
     """
@@ -278,7 +278,7 @@ def typical_shape(plan: Plan, candidate: Candidate, demand: Demand) -> MicroBatc
 
 
 def _shifted_split(arch: Architecture, pp: int, first: int, last: int) -> tuple[int, ...] | None:
-    """Moves layers of the balanced split off the outer stages, to the stages with the fewest layers between them.
+    """Move layers of the balanced split off the outer stages, to the stages with the fewest layers between them.
 
     Args:
         arch: The model.

@@ -30,7 +30,7 @@ class TextTable:
     optional_columns: tuple[int, ...] = ()
 
     def fitting_columns(self, width: int, *, gap: int, last_width: int) -> list[int]:
-        """Returns the columns that fit into `width` letters.
+        """Return the columns that fit into `width` letters.
 
         Args:
             width: Letters of a line.
@@ -50,12 +50,12 @@ class TextTable:
 
 
 def rate_text(rate: float) -> str:
-    """Writes a rate with three significant digits."""
+    """Write a rate with three significant digits."""
     return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
 
 
 def finalist_rows(finalists: Sequence[Finalist]) -> TextTable:
-    """Makes the table of the best settings, with the numbers of a run at their rate."""
+    """Make the table of the best settings, with the numbers of a run at their rate."""
     heads = ("setting", "requests/s", "TTFT p99", "TBT p99", "output tok/s", "bubbles", "KV", "what keeps it from more")
     rows = [
         (
@@ -74,14 +74,14 @@ def finalist_rows(finalists: Sequence[Finalist]) -> TextTable:
 
 
 def limit_text(capacity: Capacity) -> str:
-    """Says why a capacity is not higher."""
+    """Say why a capacity is not higher."""
     if capacity.limit is None:
         return ""
     return f"{capacity.why} at {rate_text(capacity.above)}" if capacity.above else capacity.why
 
 
 def chunk_rows(found: SearchResult) -> TextTable:
-    """Makes the table of the winner with each chunk."""
+    """Make the table of the winner with each chunk."""
     if not found.chunks:
         return TextTable((), [])
     best = max(capacity.rate for _, capacity in found.chunks) or 1.0
@@ -99,7 +99,7 @@ def chunk_rows(found: SearchResult) -> TextTable:
 
 
 def grid_rows(found: SearchResult) -> TextTable:
-    """Makes the table of the setting of each grid that came furthest, and why it is not the winner."""
+    """Make the table of the setting of each grid that came furthest, and why it is not the winner."""
     best: dict[str, TriedCandidate] = {}
     for tried in sorted(found.tried, key=_furthest_first):
         best.setdefault(tried.candidate.grid, tried)
@@ -114,13 +114,13 @@ def grid_rows(found: SearchResult) -> TextTable:
 
 
 def misfit_rows(found: SearchResult) -> TextTable:
-    """Makes the table of the grids that cannot hold the model, each with the reason."""
+    """Make the table of the grids that cannot hold the model, each with the reason."""
     rows = [(f"tp{m.tp} pp{m.pp}" + (f" x{m.replicas}" if m.replicas > 1 else ""), m.why) for m in found.misfits]
     return TextTable(("grid", "why"), rows, frozenset({0, 1}))
 
 
 def tried_rows(found: SearchResult) -> TextTable:
-    """Makes the table of every setting, the one that came furthest first."""
+    """Make the table of every setting, the one that came furthest first."""
     winner = found.winner.candidate if found.winner else None
     rows = []
     for tried in sorted(found.tried, key=_furthest_first):
@@ -138,13 +138,13 @@ def tried_rows(found: SearchResult) -> TextTable:
 
 
 def _carried(tried: TriedCandidate) -> str:
-    """Writes the rate that was carried, and on what share of the requests if not on all."""
+    """Write the rate that was carried, and on what share of the requests if not on all."""
     if not tried.low:
         return "-"
     return rate_text(tried.low) + (f" ({RUNGS[tried.rung]})" if tried.rung != "whole" else "")
 
 
 def _furthest_first(tried: TriedCandidate) -> tuple[int, bool, float, float]:
-    """Orders candidates by how far they came, then by the rate that they carried."""
+    """Order candidates by how far they came, then by the rate that they carried."""
     reached = list(RUNGS).index(tried.reached) if tried.reached else -1
     return -max(reached, 2 * (tried.rung == "whole")), not tried.low, -tried.low, -tried.bound.rate

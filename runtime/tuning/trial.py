@@ -51,12 +51,12 @@ class Trial:
 
 
 def make_fleet(setting: Setting, seed: int = 0) -> list[Replica]:
-    """Makes the replicas of a setting, without requests."""
+    """Make the replicas of a setting, without requests."""
     return make_replicas(setting, repeat=seed + 1)
 
 
 def try_rate(setting: Setting, demand: Demand, rate: float, slo: TailSlo, seed: int = 0) -> Trial:
-    """Simulates a setting at a request rate, until it is clear that the rate is not carried, or to the end.
+    """Simulate a setting at a request rate, until it is clear that the rate is not carried, or to the end.
 
     A rate is carried if the p99 of TTFT and of TBT are within the SLO and requests do not pile up.
 
@@ -83,7 +83,7 @@ def try_rate(setting: Setting, demand: Demand, rate: float, slo: TailSlo, seed: 
 
 
 def measure(setting: Setting, demand: Demand, rate: float, seed: int = 0) -> dict[str, Any]:
-    """Simulates a whole run at a request rate and returns its summary, as `summary.json` has it."""
+    """Simulate a whole run at a request rate and return its summary, as `summary.json` has it."""
     fleet = make_fleet(setting, seed)
     for _ in _run(setting, fleet, demand, rate):
         pass
@@ -95,7 +95,7 @@ def _run(setting: Setting, fleet: Sequence[Replica], demand: Demand, rate: float
 
 
 def tail(values: Floats) -> float:
-    """Returns the p99 of values, computed as in a run's summary."""
+    """Return the p99 of values, computed as in a run's summary."""
     return float(np.percentile(values, 100 * _TAIL))
 
 
@@ -111,7 +111,7 @@ class _SloWatch:
         self._long_gaps = 0
 
     def violation(self) -> str:
-        """Says why the SLO cannot be met any more; empty while it can."""
+        """Say why the SLO cannot be met any more; empty while it can."""
         ttft_s, tbt_s = _seconds(self._slo.ttft_p99_ms), _seconds(self._slo.tbt_p99_ms)
         late = 0
         for replica in self._fleet:
@@ -130,13 +130,13 @@ class _SloWatch:
 
 
 def _num_long_gaps(request: RequestRecord, bound: float) -> int:
-    """Counts a request's times between tokens that are above `bound` seconds."""
+    """Count a request's times between tokens that are above `bound` seconds."""
     times = request.token_times
     return sum([b - a > bound for a, b in pairwise(times)]) if bound < np.inf else 0
 
 
 def _max_above(num: int) -> int:
-    """Returns how many of `num` values can be above a bound while their p99 is not."""
+    """Return how many of `num` values can be above a bound while their p99 is not."""
     return num - 1 - int(_TAIL * max(0, num - 1))
 
 
@@ -145,7 +145,7 @@ def _seconds(bound_ms: float | None) -> float:
 
 
 def _slo_violation(ttft_ms: float, tbt_ms: float, slo: TailSlo) -> str:
-    """Says which tail latency exceeds its bound; empty if none does."""
+    """Say which tail latency exceeds its bound; empty if none does."""
     for name, tail_ms, bound_ms in (("TTFT", ttft_ms, slo.ttft_p99_ms), ("TBT", tbt_ms, slo.tbt_p99_ms)):
         if bound_ms is not None and tail_ms > bound_ms:
             return f"p99 of {name} {ms_text(tail_ms)}, over {ms_text(bound_ms)}"
@@ -153,7 +153,7 @@ def _slo_violation(ttft_ms: float, tbt_ms: float, slo: TailSlo) -> str:
 
 
 def _piling_up(ttft: Floats, span: float) -> str:
-    """Says whether requests arrive faster than they are served, so that they wait longer and longer; empty if not.
+    """Say whether requests arrive faster than they are served, so that they wait longer and longer; empty if not.
 
     Args:
         ttft: TTFT of each request in the order of arrival, in seconds. The last tenth is compared with the first.

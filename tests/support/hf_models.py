@@ -35,7 +35,7 @@ CONFIGS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
 
 
 def make_model(name: str, folder: Path) -> transformers.PreTrainedModel:
-    """Saves the model as safetensors to `folder` and returns it in fp32."""
+    """Save the model as safetensors to `folder` and return it in fp32."""
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(CONFIGS[name](), attn_implementation="eager")
     for parameter in model.parameters():  # biases and norms too, which start as zeros and ones

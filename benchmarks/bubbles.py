@@ -8,6 +8,7 @@ and prints a table, 8 minutes.
 
 from __future__ import annotations
 
+import argparse
 import json
 import shlex
 import sys
@@ -67,9 +68,15 @@ SCENES = {
 }
 
 
-def main(arguments: list[str]) -> int:
-    draw = "--draw" in arguments
-    for name in [a for a in arguments if a != "--draw"] or list(SCENES):
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Run the scenes of docs/bubbles.md and draw their pictures.")
+    parser.add_argument("scenes", nargs="*", metavar="SCENE", help=f"of {', '.join(SCENES)}; all if none is named")
+    parser.add_argument("--draw", action="store_true", help="only draw the runs that are there")
+    arguments = parser.parse_args()
+    draw = arguments.draw
+    if unknown := [name for name in arguments.scenes if name not in SCENES]:
+        parser.error(f"no scene {unknown[0]}: choose from {', '.join(SCENES)}")
+    for name in arguments.scenes or list(SCENES):
         scene, folder = SCENES[name], Path("runs/bubbles") / name
         command = f"bench {COMMON} {scene.overrides} hydra.run.dir={folder}"
         print(f"\n{name}: gapless {command}", flush=True)
@@ -121,4 +128,4 @@ def central(ledger: Ledger, seconds: float) -> tuple[float, float]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -28,8 +28,8 @@ from gapless.conf.build import load_hardware, to_mapping
 from gapless.conf.costs import AttentionConfig, CostsConfig, GemmConfig, LinkConfig, PointwiseConfig
 from gapless.conf.errors import ConfigError
 from gapless.runtime.cost.attention import AttentionCost
-from gapless.runtime.cost.communication import Link
 from gapless.runtime.cost.gemm import Gemm
+from gapless.runtime.cost.link import Link
 from gapless.runtime.cost.pointwise import Pointwise
 
 from .support import measurements as m

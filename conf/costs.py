@@ -135,7 +135,7 @@ class AttentionConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkConfig:
-    """Messages over a link (`runtime/cost/communication.py`)."""
+    """Messages over a link (`runtime/cost/link.py`)."""
 
     least_us: float
     """shortest time of a message"""

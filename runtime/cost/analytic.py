@@ -7,8 +7,8 @@ from __future__ import annotations
 from ...conf.costs import CostsConfig
 from ...conf.schema import Architecture
 from .attention import AttentionCost
-from .communication import Link
 from .gemm import Gemm, Products
+from .link import Link
 from .operators import LAYER_LINEARS, Linear
 from .pointwise import Pointwise
 

@@ -2,8 +2,6 @@
 
 # Compiled (see runtime/compiled.py).
 
-# Compiled (see runtime/compiled.py).
-
 from __future__ import annotations
 
 LONG_ROUNDS = 32  # rounds of chunks through the pipeline that make a backlog long

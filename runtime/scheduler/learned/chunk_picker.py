@@ -2,8 +2,6 @@
 
 # Compiled (see runtime/compiled.py).
 
-# Compiled (see runtime/compiled.py).
-
 from __future__ import annotations
 
 import math

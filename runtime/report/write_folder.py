@@ -11,8 +11,9 @@ from ..core.garbage_collection import without_collector
 from ..core.run_record import RunRecord
 from ..ledger.fleet import Fleet
 from ..ledger.ledger import Ledger
+from ..run_folder.files import replica_folder
 from ..run_folder.read import RunFolder
-from ..run_folder.write import write_fleet_data, write_run_data
+from ..run_folder.write import title_of, write_fleet_totals, write_run_data
 from .chart_data import chart_data
 from .comparison_page import charts_of_drawn, read_drawn_runs, render_comparison
 from .metrics import THROUGHPUT
@@ -40,7 +41,8 @@ def write_run_folder(
     """
     ledger = ledger or Ledger(record)
     summary = write_run_data(path, record, config=config, versions=versions, title=title, slo=slo, ledger=ledger)
-    _write_page(path, record, ledger, summary)
+    page = render_report(record, ledger, summary, chart_data(record, ledger))
+    (path / "report.html").write_text(page, encoding="utf-8")
     return summary
 
 
@@ -52,21 +54,19 @@ def write_fleet_folder(
     versions: Mapping[str, str] | None = None,
     slo: SloConfig | None = None,
 ) -> dict[str, Any]:
-    """Write a fleet's data, a report.html for each replica, and one that compares the replicas; returns the summary.
+    """Write the folder of each replica, a fleet's totals, and a page that compares the replicas; return the summary.
 
-    `write_fleet_data` says what the arguments are.
+    `write_run_data` says what the arguments are.
     """
-    summary = write_fleet_data(path, fleet, config=config, versions=versions, slo=slo)
-    folder = RunFolder(path, summary)
-    for replica, record, ledger in zip(folder.replicas, fleet.records, fleet.ledgers, strict=True):
-        _write_page(replica.path, record, ledger, replica.summary)
-    write_fleet_report(path, folder, figures=False)
+    fleet.check()
+    for number, (record, ledger) in enumerate(zip(fleet.records, fleet.ledgers, strict=True)):
+        write_run_folder(
+            path / replica_folder(number), record, config=config, versions=versions,
+            title=f"{title_of(config)}, replica {number}", slo=slo, ledger=ledger,
+        )  # fmt: skip
+    summary = write_fleet_totals(path, fleet, config=config, versions=versions, slo=slo)
+    write_fleet_report(path, RunFolder(path, summary), figures=False)
     return summary
-
-
-def _write_page(path: Path, record: RunRecord, ledger: Ledger, summary: Mapping[str, Any]) -> None:
-    page = render_report(record, ledger, summary, chart_data(record, ledger))
-    (path / "report.html").write_text(page, encoding="utf-8")
 
 
 def write_fleet_report(path: Path, folder: RunFolder, *, figures: bool) -> None:

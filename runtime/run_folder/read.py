@@ -78,7 +78,7 @@ class RunFolder:
 
 
 def read_run_folder(path: Path) -> RunFolder:
-    """What `write_run_data` or `write_fleet_data` wrote, without its record.
+    """What `write_run_data` or `write_fleet_totals` wrote, without its record.
 
     Raises:
         ConfigError: not a run folder, or its summary is damaged.

@@ -1,4 +1,4 @@
-"""Writes a run's folder, and a fleet's: tables, record, summary and trace, but no page."""
+"""Writes the data of a run's folder, and a fleet's totals: tables, record, summary and trace, but no page."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..ledger.fleet import Fleet
 from ..ledger.ledger import Ledger
 from ..ledger.slo import has_bound
 from ..ledger.summary import summarize
-from .files import RECORD, REQUESTS, SPANS, STAGE_TIMES, SUMMARY, TRACE, replica_folder
+from .files import RECORD, REQUESTS, SPANS, STAGE_TIMES, SUMMARY, TRACE
 from .gzip_stream import GzipStream
 from .record_jsonl import record_lines
 from .requests_csv import write_fleet_requests, write_requests
@@ -73,7 +73,7 @@ def write_run_data(
     return summary
 
 
-def write_fleet_data(
+def write_fleet_totals(
     path: Path,
     fleet: Fleet,
     *,
@@ -81,19 +81,11 @@ def write_fleet_data(
     versions: Mapping[str, str] | None = None,
     slo: SloConfig | None = None,
 ) -> dict[str, Any]:
-    """Write a fleet's files into `path` (made if need be) and return what its `summary.json` holds.
+    """Write summary.json and requests.csv of all replicas together into `path` and return what summary.json holds.
 
-    `replica_0/` and on are run folders; summary.json and requests.csv are of all replicas together. The arguments are
-    those of `write_run_data`.
+    The arguments are those of `write_run_data`, which writes each replica into `replica_folder` of `path`.
     """
-    fleet.check()
-    title = title_of(config)
-    for number, (record, ledger) in enumerate(zip(fleet.records, fleet.ledgers, strict=True)):
-        write_run_data(
-            path / replica_folder(number), record, config=config, versions=versions, title=f"{title}, replica {number}",
-            slo=slo, ledger=ledger,
-        )  # fmt: skip
-    title = f"{title}, {len(fleet.records)} replicas"
+    title = f"{title_of(config)}, {len(fleet.records)} replicas"
     summary = write_summary(path, title, fleet.summarize(slo), config=config, versions=versions, slo=slo)
     write_fleet_requests(path / REQUESTS, fleet)
     return summary

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,10 +34,6 @@ class Prepared:
     workload: Workload
     context: int
 
-    @property
-    def plans(self) -> dict[SchedulerConfig, Plan]:
-        return {policy: setting.plan for policy, setting in self.settings.items()}
-
 
 def prepare(config: SimulateConfig, stdin: TextInput) -> Prepared | None:
     """Check a simulation before it starts. An experiment, which varies the config, prepares each simulation by itself.
@@ -50,8 +47,11 @@ def prepare(config: SimulateConfig, stdin: TextInput) -> Prepared | None:
     from ..runtime.simulation.setting import make_setting
 
     settings = {policy: make_setting(replace(config, scheduler=policy)) for policy in policies(config)}
-    plans = {policy: setting.plan for policy, setting in settings.items()}
-    return Prepared(settings, *requests(config, plans))
+    return Prepared(settings, *requests(config, _plans(settings)))
+
+
+def _plans(settings: Mapping[SchedulerConfig, Setting]) -> dict[SchedulerConfig, Plan]:
+    return {policy: setting.plan for policy, setting in settings.items()}
 
 
 def run(
@@ -107,7 +107,7 @@ def simulate(config: SimulateConfig, prepared: Prepared, turn: Turn, errors: Con
     from ..runtime.simulation.replicas import make_replicas, run_fleet
 
     seeded = replace(config.workload, seed=config.workload.seed + turn.repeat - 1)
-    workload, _ = requests(replace(config, workload=seeded), prepared.plans)
+    workload, _ = requests(replace(config, workload=seeded), _plans(prepared.settings))
     replicas = make_replicas(prepared.settings[turn.policy], repeat=turn.repeat)
     with Meter(errors, len(workload), name) as meter:
         for ended in run_fleet(

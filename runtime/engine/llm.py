@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import TracebackType
 from typing import Any
 
 from ...conf.build import compose_engine
@@ -85,7 +85,7 @@ class LLM:
             plans: of `config` under each policy, where they have been made.
         """
         self = cls.__new__(cls)
-        self._start(config, launcher, on_progress, policies, plans or {})
+        self._start(config, launcher, on_progress, policies, plans)
         return self
 
     def _start(
@@ -94,10 +94,10 @@ class LLM:
         launcher: Launcher | None,
         on_progress: Callable[[str], None],
         policies: Sequence[SchedulerConfig] = (),
-        plans: Mapping[SchedulerConfig, Plan] = MappingProxyType({}),
+        plans: Mapping[SchedulerConfig, Plan] | None = None,
     ) -> None:
         self.config = config
-        self._plans = dict(plans)
+        self._plans = dict(plans or {})
         own, *others = [self._plan_of(policy) for policy in (config.scheduler, *policies)]
         deepest = max((plan.limits for plan in (own, *others)), key=lambda limits: limits.depth.most)
         self.plan = replace(own, num_blocks=max(plan.num_blocks for plan in (own, *others)))

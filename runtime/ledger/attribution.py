@@ -56,7 +56,7 @@ def attribute(
     idle: list[IdleColumns] = []
     for stage, lane in enumerate(lanes):
         if not len(lane.row):
-            idle.append(_fill_or_drain(t0, t1, place=-1))
+            idle.append(IdleColumns.joined([_fill_or_drain(t0, t1, place=-1)]))
             continue
         gaps = _Gaps.of(lane)
         if stage == 0:
@@ -73,8 +73,7 @@ def attribute(
 
 
 def _fill_or_drain(start: float, end: float, place: int) -> IdleColumns:
-    piece = IdleColumns.of(np.array([start]), np.array([end]), Cause.FILL_DRAIN, np.array([place]))
-    return IdleColumns.joined([piece])
+    return IdleColumns.of(np.array([start]), np.array([end]), Cause.FILL_DRAIN, np.array([place]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from .metrics import (
     EVENNESS,
     IDLE,
     LATENCY,
+    MAX_COLUMNS,
     SPEED,
     THROUGHPUT,
     Metric,
@@ -39,7 +40,6 @@ from .svg import figures
 from .timeline_columns import MAX_BOXES, TimelineColumns, pack_columns, tick_seconds
 from .timeline_png import TimelineWindow, timeline_window
 
-MAX_COLUMNS = 8  # settings that have a column each in the table; more are listed as a ranking
 MAX_DRAWN = 8  # settings whose pipelines and charts are drawn; of more, the best
 METRIC_GROUPS = (("Speed", SPEED), ("Latency", LATENCY), ("Idle time", (*IDLE, *BY_CAUSE)), ("Micro-batches", EVENNESS))
 RANKING_METRICS = (

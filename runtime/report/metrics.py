@@ -13,6 +13,7 @@ from .formatting import cause_label, ms_text, percent_text, seconds_text
 from .run_groups import RunGroup
 
 Kind = Literal["rate", "ms", "share", "seconds", "count", "ratio"]
+MAX_COLUMNS = 8  # settings that have a column each in a table; more are listed as a ranking
 # A metric whose key contains one of these is better if it is lower.
 LOWER_IS_BETTER = ("_ms", "bubble", "starved", "idle", "cv_", "preemptions", "failed", "duration", "error")
 

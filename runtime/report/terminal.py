@@ -19,7 +19,7 @@ from .metrics import (
     EVENNESS,
     IDLE,
     LATENCY,
-    METRICS,
+    MAX_COLUMNS,
     SPEED,
     THROUGHPUT,
     Metric,
@@ -33,17 +33,11 @@ from .metrics import (
 )
 from .run_groups import RunGroup
 
-MAX_COLUMNS = 8  # settings that have a column each; more are listed as a ranking
 # Metrics of a ranking, the most important first: the last ones are left out where the terminal is narrow.
-RANKING_METRICS = tuple(
-    metric
-    for key in (
-        *("output_throughput", "p99_itl_ms", "p99_ttft_ms", "bubble_fraction", "cv_stage_time", "median_itl_ms"),
-        *("median_ttft_ms", "bubble_fraction_inner"),
-    )
-    for metric in METRICS
-    if metric.key == key
-)
+RANKING_METRICS = tuple(map(metric_of, (
+    "output_throughput", "p99_itl_ms", "p99_ttft_ms", "bubble_fraction", "cv_stage_time", "median_itl_ms",
+    "median_ttft_ms", "bubble_fraction_inner",
+)))  # fmt: skip
 
 
 class StageActivity(Protocol):

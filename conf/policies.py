@@ -34,15 +34,16 @@ class SchedulerConfig:
 
     name: str
     """the policy; choose it by scheduler=NAME"""
-    batch: int | None = None
-    """B, most requests in a micro-batch; null: the slot bound over the depth, up to max_batch"""
+    batch: int | Literal["slots"] | None = None
+    """B, most requests in a micro-batch; null: max_batch, as far as KV blocks fit; slots: the paper's bound"""
     max_batch: int = 256
-    """bound of B where batch is null"""
+    """B where batch is null, and most of it where batch is slots"""
     order: Literal["fcfs", "shortest_prompt", "fair_share", "deadline"] = "fcfs"
     """which waiting request is next: first come, shortest prompt, the user served least, or the nearest deadline"""
 
     def __post_init__(self) -> None:
-        check("scheduler.batch", self.batch, self.batch is None or self.batch >= 1, "null or 1 or more")
+        is_batch = self.batch is None or self.batch == "slots" or self.batch >= 1
+        check("scheduler.batch", self.batch, is_batch, "null, slots, or 1 or more")
         check("scheduler.max_batch", self.max_batch, self.max_batch >= 1, "1 or more")
 
     def depth(self, pp: int, fixed: int | None = None) -> Depth:
@@ -50,8 +51,14 @@ class SchedulerConfig:
         return Depth.fixed(fixed or pp)
 
     def batch_of(self, slots: int, depth: int) -> int:
-        """B where `batch` is null. `slots`: most requests whose whole context fits into the memory."""
-        return max(1, min(self.max_batch, slots // depth))
+        """B with `depth` micro-batches in flight. `slots`: requests whose whole context fits into the memory at once.
+
+        The slot bound is the paper's (4.3.1): each request that is admitted could grow to the longest context. Without
+        it requests are admitted as the blocks of their tokens fit, and few ever need a whole context.
+        """
+        if self.batch == "slots":
+            return max(1, min(self.max_batch, slots // depth))
+        return self.batch or self.max_batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,10 +164,6 @@ class EqualTimeConfig(SchedulerConfig):
     def depth(self, pp: int, fixed: int | None = None) -> Depth:
         """Up to one more than the stages: the next micro-batch then lies ready when stage 0 ends one."""
         return Depth.fixed(fixed or pp) if fixed or pp == 1 else Depth(pp, pp + 1)
-
-    def batch_of(self, slots: int, depth: int) -> int:
-        """`max_batch`: requests are admitted as their KV blocks fit, and few need a whole slot."""
-        return self.max_batch
 
 
 POLICY_CONFIGS: dict[str, type[SchedulerConfig]] = {

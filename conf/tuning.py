@@ -67,7 +67,7 @@ class SearchConfig:
     layers: bool = True
     """try layer splits beside the balanced one, where they make the slowest stage faster"""
     batch: bool = True
-    """try a larger B where requests are shorter than the context"""
+    """try the B at which requests of mean length fill the KV cache, beside scheduler.max_batch"""
     finalists: int = 3
     """settings that get their capacity on all seeds"""
     exhaustive: bool = False

@@ -119,3 +119,5 @@ class RunRecord:
     requests: list[RequestRecord] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)  # the scheduler's own choices and why, a line each
     stage_times: list[list[float]] | None = None  # weights that it learned (`scheduler/learned/stage_times.py`)
+    batch: int = 0  # B, most requests of a micro-batch
+    depth: int = 0  # most micro-batches in flight

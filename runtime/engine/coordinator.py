@@ -66,7 +66,10 @@ class Coordinator:
         self.scheduler = scheduler
         self.clock = pipeline.clock
         self.epoch = 0
-        self.record = RunRecord(num_stages=pipeline.num_stages, num_blocks=pipeline.num_blocks)
+        limits = scheduler.limits
+        self.record = RunRecord(
+            pipeline.num_stages, pipeline.num_blocks, batch=limits.batch, depth=limits.depth.most
+        )
         self._stop_check = stop_check
         self._ends_only = ends_only
         self.next_micro_batch = first_micro_batch

@@ -24,7 +24,7 @@ from ..scheduler.policies import find_policy
 class Plan:
     """What a config comes to on its model, hardware and memory.
 
-    `limits.batch` is B of the paper for one micro-batch: the slots that the memory holds, over the depth.
+    `limits.batch` is B, the most requests of one micro-batch.
     """
 
     arch: Architecture
@@ -74,7 +74,7 @@ def make_plan(config: EngineConfig) -> Plan:
     else:
         slots = cache.num_blocks * cache.block_size // arch.max_position
         fitting = cache.num_blocks
-    batch = config.scheduler.batch or config.scheduler.batch_of(slots, depth.most)
+    batch = config.scheduler.batch_of(slots, depth.most)
     useful = batch * depth.most * -(-arch.max_position // cache.block_size)
     num_blocks = min(fitting, useful)
     if cache.num_blocks is not None:

@@ -98,6 +98,8 @@ class RunningTotals:
             micro_batches=self._micro_batches,
             tokens=self._tokens,
             cv_stage_time=float(variation.mean()) if len(variation) else 0.0,
+            batch=record.batch,
+            depth=record.depth,
             peak_kv_fraction=self._peak_kv / record.num_blocks if record.num_blocks else 0.0,
             preemptions=self._preemptions,
             prediction_error=self._prediction_error,

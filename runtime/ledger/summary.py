@@ -35,6 +35,8 @@ class Totals:
     micro_batches: int
     tokens: int  # in micro-batches
     cv_stage_time: float
+    batch: int  # B, most requests of a micro-batch
+    depth: int  # most micro-batches in flight, of each pipeline
     peak_kv_fraction: float
     preemptions: int
     prediction_error: dict[str, float] | None
@@ -70,6 +72,8 @@ class Totals:
             "micro_batches": self.micro_batches,
             "mean_tokens_per_micro_batch": self.tokens / self.micro_batches if self.micro_batches else 0.0,
             "cv_stage_time": self.cv_stage_time,
+            "batch": self.batch,
+            "depth": self.depth,
             "peak_kv_fraction": self.peak_kv_fraction,
             "preemptions": self.preemptions,
             "prediction_error": self.prediction_error,
@@ -139,6 +143,8 @@ def totals(
         micro_batches=sum(len(record.micro_batches) for record, _ in parts),
         tokens=sum(int(ledger.micro_batches.tokens.sum()) for _, ledger in parts),
         cv_stage_time=float(np.mean([variation(values) for values in times])) if times else 0.0,
+        batch=parts[0][0].batch,
+        depth=parts[0][0].depth,
         peak_kv_fraction=max(peaks),
         preemptions=sum(request.preemptions for request in requests),
         prediction_error=prediction_error([pair for part in parts for pair in predicted_and_measured(*part)]),

@@ -99,6 +99,8 @@ EVENNESS = (
     Metric("mean_tokens_per_micro_batch", "tokens a micro-batch", "count", judged=False),
     Metric("prediction_error.median", "prediction error, p50", "share"),
     Metric("prediction_error.p90", "prediction error, p90", "share"),
+    Metric("batch", "B", "count", judged=False),
+    Metric("depth", "depth", "count", judged=False),
     Metric("peak_kv_fraction", "KV peak", "share", judged=False),
     Metric("preemptions", "preemptions", "count"),
     Metric("completed", "completed", "count", judged=False),

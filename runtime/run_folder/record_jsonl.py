@@ -18,6 +18,8 @@ class RunLine(msgspec.Struct, array_like=True, tag="run"):
     num_stages: int
     num_blocks: int
     notes: list[str] = []
+    batch: int = 0
+    depth: int = 0
 
 
 class MicroBatchLine(msgspec.Struct, array_like=True, tag="step"):
@@ -62,7 +64,7 @@ def record_lines(record: RunRecord, origin: float) -> Iterator[Line]:
     def maybe(seconds: float | None) -> float | None:
         return None if seconds is None else since_origin(seconds)
 
-    yield RunLine(record.num_stages, record.num_blocks, record.notes)
+    yield RunLine(record.num_stages, record.num_blocks, record.notes, record.batch, record.depth)
     for m in record.micro_batches:
         waits = [(since_origin(wait.start), since_origin(wait.end), wait.reason) for wait in m.waits]
         yield MicroBatchLine(
@@ -88,7 +90,9 @@ def read_record(lines: Iterable[bytes]) -> RunRecord:
     for text in lines:
         line = decode(text)
         if isinstance(line, RunLine):
-            record = RunRecord(line.num_stages, line.num_blocks, notes=line.notes)
+            record = RunRecord(
+                line.num_stages, line.num_blocks, notes=line.notes, batch=line.batch, depth=line.depth
+            )
         elif record is None:
             raise ValueError("its first line is not the run's")
         elif isinstance(line, MicroBatchLine):

@@ -52,9 +52,16 @@ class GroupScheduler(Scheduler):
             for request in group:
                 self.take_decode(batch, request)
 
-    def admit_group(self, most: int) -> list[Request]:
-        """Admit up to `most` waiting requests and return them."""
+    def admit_group(self, most: int, most_blocks: int) -> list[Request]:
+        """Admit up to `most` waiting requests, which own up to `most_blocks` KV blocks, and return them.
+
+        A request that needs more blocks than that is a group of its own.
+        """
         group: list[Request] = []
-        while len(group) < most and (request := self.admit()):
+        blocks = 0
+        while len(group) < most and (waiting := self.next_waiting()):
+            blocks += self.pool.blocks_for(self.reserved_tokens(waiting))
+            if (group and blocks > most_blocks) or not (request := self.admit()):
+                break
             group.append(request)
         return group

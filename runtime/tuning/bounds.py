@@ -61,8 +61,9 @@ class Bounds:
     def __call__(self, setting: Setting) -> Bound:
         """Return the bound of a setting.
 
-        It is the lower of two rates. At the first, the busiest stage computes all the time. At the second, all slots
-        are always taken, by requests that each take the minimum time.
+        It is the lowest of three rates. At the first, the busiest stage computes all the time. At the second, as many
+        requests as can run at once always do, and each takes the minimum time. At the third, the prompts of running
+        requests always fill the KV cache, for that time.
         """
         costs = setting.costs
         replicas = setting.config.simulation.replicas
@@ -88,9 +89,11 @@ class Bounds:
             for count, token, source in zip(costs.layers, token_s, costs.operators, strict=True)
         )
         by_work = self._num / busiest
-        slot_s = float(self._outputs.mean() - 1) * decode_s + float(self._inputs.mean()) * per_token
-        by_slots = setting.plan.limits.running / slot_s if slot_s > 0 else by_work
-        return Bound(_SLACK * replicas * min(by_work, by_slots))
+        least_s = (self._outputs - 1) * decode_s + self._inputs * per_token  # from admission to the end, by request
+        plan, mean_s, mean_token_s = setting.plan, float(least_s.mean()), float((self._inputs * least_s).mean())
+        by_requests = plan.limits.running / mean_s if mean_s > 0 else by_work
+        by_kv = plan.num_blocks * plan.block_size / mean_token_s if mean_token_s > 0 else by_work
+        return Bound(_SLACK * replicas * min(by_work, by_requests, by_kv))
 
     def _attention(self, source: Operators) -> float:
         """Return a layer's attention seconds for all requests: prompts in one chunk each, decodes in large batches."""

@@ -129,13 +129,13 @@ class Space:
         return found
 
     def candidates(self, demand: Demand) -> list[Candidate]:
-        """Return all grids x policies x chunks, with the largest useful B and the default depth and layer split."""
+        """Return all grids x policies x chunks, with the B that fills the KV cache, and the default depth and split."""
         found = []
         for tp, pp, replicas in self.grids():
             for policy in policies(self.config):
                 for version in chunked(policy, self.config.search.chunk):
                     base = Candidate(tp, pp, replicas, version)
-                    found.append(replace(base, batch=self.larger_batch(base, demand)))
+                    found.append(replace(base, batch=self.fitting_batch(base, demand)))
         return found
 
     def variants(self, candidate: Candidate, demand: Demand, running: int | None = None) -> list[Candidate]:
@@ -144,8 +144,8 @@ class Space:
         Args:
             candidate: The candidate; it comes first.
             demand: The workload.
-            running: Maximum number of requests that ran at once in a trial of the candidate. If the slot bound gives
-                that many slots, it is not tried beside the larger B.
+            running: Maximum number of requests that ran at once in a trial of the candidate. If its B allowed more,
+                a larger B is not tried.
         """
         search = self.config.search
         own = self.config_of(candidate).scheduler.depth(candidate.pp).most
@@ -156,28 +156,26 @@ class Space:
         for depth in depths:
             for layers in (None, *self.splits(candidate, demand)):
                 other = replace(candidate, extra_depth=depth, layers=layers, batch=None)
-                batches = [self.larger_batch(other, demand)]
-                slots = self.setting(other).plan.limits.running
-                if batches != [None] and (running is None or running > slots):
+                batches = [self.fitting_batch(other, demand)]
+                most = self.setting(replace(other, batch=batches[0])).plan.limits.running
+                if batches != [None] and (running is None or running >= most):
                     batches.append(None)
                 found += [replace(other, batch=batch) for batch in batches]
         found.sort(key=lambda c: c != candidate)
         return found
 
-    def larger_batch(self, candidate: Candidate, demand: Demand) -> int | None:
-        """Return the B for which the KV cache has room if requests have the mean length; None if it is not larger.
+    def fitting_batch(self, candidate: Candidate, demand: Demand) -> int | None:
+        """Return the B at which requests of mean length, in all micro-batches, fill the KV cache.
 
-        The slot bound of the paper (4.3.1) reserves KV for a whole context per request. The paged cache only needs
-        blocks for the tokens that a request has.
+        No micro-batch then takes more than its share of the decodes. None if that B is not smaller than the policy's
+        own, or if B is not searched.
         """
         if not self.config.search.batch:
             return None
-        setting = self.setting(replace(candidate, batch=None))
-        plan, size = setting.plan, self.config.cache.block_size
-        wide = self.setting(replace(candidate, batch=candidate.policy.max_batch)).plan
-        mean = sum(lengths([demand]))
-        batch = min(candidate.policy.max_batch, int(wide.num_blocks // -(-mean // size)) // plan.limits.depth.most)
-        return batch if batch > plan.limits.batch else None
+        plan = self.setting(replace(candidate, batch=None)).plan
+        blocks = -(-sum(lengths([demand])) // plan.block_size)
+        batch = max(1, int(plan.num_blocks // blocks) // plan.limits.depth.most)
+        return batch if batch < plan.limits.batch else None
 
     def splits(self, candidate: Candidate, demand: Demand) -> list[tuple[int, ...]]:
         """Return the layer splits whose slowest stage is faster than that of the balanced split.

@@ -11,9 +11,11 @@ from ..groups import GroupScheduler
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class OrcaWorst(GroupScheduler):
-    """Each of the `depth` micro-batches holds up to B requests; when all of them are done, the next B enter in their
-    place, whatever the other micro-batches are at."""
+    """Each of the `depth` micro-batches holds up to B requests, as many as its share of the KV cache has room for. When
+    all of them are done, the next ones enter in their place, whatever the other micro-batches are at."""
 
     def enter(self) -> None:
-        while len(self.groups) < self.limits.depth.most and (group := self.admit_group(self.limits.batch)):
+        depth = self.limits.depth.most
+        share = self.pool.num_blocks // depth
+        while len(self.groups) < depth and (group := self.admit_group(self.limits.batch, share)):
             self.groups.append(group)

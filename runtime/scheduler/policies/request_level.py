@@ -15,6 +15,6 @@ class RequestLevel(GroupScheduler):
 
     def enter(self) -> None:
         if not self.groups:
-            entered = self.admit_group(self.limits.running)
+            entered = self.admit_group(self.limits.running, self.pool.num_blocks)
             size = -(-len(entered) // self.limits.depth.most)
             self.groups.extend(entered[i : i + size] for i in range(0, len(entered), size or 1))

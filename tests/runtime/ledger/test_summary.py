@@ -20,8 +20,8 @@ VLLM = ["duration", "completed", "failed", "total_input_tokens", "total_output_t
 VLLM += ["output_throughput", "total_token_throughput"]
 VLLM += [f"{s}_{name}_ms" for name in ("ttft", "tpot", "itl", "e2el") for s in ("mean", "median", "std", "p99")]
 OURS = ["bubble_fraction", "bubble_fraction_inner", "bubble_seconds", "median_bubble_ms_per_request"]
-OURS += ["stage_busy_fraction", "micro_batches", "mean_tokens_per_micro_batch", "cv_stage_time", "peak_kv_fraction"]
-OURS += ["preemptions"]
+OURS += ["stage_busy_fraction", "micro_batches", "mean_tokens_per_micro_batch", "cv_stage_time"]
+OURS += ["batch", "depth", "peak_kv_fraction", "preemptions"]
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ from gapless.runtime.scheduler.groups import GroupScheduler
 from gapless.runtime.scheduler.policies import POLICIES, find_policy
 from gapless.runtime.scheduler.policies.equal_time import EqualTime
 from gapless.runtime.scheduler.policies.orca_best import OrcaBest
+from gapless.runtime.scheduler.policies.orca_worst import OrcaWorst
 from gapless.runtime.scheduler.policies.prefill_first import PrefillFirst
 from gapless.runtime.scheduler.policies.sarathi import Sarathi
 from gapless.runtime.scheduler.policies.token_budget import TokenBudget
@@ -202,6 +203,9 @@ def check_rule(s: Scheduler, batch: MicroBatch, before: Audit, w: dict) -> None:
         assert not any(r.preemptions for r in s.running.values())
         (group,) = [g for g in s.groups if {r.id for r in g} >= set(ids)]
         assert set(ids) == {r.id for r in group}, "a group stays together"
+        if isinstance(s, OrcaWorst) and len(group) > 1 and chunks:
+            share = s.pool.num_blocks // s.limits.depth.most
+            assert sum(s.pool.blocks_for(r.max_len) for r in group) <= share, "a group has its share of the cache"
     elif isinstance(s, OrcaBest):
         assert whole, "a prompt enters whole"
         assert len(chunks) <= 1

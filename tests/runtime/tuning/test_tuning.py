@@ -243,14 +243,20 @@ def test_times_that_settings_share_are_those_of_each_alone() -> None:
             assert together.setting(candidate).costs.seconds(shape) == alone.costs.seconds(shape)
 
 
-def test_b_is_larger_where_requests_are_short() -> None:
-    search = Search(config(workload={"input_len": 200, "output_len": 12}))
-    candidate = Candidate(1, 1, 2, SarathiConfig())
-    larger = search.space.larger_batch(candidate, search.demand)
-    bound = search.space.setting(candidate).plan.limits.batch
-    assert larger is not None
-    assert larger > bound
-    assert search.space.setting(replace(candidate, batch=larger)).plan.limits.batch == larger
+def test_b_that_fills_the_kv_cache_is_tried_where_it_is_below_the_bound() -> None:
+    search = Search(config(workload={"input_len": 1000, "output_len": 100}))
+    candidate = Candidate(1, 1, 2, SarathiConfig(max_batch=4096))
+    fitting, demand = search.space.fitting_batch(candidate, search.demand), search.demand
+    assert fitting is not None
+    plan = search.space.setting(replace(candidate, batch=fitting)).plan
+    assert plan.limits.batch == fitting < 4096
+    held = fitting * -(-1100 // plan.block_size)
+    assert held <= plan.num_blocks < held * (fitting + 1) / fitting
+    assert search.space.fitting_batch(replace(candidate, policy=SarathiConfig(max_batch=2)), demand) is None
+    most = plan.limits.running
+    for running, batches in ((most - 1, {fitting}), (most, {fitting, None}), (None, {fitting, None})):
+        first = replace(candidate, batch=fitting)
+        assert {c.batch for c in search.space.variants(first, demand, running)} == batches
 
 
 def test_splits_and_depths_are_neighbours() -> None:

@@ -1,0 +1,62 @@
+"""The plan: B by `scheduler.batch`, and how many requests it lets run at once."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from gapless.conf.build import build, load_group
+from gapless.conf.policies import POLICY_CONFIGS
+from gapless.conf.schema import SimulateConfig
+from gapless.models.memory import slot_bound
+from gapless.runtime.engine.plan import make_plan
+from gapless.runtime.ledger.ledger import Ledger
+from gapless.runtime.ledger.summary import summarize
+from gapless.runtime.simulation.replicas import simulated
+from gapless.runtime.simulation.setting import make_setting
+from gapless.runtime.workload.workload import Workload
+
+CONTEXT = 65536
+SLOTS = 13  # contexts that fit beside the weights
+NUM = 120  # requests
+
+
+def config_of(policy: str, **keys: object) -> SimulateConfig:
+    """A model of a long context over two stages."""
+    return build(SimulateConfig, {
+        "model": load_group("model", "llama3-8b")
+        | {"architecture": load_group("model", "llama3-8b")["architecture"] | {"max_position": CONTEXT}},
+        "hardware": load_group("hardware", "a100-80g") | {"memory_gib": 60.0},
+        "parallel": {"pp": 2, "launcher": "ray"},
+        "scheduler": {"name": policy} | keys,
+    })  # fmt: skip
+
+
+@pytest.mark.parametrize("policy", sorted(POLICY_CONFIGS))
+def test_b_is_max_batch_and_the_slot_bound_where_it_is_asked_for(policy: str) -> None:
+    plan = make_plan(config_of(policy))
+    assert plan.limits.batch == 256
+    assert plan.num_blocks >= SLOTS * CONTEXT / plan.block_size
+    by_slots = config_of(policy, batch="slots")
+    slots = slot_bound(plan.arch, by_slots.parallel, by_slots.hardware, 2)
+    assert slots == SLOTS
+    assert make_plan(by_slots).limits.batch == SLOTS // plan.limits.depth.most
+    assert make_plan(replace(by_slots, scheduler=replace(by_slots.scheduler, max_batch=2))).limits.batch == 2
+    assert make_plan(config_of(policy, batch=7, max_batch=3)).limits.batch == 7
+    assert make_plan(config_of(policy, max_batch=9)).limits.batch == 9
+
+
+@pytest.mark.parametrize("policy", sorted(POLICY_CONFIGS))
+def test_short_requests_of_a_long_context_run_together(policy: str) -> None:
+    """By slots a fraction of the KV cache is used, and a run takes longer."""
+    workload = Workload(
+        input_lens=np.full(NUM, 400), output_lens=np.full(NUM, 60), arrivals=np.zeros(NUM), vocab_size=100, seed=0
+    )
+    seconds = {}
+    for batch in (None, "slots"):
+        (replica,) = simulated(make_setting(config_of(policy, batch=batch)), workload)
+        summary = summarize(replica.record, Ledger(replica.record))
+        assert (summary["completed"], summary["batch"]) == (NUM, replica.coordinator.scheduler.limits.batch)
+        assert summary["depth"] == replica.coordinator.scheduler.limits.depth.most
+        seconds[batch] = summary["duration"]
+    assert seconds[None] < seconds["slots"]

@@ -15,7 +15,8 @@ import time
 from datetime import timedelta
 from typing import Any
 
-from ...parallel.control import ConnectionLost, ControlClient, Endpoint
+from ...parallel.control import ControlClient, Endpoint
+from ...parallel.frames import ConnectionLost
 from ...parallel.mesh import Mesh
 from ..core.messages import MicroBatchMessage, MicroBatchResult, RankFailure, Span, Stop
 from .handshake import Hello, Ready, Setup, encoder, to_rank

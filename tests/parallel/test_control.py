@@ -12,8 +12,10 @@ from dataclasses import replace
 import pytest
 
 from gapless.conf.errors import ConfigError
-from gapless.parallel import control
-from gapless.parallel.control import ConnectionLost, ControlClient, ControlServer, Endpoint
+from gapless.parallel import admission, control
+from gapless.parallel.control import ControlClient, ControlServer, Endpoint
+from gapless.parallel.frames import ConnectionLost
+from tests.support.strangers import Strangers
 
 
 @pytest.fixture
@@ -26,8 +28,9 @@ def server() -> Iterator[ControlServer]:
 def join(server: ControlServer, rank: int, endpoint: Endpoint | None = None) -> ControlClient:
     with ThreadPoolExecutor(1) as pool:
         client = pool.submit(ControlClient, endpoint or server.endpoint, rank, 5.0)
-        server.accept(5.0)
-        return client.result(timeout=5.0)
+        while not client.done():
+            server.accept(0.05)
+        return client.result()
 
 
 def poll_all(server: ControlServer, count: int) -> list[tuple[int, bytes | None]]:
@@ -108,9 +111,46 @@ def test_noise_on_the_port_does_no_harm(server: ControlServer) -> None:
         with socket.create_connection((server.endpoint.host, server.endpoint.port)) as sock:
             sock.sendall(noise)
             sock.shutdown(socket.SHUT_WR)
-            assert not server.accept(5.0)
+            assert not server.accept(0.1)
     join(server, 0)
     assert server.connected == {0}
+
+
+@pytest.mark.parametrize("count", [50, 200])
+def test_silent_slow_and_noisy_strangers_keep_no_rank_out(count: int) -> None:
+    server = ControlServer("127.0.0.1", 4, "a secret")
+    with Strangers(server.endpoint, count), ThreadPoolExecutor(4) as pool:
+        start = time.monotonic()
+        clients = [pool.submit(ControlClient, server.endpoint, rank, 20.0) for rank in range(4)]
+        while not server.accept(0.1):
+            assert time.monotonic() - start < 3.0, f"only {server.connected} joined"
+        server.publish(b"hello")
+        assert [client.result(timeout=5).receive() for client in clients] == [[b"hello"]] * 4
+    for client in clients:
+        client.result().close()
+    server.close()
+
+
+def test_a_stranger_is_closed_after_few_bytes_or_seconds(
+    server: ControlServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admission, "_SECRET_TIMEOUT_S", 0.3)
+    address = (server.endpoint.host, server.endpoint.port)
+    with socket.create_connection(address) as long, socket.create_connection(address) as silent:
+        long.sendall((513).to_bytes(4, "big"))
+        server.accept(0.1)
+        assert long.recv(1) == b"", "a frame of more than 512 bytes"
+        server.accept(0.4)
+        server.accept(0.0)
+        assert silent.recv(1) == b""
+
+
+def test_the_port_is_closed_once_all_ranks_have_joined(server: ControlServer) -> None:
+    clients = [join(server, rank) for rank in range(2)]
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((server.endpoint.host, server.endpoint.port))
+    server.publish(b"goes on")
+    assert [client.receive() for client in clients] == [[b"goes on"]] * 2
 
 
 def test_a_rank_of_another_boot_has_its_clock_measured(server: ControlServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,8 +160,7 @@ def test_a_rank_of_another_boot_has_its_clock_measured(server: ControlServer, mo
     def run(endpoint: Endpoint) -> None:
         clients.append(ControlClient(endpoint, 0, 5.0))
 
-    boots = iter(["this boot", "another boot"])
-    monkeypatch.setattr(control, "boot_id", lambda: next(boots))
+    monkeypatch.setattr(control, "boot_id", lambda: "another boot")
     real = time.monotonic
 
     def shifted() -> float:

@@ -1,0 +1,172 @@
+"""The admission of ranks at the control port: who connects must send the run's secret.
+
+One loop serves all handshakes side by side, so that strangers who say nothing, or say it slowly, keep no rank out.
+"""
+
+from __future__ import annotations
+
+import hmac
+import selectors
+import socket
+import struct
+import time
+from collections import deque
+from collections.abc import Generator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from .frames import JOIN, PING, REFUSED, WELCOME, FrameSocket
+
+_MAX_FRAME_BYTES = 512  # of one who has not shown the secret
+_MAX_STRANGERS = 128
+_SECRET_TIMEOUT_S = 5.0
+_CLOCK_ROUNDS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A rank that was admitted. `clock_offset` is its monotonic clock minus ours, in seconds."""
+
+    rank: int
+    boot: str
+    clock_offset: float
+    connection: FrameSocket
+
+
+_Handshake = Generator[None, tuple[bytes, bytes], Member]
+
+
+@dataclass(slots=True, eq=False)
+class _Candidate:
+    connection: FrameSocket
+    deadline: float
+    handshake: _Handshake = field(init=False)
+
+
+def boot_id() -> str:
+    """Return the id of this node's current boot. Processes with the same id share `CLOCK_MONOTONIC`."""
+    path = Path("/proc/sys/kernel/random/boot_id")
+    return path.read_text().strip() if path.exists() else socket.gethostname()
+
+
+class Admission:
+    """Admits each of `world_size` ranks once, whatever else connects.
+
+    At most 128 connections wait that have not sent the secret yet, for 5 seconds each. Beyond that the oldest is
+    closed. A rank that is closed so tries again.
+    """
+
+    def __init__(self, host: str, world_size: int, secret: str) -> None:
+        self._listener = socket.create_server((host, 0), backlog=socket.SOMAXCONN)
+        self._listener.setblocking(False)
+        self._secret = secret.encode()
+        self._awaited = set(range(world_size))
+        self._strangers: dict[_Candidate, None] = {}  # the oldest first
+        self._members: set[_Candidate] = set()  # have sent the secret; their clocks are being measured
+        self._admitted: deque[Member] = deque()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ)
+
+    @property
+    def address(self) -> tuple[str, int]:
+        host, port = self._listener.getsockname()[:2]
+        return host, port
+
+    def next(self, timeout: float) -> Member | None:
+        """Wait for the next rank that is admitted. None: there was none within `timeout` seconds."""
+        deadline = time.monotonic() + timeout
+        while not self._admitted:
+            now = time.monotonic()
+            for late in [stranger for stranger in self._strangers if stranger.deadline < now]:
+                self._close(late)
+            for key, _ in self._selector.select(max(0.0, min(deadline - now, _SECRET_TIMEOUT_S))):
+                if key.data is None:
+                    self._accept()
+                elif key.data in self._strangers or key.data in self._members:  # not closed since
+                    self._read(key.data)
+            if now > deadline:
+                break
+        return self._admitted.popleft() if self._admitted else None
+
+    def _accept(self) -> None:
+        for _ in range(_MAX_STRANGERS):
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:  # nobody is left, or whoever it was has gone again
+                return
+            sock.setblocking(False)
+            candidate = _Candidate(FrameSocket(sock, _MAX_FRAME_BYTES), time.monotonic() + _SECRET_TIMEOUT_S)
+            candidate.handshake = self._handshake(candidate)
+            next(candidate.handshake)
+            self._selector.register(sock, selectors.EVENT_READ, candidate)
+            self._strangers[candidate] = None
+            if len(self._strangers) > _MAX_STRANGERS:
+                self._close(next(iter(self._strangers)))
+            self._read(candidate)
+
+    def _read(self, candidate: _Candidate) -> None:
+        try:
+            for frame in candidate.connection.receive_once():
+                candidate.handshake.send(frame)
+        except StopIteration as end:
+            self._selector.unregister(candidate.connection.socket)
+            self._members.discard(candidate)
+            self._admitted.append(end.value)
+        except (OSError, ValueError):
+            self._close(candidate)
+
+    def _handshake(self, candidate: _Candidate) -> _Handshake:
+        """Run one handshake, which is sent the frames of its connection.
+
+        Raises:
+            ValueError: the candidate is no rank that is awaited.
+        """
+        connection = candidate.connection
+        kind, payload = yield
+        secret, rank_text, boot = payload.split(b"\n") if kind == JOIN else (b"", b"-1", b"")
+        rank = int(rank_text)
+        if not hmac.compare_digest(secret, self._secret) or rank not in self._awaited:
+            connection.send(REFUSED, b"")
+            raise ValueError("not of this run")
+        del self._strangers[candidate]
+        self._members.add(candidate)
+        self._awaited.remove(rank)
+        try:
+            offset = 0.0 if boot.decode() == boot_id() else (yield from self._measure_clock_offset(connection))
+            connection.trust()
+            connection.send(WELCOME, b"")
+        except BaseException:
+            self._awaited.add(rank)
+            raise
+        return Member(rank, boot.decode(), offset, connection)
+
+    @staticmethod
+    def _measure_clock_offset(connection: FrameSocket) -> Generator[None, tuple[bytes, bytes], float]:
+        """Return the rank's clock minus ours, in seconds, from the fastest round trip (Cristian's algorithm)."""
+        fastest, offset = float("inf"), 0.0
+        for _ in range(_CLOCK_ROUNDS):
+            start = time.monotonic()
+            connection.send(PING, b"")
+            _, payload = yield
+            end = time.monotonic()
+            if end - start < fastest:
+                (theirs,) = struct.unpack("!d", payload)
+                fastest, offset = end - start, theirs - (start + end) / 2
+        return offset
+
+    def _close(self, candidate: _Candidate) -> None:
+        self._strangers.pop(candidate, None)
+        self._members.discard(candidate)
+        self._selector.unregister(candidate.connection.socket)
+        candidate.handshake.close()
+        candidate.connection.socket.close()
+
+    def close(self) -> None:
+        """Close the port, and all connections that were not admitted. A second call does nothing."""
+        for candidate in [*self._strangers, *self._members]:
+            self._close(candidate)
+        for member in self._admitted:
+            member.connection.socket.close()
+        self._admitted.clear()
+        self._selector.close()
+        self._listener.close()

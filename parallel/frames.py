@@ -1,0 +1,86 @@
+"""Frames of bytes over a socket: a length, one byte of kind, a payload."""
+
+from __future__ import annotations
+
+import select
+import socket
+import struct
+import time
+
+JOIN, PING, PONG, WELCOME, REFUSED, DATA = b"j", b"p", b"q", b"w", b"r", b"d"  # kinds of frames
+STORE = b"s"  # joins, and asks, on a connection of the store
+
+_LENGTH_PREFIX = struct.Struct("!I")
+_MAX_FRAME_BYTES = 1 << 30
+_RECEIVE_BYTES = 1 << 18
+
+
+class ConnectionLost(ConnectionError):  # noqa: N818
+    """Raised when the other side of a control connection is gone."""
+
+
+def pack(kind: bytes, payload: bytes) -> bytes:
+    return _LENGTH_PREFIX.pack(len(payload) + 1) + kind + payload
+
+
+class FrameSocket:
+    """Sends and receives frames over a socket. `max_frame_bytes` bounds what it takes in."""
+
+    def __init__(self, sock: socket.socket, max_frame_bytes: int = _MAX_FRAME_BYTES) -> None:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.socket = sock
+        self._max_frame_bytes = max_frame_bytes
+        self._buffer = bytearray()
+
+    def trust(self) -> None:
+        """Take in frames of any size from now on, and block."""
+        self._max_frame_bytes = _MAX_FRAME_BYTES
+        self.socket.setblocking(True)
+
+    def send(self, kind: bytes, payload: bytes) -> None:
+        self.socket.sendall(pack(kind, payload))
+
+    def receive_once(self) -> list[tuple[bytes, bytes]]:
+        """Receive once from the socket and return the (kind, payload) of each frame that is now complete.
+
+        Raises:
+            ConnectionLost: the connection ended, or sent a frame of an impossible length.
+        """
+        try:
+            data = self.socket.recv(min(_RECEIVE_BYTES, self._max_frame_bytes))
+        except BlockingIOError:
+            return []
+        except OSError as error:
+            raise ConnectionLost(str(error)) from error
+        if not data:
+            raise ConnectionLost("the connection was closed")
+        self._buffer += data
+        frames = []
+        start = 0
+        while len(self._buffer) - start >= _LENGTH_PREFIX.size:
+            (length,) = _LENGTH_PREFIX.unpack_from(self._buffer, start)
+            if not 1 <= length <= self._max_frame_bytes:
+                raise ConnectionLost(f"a frame of {length} bytes")
+            end = start + _LENGTH_PREFIX.size + length
+            if len(self._buffer) < end:
+                break
+            body = bytes(self._buffer[start + _LENGTH_PREFIX.size : end])
+            frames.append((body[:1], body[1:]))
+            start = end
+        del self._buffer[:start]
+        return frames
+
+    def receive(self, timeout: float) -> list[tuple[bytes, bytes]]:
+        """Block until at least one frame is complete; return the complete ones.
+
+        Raises:
+            ConnectionLost: the connection ended.
+            TimeoutError: no frame was complete within `timeout` seconds.
+        """
+        deadline = time.monotonic() + timeout
+        while True:
+            remaining = deadline - time.monotonic()
+            if remaining <= 0 or not select.select([self.socket], [], [], remaining)[0]:
+                raise TimeoutError("no answer on the control connection")
+            if frames := self.receive_once():
+                return frames

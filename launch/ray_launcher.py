@@ -9,6 +9,8 @@ import os
 import signal
 import socket
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from ..conf.errors import ConfigError
@@ -90,9 +92,10 @@ class RayLauncher:
                 ray.init(address=address, **options)
             else:
                 cpus = max(os.cpu_count() or 1, parallel.world_size)
-                ray.init(
-                    address="local", num_cpus=cpus, include_dashboard=False, _node_ip_address="127.0.0.1", **options
-                )
+                with _loopback():
+                    ray.init(
+                        address="local", num_cpus=cpus, include_dashboard=False, _node_ip_address="127.0.0.1", **options
+                    )
         except (ConnectionError, ray.exceptions.RayError) as error:
             # Ray shows its token to a given address in this mode only; that is for the user to decide.
             hint = "" if os.environ.get("RAY_AUTH_MODE") == "token" else "; if it wants a token: RAY_AUTH_MODE=token"
@@ -217,6 +220,23 @@ class RayLauncher:
                 with contextlib.suppress(Exception):
                     remove_placement_group(self._group)
         self._actors, self._runs, self._group = [], {}, None
+
+
+@contextmanager
+def _loopback() -> Iterator[None]:
+    """Let Ray listen on loopback alone.
+
+    Where it may become part of a cluster, Ray takes this machine's address for 127.0.0.1, and all its processes listen
+    on all addresses.
+    """
+    from ray._private import ray_constants
+
+    before = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
 
 
 def _text(resources: dict[str, float]) -> str:

@@ -9,10 +9,12 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from dataclasses import asdict
 from datetime import timedelta
+from functools import cache
 from typing import Any
 
 from ..conf.errors import ConfigError
@@ -71,11 +73,22 @@ class TorchrunLauncher:
         self._child = None
 
 
+@cache
 def _store() -> Any:
-    """Return the store that torchrun set up for its processes."""
+    """Return the store through which torchrun's processes find each other.
+
+    Where torchrun leaves it to the first rank to open that store, it listens at the address that torchrun names. By
+    itself it would listen at all addresses.
+    """
     import torch.distributed as dist
 
-    return next(iter(dist.rendezvous("env://", timeout=timedelta(seconds=_TIMEOUT_S))))[0]
+    timeout = timedelta(seconds=_TIMEOUT_S)
+    if os.environ["RANK"] != "0" or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        return next(iter(dist.rendezvous("env://", timeout=timeout)))[0]
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    listener = socket.create_server((host, port), backlog=1024)
+    world = int(os.environ["WORLD_SIZE"])
+    return dist.TCPStore(host, port, world, is_master=True, timeout=timeout, master_listen_fd=listener.detach())
 
 
 def _serve(address: dict[str, Any]) -> None:
@@ -119,4 +132,6 @@ def _drive() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from gapless.launch.torchrun import main as run  # the module that the launcher is of, so that both share the store
+
+    sys.exit(run())

@@ -15,7 +15,7 @@ from collections.abc import Generator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .frames import JOIN, PING, REFUSED, WELCOME, FrameSocket
+from .frames import JOIN, PING, REFUSED, STORE, WELCOME, FrameSocket
 
 _MAX_FRAME_BYTES = 512  # of one who has not shown the secret
 _MAX_STRANGERS = 128
@@ -25,9 +25,13 @@ _CLOCK_ROUNDS = 16
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A rank that was admitted. `clock_offset` is its monotonic clock minus ours, in seconds."""
+    """A connection of a rank that was admitted: its control connection, or that of the store.
+
+    `clock_offset` is the rank's monotonic clock minus ours, in seconds, measured on its control connection.
+    """
 
     rank: int
+    is_store: bool
     boot: str
     clock_offset: float
     connection: FrameSocket
@@ -50,7 +54,7 @@ def boot_id() -> str:
 
 
 class Admission:
-    """Admits each of `world_size` ranks once, whatever else connects.
+    """Admits both connections of each of `world_size` ranks once, whatever else connects.
 
     At most 128 connections wait that have not sent the secret yet, for 5 seconds each. Beyond that the oldest is
     closed. A rank that is closed so tries again.
@@ -60,7 +64,7 @@ class Admission:
         self._listener = socket.create_server((host, 0), backlog=socket.SOMAXCONN)
         self._listener.setblocking(False)
         self._secret = secret.encode()
-        self._awaited = set(range(world_size))
+        self._awaited = {(kind, rank) for kind in (JOIN, STORE) for rank in range(world_size)}
         self._strangers: dict[_Candidate, None] = {}  # the oldest first
         self._members: set[_Candidate] = set()  # have sent the secret; their clocks are being measured
         self._admitted: deque[Member] = deque()
@@ -72,8 +76,12 @@ class Admission:
         host, port = self._listener.getsockname()[:2]
         return host, port
 
+    @property
+    def is_complete(self) -> bool:
+        return not (self._awaited or self._members or self._admitted)
+
     def next(self, timeout: float) -> Member | None:
-        """Wait for the next rank that is admitted. None: there was none within `timeout` seconds."""
+        """Wait for the next connection that is admitted. None: there was none within `timeout` seconds."""
         deadline = time.monotonic() + timeout
         while not self._admitted:
             now = time.monotonic()
@@ -123,22 +131,24 @@ class Admission:
         """
         connection = candidate.connection
         kind, payload = yield
-        secret, rank_text, boot = payload.split(b"\n") if kind == JOIN else (b"", b"-1", b"")
-        rank = int(rank_text)
-        if not hmac.compare_digest(secret, self._secret) or rank not in self._awaited:
+        secret, rank_text, boot_text = payload.split(b"\n")
+        rank, boot = int(rank_text), boot_text.decode()
+        if not hmac.compare_digest(secret, self._secret) or (kind, rank) not in self._awaited:
             connection.send(REFUSED, b"")
             raise ValueError("not of this run")
         del self._strangers[candidate]
         self._members.add(candidate)
-        self._awaited.remove(rank)
+        self._awaited.remove((kind, rank))
         try:
-            offset = 0.0 if boot.decode() == boot_id() else (yield from self._measure_clock_offset(connection))
+            offset = 0.0
+            if kind == JOIN and boot != boot_id():
+                offset = yield from self._measure_clock_offset(connection)
             connection.trust()
             connection.send(WELCOME, b"")
         except BaseException:
-            self._awaited.add(rank)
+            self._awaited.add((kind, rank))
             raise
-        return Member(rank, boot.decode(), offset, connection)
+        return Member(rank, kind == STORE, boot, offset, connection)
 
     @staticmethod
     def _measure_clock_offset(connection: FrameSocket) -> Generator[None, tuple[bytes, bytes], float]:

@@ -1,5 +1,7 @@
 """The control plane: one TCP connection between the coordinator and each rank, which carries frames of bytes.
 
+A second one beside it carries the rank's questions to the store of torch.distributed (`parallel/store.py`).
+
 When one side dies, its connection closes, and the other side notices at once, under any launcher. The coordinator
 listens on the address that it is given until all ranks have joined; a rank that connects must know the run's secret.
 """
@@ -15,7 +17,8 @@ from dataclasses import dataclass
 
 from ..conf.errors import ConfigError
 from .admission import Admission, boot_id
-from .frames import DATA, JOIN, PING, PONG, WELCOME, ConnectionLost, FrameSocket, pack
+from .frames import DATA, JOIN, PING, PONG, STORE, WELCOME, ConnectionLost, FrameSocket, pack
+from .store_server import StoreServer
 
 _RETRY_S = 0.1
 
@@ -47,6 +50,7 @@ class ControlServer:
         self.endpoint = Endpoint(*self._admission.address, secret)
         self._world_size = world_size
         self._ranks: dict[int, FrameSocket] = {}
+        self._stores: list[FrameSocket] = []
         self._selector = selectors.DefaultSelector()
         self.node: dict[int, str] = {}  # by rank: the boot id of its node
         self.clock_offset: dict[int, float] = {}  # by rank: its monotonic clock minus ours, in seconds
@@ -56,17 +60,22 @@ class ControlServer:
         return set(self._ranks)
 
     def accept(self, timeout: float) -> bool:
-        """Wait up to `timeout` seconds for one rank to join. Returns whether all ranks have joined.
+        """Wait up to `timeout` seconds for a rank's next connection. Returns whether all ranks have joined.
 
         The port is closed once they have.
         """
-        if len(self.node) < self._world_size and (member := self._admission.next(timeout)) is not None:
-            self.node[member.rank] = member.boot
-            self.clock_offset[member.rank] = member.clock_offset
-            self._ranks[member.rank] = member.connection
-            self._selector.register(member.connection.socket, selectors.EVENT_READ, member.rank)
-            if len(self.node) == self._world_size:
+        if not self._admission.is_complete and (member := self._admission.next(timeout)) is not None:
+            if member.is_store:
+                self._stores.append(member.connection)
+            else:
+                self.node[member.rank] = member.boot
+                self.clock_offset[member.rank] = member.clock_offset
+                self._ranks[member.rank] = member.connection
+                self._selector.register(member.connection.socket, selectors.EVENT_READ, member.rank)
+            if self._admission.is_complete:
                 self._admission.close()
+                StoreServer(self._stores)
+                self._stores = []
         return len(self._ranks) == self._world_size
 
     def publish(self, payload: bytes) -> None:
@@ -98,6 +107,8 @@ class ControlServer:
     def close(self) -> None:
         for rank in list(self._ranks):
             self._disconnect(rank)
+        for connection in self._stores:
+            connection.socket.close()
         self._selector.close()
         self._admission.close()
 
@@ -111,9 +122,14 @@ class ControlClient:
 
     def __init__(self, endpoint: Endpoint, rank: int, timeout: float) -> None:
         self._unread: list[bytes] = []  # payloads that came together with the welcome
-        self._connection = self._join(endpoint, rank, timeout)
+        self.store_connection = self._join(STORE, endpoint, rank, timeout)
+        try:
+            self._connection = self._join(JOIN, endpoint, rank, timeout)
+        except BaseException:
+            self.store_connection.socket.close()
+            raise
 
-    def _join(self, endpoint: Endpoint, rank: int, timeout: float) -> FrameSocket:
+    def _join(self, kind: bytes, endpoint: Endpoint, rank: int, timeout: float) -> FrameSocket:
         """Connect and wait for the welcome. Where strangers crowd us out before it, try again."""
         deadline = time.monotonic() + timeout
         while True:
@@ -121,7 +137,7 @@ class ControlClient:
             sock.settimeout(None)
             connection = FrameSocket(sock)
             try:
-                connection.send(JOIN, f"{endpoint.secret}\n{rank}\n{boot_id()}".encode())
+                connection.send(kind, f"{endpoint.secret}\n{rank}\n{boot_id()}".encode())
                 is_welcome = self._await_welcome(connection, deadline)
             except OSError as error:
                 sock.close()
@@ -176,3 +192,4 @@ class ControlClient:
 
     def close(self) -> None:
         self._connection.socket.close()
+        self.store_connection.socket.close()

@@ -116,6 +116,4 @@ def make_setup(config: EngineConfig, plan: Plan) -> Setup:
         seed=config.seed,
         threads=config.parallel.threads,
         timeout_s=config.parallel.step_timeout_s,
-        store_host="",
-        store_port=0,
     )

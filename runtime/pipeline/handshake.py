@@ -23,16 +23,7 @@ class Setup(msgspec.Struct, frozen=True, array_like=True, tag="setup"):
     seed: int
     threads: int | None  # of a rank; None: the cores of its node over `node_ranks`
     timeout_s: float
-    store_host: str
-    store_port: int
     node_ranks: list[int] = []  # by rank: how many ranks share its node
-
-
-class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
-    """Rank 0 has opened the store through which the ranks find each other."""
-
-    store_host: str
-    store_port: int
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
@@ -44,4 +35,4 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
 
 encoder = msgspec.msgpack.Encoder()
 to_rank = msgspec.msgpack.Decoder(Setup | MicroBatchMessage | Stop)
-from_rank = msgspec.msgpack.Decoder(Hello | Ready | MicroBatchResult | RankFailure)
+from_rank = msgspec.msgpack.Decoder(Ready | MicroBatchResult | RankFailure)

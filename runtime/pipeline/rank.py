@@ -19,7 +19,7 @@ from ...parallel.control import ControlClient, Endpoint
 from ...parallel.frames import ConnectionLost
 from ...parallel.mesh import Mesh
 from ..core.messages import MicroBatchMessage, MicroBatchResult, RankFailure, Span, Stop
-from .handshake import Hello, Ready, Setup, encoder, to_rank
+from .handshake import Ready, Setup, encoder, to_rank
 
 
 def run_rank(endpoint: Endpoint, rank: int, device: str, start_timeout_s: float) -> None:
@@ -31,9 +31,10 @@ def run_rank(endpoint: Endpoint, rank: int, device: str, start_timeout_s: float)
     client = ControlClient(endpoint, rank, start_timeout_s)
     stage = -1
     try:
-        setup, store = _join(client, rank)
+        setup = to_rank.decode(client.receive()[0])
+        assert isinstance(setup, Setup), setup
         stage = Mesh(setup.pp, setup.tp, rank).stage
-        _ServingRank(client, setup, store, rank, device).serve()
+        _ServingRank(client, setup, rank, device).serve()
     except BaseException as error:
         failure = RankFailure(rank, stage, f"{type(error).__name__}: {error}".strip(), secondary=_is_echo(error))
         with contextlib.suppress(ConnectionLost):
@@ -41,24 +42,6 @@ def run_rank(endpoint: Endpoint, rank: int, device: str, start_timeout_s: float)
         raise
     finally:
         client.close()
-
-
-def _join(client: ControlClient, rank: int) -> tuple[Setup, Any]:
-    from torch.distributed import TCPStore
-
-    store = None
-    if rank == 0:
-        # The store would listen on every interface by itself: give it a socket that is bound to this one.
-        listener = socket.create_server((client.host, 0), backlog=1024)
-        port = listener.getsockname()[1]
-        store = TCPStore(client.host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
-        client.send(encoder.encode(Hello(client.host, port)))
-    setup = to_rank.decode(client.receive()[0])
-    assert isinstance(setup, Setup), setup
-    if store is None:
-        timeout = timedelta(seconds=setup.timeout_s)
-        store = TCPStore(setup.store_host, setup.store_port, is_master=False, timeout=timeout)
-    return setup, store
 
 
 def _is_echo(error: BaseException) -> bool:
@@ -71,11 +54,12 @@ def _is_echo(error: BaseException) -> bool:
 class _ServingRank:
     """Runs the micro-batches of one stage as the coordinator publishes them, and reports when it did."""
 
-    def __init__(self, client: ControlClient, setup: Setup, store: Any, rank: int, device: str) -> None:
+    def __init__(self, client: ControlClient, setup: Setup, rank: int, device: str) -> None:
         import torch
 
         from ...parallel.groups import Groups
         from ...parallel.rendezvous import Rendezvous
+        from ...parallel.store import ControlStore
         from ...parallel.transport import Transport
         from .stage_worker import StageWorker
 
@@ -84,6 +68,7 @@ class _ServingRank:
         self.client = client
         self.setup = setup
         self.mesh = Mesh(setup.pp, setup.tp, rank)
+        store = ControlStore(client.store_connection, timedelta(seconds=setup.timeout_s))
         rendezvous = Rendezvous(rank, self.mesh.world_size, device=device, store=store, host=client.host)
         self.groups = Groups.start(rendezvous, self.mesh, setup.timeout_s)
         self.is_cuda = self.groups.device.type == "cuda"

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import ipaddress
 import secrets
+import sys
 import time
 from collections.abc import Callable
+from functools import cache
 
 import msgspec
 
 from ...conf.schema import HardwareConfig, ParallelConfig
 from ...parallel.control import ControlServer
 from ..core.messages import MicroBatchMessage, MicroBatchResult, RankFailure, Span, Stop
-from .handshake import Hello, Ready, Setup, encoder, from_rank
+from .handshake import Ready, Setup, encoder, from_rank
 from .launcher import Launcher
 from .protocol import PipelineError, WallClock
 
@@ -44,6 +47,8 @@ class RemotePipeline:
         self._last_progress = self.clock.now()
         self._closed = False
         self._server = ControlServer(parallel.host, parallel.world_size, secrets.token_hex(16))
+        if not ipaddress.ip_address(self._server.endpoint.host).is_loopback:
+            _warn_of_open_ports(parallel.host)
         try:
             launcher.start(self._server.endpoint, parallel, hardware)
             self.where = self._build(setup, on_progress)
@@ -63,21 +68,17 @@ class RemotePipeline:
                     f"ranks {missing} did not start within parallel.start_timeout_s={self._parallel.start_timeout_s:g}"
                 )
             on_progress(f"{len(self._server.connected)} of {world} ranks started")
-        hello = next(m for m in self._hear_all(1, deadline, "open the store") if isinstance(m, Hello))
         nodes = list(self._server.node.values())
         setup = msgspec.structs.replace(
-            setup,
-            store_host=hello.store_host,
-            store_port=hello.store_port,
-            node_ranks=[nodes.count(self._server.node[rank]) for rank in range(world)],
+            setup, node_ranks=[nodes.count(self._server.node[rank]) for rank in range(world)]
         )
         self._server.publish(encoder.encode(setup))
         on_progress("ranks load their shards")
         ready = self._hear_all(world, deadline + self._parallel.step_timeout_s, "build their stages")
         return [m.where for m in sorted((m for m in ready if isinstance(m, Ready)), key=lambda m: m.rank)]
 
-    def _hear_all(self, count: int, deadline: float, what: str) -> list[Hello | Ready | MicroBatchResult]:
-        heard: list[Hello | Ready | MicroBatchResult] = []
+    def _hear_all(self, count: int, deadline: float, what: str) -> list[Ready | MicroBatchResult]:
+        heard: list[Ready | MicroBatchResult] = []
         while len(heard) < count:
             heard += self._poll(_POLL_INTERVAL_S)
             self._check_launcher()
@@ -111,8 +112,8 @@ class RemotePipeline:
         if self._outstanding and self.clock.now() - self._last_progress > limit:
             raise PipelineError(f"a stage hangs: no progress within parallel.step_timeout_s={limit:g}")
 
-    def _poll(self, timeout: float) -> list[Hello | Ready | MicroBatchResult]:
-        messages: list[Hello | Ready | MicroBatchResult] = []
+    def _poll(self, timeout: float) -> list[Ready | MicroBatchResult]:
+        messages: list[Ready | MicroBatchResult] = []
         for rank, payload in self._server.poll(timeout):
             message = None if payload is None else from_rank.decode(payload)
             if message is None or isinstance(message, RankFailure):
@@ -182,3 +183,13 @@ class RemotePipeline:
                 self._server.poll(0.1)
         self._server.close()
         self._launcher.stop()
+
+
+@cache
+def _warn_of_open_ports(host: str) -> None:
+    """Say once that this host's ranks can be reached from outside."""
+    print(
+        f"gapless: warning: parallel.host={host}: ranks exchange activations unencrypted, on ports that let in whoever "
+        "reaches them; docs/cluster.md says which, and how to close them to strangers",
+        file=sys.stderr,
+    )

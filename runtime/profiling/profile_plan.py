@@ -96,8 +96,6 @@ def _setup(
         seed=config.seed,
         threads=threads,
         timeout_s=config.parallel.step_timeout_s,
-        store_host="",
-        store_port=0,
     )
 
 

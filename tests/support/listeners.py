@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import struct
@@ -16,12 +17,13 @@ def listeners_of(pids: Iterable[int]) -> dict[tuple[str, int], str]:
     owners: dict[str, str] = {}
     for pid in pids:
         folder = Path("/proc") / str(pid)
-        try:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it ended meanwhile
             name = (folder / "comm").read_text().strip()
-            links = [os.readlink(descriptor) for descriptor in (folder / "fd").iterdir()]
-        except (FileNotFoundError, ProcessLookupError):  # it ended meanwhile
-            continue
-        owners |= {link[8:-1]: f"{name} {pid}" for link in links if link.startswith("socket:[")}
+            for descriptor in list((folder / "fd").iterdir()):
+                with contextlib.suppress(FileNotFoundError):
+                    link = os.readlink(descriptor)
+                    if link.startswith("socket:["):
+                        owners[link[8:-1]] = f"{name} {pid}"
     found = {}
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:

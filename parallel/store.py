@@ -1,0 +1,85 @@
+"""The store through which torch.distributed's processes find each other, kept by the coordinator.
+
+torch's own `TCPStore` takes reads and writes from whoever connects. Here each rank asks over a connection of its own
+that has shown the run's secret.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from datetime import timedelta
+from typing import Literal
+
+import msgspec
+from torch.distributed import Store
+
+from .frames import STORE, FrameSocket
+from .store_server import Question
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.05  # between two looks for a key that is awaited
+_answer = msgspec.msgpack.Decoder(bytes | int | bool | None)
+
+
+class ControlStore(Store):
+    """A rank's side of the store: a `Store` for `init_process_group`. Any thread may call it.
+
+    Raises:
+        ConnectionLost: the coordinator is gone.
+        TimeoutError: nobody set a key that is awaited within `timeout`.
+    """
+
+    def __init__(self, connection: FrameSocket, timeout: timedelta) -> None:
+        super().__init__()
+        self.set_timeout(timeout)
+        self._patience = timeout
+        self._connection = connection
+        self._lock = threading.Lock()
+
+    def _ask(
+        self,
+        operation: Literal["set", "get", "add", "check", "delete"],
+        keys: list[str],
+        value: bytes = b"",
+        amount: int = 0,
+    ) -> bytes | int | bool | None:
+        question = msgspec.msgpack.encode(Question(operation, keys, value, amount))
+        with self._lock:
+            self._connection.send(STORE, question)
+            frames: list[tuple[bytes, bytes]] = []
+            while not frames:
+                frames = self._connection.receive_once()
+        return _answer.decode(frames[0][1])
+
+    def set(self, key: str, value: str | bytes) -> None:
+        self._ask("set", [key], value.encode() if isinstance(value, str) else value)
+
+    def get(self, key: str) -> bytes:
+        self.wait([key])
+        value = self._ask("get", [key])
+        assert isinstance(value, bytes), key
+        return value
+
+    def add(self, key: str, amount: int) -> int:
+        total = self._ask("add", [key], amount=amount)
+        assert isinstance(total, int)
+        return total
+
+    def check(self, keys: list[str]) -> bool:
+        return bool(self._ask("check", keys))
+
+    def delete_key(self, key: str) -> bool:
+        return bool(self._ask("delete", [key]))
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        limit = self._patience if timeout is None else timeout
+        deadline = time.monotonic() + limit.total_seconds()
+        pause = _FIRST_PAUSE_S
+        while not self.check(keys):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"timed out after {limit.total_seconds():g} s of waiting for the other ranks")
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+    def clone(self) -> ControlStore:
+        return self

@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.text import Text
 
 from ..conf.schema import EngineConfig
+from .oversubscription import oversubscription
 
 PACKAGES = ("gapless", "torch", "megatron-core", "ray", "xformers", "numpy")
 PLAIN_EVERY_S = 5.0
@@ -118,6 +119,8 @@ def starting(console: Console, config: EngineConfig) -> Iterator[Callable[[str],
     parallel = config.parallel
     ranks = f"{parallel.world_size} rank{'s' if parallel.world_size > 1 else ''}"
     text = f"starting {config.model.name} on {ranks} (pp={parallel.pp} x tp={parallel.tp}, {parallel.launcher})"
+    if hint := oversubscription(config):
+        console.print(Text(f"gapless: hint: {hint}"), soft_wrap=True)
     if console.is_terminal:
         with console.status(Text(text)) as status:
             yield lambda progress: status.update(Text(f"{text}: {progress}"))

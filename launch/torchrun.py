@@ -20,6 +20,7 @@ from typing import Any
 from ..conf.errors import ConfigError
 from ..conf.schema import HardwareConfig, ParallelConfig
 from ..parallel.control import Endpoint
+from ..parallel.openmp import wait_without_spinning
 
 _KEY = "gapless/endpoint"
 _RANK_ENV = "GAPLESS_RANK"  # a JSON object for the child that serves as a rank
@@ -100,6 +101,7 @@ def _serve(address: dict[str, Any]) -> None:
 
 
 def main() -> int:
+    wait_without_spinning()
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
     if _RANK_ENV in os.environ:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the coordinator decides

@@ -1,13 +1,14 @@
 """When does it compute? Requests, schedulers, coordinator, pipelines real and simulated, ledger, reports.
 
 `from gapless.runtime import LLM, SamplingParams` is the Python API; both load on first use, so that the command line's
-help and the schedulers' tests need no torch.
+help and the schedulers' tests need no torch. Import this before torch: it chooses how torch's threads wait.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ..parallel.openmp import wait_without_spinning
 from . import compiled
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from .engine.outputs import CompletionOutput as CompletionOutput
     from .engine.outputs import RequestOutput as RequestOutput
 
+wait_without_spinning()
 compiled.install()
 
 __all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams"]

@@ -1,0 +1,40 @@
+"""A hint for a run on this machine's CPUs that has more threads than free cores."""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+
+from ..conf.schema import EngineConfig
+
+_BUSY = 0.75  # processes a core that want to run, over the last minute, above which the machine counts as busy
+
+
+def oversubscription(config: EngineConfig) -> str | None:
+    """Return one line that says what is short and what to set. None: nothing is, or the ranks may be elsewhere."""
+    parallel = config.parallel
+    elsewhere = parallel.ray_address or (parallel.launcher == "ray" and os.environ.get("RAY_ADDRESS"))
+    if config.hardware.device != "cpu" or elsewhere or parallel.launcher not in ("local", "ray"):
+        return None
+    return _hint(parallel.world_size, parallel.threads, _cores(), _load_before())
+
+
+def _hint(ranks: int, threads: int | None, cores: int, load: float) -> str | None:
+    each = threads or max(1, cores // ranks)
+    if ranks * each > cores:
+        cure = f"parallel.threads={max(1, cores // ranks)}" if each > 1 else "fewer ranks"
+        return f"{ranks * each} threads share {cores} cores; {cure} may be faster"
+    if load > _BUSY * cores:
+        cure = "; parallel.threads=1 may be faster" if each > 1 else ""
+        return f"{load:.1f} processes already want the {cores} cores of this machine, so that times will vary{cure}"
+    return None
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@cache
+def _load_before() -> float:
+    """Return the load before the first run of this process, whose ranks add to it."""
+    return os.getloadavg()[0]

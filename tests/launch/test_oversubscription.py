@@ -1,0 +1,40 @@
+"""The hint for a machine with too few free cores, and how threads wait there."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from gapless.launch import oversubscription
+
+
+@pytest.mark.parametrize(
+    ("ranks", "threads", "cores", "load", "expected"),
+    [
+        (1, None, 2, 0.2, None),
+        (4, None, 8, 5.9, None),
+        (2, 2, 2, 0.0, "4 threads share 2 cores; parallel.threads=1 may be faster"),
+        (4, None, 2, 0.0, "4 threads share 2 cores; fewer ranks may be faster"),
+        (1, None, 2, 2.04, "2.0 processes already want the 2 cores of this machine, so that times will vary; "
+         "parallel.threads=1 may be faster"),
+        (2, None, 2, 2.0, "2.0 processes already want the 2 cores of this machine, so that times will vary"),
+    ],
+)  # fmt: skip
+def test_what_is_short_is_said(
+    ranks: int, threads: int | None, cores: int, load: float, expected: str | None
+) -> None:
+    assert oversubscription._hint(ranks, threads, cores, load) == expected
+
+
+@pytest.mark.parametrize("user", [{}, {"OMP_WAIT_POLICY": "active"}, {"GOMP_SPINCOUNT": "7"}, {"KMP_BLOCKTIME": "0"}])
+def test_threads_do_not_spin_unless_the_user_says_how_they_wait(user: dict[str, str]) -> None:
+    names = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
+    env = {name: value for name, value in os.environ.items() if name not in names} | user
+    code = f"import os, sys, gapless.runtime; assert 'torch' not in sys.modules; print([os.getenv(n) for n in {names}])"
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    wanted = user or {"OMP_WAIT_POLICY": "passive"}
+    assert done.stdout.strip() == str([wanted.get(name) for name in names])

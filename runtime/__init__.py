@@ -1,7 +1,7 @@
 """When does it compute? Requests, schedulers, coordinator, pipelines real and simulated, ledger, reports.
 
-`from gapless.runtime import LLM, SamplingParams` is the Python API; both load on first use, so that the command line's
-help and the schedulers' tests need no torch. Import this before torch: it chooses how torch's threads wait.
+The Python API, `from gapless import LLM, SamplingParams`, finds both here. They load on first use, so that the command
+line's help and the schedulers' tests need no torch. Import this before torch: it chooses how torch's threads wait.
 """
 
 from __future__ import annotations

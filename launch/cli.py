@@ -80,25 +80,44 @@ def _dispatch(arguments: list[str]) -> None:
     if arguments[0] in ("--version", "-V"):
         print(f"{PROGRAM} {metadata.version(PROGRAM)}")
         return
+    if arguments[0] in ("--shell-completion", "-sc"):
+        from . import completion
+
+        print(completion.answer("".join(arguments[1:])))
+        return
     name, *rest = arguments
     if name not in COMMANDS:
-        what = "unknown option" if name.startswith("-") else "unknown command"
-        valid = ("--help", "--version") if name.startswith("-") else COMMANDS
-        raise ConfigError(f"{name}: {what}{nearest(name, valid)}")
-    command = COMMANDS[name]
-    if any(argument in ("--help", "-h") for argument in rest):
+        if name.startswith("-"):
+            from .options import OPTIONS
+
+            if any(name.partition("=")[0] in (option.name, option.short) for option in OPTIONS):
+                raise ConfigError(f"{name}: give a command first, as in {PROGRAM} generate {name}")
+            valid = [option.name for option in OPTIONS if not option.with_runs]
+            raise ConfigError(f"{name}: unknown option{nearest(name, valid)}")
+        raise ConfigError(f"{name}: unknown command{nearest(name, COMMANDS)}")
+    _run_command(COMMANDS[name], rest)
+
+
+def _run_command(command: Command, arguments: list[str]) -> None:
+    from . import help as texts
+    from .options import parse
+
+    if any(argument in ("--help", "-h") for argument in arguments):
         print(texts.command(command))
         return
-    flags = [argument for argument in rest if argument.startswith("-")]
-    known = () if command.positional else ("-m", "--multirun")
-    for flag in flags:
-        if flag not in known:
-            raise ConfigError(f"{flag}: unknown option{nearest(flag, ('--help', *known))}")
-    others = [argument for argument in rest if argument not in flags]
-    if command.positional:
+    options, others = parse(arguments, command)
+    if "--version" in options:
+        _dispatch(["--version"])
+    elif "--shell-completion" in options:
+        _dispatch(["--shell-completion", options["--shell-completion"]])
+    elif command.positional:
         _run_plain(command, others)
+    elif options.keys() & {"--cfg", "--info", "--hydra-help"}:
+        from .shown import show
+
+        show(command, others, options)
     else:
-        _run(command, others, multirun=bool(flags))
+        _run(command, others, multirun="--multirun" in options)
 
 
 def _run_plain(command: Command, arguments: list[str]) -> None:

@@ -52,6 +52,7 @@ FREE_TEXT = (
     *("prompt", "prompts", "outputs", "model.weights", "model.tokenizer", "model.name"),
     *("workload.path", "scheduler.profile", "simulation.profile", "check"),
 )
+EXTRAS = {"hydra/launcher=joblib": "sweep"}  # choices of hydra's that an extra installs
 _TOKEN = re.compile(r"(?P<mark>\+{0,2}|~)(?P<key>[^=+~\s][^=\s]*)=(?P<value>.*)", re.DOTALL)
 _POLICY_FILE = re.compile(r"[^,()\s'\"]+\.py(?![^,()\s'\"])")
 _INTERPOLATION = re.compile(r"(\\*)\$\{")
@@ -107,6 +108,8 @@ def rewrite(overrides: Sequence[str], cls: type[EngineConfig], command: str, *, 
     for key, token in last.items():
         value = token.value
         if token.for_hydra:
+            if key.startswith("hydra/"):
+                _check_hydra_choice(token)
             result.append(f"{key}={value}" if key.startswith("hydra/") else f"++{key}={value}")
         elif key == "model":
             choice, extra = model_choice(value)
@@ -288,6 +291,20 @@ def _check_had(group: str, key: str, base: type, names: Sequence[str], own: Mapp
     having = _having(base, key, own)
     if having and not set(having) & set(names):
         raise ConfigError(f"{group}.{key}: unknown key of {', '.join(names)}; {having_it(having)}")
+
+
+def _check_hydra_choice(token: Token) -> None:
+    """Check that hydra's own group, `hydra/launcher` for instance, has the choice; plug-ins add to them."""
+    from hydra.core.object_type import ObjectType
+
+    with _hydra() as loader:
+        valid = loader.get_group_options(token.key, ObjectType.CONFIG)
+    if not valid:
+        raise ConfigError(f"{token.key}: unknown group of hydra's")
+    if token.value not in valid and (extra := EXTRAS.get(f"{token.key}={token.value}")):
+        raise ConfigError(f"{token.key}={token.value}: not installed; pip install 'gapless[{extra}]' installs it")
+    if token.value not in valid:
+        raise ConfigError(f"{token.key}={token.value}: unknown{nearest(token.value, valid)}")
 
 
 def _keys_of(tokens: Mapping[str, Token], group: str) -> list[str]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ..conf.build import GROUPS, describe, dotted_keys, group_names, leaves, load_command, load_group
 from ..conf.meanings import meanings
 from ..conf.schema import EngineConfig
+from .options import OPTIONS
 from .overrides import value_text
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ def overview(commands: Iterable[Command]) -> str:
     """Write the text of `gapless --help`."""
     commands = list(commands)
     listed = "\n".join(_entry(f"  {c.name}", c.summary, 12) for c in commands)
+    options = "\n".join(_entry(f"  {option.usage}", option.meaning, 20) for option in OPTIONS)
     examples = "\n".join(f"  {example}" for c in commands for example in c.examples)
     return f"""\
 gapless serves large language models over pipeline and tensor parallelism without gaps in the pipeline (SARATHI).
@@ -31,9 +33,7 @@ commands:
 {listed}
 
 options:
-{_entry("  COMMAND --help", "every key with its default, type and meaning; the groups with their choices", 20)}
-{_entry("  -m, --multirun", "a sweep: a value with commas is several runs", 20)}
-{_entry("  --version", "the version", 20)}
+{options}
 
 examples:
 {examples}"""

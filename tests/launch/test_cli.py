@@ -118,7 +118,7 @@ UNREADABLE = "not a value that hydra can read (no viable alternative at input '[
     (["generate", "prompts=none.txt"], "prompts=none.txt: no such file"),
     (["generate", "prompts=."], "prompts=.: is a directory"),
     (["generate", "prompt=x", "outputs=no/such.jsonl"], "outputs=no/such.jsonl: no such folder: no"),
-    (["generate", "prompt=x", "hydra/launcher=nope"], "In 'hydra/config': Could not find 'hydra/launcher/nope'"),
+    (["generate", "prompt=x", "hydra/launcher=nope"], "hydra/launcher=nope: unknown; valid: basic"),
 ])  # fmt: skip
 def test_each_error_is_one_line_and_starts_nothing(
     arguments: list[str], line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]

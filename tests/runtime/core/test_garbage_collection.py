@@ -24,6 +24,17 @@ def test_it_is_off_meanwhile_and_on_again() -> None:
     assert gc.get_freeze_count() == 0
 
 
+def test_what_a_program_has_frozen_stays_frozen() -> None:
+    gc.freeze()
+    try:
+        frozen = gc.get_freeze_count()
+        with without_collector():
+            pass
+        assert gc.get_freeze_count() == frozen
+    finally:
+        gc.unfreeze()
+
+
 def test_what_is_made_meanwhile_is_looked_at_with_the_old_and_still_collected() -> None:
     with without_collector():
         knot = weakref.ref(Knot())

@@ -1,0 +1,124 @@
+"""Options of the command line: hydra's own that print instead of running, those that cannot serve, near misses."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from gapless.launch.cli import main
+from gapless.launch.commands import COMMANDS
+from gapless.launch.options import INSTEAD, OPTIONS
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def printed(capfd: pytest.CaptureFixture[str], *arguments: str) -> str:
+    before = list(sys.argv)
+    assert main(arguments) == 0
+    assert sys.argv == before
+    out, err = capfd.readouterr()
+    assert err == ""
+    return out
+
+
+@pytest.mark.parametrize("command", [name for name in COMMANDS if not COMMANDS[name].positional])
+def test_cfg_prints_the_config_of_each_command_and_runs_nothing(
+    command: str, here: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    config = yaml.safe_load(printed(capfd, command, "--cfg", "job", "model=tiny"))
+    assert config["model"]["name"] == "tiny"
+    assert "hydra" not in config
+    assert not list(here.iterdir())
+
+
+def test_cfg_prints_what_the_overrides_make_of_it(capfd: pytest.CaptureFixture[str]) -> None:
+    text = printed(capfd, "generate", "-c", "job", "--package=model", "prompt=a, b (c)", "model=tiny")
+    assert text.startswith("# @package model\nname: tiny\n")
+    assert yaml.safe_load(printed(capfd, "generate", "prompt=a, b (c)", "--cfg", "job"))["prompt"] == "a, b (c)"
+    policies = printed(capfd, "bench", "--cfg", "job", "-p", "policies", "scheduler=sarathi,orca_best")
+    assert [policy["name"] for policy in yaml.safe_load(policies)] == ["sarathi", "orca_best"]
+    assert "${now:" in printed(capfd, "generate", "--cfg", "hydra", "-p", "hydra.run")
+    assert "${now:" not in printed(capfd, "generate", "--cfg", "hydra", "-p", "hydra.run", "--resolve")
+
+
+@pytest.mark.parametrize(("options", "line"), [
+    (["--info", "searchpath"], "gapless.conf"),
+    (["--info", "defaults-tree"], "model: shipped"),
+    (["--info=config"], "parallel:"),
+    (["-i", "model=tiny"], "Installed Hydra Plugins"),
+    (["--hydra-help"], "https://hydra.cc"),
+    (["--version"], "gapless "),
+    (["--shell-completion", "install=bash"], "complete "),
+])  # fmt: skip
+def test_what_hydra_and_we_print_instead_of_a_run(
+    options: list[str], line: str, here: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert line in printed(capfd, "generate", *options)
+    assert not list(here.iterdir())
+
+
+@pytest.mark.parametrize(("arguments", "line"), [
+    (["generate", "--cfg"], "--cfg: needs a value: job, hydra, all"),
+    (["generate", "--cfg", "jb"], "--cfg jb: unknown; did you mean 'job'?"),
+    (["generate", "--cfg", "job", "-p", "modle"], "--package modle: no such part of the config; did you mean 'model'?"),
+    (["generate", "--cfg", "job", "scheduler.chnk=3"], "scheduler.chnk: unknown key; did you mean 'scheduler.chunk'?"),
+    (["generate", "--resolve"], "--resolve: only with --cfg, as in --cfg job --resolve"),
+    (["generate", "--package", "model"], "--package: only with --cfg, as in --cfg job --package KEY"),
+    (["generate", "-m", "--cfg", "job"], "--multirun and --cfg: give one of them"),
+    (["generate", "--cfg", "job", "--info"], "--cfg and --info: give one of them"),
+    (["generate", "--resolve=yes"], "--resolve=yes: --resolve takes no value"),
+    (["report", "--cfg", "job"], "--cfg: report has no such option; valid: --help, --version, --shell-completion"),
+    (["--cfg", "job"], "--cfg: give a command first, as in gapless generate --cfg"),
+    (["--versoin"], "--versoin: unknown option; did you mean '--version'?"),
+    (["generate", "--mutlirun"], "--mutlirun: unknown option; did you mean '--multirun'?"),
+    (["generate", "--out", "x"], "--out: unknown option; did you mean 'outputs=x'?"),
+    (["generate", "--out=x"], "--out: unknown option; did you mean 'outputs=x'?"),
+    (["generate", "--model", "tiny"], "--model: unknown option; did you mean 'model=tiny'?"),
+    (["generate", "--tp", "2"], "--tp: unknown option; did you mean 'parallel.tp=2'?"),
+    (["generate", "--max-tokens", "8"], "--max-tokens: unknown option; did you mean 'sampling.max_tokens=8'?"),
+    (["generate", "--sampling.max-tokens", "8"],
+     "--sampling.max-tokens: unknown option; did you mean 'sampling.max_tokens=8'?"),
+    (["generate", "--seed"], "--seed: unknown option; did you mean 'seed=VALUE'?"),
+    (["report", "runs/first", "--sort", "mean_tpot_ms"], "--sort: unknown option; did you mean 'sort=mean_tpot_ms'?"),
+    (["generate", "hydra/launcher=nope"], "hydra/launcher=nope: unknown; valid: basic"),
+    (["generate", "hydra/nope=basic"], "hydra/nope: unknown group of hydra's"),
+])  # fmt: skip
+def test_each_wrong_option_is_one_line(
+    arguments: list[str], line: str, here: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err.startswith(f"gapless: error: {line}")
+    assert len(err.splitlines()) == 1
+    assert not list(here.iterdir())
+
+
+def test_a_plug_in_of_hydra_s_that_is_not_installed_names_its_extra(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hydra.core.config_store import ConfigStore
+
+    known = dict(ConfigStore.instance().repo["hydra"]["launcher"])
+    known.pop("joblib.yaml", None)
+    monkeypatch.setitem(ConfigStore.instance().repo["hydra"], "launcher", known)
+    assert main(["generate", "prompt=x", "-m", "hydra/launcher=joblib"]) == 2
+    line = "hydra/launcher=joblib: not installed; pip install 'gapless[sweep]' installs it"
+    assert capfd.readouterr().err == f"gapless: error: {line}\n"
+
+
+def test_every_option_of_hydra_s_is_taken_or_has_its_reason() -> None:
+    from hydra._internal.utils import get_args_parser
+
+    ours = {name for option in OPTIONS for name in (option.name, option.short)}
+    refused = {name for names in INSTEAD for name in names}
+    of_hydra = {name for action in get_args_parser()._actions for name in action.option_strings}
+    assert of_hydra <= ours | refused
+    assert not ours & refused

@@ -3,8 +3,8 @@
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
-# The first that runs: a version manager's shim may be there for a Python that is not.
-PYTHON := $(shell for p in python3.11 python3.12 python3.13 python3 python; do \
+# Unless it is given, the first that runs: a version manager's shim may be there for a Python that is not.
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3 python; do \
 	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$p" && break; done)
 TORCH := $(shell grep '^torch==' constraints.txt)
 

@@ -13,7 +13,7 @@ os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 
 with warnings.catch_warnings():
     warnings.filterwarnings(
-        "ignore", message=".*(Transformer Engine|Apex|absl|CUDA_DEVICE_MAX_CONNECTIONS|full scope is deprecated)"
+        "ignore", message=".*(Transformer Engine|Apex|absl|CUDA_DEVICE_MAX_CONNECTIONS|full scope is deprecated|escape)"
     )
     from megatron.core import ModelParallelConfig, parallel_state, tensor_parallel
 

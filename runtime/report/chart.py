@@ -21,9 +21,11 @@ from typing import Literal
 import numpy as np
 
 from ..core.micro_batch_columns import Floats
+from .formatting import number_text
 
 Kind = Literal["lines", "steps", "cdf", "histogram", "areas", "bars", "scatter", "heat"]
 _MAX_NAMES, _MAX_NAME_LETTERS = 5, 14  # names of points that fit into a scatter plot: how many, how long
+_MAX_GROWTH = 2.0  # share of the data's range by which an axis grows at most to hold a mark
 _NUM_COLOURS = 8  # the style sheet's series colours, `s0` to `s7`
 
 
@@ -83,7 +85,8 @@ class Chart:
         kind: How the series are read and drawn.
         x, y: The axes.
         series: What is drawn.
-        marks: Vertical lines, each a name and its place on x.
+        marks: Vertical lines, each a name and its place on x. The x axis grows to hold them; `placed_marks` says what
+            is drawn for one that is too far off.
         categories: Names of the bars, or of the columns of a heat map.
         diagonal: Draws the line y = x.
         line: Points (x, y) of a scatter that a line joins.
@@ -123,6 +126,36 @@ def numbered_points(chart: Chart) -> list[Series]:
     return sorted(named, key=lambda series: float(series.x[0])) if crowded else []
 
 
+@dataclass(frozen=True, slots=True)
+class PlacedMark:
+    """A mark as it is drawn.
+
+    Attributes:
+        text: Its name; for one beyond an end of the axis also its value, with an arrow that points there.
+        place: Its place on x, or the end of the axis that it is beyond.
+        beyond: -1 and 1 if it is beyond the lower and the upper end, 0 if it is on the axis.
+    """
+
+    text: str
+    place: float
+    beyond: Literal[-1, 0, 1] = 0
+
+
+def placed_marks(chart: Chart) -> list[PlacedMark]:
+    """Return the marks of a chart. One that is not on the axis is an arrow at its end with the true value."""
+    (low, high), _ = extent(chart)
+    placed = []
+    for name, value in chart.marks:
+        text = f"{name} {number_text(value)} {chart.x.unit}".rstrip()
+        if value > high:
+            placed.append(PlacedMark(f"{text} \N{RIGHTWARDS ARROW}", high, 1))
+        elif value < low:
+            placed.append(PlacedMark(f"\N{LEFTWARDS ARROW} {text}", low, -1))
+        else:
+            placed.append(PlacedMark(name, value))
+    return placed
+
+
 def series_colour(number: int) -> str:
     """Return the style sheet's name of the colour of series `number`; colours repeat."""
     return f"s{number % _NUM_COLOURS}"
@@ -148,11 +181,31 @@ def extent(chart: Chart) -> tuple[tuple[float, float], tuple[float, float]]:
     else:
         stacked = np.concatenate([s.y if s.band is None else s.band[1] for s in chart.series] or [np.zeros(1)])
     values, places = (stacked, xs) if chart.kind != "bars" else (np.zeros(1), stacked)
-    x = _ends(chart.x, places, {"scatter": 0.06, "bars": 0.03}.get(chart.kind, 0.0))
+    near = _marks_near(chart, places)
+    x = _ends(chart.x, np.append(places, near), {"scatter": 0.06, "bars": 0.03}.get(chart.kind, 0.0))
     y = _ends(chart.y, values, 0.06)
+    if chart.kind == "scatter":  # a point is never drawn at a place that is not its own
+        x, y = _holding(x, places), _holding(y, values)
     if chart.diagonal:
         x = y = min(x[0], y[0]), max(x[1], y[1])
     return x, y
+
+
+def _marks_near(chart: Chart, values: Floats) -> list[float]:
+    """Return the marks that the x axis grows to hold: those not much farther from the values than these span."""
+    values = values[np.isfinite(values)]
+    if not len(values):
+        return [value for _, value in chart.marks]
+    lowest, highest = float(values.min()), float(values.max())
+    lowest = lowest if chart.x.low is None else min(lowest, chart.x.low)
+    reach = _MAX_GROWTH * (highest - lowest)
+    return [value for _, value in chart.marks if lowest - reach <= value <= highest + reach]
+
+
+def _holding(ends: tuple[float, float], values: Floats) -> tuple[float, float]:
+    """Return the ends of an axis moved apart, where needed, so that all values are between them."""
+    values = values[np.isfinite(values)]
+    return min(ends[0], float(values.min(initial=ends[0]))), max(ends[1], float(values.max(initial=ends[1])))
 
 
 def _ends(axis: Axis, values: Floats, room: float) -> tuple[float, float]:

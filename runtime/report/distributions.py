@@ -93,7 +93,7 @@ def histogram(
     marks: tuple[tuple[str, float], ...] = ()
     if len(arrays) == 1:
         (values,) = arrays.values()
-        places = np.minimum(np.percentile(values, [50, 90, 99]), high) * factor
+        places = np.percentile(values, [50, 90, 99]) * factor
         marks = tuple(zip(("p50", "p90", "p99"), places.tolist(), strict=True))
     note = f"The last bin holds all beyond, up to {number_text(longest * factor)} {unit}." if longest > high else ""
     x, y = Axis(quantity, unit, low * factor, high * factor), Axis(counted, whole=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .chart import Chart, extent, numbered_points
+from .chart import Chart, extent, numbered_points, placed_marks
 from .formatting import number_text
 from .page_parts import template
 
@@ -84,10 +84,14 @@ def _finish(axes: Axes, chart: Chart) -> None:
         axes.grid(linewidth=0.4, alpha=0.4)
     if chart.y.whole:
         axes.locator_params(axis="y", integer=True)
-    for name, place in chart.marks:
-        value = min(max(place, x0), x1)
-        axes.axvline(value, color="black", linewidth=0.6, linestyle=(0, (3, 2)))
-        axes.annotate(name, (value, 1.0), xycoords=("data", "axes fraction"), fontsize=FONT - 1.5, ha="right",
+    for number, mark in enumerate(placed_marks(chart)):
+        if mark.beyond:
+            axes.annotate(mark.text, (mark.place, 0.0), xycoords=("data", "axes fraction"), fontsize=FONT - 1.5,
+                          ha="right" if mark.beyond > 0 else "left", va="bottom", xytext=(0, 2 + FONT * number),
+                          textcoords="offset points")  # fmt: skip
+            continue
+        axes.axvline(mark.place, color="black", linewidth=0.6, linestyle=(0, (3, 2)))
+        axes.annotate(mark.text, (mark.place, 1.0), xycoords=("data", "axes fraction"), fontsize=FONT - 1.5, ha="right",
                       va="top", rotation=90, xytext=(-1, -1), textcoords="offset points")  # fmt: skip
     labels = [series.label for series in chart.series if series.label]
     if len(labels) > (1 if chart.kind == "histogram" else 0) and not all(s.names for s in chart.series):

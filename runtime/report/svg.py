@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from ..core.micro_batch_columns import Floats
-from .chart import Chart, Series, extent, numbered_points, ticks
+from .chart import Chart, Series, extent, numbered_points, placed_marks, ticks
 from .formatting import number_text, tick_texts
 
 WIDTH, HEIGHT = 460, 210  # of the drawing, with its labels, in SVG units
@@ -119,7 +119,7 @@ class _Plot:
         return np.clip(x, self.x0, self.x1)
 
     def _points(self, series: Series) -> Iterable[tuple[float, float]]:
-        return zip(self._clip(series.x).tolist(), series.y.tolist(), strict=True)
+        return zip(series.x.tolist(), series.y.tolist(), strict=True)
 
     def _lines(self) -> Iterator[str]:
         for number, series in enumerate(self.chart.series):
@@ -281,11 +281,15 @@ class _Plot:
 
     def _marks(self) -> Iterator[str]:
         last = -1e9
-        for name, value in self.chart.marks:
-            x = self.x(min(max(value, self.x0), self.x1))
+        for number, mark in enumerate(placed_marks(self.chart)):
+            x = self.x(mark.place)
+            if mark.beyond:  # above the plot on the right; on the left the name of the axis is there
+                y, anchor = (TOP - 7, "end") if mark.beyond > 0 else (self.bottom - 5, "start")
+                yield self._text(x, y + 14 * number, mark.text, anchor)
+                continue
             yield f'<path class="mark" d="M{_n(x)},{TOP - 4}V{_n(self.bottom)}"/>'
             if x - last > CHAR_WIDTH * 4:
-                yield self._text(x, TOP - 7, name, "end" if x > self.right - 10 else "middle")
+                yield self._text(x, TOP - 7, mark.text, "end" if x > self.right - 10 else "middle")
                 last = x
 
 

@@ -11,14 +11,14 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gapless.runtime.core.run_record import RunRecord
 from gapless.runtime.ledger.causes import CAUSES
 from gapless.runtime.ledger.ledger import Ledger
 from gapless.runtime.report import distributions, formatting, run_charts, thinning
-from gapless.runtime.report.chart import Axis, Chart, Series, ticks
+from gapless.runtime.report.chart import Axis, Chart, Series, extent, placed_marks, ticks
 from gapless.runtime.report.chart_data import ChartData, chart_data
 from gapless.runtime.report.comparison_charts import heat_maps, pareto_front, throughput_against
 from gapless.runtime.report.page_parts import template
@@ -95,6 +95,41 @@ def test_svg_counts():
     names = [text.text for text in by_name["scatter"].iter("text")]
     assert "<one>" in names
     assert ("two" in names) + ("three" in names) == 1  # they would lie on each other
+
+
+def scatter_with(*marks: tuple[str, float], high: float | None = None) -> Chart:
+    points = Series("", array(300, 1200, 2300), array(1, 2, 3), "s7")
+    return Chart("s", "S", "scatter", Axis("p99", "ms", None, high), Axis("rate", low=None), (points,), marks)
+
+
+@settings(deadline=None)
+@given(st.floats(-1e5, 1e5), st.none() | st.floats(1000, 9000))
+def test_a_mark_is_drawn_at_its_value_or_as_an_arrow_that_names_it(value: float, high: float | None):
+    chart = scatter_with(("SLO", value), high=high)
+    (low, end), _ = extent(chart)
+    (mark,) = placed_marks(chart)
+    if mark.beyond:
+        assert not low <= value <= end
+        assert formatting.number_text(value) in mark.text
+        assert ("\N{RIGHTWARDS ARROW}" if value > end else "\N{LEFTWARDS ARROW}") in mark.text
+    else:
+        assert mark.place == value
+        assert low <= value <= end
+
+
+def test_the_axis_grows_to_hold_an_slo_and_the_others_get_an_arrow(tmp_path: Path):
+    near, far = scatter_with(("SLO", 4000.0)), scatter_with(("SLO", 400_000.0))
+    assert [mark.place for mark in placed_marks(near)] == [4000.0]
+    (ticked,) = [element for element in drawn(near).iter("path") if element.get("class") == "mark"]
+    assert ticked is not None
+    assert not [element for element in drawn(far).iter("path") if element.get("class") == "mark"]
+    assert "SLO 400,000 ms" in "".join(drawn(far).itertext())
+    assert len(write_figures(tmp_path, [near, replace(far, name="far")])) == 2
+
+
+def test_a_point_beyond_the_asked_end_is_drawn_at_its_own_place():
+    (_, end), _ = extent(scatter_with(high=1000.0))
+    assert end >= 2300
 
 
 def test_an_empty_chart_says_so():

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from ..runtime.tuning.demand import Demand
 
 
+SLO_NOT_MET = 3  # exit code of a search whose SLO no setting meets at any rate
+
+
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """A checked search: the setting of each policy, by its label, and the demand of each seed."""
@@ -57,13 +60,15 @@ def prepare(config: CapacityConfig, stdin: TextInput) -> Prepared:
     return Prepared(settings, make_demands(config.workload, plans[0], min(plan.room for plan in plans), config.seeds))
 
 
-def run(config: CapacityConfig, prepared: Prepared, run_dir: Path, launcher: Launcher | None = None) -> None:
-    """Find the capacity of each policy on each seed, and print and write them.
+def run(config: CapacityConfig, prepared: Prepared, run_dir: Path, launcher: Launcher | None = None) -> int:
+    """Find the capacity of each policy on each seed, and print and write them. Returns the exit code.
 
     Raises:
         ValueError: what the user can mend.
     """
+    from ..runtime.tuning.bounds import Bounds
     from ..runtime.tuning.capacity import Interval, capacities
+    from ..runtime.tuning.closest import closest, unmet_note
     from ..runtime.tuning.tables import limit_text, rate_text
 
     console, errors = Console(highlight=False), Console(stderr=True, highlight=False)
@@ -78,6 +83,10 @@ def run(config: CapacityConfig, prepared: Prepared, run_dir: Path, launcher: Lau
                 steps.update(f"{label}: {rate_text(trial.rate)} requests/s {word}", number, len(settings))
 
             found[label] = capacities(setting, demands, config.slo, config.precision, on_trial=report)
+        unmet = {label: settings[label] for label, each in found.items() if not any(one.rate for one in each)}
+        if unmet:
+            steps.update("which comes closest to the SLO", len(settings), len(settings))
+        near = closest(unmet, demands[0], config.slo, Bounds(demands[0], config.slo)) if unmet else []
 
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, title_justify="left",
                   title=f"capacity within {slo_text(config.slo)}, {len(demands[0])} requests")  # fmt: skip
@@ -107,9 +116,18 @@ def run(config: CapacityConfig, prepared: Prepared, run_dir: Path, launcher: Lau
             workload = demands[0].config_at(config.workload, of_seeds[0].rate)
             again = replace(settings[label].config, workload=workload)
             console.print(Text(f"{command_line(again, 'simulate')}"), soft_wrap=True)
-    numbers = {"config": plain(to_mapping(config)), "versions": versions(), "capacities": rows}
+    if len(unmet) == len(found):
+        console.print(Text(unmet_note(near), "bold"), soft_wrap=True)
+    else:
+        for approach in near:
+            console.print(Text(f"meets the SLO at no rate: {approach.text}"), soft_wrap=True)
+    numbers = {
+        "config": plain(to_mapping(config)), "versions": versions(), "capacities": rows,
+        "closest": [approach.numbers() for approach in near],
+    }  # fmt: skip
     (run_dir / "capacity.json").write_text(json.dumps(numbers, indent=2) + "\n", encoding="utf-8")
     console.print(Text.assemble(("numbers  ", "bold"), shown(run_dir / "capacity.json")), soft_wrap=True)
+    return SLO_NOT_MET if len(unmet) == len(found) else 0
 
 
 def slo_text(slo: Any) -> str:

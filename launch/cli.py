@@ -2,7 +2,7 @@
 
 Composes and checks the whole run first; then hydra makes the run folder and the command's module does the work
 (`report`, which runs nothing, goes without hydra). What a user did wrong ends with one line on standard error and exit
-code 2, a pipeline that failed with 1, Ctrl-C with 130.
+code 2, a pipeline that failed with 1, Ctrl-C with 130. A command's `run` may return a code of its own.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, _terminate)
     try:
-        _dispatch(arguments)
+        code = _dispatch(arguments)
         if sys.stdout is not None:  # closed by whoever started us
             sys.stdout.flush()
     except ValueError as error:
@@ -68,23 +68,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(error, RuntimeError) and not _is_pipeline_error(error):
             raise
         return _fail(error, 1)
-    return 0
+    return code
 
 
-def _dispatch(arguments: list[str]) -> None:
+def _dispatch(arguments: list[str]) -> int:
     from . import help as texts
 
     if not arguments or arguments[0] in ("--help", "-h", "help"):
         print(texts.overview(COMMANDS.values()))
-        return
+        return 0
     if arguments[0] in ("--version", "-V"):
         print(f"{PROGRAM} {metadata.version(PROGRAM)}")
-        return
+        return 0
     if arguments[0] in ("--shell-completion", "-sc"):
         from . import completion
 
         print(completion.answer("".join(arguments[1:])))
-        return
+        return 0
     name, *rest = arguments
     if name not in COMMANDS:
         if name.startswith("-"):
@@ -95,29 +95,30 @@ def _dispatch(arguments: list[str]) -> None:
             valid = [option.name for option in OPTIONS if not option.with_runs]
             raise ConfigError(f"{name}: unknown option{nearest(name, valid)}")
         raise ConfigError(f"{name}: unknown command{nearest(name, COMMANDS)}")
-    _run_command(COMMANDS[name], rest)
+    return _run_command(COMMANDS[name], rest)
 
 
-def _run_command(command: Command, arguments: list[str]) -> None:
+def _run_command(command: Command, arguments: list[str]) -> int:
     from . import help as texts
     from .options import parse
 
     if any(argument in ("--help", "-h") for argument in arguments):
         print(texts.command(command))
-        return
+        return 0
     options, others = parse(arguments, command)
     if "--version" in options:
-        _dispatch(["--version"])
-    elif "--shell-completion" in options:
-        _dispatch(["--shell-completion", options["--shell-completion"]])
-    elif command.positional:
+        return _dispatch(["--version"])
+    if "--shell-completion" in options:
+        return _dispatch(["--shell-completion", options["--shell-completion"]])
+    if command.positional:
         _run_plain(command, others)
-    elif options.keys() & {"--cfg", "--info", "--hydra-help"}:
+        return 0
+    if options.keys() & {"--cfg", "--info", "--hydra-help"}:
         from .shown import show
 
         show(command, others, options)
-    else:
-        _run(command, others, multirun="--multirun" in options)
+        return 0
+    return _run(command, others, multirun="--multirun" in options)
 
 
 def _run_plain(command: Command, arguments: list[str]) -> None:
@@ -129,8 +130,8 @@ def _run_plain(command: Command, arguments: list[str]) -> None:
     module.run(config, module.prepare(config, StandardInput()), Path.cwd())
 
 
-def _run(command: Command, overrides: list[str], *, multirun: bool) -> None:
-    """Prepare all runs, then let hydra make the folder of each and call the command in it."""
+def _run(command: Command, overrides: list[str], *, multirun: bool) -> int:
+    """Prepare all runs, then let hydra make the folder of each and call the command in it. Returns the exit code."""
     from . import compose
 
     cls = command.config
@@ -156,6 +157,8 @@ def _run(command: Command, overrides: list[str], *, multirun: bool) -> None:
     first: dict[EngineConfig, int] = {}
     same_as = [first.setdefault(config, number) for number, config in enumerate(configs)]
 
+    codes: list[int] = []  # of the runs in this process
+
     def task(composed: DictConfig) -> None:
         _set_environment("HYDRA_FULL_ERROR", full_error)
         state = HydraConfig.get()
@@ -177,7 +180,8 @@ def _run(command: Command, overrides: list[str], *, multirun: bool) -> None:
             # Nothing is prepared in a process of its own, for a second run of one config, or for a config that holds
             # the time of day.
             own = prepared.pop(config) if config in prepared else module.prepare(config, stdin)
-            module.run(config, own, folder, launcher, **({"brief": True} if multirun and command.compares else {}))
+            brief = {"brief": True} if multirun and command.compares else {}
+            codes.append(module.run(config, own, folder, launcher, **brief) or 0)
         except Exception as error:
             raise _Escape(error) from error
 
@@ -203,6 +207,7 @@ def _run(command: Command, overrides: list[str], *, multirun: bool) -> None:
             report.compare_sweep(sweep_dir)
         else:
             print(f"{PROGRAM}: to compare these runs: {PROGRAM} report {sweep_dir}", file=sys.stderr)
+    return max(codes, default=0)
 
 
 @contextmanager

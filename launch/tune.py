@@ -16,7 +16,7 @@ from rich.text import Text
 from ..conf.build import to_mapping
 from ..conf.schema import BenchConfig
 from ..conf.tuning import TuneConfig
-from .capacity import slo_text
+from .capacity import SLO_NOT_MET, slo_text
 from .overrides import command_line, overrides
 from .progress import Steps, shown, versions
 from .prompts import TextInput
@@ -42,8 +42,8 @@ def prepare(config: TuneConfig, stdin: TextInput) -> Search:
     return Search(config)
 
 
-def run(config: TuneConfig, search: Search, run_dir: Path, launcher: Launcher | None = None) -> None:
-    """Search, and print and write what was found: `tune.json`, `report.html`, `figures/`.
+def run(config: TuneConfig, search: Search, run_dir: Path, launcher: Launcher | None = None) -> int:
+    """Search, and print and write what was found: `tune.json`, `report.html`, `figures/`. Returns the exit code.
 
     Raises:
         ValueError: what the user can mend.
@@ -51,6 +51,7 @@ def run(config: TuneConfig, search: Search, run_dir: Path, launcher: Launcher | 
     from ..runtime.report.png import write_figures
     from ..runtime.tuning import page, tables
     from ..runtime.tuning.charts import charts
+    from ..runtime.tuning.closest import unmet_note
 
     console, errors = Console(highlight=False), Console(stderr=True, highlight=False)
     with Steps(errors, "tune") as steps:
@@ -77,12 +78,13 @@ def run(config: TuneConfig, search: Search, run_dir: Path, launcher: Launcher | 
         (tables.grid_rows(found), "Grids"),
         (tables.chunk_rows(found), "Which chunk size"),
         (tables.finalist_rows(found.finalists), "The best settings"),
+        (tables.closest_rows(found.closest), "The closest settings"),
     ):
         if rows.rows:
             console.print(_table(rows, name, console.width))
     console.print(Text(page.tried_note(found)), soft_wrap=True)
     if found.winner is None:
-        console.print(Text("no setting meets the SLO at any rate", "bold"))
+        console.print(Text(unmet_note(found.closest), "bold"), soft_wrap=True)
     else:
         console.print(Text.assemble(("best     ", "bold"), f"{found.winner.candidate.label}: ",
                                     f"{tables.rate_text(found.winner.interval.mean)} requests/s, ",
@@ -95,6 +97,7 @@ def run(config: TuneConfig, search: Search, run_dir: Path, launcher: Launcher | 
             console.print(Text(f"  {command}"), soft_wrap=True)
     for label, file in (("numbers", "tune.json"), ("report", "report.html")):
         console.print(Text.assemble((f"{label:9}", "bold"), shown(run_dir / file)), soft_wrap=True)
+    return 0 if found.winner is not None else SLO_NOT_MET
 
 
 def _commands(search: Search, found: SearchResult) -> dict[str, str]:
@@ -139,6 +142,7 @@ def _numbers(search: Search, found: SearchResult, commands: dict[str, str]) -> d
         "versions": versions(),
         "asked_rate": found.asked,
         "winner": finalist(0) if found.finalists else None,
+        "closest": [approach.numbers() for approach in found.closest],
         "commands": commands,
         "finalists": [finalist(number) for number in range(len(found.finalists))],
         "chunks": [

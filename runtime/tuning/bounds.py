@@ -61,27 +61,34 @@ class Bounds:
     def __call__(self, setting: Setting) -> Bound:
         """Return the bound of a setting.
 
+        Its rate is that of `throughput`, or 0 where a tail cannot meet the SLO at all.
+        """
+        ttft_ms, tbt_ms = self.floors_ms(setting)
+        ttft, tbt = self._slo.ttft_p99_ms, self._slo.tbt_p99_ms
+        if tbt is not None and tbt_ms > tbt:
+            took = ms_text(tbt_ms)
+            return Bound(0.0, f"a single decode takes {took} through the stages, over the TBT of {ms_text(tbt)}")
+        if ttft is not None and ttft_ms > ttft:
+            took = ms_text(ttft_ms)
+            return Bound(0.0, f"a stage takes {took} for a long prompt, over the TTFT of {ms_text(ttft)}")
+        return Bound(self.throughput(setting))
+
+    def floors_ms(self, setting: Setting) -> tuple[float, float]:
+        """Return the p99 of TTFT and of TBT, in milliseconds, below which no schedule of a setting comes."""
+        per_token = max(c * token for c, token in zip(setting.costs.layers, self._tokens_seconds(setting), strict=True))
+        decode_s = _lone_decode(setting.costs) if self._outputs.max() > 1 else 0.0
+        return tail(self._inputs) * per_token * 1e3, decode_s * 1e3
+
+    def throughput(self, setting: Setting) -> float:
+        """Return the requests/s that no schedule of a setting exceeds, whatever the SLO.
+
         It is the lowest of three rates. At the first, the busiest stage computes all the time. At the second, as many
         requests as can run at once always do, and each takes the minimum time. At the third, the prompts of running
         requests always fill the KV cache, for that time.
         """
         costs = setting.costs
-        replicas = setting.config.simulation.replicas
-        decode_s = _traversal(costs, MicroBatchShape(decodes=1, context=1, sampled=1))
-        tbt = self._slo.tbt_p99_ms
-        if tbt is not None and self._outputs.max() > 1 and decode_s * 1e3 > tbt:
-            took = ms_text(decode_s * 1e3)
-            return Bound(0.0, f"a single decode takes {took} through the stages, over the TBT of {ms_text(tbt)}")
-        token_s = [
-            self._token_seconds(source, setting.config.simulation.host, max_tokens(setting.config.scheduler, setting))
-            for source in costs.operators
-        ]
+        token_s = self._tokens_seconds(setting)
         per_token = max(count * token for count, token in zip(costs.layers, token_s, strict=True))
-        ttft = self._slo.ttft_p99_ms
-        long_prompt = tail(self._inputs)
-        if ttft is not None and long_prompt * per_token * 1e3 > ttft:
-            took = ms_text(long_prompt * per_token * 1e3)
-            return Bound(0.0, f"a stage takes {took} for a long prompt, over the TTFT of {ms_text(ttft)}")
         # The last token of a request is sampled but not computed.
         tokens = float(self._inputs.sum() + self._outputs.sum()) - self._num
         busiest = max(
@@ -89,11 +96,17 @@ class Bounds:
             for count, token, source in zip(costs.layers, token_s, costs.operators, strict=True)
         )
         by_work = self._num / busiest
+        decode_s = _lone_decode(costs)
         least_s = (self._outputs - 1) * decode_s + self._inputs * per_token  # from admission to the end, by request
         plan, mean_s, mean_token_s = setting.plan, float(least_s.mean()), float((self._inputs * least_s).mean())
         by_requests = plan.limits.running / mean_s if mean_s > 0 else by_work
         by_kv = plan.num_blocks * plan.block_size / mean_token_s if mean_token_s > 0 else by_work
-        return Bound(_SLACK * replicas * min(by_work, by_requests, by_kv))
+        return _SLACK * setting.config.simulation.replicas * min(by_work, by_requests, by_kv)
+
+    def _tokens_seconds(self, setting: Setting) -> list[float]:
+        """Return a token's minimum seconds in a layer of each stage."""
+        host, limit = setting.config.simulation.host, max_tokens(setting.config.scheduler, setting)
+        return [self._token_seconds(source, host, limit) for source in setting.costs.operators]
 
     def _attention(self, source: Operators) -> float:
         """Return a layer's attention seconds for all requests: prompts in one chunk each, decodes in large batches."""
@@ -146,9 +159,9 @@ def max_tokens(policy: SchedulerConfig, setting: Setting) -> int:
     return max(_UNLIMITED_TOKENS, batch)
 
 
-def _traversal(costs: StageCosts, shape: MicroBatchShape) -> float:
-    """Return the compute seconds of a micro-batch through all stages."""
-    return sum(costs.seconds(shape))
+def _lone_decode(costs: StageCosts) -> float:
+    """Return the compute seconds of a single decode through all stages."""
+    return sum(costs.seconds(MicroBatchShape(decodes=1, context=1, sampled=1)))
 
 
 def slowest_stage(costs: StageCosts, shapes: Sequence[MicroBatchShape]) -> float:

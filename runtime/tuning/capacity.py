@@ -12,7 +12,7 @@ from .bounds import Bounds, TokenSeconds
 from .demand import Demand
 from .trial import Trial, try_rate
 
-_LOWEST_SHARE = 1 / 4096  # of the bound: lower rates are not tried
+LOWEST_SHARE = 1 / 4096  # of the bound: lower rates are not tried
 _PROBES = (0.9, 0.75)  # shares of the rate that was found; if one is not carried, that rate passed by luck
 # Two-sided 95% quantiles of Student's t for 1, 2, ... degrees of freedom.
 _T95 = (
@@ -77,7 +77,7 @@ class Bracket:
     lowest: float = 0.0
 
     def __post_init__(self) -> None:
-        self.lowest = self.lowest or _LOWEST_SHARE * self.high
+        self.lowest = self.lowest or LOWEST_SHARE * self.high
 
     def test(self, rate: float) -> bool:
         """Whether `rate` is carried. Runs a trial only if `low` and `high` do not say so already."""

@@ -10,9 +10,10 @@ from ...conf.tuning import TuneConfig
 from ..report.page_parts import whole_page
 from ..report.svg import figures
 from .charts import charts
+from .closest import unmet_note
 from .search_result import SearchResult
 from .space import chunk_key
-from .tables import TextTable, chunk_rows, finalist_rows, misfit_rows, rate_text, tried_rows
+from .tables import TextTable, chunk_rows, closest_rows, finalist_rows, misfit_rows, rate_text, tried_rows
 
 
 def render(found: SearchResult, config: TuneConfig, title: str, subtitle: str, commands: Mapping[str, str]) -> str:
@@ -38,8 +39,9 @@ def render(found: SearchResult, config: TuneConfig, title: str, subtitle: str, c
             "title": html.escape(title),
             "subtitle": html.escape(subtitle),
             "cards": "\n".join(_card(*card) for card in cards(found, config)),
-            "commands": "\n".join(shown) or '<p class="none">no setting meets the SLO</p>',
-            "finalists": table(finalist_rows(found.finalists)),
+            "commands": "\n".join(shown) or f'<p class="none">{html.escape(unmet_note(found.closest))}</p>',
+            "finalists_title": "The best settings" if found.finalists else "The closest settings",
+            "finalists": table(finalist_rows(found.finalists) if found.finalists else closest_rows(found.closest)),
             "finalists_note": html.escape(finalists_note(found)),
             "charts": figures(charts(found, config.slo)),
             "chunks": table(chunk_rows(found)),
@@ -56,7 +58,8 @@ def cards(found: SearchResult, config: TuneConfig) -> list[tuple[str, str, str]]
     """Return the main results as cards: a name, a value (HTML) and a note."""
     winner = found.winner
     if winner is None:
-        return [("capacity", "0", "no setting meets the SLO at any rate")]
+        near = [("closest", f"{one.times:.3g}x", one.text) for one in found.closest[:1]]
+        return [("capacity", "0", "no setting meets the SLO at any rate"), *near]
     candidate = winner.candidate
     devices = config.nodes * config.hardware.devices_per_node
     per_device = winner.interval.mean / devices
@@ -93,6 +96,8 @@ def asked_note(found: SearchResult) -> str:
 
 def finalists_note(found: SearchResult) -> str:
     """Say what the numbers of the finalists are."""
+    if not found.finalists:
+        return "At the lowest rate that is tried. Requests hardly meet there, so tails are as short as they can be."
     seeds = len(found.demands)
     over = f"mean and 95% interval over {seeds} seeds, " if seeds > 1 else ""
     return f"Capacity: {over}{len(found.demands[0])} requests each; the other numbers are of one run at that rate."

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from ...conf.tuning import TuneConfig
 from .bounds import Bound, Bounds, TokenSeconds
 from .capacity import Bracket, Capacity, capacities
+from .closest import Approach, closest
 from .demand import Demand, asked_rate, make_demands
 from .search_result import Finalist, SearchResult, TriedCandidate
 from .space import Candidate, Space, chunked, policies
@@ -94,6 +95,7 @@ class Search:
             if not exhaustive:
                 self._measure_other_grids(tried, finalists[0])
             chunks = self._measure_chunks(finalists[0])
+        near = [] if finalists else self._closest(tried)
         return SearchResult(
             tried=tried,
             misfits=self.space.misfits,
@@ -105,6 +107,7 @@ class Search:
             simulations=simulations,
             requests=requests,
             confirming_requests=self.requests - requests,
+            closest=near,
         )
 
     # The race.
@@ -274,6 +277,12 @@ class Search:
                 self.carried += [(tried.candidate, trial) for trial in own.trials if trial.carried]
                 found.append(Finalist(tried.candidate, by_seed, numbers))
         return sorted(found, key=lambda finalist: -finalist.interval.mean)
+
+    def _closest(self, tried: Sequence[TriedCandidate]) -> list[Approach]:
+        """Return the settings that come closest to the SLO."""
+        self.on_progress("which setting comes closest", 0, 1, 0.0)
+        settings = {one.candidate.label: self.space.setting(one.candidate) for one in tried}
+        return closest(settings, self.demand, self.config.slo, self._bounds(self.demand), self._count)
 
     def _measure_other_grids(self, tried: Sequence[TriedCandidate], winner: Finalist) -> None:
         """Find the capacity of the best setting of each of the most promising other grids, on the whole workload."""

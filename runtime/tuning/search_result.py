@@ -7,6 +7,7 @@ from typing import Any
 
 from .bounds import Bound
 from .capacity import Capacity, Interval
+from .closest import Approach
 from .demand import Demand
 from .space import Candidate, Misfit
 from .trial import Trial
@@ -82,6 +83,7 @@ class SearchResult:
         simulations: Simulations of the search itself.
         requests: Requests that these simulated.
         confirming_requests: Requests that were simulated after the search, for the other seeds and for `chunks`.
+        closest: If no setting meets the SLO, those that come closest, the closest first.
     """
 
     tried: list[TriedCandidate]
@@ -94,6 +96,7 @@ class SearchResult:
     simulations: int
     requests: int
     confirming_requests: int
+    closest: list[Approach] = field(default_factory=list)
 
     @property
     def winner(self) -> Finalist | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ..report.formatting import ms_text, percent_text
 from .capacity import Capacity
+from .closest import Approach
 from .search_result import Finalist, SearchResult, TriedCandidate
 from .space import chunk_key
 
@@ -71,6 +72,23 @@ def finalist_rows(finalists: Sequence[Finalist]) -> TextTable:
         for place, finalist in enumerate(finalists, 1)
     ]
     return TextTable(heads, rows, frozenset({0, 7}), optional_columns=(2, 3, 5, 6, 4))
+
+
+def closest_rows(closest: Sequence[Approach]) -> TextTable:
+    """Make the table of the settings that come closest to an SLO that none meets."""
+    heads = ("setting", "requests/s", *(f"{tail.name} p99" for one in closest[:1] for tail in one.tails), "misses")
+    rows = [
+        (
+            f"{place}. {one.label}",
+            f"{one.trial.rate:.2g}",
+            *(ms_text(tail.p99_ms) for tail in one.tails),
+            ", ".join(f"{tail.key}={tail.bound_ms:.10g} by {ms_text(tail.p99_ms - tail.bound_ms)}"
+                      for tail in one.tails if tail.times > 1.0) or one.trial.why,
+        )
+        for place, one in enumerate(closest, 1)
+    ]  # fmt: skip
+    last = len(heads) - 1
+    return TextTable(heads, rows, frozenset({0, last}), optional_columns=tuple(range(last - 1, 0, -1)))
 
 
 def limit_text(capacity: Capacity) -> str:

@@ -55,7 +55,9 @@ def make_fleet(setting: Setting, seed: int = 0) -> list[Replica]:
     return make_replicas(setting, repeat=seed + 1)
 
 
-def try_rate(setting: Setting, demand: Demand, rate: float, slo: TailSlo, seed: int = 0) -> Trial:
+def try_rate(
+    setting: Setting, demand: Demand, rate: float, slo: TailSlo, seed: int = 0, *, to_end: bool = False
+) -> Trial:
     """Simulate a setting at a request rate, until it is clear that the rate is not carried, or to the end.
 
     A rate is carried if the p99 of TTFT and of TBT are within the SLO and requests do not pile up.
@@ -66,11 +68,12 @@ def try_rate(setting: Setting, demand: Demand, rate: float, slo: TailSlo, seed: 
         rate: Requests/s.
         slo: Bounds of the tail latencies.
         seed: Seed of the simulation.
+        to_end: Go on when it is clear that the rate is not carried, so that the tails are known.
     """
     fleet = make_fleet(setting, seed)
     watch = _SloWatch(fleet, demand, slo)
     for number, _ in enumerate(_run(setting, fleet, demand, rate)):
-        if number % _CHECK_INTERVAL == 0 and (why := watch.violation()):
+        if not to_end and number % _CHECK_INTERVAL == 0 and (why := watch.violation()):
             return Trial(rate, why, sum(len(replica.record.requests) for replica in fleet))
     requests = [request for replica in fleet for request in replica.record.requests]
     requests.sort(key=lambda request: request.arrival)

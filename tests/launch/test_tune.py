@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import shlex
 from pathlib import Path
@@ -88,14 +89,57 @@ def test_capacity_of_two_policies(here: Path, capfd: pytest.CaptureFixture[str])
     assert again.workload.request_rate == told[1]["by_seed"][0]
 
 
-def test_an_slo_that_cannot_be_met_is_said(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["capacity", *SMALL, "parallel=local", "slo.tbt_p99_ms=1", "hydra.run.dir=a"]) == 0
-    assert "a single decode takes" in capfd.readouterr().out
-    assert main(["tune", *SMALL, *TWO, "slo.tbt_p99_ms=1", "search.chunk=[256]", "hydra.run.dir=b"]) == 0
+def test_an_slo_that_no_setting_meets_has_its_own_code_and_says_what_came_closest(
+    here: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    capacity = ["capacity", *SMALL, "parallel=local", "scheduler=sarathi,orca_best", "seeds=1"]
+    assert main([*capacity, "slo.tbt_p99_ms=1", "hydra.run.dir=a"]) == 3
     printed = capfd.readouterr().out
-    assert "no setting meets the SLO at any rate" in printed
     assert "a single decode takes" in printed
-    assert loaded(here / "b" / "tune.json")["winner"] is None
+    (line,) = [line for line in printed.splitlines() if line.startswith("no setting meets the SLO at any rate")]
+    told = loaded(here / "a" / "capacity.json")["closest"]
+    assert {one["setting"] for one in told} == {"sarathi", "orca_best"}
+    assert f"closest: {told[0]['setting']} at " in line
+    assert "over slo.tbt_p99_ms=1 (" in line
+    assert "within slo.ttft_p99_ms=2000" in line
+
+    tune = ["tune", *SMALL, *TWO, "search.chunk=[256]", "scheduler=sarathi"]
+    assert main([*tune, "slo.tbt_p99_ms=1", "slo.ttft_p99_ms=2", "hydra.run.dir=b"]) == 3
+    printed = capfd.readouterr().out
+    assert "a single decode takes" in printed
+    (line,) = [line for line in printed.splitlines() if line.startswith("no setting meets the SLO at any rate")]
+    told = loaded(here / "b" / "tune.json")
+    assert told["winner"] is None
+    near = told["closest"]
+    worst = [max(tail["times"] for tail in one["tails"].values()) for one in near]
+    assert worst == sorted(worst)
+    assert set(near[0]["tails"]) == {"slo.tbt_p99_ms", "slo.ttft_p99_ms"}
+    for key, tail in near[0]["tails"].items():
+        assert f"over {key}=" in line
+        assert tail["over_ms"] == pytest.approx(tail["p99_ms"] - tail["bound_ms"])
+        assert tail["over_ms"] > 0
+    page = (here / "b" / "report.html").read_text(encoding="utf-8")
+    assert html.escape(line) in page
+    assert "The closest settings" in page
+
+
+def test_a_sweep_has_the_code_of_a_run_whose_slo_is_not_met(here: Path) -> None:
+    words = ["capacity", "-m", *SMALL, "parallel=local", "seeds=1", "precision=0.1", "slo.tbt_p99_ms=1,200"]
+    assert main([*words, "hydra.sweep.dir=swept"]) == 3
+    told = [loaded(here / "swept" / str(number) / "capacity.json") for number in (0, 1)]
+    assert [bool(one["closest"]) for one in told] == [True, False]
+
+
+def test_a_policy_that_meets_the_slo_at_no_rate_is_named_beside_one_that_does(
+    here: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = ["capacity", *SMALL, "parallel=local", "scheduler=sarathi,orca_best", "seeds=1", "precision=0.1"]
+    assert main([*words, "slo.ttft_p99_ms=200", "scheduler.chunk=32", "hydra.run.dir=a"]) == 0
+    printed = capfd.readouterr().out
+    told = loaded(here / "a" / "capacity.json")
+    unmet = [row["policy"] for row in told["capacities"] if not any(row["by_seed"])]
+    assert [one["setting"] for one in told["closest"]] == unmet == ["sarathi"]
+    assert printed.count("meets the SLO at no rate: sarathi at ") == 1
 
 
 @pytest.mark.parametrize(("arguments", "line"), [

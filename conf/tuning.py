@@ -12,6 +12,8 @@ from .schema import EngineConfig
 from .simulation import SimulationConfig
 from .workloads import FixedConfig, WorkloadConfig
 
+_MAX_SEEDS = 60
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TailSlo:
@@ -41,15 +43,26 @@ class CapacityConfig(EngineConfig):
     slo: TailSlo
     seeds: int = 3
     """workloads that are tried: other draws, or other stretches of a trace"""
+    max_seeds: int | None = None
+    """seeds at most, while the best settings cannot be told apart; null: twice seeds, or 1 if that is 1"""
     precision: float = 0.01
     """a capacity is found to within this share"""
 
     def __post_init__(self) -> None:
         EngineConfig.__post_init__(self)
         check("seeds", self.seeds, 1 <= self.seeds <= 30, "1 to 30")
+        check("max_seeds", self.max_seeds, self.max_seeds is None or self.seeds <= self.max_seeds <= _MAX_SEEDS,
+              f"null or {self.seeds} (seeds) to {_MAX_SEEDS}")
         check("precision", self.precision, 1e-4 <= self.precision <= 0.5, "in [0.0001, 0.5]")
         check("workload.max_concurrency", self.workload.max_concurrency, self.workload.max_concurrency is None,
               "null: requests that are held back wait for no SLO")
+
+    @property
+    def most_seeds(self) -> int:
+        """How many seeds are used at most."""
+        if self.max_seeds is not None:
+            return self.max_seeds
+        return 2 * self.seeds if self.seeds > 1 else 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

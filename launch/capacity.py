@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich import box
 from rich.console import Console
@@ -24,10 +24,12 @@ from .turns import labels
 if TYPE_CHECKING:
     from ..runtime.pipeline.launcher import Launcher
     from ..runtime.simulation.setting import Setting
-    from ..runtime.tuning.capacity import Capacity
     from ..runtime.tuning.demand import Demand
+    from ..runtime.tuning.tables import TextTable
+    from ..runtime.tuning.trial import Trial
 
 
+_LEAST_REASON_WIDTH = 24  # letters of the column of reasons
 SLO_NOT_MET = 3  # exit code of a search whose SLO no setting meets at any rate
 
 
@@ -57,7 +59,9 @@ def prepare(config: CapacityConfig, stdin: TextInput) -> Prepared:
         )  # fmt: skip
         settings[label] = make_setting(own)
     plans = [setting.plan for setting in settings.values()]
-    return Prepared(settings, make_demands(config.workload, plans[0], min(plan.room for plan in plans), config.seeds))
+    more = config.most_seeds - config.seeds if len(settings) > 1 else 0
+    room = min(plan.room for plan in plans)
+    return Prepared(settings, make_demands(config.workload, plans[0], room, config.seeds, more))
 
 
 def run(config: CapacityConfig, prepared: Prepared, run_dir: Path, launcher: Launcher | None = None) -> int:
@@ -67,48 +71,57 @@ def run(config: CapacityConfig, prepared: Prepared, run_dir: Path, launcher: Lau
         ValueError: what the user can mend.
     """
     from ..runtime.tuning.bounds import Bounds
-    from ..runtime.tuning.capacity import Interval, capacities
+    from ..runtime.tuning.capacity import Interval, SeededCapacities
     from ..runtime.tuning.closest import closest, unmet_note
-    from ..runtime.tuning.tables import limit_text, rate_text
+    from ..runtime.tuning.paired import compare
+    from ..runtime.tuning.tables import TextTable, behind_text, limit_text, rate_text, tie_text
 
     console, errors = Console(highlight=False), Console(stderr=True, highlight=False)
     settings, demands = prepared.settings, prepared.demands
-    found: dict[str, list[Capacity]] = {}
+    names = list(settings)
     with Steps(errors, "capacity") as steps:
-        for number, (label, setting) in enumerate(settings.items()):
-            steps.update(label, number, len(settings))
+        steps.update(names[0], 0, len(names))
 
-            def report(trial: Any, label: str = label, number: int = number) -> None:
-                word = "carried" if trial.carried else "not carried"
-                steps.update(f"{label}: {rate_text(trial.rate)} requests/s {word}", number, len(settings))
+        def report(number: int, trial: Trial) -> None:
+            word = "carried" if trial.carried else "not carried"
+            steps.update(f"{names[number]}: {rate_text(trial.rate)} requests/s {word}", number, len(names))
 
-            found[label] = capacities(setting, demands, config.slo, config.precision, on_trial=report)
+        by_seed = SeededCapacities(list(settings.values()), demands, config.slo, config.precision, on_trial=report)
+        compared = compare(by_seed.rate, len(names), least=min(config.seeds, len(demands)), most=len(demands),
+                           resolution=config.precision)  # fmt: skip
+        found = dict(zip(names, by_seed.found, strict=True))
         unmet = {label: settings[label] for label, each in found.items() if not any(one.rate for one in each)}
         if unmet:
             steps.update("which comes closest to the SLO", len(settings), len(settings))
         near = closest(unmet, demands[0], config.slo, Bounds(demands[0], config.slo)) if unmet else []
 
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, title_justify="left",
-                  title=f"capacity within {slo_text(config.slo)}, {len(demands[0])} requests")  # fmt: skip
-    table.add_column("", overflow="fold")
-    for head in ("requests/s", "by seed", "TTFT p99", "TBT p99"):
-        table.add_column(head, justify="right")
-    table.add_column("what keeps it from more")
-    rows = []
-    for label, of_seeds in found.items():
+    several = len(found) > 1 and len(unmet) < len(found)
+    rows: list[dict[str, Any]] = []
+    lines = []
+    for (label, of_seeds), behind, verdict in zip(found.items(), compared.differences, compared.verdicts, strict=True):
         interval = Interval.from_rates([capacity.rate for capacity in of_seeds])
         own = of_seeds[0]
         ttft, tbt = (own.trial.ttft_p99_ms, own.trial.tbt_p99_ms) if own.trial else (None, None)
-        by_seed = " ".join(rate_text(capacity.rate) for capacity in of_seeds)
-        table.add_row(label, interval.text, by_seed, _ms(ttft), _ms(tbt), limit_text(own))
+        rates = " ".join(rate_text(capacity.rate) for capacity in of_seeds)
+        less = behind_text(behind, verdict) if several else "-"
+        lines.append((label, interval.text, less, _ms(ttft), _ms(tbt), rates, limit_text(own)))
         rows.append({
             "policy": label, "mean": interval.mean, "half_width_95": interval.half,
+            "verdict": verdict, "less_than_best": asdict(behind),
             "by_seed": [capacity.rate for capacity in of_seeds], "p99_ttft_ms": ttft, "p99_tbt_ms": tbt,
             "limit": own.why, "not_monotone": any(capacity.not_monotone for capacity in of_seeds),
             "simulations": sum(len(capacity.trials) for capacity in of_seeds),
             "requests": sum(capacity.requests for capacity in of_seeds),
         })  # fmt: skip
-    console.print(table)
+    heads = ("policy", "requests/s", "less than the best", "TTFT p99", "TBT p99", "by seed", "what keeps it from more")
+    shown_rows = TextTable(heads, lines, frozenset({0, 6}), optional_columns=(2, 3, 4, 5))
+    title = f"capacity within {slo_text(config.slo)}, {len(demands[0])} requests"
+    console.print(terminal_table(shown_rows, title, console.width))
+    ties = compared.tied if several else []
+    tie_note = tie_text([names[number] for number in ties], [compared.differences[number] for number in ties],
+                        "They are in the order in which they were named.")  # fmt: skip
+    if tie_note:
+        console.print(Text(tie_note, "bold"), soft_wrap=True)
     for label, of_seeds in found.items():
         if any(capacity.not_monotone for capacity in of_seeds):
             console.print(f"{label}: a higher rate passed too, but not one below it: the lower one counts")
@@ -123,6 +136,7 @@ def run(config: CapacityConfig, prepared: Prepared, run_dir: Path, launcher: Lau
             console.print(Text(f"meets the SLO at no rate: {approach.text}"), soft_wrap=True)
     numbers = {
         "config": plain(to_mapping(config)), "versions": versions(), "capacities": rows,
+        "ties": [names[number] for number in ties], "ties_note": tie_note,
         "closest": [approach.numbers() for approach in near],
     }  # fmt: skip
     (run_dir / "capacity.json").write_text(json.dumps(numbers, indent=2) + "\n", encoding="utf-8")
@@ -140,3 +154,15 @@ def _ms(value: float | None) -> str:
     from ..runtime.report.formatting import ms_text
 
     return ms_text(value)
+
+
+def terminal_table(rows: TextTable, title: str, width: int) -> Table:
+    """Make the terminal's table of `rows`, with the columns for which there is room."""
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+    kept = rows.fitting_columns(width, gap=3, last_width=_LEAST_REASON_WIDTH)
+    for number in kept:
+        justify: Literal["left", "right"] = "left" if number in rows.left_columns else "right"
+        table.add_column(rows.heads[number], justify=justify, no_wrap=number != kept[-1], overflow="fold")
+    for row in rows.rows:
+        table.add_row(*(Text(row[number]) for number in kept))
+    return table

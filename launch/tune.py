@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from ..conf.build import to_mapping
 from ..conf.schema import BenchConfig
 from ..conf.tuning import TuneConfig
-from .capacity import SLO_NOT_MET, slo_text
+from .capacity import SLO_NOT_MET, slo_text, terminal_table
 from .overrides import command_line, overrides
 from .progress import Steps, shown, versions
 from .prompts import TextInput
@@ -26,9 +24,6 @@ if TYPE_CHECKING:
     from ..runtime.pipeline.launcher import Launcher
     from ..runtime.tuning.search import Search
     from ..runtime.tuning.search_result import SearchResult
-    from ..runtime.tuning.tables import TextTable
-
-_LEAST_REASON_WIDTH = 24  # letters of the column of reasons
 
 
 def prepare(config: TuneConfig, stdin: TextInput) -> Search:
@@ -81,7 +76,7 @@ def run(config: TuneConfig, search: Search, run_dir: Path, launcher: Launcher | 
         (tables.closest_rows(found.closest), "The closest settings"),
     ):
         if rows.rows:
-            console.print(_table(rows, name, console.width))
+            console.print(terminal_table(rows, name, console.width))
     console.print(Text(page.tried_note(found)), soft_wrap=True)
     if found.winner is None:
         console.print(Text(unmet_note(found.closest), "bold"), soft_wrap=True)
@@ -89,6 +84,8 @@ def run(config: TuneConfig, search: Search, run_dir: Path, launcher: Launcher | 
         console.print(Text.assemble(("best     ", "bold"), f"{found.winner.candidate.label}: ",
                                     f"{tables.rate_text(found.winner.interval.mean)} requests/s, ",
                                     page.interval_note(found)), soft_wrap=True)  # fmt: skip
+        if found.ties:
+            console.print(Text.assemble(("ties     ", "bold"), page.ties_note(found)), soft_wrap=True)
         if found.asked is not None:
             console.print(Text.assemble(("asked    ", "bold"), f"{tables.rate_text(found.asked)} requests/s: ",
                                         page.asked_note(found)), soft_wrap=True)  # fmt: skip
@@ -124,6 +121,7 @@ def _commands(search: Search, found: SearchResult) -> dict[str, str]:
 
 def _numbers(search: Search, found: SearchResult, commands: dict[str, str]) -> dict[str, Any]:
     """Return the contents of `tune.json`; rates are requests/s."""
+    from ..runtime.tuning import page
 
     def finalist(number: int) -> dict[str, Any]:
         f = found.finalists[number]
@@ -133,6 +131,8 @@ def _numbers(search: Search, found: SearchResult, commands: dict[str, str]) -> d
             "mean": f.interval.mean,
             "half_width_95": f.interval.half,
             "by_seed": [capacity.rate for capacity in f.capacities],
+            "verdict": f.verdict,
+            "less_than_best": asdict(f.behind),
             "limit": f.capacities[0].why,
             **f.numbers,
         }
@@ -142,6 +142,8 @@ def _numbers(search: Search, found: SearchResult, commands: dict[str, str]) -> d
         "versions": versions(),
         "asked_rate": found.asked,
         "winner": finalist(0) if found.finalists else None,
+        "ties": [tied.candidate.label for tied in found.ties],
+        "ties_note": page.ties_note(found),
         "closest": [approach.numbers() for approach in found.closest],
         "commands": commands,
         "finalists": [finalist(number) for number in range(len(found.finalists))],
@@ -164,14 +166,3 @@ def _numbers(search: Search, found: SearchResult, commands: dict[str, str]) -> d
         "requests": found.requests,
         "confirming_requests": found.confirming_requests,
     }  # fmt: skip
-
-
-def _table(rows: TextTable, title: str, width: int) -> Table:
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
-    kept = rows.fitting_columns(width, gap=3, last_width=_LEAST_REASON_WIDTH)
-    for number in kept:
-        justify: Literal["left", "right"] = "left" if number in rows.left_columns else "right"
-        table.add_column(rows.heads[number], justify=justify, no_wrap=number != kept[-1], overflow="fold")
-    for row in rows.rows:
-        table.add_row(*(Text(row[number]) for number in kept))
-    return table

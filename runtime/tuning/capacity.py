@@ -1,4 +1,4 @@
-"""Finds the highest request rate that meets an SLO, by bisection, and its confidence interval over seeds."""
+"""Finds the highest request rate that meets an SLO, by bisection, on one seed or several."""
 
 from __future__ import annotations
 
@@ -10,15 +10,11 @@ from ...conf.tuning import TailSlo
 from ..simulation.setting import Setting
 from .bounds import Bounds, TokenSeconds
 from .demand import Demand
+from .paired import LEVEL, half_width
 from .trial import Trial, try_rate
 
 LOWEST_SHARE = 1 / 4096  # of the bound: lower rates are not tried
 _PROBES = (0.9, 0.75)  # shares of the rate that was found; if one is not carried, that rate passed by luck
-# Two-sided 95% quantiles of Student's t for 1, 2, ... degrees of freedom.
-_T95 = (
-    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120,
-    2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045,
-)  # fmt: skip
 
 Try = Callable[[float], Trial]
 
@@ -171,8 +167,7 @@ class Interval:
         mean = sum(rates) / len(rates)
         half = None
         if len(rates) > 1:
-            deviation = math.sqrt(sum((rate - mean) ** 2 for rate in rates) / (len(rates) - 1))
-            half = _T95[len(rates) - 2] * deviation / math.sqrt(len(rates))
+            half = half_width(rates, LEVEL)
         return cls(mean, half, min(rates), max(rates))
 
     @property
@@ -183,39 +178,66 @@ class Interval:
         return f"{self.mean:.{digits}f}{around}"
 
 
-def capacities(
-    setting: Setting,
-    demands: Sequence[Demand],
-    slo: TailSlo,
-    precision: float,
-    *,
-    guess: float | None = None,
-    token_times: TokenSeconds | None = None,
-    on_trial: Callable[[Trial], None] = lambda trial: None,
-) -> list[Capacity]:
-    """Find a setting's capacity for the demand of each seed. Each search begins at the capacity of the seed before.
+class SeededCapacities:
+    """The capacities of several settings on the seeds of a workload, each found once, when it is first asked for.
 
-    Args:
-        setting: The setting.
-        demands: The workload of each seed.
-        slo: Bounds of the tail latencies.
-        precision: Each capacity is found to within this share.
-        guess: The rate to begin at, in requests/s.
-        token_times: Times that all `Bounds` share.
-        on_trial: Called with each trial.
+    All settings meet the same requests on a seed, with the same gaps scaled by the rate.
     """
-    found: list[Capacity] = []
-    for seed, demand in enumerate(demands):
 
-        def attempt(rate: float, seed: int = seed, demand: Demand = demand) -> Trial:
-            trial = try_rate(setting, demand, rate, slo, seed)
-            on_trial(trial)
+    def __init__(
+        self,
+        settings: Sequence[Setting],
+        demands: Sequence[Demand],
+        slo: TailSlo,
+        precision: float,
+        *,
+        guesses: Sequence[float] = (),
+        token_times: TokenSeconds | None = None,
+        on_trial: Callable[[int, Trial], None] = lambda number, trial: None,
+    ) -> None:
+        """Prepare the searches; simulates nothing.
+
+        Args:
+            settings: The settings.
+            demands: The workload of each seed.
+            slo: Bounds of the tail latencies.
+            precision: Each capacity is found to within this share.
+            guesses: For each setting the rate to begin at, in requests/s; empty: none is known.
+            token_times: Times that all `Bounds` share.
+            on_trial: Called with the number of the setting and each of its trials.
+        """
+        self.found: list[list[Capacity]] = [[] for _ in settings]
+        self._settings = settings
+        self._demands = demands
+        self._slo = slo
+        self._precision = precision
+        self._guesses = guesses
+        self._bounds = [Bounds(demand, slo, token_times) for demand in demands]
+        self._on_trial = on_trial
+
+    def __call__(self, number: int, seed: int) -> Capacity:
+        """Return the capacity of setting `number` on a seed, after those on the seeds before it."""
+        found = self.found[number]
+        while len(found) <= seed:
+            found.append(self._find(number, len(found)))
+        return found[seed]
+
+    def rate(self, number: int, seed: int) -> float:
+        """Return the capacity of setting `number` on a seed, in requests/s."""
+        return self(number, seed).rate
+
+    def _find(self, number: int, seed: int) -> Capacity:
+        """Find a capacity. The search begins at that of the seed before."""
+        setting, demand = self._settings[number], self._demands[seed]
+
+        def attempt(rate: float) -> Trial:
+            trial = try_rate(setting, demand, rate, self._slo, seed)
+            self._on_trial(number, trial)
             return trial
 
-        bound = Bounds(demand, slo, token_times)(setting)
+        bound = self._bounds[seed](setting)
         if bound.rate == 0.0:
-            found.append(Capacity(0.0, 0.0, None, Trial(0.0, bound.why, 0)))
-            continue
-        latest = next((capacity.rate for capacity in reversed(found) if capacity.rate), guess)
-        found.append(find_capacity(attempt, bound.rate, precision, guess=latest))
-    return found
+            return Capacity(0.0, 0.0, None, Trial(0.0, bound.why, 0))
+        guess = self._guesses[number] if self._guesses else None
+        latest = next((capacity.rate for capacity in reversed(self.found[number]) if capacity.rate), guess)
+        return find_capacity(attempt, bound.rate, self._precision, guess=latest)

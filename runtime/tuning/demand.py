@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -70,17 +71,18 @@ class Demand:
         return replace(config, request_rate=rate)
 
 
-def make_demands(config: WorkloadConfig, plan: Plan, context: int, seeds: int) -> list[Demand]:
-    """Make a demand for each of `seeds` seeds. The first has the config's own seed.
+def make_demands(config: WorkloadConfig, plan: Plan, context: int, seeds: int, more: int = 0) -> list[Demand]:
+    """Make a demand for each of `seeds` seeds and for `more` that may follow. The first has the config's own seed.
 
     Other seeds draw other requests; of a trace they take other sections. If `request_rate` is null, a trace keeps its
-    own arrivals, faster or slower.
+    own arrivals, faster or slower, and no section is taken twice: a short trace has fewer of them.
 
     Args:
         config: The workload.
         plan: Names the tokenizer and the vocabulary.
         context: Maximum tokens of a request, prompt and output.
-        seeds: How many demands are made.
+        seeds: How many demands are made that are all used.
+        more: How many follow. Of a trace, their sections lie halfway between the others.
 
     Raises:
         ConfigError: The workload is not valid, or has too few requests for a p99.
@@ -97,20 +99,31 @@ def make_demands(config: WorkloadConfig, plan: Plan, context: int, seeds: int) -
         if config.num_prompts is not None and config.num_prompts > len(whole):
             make(config)  # raises the error that says so
         num = min(num, len(whole))
-        starts = [round(k * (len(whole) - num) / max(1, seeds - 1)) for k in range(seeds)]
+        starts = [round(share * (len(whole) - num)) for share in _places(seeds, more)]
+        if config.request_rate is None:
+            starts = list(dict.fromkeys(starts))
         found = [_part(whole, start, start + num) for start in starts]
         if config.request_rate is None:
             demands = [_stretched(workload) for workload in found]
         else:
-            drawn = [make(replace(poisson, seed=config.seed + k, num_prompts=num)).arrivals for k in range(seeds)]
+            drawn = [make(replace(poisson, seed=config.seed + k, num_prompts=num)).arrivals for k in range(len(starts))]
             demands = [Demand(replace(w, arrivals=times)) for w, times in zip(found, drawn, strict=True)]
     elif isinstance(config, ShareGptConfig) and config.num_prompts is None:
-        demands = [Demand(_part(make(replace(poisson, seed=config.seed + k)), 0, num)) for k in range(seeds)]
+        demands = [Demand(_part(make(replace(poisson, seed=config.seed + k)), 0, num)) for k in range(seeds + more)]
     else:
-        demands = [Demand(make(replace(poisson, seed=config.seed + k, num_prompts=num))) for k in range(seeds)]
+        demands = [Demand(make(replace(poisson, seed=config.seed + k, num_prompts=num))) for k in range(seeds + more)]
     if len(demands[0]) < _MIN_REQUESTS:
         raise ConfigError(f"workload.num_prompts={len(demands[0])}: must be {_MIN_REQUESTS} or more, for a p99 of them")
     return demands
+
+
+def _places(even: int, more: int) -> list[float]:
+    """Return `even` places spread evenly over [0, 1], then `more` halfway between those before them."""
+    places = [k / max(1, even - 1) for k in range(even)]
+    while len(places) < even + more:
+        known = sorted({0.0, *places, 1.0})
+        places += [(a + b) / 2 for a, b in pairwise(known)]
+    return places[: even + more]
 
 
 def _stretched(workload: Workload) -> Demand:

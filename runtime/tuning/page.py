@@ -13,7 +13,7 @@ from .charts import charts
 from .closest import unmet_note
 from .search_result import SearchResult
 from .space import chunk_key
-from .tables import TextTable, chunk_rows, closest_rows, finalist_rows, misfit_rows, rate_text, tried_rows
+from .tables import TextTable, chunk_rows, closest_rows, finalist_rows, misfit_rows, rate_text, tie_text, tried_rows
 
 
 def render(found: SearchResult, config: TuneConfig, title: str, subtitle: str, commands: Mapping[str, str]) -> str:
@@ -42,6 +42,7 @@ def render(found: SearchResult, config: TuneConfig, title: str, subtitle: str, c
             "commands": "\n".join(shown) or f'<p class="none">{html.escape(unmet_note(found.closest))}</p>',
             "finalists_title": "The best settings" if found.finalists else "The closest settings",
             "finalists": table(finalist_rows(found.finalists) if found.finalists else closest_rows(found.closest)),
+            "ties": html.escape(ties_note(found)),
             "finalists_note": html.escape(finalists_note(found)),
             "charts": figures(charts(found, config.slo)),
             "chunks": table(chunk_rows(found)),
@@ -65,6 +66,7 @@ def cards(found: SearchResult, config: TuneConfig) -> list[tuple[str, str, str]]
     per_device = winner.interval.mean / devices
     shown = [
         ("capacity", f"{rate_text(winner.interval.mean)} <small>requests/s</small>", interval_note(found)),
+        *([("ties", str(len(found.ties)), "settings that cannot be told apart; see the table")] if found.ties else []),
         ("grid", html.escape(candidate.grid), f"{devices} devices, {per_device:.3g} requests/s each"),
         ("policy", html.escape(candidate.policy.name), ""),
     ]
@@ -85,6 +87,18 @@ def interval_note(found: SearchResult) -> str:
     return f"{interval.text}: mean and 95% interval over {len(winner.capacities)} seeds"
 
 
+def ties_note(found: SearchResult) -> str:
+    """Say which finalists cannot be told apart, and why the first comes first; empty if the winner stands alone."""
+    ties = found.ties
+    if not ties:
+        return ""
+    if ties[0].verdict == "best":
+        why = "The first has the highest mean."
+    else:
+        why = "The first is the simplest to run of those within 2% of the highest mean."
+    return tie_text([tied.candidate.label for tied in ties], [tied.behind for tied in ties], why)
+
+
 def asked_note(found: SearchResult) -> str:
     """Say whether the winner carries the workload's own rate."""
     winner, asked = found.winner, found.asked
@@ -98,9 +112,15 @@ def finalists_note(found: SearchResult) -> str:
     """Say what the numbers of the finalists are."""
     if not found.finalists:
         return "At the lowest rate that is tried. Requests hardly meet there, so tails are as short as they can be."
-    seeds = len(found.demands)
-    over = f"mean and 95% interval over {seeds} seeds, " if seeds > 1 else ""
-    return f"Capacity: {over}{len(found.demands[0])} requests each; the other numbers are of one run at that rate."
+    seeds = len(found.finalists[0].capacities)
+    over = "mean and 95% interval over its seeds, " if seeds > 1 else ""
+    note = f"Capacity: {over}{len(found.demands[0])} requests each; the other numbers are of one run at that rate."
+    if seeds > 1 and len(found.finalists) > 1:
+        note += (
+            " How much less than the best one a setting carries is the mean over the same seeds and the same arrivals, "
+            "with an interval that holds for all settings and for every look at them."
+        )
+    return note
 
 
 def tried_note(found: SearchResult) -> str:

@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 
 from ...conf.tuning import TuneConfig
 from .bounds import Bound, Bounds, TokenSeconds
-from .capacity import Bracket, Capacity, capacities
+from .capacity import Bracket, Capacity, SeededCapacities
 from .closest import Approach, closest
 from .demand import Demand, asked_rate, make_demands
+from .paired import compare
 from .search_result import Finalist, SearchResult, TriedCandidate
 from .space import Candidate, Space, chunked, policies
 from .trial import Trial, measure, try_rate
@@ -52,7 +53,7 @@ class Search:
     - After the first rung, the remaining candidates are joined by their neighbours in depth, layer split and B.
     - On the last rung, the whole workload, a candidate must carry more than the best to replace it.
 
-    The finalists then get their capacity on all seeds.
+    The finalists are then compared on the same seeds, with more of them while they cannot be told apart.
     """
 
     def __init__(self, config: TuneConfig) -> None:
@@ -76,7 +77,7 @@ class Search:
         context = plan.max_model_len
         if config.cache.num_blocks is not None:
             context = min(context, config.cache.num_blocks * config.cache.block_size)
-        self.demands = make_demands(config.workload, plan, context, config.seeds)
+        self.demands = make_demands(config.workload, plan, context, config.seeds, config.most_seeds - config.seeds)
 
     @property
     def demand(self) -> Demand:
@@ -260,23 +261,41 @@ class Search:
     # After the search, on the whole workload.
 
     def _confirm(self, candidates: Sequence[TriedCandidate]) -> list[Finalist]:
-        """Find the capacity of candidates on every seed, and runs each at it. The best mean capacity comes first."""
-        found: list[Finalist] = []
+        """Compare candidates on the same seeds, and run each at its capacity. The one to choose comes first."""
+
+        def count(number: int, trial: Trial) -> None:
+            self._count(trial)
+            seed = len(by_seed.found[number]) + 1
+            self.on_progress(f"finalists, seed {seed}", number, len(candidates), candidates[0].low)
+
+        by_seed = SeededCapacities(
+            [self.space.setting(tried.candidate) for tried in candidates], self.demands, self.config.slo,
+            self.config.precision, guesses=[tried.low for tried in candidates], token_times=self._token_times,
+            on_trial=count,
+        )  # fmt: skip
+        kept = []
         for number, tried in enumerate(candidates):
-            self.on_progress("finalists, all seeds", number, len(candidates), found[0].rate if found else tried.low)
-            setting = self.space.setting(tried.candidate)
-            by_seed = capacities(
-                setting, self.demands, self.config.slo, self.config.precision, guess=tried.low,
-                token_times=self._token_times, on_trial=self._count,
-            )  # fmt: skip
-            own = by_seed[0]
+            own = by_seed(number, 0)
             tried.rung, tried.low, tried.high, tried.low_trial = "whole", own.rate, own.above, own.trial
             tried.why = own.why
             if own.rate > 0.0:
-                numbers = measure(setting, self.demand, own.rate)
                 self.carried += [(tried.candidate, trial) for trial in own.trials if trial.carried]
-                found.append(Finalist(tried.candidate, by_seed, numbers))
-        return sorted(found, key=lambda finalist: -finalist.interval.mean)
+                kept.append(number)
+        if not kept:
+            return []
+        compared = compare(
+            lambda place, seed: by_seed.rate(kept[place], seed), len(kept), most=len(self.demands),
+            least=min(self.config.seeds, len(self.demands)), resolution=self.config.precision,
+        )  # fmt: skip
+        found = []
+        for place in compared.order(lambda place: candidates[kept[place]].candidate.simplicity):
+            number, verdict = kept[place], compared.verdicts[place]
+            candidate, own = candidates[number].candidate, by_seed(number, 0)
+            if verdict in ("tie", "equal"):
+                candidates[number].why = f"cannot be told apart from the best; {own.why}"
+            numbers = measure(self.space.setting(candidate), self.demand, own.rate)
+            found.append(Finalist(candidate, by_seed.found[number], numbers, compared.differences[place], verdict))
+        return found
 
     def _closest(self, tried: Sequence[TriedCandidate]) -> list[Approach]:
         """Return the settings that come closest to the SLO."""

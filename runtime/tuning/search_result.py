@@ -9,6 +9,7 @@ from .bounds import Bound
 from .capacity import Capacity, Interval
 from .closest import Approach
 from .demand import Demand
+from .paired import Difference, Verdict
 from .space import Candidate, Misfit
 from .trial import Trial
 
@@ -51,11 +52,15 @@ class Finalist:
         candidate: The candidate.
         capacities: Its capacity for each seed, the workload's own first.
         numbers: Summary of a run at its capacity, on the workload's own seed.
+        behind: How much more the finalist with the highest mean carries, over the seeds that both ran.
+        verdict: How it stands to that finalist.
     """
 
     candidate: Candidate
     capacities: list[Capacity]
-    numbers: dict[str, Any] = field(default_factory=dict)
+    numbers: dict[str, Any]
+    behind: Difference
+    verdict: Verdict
 
     @property
     def rate(self) -> float:
@@ -75,7 +80,7 @@ class SearchResult:
     Attributes:
         tried: Every candidate that was tried.
         misfits: Grids that cannot hold the model.
-        finalists: The best candidates, the best first.
+        finalists: The best candidates, the one to choose first.
         chunks: The winner with each chunk, and its capacity.
         carried: Every trial on the whole workload that was carried, and its candidate.
         demands: The workload of each seed.
@@ -99,6 +104,12 @@ class SearchResult:
     closest: list[Approach] = field(default_factory=list)
 
     @property
+    def ties(self) -> list[Finalist]:
+        """The finalists that cannot be told apart from the one with the highest mean, with it; empty if it is alone."""
+        tied = [finalist for finalist in self.finalists if finalist.verdict != "less"]
+        return tied if len(tied) > 1 else []
+
+    @property
     def winner(self) -> Finalist | None:
-        """The best finalist; None if no setting meets the SLO at any rate."""
+        """The finalist to choose; None if no setting meets the SLO at any rate."""
         return self.finalists[0] if self.finalists else None

@@ -51,6 +51,15 @@ class Candidate:
         return value if isinstance(value, int) else None
 
     @property
+    def simplicity(self) -> tuple[int, int, int]:
+        """What orders candidates by how simple they are to run, the simplest least.
+
+        It counts departures from the policy's own depth, split and B, then ranks of a replica, then stages.
+        """
+        departures = sum(value is not None for value in (self.extra_depth, self.layers, self.batch))
+        return departures, self.tp * self.pp, self.pp
+
+    @property
     def grid(self) -> str:
         """The ranks as text: `tp4 pp2 x2`."""
         replicas = f" x{self.replicas}" if self.replicas > 1 else ""

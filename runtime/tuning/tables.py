@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..report.formatting import ms_text, percent_text
 from .capacity import Capacity
 from .closest import Approach
+from .paired import Difference, Verdict
 from .search_result import Finalist, SearchResult, TriedCandidate
 from .space import chunk_key
 
@@ -57,11 +59,14 @@ def rate_text(rate: float) -> str:
 
 def finalist_rows(finalists: Sequence[Finalist]) -> TextTable:
     """Make the table of the best settings, with the numbers of a run at their rate."""
-    heads = ("setting", "requests/s", "TTFT p99", "TBT p99", "output tok/s", "bubbles", "KV", "what keeps it from more")
+    heads = ("setting", "requests/s", "less than the best", "seeds", "TTFT p99", "TBT p99", "output tok/s", "bubbles",
+             "KV", "what keeps it from more")  # fmt: skip
     rows = [
         (
             f"{place}. {finalist.candidate.label}",
             finalist.interval.text,
+            behind_text(finalist.behind, finalist.verdict),
+            str(len(finalist.capacities)),
             ms_text(finalist.numbers["p99_ttft_ms"]),
             ms_text(finalist.numbers["p99_itl_ms"]),
             f"{finalist.numbers['output_throughput']:,.0f}",
@@ -71,7 +76,44 @@ def finalist_rows(finalists: Sequence[Finalist]) -> TextTable:
         )
         for place, finalist in enumerate(finalists, 1)
     ]
-    return TextTable(heads, rows, frozenset({0, 7}), optional_columns=(2, 3, 5, 6, 4))
+    return TextTable(heads, rows, frozenset({0, 9}), optional_columns=(2, 4, 5, 3, 7, 8, 6))
+
+
+def behind_text(behind: Difference, verdict: Verdict) -> str:
+    """Write how much less than the best a setting carries, in requests/s, and whether that tells them apart."""
+    if verdict == "best":
+        return "the most"
+    words = {"less": "", "equal": ", equal", "tie": ", a tie"}
+    return difference_text(behind) + words[verdict]
+
+
+def difference_text(difference: Difference) -> str:
+    """Write a difference in requests/s, with its interval: `0.12 ± 0.05`."""
+    if difference.half is None:
+        return f"{difference.mean:.3g}"
+    scale = max(abs(difference.mean), difference.half)
+    digits = max(0, 1 - math.floor(math.log10(scale))) if scale > 0.0 else 0
+    mean = round(difference.mean, digits) + 0.0  # no negative zero
+    return f"{mean:.{digits}f} ± {difference.half:.{digits}f}"
+
+
+def tie_text(names: Sequence[str], behind: Sequence[Difference], why_first: str) -> str:
+    """Say which settings cannot be told apart; empty if there are no two.
+
+    Args:
+        names: The settings, the one that comes first first.
+        behind: How far each is behind the one with the highest mean.
+        why_first: Why the first one comes first.
+    """
+    if len(names) < 2:
+        return ""
+    seeds = min(difference.seeds for difference in behind)
+    farthest = max(behind, key=lambda difference: difference.mean)
+    apart = f"up to {difference_text(farthest)}" if len(names) > 2 else difference_text(farthest)
+    return (
+        f"{len(names)} settings cannot be told apart on {seeds} seed{'s' if seeds > 1 else ''}: {'; '.join(names)}. "
+        f"They differ by {apart} requests/s. {why_first}"
+    )
 
 
 def closest_rows(closest: Sequence[Approach]) -> TextTable:

@@ -19,16 +19,18 @@ from gapless.conf.policies import EqualTimeConfig, OrcaBestConfig, SarathiConfig
 from gapless.conf.tuning import TailSlo, TuneConfig
 from gapless.models.tokenizer import load_tokenizer
 from gapless.runtime.cost.stage_costs import MicroBatchShape
+from gapless.runtime.simulation.replicas import run_fleet
 from gapless.runtime.simulation.setting import Setting, make_setting
 from gapless.runtime.tuning.bounds import Bounds
-from gapless.runtime.tuning.capacity import Interval, find_capacity
+from gapless.runtime.tuning.capacity import Interval, SeededCapacities, find_capacity
 from gapless.runtime.tuning.charts import charts, pareto
 from gapless.runtime.tuning.demand import Demand
+from gapless.runtime.tuning.paired import compare
 from gapless.runtime.tuning.search import Search
 from gapless.runtime.tuning.search_result import SearchResult
 from gapless.runtime.tuning.space import Candidate, chunked
 from gapless.runtime.tuning.tables import misfit_rows, tried_rows
-from gapless.runtime.tuning.trial import Trial, measure, try_rate
+from gapless.runtime.tuning.trial import Trial, make_fleet, measure, try_rate
 from gapless.runtime.workload import make_workload
 
 
@@ -104,7 +106,7 @@ def test_interval_of_seeds() -> None:
 
 def test_a_demand_at_a_rate_is_what_its_config_draws() -> None:
     search = Search(config(seeds=2, workload={"burstiness": 0.5, "seed": 3}))
-    own, other = search.demands
+    own, other = search.demands[:2]
     at_rate = own.config_at(search.config.workload, 7.5)
     assert (at_rate.request_rate, at_rate.num_prompts) == (7.5, 60)
     drawn = make_workload(at_rate, vocab_size=32000, context=2048, tokenizer=load_tokenizer(None, 32000))
@@ -124,7 +126,8 @@ def test_a_trace_comes_faster_and_seeds_are_its_stretches(tmp_path: Path) -> Non
         "model": load_group("model", "llama-7b"), "hardware": load_group("hardware", "a100-80g"),
         "workload": workload, "slo": {"ttft_p99_ms": 500.0}, "seeds": 3,
     }))  # fmt: skip
-    assert [demand.unit.input_lens[0] for demand in search.demands] == [100, 130, 160]
+    firsts = [demand.unit.input_lens[0] for demand in search.demands]
+    assert firsts == [100, 130, 160, 115, 145, 108]  # halfway, once the even ones are used
     own = search.demand
     assert own.own_rate == pytest.approx(39 / 19.5, rel=0.02)
     at_rate = own.config_at(search.config.workload, 12.0)
@@ -275,6 +278,50 @@ def test_chunks_of_policies_that_have_some() -> None:
     assert chunked(SarathiConfig(), (64, 128)) == [SarathiConfig(chunk=64), SarathiConfig(chunk=128)]
     assert chunked(TokenBudgetConfig(), (64,)) == [TokenBudgetConfig(budget=64)]
     assert chunked(OrcaBestConfig(), (64, 128)) == [OrcaBestConfig()]
+
+
+# Settings on the same seeds.
+
+
+def test_settings_meet_the_same_arrivals_scaled_by_the_rate() -> None:
+    search = Search(config(seeds=2, max_seeds=3))
+    assert len(search.demands) == 3
+    settings = [a_setting(search), a_setting(search, policy=OrcaBestConfig())]
+    came: dict[tuple[int, int], list[float]] = {}
+    for number, setting in enumerate(settings):
+        for seed, demand in enumerate(search.demands):
+            for rate in (2.0, 4.0):
+                (replica,) = fleet = make_fleet(setting, seed)
+                for _ in run_fleet(fleet, demand.at(rate).without_prompts(), router="round_robin"):
+                    pass
+                arrivals = sorted(request.arrival for request in replica.record.requests)
+                unit = [(arrival - arrivals[0]) * rate for arrival in arrivals]
+                assert unit == pytest.approx(came.setdefault((0, seed), unit)), number
+    assert came[0, 0] != pytest.approx(came[0, 1])
+
+
+def test_seeds_are_added_while_settings_cannot_be_told_apart() -> None:
+    search = Search(config(seeds=2, max_seeds=4))
+    close = [a_setting(search, policy=SarathiConfig(chunk=chunk)) for chunk in (512, 520)]
+    far = a_setting(search, policy=OrcaBestConfig())
+    trials: list[int] = []
+    by_seed = SeededCapacities([*close, far], search.demands, search.config.slo, 0.01,
+                               on_trial=lambda number, trial: trials.append(number))  # fmt: skip
+    found = compare(by_seed.rate, 3, least=2, most=4, resolution=0.01)
+    assert [len(own) for own in found.rates] == [len(own) for own in by_seed.found]
+    assert set(trials) == {0, 1, 2}
+    assert len(found.rates[0]) == len(found.rates[1]) or "less" in found.verdicts
+
+
+def test_a_short_trace_has_no_section_twice(tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    rows = [f"{0.5 * n},{100 + n},{5 + n % 7}" for n in range(40)]
+    path.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]), encoding="utf-8")
+    workload = {"name": "trace", "path": str(path), "num_prompts": 40}
+    assert len(Search(build(TuneConfig, {
+        "model": load_group("model", "llama-7b"), "hardware": load_group("hardware", "a100-80g"),
+        "workload": workload, "slo": {"ttft_p99_ms": 500.0}, "seeds": 3,
+    })).demands) == 1  # fmt: skip
 
 
 # The search.

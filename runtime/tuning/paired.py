@@ -1,0 +1,182 @@
+"""Tells settings apart by their capacities on the same seeds, with more seeds until they differ or the seeds run out.
+
+Two settings meet the same requests on a seed, with the same gaps scaled by the rate (common random numbers). What a
+seed's draws add to the capacity of both cancels in their difference, so the paired t interval of the differences is
+much narrower than the intervals of the two means.
+
+Looking again after every seed, and at several settings, gives chance more occasions. So the level is divided by both
+(Bonferroni): by the looks that there can be, and by the settings beside the leader. Then, with normal differences, the
+truly best setting is put below another in at most LEVEL / 2 of all searches, and among settings that are equal one
+alone is called the best in at most LEVEL of them. Bonferroni is cautious: where it says nothing, settings are a tie.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+LEVEL = 0.05
+TOLERANCE = 0.02  # share of the best mean by which settings may differ and still be called equal
+
+Verdict = Literal["best", "equal", "tie", "less"]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """How much more the leader carries than a setting, in requests/s, over the seeds that both ran.
+
+    Attributes:
+        mean: The mean over the seeds.
+        half: Half the width of its confidence interval; None for a single seed.
+        seeds: How many seeds.
+    """
+
+    mean: float
+    half: float | None
+    seeds: int
+
+    @classmethod
+    def of(cls, leader: Sequence[float], other: Sequence[float], level: float) -> Difference:
+        """Compute the difference of rates that are paired by seed; a longer sequence is cut."""
+        differences = [a - b for a, b in zip(leader, other, strict=False)]
+        half = half_width(differences, level) if len(differences) > 1 else None
+        return cls(math.fsum(differences) / len(differences), half, len(differences))
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What is known of settings after their last seed.
+
+    Attributes:
+        rates: Capacities of each setting, one for each seed that it ran.
+        leader: The setting with the highest mean.
+        differences: The difference of each setting from the leader.
+        verdicts: Of each setting: `best` is the leader; `less` carries less than the leader; `equal` carries the same
+            to within the tolerance; `tie` cannot be told apart from it.
+        level: The level of each interval, two-sided, after its division by settings and looks.
+    """
+
+    rates: list[list[float]]
+    leader: int
+    differences: list[Difference]
+    verdicts: list[Verdict]
+    level: float
+
+    @property
+    def tied(self) -> list[int]:
+        """The settings that are not told apart from the leader, with the leader; empty if there is none beside it."""
+        tied = [number for number, verdict in enumerate(self.verdicts) if verdict != "less"]
+        return tied if len(tied) > 1 else []
+
+    def order(self, simplicity: Callable[[int], object]) -> list[int]:
+        """Return the settings, the one to choose first.
+
+        Settings that are not told apart, with means within the tolerance of the leader's, come first. Among these the
+        simpler is first. All others follow by how little they differ from the leader, those that carry less last.
+
+        Args:
+            simplicity: Returns what orders settings, the simplest least.
+        """
+        near = TOLERANCE * _mean(self.rates[self.leader])
+
+        def place(number: int) -> tuple[bool, bool, object, float]:
+            apart, mean = self.verdicts[number] == "less", self.differences[number].mean
+            alike = not apart and mean <= near
+            return apart, not alike, simplicity(number) if alike else 0, mean
+
+        return sorted(range(len(self.rates)), key=place)
+
+
+def compare(
+    capacity: Callable[[int, int], float], settings: int, *, least: int, most: int, resolution: float = 0.0
+) -> Comparison:
+    """Run settings on seeds until each is told apart from the leader or found equal to it, or all seeds are used.
+
+    Args:
+        capacity: Returns the capacity of a setting on a seed, both as numbers from 0, in requests/s.
+        settings: How many settings there are.
+        least: Seeds that every setting runs.
+        most: Seeds that a setting runs at most.
+        resolution: Share to within which a capacity is found. Smaller differences of means say nothing.
+    """
+    assert settings >= 1
+    assert 1 <= least <= most
+    level = LEVEL / (max(1, settings - 1) * (most - min(most, max(2, least)) + 1))
+    rates = [[capacity(number, seed) for seed in range(least)] for number in range(settings)]
+    tolerance = max(TOLERANCE, resolution)
+    running = set(range(settings))
+    for seed in range(least, most + 1):
+        leader = max(sorted(running), key=lambda number: _mean(rates[number]))
+        judged = {
+            number: _judge(Difference.of(rates[leader], rates[number], level), _mean(rates[leader]), tolerance,
+                           resolution)
+            for number in running - {leader}
+        }  # fmt: skip
+        running = {leader, *(number for number, verdict in judged.items() if verdict == "tie")}
+        if len(running) == 1 or seed == most:
+            break
+        for number in sorted(running):
+            rates[number].append(capacity(number, seed))
+    differences = [Difference.of(rates[leader], own, level) for own in rates]
+    verdicts: list[Verdict] = [
+        "best" if number == leader else _judge(difference, _mean(rates[leader]), tolerance, resolution)
+        for number, difference in enumerate(differences)
+    ]
+    return Comparison(rates, leader, differences, verdicts, level)
+
+
+def _judge(difference: Difference, best: float, tolerance: float, resolution: float) -> Verdict:
+    """Say how a setting stands to the leader, whose mean is `best`."""
+    mean, half = difference.mean, difference.half
+    if half is None:
+        return "tie"
+    if mean - half > 0.0 and mean > resolution * best:
+        return "less"
+    return "equal" if abs(mean) + half <= tolerance * best else "tie"
+
+
+def half_width(values: Sequence[float], level: float) -> float:
+    """Return half the width of the confidence interval of the mean of two or more values, by Student's t.
+
+    Args:
+        values: The values.
+        level: The share of intervals that may miss the mean: 0.05 for a 95% interval.
+    """
+    number = len(values)
+    assert number > 1
+    mean = math.fsum(values) / number
+    deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (number - 1))
+    return t_quantile(level, number - 1) * deviation / math.sqrt(number)
+
+
+def t_quantile(level: float, freedom: int) -> float:
+    """Return what the absolute value of Student's t exceeds with the probability `level`."""
+    assert 0.0 < level < 1.0
+    low, high = 0.0, 1.0
+    while _beyond(high, freedom) > level:
+        high *= 2.0
+    while high - low > 1e-9 * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if _beyond(middle, freedom) > level else (low, middle)
+    return high
+
+
+def _beyond(t: float, freedom: int) -> float:
+    """Return the probability that |T| > t for Student's t (Abramowitz and Stegun, 26.7.3 and 26.7.4)."""
+    angle = math.atan(t / math.sqrt(freedom))
+    cosine = math.cos(angle)
+    odd = freedom % 2
+    term, total = (cosine, cosine) if odd else (1.0, 1.0)
+    if freedom == 1:
+        total = 0.0
+    for k in range(3 if odd else 2, freedom - 1, 2):
+        term *= cosine**2 * (k - 1) / k
+        total += term
+    within = 2 / math.pi * (angle + math.sin(angle) * total) if odd else math.sin(angle) * total
+    return 1.0 - within
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)

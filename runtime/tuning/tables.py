@@ -136,7 +136,7 @@ def closest_rows(closest: Sequence[Approach]) -> TextTable:
 def limit_text(capacity: Capacity) -> str:
     """Say why a capacity is not higher."""
     if capacity.limit is None:
-        return ""
+        return f"no schedule carries {rate_text(capacity.above)}" if capacity.above else ""
     return f"{capacity.why} at {rate_text(capacity.above)}" if capacity.above else capacity.why
 
 

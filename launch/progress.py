@@ -33,7 +33,7 @@ class Meter:
         self._name = name
         self._tokens = 0
         self._done = 0
-        self._bubbles = 0.0
+        self._idle = 0.0
         self._bar = _bar(console, name or "generate", TextColumn("requests  {task.fields[rates]}"))
         self._task = self._bar.add_task("", total=num_requests, rates="")
 
@@ -48,10 +48,10 @@ class Meter:
             self._plain()
 
     def update(self, tokens: int, finished: int, bubble_fraction: float) -> None:
-        """Count new `tokens` and requests newly `finished`; `bubble_fraction` is the run's so far."""
+        """Count new `tokens` and requests newly `finished`; `bubble_fraction` is the idle share so far."""
         self._tokens += tokens
         self._done += finished
-        self._bubbles = bubble_fraction
+        self._idle = bubble_fraction
         self._bar.update(self._task, completed=self._done, rates=self._rates)
         if self._bar.disable and time.monotonic() - self._printed >= PLAIN_EVERY_S:
             self._plain()
@@ -61,7 +61,7 @@ class Meter:
         if not self._tokens:  # none yet, or a simulation, whose tokens are not of this second
             return ""
         seconds = max(time.monotonic() - self._start, 1e-9)
-        return f"{self._tokens / seconds:.1f} tok/s  {self._bubbles:.1%} bubbles"
+        return f"{self._tokens / seconds:.1f} tok/s  {self._idle:.1%} idle"
 
     def _plain(self) -> None:
         self._printed = time.monotonic()

@@ -20,7 +20,7 @@ from ...conf.schema import SimulateConfig
 from ...models.memory import dtype_bytes, slot_bound
 from ..cost.make import make_costs
 from ..engine.plan import make_plan
-from ..ledger.causes import CAUSES, PIPELINE_BUBBLES, Cause
+from ..ledger.causes import BUBBLES, CAUSES, UNEVEN_WORK, Cause
 from ..report.chart import Axis, Chart, Series, series_colour
 from ..report.distributions import cdf
 from ..report.formatting import time_unit
@@ -172,14 +172,14 @@ def _completions_chart(ours: Mapping[str, Outcome]) -> Chart:
 
 def _notes(ours: Mapping[str, Outcome], least: float) -> tuple[str, ...]:
     """Report the outcomes with the stated parameters side by side; `least` is the makespan's bound, in seconds."""
-    outer = [cause for cause in CAUSES if cause not in (*PIPELINE_BUBBLES, Cause.TRANSPORT, Cause.CONTROL)]
+    outer = [cause for cause in CAUSES if cause not in BUBBLES]
     each = list(ours.values())
     over = ["-" if name == TENSOR else f"{outcome.seconds / least:.3f}" for name, outcome in ours.items()]
     lines = [
         ["makespan (s)", *(number(o.seconds) for o in each)],
         ["makespan / bound", *over],
         ["bubble time of a request, median (s)", *(number(o.value("median")) for o in each)],
-        ["stage time in pipeline bubbles", *(f"{o.idle_share(PIPELINE_BUBBLES):.2%}" for o in each)],
+        ["stage time in PB1 to PB3 and imbalance", *(f"{o.idle_share(UNEVEN_WORK):.2%}" for o in each)],
         ["in transport and control", *(f"{o.idle_share((Cause.TRANSPORT, Cause.CONTROL)):.2%}" for o in each)],
         ["starved, filling and draining", *(f"{o.idle_share(outer):.2%}" for o in each)],
         ["micro-batches with a chunk", *(f"{o.with_chunk.count:,}" for o in each)],
@@ -211,7 +211,7 @@ def _orca_notes(
     whole_ms, decodes_ms = 1e3 * orca.with_chunk.seconds, 1e3 * orca.decodes_only.seconds
     lines = [
         [name, f"{each.seconds / base.seconds:.2f}", number(each.value("median") / (base.value("median") or np.nan)),
-         f"{each.idle_share(PIPELINE_BUBBLES):.1%}"]
+         f"{each.idle_share(UNEVEN_WORK):.1%}"]
         for name, each in {"Orca's best case": stated[ORCA], **others}.items()
     ]  # fmt: skip
     return (
@@ -219,13 +219,13 @@ def _orca_notes(
         f"{orca.busiest / fast.seconds:.2f} times SARATHI's makespan; with bubbles it is "
         f"{orca.seconds / fast.seconds:.2f} times. The paper's 1.91 would be bubbles on "
         f"{1 - orca.busiest / (1.91 * fast.seconds):.0%} of Orca's stage time; here they are on "
-        f"{orca.idle_share(PIPELINE_BUBBLES):.0%}. A stage takes {number(whole_ms)} ms for a micro-batch with a "
+        f"{orca.idle_share(UNEVEN_WORK):.0%}. A stage takes {number(whole_ms)} ms for a micro-batch with a "
         f"whole prompt and {number(decodes_ms)} ms for one of decodes: each prompt holds up the seven others in "
         "flight, unless they carry prompts too. So what Orca loses hangs on how prompts fall together, which the "
         "paper does not tell of its simulator, and the three ratios with Orca in them hang on it; that of TP-only to "
         "SARATHI does not. "
         f"Over the same {len(base.inputs):,} requests, others stand thus to SARATHI:",
-        markdown_table(["", "makespan / SARATHI", "median bubble time / SARATHI", "in pipeline bubbles"], lines),
+        markdown_table(["", "makespan / SARATHI", "median bubble time / SARATHI", "PB1 to PB3, imbalance"], lines),
     )
 
 

@@ -46,10 +46,11 @@ _MEANINGS = {
 }
 
 CAUSES = tuple(Cause)
-PIPELINE_BUBBLES = (  # a scheduler or a layer split can remove them
+UNEVEN_WORK = (  # more even micro-batches or stages remove them
     Cause.PB1_PREFILL_SIZE, Cause.PB2_PREFILL_DECODE, Cause.PB3_DECODE_CONTEXT, Cause.STAGE_IMBALANCE,
 )  # fmt: skip
 STARVED = (Cause.STARVED_NO_REQUEST, Cause.STARVED_IN_FLIGHT, Cause.STARVED_KV_FULL)
+BUBBLES = (*UNEVEN_WORK, Cause.TRANSPORT, Cause.CONTROL)  # idle time without starved, fill and drain
 DELAYS_FROM_OUTSIDE = (Cause.TRANSPORT, Cause.CONTROL, *STARVED)  # they come down the pipeline with a micro-batch
 
 _CODES = {cause: code for code, cause in enumerate(CAUSES)}

@@ -10,7 +10,7 @@ import numpy as np
 from ..core.micro_batch_columns import Floats, Ints, MicroBatchColumns
 from ..core.run_record import RunRecord
 from .attribution import attribute
-from .causes import CAUSES, STARVED, Cause
+from .causes import BUBBLES, CAUSES, Cause
 from .idle import IdleInterval
 from .lanes import lanes_of
 
@@ -83,7 +83,7 @@ class Ledger:
 
     @property
     def bubble_fraction_inner(self) -> float:
-        """Idle over total stage-seconds, both without starved and fill_drain."""
+        """The bubbles: idle time without starved and fill_drain, over total stage-seconds."""
         return inner_bubble_fraction(self.seconds_by_cause(), self.stage_seconds)
 
     def gaps(self, stage: int) -> tuple[Floats, Ints]:
@@ -114,11 +114,11 @@ class Ledger:
         return self.micro_batches.by_request(np.array(seconds, np.float64))
 
     def bubble_of_micro_batch(self, micro_batch: int) -> float:
-        """Idle seconds right before a micro-batch, summed over the stages, without `fill_drain`."""
+        """Bubble time of a micro-batch: idle seconds right before it, summed over the stages, without `fill_drain`."""
         return self._bubble_by_micro_batch.get(micro_batch, 0.0)
 
     def bubble_of_request(self, request: int) -> float:
-        """Seconds of bubble of all micro-batches that carried the request (paper 5.3)."""
+        """Bubble time of a request: that of all micro-batches that carried it (paper 5.3)."""
         return self._bubble_by_request.get(request, 0.0)
 
     def check(self) -> None:
@@ -133,13 +133,10 @@ class Ledger:
 
 
 def inner_bubble_fraction(seconds: Mapping[Cause, float], stage_seconds: float) -> float:
-    """Idle over total stage-seconds, both without starved and fill_drain; 0 where nothing is left.
+    """The bubbles: idle time without starved and fill_drain, over total stage-seconds; 0 for an empty run.
 
     Args:
         seconds: idle, by cause.
         stage_seconds: the run's span times the stages.
     """
-    outer = sum(seconds[cause] for cause in (*STARVED, Cause.FILL_DRAIN))
-    inner = stage_seconds - outer
-    fraction = (sum(seconds.values()) - outer) / inner if inner > 1e-12 * stage_seconds else 0.0
-    return min(1.0, fraction)  # rounding may exceed 1
+    return sum(seconds[cause] for cause in BUBBLES) / stage_seconds if stage_seconds > 0 else 0.0

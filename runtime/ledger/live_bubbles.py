@@ -1,4 +1,4 @@
-"""A bubble fraction while a run goes on."""
+"""The idle share of stage time while a run goes on."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from ..core.messages import Span
 
 
 class LiveBubbles:
-    """Estimates the bubble fraction for a progress bar: idle over elapsed time of each stage, from its first begin to
+    """Estimates the idle share for a progress bar: idle over elapsed time of each stage, from its first begin to
     its last end."""
 
     def __init__(self) -> None:

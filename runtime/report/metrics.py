@@ -89,8 +89,8 @@ LATENCY = tuple(
 )
 IDLE = (
     Metric("bubble_fraction", "idle", "share"),
-    Metric("bubble_fraction_inner", "idle, inner", "share"),
-    Metric("median_bubble_ms_per_request", "bubbles a request, p50", "ms"),
+    Metric("bubble_fraction_inner", "bubbles", "share"),
+    Metric("median_bubble_ms_per_request", "bubble time of a request, p50", "ms"),
 )
 BY_CAUSE = tuple(Metric(f"bubble_seconds.{cause}", cause_label(cause), "seconds") for cause in CAUSES)
 EVENNESS = (

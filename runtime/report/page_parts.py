@@ -12,6 +12,12 @@ from typing import Any
 from ..ledger.causes import CAUSES, Cause
 from .formatting import cause_label, css_name, short_cause_label
 
+# What the shares of idle time are called, the same on every page; docs/ledger.md has the definitions.
+IDLE_WORDS = (
+    '<p class="hint">Idle: share of all stage time without compute. Bubbles: the part of it that is not starved, fill '
+    "or drain, over the same stage time (docs/ledger.md#idle-and-bubbles).</p>"
+)
+
 
 def template(name: str) -> str:
     """Read a template file of this package."""

@@ -57,11 +57,11 @@ def colours(runs: ChartsData) -> list[str]:
 
 
 def bubble_cdf(runs: ChartsData) -> Chart:
-    """Make the cumulative distribution of bubble time per request (paper, Figure 12a)."""
+    """Make the cumulative distribution of the bubble time of a request (paper, Figure 12a)."""
     return cdf(
-        "bubble_time_per_request", "Bubble time per request", "idle time before its micro-batches",
+        "bubble_time_per_request", "Bubble time of a request", "idle time before its micro-batches",
         {name: run.bubbles for name, run in runs.items()}, colours(runs), counted="requests",
-        note="Summed over the request's micro-batches and the stages (paper, Figure 12a).",
+        note="Idle time right before its micro-batches, summed over them and the stages (paper, Figure 12a).",
     )  # fmt: skip
 
 

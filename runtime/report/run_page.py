@@ -9,14 +9,24 @@ from typing import Any
 import yaml
 
 from ..core.run_record import RunRecord
-from ..ledger.causes import PIPELINE_BUBBLES, STARVED, Cause
+from ..ledger.causes import BUBBLES, STARVED, Cause
 from ..ledger.ledger import Ledger
 from ..ledger.predictions import prediction_error
 from ..run_folder.requests_csv import request_row
 from . import run_charts as charts
 from .chart_data import ChartData
 from .formatting import cause_label, css_name, ms_text, percent_text, seconds_text
-from .page_parts import causes_head, idle_swatch, legend, notes_list, pairs_table, script_json, template, whole_page
+from .page_parts import (
+    IDLE_WORDS,
+    causes_head,
+    idle_swatch,
+    legend,
+    notes_list,
+    pairs_table,
+    script_json,
+    template,
+    whole_page,
+)
 from .svg import figures
 from .timeline_columns import pack_columns, tick_seconds
 
@@ -44,6 +54,7 @@ def render_report(record: RunRecord, ledger: Ledger, summary: Mapping[str, Any],
             "subtitle": html.escape(_subtitle(record, summary)),
             "notes": notes_list(record.notes),
             "cards": _cards(summary),
+            "idle_words": IDLE_WORDS,
             "legend": legend(ledger.seconds_by_cause()),
             "bubbles": _bubble_table(ledger),
             "stages": _stage_bars(ledger),
@@ -76,8 +87,8 @@ def _cards(summary: Mapping[str, Any]) -> str:
          f"{summary['total_token_throughput']:,.0f} with prompts"),
         ("TTFT p50", *ms_text(summary["median_ttft_ms"]).split(), f"p99 {ms_text(summary['p99_ttft_ms'])}"),
         ("TBT p50", *ms_text(summary["median_itl_ms"]).split(), f"p99 {ms_text(summary['p99_itl_ms'])}"),
-        ("Bubbles", f"{summary['bubble_fraction'] * 100:.1f}", "%",
-         f"{percent_text(summary['bubble_fraction_inner'])} without starved and fill"),
+        ("Idle", f"{summary['bubble_fraction'] * 100:.1f}", "%",
+         f"bubbles {percent_text(summary['bubble_fraction_inner'])}"),
         ("Requests", f"{summary['completed']:,}", "done", _goodput(summary) or
          f"{failed}, {summary['preemptions']} preempted"),
         ("Duration", *_value_and_unit(seconds_text(summary["duration"])),
@@ -116,9 +127,7 @@ def _bubble_table(ledger: Ledger) -> str:
 
     rows = []
     groups = [
-        ("pipeline bubbles", PIPELINE_BUBBLES, "What more even micro-batches or stages would remove."),
-        ("", (Cause.TRANSPORT,), ""),
-        ("", (Cause.CONTROL,), ""),
+        ("bubbles", BUBBLES, "Idle time without starved, fill and drain: work was there, and the stage waited for it."),
         ("starved", STARVED, "No admissible work existed."),
         ("", (Cause.FILL_DRAIN,), ""),
     ]
@@ -131,9 +140,7 @@ def _bubble_table(ledger: Ledger) -> str:
             values = [seconds[cause] for seconds in by_stage]
             rows.append(row(head, values, total[cause], html.escape(cause.meaning), "member" if name else ""))
     idle = [sum(seconds.values()) for seconds in by_stage]
-    rows.append(
-        row("all idle", idle, sum(idle), "With the compute time, exactly the run's span on every stage.", "total")
-    )
+    rows.append(row("idle", idle, sum(idle), "With the compute time, exactly the run's span on every stage.", "total"))
     heads = "".join(f"<th>stage {stage}</th>" for stage in stages)
     return (
         f'<table class="bubbles"><thead><tr><th>cause</th><th>seconds</th><th>of stage time</th>{heads}'
@@ -205,7 +212,7 @@ def _requests(record: RunRecord, ledger: Ledger) -> str:
         cells = "".join(f"<td>{html.escape(_cell(name, value))}</td>" for name, value in row.items())
         rows.append(f"<tr>{cells}</tr>")
     heads = (
-        *("request", "prompt", "output", "arrival", "TTFT", "mean TBT", "max TBT", "end to end", "bubbles"),
+        *("request", "prompt", "output", "arrival", "TTFT", "mean TBT", "max TBT", "end to end", "bubble time"),
         *("preempted", "finish"),
     )
     head = "".join(f"<th>{name}</th>" for name in heads)
@@ -224,4 +231,4 @@ def _requests_note(record: RunRecord) -> str:
     count = len(record.requests)
     if count > MAX_REQUEST_ROWS:
         return f"The first {MAX_REQUEST_ROWS} of {count:,}; requests.csv has them all."
-    return "Bubbles: idle time right before the request's micro-batches, summed over them and the stages."
+    return "Bubble time of a request: idle time right before its micro-batches, summed over them and the stages."

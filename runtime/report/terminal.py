@@ -102,10 +102,13 @@ def _bubbles_of(times: StageActivity, title: str | None, stages: Mapping[int, st
     table.add_section()
     idle, busy = sum(total.values()), times.busy_seconds()
     values = (seconds_text(sum(seconds.values())) for seconds in by_stage)
-    table.add_row("all idle", seconds_text(idle), percent_text(idle / whole), *values, style="bold")
+    table.add_row("idle", seconds_text(idle), percent_text(idle / whole), *values, style="bold")
     values = (seconds_text(times.busy_seconds(stage)) for stage in stages)
     table.add_row("compute", seconds_text(busy), percent_text(busy / whole), *values)
-    table.caption = f"bubbles without starved and fill: {percent_text(times.bubble_fraction_inner)}"
+    table.caption = (
+        f"bubbles: {percent_text(times.bubble_fraction_inner)} of stage time\n"
+        "(idle time without starved, fill and drain)"
+    )
     return table
 
 

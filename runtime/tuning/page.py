@@ -110,8 +110,10 @@ def asked_note(found: SearchResult) -> str:
 
 def finalists_note(found: SearchResult) -> str:
     """Say what the numbers of the finalists are."""
+    bubbles = "Bubbles: idle time without starved, fill and drain, over all stage time (docs/ledger.md#idle-and-bubbles)."
     if not found.finalists:
-        return "At the lowest rate that is tried. Requests hardly meet there, so tails are as short as they can be."
+        least = "At the lowest rate that is tried. Requests hardly meet there, so tails are as short as they can be."
+        return f"{least} {bubbles}"
     seeds = len(found.finalists[0].capacities)
     over = "mean and 95% interval over its seeds, " if seeds > 1 else ""
     note = f"Capacity: {over}{len(found.demands[0])} requests each; the other numbers are of one run at that rate."
@@ -120,7 +122,7 @@ def finalists_note(found: SearchResult) -> str:
             " How much less than the best one a setting carries is the mean over the same seeds and the same arrivals, "
             "with an interval that holds for all settings and for every look at them."
         )
-    return note
+    return f"{note} {bubbles}"
 
 
 def tried_note(found: SearchResult) -> str:

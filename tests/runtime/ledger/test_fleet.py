@@ -142,4 +142,4 @@ def test_a_table_of_many_stages_fits_the_console(width: int, heads: list[str]) -
     assert "…" not in text
     for head in heads:
         assert head in text
-    assert "all idle" in text
+    assert "│ idle " in text

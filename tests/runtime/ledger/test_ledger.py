@@ -65,7 +65,7 @@ def test_figure_5():
     assert idle_seconds(ledger, 1) == {"pb1_prefill_size": 2.0, "pb3_decode_context": 0.5, "fill_drain": 4.0}
     assert ledger.span_seconds == 20.0
     assert ledger.bubble_fraction == pytest.approx(13.0 / 40.0)
-    assert ledger.bubble_fraction_inner == pytest.approx(7.5 / 34.5)
+    assert ledger.bubble_fraction_inner == pytest.approx(7.5 / 40.0)
 
 
 PAIRS = [
@@ -110,7 +110,7 @@ def test_starved_and_control_on_stage_0():
         (5.5, 7.0, "control", 1),
     ]
     assert ledger.bubble_fraction == pytest.approx(5 / 7)
-    assert ledger.bubble_fraction_inner == pytest.approx(2.5 / 4.5)
+    assert ledger.bubble_fraction_inner == pytest.approx(2.5 / 7.0)
 
 
 def test_a_delay_from_outside_comes_down_the_pipeline():

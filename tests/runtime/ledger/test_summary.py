@@ -50,7 +50,7 @@ def test_values(record: RunRecord):
         "median_itl_ms": 2500.0,  # 3, 2 and 2.5 s
         "mean_e2el_ms": 6000.0,  # both 6 s
         "bubble_fraction": 2 / 6,
-        "bubble_fraction_inner": 0.5 / 4.5,
+        "bubble_fraction_inner": 0.5 / 6,
         "starved_seconds": 1.5,
         "median_bubble_ms_per_request": 2000.0,  # both ride in the two micro-batches that were waited for
         "micro_batches": 3,

@@ -20,11 +20,12 @@ from rich.console import Console
 from gapless.runtime.core.messages import Span
 from gapless.runtime.core.request_record import RequestRecord
 from gapless.runtime.core.run_record import DecodesRecord, MicroBatchRecord, RunRecord, SegmentRecord, Wait
-from gapless.runtime.ledger.causes import CAUSES
+from gapless.runtime.ledger.causes import BUBBLES, CAUSES, STARVED, Cause
 from gapless.runtime.ledger.ledger import Ledger
 from gapless.runtime.ledger.summary import summarize
 from gapless.runtime.report import terminal
 from gapless.runtime.report.chart_data import chart_data
+from gapless.runtime.report.metrics import metric_of
 from gapless.runtime.report.page_parts import fill, script_json
 from gapless.runtime.report.run_page import render_report
 
@@ -220,7 +221,7 @@ def test_tables_for_the_terminal():
     console.print(terminal.bubble_table(ledger))
     console.print(terminal.latency_table(summary))
     text = console.export_text()
-    for word in ("stage 0", "stage 1", "transport", "all idle", "TTFT", "TBT", "end to end", "p99"):
+    for word in ("stage 0", "stage 1", "transport", "idle", "bubbles: ", "TTFT", "TBT", "end to end", "p99"):
         assert word in text
     assert f"{ledger.bubble_fraction * 100:.1f}%" in text
 
@@ -239,3 +240,21 @@ def test_a_browser_draws_it(tmp_path: Path):
     )
     drawn = re.search(r'<body data-drawn="(\d+)"', done.stdout)
     assert drawn, done.stderr[-2000:]
+
+
+def test_idle_and_bubbles_are_one_number_each():
+    record = simulated_run(3, 200)
+    ledger = Ledger(record)
+    seconds, whole = ledger.seconds_by_cause(), ledger.stage_seconds
+    bubbles = sum(seconds[cause] for cause in BUBBLES) / whole
+    outer = sum(seconds[cause] for cause in (*STARVED, Cause.FILL_DRAIN)) / whole
+    assert ledger.bubble_fraction_inner == pytest.approx(bubbles)
+    assert ledger.bubble_fraction == pytest.approx(bubbles + outer)
+    page = re.sub(r"<[^>]*>", " ", page_of(record).split("<main>")[1].split("<script")[0])
+    assert {float(share) for share in re.findall(r"[Bb]ubbles\s+(\d+\.\d)%", page)} == {round(100 * bubbles, 1)}
+    (row,) = re.findall(r"bubbles\s+Idle time without starved.*?(\d+\.\d)%", page, re.DOTALL)
+    assert float(row) == round(100 * bubbles, 1)
+    (total,) = re.findall(r"\bidle\s+With the compute time.*?(\d+\.\d)%", page, re.DOTALL)
+    assert float(total) == round(100 * ledger.bubble_fraction, 1)
+    assert "docs/ledger.md#idle-and-bubbles" in page
+    assert metric_of("bubble_fraction_inner").name == "bubbles"

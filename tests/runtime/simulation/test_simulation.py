@@ -19,7 +19,7 @@ from gapless.runtime.core.request import Request
 from gapless.runtime.core.run_record import RunRecord
 from gapless.runtime.cost.stage_costs import MicroBatchShape
 from gapless.runtime.engine.arrivals import replay
-from gapless.runtime.ledger.causes import PIPELINE_BUBBLES, Cause
+from gapless.runtime.ledger.causes import UNEVEN_WORK, Cause
 from gapless.runtime.ledger.fleet import Fleet
 from gapless.runtime.ledger.ledger import Ledger
 from gapless.runtime.ledger.running_totals import RunningTotals
@@ -199,7 +199,7 @@ def test_a_slow_device_is_the_busiest_and_the_others_wait_for_it() -> None:
     assert busy[1] > 0.95
     assert max(busy[0], busy[2]) < 0.6
     waiting = ledger.seconds_by_cause(2)
-    assert sum(waiting[cause] for cause in PIPELINE_BUBBLES) > 0.8 * sum(waiting.values())
+    assert sum(waiting[cause] for cause in UNEVEN_WORK) > 0.8 * sum(waiting.values())
     assert waiting[Cause.CONTROL] < 0.01 * sum(waiting.values())
 
 
@@ -210,7 +210,7 @@ def test_a_straggling_micro_batch_leaves_bubbles_downstream() -> None:
     idle = []
     for replica in (calm, rough):
         seconds = Ledger(replica.record).seconds_by_cause(1)
-        idle.append(sum(seconds[cause] for cause in PIPELINE_BUBBLES))
+        idle.append(sum(seconds[cause] for cause in UNEVEN_WORK))
     assert idle[1] > 3 * idle[0]
 
 

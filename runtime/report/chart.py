@@ -64,6 +64,7 @@ class Series:
         names: Names of single points of a scatter.
         band: Lowest and highest values around each y, if y are means.
         shows_names: Names are written beside their points. If not, the page shows them on hover.
+        number: Number that stands for the name of a point where names are too many or too long.
     """
 
     label: str
@@ -73,6 +74,7 @@ class Series:
     names: tuple[str, ...] = ()
     band: tuple[Floats, Floats] | None = None
     shows_names: bool = True
+    number: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,17 +115,22 @@ class Chart:
         return not any(np.isfinite(series.y).any() for series in self.series if len(series.y))
 
 
-def numbered_points(chart: Chart) -> list[Series]:
-    """Return the points of a scatter that are drawn with a number in place of their name, from left to right.
+def numbered_points(chart: Chart) -> list[tuple[int, Series]]:
+    """Return the points of a scatter that are drawn with a number in place of their name, each with its number.
 
-    Numbers start at 1, and the legend says which name each stands for. They are used if the names are too many or too
-    long to be written beside the points. Otherwise the list is empty.
+    A series' own number is the same in all charts of a page. Series without one are numbered from left to right. The
+    legend says which name each number stands for. Numbers are used if the names are too many or too long to be written
+    beside the points. Otherwise the list is empty.
     """
     named = [series for series in chart.series if series.names and series.shows_names]
     if chart.kind != "scatter" or any(len(series.names) != 1 for series in named):
         return []
     crowded = len(named) > _MAX_NAMES or any(len(series.names[0]) > _MAX_NAME_LETTERS for series in named)
-    return sorted(named, key=lambda series: float(series.x[0])) if crowded else []
+    if not crowded:
+        return []
+    from_left = sorted(named, key=lambda series: float(series.x[0]))
+    numbers = ((series.number or place, series) for place, series in enumerate(from_left, 1))
+    return sorted(numbers, key=lambda pair: pair[0])
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..core.numbers import is_number
 from .chart import Axis, Chart, Series, series_colour
-from .metrics import THROUGHPUT, metric_of, ranked, spread
+from .metrics import MAX_COLUMNS, THROUGHPUT, metric_of, ranked, spread
 from .run_groups import RunGroup, differing_keys, settings
 
 # Tail latencies, by key of summary.json: a short name for files, and the label.
@@ -20,15 +20,19 @@ MAX_NAMED = 8  # points that all have their names beside them; of more points on
 MAX_HEAT_MAPS = 6
 
 
-def throughput_against(groups: Sequence[RunGroup], tail: str) -> Chart:
+def throughput_against(groups: Sequence[RunGroup], tail: str, sort: str = THROUGHPUT.key) -> Chart:
     """Make the scatter of output throughput against a tail latency, with a line through the Pareto front.
 
     Args:
         groups: The settings, each a point.
         tail: A key of `TAILS`.
+        sort: Key of summary.json that ranks the groups where they are many: a point then has its group's rank as its
+            number, as in the table. Of few groups it has the group's place.
     """
     points = []
     order = {group.label: number for number, group in enumerate(groups)}
+    listed = groups if len(groups) <= MAX_COLUMNS else ranked(groups, sort)
+    numbers = {group.label: number for number, group in enumerate(listed, 1)}
     for group in ranked(groups, THROUGHPUT.key):
         x, y = spread(group, tail), spread(group, THROUGHPUT.key)
         if x is not None and y is not None:
@@ -38,7 +42,7 @@ def throughput_against(groups: Sequence[RunGroup], tail: str) -> Chart:
     series = [
         Series(
             "", np.array([x]), np.array([y]), ("s0" if at in best else "queue") if many else series_colour(number),
-            (label,), shows_names=at in best or not many,
+            (label,), shows_names=at in best or not many, number=numbers[label],
         )
         for at, (number, label, x, y) in enumerate(points)
     ]  # fmt: skip

@@ -26,7 +26,6 @@ from .metrics import (
     THROUGHPUT,
     Metric,
     Spread,
-    best_of,
     has_any,
     lower_is_better,
     metric_of,
@@ -34,11 +33,14 @@ from .metrics import (
     ranked,
     spread,
 )
-from .page_parts import causes_head, legend, pairs_table, script_json, template, whole_page
+from .page_parts import IDLE_WORDS, pairs_table, template, whole_page
+from .row_units import RowUnit, ratio_text, row_unit
 from .run_groups import RunGroup, differing_keys, settings
 from .svg import figures
+from .timeline_block import timeline_scripts, timeline_section
 from .timeline_columns import MAX_BOXES, TimelineColumns, pack_columns, tick_seconds
 from .timeline_png import TimelineWindow, timeline_window
+from .verdict import verdict
 
 MAX_DRAWN = 8  # settings whose pipelines and charts are drawn; of more, the best
 METRIC_GROUPS = (("Speed", SPEED), ("Latency", LATENCY), ("Idle time", (*IDLE, *BY_CAUSE)), ("Micro-batches", EVENNESS))
@@ -92,7 +94,7 @@ def charts_of_settings(groups: Sequence[RunGroup], sort: str) -> list[Chart]:
     """Return heat maps and throughput against tail latency, if there are more than two settings."""
     if len(groups) < 3:
         return []
-    return [*heat_maps(groups, sort), *(throughput_against(groups, tail) for tail in TAILS)]
+    return [*heat_maps(groups, sort), *(throughput_against(groups, tail, sort) for tail in TAILS)]
 
 
 def charts_of_drawn(drawn: DrawnRuns) -> list[Chart]:
@@ -120,41 +122,40 @@ def render_comparison(
     """
     over_settings = charts_of_settings(groups, sort) if compared == "setting" else []
     heads = []
-    for place, ((label, run), columns) in enumerate(zip(drawn.runs.items(), drawn.columns, strict=True)):
+    for place, (label, run) in enumerate(drawn.runs.items()):
         group = next(group for group in groups if group.label == label)
         shown = {"label": label, "note": _run_note(group, run), "colour": series_colour(place)}
-        heads.append(columns.head | shown)
-    head = {
-        "tick": drawn.tick,
-        "span": max(columns.end for columns in drawn.columns),
-        "causes": causes_head(),
-        "runs": heads,
-    }
+        heads.append(shown)
     seconds = {cause: sum(run.cause_seconds[cause] for run in drawn.runs.values()) for cause in Cause}
-    data = "\n".join(
-        f'<script type="text/plain" id="columns{place}">{columns.data}</script>'
-        for place, columns in enumerate(drawn.columns)
-    )
     which = f"the best {len(drawn.runs)} by {sort}" if len(drawn.runs) < len(groups) else "the median run of each"
     return whole_page(
         template("comparison_page.html"),
         {
-            "script": template("timeline_columns.js") + template("timeline.js"),
             "title": html.escape(title),
             "subtitle": html.escape(_subtitle(groups, compared)),
+            "verdict": _verdict(groups) if compared == "setting" else "",
             "table": _side_by_side(groups) if len(groups) <= MAX_COLUMNS else _ranking(groups, sort),
             "table_note": html.escape(_table_note(groups, sort)),
-            "drawn": html.escape(f"All pipelines on one time axis: {which}."),
-            "legend": legend(seconds),
-            "over_settings": figures(over_settings) if over_settings else "",
+            "timeline": timeline_section(
+                "The pipelines over time", seconds, f"All pipelines on one time axis: {which}."
+            ),
+            "idle_words": IDLE_WORDS,
+            "over_settings": f"<section>{figures(over_settings)}</section>" if over_settings else "",
             "charts": figures(charts_of_drawn(drawn)),
             "compositions": figures(charts.batch_composition(drawn.runs)),
             "settings": _settings(groups),
             "versions": pairs_table(groups[0].runs[0].summary.get("versions") or {}),
-            "head": script_json(head),
-            "columns": data,
+            "scripts": timeline_scripts(drawn.tick, drawn.columns, heads),
         },
     )
+
+
+def _verdict(groups: Sequence[RunGroup]) -> str:
+    """Render the verdict as a section; empty if there is nothing to compare."""
+    first, *rest = [html.escape(sentence) for sentence in verdict(groups)] or [""]
+    if not first:
+        return ""
+    return f'<section class="verdict"><p><b>{first}</b></p><p>{" ".join(rest)}</p></section>'
 
 
 def _subtitle(groups: Sequence[RunGroup], compared: str) -> str:
@@ -192,17 +193,35 @@ def _side_by_side(groups: Sequence[RunGroup]) -> str:
         for n, group in enumerate(groups)
     )
     rows = []
+    num_equal = 0
     for name, metrics in METRIC_GROUPS:
-        shown = [metric for metric in metrics if has_any(groups, metric)]
-        if shown:
-            rows.append(f'<tr class="group"><th>{name}</th>{"<td></td>" * len(groups)}</tr>')
-        for metric in shown:
-            unit = f" <small>{metric.unit}</small>" if metric.unit else ""
-            cells = _cells(metric, [spread(group, metric.key, groups[0]) for group in groups])
-            rows.append(f'<tr class="member"><th>{html.escape(metric.name)}{unit}</th>{"".join(cells)}</tr>')
+        lines, hidden = [], 0
+        for metric in metrics:
+            if has_any(groups, metric):
+                line, is_equal = _row(groups, metric)
+                lines.append(line)
+                hidden += is_equal
+        if lines:
+            css = "group equal" if hidden == len(lines) else "group"
+            rows += [f'<tr class="{css}"><th>{name}</th>{"<td></td>" * len(groups)}</tr>', *lines]
+            num_equal += hidden
     width = f"max-width:{280 + 190 * len(groups)}px"
     head = f"<thead><tr><th></th>{heads}</tr></thead>"
-    return f'<table class="compared" style="{width}">{head}<tbody>{"".join(rows)}</tbody></table>'
+    shown = f"show the {num_equal} rows that are equal for all"
+    toggle = f'<details class="toggle"><summary>{shown}</summary></details>' if num_equal else ""
+    table = f'<table class="compared" style="{width}">{head}<tbody>{"".join(rows)}</tbody></table>'
+    return f'{toggle}<div class="scroll">{table}</div>'
+
+
+def _row(groups: Sequence[RunGroup], metric: Metric) -> tuple[str, bool]:
+    """Render the row of a metric; also return whether it is equal for all groups, as it is written."""
+    found = [spread(group, metric.key, groups[0]) for group in groups]
+    unit = row_unit(metric, [s.median for s in found if s is not None])
+    texts = {None if s is None else (unit.text(s.median), unit.text(s.low), unit.text(s.high)) for s in found}
+    is_equal = len(groups) > 1 and len(texts) == 1
+    css = "member equal" if is_equal else "member"
+    head = f"<th>{html.escape(metric.name)}{f' <small>{unit.name}</small>' if unit.name else ''}</th>"
+    return f'<tr class="{css}">{head}{"".join(_cells(metric, found, unit))}</tr>', is_equal
 
 
 def _ranking(groups: Sequence[RunGroup], sort: str) -> str:
@@ -211,30 +230,37 @@ def _ranking(groups: Sequence[RunGroup], sort: str) -> str:
     if sort not in [metric.key for metric in metrics]:
         metrics.insert(0, metric_of(sort))
     order = ranked(groups, sort)
-    columns = [_cells(metric, [spread(c, metric.key, groups[0]) for c in order]) for metric in metrics]
-    units = (f"<br><small>{metric.unit}</small>" if metric.unit else "" for metric in metrics)
-    heads = "".join(f"<th>{html.escape(m.name)}{unit}</th>" for m, unit in zip(metrics, units, strict=True))
+    columns, heads = [], []
+    for metric in metrics:
+        found = [spread(group, metric.key, groups[0]) for group in order]
+        unit = row_unit(metric, [s.median for s in found if s is not None])
+        columns.append(_cells(metric, found, unit))
+        below = f"<br><small>{unit.name}</small>" if unit.name else ""
+        heads.append(f"<th>{html.escape(metric.name)}{below}</th>")
     rows = "".join(
         f"<tr><th>{place + 1}. {html.escape(group.label)}</th>{''.join(column[place] for column in columns)}</tr>"
         for place, group in enumerate(order)
     )
-    return f'<table class="compared"><thead><tr><th></th>{heads}</tr></thead><tbody>{rows}</tbody></table>'
+    head = f"<thead><tr><th></th>{''.join(heads)}</tr></thead>"
+    return f'<div class="scroll"><table class="compared">{head}<tbody>{rows}</tbody></table></div>'
 
 
-def _cells(metric: Metric, found: Sequence[Spread | None]) -> list[str]:
+def _cells(metric: Metric, found: Sequence[Spread | None], unit: RowUnit) -> list[str]:
     """Render a metric's cells: the ratio to the first group, the median, and lowest and highest over the repeats."""
-    best = best_of(metric, found)
+    medians = [s.median for s in found if s is not None]
+    judged = metric.judged and len({unit.text(value) for value in medians}) > 1
+    best = unit.text((min if metric.lower_is_better else max)(medians)) if judged else None
     cells = []
     for s in found:
         if s is None:
             cells.append('<td class="zero">-</td>')
             continue
         differs = metric.judged and s.median > 0 and s.ratio is not None and abs(s.ratio - 1.0) >= 5e-3
-        ratio = f"<em>{s.ratio:.2f}x</em>" if differs else ""
-        low, high = metric.text(s.low), metric.text(s.high)
+        ratio = f"<em>{ratio_text(s.ratio)}x</em>" if differs and s.ratio is not None else ""
+        low, high = unit.text(s.low), unit.text(s.high)
         several = f"<small>{low} .. {high}</small>" if low != high else ""
-        css = ' class="best"' if metric.text(s.median) == best else ""
-        cells.append(f"<td{css}>{ratio}{metric.text(s.median)}{several}</td>")
+        css = ' class="best"' if unit.text(s.median) == best else ""
+        cells.append(f"<td{css}>{ratio}{unit.text(s.median)}{several}</td>")
     return cells
 
 

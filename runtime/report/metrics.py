@@ -28,6 +28,7 @@ class Metric:
         kind: How it is written.
         unit: Its unit; empty if the written value contains it.
         judged: Whether more or less of it is better. If not, no value is marked as the best.
+        time_prefix: Stands before the unit of a time: "stage-" for a total over stages.
     """
 
     key: str
@@ -35,6 +36,7 @@ class Metric:
     kind: Kind
     unit: str = ""
     judged: bool = True
+    time_prefix: str = ""
 
     @property
     def lower_is_better(self) -> bool:
@@ -90,9 +92,11 @@ LATENCY = tuple(
 IDLE = (
     Metric("bubble_fraction", "idle", "share"),
     Metric("bubble_fraction_inner", "bubbles", "share"),
-    Metric("median_bubble_ms_per_request", "bubble time of a request, p50", "ms"),
+    Metric("median_bubble_ms_per_request", "bubble time of a request, p50", "ms", time_prefix="stage-"),
 )
-BY_CAUSE = tuple(Metric(f"bubble_seconds.{cause}", cause_label(cause), "seconds") for cause in CAUSES)
+BY_CAUSE = tuple(
+    Metric(f"bubble_seconds.{cause}", cause_label(cause), "seconds", time_prefix="stage-") for cause in CAUSES
+)
 EVENNESS = (
     Metric("cv_stage_time", "cv of stage time", "ratio"),
     Metric("micro_batches", "micro-batches", "count", judged=False),

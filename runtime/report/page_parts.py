@@ -1,4 +1,4 @@
-"""The parts that the pages have in common: the shell, legends, and tables of pairs."""
+"""The parts that the pages have in common: the shell, samples of colours, and tables of pairs."""
 
 from __future__ import annotations
 
@@ -9,14 +9,29 @@ from collections.abc import Iterable, Mapping
 from importlib import resources
 from typing import Any
 
-from ..ledger.causes import CAUSES, Cause
-from .formatting import cause_label, css_name, short_cause_label
+from ..ledger.causes import Cause
+from .formatting import css_name
 
 # What the shares of idle time are called, the same on every page; docs/ledger.md has the definitions.
 IDLE_WORDS = (
     '<p class="hint">Idle: share of all stage time without compute. Bubbles: the part of it that is not starved, fill '
     "or drain, over the same stage time (docs/ledger.md#idle-and-bubbles).</p>"
 )
+
+# The hatch of each cause, by its class in the style sheet. Causes that follow each other differ in it, and causes with
+# the same hatch differ in being grey or not.
+HATCHES = {
+    Cause.PB1_PREFILL_SIZE: "slash",
+    Cause.PB2_PREFILL_DECODE: "backslash",
+    Cause.PB3_DECODE_CONTEXT: "upright",
+    Cause.STAGE_IMBALANCE: "cross",
+    Cause.TRANSPORT: "level",
+    Cause.CONTROL: "dots",
+    Cause.STARVED_NO_REQUEST: "slash",
+    Cause.STARVED_IN_FLIGHT: "backslash",
+    Cause.STARVED_KV_FULL: "cross",
+    Cause.FILL_DRAIN: "level",
+}
 
 
 def template(name: str) -> str:
@@ -49,19 +64,6 @@ def script_json(value: Any) -> str:
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
 
-def causes_head() -> list[dict[str, str]]:
-    """Return what the timeline's script shows of each cause, in the order of the causes' codes."""
-    return [
-        {
-            "name": cause_label(cause),
-            "short": short_cause_label(cause),
-            "css": css_name(cause),
-            "meaning": cause.meaning,
-        }
-        for cause in CAUSES
-    ]
-
-
 def swatch(name: str) -> str:
     """Render a sample of a colour of the style sheet."""
     return f'<i class="swatch" style="background:var(--{name})"></i>'
@@ -69,21 +71,7 @@ def swatch(name: str) -> str:
 
 def idle_swatch(cause: Cause) -> str:
     """Render a sample of a cause's colour, hatched as in the timeline."""
-    return f'<i class="swatch idle" style="background-color:var(--{css_name(cause)})"></i>'
-
-
-def legend(seconds: Mapping[Cause, float]) -> str:
-    """Render the timeline's legend: chunk tokens, decode tokens, and each cause that has idle seconds."""
-    items = [
-        f'<li title="Prompt tokens.">{swatch("chunk")}chunk tokens</li>',
-        f'<li title="One token of one request each.">{swatch("decode")}decode tokens</li>',
-    ]
-    items += [
-        f'<li title="{html.escape(cause.meaning)}">{idle_swatch(cause)}{html.escape(cause_label(cause))}</li>'
-        for cause in CAUSES
-        if seconds[cause] > 0
-    ]
-    return "\n".join(items)
+    return f'<i class="swatch {HATCHES[cause]}" style="background-color:var(--{css_name(cause)})"></i>'
 
 
 def notes_list(notes: Iterable[str]) -> str:

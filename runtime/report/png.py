@@ -159,7 +159,7 @@ def _scatter(axes: Axes, chart: Chart, palette: dict[str, str]) -> None:
     if chart.line:
         axes.plot(*zip(*chart.line, strict=True), color="black", linewidth=0.6, linestyle=(0, (3, 2)))
     with_numbers = numbered_points(chart)
-    numbers = {id(series): number for number, series in enumerate(with_numbers, 1)}
+    numbers = {id(series): number for number, series in with_numbers}
     for series in reversed(chart.series):
         size = 14 if series.names else 3
         axes.scatter(series.x, series.y, s=size, color=palette[series.colour], label=series.label or "_", linewidths=0)
@@ -169,8 +169,8 @@ def _scatter(axes: Axes, chart: Chart, palette: dict[str, str]) -> None:
         for x, y, name in zip(series.x.tolist(), series.y.tolist(), names, strict=False):
             axes.annotate(name, (x, y), xytext=(3, 2), textcoords="offset points", fontsize=FONT - 2)
     if with_numbers:
-        entries = [f"{number} {series.names[0]}" for number, series in enumerate(with_numbers, 1)]
-        handles = [axes.plot([], [], ".", color=palette[series.colour])[0] for series in with_numbers]
+        entries = [f"{number} {series.names[0]}" for number, series in with_numbers]
+        handles = [axes.plot([], [], ".", color=palette[series.colour])[0] for _, series in with_numbers]
         axes.figure.legend(handles, entries, loc="outside lower left", handlelength=0.6)
 
 

@@ -17,17 +17,16 @@ from . import run_charts as charts
 from .chart_data import ChartData
 from .formatting import cause_label, css_name, ms_text, percent_text, seconds_text
 from .page_parts import (
+    HATCHES,
     IDLE_WORDS,
-    causes_head,
     idle_swatch,
-    legend,
     notes_list,
     pairs_table,
-    script_json,
     template,
     whole_page,
 )
 from .svg import figures
+from .timeline_block import timeline_scripts, timeline_section
 from .timeline_columns import pack_columns, tick_seconds
 
 MAX_REQUEST_ROWS = 200
@@ -44,18 +43,16 @@ def render_report(record: RunRecord, ledger: Ledger, summary: Mapping[str, Any],
     """
     tick = tick_seconds(ledger.span_seconds)
     columns = pack_columns(record, ledger, tick)
-    head = {"tick": tick, "span": columns.end, "causes": causes_head(), "runs": [columns.head]}
     title = str(summary.get("title", "gapless"))
     return whole_page(
         template("run_page.html"),
         {
-            "script": template("timeline_columns.js") + template("timeline.js"),
             "title": html.escape(title),
             "subtitle": html.escape(_subtitle(record, summary)),
             "notes": notes_list(record.notes),
             "cards": _cards(summary),
             "idle_words": IDLE_WORDS,
-            "legend": legend(ledger.seconds_by_cause()),
+            "timeline": timeline_section("The pipeline over time", ledger.seconds_by_cause()),
             "bubbles": _bubble_table(ledger),
             "stages": _stage_bars(ledger),
             "charts": figures([charts.bubble_cdf({"all requests": run}), charts.completions({"completed": run}),
@@ -67,8 +64,7 @@ def render_report(record: RunRecord, ledger: Ledger, summary: Mapping[str, Any],
             "requests_note": _requests_note(record),
             "config": html.escape(yaml.safe_dump(summary.get("config") or {}, sort_keys=False, allow_unicode=True)),
             "versions": pairs_table(summary.get("versions") or {}),
-            "head": script_json(head),
-            "columns": columns.data,
+            "scripts": timeline_scripts(tick, [columns]),
         },
     )  # fmt: skip
 
@@ -154,14 +150,16 @@ def _stage_bars(ledger: Ledger) -> str:
     rows = []
     for stage in range(ledger.num_stages):
         busy = ledger.busy_seconds(stage)
-        parts = [("busy", "compute", busy)]
+        parts = [("busy", "", "compute", busy)]
         parts += [
-            (css_name(cause), cause_label(cause), s) for cause, s in ledger.seconds_by_cause(stage).items() if s > 0
+            (css_name(cause), HATCHES[cause], cause_label(cause), s)
+            for cause, s in ledger.seconds_by_cause(stage).items()
+            if s > 0
         ]
         bar = "".join(
-            f'<i style="width:{100 * s / span:.3f}%;background:var(--{css})" title="{html.escape(text)}: '
-            f'{seconds_text(s)} ({percent_text(s / span)})"></i>'
-            for css, text, s in parts
+            f'<i class="{hatch}" style="width:{100 * s / span:.3f}%;background-color:var(--{css})" '
+            f'title="{html.escape(text)}: {seconds_text(s)} ({percent_text(s / span)})"></i>'
+            for css, hatch, text, s in parts
         )
         rows.append(
             f'<div class="stage"><span>stage {stage}</span><div class="bar">{bar}</div>'

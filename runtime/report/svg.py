@@ -11,9 +11,9 @@ from ..core.micro_batch_columns import Floats
 from .chart import Chart, Series, extent, numbered_points, placed_marks, ticks
 from .formatting import number_text, tick_texts
 
-WIDTH, HEIGHT = 460, 210  # of the drawing, with its labels, in SVG units
+WIDTH, HEIGHT = 350, 190  # of the drawing, with its labels, in SVG units
 TOP, BOTTOM, RIGHT = 22, 36, 12  # margins around the plot; the left one depends on the labels
-CHAR_WIDTH = 6.3  # of a digit, about
+CHAR_WIDTH = 6.7  # of a digit, about
 MIN_ROW_HEIGHT, MAX_ROW_HEIGHT = 26, 46  # of bars and of rows of a heat map
 MAX_FILLED_HISTOGRAMS = 3  # with more series, histograms are outlines only
 DASHES = ("", "6 3", "2 3")
@@ -30,7 +30,8 @@ def figure(chart: Chart) -> str:
     label = html.escape(f"{chart.title}: {chart.y.text} over {chart.x.text}", quote=True)
     return (
         f"<figure>{heading}{_legend(chart)}"
-        f'<svg class="chart" viewBox="0 0 {WIDTH} {plot.height}" role="img" aria-label="{label}">{plot.draw()}</svg>'
+        f'<svg class="chart" viewBox="0 0 {WIDTH} {plot.height}" role="img" aria-label="{label}">'
+        f"{plot.draw()}</svg>"
         f"{note}</figure>"
     )
 
@@ -40,7 +41,9 @@ def _legend(chart: Chart) -> str:
     if chart.kind == "heat" or not named or (len(named) == 1 and chart.kind == "histogram"):
         named = []
     labels = [(series, series.label) for series in named]
-    labels += [(series, f"{number} {series.names[0]}") for number, series in enumerate(numbered_points(chart), 1)]
+    if chart.kind == "scatter" and not numbered_points(chart):  # a name beside its point may have no room
+        labels += [(s, s.names[0]) for s in chart.series if len(s.names) == 1 and s.shows_names]
+    labels += [(series, f"{number} {series.names[0]}") for number, series in numbered_points(chart)]
     items = "".join(
         f'<li><i class="swatch" style="background:var(--{series.colour})"></i>{html.escape(label)}</li>'
         for series, label in labels
@@ -103,7 +106,7 @@ class _Plot:
             for value, text in zip(self.y_ticks, self.y_texts, strict=True):
                 yield self._text(self.left - 5, self.y(value) + 4, text, "end")
             yield self._text(4, 11, self.chart.y.text, css="name")
-        count = 6 if self.x1 < 1e4 else 4
+        count = 5 if self.x1 < 1e4 else 3
         values = ticks(self.x0, self.x1, count)
         if bars:
             grid = "".join(f"M{_n(self.x(v))},{TOP - 6}V{_n(self.bottom)}" for v in values)
@@ -205,7 +208,7 @@ class _Plot:
                     title = f"{series.label}: {number_text(value)} {self.chart.x.unit}"
                     yield (
                         f'<rect x="{_n(a)}" y="{_n(TOP + row * self.row - 3)}" width="{_n(max(0.3, b - a))}" '
-                        f'height="{_n(self.row - 8)}" style="fill:var(--{series.colour})">'
+                        f'height="{_n(self.row - 8)}" class="part" style="fill:var(--{series.colour})">'
                         f"<title>{html.escape(title)}</title></rect>"
                     )
             at = at + series.y
@@ -236,7 +239,7 @@ class _Plot:
     def _names(self) -> Iterator[str]:
         """Write names, or numbers in their place, beside points. One that would overlap another is left out."""
         taken: list[tuple[float, float, float, float]] = []
-        numbers = {id(series): number for number, series in enumerate(numbered_points(self.chart), 1)}
+        numbers = {id(series): number for number, series in numbered_points(self.chart)}
         for series in self.chart.series:
             taken += [(self.x(x) - 4, self.y(y) - 4, self.x(x) + 4, self.y(y) + 4) for x, y in self._points(series)]
         for series in self.chart.series:

@@ -36,16 +36,21 @@
     if (several) at += GAP;
   }
   const stripsTop = at, height = at + (counters ? 2 * (STRIP + GAP) : 0) + 4;
-  let LEFT = 66, width = 0, ratio = 1, view = firstView(), colours = readColours(), hover = null;
+  let LEFT = 66, width = 0, ratio = 1, view = { from: 0, to: span }, colours = readColours(), hover = null;
 
   const cut = runs.filter(run => run.shown < run.microBatches);
   picture.parentElement.querySelector(".cut").textContent = cut.map(run =>
     `Shown are the first ${run.shown.toLocaleString("en")} of ${run.microBatches.toLocaleString("en")} micro-batches` +
     (several ? ` of ${run.label}.` : ".")).join(" ");
 
-  function firstView() {
-    const ends = lanes.filter(l => l.stage === 0 && l.end.length > 90).map(l => l.end[60] * 1.02);
-    return { from: 0, to: ends.length ? Math.min(span, Math.max(...ends)) : span };
+  // A stretch of about 60 micro-batches around the middle of the view.
+  function nearView() {
+    const middle = (view.from + view.to) / 2, sizes = lanes.filter(l => l.stage === 0 && l.begin.length).map(l => {
+      const i = Math.min(l.begin.length - 1, above(l.begin, middle));
+      return l.end[Math.min(l.end.length - 1, i + 30)] - l.begin[Math.max(0, i - 30)];
+    });
+    const half = sizes.length ? Math.max(...sizes) / 2 : span / 2;
+    return [middle - half, middle + half];
   }
 
   function readColours() {
@@ -59,12 +64,6 @@
       onDecode: colour("on-decode"), hatch: colour("hatch"), kv: colour("kv"), queue: colour("queue"),
       ground: colour("ground"), runs: Object.fromEntries(runs.map(run => [run.colour, colour(run.colour)])),
     };
-  }
-
-  // The colour as a pixel of ImageData read as Uint32: RGBA, lowest byte first.
-  function pixel(hex) {
-    const n = parseInt(hex.slice(1), 16);
-    return ((255 << 24) | ((n & 255) << 16) | (n & 0xff00) | (n >> 16)) >>> 0;
   }
 
   const family = getComputedStyle(document.body).fontFamily;
@@ -92,15 +91,15 @@
   }
 
   function paintBoxes(l, low, high) {
-    const y = l.y, data = l.run.data, patterns = colours.pattern.hatch;
+    const y = l.y, data = l.run.data;
     const idleStop = above(l.idleStart, view.to);
     for (let i = above(l.idleEnd, view.from); i < idleStop; i++) {
       const a = Math.max(LEFT, xOf(l.idleStart[i])), b = Math.min(width, xOf(l.idleEnd[i]));
       pen.fillStyle = colours.fill[2 + l.cause[i]];
       pen.fillRect(a, y, b - a, lane);
-      pen.fillStyle = patterns;
+      pen.fillStyle = colours.pattern.hatches[head.causes[l.cause[i]].hatch];
       pen.fillRect(a, y, b - a, lane);
-      if (b - a >= 13) label(head.causes[l.cause[i]].short, a, b, y + lane / 2, colours.ink, colours.fill[2 + l.cause[i]]);
+      if (b - a >= 16) label(head.causes[l.cause[i]].short, a, b, y + lane / 2, colours.ink, colours.fill[2 + l.cause[i]]);
     }
     for (let i = low; i < high; i++) {
       const a = Math.max(LEFT, xOf(l.begin[i])), b = Math.min(width, xOf(l.end[i]));
@@ -123,7 +122,7 @@
   function label(text, a, b, y, colour, back) {
     const w = pen.measureText(text).width;
     if (w + 8 > b - a) {
-      if (back && b - a >= 13 && w + 8 <= lane) upright(text, (a + b) / 2, y, w);
+      if (back && b - a >= 16 && w + 8 <= lane) upright(text, (a + b) / 2, y, w);
       return;
     }
     pen.textAlign = "center";
@@ -145,34 +144,16 @@
     pen.save();
     pen.translate(x, y);
     pen.rotate(-Math.PI / 2);
-    pen.font = "10px " + family;
+    pen.font = "12px " + family;
     pen.textAlign = "center";
     pen.textBaseline = "middle";
     pen.fillStyle = colours.panel;
     pen.globalAlpha = 0.82;
-    pen.fillRect(-w / 2 - 2, -6, w + 4, 12);
+    pen.fillRect(-w / 2 - 2, -7, w + 4, 14);
     pen.globalAlpha = 1;
     pen.fillStyle = colours.ink;
     pen.fillText(text, 0, 0.5);
     pen.restore();
-  }
-
-  function makeHatch() {
-    const tile = document.createElement("canvas"), size = Math.round(7 * ratio);
-    tile.width = tile.height = size;
-    const t = tile.getContext("2d");
-    t.strokeStyle = colours.hatch;
-    t.lineWidth = 1.6 * ratio;
-    for (const shift of [-size, 0, size]) { t.beginPath(); t.moveTo(shift, size); t.lineTo(shift + size, 0); t.stroke(); }
-    const pattern = pen.createPattern(tile, "repeat");
-    pattern.setTransform(new DOMMatrix().scale(1 / ratio));
-    return pattern;
-  }
-
-  // The next value of 1, 2, 5, 10, 20, ... at or above `interval`.
-  function roundUp(interval) {
-    const power = 10 ** Math.floor(Math.log10(interval)), n = interval / power;
-    return power * (n <= 1 ? 1 : n <= 2 ? 2 : n <= 5 ? 5 : 10);
   }
 
   function paintAxis() {
@@ -185,16 +166,9 @@
       pen.fillStyle = colours.line;
       pen.fillRect(Math.round(x), OVERVIEW + 4, 1, height - OVERVIEW - 4);
       pen.fillStyle = colours.soft;
-      pen.fillText(timeText(n * interval, interval), x + 4, OVERVIEW + AXIS / 2);
+      const text = timeText(n * interval, interval);
+      if (x + 4 + pen.measureText(text).width < width) pen.fillText(text, x + 4, OVERVIEW + AXIS / 2);
     }
-  }
-
-  // A moment on an axis whose labels are `interval` seconds apart.
-  function timeText(seconds, interval) {
-    if (seconds === 0) return "0";
-    const unit = interval >= 0.1 || seconds >= 100 ? ["s", 1] : interval >= 1e-4 ? ["ms", 1e3] : ["µs", 1e6];
-    const digits = Math.max(0, Math.min(6, -Math.floor(Math.log10(interval * unit[1]) + 1e-9)));
-    return (seconds * unit[1]).toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits }) + " " + unit[0];
   }
 
   function duration(ticks) {
@@ -215,12 +189,6 @@
   }
 
   const topQueue = counters ? Math.max(largest(counters.data.running), largest(counters.data.waiting)) : 1;
-  function largest(values) {
-    let top = 1;
-    for (let i = 0; i < values.length; i++) if (values[i] > top) top = values[i];
-    return top;
-  }
-
   function draw() {
     const started = performance.now();
     const now = window.devicePixelRatio || 1, across = picture.clientWidth;
@@ -234,11 +202,14 @@
       }
     }
     pen.setTransform(ratio, 0, 0, ratio, 0, 0);
-    pen.font = "11.5px " + family;
+    pen.font = "12px " + family;
     if (several) LEFT = Math.min(0.24 * width, 18 + Math.max(...runs.map(run => pen.measureText(run.label).width)));
     pen.fillStyle = colours.panel;
     pen.fillRect(0, 0, width, height);
-    if (!colours.pattern || colours.pattern.ratio !== ratio) colours.pattern = { ratio, hatch: makeHatch() };
+    if (!colours.pattern || colours.pattern.ratio !== ratio) {
+      const names = head.causes.map(c => c.hatch);
+      colours.pattern = { ratio, hatches: Object.fromEntries(names.map(name => [name, makeHatch(pen, name, colours.hatch, ratio)])) };
+    }
     paintAxis();
     paintOverview();
     for (const l of lanes) {
@@ -256,8 +227,8 @@
       title("KV", y + STRIP / 2);
       stripScale(counters.blocks.toLocaleString("en") + " blocks", y);
       stripScale(topQueue.toLocaleString("en") + " requests", z);
-      title("running", z + STRIP / 2 - 7, colours.fill[0]);
-      title("waiting", z + STRIP / 2 + 7, colours.queue);
+      title("running", z + STRIP / 2 - 8, colours.fill[0]);
+      title("waiting", z + STRIP / 2 + 9, colours.queue);
     }
     mark();
     picture.dataset.ms = (performance.now() - started).toFixed(1);  // milliseconds of this frame
@@ -279,18 +250,20 @@
     pen.beginPath();
     pen.roundRect(10, y - 6, 12, 12, 3);
     pen.fill();
-    pen.font = "11.5px " + family;
+    pen.font = "12px " + family;
     pen.fillStyle = colours.soft;
     if (after + pen.measureText(run.note).width < width) pen.fillText(run.note, after, y);
   }
 
+  // Writes what a lane or a line is, with a sample of its colour where it has one.
   function title(text, y, colour) {
     pen.fillStyle = colours.panel;
     pen.fillRect(0, y - 9, LEFT - 2, 18);
-    pen.fillStyle = colour || colours.soft;
+    if (colour) { pen.fillStyle = colour; pen.fillRect(2, y - 4, 6, 8); }
+    pen.fillStyle = colours.soft;
     pen.textAlign = "left";
     pen.textBaseline = "middle";
-    pen.fillText(text, 10, y);
+    pen.fillText(text, 12, y);
   }
 
   // Writes the value that the top edge of a strip stands for.
@@ -447,43 +420,69 @@
     show(at - (at - view.from) * factor, at + (view.to - at) * factor);
   }
   const move = fraction => show(view.from + fraction * (view.to - view.from), view.to + fraction * (view.to - view.from));
-  const act = { in: () => zoom(1 / 1.6), out: () => zoom(1.6), fit: () => show(0, span), left: () => move(-0.4), right: () => move(0.4) };
+  const act = { in: () => zoom(1 / 1.6), out: () => zoom(1.6), fit: () => show(0, span), near: () => show(...nearView()), left: () => move(-0.4), right: () => move(0.4) };
 
   const local = event => { const r = overlay.getBoundingClientRect(); return [event.clientX - r.left, event.clientY - r.top]; };
-  let drag = null, pick = null;
+  let drag = null, pick = null, pinch = null;
+  const fingers = new Map();  // the x of each pointer that is down, by its id
+
+  // The wheel alone scrolls the page. With Ctrl, which a touchpad's pinch sets too, it zooms; sideways it moves.
   overlay.addEventListener("wheel", event => {
+    const sideways = event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY);
+    if (!event.ctrlKey && !event.metaKey && !sideways) return;
     event.preventDefault();
     tip.hidden = true;
-    if (event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY))
-      move((event.deltaX || event.deltaY) / Math.max(200, width));
-    else zoom(Math.exp(Math.max(-1, Math.min(1, event.deltaY / 300))), local(event)[0]);
+    if (event.ctrlKey || event.metaKey) zoom(Math.exp(Math.max(-1, Math.min(1, event.deltaY / 300))), local(event)[0]);
+    else move((event.deltaX || event.deltaY) / Math.max(200, width));
   }, { passive: false });
   overlay.addEventListener("pointerdown", event => {
     const [x, y] = local(event);
     overlay.setPointerCapture(event.pointerId);
-    if (y < OVERVIEW) pick = { from: x, to: x };
+    fingers.set(event.pointerId, x);
+    if (fingers.size === 2) {
+      const [a, b] = fingers.values();
+      pinch = { apart: Math.max(10, Math.abs(a - b)), size: view.to - view.from, tick: tickOf((a + b) / 2) };
+      drag = pick = null;
+    } else if (y < OVERVIEW) pick = { from: x, to: x };
     else { drag = { x, from: view.from }; overlay.classList.add("moving"); }
   });
   overlay.addEventListener("pointermove", event => {
     const [x, y] = local(event);
-    if (pick) { pick.to = Math.max(LEFT, Math.min(width, x)); mark(); }
+    if (fingers.has(event.pointerId)) fingers.set(event.pointerId, x);
+    if (pinch && fingers.size === 2) {
+      const [a, b] = fingers.values(), size = pinch.size * pinch.apart / Math.max(10, Math.abs(a - b));
+      const from = pinch.tick - ((a + b) / 2 - LEFT) / (width - LEFT) * size;
+      tip.hidden = true;
+      show(from, from + size);
+    } else if (pick) { pick.to = Math.max(LEFT, Math.min(width, x)); mark(); }
     else if (drag) {
       const from = drag.from - (x - drag.x) / scale();
       tip.hidden = true;
       show(from, from + (view.to - view.from));
-    } else point(x, y);
+    } else if (!pinch) point(x, y);
   });
-  overlay.addEventListener("pointerup", () => {
+  overlay.addEventListener("pointerup", event => {
+    fingers.delete(event.pointerId);
     if (pick) {
       const ticks = [pick.from, pick.to].sort((a, b) => a - b).map(x => (x - LEFT) / (width - LEFT) * span);
       const half = (view.to - view.from) / 2, middle = (ticks[0] + ticks[1]) / 2;
       if (Math.abs(pick.to - pick.from) > 4) show(ticks[0], ticks[1]);
       else show(middle - half, middle + half);
-    }
-    pick = drag = null;
-    overlay.classList.remove("moving");
+    } else if (drag && Math.abs(local(event)[0] - drag.x) < 3) point(...local(event));  // a tap shows what is there
+    release();
   });
-  overlay.addEventListener("pointerleave", () => { hover = null; tip.hidden = true; mark(); });
+  overlay.addEventListener("pointercancel", event => { fingers.delete(event.pointerId); release(); });
+  function release() {
+    pick = drag = null;
+    if (!fingers.size) pinch = null;
+    overlay.classList.remove("moving");
+  }
+  overlay.addEventListener("pointerleave", event => {
+    if (event.pointerType === "touch") return;  // what a tap showed stays
+    hover = null;
+    tip.hidden = true;
+    mark();
+  });
   overlay.addEventListener("dblclick", act.fit);
   document.querySelectorAll(".buttons button").forEach(b => b.addEventListener("click", act[b.dataset.do]));
   picture.addEventListener("keydown", event => {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -63,7 +64,11 @@ def front_chart(found: SearchResult, name: str, what: str, value: Tail, bound: f
     rest = [trial for candidate, trial in found.carried if (candidate, trial) not in best]
     series = [_points(rest, value, "s7")]
     series.append(_points([trial for candidate, trial in best if trial is not highest[candidate]], value, "s0"))
-    series += [_points([trial], value, "s0", candidate.label) for candidate, trial in highest.items()]
+    numbers = {label: place for place, label in enumerate(dict.fromkeys(one.label for one, _ in found.carried), 1)}
+    series += [
+        replace(_points([trial], value, "s0", candidate.label), number=numbers[candidate.label])
+        for candidate, trial in highest.items()
+    ]
     marks = (("SLO", bound),) if bound is not None else ()
     return Chart(
         f"rate_against_{name}", f"Requests/s against the p99 of {what}", "scatter", Axis(f"p99 of {what}", "ms", None),

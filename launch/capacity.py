@@ -70,6 +70,7 @@ def run(config: CapacityConfig, prepared: Prepared, run_dir: Path, launcher: Lau
     Raises:
         ValueError: what the user can mend.
     """
+    from ..runtime.run_folder.titles import setting_of
     from ..runtime.tuning.bounds import Bounds
     from ..runtime.tuning.capacity import Interval, SeededCapacities
     from ..runtime.tuning.closest import closest, unmet_note
@@ -114,6 +115,7 @@ def run(config: CapacityConfig, prepared: Prepared, run_dir: Path, launcher: Lau
             "requests": sum(capacity.requests for capacity in of_seeds),
         })  # fmt: skip
     heads = ("policy", "requests/s", "less than the best", "TTFT p99", "TBT p99", "by seed", "what keeps it from more")
+    console.print(Text(f"Simulated: {setting_of(to_mapping(config))}", "bold"), soft_wrap=True)
     shown_rows = TextTable(heads, lines, frozenset({0, 6}), optional_columns=(2, 3, 4, 5))
     title = f"capacity within {slo_text(config.slo)}, {len(demands[0])} requests"
     console.print(terminal_table(shown_rows, title, console.width))

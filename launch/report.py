@@ -142,6 +142,7 @@ def _show_one(console: Console, config: ReportConfig, folder: RunFolder) -> None
     from ..runtime.report.timeline_png import timeline_window, write_timeline
     from ..runtime.report.write_folder import write_fleet_report
     from ..runtime.run_folder.read import load_fleet
+    from ..runtime.run_folder.titles import is_simulated
 
     fleet = load_fleet(folder)
     fleet.check()
@@ -154,9 +155,10 @@ def _show_one(console: Console, config: ReportConfig, folder: RunFolder) -> None
         (record,), (ledger,), run = fleet.records, fleet.ledgers, fleet_chart_data(fleet)
         (path / "report.html").write_text(render_report(record, ledger, summary, run), encoding="utf-8")
         if config.figures:
-            write_figures(path / "figures", charts_of_run(run))
+            write_figures(path / "figures", charts_of_run(run), simulated=is_simulated(folder.config))
             write_timeline(path / "figures" / "timeline.png", {folder.title: timeline_window(record, ledger)})
-    console.print(Text.assemble((throughput(summary), "bold")), soft_wrap=True)
+    console.print(Text(folder.title, "bold"), soft_wrap=True)
+    console.print(Text(throughput(summary)), soft_wrap=True)
     console.print(latency_table(summary))
     console.print(bubble_table(fleet))
     for line in _remarks(summary):

@@ -36,7 +36,8 @@ def tell_cut(errors: Console, workload: Workload, context: int) -> None:
 
 def write_counted(folder: Path, summary: dict[str, Any], config: ComparisonConfig, turn: Turn) -> dict[str, Any]:
     """Write `summary.json` alone, for a run that kept no record."""
-    from ..runtime.run_folder.write import title_of, write_summary
+    from ..runtime.run_folder.titles import title_of
+    from ..runtime.run_folder.write import write_summary
 
     own = plain(_own(config, turn))
     return write_summary(folder, title_of(own), summary, config=own, versions=versions(), slo=config.slo)

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.text import Text
 
+from ..conf.build import to_mapping
 from ..conf.policies import SchedulerConfig
 from ..conf.schema import SimulateConfig
 from . import experiment
 from .progress import Meter, throughput
 from .prompts import TextInput
 from .results import compare, show_one, tell_cut, write_counted, write_turn
-from .turns import Turn, policies, requests, turns
+from .turns import Turn, labels, policies, requests, turns
 
 if TYPE_CHECKING:
     from ..runtime.engine.plan import Plan
@@ -71,11 +72,17 @@ def run(
     from ..runtime.ledger.fleet import Fleet
     from ..runtime.report.terminal import latency_table
     from ..runtime.run_folder.read import read_run_folder
+    from ..runtime.run_folder.titles import comparison_title, title_of
 
     console, errors = Console(highlight=False), Console(stderr=True, highlight=False)
     plan = turns(config, interleave=False)
     workload = prepared.workload
     tell_cut(errors, workload, prepared.context)
+    configs = [to_mapping(replace(config, scheduler=turn.policy)) for turn in plan]
+    title = title_of(configs[0]) if len(plan) == 1 else comparison_title(configs, labels(policies(config)))
+    one_line = len(plan) == 1 and brief
+    if not one_line:
+        console.print(Text(title, "bold"), soft_wrap=True)
     printed: set[str] = set()
     for done, turn in enumerate(plan, 1):
         name = turn.label if len(plan) == 1 else f"{done}/{len(plan)} {turn.label}"
@@ -88,12 +95,12 @@ def run(
         with without_collector():
             fleet = Fleet([replica.record for replica in replicas])
         summary = write_turn(run_dir / turn.folder, fleet, config, turn)
-        console.print(Text.assemble((f"{name}: ", "bold"), throughput(summary)), soft_wrap=True)
+        console.print(Text.assemble((f"{title if one_line else name}: ", "bold"), throughput(summary)), soft_wrap=True)
         for note in (f"{turn.label}: {note}" for note in fleet.notes):
             if note not in printed:
                 printed.add(note)
                 console.print(Text(note), soft_wrap=True)
-    if (len(plan) == 1 and brief) or not config.simulation.record:
+    if one_line or not config.simulation.record:
         return
     if len(plan) == 1:
         show_one(console, run_dir, summary, fleet, config.slo)

@@ -59,7 +59,7 @@ def run(config: TuneConfig, search: Search, run_dir: Path, launcher: Launcher | 
         found = search.run()
     commands = _commands(search, found)
     devices = f"{config.nodes} x {config.hardware.devices_per_node} {config.hardware.name}"
-    title = f"gapless tune: {config.model.name} on {devices}"
+    title = f"Simulated: gapless tune, {config.model.name} on {devices}"
     asked = f"{config.workload.name}, {len(found.demands[0])} requests"
     subtitle = f"{slo_text(config.slo)} · {asked} · {datetime.now():%Y-%m-%d %H:%M}"
     drawn = charts(found, config.slo)

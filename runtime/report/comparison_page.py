@@ -207,7 +207,7 @@ def _side_by_side(groups: Sequence[RunGroup]) -> str:
             num_equal += hidden
     width = f"max-width:{280 + 190 * len(groups)}px"
     head = f"<thead><tr><th></th>{heads}</tr></thead>"
-    shown = f"show the {num_equal} rows that are equal for all"
+    shown = f"show the {num_equal} row{'' if num_equal == 1 else 's'} equal for all"
     toggle = f'<details class="toggle"><summary>{shown}</summary></details>' if num_equal else ""
     table = f'<table class="compared" style="{width}">{head}<tbody>{"".join(rows)}</tbody></table>'
     return f'{toggle}<div class="scroll">{table}</div>'

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,9 +25,14 @@ HATCHES = ("", "////", "\\\\\\\\", "xxxx", "....", "----", "++++", "||||", "oooo
 DASHES = ("-", "--", "-.", ":")
 
 
-def write_figures(path: Path, charts: Sequence[Chart]) -> list[Path]:
-    """Write a PNG of each chart that has data into the folder `path`, which is made if needed; return their paths."""
+def write_figures(path: Path, charts: Sequence[Chart], *, simulated: bool = False) -> list[Path]:
+    """Write a PNG of each chart that has data into the folder `path`, which is made if needed; return their paths.
+
+    Titles say so if the charts are `simulated`.
+    """
     charts = [chart for chart in charts if not chart.is_empty]
+    if simulated:
+        charts = [replace(chart, title=f"{chart.title}, simulated") for chart in charts]
     if not charts:
         return []
     from matplotlib import rc_context

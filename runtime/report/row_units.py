@@ -46,11 +46,10 @@ def row_unit(metric: Metric, values: Sequence[float]) -> RowUnit:
 
 
 def ratio_text(ratio: float) -> str:
-    """Write a ratio with three significant digits: `1.15`, `12.3`, `0.0123`."""
-    if ratio <= 0.0:
-        return "0"
-    return f"{ratio:.2f}" if 0.1 <= ratio < 10 else f"{ratio:.1f}" if 10 <= ratio < 100 else f"{ratio:,.3g}" \
-        if ratio < 100 else f"{ratio:,.0f}"  # fmt: skip
+    """Write a ratio with two or three significant digits: `1.15`, `12.3`, `0.012`."""
+    if ratio < 0.1:
+        return f"{ratio:.2g}"
+    return f"{ratio:.2f}" if ratio < 10 else f"{ratio:.1f}" if ratio < 100 else f"{ratio:,.0f}"
 
 
 def _decimals(largest: float) -> int:

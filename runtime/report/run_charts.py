@@ -59,7 +59,7 @@ def colours(runs: ChartsData) -> list[str]:
 def bubble_cdf(runs: ChartsData) -> Chart:
     """Make the cumulative distribution of the bubble time of a request (paper, Figure 12a)."""
     return cdf(
-        "bubble_time_per_request", "Bubble time of a request", "idle time before its micro-batches",
+        "bubble_time_per_request", "Bubble time of a request", "idle time before its micro-batches, all stages",
         {name: run.bubbles for name, run in runs.items()}, colours(runs), counted="requests",
         note="Idle time right before its micro-batches, summed over them and the stages (paper, Figure 12a).",
     )  # fmt: skip
@@ -212,7 +212,7 @@ def _cause_bars(name: str, title: str, rows: list[str], seconds: Sequence[Mappin
         for cause in CAUSES
         if any(row[cause] > 0 for row in seconds)
     )
-    return Chart(name, title, "bars", Axis(what, unit), Axis(""), series, categories=tuple(rows))
+    return Chart(name, title, "bars", Axis(what, f"stage-{unit}"), Axis(""), series, categories=tuple(rows))
 
 
 def _has_predictions(run: ChartData) -> bool:

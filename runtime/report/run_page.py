@@ -139,7 +139,8 @@ def _bubble_table(ledger: Ledger) -> str:
     rows.append(row("idle", idle, sum(idle), "With the compute time, exactly the run's span on every stage.", "total"))
     heads = "".join(f"<th>stage {stage}</th>" for stage in stages)
     return (
-        f'<table class="bubbles"><thead><tr><th>cause</th><th>seconds</th><th>of stage time</th>{heads}'
+        '<table class="bubbles"><thead><tr><th>cause</th><th>stage-seconds</th><th>of stage time</th>'
+        f"{heads}"
         f"</tr></thead><tbody>{''.join(rows)}</tbody></table>"
     )
 

@@ -90,7 +90,7 @@ def _bubbles_of(times: StageActivity, title: str | None, stages: Mapping[int, st
     table.add_column("cause", no_wrap=True)
     heads = (times.stage_name(stage) + (f"\n{remark}" if remark else "") for stage, remark in stages.items())
     share = "of stage time" if len(stages) in (0, times.num_stages) else "of stage\ntime"
-    for name in ("seconds", share, *heads):
+    for name in ("stage-s" if times.num_stages > 1 else "seconds", share, *heads):
         table.add_column(name, justify="right", no_wrap=True)
     total = times.seconds_by_cause()
     by_stage = [times.seconds_by_cause(stage) for stage in stages]
@@ -181,6 +181,8 @@ def _columns(groups: Sequence[RunGroup], start: int, count: int) -> Table:
                 table.add_row("speed-up", *[_ratio(s) for s in found][start : start + count])
         if rows:
             table.add_section()
+        if section is BY_CAUSE and rows:
+            table.caption, table.caption_justify = "Times by cause are stage-seconds.", "left"
     return table
 
 

@@ -157,7 +157,7 @@
   }
 
   function paintAxis() {
-    const seconds = (view.to - view.from) * head.tick, interval = roundUp(seconds / Math.max(2, (width - LEFT) / 110));
+    const seconds = (view.to - view.from) * head.tick, interval = roundUp(seconds / Math.max(4, (width - LEFT) / 110));
     const from = view.from * head.tick;
     pen.textAlign = "left";
     pen.textBaseline = "middle";

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ..run_folder.titles import comparison_title, is_simulated
 from .comparison_page import charts_of_comparison, read_drawn_runs, render_comparison
 from .metrics import THROUGHPUT, number_keys, ranked, spread
 from .png import write_figures
@@ -40,8 +41,8 @@ def write_comparison(
     """
     assert groups
     path.mkdir(parents=True, exist_ok=True)
-    labels = ", ".join(group.label for group in groups)
-    title = title or f"gapless: {labels if len(labels) <= 60 else f'{len(groups)} settings'}"
+    configs = [run.config for group in groups for run in group.runs]
+    title = title or comparison_title(configs, [group.label for group in groups])
     comparison = _comparison(groups, title, sort)
     (path / "comparison.json").write_text(json.dumps(comparison, indent=2) + "\n", encoding="utf-8")
     with (path / "comparison.csv").open("w", newline="", encoding="utf-8") as file:
@@ -51,8 +52,10 @@ def write_comparison(
     (path / "report.html").write_text(page, encoding="utf-8")
     if figures:
         charts = [*charts_of_comparison(groups, drawn, sort), *batch_composition(drawn.runs)]
-        write_figures(path / "figures", charts)
-        write_timeline(path / "figures" / "timeline.png", drawn.windows)
+        simulated = all(is_simulated(config) for config in configs)
+        write_figures(path / "figures", charts, simulated=simulated)
+        suffix = ", simulated" if simulated else ""
+        write_timeline(path / "figures" / "timeline.png", {label + suffix: one for label, one in drawn.windows.items()})
     return comparison
 
 

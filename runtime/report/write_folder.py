@@ -13,7 +13,8 @@ from ..ledger.fleet import Fleet
 from ..ledger.ledger import Ledger
 from ..run_folder.files import replica_folder
 from ..run_folder.read import RunFolder
-from ..run_folder.write import title_of, write_fleet_totals, write_run_data
+from ..run_folder.titles import is_simulated, title_of
+from ..run_folder.write import write_fleet_totals, write_run_data
 from .chart_data import chart_data
 from .comparison_page import charts_of_drawn, read_drawn_runs, render_comparison
 from .metrics import THROUGHPUT
@@ -82,5 +83,7 @@ def write_fleet_report(path: Path, folder: RunFolder, *, figures: bool) -> None:
     page = render_comparison(groups, drawn, folder.title, THROUGHPUT.key, compared="replica")
     (path / "report.html").write_text(page, encoding="utf-8")
     if figures:
-        write_figures(path / "figures", [*charts_of_drawn(drawn), *batch_composition(drawn.runs)])
-        write_timeline(path / "figures" / "timeline.png", drawn.windows)
+        charts, simulated = [*charts_of_drawn(drawn), *batch_composition(drawn.runs)], is_simulated(folder.config)
+        write_figures(path / "figures", charts, simulated=simulated)
+        suffix = ", simulated" if simulated else ""
+        write_timeline(path / "figures" / "timeline.png", {label + suffix: one for label, one in drawn.windows.items()})

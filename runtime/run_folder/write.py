@@ -25,6 +25,7 @@ from .record_jsonl import record_lines
 from .requests_csv import write_fleet_requests, write_requests
 from .spans_csv import span_rows
 from .stage_times_json import stage_times_text
+from .titles import is_simulated, title_of
 from .trace import write_trace
 
 T = TypeVar("T")
@@ -85,7 +86,8 @@ def write_fleet_totals(
 
     The arguments are those of `write_run_data`, which writes each replica into `replica_folder` of `path`.
     """
-    title = f"{title_of(config)}, {len(fleet.records)} replicas"
+    title = title_of(config)
+    title += "" if is_simulated(config) else f", {len(fleet.records)} replicas"  # a simulation's title names them
     summary = write_summary(path, title, fleet.summarize(slo), config=config, versions=versions, slo=slo)
     write_fleet_requests(path / REQUESTS, fleet)
     return summary
@@ -111,13 +113,6 @@ def write_summary(
     path.mkdir(parents=True, exist_ok=True)
     (path / SUMMARY).write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     return summary
-
-
-def title_of(config: Mapping[str, Any]) -> str:
-    """A run's title, made of its model and its policy."""
-    groups = (config.get(group) for group in ("model", "scheduler"))
-    names = [str(group["name"]) for group in groups if isinstance(group, Mapping) and "name" in group]
-    return ": ".join(["gapless", ", ".join(names)]) if names else "gapless"
 
 
 def _batches(items: Iterator[T]) -> Iterator[list[T]]:

@@ -24,10 +24,13 @@ from gapless.runtime.ledger.causes import BUBBLES, CAUSES, STARVED, Cause
 from gapless.runtime.ledger.ledger import Ledger
 from gapless.runtime.ledger.summary import summarize
 from gapless.runtime.report import terminal
+from gapless.runtime.report.chart import Axis, Chart, Series
 from gapless.runtime.report.chart_data import chart_data
 from gapless.runtime.report.metrics import metric_of
 from gapless.runtime.report.page_parts import fill, script_json
+from gapless.runtime.report.png import write_figures
 from gapless.runtime.report.run_page import render_report
+from gapless.runtime.report.write_folder import write_run_folder
 
 
 def simulated_run(num_stages: int, num_micro_batches: int, *, seed: int = 0) -> RunRecord:
@@ -258,3 +261,17 @@ def test_idle_and_bubbles_are_one_number_each():
     assert float(total) == round(100 * ledger.bubble_fraction, 1)
     assert "docs/ledger.md#idle-and-bubbles" in page
     assert metric_of("bubble_fraction_inner").name == "bubbles"
+
+
+def test_a_simulated_run_s_page_and_figures_say_so(tmp_path: Path):
+    parallel = {"parallel": {"tp": 8, "pp": 2}, "hardware": {"name": "a100-80g"}, "simulation": {"replicas": 1}}
+    summary = write_run_folder(tmp_path, simulated_run(2, 60), config=CONFIG | parallel)
+    title = "Simulated: sarathi, tiny on 16 x a100-80g, tp 8, pp 2"
+    assert summary["title"] == title
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert f"<title>{title}</title>" in page
+    assert f"<h1>{title}</h1>" in page
+    assert "<th>stage-seconds</th>" in page
+    chart = Chart("one", "Times", "lines", Axis("x"), Axis("y"), (Series("a", np.arange(2.0), np.arange(2.0), "s0"),))
+    (file,) = write_figures(tmp_path, [chart], simulated=True)
+    assert b"Times, simulated" in file.read_bytes()

@@ -7,6 +7,7 @@ import gzip
 import json
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from gapless.runtime.report.write_folder import write_run_folder
 from gapless.runtime.run_folder.read import read_run_folder
 from gapless.runtime.run_folder.spans_csv import SPAN_COLUMNS
 from gapless.runtime.run_folder.text_columns import joined
+from gapless.runtime.run_folder.titles import comparison_title, title_of
 from gapless.runtime.run_folder.trace import slice_names
 
 START = 98765.4321  # a monotonic clock's zero is anywhere
@@ -253,3 +255,33 @@ def test_what_is_no_run_folder(tmp_path: Path, folder: Path):
 def test_an_empty_run(tmp_path: Path):
     write_run_folder(tmp_path, RunRecord(2, 0), config={})
     assert read_run_folder(tmp_path).load() == RunRecord(2, 0)
+
+
+def simulated(policy: str, *, tp: int = 8, pp: int = 1, replicas: int = 1) -> dict[str, Any]:
+    return {
+        "model": {"name": "llama2-70b"},
+        "hardware": {"name": "a100-80g"},
+        "parallel": {"tp": tp, "pp": pp},
+        "scheduler": {"name": policy},
+        "simulation": {"replicas": replicas},
+    }
+
+
+def test_a_simulated_run_says_so_with_its_model_hardware_and_grid():
+    assert title_of(simulated("sarathi")) == "Simulated: sarathi, llama2-70b on 8 x a100-80g, tp 8, pp 1"
+    fleet = title_of(simulated("sarathi", tp=4, pp=2, replicas=2))
+    assert fleet == "Simulated: sarathi, llama2-70b on 16 x a100-80g, tp 4, pp 2, 2 replicas"
+    real = {key: value for key, value in simulated("sarathi").items() if key != "simulation"}
+    assert title_of(real) == "gapless: llama2-70b, sarathi"
+
+
+def test_a_comparison_of_simulations_says_so():
+    both = [simulated("sarathi"), simulated("orca_best")]
+    names = ["sarathi", "orca_best"]
+    title = comparison_title(both, names)
+    assert title == "Simulated: sarathi, orca_best, llama2-70b on 8 x a100-80g, tp 8, pp 1"
+    both[1]["parallel"] = {"tp": 4, "pp": 2}
+    assert comparison_title(both, names) == "Simulated: sarathi, orca_best, llama2-70b on a100-80g"
+    del both[1]["simulation"]
+    assert comparison_title(both, names).startswith("Simulated and measured: ")
+    assert comparison_title([{}, {}], ["a", "b"]) == "gapless: a, b"

@@ -1,0 +1,58 @@
+"""Titles of runs: what ran, and of a simulated run also that it is simulated, on what hardware, and its grid."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+def is_simulated(config: Mapping[str, Any]) -> bool:
+    """Whether a run's config is that of a simulation."""
+    return isinstance(config.get("simulation"), Mapping)
+
+
+def title_of(config: Mapping[str, Any]) -> str:
+    """A run's title: `Simulated: sarathi, llama2-70b on 8 x a100-80g, tp 8, pp 1`, or `gapless: shipped, sarathi`."""
+    policy, model = _name(config, "scheduler"), _name(config, "model")
+    if is_simulated(config):
+        return f"Simulated: {', '.join(filter(None, (policy, setting_of(config))))}"
+    names = ", ".join(filter(None, (model, policy)))
+    return f"gapless: {names}" if names else "gapless"
+
+
+def comparison_title(configs: Sequence[Mapping[str, Any]], labels: Sequence[str]) -> str:
+    """The title of a comparison: its labels and, if runs are simulated, that, and the model and grid that all share."""
+    joined = ", ".join(labels)
+    what = joined if len(joined) <= 60 else f"{len(labels)} settings"
+    simulated = [is_simulated(config) for config in configs]
+    if not any(simulated):
+        return f"gapless: {what}"
+    settings = {setting_of(config) for config in configs}
+    shared = settings.pop() if len(settings) == 1 else _shared(configs)
+    return f"{'Simulated' if all(simulated) else 'Simulated and measured'}: {', '.join(filter(None, (what, shared)))}"
+
+
+def setting_of(config: Mapping[str, Any]) -> str:
+    """Model, devices and grid: `llama2-70b on 8 x a100-80g, tp 8, pp 1`."""
+    model, hardware = _name(config, "model"), _name(config, "hardware")
+    parallel, simulation = config.get("parallel"), config.get("simulation")
+    if not isinstance(parallel, Mapping):
+        return model
+    tp, pp = int(parallel.get("tp", 1)), int(parallel.get("pp", 1))
+    replicas = int(simulation.get("replicas", 1)) if isinstance(simulation, Mapping) else 1
+    devices = f" on {tp * pp * replicas} x {hardware}" if hardware else ""
+    grid = f"tp {tp}, pp {pp}" + (f", {replicas} replicas" if replicas > 1 else "")
+    return f"{model}{devices}, {grid}"
+
+
+def _shared(configs: Sequence[Mapping[str, Any]]) -> str:
+    """The model and the hardware, each if all runs have the same."""
+    models, hardware = ({_name(config, group) for config in configs} for group in ("model", "hardware"))
+    model = models.pop() if len(models) == 1 else ""
+    return f"{model} on {hardware.pop()}".strip() if len(hardware) == 1 and hardware != {""} else model
+
+
+def _name(config: Mapping[str, Any], group: str) -> str:
+    """The name that a group of the config has; empty if it has none."""
+    section = config.get(group)
+    return str(section.get("name", "")) if isinstance(section, Mapping) else ""

@@ -231,6 +231,7 @@
       title("waiting", z + STRIP / 2 + 9, colours.queue);
     }
     mark();
+    picture.dataset.view = [view.from, view.to].join();  // in ticks
     picture.dataset.ms = (performance.now() - started).toFixed(1);  // milliseconds of this frame
   }
 

@@ -117,7 +117,7 @@ def _draw(axes: Axes, run: TimelineWindow, seconds: float) -> None:
         y, middle_y = num_stages - stage - 0.94, num_stages - stage - 0.5
         for x0, x1, cause in idle:
             box(x0, x1, y, 0.88, facecolor=palette[css_name(cause)], hatch="/////", edgecolor="white", linewidth=0)
-            text(x0, x1, middle_y, short_cause_label(cause), "black")
+            text(x0, x1, middle_y, short_cause_label(cause), _ink_on(palette[css_name(cause)]))
         for x0, x1, micro_batch in boxes:
             cut = _decode_share(micro_batch)
             box(x0, x1, y, 0.88 * cut, facecolor=palette["decode"], linewidth=0)
@@ -130,6 +130,12 @@ def _draw(axes: Axes, run: TimelineWindow, seconds: float) -> None:
     axes.set_yticklabels([f"stage {s}" for s in reversed(range(num_stages))])
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
+
+
+def _ink_on(colour: str) -> str:
+    """Return black or white, whichever can be read on a colour."""
+    red, green, blue = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
+    return "black" if 0.299 * red + 0.587 * green + 0.114 * blue > 110 else "white"
 
 
 def _inside(start: Floats, end: Floats, origin: float, seconds: float) -> list[tuple[float, float, int]]:

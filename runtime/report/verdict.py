@@ -57,7 +57,8 @@ def _speed(
         return low if low == high else f"{low} to {high}"
 
     if len(tied) == len(order):
-        return f"All {len(order)} settings tie: {between(order)} output tok/s."
+        all_of_them = "Both settings" if len(order) == 2 else f"All {len(order)} settings"
+        return f"{all_of_them} tie: {between(order)} output tok/s."
     if len(tied) > 1:
         first = f"{_names(tied)} tie as the fastest: {between(tied)} output tok/s"
     else:

@@ -8,6 +8,7 @@ import re
 import subprocess
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -110,6 +111,11 @@ def test_a_small_screen_shows_all_text_at_12_px_and_does_not_scroll_sideways(kin
     inside = html.escape(page.replace("</body>", PROBE))
     framed = f'<!doctype html><body><iframe srcdoc="{inside}" style="border:0;width:{width}px;height:2000px"></iframe>'
     (tmp_path / "page.html").write_text(framed, encoding="utf-8")  # a window itself cannot be so narrow
+    assert probed(tmp_path) == {"width": width, "wide": width, "small": []}
+
+
+def probed(tmp_path: Path) -> Any:
+    """What the probe in `page.html` found, in a browser."""
     flags = "--headless=new --no-sandbox --disable-gpu --hide-scrollbars --no-first-run --disable-background-networking"
     flags += f" --window-size=1400,2000 --user-data-dir={tmp_path / 'profile'} --dump-dom"
     done = subprocess.run(
@@ -118,5 +124,49 @@ def test_a_small_screen_shows_all_text_at_12_px_and_does_not_scroll_sideways(kin
     )  # fmt: skip
     found = re.search(r'data-probe="([^"]*)"', done.stdout)
     assert found, done.stderr[-2000:]
-    probe = json.loads(html.unescape(found[1]))
-    assert probe == {"width": width, "wide": width, "small": []}
+    return json.loads(html.unescape(found[1]))
+
+
+GESTURES = """<script>
+requestAnimationFrame = paint => setTimeout(paint, 16);  // a browser without a window may paint no frames
+addEventListener("load", () => setTimeout(async () => {
+  while (!document.body.dataset.drawn) await new Promise(done => setTimeout(done, 50));
+  const picture = document.querySelector(".picture"), overlay = picture.querySelector(".overlay");
+  const box = overlay.getBoundingClientRect(), y = box.top + 80, seen = {};
+  const frame = () => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)));
+  const size = () => { const [from, to] = picture.dataset.view.split(","); return to - from; };
+  const span = JSON.parse(document.getElementById("head").textContent).span;
+  const wheel = keys => {
+    const at = { clientX: box.left + 400, clientY: y };
+    const event = new WheelEvent("wheel", { deltaY: -100, cancelable: true, ...at, ...keys });
+    overlay.dispatchEvent(event);
+    return event.defaultPrevented;
+  };
+  const finger = (what, pointerId, x) => overlay.dispatchEvent(new PointerEvent("pointer" + what,
+    { pointerId, pointerType: "touch", clientX: box.left + x, clientY: y }));
+  overlay.setPointerCapture = () => {};
+  seen.first = size() / span;
+  seen.wheel_scrolls_the_page = !wheel({});
+  await frame();
+  seen.after_wheel = size() / span;
+  seen.ctrl_wheel_zooms = wheel({ ctrlKey: true });
+  await frame();
+  const before = size();
+  seen.closer_by_ctrl_wheel = before < span;
+  finger("down", 1, 300); finger("down", 2, 400); finger("move", 1, 250); finger("move", 2, 450);
+  await frame();
+  seen.pinch = Math.round(100 * size() / before) / 100;
+  finger("up", 1, 250); finger("up", 2, 450);
+  document.body.dataset.probe = JSON.stringify(seen);
+}, 300));
+</script></body>"""
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
+def test_the_timeline_opens_on_the_whole_run_and_the_wheel_alone_scrolls_the_page(tmp_path: Path):
+    page = page_of(simulated_run(2, 300)).replace("</body>", GESTURES)
+    (tmp_path / "page.html").write_text(page, encoding="utf-8")
+    assert probed(tmp_path) == {
+        "first": 1, "wheel_scrolls_the_page": True, "after_wheel": 1, "ctrl_wheel_zooms": True,
+        "closer_by_ctrl_wheel": True, "pinch": 0.5,
+    }  # fmt: skip

@@ -47,7 +47,7 @@ def test_settings_within_the_noise_are_ties():
     first, *rest = verdict(groups)
     assert first == "b and a tie as the fastest: 110 to 115 output tok/s, 2.25 times the next, c (51)."
     assert "ties" in rest[-1]
-    assert verdict(groups[:2])[0] == "All 2 settings tie: 110 to 115 output tok/s."
+    assert verdict(groups[:2])[0] == "Both settings tie: 110 to 115 output tok/s."
     apart = [repeats("a", [100, 101, 102]), repeats("b", [105, 115, 125])]
     assert verdict(apart)[0].startswith("b is the fastest: 115 output tok/s, 1.14 times the first setting, a (101)")
 

@@ -1,4 +1,7 @@
-"""Writes a run as a Chrome trace, which opens in Perfetto: a track a stage, one for the coordinator, and counters."""
+"""Writes a run as a Chrome trace, which opens in Perfetto: a track a stage, one for the coordinator, and counters.
+
+Arrows (flow events) lead a micro-batch from stage to stage. A slice is named by its kind; its arguments say the rest.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import msgspec
 import numpy as np
 
 from ..core.micro_batch_columns import Floats, Ints, MicroBatchColumns, values_at
-from ..core.run_record import Blocked, MicroBatchRecord, RunRecord
+from ..core.run_record import Blocked, RunRecord
 from ..ledger.causes import CAUSES, Cause
 from ..ledger.idle import IdleColumns
 from ..ledger.lanes import Lane
@@ -20,8 +23,10 @@ from .text_columns import Bools, Cells, decimals, integers, joined, nanoseconds,
 
 MAX_SLICES = 200_000  # compute slices. Viewers grow slow beyond it: a longer run's trace ends with that many
 _EVENTS_AT_ONCE = 1 << 13
-_LONG_EVENTS_AT_ONCE = 1 << 9  # events that may list hundreds of requests
+_MICRO_BATCHES_AT_ONCE = 1 << 8  # each may list hundreds of requests, on every stage
+_PROCESS = 1  # viewers take 0 for the idle process of the machine
 _WAIT_REASONS = get_args(Blocked)
+_KINDS = ("prefill", "decode", "mixed", "empty", "no record")  # of a micro-batch, by what it holds
 # The reserved colour names of the trace format that are nearest to the report's colours.
 _COLOURS = {
     Cause.PB1_PREFILL_SIZE: "bad",
@@ -42,41 +47,54 @@ def write_trace(path: Path, record: RunRecord, ledger: Ledger, *, title: str = "
     micro_batches = ledger.micro_batches
     shown = micro_batches.by_number[: max(1, MAX_SLICES // max(1, record.num_stages))]
     is_cut = len(shown) < len(micro_batches.micro_batch)
-    tracks = _tracks(record.num_stages, len(shown), len(micro_batches.micro_batch), title)
+    last = int(micro_batches.micro_batch[shown[-1]]) if is_cut else None
     with GzipStream(path) as file:
-        file.write(b'{"displayTimeUnit":"ms","traceEvents":[\n' + b",\n".join(map(msgspec.json.encode, tracks)))
+        about = msgspec.json.encode(_about(record, len(shown), title))
+        named = b",\n".join(map(msgspec.json.encode, _tracks(record.num_stages, title)))
+        file.write(b'{"displayTimeUnit":"ms","otherData":%b,"traceEvents":[\n%b' % (about, named))
+        for events in _computes(record, ledger, last):
+            file.write(events)
         for stage, (lane, idle) in enumerate(zip(ledger.lanes, ledger.idle_columns, strict=True)):
-            place = micro_batches.places(lane.micro_batch)
-            is_shown = np.full(len(place), True)
-            if is_cut:
-                is_shown = (place >= 0) & (lane.micro_batch <= micro_batches.micro_batch[shown[-1]])
-            for rows in _blocks(np.flatnonzero(is_shown), _LONG_EVENTS_AT_ONCE if stage == 0 else _EVENTS_AT_ONCE):
-                file.write(_compute(record, ledger, stage, lane, place, rows))
-            is_shown = np.append(is_shown, not is_cut)[idle.place]
+            is_shown = np.append(_until(lane, last), last is None)[idle.place]
             for rows in _blocks(np.flatnonzero(is_shown)):
                 file.write(_idle(ledger, stage, lane, idle, rows))
         for rows in _blocks(shown):
-            file.write(_coordinator(record, ledger, rows))
+            file.write(_dispatches(record, ledger, rows))
+        for events in _waits(record, ledger, shown):
+            file.write(events)
         file.write(_counter("KV blocks", ledger, shown, {"used": 0}))
         file.write(_counter("requests", ledger, shown, {"waiting": 2, "running": 1}))
+        if last is not None:
+            file.write(_cut(record, ledger, last))
         file.write(b"\n]}\n")
 
 
-def slice_names(micro_batches: MicroBatchColumns, places: Ints) -> list[Cells]:
-    """What these micro-batches hold, as in `chunk 246 + 10 decodes`; a place of -1 is one without a record."""
-    chunks, prefill, decodes = (
-        values_at(column, places) for column in (micro_batches.chunks, micro_batches.prefill, micro_batches.decodes)
-    )
-    return [
-        integers(chunks, chunks > 1),
-        text_by_code(np.select([chunks == 1, chunks > 1], [0, 1], -1), ["chunk ", " chunks "]),
-        integers(prefill, chunks > 0),
-        text_where((chunks > 0) & (decodes > 0), " + "),
-        integers(decodes, decodes > 0),
-        text_by_code(np.select([decodes == 1, decodes > 1], [0, 1], -1), [" decode", " decodes"]),
-        text_where((places >= 0) & (chunks == 0) & (decodes == 0), "empty"),
-        text_where(places < 0, "micro-batch"),
-    ]
+def _about(record: RunRecord, num_shown: int, title: str) -> dict[str, Any]:
+    """What the file says of itself, and whether it holds the whole run."""
+    num_micro_batches = len(record.micro_batches)
+    cut = {} if num_shown == num_micro_batches else {"cut": _cut_text(num_shown, num_micro_batches)}
+    counts = {"stages": record.num_stages, "micro_batches": num_micro_batches, "micro_batches_shown": num_shown}
+    return {"title": title, "time_zero": "the run's start"} | counts | cut
+
+
+def _cut_text(num_shown: int, num_micro_batches: int) -> str:
+    return f"the first {num_shown} of {num_micro_batches} micro-batches; spans.csv.gz holds them all"
+
+
+def _cut(record: RunRecord, ledger: Ledger, last: int) -> bytes:
+    """A mark over all tracks where the trace ends before the run does, and the same as a label of the process."""
+    end = max(float(lane.end[_until(lane, last)].max(initial=ledger.t0)) for lane in ledger.lanes)
+    shown = int(np.count_nonzero(ledger.micro_batches.micro_batch <= last))
+    text = _cut_text(shown, len(record.micro_batches))
+    mark = {"ph": "i", "s": "g", "pid": _PROCESS, "tid": record.num_stages + 1, "name": "trace cut here"}
+    mark |= {"ts": round(1e6 * (end - ledger.t0), 3), "args": {"cut": text}}
+    label = {"ph": "M", "pid": _PROCESS, "name": "process_labels", "args": {"labels": text}}
+    return b"".join([b",\n" + msgspec.json.encode(event) for event in (mark, label)])
+
+
+def _until(lane: Lane, last: int | None) -> Bools:
+    """Which micro-batches of a lane are shown: up to number `last`; None: all."""
+    return np.full(len(lane.micro_batch), True) if last is None else lane.micro_batch <= last
 
 
 def _blocks(rows: Ints, size: int = _EVENTS_AT_ONCE) -> Iterator[Ints]:
@@ -84,40 +102,69 @@ def _blocks(rows: Ints, size: int = _EVENTS_AT_ONCE) -> Iterator[Ints]:
         yield rows[first : first + size]
 
 
-def _tracks(num_stages: int, num_shown: int, num_micro_batches: int, title: str) -> Iterator[dict[str, Any]]:
-    """The events that name the process and its tracks."""
-    is_cut = num_shown < num_micro_batches
-    name = f"{title} (first {num_shown} of {num_micro_batches} micro-batches)" if is_cut else title
-    yield {"ph": "M", "pid": 0, "name": "process_name", "args": {"name": name}}
-    for track in range(num_stages + 1):
-        label = "coordinator" if track == num_stages else f"stage {track}"
-        yield {"ph": "M", "pid": 0, "tid": track, "name": "thread_name", "args": {"name": label}}
-        yield {"ph": "M", "pid": 0, "tid": track, "name": "thread_sort_index", "args": {"sort_index": track}}
+def _tracks(num_stages: int, title: str) -> Iterator[dict[str, Any]]:
+    """The events that name the process and its tracks, which count from 1."""
+    yield {"ph": "M", "pid": _PROCESS, "name": "process_name", "args": {"name": title}}
+    for track in range(1, num_stages + 2):
+        label = f"stage {track - 1}" if track <= num_stages else "coordinator"
+        yield {"ph": "M", "pid": _PROCESS, "tid": track, "name": "thread_name", "args": {"name": label}}
+        yield {"ph": "M", "pid": _PROCESS, "tid": track, "name": "thread_sort_index", "args": {"sort_index": track}}
 
 
 def _events(*pieces: Cells | bytes) -> bytes:
     """Events of one kind, each behind a comma; `pieces` are their JSON after the process."""
-    return joined([b',\n{"pid":0,', *pieces, b"}"])
+    return joined([b',\n{"pid":%d,' % _PROCESS, *pieces, b"}"])
+
+
+def _since_start(ledger: Ledger, seconds: Floats) -> Ints:
+    """Nanoseconds from the run's start; what came before it, as the wait for the first request, is cut off."""
+    return nanoseconds(seconds - ledger.t0).clip(min=0)
 
 
 def _slices(ledger: Ledger, start: Floats, end: Floats) -> list[Cells | bytes]:
     """The JSON of when slices begin and how long they last, in microseconds."""
-    begin = nanoseconds(start - ledger.t0)
-    length = (nanoseconds(end - ledger.t0) - begin).clip(min=0)
+    begin = _since_start(ledger, start)
+    length = (_since_start(ledger, end) - begin).clip(min=0)
     return [b'"ph":"X","ts":', decimals(begin, 3), b',"dur":', decimals(length, 3)]
 
 
-def _compute(record: RunRecord, ledger: Ledger, stage: int, lane: Lane, place: Ints, rows: Ints) -> bytes:
-    """The compute slices of these rows of a lane; `place`: of each of its micro-batches in the record."""
-    arguments: list[Cells | bytes] = [b'{"step":', integers(lane.micro_batch[rows]), b"}"]
-    if stage == 0:
-        # Only the first stage lists the requests of a micro-batch: on each stage they would be most of the file.
-        numbers = zip(place[rows].tolist(), lane.micro_batch[rows].tolist(), strict=True)
-        full = [_contents(record.micro_batches[at]) if at >= 0 else {"step": number} for at, number in numbers]
-        arguments = [text_cells(list(map(msgspec.json.encode, full)))]
+def _computes(record: RunRecord, ledger: Ledger, last: int | None) -> Iterator[bytes]:
+    """The compute slices of all stages with the arrows between them, micro-batch after micro-batch: what the stages
+    share lies close together, where gzip finds it again."""
+    lanes = ledger.lanes
+    numbers = np.unique(np.concatenate([lane.micro_batch[_until(lane, last)] for lane in lanes]))
+    stages = np.full((2, int(max([int(lane.row.max(initial=-1)) for lane in lanes])) + 1), -1)  # the first, the last
+    for stage, lane in reversed(list(enumerate(lanes))):
+        stages[0, lane.row] = stage
+        stages[1, lane.row] = np.maximum(stages[1, lane.row], stage)
+    orders = [np.argsort(lane.micro_batch, kind="stable") for lane in lanes]
+    for block in _blocks(numbers, _MICRO_BATCHES_AT_ONCE):
+        place = ledger.micro_batches.places(block)
+        arguments = text_cells([_arguments(record, *at) for at in zip(place.tolist(), block.tolist(), strict=True)])
+        kinds = text_by_code(_kinds(ledger.micro_batches, place), _KINDS)
+        for stage, (lane, order) in enumerate(zip(lanes, orders, strict=True)):
+            first, end = np.searchsorted(lane.micro_batch, [block[0], block[-1] + 1], sorter=order)
+            rows = order[first:end]
+            at = np.searchsorted(block, lane.micro_batch[rows])
+            yield _events(
+                b'"tid":%d,"cat":"compute","name":"' % (stage + 1), kinds[at], b'",',
+                *_slices(ledger, lane.begin[rows], lane.end[rows]), b',"args":', arguments[at],
+            )  # fmt: skip
+            starts, ends = stages[:, lane.row[rows]]
+            flows = starts < ends
+            yield _flow(ledger, stage, lane, rows[flows], starts[flows], ends[flows])
+
+
+def _flow(ledger: Ledger, stage: int, lane: Lane, rows: Ints, first: Ints, last: Ints) -> bytes:
+    """The ends of arrows at these slices of a stage; they bind to the slice that begins where they are.
+
+    `first` and `last` are the first and the last stage of each slice's micro-batch.
+    """
+    phase = np.select([first == stage, last == stage], [0, 1], 2)
     return _events(
-        b'"tid":%d,"cat":"compute","name":"' % stage, *slice_names(ledger.micro_batches, place[rows]), b'",',
-        *_slices(ledger, lane.begin[rows], lane.end[rows]), b',"args":', *arguments,
+        b'"tid":%d,"cat":"flow","name":"micro-batch","bp":"e","ph":"' % (stage + 1), text_by_code(phase, "sft"),
+        b'","id":', integers(lane.micro_batch[rows] + 1),
+        b',"ts":', decimals(_since_start(ledger, lane.begin[rows]), 3),
     )  # fmt: skip
 
 
@@ -125,28 +172,38 @@ def _idle(ledger: Ledger, stage: int, lane: Lane, idle: IdleColumns, rows: Ints)
     """The slices of these idle intervals of a stage."""
     place, cause = idle.place[rows], idle.cause[rows]
     return _events(
-        b'"tid":%d,"cat":"idle","name":"' % stage, text_by_code(cause, CAUSES), b'",',
+        b'"tid":%d,"cat":"idle","name":"' % (stage + 1), text_by_code(cause, CAUSES), b'",',
         *_slices(ledger, idle.start[rows], idle.end[rows]),
         b',"args":{"awaited_step":', integers(values_at(lane.micro_batch, place), place >= 0),
         text_where(place < 0, "null"), b'},"cname":"', text_by_code(cause, [_COLOURS[cause] for cause in CAUSES]), b'"',
     )  # fmt: skip
 
 
-def _coordinator(record: RunRecord, ledger: Ledger, rows: Ints) -> bytes:
-    """The dispatches of these micro-batches, and the coordinator's waits before them."""
-    track, micro_batches = b'"tid":%d,' % record.num_stages, ledger.micro_batches
-    dispatches = _events(
-        track, b'"ph":"i","s":"t","name":"dispatch ', integers(micro_batches.micro_batch[rows]), b'","ts":',
-        decimals(nanoseconds(micro_batches.dispatched[rows] - ledger.t0), 3),
+def _dispatches(record: RunRecord, ledger: Ledger, rows: Ints) -> bytes:
+    """A mark on the coordinator's track for each dispatch of these micro-batches."""
+    micro_batches = ledger.micro_batches
+    return _events(
+        b'"tid":%d,"ph":"i","s":"t","name":"dispatch","ts":' % (record.num_stages + 1),
+        decimals(_since_start(ledger, micro_batches.dispatched[rows]), 3),
+        b',"args":{"step":', integers(micro_batches.micro_batch[rows]), b"}",
     )  # fmt: skip
-    waits = [(wait, m.micro_batch) for m in map(record.micro_batches.__getitem__, rows.tolist()) for wait in m.waits]
-    waits = [(wait, micro_batch) for wait, micro_batch in waits if wait.end > wait.start]
-    reasons = np.array([_WAIT_REASONS.index(wait.reason) for wait, _ in waits], np.int64)
+
+
+def _waits(record: RunRecord, ledger: Ledger, shown: Ints) -> Iterator[bytes]:
+    """The coordinator's waits before these micro-batches. A wait begins where the one before it ends, or later."""
+    waits = [(wait, m.micro_batch) for m in map(record.micro_batches.__getitem__, shown.tolist()) for wait in m.waits]
     start, end = np.array([(wait.start, wait.end) for wait, _ in waits], np.float64).reshape(-1, 2).T
-    return dispatches + _events(
-        track, b'"cat":"wait","name":"', text_by_code(reasons, _WAIT_REASONS), b'",', *_slices(ledger, start, end),
-        b',"args":{"step":', integers(np.array([micro_batch for _, micro_batch in waits], np.int64)), b"}",
-    )  # fmt: skip
+    step = np.array([micro_batch for _, micro_batch in waits], np.int64)
+    reason = np.array([_WAIT_REASONS.index(wait.reason) for wait, _ in waits], np.int64)
+    order = np.lexsort((end, start))
+    start, end, step, reason = start[order], end[order], step[order], reason[order]
+    start[1:] = np.maximum(start[1:], np.maximum.accumulate(end)[:-1])
+    is_kept = _since_start(ledger, end) > _since_start(ledger, start)
+    for rows in _blocks(np.flatnonzero(is_kept)):
+        yield _events(
+            b'"tid":%d,"cat":"wait","name":"' % (record.num_stages + 1), text_by_code(reason[rows], _WAIT_REASONS),
+            b'",', *_slices(ledger, start[rows], end[rows]), b',"args":{"step":', integers(step[rows]), b"}",
+        )  # fmt: skip
 
 
 def _counter(name: str, ledger: Ledger, shown: Ints, columns: dict[str, int]) -> bytes:
@@ -158,19 +215,28 @@ def _counter(name: str, ledger: Ledger, shown: Ints, columns: dict[str, int]) ->
         arguments += [b'%s"%s":' % (b"," * bool(arguments), label.encode()), integers(column)]
     return _events(
         b'"ph":"C","name":"%s","ts":' % name.encode(),
-        decimals(nanoseconds(ledger.micro_batches.dispatched[shown[changed]] - ledger.t0), 3),
+        decimals(_since_start(ledger, ledger.micro_batches.dispatched[shown[changed]]), 3),
         b',"args":{', *arguments, b"}",
     )  # fmt: skip
 
 
-def _contents(micro_batch: MicroBatchRecord) -> dict[str, Any]:
-    """The sizes and requests of a micro-batch, as the viewer shows them."""
-    decodes = zip(micro_batch.decodes.requests, micro_batch.decodes.starts, strict=True)
-    return {
-        "step": micro_batch.micro_batch,
+def _kinds(micro_batches: MicroBatchColumns, places: Ints) -> Ints:
+    """Indices into `_KINDS` of these micro-batches; a place of -1 is one without a record."""
+    prefill, decodes = values_at(micro_batches.prefill, places) > 0, values_at(micro_batches.decodes, places) > 0
+    return np.select([places < 0, prefill & decodes, prefill, decodes], [4, 2, 0, 1], 3)
+
+
+def _arguments(record: RunRecord, place: int, number: int) -> bytes:
+    """The JSON of a micro-batch's sizes and requests, as the viewer shows them on every stage."""
+    if place < 0:
+        return b'{"step":%d}' % number
+    micro_batch = record.micro_batches[place]
+    contents = {
+        "step": number,
         "prefill_tokens": micro_batch.prefill_tokens,
         "decode_tokens": micro_batch.decode_tokens,
         "decode_context": micro_batch.decode_context,
         "chunks": ", ".join([f"request {c.request} [{c.start}:{c.start + c.tokens}]" for c in micro_batch.chunks]),
-        "decodes": ", ".join([f"request {request} at {start}" for request, start in decodes]),
+        "decodes": " ".join(map(str, micro_batch.decodes.requests)),
     }
+    return msgspec.json.encode(contents)

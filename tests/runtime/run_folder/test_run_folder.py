@@ -9,13 +9,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from gapless.conf.errors import ConfigError
 from gapless.conf.workloads import SloConfig
 from gapless.runtime.core.messages import Span
-from gapless.runtime.core.micro_batch_columns import MicroBatchColumns
 from gapless.runtime.core.request_record import RequestRecord
 from gapless.runtime.core.run_record import DecodesRecord, MicroBatchRecord, RunRecord, SegmentRecord, Wait
 from gapless.runtime.ledger.ledger import Ledger
@@ -23,9 +21,7 @@ from gapless.runtime.ledger.summary import summarize
 from gapless.runtime.report.write_folder import write_run_folder
 from gapless.runtime.run_folder.read import read_run_folder
 from gapless.runtime.run_folder.spans_csv import SPAN_COLUMNS
-from gapless.runtime.run_folder.text_columns import joined
 from gapless.runtime.run_folder.titles import comparison_title, title_of
-from gapless.runtime.run_folder.trace import slice_names
 
 START = 98765.4321  # a monotonic clock's zero is anywhere
 
@@ -131,44 +127,6 @@ def test_summary(folder: Path, record: RunRecord):
     assert {k: summary[k] for k in summarize(record, Ledger(record))} == summarize(record, Ledger(record))
     assert (summary["title"], summary["completed"], summary["failed"]) == ("a run", 2, 2)
     assert (summary["config"], summary["versions"]) == ({"model": {"name": "tiny"}}, {"gapless": "0.1.0"})
-
-
-def test_trace(folder: Path, record: RunRecord):
-    with gzip.open(folder / "trace.json.gz") as file:
-        events = json.load(file)["traceEvents"]
-    tracks = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
-    assert tracks == {0: "stage 0", 1: "stage 1", 2: "coordinator"}
-    ledger = Ledger(record)
-    for stage in range(2):  # compute and idle slices tile each stage's track
-        slices = sorted((e["ts"], e["ts"] + e["dur"]) for e in events if e["ph"] == "X" and e["tid"] == stage)
-        assert slices[0][0] == 0.0
-        assert slices[-1][1] == pytest.approx(ledger.span_seconds * 1e6, abs=0.01)
-        assert all(a[1] == pytest.approx(b[0], abs=0.01) for a, b in pairwise(slices))
-    compute = [e for e in events if e.get("cat") == "compute"]
-    assert len(compute) == 60
-    assert compute[12]["name"] == "chunk 64 + 1 decode"
-    assert compute[12]["args"]["chunks"] == "request 1 [128:192]"
-    idle = [e for e in events if e.get("cat") == "idle"]
-    by_name = {str(c): s for c, s in ledger.seconds_by_cause().items() if s}
-    assert {n: sum(e["dur"] for e in idle if e["name"] == n) / 1e6 for n in by_name} == pytest.approx(by_name, abs=1e-6)
-    assert sum(e["ph"] == "C" for e in events) == 30 + 3  # only where they change
-    assert {e["name"] for e in events if e.get("cat") == "wait"} == {"in_flight", "kv_full"}
-
-
-def test_slice_names():
-    chunk, decode = SegmentRecord(0, 0, 246), SegmentRecord(1, 9, 1)
-    micro_batches = [
-        MicroBatchRecord(0, 0.0, [chunk], DecodesRecord.of([decode] * 10)),
-        MicroBatchRecord(1, 0.0, [chunk, SegmentRecord(2, 0, 10)], DecodesRecord.at()),
-        MicroBatchRecord(2, 0.0, [], DecodesRecord.of([decode])),
-        MicroBatchRecord(3, 0.0, [], DecodesRecord.at()),
-    ]
-    names = (
-        joined([*slice_names(MicroBatchColumns(micro_batches), np.array([0, 1, 2, 3, -1])), b"\n"])
-        .decode()
-        .splitlines()
-    )
-    assert names == ["chunk 246 + 10 decodes", "2 chunks 256", "1 decode", "empty", "micro-batch"]
 
 
 def test_read_back(folder: Path, record: RunRecord):

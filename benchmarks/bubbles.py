@@ -91,7 +91,7 @@ def main() -> int:
             ledger = Ledger(record)
             at_worst = scene.all_at_worst or not runs
             window = densest(ledger, scene.cause, scene.seconds) if at_worst else central(ledger, scene.seconds)
-            runs[path.name[3:]] = timeline_window(record, ledger, window)
+            runs[path.name[3:]] = timeline_window(ledger, window)
         print(write_timeline(IMAGES / f"{name}.png", runs))
     return 0
 

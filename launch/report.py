@@ -156,7 +156,7 @@ def _show_one(console: Console, config: ReportConfig, folder: RunFolder) -> None
         (path / "report.html").write_text(render_report(record, ledger, summary, run), encoding="utf-8")
         if config.figures:
             write_figures(path / "figures", charts_of_run(run), simulated=is_simulated(folder.config))
-            write_timeline(path / "figures" / "timeline.png", {folder.title: timeline_window(record, ledger)})
+            write_timeline(path / "figures" / "timeline.png", {folder.title: timeline_window(ledger)})
     console.print(Text(folder.title, "bold"), soft_wrap=True)
     console.print(Text(throughput(summary)), soft_wrap=True)
     console.print(latency_table(summary))

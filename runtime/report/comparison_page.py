@@ -81,7 +81,7 @@ def read_drawn_runs(groups: Sequence[RunGroup], sort: str) -> DrawnRuns:
         record, ledger = fleet.records[0], fleet.ledgers[0]
         runs[group.label] = fleet_chart_data(fleet)
         columns.append(pack_columns(record, ledger, tick, MAX_BOXES // len(shown)))
-        windows[group.label] = timeline_window(record, ledger)
+        windows[group.label] = timeline_window(ledger)
     return DrawnRuns(tick, runs, columns, windows)
 
 

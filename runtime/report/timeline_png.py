@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..core.micro_batch_columns import Floats
-from ..core.run_record import MicroBatchRecord, RunRecord
+from ..core.micro_batch_columns import Floats, Ints, values_at
 from ..ledger.causes import CAUSES, Cause
+from ..ledger.idle import IdleColumns
+from ..ledger.lanes import Lane
 from ..ledger.ledger import Ledger
-from .formatting import cause_label, css_name, short_cause_label
+from .formatting import cause_label, css_name, percent_text, seconds_text, short_cause_label
 from .png import DPI, FONT, light_palette, paper_style
+from .typical_window import TimeShares, typical_windows
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,51 +25,66 @@ if TYPE_CHECKING:
 WIDTH = 7.0  # inches: both columns of a two-column paper
 LANE_HEIGHT = 0.34  # inches
 LETTER_WIDTH = 0.055  # inches, about
-DEFAULT_MICRO_BATCHES = 14  # micro-batches in a window that is not given
+MICRO_BATCHES = 14  # on a stage, in a window that is not given
 
 
 @dataclass(frozen=True, slots=True)
 class TimelineWindow:
-    """A window of a run. Times are seconds from the window's start.
+    """What a window of a run is drawn from. It holds no record.
 
     Attributes:
-        seconds: Length of the window.
-        boxes: For each stage, the begin, the end and the record of each micro-batch; None: it has no record.
-        idle: For each stage, the start, the end and the cause of each idle interval.
+        t0: Begin of the run, on the clock of lanes and idle.
+        lanes, idle: What each stage computed, and when it idled.
+        contents: For each stage, of each of its micro-batches: prompt tokens, decodes, KV tokens that they attend to.
+        shares: What stage time goes to, in the run and in windows.
+        window: Start and end, in seconds from the run's start; None: a typical window, which `write_timeline` finds.
     """
 
-    seconds: float
-    boxes: list[list[tuple[float, float, MicroBatchRecord | None]]]
-    idle: list[list[tuple[float, float, Cause]]]
+    t0: float
+    lanes: list[Lane]
+    idle: list[IdleColumns]
+    contents: list[Ints]
+    shares: TimeShares
+    window: tuple[float, float] | None
+
+    @property
+    def seconds_shown(self) -> float:
+        """Seconds that a window of some micro-batches lasts on average."""
+        return self.shares.seconds * MICRO_BATCHES / max(1, *(len(lane.begin) for lane in self.lanes))
 
 
-def timeline_window(record: RunRecord, ledger: Ledger, window: tuple[float, float] | None = None) -> TimelineWindow:
-    """Cut a window out of a run.
+def timeline_window(ledger: Ledger, window: tuple[float, float] | None = None) -> TimelineWindow:
+    """Take from a run what a window of it is drawn from.
 
     Args:
-        record: The run.
-        ledger: Its ledger.
-        window: Start and end, in seconds from the run's start; None: some micro-batches in the middle of the run.
+        ledger: The run's ledger.
+        window: Start and end, in seconds from the run's start; None: a typical window.
     """
-    start, end = window or middle_window(ledger)
-    micro_batches = {micro_batch.micro_batch: micro_batch for micro_batch in record.micro_batches}
-    boxes, idle = [], []
-    for lane, gaps in zip(ledger.lanes, ledger.idle_columns, strict=True):
-        inside = _inside(lane.begin, lane.end, ledger.t0 + start, end - start)
-        boxes.append([(a, b, micro_batches.get(int(lane.micro_batch[i]))) for a, b, i in inside])
-        inside = _inside(gaps.start, gaps.end, ledger.t0 + start, end - start)
-        idle.append([(a, b, CAUSES[gaps.cause[i]]) for a, b, i in inside])
-    return TimelineWindow(end - start, boxes, idle)
+    columns, contents = ledger.micro_batches, []
+    for lane in ledger.lanes:
+        places = columns.places(lane.micro_batch)
+        held = [values_at(column, places) for column in (columns.prefill, columns.decodes, columns.context)]
+        contents.append(np.stack(held, axis=1))
+    return TimelineWindow(ledger.t0, ledger.lanes, ledger.idle_columns, contents, TimeShares(ledger), window)
 
 
-def middle_window(ledger: Ledger) -> tuple[float, float]:
-    """Return start and end of a few micro-batches in the middle of the run, in seconds from the run's start."""
-    first = ledger.lanes[0] if ledger.lanes else None
-    if first is None or not len(first.begin):
-        return 0.0, max(ledger.span_seconds, 1e-6)
-    low = max(0, (len(first.begin) - DEFAULT_MICRO_BATCHES) // 2)
-    high = min(len(first.begin), low + DEFAULT_MICRO_BATCHES) - 1
-    return float(first.begin[low]) - ledger.t0, float(first.end[high]) - ledger.t0
+def windows_of(runs: Sequence[TimelineWindow]) -> list[tuple[float, float]]:
+    """Return start and end of each run's window: the one that was given, or a typical one.
+
+    Typical windows are as long as some micro-batches take in the slowest run, or longer; all are of one length.
+    """
+    free = [run for run in runs if run.window is None]
+    if not free:
+        return [run.window for run in runs if run.window is not None]
+    typical = iter(typical_windows([run.shares for run in free], max(run.seconds_shown for run in free)))
+    found = []
+    for run in runs:
+        if run.window is None:
+            window = next(typical)
+            found.append((window.start, window.end))
+        else:
+            found.append(run.window)
+    return found
 
 
 def write_timeline(path: Path, runs: Mapping[str, TimelineWindow]) -> Path:
@@ -76,18 +93,20 @@ def write_timeline(path: Path, runs: Mapping[str, TimelineWindow]) -> Path:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    seconds = max(run.seconds for run in runs.values())
-    heights = [len(run.boxes) for run in runs.values()]
+    windows = windows_of(list(runs.values()))
+    seconds = max(end - start for start, end in windows)
+    heights = [len(run.lanes) for run in runs.values()]
+    seen: set[Cause] = set()
     with rc_context(paper_style()):
-        size = (WIDTH, LANE_HEIGHT * 1.25 * sum(heights) + 0.55 * len(runs) + 0.45)
+        size = (WIDTH, LANE_HEIGHT * 1.25 * sum(heights) + 0.6 * len(runs) + 0.7)
         figure = Figure(figsize=size, dpi=DPI, layout="constrained")
         FigureCanvasAgg(figure)
         rows = figure.subplots(len(runs), 1, squeeze=False, height_ratios=heights)[:, 0]
-        for axes, (name, run) in zip(rows, runs.items(), strict=True):
-            _draw(axes, run, seconds)
+        for axes, (name, run), (start, end) in zip(rows, runs.items(), windows, strict=True):
+            seen |= _draw(axes, run, start, end, seconds)
             axes.set_title(name, loc="left", fontweight="bold")
-        rows[-1].set_xlabel("time [ms]" if seconds < 1 else "time [s]")
-        seen = {cause for run in runs.values() for lane in run.idle for *_, cause in lane}
+            axes.set_title(idle_text(run.shares, start, end), loc="right", fontsize=FONT - 1)
+        rows[-1].set_xlabel("\n".join(["seconds from the run's start", *_choice(runs, seconds)]))
         handles = _legend([cause for cause in CAUSES if cause in seen])
         title = "124+9d: a chunk of 124 tokens and 9 decodes;  9d/5.1K: 9 decodes over 5.1K tokens of context"
         figure.legend(
@@ -98,38 +117,58 @@ def write_timeline(path: Path, runs: Mapping[str, TimelineWindow]) -> Path:
     return path
 
 
-def _draw(axes: Axes, run: TimelineWindow, seconds: float) -> None:
-    """Draw one window; the time axis is `seconds` long."""
+def idle_text(shares: TimeShares, start: float, end: float) -> str:
+    """Write how much of its stage time a window is idle, beside the whole run."""
+    whole = shares.idle(0.0, max(shares.seconds, 1e-9))
+    return f"idle {percent_text(shares.idle(start, end))} of this window, {percent_text(whole)} of the run"
+
+
+def _choice(runs: Mapping[str, TimelineWindow], seconds: float) -> list[str]:
+    """Say how the windows were chosen, where nobody gave them."""
+    if any(run.window is not None for run in runs.values()):
+        return []
+    if all(run.shares.seconds <= seconds for run in runs.values()):
+        return ["(the whole run)"]
+    each = "each run's" if len(runs) > 1 else "the run's"
+    return [f"({each} {seconds_text(seconds)} whose idle time by cause is about the most like the whole run's)"]
+
+
+def _draw(axes: Axes, run: TimelineWindow, start: float, end: float, seconds: float) -> set[Cause]:
+    """Draw one window on a time axis that is `seconds` long; return the causes in it."""
     from matplotlib.patches import Rectangle
 
-    palette, unit, num_stages = light_palette(), 1e3 if seconds < 1 else 1.0, len(run.boxes)
+    palette, num_stages, seen = light_palette(), len(run.lanes), set()
     letter = LETTER_WIDTH * seconds / (WIDTH - 0.6)  # seconds of the time axis that a letter takes
 
     def box(x0: float, x1: float, y: float, height: float, **style: Any) -> None:
-        axes.add_patch(Rectangle((x0 * unit, y), (x1 - x0) * unit, height, **style))
+        axes.add_patch(Rectangle((x0, y), x1 - x0, height, **style))
 
     def text(x0: float, x1: float, y: float, words: str, colour: str) -> None:
         if x1 - x0 > letter * len(words):
-            x = (x0 + x1) / 2 * unit
-            axes.text(x, y, words, ha="center", va="center", color=colour, fontsize=FONT - 1.2)
+            axes.text((x0 + x1) / 2, y, words, ha="center", va="center", color=colour, fontsize=FONT - 1.2)
 
-    for stage, (boxes, idle) in enumerate(zip(run.boxes, run.idle, strict=True)):
+    for stage, (lane, gaps, contents) in enumerate(zip(run.lanes, run.idle, run.contents, strict=True)):
         y, middle_y = num_stages - stage - 0.94, num_stages - stage - 0.5
-        for x0, x1, cause in idle:
+        for x0, x1, i in _inside(gaps.start - run.t0, gaps.end - run.t0, start, end):
+            cause = CAUSES[gaps.cause[i]]
+            seen.add(cause)
             box(x0, x1, y, 0.88, facecolor=palette[css_name(cause)], hatch="/////", edgecolor="white", linewidth=0)
             text(x0, x1, middle_y, short_cause_label(cause), _ink_on(palette[css_name(cause)]))
-        for x0, x1, micro_batch in boxes:
-            cut = _decode_share(micro_batch)
+        for x0, x1, i in _inside(lane.begin - run.t0, lane.end - run.t0, start, end):
+            prefill, decodes, context = contents[i].tolist()
+            cut = _decode_share(prefill, decodes)
             box(x0, x1, y, 0.88 * cut, facecolor=palette["decode"], linewidth=0)
             box(x0, x1, y + 0.88 * cut, 0.88 * (1 - cut), facecolor=palette["chunk"], linewidth=0)
             box(x0, x1, y, 0.88, facecolor="none", edgecolor="white", linewidth=0.5)
-            text(x0, x1, middle_y, _composition(micro_batch), palette["panel" if cut < 0.5 else "ink"])
-    axes.set_xlim(0, seconds * unit)
+            text(x0, x1, middle_y, _composition(prefill, decodes, context), palette["panel" if cut < 0.5 else "ink"])
+    axes.set_xlim(start, start + seconds)
+    axes.ticklabel_format(axis="x", useOffset=False, style="plain")
     axes.set_ylim(0, num_stages)
     axes.set_yticks([s + 0.5 for s in range(num_stages)])
     axes.set_yticklabels([f"stage {s}" for s in reversed(range(num_stages))])
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
+    return seen
 
 
 def _ink_on(colour: str) -> str:
@@ -138,39 +177,28 @@ def _ink_on(colour: str) -> str:
     return "black" if 0.299 * red + 0.587 * green + 0.114 * blue > 110 else "white"
 
 
-def _inside(start: Floats, end: Floats, origin: float, seconds: float) -> list[tuple[float, float, int]]:
-    """Cut intervals to a window. Returns start and end, counted from the window's start, and the interval's index.
-
-    Args:
-        start, end: The intervals, in seconds.
-        origin: Start of the window, in seconds.
-        seconds: Length of the window.
-    """
-    kept = np.flatnonzero((end > origin) & (start < origin + seconds))
-    a, b = ((side[kept] - origin).clip(0.0, seconds).tolist() for side in (start, end))
+def _inside(begin: Floats, end: Floats, first: float, last: float) -> list[tuple[float, float, int]]:
+    """Cut intervals to the window from `first` to `last`; return begin, end and index of each that is left."""
+    kept = np.flatnonzero((end > first) & (begin < last))
+    a, b = (side[kept].clip(first, last).tolist() for side in (begin, end))
     return list(zip(a, b, kept.tolist(), strict=True))
 
 
-def _decode_share(micro_batch: MicroBatchRecord | None) -> float:
+def _decode_share(prefill: int, decodes: int) -> float:
     """Return the share of a box that is drawn for decodes: their share of the tokens, at least 15% beside a chunk."""
-    if micro_batch is None or not micro_batch.num_tokens:
+    if not prefill + decodes:
         return 0.0
-    share = micro_batch.decode_tokens / micro_batch.num_tokens
+    share = decodes / (prefill + decodes)
     return share if share in (0.0, 1.0) else min(0.85, max(0.15, share))
 
 
-def _composition(micro_batch: MicroBatchRecord | None) -> str:
+def _composition(prefill: int, decodes: int, context: int) -> str:
     """Write what a micro-batch holds: `124+9d`; without a chunk, its decodes and their context: `9d/5.1K`."""
-    if micro_batch is None:
+    if prefill:
+        return f"{prefill}" + (f"+{decodes}d" if decodes else "")
+    if not decodes:
         return ""
-    if not micro_batch.prefill_tokens:
-        context = micro_batch.decode_context
-        return (
-            f"{micro_batch.decode_tokens}d/{context / 1000:.1f}K"
-            if context >= 1000
-            else f"{micro_batch.decode_tokens}d/{context}"
-        )
-    return f"{micro_batch.prefill_tokens}" + (f"+{micro_batch.decode_tokens}d" if micro_batch.decode_tokens else "")
+    return f"{decodes}d/{context / 1000:.1f}K" if context >= 1000 else f"{decodes}d/{context}"
 
 
 def _legend(causes: Sequence[Cause]) -> list[Patch]:

@@ -289,7 +289,7 @@ class GenerateConfig(EngineConfig):
     outputs: str | None = None
     """where the JSONL goes; null: outputs.jsonl in the run folder"""
     print_texts: bool = True
-    """print each text at the end"""
+    """print the first few texts at the end; `outputs` holds all"""
     sampling: SamplingParams = field(default_factory=SamplingParams)
 
 

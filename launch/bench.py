@@ -13,7 +13,7 @@ from rich.text import Text
 
 from ..conf.policies import SchedulerConfig
 from ..conf.schema import BenchConfig
-from .progress import Meter, shown, starting, throughput
+from .progress import Meter, print_words, shown, starting, throughput
 from .prompts import TextInput
 from .results import compare, show_one, tell_cut, write_turn
 from .turns import Turn, make_plans, policies, requests, turns
@@ -93,11 +93,11 @@ def run(
                     errors.print(f"gapless: {before}", soft_wrap=True)
                 raise
             done.append(turn)
-            console.print(Text.assemble((f"{name}: ", "bold"), throughput(summary)), soft_wrap=True)
+            print_words(console, Text.assemble((f"{name}: ", "bold"), throughput(summary)))
             for note in (f"{turn.label}: {note}" for note in llm.record.notes):
                 if note not in printed:
                     printed.add(note)
-                    console.print(Text(note), soft_wrap=True)
+                    print_words(console, Text(note))
     if len(plan) == 1 and brief:
         return
     if len(plan) == 1:

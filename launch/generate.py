@@ -16,7 +16,7 @@ from rich.text import Text
 from ..conf.build import to_mapping
 from ..conf.errors import ConfigError
 from ..conf.schema import GenerateConfig
-from .progress import Meter, shown, starting, throughput, versions
+from .progress import Meter, print_words, shown, starting, throughput, versions
 from .prompts import Prompt, TextInput, read_prompts
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ..runtime.pipeline.launcher import Launcher
 
 PROMPT_TAIL = 240  # characters of a prompt that are shown
+SHOWN_TEXTS = 3  # prompts whose outputs are shown
 _CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), 127, *range(128, 160)) if code not in (9, 10)}
 
 
@@ -98,10 +99,14 @@ def run(config: GenerateConfig, prepared: Prepared, run_dir: Path, launcher: Lau
         raise
     summary = write_run_folder(run_dir, record, config=to_mapping(config), versions=versions())
     if config.print_texts:
-        for output in outputs.in_order:
+        for output in outputs.in_order[:SHOWN_TEXTS]:
             _print_texts(console, output)
+        rest = len(outputs.in_order) - SHOWN_TEXTS
+        if rest > 0:
+            of = "prompt" if rest == 1 else "prompts"
+            console.print(Text(f"… and the texts of {rest} more {of} in {shown(path)}", "dim"), soft_wrap=True)
     ledger = Ledger(record)
-    console.print(Text.assemble((throughput(summary), "bold")), soft_wrap=True)
+    print_words(console, Text.assemble((throughput(summary), "bold")))
     console.print(latency_table(summary))
     console.print(bubble_table(ledger))
     for label, file in (("outputs", path), ("report", run_dir / "report.html")):
@@ -175,7 +180,7 @@ def _print_texts(console: Console, output: RequestOutput) -> None:
         title = f"{label} · {len(output.prompt_token_ids)} prompt tokens · {completion.finish_reason}"
         console.rule(Text(title, "dim"), align="left", style="dim")
         text = Text.assemble((_printable(tail), "dim"), (_printable(completion.text), "bold green"))
-        console.print(text, soft_wrap=True)
+        print_words(console, text)
 
 
 def _printable(text: str) -> str:

@@ -11,7 +11,15 @@ from platform import python_version
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
 from rich.text import Text
 
 from ..conf.schema import EngineConfig
@@ -19,6 +27,8 @@ from .oversubscription import oversubscription
 
 PACKAGES = ("gapless", "torch", "megatron-core", "ray", "xformers", "numpy")
 PLAIN_EVERY_S = 5.0
+_TEXT_WIDTH = 64  # columns of a terminal that stand beside the bar and its name
+_LEAST_BAR = 4
 
 
 class Meter:
@@ -98,19 +108,15 @@ class Steps:
 
 
 def _bar(console: Console, name: str, text: TextColumn) -> Progress:
-    """A bar that leaves nothing behind; none where the console is no terminal."""
-    return Progress(
-        SpinnerColumn(),
-        TextColumn(name, markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        text,
-        TimeElapsedColumn(),
-        console=console,
-        disable=not console.is_terminal,
-        transient=True,
-        refresh_per_second=4,
-    )
+    """A bar that leaves nothing behind; none where the console is no terminal.
+
+    A narrow terminal has a shorter bar, or none, so that no number is cut off.
+    """
+    room = console.width - len(name) - _TEXT_WIDTH
+    columns: list[ProgressColumn] = [TextColumn(name, markup=False), MofNCompleteColumn(), text]
+    if room >= _LEAST_BAR:
+        columns = [SpinnerColumn(), columns[0], BarColumn(min(40, room)), *columns[1:], TimeElapsedColumn()]
+    return Progress(*columns, console=console, disable=not console.is_terminal, transient=True, refresh_per_second=4)
 
 
 @contextmanager
@@ -134,6 +140,11 @@ def starting(console: Console, config: EngineConfig) -> Iterator[Callable[[str],
 
         plain(text)
         yield plain
+
+
+def print_words(console: Console, text: Text) -> None:
+    """Print a text: on a terminal in lines that end between words, else, as into a pipe, as the lines that it has."""
+    console.print(text, soft_wrap=not console.is_terminal)
 
 
 def shown(file: Path) -> str:

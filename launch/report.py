@@ -13,7 +13,7 @@ from rich.text import Text
 
 from ..conf.errors import ConfigError, nearest
 from ..conf.schema import ReportConfig
-from .progress import shown, throughput
+from .progress import print_words, shown, throughput
 from .prompts import TextInput
 
 if TYPE_CHECKING:
@@ -157,12 +157,12 @@ def _show_one(console: Console, config: ReportConfig, folder: RunFolder) -> None
         if config.figures:
             write_figures(path / "figures", charts_of_run(run), simulated=is_simulated(folder.config))
             write_timeline(path / "figures" / "timeline.png", {folder.title: timeline_window(ledger)})
-    console.print(Text(folder.title, "bold"), soft_wrap=True)
-    console.print(Text(throughput(summary)), soft_wrap=True)
+    print_words(console, Text(folder.title, "bold"))
+    print_words(console, Text(throughput(summary)))
     console.print(latency_table(summary))
     console.print(bubble_table(fleet))
     for line in _remarks(summary):
-        console.print(Text(line), soft_wrap=True)
+        print_words(console, Text(line))
     _print_paths(console, path, figures=config.figures, numbers=False)
 
 

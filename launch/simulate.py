@@ -14,7 +14,7 @@ from ..conf.build import to_mapping
 from ..conf.policies import SchedulerConfig
 from ..conf.schema import SimulateConfig
 from . import experiment
-from .progress import Meter, throughput
+from .progress import Meter, print_words, throughput
 from .prompts import TextInput
 from .results import compare, show_one, tell_cut, write_counted, write_turn
 from .turns import Turn, labels, policies, requests, turns
@@ -89,17 +89,17 @@ def run(
         replicas = simulate(config, prepared, turn, errors, name)
         if (totals := replicas[0].totals) is not None:
             summary = write_counted(run_dir / turn.folder, totals.summary(replicas[0].record), config, turn)
-            console.print(Text.assemble((f"{name}: ", "bold"), throughput(summary)), soft_wrap=True)
+            print_words(console, Text.assemble((f"{name}: ", "bold"), throughput(summary)))
             console.print(latency_table(summary))
             continue
         with without_collector():
             fleet = Fleet([replica.record for replica in replicas])
         summary = write_turn(run_dir / turn.folder, fleet, config, turn)
-        console.print(Text.assemble((f"{title if one_line else name}: ", "bold"), throughput(summary)), soft_wrap=True)
+        print_words(console, Text.assemble((f"{title if one_line else name}: ", "bold"), throughput(summary)))
         for note in (f"{turn.label}: {note}" for note in fleet.notes):
             if note not in printed:
                 printed.add(note)
-                console.print(Text(note), soft_wrap=True)
+                print_words(console, Text(note))
     if one_line or not config.simulation.record:
         return
     if len(plan) == 1:

@@ -119,9 +119,9 @@ def _fits(table: Table, console: Console, options: ConsoleOptions) -> bool:
 def latency_table(summary: Mapping[str, Any], *, title: str | None = "Latency") -> Table:
     """Make the table of TTFT, TBT, TPOT and end-to-end latency: mean, p50, p90, p99."""
     table = Table(title=title, title_justify="left")
-    table.add_column("")
+    table.add_column("", no_wrap=True)
     for name in ("mean", "p50", "p90", "p99"):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     names = {"ttft": "TTFT", "itl": "TBT", "tpot": "TPOT", "e2el": "end to end"}
     for key, name in names.items():
         values = (summary[f"{statistic}_{key}_ms"] for statistic in ("mean", "median", "p90", "p99"))
@@ -211,9 +211,8 @@ def _heading(groups: Sequence[RunGroup]) -> str:
 
 
 def _break_heading(name: str) -> str:
-    """Break a column's heading into lines: at spaces, and in a long word at its first underscore."""
-    words = [word.replace("_", "_\n", 1) if len(word) > 9 else word for word in name.split(" ")]
-    return "\n".join(words)
+    """Break a column's heading into lines at its spaces, and nowhere inside a name."""
+    return name.replace(" ", "\n")
 
 
 def _cells(metric: Metric, found: Sequence[Spread | None]) -> list[Text]:

@@ -1,0 +1,122 @@
+"""What commands print on terminals of several widths: lines that fit, with numbers and names in one piece."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
+import pytest
+
+GAPLESS = [sys.executable, "-c", "import sys; from gapless.launch.cli import main; sys.exit(main(sys.argv[1:]))"]
+WIDTHS = (60, 80, 120)
+STYLES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+FRAME = re.compile(r"[│┃┏┓┗┛┡┩└┘├┤┳┻┼╇━─┬┴]")
+
+
+def on_terminal(width: int, *arguments: str) -> list[str]:
+    """The lines that a command prints on a terminal of this width, without styles."""
+    command = [*GAPLESS, *arguments]
+    environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
+    main, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, width, 0, 0))
+    with subprocess.Popen(
+        command, stdin=terminal, stdout=terminal, stderr=terminal, env=environment | {"TERM": "xterm"}
+    ) as process:
+        os.close(terminal)
+        printed = b""
+        while True:
+            try:
+                data = os.read(main, 1 << 16)
+            except OSError:  # the last writer is gone
+                break
+            if not data:
+                break
+            printed += data
+        os.close(main)
+    text = printed.decode()
+    assert process.returncode == 0, text
+    return STYLES.sub("", text).replace("\r\n", "\n").splitlines()
+
+
+def piped(*arguments: str) -> list[str]:
+    environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    done = subprocess.run([*GAPLESS, *arguments], capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def without_paths(lines: list[str]) -> list[str]:
+    """Without the lines that name files: a path stays in one piece, so that it can be copied."""
+    return [line for line in lines if not re.match(r"(numbers|figures|report|outputs) +/", line)]
+
+
+def words(lines: list[str]) -> set[str]:
+    return set(FRAME.sub(" ", "\n".join(lines)).split())
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A comparison of policies with long names, simulated."""
+    folder = tmp_path_factory.mktemp("terminal") / "runs"
+    piped(
+        "simulate", "model=llama2-70b", "parallel=tp4_pp2", "workload.num_prompts=20", f"hydra.run.dir={folder}",
+        "scheduler=sarathi,equal_time,prefill_first,token_throttle,request_level",
+    )  # fmt: skip
+    return folder
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_tables_have_their_numbers_and_names_in_one_piece(runs: Path, tmp_path: Path, width: int):
+    for folders in ([str(runs / "02_equal_time")], sorted(map(str, runs.glob("0*")))):
+        arguments = ["report", *folders, f"out={tmp_path}", "figures=false"]
+        shown = without_paths(on_terminal(width, *arguments))
+        assert max(map(len, shown)) <= width
+        pieces = words(shown) - words(on_terminal(200, *arguments))
+        assert pieces <= {"idlest", "busiest"}  # remarks on stages, where not all of them have room
+    assert words(shown) >= {"equal_time", "prefill_first", "token_throttle", "request_level"}
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("command", ["generate", "simulate", "tune", "report", ""])
+def test_help_fits_the_terminal(command: str, width: int):
+    arguments = [*command.split(), "--help"]
+    lines, wide = on_terminal(width, *arguments), piped(*arguments)
+    assert max(map(len, lines)) <= width
+    assert max(map(len, wide)) > 100  # a pipe has no width: it gets the widest
+    keys = re.compile(r"^  ([a-z_]+\.[a-z_.]+)(?:[= ]|$)", re.MULTILINE)
+    assert keys.findall("\n".join(lines)) == keys.findall("\n".join(wide))
+
+
+def test_help_has_the_keys_used_most_first_and_the_costs_last():
+    lines = piped("simulate", "--help")
+    headings = [line for line in lines if re.fullmatch(r"\S.*:", line)]
+    assert headings[1] == "keys (KEY=VALUE), with the defaults of the groups above:"
+    assert headings[2] == "used most:"
+    assert headings[-2].startswith("hardware.costs")
+    assert headings[-1] == "examples:"
+    first = lines[lines.index("used most:") + 1 :]
+    assert first[0].startswith("  workload.num_prompts=") or first[0].startswith("  slo.")
+    costs = [number for number, line in enumerate(lines) if line.startswith("  hardware.costs.")]
+    others = [number for number, line in enumerate(lines) if re.match(r"  (?!hardware\.costs)[a-z_]+\.[a-z_]+=", line)]
+    assert min(costs) > max(others)
+
+
+def test_generate_prints_a_few_texts_and_where_the_rest_is(tmp_path: Path):
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("".join(f"prompt number {number}\n" for number in range(6)))
+    arguments = (
+        "generate", "model=tiny", f"prompts={prompts}", "sampling.max_tokens=2", "parallel.threads=1",
+        f"hydra.run.dir={tmp_path / 'run'}",
+    )  # fmt: skip
+    lines = on_terminal(80, *arguments)
+    text = "\n".join(lines)
+    assert re.findall(r"^(\d) · \d+ prompt tokens", text, re.MULTILINE) == ["0", "1", "2"]
+    assert f"the texts of 3 more prompts in {tmp_path / 'run' / 'outputs.jsonl'}" in text.replace("\n", "")
+    assert len((tmp_path / "run" / "outputs.jsonl").read_text().splitlines()) == 6

@@ -11,6 +11,7 @@ import difflib
 import math
 import numbers
 import os
+import sys
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping
@@ -45,6 +46,8 @@ _FAMILIES: dict[type, tuple[str, Mapping[str, type]]] = {  # configs whose `name
 }
 _SCALARS = {int: "an integer", float: "a number", str: "a string", bool: "true or false"}
 _PLURALS = {int: "integers", float: "numbers", str: "strings", bool: "booleans"}
+_MAY_BE_INFINITE = ("workload.request_rate", "workload.burstiness")
+_LARGEST_INTEGER = (1 << 31) - 1  # of a count or a size; seeds have bounds of their own
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml takes a tenth of the time
 
 
@@ -355,28 +358,62 @@ def _convert(hint: Any, value: Any, key: str) -> Any:
             items = list(value) if isinstance(value, list | tuple) else [value]
             if dataclasses.is_dataclass(element):
                 return tuple(_convert(element, item, f"{key}[{index}]") for index, item in enumerate(items))
-            converted = [_scalar(element, item) for item in items]
+            converted = [_scalar(element, item, key) for item in items]
             if value is not None and None not in converted:
                 return tuple(converted)
         elif typing.get_origin(option) is Literal:
             if any(value == valid and type(value) is type(valid) for valid in typing.get_args(option)):
                 return value
         else:
-            converted_value = _scalar(option, value)
+            converted_value = _scalar(option, value, key)
             if converted_value is not None:
                 return converted_value
     raise ConfigError(f"{key}={value!r}: must be {_right(options, value)}")
 
 
-def _scalar(hint: type, value: Any) -> Any:
-    """Convert `value` to the type `hint`; None where it is not of that type."""
+def is_unicode(text: str) -> bool:
+    """Return whether `text` can be written as UTF-8: it holds no half of a surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _scalar(hint: type, value: Any, key: str) -> Any:
+    """Convert `value` to the type `hint`; None where it is not of that type.
+
+    Raises:
+        ConfigError: a number that is not finite or too large, or a text that is not Unicode.
+    """
     if hint is bool or isinstance(value, bool):
         return value if hint is bool and isinstance(value, bool) else None
     if hint is int:
-        return int(value) if isinstance(value, numbers.Integral) else None
+        return _bounded(int(value), key) if isinstance(value, numbers.Integral) else None
     if hint is float:
-        return float(value) if isinstance(value, numbers.Real) and not math.isnan(value) else None
+        return _finite(value, key) if isinstance(value, numbers.Real) else None
+    if isinstance(value, str) and not is_unicode(value):
+        raise ConfigError(f"{key}={value!r}: must be text in UTF-8")
     return value if isinstance(value, hint) else None
+
+
+def _bounded(value: int, key: str) -> int:
+    is_seed = key.rpartition(".")[2] == "seed"
+    if abs(value) > _LARGEST_INTEGER and not (is_seed and value.bit_length() < 128):
+        shown = str(value) if value.bit_length() < 128 else f"a number of {value.bit_length()} bits"
+        raise ConfigError(f"{key}={shown}: must be an integer of at most {_LARGEST_INTEGER}")
+    return value
+
+
+def _finite(value: numbers.Real, key: str) -> float:
+    try:
+        number = float(value)
+    except OverflowError:
+        raise ConfigError(f"{key}: must be a number below {sys.float_info.max:.0e}") from None
+    if math.isnan(number) or (math.isinf(number) and key not in _MAY_BE_INFINITE):
+        right = "a number" if key in _MAY_BE_INFINITE else "a finite number"
+        raise ConfigError(f"{key}={number}: must be {right}")
+    return number
 
 
 def describe(hint: Any) -> str:

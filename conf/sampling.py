@@ -66,12 +66,12 @@ class SamplingParams:
                 if not isinstance(value, kind) or isinstance(value, bool):
                     raise ConfigError(f"sampling.{name}={value!r}: must be {right}")
         rules = [
-            ("n", self.n >= 1, "1 or more"),
-            ("max_tokens", self.max_tokens >= 1, "1 or more"),
+            ("n", 1 <= self.n <= 16384, "1 to 16384"),
+            ("max_tokens", 1 <= self.max_tokens < 1 << 31, "1 to 2147483647"),
             ("min_tokens", 0 <= self.min_tokens <= self.max_tokens, "between 0 and max_tokens"),
             ("temperature", 0.0 <= self.temperature < float("inf"), "0 (greedy) or more"),
             ("top_p", 0.0 < self.top_p <= 1.0, "in (0, 1]"),
-            ("top_k", self.top_k >= 0, "0 (all) or more"),
+            ("top_k", 0 <= self.top_k < 1 << 31, "0 (all) to 2147483647"),
             ("min_p", 0.0 <= self.min_p <= 1.0, "in [0, 1]"),
             ("seed", self.seed is None or abs(self.seed) < 1 << 63, "null or an integer of 64 bits"),
             ("repetition_penalty", 0.0 < self.repetition_penalty < float("inf"), "above 0"),

@@ -306,7 +306,7 @@ class ComparisonConfig(EngineConfig):
 
     def __post_init__(self) -> None:
         EngineConfig.__post_init__(self)
-        check("repeats", self.repeats, self.repeats >= 1, "1 or more")
+        check("repeats", self.repeats, 1 <= self.repeats <= 10_000, "1 to 10000")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,11 +18,12 @@ from functools import cached_property
 from importlib import import_module, metadata
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Literal, NoReturn
 
 from ..conf.errors import ConfigError, nearest
 from ..conf.schema import EngineConfig, GenerateConfig
 from .commands import COMMANDS, Command
+from .output_path import check_folder
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -40,11 +41,8 @@ class StandardInput:
         return sys.stdin is None or sys.stdin.closed or sys.stdin.isatty()
 
     @cached_property
-    def text(self) -> str:
-        try:
-            return sys.stdin.buffer.read().decode("utf-8-sig")
-        except UnicodeDecodeError as error:
-            raise ConfigError(f"standard input: not UTF-8 ({error.reason} at byte {error.start})") from None
+    def data(self) -> bytes:
+        return sys.stdin.buffer.read()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -139,6 +137,9 @@ def _run(command: Command, overrides: list[str], *, multirun: bool) -> int:
     rewritten = compose.rewrite(overrides, cls, command.name, multirun=multirun)
     stdin = StandardInput()
     module = import_module(f".{command.module}", __package__)
+    kind: Literal["run", "sweep"] = "sweep" if multirun else "run"
+    if (folder := compose.output_folder(rewritten, command.name, kind)) is not None:
+        check_folder(Path(folder), f"hydra.{kind}.dir")
     configs = compose.compose_all(rewritten, cls, command.name, multirun=multirun)
     prepared = {config: module.prepare(config, stdin) for config in dict.fromkeys(configs)}
     outputs = [config.outputs for config in configs if isinstance(config, GenerateConfig) and config.outputs]

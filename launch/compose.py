@@ -13,7 +13,7 @@ import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import yaml
 
@@ -216,6 +216,11 @@ def to_config(composed: DictConfig, cls: type[E]) -> E:
 def sweep_folder(overrides: Sequence[str], command: str) -> str | None:
     """Return the folder of the rewritten sweep, with the time of day in its name resolved; None where its name depends
     on a single run."""
+    return output_folder(overrides, command, "sweep")
+
+
+def output_folder(overrides: Sequence[str], command: str, kind: Literal["run", "sweep"]) -> str | None:
+    """Return what `hydra.run.dir` or `hydra.sweep.dir` comes to; None where it depends on the keys of a run."""
     from hydra import compose
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
@@ -223,7 +228,7 @@ def sweep_folder(overrides: Sequence[str], command: str) -> str | None:
     own = [text for text in overrides if text.startswith(("hydra/", "++hydra."))]
     with _hydra():
         try:
-            return str(compose(command, own, return_hydra_config=True).hydra.sweep.dir)
+            return str(compose(command, own, return_hydra_config=True).hydra[kind].dir)
         except (HydraException, OmegaConfBaseException):
             return None
 

@@ -16,6 +16,7 @@ from rich.text import Text
 from ..conf.build import to_mapping
 from ..conf.errors import ConfigError
 from ..conf.schema import GenerateConfig
+from .output_path import check_writable
 from .progress import Meter, print_words, shown, starting, throughput, versions
 from .prompts import Prompt, TextInput, read_prompts
 
@@ -57,6 +58,7 @@ def prepare(config: GenerateConfig, stdin: TextInput) -> Prepared:
             raise ConfigError(f"outputs={config.outputs}: must be a file")
         if not outputs.parent.is_dir():
             raise ConfigError(f"outputs={config.outputs}: no such folder: {outputs.parent}")
+        check_writable(outputs, "outputs")
         if config.prompts and outputs.exists() and Path(config.prompts).expanduser().resolve() == outputs.resolve():
             raise ConfigError(f"outputs={config.outputs}: this is the file of prompts; give another")
     return Prepared(plan, prompts)
@@ -83,7 +85,7 @@ def run(config: GenerateConfig, prepared: Prepared, run_dir: Path, launcher: Lau
         llm = LLM.from_config(config, launcher=launcher, on_progress=on_progress, plans=plans)
     record = llm.record
     try:
-        with llm, OutputsFile(path) as outputs, Meter(errors, len(prompts)) as meter:
+        with llm, OutputsFile(path, run_dir / "outputs.jsonl") as outputs, Meter(errors, len(prompts)) as meter:
             tokens: dict[int, int] = {}  # by request, so far
             for output in llm.stream([p.content for p in prompts], [p.params for p in prompts]):
                 before = tokens.get(output.request_id, 0)
@@ -118,22 +120,31 @@ class OutputsFile:
 
     A line holds `index` (of the prompt), `prompt`, `num_prompt_tokens` and `outputs`, each with `index`, `text`,
     `token_ids`, `finish_reason` and, where asked for, `logprobs`.
+
+    Where the file takes no more, the finished outputs go to `spare`, a file in the run folder.
+
+    Raises:
+        OSError: the file cannot be written; the error names the key, the file, and what was kept.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, spare: Path) -> None:
         self._path = path
+        self._spare = spare
         self._done: list[RequestOutput] = []
 
     def __enter__(self) -> OutputsFile:
-        self._file = self._path.open("w", encoding="utf-8")
+        self._file = self._path.open("wb", buffering=0)
         return self
 
     def __exit__(self, *error: object) -> None:
         self._file.close()
         if error[0] is None and self._path.is_file() and self._done != self.in_order:
             sorted_file = self._path.with_name(self._path.name + ".sorted")
-            sorted_file.write_text("".join(map(_json_line, self.in_order)), encoding="utf-8")
-            os.replace(sorted_file, self._path)
+            try:
+                sorted_file.write_text("".join(map(_json_line, self.in_order)), encoding="utf-8")
+                os.replace(sorted_file, self._path)
+            except OSError:  # no room for both: the rows stay as they finished
+                sorted_file.unlink(missing_ok=True)
 
     @property
     def in_order(self) -> list[RequestOutput]:
@@ -142,9 +153,24 @@ class OutputsFile:
 
     def append(self, output: RequestOutput) -> None:
         """Write a finished output at once."""
+        line = memoryview(_json_line(output).encode())
+        written = 0
+        try:
+            while written < len(line):
+                written += self._file.write(line[written:]) or 0
+        except OSError as error:
+            with suppress(OSError):  # a device cannot be cut
+                self._file.truncate(self._file.tell() - written)
+            raise OSError(f"outputs={self._path}: {_lower(error)}; {self._keep(output)}") from None
         self._done.append(output)
-        self._file.write(_json_line(output))
-        self._file.flush()
+
+    def _keep(self, last: RequestOutput) -> str:
+        """Write the outputs and the `last` to the spare file, if that can be done, and say what was kept."""
+        if self._spare.resolve() != self._path.resolve():
+            with suppress(OSError):
+                self._spare.write_text("".join(map(_json_line, [*self._done, last])), encoding="utf-8")
+                return f"finished outputs ({len(self._done) + 1}) are in {shown(self._spare)}"
+        return f"the file holds the first {len(self._done)} finished outputs"
 
 
 def _json_line(output: RequestOutput) -> str:
@@ -169,6 +195,10 @@ def _json_completion(completion: CompletionOutput) -> dict[str, Any]:
             {str(token): asdict(logprob) for token, logprob in position.items()} for position in completion.logprobs
         ]
     return row
+
+
+def _lower(error: OSError) -> str:
+    return (error.strerror or str(error)).lower()
 
 
 def _print_texts(console: Console, output: RequestOutput) -> None:

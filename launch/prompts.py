@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import io
+import itertools
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
-from ..conf.build import build, to_mapping
+from ..conf import strict_json
+from ..conf.build import build, is_unicode, to_mapping
 from ..conf.errors import ConfigError, nearest
 from ..conf.sampling import SamplingParams
 from ..conf.schema import GenerateConfig
+
+_LONGEST_LINE = 16 << 20  # bytes; a context of a million tokens takes about 4 MiB of text, or 8 MiB of token ids
 
 
 class TextInput(Protocol):
@@ -23,7 +28,7 @@ class TextInput(Protocol):
     def is_terminal(self) -> bool: ...
 
     @property
-    def text(self) -> str: ...
+    def data(self) -> bytes: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,52 +63,74 @@ def read_prompts(config: GenerateConfig, stdin: TextInput) -> list[Prompt]:
     if config.prompts is None:
         if stdin.is_terminal:
             raise ConfigError('no prompts; give prompt="...", prompts=FILE, prompts=shipped, or pipe a prompt a line')
-        found = list(_lines(stdin.text, config.sampling))
         source = "standard input"
+        found = list(_lines(_read_lines(io.BytesIO(stdin.data), source), config.sampling))
     elif config.prompts == "shipped":
         source = "shipped_prompts.jsonl"
-        text = resources.files("gapless.conf").joinpath(source).read_text(encoding="utf-8")
-        found = list(_json_lines(text, config.sampling, source))
+        data = resources.files("gapless.conf").joinpath(source).read_bytes()
+        found = list(_json_lines(_read_lines(io.BytesIO(data), source), config.sampling, source))
     else:
         source = config.prompts
-        text = _read(Path(source).expanduser())
-        is_jsonl = source.endswith((".jsonl", ".ndjson"))
-        found = list(_json_lines(text, config.sampling, source) if is_jsonl else _lines(text, config.sampling))
+        with _open(Path(source).expanduser()) as file:
+            lines = _read_lines(file, source)
+            is_jsonl = source.endswith((".jsonl", ".ndjson"))
+            found = list(_json_lines(lines, config.sampling, source) if is_jsonl else _lines(lines, config.sampling))
     if not found:
         raise ConfigError(f"{source}: no prompts in it")
     return found
 
 
-def _read(path: Path) -> str:
+def _open(path: Path) -> BinaryIO:
     if path.is_fifo():
         raise ConfigError(f"prompts={path}: a pipe; pass it as standard input and leave prompts out")
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise ConfigError(f"prompts={path}: not a regular file; give a text file or a .jsonl file")
     try:
-        return path.read_bytes().decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"prompts={path}: not UTF-8 ({error.reason} at byte {error.start})") from None
+        return path.open("rb")
     except FileNotFoundError:
         raise ConfigError(f"prompts={path}: no such file") from None
     except OSError as error:
         raise ConfigError(f"prompts={path}: {(error.strerror or 'cannot be read').lower()}") from None
 
 
-def _lines(text: str, params: SamplingParams) -> Iterator[Prompt]:
-    for line in text.split("\n"):
+def _read_lines(file: BinaryIO, source: str) -> Iterator[str]:
+    """Yield the lines of a file, without their ends.
+
+    Raises:
+        ConfigError: a line is too long or not UTF-8; it is named by its number.
+    """
+    for number in itertools.count(1):
+        line = file.readline(_LONGEST_LINE + 1)
+        if not line:
+            return
+        if len(line) > _LONGEST_LINE:
+            longest = f"{_LONGEST_LINE >> 20} MiB"
+            raise ConfigError(f"{source}:{number}: longer than {longest}; a prompt is one line of at most {longest}")
+        try:
+            yield line.decode("utf-8-sig" if number == 1 else "utf-8").removesuffix("\n")
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{source}:{number}: not UTF-8 ({error.reason} at byte {error.start})") from None
+
+
+def _lines(lines: Iterator[str], params: SamplingParams) -> Iterator[Prompt]:
+    for line in lines:
         if line.strip():
             yield Prompt(line.removesuffix("\r"), None, params)
 
 
-def _json_lines(text: str, params: SamplingParams, source: str) -> Iterator[Prompt]:
-    for number, line in enumerate(text.split("\n"), 1):
+def _json_lines(lines: Iterator[str], params: SamplingParams, source: str) -> Iterator[Prompt]:
+    for number, line in enumerate(lines, 1):
         if line.strip():
             try:
-                yield _row(json.loads(line), params)
+                yield _row(strict_json.loads(line), params)
             except json.JSONDecodeError as error:
                 raise ConfigError(f"{source}:{number}: not JSON: {error.msg} at column {error.colno}") from None
             except RecursionError:
                 raise ConfigError(f"{source}:{number}: not JSON: nested too deep") from None
             except ConfigError as error:
                 raise ConfigError(f"{source}:{number}: {error}") from None
+            except ValueError:  # Python reads no integer of more than 4,300 digits
+                raise ConfigError(f"{source}:{number}: not JSON: a number has too many digits") from None
 
 
 def _row(row: Any, params: SamplingParams) -> Prompt:
@@ -119,6 +146,8 @@ def _row(row: Any, params: SamplingParams) -> Prompt:
         raise ConfigError("give one of prompt and prompt_token_ids")
     if text is not None and (not isinstance(text, str) or not text):
         raise ConfigError(f"prompt={text!r}: must be a text that is not empty")
+    if text is not None and not is_unicode(text):
+        raise ConfigError("prompt: holds half of a surrogate pair (\\ud800 .. \\udfff), which is not text")
     if ids is not None and not (isinstance(ids, list) and ids and all(type(i) is int and i >= 0 for i in ids)):
         raise ConfigError("prompt_token_ids: must be a list of token ids that is not empty")
     own = build(SamplingParams, to_mapping(params) | row, "sampling") if row else params

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from ..conf.errors import ConfigError, nearest
 from ..conf.schema import ReportConfig
+from .output_path import check_folder
 from .progress import print_words, shown, throughput
 from .prompts import TextInput
 
@@ -40,6 +41,8 @@ def prepare(config: ReportConfig, stdin: TextInput) -> list[RunFolder]:
         raise ConfigError(f"sort={config.sort}: no number of these runs' summary.json{hint}")
     if config.out is not None and Path(config.out).expanduser().exists() and not Path(config.out).expanduser().is_dir():
         raise ConfigError(f"out={config.out}: must be a folder")
+    if config.out is not None:
+        check_folder(Path(config.out).expanduser(), "out")
     return found
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Collection
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from safetensors import SafetensorError, safe_open
 
+from ..conf import strict_json
 from ..conf.errors import ConfigError
 from ..conf.schema import Architecture
 from .layout import names_of, tensor_shapes
@@ -141,11 +141,15 @@ def _tensors_by_file(folder: Path) -> dict[str, list[str]]:
         return {"model.safetensors": list(_open(folder / "model.safetensors").keys())}
     if index.is_file():
         try:
-            weight_map = dict[str, str](json.loads(index.read_text())["weight_map"])
-        except (ValueError, KeyError, TypeError) as error:
+            weight_map = dict[str, str](strict_json.loads(index.read_text(encoding="utf-8"))["weight_map"])
+        except ConfigError as error:
+            raise ConfigError(f"{index}: {error}") from None
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ConfigError(f"{index}: not an index of safetensors files ({error!r})") from error
         files: dict[str, list[str]] = {}
         for name, file in weight_map.items():
+            if not isinstance(file, str) or Path(file).name != file or "\0" in file:
+                raise ConfigError(f"{index}: {file!r} must be the name of a file in this folder, without a path")
             files.setdefault(file, []).append(name)
         for file in files:
             if not (folder / file).is_file():

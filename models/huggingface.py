@@ -6,12 +6,12 @@ A feature that this package does not compute exactly is refused by name.
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
+from ..conf import strict_json
 from ..conf.errors import ConfigError, nearest
 from ..conf.schema import Architecture, ModelConfig, RopeScaling
 
@@ -90,7 +90,9 @@ class _Config:
     @classmethod
     def read(cls, path: Path) -> _Config:
         try:
-            values = json.loads(path.read_text(encoding="utf-8"))
+            values = strict_json.loads(path.read_text(encoding="utf-8"))
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}") from None
         except (OSError, ValueError, RecursionError) as error:
             raise ConfigError(f"{path}: not readable as JSON ({error})") from error
         if not isinstance(values, dict):

@@ -5,12 +5,15 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 
+from ...conf.build import is_unicode
 from ...conf.errors import ConfigError
 from ...conf.sampling import SamplingParams
 from ...models.tokenizer import Tokenizer, load_tokenizer
 from .plan import Plan
 
 Prompt = str | Sequence[int]
+
+_CHARACTERS_A_TOKEN = 1024  # more than the longest token of any vocabulary has
 
 
 class Intake:
@@ -39,10 +42,28 @@ class Intake:
             raise ConfigError(f"{len(many)} prompts, but {len(each)} sampling params: give one, or one each")
         if wrong := [p for p in each if not isinstance(p, SamplingParams)]:
             raise ConfigError(f"sampling params {wrong[0]!r}: must be SamplingParams, one or one a prompt")
+        for number, text in enumerate(many):
+            if isinstance(text, str):
+                self._check_text(number, text)
         encoded = [self.tokenizer.encode(p) if isinstance(p, str) else _ids(n, p) for n, p in enumerate(many)]
         for number, (ids, of_it) in enumerate(zip(encoded, each, strict=True)):
             self.check(number, ids, of_it)
         return list(zip(many, encoded, each, strict=True))
+
+    def _check_text(self, number: int, text: str) -> None:
+        """Check a text before it is encoded, which takes seconds for each ten megabytes.
+
+        Raises:
+            ConfigError: it is no Unicode text, or so long that no tokenizer brings it into the context.
+        """
+        if not is_unicode(text):
+            raise ConfigError(f"prompt {number} holds half of a surrogate pair, which is not text")
+        longest = self._plan.max_model_len * _CHARACTERS_A_TOKEN
+        if len(text) > longest:
+            raise ConfigError(
+                f"prompt {number} has {len(text)} characters: the context is {self._plan.max_model_len} tokens, "
+                f"so more than {longest} characters never fit"
+            )
 
     def check(self, number: int, ids: Sequence[int], params: SamplingParams) -> None:
         """Check that the model and the cache can hold a request.

@@ -116,7 +116,7 @@ def test_policy_is_picked_by_its_name(name: str) -> None:
     (HardwareConfig, "hardware", {"device": "cda"},
      "hardware.device='cda': must be cpu or cuda; did you mean 'cuda'?"),
     (HardwareConfig, "hardware", {"memory_gib": "2"}, "hardware.memory_gib='2': must be a number"),
-    (HardwareConfig, "hardware", {"memory_gib": float("nan")}, "hardware.memory_gib=nan: must be a number"),
+    (HardwareConfig, "hardware", {"memory_gib": float("nan")}, "hardware.memory_gib=nan: must be a finite number"),
     (HardwareConfig, "hardware", {"memory_gib": False}, "hardware.memory_gib=False: must be a number"),
     (ModelConfig, "model", {"name": 7, "weights": "shipped"}, "model.name=7: must be a string"),
     (ModelConfig, "model", {"architecture": 3}, "model.architecture=3: must be null or a mapping of keys"),
@@ -343,3 +343,21 @@ def test_compose_engine_errors(key: str, value: Any, line: str) -> None:
     with pytest.raises(ConfigError) as caught:
         compose_engine(model="shipped", overrides={key: value})
     assert str(caught.value) == line
+
+
+@pytest.mark.parametrize(("cls", "key", "mapping", "line"), [
+    (HardwareConfig, "hardware", {"memory_gib": float("inf")}, "hardware.memory_gib=inf: must be a finite number"),
+    (HardwareConfig, "hardware", {"memory_gib": 10**400}, "hardware.memory_gib: must be a number below 2e+308"),
+    (HardwareConfig, "hardware", {"tile": 10**20}, f"hardware.tile={10**20}: must be an integer of at most 2147483647"),
+    (SamplingParams, "sampling", {"max_tokens": 10**20},
+     f"sampling.max_tokens={10**20}: must be an integer of at most 2147483647"),
+    (SamplingParams, "sampling", {"stop_token_ids": [10**20]},
+     f"sampling.stop_token_ids={10**20}: must be an integer of at most 2147483647"),
+    (SamplingParams, "sampling", {"seed": 10**19}, f"sampling.seed={10**19}: must be null or an integer of 64 bits"),
+    (SamplingParams, "sampling", {"n": 100000}, "sampling.n=100000: must be 1 to 16384"),
+    (SamplingParams, "sampling", {"stop": ["a\ud800"]}, "sampling.stop='a\\ud800': must be text in UTF-8"),
+])  # fmt: skip
+def test_numbers_are_finite_and_bounded_and_texts_are_unicode(
+    cls: type, key: str, mapping: dict[str, Any], line: str
+) -> None:
+    assert error(cls, mapping, key) == line

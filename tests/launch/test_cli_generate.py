@@ -27,7 +27,7 @@ SMALL = ["model=tiny", "cache.num_blocks=64", "parallel.threads=1"]
 class Input:
     def __init__(self, text: str | None = None) -> None:
         self.is_terminal = text is None
-        self.text = text or ""
+        self.data = (text or "").encode()
 
 
 def prompts_of(text: str | None = None, **keys: Any) -> list[Prompt]:
@@ -216,3 +216,58 @@ def test_outputs_never_overwrite_what_is_needed(tmp_path: Path) -> None:
     assert swept.returncode == 2
     assert swept.stderr.startswith("gapless: error: outputs=o.jsonl: the runs of a sweep would overwrite it")
     assert [path.name for path in tmp_path.iterdir()] == ["p.jsonl"]
+
+
+def test_rows_that_no_file_can_hold_are_refused_before_anything_starts(tmp_path: Path) -> None:
+    for text, line in [
+        ('{"prompt": "a"}\n{"prompt": "a\\ud800b"}', "2: prompt: holds half of a surrogate pair"),
+        ('{"prompt": "a", "stop": ["\\udfff"]}', "1: sampling.stop='\\udfff': must be text in UTF-8"),
+        ('{"prompt": "a", "prompt": "b"}', "1: key 'prompt' is given twice"),
+        ('{"prompt": "a", "top_k": 3, "top_k": 4}', "1: key 'top_k' is given twice"),
+        ('{"prompt": "a", "max_tokens": 12345678901234567890}', "1: sampling.max_tokens=12345678901234567890: must be"),
+        ('{"prompt": "a", "seed": 12345678901234567890}', "1: sampling.seed=12345678901234567890: must be null or"),
+        ('{"prompt": "a", "temperature": Infinity}', "1: sampling.temperature=inf: must be a finite number"),
+        ('{"prompt": "a", "seed": ' + "9" * 5000 + "}", "1: not JSON: a number has too many digits"),
+    ]:
+        name = jsonl(tmp_path, text)
+        with pytest.raises(ConfigError) as caught:
+            prompts_of(prompts=name)
+        assert str(caught.value).startswith(f"{name}:{line}")
+    (tmp_path / "bad.jsonl").write_bytes(b'{"prompt": "a"}\n{"prompt": "\xff"}\n')
+    with pytest.raises(ConfigError, match=r"bad.jsonl:2: not UTF-8 \(invalid start byte at byte 12\)"):
+        prompts_of(prompts=str(tmp_path / "bad.jsonl"))
+
+
+def test_a_line_of_100_mb_is_refused_at_once(tmp_path: Path) -> None:
+    for name in ("long.txt", "long.jsonl"):
+        (tmp_path / name).write_bytes(b'{"prompt": "' + b"a " * 50_000_000 + b'"}\n')
+        begin = time.monotonic()
+        with pytest.raises(ConfigError, match="long.*:1: longer than 16 MiB"):
+            prompts_of(prompts=str(tmp_path / name))
+        assert time.monotonic() - begin < 1.0
+    with pytest.raises(ConfigError, match="not a regular file"):
+        prompts_of(prompts="/dev/zero")
+
+
+def test_a_full_disk_names_the_key_and_keeps_what_is_finished(tmp_path: Path) -> None:
+    done = generate("prompt=x", "sampling.max_tokens=2", "outputs=/dev/full", "hydra.run.dir=r", cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == (
+        "gapless: error: outputs=/dev/full: no space left on device; finished outputs (1) are in r/outputs.jsonl"
+    )
+    assert len(rows(tmp_path / "r" / "outputs.jsonl")) == 1
+
+
+@pytest.mark.parametrize(("override", "line"), [
+    ("hydra.run.dir=file", "hydra.run.dir=file: file is a file; give a folder"),
+    ("hydra.run.dir=file/below", "file is a file; give a folder"),
+    ("outputs=/proc/x", "outputs=/proc/x: "),
+    ("outputs=/sys/x", "outputs=/sys/x: "),
+])  # fmt: skip
+def test_what_cannot_be_written_is_named_before_the_start(override: str, line: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("kept")
+    done = generate("prompt=x", override, cwd=tmp_path)
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done.stderr
+    assert line in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert (tmp_path / "file").read_text() == "kept"

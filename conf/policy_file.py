@@ -20,6 +20,7 @@ from .errors import ConfigError
 from .policies import SchedulerConfig
 
 SUFFIX = ".py"
+MODULE_PREFIX = "gapless_policy_"  # of the modules that policy files become
 
 
 def is_policy_file(choice: str) -> bool:
@@ -69,7 +70,7 @@ def _found(file: str) -> Path:
 
 @lru_cache(maxsize=64)
 def _run(path: str, changed: int) -> ModuleType:
-    name = f"gapless_policy_{Path(path).stem}_{zlib.crc32(path.encode()):08x}"
+    name = f"{MODULE_PREFIX}{Path(path).stem}_{zlib.crc32(path.encode()):08x}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None

@@ -24,6 +24,7 @@ from ..conf.errors import ConfigError, nearest
 from ..conf.schema import EngineConfig, GenerateConfig
 from .commands import COMMANDS, Command
 from .output_path import check_folder
+from .plugins import blame
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -54,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = _dispatch(arguments)
         if sys.stdout is not None:  # closed by whoever started us
             sys.stdout.flush()
-    except ValueError as error:
+    except ConfigError as error:
         return _fail(error, 2)
     except KeyboardInterrupt:
         print(f"{PROGRAM}: interrupted", file=sys.stderr)
@@ -62,10 +63,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 1
-    except (OSError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and not _is_pipeline_error(error):
+    except Exception as error:
+        is_ours = isinstance(error, RuntimeError) and _is_pipeline_error(error)
+        if not is_ours and (line := blame(error)) is not None:
+            return _fail(error, 2, line)
+        if not (is_ours or isinstance(error, ValueError | OSError)):
             raise
-        return _fail(error, 1)
+        return _fail(error, 2 if isinstance(error, ValueError) else 1)
     return code
 
 
@@ -249,10 +253,11 @@ def _is_pipeline_error(error: RuntimeError) -> bool:
     return isinstance(error, PipelineError)
 
 
-def _fail(error: Exception, code: int) -> int:
+def _fail(error: Exception, code: int, line: str | None = None) -> int:
     if os.environ.get("HYDRA_FULL_ERROR") == "1":
         raise error
-    text = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
+    named = isinstance(error, OSError) and error.filename
+    text = line or (f"{error.filename}: {error.strerror}" if named else str(error))  # type: ignore[attr-defined]
     text = " ".join(text.split()) or type(error).__name__
     print(f"{PROGRAM}: error: {text}", file=sys.stderr)
     return code

@@ -78,6 +78,7 @@ def run(config: GenerateConfig, prepared: Prepared, run_dir: Path, launcher: Lau
     with starting(errors, config) as on_progress:
         from ..runtime.engine.llm import LLM
         from ..runtime.ledger.ledger import Ledger
+        from ..runtime.pipeline.protocol import PipelineError
         from ..runtime.report.terminal import bubble_table, latency_table
         from ..runtime.report.write_folder import write_run_folder
 
@@ -113,6 +114,12 @@ def run(config: GenerateConfig, prepared: Prepared, run_dir: Path, launcher: Lau
     console.print(bubble_table(ledger))
     for label, file in (("outputs", path), ("report", run_dir / "report.html")):
         console.print(Text.assemble((f"{label:9}", "bold"), shown(file)), soft_wrap=True)
+    failed = [output.index for output in outputs.in_order if any(o.finish_reason == "error" for o in output.outputs)]
+    if failed:
+        raise PipelineError(
+            f"model={config.model.name}: the logits of {len(failed)} of {len(prompts)} prompts (first: prompt "
+            f"{failed[0]}) are not finite; check the weights, or try model.dtype=float32"
+        )
 
 
 class OutputsFile:

@@ -6,7 +6,7 @@ A feature that this package does not compute exactly is refused by name.
 from __future__ import annotations
 
 import dataclasses
-import math
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +20,8 @@ _ACTIVATIONS: dict[str, Literal["silu", "gelu", "gelu_tanh", "relu"]] = {
     "silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
     "relu": "relu",
 }  # fmt: skip
+
+_DTYPES = ("float32", "bfloat16", "float16", "float64", "float", "half", "auto")  # of the weights; read as any
 
 
 def resolve_weights(model: ModelConfig) -> Path | None:
@@ -118,7 +120,7 @@ class _Config:
 
     def number(self, key: str, default: float) -> float:
         value = self.get(key, default)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < sys.float_info.max:
             raise ConfigError(f"{self.path}: {key}={value!r}: must be a number above 0")
         return float(value)
 
@@ -155,6 +157,14 @@ def _read_architecture(folder: Path) -> Architecture:
     if config.get("quantization_config") is not None:
         raise config.unsupported("quantization_config (quantized weights)")
     fields = _READERS[name](config) | {"bos_token_id": _first_id(config), "eos_token_ids": _eos_ids(config, folder)}
+    for key in ("torch_dtype", "dtype"):
+        if (dtype := config.get(key, "auto")) not in _DTYPES:
+            raise ConfigError(f"{config.path}: {key}={dtype!r}: must be one of {', '.join(_DTYPES)}")
+    ids = [("bos_token_id", fields["bos_token_id"]), *(("eos_token_id", each) for each in fields["eos_token_ids"])]
+    for key, value in ids:
+        if value is not None and not 0 <= value < fields["vocab_size"]:
+            most = fields["vocab_size"] - 1
+            raise ConfigError(f"{config.path}: {key}={value}: must lie in 0 .. {most}, the vocabulary")
     try:
         return Architecture(**fields)
     except ConfigError as error:
@@ -163,7 +173,7 @@ def _read_architecture(folder: Path) -> Architecture:
 
 def _first_id(config: _Config) -> int | None:
     value = config.get("bos_token_id")
-    return value[0] if isinstance(value, list) and value else value if isinstance(value, int) else None
+    return value[0] if isinstance(value, list) and value else value if type(value) is int else None
 
 
 def _eos_ids(config: _Config, folder: Path) -> tuple[int, ...]:
@@ -175,7 +185,7 @@ def _eos_ids(config: _Config, folder: Path) -> tuple[int, ...]:
     for each in configs:
         value = each.get("eos_token_id", [])
         ids += value if isinstance(value, list) else [value]
-    if not all(isinstance(i, int) for i in ids):
+    if not all(type(i) is int for i in ids):
         raise ConfigError(f"{config.path}: eos_token_id={ids}: must be token ids")
     return tuple(dict.fromkeys(ids))
 

@@ -27,6 +27,7 @@ _ID_BITS = 19  # of a token id: bounds the vocabulary
 _WEIGHT_BITS = 43  # of a weight: one int64 holds a weight and an id, and another the sum of all weights
 _MAX_ELEMENTS = 1 << 22  # of a float64 work tensor; more rows are computed in slices
 _MASKED_LOGIT = float("-inf")
+NO_TOKEN = -1  # in place of a token, where the row's logits are not finite
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +132,9 @@ class Sampler:
             logits_RV: float32, on any device, at least `vocab_size` wide. It is not modified.
             requests: the request of each row.
             positions: the position of each row's new token, which is the number of tokens before it.
+
+        Returns:
+            `NO_TOKEN` for a row that holds NaN or infinity, or no logit that is above -infinity.
         """
         if not requests:
             return []
@@ -143,13 +147,14 @@ class Sampler:
             logits = logits.clone()
             for r in edited:
                 rows[r].edit(logits[r], positions[r])
-        best = logits.argmax(dim=-1)
+        top, best = logits.max(dim=-1)  # NaN, if the row holds one
+        finite = top.isfinite()
         drawn = [r for r, h in enumerate(rows) if not h.params.is_greedy]
         for part in _slices(drawn, self.vocab_size):
             numbers = [uniform(rows[r].seed, positions[r] - rows[r].prompt_len) for r in part]
             best[part] = _draw(logits[part], best[part], [rows[r].params for r in part], numbers)
-        tokens = best.tolist()
-        with_logprobs = [r for r, h in enumerate(rows) if h.params.logprobs is not None]
+        tokens = best.where(finite, NO_TOKEN).tolist()
+        with_logprobs = [r for r, h in enumerate(rows) if h.params.logprobs is not None and tokens[r] != NO_TOKEN]
         sampled = [SampledToken(t) for t in tokens]
         for part in _slices(with_logprobs, self.vocab_size):
             num_tops = [rows[r].params.logprobs or 0 for r in part]

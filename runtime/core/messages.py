@@ -116,7 +116,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
 
 class Sampled(msgspec.Struct, frozen=True, array_like=True):
     """The tokens that a micro-batch sampled, in its order: one for each chunk that ends its prompt, then one for each
-    decode.
+    decode. A token of -1 says that the logits were not finite.
 
     `logprobs`, by request: for those that asked for them.
     """

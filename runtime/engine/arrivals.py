@@ -113,6 +113,8 @@ class _Arrivals:
 
     def finished(self, request: Request) -> None:
         self.unfinished.pop(request.id, None)
+        if request.finish_reason == "error":
+            raise PipelineError(f"request {request.id}: the model's logits are not finite; check the weights")
         if request.num_output != request.params.max_tokens:
             raise PipelineError(
                 f"request {request.id} ended ({request.finish_reason}) after {request.num_output} of "

@@ -196,10 +196,16 @@ class Coordinator:
         if any(request.finish_reason is not None for request in requests):  # aborted while in flight
             rows = [row for row, request in enumerate(requests) if request.finish_reason is None]
             requests, tokens = [requests[row] for row in rows], [tokens[row] for row in rows]
-        append_to_each([request.record.token_times for request in requests], now)
+        got = requests if min(tokens, default=0) >= 0 else [r for r, t in zip(requests, tokens, strict=True) if t >= 0]
+        append_to_each([request.record.token_times for request in got], now)
         any_ended = False
         for row, request in enumerate(requests):
             token = tokens[row]
+            if token < 0:  # the model's logits were not finite
+                self._finish(request, "error", now)
+                any_ended = True
+                events.append(TokenEvent(request, None, None, now))
+                continue
             request.output.append(token)
             logprob = logprobs.get(request.id) if logprobs else None
             reason = request.finish_reason_after(token)

@@ -242,7 +242,7 @@ def test_a_line_of_100_mb_is_refused_at_once(tmp_path: Path) -> None:
     for name in ("long.txt", "long.jsonl"):
         (tmp_path / name).write_bytes(b'{"prompt": "' + b"a " * 50_000_000 + b'"}\n')
         begin = time.monotonic()
-        with pytest.raises(ConfigError, match="long.*:1: longer than 16 MiB"):
+        with pytest.raises(ConfigError, match=r"long.*:1: longer than 16 MiB"):
             prompts_of(prompts=str(tmp_path / name))
         assert time.monotonic() - begin < 1.0
     with pytest.raises(ConfigError, match="not a regular file"):
@@ -271,3 +271,45 @@ def test_what_cannot_be_written_is_named_before_the_start(override: str, line: s
     assert line in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
     assert (tmp_path / "file").read_text() == "kept"
+
+
+POLICY = """
+from gapless.runtime.scheduler import Scheduler
+from gapless.conf.policies import SchedulerConfig
+
+
+class Mine(Scheduler):
+    def {method}(self, *arguments):
+        raise {error}("boom")
+"""
+
+
+@pytest.mark.parametrize("method", ["fill", "__init__"])
+@pytest.mark.parametrize("error", ["ValueError", "KeyError"])
+def test_an_error_in_a_policy_names_its_line(method: str, error: str, tmp_path: Path) -> None:
+    text = POLICY.format(method=method, error=error)
+    if method != "fill":
+        text += "\n    def fill(self, batch):\n        pass\n"
+    (tmp_path / "mine.py").write_text(text)
+    done = generate("prompt=x", "scheduler=./mine.py", cwd=tmp_path)
+    assert done.returncode == 2
+    said = done.stderr.splitlines()[-1]
+    assert said.startswith(f"gapless: error: {tmp_path / 'mine.py'}:8: in {method}: {error}: ")
+    assert "boom" in said
+    assert "Traceback" not in done.stderr
+
+
+def test_weights_of_nan_end_in_an_error(tmp_path: Path) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    from tests.support.hf_models import make_model
+
+    model = make_model("llama", tmp_path)
+    tensors = {name: torch.full_like(t, torch.nan) for name, t in model.state_dict().items()}
+    save_file(tensors, tmp_path / "model.safetensors")
+    name = jsonl(tmp_path, '{"prompt_token_ids": [1, 2]}\n{"prompt_token_ids": [3], "temperature": 1, "logprobs": 2}\n')
+    done = generate(f"model={tmp_path}", "model.tokenizer=none", f"prompts={name}", "outputs=o.jsonl", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "the logits of 2 of 2 prompts (first: prompt 0) are not finite" in done.stderr.splitlines()[-1]
+    assert [row["outputs"][0]["finish_reason"] for row in rows(tmp_path / "o.jsonl")] == ["error", "error"]

@@ -10,6 +10,7 @@ import pytest
 
 from gapless.conf.errors import ConfigError
 from gapless.conf.schema import Architecture, ModelConfig, RopeScaling
+from gapless.models.checkpoint import SafetensorsFolder
 from gapless.models.huggingface import resolve_architecture, resolve_weights
 
 LLAMA: dict[str, Any] = {
@@ -166,3 +167,32 @@ def test_folders_that_cannot_be_loaded(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("[" * 100_000)
     with pytest.raises(ConfigError, match="not readable as JSON"):
         resolve_architecture(ModelConfig(weights=str(tmp_path)))
+
+
+@pytest.mark.parametrize(("change", "line"), [
+    ({"dtype": "int4"}, "dtype='int4': must be one of float32"),
+    ({"torch_dtype": "foo"}, "torch_dtype='foo': must be one of float32"),
+    ({"eos_token_id": 100}, "eos_token_id=100: must lie in 0 .. 99"),
+    ({"eos_token_id": [2, -1]}, "eos_token_id=-1: must lie in 0 .. 99"),
+    ({"bos_token_id": -5}, "bos_token_id=-5: must lie in 0 .. 99"),
+    ({"rope_scaling": {"type": "foo", "factor": 2.0}}, "rope scaling 'foo'"),
+    ({"rope_scaling": "linear"}, "must be an object"),
+    ({"hidden_act": "mish"}, "hidden_act=mish: not supported"),
+    ({"rope_theta": float("inf")}, "rope_theta=inf: must be a number"),
+])  # fmt: skip
+def test_values_that_cannot_be_right_are_refused(change: dict[str, Any], line: str, tmp_path: Path) -> None:
+    assert line in refusal(tmp_path, LLAMA | change)
+
+
+def test_a_key_given_twice_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, LLAMA)
+    (tmp_path / "config.json").write_text('{"vocab_size": 3, "vocab_size": 4}')
+    with pytest.raises(ConfigError, match=r"config.json: key 'vocab_size' is given twice"):
+        resolve_architecture(ModelConfig(weights=str(tmp_path)))
+
+
+@pytest.mark.parametrize("file", ["../x.safetensors", "/x.safetensors", "a/b.safetensors", 3])
+def test_an_index_names_files_of_its_own_folder(file: object, tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": file}}))
+    with pytest.raises(ConfigError, match="must be the name of a file in this folder"):
+        SafetensorsFolder(tmp_path)

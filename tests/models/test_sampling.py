@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gapless.conf.sampling import SamplingParams
-from gapless.models.sampling import SampledToken, Sampler, uniform
+from gapless.models.sampling import NO_TOKEN, SampledToken, Sampler, uniform
 
 EOS = 3
 
@@ -249,14 +249,17 @@ def test_padding_of_the_vocabulary_is_never_sampled():
     assert drawn.token < 5
 
 
-@pytest.mark.parametrize("row", [[math.nan] * 4, [0.0, math.inf, 0.0, 0.0], [-math.inf] * 4, [1e38, -1e38, 0.0, 0.0]])
+@pytest.mark.parametrize("row", [[math.nan] * 4, [0.0, math.inf, 0.0, 0.0], [-math.inf] * 4, [0.0, math.nan, 9.0, 0.0]])
 @pytest.mark.parametrize("temperature", [0.0, 1e-30, 1.0, 1e30])
-def test_logits_that_are_not_finite_still_give_a_token(row, temperature):
+def test_logits_that_are_not_finite_give_no_token(row, temperature):
     params = SamplingParams(temperature=temperature, top_p=0.5, logprobs=2)
-    got = sample_one(torch.tensor(row), params, history=[1], prompt_len=1)
-    assert got.token in range(4)
-    if row[1] == math.inf:
-        assert got.token == 1
+    assert sample_one(torch.tensor(row), params, history=[1], prompt_len=1).token == NO_TOKEN
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1e-30, 1.0, 1e30])
+def test_extreme_logits_give_a_token(temperature):
+    params = SamplingParams(temperature=temperature, top_p=0.5, logprobs=2)
+    assert sample_one(torch.tensor([1e38, -1e38, 0.0, 0.0]), params, history=[1], prompt_len=1).token in range(4)
 
 
 def test_no_rows_give_no_tokens():

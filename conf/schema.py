@@ -17,6 +17,10 @@ from .sampling import SamplingParams
 from .simulation import SimulationConfig
 from .workloads import FixedConfig, SloConfig, WorkloadConfig
 
+_MAX_LAYERS = 100_000
+_MAX_RANKS = 65_536
+_MAX_DEPTH = 10_000
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeScaling:
@@ -96,7 +100,8 @@ class Architecture:
             "ffn_size",
             "max_position",
         ):
-            check(f"{key}.{name}", getattr(self, name), getattr(self, name) >= 1, "1 or more")
+            most = _MAX_LAYERS if name == "num_layers" else (1 << 31) - 1
+            check(f"{key}.{name}", getattr(self, name), 1 <= getattr(self, name) <= most, f"1 to {most}")
         check(
             f"{key}.num_kv_heads",
             self.num_kv_heads,
@@ -183,7 +188,7 @@ class HardwareConfig:
 
     def __post_init__(self) -> None:
         check("hardware.devices_per_node", self.devices_per_node, self.devices_per_node >= 1, "1 or more")
-        check("hardware.memory_gib", self.memory_gib, self.memory_gib > 0, "above 0")
+        check("hardware.memory_gib", self.memory_gib, 0 < self.memory_gib <= 1e6, "above 0, at most 1e6")
         check("hardware.tile", self.tile, self.tile >= 1, "1 or more")
 
 
@@ -219,10 +224,11 @@ class ParallelConfig:
     """seconds without progress that make a hung stage"""
 
     def __post_init__(self) -> None:
-        check("parallel.pp", self.pp, self.pp >= 1, "1 or more")
-        check("parallel.tp", self.tp, self.tp >= 1, "1 or more")
-        check("parallel.depth", self.depth, self.depth is None or self.depth >= 1, "null or 1 or more")
-        check("parallel.threads", self.threads, self.threads is None or self.threads >= 1, "null or 1 or more")
+        check("parallel.pp", self.pp, 1 <= self.pp <= _MAX_RANKS, f"1 to {_MAX_RANKS}")
+        check("parallel.tp", self.tp, 1 <= self.tp <= _MAX_RANKS, f"1 to {_MAX_RANKS}")
+        is_depth = self.depth is None or 1 <= self.depth <= _MAX_DEPTH
+        check("parallel.depth", self.depth, is_depth, f"null or 1 to {_MAX_DEPTH}")
+        check("parallel.threads", self.threads, self.threads is None or 1 <= self.threads <= 4096, "null or 1 to 4096")
         check("parallel.start_timeout_s", self.start_timeout_s, self.start_timeout_s > 0, "above 0")
         check("parallel.step_timeout_s", self.step_timeout_s, self.step_timeout_s > 0, "above 0")
         if self.layers is not None:

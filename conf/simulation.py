@@ -45,7 +45,7 @@ class SimulationConfig:
     """keep all that the report shows; false: only summary.json, millions of requests in bounded memory"""
 
     def __post_init__(self) -> None:
-        check("simulation.replicas", self.replicas, self.replicas >= 1, "1 or more")
+        check("simulation.replicas", self.replicas, 1 <= self.replicas <= 10_000, "1 to 10000")
         check("simulation.record", "false", self.record or self.replicas == 1, "true where there are several replicas")
         for key in ("dispatch_ms", "result_ms", "jitter"):
             check(f"simulation.{key}", getattr(self, key), getattr(self, key) >= 0, "0 or more")

@@ -118,4 +118,4 @@ class TuneConfig(CapacityConfig):
 
     def __post_init__(self) -> None:
         CapacityConfig.__post_init__(self)
-        check("nodes", self.nodes, self.nodes >= 1, "1 or more")
+        check("nodes", self.nodes, 1 <= self.nodes <= 65_536, "1 to 65536")

@@ -11,6 +11,8 @@ from typing import Literal
 
 from .errors import ConfigError, check
 
+MAX_REQUESTS = 100_000_000  # whose lengths and arrivals fit into memory
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadConfig:
@@ -34,8 +36,8 @@ class WorkloadConfig:
     """seed of lengths, arrivals and random prompts"""
 
     def __post_init__(self) -> None:
-        check("workload.num_prompts", self.num_prompts, self.num_prompts is None or self.num_prompts >= 1,
-              "null or 1 or more")
+        is_number = self.num_prompts is None or 1 <= self.num_prompts <= MAX_REQUESTS
+        check("workload.num_prompts", self.num_prompts, is_number, f"null or 1 to {MAX_REQUESTS}")
         check("workload.request_rate", self.request_rate, self.request_rate is None or self.request_rate > 0,
               "null, inf or above 0")
         check("workload.burstiness", self.burstiness, self.burstiness > 0, "above 0")

@@ -10,22 +10,24 @@ from ..conf.policy_file import MODULE_PREFIX
 
 
 def blame(error: BaseException) -> str | None:
-    """Write `file:line: Class: message` for an error that passed through a plug-in; None where it passed through
-    none."""
+    """Write `file:line: in Class.method: Error: message` for an error that passed through a plug-in.
+
+    None if it passed through none.
+    """
     files = _files()
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in files]
-    if not frames:
-        return None
-    last = frames[-1]
-    return f"{last.filename}:{last.lineno}: in {last.name}: {type(error).__name__}: {error}"
+    found = None
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        if frame.f_code.co_filename in files:
+            found = f"{frame.f_code.co_filename}:{line}: in {frame.f_code.co_qualname}"
+    return f"{found}: {type(error).__name__}: {error}" if found else None
 
 
 def _files() -> set[str]:
     """Return the files of the plug-ins that are loaded."""
-    named = {entry.module for entry in entry_points(group="gapless.launchers")}
+    packages = {entry.module.partition(".")[0] for entry in entry_points(group="gapless.launchers")} - {"gapless"}
     return {
         file
         for name, module in list(sys.modules.items())
-        if (name.startswith(MODULE_PREFIX) or name in named) and not name.startswith("gapless.")
+        if name.startswith(MODULE_PREFIX) or name.partition(".")[0] in packages
         if (file := getattr(module, "__file__", None))
     }

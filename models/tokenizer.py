@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ..conf import strict_json
 from ..conf.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -234,7 +235,7 @@ def _eos_tokens(folder: Path, inner: tokenizers.Tokenizer) -> list[str]:
         if not file.is_file():
             continue
         try:
-            token = json.loads(file.read_text(encoding="utf-8")).get("eos_token")
+            token = strict_json.loads(file.read_text(encoding="utf-8")).get("eos_token")
         except (ValueError, AttributeError) as error:
             raise ConfigError(f"model.tokenizer={file}: not a JSON object ({error})") from error
         if isinstance(token, dict):

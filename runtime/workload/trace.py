@@ -34,6 +34,9 @@ _EXPECTED = "TIMESTAMP, ContextTokens, GeneratedTokens (Azure) or Timestamp, Req
 _TOKEN_LIMIT = 1 << 40
 
 
+_JSON_KEYS = ("timestamp", "input_length", "output_length")
+
+
 class _JsonRow(msgspec.Struct):
     """A line of Mooncake's traces (https://github.com/kvcache-ai/Mooncake) or of Qwen's traces on Bailian
     (https://github.com/alibaba-edu/qwen-bailian-usagetraces-anon). Only the latter have a `chat_id`."""
@@ -118,6 +121,9 @@ def _parse_jsonl(path: Path, lines: Iterable[str]) -> Iterator[_Row]:
         text = line.strip()
         if not text:
             continue
+        twice = [key for key in _JSON_KEYS if text.count(f'"{key}"') > 1]
+        if twice:
+            raise ConfigError(f"{path}:{number}: key {twice[0]!r} is given twice")
         try:
             row = decode(text)
         except msgspec.MsgspecError as error:

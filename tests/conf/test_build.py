@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import typing
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ from gapless.conf.build import (
     compose_engine,
     dotted_keys,
     group_names,
+    leaf_fields,
     load_command,
     load_group,
     locate,
@@ -24,6 +27,7 @@ from gapless.conf.build import (
 )
 from gapless.conf.errors import ConfigError
 from gapless.conf.policies import POLICY_CONFIGS, OrcaBestConfig, SarathiConfig, SchedulerConfig
+from gapless.conf.profiling import ProfileConfig
 from gapless.conf.sampling import SamplingParams
 from gapless.conf.schema import (
     Architecture,
@@ -35,7 +39,9 @@ from gapless.conf.schema import (
     ModelConfig,
     ParallelConfig,
     ReportConfig,
+    SimulateConfig,
 )
+from gapless.conf.tuning import CapacityConfig, TuneConfig
 from gapless.conf.workloads import WORKLOAD_CONFIGS, SloConfig, WorkloadConfig, ZipfConfig
 
 ARCHITECTURE = {
@@ -361,3 +367,25 @@ def test_numbers_are_finite_and_bounded_and_texts_are_unicode(
     cls: type, key: str, mapping: dict[str, Any], line: str
 ) -> None:
     assert error(cls, mapping, key) == line
+
+
+def test_no_key_takes_a_number_that_nothing_can_hold() -> None:
+    """Infinity is left to `request_rate` and `burstiness`, where it has a meaning."""
+    commands = (GenerateConfig, BenchConfig, SimulateConfig, CapacityConfig, TuneConfig, ProfileConfig)
+    leaves = {(key, owner): hint for cls in commands for key, hint, owner in leaf_fields(cls)}
+    tried = 0
+    for (key, owner), hint in leaves.items():
+        group, _, name = key.rpartition(".")
+        options = {getattr(option, "__args__", (option,))[0] for option in typing.get_args(hint) or (hint,)}
+        wrong = [math.inf, -math.inf, math.nan, 10**400] if float in options else [10**20, -(10**20), 10**400]
+        if not options & {int, float}:
+            continue
+        for value in wrong:
+            if value == math.inf and key in ("workload.request_rate", "workload.burstiness"):
+                continue
+            with pytest.raises(ConfigError) as caught:
+                build(owner, {name: value}, group)
+            assert str(caught.value).startswith(key), (key, value)
+            assert "missing" not in str(caught.value), (key, value)
+            tried += 1
+    assert tried > 400

@@ -113,7 +113,7 @@ def test_keys_of_swept_groups_apply_where_they_exist() -> None:
      "what the KV cache holds); workload.max_len=2048 fits"),
     (["cache.num_blocks=16"], "workload=fixed: requests come to 1152 tokens, and one may have 256 "
      "(model.max_model_len, or what the KV cache holds); workload.input_len=128 fits"),
-    (["repeats=0"], "repeats=0: must be 1 or more"),
+    (["repeats=0"], "repeats=0: must be 1 to 10000"),
     (["slo.ttft=3"], "slo.ttft: unknown key; did you mean 'slo.ttft_ms'?"),
     (["prompts=x"], "prompts: unknown key; did you mean 'repeats'?"),
 ])  # fmt: skip

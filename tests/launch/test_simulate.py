@@ -170,7 +170,7 @@ def test_the_smallest_of_mixed_devices_bounds_the_cache(here: Path) -> None:
     (["scheduler=./broken.py"], "{here}/broken.py:1: SyntaxError: invalid syntax"),
     (["scheduler=./empty.py"], "{here}/empty.py: must hold one class that extends Scheduler; it holds none"),
     (["simulation.devices=[a100-80g,a100]"], "simulation.devices=a100: unknown; did you mean '"),
-    (["simulation.replicas=0"], "simulation.replicas=0: must be 1 or more"),
+    (["simulation.replicas=0"], "simulation.replicas=0: must be 1 to 10000"),
     (["simulation.router=nearest"],
      "simulation.router='nearest': must be round_robin, least_requests or least_tokens"),
     (["model=gpt3-175b"], "hardware.memory_gib="),

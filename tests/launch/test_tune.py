@@ -175,7 +175,7 @@ def test_a_policy_that_meets_the_slo_at_no_rate_is_named_beside_one_that_does(
 @pytest.mark.parametrize(("arguments", "line"), [
     (["tune", "parallel=tp8"], "parallel: tune searches it; search.tp=[8] search.pp=[2] fixes it"),
     (["tune", "scheduler.chunk=512"], "scheduler.chunk: tune searches it; search.chunk=[512] fixes it"),
-    (["tune", "nodes=0"], "nodes=0: must be 1 or more"),
+    (["tune", "nodes=0"], "nodes=0: must be 1 to 65536"),
     (["tune", "search.chunk=[]"], "search.chunk=[]: must be a list of values of 1 or more"),
     (["tune", "search.chnk=[1]"], "search.chnk: unknown key; did you mean 'search.chunk'?"),
     (["tune", "scheduler=sarati"], "scheduler=sarati: unknown; did you mean 'sarathi'?"),

@@ -40,7 +40,8 @@ OPTIONS = (
     Option("--cfg", "-c", "print the composed config, run nothing", values=("job", "hydra", "all")),
     Option("--package", "-p", "with --cfg: print only this part of it", value="KEY"),
     Option("--resolve", "", "with --cfg: print what its interpolations lead to"),
-    Option("--info", "-i", "print what hydra composes from, run nothing", default="all",
+    Option("--info", "-i", "print what hydra composes from, run nothing: all, config, defaults, defaults-tree, plugins "
+           "or searchpath", default="all", value="WHAT",
            values=("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")),
     Option("--hydra-help", "", "hydra's own help"),
     Option("--run", "-r", "one run, as without it"),

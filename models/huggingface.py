@@ -160,11 +160,10 @@ def _read_architecture(folder: Path) -> Architecture:
     for key in ("torch_dtype", "dtype"):
         if (dtype := config.get(key, "auto")) not in _DTYPES:
             raise ConfigError(f"{config.path}: {key}={dtype!r}: must be one of {', '.join(_DTYPES)}")
-    ids = [("bos_token_id", fields["bos_token_id"]), *(("eos_token_id", each) for each in fields["eos_token_ids"])]
-    for key, value in ids:
-        if value is not None and not 0 <= value < fields["vocab_size"]:
+    for token in fields["eos_token_ids"]:
+        if not 0 <= token < fields["vocab_size"]:
             most = fields["vocab_size"] - 1
-            raise ConfigError(f"{config.path}: {key}={value}: must lie in 0 .. {most}, the vocabulary")
+            raise ConfigError(f"{config.path}: eos_token_id={token}: must lie in 0 .. {most}, the vocabulary")
     try:
         return Architecture(**fields)
     except ConfigError as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -139,10 +139,9 @@ class _ComparisonTable:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         if len(self.groups) <= MAX_COLUMNS:
             side_by_side = len(self.groups)
-            while side_by_side > 1 and not _fits(_columns(self.groups, 0, side_by_side), console, options):
+            while side_by_side > 1 and not all(_fits(part, console, options) for part in self._parts(side_by_side)):
                 side_by_side -= 1
-            for first in range(0, len(self.groups), side_by_side):
-                yield _columns(self.groups, first, side_by_side)
+            yield from self._parts(side_by_side)
             return
         metrics = [metric for metric in RANKING_METRICS if has_any(self.groups, metric)]
         if self.sort not in [metric.key for metric in metrics]:
@@ -150,6 +149,11 @@ class _ComparisonTable:
         while len(metrics) > 1 and not _fits(_ranking(self.groups, self.sort, metrics), console, options):
             metrics.pop()
         yield _ranking(self.groups, self.sort, metrics)
+
+    def _parts(self, side_by_side: int) -> Iterator[Table]:
+        """Yield the tables of the settings, at most `side_by_side` in each."""
+        for first in range(0, len(self.groups), side_by_side):
+            yield _columns(self.groups, first, side_by_side)
 
 
 def comparison_table(groups: Sequence[RunGroup], *, sort: str = THROUGHPUT.key) -> RenderableType:

@@ -378,7 +378,7 @@ def test_no_key_takes_a_number_that_nothing_can_hold() -> None:
         group, _, name = key.rpartition(".")
         options = {getattr(option, "__args__", (option,))[0] for option in typing.get_args(hint) or (hint,)}
         wrong = [math.inf, -math.inf, math.nan, 10**400] if float in options else [10**20, -(10**20), 10**400]
-        if not options & {int, float}:
+        if not options & {int, float} or name == "seed":  # seeds have bounds and tests of their own
             continue
         for value in wrong:
             if value == math.inf and key in ("workload.request_rate", "workload.burstiness"):

@@ -276,7 +276,7 @@ def test_words_and_keys_of_report(arguments: list[str], expected: ReportConfig, 
     (["srt=x"], "srt: unknown key; did you mean 'sort'?"),
     (["figures=maybe"], "figures='maybe': must be true or false"),
     (["figures=["], "figures=[: not a value that YAML can read"),
-    (["-m", "a"], "-m: unknown option; valid: --help"),
+    (["-m", "a"], "-m: report has no such option; valid: --help, --version, --shell-completion"),
 ])  # fmt: skip
 def test_errors_of_report(arguments: list[str], line: str, here: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["report", *arguments]) == 2

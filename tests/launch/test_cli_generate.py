@@ -294,7 +294,7 @@ def test_an_error_in_a_policy_names_its_line(method: str, error: str, tmp_path: 
     done = generate("prompt=x", "scheduler=./mine.py", cwd=tmp_path)
     assert done.returncode == 2
     said = done.stderr.splitlines()[-1]
-    assert said.startswith(f"gapless: error: {tmp_path / 'mine.py'}:8: in {method}: {error}: ")
+    assert said.startswith(f"gapless: error: {tmp_path / 'mine.py'}:8: in Mine.{method}: {error}: ")
     assert "boom" in said
     assert "Traceback" not in done.stderr
 

@@ -191,7 +191,7 @@ def test_the_top_p_set_is_the_smallest_that_reaches_p(row, top_p):
     p /= p.sum()
     drawn = draws(logits_V, SamplingParams(temperature=1.0, top_p=top_p), 400) > 0
     least = p[drawn].min()
-    assert p[p > least].sum() < top_p + 1e-9  # without its least member the set falls short
+    assert p[p > least + 1e-12].sum() < top_p + 1e-9  # without its least member the set falls short
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0, 50.0])

@@ -30,7 +30,7 @@ LLAMA3 = {
 }  # fmt: skip
 FAMILIES: dict[str, transformers.PretrainedConfig] = {
     "gpt2": transformers.GPT2Config(
-        vocab_size=101, n_embd=32, n_layer=3, n_head=4, n_positions=128, initializer_range=0.25
+        vocab_size=101, n_embd=32, n_layer=3, n_head=4, n_positions=128, initializer_range=0.25, eos_token_id=None
     ),
     "llama": transformers.LlamaConfig(**COMMON),
     "llama-gqa": transformers.LlamaConfig(**COMMON | {"num_key_value_heads": 2, "tie_word_embeddings": True}),

@@ -105,6 +105,7 @@ class TuneConfig(CapacityConfig):
         "parallel.pp": "search.pp=[2]",
         "parallel.depth": "search.depth=[0]",
         "parallel.layers": "search.layers=false",
+        "parallel.stage_speeds": "hardware=NAME",
         "scheduler.chunk": "search.chunk=[512]",
         "scheduler.budget": "search.chunk=[512]",
         "scheduler.batch": "search.batch=false",

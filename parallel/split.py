@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ..conf.errors import ConfigError
 from ..conf.schema import Architecture, ParallelConfig
 
@@ -30,14 +32,22 @@ def check_parallel(arch: Architecture, parallel: ParallelConfig) -> None:
             raise ConfigError(f"parallel.tp={tp}: must divide the model's {what}, {size}")
 
 
-def split_layers(arch: Architecture, pp: int, layers: tuple[int, ...] | None) -> list[range]:
+def split_layers(
+    arch: Architecture, pp: int, layers: tuple[int, ...] | None, *, speeds: Sequence[float] | None = None,
+    most: Sequence[int] | None = None,
+) -> list[range]:
     """Return the layers of each stage, as consecutive ranges of layer indices.
 
     `layers` gives the number of layers of each stage. None balances them: the slowest stage is as fast as possible,
     where the LM head adds to the last stage's time. Among stages of equal time, the one that needs less memory takes a
     layer; the embedding and the LM head add to the memory of the first and of the last stage.
+
+    Args:
+        speeds: Speed of each stage's devices, relative to each other. None: all alike.
+        most: Layers that fit into each stage's memory, which a balanced split keeps to where it can. None: no bound.
     """
     if layers is None:
+        room = most if most is not None and sum(most) >= arch.num_layers and min(most) >= 1 else [arch.num_layers] * pp
         counts = [1] * pp
         time, memory = [0.0] * pp, [0.0] * pp
         head = arch.embedding_params / arch.layer_params
@@ -45,7 +55,11 @@ def split_layers(arch: Architecture, pp: int, layers: tuple[int, ...] | None) ->
         memory[-1] += head if pp > 1 or not arch.tie_embeddings else 0.0
         time[-1] += _HEAD_TIME_SHARE * head
         for _ in range(arch.num_layers - pp):
-            stage = min(range(pp), key=lambda s: (time[s] + counts[s], memory[s] + counts[s]))
+            open_stages = [s for s in range(pp) if counts[s] < room[s]]
+            if speeds is None:
+                stage = min(open_stages, key=lambda s: (time[s] + counts[s], memory[s] + counts[s]))
+            else:  # the one that is done first with a layer more
+                stage = min(open_stages, key=lambda s: ((time[s] + counts[s] + 1) / speeds[s], memory[s] + counts[s]))
             counts[stage] += 1
     else:
         counts = list(layers)

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import math
+
 from ...conf.costs import CostsConfig
 from ...conf.schema import Architecture
 from .attention import AttentionCost
@@ -17,15 +19,19 @@ class AnalyticOperators:
     """Operator times of a model in `tp` slices, from a device's constants (docs/cost_model.md). An `Operators`.
 
     Args:
+        devices_per_node: a group of more ranks lies on as few nodes as hold it.
         replicate_embedding: each rank holds the whole embedding, so that no all-reduce follows it.
     """
 
     def __init__(
-        self, arch: Architecture, tp: int, costs: CostsConfig, dtype_bytes: int, *, replicate_embedding: bool = False
+        self, arch: Architecture, tp: int, costs: CostsConfig, dtype_bytes: int, *, devices_per_node: int = 8,
+        replicate_embedding: bool = False,
     ) -> None:
         H, D, N, K = arch.hidden_size, arch.head_dim, arch.num_heads // tp, max(1, arch.num_kv_heads // tp)
         ffn, gate = arch.ffn_size // tp, 2 if arch.gated_ffn else 1
         self.tp = tp
+        self._num_nodes = -(-tp // devices_per_node)  # that hold the ranks of a stage
+        self._ranks_a_node = -(-tp // self._num_nodes)
         self.layer_overhead = costs.host.layer_us * 1e-6
         self.micro_batch_overhead = costs.host.step_us * 1e-6
         sizes: dict[Linear, tuple[int, int]] = {  # (inputs, outputs) of the weight on one rank
@@ -80,13 +86,26 @@ class AnalyticOperators:
         return self._attention.decodes(requests, context)
 
     def all_reduce(self, rows: int) -> float:
-        if self.tp == 1:
-            return 0.0
-        return self._all_reduce.seconds(2 * (self.tp - 1) / self.tp * rows * self._row_bytes)
+        return self._collective(2, rows * self._row_bytes) if self.tp > 1 else 0.0
 
     def send(self, rows: int, *, between_nodes: bool, scatter_gather: bool) -> float:
         link, size = self._network if between_nodes else self._node, rows * self._row_bytes
         if not scatter_gather or self.tp == 1:
             return link.seconds(size)
-        # An all-reduce is a reduce-scatter and a gather, which take equally long.
-        return link.seconds(size / self.tp) + self._all_reduce.seconds((self.tp - 1) / self.tp * size)
+        return link.seconds(size / self.tp) + self._collective(1, size)
+
+    def _collective(self, passes: int, size: int) -> float:
+        """Return the seconds of an all-reduce of `size` bytes (two passes: reduce-scatter, gather) or a gather (one).
+
+        Over several nodes there are two levels. The ranks of a node reduce among themselves, each to a slice. Then each
+        reduces its slice with its peers on the other nodes, over the network and at the same time as the others. Of
+        that, bytes cost as in a ring, and latency as in a tree, whose depth grows with the logarithm of the nodes: what
+        NCCL's double binary trees reach ("Massively Scale Your Deep Learning Training with NCCL 2.4", NVIDIA, 2019).
+        """
+        ranks, nodes = self._ranks_a_node, self._num_nodes
+        seconds = self._all_reduce.seconds(passes * (ranks - 1) / ranks * size)  # its least time starts the collective
+        if nodes > 1:
+            messages = passes * math.ceil(math.log2(nodes))
+            across = self._network.seconds(passes * (nodes - 1) / nodes * size / ranks)
+            seconds += across + (messages - 1) * self._network.least_seconds
+        return seconds

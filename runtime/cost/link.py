@@ -6,10 +6,13 @@ from ...conf.costs import LinkConfig
 
 
 class Link:
-    """Predicts the time of a message between two ranks, or of a collective in which each rank sends a message."""
+    """Predicts the time of a message between two ranks, or of a collective in which each rank sends a message.
+
+    `least_seconds` is the time of a message of no bytes.
+    """
 
     def __init__(self, config: LinkConfig) -> None:
-        self._min_seconds = config.least_us * 1e-6
+        self.least_seconds = config.least_us * 1e-6
         self._ramp = config.ramp_us * 1e-9  # seconds, times the square root of the bytes
         self._bytes_per_second = config.gbps * 1e9
         self._norm_order = config.knee
@@ -17,4 +20,4 @@ class Link:
     def seconds(self, size: float) -> float:
         """Return the seconds for a message of `size` bytes. `size` may be a numpy array."""
         moving: float = self._ramp * size**0.5 + size / self._bytes_per_second
-        return (self._min_seconds**self._norm_order + moving**self._norm_order) ** (1 / self._norm_order)
+        return (self.least_seconds**self._norm_order + moving**self._norm_order) ** (1 / self._norm_order)

@@ -50,7 +50,10 @@ def make_operators(
             "simulation.profile=FOLDER takes what gapless profile measured"
         )
     element = dtype_bytes(config.model, hardware.device)
-    return _analytic(arch, config.parallel.tp, hardware.costs, element, replicate_embedding=replicate_embedding)
+    return _analytic(
+        arch, config.parallel.tp, hardware.costs, element, devices_per_node=config.hardware.devices_per_node,
+        replicate_embedding=replicate_embedding,
+    )
 
 
 # Later runs of one process use the same again, with the times of each number of rows that are already computed.

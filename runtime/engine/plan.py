@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from ...conf.build import load_hardware
 from ...conf.errors import ConfigError
 from ...conf.policies import EqualTimeConfig
-from ...conf.schema import Architecture, EngineConfig, HardwareConfig, SimulateConfig
+from ...conf.schema import Architecture, EngineConfig, HardwareConfig, ParallelConfig, SimulateConfig
 from ...models.checkpoint import SafetensorsFolder
 from ...models.huggingface import resolve_architecture, resolve_weights
 from ...models.layout import tensor_shapes
-from ...models.memory import block_count, check_blocks, dtype_bytes, replicates_embedding, slot_bound
+from ...models.memory import (
+    block_count,
+    check_blocks,
+    dtype_bytes,
+    most_layers,
+    replicates_embedding,
+    slot_bound,
+)
 from ...parallel.split import check_parallel, split_layers
 from ..core.block_pool import BlockPool
 from ..pipeline.handshake import Setup
@@ -55,18 +63,23 @@ def make_plan(config: EngineConfig) -> Plan:
     Raises:
         ConfigError: one line naming what does not fit, and what would.
     """
-    parallel, cache, hardware, stages = config.parallel, config.cache, config.hardware, stage_hardware(config)
+    cache, hardware, stages = config.cache, config.hardware, stage_hardware(config)
     folder = resolve_weights(config.model)
     arch = resolve_architecture(config.model)
-    check_parallel(arch, parallel)
+    check_parallel(arch, config.parallel)
     if config.model.attention == "xformers" and hardware.device != "cuda":
         raise ConfigError("model.attention=xformers: runs on CUDA only; use sdpa or auto on hardware.device=cpu")
     if folder is not None:
         SafetensorsFolder(folder).check(arch, tensor_shapes(arch))
     find_policy(config.scheduler)
     if isinstance(config.scheduler, EqualTimeConfig):
-        read_profile(config.scheduler.profile, parallel.pp)
+        read_profile(config.scheduler.profile, config.parallel.pp)
     element = dtype_bytes(config.model, hardware.device)
+    layers = split_layers(
+        arch, config.parallel.pp, config.parallel.layers, speeds=_speeds(config.parallel, stages),
+        most=most_layers(arch, config.parallel, stages, cache.block_size, element),
+    )
+    parallel = replace(config.parallel, layers=tuple(len(each) for each in layers))
     depth = config.scheduler.depth(parallel.pp, parallel.depth)
     if cache.num_blocks is None:
         slots = slot_bound(arch, parallel, stages, element)
@@ -81,13 +94,20 @@ def make_plan(config: EngineConfig) -> Plan:
         check_blocks(arch, parallel, stages, cache.block_size, num_blocks, element)
     return Plan(
         arch=arch,
-        layers=tuple(split_layers(arch, parallel.pp, parallel.layers)),
+        layers=tuple(layers),
         num_blocks=num_blocks,
         block_size=cache.block_size,
         replicate_embedding=replicates_embedding(arch, parallel, stages[0], element),
         limits=Limits(batch, depth, tile=hardware.tile, stages=parallel.pp),
         tokenizer=config.model.tokenizer or (str(folder) if folder else None),
     )
+
+
+def _speeds(parallel: ParallelConfig, stages: Sequence[HardwareConfig]) -> list[float] | None:
+    """Return the relative speed of each stage; None where all are alike, or where one of them is not known."""
+    speeds = list(parallel.stage_speeds) if parallel.stage_speeds is not None else [each.speed for each in stages]
+    known = [speed for speed in speeds if speed is not None]
+    return known if len(known) == len(speeds) and len(set(known)) > 1 else None
 
 
 def stage_hardware(config: EngineConfig) -> list[HardwareConfig]:

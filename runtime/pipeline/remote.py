@@ -6,13 +6,14 @@ import ipaddress
 import secrets
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 
 import msgspec
 
 from ...conf.schema import HardwareConfig, ParallelConfig
 from ...parallel.control import ControlServer
+from ...parallel.placement import split_stages
 from ..core.messages import MicroBatchMessage, MicroBatchResult, RankFailure, Span, Stop
 from .handshake import Ready, Setup, encoder, from_rank
 from .launcher import Launcher
@@ -69,6 +70,8 @@ class RemotePipeline:
                 )
             on_progress(f"{len(self._server.connected)} of {world} ranks started")
         nodes = list(self._server.node.values())
+        if split := split_stages(self._server.node, setup.tp):
+            _warn_of_split_stages({stage: len(names) for stage, names in split.items()})
         setup = msgspec.structs.replace(
             setup, node_ranks=[nodes.count(self._server.node[rank]) for rank in range(world)]
         )
@@ -183,6 +186,16 @@ class RemotePipeline:
                 self._server.poll(0.1)
         self._server.close()
         self._launcher.stop()
+
+
+def _warn_of_split_stages(nodes_of_stage: Mapping[int, int]) -> None:
+    """Say which stages' ranks are on several nodes."""
+    stages = ", ".join(f"stage {stage} on {nodes} nodes" for stage, nodes in nodes_of_stage.items())
+    print(
+        f"gapless: warning: {stages}: each all-reduce of its ranks crosses the network; a smaller parallel.tp, with "
+        "more stages, keeps each stage on a node",
+        file=sys.stderr,
+    )
 
 
 @cache

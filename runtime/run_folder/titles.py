@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -33,14 +34,17 @@ def comparison_title(configs: Sequence[Mapping[str, Any]], labels: Sequence[str]
 
 
 def setting_of(config: Mapping[str, Any]) -> str:
-    """Model, devices and grid: `llama2-70b on 8 x a100-80g, tp 8, pp 1`."""
+    """Model, devices and grid: `llama2-70b on 4 x a100-80g + 4 x h100, tp 4, pp 2`."""
     model, hardware = _name(config, "model"), _name(config, "hardware")
     parallel, simulation = config.get("parallel"), config.get("simulation")
     if not isinstance(parallel, Mapping):
         return model
     tp, pp = int(parallel.get("tp", 1)), int(parallel.get("pp", 1))
     replicas = int(simulation.get("replicas", 1)) if isinstance(simulation, Mapping) else 1
-    devices = f" on {tp * pp * replicas} x {hardware}" if hardware else ""
+    own = simulation.get("devices") if isinstance(simulation, Mapping) else None
+    stages = Counter(own or [hardware] * pp)
+    devices = " on " + " + ".join(f"{count * tp * replicas} x {name}" for name, count in stages.items() if name)
+    devices = devices if own or hardware else ""
     grid = f"tp {tp}, pp {pp}" + (f", {replicas} replicas" if replicas > 1 else "")
     return f"{model}{devices}, {grid}"
 

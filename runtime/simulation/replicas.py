@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 
 from ...conf.policies import SchedulerConfig
+from ...parallel.placement import nodes_of_stages
 from ..core.garbage_collection import without_collector
 from ..core.run_record import RunRecord
 from ..engine.arrivals import make_request
@@ -88,7 +89,7 @@ def make_replicas(setting: Setting, *, repeat: int = 1) -> list[Replica]:
     """
     config, plan, control = setting.config, setting.plan, setting.control
     simulation, parallel = config.simulation, config.parallel
-    nodes = [stage * parallel.tp // config.hardware.devices_per_node for stage in range(parallel.pp)]
+    nodes = nodes_of_stages(parallel.pp, parallel.tp, config.hardware.devices_per_node)
     made = []
     for number in range(simulation.replicas):
         disturbance = Disturbance(

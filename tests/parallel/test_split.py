@@ -43,6 +43,36 @@ def test_given_layers_are_taken() -> None:
     assert split_layers(ARCH, 2, (5, 7)) == [range(5), range(5, 12)]
 
 
+@given(speeds=st.lists(st.floats(0.2, 8.0), min_size=2, max_size=6), layers=st.integers(12, 100))
+def test_faster_stages_take_more_layers(speeds: list[float], layers: int) -> None:
+    """No layer moved from one stage to another makes the slowest stage faster."""
+    arch = dataclasses.replace(ARCH, num_layers=layers)
+    counts = [len(stage) for stage in split_layers(arch, len(speeds), None, speeds=speeds)]
+    assert (sum(counts), min(counts) >= 1) == (layers, True)
+    head = 0.25 * arch.embedding_params / arch.layer_params
+
+    def slowest(counts: list[int]) -> float:
+        extra = [0.0] * (len(counts) - 1) + [head]
+        return max((count + more) / speed for count, more, speed in zip(counts, extra, speeds, strict=True))
+
+    for one in range(len(counts)):
+        for other in range(len(counts)):
+            if one != other and counts[one] > 1:
+                moved = [c - (s == one) + (s == other) for s, c in enumerate(counts)]
+                assert slowest(counts) <= slowest(moved) + 1e-9
+
+
+def test_stages_alike_are_split_as_without_speeds() -> None:
+    for pp in (1, 3, 5):
+        alike = split_layers(ARCH, pp, None, speeds=[2.0] * pp)
+        assert [len(stage) for stage in alike] == [len(stage) for stage in split_layers(ARCH, pp, None)]
+
+
+def test_a_stage_takes_no_more_layers_than_fit_where_the_others_have_room() -> None:
+    assert [len(s) for s in split_layers(ARCH, 2, None, speeds=[1.0, 3.0], most=[12, 7])] == [5, 7]
+    assert [len(s) for s in split_layers(ARCH, 2, None, speeds=[1.0, 3.0], most=[4, 7])] == [3, 9]  # nothing fits
+
+
 @pytest.mark.parametrize(
     ("over", "said"),
     [

@@ -21,6 +21,7 @@ from gapless.conf.costs import CostsConfig
 from gapless.conf.errors import ConfigError
 from gapless.conf.schema import Architecture
 from gapless.runtime.cost.analytic import AnalyticOperators
+from gapless.runtime.cost.link import Link
 from gapless.runtime.cost.operators import LINEARS, Linear
 from gapless.runtime.cost.stage_costs import MicroBatchShape, StageCosts
 
@@ -297,3 +298,30 @@ def test_the_measurements_of_an_a100_are_foreseen() -> None:
         most = bounds.get(name, (0.08, 0.15))
         assert (median, tail) < most, name
         assert tail < most[1], name
+
+
+@pytest.mark.parametrize("device", ["a100-80g", "h100", "h200", "a6000"])
+@pytest.mark.parametrize("tp", [2, 4, 8])
+def test_an_all_reduce_over_nodes_costs_the_network(device: str, tp: int) -> None:
+    arch, costs = arch_of("llama2-70b"), costs_of(device)
+    for rows in (1, 32, 512, 4096):
+        sources = [AnalyticOperators(arch, tp, costs, 2, devices_per_node=per_node) for per_node in (16, 8, 4, 2, 1)]
+        times = [source.all_reduce(rows) for source in sources]
+        assert times[0] == times[1] == AnalyticOperators(arch, tp, costs, 2).all_reduce(rows)  # fits into a node
+        assert times == sorted(times)
+        assert times[-1] > times[0]
+        sends = [source.send(rows, between_nodes=True, scatter_gather=True) for source in sources]
+        assert sends == sorted(sends)
+        embeddings = [source.embedding(rows) for source in sources]
+        assert embeddings == sorted(embeddings)
+
+
+def test_an_all_reduce_over_two_nodes_by_hand() -> None:
+    """Eight ranks on two nodes: 2 x 3/4 of the bytes within a node, then 2 x 1/2 of a quarter of them across, and the
+    latency of two messages."""
+    arch, costs = arch_of("llama2-70b"), costs_of("a100-80g")
+    size = 256 * arch.hidden_size * 2
+    node, network = Link(costs.all_reduce), Link(costs.network)
+    expected = node.seconds(1.5 * size) + network.seconds(size / 4) + costs.network.least_us * 1e-6
+    found = AnalyticOperators(arch, 8, costs, 2, devices_per_node=4).all_reduce(256)
+    assert found == pytest.approx(expected)

@@ -60,3 +60,27 @@ def test_short_requests_of_a_long_context_run_together(policy: str) -> None:
         assert summary["depth"] == replica.coordinator.scheduler.limits.depth.most
         seconds[batch] = summary["duration"]
     assert seconds[None] < seconds["slots"]
+
+
+def stages_of(devices: list[str] | None, **parallel: object) -> list[int]:
+    config = config_of("sarathi")
+    config = replace(config, parallel=replace(config.parallel, **parallel),  # type: ignore[arg-type]
+                     simulation=replace(config.simulation, devices=devices and tuple(devices)))  # fmt: skip
+    return [len(layers) for layers in make_plan(config).layers]
+
+
+def test_the_default_split_weighs_the_speed_of_the_stages() -> None:
+    assert stages_of(None) == stages_of(["a100-80g", "a100-80g"]) == [16, 16]
+    fast_last, fast_first = stages_of(["a100-80g", "h100"]), stages_of(["h100", "a100-80g"])
+    assert fast_last == [10, 22]
+    assert fast_first[0] >= 21
+    assert stages_of(None, stage_speeds=(1.0, 3.0)) == [8, 24]
+    assert stages_of(["a100-80g", "h100"], layers=(16, 16)) == [16, 16]
+
+
+def test_a_stage_of_little_memory_takes_the_layers_that_fit() -> None:
+    """Of eight A6000s beside an H200, by speed alone the H200 would take more; here the order of sizes decides."""
+    slow, fast = stages_of(["a6000", "h200"])
+    assert slow < fast
+    a_layer = 2 * CONTEXT * 8 * 128 * 2  # bytes of its keys and values for one sequence
+    assert slow * a_layer < 48 << 30

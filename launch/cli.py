@@ -2,29 +2,27 @@
 
 Composes and checks the whole run first; then hydra makes the run folder and the command's module does the work
 (`report`, which runs nothing, goes without hydra). What a user did wrong ends with one line on standard error and exit
-code 2, a pipeline that failed with 1, Ctrl-C with 130. A command's `run` may return a code of its own.
+code 2, a pipeline that failed with 1, a signal with 128 and its number. A command's `run` may return a code of its own.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-import signal
 import sys
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from importlib import import_module, metadata
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Literal, NoReturn
+from typing import TYPE_CHECKING, Literal
 
 from ..conf.errors import ConfigError, nearest
 from ..conf.schema import EngineConfig, GenerateConfig
 from .commands import COMMANDS, Command
 from .output_path import check_folder
 from .plugins import blame
+from .signals import ended_by_signals, ending
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -49,17 +47,17 @@ class StandardInput:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line and return its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, _terminate)
     try:
-        code = _dispatch(arguments)
-        if sys.stdout is not None:  # closed by whoever started us
-            sys.stdout.flush()
+        with ended_by_signals():
+            code = _dispatch(arguments)
+            if sys.stdout is not None:  # closed by whoever started us
+                sys.stdout.flush()
     except ConfigError as error:
         return _fail(error, 2)
-    except KeyboardInterrupt:
-        print(f"{PROGRAM}: interrupted", file=sys.stderr)
-        return 130
+    except KeyboardInterrupt as signalled:
+        word, code = ending(signalled)
+        print(f"{PROGRAM}: {word}", file=sys.stderr)
+        return code
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 1
@@ -261,11 +259,6 @@ def _fail(error: Exception, code: int, line: str | None = None) -> int:
     text = " ".join(text.split()) or type(error).__name__
     print(f"{PROGRAM}: error: {text}", file=sys.stderr)
     return code
-
-
-def _terminate(signum: int, frame: FrameType | None) -> NoReturn:
-    """Turn SIGTERM into an ordinary exit, so that everything that was started is closed."""
-    raise SystemExit(128 + signum)
 
 
 if __name__ == "__main__":

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
-import logging
 import os
 import signal
 import socket
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from ..conf.errors import ConfigError
 from ..conf.schema import HardwareConfig, ParallelConfig
 from ..parallel.control import Endpoint
 from ..runtime.pipeline.protocol import PipelineError
+from .local_ray import INIT_OPTIONS, LocalRay
 
 # Ray's usage reports, its habit of rebuilding the environment under `uv run`, and that of running its workers at a
 # niceness of 15, where a stage would give way to every other process of its node.
@@ -26,6 +24,9 @@ _RAY_ENV = {
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
+_LOCAL_RAY_ENV = {"RAY_task_events_report_interval_ms": "0"}  # nobody reads them, and a dead GCS is sent them for 5 s
+
+_ANSWER_S = 3.0
 
 
 class RankActor:
@@ -50,17 +51,21 @@ class RayLauncher:
         self._runs: dict[Any, int] = {}  # reference of an actor's run: its rank
         self._ended: dict[int, str] = {}
         self._group: Any = None
-        self._owns_ray = False
+        self._connected = False  # by us
+        self._local: LocalRay | None = None
 
     def check(self, parallel: ParallelConfig, hardware: HardwareConfig) -> None:
-        """Check that something listens at a given address; Ray itself takes minutes to find that nothing does."""
+        """Check that a given address answers as Ray does; Ray itself takes up to minutes to find that nothing does."""
         address = parallel.ray_address or os.environ.get("RAY_ADDRESS", "")
         host, _, port = address.rpartition(":")
-        if host and "/" not in host and port.isdigit():
-            try:
-                socket.create_connection((host, int(port)), timeout=10.0).close()
-            except OSError as error:
-                raise ConfigError(f"parallel.ray_address={address}: nothing answers there ({error})") from error
+        if not host or "/" in host or not port.isdigit():
+            return
+        try:
+            speaks_grpc = _speaks_grpc(host, int(port))
+        except OSError as error:
+            raise ConfigError(f"parallel.ray_address={address}: nothing answers there ({error})") from error
+        if not speaks_grpc and os.environ.get("RAY_USE_TLS", "0") == "0":
+            raise ConfigError(f"parallel.ray_address={address}: what answers there is not Ray's GCS (6379 by default)")
 
     def start(self, endpoint: Endpoint, parallel: ParallelConfig, hardware: HardwareConfig) -> None:
         uses_gpu = hardware.device == "cuda"
@@ -78,31 +83,27 @@ class RayLauncher:
 
     def _connect(self, parallel: ParallelConfig) -> None:
         address = parallel.ray_address or os.environ.get("RAY_ADDRESS")
-        os.environ.update({k: v for k, v in _RAY_ENV.items() if k not in os.environ})
+        env = _RAY_ENV if address else _RAY_ENV | _LOCAL_RAY_ENV
+        os.environ.update({k: v for k, v in env.items() if k not in os.environ})
         import ray
 
-        if self._owns_ray and ray.cluster_resources().get("CPU", 0) < parallel.world_size:
+        if self._connected and ray.cluster_resources().get("CPU", 0) < parallel.world_size:
             self.shutdown()  # it was started for fewer ranks
         if ray.is_initialized():
             return
-        options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
         on_term = signal.getsignal(signal.SIGTERM)
         try:
             if address:
-                ray.init(address=address, **options)
+                ray.init(address=address, **INIT_OPTIONS)
             else:
-                cpus = max(os.cpu_count() or 1, parallel.world_size)
-                with _loopback():
-                    ray.init(
-                        address="local", num_cpus=cpus, include_dashboard=False, _node_ip_address="127.0.0.1", **options
-                    )
+                self._local = LocalRay(max(os.cpu_count() or 1, parallel.world_size))
         except (ConnectionError, ray.exceptions.RayError) as error:
             # Ray shows its token to a given address in this mode only; that is for the user to decide.
             hint = "" if os.environ.get("RAY_AUTH_MODE") == "token" else "; if it wants a token: RAY_AUTH_MODE=token"
             raise ConfigError(
                 f"parallel.ray_address={address}: no Ray cluster lets us in there ({error}){hint}"
             ) from error
-        self._owns_ray = True
+        self._connected = True
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, on_term)  # Ray puts a handler of its own in its place
 
@@ -160,6 +161,8 @@ class RayLauncher:
     def poll(self) -> dict[int, str]:
         import ray
 
+        if self._local is not None and (fault := self._local.fault):
+            raise PipelineError(fault)
         done, _ = ray.wait(list(self._runs), num_returns=len(self._runs), timeout=0) if self._runs else ([], [])
         for ref in done:
             rank = self._runs.pop(ref)
@@ -176,7 +179,7 @@ class RayLauncher:
         return self._ended
 
     def stop(self) -> None:
-        if not self._keep:
+        if not self._keep or (self._local is not None and self._local.fault):
             self.shutdown()
         elif not self._settled():
             self._end_actors()
@@ -199,14 +202,19 @@ class RayLauncher:
 
     def shutdown(self) -> None:
         """End the actors, and Ray if it was started here."""
-        if not self._actors and not self._owns_ray:
+        if not self._actors and not self._connected:
             return
         import ray
 
-        self._end_actors()
-        if self._owns_ray:
-            ray.shutdown()
-            self._owns_ray = False
+        local, self._local = self._local, None
+        if local is not None:
+            local.end()
+            self._actors, self._runs, self._group = [], {}, None
+        else:
+            self._end_actors()
+            if self._connected:
+                ray.shutdown()
+        self._connected = False
 
     def _end_actors(self) -> None:
         import ray
@@ -222,21 +230,21 @@ class RayLauncher:
         self._actors, self._runs, self._group = [], {}, None
 
 
-@contextmanager
-def _loopback() -> Iterator[None]:
-    """Let Ray listen on loopback alone.
+def _speaks_grpc(host: str, port: int) -> bool:
+    """Whether a port answers the first bytes of HTTP/2 with a frame of settings, as a gRPC server such as Ray's does.
 
-    Where it may become part of a cluster, Ray takes this machine's address for 127.0.0.1, and all its processes listen
-    on all addresses.
+    Raises:
+        OSError: nobody listens there.
     """
-    from ray._private import ray_constants
-
-    before = ray_constants.ENABLE_RAY_CLUSTER
-    ray_constants.ENABLE_RAY_CLUSTER = False
-    try:
-        yield
-    finally:
-        ray_constants.ENABLE_RAY_CLUSTER = before
+    with socket.create_connection((host, port), timeout=_ANSWER_S) as sock:
+        try:
+            sock.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\x04\0\0\0\0\0")
+            head = b""
+            while len(head) < 4 and (more := sock.recv(4 - len(head))):
+                head += more
+        except OSError:
+            return False
+        return head[3:] == b"\x04"
 
 
 def _text(resources: dict[str, float]) -> str:

@@ -12,6 +12,7 @@ import os
 import selectors
 import socket
 import struct
+import threading
 import time
 from dataclasses import dataclass
 
@@ -121,6 +122,7 @@ class ControlClient:
     """
 
     def __init__(self, endpoint: Endpoint, rank: int, timeout: float) -> None:
+        self._sending = threading.Lock()
         self._unread: list[bytes] = []  # payloads that came together with the welcome
         self.store_connection = self._join(STORE, endpoint, rank, timeout)
         try:
@@ -169,13 +171,14 @@ class ControlClient:
         return str(self._connection.socket.getsockname()[0])
 
     def send(self, payload: bytes) -> None:
-        """Send one frame to the coordinator. Only one thread may send.
+        """Send one frame to the coordinator. Any thread may send.
 
         Raises:
             ConnectionLost: the coordinator is gone.
         """
         try:
-            self._connection.send(DATA, payload)
+            with self._sending:
+                self._connection.send(DATA, payload)
         except OSError as error:
             raise ConnectionLost(str(error)) from error
 
@@ -189,6 +192,15 @@ class ControlClient:
         while not payloads:
             payloads = [payload for _, payload in self._connection.receive_once()]
         return payloads
+
+    def is_cut_off(self) -> bool:
+        """Whether the coordinator has closed the connection, and sent nothing before that is still unread."""
+        try:
+            return not self._connection.socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
 
     def close(self) -> None:
         self._connection.socket.close()

@@ -135,5 +135,5 @@ def make_setup(config: EngineConfig, plan: Plan) -> Setup:
         replicate_embedding=plan.replicate_embedding,
         seed=config.seed,
         threads=config.parallel.threads,
-        timeout_s=config.parallel.step_timeout_s,
+        timeout_s=config.parallel.start_timeout_s + config.parallel.step_timeout_s,
     )

@@ -1,4 +1,4 @@
-"""Messages between the coordinator and the ranks before the first micro-batch."""
+"""Messages between the coordinator and the ranks beside the micro-batches."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Setup(msgspec.Struct, frozen=True, array_like=True, tag="setup"):
     replicate_embedding: bool
     seed: int
     threads: int | None  # of a rank; None: the cores of its node over `node_ranks`
-    timeout_s: float
+    timeout_s: float  # after which torch gives up on a rank; the coordinator does so earlier
     node_ranks: list[int] = []  # by rank: how many ranks share its node
 
 
@@ -33,6 +33,16 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
     where: str
 
 
+class RollCall(msgspec.Struct, frozen=True, array_like=True, tag="roll_call"):
+    """Asks each rank to say that it is there, when the pipeline hangs."""
+
+
+class Present(msgspec.Struct, frozen=True, array_like=True, tag="present"):
+    """A rank's answer to a roll call."""
+
+    rank: int
+
+
 encoder = msgspec.msgpack.Encoder()
-to_rank = msgspec.msgpack.Decoder(Setup | MicroBatchMessage | Stop)
-from_rank = msgspec.msgpack.Decoder(Ready | MicroBatchResult | RankFailure)
+to_rank = msgspec.msgpack.Decoder(Setup | MicroBatchMessage | RollCall | Stop)
+from_rank = msgspec.msgpack.Decoder(Ready | MicroBatchResult | Present | RankFailure)

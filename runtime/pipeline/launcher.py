@@ -25,7 +25,11 @@ class Launcher(Protocol):
         ...
 
     def poll(self) -> dict[int, str]:
-        """Return the ranks that have ended by themselves, and how."""
+        """Return the ranks that have ended by themselves, and how. It is called twice a second and more.
+
+        Raises:
+            PipelineError: what the ranks need of the launcher is gone.
+        """
         ...
 
     def stop(self) -> None:

@@ -1,6 +1,7 @@
 """The main function of a rank, the same under every launcher: join the coordinator, build the stage, run micro-batches.
 
 A second thread receives the coordinator's messages, and posts the receive of an activation while another computes.
+When the coordinator dies, the process ends, whatever the main thread does.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from ...parallel.control import ControlClient, Endpoint
 from ...parallel.frames import ConnectionLost
 from ...parallel.mesh import Mesh
 from ..core.messages import MicroBatchMessage, MicroBatchResult, RankFailure, Span, Stop
-from .handshake import Ready, Setup, encoder, to_rank
+from .handshake import Present, Ready, RollCall, Setup, encoder, to_rank
+
+_WATCH_S = 0.5
 
 
 def run_rank(endpoint: Endpoint, rank: int, device: str, start_timeout_s: float) -> None:
@@ -30,18 +33,37 @@ def run_rank(endpoint: Endpoint, rank: int, device: str, start_timeout_s: float)
     """
     client = ControlClient(endpoint, rank, start_timeout_s)
     stage = -1
+    is_built = threading.Event()
     try:
         setup = to_rank.decode(client.receive()[0])
         assert isinstance(setup, Setup), setup
         stage = Mesh(setup.pp, setup.tp, rank).stage
-        _ServingRank(client, setup, rank, device).serve()
+        threading.Thread(target=_watch, args=(client, rank, is_built), name="watch", daemon=True).start()
+        serving = _ServingRank(client, setup, rank, device)
+        is_built.set()
+        serving.serve()
     except BaseException as error:
+        is_built.set()
         failure = RankFailure(rank, stage, f"{type(error).__name__}: {error}".strip(), secondary=_is_echo(error))
         with contextlib.suppress(ConnectionLost):
             client.send(encoder.encode(failure))
         raise
     finally:
         client.close()
+
+
+def _watch(client: ControlClient, rank: int, is_built: threading.Event) -> None:
+    """End the process if the coordinator goes while the stage is being built."""
+    while not is_built.wait(_WATCH_S):
+        if client.is_cut_off():
+            _end_without_coordinator(rank)
+
+
+def _end_without_coordinator(rank: int) -> None:
+    """End the process at once: the main thread may hang in a collective."""
+    with contextlib.suppress(OSError):
+        print(f"gapless rank {rank}: the coordinator is gone", file=sys.stderr, flush=True)
+    os._exit(1)
 
 
 def _is_echo(error: BaseException) -> bool:
@@ -97,12 +119,13 @@ class _ServingRank:
                     if isinstance(message, Stop):
                         self.inbox.put(None)
                         return
+                    if isinstance(message, RollCall):
+                        self.client.send(encoder.encode(Present(self.mesh.rank)))
+                        continue
                     arrival = None if self.mesh.is_first else self.transport.post_receive(message.num_tokens)
                     self.inbox.put((message, arrival, time.monotonic()))
         except ConnectionLost:
-            # The coordinator is gone; the main thread may hang in a collective, so the process ends here.
-            print(f"gapless rank {self.mesh.rank}: the coordinator is gone", file=sys.stderr)
-            os._exit(1)
+            _end_without_coordinator(self.mesh.rank)
         except Exception as error:
             self.inbox.put(error)
 

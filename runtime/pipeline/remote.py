@@ -15,11 +15,13 @@ from ...conf.schema import HardwareConfig, ParallelConfig
 from ...parallel.control import ControlServer
 from ...parallel.placement import split_stages
 from ..core.messages import MicroBatchMessage, MicroBatchResult, RankFailure, Span, Stop
-from .handshake import Ready, Setup, encoder, from_rank
+from .handshake import Present, Ready, RollCall, Setup, encoder, from_rank
 from .launcher import Launcher
 from .protocol import PipelineError, WallClock
 
 _POLL_INTERVAL_S = 0.2
+_LAUNCHER_INTERVAL_S = 0.5
+_ROLL_CALL_S = 2.0
 _CAUSE_TIMEOUT_S = 2.0  # wait for the cause of a failure: the neighbours of a dead rank often report first
 
 
@@ -46,6 +48,8 @@ class RemotePipeline:
         self._launcher = launcher
         self._outstanding = 0
         self._last_progress = self.clock.now()
+        self._launcher_checked = self.clock.now()
+        self._num_done = [0] * parallel.pp  # micro-batches that each stage has computed
         self._closed = False
         self._server = ControlServer(parallel.host, parallel.world_size, secrets.token_hex(16))
         if not ipaddress.ip_address(self._server.endpoint.host).is_loopback:
@@ -64,10 +68,7 @@ class RemotePipeline:
         while not self._server.accept(_POLL_INTERVAL_S):
             self._check_launcher()
             if self.clock.now() > deadline:
-                missing = sorted(set(range(world)) - self._server.connected)
-                raise PipelineError(
-                    f"ranks {missing} did not start within parallel.start_timeout_s={self._parallel.start_timeout_s:g}"
-                )
+                raise self._late(set(range(world)) - self._server.connected, "start")
             on_progress(f"{len(self._server.connected)} of {world} ranks started")
         nodes = list(self._server.node.values())
         if split := split_stages(self._server.node, setup.tp):
@@ -77,17 +78,23 @@ class RemotePipeline:
         )
         self._server.publish(encoder.encode(setup))
         on_progress("ranks load their shards")
-        ready = self._hear_all(world, deadline + self._parallel.step_timeout_s, "build their stages")
-        return [m.where for m in sorted((m for m in ready if isinstance(m, Ready)), key=lambda m: m.rank)]
-
-    def _hear_all(self, count: int, deadline: float, what: str) -> list[Ready | MicroBatchResult]:
-        heard: list[Ready | MicroBatchResult] = []
-        while len(heard) < count:
-            heard += self._poll(_POLL_INTERVAL_S)
+        ready: dict[int, str] = {}
+        while len(ready) < world:
+            ready |= {m.rank: m.where for m in self._poll(_POLL_INTERVAL_S) if isinstance(m, Ready)}
             self._check_launcher()
             if self.clock.now() > deadline:
-                raise PipelineError(f"the ranks did not {what} in time")
-        return heard
+                raise self._late(set(range(world)) - ready.keys(), "connect and load")
+        return [ready[rank] for rank in range(world)]
+
+    def _late(self, ranks: set[int], what: str) -> PipelineError:
+        limit = self._parallel.start_timeout_s
+        names = ", ".join(map(self._name, sorted(ranks)))
+        return PipelineError(
+            f"{names} did not {what} within parallel.start_timeout_s={limit:g}; raise it if that takes longer here"
+        )
+
+    def _name(self, rank: int) -> str:
+        return f"rank {rank} (stage {rank // self._parallel.tp})"
 
     def submit(self, micro_batch: MicroBatchMessage) -> None:
         assert self._outstanding < self.depth
@@ -101,22 +108,47 @@ class RemotePipeline:
             left = deadline - self.clock.now()
             messages = self._poll(max(0.0, min(left, _POLL_INTERVAL_S)))
             results = [m for m in messages if isinstance(m, MicroBatchResult)]
+            if self.clock.now() - self._launcher_checked > _LAUNCHER_INTERVAL_S:
+                self._check_launcher()
             if results:
+                for span in (span for result in results for span in result.spans):
+                    self._num_done[span.stage] += 1
                 self._outstanding -= sum(r.sampled is not None for r in results)
                 self._last_progress = self.clock.now()
                 return results
             if left <= _POLL_INTERVAL_S:
                 return []
-            self._check_launcher()
             self._check_progress()
 
     def _check_progress(self) -> None:
-        limit = self._parallel.step_timeout_s
-        if self._outstanding and self.clock.now() - self._last_progress > limit:
-            raise PipelineError(f"a stage hangs: no progress within parallel.step_timeout_s={limit:g}")
+        if self._outstanding and self.clock.now() - self._last_progress > self._parallel.step_timeout_s:
+            raise PipelineError(self._hang())
 
-    def _poll(self, timeout: float) -> list[Ready | MicroBatchResult]:
-        messages: list[Ready | MicroBatchResult] = []
+    def _hang(self) -> str:
+        """Say which stage hangs: that of the ranks that answer nothing, else the first one behind the others."""
+        tp = self._parallel.tp
+        ranks = self._silent_ranks()
+        stage = ranks[0] // tp if ranks else min(range(self.num_stages), key=self._num_done.__getitem__)
+        silent = " without an answer" if ranks else ""
+        ranks = ranks or list(range(stage * tp, stage * tp + tp))
+        who = "; ".join(f"rank {rank}{silent}, {self.where[rank]}" for rank in ranks)
+        limit = self._parallel.step_timeout_s
+        return (
+            f"stage {stage} hangs ({who}): no progress within parallel.step_timeout_s={limit:g}; "
+            "raise it if a micro-batch may take longer"
+        )
+
+    def _silent_ranks(self) -> list[int]:
+        """Return the ranks that do not answer a roll call."""
+        self._server.publish(encoder.encode(RollCall()))
+        silent = set(range(self._parallel.world_size))
+        deadline = self.clock.now() + _ROLL_CALL_S
+        while silent and self.clock.now() < deadline:
+            silent -= {m.rank for m in self._poll(_POLL_INTERVAL_S) if isinstance(m, Present)}
+        return sorted(silent)
+
+    def _poll(self, timeout: float) -> list[Ready | MicroBatchResult | Present]:
+        messages: list[Ready | MicroBatchResult | Present] = []
         for rank, payload in self._server.poll(timeout):
             message = None if payload is None else from_rank.decode(payload)
             if message is None or isinstance(message, RankFailure):
@@ -138,6 +170,7 @@ class RemotePipeline:
         return MicroBatchResult(result.epoch, result.micro_batch, spans, result.sampled)
 
     def _check_launcher(self) -> None:
+        self._launcher_checked = self.clock.now()
         for rank in self._launcher.poll():
             self._fail(rank, None)
 
@@ -161,19 +194,16 @@ class RemotePipeline:
         raise PipelineError(self._verdict(failures, gone))
 
     def _verdict(self, failures: dict[int, RankFailure | None], gone: dict[int, str]) -> str:
-        def name(rank: int) -> str:
-            return f"rank {rank} (stage {rank // self._parallel.tp})"
-
         own = [f for f in failures.values() if f is not None and not f.secondary]
         if own:
-            return f"{name(own[0].rank)} failed: {own[0].error}"
+            return f"{self._name(own[0].rank)} failed: {own[0].error}"
         silent = [r for r, f in failures.items() if f is None]
         if silent:
             explained = [r for r in silent if r in gone]
             rank = (explained or silent)[0]
-            return f"{name(rank)} died{': ' + gone[rank] if rank in gone else ''}"
+            return f"{self._name(rank)} died{': ' + gone[rank] if rank in gone else ''}"
         echo = next(f for f in failures.values() if f is not None)
-        return f"{name(echo.rank)} failed: {echo.error}"
+        return f"{self._name(echo.rank)} failed: {echo.error}"
 
     def close(self, graceful: bool = True) -> None:
         if self._closed:

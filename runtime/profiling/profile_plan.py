@@ -95,7 +95,7 @@ def _setup(
         replicate_embedding=replicate_embedding and stages > 1,
         seed=config.seed,
         threads=threads,
-        timeout_s=config.parallel.step_timeout_s,
+        timeout_s=config.parallel.start_timeout_s + config.parallel.step_timeout_s,
     )
 
 

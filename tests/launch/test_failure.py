@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from threading import Timer
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from gapless.conf.build import load_group
+from gapless.conf.build import compose_engine, load_group
 from gapless.conf.sampling import SamplingParams
 from gapless.launch.ray_launcher import RayLauncher
 from gapless.runtime import LLM
 from gapless.runtime.pipeline.protocol import PipelineError
-from tests.support.processes import descendants_of, is_alive
+from tests.support.processes import descendants_of, is_alive, program_of
 
 LONG = SamplingParams(max_tokens=1500, ignore_eos=True)
 
@@ -61,15 +64,44 @@ def test_a_killed_rank_ends_the_run_within_seconds(llm: LLM, rank: int) -> None:
     assert_gone(pids)
 
 
-def test_a_hung_stage_is_noticed(llm: LLM) -> None:
+def test_a_hung_stage_is_named(llm: LLM) -> None:
     pids = pids_of(llm)
     outputs = llm.stream([[1, 2, 3]] * 3, LONG)
     next(outputs)
     os.kill(pids[1], signal.SIGSTOP)
-    with pytest.raises(PipelineError, match=r"no progress within parallel\.step_timeout_s=4"):
+    error = (
+        rf"^stage 1 hangs \(rank 1 without an answer, .* pid {pids[1]} .*no progress within parallel\.step_timeout_s=4"
+    )
+    with pytest.raises(PipelineError, match=error):
         list(outputs)
     llm.close()
     assert_gone(pids)
+
+
+def test_a_start_is_bounded_by_its_own_limit_alone(ray_launcher: RayLauncher) -> None:
+    with LLM("tiny", pp=2, launcher=ray_launcher) as llm:
+        pid = pids_of(llm)[1]
+
+    def start(pause_s: float, **limits: float) -> LLM:
+        """Start with a rank that pauses before it connects to the other."""
+
+        def pause(text: str) -> None:
+            if text == "ranks load their shards":
+                os.kill(pid, signal.SIGSTOP)
+                Timer(pause_s, os.kill, (pid, signal.SIGCONT)).start()
+
+        overrides = {"parallel.threads": 1} | {f"parallel.{key}": value for key, value in limits.items()}
+        config = compose_engine(
+            model="tiny", pp=2, tp=1, scheduler="sarathi", launcher="ray", hardware="cpu", overrides=overrides
+        )
+        return LLM.from_config(config, launcher=ray_launcher, on_progress=pause)
+
+    with start(4, step_timeout_s=1.0) as llm:
+        assert llm.generate([[1, 2, 3]])
+    with pytest.raises(
+        PipelineError, match=r"rank 1 \(stage 1\).* did not .*within parallel\.start_timeout_s=2; raise it"
+    ):
+        start(6, start_timeout_s=2.0)
 
 
 def test_a_rank_that_fails_to_start_has_the_last_word(tmp_path: Path) -> None:
@@ -99,54 +131,96 @@ def test_a_bad_checkpoint_is_refused_before_ranks_start(tmp_path: Path) -> None:
     assert launcher.poll() == {}
 
 
-DRIVER = """
-    from gapless.runtime import LLM, SamplingParams
+COMMON = ["model=tiny", "parallel=pp2", "parallel.threads=1"]
+GENERATE = ["generate", *COMMON, "prompts=prompts.jsonl"]
+BENCH = [
+    "bench",
+    *COMMON,
+    "workload.input_len=8",
+    "workload.output_len=2000",
+    "workload.num_prompts=40",
+    "warmup=false",
+]
+PROMPTS = '{"prompt": "abc", "max_tokens": 1}\n' + 40 * '{"prompt": "abc", "max_tokens": 2000, "ignore_eos": true}\n'
 
-    with LLM("tiny", pp=2, launcher="ray", **{"parallel.threads": 1}) as llm:
-        for _ in llm.stream([[1, 2, 3]], SamplingParams(max_tokens=2000, ignore_eos=True)):
-            print(*llm.where, sep=",", flush=True)
-"""
+
+@contextmanager
+def command(cwd: Path, arguments: list[str], **env: str) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    """Run a command until it computes; yield it, and the folder that is its Ray's temporary directory."""
+    (cwd / "prompts.jsonl").write_text(PROMPTS)
+    with TemporaryDirectory(prefix="t", dir="/tmp") as temporary:  # sockets need a short path
+        driver = subprocess.Popen(
+            [sys.executable, "-m", "gapless.launch.cli", *arguments], cwd=cwd, text=True, start_new_session=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ | env | {"RAY_TMPDIR": temporary},
+        )  # fmt: skip
+        try:
+            assert driver.stderr is not None
+            seen = []
+            for line in driver.stderr:
+                seen.append(line)
+                if "tok/s" in line:
+                    break
+            else:
+                pytest.fail("".join(seen))
+            yield driver, Path(temporary)
+        finally:
+            if driver.poll() is None:
+                driver.kill()
+            driver.communicate()
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
-def test_nothing_outlives_the_driver(how: signal.Signals, tmp_path: Path) -> None:
-    if how is signal.SIGKILL:
-        command = [sys.executable, "-c", textwrap.dedent(DRIVER)]
-    else:  # as a user at a terminal would
-        command = [
-            *(sys.executable, "-m", "gapless.launch.cli", "generate", "model=tiny", "parallel=pp2", "prompt=abc"),
-            *("sampling.max_tokens=2000", "sampling.ignore_eos=true", "parallel.threads=1"),
-        ]
-    driver = subprocess.Popen(
-        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
-    stream = driver.stdout if how is signal.SIGKILL else driver.stderr
-    assert stream is not None
-    line = ""
-    for line in stream:
-        if "pid" in line or "tok/s" in line:
-            break
-    else:
-        pytest.fail(f"it never came to compute: {line}")
-    # Of a driver that had no chance to end them, Ray's own agents may linger; its ranks must not.
-    descendants = descendants_of(driver.pid)
-    family = descendants if how is not signal.SIGKILL else [int(p) for p in re.findall(r"pid (\d+)", line)]
-    assert len(family) >= 2
-    start = time.monotonic()
-    if how is signal.SIGINT:
-        os.killpg(driver.pid, how)
-    else:
-        os.kill(driver.pid, how)
-    _, stderr = driver.communicate(timeout=30)
-    assert time.monotonic() - start < 20
-    assert driver.returncode == {signal.SIGKILL: -9, signal.SIGINT: 130, signal.SIGTERM: 143}[how]
-    if how is signal.SIGINT:
-        assert stderr.strip().splitlines()[-1] == "gapless: interrupted"
-        assert len(list(tmp_path.glob("runs/*/report.html"))) == 1
+@pytest.mark.parametrize(
+    ("how", "arguments", "word"),
+    [
+        (signal.SIGKILL, GENERATE, None),
+        (signal.SIGINT, GENERATE, "interrupted"),
+        (signal.SIGTERM, BENCH, "terminated"),
+        (signal.SIGHUP, GENERATE, "hung up"),
+    ],
+)
+def test_nothing_outlives_the_driver(
+    how: signal.Signals, arguments: list[str], word: str | None, tmp_path: Path
+) -> None:
+    with command(tmp_path, arguments) as (driver, temporary):
+        family = descendants_of(driver.pid)
+        assert len(family) >= 4
+        assert list(temporary.iterdir())
+        if how is not signal.SIGKILL:  # a terminal and `timeout` send it to the whole process group
+            os.killpg(driver.pid, how)
+        else:
+            os.kill(driver.pid, how)
+        if word is None:
+            driver.wait(timeout=5)
+            assert_gone(family, within_s=5)
+        _, stderr = driver.communicate(timeout=20)
+        assert_gone(family, within_s=5)
+        assert list(temporary.iterdir()) == []
+    if word is None:
+        return
+    assert driver.returncode == 128 + how
+    assert stderr.splitlines()[-1] == f"gapless: {word}"
     assert "Traceback" not in stderr
-    assert_gone(family)
-    for pid in filter(is_alive, descendants):
-        os.kill(pid, signal.SIGKILL)
+    assert len(list(tmp_path.glob("runs/*/report.html"))) == 1
+    if arguments is GENERATE:
+        (outputs,) = tmp_path.glob("runs/*/outputs.jsonl")
+        assert [json.loads(line)["index"] for line in outputs.read_text().splitlines()] == [0]
+
+
+@pytest.mark.parametrize(
+    ("name", "of", "grid"), [("gcs_server", "GCS", "parallel=pp2"), ("raylet", "raylet", "parallel=tp2_pp2")]
+)
+def test_a_dead_ray_is_named(name: str, of: str, grid: str, tmp_path: Path) -> None:
+    with command(tmp_path, [*BENCH, grid]) as (driver, temporary):
+        family = descendants_of(driver.pid)
+        (victim,) = [pid for pid in family if program_of(pid) == name]
+        os.kill(victim, signal.SIGKILL)
+        _, stderr = driver.communicate(timeout=10)
+        assert stderr.splitlines()[-1] == (
+            f"gapless: error: Ray's {of} (pid {victim}) on this machine has died: killed by SIGKILL"
+        )
+        assert driver.returncode == 1
+        assert_gone(family, within_s=5)
+        assert list(temporary.iterdir()) == []
 
 
 def test_too_many_ranks_for_the_cluster_is_one_line(ray_launcher: RayLauncher) -> None:

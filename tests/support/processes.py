@@ -32,3 +32,8 @@ def descendants_of(pid: int) -> list[int]:
     for ancestor in found:
         found += [child for child, parent in parents.items() if parent == ancestor]
     return found[1:]
+
+
+def program_of(pid: int) -> str:
+    """The name of the file that a process runs."""
+    return Path(Path(f"/proc/{pid}/cmdline").read_text().split("\0")[0]).name

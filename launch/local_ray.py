@@ -1,0 +1,126 @@
+"""A Ray on this machine, for one driver: on loopback, with a folder of its own, gone with the driver in every case."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+INIT_OPTIONS: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+_MAX_FOLDER = 41  # bytes: Ray puts sockets into it whose names are 66 longer, and Linux allows 107
+_PREFIX = "gapless-ray-"
+_WATCHED = {"gcs_server": "GCS", "raylet": "raylet"}
+
+
+class LocalRay:
+    """Starts Ray on creation. A watchdog process ends what is left of it after `end`, or after the driver's death."""
+
+    def __init__(self, num_cpus: int) -> None:
+        import ray
+
+        self._folder = _make_folder()
+        self._watchdog = _start_watchdog(self._folder)
+        try:
+            with _loopback(), _without_hang_up():
+                ray.init(
+                    address="local", num_cpus=num_cpus, include_dashboard=False, _node_ip_address="127.0.0.1",
+                    _temp_dir=self._folder, **INIT_OPTIONS,
+                )  # fmt: skip
+        except BaseException:
+            self._sweep()
+            raise
+        from ray._private import worker
+
+        self._print = worker.print_to_stdstream
+        worker.print_to_stdstream = lambda *args, **options: None  # a page of Ray's log when its raylet dies
+        node: Any = worker._global_node
+        self._processes: dict[str, subprocess.Popen[bytes]] = {
+            name: node.all_processes[kind][0].process for kind, name in _WATCHED.items()
+        }
+
+    @property
+    def fault(self) -> str | None:
+        """Which of Ray's own processes has died, if any has."""
+        for name, process in self._processes.items():
+            if (code := process.poll()) is not None:
+                how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+                return f"Ray's {name} (pid {process.pid}) on this machine has died: {how}"
+        return None
+
+    def end(self) -> None:
+        """End Ray with its actors, and remove its folder.
+
+        Its processes are killed first: a signal to the process group may have ended some, and Ray waits a minute for a
+        GCS that is gone.
+        """
+        import ray
+        from ray._private import worker
+
+        self._sweep()
+        ray.shutdown()
+        worker.print_to_stdstream = self._print
+        shutil.rmtree(self._folder, ignore_errors=True)  # that made it again
+
+    def _sweep(self) -> None:
+        """Have the watchdog end what is left, and wait for it."""
+        if self._watchdog is not None:
+            assert self._watchdog.stdin is not None
+            self._watchdog.stdin.close()
+            self._watchdog.wait()
+
+
+def _make_folder() -> str:
+    """Make the folder where the system wants temporary files, or in /tmp where that path is too long for sockets."""
+    parent = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
+    if len(os.fsencode(parent)) + len(_PREFIX) + 9 > _MAX_FOLDER:
+        parent = "/tmp"
+    return tempfile.mkdtemp(prefix=_PREFIX, dir=parent)
+
+
+def _start_watchdog(folder: str) -> subprocess.Popen[bytes] | None:
+    """Start the watchdog in a session of its own, out of the reach of Ctrl-C. It needs Linux's /proc."""
+    if not sys.platform.startswith("linux"):
+        return None
+    script = Path(__file__).with_name("watchdog.py")
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", str(script), folder, str(os.getpid())],
+        stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+
+
+@contextmanager
+def _loopback() -> Iterator[None]:
+    """Let Ray listen on loopback alone.
+
+    Where it may become part of a cluster, Ray takes this machine's address for 127.0.0.1, and all its processes listen
+    on all addresses.
+    """
+    from ray._private import ray_constants
+
+    before = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
+
+
+@contextmanager
+def _without_hang_up() -> Iterator[None]:
+    """Let the processes that are started here outlive a closed terminal, so that the driver can end them in order."""
+    if not hasattr(signal, "SIGHUP"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -1,0 +1,68 @@
+"""Ctrl-C, SIGTERM and SIGHUP end a run in the same way: what was done is kept and reported, the ranks end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+_WORDS = {"SIGINT": "interrupted", "SIGTERM": "terminated", "SIGHUP": "hung up"}
+_SAME_EVENT_S = 1.0  # torchrun passes on the Ctrl-C that its ranks have already had from the terminal
+
+
+class Ended(KeyboardInterrupt):
+    """A signal ended the run."""
+
+    def __init__(self, signum: int) -> None:
+        self.signum = signum
+
+
+def ending(error: KeyboardInterrupt) -> tuple[str, int]:
+    """Return the word for the signal that ended the run, and the exit code."""
+    signum = error.signum if isinstance(error, Ended) else signal.SIGINT
+    return _WORDS[signal.Signals(signum).name], 128 + signum
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Raise `Ended` in the main thread at the first signal. A second one ends the process at once.
+
+    A signal that whoever started us had ignored (`nohup`) stays ignored.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    first: float | None = None
+
+    def handle(signum: int, frame: FrameType | None) -> None:
+        nonlocal first
+        if first is None:
+            first = time.monotonic()
+            _let_go_of_closed_terminal()
+            raise Ended(signum)
+        if time.monotonic() - first > _SAME_EVENT_S:
+            os._exit(128 + signum)
+
+    found = [signal.Signals[name] for name in _WORDS if hasattr(signal, name)]
+    before = {number: signal.getsignal(number) for number in found}
+    handled = [number for number in found if before[number] is not signal.SIG_IGN]
+    for number in handled:
+        signal.signal(number, handle)
+    try:
+        yield
+    finally:
+        for number in handled:
+            signal.signal(number, before[number])
+
+
+def _let_go_of_closed_terminal() -> None:
+    """Make what is printed from now on vanish where nobody can read it, instead of failing."""
+    for descriptor in (1, 2):
+        try:
+            os.write(descriptor, b"")
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)

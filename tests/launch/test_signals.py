@@ -1,0 +1,46 @@
+"""A second signal ends a command that is still ending; ignored signals stay ignored."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+
+from gapless.launch.signals import ended_by_signals
+
+SLOW_TO_END = """
+import time
+from gapless.launch.signals import ended_by_signals
+with ended_by_signals():
+    try:
+        print(flush=True)
+        time.sleep(60)
+    finally:
+        print(flush=True)
+        time.sleep(60)
+"""
+
+
+def test_a_second_signal_ends_at_once() -> None:
+    process = subprocess.Popen([sys.executable, "-c", SLOW_TO_END], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.send_signal(signal.SIGTERM)
+    process.stdout.readline()
+    process.send_signal(signal.SIGTERM)  # the same event, passed on by another process
+    time.sleep(1.2)
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=2) == 130
+
+
+def test_a_signal_that_was_ignored_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with ended_by_signals():
+            signal.raise_signal(signal.SIGHUP)
+            assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGHUP, before)

@@ -6,6 +6,7 @@ so that the control loop never shares an interpreter with a stage.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -25,6 +26,7 @@ from ..parallel.openmp import wait_without_spinning
 _KEY = "gapless/endpoint"
 _RANK_ENV = "GAPLESS_RANK"  # a JSON object for the child that serves as a rank
 _TIMEOUT_S = 600.0
+_PR_SET_PDEATHSIG = 1  # of Linux's prctl
 
 
 class TorchrunLauncher:
@@ -100,7 +102,14 @@ def _serve(address: dict[str, Any]) -> None:
     run_rank(Endpoint(**address["endpoint"]), int(os.environ["RANK"]), device, address["timeout_s"])
 
 
+def _end_with_parent() -> None:
+    """Have the kernel send this process SIGTERM when torchrun's agent dies. Only Linux can."""
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
 def main() -> int:
+    _end_with_parent()
     wait_without_spinning()
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
     if _RANK_ENV in os.environ:

@@ -10,9 +10,11 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from gapless.conf.sampling import SamplingParams
 from gapless.runtime import LLM
-from tests.support.processes import members_of
+from tests.support.processes import descendants_of, is_alive
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
 GENERATE = ["-m", "gapless.launch.torchrun", "generate", "model=shipped", "parallel.threads=1"]
@@ -48,7 +50,10 @@ def test_without_torchrun_it_says_how(tmp_path: Path) -> None:
     assert done.stderr.startswith("gapless: error: start it as `torchrun --nproc-per-node N")
 
 
-def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("how", "whom"), [(signal.SIGINT, "all"), (signal.SIGKILL, "agent"), (signal.SIGKILL, "driver")]
+)
+def test_nothing_is_left_behind(how: signal.Signals, whom: str, tmp_path: Path) -> None:
     command = [*TORCHRUN, "--nproc-per-node", "2", *GENERATE, "parallel=pp2", "prompt=x"]
     options = ["sampling.max_tokens=2000", "sampling.ignore_eos=true"]
     process = subprocess.Popen(
@@ -56,9 +61,14 @@ def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
     )
     assert process.stderr is not None
     assert any("tok/s" in line for line in process.stderr)
-    os.killpg(process.pid, signal.SIGINT)
+    family = descendants_of(process.pid)
+    if whom == "all":
+        os.killpg(process.pid, how)
+    else:
+        ranks = [pid for pid in family if "RANK=0" in Path(f"/proc/{pid}/environ").read_text().split("\0")]
+        os.kill(process.pid if whom == "agent" else min(ranks), how)
+    deadline = time.monotonic() + (10 if whom == "all" else 5)
     process.communicate(timeout=30)
-    deadline = time.monotonic() + 10
-    while members_of(process.pid):
+    while any(map(is_alive, family)):
         assert time.monotonic() < deadline, "a process stayed behind"
         time.sleep(0.1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import torch
 from gapless.conf.policies import OrcaBestConfig, RequestLevelConfig, SarathiConfig
 from gapless.runtime import LLM, SamplingParams
 from gapless.runtime.ledger.ledger import Ledger
+from tests.support import hf_models
 
 PROMPT = "def read(self, size=-1):\n"
 PROMPTS = [PROMPT, "import os\n", "class Queue:\n    def put(self, item):\n        ", "Return a list of"]
@@ -274,3 +276,24 @@ def test_a_wrong_choice_is_one_line_before_anything_starts(overrides: dict, mess
     with pytest.raises(ValueError, match=message) as caught:
         LLM(**({"model": "shipped"} | overrides))
     assert "\n" not in str(caught.value)
+
+
+def test_a_request_without_finite_logits_ends_alone(tmp_path: Path) -> None:
+    """One token's embedding is NaN: prompts that hold it end with an error, also late ones; the others go on."""
+    broken = 7
+    model = hf_models.make_model("llama", tmp_path)
+    with torch.no_grad():
+        model.get_input_embeddings().weight[broken] = torch.nan
+    model.save_pretrained(tmp_path)
+    good = [[1, 2, 3, 4, 5] * (1 + n) for n in range(4)]
+    prompts = [good[0], [broken, 1, 2], good[1], [9] * 20 + [broken], good[2], good[3]]
+    params = SamplingParams(max_tokens=8, logprobs=2)
+    overrides = {"parallel.threads": 1, "model.tokenizer": "none", "scheduler.chunk": 8, "cache.num_blocks": 60}
+    with LLM(str(tmp_path), **overrides) as llm:
+        outputs = [output.outputs[0] for output in llm.generate(prompts, params)]
+        again = llm.generate(good, params)
+    assert [output.finish_reason for output in outputs] == ["length", "error", "length", "error", "length", "length"]
+    assert [output.token_ids for output in (outputs[1], outputs[3])] == [[], []]
+    expected = [hf_models.greedy(model, prompt, 8) for prompt in good]
+    assert [outputs[index].token_ids for index in (0, 2, 4, 5)] == expected
+    assert [output.outputs[0].token_ids for output in again] == expected  # blocks that held NaN are used again

@@ -94,6 +94,8 @@ def compare(
 ) -> Comparison:
     """Run settings on seeds until each is told apart from the leader or found equal to it, or all seeds are used.
 
+    Settings that carry as much as the leader end with as many seeds as the leader.
+
     Args:
         capacity: Returns the capacity of a setting on a seed, both as numbers from 0, in requests/s.
         settings: How many settings there are.
@@ -119,6 +121,12 @@ def compare(
             break
         for number in sorted(running):
             rates[number].append(capacity(number, seed))
+    differences = [Difference.of(rates[leader], own, level) for own in rates]
+    best = _mean(rates[leader])
+    alike = [n for n, each in enumerate(differences) if _judge(each, best, tolerance, resolution) != "less"]
+    for number in alike:
+        rates[number] += [capacity(number, seed) for seed in range(len(rates[number]), len(rates[leader]))]
+    leader = max(alike, key=lambda number: _mean(rates[number]))
     differences = [Difference.of(rates[leader], own, level) for own in rates]
     verdicts: list[Verdict] = [
         "best" if number == leader else _judge(difference, _mean(rates[leader]), tolerance, resolution)

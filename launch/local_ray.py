@@ -29,13 +29,15 @@ class LocalRay:
         self._folder = _make_folder()
         self._watchdog = _start_watchdog(self._folder)
         try:
-            with _loopback(), _without_hang_up():
+            with _loopback(), _signals_held():
                 ray.init(
                     address="local", num_cpus=num_cpus, include_dashboard=False, _node_ip_address="127.0.0.1",
                     _temp_dir=self._folder, **INIT_OPTIONS,
                 )  # fmt: skip
         except BaseException:
             self._sweep()
+            ray.shutdown()
+            shutil.rmtree(self._folder, ignore_errors=True)
             raise
         from ray._private import worker
 
@@ -114,13 +116,22 @@ def _loopback() -> Iterator[None]:
 
 
 @contextmanager
-def _without_hang_up() -> Iterator[None]:
-    """Let the processes that are started here outlive a closed terminal, so that the driver can end them in order."""
-    if not hasattr(signal, "SIGHUP"):
+def _signals_held() -> Iterator[None]:
+    """Hold back the signals that end a run until Ray has started, a few seconds at most, and keep our handlers.
+
+    Ray's processes inherit the held signals: they outlive a closed terminal and a signal to the process group, so that
+    the driver can end them in order. Ray would put a handler for SIGTERM of its own in place of ours.
+    """
+    from ray._private import utils
+
+    if not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+    set_handler = utils.set_sigterm_handler
+    utils.set_sigterm_handler = lambda handler: None
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP, signal.SIGINT, signal.SIGTERM})
     try:
         yield
     finally:
+        utils.set_sigterm_handler = set_handler
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import timedelta
 from functools import cache
@@ -103,9 +104,13 @@ def _serve(address: dict[str, Any]) -> None:
 
 
 def _end_with_parent() -> None:
-    """Have the kernel send this process SIGTERM when torchrun's agent dies. Only Linux can."""
+    """Have the kernel end this process when torchrun's agent dies. Only Linux can.
+
+    The driver gets SIGTERM, since it has a report to write; a rank gets SIGKILL, which ends a stopped one too.
+    """
+    is_driver = os.environ.get("RANK") == "0" and _RANK_ENV not in os.environ
     if sys.platform.startswith("linux"):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM if is_driver else signal.SIGKILL)
 
 
 def main() -> int:
@@ -138,8 +143,9 @@ def _drive() -> int:
     try:
         return cli([*sys.argv[1:], "parallel.launcher=torchrun"])
     finally:
-        if not store.check([_KEY]):
-            store.set(_KEY, "null")  # nothing was started: the other ranks go home
+        with suppress(RuntimeError):  # torchrun's agent is gone, and its store
+            if not store.check([_KEY]):
+                store.set(_KEY, "null")  # nothing was started: the other ranks go home
 
 
 if __name__ == "__main__":

@@ -68,7 +68,7 @@ class RemotePipeline:
         while not self._server.accept(_POLL_INTERVAL_S):
             self._check_launcher()
             if self.clock.now() > deadline:
-                raise self._late(set(range(world)) - self._server.connected, "start")
+                raise self._late(set(range(world)) - self._server.connected, "did not start within")
             on_progress(f"{len(self._server.connected)} of {world} ranks started")
         nodes = list(self._server.node.values())
         if split := split_stages(self._server.node, setup.tp):
@@ -83,14 +83,14 @@ class RemotePipeline:
             ready |= {m.rank: m.where for m in self._poll(_POLL_INTERVAL_S) if isinstance(m, Ready)}
             self._check_launcher()
             if self.clock.now() > deadline:
-                raise self._late(set(range(world)) - ready.keys(), "connect and load")
+                raise self._late(set(range(world)) - ready.keys(), "did not connect and load within")
         return [ready[rank] for rank in range(world)]
 
     def _late(self, ranks: set[int], what: str) -> PipelineError:
         limit = self._parallel.start_timeout_s
         names = ", ".join(map(self._name, sorted(ranks)))
         return PipelineError(
-            f"{names} did not {what} within parallel.start_timeout_s={limit:g}; raise it if that takes longer here"
+            f"{names} {what} parallel.start_timeout_s={limit:g}; raise it if that takes longer here"
         )
 
     def _name(self, rank: int) -> str:

@@ -145,8 +145,10 @@ PROMPTS = '{"prompt": "abc", "max_tokens": 1}\n' + 40 * '{"prompt": "abc", "max_
 
 
 @contextmanager
-def command(cwd: Path, arguments: list[str], **env: str) -> Iterator[tuple[subprocess.Popen[str], Path]]:
-    """Run a command until it computes; yield it, and the folder that is its Ray's temporary directory."""
+def command(
+    cwd: Path, arguments: list[str], until: str = "tok/s", **env: str
+) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    """Run a command until it prints `until`; yield it, and the folder that is its Ray's temporary directory."""
     (cwd / "prompts.jsonl").write_text(PROMPTS)
     with TemporaryDirectory(prefix="t", dir="/tmp") as temporary:  # sockets need a short path
         driver = subprocess.Popen(
@@ -158,7 +160,7 @@ def command(cwd: Path, arguments: list[str], **env: str) -> Iterator[tuple[subpr
             seen = []
             for line in driver.stderr:
                 seen.append(line)
-                if "tok/s" in line:
+                if until in line:
                     break
             else:
                 pytest.fail("".join(seen))
@@ -204,6 +206,23 @@ def test_nothing_outlives_the_driver(
     if arguments is GENERATE:
         (outputs,) = tmp_path.glob("runs/*/outputs.jsonl")
         assert [json.loads(line)["index"] for line in outputs.read_text().splitlines()] == [0]
+
+
+@pytest.mark.parametrize(("how", "word"), [(signal.SIGTERM, "terminated"), (signal.SIGINT, "interrupted")])
+def test_a_signal_while_ray_starts_ends_the_run(how: signal.Signals, word: str, tmp_path: Path) -> None:
+    with command(tmp_path, GENERATE, until="starting tiny") as (driver, temporary):
+        deadline = time.monotonic() + 60
+        while not any(program_of(pid) == "gcs_server" for pid in descendants_of(driver.pid)):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        family = descendants_of(driver.pid)
+        os.killpg(driver.pid, how)
+        _, stderr = driver.communicate(timeout=60)
+        assert_gone(family, within_s=5)
+        assert list(temporary.iterdir()) == []
+    assert driver.returncode == 128 + how
+    assert stderr.splitlines()[-1] == f"gapless: {word}"
+    assert "Traceback" not in stderr
 
 
 @pytest.mark.parametrize(

@@ -112,22 +112,19 @@ def check_blocks(
 
 
 def most_layers(
-    arch: Architecture, parallel: ParallelConfig, hardware: Sequence[HardwareConfig], block_size: int, dtype_bytes: int
-) -> list[int] | None:
-    """Return how many layers fit into each stage, beside one sequence's keys and values; None if memories are alike.
+    arch: Architecture, parallel: ParallelConfig, hardware: Sequence[HardwareConfig], num_tokens: int, dtype_bytes: int
+) -> list[int]:
+    """Return how many layers fit into each stage, beside their keys and values of `num_tokens` tokens.
 
     `hardware` is that of each stage.
     """
-    if len({own.memory_gib for own in hardware}) == 1:
-        return None
-    tokens = -(-arch.max_position // block_size) * block_size
     found = []
     for stage, own in enumerate(hardware):
         mesh = Mesh(parallel.pp, parallel.tp, stage * parallel.tp)
         whole = replicates_embedding(arch, parallel, own, dtype_bytes)
         fixed = weight_bytes(arch, mesh, range(0), dtype_bytes, replicate_embedding=whole)
         one = weight_bytes(arch, mesh, range(1), dtype_bytes, replicate_embedding=whole) - fixed
-        one += tokens * kv_bytes_per_token(arch, 1, parallel.tp, dtype_bytes)
+        one += num_tokens * kv_bytes_per_token(arch, 1, parallel.tp, dtype_bytes)
         found.append(max(0, int(own.memory_gib * _GIB) - fixed) // one)
     return found
 

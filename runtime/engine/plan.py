@@ -75,10 +75,11 @@ def make_plan(config: EngineConfig) -> Plan:
     if isinstance(config.scheduler, EqualTimeConfig):
         read_profile(config.scheduler.profile, config.parallel.pp)
     element = dtype_bytes(config.model, hardware.device)
-    layers = split_layers(
-        arch, config.parallel.pp, config.parallel.layers, speeds=_speeds(config.parallel, stages),
-        most=most_layers(arch, config.parallel, stages, cache.block_size, element),
-    )
+    speeds, most = _speeds(config.parallel, stages), None
+    if speeds is not None or len({each.memory_gib for each in stages}) > 1:
+        num_blocks = cache.num_blocks or -(-arch.max_position // cache.block_size)
+        most = most_layers(arch, config.parallel, stages, num_blocks * cache.block_size, element)
+    layers = split_layers(arch, config.parallel.pp, config.parallel.layers, speeds=speeds, most=most)
     parallel = replace(config.parallel, layers=tuple(len(each) for each in layers))
     depth = config.scheduler.depth(parallel.pp, parallel.depth)
     if cache.num_blocks is None:

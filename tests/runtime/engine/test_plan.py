@@ -84,3 +84,16 @@ def test_a_stage_of_little_memory_takes_the_layers_that_fit() -> None:
     assert slow < fast
     a_layer = 2 * CONTEXT * 8 * 128 * 2  # bytes of its keys and values for one sequence
     assert slow * a_layer < 48 << 30
+
+
+def test_a_faster_stage_takes_no_more_layers_than_fit_where_memories_are_alike() -> None:
+    """By speed alone the second stage would take 52 of 80 layers, and its weights alone 87 GiB of 67."""
+    config = build(SimulateConfig, {
+        "model": load_group("model", "llama2-70b"), "hardware": load_group("hardware", "a100-80g"),
+        "parallel": {"pp": 2, "launcher": "ray"}, "scheduler": {"name": "sarathi"},
+    })  # fmt: skip
+    mixed = replace(config, simulation=replace(config.simulation, devices=("a100-80g", "h100")))
+    given = replace(config, parallel=replace(config.parallel, stage_speeds=(1.0, 3.0)))
+    for each in (mixed, given):
+        slow, fast = (len(layers) for layers in make_plan(each).layers)
+        assert (slow + fast, fast >= slow) == (80, True)

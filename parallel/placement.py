@@ -13,13 +13,18 @@ def nodes_of_stages(pp: int, tp: int, devices_per_node: int) -> list[list[int]]:
     if tp <= devices_per_node:
         stages_a_node = devices_per_node // tp
         return [[stage // stages_a_node] for stage in range(pp)]
-    nodes = -(-tp // devices_per_node)
+    nodes = nodes_of_a_stage(tp, devices_per_node)
     return [list(range(stage * nodes, (stage + 1) * nodes)) for stage in range(pp)]
 
 
-def split_stages(node_of_rank: Mapping[int, str], tp: int) -> dict[int, list[str]]:
-    """Return the stages whose ranks are on several nodes, each with its nodes in the order of its ranks."""
-    nodes: dict[int, dict[str, None]] = {}
+def split_stages(node_of_rank: Mapping[int, str], tp: int) -> dict[int, list[int]]:
+    """Return the stages whose ranks are on several nodes, each with the first of its ranks on each node."""
+    first: dict[int, dict[str, int]] = {}
     for rank in sorted(node_of_rank):
-        nodes.setdefault(rank // tp, {})[node_of_rank[rank]] = None
-    return {stage: list(names) for stage, names in nodes.items() if len(names) > 1}
+        first.setdefault(rank // tp, {}).setdefault(node_of_rank[rank], rank)
+    return {stage: list(ranks.values()) for stage, ranks in first.items() if len(ranks) > 1}
+
+
+def nodes_of_a_stage(tp: int, devices_per_node: int) -> int:
+    """Return how many nodes hold the ranks of one stage."""
+    return -(-tp // devices_per_node)

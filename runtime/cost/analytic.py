@@ -8,6 +8,7 @@ import math
 
 from ...conf.costs import CostsConfig
 from ...conf.schema import Architecture
+from ...parallel.placement import nodes_of_a_stage
 from .attention import AttentionCost
 from .gemm import Gemm, Products
 from .link import Link
@@ -30,7 +31,7 @@ class AnalyticOperators:
         H, D, N, K = arch.hidden_size, arch.head_dim, arch.num_heads // tp, max(1, arch.num_kv_heads // tp)
         ffn, gate = arch.ffn_size // tp, 2 if arch.gated_ffn else 1
         self.tp = tp
-        self._num_nodes = -(-tp // devices_per_node)  # that hold the ranks of a stage
+        self._num_nodes = nodes_of_a_stage(tp, devices_per_node)
         self._ranks_a_node = -(-tp // self._num_nodes)
         self.layer_overhead = costs.host.layer_us * 1e-6
         self.micro_batch_overhead = costs.host.step_us * 1e-6

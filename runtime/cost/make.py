@@ -79,4 +79,7 @@ def _measured(config: SimulateConfig, arch: Architecture) -> Measured | None:
     if simulation.profile is None or simulation.cost == "analytic":
         return None
     dtype = resolve_dtype(config.model, config.hardware.device)
-    return read_measured(simulation.profile, arch, pp=parallel.pp, tp=parallel.tp, dtype=dtype)
+    return read_measured(
+        simulation.profile, arch, pp=parallel.pp, tp=parallel.tp, dtype=dtype,
+        devices_per_node=config.hardware.devices_per_node,
+    )

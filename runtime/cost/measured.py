@@ -10,6 +10,7 @@ from statistics import median
 
 from ...conf.errors import ConfigError
 from ...conf.schema import Architecture
+from ...parallel.placement import nodes_of_a_stage
 from .interpolation import ChunkAttention, Curve, DecodeAttention, medians
 from .operators import LAYER_LINEARS, Linear
 from .profile_folder import OperatorSample, ProfileFolder, StageSample, shape_of
@@ -101,11 +102,14 @@ class Measured:
     control: Control
 
 
-def read_measured(path: str, arch: Architecture, *, pp: int, tp: int, dtype: str) -> Measured:
+def read_measured(
+    path: str, arch: Architecture, *, pp: int, tp: int, dtype: str, devices_per_node: int = 8
+) -> Measured:
     """Read a profile folder for a model of `arch` in `dtype`, in `tp` slices, over `pp` stages.
 
     Raises:
-        ConfigError: no profile, a damaged or unfinished one, or one of another model.
+        ConfigError: no profile, a damaged or unfinished one, one of another model, or one whose stages were on another
+            number of nodes.
     """
     key = f"simulation.profile={path}"
     folder = ProfileFolder(Path(path).expanduser(), key)
@@ -114,10 +118,19 @@ def read_measured(path: str, arch: Architecture, *, pp: int, tp: int, dtype: str
         found = {**about.shape, "tp": about.tp, "dtype": about.dtype}.get(name)
         if found != wanted:
             raise ConfigError(f"{key}: measured {about.model} with {name}={found}; this model has {name}={wanted}")
+    if (nodes := nodes_of_a_stage(tp, devices_per_node)) != about.nodes:
+        raise ConfigError(
+            f"{key}: measured all-reduces of stages over {_nodes(about.nodes)}; hardware.devices_per_node="
+            f"{devices_per_node} and parallel.tp={tp} come to {_nodes(nodes)}"
+        )
     measured = _read(folder.path, key, about.hardware, folder.num_bytes)
     if pp > 1 and not measured.operators.has_sends:
         raise ConfigError(f"{key}: holds no sends between stages; gapless profile parallel=pp2 measures them")
     return measured
+
+
+def _nodes(number: int) -> str:
+    return f"{number} node{'s' if number > 1 else ''}"
 
 
 @lru_cache(maxsize=4)  # each policy and each point of a sweep reads the same profile

@@ -43,6 +43,7 @@ class About:
     num_layers: int  # of each stage on which operators were measured
     layers: list[int]  # of each stage of the pipeline: the number
     block_size: int
+    nodes: int = 1  # that hold the ranks of a stage
 
 
 class OperatorSample(NamedTuple):

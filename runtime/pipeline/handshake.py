@@ -27,10 +27,11 @@ class Setup(msgspec.Struct, frozen=True, array_like=True, tag="setup"):
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
-    """A rank has built its stage. `where` names node, process and device."""
+    """A rank has built its stage, in `process` (with its device) of the node `host`."""
 
     rank: int
-    where: str
+    host: str
+    process: str
 
 
 class RollCall(msgspec.Struct, frozen=True, array_like=True, tag="roll_call"):

@@ -97,8 +97,8 @@ class _ServingRank:
         self.worker = StageWorker.build(setup, self.groups)
         self.transport = Transport(self.groups, setup.arch.hidden_size, self.worker.stage.dtype, setup.depth)
         self.inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        where = f"{socket.gethostname()} pid {os.getpid()} {self.groups.device}"
-        client.send(encoder.encode(Ready(rank, where)))
+        process = f"pid {os.getpid()} {self.groups.device}"
+        client.send(encoder.encode(Ready(rank, socket.gethostname(), process)))
 
     def serve(self) -> None:
         threading.Thread(target=self._hear, name="control", daemon=True).start()

@@ -6,7 +6,7 @@ import ipaddress
 import secrets
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 
 import msgspec
@@ -71,20 +71,20 @@ class RemotePipeline:
                 raise self._late(set(range(world)) - self._server.connected, "did not start within")
             on_progress(f"{len(self._server.connected)} of {world} ranks started")
         nodes = list(self._server.node.values())
-        if split := split_stages(self._server.node, setup.tp):
-            _warn_of_split_stages({stage: len(names) for stage, names in split.items()})
         setup = msgspec.structs.replace(
             setup, node_ranks=[nodes.count(self._server.node[rank]) for rank in range(world)]
         )
         self._server.publish(encoder.encode(setup))
         on_progress("ranks load their shards")
-        ready: dict[int, str] = {}
+        ready: dict[int, Ready] = {}
         while len(ready) < world:
-            ready |= {m.rank: m.where for m in self._poll(_POLL_INTERVAL_S) if isinstance(m, Ready)}
+            ready |= {m.rank: m for m in self._poll(_POLL_INTERVAL_S) if isinstance(m, Ready)}
             self._check_launcher()
             if self.clock.now() > deadline:
                 raise self._late(set(range(world)) - ready.keys(), "did not connect and load within")
-        return [ready[rank] for rank in range(world)]
+        if split := split_stages(self._server.node, setup.tp):
+            _warn_of_split_stages({stage: [ready[rank].host for rank in ranks] for stage, ranks in split.items()})
+        return [f"{ready[rank].host} {ready[rank].process}" for rank in range(world)]
 
     def _late(self, ranks: set[int], what: str) -> PipelineError:
         limit = self._parallel.start_timeout_s
@@ -218,12 +218,12 @@ class RemotePipeline:
         self._launcher.stop()
 
 
-def _warn_of_split_stages(nodes_of_stage: Mapping[int, int]) -> None:
-    """Say which stages' ranks are on several nodes."""
-    stages = ", ".join(f"stage {stage} on {nodes} nodes" for stage, nodes in nodes_of_stage.items())
+def _warn_of_split_stages(hosts_of_stage: Mapping[int, Sequence[str]]) -> None:
+    """Say which stages' ranks are on several nodes, and on which."""
+    stages = "; ".join(f"stage {stage} on {', '.join(hosts)}" for stage, hosts in hosts_of_stage.items())
     print(
-        f"gapless: warning: {stages}: each all-reduce of its ranks crosses the network; a smaller parallel.tp, with "
-        "more stages, keeps each stage on a node",
+        f"gapless: warning: stages over several nodes ({stages}): each of their all-reduces crosses the network; a "
+        "smaller parallel.tp, with more stages, keeps each stage on a node",
         file=sys.stderr,
     )
 

@@ -9,6 +9,7 @@ from ...conf.errors import ConfigError
 from ...conf.profiling import ProfileConfig
 from ...conf.schema import Architecture
 from ...models.memory import block_count, dtype_bytes, resolve_dtype
+from ...parallel.placement import nodes_of_a_stage
 from ..cost.profile_folder import About, shape_of
 from ..cost.profile_point import Point
 from ..engine.plan import Plan, make_plan
@@ -69,6 +70,7 @@ def plan_profile(config: ProfileConfig) -> ProfilePlan:
         model=config.model.name, shape=shape_of(arch), dtype=resolve_dtype(config.model, hardware.device),
         attention=config.model.attention, hardware=hardware.name, device=hardware.device, tp=parallel.tp, ranks=ranks,
         threads=threads, num_layers=num_layers, layers=[len(layers) for layers in plan.layers], block_size=block,
+        nodes=nodes_of_a_stage(parallel.tp, hardware.devices_per_node),
     )  # fmt: skip
     max_slots = max(point.slots(block) for point in (*mixed, *sent))
     small = replace(config, cache=replace(config.cache, num_blocks=max(max_slots, arch.max_position) // block + 1))

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from importlib import resources
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,7 +25,9 @@ from safetensors.torch import save_file
 
 from gapless.conf.build import compose_engine, load_group
 from gapless.conf.sampling import SamplingParams
+from gapless.conf.schema import HardwareConfig, ParallelConfig
 from gapless.launch.ray_launcher import RayLauncher
+from gapless.parallel.control import Endpoint
 from gapless.runtime import LLM
 from gapless.runtime.pipeline.protocol import PipelineError
 from tests.support.processes import descendants_of, is_alive, program_of
@@ -117,6 +120,45 @@ def test_a_rank_that_fails_to_start_has_the_last_word(tmp_path: Path) -> None:
     with pytest.raises(PipelineError, match=r"rank \d \(stage \d\) failed: ConfigError: .*no such folder"):
         LLM(folder, pp=2, launcher=LosesTheFolder())
     assert time.monotonic() - start < 60
+
+
+class OneNodeEach:
+    """Starts each rank as a process that takes itself for one on a node of its own: another boot id and host name."""
+
+    RANK = """
+import json, os, socket, sys
+from gapless.parallel import control
+from gapless.parallel.control import Endpoint
+from gapless.runtime.pipeline.rank import run_rank
+endpoint, rank = json.loads(sys.argv[1]), int(sys.argv[2])
+control.boot_id = socket.gethostname = lambda: f"node-{rank}"
+run_rank(Endpoint(**endpoint), rank, "cpu", 60.0)
+"""
+
+    def __init__(self) -> None:
+        self.ranks: list[subprocess.Popen[bytes]] = []
+
+    def check(self, parallel: ParallelConfig, hardware: HardwareConfig) -> None:
+        pass
+
+    def start(self, endpoint: Endpoint, parallel: ParallelConfig, hardware: HardwareConfig) -> None:
+        address = json.dumps(asdict(endpoint))
+        for rank in range(parallel.world_size):
+            self.ranks.append(subprocess.Popen([sys.executable, "-c", self.RANK, address, str(rank)]))
+
+    def poll(self) -> dict[int, str]:
+        return {rank: "ended" for rank, process in enumerate(self.ranks) if process.poll() is not None}
+
+    def stop(self) -> None:
+        for process in self.ranks:
+            process.kill()
+            process.wait()
+
+
+def test_stages_over_several_nodes_are_named_with_them(capfd: pytest.CaptureFixture[str]) -> None:
+    with LLM("tiny", tp=2, launcher=OneNodeEach()) as llm:
+        assert llm.generate([[1, 2, 3]])
+    assert "gapless: warning: stages over several nodes (stage 0 on node-0, node-1): each" in capfd.readouterr().err
 
 
 def test_a_bad_checkpoint_is_refused_before_ranks_start(tmp_path: Path) -> None:

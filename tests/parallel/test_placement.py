@@ -27,7 +27,7 @@ def test_hand_made_placements() -> None:
     assert nodes_of_stages(2, 8, 4) == [[0, 1], [2, 3]]
 
 
-def test_split_stages_are_named_with_their_nodes() -> None:
+def test_split_stages_are_found_with_a_rank_on_each_of_their_nodes() -> None:
     assert split_stages({0: "a", 1: "a", 2: "b", 3: "b"}, 2) == {}
-    assert split_stages({0: "a", 1: "b", 2: "b", 3: "b"}, 2) == {0: ["a", "b"]}
-    assert split_stages({3: "c", 2: "a", 1: "b", 0: "b"}, 4) == {0: ["b", "a", "c"]}
+    assert split_stages({0: "a", 1: "b", 2: "b", 3: "b"}, 2) == {0: [0, 1]}
+    assert split_stages({3: "c", 2: "a", 1: "b", 0: "b"}, 4) == {0: [0, 2, 3]}

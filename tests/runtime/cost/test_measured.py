@@ -243,6 +243,24 @@ def test_what_is_no_profile_of_the_model_is_refused(tmp_path: Path) -> None:
         read(tmp_path / "alone")
 
 
+def test_a_profile_of_stages_over_other_nodes_is_refused(tmp_path: Path) -> None:
+    """The all-reduces of two ranks on one node say nothing of two ranks on two nodes, nor the other way round."""
+    for name, nodes in (("one", 1), ("two", 2)):
+        folder = ProfileFolder(tmp_path / name)
+        folder.begin(replace(ABOUT, tp=2, nodes=nodes), {})
+        folder.add_operators(measured(GRID, samples=1))
+
+    def read(name: str, devices_per_node: int) -> None:
+        read_measured(str(tmp_path / name), ARCH, pp=1, tp=2, dtype="float32", devices_per_node=devices_per_node)
+
+    read("one", 2)
+    read("two", 1)
+    with pytest.raises(ConfigError, match=r"over 1 node; hardware\.devices_per_node=1 and .* come to 2 nodes$"):
+        read("one", 1)
+    with pytest.raises(ConfigError, match=r"over 2 nodes; .* come to 1 node$"):
+        read("two", 8)
+
+
 def simulated(path: Path, **keys: object) -> SimulateConfig:
     mapping = {
         "model": load_group("model", "tiny"),

@@ -22,7 +22,7 @@ from ..conf.schema import EngineConfig, GenerateConfig
 from .commands import COMMANDS, Command
 from .output_path import check_folder
 from .plugins import blame
-from .signals import ended_by_signals, ending
+from .signals import Ended, ended_by_signals
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -54,10 +54,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                 sys.stdout.flush()
     except ConfigError as error:
         return _fail(error, 2)
-    except KeyboardInterrupt as signalled:
-        word, code = ending(signalled)
-        print(f"{PROGRAM}: {word}", file=sys.stderr)
-        return code
+    except Ended as ended:
+        print(f"{PROGRAM}: {ended.word}", file=sys.stderr)
+        return ended.exit_code
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 1

@@ -20,31 +20,34 @@ class Ended(KeyboardInterrupt):
     def __init__(self, signum: int) -> None:
         self.signum = signum
 
+    @property
+    def word(self) -> str:
+        return _WORDS[signal.Signals(self.signum).name]
 
-def ending(error: KeyboardInterrupt) -> tuple[str, int]:
-    """Return the word for the signal that ended the run, and the exit code."""
-    signum = error.signum if isinstance(error, Ended) else signal.SIGINT
-    return _WORDS[signal.Signals(signum).name], 128 + signum
+    @property
+    def exit_code(self) -> int:
+        return 128 + self.signum
 
 
 @contextmanager
 def ended_by_signals() -> Iterator[None]:
     """Raise `Ended` in the main thread at the first signal. A second one ends the process at once.
 
-    A signal that whoever started us had ignored (`nohup`) stays ignored.
+    A signal that whoever started us had ignored (`nohup`) stays ignored. Where Ray's C++ code waits, what a handler
+    raises comes out as a plain KeyboardInterrupt; it leaves this context as the `Ended` of the signal too.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    first: float | None = None
+    first: tuple[int, float] | None = None  # the signal and when it came
 
     def handle(signum: int, frame: FrameType | None) -> None:
         nonlocal first
         if first is None:
-            first = time.monotonic()
+            first = signum, time.monotonic()
             _let_go_of_closed_terminal()
             raise Ended(signum)
-        if time.monotonic() - first > _SAME_EVENT_S:
+        if time.monotonic() - first[1] > _SAME_EVENT_S:
             os._exit(128 + signum)
 
     found = [signal.Signals[name] for name in _WORDS if hasattr(signal, name)]
@@ -54,6 +57,10 @@ def ended_by_signals() -> Iterator[None]:
         signal.signal(number, handle)
     try:
         yield
+    except KeyboardInterrupt as error:
+        if isinstance(error, Ended):
+            raise
+        raise Ended(first[0] if first else signal.SIGINT) from error
     finally:
         for number in handled:
             signal.signal(number, before[number])

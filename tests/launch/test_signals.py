@@ -7,7 +7,9 @@ import subprocess
 import sys
 import time
 
-from gapless.launch.signals import ended_by_signals
+import pytest
+
+from gapless.launch.signals import Ended, ended_by_signals
 
 SLOW_TO_END = """
 import time
@@ -44,3 +46,17 @@ def test_a_signal_that_was_ignored_stays_ignored() -> None:
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_the_signal_is_known_where_a_library_raises_a_plain_interrupt_in_its_place() -> None:
+    """Ray does so where its C++ code waits; a SIGTERM then ended a run as `interrupted` with code 130."""
+
+    def wait() -> None:
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt from None
+
+    with pytest.raises(Ended) as caught, ended_by_signals():
+        wait()
+    assert (caught.value.word, caught.value.exit_code) == ("terminated", 143)

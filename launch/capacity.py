@@ -74,6 +74,7 @@ def run(config: CapacityConfig, prepared: Prepared, run_dir: Path, launcher: Lau
     from ..runtime.tuning.bounds import Bounds
     from ..runtime.tuning.capacity import Interval, SeededCapacities
     from ..runtime.tuning.closest import closest, unmet_note
+    from ..runtime.tuning.demand import asked_rate
     from ..runtime.tuning.paired import compare
     from ..runtime.tuning.tables import TextTable, behind_text, limit_text, rate_text, tie_text
 
@@ -131,13 +132,18 @@ def run(config: CapacityConfig, prepared: Prepared, run_dir: Path, launcher: Lau
             workload = demands[0].config_at(config.workload, of_seeds[0].rate)
             again = replace(settings[label].config, workload=workload)
             console.print(Text(f"{command_line(again, 'simulate')}"), soft_wrap=True)
+    asked = asked_rate(config.workload, demands[0])
+    if asked is not None and len(unmet) < len(found):
+        carried = [label for label, of_seeds in found.items() if min(one.rate for one in of_seeds) >= asked]
+        console.print(Text.assemble(("asked    ", "bold"), f"{rate_text(asked)} requests/s: ",
+                                    f"carried by {', '.join(carried)}" if carried else "not carried"), soft_wrap=True)
     if len(unmet) == len(found):
         console.print(Text(unmet_note(near), "bold"), soft_wrap=True)
     else:
         for approach in near:
             console.print(Text(f"meets the SLO at no rate: {approach.text}"), soft_wrap=True)
     numbers = {
-        "config": plain(to_mapping(config)), "versions": versions(), "capacities": rows,
+        "config": plain(to_mapping(config)), "versions": versions(), "asked_rate": asked, "capacities": rows,
         "ties": [names[number] for number in ties], "ties_note": tie_note,
         "closest": [approach.numbers() for approach in near],
     }  # fmt: skip

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from ...conf import strict_json
 from ...conf.errors import ConfigError
 from ...conf.workloads import ShareGptConfig
 from ...models.tokenizer import Tokenizer
@@ -37,10 +38,10 @@ def draw(config: ShareGptConfig, num_requests: int | None, tokenizer: Tokenizer)
     order = np.random.default_rng((config.seed, LENGTH_STREAM)).permutation(len(conversations))
     prompts: list[list[int]] = []
     outputs: list[int] = []
-    for index in order:
+    for index in order.tolist():
         if len(prompts) == num_requests:
             break
-        question, answer, *_ = conversations[index]
+        question, answer = _turns(conversations[index], config.path)
         ids = tokenizer.encode(question)
         length = config.output_len or len(tokenizer.encode(answer))
         if len(ids) >= _MIN_TURN_TOKENS and (length >= _MIN_TURN_TOKENS or config.output_len):
@@ -55,12 +56,23 @@ def draw(config: ShareGptConfig, num_requests: int | None, tokenizer: Tokenizer)
     return DrawnRequests(np.array([len(ids) for ids in prompts]), np.array(outputs), prompts=prompts)
 
 
-def _read(path: Path) -> list[list[str]]:
-    """Return the turns of each conversation that has two or more."""
+def _turns(conversation: msgspec.Raw, path: str) -> tuple[str, str]:
+    """Return the first two turns of a conversation, whose JSON may give no key twice."""
+    try:
+        question, answer, *_ = strict_json.loads(bytes(conversation).decode())["conversations"]
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    return question.get("value", ""), answer.get("value", "")
+
+
+def _read(path: Path) -> list[msgspec.Raw]:
+    """Return the JSON of each conversation that has two turns or more."""
     if path.is_fifo():  # a command reads the file twice: for its check and for its run
         raise ConfigError(f"workload.path={path}: a pipe; give a file")
+    decoder = msgspec.json.Decoder(_Conversation)
     try:
-        rows = msgspec.json.decode(path.read_bytes(), type=list[_Conversation])
+        rows = msgspec.json.decode(path.read_bytes(), type=list[msgspec.Raw])
+        return [row for row in rows if len(decoder.decode(row).conversations) >= 2]
     except FileNotFoundError:
         raise ConfigError(f"workload.path={path}: no such file") from None
     except OSError as error:
@@ -69,4 +81,3 @@ def _read(path: Path) -> list[list[str]]:
         raise ConfigError(
             f"{path}: not ShareGPT's JSON, a list of {{conversations: [{{value: ...}}]}} ({error})"
         ) from None
-    return [[turn.value for turn in row.conversations] for row in rows if len(row.conversations) >= 2]

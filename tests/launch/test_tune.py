@@ -77,8 +77,10 @@ def test_tune_answers_and_its_command_does_what_it_says(here: Path, capfd: pytes
 
 def test_capacity_of_two_policies(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
     chosen = ["parallel=local", "scheduler=sarathi,orca_best", "seeds=2", "precision=0.05", *TWO]
-    assert main(["capacity", *SMALL, *chosen, "hydra.run.dir=out"]) == 0
+    assert main(["capacity", *SMALL, *chosen, "workload.request_rate=0.01", "hydra.run.dir=out"]) == 0
     printed = capfd.readouterr().out
+    assert "asked    0.01 requests/s: carried by sarathi, orca_best\n" in printed
+    assert loaded(here / "out" / "capacity.json")["asked_rate"] == 0.01
     told = loaded(here / "out" / "capacity.json")["capacities"]
     assert [row["policy"] for row in told] == ["sarathi", "orca_best"]
     for row in told:

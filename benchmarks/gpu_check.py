@@ -141,7 +141,8 @@ def greedy(stage: Stage, prompt: list[int], chunk: int, new: int) -> list[int]:
         ids, segment = text[done : done + size], Segment(done, size, blocks)
         done += size
         is_chunk, rows = done <= len(prompt), [size - 1] if done >= len(prompt) else []
-        out = stage(RaggedBatch(ids, [segment] if is_chunk else [], [] if is_chunk else [segment], rows))
+        batch = RaggedBatch(ids, [segment] if is_chunk else [], [] if is_chunk else [segment], rows)
+        out = stage(stage.prepare(batch))
         if rows:
             text.append(int(out[0].argmax()))
     return text[len(prompt) :]
@@ -190,8 +191,9 @@ def logits(device: torch.device) -> Iterator[Row]:
     def last_rows(where: torch.device, dtype: Any, backend: Any) -> torch.Tensor:
         with start(where) as groups:
             stage = stage_of(dataclasses.replace(model, dtype=dtype, attention=backend), groups, 16)
-            stage(RaggedBatch(ids[:120], [Segment(0, 120, range(13))], [], []))
-            return stage(RaggedBatch(ids[120:], [Segment(120, 80, range(13))], [], list(range(80)))).cpu()
+            stage(stage.prepare(RaggedBatch(ids[:120], [Segment(0, 120, range(13))], [], [])))
+            rest = RaggedBatch(ids[120:], [Segment(120, 80, range(13))], [], list(range(80)))
+            return stage(stage.prepare(rest)).cpu()
 
     exact = last_rows(CPU, "float32", "sdpa")
     for dtype, backend, tolerance in (
@@ -225,7 +227,7 @@ def speed(device: torch.device, name: str) -> Iterator[Row]:
                 [Segment(1000 + i, 1, range(i * 128, (i + 1) * 128)) for i in range(decodes)],
                 list(range(chunk, chunk + decodes)) or [chunk - 1],
             )
-            seconds = time_of(lambda batch=batch: stage(batch), device)  # type: ignore[misc]
+            seconds = time_of(lambda batch=batch: stage(stage.prepare(batch)), device)  # type: ignore[misc]
             rate = batch.num_tokens / seconds
             yield Row(f"{name} {what}", "", f"{rate:,.0f} tokens/s ({seconds * 1e3:.2f} ms a micro-batch)")
 

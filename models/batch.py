@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -44,3 +45,16 @@ class RaggedBatch:
     @property
     def num_chunk_tokens(self) -> int:
         return len(self.token_ids) - len(self.decodes)
+
+    def sampled(self) -> RaggedBatch:
+        """Return the batch of `sample_rows` alone, in their order: of a chunk the last rows, and each decode."""
+        first, chunks = 0, []
+        for chunk in self.chunks:
+            last = first + chunk.length
+            length = bisect_left(self.sample_rows, last) - bisect_left(self.sample_rows, first)
+            if length:
+                assert last - length in self.sample_rows, "the sampled rows of a chunk are its last"
+                chunks.append(Segment(chunk.context - length, length, chunk.blocks))
+            first = last
+        token_ids = [self.token_ids[row] for row in self.sample_rows]
+        return RaggedBatch(token_ids, chunks, self.decodes, range(len(token_ids)))

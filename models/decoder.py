@@ -25,15 +25,24 @@ from .rope import rotate
 
 @dataclass(frozen=True, slots=True)
 class BatchContext:
-    """The inputs of a micro-batch that all layers of a stage share."""
+    """The inputs of a micro-batch that all layers of a stage share, or those of the last layer of all."""
 
     slots: torch.Tensor  # [T] the KV slot that each token is written to
     rope: tuple[torch.Tensor, torch.Tensor] | None  # cosines and sines
-    plan: Any  # from the attention backend
+    plan: Any  # of the rows whose attention is computed, from the attention backend
+    rows: torch.Tensor | None = None  # [R] the only ones whose attention and feed-forward are computed; None: all T
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the layer computes no row, and only writes keys and values."""
+        return self.rows is not None and not len(self.rows)
 
 
 class Attention(nn.Module):
-    """Self-attention over this rank's heads: K KV heads with G query heads each. Maps [T, H] to [T, H]."""
+    """Self-attention over this rank's heads: K KV heads with G query heads each. Maps [T, H] to [T or R, H].
+
+    Keys and values of all T tokens are written to the cache.
+    """
 
     def __init__(
         self, arch: Architecture, groups: Groups, backend: AttentionBackend, *, dtype: torch.dtype
@@ -62,7 +71,10 @@ class Attention(nn.Module):
             qk = rotate(qk, *context.rope)
         keys_SKD.index_copy_(0, context.slots, qk[:, :, -1])
         values_SKD.index_copy_(0, context.slots, values)
-        return self.out(self.backend.attend(qk[:, :, :-1], keys_SKD, values_SKD, context.plan))
+        if context.is_empty:
+            return x_TH[:0]
+        queries = qk[:, :, :-1] if context.rows is None else qk[context.rows, :, :-1]
+        return self.out(self.backend.attend(queries, keys_SKD, values_SKD, context.plan))
 
 
 def _silu(x: torch.Tensor) -> torch.Tensor:
@@ -116,7 +128,7 @@ class FeedForward(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """One decoder layer. Maps [T, H] to [T, H] and does not write to its input."""
+    """One decoder layer. Maps [T, H] to [T, H], or to [R, H] of `context.rows`, and does not write to its input."""
 
     def __init__(
         self, arch: Architecture, groups: Groups, backend: AttentionBackend, *, dtype: torch.dtype
@@ -130,5 +142,8 @@ class DecoderLayer(nn.Module):
     def forward(
         self, x_TH: torch.Tensor, context: BatchContext, keys_SKD: torch.Tensor, values_SKD: torch.Tensor
     ) -> torch.Tensor:
-        x_TH = self.attention(self.attention_norm(x_TH), context, keys_SKD, values_SKD).add_(x_TH)
-        return self.ffn(self.ffn_norm(x_TH)).add_(x_TH)
+        rest = x_TH if context.rows is None else x_TH[context.rows]
+        x = self.attention(self.attention_norm(x_TH), context, keys_SKD, values_SKD).add_(rest)
+        if context.is_empty:
+            return x
+        return self.ffn(self.ffn_norm(x)).add_(x)

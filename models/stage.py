@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -16,6 +18,17 @@ from .decoder import BatchContext, DecoderLayer
 from .kv_cache import KVCache, positions, slot_mapping
 from .norm import make_norm
 from .rope import RotaryEmbedding
+
+
+@dataclass(frozen=True, slots=True)
+class StageInputs:
+    """What a stage needs of a micro-batch beside the previous stage's activation, on the stage's device."""
+
+    num_tokens: int
+    token_ids: torch.Tensor | None  # [T], on the first stage
+    positions: torch.Tensor  # [T]
+    context: BatchContext
+    last_context: BatchContext  # of the stage's last layer
 
 
 class Stage(nn.Module):
@@ -65,36 +78,47 @@ class Stage(nn.Module):
         return self.cache.keys[0].dtype
 
     @torch.inference_mode()
-    def forward(self, batch: RaggedBatch, hidden_TH: torch.Tensor | None = None) -> torch.Tensor:
+    def prepare(self, batch: RaggedBatch) -> StageInputs:
+        """Make what can be made of a micro-batch before the previous stage's activation arrives."""
+        positions_T = torch.from_numpy(positions(batch)).to(self.device)
+        context = last_context = BatchContext(
+            slots=torch.from_numpy(slot_mapping(batch, self.cache.block_size)).to(self.device),
+            rope=self.rope.at(positions_T) if self.rope is not None else None,
+            plan=self.attention.plan(batch),
+        )
+        if self.mesh.is_last and len(batch.sample_rows) < batch.num_tokens:
+            rows_R = torch.as_tensor(batch.sample_rows, dtype=torch.int64, device=self.device)
+            last_context = replace(context, plan=self.attention.plan(batch.sampled()), rows=rows_R)
+        token_ids_T = None
+        if self.mesh.is_first:
+            token_ids_T = torch.from_numpy(np.asarray(batch.token_ids, dtype=np.int64)).to(self.device)
+        return StageInputs(batch.num_tokens, token_ids_T, positions_T, context, last_context)
+
+    @torch.inference_mode()
+    def forward(self, inputs: StageInputs, hidden_TH: torch.Tensor | None = None) -> torch.Tensor:
         """Compute a micro-batch, and write its keys and values to the cache.
+
+        The last layer of the last stage computes attention and feed-forward for the rows that sample alone.
 
         Args:
             hidden_TH: the activation from the previous stage; None on the first stage.
 
         Returns:
             The activation [T, H] for the next stage. On each rank of the last stage, the logits [R, V], float32, of
-            `batch.sample_rows`.
+            the batch's `sample_rows`.
         """
         assert (hidden_TH is None) == self.mesh.is_first, self.mesh
-        positions_T = torch.from_numpy(positions(batch)).to(self.device)
-        context = BatchContext(
-            slots=torch.from_numpy(slot_mapping(batch, self.cache.block_size)).to(self.device),
-            rope=self.rope.at(positions_T) if self.rope is not None else None,
-            plan=self.attention.plan(batch),
-        )
-        x_TH = self._embed(batch, positions_T) if hidden_TH is None else hidden_TH
-        for layer, keys, values in zip(self.decoder, self.cache.keys, self.cache.values, strict=True):
-            x_TH = layer(x_TH, context, keys, values)
+        x_TH = self._embed(inputs) if hidden_TH is None else hidden_TH
+        last = len(self.decoder) - 1
+        for i, (layer, keys, values) in enumerate(zip(self.decoder, self.cache.keys, self.cache.values, strict=True)):
+            x_TH = layer(x_TH, inputs.context if i < last else inputs.last_context, keys, values)
         if self.head is None or self.final_norm is None:
             return x_TH
-        if len(batch.sample_rows) < batch.num_tokens:
-            x_TH = x_TH[torch.as_tensor(batch.sample_rows, dtype=torch.int64, device=self.device)]
         return self.head(self.final_norm(x_TH))
 
-    def _embed(self, batch: RaggedBatch, positions_T: torch.Tensor) -> torch.Tensor:
+    def _embed(self, inputs: StageInputs) -> torch.Tensor:
         assert self.embedding is not None
-        token_ids_T = torch.from_numpy(np.asarray(batch.token_ids, dtype=np.int64)).to(self.device)
-        x_TH = self.embedding(token_ids_T)
+        x_TH = self.embedding(inputs.token_ids)
         if self.position_embedding is not None:
-            x_TH = x_TH + F.embedding(positions_T, self.position_embedding)
+            x_TH = x_TH + F.embedding(inputs.positions, self.position_embedding)
         return x_TH

@@ -10,7 +10,7 @@ import torch
 from ...models.batch import RaggedBatch, Segment
 from ...models.build_stage import build_stage
 from ...models.sampling import Sampler
-from ...models.stage import Stage
+from ...models.stage import Stage, StageInputs
 from ..core.messages import MicroBatchMessage, Sampled, SegmentMessage, TokenLogprobs
 from .handshake import Setup
 
@@ -46,8 +46,8 @@ class StageWorker:
         )
         return cls(stage)
 
-    def prepare(self, micro_batch: MicroBatchMessage) -> RaggedBatch:
-        """Update block tables and sampler history from a micro-batch, and make its batch. Needs no activation."""
+    def prepare(self, micro_batch: MicroBatchMessage) -> StageInputs:
+        """Update block tables and sampler history from a micro-batch, and make the stage's inputs of it."""
         for request in micro_batch.dropped:
             del self._blocks[request]
             if self._sampler:
@@ -62,12 +62,13 @@ class StageWorker:
             row += len(segment.tokens)
             if segment.sample:
                 sample_rows.append(row - 1)
-        return RaggedBatch(
+        batch = RaggedBatch(
             token_ids=[token for segment in chain(micro_batch.chunks, micro_batch.decodes) for token in segment.tokens],
             chunks=[self._segment(segment) for segment in micro_batch.chunks],
             decodes=[self._segment(segment) for segment in micro_batch.decodes],
             sample_rows=sample_rows,
         )
+        return self.stage.prepare(batch)
 
     def _segment(self, segment: SegmentMessage) -> Segment:
         blocks = self._blocks[segment.request]
@@ -76,10 +77,9 @@ class StageWorker:
             self._sampler.feed(segment.request, segment.start, segment.tokens)
         return Segment(segment.start, len(segment.tokens), blocks)
 
-    @torch.inference_mode()
-    def forward(self, batch: RaggedBatch, hidden_TH: torch.Tensor | None) -> torch.Tensor:
+    def forward(self, inputs: StageInputs, hidden_TH: torch.Tensor | None) -> torch.Tensor:
         """Compute the hidden states [T, H]; on the last stage the logits [R, V] of the rows that need a token."""
-        return self.stage(batch, hidden_TH)
+        return self.stage(inputs, hidden_TH)
 
     def sample(self, micro_batch: MicroBatchMessage, logits_RV: torch.Tensor) -> Sampled:
         """Sample a token for each segment of the micro-batch that needs one, in order."""

@@ -145,3 +145,14 @@ def test_cuda_gives_what_the_cpu_gives(batch: RaggedBatch, name: str) -> None:
     q, keys, values = (x.to(device, torch.bfloat16) for x in (q, keys, values))
     found = backend.attend(q, keys, values, backend.plan(batch))
     torch.testing.assert_close(found.float().cpu(), expected, atol=0.03, rtol=0.03)
+
+
+def test_the_sampled_rows_of_a_batch_are_a_batch() -> None:
+    """Of the chunks, the first samples none, the second its last, the third (a draft to verify) all of its rows."""
+    chunks = [Segment(3, 5, [4, 5]), Segment(0, 2, [9]), Segment(7, 3, [1, 2, 3])]
+    batch = RaggedBatch(list(range(12)), chunks, [Segment(6, 1, [0, 1]), Segment(0, 1, [7])], [6, 7, 8, 9, 10, 11])
+    found = batch.sampled()
+    assert list(found.token_ids) == [6, 7, 8, 9, 10, 11]
+    assert found.chunks == [Segment(1, 1, [9]), Segment(7, 3, [1, 2, 3])]
+    assert found.decodes == batch.decodes
+    assert list(found.sample_rows) == list(range(6))

@@ -46,7 +46,7 @@ def step(stage: Stage, batch: RaggedBatch) -> tuple[list[int], torch.Tensor | No
     if not mesh.is_first:
         hidden = torch.empty(batch.num_tokens, stage.arch.hidden_size)
         dist.recv(hidden, mesh.previous)
-    out = stage(batch, hidden)
+    out = stage(stage.prepare(batch), hidden)
     if not mesh.is_last:
         dist.send(out, mesh.next)
     tokens = out.argmax(-1) if mesh.is_last else torch.empty(len(batch.sample_rows), dtype=torch.int64)

@@ -1,0 +1,40 @@
+"""The stage: its last layer, which computes only what is sampled."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from gapless.conf.schema import Architecture, ModelConfig
+from gapless.models.batch import RaggedBatch, Segment
+from gapless.models.build_stage import build_stage
+from gapless.parallel.groups import Groups
+from gapless.parallel.mesh import Mesh
+from gapless.parallel.rendezvous import Rendezvous
+
+ARCH = Architecture(
+    vocab_size=64, hidden_size=32, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=8, ffn_size=64, max_position=16,
+)  # fmt: skip
+
+
+def test_the_last_layer_of_sampled_rows_alone_gives_their_logits() -> None:
+    """The logits of sampled rows are those of the same rows where all rows are sampled, and the cache is the same."""
+    batch = RaggedBatch(
+        [5, 6, 7, 8, 9, 1, 2, 3, 4], [Segment(0, 5, [0, 1]), Segment(0, 3, [2])], [Segment(0, 1, [3])], [7, 8]
+    )
+    with Groups.start(Rendezvous(0, 1, "", "cpu"), Mesh(1, 1), 60) as groups:
+        stages = [
+            build_stage(ModelConfig(architecture=ARCH), ARCH, groups, range(2), num_blocks=4, block_size=4, seed=3)
+            for _ in range(3)
+        ]
+        some = stages[0](stages[0].prepare(batch))
+        whole = stages[1](stages[1].prepare(dataclasses.replace(batch, sample_rows=range(9))))
+        none = stages[2](stages[2].prepare(dataclasses.replace(batch, sample_rows=[])))
+    torch.testing.assert_close(some, whole[[7, 8]], rtol=1e-5, atol=1e-6)
+    assert none.shape == (0, ARCH.vocab_size)
+    for stage in stages[1:]:
+        for layer in range(2):
+            written = [0, 1, 2, 3, 4, 8, 9, 10, 12]
+            torch.testing.assert_close(stage.cache.keys[layer][written], stages[0].cache.keys[layer][written])
+            torch.testing.assert_close(stage.cache.values[layer][written], stages[0].cache.values[layer][written])

@@ -30,6 +30,7 @@ from gapless.models.attention.xformers import why_not
 from gapless.models.batch import RaggedBatch, Segment
 from gapless.models.build_stage import build_stage
 from gapless.models.huggingface import resolve_architecture
+from gapless.models.kernels.kernels import TorchKernels
 from gapless.models.stage import Stage
 from gapless.parallel.groups import Groups
 from gapless.parallel.mesh import Mesh
@@ -91,7 +92,7 @@ def attention(device: torch.device) -> Iterator[Row]:
         exact = SdpaBackend(block_size=16, window=window, dtype=torch.float32, device=CPU)
         expected = exact.attend(q, keys, values, exact.plan(batch))
         tested = make_backend(
-            backend, block_size=16, num_blocks=48, window=window, dtype=dtype, device=device, head_dim=D
+            backend, TorchKernels(), block_size=16, num_blocks=48, window=window, dtype=dtype, device=device, head_dim=D
         )
         q, keys, values = (x.to(device, dtype) for x in (q, keys, values))
         found = tested.attend(q, keys, values, tested.plan(batch))

@@ -151,7 +151,9 @@ class ModelConfig:
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """auto: float32 on CPU, bfloat16 on CUDA"""
     attention: Literal["auto", "sdpa", "xformers"] = "auto"
-    """auto: xformers on CUDA where it runs, else sdpa"""
+    """auto: xformers on CUDA and C++ on CPU (model.kernels) where they run, else sdpa"""
+    kernels: Literal["auto", "cpp", "torch"] = "auto"
+    """the small operators of a layer; auto: C++ compiled once, for float32 on a CPU with a compiler, else torch's"""
     max_model_len: int | None = None
     """longest prompt plus output; null: the model's own"""
     architecture: Architecture | None = None

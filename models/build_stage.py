@@ -26,7 +26,7 @@ def build_stage(
     dtype = getattr(torch, resolve_dtype(model, groups.device.type))
     stage = Stage(
         arch, groups, layers, dtype=dtype, attention=model.attention, num_blocks=num_blocks, block_size=block_size,
-        replicate_embedding=replicate_embedding,
+        replicate_embedding=replicate_embedding, kernels=model.kernels,
     )
     load_stage(stage, resolve_weights(model), seed)
     return stage

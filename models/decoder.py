@@ -19,8 +19,8 @@ from ..conf.schema import Architecture
 from ..parallel.groups import Groups
 from ..parallel.layers import ColumnParallelLinear, RowParallelLinear
 from .attention.backend import AttentionBackend
+from .kernels.kernels import Kernels
 from .norm import HeadNorm, make_norm
-from .rope import rotate
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +41,16 @@ class BatchContext:
 class Attention(nn.Module):
     """Self-attention over this rank's heads: K KV heads with G query heads each. Maps [T, H] to [T or R, H].
 
-    Keys and values of all T tokens are written to the cache.
+    The residual, of the result's shape, is added. Keys and values of all T tokens are written to the cache.
     """
 
     def __init__(
-        self, arch: Architecture, groups: Groups, backend: AttentionBackend, *, dtype: torch.dtype
+        self, arch: Architecture, groups: Groups, backend: AttentionBackend, kernels: Kernels, *, dtype: torch.dtype
     ) -> None:
         super().__init__()
         D = arch.head_dim
         self.backend = backend
+        self.kernels = kernels
         self.shape = (-1, arch.num_kv_heads // groups.mesh.tp, arch.num_heads // arch.num_kv_heads + 2, D)
         self.qkv = ColumnParallelLinear(
             arch.hidden_size, (arch.num_heads + 2 * arch.num_kv_heads) * D, bias=arch.qkv_bias, dtype=dtype,
@@ -61,20 +62,19 @@ class Attention(nn.Module):
         self.qk_norm = HeadNorm(D, arch.norm_eps, dtype=dtype, device=groups.device) if arch.qk_norm else None
 
     def forward(
-        self, x_TH: torch.Tensor, context: BatchContext, keys_SKD: torch.Tensor, values_SKD: torch.Tensor
+        self, x_TH: torch.Tensor, residual: torch.Tensor, context: BatchContext, keys_SKD: torch.Tensor,
+        values_SKD: torch.Tensor,
     ) -> torch.Tensor:
         qkv = self.qkv(x_TH).view(self.shape)
         qk, values = qkv[:, :, :-1], qkv[:, :, -1]
         if self.qk_norm is not None:
             qk = self.qk_norm(qk)
-        if context.rope is not None:
-            qk = rotate(qk, *context.rope)
-        keys_SKD.index_copy_(0, context.slots, qk[:, :, -1])
-        values_SKD.index_copy_(0, context.slots, values)
+        queries = self.kernels.rotate_and_write(qk, values, context.rope, context.slots, keys_SKD, values_SKD)
         if context.is_empty:
-            return x_TH[:0]
-        queries = qk[:, :, :-1] if context.rows is None else qk[context.rows, :, :-1]
-        return self.out(self.backend.attend(queries, keys_SKD, values_SKD, context.plan))
+            return residual
+        if context.rows is not None:
+            queries = queries[context.rows]
+        return self.out(self.backend.attend(queries, keys_SKD, values_SKD, context.plan), residual)
 
 
 def _silu(x: torch.Tensor) -> torch.Tensor:
@@ -102,13 +102,14 @@ _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 class FeedForward(nn.Module):
-    """The feed-forward network fc2(act(fc1(x))). Maps [T, H] to [T, H].
+    """The feed-forward network fc2(act(fc1(x))), plus a residual. Maps [T, H] to [T, H].
 
     Where it is gated, it is fc2(act(gate(x)) * up(x)), and fc1 holds this rank's rows [gate; up].
     """
 
-    def __init__(self, arch: Architecture, groups: Groups, *, dtype: torch.dtype) -> None:
+    def __init__(self, arch: Architecture, groups: Groups, kernels: Kernels, *, dtype: torch.dtype) -> None:
         super().__init__()
+        self.kernels = kernels
         self.gated = arch.gated_ffn
         self.activation = _ACTIVATIONS[arch.activation]
         width = arch.ffn_size * (2 if self.gated else 1)
@@ -117,33 +118,33 @@ class FeedForward(nn.Module):
             arch.ffn_size, arch.hidden_size, bias=arch.ffn_bias, dtype=dtype, groups=groups
         )
 
-    def forward(self, x_TH: torch.Tensor) -> torch.Tensor:
+    def forward(self, x_TH: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         hidden = self.fc1(x_TH)
-        if self.gated:
+        if self.gated and self.activation is _silu:
+            hidden = self.kernels.gated_silu(hidden)
+        elif self.gated:
             gate, up = hidden.chunk(2, dim=-1)
             hidden = self.activation(gate).mul_(up)
         else:
             hidden = self.activation(hidden)
-        return self.fc2(hidden)
+        return self.fc2(hidden, residual)
 
 
 class DecoderLayer(nn.Module):
     """One decoder layer. Maps [T, H] to [T, H], or to [R, H] of `context.rows`, and does not write to its input."""
 
     def __init__(
-        self, arch: Architecture, groups: Groups, backend: AttentionBackend, *, dtype: torch.dtype
+        self, arch: Architecture, groups: Groups, backend: AttentionBackend, kernels: Kernels, *, dtype: torch.dtype
     ) -> None:
         super().__init__()
-        self.attention_norm = make_norm(arch, dtype=dtype, device=groups.device)
-        self.attention = Attention(arch, groups, backend, dtype=dtype)
-        self.ffn_norm = make_norm(arch, dtype=dtype, device=groups.device)
-        self.ffn = FeedForward(arch, groups, dtype=dtype)
+        self.attention_norm = make_norm(arch, kernels, dtype=dtype, device=groups.device)
+        self.attention = Attention(arch, groups, backend, kernels, dtype=dtype)
+        self.ffn_norm = make_norm(arch, kernels, dtype=dtype, device=groups.device)
+        self.ffn = FeedForward(arch, groups, kernels, dtype=dtype)
 
     def forward(
         self, x_TH: torch.Tensor, context: BatchContext, keys_SKD: torch.Tensor, values_SKD: torch.Tensor
     ) -> torch.Tensor:
-        rest = x_TH if context.rows is None else x_TH[context.rows]
-        x = self.attention(self.attention_norm(x_TH), context, keys_SKD, values_SKD).add_(rest)
-        if context.is_empty:
-            return x
-        return self.ffn(self.ffn_norm(x)).add_(x)
+        residual = x_TH if context.rows is None else x_TH[context.rows]
+        x = self.attention(self.attention_norm(x_TH), residual, context, keys_SKD, values_SKD)
+        return x if context.is_empty else self.ffn(self.ffn_norm(x), x)

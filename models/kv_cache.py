@@ -47,6 +47,21 @@ def slots_of(blocks: Sequence[int], first: int, last: int, block_size: int) -> r
     return slots.reshape(-1)[first - lo * block_size : last - lo * block_size]
 
 
+def slot_runs(blocks: Sequence[int], first: int, last: int, block_size: int) -> list[tuple[int, int]]:
+    """Return the slots of positions first .. last-1 of a request as runs: a first slot, and how many follow on it."""
+    runs: list[tuple[int, int]] = []
+    position = first
+    while position < last:
+        number = position // block_size
+        begin = blocks[number] * block_size + position % block_size
+        while number + 1 < len(blocks) and blocks[number + 1] == blocks[number] + 1:
+            number += 1
+        end = min(last, (number + 1) * block_size)
+        runs.append((begin, end - position))
+        position = end
+    return runs
+
+
 def slot_mapping(batch: RaggedBatch, block_size: int) -> np.ndarray:
     """Return the slot that each token's key and value are written to, [T] int64."""
     parts = [np.asarray(slots_of(c.blocks, c.start, c.context, block_size), dtype=np.int64) for c in batch.chunks]

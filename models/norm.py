@@ -7,19 +7,20 @@ import torch.nn.functional as F
 from torch import nn
 
 from ..conf.schema import Architecture
+from .kernels.kernels import Kernels
 
 
 class RMSNorm(nn.Module):
     """Computes x / rms(x) * weight over the last dimension."""
 
-    def __init__(self, size: int, eps: float, *, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, size: int, eps: float, kernels: Kernels, *, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(size, dtype=dtype, device=device))
-        self.shape = (size,)
+        self.kernels = kernels
         self.eps = eps
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.rms_norm(x, self.shape, self.weight, self.eps)
+        return self.kernels.rms_norm(x, self.weight, self.eps)
 
 
 class LayerNorm(nn.Module):
@@ -36,10 +37,13 @@ class LayerNorm(nn.Module):
         return F.layer_norm(x, self.shape, self.weight, self.bias, self.eps)
 
 
-def make_norm(arch: Architecture, *, dtype: torch.dtype, device: torch.device) -> RMSNorm | LayerNorm:
+def make_norm(
+    arch: Architecture, kernels: Kernels, *, dtype: torch.dtype, device: torch.device
+) -> RMSNorm | LayerNorm:
     """Make the norm that `arch` names, over the hidden size."""
-    kind = RMSNorm if arch.norm == "rms" else LayerNorm
-    return kind(arch.hidden_size, arch.norm_eps, dtype=dtype, device=device)
+    if arch.norm == "rms":
+        return RMSNorm(arch.hidden_size, arch.norm_eps, kernels, dtype=dtype, device=device)
+    return LayerNorm(arch.hidden_size, arch.norm_eps, dtype=dtype, device=device)
 
 
 class HeadNorm(nn.Module):

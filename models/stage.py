@@ -11,10 +11,17 @@ from torch import nn
 
 from ..conf.schema import Architecture
 from ..parallel.groups import Groups
-from ..parallel.layers import LMHead, ReplicatedEmbedding, VocabParallelEmbedding
+from ..parallel.layers import (
+    ColumnParallelLinear,
+    LMHead,
+    ReplicatedEmbedding,
+    RowParallelLinear,
+    VocabParallelEmbedding,
+)
 from .attention.select import make_backend
 from .batch import RaggedBatch
 from .decoder import BatchContext, DecoderLayer
+from .kernels.select import make_kernels
 from .kv_cache import KVCache, positions, slot_mapping
 from .norm import make_norm
 from .rope import RotaryEmbedding
@@ -36,7 +43,7 @@ class Stage(nn.Module):
 
     def __init__(
         self, arch: Architecture, groups: Groups, layers: range, *, dtype: torch.dtype, attention: str,
-        num_blocks: int, block_size: int, replicate_embedding: bool = False,
+        num_blocks: int, block_size: int, replicate_embedding: bool = False, kernels: str = "auto",
     ) -> None:
         super().__init__()
         self.arch = arch
@@ -51,16 +58,17 @@ class Stage(nn.Module):
             self.embedding = kind(arch.vocab_size, H, dtype=dtype, groups=groups)
             if arch.position == "learned":
                 self.position_embedding = nn.Parameter(torch.empty(arch.max_position, H, dtype=dtype, device=device))
+        own = make_kernels(kernels, dtype=dtype, device=device)
         self.attention = make_backend(
-            attention, block_size=block_size, num_blocks=num_blocks, window=arch.sliding_window, dtype=dtype,
+            attention, own, block_size=block_size, num_blocks=num_blocks, window=arch.sliding_window, dtype=dtype,
             device=device, head_dim=arch.head_dim,
         )
-        self.decoder = nn.ModuleList(DecoderLayer(arch, groups, self.attention, dtype=dtype) for _ in layers)
+        self.decoder = nn.ModuleList(DecoderLayer(arch, groups, self.attention, own, dtype=dtype) for _ in layers)
         self.rope = RotaryEmbedding(arch, dtype=dtype, device=device) if arch.position == "rope" else None
         self.final_norm: nn.Module | None = None
         self.head: LMHead | None = None
         if self.mesh.is_last:
-            self.final_norm = make_norm(arch, dtype=dtype, device=device)
+            self.final_norm = make_norm(arch, own, dtype=dtype, device=device)
             self.head = LMHead(H, arch.vocab_size, dtype=dtype, groups=groups)
             if arch.tie_embeddings and self.embedding is not None:
                 assert isinstance(self.embedding, VocabParallelEmbedding), "the head holds a slice of the vocabulary"
@@ -71,6 +79,13 @@ class Stage(nn.Module):
         )
         self.requires_grad_(False)
         self.eval()
+
+    def pack(self) -> None:
+        """Lay the loaded weights of linear layers out for the products of this device. They cannot be loaded again."""
+        for module in self.modules():
+            is_tied = module is self.head and self.embedding is not None and self.head.weight is self.embedding.weight
+            if isinstance(module, ColumnParallelLinear | RowParallelLinear) and not is_tied:
+                module.pack()
 
     @property
     def dtype(self) -> torch.dtype:

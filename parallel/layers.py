@@ -15,6 +15,7 @@ from torch import nn
 
 from .groups import Groups
 from .megatron import ModelParallelConfig, tensor_parallel
+from .packed import PackedWeight, take_packed
 
 _TENSOR_CORE_ALIGNMENT = 8  # a rank's rows of the vocabulary are a multiple of it
 
@@ -53,25 +54,42 @@ class ColumnParallelLinear(tensor_parallel.ColumnParallelLinear):
         super().__init__(
             in_size, out_size, config=_config(groups, dtype), init_method=_no_init, bias=bias, tp_group=groups.tp
         )
+        self.packed: PackedWeight | None = None
+
+    def pack(self) -> None:
+        """Lay the weight out for the products of this device, if there is something to gain."""
+        self.packed = take_packed(self)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.packed is not None:
+            return self.packed.linear(x, self.bias)
         return F.linear(x, self.weight, self.bias)
 
 
 class RowParallelLinear(tensor_parallel.RowParallelLinear):
-    """Maps [T, in / tp] to [T, out]. Each rank holds a share of the input features; the results are summed."""
+    """Maps [T, in / tp] to [T, out] and adds a residual of that shape.
+
+    Each rank holds a share of the input features; the results are summed.
+    """
 
     def __init__(self, in_size: int, out_size: int, *, bias: bool, dtype: torch.dtype, groups: Groups) -> None:
         super().__init__(
             in_size, out_size, config=_config(groups, dtype), init_method=_no_init, bias=bias, input_is_parallel=True,
             skip_bias_add=False, tp_group=groups.tp,
         )
+        self.packed: PackedWeight | None = None
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def pack(self) -> None:
+        """Lay the weight out for the products of this device, if there is something to gain."""
+        self.packed = take_packed(self)
+
+    def forward(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         if self.tp_group.size() == 1:
-            return F.linear(x, self.weight, self.bias)
-        out = all_reduce(F.linear(x, self.weight), self.tp_group)
-        return out if self.bias is None else out.add_(self.bias)
+            if self.packed is not None:
+                return self.packed.linear(x, self.bias, residual)
+            return F.linear(x, self.weight, self.bias).add_(residual)
+        out = all_reduce(F.linear(x, self.weight) if self.packed is None else self.packed.linear(x), self.tp_group)
+        return (out if self.bias is None else out.add_(self.bias)).add_(residual)
 
 
 class VocabParallelEmbedding(tensor_parallel.VocabParallelEmbedding):
@@ -112,7 +130,7 @@ class LMHead(ColumnParallelLinear):
         self.vocab_size = vocab_size
 
     def forward(self, x_RH: torch.Tensor) -> torch.Tensor:
-        part = F.linear(x_RH, self.weight).float()
+        part = super().forward(x_RH).float()
         tp = self.tp_group.size()
         if tp == 1 or not len(part):
             return part[:, : self.vocab_size] if tp == 1 else part.new_empty(0, self.vocab_size)

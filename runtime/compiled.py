@@ -25,6 +25,8 @@ from importlib.util import spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
+from ..conf.user_cache import user_cache
+
 MARKER = "# Compiled (see runtime/compiled.py)."
 LIBRARY = "gapless_control__mypyc"  # the extension module that holds the code of all compiled modules
 SIZES = "sizes.json"  # in a folder of compiled code: the size of each of its files
@@ -51,7 +53,7 @@ def folder() -> Path:
     digest = hashlib.sha256(f"{_FORM} {EXTENSION_SUFFIXES[0]} {sys.version} librt {version('librt')}".encode())
     for path in _with_imports(_PACKAGE / path for path in marked_sources()):
         digest.update(path.read_bytes())
-    return _cache() / digest.hexdigest()[:20]
+    return user_cache() / digest.hexdigest()[:20]
 
 
 def _with_imports(sources: Iterable[Path]) -> list[Path]:
@@ -64,10 +66,6 @@ def _with_imports(sources: Iterable[Path]) -> list[Path]:
             candidates = [target, target / "__init__", *(target / name for name in re.findall(r"\w+", names))]
             found.update(file for candidate in candidates if (file := candidate.with_suffix(".py")).is_file())
     return sorted(found)
-
-
-def _cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gapless"
 
 
 def in_use() -> bool:
@@ -105,7 +103,7 @@ def _note_use(root: Path) -> None:
 def unused() -> list[Path]:
     """Find the folders of compiled code, of other sources or Pythons, that nothing has run for a month."""
     found = []
-    for root in _cache().iterdir() if _cache().is_dir() else ():
+    for root in user_cache().iterdir() if user_cache().is_dir() else ():
         file = root / SIZES
         if re.fullmatch("[0-9a-f]{20}", root.name) and root.is_dir():
             with contextlib.suppress(FileNotFoundError):  # another process has removed it meanwhile

@@ -5,16 +5,19 @@ from __future__ import annotations
 import torch
 
 from ...conf.errors import ConfigError
+from ..kernels.cpp import CppKernels
+from ..kernels.kernels import Kernels
 from .backend import AttentionBackend
+from .cpp import CppBackend
 from .sdpa import SdpaBackend
 from .xformers import XformersBackend, why_not
 
 
 def make_backend(
-    name: str, *, block_size: int, num_blocks: int, window: int | None, dtype: torch.dtype, device: torch.device,
-    head_dim: int,
+    name: str, kernels: Kernels, *, block_size: int, num_blocks: int, window: int | None, dtype: torch.dtype,
+    device: torch.device, head_dim: int,
 ) -> AttentionBackend:
-    """Make the backend `sdpa` or `xformers`. `auto` is xformers where it runs, else sdpa.
+    """Make the backend `sdpa` or `xformers`. `auto` is xformers or the C++ one where it runs, else sdpa.
 
     Raises:
         ConfigError: xformers was asked for and does not run here.
@@ -27,4 +30,6 @@ def make_backend(
             )
         if name == "xformers":
             raise ConfigError(f"model.attention=xformers: {reason}; sdpa runs anywhere")
+        if isinstance(kernels, CppKernels):
+            return CppBackend(kernels, block_size=block_size, window=window)
     return SdpaBackend(block_size=block_size, window=window, dtype=dtype, device=device)

@@ -44,6 +44,7 @@ class StageWorker:
             replicate_embedding=setup.replicate_embedding,
             seed=setup.seed,
         )
+        stage.pack()
         return cls(stage)
 
     def prepare(self, micro_batch: MicroBatchMessage) -> StageInputs:

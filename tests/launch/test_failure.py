@@ -196,6 +196,7 @@ def command(
         driver = subprocess.Popen(
             [sys.executable, "-m", "gapless.launch.cli", *arguments], cwd=cwd, text=True, start_new_session=True,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ | env | {"RAY_TMPDIR": temporary},
+            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # `nohup` of the tests ignores it
         )  # fmt: skip
         try:
             assert driver.stderr is not None

@@ -11,6 +11,7 @@ from gapless.models.attention.sdpa import PaddedPlan, SdpaBackend, attend_decode
 from gapless.models.attention.select import make_backend
 from gapless.models.attention.xformers import XformersBackend
 from gapless.models.batch import RaggedBatch, Segment
+from gapless.models.kernels.kernels import TorchKernels
 from gapless.models.kv_cache import slot_mapping, slots_of
 
 CPU = torch.device("cpu")
@@ -124,9 +125,9 @@ def test_xformers_on_a_cpu_is_refused_in_one_line() -> None:
         "block_size": 4, "num_blocks": 4, "window": None, "dtype": torch.float32, "device": CPU, "head_dim": 8
     }  # fmt: skip
     with pytest.raises(ConfigError, match=r"model\.attention=xformers: needs CUDA") as caught:
-        make_backend("xformers", **arguments)
+        make_backend("xformers", TorchKernels(), **arguments)
     assert "\n" not in str(caught.value)
-    assert isinstance(make_backend("auto", **arguments), SdpaBackend)
+    assert isinstance(make_backend("auto", TorchKernels(), **arguments), SdpaBackend)
 
 
 @pytest.mark.gpu
@@ -140,7 +141,8 @@ def test_cuda_gives_what_the_cpu_gives(batch: RaggedBatch, name: str) -> None:
     expected = cpu.attend(q, keys, values, cpu.plan(batch))
     device = torch.device("cuda")
     backend = make_backend(
-        name, block_size=BLOCK, num_blocks=10, window=None, dtype=torch.bfloat16, device=device, head_dim=D
+        name, TorchKernels(), block_size=BLOCK, num_blocks=10, window=None, dtype=torch.bfloat16, device=device,
+        head_dim=D,
     )
     q, keys, values = (x.to(device, torch.bfloat16) for x in (q, keys, values))
     found = backend.attend(q, keys, values, backend.plan(batch))

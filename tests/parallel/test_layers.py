@@ -42,7 +42,15 @@ with Groups.start(Rendezvous(rank, 2, f"tcp://127.0.0.1:{second}", "cpu"), Mesh(
     columns = slice(6 * rank, 6 * rank + 6)
     row.weight.data.copy_(weight[:, columns])
     row.bias.data.copy_(bias)
-    torch.testing.assert_close(row(x[:, columns]), F.linear(x, weight, bias))
+    residual = torch.randn(5, 8)
+    expected = F.linear(x, weight, bias) + residual
+    torch.testing.assert_close(row(x[:, columns], residual), expected)
+    for linear in (column, row):
+        linear.pack()
+        assert not linear.weight.numel(), "no weight is held twice"
+    torch.testing.assert_close(column(x), F.linear(x, weight, bias)[:, rows])
+    torch.testing.assert_close(row(x[:, columns], residual), expected)
+    torch.testing.assert_close(row(x[:0, columns], residual[:0]), expected[:0])
 
     table = torch.zeros(32, 12)
     table[:19] = torch.randn(19, 12)

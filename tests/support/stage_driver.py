@@ -12,6 +12,7 @@ import json
 import random
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -90,15 +91,20 @@ def greedy(
 
 
 def run(job: dict, groups: Groups) -> None:
-    """`job`: weights or architecture, layers, replicate_embedding, prompts, num_new, chunks, scattered, out."""
+    """`job`: weights or architecture, plain, layers, replicate_embedding, prompts, num_new, chunks, scattered, out."""
     mesh = groups.mesh
     given = Architecture(**job["architecture"]) if "architecture" in job else None
-    model = ModelConfig(weights=job.get("weights", "random"), architecture=given, dtype="float32")
+    kernels: Any = "torch" if job.get("plain") else "auto"
+    model = ModelConfig(
+        weights=job.get("weights", "random"), architecture=given, dtype="float32", kernels=kernels
+    )
     arch = resolve_architecture(model)
     tables, num_blocks = block_tables([len(p) + job["num_new"] for p in job["prompts"]], job["scattered"])
     layers = split_layers(arch, mesh.pp, tuple(job["layers"]) if job.get("layers") else None)[mesh.stage]
     stage = build_stage(model, arch, groups, layers, num_blocks=num_blocks, block_size=BLOCK_SIZE, seed=3,
                         replicate_embedding=job.get("replicate_embedding", False))  # fmt: skip
+    if not job.get("plain"):
+        stage.pack()
     tokens, logits = greedy(stage, job["prompts"], job["num_new"], job["chunks"], tables)
     if mesh.rank == mesh.world_size - 1:
         np.savez(job["out"], tokens=np.asarray(tokens), logits=np.asarray(logits))

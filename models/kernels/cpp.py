@@ -1,0 +1,110 @@
+"""The small operators in C++, for float32 on a CPU."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import c_float, c_int64, c_void_p
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from ...parallel.cpp_library import load
+
+_SIGNATURES = {
+    "rms_norm": (c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_float),
+    "gated_silu": (c_void_p, c_void_p, c_int64, c_int64),
+    "rotate_and_write": (
+        c_void_p, c_int64, c_int64, c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p,
+        c_int64, c_void_p, c_int64, c_int64, c_int64, c_int64,
+    ),
+    "attend_decodes": (
+        c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64,
+        c_int64, c_float,
+    ),
+    "attend_chunk": (
+        c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_int64, c_int64, c_int64, c_void_p, c_int64,
+        c_int64, c_int64, c_float,
+    ),
+}  # fmt: skip
+
+
+class CppKernels:
+    """Calls the C++ operators. A `Kernels` for contiguous float32 tensors on a CPU.
+
+    The KV cache must be laid out as [K, S, D].
+
+    Raises:
+        NoLibraryError: they cannot be compiled here.
+    """
+
+    def __init__(self) -> None:
+        library: ctypes.CDLL = load(Path(__file__).with_name("kernels.cpp"))
+        for name, arguments in _SIGNATURES.items():
+            function = getattr(library, name)
+            function.argtypes, function.restype = arguments, None
+        self._library = library
+
+    def rms_norm(self, x_TH: torch.Tensor, weight_H: torch.Tensor, eps: float) -> torch.Tensor:
+        x_TH, out = x_TH.contiguous(), torch.empty_like(x_TH)
+        self._library.rms_norm(x_TH.data_ptr(), weight_H.data_ptr(), out.data_ptr(), *x_TH.shape, eps)
+        return out
+
+    def gated_silu(self, hidden_TF: torch.Tensor) -> torch.Tensor:
+        T, width = hidden_TF.shape
+        out = hidden_TF.new_empty(T, width // 2)
+        self._library.gated_silu(hidden_TF.contiguous().data_ptr(), out.data_ptr(), T, width // 2)
+        return out
+
+    def rotate_and_write(
+        self, qk_TKED: torch.Tensor, values_TKD: torch.Tensor, rope: tuple[torch.Tensor, torch.Tensor] | None,
+        slots_T: torch.Tensor, key_cache_SKD: torch.Tensor, value_cache_SKD: torch.Tensor,
+    ) -> torch.Tensor:
+        T, K, E, D = qk_TKED.shape
+        queries = qk_TKED.new_empty(T, K, E - 1, D)
+        assert qk_TKED.stride()[2:] == (D, 1)
+        assert values_TKD.stride(2) == 1
+        assert key_cache_SKD.stride()[::2] == value_cache_SKD.stride()[::2] == (D, 1)
+        cos, sin = (None, None) if rope is None else (rope[0].data_ptr(), rope[1].data_ptr())
+        self._library.rotate_and_write(
+            qk_TKED.data_ptr(), *qk_TKED.stride()[:2], values_TKD.data_ptr(), *values_TKD.stride()[:2], cos, sin,
+            slots_T.data_ptr(), key_cache_SKD.data_ptr(), value_cache_SKD.data_ptr(), key_cache_SKD.stride(1),
+            queries.data_ptr(), T, K, E - 1, D,
+        )
+        return queries
+
+    def attend_decodes(
+        self, q_BKGD: torch.Tensor, keys_SKD: torch.Tensor, values_SKD: torch.Tensor, runs: np.ndarray,
+        first_run: np.ndarray, num_keys: np.ndarray, out_BKGD: torch.Tensor,
+    ) -> None:
+        """Compute the attention of B decodes into `out_BKGD`; it and `q_BKGD` are contiguous.
+
+        Decode b attends to `num_keys[b]` keys: those of `runs[first_run[b] : first_run[b + 1]]`, each a first slot and
+        a number of slots. All three are int64.
+        """
+        B, K, G, D = q_BKGD.shape
+        assert q_BKGD.is_contiguous()
+        assert out_BKGD.is_contiguous()
+        assert keys_SKD.stride()[::2] == values_SKD.stride()[::2] == (D, 1)
+        self._library.attend_decodes(
+            q_BKGD.data_ptr(), keys_SKD.data_ptr(), values_SKD.data_ptr(), keys_SKD.stride(1), runs.ctypes.data,
+            first_run.ctypes.data, num_keys.ctypes.data, out_BKGD.data_ptr(), B, K, G, D, D**-0.5,
+        )
+
+    def attend_chunk(
+        self, q_NKGD: torch.Tensor, keys_SKD: torch.Tensor, values_SKD: torch.Tensor, runs: np.ndarray, *, begin: int,
+        start: int, window: int, out_NKGD: torch.Tensor,
+    ) -> None:
+        """Compute the attention of a chunk of N tokens into `out_NKGD`; it and `q_NKGD` are contiguous.
+
+        The chunk's first token is at position `start`. Each attends to itself and to at most `window` - 1 tokens before
+        it. `runs` hold the slots of the positions from `begin` on, each a first slot and a number of slots, int64.
+        """
+        N, K, G, D = q_NKGD.shape
+        assert q_NKGD.is_contiguous()
+        assert out_NKGD.is_contiguous()
+        assert keys_SKD.stride()[::2] == values_SKD.stride()[::2] == (D, 1)
+        self._library.attend_chunk(
+            q_NKGD.data_ptr(), keys_SKD.data_ptr(), values_SKD.data_ptr(), keys_SKD.stride(1), runs.ctypes.data, begin,
+            start, N, window, out_NKGD.data_ptr(), K, G, D, D**-0.5,
+        )

@@ -1,0 +1,298 @@
+// Operators of a decoder layer in float32 on a CPU. `cpp.py` loads this file and calls it.
+//
+// Sizes as in the Python sources: T tokens, B decodes, K KV heads with G query heads each, D elements of a head, F
+// elements of the feed-forward network. Strides are in elements. The last dimension is always contiguous.
+//
+// Loops over D, F and H are left to the compiler's vectors. The flags let it reorder sums, but not assume finite
+// numbers: NaN in weights must come out as NaN.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+namespace {
+
+// e^x to 2 units in the last place, in a form that the compiler vectorizes: 2^n * e^r with |r| <= ln(2) / 2, and the
+// polynomial of Cephes' expf for e^r. Below -87 it is 0.
+inline float exponential(float x) {
+    float clamped = x > 88.0f ? 88.0f : x;
+    float n = std::nearbyint(clamped * 1.44269504f);
+    float r = clamped - n * 0.693359375f + n * 2.12194440e-4f;
+    float p = 1.9875691500e-4f;
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    int32_t bits = (static_cast<int32_t>(n < -126.0f ? -126.0f : n) + 127) << 23;
+    float power;
+    std::memcpy(&power, &bits, sizeof(power));
+    return x < -87.0f ? 0.0f : p * power;
+}
+
+template <int FIXED>
+inline float dot(const float* a, const float* b, int64_t size) {
+    const int64_t n = FIXED ? FIXED : size;
+    float sum = 0.0f;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t i = 0; i < n; ++i) sum += a[i] * b[i];
+    return sum;
+}
+
+template <int FIXED>
+inline void add_scaled(float* out, const float* x, float scale, int64_t size) {
+    const int64_t n = FIXED ? FIXED : size;
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i) out[i] += scale * x[i];
+}
+
+// The queries of one KV head of one decode over the keys in `runs`, pairs of a first slot and a number of slots.
+template <int FIXED>
+void attend_head(const float* q, const float* keys, const float* values, const int64_t* runs, int64_t num_runs,
+                 int64_t num_keys, int64_t G, int64_t size, float scale, std::vector<float>& scores, float* out) {
+    const int64_t D = FIXED ? FIXED : size;
+    scores.resize(G * num_keys);
+    int64_t done = 0;
+    for (int64_t run = 0; run < num_runs; ++run) {
+        const float* key = keys + runs[2 * run] * D;
+        const int64_t count = runs[2 * run + 1];
+        for (int64_t j = 0; j < count; ++j, key += D)
+            for (int64_t g = 0; g < G; ++g) scores[g * num_keys + done + j] = scale * dot<FIXED>(q + g * D, key, D);
+        done += count;
+    }
+    for (int64_t g = 0; g < G; ++g) {
+        float* row = scores.data() + g * num_keys;
+        float most = -std::numeric_limits<float>::infinity(), sum = 0.0f;
+#pragma omp simd reduction(max : most)
+        for (int64_t j = 0; j < num_keys; ++j) most = std::max(most, row[j]);
+#pragma omp simd reduction(+ : sum)
+        for (int64_t j = 0; j < num_keys; ++j) sum += row[j] = exponential(row[j] - most);
+        const float inverse = 1.0f / sum;
+        for (int64_t j = 0; j < num_keys; ++j) row[j] *= inverse;
+    }
+    std::fill(out, out + G * D, 0.0f);
+    done = 0;
+    for (int64_t run = 0; run < num_runs; ++run) {
+        const float* value = values + runs[2 * run] * D;
+        const int64_t count = runs[2 * run + 1];
+        for (int64_t j = 0; j < count; ++j, value += D)
+            for (int64_t g = 0; g < G; ++g)
+                add_scaled<FIXED>(out + g * D, value, scores[g * num_keys + done + j], D);
+        done += count;
+    }
+}
+
+// Sizes of the products in a chunk's attention: a tile of kRows x kColumns sums fills the registers.
+#ifdef __AVX512F__
+constexpr int64_t kLanes = 16, kVectors = 4;
+#else
+constexpr int64_t kLanes = 8, kVectors = 2;
+#endif
+constexpr int64_t kRows = 6, kColumns = kLanes * kVectors, kKeys = 128;
+typedef float Vector __attribute__((vector_size(kLanes * sizeof(float)), aligned(4), may_alias));
+
+inline int64_t padded(int64_t size, int64_t multiple) { return (size + multiple - 1) / multiple * multiple; }
+
+// c[rows, columns] = a[rows, depth] b[depth, columns] (+ c). Rows and columns are multiples of kRows and kColumns.
+void multiply(const float* a, int64_t lda, const float* b, int64_t ldb, float* c, int64_t ldc, int64_t rows,
+              int64_t columns, int64_t depth, bool add) {
+    for (int64_t column = 0; column < columns; column += kColumns) {
+        for (int64_t row = 0; row < rows; row += kRows) {
+            Vector sums[kRows][kVectors] = {};
+            const float* from = a + row * lda;
+            const float* right = b + column;
+            for (int64_t d = 0; d < depth; ++d, right += ldb) {
+                Vector parts[kVectors];
+#pragma GCC unroll 8
+                for (int64_t v = 0; v < kVectors; ++v)
+                    parts[v] = *reinterpret_cast<const Vector*>(right + v * kLanes);
+#pragma GCC unroll 8
+                for (int64_t r = 0; r < kRows; ++r) {
+                    const float left = from[r * lda + d];
+#pragma GCC unroll 8
+                    for (int64_t v = 0; v < kVectors; ++v) sums[r][v] += left * parts[v];
+                }
+            }
+#pragma GCC unroll 8
+            for (int64_t r = 0; r < kRows; ++r) {
+#pragma GCC unroll 8
+                for (int64_t v = 0; v < kVectors; ++v) {
+                    Vector* to = reinterpret_cast<Vector*>(c + (row + r) * ldc + column + v * kLanes);
+                    *to = add ? *to + sums[r][v] : sums[r][v];
+                }
+            }
+        }
+    }
+}
+
+// What a thread needs for one block of a chunk's queries.
+struct ChunkBuffers {
+    std::vector<float> queries, keys, values, scores, out, most, sum;
+};
+
+// Attention of the query tokens [first, last) of a chunk over one KV head, block of keys by block of keys, with the
+// running maximum and sum of FlashAttention (arXiv 2205.14135). Token i is at position start + i and attends to itself
+// and to at most `window` - 1 positions before it, which begin at position `begin`, the first of `runs`.
+void attend_block(const float* q, int64_t q_token, const float* keys, const float* values, const int64_t* runs,
+                  int64_t begin, int64_t start, int64_t first, int64_t last, int64_t window, int64_t G, int64_t D,
+                  float scale, ChunkBuffers& use, float* out) {
+    const int64_t width = padded(D, kColumns), num = (last - first) * G, rows = padded(num, kRows);
+    use.queries.assign(rows * D, 0.0f);
+    use.keys.resize(D * kKeys);
+    use.values.assign(kKeys * width, 0.0f);
+    use.scores.resize(rows * kKeys);
+    use.out.assign(rows * width, 0.0f);
+    use.most.assign(rows, -std::numeric_limits<float>::infinity());
+    use.sum.assign(rows, 0.0f);
+    for (int64_t i = first; i < last; ++i)
+        for (int64_t j = 0; j < G * D; ++j) use.queries[(i - first) * G * D + j] = scale * q[i * q_token + j];
+
+    const int64_t lowest = std::max(begin, start + first - window + 1), end = start + last;
+    int64_t run = 0, run_begin = begin;  // the run that holds `position`, and the position of its first slot
+    for (int64_t position = lowest; position < end; position += kKeys) {
+        const int64_t count = std::min(kKeys, end - position);
+        for (int64_t j = 0; j < count; ++j) {
+            while (position + j >= run_begin + runs[2 * run + 1]) run_begin += runs[2 * run++ + 1];
+            const int64_t slot = runs[2 * run] + position + j - run_begin;
+            for (int64_t d = 0; d < D; ++d) use.keys[d * kKeys + j] = keys[slot * D + d];
+            std::memcpy(use.values.data() + j * width, values + slot * D, D * sizeof(float));
+        }
+        const int64_t columns = padded(count, kColumns);
+        for (int64_t d = 0; d < D; ++d)
+            std::fill(use.keys.data() + d * kKeys + count, use.keys.data() + d * kKeys + columns, 0.0f);
+        multiply(use.queries.data(), D, use.keys.data(), kKeys, use.scores.data(), kKeys, rows, columns, D, false);
+        for (int64_t r = 0; r < num; ++r) {
+            float* row = use.scores.data() + r * kKeys;
+            const int64_t own = start + first + r / G;  // position of the query
+            const int64_t from = std::min(count, std::max<int64_t>(0, own - window + 1 - position));
+            const int64_t to = std::max(from, std::min(count, own + 1 - position));
+            float most = use.most[r], sum = 0.0f;
+#pragma omp simd reduction(max : most)
+            for (int64_t j = from; j < to; ++j) most = std::max(most, row[j]);
+#pragma omp simd reduction(+ : sum)
+            for (int64_t j = from; j < to; ++j) sum += row[j] = exponential(row[j] - most);
+            std::fill(row, row + from, 0.0f);
+            std::fill(row + to, row + count, 0.0f);
+            if (to == from) continue;
+            const float kept = exponential(use.most[r] - most);
+            use.sum[r] = use.sum[r] * kept + sum;
+            use.most[r] = most;
+            if (kept != 1.0f)
+                for (int64_t d = 0; d < width; ++d) use.out[r * width + d] *= kept;
+        }
+        multiply(use.scores.data(), kKeys, use.values.data(), width, use.out.data(), width, rows, width, count, true);
+    }
+    for (int64_t r = 0; r < num; ++r) {
+        const float inverse = 1.0f / use.sum[r];
+        float* to = out + (first + r / G) * q_token + r % G * D;
+        for (int64_t d = 0; d < D; ++d) to[d] = use.out[r * width + d] * inverse;
+    }
+}
+
+}  // namespace
+
+extern "C" {
+
+// out[T, H] = x[T, H] / sqrt(mean(x^2) + eps) * weight[H]
+void rms_norm(const float* x, const float* weight, float* out, int64_t T, int64_t H, float eps) {
+#pragma omp parallel for if (T * H > 32768)
+    for (int64_t t = 0; t < T; ++t) {
+        const float* row = x + t * H;
+        float* to = out + t * H;
+        const float scale = 1.0f / std::sqrt(dot<0>(row, row, H) / H + eps);
+#pragma omp simd
+        for (int64_t i = 0; i < H; ++i) to[i] = row[i] * scale * weight[i];
+    }
+}
+
+// out[T, F] = silu(hidden[T, :F]) * hidden[T, F:]
+void gated_silu(const float* hidden, float* out, int64_t T, int64_t F) {
+#pragma omp parallel for if (T * F > 16384)
+    for (int64_t t = 0; t < T; ++t) {
+        const float* gate = hidden + t * 2 * F;
+        const float* up = gate + F;
+        float* to = out + t * F;
+#pragma omp simd
+        for (int64_t i = 0; i < F; ++i) to[i] = gate[i] / (1.0f + exponential(-gate[i])) * up[i];
+    }
+}
+
+// Rotates the queries and the key of each KV group, and writes keys and values to the cache.
+//
+// qk[T, K, G + 1, D] holds G queries and their key, values[T, K, D]; both have strides of a token and of a KV head.
+// cos and sin are [T, D / 2]; null: no rotation. The cache is [K, slots, D] with a stride of a head.
+void rotate_and_write(const float* qk, int64_t qk_token, int64_t qk_head, const float* values, int64_t value_token,
+                      int64_t value_head, const float* cos, const float* sin, const int64_t* slots, float* key_cache,
+                      float* value_cache, int64_t cache_head, float* queries, int64_t T, int64_t K, int64_t G,
+                      int64_t D) {
+#pragma omp parallel for if (T * K * (G + 2) * D > 32768)
+    for (int64_t t = 0; t < T; ++t) {
+        const int64_t half = D / 2;
+        const float *c = cos ? cos + t * half : nullptr, *s = sin ? sin + t * half : nullptr;
+        for (int64_t k = 0; k < K; ++k) {
+            const float* group = qk + t * qk_token + k * qk_head;
+            float* key = key_cache + k * cache_head + slots[t] * D;
+            for (int64_t e = 0; e <= G; ++e) {
+                const float* from = group + e * D;
+                float* to = e < G ? queries + ((t * K + k) * G + e) * D : key;
+                if (!c) {
+                    std::memcpy(to, from, D * sizeof(float));
+                    continue;
+                }
+#pragma omp simd
+                for (int64_t i = 0; i < half; ++i) {
+                    const float a = from[i], b = from[i + half];
+                    to[i] = a * c[i] - b * s[i];
+                    to[i + half] = b * c[i] + a * s[i];
+                }
+            }
+            std::memcpy(value_cache + k * cache_head + slots[t] * D, values + t * value_token + k * value_head,
+                        D * sizeof(float));
+        }
+    }
+}
+
+// Attention of B decodes, queries[B, K, G, D], over the paged cache [K, slots, D], to out[B, K, G, D]. Decode b reads
+// the keys in runs[first_run[b] : first_run[b + 1]], num_keys[b] in all. Each key and each value is read once.
+void attend_decodes(const float* queries, const float* keys, const float* values, int64_t cache_head,
+                    const int64_t* runs, const int64_t* first_run, const int64_t* num_keys, float* out, int64_t B,
+                    int64_t K, int64_t G, int64_t D, float scale) {
+#pragma omp parallel
+    {
+        std::vector<float> scores;
+#pragma omp for schedule(dynamic) collapse(2)
+        for (int64_t b = 0; b < B; ++b) {
+            for (int64_t k = 0; k < K; ++k) {
+                const auto attend = D == 64 ? attend_head<64> : D == 128 ? attend_head<128> : attend_head<0>;
+                const int64_t at = (b * K + k) * G * D;
+                attend(queries + at, keys + k * cache_head, values + k * cache_head, runs + 2 * first_run[b],
+                       first_run[b + 1] - first_run[b], num_keys[b], G, D, scale, scores, out + at);
+            }
+        }
+    }
+}
+
+// Attention of a chunk of `length` tokens, queries[length, K, G, D], to out of the same shape. Its first token is at
+// position `start`, and `runs` hold the slots from position `begin` to the last token's.
+void attend_chunk(const float* queries, const float* keys, const float* values, int64_t cache_head, const int64_t* runs,
+                  int64_t begin, int64_t start, int64_t length, int64_t window, float* out, int64_t K, int64_t G,
+                  int64_t D, float scale) {
+    const int64_t tokens = std::max<int64_t>(1, 96 / G), blocks = (length + tokens - 1) / tokens;
+#pragma omp parallel
+    {
+        ChunkBuffers use;
+#pragma omp for schedule(dynamic)
+        for (int64_t task = 0; task < K * blocks; ++task) {
+            const int64_t k = task % K, block = blocks - 1 - task / K;  // the longest first
+            const int64_t first = block * tokens, last = std::min(length, first + tokens), at = k * G * D;
+            attend_block(queries + at, K * G * D, keys + k * cache_head, values + k * cache_head, runs, begin, start,
+                         first, last, window, G, D, scale, use, out + at);
+        }
+    }
+}
+
+}  // extern "C"

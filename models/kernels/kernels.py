@@ -1,0 +1,62 @@
+"""The protocol of a layer's small operators, and torch's own ones, which run on any device."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+
+from ..rope import rotate
+
+
+class Kernels(Protocol):
+    """Computes what a layer does between its matrix products and attention.
+
+    Sizes: T tokens, H hidden size, F feed-forward size, K KV heads with G query heads each, D elements of a head, S
+    slots of the KV cache.
+    """
+
+    def rms_norm(self, x_TH: torch.Tensor, weight_H: torch.Tensor, eps: float) -> torch.Tensor:
+        """Return x / rms(x) * weight, [T, H]."""
+        ...
+
+    def gated_silu(self, hidden_TF: torch.Tensor) -> torch.Tensor:
+        """Return silu(gate) * up, [T, F], of [gate; up], [T, 2 F]. May write to its input."""
+        ...
+
+    def rotate_and_write(
+        self, qk_TKED: torch.Tensor, values_TKD: torch.Tensor, rope: tuple[torch.Tensor, torch.Tensor] | None,
+        slots_T: torch.Tensor, key_cache_SKD: torch.Tensor, value_cache_SKD: torch.Tensor,
+    ) -> torch.Tensor:
+        """Rotate queries and keys by position, and write keys and values to their slots of the cache.
+
+        Args:
+            qk_TKED: Queries and keys: E = G + 1, and the last of each group is the key.
+            rope: Cosines and sines, each [T, 1, 1, D / 2]; None: no rotation.
+
+        Returns:
+            The queries, [T, K, G, D].
+        """
+        ...
+
+
+class TorchKernels:
+    """Calls torch's operators."""
+
+    def rms_norm(self, x_TH: torch.Tensor, weight_H: torch.Tensor, eps: float) -> torch.Tensor:
+        return F.rms_norm(x_TH, weight_H.shape, weight_H, eps)
+
+    def gated_silu(self, hidden_TF: torch.Tensor) -> torch.Tensor:
+        gate, up = hidden_TF.chunk(2, dim=-1)
+        return F.silu(gate).mul_(up)
+
+    def rotate_and_write(
+        self, qk_TKED: torch.Tensor, values_TKD: torch.Tensor, rope: tuple[torch.Tensor, torch.Tensor] | None,
+        slots_T: torch.Tensor, key_cache_SKD: torch.Tensor, value_cache_SKD: torch.Tensor,
+    ) -> torch.Tensor:
+        if rope is not None:
+            qk_TKED = rotate(qk_TKED, *rope)
+        key_cache_SKD.index_copy_(0, slots_T, qk_TKED[:, :, -1])
+        value_cache_SKD.index_copy_(0, slots_T, values_TKD)
+        return qk_TKED[:, :, :-1]

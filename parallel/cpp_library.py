@@ -1,0 +1,81 @@
+"""Compiles a C++ file of the package once for a machine, with the compiler that is there, and loads it.
+
+The library lies in the user's cache, named by a hash of its source, the compiler and the processor. Sources use no
+header of torch, so that they take seconds to compile. They use torch's OpenMP, so that both share one pool of threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from ..conf.user_cache import user_cache
+
+_FLAGS = (
+    "-O3", "-march=native", "-std=c++17", "-fPIC", "-shared", "-fopenmp", "-fno-math-errno", "-fno-trapping-math",
+    "-fno-signed-zeros", "-fassociative-math", "-freciprocal-math",
+)  # fmt: skip
+
+
+class NoLibraryError(Exception):
+    """The library cannot be had on this machine; the message says why."""
+
+
+@cache
+def load(source: Path) -> ctypes.CDLL:
+    """Load the library of a C++ file, compiled before or now.
+
+    Raises:
+        NoLibraryError: there is no compiler, or it failed.
+    """
+    compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        raise NoLibraryError("there is no C++ compiler (c++, g++ or clang++)")
+    parts = (source.read_bytes(), " ".join(_FLAGS).encode(), compiler.encode(), _processor().encode())
+    name = hashlib.sha256(b"\0".join(parts)).hexdigest()[:20]
+    try:
+        target = user_cache() / f"{source.stem}-{name}.so"
+        if not target.exists():
+            _compile(compiler, source, target)
+        return ctypes.CDLL(str(target))
+    except (OSError, RuntimeError) as error:
+        raise NoLibraryError(str(error)) from None
+
+
+def _compile(compiler: str, source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as folder:
+        built = Path(folder, target.name)  # other ranks may build the same at the same time
+        done = subprocess.run(
+            [compiler, *_FLAGS, *_openmp(), str(source), "-o", str(built)], capture_output=True, text=True
+        )
+        if done.returncode:
+            first = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr.strip()[:200])
+            raise NoLibraryError(f"{compiler} failed: {first}")
+        built.replace(target)
+
+
+def _openmp() -> list[str]:
+    """Return the linker's words for the OpenMP library that torch has loaded."""
+    folder = Path(torch.__file__).parent / "lib"
+    found = sorted(folder.glob("libgomp*.so*"))
+    return [f"-Wl,--no-as-needed,{found[0]}"] if found else []
+
+
+def _processor() -> str:
+    """Return what `-march=native` depends on."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith(("flags", "Features")):
+                return line
+    return f"{platform.machine()} {platform.processor()}"

@@ -1,0 +1,121 @@
+"""The C++ operators give what torch's give, for any shape; where they cannot be compiled, torch's run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gapless.conf.errors import ConfigError
+from gapless.models.attention.cpp import CppBackend
+from gapless.models.attention.sdpa import SdpaBackend
+from gapless.models.batch import RaggedBatch, Segment
+from gapless.models.kernels.cpp import CppKernels
+from gapless.models.kernels.kernels import TorchKernels
+from gapless.models.kernels.select import make_kernels
+from gapless.parallel import cpp_library
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def cpp() -> CppKernels:
+    return CppKernels()
+
+
+def cache(K: int, slots: int, D: int) -> torch.Tensor:
+    """A cache as on a CPU: the keys of a head are contiguous."""
+    return torch.randn(K, slots, D).transpose(0, 1)
+
+
+@pytest.mark.parametrize(("T", "H"), [(0, 8), (1, 8), (3, 37), (200, 768)])
+def test_norm_and_gate(cpp: CppKernels, T: int, H: int) -> None:
+    plain, weight = TorchKernels(), torch.randn(H)
+    x, hidden = torch.randn(T, H) * 3, torch.randn(T, 2 * H) * 20
+    torch.testing.assert_close(cpp.rms_norm(x, weight, 1e-5), plain.rms_norm(x, weight, 1e-5))
+    torch.testing.assert_close(cpp.gated_silu(hidden), plain.gated_silu(hidden.clone()))
+
+
+def test_extremes_of_the_gate(cpp: CppKernels) -> None:
+    gate = torch.tensor([-200.0, -88.0, -87.0, -1e-8, 0.0, 87.5, 88.5, 3e38, float("inf"), float("nan")])
+    hidden = torch.stack([torch.cat([gate, torch.ones_like(gate)])])
+    torch.testing.assert_close(cpp.gated_silu(hidden), TorchKernels().gated_silu(hidden.clone()), equal_nan=True)
+
+
+@pytest.mark.parametrize("rotated", [True, False])
+@pytest.mark.parametrize(("T", "K", "G", "D"), [(1, 1, 1, 2), (5, 2, 3, 12), (70, 4, 3, 64)])
+def test_rotation_and_writes(cpp: CppKernels, rotated: bool, T: int, K: int, G: int, D: int) -> None:
+    qkv = torch.randn(T, K, G + 2, D)
+    angles = torch.randn(T, 1, 1, D // 2)
+    rope = (angles.cos(), angles.sin()) if rotated else None
+    slots = torch.randperm(T + 3)[:T]
+    found, expected = [[cache(K, T + 3, D).zero_() for _ in range(2)] for _ in range(2)]
+    queries = cpp.rotate_and_write(qkv[:, :, :-1], qkv[:, :, -1], rope, slots, *found)
+    wanted = TorchKernels().rotate_and_write(qkv[:, :, :-1], qkv[:, :, -1], rope, slots, *expected)
+    torch.testing.assert_close(queries, wanted)
+    torch.testing.assert_close(found, expected)
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> tuple[RaggedBatch, int]:
+    """A ragged batch over blocks of 4 in any order, and the blocks of its cache."""
+    lengths = draw(st.lists(st.tuples(st.integers(0, 300), st.integers(1, 200)), max_size=3))
+    contexts = draw(st.lists(st.integers(0, 300), min_size=0 if lengths else 1, max_size=6))
+    sizes = [*lengths, *((start, 1) for start in contexts)]
+    counts = [-(-(start + length) // 4) for start, length in sizes]
+    order = draw(st.sampled_from([sorted, lambda blocks: sorted(blocks, key=lambda b: b * 7919 % 1009)]))
+    free = order(range(sum(counts)))
+    segments = []
+    for (start, length), count in zip(sizes, counts, strict=True):
+        segments.append(Segment(start, length, free[:count]))
+        free = free[count:]
+    chunks, decodes = segments[: len(lengths)], segments[len(lengths) :]
+    num = sum(length for _, length in sizes)
+    return RaggedBatch([0] * num, chunks, decodes, []), sum(counts)
+
+
+@given(
+    found=batches(), heads=st.sampled_from([(1, 1, 64), (2, 3, 64), (1, 4, 128), (3, 1, 20), (1, 100, 8)]),
+    window=st.sampled_from([None, 1, 5, 130]), seed=st.integers(0, 99),
+)  # fmt: skip
+@settings(max_examples=60, deadline=None)
+def test_attention(
+    found: tuple[RaggedBatch, int], heads: tuple[int, int, int], window: int | None, seed: int
+) -> None:
+    """Over chunks and decodes, pages in any order, groups of queries, head sizes and windows."""
+    (batch, blocks), (K, G, D) = found, heads
+    torch.manual_seed(seed)
+    q, keys, values = torch.randn(batch.num_tokens, K, G, D), cache(K, 4 * blocks, D), cache(K, 4 * blocks, D)
+    tested = CppBackend(CppKernels(), block_size=4, window=window)
+    exact = SdpaBackend(block_size=4, window=window, dtype=torch.float32, device=CPU)
+    torch.testing.assert_close(
+        tested.attend(q, keys, values, tested.plan(batch)), exact.attend(q, keys, values, exact.plan(batch)),
+        rtol=1e-4, atol=1e-5,
+    )  # fmt: skip
+
+
+def test_what_is_not_finite_stays_so(cpp: CppKernels) -> None:
+    """A NaN in a key makes its attention NaN, so that the sampler can see it."""
+    batch = RaggedBatch([0] * 4, [Segment(0, 3, [0])], [Segment(2, 1, [1])], [])
+    q, keys, values = torch.randn(4, 1, 2, 64), cache(1, 8, 64), cache(1, 8, 64)
+    keys[1], keys[5] = float("nan"), float("nan")
+    backend = CppBackend(cpp, block_size=4, window=None)
+    out = backend.attend(q, keys, values, backend.plan(batch)).isnan().any(-1)
+    assert out.tolist() == [False, True, True, True]
+
+
+def test_without_a_compiler_torchs_operators_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for compiler, why in [("/nowhere/c++", "No such file"), ("false", "false failed")]:
+        monkeypatch.setenv("CXX", compiler)
+        cpp_library.load.cache_clear()
+        assert isinstance(make_kernels("auto", dtype=torch.float32, device=CPU), TorchKernels)
+        with pytest.raises(ConfigError, match=rf"model\.kernels=cpp: .*{why}.*; torch runs anywhere"):
+            make_kernels("cpp", dtype=torch.float32, device=CPU)
+    cpp_library.load.cache_clear()
+    with pytest.raises(ConfigError, match="for float32 on a CPU"):
+        make_kernels("cpp", dtype=torch.bfloat16, device=CPU)
+    assert isinstance(make_kernels("torch", dtype=torch.float32, device=CPU), TorchKernels)

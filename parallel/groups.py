@@ -17,6 +17,7 @@ import torch.distributed as dist
 from .megatron import parallel_state
 from .mesh import Mesh
 from .rendezvous import Rendezvous
+from .shared_memory import SharedMemory
 
 _SIOCGIFADDR = 0x8915  # Linux's ioctl request for an interface's address
 
@@ -32,6 +33,7 @@ class Groups:
         self.device = device
         self.tp = tp
         self.pp = pp
+        self._shared: SharedMemory | None = None
 
     @classmethod
     def start(cls, rendezvous: Rendezvous, mesh: Mesh, timeout_s: float) -> Groups:
@@ -72,7 +74,29 @@ class Groups:
         tp, pp = parallel_state.get_tensor_model_parallel_group(), parallel_state.get_pipeline_model_parallel_group()
         assert dist.get_process_group_ranks(tp) == mesh.tp_groups[mesh.stage], mesh
         assert dist.get_process_group_ranks(pp) == mesh.pp_groups[mesh.tp_rank], mesh
-        return cls(mesh, device, tp, pp)
+        groups = cls(mesh, device, tp, pp)
+        if mesh.tp > 1 and device.type == "cpu":
+            groups._shared = SharedMemory.open(tp, timeout_s)
+        return groups
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        """Sum `x`, which must be contiguous, over the ranks of the stage, in place."""
+        assert x.is_contiguous()
+        if self._shared is not None and x.dtype == torch.float32:
+            return self._shared.all_reduce(x)
+        if self.mesh.tp > 1:
+            dist.all_reduce(x, group=self.tp)
+        return x
+
+    def all_gather(self, x_RV: torch.Tensor) -> torch.Tensor:
+        """Return the tensors [R, V] of the stage's ranks side by side, [R, tp * V]."""
+        if self.mesh.tp == 1 or not len(x_RV):
+            return x_RV if self.mesh.tp == 1 else x_RV.new_empty(0, self.mesh.tp * x_RV.shape[1])
+        if self._shared is not None and x_RV.dtype == torch.float32:
+            return self._shared.all_gather(x_RV)
+        parts = x_RV.new_empty(self.mesh.tp, *x_RV.shape)
+        dist.all_gather_into_tensor(parts, x_RV.contiguous(), group=self.tp)
+        return parts.transpose(0, 1).reshape(len(x_RV), -1)
 
     def close(self) -> None:
         """Destroy the groups. A second call does nothing. This process may then `start` again, with another mesh."""

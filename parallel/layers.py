@@ -9,7 +9,6 @@ Shapes: T tokens, H hidden size, R rows that need a token, V vocabulary. Inputs 
 from __future__ import annotations
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
@@ -37,14 +36,6 @@ def _config(groups: Groups, dtype: torch.dtype) -> ModelParallelConfig:
 
 def _no_init(weight: torch.Tensor) -> torch.Tensor:
     return weight
-
-
-def all_reduce(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """Sum `x`, which must be contiguous, over the group, in place."""
-    if group.size() > 1:
-        assert x.is_contiguous()
-        dist.all_reduce(x, group=group)
-    return x
 
 
 class ColumnParallelLinear(tensor_parallel.ColumnParallelLinear):
@@ -77,6 +68,7 @@ class RowParallelLinear(tensor_parallel.RowParallelLinear):
             in_size, out_size, config=_config(groups, dtype), init_method=_no_init, bias=bias, input_is_parallel=True,
             skip_bias_add=False, tp_group=groups.tp,
         )
+        self._groups = groups
         self.packed: PackedWeight | None = None
 
     def pack(self) -> None:
@@ -88,7 +80,8 @@ class RowParallelLinear(tensor_parallel.RowParallelLinear):
             if self.packed is not None:
                 return self.packed.linear(x, self.bias, residual)
             return F.linear(x, self.weight, self.bias).add_(residual)
-        out = all_reduce(F.linear(x, self.weight) if self.packed is None else self.packed.linear(x), self.tp_group)
+        part = F.linear(x, self.weight) if self.packed is None else self.packed.linear(x)
+        out = self._groups.all_reduce(part)
         return (out if self.bias is None else out.add_(self.bias)).add_(residual)
 
 
@@ -100,13 +93,14 @@ class VocabParallelEmbedding(tensor_parallel.VocabParallelEmbedding):
             padded_vocab(vocab_size, groups.mesh.tp), hidden_size, init_method=_no_init,
             config=_config(groups, dtype), tp_group=groups.tp,
         )
+        self._groups = groups
 
     def forward(self, token_ids_T: torch.Tensor) -> torch.Tensor:
         if self.tp_group.size() == 1:
             return F.embedding(token_ids_T, self.weight)
         absent_T = (token_ids_T < self.vocab_start_index) | (token_ids_T >= self.vocab_end_index)
         rows_T = (token_ids_T - self.vocab_start_index).masked_fill_(absent_T, 0)
-        return all_reduce(F.embedding(rows_T, self.weight).masked_fill_(absent_T[:, None], 0.0), self.tp_group)
+        return self._groups.all_reduce(F.embedding(rows_T, self.weight).masked_fill_(absent_T[:, None], 0.0))
 
 
 class ReplicatedEmbedding(nn.Module):
@@ -128,12 +122,7 @@ class LMHead(ColumnParallelLinear):
             hidden_size, padded_vocab(vocab_size, groups.mesh.tp), bias=False, dtype=dtype, groups=groups
         )
         self.vocab_size = vocab_size
+        self._groups = groups
 
     def forward(self, x_RH: torch.Tensor) -> torch.Tensor:
-        part = super().forward(x_RH).float()
-        tp = self.tp_group.size()
-        if tp == 1 or not len(part):
-            return part[:, : self.vocab_size] if tp == 1 else part.new_empty(0, self.vocab_size)
-        parts = [torch.empty_like(part) for _ in range(tp)]
-        dist.all_gather(parts, part, group=self.tp_group)
-        return torch.cat(parts, dim=-1)[:, : self.vocab_size]
+        return self._groups.all_gather(super().forward(x_RH).float())[:, : self.vocab_size]

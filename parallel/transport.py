@@ -32,11 +32,7 @@ class Arrival:
 
     def wait(self) -> torch.Tensor:
         self._work.wait()
-        if self._groups.mesh.tp == 1:
-            return self._slice.view(self._shape)
-        whole = self._slice.new_empty(self._shape[0] * self._shape[1])
-        dist.all_gather_into_tensor(whole, self._slice, group=self._groups.tp)
-        return whole.view(self._shape)
+        return self._groups.all_gather(self._slice[None]).view(self._shape)
 
 
 class Transport:

@@ -106,10 +106,8 @@ class _MeasuringRank:
             return stop
         import torch
 
-        from ...parallel.layers import all_reduce
-
         num_stopped = torch.tensor([float(stop)], device=self._groups.device)
-        return bool(all_reduce(num_stopped, self._groups.tp).item())
+        return bool(self._groups.all_reduce(num_stopped).item())
 
     def _measure(self, point: Point) -> dict[str, float]:
         """Return the seconds of one micro-batch by operator, computed as a rank of a run does (`pipeline/rank.py`).

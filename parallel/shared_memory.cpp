@@ -1,0 +1,103 @@
+// Sums and gathers float32 over the ranks of a node through memory that they share. `shared_memory.py` calls it.
+//
+// The memory begins with a counter for each rank, 64 bytes apart, and goes on with two buffers of `capacity` floats for
+// each rank. In each round a rank writes its part to one of its buffers, raises its counter, and reads the parts of all
+// ranks once their counters are as high. The buffers alternate: whoever has raised its counter has read all parts of
+// the round before, so that the buffer of two rounds ago is free.
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <cstring>
+#include <thread>
+
+namespace {
+
+constexpr int64_t kCounterBytes = 64;
+constexpr int kSpins = 20000;  // looks at a counter before the core is given to others
+
+inline void pause() {
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#endif
+}
+
+struct Memory {
+    char* base;
+    int64_t rank, size, capacity;
+
+    std::atomic<int64_t>& counter(int64_t of) const {
+        return *reinterpret_cast<std::atomic<int64_t>*>(base + of * kCounterBytes);
+    }
+    float* buffer(int64_t of, int64_t round) const {
+        return reinterpret_cast<float*>(base + size * kCounterBytes) + (of * 2 + round % 2) * capacity;
+    }
+    // Publishes this rank's part of a round and waits for the others'. Returns whether they came in time.
+    bool meet(int64_t round, double timeout_s) const {
+        counter(rank).store(round, std::memory_order_release);
+        for (int64_t other = 0; other < size; ++other) {
+            int spins = 0;
+            std::chrono::steady_clock::time_point since;
+            while (counter(other).load(std::memory_order_acquire) < round) {
+                if (++spins < kSpins) {
+                    pause();
+                    continue;
+                }
+                const auto now = std::chrono::steady_clock::now();
+                if (spins == kSpins) since = now;
+                if (std::chrono::duration<double>(now - since).count() > timeout_s) return false;
+                if (now - since < std::chrono::milliseconds(2)) std::this_thread::yield();
+                else std::this_thread::sleep_for(std::chrono::microseconds(50));
+            }
+        }
+        return true;
+    }
+};
+
+}  // namespace
+
+extern "C" {
+
+// x[n] = sum over the ranks, added in the order of ranks, so that it is the same on all. `round` counts on.
+int64_t all_reduce(char* base, int64_t rank, int64_t size, int64_t capacity, int64_t* round, float* x, int64_t n,
+                   double timeout_s) {
+    const Memory memory{base, rank, size, capacity};
+    for (int64_t done = 0; done < n; done += capacity) {
+        const int64_t count = std::min(capacity, n - done);
+        float* part = x + done;
+        std::memcpy(memory.buffer(rank, ++*round), part, count * sizeof(float));
+        if (!memory.meet(*round, timeout_s)) return 1;
+        const float *first = memory.buffer(0, *round), *second = memory.buffer(1, *round);
+        for (int64_t i = 0; i < count; ++i) part[i] = first[i] + second[i];
+        for (int64_t other = 2; other < size; ++other) {
+            const float* more = memory.buffer(other, *round);
+            for (int64_t i = 0; i < count; ++i) part[i] += more[i];
+        }
+    }
+    return 0;
+}
+
+// out[R, size * n] = the ranks' x[R, n] side by side.
+int64_t all_gather(char* base, int64_t rank, int64_t size, int64_t capacity, int64_t* round, const float* x, int64_t R,
+                   int64_t n, double timeout_s, float* out) {
+    const Memory memory{base, rank, size, capacity};
+    const int64_t most = std::min(n, capacity), rows = capacity / most;  // of a round
+    for (int64_t column = 0; column < n; column += most) {
+        const int64_t width = std::min(most, n - column);
+        for (int64_t row = 0; row < R; row += rows) {
+            const int64_t count = std::min(rows, R - row);
+            float* own = memory.buffer(rank, ++*round);
+            for (int64_t r = 0; r < count; ++r)
+                std::memcpy(own + r * width, x + (row + r) * n + column, width * sizeof(float));
+            if (!memory.meet(*round, timeout_s)) return 1;
+            for (int64_t other = 0; other < size; ++other)
+                for (int64_t r = 0; r < count; ++r)
+                    std::memcpy(out + ((row + r) * size + other) * n + column,
+                                memory.buffer(other, *round) + r * width, width * sizeof(float));
+        }
+    }
+    return 0;
+}
+
+}  // extern "C"

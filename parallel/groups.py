@@ -94,9 +94,10 @@ class Groups:
             return x_RV if self.mesh.tp == 1 else x_RV.new_empty(0, self.mesh.tp * x_RV.shape[1])
         if self._shared is not None and x_RV.dtype == torch.float32:
             return self._shared.all_gather(x_RV)
-        parts = x_RV.new_empty(self.mesh.tp, *x_RV.shape)
+        R, V = x_RV.shape
+        parts = x_RV.new_empty(self.mesh.tp * R, V)
         dist.all_gather_into_tensor(parts, x_RV.contiguous(), group=self.tp)
-        return parts.transpose(0, 1).reshape(len(x_RV), -1)
+        return parts.view(self.mesh.tp, R, V).transpose(0, 1).reshape(R, self.mesh.tp * V)
 
     def close(self) -> None:
         """Destroy the groups. A second call does nothing. This process may then `start` again, with another mesh."""

@@ -22,7 +22,7 @@ from typing import Any
 from ..conf.errors import ConfigError
 from ..conf.schema import HardwareConfig, ParallelConfig
 from ..parallel.control import Endpoint
-from ..parallel.openmp import wait_without_spinning
+from ..parallel.openmp import choose_waiting
 
 _KEY = "gapless/endpoint"
 _RANK_ENV = "GAPLESS_RANK"  # a JSON object for the child that serves as a rank
@@ -115,7 +115,7 @@ def _end_with_parent() -> None:
 
 def main() -> int:
     _end_with_parent()
-    wait_without_spinning()
+    choose_waiting()
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
     if _RANK_ENV in os.environ:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the coordinator decides

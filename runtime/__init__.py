@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..parallel.openmp import wait_without_spinning
+from ..parallel.openmp import choose_waiting
 from . import compiled
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .engine.outputs import CompletionOutput as CompletionOutput
     from .engine.outputs import RequestOutput as RequestOutput
 
-wait_without_spinning()
+choose_waiting()
 compiled.install()
 
 __all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams"]

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 
 from gapless.launch import oversubscription
+from gapless.parallel.openmp import others_running, waiting
 
 
 @pytest.mark.parametrize(
@@ -29,12 +31,25 @@ def test_what_is_short_is_said(
     assert oversubscription._hint(ranks, threads, cores, load) == expected
 
 
-@pytest.mark.parametrize("user", [{}, {"OMP_WAIT_POLICY": "active"}, {"GOMP_SPINCOUNT": "7"}, {"KMP_BLOCKTIME": "0"}])
-def test_threads_do_not_spin_unless_the_user_says_how_they_wait(user: dict[str, str]) -> None:
+@pytest.mark.parametrize("user", [{"OMP_WAIT_POLICY": "active"}, {"GOMP_SPINCOUNT": "7"}, {"KMP_BLOCKTIME": "0"}, {}])
+def test_threads_wait_as_the_user_says_or_as_the_machine_bears(user: dict[str, str]) -> None:
     names = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
     env = {name: value for name, value in os.environ.items() if name not in names} | user
     code = f"import os, sys, gapless.runtime; assert 'torch' not in sys.modules; print([os.getenv(n) for n in {names}])"
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    wanted = user or {"OMP_WAIT_POLICY": "passive"}
-    assert done.stdout.strip() == str([wanted.get(name) for name in names])
+    chosen = [user] if user else [{"OMP_WAIT_POLICY": "passive"}, {"GOMP_SPINCOUNT": "10000"}]
+    assert done.stdout.strip() in [str([each.get(name) for name in names]) for each in chosen]
+
+
+def test_threads_spin_only_where_cores_are_free() -> None:
+    cores = len(os.sched_getaffinity(0))
+    assert waiting(0, cores) == {"GOMP_SPINCOUNT": "10000"}
+    assert waiting(1, cores) == waiting(cores, cores) == {"OMP_WAIT_POLICY": "passive"}
+    assert waiting(1, cores + 1) == {"GOMP_SPINCOUNT": "10000"}
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
+        try:
+            time.sleep(0.5)
+            assert others_running() >= 1
+        finally:
+            busy.kill()

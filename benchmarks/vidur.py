@@ -57,7 +57,10 @@ from .support.vidur_process import CODELLAMA, LLAMA, TP, Model, Vidur
 
 NO_BOUND = 1 << 20
 HIDDEN = 8192  # of both models
-ASSUMED = ("simulation.host=false", "simulation.scatter_gather=false", "simulation.overlap_sends=false")
+ASSUMED = (
+    "simulation.host=false", "simulation.scatter_gather=false", "simulation.overlap_sends=false",
+    "simulation.last_layer=all",
+)  # fmt: skip
 OURS = {
     "sarathi": ("scheduler=token_budget", "scheduler.budget={tokens}"),
     "vllm": ("scheduler=prefill_first", "scheduler.max_batched_tokens={tokens}"),

@@ -31,6 +31,9 @@ class SimulationConfig:
     """a stage computes on while it sends"""
     host: bool = True
     """count the host's overhead; false: as if the device always hid it"""
+    last_layer: Literal["sampled", "all"] = "sampled"
+    """the rows whose attention and feed-forward the model's last layer computes: those that sample a token, as the real
+    stage does, or all, as the paper's system does"""
     dispatch_ms: float = 0.0
     """time of a micro-batch's message from the coordinator to the ranks"""
     result_ms: float = 0.0

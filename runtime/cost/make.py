@@ -26,7 +26,10 @@ def make_costs(config: SimulateConfig, plan: Plan) -> StageCosts:
         if hardware.name not in sources:
             sources[hardware.name] = make_operators(config, hardware, plan.arch, plan.replicate_embedding)
     operators = [sources[hardware.name] for hardware in stage_hardware(config)]
-    return _stage_costs(tuple(len(layers) for layers in plan.layers), tuple(operators), host=config.simulation.host)
+    return _stage_costs(
+        tuple(len(layers) for layers in plan.layers), tuple(operators),
+        host=config.simulation.host, last_layer=config.simulation.last_layer,
+    )  # fmt: skip
 
 
 def make_operators(

@@ -77,7 +77,7 @@ def figure4(config: SimulateConfig, simulate: Simulate) -> Artifact:
 
 
 def _one_layer(operators: Operators) -> StageCosts:
-    return StageCosts([1], [operators], host=False)
+    return StageCosts([1], [operators], host=False, last_layer="all")
 
 
 def _throughput(layer: StageCosts, shape: MicroBatchShape, tokens: int) -> float:

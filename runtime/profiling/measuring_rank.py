@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
@@ -76,6 +76,9 @@ class _MeasuringRank:
         stage = self._worker.stage
         for tensor in (*stage.cache.keys, *stage.cache.values):
             tensor.fill_(0.01)  # makes the system allocate the memory: unwritten pages all map to one page of zeros
+        self._sampled_rows: torch.Tensor | None = None  # of the micro-batch; None: the head takes all rows
+        if stage.final_norm is not None:
+            stage.final_norm.register_forward_pre_hook(self._keep_sampled)
         self._probe = Probe(stage)
         self._assignment = assignment
         self._messages = MessageMaker(setup.arch.vocab_size, setup.block_size)
@@ -112,18 +115,26 @@ class _MeasuringRank:
     def _measure(self, point: Point) -> dict[str, float]:
         """Return the seconds of one micro-batch by operator, computed as a rank of a run does (`pipeline/rank.py`).
 
-        The stage's compute is timed, and on the last stage the sampler. Preparing the batch is not.
+        The stage's compute is timed, and on the last stage the sampler. Preparing the batch is not. Unlike a run's, the
+        last layer computes all rows as the others do, so that a layer's operators are measured at the point's rows.
         """
         block_size = self._assignment.setup.block_size
         last_block = self._assignment.num_blocks - point.slots(block_size) // block_size
         message = self._messages.make(point, self._random.randint(0, last_block))
         worker, hidden = self._worker, self._hidden
-        batch = worker.prepare(message)
+        inputs = worker.prepare(message)
+        self._sampled_rows = inputs.last_context.rows
+        inputs = replace(inputs, last_context=inputs.context)
         received: Any = None if hidden is None else hidden[: point.rows]
 
         def compute() -> None:
-            out = worker.forward(batch, received)
+            out = worker.forward(inputs, received)
             if worker.stage.mesh.is_last and worker.stage.mesh.tp_rank == 0:
                 worker.sample(message, out)
 
         return self._probe.measure(compute)
+
+    def _keep_sampled(self, _: torch.nn.Module, args: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
+        """Give the final norm the rows that sample, as the last layer of a run does."""
+        (x_TH,) = args
+        return (x_TH if self._sampled_rows is None else x_TH[self._sampled_rows],)

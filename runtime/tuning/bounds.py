@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -75,7 +76,8 @@ class Bounds:
 
     def floors_ms(self, setting: Setting) -> tuple[float, float]:
         """Return the p99 of TTFT and of TBT, in milliseconds, below which no schedule of a setting comes."""
-        per_token = max(c * token for c, token in zip(setting.costs.layers, self._tokens_seconds(setting), strict=True))
+        whole = setting.costs.whole_layers
+        per_token = max(count * token for count, token in zip(whole, self._tokens_seconds(setting), strict=True))
         decode_s = _lone_decode(setting.costs) if self._outputs.max() > 1 else 0.0
         return tail(self._inputs) * per_token * 1e3, decode_s * 1e3
 
@@ -88,14 +90,14 @@ class Bounds:
         """
         costs = setting.costs
         token_s = self._tokens_seconds(setting)
-        per_token = max(count * token for count, token in zip(costs.layers, token_s, strict=True))
+        per_token = max(count * token for count, token in zip(costs.whole_layers, token_s, strict=True))
         # The last token of a request is sampled but not computed.
         tokens = float(self._inputs.sum() + self._outputs.sum()) - self._num
         busiest = max(
             count * (tokens * token + self._attention(source))
-            for count, token, source in zip(costs.layers, token_s, costs.operators, strict=True)
+            for count, token, source in zip(costs.whole_layers, token_s, costs.operators, strict=True)
         )
-        by_work = self._num / busiest
+        by_work = self._num / busiest if busiest > 0 else math.inf  # one layer alone: it computes sampled rows
         decode_s = _lone_decode(costs)
         least_s = (self._outputs - 1) * decode_s + self._inputs * per_token  # from admission to the end, by request
         plan, mean_s, mean_token_s = setting.plan, float(least_s.mean()), float((self._inputs * least_s).mean())

@@ -113,7 +113,7 @@ def test_smaller_chunks_lose_more() -> None:
     """Paper 5.4: a prompt in chunks of 512 takes up to 1.1 times as long as whole, in chunks of 256 up to 1.2, of 128
     more than 2 and of 64 about 5 times; attention alone in chunks of 64 about 3 times."""
     source = operators("a6000", "llama-13b")
-    stage = StageCosts([40], [source], host=False)
+    stage = StageCosts([40], [source], host=False, last_layer="all")
 
     def prefill(length: int) -> float:
         return sum(stage.seconds(MicroBatchShape(((length, prefix),)))[0] for prefix in range(0, 1024, length))
@@ -233,7 +233,7 @@ def test_wrong_constants_are_named(path: str, value: object, right: str) -> None
 
 def llama_13b_on_a6000(shape: MicroBatchShape) -> dict[str, float]:
     """Return milliseconds by part."""
-    stage = StageCosts([40], [operators("a6000", "llama-13b")], host=False)
+    stage = StageCosts([40], [operators("a6000", "llama-13b")], host=False, last_layer="all")
     return {part: 1e3 * seconds for part, seconds in stage.breakdown(shape, 0).items()}
 
 

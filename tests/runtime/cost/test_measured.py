@@ -137,10 +137,21 @@ def test_errors_are_those_of_held_out_points() -> None:
 
 
 def whole(point: Point, stage: int, in_flight: int = 2) -> StageSample:
-    """Return the sample of a micro-batch on one of two stages with two layers each."""
+    """Return the sample of a micro-batch on one of two stages with two layers each.
+
+    The second layer of stage 1 computes keys and values of all rows, and all else of the rows that sample.
+    """
     rank = law(point, stage)
-    layer = sum(rank[name] for name in (*LAYER_LINEARS, "attn", "others"))
-    seconds = 2 * layer + rank["step"] + (rank["head"] if stage else rank["embedding"])
+    layer = last = sum(rank[name] for name in (*LAYER_LINEARS, "attn", "others"))
+    num_sampled = point.decodes + point.sample
+    if stage == 1 and num_sampled < point.rows:
+        last = rank["preproj"] + 0.3 * rank["others"]
+        if num_sampled:
+            alone = law(Point(decodes=num_sampled), stage)
+            last += sum(alone[name] for name in LAYER_LINEARS if name != "preproj") + 0.7 * alone["others"]
+            keys = point.decodes * point.context + point.sample * (point.prefix + point.chunk)
+            last += min(rank["attn"], 2e-5 * num_sampled + 1e-7 * keys)
+    seconds = layer + last + rank["step"] + (rank["head"] if stage else rank["embedding"])
     return StageSample(in_flight, point, stage, seconds, 0.0, "input", None)
 
 

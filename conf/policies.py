@@ -38,8 +38,9 @@ class SchedulerConfig:
     """B, most requests in a micro-batch; null: max_batch, as far as KV blocks fit; slots: the paper's bound"""
     max_batch: int = 256
     """B where batch is null, and most of it where batch is slots"""
-    order: Literal["fcfs", "shortest_prompt", "fair_share", "deadline"] = "fcfs"
-    """which waiting request is next: first come, shortest prompt, the user served least, or the nearest deadline"""
+    order: Literal["fcfs", "shortest_prompt", "fair_share", "deadline", "relative_slack"] = "fcfs"
+    """which waiting request is next: first come, shortest prompt, the user served least, the nearest deadline, or the
+    longest wait relative to the prompt's length, where short prompts go before a long one that is partly computed"""
 
     def __post_init__(self) -> None:
         is_batch = self.batch is None or self.batch == "slots" or self.batch >= 1
@@ -98,6 +99,8 @@ class SarathiConfig(SchedulerConfig):
     """C, most prompt tokens of a micro-batch; auto: picked as the run goes"""
     tile: int | None = None
     """chunk + decodes is a multiple of it; null: hardware.tile"""
+    balance_decodes: bool = False
+    """deal decodes over the micro-batches in flight by learned stage times; false: take every ready one (the paper)"""
 
     def __post_init__(self) -> None:
         SchedulerConfig.__post_init__(self)

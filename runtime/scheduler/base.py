@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,7 +16,7 @@ from ..core.micro_batch import Chunk, MicroBatch
 from ..core.queue_snapshot import QueueSnapshot
 from ..core.request import Request
 from ..core.run_record import Blocked, MicroBatchRecord
-from .order import ORDERS
+from .waiting import make_queue
 
 
 @dataclass(frozen=True)
@@ -45,8 +44,8 @@ class Scheduler:
 
     A request waits until it is admitted, which sets the blocks of its prompt aside. It is then taken as chunks until it
     is prefilled. After that it is ready for a decode each time its token has come back. What `fill` takes is
-    dispatched. Requests are admitted in the order that `config.order` names, and prefilled in the order of admission.
-    Decodes go in the order in which they became ready.
+    dispatched. Requests are admitted in the order that `config.order` names. They are prefilled in the order of
+    admission, unless that order lets a more urgent one overtake. Decodes go in the order in which they became ready.
     """
 
     def __init__(self, config: SchedulerConfig, limits: Limits, pool: BlockPool) -> None:
@@ -58,8 +57,7 @@ class Scheduler:
         self.dropped: list[int] = []  # ids preempted or finished since the last micro-batch: ranks forget them
         self.backlog = 0  # prompt tokens to dispatch, of waiting and of prefilling requests
         self.notes: list[str] = []  # what the policy chose by itself and why, a line each; the coordinator takes them
-        self._order = ORDERS[config.order]()
-        self._waiting: list[tuple[float, int, Request]] = []  # heap by the order's key, then by id
+        self.waiting = make_queue(config.order)
         self._num_waiting = 0
         self._turn = 0  # micro-batches filled
         self.short_of_kv = False
@@ -106,9 +104,7 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Put a new or preempted request into the queue."""
-        if request.order_key is None:
-            request.order_key = self._order.key(request)
-        heapq.heappush(self._waiting, (request.order_key, request.id, request))
+        self.waiting.push(request)
         self._num_waiting += 1
         self.backlog += request.remaining_prefill
 
@@ -160,9 +156,7 @@ class Scheduler:
 
     def next_waiting(self) -> Request | None:
         """Return the request that would be admitted next."""
-        while self._waiting and self._waiting[0][-1].is_finished:
-            heapq.heappop(self._waiting)
-        return self._waiting[0][-1] if self._waiting else None
+        return self.waiting.head()
 
     def admit(self) -> Request | None:
         """Admit the next waiting request if it has a slot and its blocks fit, with one block left for each running."""
@@ -173,17 +167,22 @@ class Scheduler:
         if self.pool.blocks_for(tokens) + len(self.running) > self.pool.num_free:
             self.short_of_kv = True
             return None
-        heapq.heappop(self._waiting)
+        self.waiting.pop()
         self._num_waiting -= 1
-        self._order.admitted(request)
         self.pool.grow(request.blocks, tokens)
         self.running[request.id] = request
         self.prefilling.append(request)
         return request
 
     def next_prompt(self) -> Request | None:
-        """Return the prompt whose chunk is next: a partial one, else a new one, which is admitted."""
-        return self.prefilling[0] if self.prefilling else self.admit()
+        """Return the prompt whose chunk is next: a partial one, else a new one, which is admitted.
+
+        Under `order=relative_slack` a new one that is more urgent goes before, if it has a slot and its blocks fit.
+        """
+        if not self.prefilling:
+            return self.admit()
+        prompt = self.waiting.first_of(self.prefilling)
+        return (self.admit() or prompt) if self.waiting.overtakes(prompt) else prompt
 
     def take_chunk(self, batch: MicroBatch, request: Request, length: int) -> None:
         """Dispatch the next `length` tokens of a prefill.
@@ -198,6 +197,7 @@ class Scheduler:
         batch.chunks.append(Chunk(request, request.num_dispatched, length))
         request.num_dispatched += length
         self.backlog -= length
+        self.waiting.dispatched(length)
         if not request.remaining_prefill:
             self.prefilling.remove(request)
 

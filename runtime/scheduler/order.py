@@ -61,9 +61,14 @@ class FairShare(Order):
             self._ends = defaultdict(float, {user: end for user, end in self._ends.items() if end > self._now})
 
 
+class RelativeSlack(FirstComeFirstServed):
+    """The least slack relative to length first. It changes as requests wait: `SlackQueue` compares them."""
+
+
 ORDERS: dict[str, type[Order]] = {
     "fcfs": FirstComeFirstServed,
     "shortest_prompt": ShortestPrompt,
     "fair_share": FairShare,
     "deadline": Deadline,
+    "relative_slack": RelativeSlack,
 }

@@ -76,6 +76,11 @@ class ChunkPicker:
         """Whether no sizes are being tried."""
         return self._picked is not None or not self.is_auto
 
+    @property
+    def overhead(self) -> float | None:
+        """Seconds that each further chunk costs a stage, beside its tokens; None while sizes are being tried."""
+        return self._saturation.overhead if self.is_auto and self._saturation.is_known else None
+
     def _pick(self, queues: QueueSnapshot) -> str | None:
         self._backlog.observe(queues.backlog, queues.depth * self.chunk)
         share = _BACKLOGGED_SPEED if self._backlog.is_long else _SATURATED_SPEED

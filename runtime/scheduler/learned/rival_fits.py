@@ -49,6 +49,11 @@ class RivalFits:
         return self.best.is_fitted
 
     @property
+    def step(self) -> int:
+        """Tokens that the fit in use counts in steps of: the tile, or 1."""
+        return self._tile if self.best is self._by_tiles else 1
+
+    @property
     def by_stage(self) -> list[list[float]] | None:
         """Weights of `Features` by stage, None before the first fit."""
         return self.best.by_stage

@@ -105,6 +105,21 @@ class Saturation:
         return found if self.is_known else max(found, FIRST_SIZE)
 
     @property
+    def overhead(self) -> float:
+        """Seconds that a micro-batch takes beside what its tokens add, at the sizes that saturate a stage; 0 if none.
+
+        It is where the line through the times of the largest size and of a quarter of it meets 0 tokens.
+        """
+        sizes, speeds = self._curve
+        if len(sizes) < 3:
+            return 0.0
+        large, small = sizes[-1], max(sizes[1], sizes[-1] // 4)
+        if small == large:
+            return 0.0
+        most, least = large / speeds[-1], small / float(np.interp(small, sizes, speeds))
+        return max(0.0, (least * large - most * small) / (large - small))
+
+    @property
     def _curve(self) -> tuple[list[int], list[float]]:
         """Sizes in ascending order, each faster than all smaller ones, and their speeds."""
         sizes, speeds = [0], [0.0]

@@ -32,6 +32,13 @@ class StageCost:
         """Return the seconds that a chunk of `length` tokens on a KV `prefix` adds."""
         return (self.per_token + self.per_prefix * prefix + self.per_square * length) * length
 
+    def of_tokens(self, start: int, stop: int) -> float:
+        """Return the seconds that the tokens `start` .. `stop - 1` of a prompt add, in chunks of any length.
+
+        It holds as far as a token's attention costs as much within its chunk as on the prefix: the pairs are the same.
+        """
+        return (self.per_token + 0.5 * self.per_prefix * (start + stop)) * (stop - start)
+
     def longest_chunk(self, seconds: float, prefix: int) -> int:
         """Return the length of the longest chunk on a KV `prefix` that adds at most `seconds`; 0 if none does.
 

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from ...core.features import Features
+from .long_prompt import chunk_count
 from .rival_fits import RivalFits
 from .stage_cost import TOKENS_FOR_TIME, StageCost
 from .typical_micro_batch import TypicalMicroBatch
@@ -26,6 +27,7 @@ class TargetTime:
         self.fixed_s = fixed_s
         self.fits = fits
         self.cost = StageCost(TOKENS_FOR_TIME)
+        self.stages: list[StageCost] = []  # of all stages, empty before the first fit
         self.typical = TypicalMicroBatch(chunk)
         self._weights: object = None  # of the fit that `cost` was made from
 
@@ -35,7 +37,8 @@ class TargetTime:
         if self.fits.by_stage is not self._weights:
             self._weights = self.fits.by_stage
             typical = self._features(chunk, free_slots)
-            self.cost = max([StageCost(w) for w in self.fits.by_stage or ()], key=lambda cost: cost.of(typical))
+            self.stages = [StageCost(weights) for weights in self.fits.by_stage or ()]
+            self.cost = max(self.stages, key=lambda cost: cost.of(typical))
 
     def seconds(self, chunk: int, free_slots: int | None) -> float:
         """Return the time to fill to.
@@ -47,6 +50,27 @@ class TargetTime:
         if self.fixed_s is not None and self.fits.is_fitted:
             return self.fixed_s
         return self.cost.of(self._features(chunk, free_slots))
+
+    def of_long_prompt(self, tokens: int, chunk: int) -> float:
+        """Return the time that gives a prompt of `tokens` tokens as many equal micro-batches as whole chunks would.
+
+        It is that of a chunk in the middle of the prompt, with typical decodes.
+        """
+        if self.fixed_s is not None:
+            return self.fixed_s
+        typical = self.typical
+        row = typical.with_chunk(max(chunk - typical.decodes, chunk * SMALLEST_CHUNK))
+        return self.cost.of(row._replace(chunk_prefix=0.5 * tokens * (row.tokens - typical.decodes)))
+
+    def alone(self, tokens: int, overhead: float, num_stages: int) -> float:
+        """Return the time with which a prompt of `tokens` tokens that is alone has its first token the soonest.
+
+        Each chunk costs a stage `overhead` seconds beside its tokens.
+        """
+        if self.fixed_s is not None:
+            return self.fixed_s
+        seconds = self.cost.of_tokens(0, tokens)
+        return self.cost.constant + seconds / chunk_count(seconds, overhead, num_stages)
 
     def whole_chunk(self, chunk: int) -> float:
         """Return the prompt tokens that fill a micro-batch with typical decodes and a typical prefix."""

@@ -18,6 +18,8 @@ from ...core.run_record import MicroBatchRecord
 from ..base import Limits, Scheduler
 from ..learned.backlog import SHORT_ROUNDS, Backlog
 from ..learned.chunk_picker import ChunkPicker
+from ..learned.decode_dealer import DecodeDealer
+from ..learned.long_prompt import next_chunk
 from ..learned.output_lengths import OutputLengths
 from ..learned.rival_fits import RivalFits
 from ..learned.stage_times import read_profile
@@ -59,14 +61,17 @@ class EqualTime(Scheduler):
         self._outputs = OutputLengths()
         self._turnaround = Turnaround(limits.stages)
         self._prompts = Backlog()
+        self._dealer = DecodeDealer(self._least_depth)
 
     def fill(self, batch: MicroBatch) -> None:
         self._learn()
         prompt = self.next_prompt()
-        self.take_decodes(batch, min(self.decode_share, self.limits.batch - 1 if prompt else self.limits.batch))
+        most = self.limits.batch - 1 if prompt else self.limits.batch
+        num_decodes = len(self.running) - len(self.prefilling)
+        self.take_decodes(batch, self._dealer.share(self.ready, self.depth, num_decodes, most))
         context = sum([request.num_dispatched for request in batch.decodes])
         cost = self.target.cost
-        target_seconds = self.target.seconds(self.picker.chunk, self._free_slots)
+        target_seconds = self._target_seconds(prompt)
         left = target_seconds - cost.of_decodes(len(batch.decodes), context)
         while batch.num_requests < self.limits.batch and (prompt := self.next_prompt()):
             length = self._chunk_length(batch, prompt, left)
@@ -82,8 +87,52 @@ class EqualTime(Scheduler):
             self.target.typical.observe(batch, context, self.target.whole_chunk(self.picker.chunk), self._turn)
         self.picker.filled(batch)
 
+    def _target_seconds(self, prompt: Request | None) -> float:
+        """Return the time that a micro-batch is filled to whose first chunk is of `prompt`."""
+        if prompt is None or not self._is_long(prompt):
+            return self.target.seconds(self.picker.chunk, self._free_slots)
+        tokens, overhead = prompt.prefill_target, self.picker.overhead
+        if overhead and len(self.running) == 1 and not self.num_waiting:
+            return self.target.alone(tokens, overhead, self.limits.stages)
+        return self.target.of_long_prompt(tokens, self.picker.chunk)
+
+    def _is_long(self, prompt: Request) -> bool:
+        """Whether a prompt runs for so many rounds that its own time is worth a change of the target."""
+        return self.fits.is_fitted and prompt.prefill_target > SHORT_ROUNDS * self._tokens_a_round
+
+    def _long_chunk_length(self, batch: MicroBatch, prompt: Request, seconds: float) -> int:
+        """Return the tokens of the next chunk of a long prompt, which adds about `seconds`; 0 for none."""
+        cost, remaining, prefix = self.target.cost, prompt.remaining_prefill, prompt.num_dispatched
+        if seconds <= 0.0:
+            return 0
+        if self.num_waiting == 0 and len(self.prefilling) == 1:
+            is_bounded = self.target.fixed_s is not None or len(batch.decodes) > 0
+            length = next_chunk(cost, prefix, remaining, seconds, is_bounded)
+        else:
+            is_bounded = self.target.fixed_s is not None
+            length = min(remaining, cost.longest_chunk(seconds, prefix))
+        if length == remaining:
+            return length
+        tiles = (batch.num_tokens + length) / self.tile  # whole ones: what fills a part of one costs as much
+        whole = max(1, math.floor(tiles) if is_bounded else round(tiles)) * self.tile - batch.num_tokens
+        return min(remaining, whole) if whole > 0 else length
+
     def _chunk_length(self, batch: MicroBatch, prompt: Request, seconds: float) -> int:
         """Return the tokens of the next chunk of `prompt`, which adds about `seconds`; 0 for no chunk."""
+        remaining = prompt.remaining_prefill
+        least = min(remaining, max(1, int(SMALLEST_CHUNK * self.picker.chunk)))
+        if self._is_long(prompt):
+            length = self._long_chunk_length(batch, prompt, seconds)
+        else:
+            length = self._short_chunk_length(batch, prompt, seconds)
+        if length >= least:
+            return length
+        # Nothing may stand still: a micro-batch without a chunk takes a small one, unless its time is promised.
+        is_promised = self.target.fixed_s is not None and batch.decodes
+        return 0 if batch.chunks or is_promised else least
+
+    def _short_chunk_length(self, batch: MicroBatch, prompt: Request, seconds: float) -> int:
+        """Return the tokens of the next chunk of a prompt that is not long, which adds about `seconds`; 0 for none."""
         remaining = prompt.remaining_prefill
         room = self.target.cost.longest_chunk(seconds, prompt.num_dispatched)
         length = min(remaining, max(0, self._in_whole_tiles(batch, room) if self._is_coarse else room))
@@ -93,12 +142,7 @@ class EqualTime(Scheduler):
                 length -= overhang
             if length and self.num_waiting == 0 and len(self.prefilling) == 1:
                 length = -(-remaining // -(-remaining // length))  # equal chunks
-        least = min(remaining, max(1, int(SMALLEST_CHUNK * self.picker.chunk)))
-        if length >= least:
-            return length
-        # Nothing may stand still: a micro-batch without a chunk takes a small one, unless its time is promised.
-        is_promised = self.target.fixed_s is not None and batch.decodes
-        return 0 if batch.chunks or is_promised else least
+        return length
 
     def _in_whole_tiles(self, batch: MicroBatch, room: int) -> int:
         """Return the tokens, near `room`, that fill the micro-batch up to whole tiles, a chunk's at most."""
@@ -132,7 +176,10 @@ class EqualTime(Scheduler):
     @property
     def depth(self) -> int:
         """One more in flight makes tokens wait, so it must pay: below saturation stages idle anyway, and where slots or
-        blocks lack, so that prompts do not fill micro-batches, it only deals the same decodes over more of them."""
+        blocks lack, so that prompts do not fill micro-batches, it only deals the same decodes over more of them. While
+        there are only decodes, it is the number over which they come round the soonest."""
+        if not self.backlog:
+            return self._dealer.groups
         is_deeper = self._prompts.is_long and self.target.typical.is_full and self._turnaround.is_long
         return self.limits.depth.most if is_deeper else self._least_depth
 
@@ -148,6 +195,7 @@ class EqualTime(Scheduler):
         if note := self.picker.update(self.queue_snapshot):
             self.notes.append(note)
         self._prompts.observe(self.backlog, self._tokens_a_round)
+        self._dealer.survey(self.running.values(), self.target.cost, self.target.stages, self.fits.step)
 
     def predict(self, micro_batch: MicroBatchRecord) -> list[float] | None:
         return self.fits.predict(micro_batch)

@@ -1,0 +1,121 @@
+"""The queue of waiting requests, and whether one of them goes before a prompt that is partly dispatched."""
+
+# Compiled (see runtime/compiled.py).
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Sequence
+
+from ..core.request import Request
+from .order import ORDERS
+
+
+class WaitingQueue:
+    """Waiting requests by the key that an order gives each once; among equals, the first to arrive."""
+
+    def __init__(self, order: str) -> None:
+        self._order = ORDERS[order]()
+        self._heap: list[tuple[float, int, Request]] = []  # by the order's key, then by id
+
+    def __iter__(self) -> Iterator[Request]:
+        """Iterate over the requests that have not been finished meanwhile, in no order."""
+        return iter([entry[2] for entry in self._heap if not entry[2].is_finished])
+
+    def push(self, request: Request) -> None:
+        if request.order_key is None:
+            request.order_key = self._order.key(request)
+        heapq.heappush(self._heap, (request.order_key, request.id, request))
+
+    def head(self) -> Request | None:
+        """Return the request that is next."""
+        heap = self._heap
+        while heap and heap[0][2].is_finished:
+            heapq.heappop(heap)
+        return heap[0][2] if heap else None
+
+    def pop(self) -> None:
+        """Remove the request that `head` returned."""
+        self._order.admitted(heapq.heappop(self._heap)[2])
+
+    def dispatched(self, tokens: int) -> None:
+        """Take note that a chunk of `tokens` tokens has been dispatched."""
+
+    def first_of(self, prompts: Sequence[Request]) -> Request:
+        """Return which of `prompts`, partly dispatched and in the order of their admission, goes on."""
+        return prompts[0]
+
+    def overtakes(self, prompt: Request) -> bool:
+        """Whether the request that is next goes before `prompt`, which is partly dispatched."""
+        return False
+
+
+class SlackQueue(WaitingQueue):
+    """Requests by slack relative to length, after Medha's LARS: the most urgent is next, dispatched in part or not.
+
+    If each prompt has time for its first token in proportion to its length, what is left of that time, over the
+    length, is least where the wait so far over the length is greatest. Time is the number of prompt tokens dispatched
+    since the request arrived, so a prompt of 1,000 tokens that has waited for 2,000 is as urgent as one of 100,000 that
+    has waited for 200,000. A short prompt goes before a long one soon after it comes, and no stream of short ones holds
+    up a long one for more than the same multiple of its length.
+
+    Requests of alike length, up to a factor of two, lie in one heap by arrival. The heads of the heaps are compared.
+    """
+
+    def __init__(self, order: str) -> None:
+        super().__init__(order)
+        self._lanes: dict[int, list[tuple[float, int, Request]]] = {}  # heaps by the bits of the length
+        self._served = 0  # prompt tokens dispatched so far
+        self._head: Request | None = None
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter([entry[2] for lane in self._lanes.values() for entry in lane if not entry[2].is_finished])
+
+    def push(self, request: Request) -> None:
+        if request.order_key is None:
+            request.order_key = float(self._served)
+        lane = self._lanes.setdefault(request.prompt_len.bit_length(), [])
+        heapq.heappush(lane, (request.order_key, request.id, request))
+
+    def head(self) -> Request | None:
+        found: list[Request] = []
+        for lane in self._lanes.values():
+            while lane and lane[0][2].is_finished:
+                heapq.heappop(lane)
+            if lane:
+                found.append(lane[0][2])
+        self._head = self._most_urgent(found) if found else None
+        return self._head
+
+    def pop(self) -> None:
+        assert self._head is not None
+        heapq.heappop(self._lanes[self._head.prompt_len.bit_length()])
+        self._head = None
+
+    def dispatched(self, tokens: int) -> None:
+        self._served += tokens
+
+    def first_of(self, prompts: Sequence[Request]) -> Request:
+        return self._most_urgent(prompts)
+
+    def overtakes(self, prompt: Request) -> bool:
+        head = self.head()
+        return head is not None and self._urgency(head) > self._urgency(prompt)
+
+    def _urgency(self, request: Request) -> float:
+        """The wait so far, in prompt tokens dispatched meanwhile, over the length."""
+        assert request.order_key is not None
+        return (self._served - request.order_key) / request.prompt_len
+
+    def _most_urgent(self, requests: Sequence[Request]) -> Request:
+        best, most = requests[0], self._urgency(requests[0])
+        for request in requests:
+            urgency = self._urgency(request)
+            if urgency > most or (urgency == most and request.id < best.id):
+                best, most = request, urgency
+        return best
+
+
+def make_queue(order: str) -> WaitingQueue:
+    """Make the queue of an order (`scheduler.order`)."""
+    return SlackQueue(order) if order == "relative_slack" else WaitingQueue(order)

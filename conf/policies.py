@@ -7,6 +7,8 @@ from typing import Literal
 
 from .errors import check
 
+_MOST_DRAFTS = 64  # a guess that long is hardly ever right to its end
+
 
 @dataclass(frozen=True, slots=True)
 class Depth:
@@ -41,11 +43,14 @@ class SchedulerConfig:
     order: Literal["fcfs", "shortest_prompt", "fair_share", "deadline", "relative_slack"] = "fcfs"
     """which waiting request is next: first come, shortest prompt, the user served least, the nearest deadline, or the
     longest wait relative to the prompt's length, where short prompts go before a long one that is partly computed"""
+    drafts: int = 0
+    """most tokens of a decode guessed from its prompt and output, verified in the same pass where that pays; 0: none"""
 
     def __post_init__(self) -> None:
         is_batch = self.batch is None or self.batch == "slots" or self.batch >= 1
         check("scheduler.batch", self.batch, is_batch, "null, slots, or 1 or more")
         check("scheduler.max_batch", self.max_batch, self.max_batch >= 1, "1 or more")
+        check("scheduler.drafts", self.drafts, 0 <= self.drafts <= _MOST_DRAFTS, f"0 to {_MOST_DRAFTS}")
 
     def depth(self, pp: int, fixed: int | None = None) -> Depth:
         """The depth over `pp` stages, where `parallel.depth` is `fixed`; None leaves it to the policy."""

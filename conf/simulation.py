@@ -44,6 +44,8 @@ class SimulationConfig:
     """share of stage times that take straggler_factor times as long"""
     straggler_factor: float = 2.0
     """how much longer those take"""
+    draft_acceptance: float = 0.5
+    """probability that a draft token (scheduler.drafts) is accepted, given that those before it were"""
     record: bool = True
     """keep all that the report shows; false: only summary.json, millions of requests in bounded memory"""
 
@@ -53,6 +55,7 @@ class SimulationConfig:
         for key in ("dispatch_ms", "result_ms", "jitter"):
             check(f"simulation.{key}", getattr(self, key), getattr(self, key) >= 0, "0 or more")
         check("simulation.straggler_rate", self.straggler_rate, 0 <= self.straggler_rate <= 1, "in [0, 1]")
+        check("simulation.draft_acceptance", self.draft_acceptance, 0 <= self.draft_acceptance <= 1, "in [0, 1]")
         check("simulation.straggler_factor", self.straggler_factor, self.straggler_factor >= 1, "1 or more")
         check("simulation.cost", self.cost, self.cost != "measured" or self.profile is not None,
               "auto or analytic where simulation.profile names no folder")

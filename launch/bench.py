@@ -129,7 +129,7 @@ def _run(
         with Meter(errors, len(workload), name) as meter:
             for events in llm.replay(workload, max_concurrency=config.workload.max_concurrency):
                 tokens = sum(event.token is not None for event in events)
-                finished = sum(event.request.is_finished for event in events)
+                finished = sum(event.is_last for event in events)
                 meter.update(tokens, finished, llm.live_bubble_fraction)
     except BaseException:
         with suppress(Exception):

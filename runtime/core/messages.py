@@ -44,16 +44,18 @@ class SegmentMessage(msgspec.Struct, frozen=True, array_like=True):
 
 
 class DecodesMessage(msgspec.Struct, frozen=True, array_like=True):
-    """The decodes of a micro-batch by column (`core/columns.py`), one entry a request.
+    """The decodes of a micro-batch by column (`core/columns.py`), one entry a row.
 
     Iterating gives a `SegmentMessage` each. `blocks`, by request: the KV blocks that it has got since its last message;
-    most decodes need none.
+    most decodes need none. A request's draft tokens follow its newest token as rows of the same request; `drafts` is
+    their number over all requests.
     """
 
     requests: bytes = b""
     starts: bytes = b""
     tokens: bytes = b""
     blocks: dict[int, list[int]] = {}
+    drafts: int = 0
 
     @classmethod
     def of(
@@ -65,8 +67,11 @@ class DecodesMessage(msgspec.Struct, frozen=True, array_like=True):
         return entries(self.requests)
 
     def __iter__(self) -> Iterator[SegmentMessage]:
+        last = -1
         for request, start, token in zip(unpack(self.requests), unpack(self.starts), unpack(self.tokens), strict=True):
-            yield SegmentMessage(request, start, [token], self.blocks.get(request, []), True)
+            blocks = self.blocks.get(request, []) if request != last else []
+            yield SegmentMessage(request, start, [token], blocks, True)
+            last = request
 
 
 class MicroBatchMessage(msgspec.Struct, frozen=True, array_like=True, tag="step"):
@@ -116,9 +121,9 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
 
 class Sampled(msgspec.Struct, frozen=True, array_like=True):
     """The tokens that a micro-batch sampled, in its order: one for each chunk that ends its prompt, then one for each
-    decode. A token of -1 says that the logits were not finite.
+    row of its decodes. A token of -1 says that the logits were not finite.
 
-    `logprobs`, by request: for those that asked for them.
+    `logprobs`, by place in `tokens`: for requests that asked for them.
     """
 
     tokens: list[int]

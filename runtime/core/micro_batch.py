@@ -23,13 +23,18 @@ class Chunk:
 
 
 class MicroBatch:
-    """The chunks and decodes that a stage runs at once. A request is in it once at most."""
+    """The chunks and decodes that a stage runs at once. A request is in it once at most.
 
-    __slots__ = ("chunks", "decodes")
+    `drafts`, by request: tokens that are guessed to follow its newest one. They are verified in the same pass, each as
+    one more row of its decode.
+    """
+
+    __slots__ = ("chunks", "decodes", "drafts")
 
     def __init__(self) -> None:
         self.chunks: list[Chunk] = []
         self.decodes: list[Request] = []
+        self.drafts: dict[int, list[int]] = {}
 
     @property
     def num_requests(self) -> int:
@@ -40,8 +45,12 @@ class MicroBatch:
         return sum([c.length for c in self.chunks])
 
     @property
+    def num_drafts(self) -> int:
+        return sum([len(tokens) for tokens in self.drafts.values()]) if self.drafts else 0
+
+    @property
     def num_tokens(self) -> int:
-        return self.num_prefill_tokens + len(self.decodes)
+        return self.num_prefill_tokens + len(self.decodes) + self.num_drafts
 
     def __bool__(self) -> bool:
         return bool(self.chunks or self.decodes)

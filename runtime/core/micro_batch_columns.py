@@ -26,7 +26,7 @@ def values_at(column: npt.NDArray[N], places: Ints) -> npt.NDArray[N]:
 
 class MicroBatchColumns:
     """`micro_batches` by column, an entry a micro-batch in their order: its number (`micro_batch`), prompt tokens
-    (`prefill`), number of `decodes`, and the sum of the KV tokens that each decode attends to (`context`)."""
+    (`prefill`), number of rows of `decodes`, and the sum of the KV tokens that each of them attends to (`context`)."""
 
     def __init__(self, micro_batches: Sequence[MicroBatchRecord]) -> None:
         self.micro_batch: Ints = np.array([s.micro_batch for s in micro_batches], np.int64)
@@ -76,9 +76,14 @@ class MicroBatchColumns:
         """Sum `values`, one a micro-batch, for each request over the micro-batches that carried it."""
         chunks = [c.request for s in self._micro_batches for c in s.chunks]
         requests = b"".join([s.decodes.request_column for s in self._micro_batches])
-        carried = np.concatenate([np.array(chunks, np.int64), np.frombuffer(requests, np.int64)])
+        decoded, decodes_of = np.frombuffer(requests, np.int64), np.repeat(np.arange(len(values)), self.decodes)
+        if any(s.drafts for s in self._micro_batches):  # several rows of a request count once
+            is_first = np.ones(len(decoded), bool)
+            is_first[1:] = (decoded[1:] != decoded[:-1]) | (decodes_of[1:] != decodes_of[:-1])
+            decoded, decodes_of = decoded[is_first], decodes_of[is_first]
+        carried = np.concatenate([np.array(chunks, np.int64), decoded])
         chunks_each = [len(s.chunks) for s in self._micro_batches]
-        weights = np.concatenate([np.repeat(values, chunks_each), np.repeat(values, self.decodes)])
+        weights = np.concatenate([np.repeat(values, chunks_each), values[decodes_of]])
         first, last = int(carried.min(initial=0)), int(carried.max(initial=0))
         if last - first <= len(carried):  # nearly always, as requests are numbered when they arrive
             names, place = np.arange(first, last + 1), carried - first

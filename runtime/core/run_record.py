@@ -37,7 +37,8 @@ class SegmentRecord(msgspec.Struct, frozen=True, gc=False):
 
 
 class DecodesRecord(msgspec.Struct, frozen=True, gc=False):
-    """The decodes of a micro-batch by column (`core/columns.py`); iterating gives a `SegmentRecord` each."""
+    """The decodes of a micro-batch by column (`core/columns.py`), an entry a row as in `DecodesMessage`; iterating
+    gives a `SegmentRecord` each."""
 
     request_column: bytes = b""
     start_column: bytes = b""
@@ -61,8 +62,13 @@ class DecodesRecord(msgspec.Struct, frozen=True, gc=False):
         return unpack(self.start_column)
 
     @property
+    def distinct(self) -> list[int]:
+        """The requests, each once."""
+        return list(dict.fromkeys(self.requests.tolist()))
+
+    @property
     def context(self) -> int:
-        """Sum of the KV tokens that each decode attends to."""
+        """Sum of the KV tokens that each row attends to."""
         return total(self.start_column) + len(self)
 
     def __len__(self) -> int:
@@ -87,8 +93,10 @@ class MicroBatchRecord(msgspec.Struct, gc=False):
     kv_blocks_used: int = 0
     num_waiting: int = 0  # requests not yet admitted, at dispatch
     num_running: int = 0
-    sampled_rows: int = 0  # decodes, and chunks that end their prompt
+    sampled_rows: int = 0  # rows of decodes, and chunks that end their prompt
     predicted: list[float] | None = None  # seconds by stage, by the scheduler's prediction at dispatch
+    drafts: int = 0  # rows of decodes that verify draft tokens
+    accepted: int = 0  # of the drafts: tokens that joined an output
 
     @property
     def prefill_tokens(self) -> int:

@@ -56,7 +56,7 @@ def replay(
         while arrivals.unfinished or arrivals.next is not None:
             events = coordinator.step(arrivals.deadline, arrivals.admit)
             for event in events:
-                if event.request.is_finished:
+                if event.is_last:
                     arrivals.finished(event.request)
             if arrivals.unfinished and not coordinator.has_work:
                 raise PipelineError(f"{len(arrivals.unfinished)} requests were lost")

@@ -17,6 +17,7 @@ from ..core.messages import (
     NewRequest,
     Sampled,
     SegmentMessage,
+    Span,
     TokenLogprobs,
 )
 from ..core.micro_batch import Chunk, MicroBatch
@@ -27,15 +28,21 @@ from ..scheduler.base import Scheduler
 
 
 class TokenEvent:
-    """A request got a token, ended, or both (`token` is None when it ended without one)."""
+    """A request got a token, ended, or both (`token` is None when it ended without one).
 
-    __slots__ = ("logprobs", "request", "time", "token")
+    A micro-batch that verified drafts gives several events of one request. With the one that `is_last` it ended.
+    """
 
-    def __init__(self, request: Request, token: int | None, logprobs: TokenLogprobs | None, time: float) -> None:
+    __slots__ = ("is_last", "logprobs", "request", "time", "token")
+
+    def __init__(
+        self, request: Request, token: int | None, logprobs: TokenLogprobs | None, time: float, is_last: bool
+    ) -> None:
         self.request = request
         self.token = token
         self.logprobs = logprobs
         self.time = time
+        self.is_last = is_last
 
 
 # Called with each new token, before the next dispatch. Returns a finish reason that is found in the text only (a stop
@@ -141,12 +148,12 @@ class Coordinator:
         new: list[NewRequest] = []
         chunks: list[SegmentMessage] = []
         recorded_chunks: list[SegmentRecord] = []
-        sampled_rows = len(batch.decodes)
+        sampled_rows = len(batch.decodes) + batch.num_drafts
         for chunk in batch.chunks:
             chunks.append(_segment(chunk, now, new))
             recorded_chunks.append(SegmentRecord(chunk.request.id, chunk.start, chunk.length))
             sampled_rows += chunk.ends_prefill
-        decodes = _decodes(batch.decodes)
+        decodes = _decodes(batch)
         micro_batch = MicroBatchMessage(self.epoch, number, chunks, decodes, new, scheduler.dropped)
         scheduler.dropped = []
         record = MicroBatchRecord(
@@ -159,6 +166,7 @@ class Coordinator:
             num_waiting=scheduler.num_waiting,
             num_running=len(scheduler.running),
             sampled_rows=sampled_rows,
+            drafts=decodes.drafts,
         )
         record.predicted = scheduler.predict(record)
         if scheduler.notes:
@@ -177,46 +185,100 @@ class Coordinator:
         self.record.spans += spans
         if sampled is None:
             if number in self._in_flight:
-                self.scheduler.observe(self._in_flight[number][1], spans)
+                self._observe(self._in_flight[number][1], spans)
             return
         batch, record = self._in_flight.pop(number)
         now = self.clock.now()
         record.completed = now
-        self.scheduler.observe(record, spans)
+        self._observe(record, spans)
         self.record.stage_times = self.scheduler.stage_times
         self._unblocked(spans[-1].end)
         self.scheduler.completed(batch)
         requests = [c.request for c in batch.chunks if c.ends_prefill]
-        self._accept(requests + batch.decodes if requests else batch.decodes, sampled, now, events)
+        requests = requests + batch.decodes if requests else batch.decodes
+        if batch.drafts:
+            record.accepted = self._accept_runs(requests, batch.drafts, sampled, now, events)
+        else:
+            self._accept(requests, sampled, now, events)
+
+    def _observe(self, record: MicroBatchRecord, spans: list[Span]) -> None:
+        """Let the policy, and what decides on drafts, learn from spans."""
+        self.scheduler.observe(record, spans)
+        if self.scheduler.drafts is not None:
+            self.scheduler.drafts.observe(record, spans)
 
     def _accept(self, requests: list[Request], sampled: Sampled, now: float, events: list[TokenEvent]) -> None:
         """Append to each request its sampled token; finish those that end with it, resume the others."""
         tokens, logprobs = sampled.tokens, sampled.logprobs
         assert len(requests) == len(tokens), (requests, tokens)
+        rows = range(len(requests))
         if any(request.finish_reason is not None for request in requests):  # aborted while in flight
-            rows = [row for row, request in enumerate(requests) if request.finish_reason is None]
-            requests, tokens = [requests[row] for row in rows], [tokens[row] for row in rows]
-        got = requests if min(tokens, default=0) >= 0 else [r for r, t in zip(requests, tokens, strict=True) if t >= 0]
-        append_to_each([request.record.token_times for request in got], now)
-        any_ended = False
-        for row, request in enumerate(requests):
-            token = tokens[row]
-            if token < 0:  # the model's logits were not finite
-                self._finish(request, "error", now)
+            rows = [row for row in rows if requests[row].finish_reason is None]
+        append_to_each([requests[row].record.token_times for row in rows if tokens[row] >= 0], now)
+        any_ended = len(rows) < len(requests)
+        for row in rows:
+            logprob = logprobs.get(row) if logprobs else None
+            if self._append(requests[row], tokens[row], logprob, now, events):
                 any_ended = True
-                events.append(TokenEvent(request, None, None, now))
-                continue
-            request.output.append(token)
-            logprob = logprobs.get(request.id) if logprobs else None
-            reason = request.finish_reason_after(token)
-            if self._stop_check is not None:
-                reason = self._stop_check(request, token, logprob) or reason
-            if reason is not None:
-                self._finish(request, reason, now)
-                any_ended = True
-            if reason is not None or not self._ends_only:
-                events.append(TokenEvent(request, token, logprob, now))
         self.scheduler.resume([r for r in requests if r.finish_reason is None] if any_ended else requests)
+
+    def _accept_runs(
+        self,
+        requests: list[Request],
+        drafts: dict[int, list[int]],
+        sampled: Sampled,
+        now: float,
+        events: list[TokenEvent],
+    ) -> int:
+        """Do as `_accept` where decodes verify drafts: append to each request its tokens up to the first that its
+        draft did not foresee. What the later rows sampled has another past, and is dropped.
+
+        Returns:
+            The number of draft tokens that joined an output.
+        """
+        tokens, logprobs = sampled.tokens, sampled.logprobs
+        total = end = 0
+        for request in requests:
+            row, guess = end, drafts.get(request.id) or []
+            end += 1 + len(guess)
+            if request.finish_reason is not None:  # aborted while in flight
+                continue
+            count = 0
+            while True:
+                token = tokens[row + count]
+                if token >= 0:
+                    request.record.token_times.append(now)
+                is_last = self._append(request, token, logprobs.get(row + count), now, events)
+                if is_last or count == len(guess) or token != guess[count]:
+                    break
+                count += 1
+            self.scheduler.accepted(request, count)
+            total += count
+        assert end == len(tokens), (end, tokens)
+        self.scheduler.resume([r for r in requests if r.finish_reason is None])
+        return total
+
+    def _append(
+        self, request: Request, token: int, logprobs: TokenLogprobs | None, now: float, events: list[TokenEvent]
+    ) -> bool:
+        """Append a sampled token to its request, and finish the request if it ends with it.
+
+        Returns:
+            Whether it ended.
+        """
+        if token < 0:  # the model's logits were not finite
+            self._finish(request, "error", now)
+            events.append(TokenEvent(request, None, None, now, True))
+            return True
+        request.output.append(token)
+        reason = request.finish_reason_after(token)
+        if self._stop_check is not None:
+            reason = self._stop_check(request, token, logprobs) or reason
+        if reason is not None:
+            self._finish(request, reason, now)
+        if reason is not None or not self._ends_only:
+            events.append(TokenEvent(request, token, logprobs, now, reason is not None))
+        return reason is not None
 
     def _finish(self, request: Request, reason: str, now: float) -> None:
         self.scheduler.finish(request, reason)
@@ -247,14 +309,22 @@ def _segment(chunk: Chunk, now: float, new: list[NewRequest]) -> SegmentMessage:
     return SegmentMessage(request.id, start, tokens, request.take_new_blocks(), chunk.ends_prefill)
 
 
-def _decodes(requests: list[Request]) -> DecodesMessage:
-    """The message for the decodes of `requests`, whose newest tokens have just been counted as dispatched."""
+def _decodes(batch: MicroBatch) -> DecodesMessage:
+    """The message for the decodes of a micro-batch, whose newest tokens have just been counted as dispatched."""
     ids, starts, tokens = IntColumn(), IntColumn(), IntColumn()
     blocks: dict[int, list[int]] = {}
-    for request in requests:
+    drafts = batch.drafts
+    for request in batch.decodes:
+        start = request.num_dispatched - 1
         ids.append(request.id)
-        starts.append(request.num_dispatched - 1)
+        starts.append(start)
         tokens.append(request.output[-1])
+        if drafts:
+            for token in drafts.get(request.id) or []:
+                start += 1
+                ids.append(request.id)
+                starts.append(start)
+                tokens.append(token)
         if len(request.blocks) > request.num_blocks_sent:
             blocks[request.id] = request.take_new_blocks()
-    return DecodesMessage(ids.packed, starts.packed, tokens.packed, blocks)
+    return DecodesMessage(ids.packed, starts.packed, tokens.packed, blocks, batch.num_drafts)

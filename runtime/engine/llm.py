@@ -290,7 +290,7 @@ class LLM:
             text = self._texts[event.request.id]
             if event.token is not None:
                 text.push(event.token, event.logprobs)
-            if event.request.is_finished:
+            if event.is_last:
                 text.finish()
                 del self._texts[event.request.id]
             text.result.news[text.result.output.request_id] = text.result

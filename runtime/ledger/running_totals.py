@@ -41,7 +41,7 @@ class RunningTotals:
         self._seconds = np.zeros(len(CAUSES))
         self._busy: Floats = np.zeros(0)  # by stage
         self._squares: Floats = np.zeros(0)  # of stage times
-        self._micro_batches = self._tokens = 0
+        self._micro_batches = self._tokens = self._decodes = self._drafts = self._accepted = 0
         self._peak_kv = 0.0
         self._bubbles: dict[int, float] = {}  # by unfinished request
         self._errors = Quantiles()
@@ -97,6 +97,9 @@ class RunningTotals:
             median_bubble=float(np.median(bubbles)) if len(bubbles) else 0.0,
             micro_batches=self._micro_batches,
             tokens=self._tokens,
+            decodes=self._decodes,
+            drafts=self._drafts,
+            accepted=self._accepted,
             cv_stage_time=float(variation.mean()) if len(variation) else 0.0,
             batch=record.batch,
             depth=record.depth,
@@ -143,6 +146,10 @@ class RunningTotals:
             self._bubbles[request] = self._bubbles.get(request, 0.0) + bubble
         self._micro_batches += len(new)
         self._tokens += int(ledger.micro_batches.tokens[first:].sum())
+        drafts = sum(m.drafts for m in new)
+        self._decodes += int(ledger.micro_batches.decodes[first:].sum()) - drafts
+        self._drafts += drafts
+        self._accepted += sum(m.accepted for m in new)
         self._peak_kv = max(self._peak_kv, *(micro_batch.kv_blocks_used for micro_batch in new))
 
     def _take_requests(self, ended: list[RequestRecord]) -> None:

@@ -34,6 +34,9 @@ class Totals:
     median_bubble: float  # of a completed request
     micro_batches: int
     tokens: int  # in micro-batches
+    decodes: int  # of a request in a micro-batch each
+    drafts: int  # tokens that were guessed and verified
+    accepted: int  # of the drafts
     cv_stage_time: float
     batch: int  # B, most requests of a micro-batch
     depth: int  # most micro-batches in flight, of each pipeline
@@ -71,6 +74,9 @@ class Totals:
             "stage_busy_fraction": [busy / self.span if self.span > 0 else 0.0 for busy in self.busy],
             "micro_batches": self.micro_batches,
             "mean_tokens_per_micro_batch": self.tokens / self.micro_batches if self.micro_batches else 0.0,
+            "draft_tokens": self.drafts,
+            "accepted_tokens": self.accepted,
+            "accepted_tokens_per_decode": self.accepted / self.decodes if self.decodes else 0.0,
             "cv_stage_time": self.cv_stage_time,
             "batch": self.batch,
             "depth": self.depth,
@@ -142,6 +148,9 @@ def totals(
         median_bubble=float(np.median(bubbles)) if bubbles else 0.0,
         micro_batches=sum(len(record.micro_batches) for record, _ in parts),
         tokens=sum(int(ledger.micro_batches.tokens.sum()) for _, ledger in parts),
+        decodes=sum(m.decode_tokens - m.drafts for record, _ in parts for m in record.micro_batches),
+        drafts=sum(m.drafts for record, _ in parts for m in record.micro_batches),
+        accepted=sum(m.accepted for record, _ in parts for m in record.micro_batches),
         cv_stage_time=float(np.mean([variation(values) for values in times])) if times else 0.0,
         batch=parts[0][0].batch,
         depth=parts[0][0].depth,

@@ -92,8 +92,8 @@ class StageWorker:
             logits_RV, [s.request for s in segments], [s.start + len(s.tokens) for s in segments]
         )
         logprobs = {
-            s.request: TokenLogprobs(t.logprob, t.rank, t.top)
-            for s, t in zip(segments, tokens, strict=True)
+            place: TokenLogprobs(t.logprob, t.rank, t.top)
+            for place, t in enumerate(tokens)
             if t.logprob is not None and t.rank is not None
         }
         return Sampled([t.token for t in tokens], logprobs)

@@ -101,6 +101,8 @@ EVENNESS = (
     Metric("cv_stage_time", "cv of stage time", "ratio"),
     Metric("micro_batches", "micro-batches", "count", judged=False),
     Metric("mean_tokens_per_micro_batch", "tokens a micro-batch", "count", judged=False),
+    Metric("accepted_tokens_per_decode", "accepted drafts a decode", "count"),
+    Metric("draft_tokens", "draft tokens", "count", judged=False),
     Metric("prediction_error.median", "prediction error, p50", "share"),
     Metric("prediction_error.p90", "prediction error, p90", "share"),
     Metric("batch", "B", "count", judged=False),
@@ -180,8 +182,9 @@ def best_of(metric: Metric, found: Sequence[Spread | None]) -> str | None:
 
 
 def has_any(groups: Sequence[RunGroup], metric: Metric) -> bool:
-    """Whether a metric is worth a row. Some run must have it; causes, preemptions and failures must not all be 0."""
+    """Whether a metric is worth a row. Some run must have it; causes, preemptions, failures and drafts must not all be
+    0."""
     found = [spread(group, metric.key) for group in groups]
-    if metric in BY_CAUSE or metric.key in ("preemptions", "failed"):
+    if metric in BY_CAUSE or metric.key in ("preemptions", "failed", "draft_tokens", "accepted_tokens_per_decode"):
         return any(s is not None and s.high > 0 for s in found)
     return any(s is not None for s in found)

@@ -116,7 +116,7 @@ def _micro_batch_arrays(record: RunRecord, ledger: Ledger, shown: npt.NDArray[np
         if at >= 0:
             micro_batch = record.micro_batches[at]
             named = [part.request for part in micro_batch.chunks[:NAMED_REQUESTS]]
-            requests += named + micro_batch.decodes.requests[: NAMED_REQUESTS - len(named)].tolist()
+            requests += named + micro_batch.decodes.distinct[: NAMED_REQUESTS - len(named)]
         offsets.append(len(requests))
     kv, running, waiting = columns.counters.T
     counts = {

@@ -36,6 +36,8 @@ class MicroBatchLine(msgspec.Struct, array_like=True, tag="step"):
     waits: list[tuple[float, float, Blocked]]  # start, end, reason
     predicted: list[float] | None = None
     sampled_rows: int = 0
+    drafts: int = 0
+    accepted: int = 0
 
 
 class RequestLine(msgspec.Struct, array_like=True, tag="request"):
@@ -71,6 +73,7 @@ def record_lines(record: RunRecord, origin: float) -> Iterator[Line]:
             m.micro_batch, since_origin(m.dispatched), maybe(m.completed), m.kv_blocks_used, m.num_waiting,
             m.num_running, list(map(_CHUNK_FIELDS, m.chunks)), (m.decodes.requests.tolist(), m.decodes.starts.tolist()),
             waits, m.predicted and [round(seconds, 9) for seconds in m.predicted], m.sampled_rows,
+            m.drafts, m.accepted,
         )  # fmt: skip
     for r in record.requests:
         yield RequestLine(
@@ -117,6 +120,8 @@ def _micro_batch(line: MicroBatchLine) -> MicroBatchRecord:
         line.num_running,
         line.sampled_rows,
         line.predicted,
+        line.drafts,
+        line.accepted,
     )
 
 

@@ -237,6 +237,6 @@ def _arguments(record: RunRecord, place: int, number: int) -> bytes:
         "decode_tokens": micro_batch.decode_tokens,
         "decode_context": micro_batch.decode_context,
         "chunks": ", ".join([f"request {c.request} [{c.start}:{c.start + c.tokens}]" for c in micro_batch.chunks]),
-        "decodes": " ".join(map(str, micro_batch.decodes.requests)),
+        "decodes": " ".join(map(str, micro_batch.decodes.distinct)),
     }
     return msgspec.json.encode(contents)

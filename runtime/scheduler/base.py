@@ -16,6 +16,7 @@ from ..core.micro_batch import Chunk, MicroBatch
 from ..core.queue_snapshot import QueueSnapshot
 from ..core.request import Request
 from ..core.run_record import Blocked, MicroBatchRecord
+from .learned.drafts import Drafts
 from .waiting import make_queue
 
 
@@ -50,12 +51,14 @@ class Scheduler:
 
     def __init__(self, config: SchedulerConfig, limits: Limits, pool: BlockPool) -> None:
         self.limits = limits
+        self.tile = limits.tile
         self.pool = pool
         self.running: dict[int, Request] = {}  # admitted and not finished, by id
         self.prefilling: list[Request] = []  # of the running, those with prompt tokens to dispatch, first come first
         self.ready: list[Request] = []  # of the running, those that may decode, first ready first
         self.dropped: list[int] = []  # ids preempted or finished since the last micro-batch: ranks forget them
         self.backlog = 0  # prompt tokens to dispatch, of waiting and of prefilling requests
+        self.drafts = Drafts(config.drafts, limits.stages) if config.drafts else None
         self.notes: list[str] = []  # what the policy chose by itself and why, a line each; the coordinator takes them
         self.waiting = make_queue(config.order)
         self._num_waiting = 0
@@ -69,6 +72,13 @@ class Scheduler:
     def reserved_tokens(self, request: Request) -> int:
         """Return the tokens whose KV blocks are set aside at admission."""
         return request.prefill_target
+
+    def draft_room(self, batch: MicroBatch) -> int:
+        """Return how many draft tokens the micro-batch that `fill` has made may take: up to the tile (paper 4.4).
+
+        Beside a chunk they use what the tile would pad. Without one they may open another tile.
+        """
+        return -batch.num_tokens % self.tile if batch.chunks else self.tile - batch.num_tokens % self.tile
 
     def predict(self, micro_batch: MicroBatchRecord) -> list[float] | None:
         """Return the seconds that each stage will take for a micro-batch, None if the policy predicts none."""
@@ -113,6 +123,8 @@ class Scheduler:
         self.short_of_kv = False
         batch = MicroBatch()
         self.fill(batch)
+        if self.drafts is not None and batch.decodes and (room := self.draft_room(batch)) > 0:
+            self.drafts.add(batch, room, self.pool, len(self.running))
         self._turn += bool(batch)
         return batch or None
 
@@ -133,6 +145,11 @@ class Scheduler:
             if request.finish_reason is not None:
                 self._landed(request)
 
+    def accepted(self, request: Request, count: int) -> None:
+        """Count the `count` draft tokens of a decode that were right: their KV is computed."""
+        request.num_dispatched += count
+        request.num_completed += count
+
     def resume(self, requests: Sequence[Request]) -> None:
         """Make requests ready for a decode: their sampled tokens are appended, and they go on."""
         self.ready += requests
@@ -142,6 +159,8 @@ class Scheduler:
         if request.finish_reason is not None:
             return
         request.finish_reason = reason
+        if self.drafts is not None:
+            self.drafts.finished(request)
         self.backlog -= request.remaining_prefill
         if request.id not in self.running:
             self._num_waiting -= 1  # its heap entry is skipped when it comes up

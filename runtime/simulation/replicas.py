@@ -107,6 +107,8 @@ def make_replicas(setting: Setting, *, repeat: int = 1) -> list[Replica]:
             result_s=control.result,
             turnaround_s=control.turnaround,
             disturbance=disturbance,
+            draft_acceptance=simulation.draft_acceptance,
+            seed=disturbance.seed,
         )
         replica = Replica(pipeline, config.scheduler, plan)
         if not simulation.record:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -31,14 +31,16 @@ PROMPTS = [[random.Random(n).randrange(hf_models.VOCAB) for _ in range(n)] for n
 LAYOUTS = {"pp2-tp2": (2, 2), "tp2": (1, 2), "pp2": (2, 1), "local": (1, 1)}
 POLICIES: list[SchedulerConfig] = [
     SarathiConfig(chunk=7, tile=1, batch=3),
-    SarathiConfig(chunk=24, tile=8, batch=2),
-    OrcaBestConfig(batch=3),
-    RequestLevelConfig(batch=2),
-    OrcaWorstConfig(batch=2),
-    PrefillFirstConfig(batch=3, max_batched_tokens=70),
+    SarathiConfig(chunk=24, tile=8, batch=2, drafts=5),
+    OrcaBestConfig(batch=3, drafts=2),
+    RequestLevelConfig(batch=2, drafts=8),
+    OrcaWorstConfig(batch=2, drafts=3),
+    PrefillFirstConfig(batch=3, max_batched_tokens=70, drafts=4),
     TokenBudgetConfig(batch=3, budget=20, order="shortest_prompt"),
     TokenThrottleConfig(batch=3, min_prefill_tokens=5, order="fair_share"),
-    EqualTimeConfig(batch=3, chunk=16, tile=1),
+    EqualTimeConfig(batch=3, chunk=16, tile=4, drafts=6),
+    TokenBudgetConfig(batch=3, budget=20, drafts=4),
+    TokenThrottleConfig(batch=3, min_prefill_tokens=5, drafts=4),
 ]
 PART = 3  # of the policies that a model runs under in a layout: all of them over the layouts, and over the models
 
@@ -87,14 +89,17 @@ def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_tokens_are_those_of_transformers(layout: str, reference: Reference, ray_launcher: RayLauncher) -> None:
-    preemptions = 0
+    preemptions = drafts = 0
     turn = list(LAYOUTS).index(layout) + list(hf_models.CONFIGS).index(reference.name)
     with start(reference.folder, layout, 24, ray_launcher) as llm:  # the longest request needs 20 blocks
         for policy in [POLICIES[0], *(p for i, p in enumerate(POLICIES[1:]) if i % PART == turn % PART)]:
             llm.reset(policy)
             assert run(llm, GREEDY) == reference.greedy, policy
             preemptions += sum(r.preemptions for r in llm.record.requests)
-        llm.reset(POLICIES[0])
-        assert run(llm, SAMPLED) == reference.sampled
+            drafts += sum(m.drafts for m in llm.record.micro_batches)
+        for policy in (POLICIES[0], replace(POLICIES[0], drafts=5, tile=8)):
+            llm.reset(policy)
+            assert run(llm, SAMPLED) == reference.sampled
     assert preemptions > 0
+    assert drafts > 0
     assert reference.sampled != reference.greedy

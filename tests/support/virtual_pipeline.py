@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import random
 from collections.abc import Callable
+from itertools import pairwise
 
 from gapless.runtime.core.messages import MicroBatchMessage, MicroBatchResult, Sampled, SegmentMessage, Span
 
@@ -15,10 +16,14 @@ class VirtualPipeline:
     """Stages in a row, each FIFO. A rank's part is played by tables replayed from the micro-batches alone.
 
     It fails on what a real rank could not survive: a block that two requests own, a token computed out of order or
-    twice, a decode whose token was never sampled, more micro-batches in flight than the depth.
+    twice, a decode whose token was never sampled, more micro-batches in flight than the depth. With `repeats` a
+    token depends on the three before it alone, so that outputs come round again and drafts are accepted now and then.
     """
 
-    def __init__(self, num_stages: int, depth: int, num_blocks: int, block_size: int, stage_time: StageTime) -> None:
+    def __init__(
+        self, num_stages: int, depth: int, num_blocks: int, block_size: int, stage_time: StageTime,
+        repeats: bool = False,
+    ) -> None:
         self.now_s = 0.0
         self.clock = self
         self.num_stages = num_stages
@@ -29,6 +34,7 @@ class VirtualPipeline:
         self.micro_batches: list[MicroBatchMessage] = []
         self.max_outstanding = 0
         self._stage_time = stage_time
+        self._repeats = repeats
         self._free_at = [0.0] * num_stages
         self._results: list[tuple[float, int, MicroBatchResult]] = []
         self._outstanding = 0
@@ -69,6 +75,10 @@ class VirtualPipeline:
         self._outstanding -= result.sampled is not None
         return [result]
 
+    def sampled(self, request: int) -> list[int]:
+        """All tokens that were sampled for a request, wrong drafts' ones apart."""
+        return self._sampled.get(request, [])
+
     def close(self) -> None:
         pass
 
@@ -85,11 +95,20 @@ class VirtualPipeline:
             self._sampled.setdefault(new.request, [])
         segments = [*micro_batch.chunks, *micro_batch.decodes]
         assert segments, "an empty micro-batch"
-        assert len({s.request for s in segments}) == len(segments), "a request twice in one micro-batch"
+        is_draft = [s.request == before.request for before, s in pairwise([segments[-1], *segments])]
+        is_draft[0] = False
+        assert sum(is_draft) == micro_batch.decodes.drafts
+        firsts = [s.request for s, is_more in zip(segments, is_draft, strict=True) if not is_more]
+        assert len(set(firsts)) == len(firsts), "a request twice in one micro-batch"
         assert all(len(d.tokens) == 1 and d.sample for d in micro_batch.decodes)
-        return [self._compute(s) for s in segments if self._place(s)]
+        return [
+            self._compute(s)
+            for s, is_more in zip(segments, is_draft, strict=True)
+            if (self._place_draft(s) if is_more else self._place(s))
+        ]
 
     def _place(self, segment: SegmentMessage) -> bool:
+        """Write a segment to the tables; draft tokens of the request's last decode that were wrong are overwritten."""
         request = segment.request
         for block in segment.blocks:
             assert 0 <= block < self.num_blocks
@@ -97,19 +116,34 @@ class VirtualPipeline:
             self._owner[block] = request
         self._blocks[request] += segment.blocks
         have = self._tokens[request]
-        assert segment.start == len(have), "a gap, or a token twice"
+        if segment.start < len(have):
+            known = self._prompt_len[request] + len(self._sampled[request])
+            assert segment.start == known - 1, "a token twice"
+            del have[segment.start :]
+        assert segment.start == len(have), "a gap"
         have += segment.tokens
         assert len(have) <= len(self._blocks[request]) * self.block_size, "no room in the cache"
         outputs = have[self._prompt_len[request] :]
         assert outputs == self._sampled[request][: len(outputs)], "an output changed"
         return segment.sample
 
+    def _place_draft(self, segment: SegmentMessage) -> bool:
+        have = self._tokens[segment.request]
+        assert not segment.blocks, "the blocks of a request's rows come with the first"
+        assert segment.start == len(have), "a gap between the rows of a request"
+        have += segment.tokens
+        assert len(have) <= len(self._blocks[segment.request]) * self.block_size, "no room in the cache"
+        return segment.sample
+
     def _compute(self, segment: SegmentMessage) -> int:
         """A token that depends on all tokens before it, as a model's does."""
         have = self._tokens[segment.request]
-        token = random.Random(f"{segment.request} {len(have)} {have}").randrange(1000)
+        seen = have[-3:] if self._repeats else [len(have), *have]
+        token = random.Random(f"{segment.request} {seen}").randrange(10 if self._repeats else 1000)
         at = len(have) - self._prompt_len[segment.request]
         sampled = self._sampled[segment.request]
+        if have[self._prompt_len[segment.request] :] != sampled[:at]:
+            return token  # of a past that a wrong draft made up
         assert at == len(sampled), "a token sampled twice, or never"
         sampled.append(token)
         return token

@@ -62,6 +62,7 @@ class EqualTime(Scheduler):
         self._turnaround = Turnaround(limits.stages)
         self._prompts = Backlog()
         self._dealer = DecodeDealer(self._least_depth)
+        self._left_s = 0.0  # of the time of the last micro-batch, after its chunks
 
     def fill(self, batch: MicroBatch) -> None:
         self._learn()
@@ -81,6 +82,7 @@ class EqualTime(Scheduler):
             self.take_chunk(batch, prompt, length)
             if prompt.remaining_prefill:
                 break
+        self._left_s = left
         if not batch:
             self.take_decodes(batch, 1)  # no decode of this micro-batch's share is ready
         if batch:
@@ -151,6 +153,13 @@ class EqualTime(Scheduler):
         is_short = self._turn % self._least_depth == 0 and self.backlog <= SHORT_ROUNDS * self._tokens_a_round
         most = self.picker.chunk // self.tile - is_short
         return max(1, min(whole, most)) * self.tile - batch.num_tokens
+
+    def draft_room(self, batch: MicroBatch) -> int:
+        """What is left of the time, too."""
+        cost = self.target.cost
+        a_row = cost.per_token + cost.per_row
+        room = super().draft_room(batch)
+        return min(room, int(self._left_s / a_row)) if a_row > 0.0 else room
 
     @property
     def _is_coarse(self) -> bool:

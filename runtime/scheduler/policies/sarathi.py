@@ -79,6 +79,10 @@ class Sarathi(Scheduler):
         whole = tokens - tokens % self.tile
         return min(remaining, (whole if whole > num_decodes else tokens) - num_decodes)
 
+    def draft_room(self, batch: MicroBatch) -> int:
+        room = super().draft_room(batch)
+        return min(room, self.picker.chunk - batch.num_tokens) if batch.chunks else room
+
     def observe(self, micro_batch: MicroBatchRecord, spans: Sequence[Span]) -> None:
         self.picker.observe(micro_batch, spans)
         if self.fits:

@@ -26,3 +26,6 @@ class TokenBudget(Scheduler):
     def fill(self, batch: MicroBatch) -> None:
         self.take_decodes(batch, self.limits.batch)
         self.take_prompts(batch, self.budget - len(batch.decodes))
+
+    def draft_room(self, batch: MicroBatch) -> int:
+        return min(super().draft_room(batch), self.budget - batch.num_tokens)

@@ -59,6 +59,7 @@ def workloads(draw: st.DrawFn) -> dict:
         "abort": draw(st.none() | st.integers(0, 13)),
         "auto": draw(st.booleans()),
         "order": draw(st.sampled_from(sorted(ORDERS))),
+        "drafts": draw(st.sampled_from([0, 1, 5, 20])),
     }
 
 
@@ -73,7 +74,7 @@ def config_of(policy: str, w: dict) -> SchedulerConfig:
         "equal_time": {"chunk": "auto" if w["auto"] else chunk, "tile": tile,
                        "target_ms": 15.0 if w["auto"] else None},
     }  # fmt: skip
-    return POLICY_CONFIGS[policy](**own.get(policy, {}), order=w["order"])
+    return POLICY_CONFIGS[policy](**own.get(policy, {}), order=w["order"], drafts=w["drafts"])
 
 
 class Audit:
@@ -118,7 +119,7 @@ def audited(config: SchedulerConfig, limits: Limits, pool: BlockPool, w: dict) -
     return Audited(config, limits, pool)
 
 
-def run(policy: str, w: dict) -> tuple[Coordinator, VirtualPipeline, list[Request]]:
+def run(policy: str, w: dict, repeats: bool = False) -> tuple[Coordinator, VirtualPipeline, list[Request]]:
     rng = random.Random(w["seed"])
 
     def stage_time(micro_batch: MicroBatchMessage, stage: int) -> float:
@@ -126,7 +127,8 @@ def run(policy: str, w: dict) -> tuple[Coordinator, VirtualPipeline, list[Reques
         return (0.01 + 0.001 * micro_batch.num_tokens) * rng.uniform(0.5, 2.0) * stalled
 
     depth = w["stages"] + w["extra_depth"]
-    pipeline = VirtualPipeline(w["stages"], depth, w["num_blocks"], w["block_size"], stage_time)
+    repeats = repeats or w["drafts"] > 0
+    pipeline = VirtualPipeline(w["stages"], depth, w["num_blocks"], w["block_size"], stage_time, repeats)
     pool = BlockPool(w["num_blocks"], w["block_size"], -(-w["max_len"] // w["block_size"]))
     limits = Limits(w["batch"], Depth(w["stages"], depth), w["tile"], w["stages"])
     scheduler = audited(config_of(policy, w), limits, pool, w)
@@ -169,7 +171,7 @@ def run(policy: str, w: dict) -> tuple[Coordinator, VirtualPipeline, list[Reques
 @settings(max_examples=60, deadline=None)
 @given(w=workloads())
 def test_nothing_is_lost_and_no_bound_is_passed(policy: str, w: dict) -> None:
-    coordinator, _, requests = run(policy, w)
+    coordinator, pipeline, requests = run(policy, w)
     for r in requests:
         ended = r.num_tokens == r.max_len or r.output[-1:] == [EOS] or r.finish_reason == "abort"
         assert r.is_finished, r
@@ -183,6 +185,27 @@ def test_nothing_is_lost_and_no_bound_is_passed(policy: str, w: dict) -> None:
     for entry in coordinator.record.requests:
         assert entry.token_times == sorted(entry.token_times)
         assert entry.output_tokens == requests[entry.request].num_output
+    for r in requests:
+        assert r.output == pipeline.sampled(r.id)[: r.num_output], "an output that the model did not sample"
+    for m in coordinator.record.micro_batches:
+        assert 0 <= m.accepted <= m.drafts < m.decode_tokens or m.drafts == m.accepted == 0
+    assert scheduler.drafts is None or not scheduler.drafts.num_followed
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_outputs_do_not_depend_on_drafts(policy: str) -> None:
+    w = {
+        "block_size": 4, "max_len": 120, "num_blocks": 200, "batch": 4, "stages": 2, "extra_depth": 0, "chunk": 32,
+        "tile": 16, "seed": 0, "abort": None, "auto": False, "order": "fcfs",
+        "requests": [(20, 90, 0.0, True), (30, 60, 0.0, True), (9, 80, 0.1, False)],
+    }  # fmt: skip
+    plain, drafted = ({**w, "drafts": drafts} for drafts in (0, 6))
+    _, _, without = run(policy, plain, repeats=True)
+    coordinator, _, requests = run(policy, drafted, repeats=True)
+    assert [(r.output, r.finish_reason) for r in requests] == [(r.output, r.finish_reason) for r in without]
+    micro_batches = coordinator.record.micro_batches
+    decodes = sum(m.decode_tokens - m.drafts for m in micro_batches)
+    assert sum(m.accepted for m in micro_batches) > 0.5 * decodes, "outputs that come round again"
 
 
 def check_rule(s: Scheduler, batch: MicroBatch, before: Audit, w: dict) -> None:
@@ -194,6 +217,12 @@ def check_rule(s: Scheduler, batch: MicroBatch, before: Audit, w: dict) -> None:
     assert taken <= before.ready, "a decode whose token is not back"
     assert not (chunks and taken & {c.request.id for c in chunks})
     new = [c for c in chunks if c.request.id not in before.partial]
+    assert batch.drafts.keys() <= taken, "only decodes have drafts"
+    assert all(1 <= len(tokens) <= w["drafts"] for tokens in batch.drafts.values())
+    if batch.drafts:
+        undrafted = batch.num_tokens - batch.num_drafts
+        assert batch.num_tokens <= undrafted + (-undrafted % s.tile if chunks else s.tile - undrafted % s.tile)
+        assert batch.num_tokens <= getattr(s, "budget", batch.num_tokens)
     tokens, whole = batch.num_prefill_tokens, all(c.start == 0 and c.ends_prefill for c in chunks)
     free_choice = not before.short_of_kv  # else decodes may be passed over, or prompts preempted
     if isinstance(s, GroupScheduler):
@@ -222,7 +251,7 @@ def check_rule(s: Scheduler, batch: MicroBatch, before: Audit, w: dict) -> None:
         if chunks:
             C = s.picker.chunk
             assert batch.num_tokens <= C
-            aligned = batch.num_tokens % s.tile == 0 or len(decodes) >= C - C % s.tile
+            aligned = (batch.num_tokens - batch.num_drafts) % s.tile == 0 or len(decodes) >= C - C % s.tile
             assert chunks[0].ends_prefill or aligned
         if s.fits is not None:
             check_decodes_are_dealt(s, decodes, before)
@@ -235,7 +264,7 @@ def check_rule(s: Scheduler, batch: MicroBatch, before: Audit, w: dict) -> None:
         assert tokens <= max(0, s.budget - len(decodes)), "a non-positive rest admits nothing"
         check_prompts_in_order(chunks, new, before)
         if free_choice and (s.prefilling or s.num_waiting) and len(s.running) < s.limits.running and len(ids) < B:
-            assert batch.num_tokens >= s.budget, "the budget is used up"
+            assert batch.num_tokens - batch.num_drafts >= s.budget, "the budget is used up"
     elif isinstance(s, TokenThrottle):
         c = s.config
         assert len(decodes) <= max(1, before.share), "decodes are spread over the depth"
@@ -246,7 +275,7 @@ def check_rule(s: Scheduler, batch: MicroBatch, before: Audit, w: dict) -> None:
         check_decodes_are_dealt(s, decodes, before)
         assert all(c.ends_prefill for c in chunks[:-1]), "a prompt is cut only where the micro-batch is full"
         if len(chunks) > 1 and s.fits.best.weights is None:
-            assert batch.num_tokens <= max(s.picker.chunk, len(decodes) + chunks[0].length)
+            assert batch.num_tokens - batch.num_drafts <= max(s.picker.chunk, len(decodes) + chunks[0].length)
         check_prompts_in_order(chunks, new, before)
     else:
         pytest.fail(f"{type(s).__name__} has no rule here")
@@ -306,6 +335,7 @@ def test_a_tight_cache_preempts_the_newest() -> None:
         "abort": None,
         "auto": False,
         "order": "fcfs",
+            "drafts": 0,
         "requests": [(16, 40, 0.0, True)] * 4,
     }
     _, _, requests = run("sarathi", w)
@@ -328,6 +358,7 @@ def test_chunks_of_one_prompt_follow_each_other() -> None:
         "abort": None,
         "auto": False,
         "order": "fcfs",
+            "drafts": 0,
         "requests": [(150, 2, 0.0, True)],
     }
     coordinator, pipeline, _ = run("sarathi", w)

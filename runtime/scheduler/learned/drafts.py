@@ -1,0 +1,172 @@
+"""Draft tokens for the decodes of a micro-batch: how many, and whether they pay."""
+
+# Compiled (see runtime/compiled.py).
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...core.block_pool import BlockPool
+from ...core.features import Features, features, weigh_all
+from ...core.messages import Span
+from ...core.micro_batch import MicroBatch
+from ...core.prompt_lookup import LONGEST, PromptLookup
+from ...core.request import Request
+from ...core.run_record import MicroBatchRecord
+from .stage_times import StageTimes
+
+_FIRST_TRIALS = 16  # micro-batches with drafts before their cost is trusted: until then drafts fill the room
+_REST = 8  # decodes for which a request whose drafts do not pay is left alone
+_FIRST_RATE = 0.5  # taken for the share of accepted tokens before any was verified
+_PRIOR_WEIGHT = 2.0  # in tokens, of the share over all requests in the share of one
+_MEMORY = 32.0  # verified tokens of one request after which one counts 1/e
+_MEMORY_OF_ALL = 1024.0
+
+
+class AcceptanceRate:
+    """The share of draft tokens that were what the model sampled, given that those before them were. Old ones fade."""
+
+    def __init__(self, memory: float) -> None:
+        self._keep = 1.0 - 1.0 / memory
+        self._accepted = 0.0
+        self._tried = 0.0
+
+    def observe(self, accepted: int, rejected: int) -> None:
+        for is_accepted in [1.0] * accepted + [0.0] * rejected:
+            self._accepted = self._keep * self._accepted + is_accepted
+            self._tried = self._keep * self._tried + 1.0
+
+    def given(self, prior: float) -> float:
+        """Return the share, where `prior` counts as a few tokens."""
+        return (self._accepted + _PRIOR_WEIGHT * prior) / (self._tried + _PRIOR_WEIGHT)
+
+
+class _Follower:
+    """One request's tokens, the guess that was last made for them, and the shares of accepted ones."""
+
+    def __init__(self) -> None:
+        self.lookup = PromptLookup()
+        self.guess: list[int] = []  # of the tokens that follow those in `lookup`
+        self.length = 0  # of the n-gram that the guess is from
+        self.rates = [AcceptanceRate(_MEMORY) for _ in range(LONGEST + 1)]  # by length of the n-gram
+        self.rest = 0  # decodes for which no guess is made
+
+
+class Drafts:
+    """Adds draft tokens to decodes, which the stages verify in the same pass: up to `most` a decode.
+
+    A draft token is one more row of its micro-batch. It pays if the micro-batch then yields more tokens a second: if
+    the token is accepted with a higher probability than the cost of its row, over the time of the micro-batch for each
+    of its tokens. The cost is learned from the spans of the run. The probability is learned from guesses, whether they
+    were dispatched or not: each is held against the tokens that the model then sampled.
+    """
+
+    def __init__(self, most: int, num_stages: int) -> None:
+        self.most = most
+        self._times = StageTimes(num_stages)
+        self._num_tried = 0  # micro-batches with drafts whose times are known
+        self._rates = [AcceptanceRate(_MEMORY_OF_ALL) for _ in range(LONGEST + 1)]
+        self._followers: dict[int, _Follower] = {}
+
+    @property
+    def num_followed(self) -> int:
+        """Requests whose tokens are held here."""
+        return len(self._followers)
+
+    def add(self, batch: MicroBatch, room: int, pool: BlockPool, num_running: int) -> None:
+        """Add up to `room` draft tokens to the decodes of a micro-batch, those likeliest to be accepted first.
+
+        Drafts preempt nothing and leave a KV block for each running request. Requests with penalties get none: what
+        they sample depends on the tokens that were accepted before.
+        """
+        least = self._least_rate(batch, room)
+        found: list[tuple[float, int]] = []
+        for place, request in enumerate(batch.decodes):
+            if (rate := self._guess(request)) > 0.0:
+                if rate >= least:
+                    found.append((-rate, place))
+                else:
+                    self._followers[request.id].rest = _REST
+        found.sort()
+        for negative_rate, place in found:
+            request = batch.decodes[place]
+            guess = self._followers[request.id].guess
+            count, probability = 0, -negative_rate
+            while count < min(room, len(guess)) and probability >= least:
+                count += 1
+                probability *= -negative_rate
+            count = _within(pool, request, count, num_running)
+            if count > 0:
+                batch.drafts[request.id] = guess[:count]
+                room -= count
+
+    def observe(self, micro_batch: MicroBatchRecord, spans: Sequence[Span]) -> None:
+        """Learn from the spans of one or several stages that have computed a micro-batch."""
+        stages, seconds = [span.stage for span in spans], [span.end - span.begin for span in spans]
+        self._times.observe(features(micro_batch), stages, seconds)
+        if micro_batch.drafts and spans[-1].stage == self._times.num_stages - 1:
+            self._num_tried += 1
+
+    def finished(self, request: Request) -> None:
+        """Forget a request."""
+        self._followers.pop(request.id, None)
+
+    def _guess(self, request: Request) -> float:
+        """Guess the next tokens of a request. Return the probability that the first is right; 0.0 without a guess."""
+        if request.params.has_penalties:
+            return 0.0
+        follower = self._followers.get(request.id)
+        if follower is None:
+            follower = self._followers[request.id] = _Follower()
+        if follower.rest > 0:
+            follower.rest -= 1
+            return 0.0
+        self._catch_up(follower, request)
+        most = min(self.most, request.max_len - request.num_tokens - 1)
+        if most < 1:
+            return 0.0
+        follower.length, follower.guess = follower.lookup.guess(most)
+        if not follower.guess:
+            return 0.0
+        of_all = self._rates[follower.length].given(_FIRST_RATE)
+        return follower.rates[follower.length].given(of_all)
+
+    def _catch_up(self, follower: _Follower, request: Request) -> None:
+        """Hold the last guess against the tokens that have come since, and take them over."""
+        tokens = request.tokens_in(len(follower.lookup), request.num_tokens)
+        known = min(len(follower.guess), len(tokens))
+        right = 0
+        while right < known and follower.guess[right] == tokens[right]:
+            right += 1
+        wrong = int(right < known)
+        follower.rates[follower.length].observe(right, wrong)
+        self._rates[follower.length].observe(right, wrong)
+        follower.lookup.extend(tokens)
+        follower.guess = []
+
+    def _least_rate(self, batch: MicroBatch, room: int) -> float:
+        """Return the probability of being accepted from which on a draft token pays."""
+        weights = self._times.by_stage
+        if weights is None or self._num_tried < _FIRST_TRIALS:
+            return 0.0
+        count = len(batch.decodes)
+        context = sum([request.num_dispatched for request in batch.decodes])
+        prefix = sum([chunk.start * chunk.length for chunk in batch.chunks])
+        squared = sum([chunk.length * chunk.length for chunk in batch.chunks])
+        sampled = count + sum([chunk.ends_prefill for chunk in batch.chunks])
+        without = weigh_all(weights, Features(1.0, batch.num_tokens, prefix, squared, context, sampled))
+        a_row = weigh_all(weights, Features(0.0, 1.0, 0.0, 0.0, context / count, 1.0))
+        with_drafts = [seconds + room * row for seconds, row in zip(without, a_row, strict=True)]
+        slowest = with_drafts.index(max(with_drafts))
+        return batch.num_tokens * a_row[slowest] / max(max(without), 1e-12)
+
+
+def _within(pool: BlockPool, request: Request, count: int, num_running: int) -> int:
+    """Return how many of `count` draft tokens of a request the cache has room for, and take their blocks."""
+    own = len(request.blocks) * pool.block_size - request.num_tokens
+    if count > own:
+        blocks = pool.blocks_for(request.num_tokens + count) - len(request.blocks)
+        if pool.num_free < blocks + num_running:
+            return own
+        pool.grow(request.blocks, request.num_tokens + count)
+    return count

@@ -9,14 +9,13 @@ import random
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from mypy_extensions import mypyc_attr
 
 from ..core.messages import MicroBatchMessage, MicroBatchResult, Sampled, Span
 from ..cost.stage_costs import MicroBatchShape, StageCosts
 
-_SAMPLED_TOKEN = 0  # of every row but those that a draft token follows
+_SAMPLED_TOKEN = 0
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,8 @@ class SimulatedPipeline:
     """A `Pipeline` of stages in a row, each first in, first out, joined by links that carry one activation at a time.
 
     `submit` computes at once when each stage begins and ends the micro-batch; `wait` returns the result when the clock
-    has reached its end. Every sampled token is 0, but where a draft token follows: then it is that one or another.
+    has reached its end. Every sampled token is 0, which drafts guess too; where they are
+    used, decodes sample it with the probability that a draft is to be right, else another one.
 
     Args:
         costs: seconds of each stage for a micro-batch.
@@ -61,7 +61,8 @@ class SimulatedPipeline:
         overlap_sends: a stage computes while it sends; else it is idle until the send is done.
         dispatch_s: seconds of a message from the coordinator to the ranks. result_s: from the last stage back.
         turnaround_s: seconds that a stage's host takes from the end of a micro-batch until the next may begin.
-        draft_acceptance: probability that a draft token is right. It is drawn by `seed`, request and position.
+        draft_acceptance: probability that a draft token is right, drawn by `seed`, request and position; None where no
+            drafts are used.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class SimulatedPipeline:
         result_s: float = 0.0,
         turnaround_s: float = 0.0,
         disturbance: Disturbance | None = None,
-        draft_acceptance: float = 0.0,
+        draft_acceptance: float | None = None,
         seed: int = 0,
         where: Sequence[str] | None = None,
     ) -> None:
@@ -128,10 +129,10 @@ class SimulatedPipeline:
         self._link_free_at = arrivals
         numbers = [micro_batch.micro_batch] * self.num_stages
         spans = list(map(Span, numbers, self._stages, ready, inputs, begins, ends, sent))
-        if micro_batch.decodes.drafts:
-            sampled = self._verify(micro_batch, shape.sampled)
-        else:
+        if self._draft_acceptance is None:
             sampled = self._sampled.get(shape.sampled) or self._sample(shape.sampled)
+        else:
+            sampled = self._draw(micro_batch, shape.sampled, self._draft_acceptance)
         result = MicroBatchResult(micro_batch.epoch, micro_batch.micro_batch, spans, sampled)
         self._results.append((at + self.result_s, result))
 
@@ -156,16 +157,12 @@ class SimulatedPipeline:
         self._sampled[rows] = sampled = Sampled([_SAMPLED_TOKEN] * rows)
         return sampled
 
-    def _verify(self, micro_batch: MicroBatchMessage, rows: int) -> Sampled:
-        """Sample where drafts are to be verified."""
-        decodes = list(micro_batch.decodes)
+    def _draw(self, micro_batch: MicroBatchMessage, rows: int, acceptance: float) -> Sampled:
+        """Sample where drafts are used."""
         tokens = [_SAMPLED_TOKEN] * rows
-        first = rows - len(decodes)
-        for row, (decode, follower) in enumerate(pairwise(decodes), first):
-            if decode.request == follower.request:
-                draft = follower.tokens[0]
-                number = random.Random(f"{self._seed} {decode.request} {decode.start}").random()
-                tokens[row] = draft if number < self._draft_acceptance else 1 - min(draft, 1)
+        for row, decode in enumerate(micro_batch.decodes, rows - len(micro_batch.decodes)):
+            if random.Random(f"{self._seed} {decode.request} {decode.start}").random() >= acceptance:
+                tokens[row] = _SAMPLED_TOKEN + 1
         return Sampled(tokens)
 
     def _send(self, rows: int) -> list[float]:

@@ -107,7 +107,7 @@ def make_replicas(setting: Setting, *, repeat: int = 1) -> list[Replica]:
             result_s=control.result,
             turnaround_s=control.turnaround,
             disturbance=disturbance,
-            draft_acceptance=simulation.draft_acceptance,
+            draft_acceptance=simulation.draft_acceptance if config.scheduler.drafts else None,
             seed=disturbance.seed,
         )
         replica = Replica(pipeline, config.scheduler, plan)

@@ -125,7 +125,10 @@ class Drafts:
         most = min(self.most, request.max_len - request.num_tokens - 1)
         if most < 1:
             return 0.0
-        follower.length, follower.guess = follower.lookup.guess(most)
+        if isinstance(request.prompt, bytes):  # simulated: its text is not known
+            follower.length, follower.guess = LONGEST, [0] * most
+        else:
+            follower.length, follower.guess = follower.lookup.guess(most)
         if not follower.guess:
             return 0.0
         of_all = self._rates[follower.length].given(_FIRST_RATE)

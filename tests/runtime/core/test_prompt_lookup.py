@@ -39,9 +39,3 @@ def test_a_loop_is_followed_past_its_end() -> None:
     lookup.extend([9, 1, 2, 3, 1, 2, 3])
     assert lookup.guess(7) == (3, [1, 2, 3, 1, 2, 3, 1])
     assert PromptLookup().guess(3) == (0, [])
-
-
-def test_a_prompt_of_bytes() -> None:
-    lookup = PromptLookup()
-    lookup.extend(bytes(5))
-    assert lookup.guess(2) == (3, [0, 0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -108,7 +109,7 @@ def test_a_stream_gives_every_token_of_a_run(llm: LLM) -> None:
     snapshots = [snapshot.outputs[0] for snapshot in llm.stream(PROMPTS[3], params)]
     assert snapshots[-1].token_ids == plain.outputs[0].token_ids
     assert len(snapshots) < 50, "a run comes at once"
-    assert all(after.text.startswith(before.text) for before, after in zip(snapshots, snapshots[1:], strict=False))
+    assert all(after.text.startswith(before.text) for before, after in pairwise(snapshots))
 
 
 def test_requests_with_penalties_get_no_drafts(llm: LLM) -> None:

@@ -7,7 +7,7 @@ It knows a pipeline by the `Pipeline` protocol only, so the same code drives a r
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ..core.columns import IntColumn, append_to_each
 from ..core.messages import (
@@ -211,7 +211,7 @@ class Coordinator:
         """Append to each request its sampled token; finish those that end with it, resume the others."""
         tokens, logprobs = sampled.tokens, sampled.logprobs
         assert len(requests) == len(tokens), (requests, tokens)
-        rows = range(len(requests))
+        rows: Sequence[int] = range(len(requests))
         if any(request.finish_reason is not None for request in requests):  # aborted while in flight
             rows = [row for row in rows if requests[row].finish_reason is None]
         append_to_each([requests[row].record.token_times for row in rows if tokens[row] >= 0], now)

@@ -90,6 +90,9 @@ def _cards(summary: Mapping[str, Any]) -> str:
         ("Duration", *_value_and_unit(seconds_text(summary["duration"])),
          f"KV peak {percent_text(summary['peak_kv_fraction'])}"),
     ]  # fmt: skip
+    if drafts := summary.get("draft_tokens"):
+        accepted = f"{summary['accepted_tokens']:,} of {drafts:,} accepted"
+        cards.append(("Drafts", f"{summary['accepted_tokens_per_decode']:.2f}", "a decode", accepted))
     return "\n".join(
         f'<div class="card"><h3>{name}</h3><p class="value">{value} <small>{unit}</small></p><p>{note}</p></div>'
         for name, value, unit, note in cards

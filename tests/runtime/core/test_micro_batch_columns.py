@@ -28,3 +28,14 @@ def test_what_micro_batches_have_is_found_by_their_numbers(numbers: tuple[int, .
     assert values_at(columns.chunk_prefix, place).tolist() == [7 * n for n in there]
     assert values_at(columns.dispatched, place).tolist() == [n / 10 for n in there]
     assert columns.micro_batch[columns.by_number].tolist() == sorted(numbers)
+
+
+def test_a_request_counts_once_however_many_rows_verify_its_drafts():
+    first = MicroBatchRecord(0, 0.0, [SegmentRecord(9, 0, 5)], DecodesRecord.at([3, 3, 3, 4], [7, 8, 9, 2]), drafts=2)
+    second = MicroBatchRecord(1, 0.1, [], DecodesRecord.at([4, 4, 3], [3, 4, 8]), drafts=1)
+    columns = MicroBatchColumns([first, second])
+    found = columns.by_request(np.array([1.0, 10.0]))
+    assert {request: seconds for request, seconds in found.items() if seconds} == {3: 11.0, 4: 11.0, 9: 1.0}
+    assert columns.decodes.tolist() == [4, 3]
+    assert columns.context.tolist() == [7 + 8 + 9 + 2 + 4, 3 + 4 + 8 + 3]
+    assert first.decodes.distinct == [3, 4]

@@ -34,7 +34,7 @@ def coordinator(policy: SchedulerConfig) -> Coordinator:
     depth = policy.depth(STAGES)
     limits = Limits(batch=BATCH, depth=depth, stages=STAGES)
     pool = BlockPool(num_blocks=200, block_size=8)
-    pipeline = VirtualPipeline(STAGES, depth.most, 200, 8, seconds)
+    pipeline = VirtualPipeline(STAGES, depth.most, 200, 8, seconds, repeats=policy.drafts > 0)
     return Coordinator(pipeline, make_scheduler(policy, limits, pool))
 
 
@@ -61,11 +61,20 @@ def run(driver: Coordinator, totals: RunningTotals | None, every: int) -> int:
     return most
 
 
-@pytest.mark.parametrize("policy", [SarathiConfig(chunk=24), EqualTimeConfig(chunk=24), OrcaBestConfig()])
+POLICIES = [
+    SarathiConfig(chunk=24),
+    EqualTimeConfig(chunk=24),
+    OrcaBestConfig(),
+    SarathiConfig(chunk=24, tile=16, drafts=4),
+]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
 def test_the_same_summary_in_pieces(policy: SchedulerConfig) -> None:
     whole = coordinator(policy)
     kept = run(whole, None, 1)
     expected = summarize(whole.record, Ledger(whole.record), SLO)
+    assert (expected["accepted_tokens"] > 0) == (policy.drafts > 0)
     for every in (7, 40):
         driver, totals = coordinator(policy), RunningTotals(policy.depth(STAGES).most, SLO)
         held = run(driver, totals, every)

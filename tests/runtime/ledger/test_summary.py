@@ -22,6 +22,7 @@ VLLM += [f"{s}_{name}_ms" for name in ("ttft", "tpot", "itl", "e2el") for s in (
 OURS = ["bubble_fraction", "bubble_fraction_inner", "bubble_seconds", "median_bubble_ms_per_request"]
 OURS += ["stage_busy_fraction", "micro_batches", "mean_tokens_per_micro_batch", "cv_stage_time"]
 OURS += ["batch", "depth", "peak_kv_fraction", "preemptions"]
+OURS += ["draft_tokens", "accepted_tokens", "accepted_tokens_per_decode"]
 
 
 @pytest.fixture

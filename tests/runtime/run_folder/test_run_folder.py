@@ -39,6 +39,7 @@ def record() -> RunRecord:
         )
         micro_batch.num_running = 2
         micro_batch.sampled_rows = 1
+        micro_batch.drafts, micro_batch.accepted = number, number // 2
         if number % 10 < 3:
             micro_batch.chunks = [SegmentRecord(number // 10, 64 * (number % 10), 64)]
         micro_batch.decodes = DecodesRecord.of(SegmentRecord(r, 64 * (r + 2) + number, 1) for r in range(number // 10))
@@ -151,6 +152,7 @@ def test_read_back(folder: Path, record: RunRecord):
     assert [s.chunks for s in loaded.micro_batches] == [s.chunks for s in record.micro_batches]
     assert [s.predicted for s in loaded.micro_batches] == [s.predicted for s in record.micro_batches]
     assert [s.sampled_rows for s in loaded.micro_batches] == [1] * 30
+    assert [(s.drafts, s.accepted) for s in loaded.micro_batches] == [(number, number // 2) for number in range(30)]
     assert loaded.stage_times == record.stage_times
     assert [len(s.waits) for s in loaded.micro_batches] == [len(s.waits) for s in record.micro_batches]
 

@@ -1,9 +1,10 @@
 """Measures what draft tokens bring on the model of the package: `python -m benchmarks.drafts`.
 
-Two workloads run with `scheduler.drafts=0` and with drafts, by turns, greedy, on one rank. The prompts of `repetitive`
-are lists of lines that differ in a name or a number; those of `plain` are the package's twelve. Each prompt is served
-alone and all are served at once. Prints medians of output tokens/s, the ratio turn by turn, draft tokens, and accepted
-tokens a decode; and fails if any output differs. About two minutes on 2 cores.
+Three workloads run with `scheduler.drafts=0` and with drafts, by turns, on one rank. The prompts of `repetitive` are
+lists of lines that differ in a name or a number; those of `plain` are the package's twelve; `random` samples those at a
+temperature of 2, so that hardly any guess is right. Each prompt is served alone, and all are served at once. Prints
+medians of output tokens/s, the ratio turn by turn, draft tokens, and accepted tokens a decode; and fails if any output
+differs. About three minutes on 2 cores.
 """
 
 from __future__ import annotations
@@ -37,13 +38,16 @@ def main() -> int:
     add_json_option(parser)
     arguments = parser.parse_args()
     plain = [json.loads(line)["prompt"] for line in (ROOT / "conf/shipped_prompts.jsonl").read_text().splitlines()]
-    params = SamplingParams(max_tokens=arguments.output, ignore_eos=True)
+    greedy = SamplingParams(max_tokens=arguments.output, ignore_eos=True)
+    hot = replace(greedy, temperature=2.0, seed=1)
     rows: list[dict[str, Any]] = []
     is_equal = True
     with LLM("shipped", **{"parallel.threads": arguments.threads}) as llm:
         without, drafted = (replace(llm.config.scheduler, drafts=drafts) for drafts in (0, arguments.drafts))
         print(f"{'':24}{'without':>9}{'drafts':>9}{'ratio':>8}  [least .. most]  drafted  accepted a decode")
-        for name, prompts in (("repetitive", REPETITIVE), ("plain", plain)):
+        for name, prompts, params in (
+            ("repetitive", REPETITIVE, greedy), ("plain", plain, greedy), ("random", plain, hot),
+        ):  # fmt: skip
             for at_once in (1, len(prompts)):
                 run(llm, without, prompts[:1], 1, params)  # warm up
                 found: dict[SchedulerConfig, list[dict[str, Any]]] = {without: [], drafted: []}

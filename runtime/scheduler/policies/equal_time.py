@@ -155,7 +155,7 @@ class EqualTime(Scheduler):
         return max(1, min(whole, most)) * self.tile - batch.num_tokens
 
     def draft_room(self, batch: MicroBatch) -> int:
-        """What is left of the time, too."""
+        """Up to the tile, and no more than fit into what decodes and chunks have left of the time."""
         cost = self.target.cost
         a_row = cost.per_token + cost.per_row
         room = super().draft_room(batch)

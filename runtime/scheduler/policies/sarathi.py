@@ -80,6 +80,7 @@ class Sarathi(Scheduler):
         return min(remaining, (whole if whole > num_decodes else tokens) - num_decodes)
 
     def draft_room(self, batch: MicroBatch) -> int:
+        """Up to the tile, and beside a chunk up to `chunk` tokens in all."""
         room = super().draft_room(batch)
         return min(room, self.picker.chunk - batch.num_tokens) if batch.chunks else room
 

@@ -28,4 +28,5 @@ class TokenBudget(Scheduler):
         self.take_prompts(batch, self.budget - len(batch.decodes))
 
     def draft_room(self, batch: MicroBatch) -> int:
+        """Up to the tile and the budget."""
         return min(super().draft_room(batch), self.budget - batch.num_tokens)

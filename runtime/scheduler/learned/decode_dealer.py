@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from ...core.request import Request
 from .stage_cost import TOKENS_FOR_TIME, StageCost
 
-_CLEARLY_SHORTER = 0.97  # ratio of two predicted rounds from which on fewer micro-batches are worth a change
-_STILL_SHORTER = 0.985  # ratio up to which they are kept: a change costs a bubble
+_CLEARLY_SHORTER = 0.95  # ratio of two predicted rounds from which on fewer micro-batches are worth a change
+_STILL_SHORTER = 0.97  # ratio up to which they are kept: a change costs a bubble
 _ALIKE = 1.01  # ratio of two predicted rounds that are not worth a change
 
 

@@ -35,10 +35,14 @@ _COARSE_TILES = 4  # most tiles of a chunk that holds whole ones
 class EqualTime(Scheduler):
     """Each micro-batch is filled to the same predicted time of the slowest stage.
 
-    Decodes come first, dealt evenly over the depth. Chunks fill what is left of the time, so that a chunk shrinks as
-    its prefix and the decodes' contexts grow. Where a prompt ends early, the first chunk of the next one fills up.
-    Where no other prompt waits, the rest of a prompt is cut into equal chunks, not into whole ones and a tiny tail.
-    Chunks of one prompt follow each other through the pipeline.
+    Decodes come first, dealt evenly over the depth. Where no chunk evens out what they differ in, they are dealt by
+    predicted time, and over fewer micro-batches where these come round sooner. Chunks fill what is left of the time, so
+    that a chunk shrinks as its prefix and the decodes' contexts grow. Where a prompt ends early, the first chunk of the
+    next one fills up. Where no other prompt waits, the rest of a prompt is cut into equal chunks, not into whole ones
+    and a tiny tail. Chunks of one prompt follow each other through the pipeline.
+
+    A prompt of many rounds has one time for all of its chunks: that of a chunk in its middle. Alone, with `chunk=auto`,
+    it is the time with which its first token comes the soonest.
 
     Where a chunk is a few tiles long, times grow in steps of a tile, and a micro-batch holds whole tiles (paper 4.4):
     the number nearest to what fills it, at most a chunk's. While few prompts wait, one micro-batch of each round has a
@@ -67,9 +71,11 @@ class EqualTime(Scheduler):
     def fill(self, batch: MicroBatch) -> None:
         self._learn()
         prompt = self.next_prompt()
-        most = self.limits.batch - 1 if prompt else self.limits.batch
-        num_decodes = len(self.running) - len(self.prefilling)
-        self.take_decodes(batch, self._dealer.share(self.ready, self.depth, num_decodes, most))
+        if prompt:  # its chunk evens out what decodes differ in
+            self.take_decodes(batch, min(self.decode_share, self.limits.batch - 1))
+        else:
+            num_decodes = len(self.running)
+            self.take_decodes(batch, self._dealer.share(self.ready, self.depth, num_decodes, self.limits.batch))
         context = sum([request.num_dispatched for request in batch.decodes])
         cost = self.target.cost
         target_seconds = self._target_seconds(prompt)

@@ -1,0 +1,59 @@
+"""The order by slack relative to length."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gapless.conf.policies import Depth, SarathiConfig
+from gapless.conf.sampling import SamplingParams
+from gapless.runtime.core.block_pool import BlockPool
+from gapless.runtime.core.request import Request
+from gapless.runtime.scheduler import Limits, Scheduler
+from gapless.runtime.scheduler.policies import make_scheduler
+
+CHUNK = 64
+
+
+def make() -> Scheduler:
+    limits = Limits(64, Depth.fixed(1), 1, 1)
+    return make_scheduler(SarathiConfig(chunk=CHUNK, order="relative_slack"), limits, BlockPool(10_000, 16, 128))
+
+
+def request(number: int, length: int) -> Request:
+    return Request(number, b"\0" * length, SamplingParams(max_tokens=1))
+
+
+def test_a_short_prompt_goes_before_a_long_one_that_is_partly_dispatched() -> None:
+    scheduler = make()
+    scheduler.add(request(0, 20 * CHUNK))
+    for _ in range(3):
+        assert scheduler.next_batch()
+    scheduler.add(request(1, CHUNK))
+    taken = [batch.chunks[0].request.id for _ in range(4) if (batch := scheduler.next_batch())]
+    assert taken == [0, 1, 0, 0]
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 500), st.integers(0, 5)), min_size=1, max_size=30))
+def test_each_prompt_is_dispatched_once_and_equal_lengths_keep_their_order(arrivals: list[tuple[int, int]]) -> None:
+    scheduler, ends, requests = make(), list[int](), list[Request]()
+
+    def fill() -> None:
+        batch = scheduler.next_batch()
+        if batch is not None:
+            ends.extend(chunk.request.id for chunk in batch.chunks if chunk.ends_prefill)
+
+    for number, (length, rounds) in enumerate(arrivals):
+        requests.append(request(number, length))
+        scheduler.add(requests[-1])
+        for _ in range(rounds):
+            fill()
+    while scheduler.backlog:
+        fill()
+    assert sorted(ends) == list(range(len(arrivals)))
+    place = {number: i for i, number in enumerate(ends)}
+    for earlier in requests:
+        for later in requests[earlier.id + 1 :]:
+            if later.prompt_len == earlier.prompt_len:
+                assert place[earlier.id] < place[later.id]

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from ...core.request import Request
 from .stage_cost import TOKENS_FOR_TIME, StageCost
 
-_CLEARLY_SHORTER = 0.95  # ratio of two predicted rounds from which on fewer micro-batches are worth a change
-_STILL_SHORTER = 0.97  # ratio up to which they are kept: a change costs a bubble
+_CLEARLY_SHORTER = 0.9  # ratio of two predicted rounds from which on fewer micro-batches are worth a change
+_STILL_SHORTER = 0.93  # ratio up to which they are kept: a change costs a bubble
 _ALIKE = 1.01  # ratio of two predicted rounds that are not worth a change
 
 
@@ -51,8 +51,8 @@ def best_groups(
 class DecodeDealer:
     """Deals decodes over the micro-batches in flight so that each has the same predicted time of them.
 
-    A decode on a long context takes longer, so its micro-batch holds fewer. What one micro-batch has too much, up to
-    half a decode, the next has too little. Before the first fit each decode counts alike.
+    A decode on a long context takes longer, so its micro-batch holds fewer. Before the first fit each decode counts
+    alike.
 
     Args:
         most: micro-batches in flight.
@@ -63,7 +63,6 @@ class DecodeDealer:
         self.groups = most  # micro-batches over which decodes are dealt while no prompt tokens are to be dispatched
         self._seconds = 0.0  # of all decodes, ready and in flight, in the slowest stage
         self._count = 0
-        self._owed = 0.0
         self._turns = 0
         self._cost = StageCost(TOKENS_FOR_TIME)
 
@@ -109,15 +108,17 @@ class DecodeDealer:
         if not ready or most <= 0:
             return 0
         mean = self.mean
-        share = mean * count / depth
-        owed = min(self._owed + share, max(share, mean))
+        owed = max(mean, mean * count / depth)
+        all_ready = 0.0
+        for request in ready:
+            all_ready += self.seconds(request.num_dispatched)
+        if all_ready <= owed + mean:  # those that came back together stay together: one that is left waits for a turn
+            return min(len(ready), most)
         taken = 0
         for request in ready:
             one = self.seconds(request.num_dispatched)
-            # The first waits for its turn where there are fewer decodes than micro-batches, however long it takes.
-            if taken == most or owed < 0.5 * (one if taken else mean) - 1e-9 * mean:
+            if taken == most or (taken and owed < 0.5 * one):
                 break
             owed -= one
             taken += 1
-        self._owed = max(owed, -0.5 * mean)
         return taken

@@ -35,8 +35,8 @@ _COARSE_TILES = 4  # most tiles of a chunk that holds whole ones
 class EqualTime(Scheduler):
     """Each micro-batch is filled to the same predicted time of the slowest stage.
 
-    Decodes come first, dealt evenly over the depth. Where no chunk evens out what they differ in, they are dealt by
-    predicted time, and over fewer micro-batches where these come round sooner. Chunks fill what is left of the time, so
+    Decodes come first, dealt over the depth by predicted time, and while there are decodes only over fewer micro-batches
+    where these come round sooner. Chunks fill what is left of the time, so
     that a chunk shrinks as its prefix and the decodes' contexts grow. Where a prompt ends early, the first chunk of the
     next one fills up. Where no other prompt waits, the rest of a prompt is cut into equal chunks, not into whole ones
     and a tiny tail. Chunks of one prompt follow each other through the pipeline.
@@ -71,11 +71,9 @@ class EqualTime(Scheduler):
     def fill(self, batch: MicroBatch) -> None:
         self._learn()
         prompt = self.next_prompt()
-        if prompt:  # its chunk evens out what decodes differ in
-            self.take_decodes(batch, min(self.decode_share, self.limits.batch - 1))
-        else:
-            num_decodes = len(self.running)
-            self.take_decodes(batch, self._dealer.share(self.ready, self.depth, num_decodes, self.limits.batch))
+        most = self.limits.batch - 1 if prompt else self.limits.batch
+        num_decodes = len(self.running) - len(self.prefilling)
+        self.take_decodes(batch, self._dealer.share(self.ready, self.depth, num_decodes, most))
         context = sum([request.num_dispatched for request in batch.decodes])
         cost = self.target.cost
         target_seconds = self._target_seconds(prompt)

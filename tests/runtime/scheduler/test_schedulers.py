@@ -272,10 +272,7 @@ def check_rule(s: Scheduler, batch: MicroBatch, before: Audit, w: dict) -> None:
         assert tokens <= max(c.min_prefill_tokens, min(-(-backlog // c.iterations), c.max_prefill_tokens))
         check_prompts_in_order(chunks, new, before)
     elif isinstance(s, EqualTime):
-        if chunks:
-            assert len(decodes) <= max(1, before.share), "decodes are spread over the depth"
-        elif free_choice:
-            check_decodes_are_dealt(s, decodes, before)
+        check_decodes_are_dealt(s, decodes, before)
         assert all(c.ends_prefill for c in chunks[:-1]), "a prompt is cut only where the micro-batch is full"
         if len(chunks) > 1 and s.fits.best.weights is None:
             assert batch.num_tokens - batch.num_drafts <= max(s.picker.chunk, len(decodes) + chunks[0].length)
@@ -287,7 +284,7 @@ def check_rule(s: Scheduler, batch: MicroBatch, before: Audit, w: dict) -> None:
 def check_decodes_are_dealt(s: Sarathi | EqualTime, decodes: list[Request], before: Audit) -> None:
     """The time of decodes is spread over the depth; only the last of them may pass its share."""
     mean = s._dealer.mean
-    bound = max(mean, mean * before.num_decodes / before.depth)
+    bound = mean + max(mean, mean * before.num_decodes / before.depth)
     dealt = sum(s._dealer.seconds(before.num_dispatched[r.id]) for r in decodes[:-1])
     assert dealt <= bound * (1 + 1e-6)
 

@@ -49,6 +49,10 @@ def slots_of(blocks: Sequence[int], first: int, last: int, block_size: int) -> r
 
 def slot_runs(blocks: Sequence[int], first: int, last: int, block_size: int) -> list[tuple[int, int]]:
     """Return the slots of positions first .. last-1 of a request as runs: a first slot, and how many follow on it."""
+    lo, hi = first // block_size, -(-last // block_size)
+    base = blocks[lo]
+    if hi - lo == 1 or blocks[lo:hi] == list(range(base, base + hi - lo)):  # most requests; C compares the lists
+        return [(base * block_size + first % block_size, last - first)]
     runs: list[tuple[int, int]] = []
     position = first
     while position < last:

@@ -11,7 +11,8 @@ from ...models.batch import RaggedBatch, Segment
 from ...models.build_stage import build_stage
 from ...models.sampling import Sampler
 from ...models.stage import Stage, StageInputs
-from ..core.messages import MicroBatchMessage, Sampled, SegmentMessage, TokenLogprobs
+from ..core.columns import unpack
+from ..core.messages import DecodesMessage, MicroBatchMessage, Sampled, SegmentMessage, TokenLogprobs
 from .handshake import Setup
 
 if TYPE_CHECKING:
@@ -57,26 +58,39 @@ class StageWorker:
             self._blocks[new.request] = []
             if self._sampler:
                 self._sampler.add(new.request, new.sampling, new.seed, new.prompt_len, new.eos_token_ids)
-        sample_rows = []
-        row = 0
-        for segment in chain(micro_batch.chunks, micro_batch.decodes):
-            row += len(segment.tokens)
-            if segment.sample:
-                sample_rows.append(row - 1)
-        batch = RaggedBatch(
-            token_ids=[token for segment in chain(micro_batch.chunks, micro_batch.decodes) for token in segment.tokens],
-            chunks=[self._segment(segment) for segment in micro_batch.chunks],
-            decodes=[self._segment(segment) for segment in micro_batch.decodes],
-            sample_rows=sample_rows,
-        )
+        token_ids: list[int] = []
+        sample_rows: list[int] = []
+        chunks = []
+        for chunk in micro_batch.chunks:
+            token_ids += chunk.tokens
+            if chunk.sample:
+                sample_rows.append(len(token_ids) - 1)
+            chunks.append(self._chunk(chunk))
+        num_chunk_tokens = len(token_ids)
+        decodes = self._decodes(micro_batch.decodes, token_ids)
+        sample_rows += range(num_chunk_tokens, len(token_ids))
+        batch = RaggedBatch(token_ids=token_ids, chunks=chunks, decodes=decodes, sample_rows=sample_rows)
         return self.stage.prepare(batch)
 
-    def _segment(self, segment: SegmentMessage) -> Segment:
-        blocks = self._blocks[segment.request]
-        blocks += segment.blocks
+    def _chunk(self, chunk: SegmentMessage) -> Segment:
+        blocks = self._blocks[chunk.request]
+        blocks += chunk.blocks
         if self._sampler:
-            self._sampler.feed(segment.request, segment.start, segment.tokens)
-        return Segment(segment.start, len(segment.tokens), blocks)
+            self._sampler.feed(chunk.request, chunk.start, chunk.tokens)
+        return Segment(chunk.start, len(chunk.tokens), blocks)
+
+    def _decodes(self, decodes: DecodesMessage, token_ids: list[int]) -> list[Segment]:
+        """Make the segments of the decodes, and append their tokens to `token_ids`."""
+        tables = self._blocks
+        for request, blocks in decodes.blocks.items():
+            tables[request] += blocks
+        requests, starts = unpack(decodes.requests).tolist(), unpack(decodes.starts).tolist()
+        tokens = unpack(decodes.tokens).tolist()
+        if self._sampler:
+            for request, start, token in zip(requests, starts, tokens, strict=True):
+                self._sampler.feed(request, start, [token])
+        token_ids += tokens
+        return [Segment(start, 1, tables[request]) for request, start in zip(requests, starts, strict=True)]
 
     def forward(self, inputs: StageInputs, hidden_TH: torch.Tensor | None) -> torch.Tensor:
         """Compute the hidden states [T, H]; on the last stage the logits [R, V] of the rows that need a token."""

@@ -1,0 +1,189 @@
+"""Measures the control path over stages that compute nothing: `python -m benchmarks.control`.
+
+One chunk of 256 tokens rides with 1 to 256 decodes on contexts from 512 tokens up, under `sarathi`, over pipelines of 2
+to 16 stages. Prints the median microseconds of a micro-batch in the scheduler, in the coordinator, in its messages
+(encoding and decoding the micro-batch and one result a stage), and in one rank before it computes (block tables,
+positions, attention plans of the last stage). All run one after the other in this process, without sockets. The
+policy's and the coordinator's code is that of `GAPLESS_COMPILED` (0: sources). About a minute.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from gapless.conf.build import build, load_group
+from gapless.conf.policies import Depth, SarathiConfig
+from gapless.conf.sampling import SamplingParams
+from gapless.conf.schema import ModelConfig
+from gapless.parallel.groups import Groups
+from gapless.parallel.mesh import Mesh
+from gapless.parallel.rendezvous import Rendezvous
+from gapless.runtime import compiled
+from gapless.runtime.core.block_pool import BlockPool
+from gapless.runtime.core.messages import MicroBatchMessage, MicroBatchResult, Sampled, Span
+from gapless.runtime.core.request import Request
+from gapless.runtime.engine.coordinator import Coordinator
+from gapless.runtime.pipeline.handshake import Setup, encoder, from_rank, to_rank
+from gapless.runtime.pipeline.protocol import WallClock
+from gapless.runtime.pipeline.stage_worker import StageWorker
+from gapless.runtime.scheduler import Limits
+from gapless.runtime.scheduler.policies import make_scheduler
+
+from .support.results import add_json_option, write_json
+
+CHUNK, PROMPT, CONTEXT, BLOCK_SIZE = 256, 4096, 512, 16  # tokens
+DECODES = (1, 31, 128, 256)
+STAGES = (2, 8, 16)
+PARTS = ("scheduler", "coordinator", "message", "rank")
+TIMED = ("scheduler", "message", "rank", "empty stages")
+SCHEDULER_METHODS = ("next_batch", "predict", "observe", "completed", "resume", "finish")
+
+
+class Stopwatch:
+    """Adds up the seconds of each part since the last `take`."""
+
+    def __init__(self) -> None:
+        self.seconds = dict.fromkeys(TIMED, 0.0)
+
+    def timed(self, part: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Return `call` with its seconds added to `part`."""
+
+        def timed(*args: Any) -> Any:
+            begin = time.perf_counter()
+            try:
+                return call(*args)
+            finally:
+                self.seconds[part] += time.perf_counter() - begin
+
+        return timed
+
+    def take(self) -> dict[str, float]:
+        taken, self.seconds = self.seconds, dict.fromkeys(TIMED, 0.0)
+        return taken
+
+
+class EmptyPipeline:
+    """A `Pipeline` whose messages are encoded and decoded and prepared by one rank, and whose stages take no time."""
+
+    def __init__(self, stages: int, num_blocks: int, worker: StageWorker, watch: Stopwatch) -> None:
+        self.clock = WallClock()
+        self.num_stages = self.depth = stages
+        self.num_blocks = num_blocks
+        self.where = ["here"] * stages
+        self.last: MicroBatchMessage | None = None
+        self._waiting: deque[MicroBatchMessage] = deque()
+        self._over_wire = watch.timed("message", lambda message: to_rank.decode(encoder.encode(message)))
+        self._back = watch.timed("message", lambda results: [from_rank.decode(encoder.encode(r)) for r in results])
+        self._prepare = watch.timed("rank", worker.prepare)
+        self._compute = watch.timed("empty stages", self._results)
+
+    def submit(self, micro_batch: MicroBatchMessage) -> None:
+        self.last = self._over_wire(micro_batch)
+        self._prepare(self.last)
+        self._waiting.append(micro_batch)
+
+    def wait(self, deadline: float) -> list[MicroBatchResult]:
+        return self._back(self._compute(self._waiting.popleft()))
+
+    def _results(self, done: MicroBatchMessage) -> list[MicroBatchResult]:
+        now, number = self.clock.now(), done.micro_batch
+        rows = sum(chunk.sample for chunk in done.chunks) + len(done.decodes)
+        last = self.num_stages - 1
+        return [
+            MicroBatchResult(
+                done.epoch, number, [Span(number, stage, now, now, now, now, now)],
+                Sampled([0] * rows) if stage == last else None,
+            )
+            for stage in range(self.num_stages)
+        ]  # fmt: skip
+
+    def close(self) -> None:
+        pass
+
+
+def make_worker(num_blocks: int, groups: Groups, depth: int) -> StageWorker:
+    """Make a rank that holds all layers of a tiny model: it samples, as the last stage does."""
+    mapping = load_group("model", "tiny")
+    mapping["architecture"]["max_position"] = 1 << 16
+    model = build(ModelConfig, mapping, "model")
+    assert model.architecture is not None
+    layers = [(0, model.architecture.num_layers)]
+    return StageWorker.build(
+        Setup(1, 1, model, model.architecture, layers, depth, num_blocks, BLOCK_SIZE, False, 0, 1, 60.0), groups
+    )
+
+
+def measure(decodes: int, stages: int, micro_batches: int, groups: Groups) -> dict[str, Any]:
+    """Return the median microseconds by part of micro-batches of one chunk and `decodes` decodes."""
+    outputs = 4 * micro_batches // stages + PROMPT // 2  # more than a decode gets before enough are measured
+    blocks_a_request = -(-max(CONTEXT + outputs, PROMPT + 1) // BLOCK_SIZE)
+    watch, num_blocks = Stopwatch(), (decodes + 1) * stages * blocks_a_request
+    pipeline = EmptyPipeline(stages, num_blocks, make_worker(num_blocks, groups, stages), watch)
+    limits = Limits(decodes + 1, Depth(stages, stages), 1, stages)
+    scheduler = make_scheduler(
+        SarathiConfig(chunk=CHUNK + decodes, tile=1), limits, BlockPool(num_blocks, BLOCK_SIZE, blocks_a_request)
+    )
+    for name in SCHEDULER_METHODS:
+        setattr(scheduler, name, watch.timed("scheduler", getattr(scheduler, name)))
+    coordinator = Coordinator(pipeline, scheduler)
+    number = 0
+
+    def add(length: int, max_tokens: int) -> None:
+        nonlocal number
+        params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+        coordinator.add(Request(number, [7] * length, params, arrival=pipeline.clock.now()))
+        number += 1
+
+    for _ in range(decodes * stages):
+        add(CONTEXT, outputs)
+    found: list[dict[str, float]] = []
+    while len(found) < micro_batches:
+        while scheduler.num_waiting < 2:
+            add(PROMPT, 1)
+        watch.take()
+        begin = time.perf_counter()
+        coordinator.step(pipeline.clock.now() + 1.0)
+        total = time.perf_counter() - begin
+        last = pipeline.last
+        assert last is not None
+        if len(last.chunks) == 1 and len(last.decodes) == decodes:
+            seconds = watch.take()
+            seconds["coordinator"] = total - sum(seconds.values())
+            found.append(seconds)
+    row: dict[str, Any] = {"stages": stages, "decodes": decodes}
+    for part in PARTS:
+        row[f"{part}_us"] = statistics.median(each[part] for each in found) * 1e6
+    row["sum_us"] = statistics.median(sum(each[part] for part in PARTS) for each in found) * 1e6
+    return row
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--micro-batches", type=int, default=200, help="that are measured in each setting")
+    add_json_option(parser)
+    arguments = parser.parse_args()
+    code = "compiled" if compiled.in_use() else "sources"
+    print(f"{code}; microseconds a micro-batch of one chunk of {CHUNK} and the decodes")
+    print(f"{'stages':>6}{'decodes':>9}" + "".join(f"{part:>13}" for part in (*PARTS, "sum")))
+    rows = []
+    torch.set_num_threads(1)
+    groups = Groups.start(Rendezvous(0, 1, device="cpu"), Mesh(1, 1), 60.0)
+    for stages in STAGES:
+        for decodes in DECODES:
+            row = measure(decodes, stages, arguments.micro_batches, groups) | {"code": code}
+            rows.append(row)
+            print(f"{stages:>6}{decodes:>9}" + "".join(f"{row[f'{part}_us']:>13.0f}" for part in (*PARTS, "sum")))
+    groups.close()
+    write_json(arguments.json, "control", {"micro_batches": rows})
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

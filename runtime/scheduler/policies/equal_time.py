@@ -35,8 +35,8 @@ _COARSE_TILES = 4  # most tiles of a chunk that holds whole ones
 class EqualTime(Scheduler):
     """Each micro-batch is filled to the same predicted time of the slowest stage.
 
-    Decodes come first, dealt over the depth by predicted time, and while there are decodes only over fewer micro-batches
-    where these come round sooner. Chunks fill what is left of the time, so
+    Decodes come first, dealt over the depth by predicted time. While there are decodes only, they are dealt over fewer
+    micro-batches where these come round sooner. Chunks fill what is left of the time, so
     that a chunk shrinks as its prefix and the decodes' contexts grow. Where a prompt ends early, the first chunk of the
     next one fills up. Where no other prompt waits, the rest of a prompt is cut into equal chunks, not into whole ones
     and a tiny tail. Chunks of one prompt follow each other through the pipeline.

@@ -179,7 +179,7 @@ def main() -> int:
         for decodes in DECODES:
             row = measure(decodes, stages, arguments.micro_batches, groups) | {"code": code}
             rows.append(row)
-            print(f"{stages:>6}{decodes:>9}" + "".join(f"{row[f'{part}_us']:>13.0f}" for part in (*PARTS, "sum")))
+            print(f"{stages:>6}{decodes:>9}" + "".join(f"{row[f'{part}_us']:>13.1f}" for part in (*PARTS, "sum")))
     groups.close()
     write_json(arguments.json, "control", {"micro_batches": rows})
     return 0

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -53,6 +54,7 @@ class CppBackend:
         self.kernels = kernels
         self.block_size = block_size
         self.window = window or sys.maxsize
+        self._planned: tuple[Sequence[Segment], DecodePlan] | None = None  # the decodes that were planned last
 
     def plan(self, batch: RaggedBatch) -> CppPlan:
         chunks, row = [], 0
@@ -63,13 +65,18 @@ class CppBackend:
         return CppPlan(batch.num_tokens, chunks, self._plan_decodes(batch) if batch.decodes else None)
 
     def _plan_decodes(self, batch: RaggedBatch) -> DecodePlan:
+        rows = slice(batch.num_chunk_tokens, batch.num_tokens)
+        if self._planned is not None and self._planned[0] is batch.decodes:  # for its last layer
+            return replace(self._planned[1], rows=rows)
         found = [self._runs(decode) for decode in batch.decodes]
-        return DecodePlan(
-            rows=slice(batch.num_chunk_tokens, batch.num_tokens),
+        plan = DecodePlan(
+            rows=rows,
             runs=np.array([run for runs in found for run in runs], dtype=np.int64),
             first_run=np.cumsum([0, *map(len, found)], dtype=np.int64),
             num_keys=np.array([d.context - self._first_key(d) for d in batch.decodes], dtype=np.int64),
         )
+        self._planned = batch.decodes, plan
+        return plan
 
     def _first_key(self, segment: Segment) -> int:
         """Return the first position that a segment attends to."""

@@ -112,7 +112,7 @@ class DecodeDealer:
         all_ready = 0.0
         for request in ready:
             all_ready += self.seconds(request.num_dispatched)
-        if all_ready <= owed + mean:  # those that came back together stay together: one that is left waits for a turn
+        if all_ready <= owed + 0.5 * mean:  # those that came back together stay together
             return min(len(ready), most)
         taken = 0
         for request in ready:

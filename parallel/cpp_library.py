@@ -11,7 +11,9 @@ import ctypes
 import hashlib
 import os
 import platform
+import shlex
 import shutil
+import stat
 import subprocess
 import tempfile
 from functools import cache
@@ -47,6 +49,8 @@ def load(source: Path) -> ctypes.CDLL:
         target = user_cache() / f"{source.stem}-{name}.so"
         if not target.exists():
             _compile(compiler, source, target)
+        if others := [path for path in (target, target.parent) if not _is_ours_alone(path)]:
+            raise NoLibraryError(f"{others[0]} can be written to by anyone")
         return ctypes.CDLL(str(target))
     except (OSError, RuntimeError) as error:
         raise NoLibraryError(str(error)) from None
@@ -57,12 +61,18 @@ def _compile(compiler: str, source: Path, target: Path) -> None:
     with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as folder:
         built = Path(folder, target.name)  # other ranks may build the same at the same time
         done = subprocess.run(
-            [compiler, *_FLAGS, *_openmp(), str(source), "-o", str(built)], capture_output=True, text=True
+            [*shlex.split(compiler), *_FLAGS, *_openmp(), str(source), "-o", str(built)], capture_output=True, text=True
         )
         if done.returncode:
             first = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr.strip()[:200])
             raise NoLibraryError(f"{compiler} failed: {first}")
         built.replace(target)
+
+
+def _is_ours_alone(path: Path) -> bool:
+    """Whether no stranger could have put code there, which loading would run."""
+    found = path.stat()
+    return found.st_uid in (os.getuid(), 0) and not found.st_mode & stat.S_IWOTH
 
 
 def _openmp() -> list[str]:

@@ -115,6 +115,11 @@ def test_without_a_compiler_torchs_operators_run(monkeypatch: pytest.MonkeyPatch
         assert isinstance(make_kernels("auto", dtype=torch.float32, device=CPU), TorchKernels)
         with pytest.raises(ConfigError, match=rf"model\.kernels=cpp: .*{why}.*; torch runs anywhere"):
             make_kernels("cpp", dtype=torch.float32, device=CPU)
+    monkeypatch.delenv("CXX")
+    cpp_library.load.cache_clear()
+    (tmp_path / "gapless").chmod(0o777)
+    with pytest.raises(ConfigError, match="gapless can be written to by anyone; torch runs anywhere"):
+        make_kernels("cpp", dtype=torch.float32, device=CPU)
     cpp_library.load.cache_clear()
     with pytest.raises(ConfigError, match="for float32 on a CPU"):
         make_kernels("cpp", dtype=torch.bfloat16, device=CPU)

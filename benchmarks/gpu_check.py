@@ -60,13 +60,13 @@ def guarded(name: str, check: Callable[[], Iterator[Row]]) -> Iterator[Row]:
         yield Row(name, "FAIL", f"{type(error).__name__}: {error}".splitlines()[0][:160])
 
 
-MIXED = RaggedBatch(
+MIXED = RaggedBatch.of(
     [0] * 107,
     [Segment(33, 70, range(0, 7)), Segment(0, 33, [40, 9, 13])],
     [Segment(60, 1, [30, 31, 32, 33]), Segment(0, 1, [39]), Segment(16, 1, [20, 19]), Segment(17, 1, [25, 26])],
     [],
 )
-IN_A_ROW = RaggedBatch(
+IN_A_ROW = RaggedBatch.of(
     [0] * 72,
     [Segment(33, 70, range(20, 27))],
     [Segment(60, 1, range(4, 8)), Segment(31, 1, range(30, 32))],
@@ -113,7 +113,7 @@ def paged_split_k(device: torch.device) -> Iterator[Row]:
     )
     k, v = (x[None, :, :, None].expand(-1, -1, -1, G, -1) for x in (keys, values))
     found = fmha.memory_efficient_attention_forward(q[None], k, v, attn_bias=bias, op=fmha.triton_splitk.FwOp)
-    batch = RaggedBatch(
+    batch = RaggedBatch.of(
         [0] * len(lengths), [], [Segment(n - 1, 1, t) for n, t in zip(lengths, tables, strict=True)], []
     )
     exact = SdpaBackend(block_size=page, window=None, dtype=torch.float32, device=CPU)
@@ -142,7 +142,7 @@ def greedy(stage: Stage, prompt: list[int], chunk: int, new: int) -> list[int]:
         ids, segment = text[done : done + size], Segment(done, size, blocks)
         done += size
         is_chunk, rows = done <= len(prompt), [size - 1] if done >= len(prompt) else []
-        batch = RaggedBatch(ids, [segment] if is_chunk else [], [] if is_chunk else [segment], rows)
+        batch = RaggedBatch.of(ids, [segment] if is_chunk else [], [] if is_chunk else [segment], rows)
         out = stage(stage.prepare(batch))
         if rows:
             text.append(int(out[0].argmax()))
@@ -192,8 +192,8 @@ def logits(device: torch.device) -> Iterator[Row]:
     def last_rows(where: torch.device, dtype: Any, backend: Any) -> torch.Tensor:
         with start(where) as groups:
             stage = stage_of(dataclasses.replace(model, dtype=dtype, attention=backend), groups, 16)
-            stage(stage.prepare(RaggedBatch(ids[:120], [Segment(0, 120, range(13))], [], [])))
-            rest = RaggedBatch(ids[120:], [Segment(120, 80, range(13))], [], list(range(80)))
+            stage(stage.prepare(RaggedBatch.of(ids[:120], [Segment(0, 120, range(13))], [], [])))
+            rest = RaggedBatch.of(ids[120:], [Segment(120, 80, range(13))], [], list(range(80)))
             return stage(stage.prepare(rest)).cpu()
 
     exact = last_rows(CPU, "float32", "sdpa")
@@ -222,7 +222,7 @@ def speed(device: torch.device, name: str) -> Iterator[Row]:
         stage = stage_of(model, groups, 65 * 128)
         yield Row(f"{name} built", "", f"{time.perf_counter() - began:.0f} s, {type(stage.attention).__name__}")
         for what, (chunk, decodes) in shapes.items():
-            batch = RaggedBatch(
+            batch = RaggedBatch.of(
                 [7] * (chunk + decodes),
                 [Segment(512, chunk, range(64 * 128, 65 * 128))] if chunk else [],
                 [Segment(1000 + i, 1, range(i * 128, (i + 1) * 128)) for i in range(decodes)],

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+
+import numpy as np
+
+Ints = np.ndarray  # of int64
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,12 +20,39 @@ class Segment:
 
     start: int
     length: int
-    blocks: Sequence[int]
+    blocks: Sequence[int] | Ints
 
     @property
     def context(self) -> int:
         """KV tokens that the last token of this segment attends to."""
         return self.start + self.length
+
+
+@dataclass(frozen=True, slots=True)
+class Decodes:
+    """The B decodes of a micro-batch by column. Iterating gives a `Segment` each.
+
+    `starts` has the tokens that lie in the KV cache already, [B] int64. `tables` has the KV blocks, [B, M] int32: row b
+    begins with those of decode b, in order; what follows them in the row is not read.
+    """
+
+    starts: np.ndarray
+    tables: np.ndarray
+
+    @classmethod
+    def of(cls, segments: Sequence[Segment]) -> Decodes:
+        """Make columns of segments of length 1."""
+        assert all(segment.length == 1 for segment in segments)
+        tables = np.zeros((len(segments), max((len(s.blocks) for s in segments), default=0)), dtype=np.int32)
+        for row, segment in zip(tables, segments, strict=True):
+            row[: len(segment.blocks)] = segment.blocks
+        return cls(np.array([s.start for s in segments], dtype=np.int64), tables)
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def __iter__(self) -> Iterator[Segment]:
+        return (Segment(start, 1, table) for start, table in zip(self.starts.tolist(), self.tables, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +63,18 @@ class RaggedBatch:
     wanted, ascending: each decode's, and the last row of each chunk that ends its prompt.
     """
 
-    token_ids: Sequence[int]  # T
+    token_ids: Ints  # [T]
     chunks: Sequence[Segment]
-    decodes: Sequence[Segment]
-    sample_rows: Sequence[int]  # R
+    decodes: Decodes
+    sample_rows: Ints  # [R]
+
+    @classmethod
+    def of(
+        cls, token_ids: Sequence[int], chunks: Sequence[Segment], decodes: Sequence[Segment], sample_rows: Sequence[int]
+    ) -> RaggedBatch:
+        """Make a batch of lists."""
+        ids, rows = (np.array(numbers, dtype=np.int64) for numbers in (token_ids, sample_rows))
+        return cls(ids, chunks, Decodes.of(decodes), rows)
 
     @property
     def num_tokens(self) -> int:
@@ -48,13 +86,13 @@ class RaggedBatch:
 
     def sampled(self) -> RaggedBatch:
         """Return the batch of `sample_rows` alone, in their order: of a chunk the last rows, and each decode."""
-        first, chunks = 0, []
-        for chunk in self.chunks:
-            last = first + chunk.length
-            length = bisect_left(self.sample_rows, last) - bisect_left(self.sample_rows, first)
-            if length:
-                assert last - length in self.sample_rows, "the sampled rows of a chunk are its last"
-                chunks.append(Segment(chunk.context - length, length, chunk.blocks))
-            first = last
-        token_ids = [self.token_ids[row] for row in self.sample_rows]
-        return RaggedBatch(token_ids, chunks, self.decodes, range(len(token_ids)))
+        chunks: list[Segment] = []
+        if self.chunks:
+            ends = np.cumsum([chunk.length for chunk in self.chunks])
+            found = np.searchsorted(self.sample_rows, [0, *ends])
+            for chunk, end, length in zip(self.chunks, ends.tolist(), np.diff(found).tolist(), strict=True):
+                if length:
+                    assert end - length in self.sample_rows, "the sampled rows of a chunk are its last"
+                    chunks.append(Segment(chunk.context - length, length, chunk.blocks))
+        rows = self.sample_rows
+        return RaggedBatch(self.token_ids[rows], chunks, self.decodes, np.arange(len(rows)))

@@ -34,46 +34,47 @@ class KVCache:
         self.values = [empty() for _ in range(num_layers)]
 
 
-def slots_of(blocks: Sequence[int], first: int, last: int, block_size: int) -> range | np.ndarray:
-    """Return the slots of positions first .. last-1 of a request, as a range where its blocks are consecutive."""
+def _runs(blocks: Sequence[int] | np.ndarray, first: int, last: int, block_size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the blocks of positions first .. last-1, and where among them a run of consecutive blocks begins."""
     lo, hi = first // block_size, -(-last // block_size)
     assert hi <= len(blocks), (last, block_size, len(blocks))
-    base = blocks[lo]
-    if hi - lo == 1 or list(blocks[lo:hi]) == list(range(base, base + hi - lo)):
-        start = base * block_size + first - lo * block_size
-        return range(start, start + last - first)
     owned = np.asarray(blocks[lo:hi], dtype=np.int64)
+    return owned, np.flatnonzero(owned[1:] - owned[:-1] != 1) + 1
+
+
+def slots_of(blocks: Sequence[int] | np.ndarray, first: int, last: int, block_size: int) -> range | np.ndarray:
+    """Return the slots of positions first .. last-1 of a request, as a range where its blocks are consecutive."""
+    owned, breaks = _runs(blocks, first, last, block_size)
+    offset = first % block_size
+    if not len(breaks):
+        start = int(owned[0]) * block_size + offset
+        return range(start, start + last - first)
     slots = owned[:, None] * block_size + np.arange(block_size)
-    return slots.reshape(-1)[first - lo * block_size : last - lo * block_size]
+    return slots.reshape(-1)[offset : offset + last - first]
 
 
-def slot_runs(blocks: Sequence[int], first: int, last: int, block_size: int) -> list[tuple[int, int]]:
-    """Return the slots of positions first .. last-1 of a request as runs: a first slot, and how many follow on it."""
-    lo, hi = first // block_size, -(-last // block_size)
-    base = blocks[lo]
-    if hi - lo == 1 or blocks[lo:hi] == list(range(base, base + hi - lo)):  # most requests; C compares the lists
-        return [(base * block_size + first % block_size, last - first)]
-    runs: list[tuple[int, int]] = []
-    position = first
-    while position < last:
-        number = position // block_size
-        begin = blocks[number] * block_size + position % block_size
-        while number + 1 < len(blocks) and blocks[number + 1] == blocks[number] + 1:
-            number += 1
-        end = min(last, (number + 1) * block_size)
-        runs.append((begin, end - position))
-        position = end
+def slot_runs(blocks: Sequence[int] | np.ndarray, first: int, last: int, block_size: int) -> np.ndarray:
+    """Return the slots of positions first .. last-1 of a request as runs, [runs, 2] int64: first slot, and number."""
+    owned, breaks = _runs(blocks, first, last, block_size)
+    bounds = np.concatenate([[0], breaks, [len(owned)]])
+    runs = np.empty((len(breaks) + 1, 2), dtype=np.int64)
+    runs[:, 0] = owned[bounds[:-1]] * block_size
+    runs[:, 1] = (bounds[1:] - bounds[:-1]) * block_size
+    offset = first % block_size
+    runs[0] += offset, -offset
+    runs[-1, 1] -= -last % block_size
     return runs
 
 
 def slot_mapping(batch: RaggedBatch, block_size: int) -> np.ndarray:
     """Return the slot that each token's key and value are written to, [T] int64."""
     parts = [np.asarray(slots_of(c.blocks, c.start, c.context, block_size), dtype=np.int64) for c in batch.chunks]
-    decodes = [d.blocks[d.start // block_size] * block_size + d.start % block_size for d in batch.decodes]
-    return np.concatenate([*parts, np.asarray(decodes, dtype=np.int64)])
+    starts, tables = batch.decodes.starts, batch.decodes.tables
+    blocks = tables[np.arange(len(starts)), starts // block_size].astype(np.int64) if len(starts) else starts
+    return np.concatenate([*parts, blocks * block_size + starts % block_size])
 
 
 def positions(batch: RaggedBatch) -> np.ndarray:
     """Return the position of each token in its request, [T] int64."""
-    parts = [np.arange(c.start, c.context, dtype=np.int64) for c in batch.chunks]
-    return np.concatenate([*parts, np.asarray([d.start for d in batch.decodes], dtype=np.int64)])
+    chunks = [np.arange(chunk.start, chunk.context, dtype=np.int64) for chunk in batch.chunks]
+    return np.concatenate([*chunks, batch.decodes.starts])

@@ -32,16 +32,27 @@ def _llama3(frequencies: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
     return (1 - kept) * frequencies / scaling.factor + kept * frequencies
 
 
+_FIRST_POSITIONS = 2048  # of the table, which doubles
+
+
 class RotaryEmbedding:
-    """Computes the cosines and sines of a micro-batch's positions, once for all layers."""
+    """Looks up the cosines and sines of a micro-batch's positions, once for all layers."""
 
     def __init__(self, arch: Architecture, *, dtype: torch.dtype, device: torch.device) -> None:
         self.frequencies = inverse_frequencies(arch).to(device)
         self.dtype = dtype
+        self._table = self._compute(_FIRST_POSITIONS)
 
-    def at(self, positions_T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return cosines and sines, each [T, 1, 1, D / 2]."""
-        angles = (positions_T.float()[:, None] * self.frequencies)[:, None, None]
+    def at(self, positions_T: torch.Tensor, end: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return cosines and sines, each [T, 1, 1, D / 2], of positions below `end`."""
+        if end > len(self._table[0]):
+            self._table = self._compute(1 << (end - 1).bit_length())
+        cos, sin = self._table
+        return cos.index_select(0, positions_T), sin.index_select(0, positions_T)
+
+    def _compute(self, end: int) -> tuple[torch.Tensor, torch.Tensor]:
+        positions = torch.arange(end, device=self.frequencies.device, dtype=torch.float32)
+        angles = (positions[:, None] * self.frequencies)[:, None, None]
         return angles.cos().to(self.dtype), angles.sin().to(self.dtype)
 
 

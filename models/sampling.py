@@ -76,6 +76,13 @@ class _History:
                 self.counts[token] = self.counts.get(token, 0) + 1
         self.length = max(self.length, start + len(tokens))
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether each token is the argmax of its logits, and nothing is asked beside it."""
+        params = self.params
+        is_masked = bool(self.masked) and params.min_tokens > 0
+        return params.is_greedy and not (params.has_penalties or is_masked) and params.logprobs is None
+
     def is_masked(self, position: int) -> bool:
         return bool(self.masked) and position - self.prompt_len < self.params.min_tokens
 
@@ -107,17 +114,25 @@ class Sampler:
         assert vocab_size <= 1 << _ID_BITS, vocab_size
         self.vocab_size = vocab_size  # V; logits may be wider (padded to a multiple of tp)
         self._requests: dict[int, _History] = {}
+        self._special: set[int] = set()  # requests for which more is to be done than to take the argmax
 
     def add(
         self, request: int, params: SamplingParams, seed: int, prompt_len: int, eos_token_ids: tuple[int, ...]
     ) -> None:
         """Start a request. If it is known, its past tokens are forgotten."""
         masked = sorted({i for i in (*eos_token_ids, *params.stop_token_ids) if 0 <= i < self.vocab_size})
-        self._requests[request] = _History(params, seed, prompt_len, masked)
+        history = self._requests[request] = _History(params, seed, prompt_len, masked)
+        (self._special.discard if history.is_plain else self._special.add)(request)
 
     def drop(self, request: int) -> None:
         """Forget a request, if it is known."""
         self._requests.pop(request, None)
+        self._special.discard(request)
+
+    @property
+    def keeps_past(self) -> bool:
+        """Whether the past tokens of any request may matter."""
+        return bool(self._special)
 
     def feed(self, request: int, start: int, tokens: Sequence[int]) -> None:
         """Record the tokens that a micro-batch computes, from position `start` on. Known positions are skipped."""
@@ -139,6 +154,9 @@ class Sampler:
         if not requests:
             return []
         logits = logits_RV[:, : self.vocab_size]
+        if self._special.isdisjoint(requests):
+            top, best = logits.max(dim=-1)
+            return list(map(SampledToken, best.where(top.isfinite(), NO_TOKEN).tolist()))
         rows = [self._requests[r] for r in requests]
         edited = [
             r for r, (h, p) in enumerate(zip(rows, positions, strict=True)) if h.params.has_penalties or h.is_masked(p)

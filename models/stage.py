@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -95,18 +94,19 @@ class Stage(nn.Module):
     @torch.inference_mode()
     def prepare(self, batch: RaggedBatch) -> StageInputs:
         """Make what can be made of a micro-batch before the previous stage's activation arrives."""
-        positions_T = torch.from_numpy(positions(batch)).to(self.device)
+        at = positions(batch)
+        positions_T = torch.from_numpy(at).to(self.device)
         context = last_context = BatchContext(
             slots=torch.from_numpy(slot_mapping(batch, self.cache.block_size)).to(self.device),
-            rope=self.rope.at(positions_T) if self.rope is not None else None,
+            rope=self.rope.at(positions_T, int(at.max()) + 1) if self.rope is not None else None,
             plan=self.attention.plan(batch),
         )
         if self.mesh.is_last and len(batch.sample_rows) < batch.num_tokens:
-            rows_R = torch.as_tensor(batch.sample_rows, dtype=torch.int64, device=self.device)
+            rows_R = torch.from_numpy(batch.sample_rows).to(self.device)
             last_context = replace(context, plan=self.attention.plan(batch.sampled()), rows=rows_R)
         token_ids_T = None
         if self.mesh.is_first:
-            token_ids_T = torch.from_numpy(np.asarray(batch.token_ids, dtype=np.int64)).to(self.device)
+            token_ids_T = torch.from_numpy(batch.token_ids).to(self.device)
         return StageInputs(batch.num_tokens, token_ids_T, positions_T, context, last_context)
 
     @torch.inference_mode()

@@ -62,8 +62,8 @@ class XformersBackend:
             windowed = self.sdpa.plan_chunks(batch)
         elif batch.chunks:
             parts.append(self._plan_part(batch.chunks, 0))
-        if batch.decodes:
-            parts.append(self._plan_part(batch.decodes, batch.num_chunk_tokens))
+        if len(batch.decodes):
+            parts.append(self._plan_part(list(batch.decodes), batch.num_chunk_tokens))
         return XformersPlan(batch.num_tokens, parts, windowed)
 
     def _plan_part(self, segments: Sequence[Segment], row: int) -> PartPlan:
@@ -133,7 +133,7 @@ def _probe(dtype: torch.dtype, device: torch.device, head_dim: int) -> str | Non
     keys, values = (
         torch.randn(64, 2, head_dim, device=device, dtype=dtype, generator=generator) for _ in range(2)
     )
-    batch = RaggedBatch(
+    batch = RaggedBatch.of(
         token_ids=[0] * 6, chunks=[Segment(start=9, length=5, blocks=[2])], decodes=[Segment(8, 1, [0])],
         sample_rows=[],
     )

@@ -19,8 +19,8 @@ _SIGNATURES = {
         c_int64, c_void_p, c_int64, c_int64, c_int64, c_int64,
     ),
     "attend_decodes": (
-        c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64,
-        c_int64, c_float,
+        c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int64,
+        c_int64, c_int64, c_int64, c_float,
     ),
     "attend_chunk": (
         c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_int64, c_int64, c_int64, c_void_p, c_int64,
@@ -74,21 +74,25 @@ class CppKernels:
         return queries
 
     def attend_decodes(
-        self, q_BKGD: torch.Tensor, keys_SKD: torch.Tensor, values_SKD: torch.Tensor, runs: np.ndarray,
-        first_run: np.ndarray, num_keys: np.ndarray, out_BKGD: torch.Tensor,
+        self, q_BKGD: torch.Tensor, keys_SKD: torch.Tensor, values_SKD: torch.Tensor, starts_B: np.ndarray,
+        tables_BM: np.ndarray, *, block_size: int, window: int, out_BKGD: torch.Tensor,
     ) -> None:
         """Compute the attention of B decodes into `out_BKGD`; it and `q_BKGD` are contiguous.
 
-        Decode b attends to `num_keys[b]` keys: those of `runs[first_run[b] : first_run[b + 1]]`, each a first slot and
-        a number of slots. All three are int64.
+        Decode b is at position `starts_B[b]`, int64, and attends to itself and to at most `window` - 1 tokens before
+        it. `tables_BM` has the blocks of each, int32.
         """
         B, K, G, D = q_BKGD.shape
         assert q_BKGD.is_contiguous()
         assert out_BKGD.is_contiguous()
         assert keys_SKD.stride()[::2] == values_SKD.stride()[::2] == (D, 1)
+        assert tables_BM.dtype == np.int32
+        assert starts_B.dtype == np.int64
+        assert tables_BM.flags.c_contiguous
+        assert starts_B.flags.c_contiguous
         self._library.attend_decodes(
-            q_BKGD.data_ptr(), keys_SKD.data_ptr(), values_SKD.data_ptr(), keys_SKD.stride(1), runs.ctypes.data,
-            first_run.ctypes.data, num_keys.ctypes.data, out_BKGD.data_ptr(), B, K, G, D, D**-0.5,
+            q_BKGD.data_ptr(), keys_SKD.data_ptr(), values_SKD.data_ptr(), keys_SKD.stride(1), starts_B.ctypes.data,
+            tables_BM.ctypes.data, tables_BM.shape[1], block_size, window, out_BKGD.data_ptr(), B, K, G, D, D**-0.5,
         )
 
     def attend_chunk(

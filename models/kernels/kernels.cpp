@@ -193,6 +193,21 @@ void attend_block(const float* q, int64_t q_token, const float* keys, const floa
     }
 }
 
+// Finds the slots of positions begin .. end - 1 of a request with blocks `table`: of each run of consecutive blocks the
+// first slot and the number of slots.
+void find_runs(const int32_t* table, int64_t begin, int64_t end, int64_t block_size, std::vector<int64_t>& runs) {
+    runs.clear();
+    for (int64_t position = begin; position < end;) {
+        const int64_t block = position / block_size, offset = position % block_size;
+        const int64_t slot = table[block] * block_size + offset, count = std::min(block_size - offset, end - position);
+        if (!runs.empty() && runs[runs.size() - 2] + runs.back() == slot)
+            runs.back() += count;
+        else
+            runs.insert(runs.end(), {slot, count});
+        position += count;
+    }
+}
+
 }  // namespace
 
 extern "C" {
@@ -256,21 +271,24 @@ void rotate_and_write(const float* qk, int64_t qk_token, int64_t qk_head, const 
     }
 }
 
-// Attention of B decodes, queries[B, K, G, D], over the paged cache [K, slots, D], to out[B, K, G, D]. Decode b reads
-// the keys in runs[first_run[b] : first_run[b + 1]], num_keys[b] in all. Each key and each value is read once.
+// Attention of B decodes, queries[B, K, G, D], over the paged cache [K, slots, D], to out[B, K, G, D]. Decode b is at
+// position starts[b], attends to at most `window` positions, and its blocks of `block_size` slots are in the first
+// entries of tables[b, :M]. Each key and each value is read once.
 void attend_decodes(const float* queries, const float* keys, const float* values, int64_t cache_head,
-                    const int64_t* runs, const int64_t* first_run, const int64_t* num_keys, float* out, int64_t B,
-                    int64_t K, int64_t G, int64_t D, float scale) {
+                    const int64_t* starts, const int32_t* tables, int64_t M, int64_t block_size, int64_t window,
+                    float* out, int64_t B, int64_t K, int64_t G, int64_t D, float scale) {
 #pragma omp parallel
     {
         std::vector<float> scores;
+        std::vector<int64_t> runs;
 #pragma omp for schedule(dynamic) collapse(2)
         for (int64_t b = 0; b < B; ++b) {
             for (int64_t k = 0; k < K; ++k) {
+                const int64_t end = starts[b] + 1, begin = std::max<int64_t>(0, end - window), at = (b * K + k) * G * D;
+                find_runs(tables + b * M, begin, end, block_size, runs);
                 const auto attend = D == 64 ? attend_head<64> : D == 128 ? attend_head<128> : attend_head<0>;
-                const int64_t at = (b * K + k) * G * D;
-                attend(queries + at, keys + k * cache_head, values + k * cache_head, runs + 2 * first_run[b],
-                       first_run[b + 1] - first_run[b], num_keys[b], G, D, scale, scores, out + at);
+                attend(queries + at, keys + k * cache_head, values + k * cache_head, runs.data(), runs.size() / 2,
+                       end - begin, G, D, scale, scores, out + at);
             }
         }
     }

@@ -1,6 +1,7 @@
 """The main function of a rank, the same under every launcher: join the coordinator, build the stage, run micro-batches.
 
-A second thread receives the coordinator's messages, and posts the receive of an activation while another computes.
+A second thread receives the coordinator's messages. While a micro-batch computes, it posts the receive of the next
+activation, and makes of the next message what the stage needs.
 When the coordinator dies, the process ends, whatever the main thread does.
 """
 
@@ -14,13 +15,16 @@ import sys
 import threading
 import time
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...parallel.control import ControlClient, Endpoint
 from ...parallel.frames import ConnectionLost
 from ...parallel.mesh import Mesh
 from ..core.messages import MicroBatchMessage, MicroBatchResult, RankFailure, Span, Stop
 from .handshake import Present, Ready, RollCall, Setup, encoder, to_rank
+
+if TYPE_CHECKING:
+    from ...models.stage import StageInputs
 
 _WATCH_S = 0.5
 
@@ -110,6 +114,7 @@ class _ServingRank:
     def _hear(self) -> None:
         import torch
 
+        torch.set_num_threads(1)  # in this thread: the cores belong to the stage
         if self.is_cuda:
             torch.cuda.set_device(self.groups.device)
         try:
@@ -123,26 +128,26 @@ class _ServingRank:
                         self.client.send(encoder.encode(Present(self.mesh.rank)))
                         continue
                     arrival = None if self.mesh.is_first else self.transport.post_receive(message.num_tokens)
-                    self.inbox.put((message, arrival, time.monotonic()))
+                    received = time.monotonic()
+                    self.inbox.put((message, self.worker.prepare(message), arrival, received))
         except ConnectionLost:
             _end_without_coordinator(self.mesh.rank)
         except Exception as error:
             self.inbox.put(error)
 
-    def _next(self) -> tuple[MicroBatchMessage, Any, float] | None:
+    def _next(self) -> tuple[MicroBatchMessage, StageInputs, Any, float] | None:
         self._idle_since = time.monotonic()
         message = self.inbox.get()
         if isinstance(message, Exception):
             raise message
         return message
 
-    def _run(self, micro_batch: MicroBatchMessage, arrival: Any, received: float) -> None:
+    def _run(self, micro_batch: MicroBatchMessage, inputs: StageInputs, arrival: Any, received: float) -> None:
         import torch
 
-        batch = self.worker.prepare(micro_batch)
         hidden = arrival.wait() if arrival is not None else None
         begin = time.monotonic()
-        out = self.worker.forward(batch, hidden)
+        out = self.worker.forward(inputs, hidden)
         sampled = None
         if self.mesh.is_last:
             if self.mesh.tp_rank == 0:

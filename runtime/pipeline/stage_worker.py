@@ -1,18 +1,20 @@
-"""One rank's share of a micro-batch: updates block tables and sampler history, runs the stage, samples on the last."""
+"""One rank's share of a micro-batch: updates block tables, runs the stage; on the last stage, samples."""
 
 from __future__ import annotations
 
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
-from ...models.batch import RaggedBatch, Segment
+from ...models.batch import Decodes, RaggedBatch, Segment
+from ...models.block_tables import BlockTables
 from ...models.build_stage import build_stage
 from ...models.sampling import Sampler
 from ...models.stage import Stage, StageInputs
 from ..core.columns import unpack
-from ..core.messages import DecodesMessage, MicroBatchMessage, Sampled, SegmentMessage, TokenLogprobs
+from ..core.messages import MicroBatchMessage, Sampled, TokenLogprobs
 from .handshake import Setup
 
 if TYPE_CHECKING:
@@ -26,7 +28,7 @@ class StageWorker:
         self.stage = stage
         mesh = stage.mesh
         self._sampler = Sampler(stage.arch.vocab_size) if mesh.is_last and mesh.tp_rank == 0 else None
-        self._blocks: dict[int, list[int]] = {}
+        self._tables = BlockTables()
 
     @classmethod
     def build(cls, setup: Setup, groups: Groups) -> StageWorker:
@@ -49,65 +51,61 @@ class StageWorker:
         return cls(stage)
 
     def prepare(self, micro_batch: MicroBatchMessage) -> StageInputs:
-        """Update block tables and sampler history from a micro-batch, and make the stage's inputs of it."""
+        """Update block tables from a micro-batch, and make the stage's inputs of it.
+
+        Micro-batches must be prepared in their order. Another one may be computed or sampled meanwhile.
+        """
+        tables = self._tables
         for request in micro_batch.dropped:
-            del self._blocks[request]
-            if self._sampler:
-                self._sampler.drop(request)
+            tables.drop(request)
         for new in micro_batch.new:
-            self._blocks[new.request] = []
-            if self._sampler:
-                self._sampler.add(new.request, new.sampling, new.seed, new.prompt_len, new.eos_token_ids)
-        token_ids: list[int] = []
+            tables.add(new.request)
+        parts: list[Any] = []
         sample_rows: list[int] = []
         chunks = []
+        row = 0
         for chunk in micro_batch.chunks:
-            token_ids += chunk.tokens
+            tables.append(chunk.request, chunk.blocks)
+            parts.append(chunk.tokens)
+            chunks.append(Segment(chunk.start, len(chunk.tokens), tables.of(chunk.request)))
+            row += len(chunk.tokens)
             if chunk.sample:
-                sample_rows.append(len(token_ids) - 1)
-            chunks.append(self._chunk(chunk))
-        num_chunk_tokens = len(token_ids)
-        decodes = self._decodes(micro_batch.decodes, token_ids)
-        sample_rows += range(num_chunk_tokens, len(token_ids))
-        batch = RaggedBatch(token_ids=token_ids, chunks=chunks, decodes=decodes, sample_rows=sample_rows)
-        return self.stage.prepare(batch)
-
-    def _chunk(self, chunk: SegmentMessage) -> Segment:
-        blocks = self._blocks[chunk.request]
-        blocks += chunk.blocks
-        if self._sampler:
-            self._sampler.feed(chunk.request, chunk.start, chunk.tokens)
-        return Segment(chunk.start, len(chunk.tokens), blocks)
-
-    def _decodes(self, decodes: DecodesMessage, token_ids: list[int]) -> list[Segment]:
-        """Make the segments of the decodes, and append their tokens to `token_ids`."""
-        tables = self._blocks
-        for request, blocks in decodes.blocks.items():
-            tables[request] += blocks
-        requests, starts = unpack(decodes.requests).tolist(), unpack(decodes.starts).tolist()
-        tokens = unpack(decodes.tokens).tolist()
-        if self._sampler:
-            for request, start, token in zip(requests, starts, tokens, strict=True):
-                self._sampler.feed(request, start, [token])
-        token_ids += tokens
-        return [Segment(start, 1, tables[request]) for request, start in zip(requests, starts, strict=True)]
+                sample_rows.append(row - 1)
+        message = micro_batch.decodes
+        for request, blocks in message.blocks.items():
+            tables.append(request, blocks)
+        starts = np.frombuffer(message.starts, dtype=np.int64)
+        most = int(starts.max()) // self.stage.cache.block_size + 1 if len(starts) else 0
+        decodes = Decodes(starts, tables.of_each(unpack(message.requests).tolist(), most))
+        parts.append(np.frombuffer(message.tokens, dtype=np.int64))
+        rows = np.concatenate([sample_rows, np.arange(row, row + len(starts))]).astype(np.int64)
+        return self.stage.prepare(RaggedBatch(np.concatenate(parts, dtype=np.int64), chunks, decodes, rows))
 
     def forward(self, inputs: StageInputs, hidden_TH: torch.Tensor | None) -> torch.Tensor:
         """Compute the hidden states [T, H]; on the last stage the logits [R, V] of the rows that need a token."""
         return self.stage(inputs, hidden_TH)
 
     def sample(self, micro_batch: MicroBatchMessage, logits_RV: torch.Tensor) -> Sampled:
-        """Sample a token for each segment of the micro-batch that needs one, in order."""
-        assert self._sampler is not None
-        segments = [s for s in chain(micro_batch.chunks, micro_batch.decodes) if s.sample]
-        if not segments:
-            return Sampled([])
-        tokens = self._sampler.sample(
-            logits_RV, [s.request for s in segments], [s.start + len(s.tokens) for s in segments]
-        )
+        """Sample a token for each segment of the micro-batch that needs one, in order.
+
+        It must be called for each micro-batch in their order, since penalties go by the tokens that came before.
+        """
+        sampler, decodes = self._sampler, micro_batch.decodes
+        assert sampler is not None
+        for request in micro_batch.dropped:
+            sampler.drop(request)
+        for new in micro_batch.new:
+            sampler.add(new.request, new.sampling, new.seed, new.prompt_len, new.eos_token_ids)
+        if sampler.keeps_past:
+            for segment in chain(micro_batch.chunks, decodes):
+                sampler.feed(segment.request, segment.start, segment.tokens)
+        ends = [chunk for chunk in micro_batch.chunks if chunk.sample]
+        requests = [chunk.request for chunk in ends] + unpack(decodes.requests).tolist()
+        positions = [chunk.start + len(chunk.tokens) for chunk in ends] + [n + 1 for n in unpack(decodes.starts)]
+        sampled = sampler.sample(logits_RV, requests, positions)
         logprobs = {
-            place: TokenLogprobs(t.logprob, t.rank, t.top)
-            for place, t in enumerate(tokens)
-            if t.logprob is not None and t.rank is not None
+            place: TokenLogprobs(token.logprob, token.rank, token.top)
+            for place, token in enumerate(sampled)
+            if token.logprob is not None and token.rank is not None
         }
-        return Sampled([t.token for t in tokens], logprobs)
+        return Sampled([token.token for token in sampled], logprobs)

@@ -51,7 +51,7 @@ def test_every_split_of_a_prompt_is_the_full_prefill(window: int | None, blocks:
         keys, values = torch.full((12, K, D), float("nan")), torch.full((12, K, D), float("nan"))
         start = 0
         for size in sizes:
-            batch = RaggedBatch([0] * size, [Segment(start, size, blocks)], [], [])
+            batch = RaggedBatch.of([0] * size, [Segment(start, size, blocks)], [], [])
             rows = slice(start, start + size)
             slots = torch.from_numpy(slot_mapping(batch, BLOCK))
             keys[slots], values[slots] = k[rows], v[rows]
@@ -61,12 +61,14 @@ def test_every_split_of_a_prompt_is_the_full_prefill(window: int | None, blocks:
 
 
 MIXED = [
-    RaggedBatch([0] * 9, [Segment(3, 5, [4, 5]), Segment(0, 2, [9])], [Segment(6, 1, [0, 1]), Segment(0, 1, [7])], []),
-    RaggedBatch(
+    RaggedBatch.of(
+        [0] * 9, [Segment(3, 5, [4, 5]), Segment(0, 2, [9])], [Segment(6, 1, [0, 1]), Segment(0, 1, [7])], []
+    ),
+    RaggedBatch.of(
         [0] * 9, [Segment(3, 5, [5, 2]), Segment(0, 2, [9])], [Segment(6, 1, [8, 1]), Segment(11, 1, [7, 3, 0])], []
     ),
-    RaggedBatch([0] * 2, [], [Segment(9, 1, [1, 2, 3]), Segment(4, 1, [8, 6])], []),
-    RaggedBatch([0] * 6, [Segment(2, 6, [3, 4])], [], []),
+    RaggedBatch.of([0] * 2, [], [Segment(9, 1, [1, 2, 3]), Segment(4, 1, [8, 6])], []),
+    RaggedBatch.of([0] * 6, [Segment(2, 6, [3, 4])], [], []),
 ]  # fmt: skip
 
 
@@ -152,7 +154,7 @@ def test_cuda_gives_what_the_cpu_gives(batch: RaggedBatch, name: str) -> None:
 def test_the_sampled_rows_of_a_batch_are_a_batch() -> None:
     """Of the chunks, the first samples none, the second its last, the third (a draft to verify) all of its rows."""
     chunks = [Segment(3, 5, [4, 5]), Segment(0, 2, [9]), Segment(7, 3, [1, 2, 3])]
-    batch = RaggedBatch(list(range(12)), chunks, [Segment(6, 1, [0, 1]), Segment(0, 1, [7])], [6, 7, 8, 9, 10, 11])
+    batch = RaggedBatch.of(list(range(12)), chunks, [Segment(6, 1, [0, 1]), Segment(0, 1, [7])], [6, 7, 8, 9, 10, 11])
     found = batch.sampled()
     assert list(found.token_ids) == [6, 7, 8, 9, 10, 11]
     assert found.chunks == [Segment(1, 1, [9]), Segment(7, 3, [1, 2, 3])]

@@ -74,7 +74,7 @@ def batches(draw: st.DrawFn) -> tuple[RaggedBatch, int]:
         free = free[count:]
     chunks, decodes = segments[: len(lengths)], segments[len(lengths) :]
     num = sum(length for _, length in sizes)
-    return RaggedBatch([0] * num, chunks, decodes, []), sum(counts)
+    return RaggedBatch.of([0] * num, chunks, decodes, []), sum(counts)
 
 
 @given(
@@ -99,7 +99,7 @@ def test_attention(
 
 def test_what_is_not_finite_stays_so(cpp: CppKernels) -> None:
     """A NaN in a key makes its attention NaN, so that the sampler can see it."""
-    batch = RaggedBatch([0] * 4, [Segment(0, 3, [0])], [Segment(2, 1, [1])], [])
+    batch = RaggedBatch.of([0] * 4, [Segment(0, 3, [0])], [Segment(2, 1, [1])], [])
     q, keys, values = torch.randn(4, 1, 2, 64), cache(1, 8, 64), cache(1, 8, 64)
     keys[1], keys[5] = float("nan"), float("nan")
     backend = CppBackend(cpp, block_size=4, window=None)

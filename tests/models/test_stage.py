@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import torch
 
 from gapless.conf.schema import Architecture, ModelConfig
@@ -20,7 +21,7 @@ ARCH = Architecture(
 
 def test_the_last_layer_of_sampled_rows_alone_gives_their_logits() -> None:
     """The logits of sampled rows are those of the same rows where all rows are sampled, and the cache is the same."""
-    batch = RaggedBatch(
+    batch = RaggedBatch.of(
         [5, 6, 7, 8, 9, 1, 2, 3, 4], [Segment(0, 5, [0, 1]), Segment(0, 3, [2])], [Segment(0, 1, [3])], [7, 8]
     )
     with Groups.start(Rendezvous(0, 1, "", "cpu"), Mesh(1, 1), 60) as groups:
@@ -29,8 +30,8 @@ def test_the_last_layer_of_sampled_rows_alone_gives_their_logits() -> None:
             for _ in range(3)
         ]
         some = stages[0](stages[0].prepare(batch))
-        whole = stages[1](stages[1].prepare(dataclasses.replace(batch, sample_rows=range(9))))
-        none = stages[2](stages[2].prepare(dataclasses.replace(batch, sample_rows=[])))
+        whole = stages[1](stages[1].prepare(dataclasses.replace(batch, sample_rows=np.arange(9))))
+        none = stages[2](stages[2].prepare(dataclasses.replace(batch, sample_rows=np.arange(0))))
     torch.testing.assert_close(some, whole[[7, 8]], rtol=1e-5, atol=1e-6)
     assert none.shape == (0, ARCH.vocab_size)
     for stage in stages[1:]:

@@ -80,7 +80,7 @@ def greedy(
         decodes = [Segment(done[r], 1, tables[r]) for r in decoding]
         rows += range(len(tokens), len(tokens) + len(decodes))
         tokens += [texts[r][-1] for r in decoding]
-        new, out = step(stage, RaggedBatch(tokens, parts, decodes, rows))
+        new, out = step(stage, RaggedBatch.of(tokens, parts, decodes, rows))
         for r, part in zip([*prefilling, *decoding], [*parts, *decodes], strict=False):
             done[r] = part.context
         for i, r in enumerate([*sampled, *decoding]):

@@ -1,0 +1,53 @@
+"""The KV blocks of all requests of a rank, in one array."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+_ROWS = _COLUMNS = 64  # at first; both double
+
+
+class BlockTables:
+    """The KV blocks of each request in their order, a row of an array for each, so that many are read at once."""
+
+    def __init__(self) -> None:
+        self._blocks = np.zeros((_ROWS, _COLUMNS), dtype=np.int32)
+        self._free = list(range(_ROWS - 1, -1, -1))
+        self._row: dict[int, int] = {}
+        self._length: dict[int, int] = {}
+
+    def add(self, request: int) -> None:
+        """Start a request without blocks. It must not be known."""
+        assert request not in self._row, request
+        if not self._free:
+            rows = len(self._blocks)
+            self._blocks = np.concatenate([self._blocks, np.zeros_like(self._blocks)])
+            self._free = list(range(2 * rows - 1, rows - 1, -1))
+        self._row[request], self._length[request] = self._free.pop(), 0
+
+    def drop(self, request: int) -> None:
+        """Forget a request. It must be known."""
+        self._free.append(self._row.pop(request))
+        del self._length[request]
+
+    def append(self, request: int, blocks: Sequence[int]) -> None:
+        """Add blocks after those that the request has."""
+        first = self._length[request]
+        last = self._length[request] = first + len(blocks)
+        while last > self._blocks.shape[1]:
+            self._blocks = np.concatenate([self._blocks, np.zeros_like(self._blocks)], axis=1)
+        self._blocks[self._row[request], first:last] = blocks
+
+    def of(self, request: int) -> np.ndarray:
+        """Return a copy of the blocks of a request, [length] int32."""
+        return self._blocks[self._row[request], : self._length[request]].copy()
+
+    def of_each(self, requests: Sequence[int], most: int) -> np.ndarray:
+        """Return a copy of the first `most` blocks of each request, [requests, most] int32.
+
+        After the last block of a request that has fewer its row has any numbers.
+        """
+        assert most <= self._blocks.shape[1]
+        return self._blocks[[self._row[request] for request in requests], :most]

@@ -3,17 +3,26 @@
 One chunk of 256 tokens rides with 1 to 256 decodes on contexts from 512 tokens up, under `sarathi`, over pipelines of 2
 to 16 stages. Prints the median microseconds of a micro-batch in the scheduler, in the coordinator, in its messages
 (encoding and decoding the micro-batch and one result a stage), and in one rank before it computes (block tables,
-positions, attention plans of the last stage). All run one after the other in this process, without sockets. The
-policy's and the coordinator's code is that of `GAPLESS_COMPILED` (0: sources). About a minute.
+positions, attention plans of the last stage). All run one after the other in this process, without sockets. In a
+pipeline, a rank prepares while it computes another micro-batch. The policy's and the coordinator's code is that of
+`GAPLESS_COMPILED` (0: sources).
+
+Then prints the round trip over real processes: from the end of a micro-batch on the last stage to the start of the next
+one on the first, where one is in flight at a time. One request decodes, or 31 do. About two minutes.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,6 +42,7 @@ from gapless.runtime.engine.coordinator import Coordinator
 from gapless.runtime.pipeline.handshake import Setup, encoder, from_rank, to_rank
 from gapless.runtime.pipeline.protocol import WallClock
 from gapless.runtime.pipeline.stage_worker import StageWorker
+from gapless.runtime.run_folder.read import read_run_folder
 from gapless.runtime.scheduler import Limits
 from gapless.runtime.scheduler.policies import make_scheduler
 
@@ -164,6 +174,48 @@ def measure(decodes: int, stages: int, micro_batches: int, groups: Groups) -> di
     return row
 
 
+def round_trip(stages: int, decodes: int, folder: Path) -> dict[str, Any]:
+    """Return the median microseconds of each leg of the round trip, over processes that compute a tiny model."""
+    command = [
+        "bench", "model=tiny", f"parallel.pp={stages}", "parallel.launcher=ray", "parallel.threads=1", "parallel.depth=1",
+        "model.architecture.num_layers=16", "scheduler=sarathi", f"workload.num_prompts={decodes}",
+        "workload.input_len=32", "workload.output_len=200", "warmup=false", f"hydra.run.dir={folder}",
+    ]  # fmt: skip
+    done = subprocess.run([sys.executable, "-m", "gapless", *command], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(done.stderr)
+    record = read_run_folder(folder).load()
+    at = {(span.micro_batch, span.stage): span for span in record.spans}
+    only_decodes = [found for found in record.micro_batches if not found.chunks]
+    legs: dict[str, list[float]] = {"result": [], "dispatch": [], "start": [], "round_trip": []}
+    for this, following in itertools.pairwise(only_decodes):
+        ended, began = at[this.micro_batch, stages - 1].end, at[following.micro_batch, 0].begin
+        assert this.completed is not None
+        legs["result"].append(this.completed - ended)
+        legs["dispatch"].append(following.dispatched - this.completed)
+        legs["start"].append(began - following.dispatched)
+        legs["round_trip"].append(began - ended)
+    medians = {f"{leg}_us": statistics.median(seconds) * 1e6 for leg, seconds in legs.items()}
+    return {"stages": stages, "decodes": decodes} | medians
+
+
+def print_round_trips() -> list[dict[str, Any]]:
+    """Measure round trips, and print them as a table."""
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        for stages in (2, 4):
+            for decodes in (1, 31):
+                rows.append(round_trip(stages, decodes, Path(folder) / f"{stages}_{decodes}"))
+    print("\nmicroseconds from the last stage's end to the first stage's next start, over processes")
+    print(f"{'stages':>6}{'decodes':>9}{'to coordinator':>16}{'dispatch':>10}{'to first stage':>16}{'in all':>9}")
+    for row in rows:
+        print(
+            f"{row['stages']:>6}{row['decodes']:>9}{row['result_us']:>16.1f}{row['dispatch_us']:>10.1f}"
+            f"{row['start_us']:>16.1f}{row['round_trip_us']:>9.1f}"
+        )
+    return rows
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--micro-batches", type=int, default=200, help="that are measured in each setting")
@@ -181,7 +233,7 @@ def main() -> int:
             rows.append(row)
             print(f"{stages:>6}{decodes:>9}" + "".join(f"{row[f'{part}_us']:>13.1f}" for part in (*PARTS, "sum")))
     groups.close()
-    write_json(arguments.json, "control", {"micro_batches": rows})
+    write_json(arguments.json, "control", {"micro_batches": rows, "round_trips": print_round_trips()})
     return 0
 
 

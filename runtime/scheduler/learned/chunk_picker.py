@@ -49,8 +49,10 @@ class ChunkPicker:
         if not self.is_auto:
             return None
         self._num_updates += 1
-        saturation, is_look, note = self._saturation, self._num_updates % _LOOK_INTERVAL == 0, None
-        if is_look and (saturation.is_known or saturation.is_in_vain or self._picked):
+        saturation, note = self._saturation, None
+        can_tell = saturation.is_known or saturation.is_in_vain
+        is_look = self._num_updates % _LOOK_INTERVAL == 0 or (can_tell and not self._picked)
+        if is_look and (can_tell or self._picked):
             note = self._pick(snapshot())
         offer = saturation.offer if is_look or not self._picked else None
         self.chunk = offer or self._picked or aligned(FIRST_SIZE, self._tile)

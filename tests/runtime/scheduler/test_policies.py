@@ -116,6 +116,17 @@ def test_auto_picks_what_saturates_a_stage_and_says_why(config: SchedulerConfig)
     assert len(coordinator.record.notes) <= 4
 
 
+@pytest.mark.parametrize("config", AUTO)
+def test_auto_picks_as_soon_as_it_has_tried_the_sizes(config: SchedulerConfig) -> None:
+    """A run of some dozen micro-batches has the picked chunk for most of them."""
+    coordinator, _ = run(config, 64, [(2000, 20)] * 8)
+    chunk = picked(coordinator)[0]
+    sizes = [micro_batch.num_tokens for micro_batch in coordinator.record.micro_batches]
+    first = next(n for n in range(len(sizes)) if all(size <= 1.2 * chunk for size in sizes[n:]))
+    assert chunk < 0.8 * max(sizes)
+    assert first <= 24
+
+
 def test_auto_takes_no_more_than_decodes_need_to_ride() -> None:
     for output, balanced in ((20, 372), (100, 84)):
         coordinator, _ = run(SarathiConfig(chunk="auto"), 12, [(600, output)] * 80)

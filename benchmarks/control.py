@@ -177,8 +177,8 @@ def measure(decodes: int, stages: int, micro_batches: int, groups: Groups) -> di
 def round_trip(stages: int, decodes: int, folder: Path) -> dict[str, Any]:
     """Return the median microseconds of each leg of the round trip, over processes that compute a tiny model."""
     command = [
-        "bench", "model=tiny", f"parallel.pp={stages}", "parallel.launcher=ray", "parallel.threads=1", "parallel.depth=1",
-        "model.architecture.num_layers=16", "scheduler=sarathi", f"workload.num_prompts={decodes}",
+        "bench", "model=tiny", "model.architecture.num_layers=16", f"parallel.pp={stages}", "parallel.launcher=ray",
+        "parallel.threads=1", "parallel.depth=1", "scheduler=sarathi", f"workload.num_prompts={decodes}",
         "workload.input_len=32", "workload.output_len=200", "warmup=false", f"hydra.run.dir={folder}",
     ]  # fmt: skip
     done = subprocess.run([sys.executable, "-m", "gapless", *command], capture_output=True, text=True, check=False)

@@ -5,16 +5,22 @@ A rank posts its receives ahead, so that they run while the stage computes. It s
 With `tp > 1`, each rank sends one slice of the activation to the rank with the same slice on the next stage. The next
 stage then gathers the slices over its tensor-parallel group (Megatron-LM's scatter-gather). So the slow link between
 nodes carries every byte only once.
+
+On CUDA, NCCL keeps a communicator and a stream for each pair of ranks, so that sends, receives and compute run side by
+side. What NCCL starts waits for the stream that is current: a receive is posted from a stream of its own, or it would
+wait for the compute that is queued. No call here makes the host wait for the device.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
+from .device_clock import DeviceClock
 from .mesh import Mesh
 
 if TYPE_CHECKING:
@@ -22,17 +28,34 @@ if TYPE_CHECKING:
 
 
 class Arrival:
-    """A receive that has been posted. `wait` blocks until it is complete and returns the activation [T, H]."""
+    """A receive that has been posted."""
 
-    def __init__(self, slice_: torch.Tensor, work: dist.Work, shape: tuple[int, int], groups: Groups) -> None:
+    def __init__(
+        self, slice_: torch.Tensor, work: dist.Work, shape: tuple[int, int], groups: Groups,
+        stream: torch.cuda.Stream | None,
+    ) -> None:
         self._slice = slice_
         self._work = work
         self._shape = shape
         self._groups = groups
+        self._stream = stream
 
-    def wait(self) -> torch.Tensor:
-        self._work.wait()
-        return self._groups.all_gather(self._slice[None]).view(self._shape)
+    def wait(self, clock: DeviceClock) -> tuple[torch.Tensor, Any]:
+        """Return the activation [T, H], and the moment of its arrival.
+
+        On a CPU this waits for it. On CUDA the current stream does, and the host goes on.
+        """
+        if self._stream is None:
+            self._work.wait()
+            arrived = clock.mark()
+        else:
+            with torch.cuda.stream(self._stream):
+                self._work.wait()
+                arrived = clock.mark()
+            compute = torch.cuda.current_stream()
+            compute.wait_stream(self._stream)
+            self._slice.record_stream(compute)
+        return self._groups.all_gather(self._slice[None]).view(self._shape), arrived
 
 
 class Transport:
@@ -44,6 +67,7 @@ class Transport:
         self._dtype = dtype
         self._depth = depth
         self._sending: deque[tuple[dist.Work, torch.Tensor]] = deque()
+        self._stream = torch.cuda.Stream(groups.device) if groups.device.type == "cuda" else None
 
     @property
     def _mesh(self) -> Mesh:
@@ -51,12 +75,13 @@ class Transport:
 
     def post_receive(self, num_tokens: int) -> Arrival:
         """Post the receive of the next activation, of `num_tokens` tokens, from the previous stage."""
-        slice_ = torch.empty(
-            num_tokens * self._hidden_size // self._mesh.tp, dtype=self._dtype, device=self._groups.device
-        )
-        work = dist.irecv(slice_, src=self._mesh.previous, group=self._groups.pp)
+        with torch.cuda.stream(self._stream) if self._stream is not None else contextlib.nullcontext():
+            slice_ = torch.empty(
+                num_tokens * self._hidden_size // self._mesh.tp, dtype=self._dtype, device=self._groups.device
+            )
+            work = dist.irecv(slice_, src=self._mesh.previous, group=self._groups.pp)
         assert work is not None
-        return Arrival(slice_, work, (num_tokens, self._hidden_size), self._groups)
+        return Arrival(slice_, work, (num_tokens, self._hidden_size), self._groups, self._stream)
 
     def send(self, hidden_TH: torch.Tensor) -> None:
         """Start to send the activation [T, H] to the next stage. The caller must not write to it afterwards."""

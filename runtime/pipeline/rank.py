@@ -1,7 +1,9 @@
 """The main function of a rank, the same under every launcher: join the coordinator, build the stage, run micro-batches.
 
 A second thread receives the coordinator's messages. While a micro-batch computes, it posts the receive of the next
-activation, and makes of the next message what the stage needs.
+activation, and makes of the next message what the stage needs. On CUDA the main thread only queues work; a third thread
+waits until the device has done it, and reports.
+
 When the coordinator dies, the process ends, whatever the main thread does.
 """
 
@@ -14,17 +16,20 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from ...parallel.control import ControlClient, Endpoint
 from ...parallel.frames import ConnectionLost
 from ...parallel.mesh import Mesh
-from ..core.messages import MicroBatchMessage, MicroBatchResult, RankFailure, Span, Stop
+from ..core.messages import MicroBatchMessage, MicroBatchResult, RankFailure, Sampled, Span, Stop
 from .handshake import Present, Ready, RollCall, Setup, encoder, to_rank
 
 if TYPE_CHECKING:
     from ...models.stage import StageInputs
+    from ...parallel.transport import Arrival
 
 _WATCH_S = 0.5
 
@@ -77,12 +82,27 @@ def _is_echo(error: BaseException) -> bool:
     return isinstance(error, ConnectionLost) or any(word in text for word in broken)
 
 
+@dataclass(frozen=True, slots=True)
+class _Computed:
+    """A micro-batch that is computed or queued on the device. `Any`: a moment of the device's clock."""
+
+    message: MicroBatchMessage
+    free: Any  # the stage could have begun
+    heard: float  # the message was there, in seconds
+    arrived: Any | None  # the activation was there; None on the first stage
+    begin: Any
+    end: Any
+    sent: float  # the send had been handed over, in seconds
+    sampled: Sampled | None
+
+
 class _ServingRank:
     """Runs the micro-batches of one stage as the coordinator publishes them, and reports when it did."""
 
     def __init__(self, client: ControlClient, setup: Setup, rank: int, device: str) -> None:
         import torch
 
+        from ...parallel.device_clock import device_clock
         from ...parallel.groups import Groups
         from ...parallel.rendezvous import Rendezvous
         from ...parallel.store import ControlStore
@@ -98,6 +118,7 @@ class _ServingRank:
         rendezvous = Rendezvous(rank, self.mesh.world_size, device=device, store=store, host=client.host)
         self.groups = Groups.start(rendezvous, self.mesh, setup.timeout_s)
         self.is_cuda = self.groups.device.type == "cuda"
+        self.clock = device_clock(self.groups.device)
         self.worker = StageWorker.build(setup, self.groups)
         self.transport = Transport(self.groups, setup.arch.hidden_size, self.worker.stage.dtype, setup.depth)
         self.inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -106,8 +127,12 @@ class _ServingRank:
 
     def serve(self) -> None:
         threading.Thread(target=self._hear, name="control", daemon=True).start()
+        reporter = _Reporter(self._send_result, self.inbox.put) if self.is_cuda else None
+        self._report = reporter.report if reporter is not None else self._send_result
         while (message := self._next()) is not None:
             self._run(*message)
+        if reporter is not None:
+            reporter.close()
         self.transport.drain()
         self.groups.close()
 
@@ -127,41 +152,72 @@ class _ServingRank:
                     if isinstance(message, RollCall):
                         self.client.send(encoder.encode(Present(self.mesh.rank)))
                         continue
+                    heard = time.monotonic()
                     arrival = None if self.mesh.is_first else self.transport.post_receive(message.num_tokens)
-                    received = time.monotonic()
-                    self.inbox.put((message, self.worker.prepare(message), arrival, received))
+                    self.inbox.put((message, self.worker.prepare(message), arrival, heard))
         except ConnectionLost:
             _end_without_coordinator(self.mesh.rank)
         except Exception as error:
             self.inbox.put(error)
 
-    def _next(self) -> tuple[MicroBatchMessage, StageInputs, Any, float] | None:
-        self._idle_since = time.monotonic()
+    def _next(self) -> tuple[MicroBatchMessage, StageInputs, Arrival | None, float] | None:
+        self._free = self.clock.mark()
         message = self.inbox.get()
         if isinstance(message, Exception):
             raise message
         return message
 
-    def _run(self, micro_batch: MicroBatchMessage, inputs: StageInputs, arrival: Any, received: float) -> None:
-        import torch
-
-        hidden = arrival.wait() if arrival is not None else None
-        begin = time.monotonic()
+    def _run(self, micro_batch: MicroBatchMessage, inputs: StageInputs, arrival: Arrival | None, heard: float) -> None:
+        hidden, arrived = arrival.wait(self.clock) if arrival is not None else (None, None)
+        begin = self.clock.mark()
         out = self.worker.forward(inputs, hidden)
         sampled = None
-        if self.mesh.is_last:
-            if self.mesh.tp_rank == 0:
-                sampled = self.worker.sample(micro_batch, out)
-        elif self.is_cuda:
-            torch.cuda.synchronize()
-        end = time.monotonic()
+        if self.mesh.is_last and self.mesh.tp_rank == 0:
+            sampled = self.worker.sample(micro_batch, out)
+        end = self.clock.mark()
         if not self.mesh.is_last:
             self.transport.send(out)
         if self.mesh.tp_rank == 0:
-            arrived = begin if arrival is not None else max(received, self._idle_since)
-            span = Span(
-                micro_batch.micro_batch, self.mesh.stage, self._idle_since, arrived, begin, end, time.monotonic()
-            )
-            self.client.send(
-                encoder.encode(MicroBatchResult(micro_batch.epoch, micro_batch.micro_batch, [span], sampled))
-            )
+            self._report(_Computed(micro_batch, self._free, heard, arrived, begin, end, time.monotonic(), sampled))
+
+    def _send_result(self, done: _Computed) -> None:
+        """Send the coordinator a micro-batch's span and tokens, once the device has computed it."""
+        ready, begin, end = (self.clock.seconds(moment) for moment in (done.free, done.begin, done.end))
+        arrived = done.heard if done.arrived is None else self.clock.seconds(done.arrived)
+        number = done.message.micro_batch
+        span = Span(
+            number, self.mesh.stage, ready, min(max(ready, arrived), begin), begin, end, max(end, done.sent)
+        )
+        self.client.send(encoder.encode(MicroBatchResult(done.message.epoch, number, [span], done.sampled)))
+
+
+class _Reporter:
+    """Sends results from a thread of its own, which waits for the device where the main thread goes on.
+
+    Args:
+        send: sends one result.
+        fail: is called with an error that `send` raised.
+    """
+
+    def __init__(self, send: Callable[[_Computed], None], fail: Callable[[Exception], None]) -> None:
+        self._send = send
+        self._fail = fail
+        self._done: queue.SimpleQueue[_Computed | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="report", daemon=True)
+        self._thread.start()
+
+    def report(self, done: _Computed) -> None:
+        """Send a result as soon as the device has computed it."""
+        self._done.put(done)
+
+    def close(self) -> None:
+        """Wait until everything has been sent."""
+        self._done.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while (done := self._done.get()) is not None:
+                self._send(done)
+        except Exception as error:
+            self._fail(error)

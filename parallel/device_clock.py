@@ -1,0 +1,75 @@
+"""The times at which a device reaches points of its work, on the host's monotonic clock.
+
+On a CPU work is done when its call returns, so a moment is the clock's time. On CUDA work is queued: a moment is an
+event on a stream, and its time is known once the device has passed it.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+_RENEW_S = 10.0  # an event's time since the base is a float32 in ms: after 10 s it is known to a microsecond
+
+
+class DeviceClock(Protocol):
+    """Marks moments of a device's work, and tells their times."""
+
+    def mark(self) -> Any:
+        """Return the moment at which the device has done all that was queued so far on the current stream."""
+        ...
+
+    def seconds(self, moment: Any) -> float:
+        """Wait until the device has passed a moment, and return its time by `time.monotonic`."""
+        ...
+
+
+class HostClock:
+    """The clock of a CPU."""
+
+    def mark(self) -> float:
+        return time.monotonic()
+
+    def seconds(self, moment: float) -> float:
+        return moment
+
+
+@dataclass(frozen=True, slots=True)
+class _Base:
+    """An event whose time on the host is known to some 20 microseconds."""
+
+    event: torch.cuda.Event
+    seconds: float
+
+
+class CudaClock:
+    """The clock of a CUDA device. One thread marks; any thread may ask for the time of a moment."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device)  # of its own, so that a base does not wait for other work
+        self._base = self._now()
+
+    def mark(self) -> tuple[torch.cuda.Event, _Base]:
+        if time.monotonic() - self._base.seconds > _RENEW_S:
+            self._base = self._now()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event, self._base
+
+    def seconds(self, moment: tuple[torch.cuda.Event, _Base]) -> float:
+        event, base = moment
+        event.synchronize()
+        return base.seconds + base.event.elapsed_time(event) / 1e3
+
+    def _now(self) -> _Base:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(self._stream)
+        event.synchronize()
+        return _Base(event, time.monotonic())
+
+
+def device_clock(device: torch.device) -> DeviceClock:
+    return CudaClock(device) if device.type == "cuda" else HostClock()

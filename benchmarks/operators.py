@@ -1,0 +1,206 @@
+"""Shows where one process spends its time, beside what each operator must cost: `python -m benchmarks.operators`.
+
+The workload and the models are those of `benchmarks/peer.py`, in one process on all cores, under `equal_time`. Each
+operator's floor is the larger of two times: its FLOPs at the rate of products of 256 rows, and the bytes of weights,
+keys, values and activations that it reads and writes at the bandwidth of products of one row, which read weights. Both
+are measured in the same run. Small tensors come from caches and may be faster than that. `--png FILE` draws the table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gapless.conf.sampling import SamplingParams
+from gapless.conf.schema import ModelConfig
+from gapless.models.huggingface import resolve_architecture
+from gapless.models.kernels.cpp import CppKernels
+from gapless.parallel.layers import LMHead
+from gapless.parallel.packed import PackedWeight
+from gapless.runtime import LLM
+from gapless.runtime.pipeline.stage_worker import StageWorker
+
+from .peer import MODELS
+from .support.peer_floor import ROWS, Products
+from .support.results import add_json_option, write_json
+
+ELEMENT = 4  # bytes
+FEW_ROWS = 32
+
+
+@dataclass(slots=True)
+class Operator:
+    """What the calls of an operator took and must take."""
+
+    calls: int = 0
+    seconds: float = 0.0
+    flops: float = 0.0
+    bytes: float = 0.0
+    floor_s: float = 0.0
+
+
+class Stopwatch:
+    """Adds up the time of operators, without that of the operators that they call.
+
+    Args:
+        flops_per_s: of the best products.
+        bytes_per_s: of reading weights.
+    """
+
+    def __init__(self, flops_per_s: float, bytes_per_s: float) -> None:
+        self.operators: defaultdict[str, Operator] = defaultdict(Operator)
+        self._flops_per_s = flops_per_s
+        self._bytes_per_s = bytes_per_s
+        self._inner = [0.0]  # seconds of operators called by each that runs
+
+    def time(self, owner: type, method: str, cost: Callable[..., tuple[str, float, float]]) -> None:
+        """Time a method from now on. `cost` gives a call's name, FLOPs and bytes, by its arguments."""
+        call = getattr(owner, method)
+
+        @functools.wraps(call)
+        def timed(*args: Any, **keys: Any) -> Any:
+            self._inner.append(0.0)
+            begin = time.perf_counter()
+            result = call(*args, **keys)
+            seconds = time.perf_counter() - begin
+            name, flops, moved = cost(*args, **keys)
+            operator = self.operators[name]
+            operator.calls += 1
+            operator.seconds += seconds - self._inner.pop()
+            operator.flops += flops
+            operator.bytes += moved
+            operator.floor_s += max(flops / self._flops_per_s, moved / self._bytes_per_s)
+            self._inner[-1] += seconds
+            return result
+
+        setattr(owner, method, timed)
+
+
+def product(weight: Any, x: Any, *_: Any) -> tuple[str, float, float]:
+    rows, width = x.shape
+    name = f"products, {'up to' if rows <= FEW_ROWS else 'over'} {FEW_ROWS} rows"
+    elements = width * weight._out_size
+    return name, 2.0 * rows * elements, ELEMENT * (elements + rows * (width + weight._out_size))
+
+
+def head(layer: Any, x: Any) -> tuple[str, float, float]:
+    """The LM head where its weight is not packed, as it is the embedding's; else the product inside is counted."""
+    if layer.packed is not None:
+        return "rest of the stage", 0.0, 0.0
+    return "LM head (tied)", 2.0 * len(x) * layer.weight.numel(), ELEMENT * layer.weight.numel()
+
+
+def decodes(_: Any, q: Any, keys: Any, values: Any, starts: Any, *__: Any, **___: Any) -> tuple[str, float, float]:
+    B, K, G, D = q.shape
+    context = int(starts.sum()) + B
+    return "attention of decodes", 4.0 * context * K * G * D, 2.0 * ELEMENT * context * K * D
+
+
+def chunk(_: Any, q: Any, *__: Any, start: int, **___: Any) -> tuple[str, float, float]:
+    N, K, G, D = q.shape
+    pairs = N * start + N * (N + 1) / 2
+    return "attention of chunks", 4.0 * pairs * K * G * D, 2.0 * ELEMENT * (start + N) * K * D
+
+
+def small(name: str, factor: float) -> Callable[..., tuple[str, float, float]]:
+    """A cost by the bytes of the first tensor, `factor` times."""
+    return lambda _, x, *__, **___: (name, 0.0, factor * x.numel() * ELEMENT)
+
+
+def other(name: str) -> Callable[..., tuple[str, float, float]]:
+    return lambda *_, **__: (name, 0.0, 0.0)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--model", choices=MODELS, default="llama-12x768")
+    parser.add_argument("--requests", type=int, default=32)
+    parser.add_argument("--output", type=int, default=64)
+    parser.add_argument("--png", type=Path, metavar="FILE")
+    add_json_option(parser)
+    arguments = parser.parse_args()
+    lengths = np.random.default_rng(0).integers(128, 513, arguments.requests)
+    with tempfile.TemporaryDirectory() as folder:
+        MODELS[arguments.model].save(Path(folder))
+        arch = resolve_architecture(ModelConfig(weights=folder))
+        products = Products(arch)
+        rate = 2 * products.elements * ROWS / products.seconds(ROWS)
+        bandwidth = ELEMENT * products.elements / products.seconds(1)
+        del products
+        watch = Stopwatch(rate, bandwidth)
+        for owner, method, cost in (
+            (PackedWeight, "linear", product), (LMHead, "forward", head),
+            (CppKernels, "attend_decodes", decodes), (CppKernels, "attend_chunk", chunk),
+            (CppKernels, "rms_norm", small("norm, gate, rotation, cache", 2.0)),
+            (CppKernels, "gated_silu", small("norm, gate, rotation, cache", 1.5)),
+            (CppKernels, "rotate_and_write", small("norm, gate, rotation, cache", 2.5)),
+            (StageWorker, "prepare", other("preparing")), (StageWorker, "sample", other("sampling")),
+            (StageWorker, "forward", other("rest of the stage")),
+        ):  # fmt: skip
+            watch.time(owner, method, cost)
+        ids = np.random.default_rng(1)
+        prompts = [ids.integers(5, arch.vocab_size, n).tolist() for n in lengths]
+        with LLM(folder, **{"model.tokenizer": "none", "scheduler": "equal_time"}) as llm:
+            llm.generate(prompts[:4], SamplingParams(max_tokens=4, ignore_eos=True))
+            watch.operators.clear()
+            begin = time.perf_counter()
+            llm.generate(prompts, SamplingParams(max_tokens=arguments.output, ignore_eos=True))
+            seconds = time.perf_counter() - begin
+    measured = sum(operator.seconds for operator in watch.operators.values())
+    watch.operators["scheduler, coordinator, outputs"] = Operator(seconds=seconds - measured)
+    rows = [
+        {
+            "operator": name, "calls": of.calls, "seconds": of.seconds, "time_share": of.seconds / seconds,
+            "floor_s": of.floor_s, "gflops": of.flops / of.seconds / 1e9, "gb_per_s": of.bytes / of.seconds / 1e9,
+        }
+        for name, of in sorted(watch.operators.items(), key=lambda item: -item[1].seconds)
+    ]  # fmt: skip
+    print(f"{arguments.model}: {seconds:.2f} s; best products {rate / 1e9:.0f} GFLOP/s, weights read at "
+          f"{bandwidth / 1e9:.1f} GB/s")  # fmt: skip
+    print(f"{'':<34}{'calls':>7}{'seconds':>9}{'share':>8}{'floor':>8}{'GFLOP/s':>9}{'GB/s':>7}")
+    for row in rows:
+        print(f"{row['operator']:<34}{row['calls']:>7}{row['seconds']:>9.3f}{row['time_share']:>8.1%}"
+              f"{row['floor_s']:>8.3f}{row['gflops']:>9.0f}{row['gb_per_s']:>7.1f}")  # fmt: skip
+    floor = sum(row["floor_s"] for row in rows)
+    print(f"{'in all':<41}{seconds:>9.3f}{'':>8}{floor:>8.3f}  ({floor / seconds:.0%} of the time)")
+    if arguments.png:
+        draw(arguments.png, f"{arguments.model}, one process: {seconds:.1f} s", rows)
+    rates = {"seconds": seconds, "gflops": rate / 1e9, "gb_per_s": bandwidth / 1e9, "floor_s": floor}
+    write_json(arguments.json, "operators", {"run": [rates], "operators": rows})
+    return 0
+
+
+def draw(path: Path, title: str, rows: list[dict[str, Any]]) -> None:
+    """Draw each operator's seconds as a bar, the floor dark within it."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 3.6), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    names = [row["operator"] for row in rows][::-1]
+    taken = [row["seconds"] for row in rows][::-1]
+    floors = [min(row["floor_s"], row["seconds"]) for row in rows][::-1]
+    axes.barh(names, taken, color="#c9d6e8", label="over the floor")
+    axes.barh(names, floors, color="#2f5d8c", label="floor: FLOPs or bytes")
+    for number, seconds in enumerate(taken):
+        axes.text(seconds, number, f" {seconds:.2f} s", va="center", fontsize=8)
+    axes.set_xlabel("seconds")
+    axes.set_title(title, fontsize=10)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.margins(x=0.1)
+    axes.legend(loc="lower right", frameon=False, fontsize=8)
+    figure.savefig(path, dpi=200)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

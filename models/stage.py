@@ -24,6 +24,7 @@ from .kernels.select import make_kernels
 from .kv_cache import KVCache, positions, slot_mapping
 from .norm import make_norm
 from .rope import RotaryEmbedding
+from .upload import upload
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,21 +94,29 @@ class Stage(nn.Module):
 
     @torch.inference_mode()
     def prepare(self, batch: RaggedBatch) -> StageInputs:
-        """Make what can be made of a micro-batch before the previous stage's activation arrives."""
+        """Make what can be made of a micro-batch before the previous stage's activation arrives.
+
+        It waits for nothing, so that several micro-batches may be prepared ahead, in another thread too. On CUDA it
+        must run on the stream of `forward`.
+        """
         at = positions(batch)
-        positions_T = torch.from_numpy(at).to(self.device)
+        arrays = [at, slot_mapping(batch, self.cache.block_size)]
+        has_own_last = self.mesh.is_last and len(batch.sample_rows) < batch.num_tokens
+        if self.mesh.is_first:
+            arrays.append(batch.token_ids)
+        if has_own_last:
+            arrays.append(batch.sample_rows)
+        positions_T, slots_T, *rest = upload(arrays, self.device)
         context = last_context = BatchContext(
-            slots=torch.from_numpy(slot_mapping(batch, self.cache.block_size)).to(self.device),
+            slots=slots_T,
             rope=self.rope.at(positions_T, int(at.max()) + 1) if self.rope is not None else None,
             plan=self.attention.plan(batch),
         )
-        if self.mesh.is_last and len(batch.sample_rows) < batch.num_tokens:
-            rows_R = torch.from_numpy(batch.sample_rows).to(self.device)
-            last_context = replace(context, plan=self.attention.plan(batch.sampled()), rows=rows_R)
-        token_ids_T = None
-        if self.mesh.is_first:
-            token_ids_T = torch.from_numpy(batch.token_ids).to(self.device)
-        return StageInputs(batch.num_tokens, token_ids_T, positions_T, context, last_context)
+        if has_own_last:
+            last_context = replace(context, plan=self.attention.plan(batch.sampled()), rows=rest[-1])
+        return StageInputs(
+            batch.num_tokens, rest[0] if self.mesh.is_first else None, positions_T, context, last_context
+        )
 
     @torch.inference_mode()
     def forward(self, inputs: StageInputs, hidden_TH: torch.Tensor | None = None) -> torch.Tensor:

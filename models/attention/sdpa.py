@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from ..batch import RaggedBatch, Segment
 from ..kv_cache import slots_of
+from ..upload import upload
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +74,8 @@ class SdpaBackend:
             return SegmentPlan(rows, slots)
         if chunk.start == 0 and (self.window is None or chunk.length <= self.window):
             return SegmentPlan(rows, slots, is_causal=True)
-        mask = chunk_mask(chunk.start, chunk.length, first, self.window, self.dtype)
-        return SegmentPlan(rows, slots, mask.to(self.device))
+        mask = chunk_mask(chunk.start, chunk.length, first, self.window, self.dtype, self.device)
+        return SegmentPlan(rows, slots, mask)
 
     def plan_decodes(self, batch: RaggedBatch) -> list[SegmentPlan] | PaddedPlan:
         if self.device.type != "cpu" and len(batch.decodes) > 1:
@@ -86,20 +87,22 @@ class SdpaBackend:
         ]
 
     def plan_padded(self, batch: RaggedBatch) -> PaddedPlan:
+        """Plan all decodes as one call. Slots and mask are computed on the device, of the starts and the tables."""
+        starts, tables = batch.decodes.starts, batch.decodes.tables
+        B = len(starts)
+        firsts = np.zeros_like(starts) if self.window is None else (starts - self.window + 1).clip(0)
+        M = int((starts - firsts).max()) + 1
+        arrays = [starts, firsts, tables.astype(np.int64).reshape(-1)]
+        starts_B, firsts_B, blocks = upload(arrays, self.device)
+        positions_BM = firsts_B[:, None] + torch.arange(M, device=self.device)
+        absent_BM = positions_BM > starts_B[:, None]
+        # Instead of a key that is absent, the first is read: slots that were never written may hold NaN.
+        positions_BM = torch.where(absent_BM, firsts_B[:, None], positions_BM)
+        blocks_BM = blocks.view(B, -1).gather(1, positions_BM // self.block_size)
+        slots_BM = blocks_BM * self.block_size + positions_BM % self.block_size
+        mask_BM = torch.zeros(B, M, dtype=self.dtype, device=self.device).masked_fill_(absent_BM, float("-inf"))
         row = batch.num_chunk_tokens
-        slots = [slots_of(d.blocks, self._first_key(d.start), d.context, self.block_size) for d in batch.decodes]
-        lengths = np.asarray([len(s) for s in slots])
-        slots_BM = np.empty((len(slots), lengths.max()), dtype=np.int64)
-        for padded, own in zip(slots_BM, slots, strict=True):
-            padded[: len(own)] = own
-            padded[len(own) :] = own[0]  # a slot that was written, since unwritten ones may hold NaN
-        absent = torch.from_numpy(np.arange(lengths.max()) >= lengths[:, None])
-        mask = torch.zeros(absent.shape, dtype=self.dtype).masked_fill_(absent, float("-inf"))
-        return PaddedPlan(
-            slice(row, row + len(slots)),
-            torch.from_numpy(slots_BM.reshape(-1)).to(self.device),
-            mask[:, None, None].to(self.device),
-        )
+        return PaddedPlan(slice(row, row + B), slots_BM.view(-1), mask_BM[:, None, None])
 
     def attend(
         self, q_TKGD: torch.Tensor, keys_SKD: torch.Tensor, values_SKD: torch.Tensor, plan: SdpaPlan
@@ -118,21 +121,23 @@ class SdpaBackend:
         slots = slots_of(segment.blocks, first, segment.context, self.block_size)
         if isinstance(slots, range):
             return slice(slots.start, slots.stop)
-        return torch.from_numpy(slots).to(self.device)
+        return upload([slots], self.device)[0]
 
 
-def chunk_mask(start: int, length: int, first: int, window: int | None, dtype: torch.dtype) -> torch.Tensor:
-    """Return the additive mask of a chunk, [length, start + length - first] (paper Figure 6).
+def chunk_mask(
+    start: int, length: int, first: int, window: int | None, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """Return the additive mask of a chunk, [length, start + length - first], on the device (paper Figure 6).
 
     Row i is the query at position start + i. Column j is the key at position first + j. A query attends to itself and
     the tokens before it, to at most `window` tokens in total.
     """
-    queries = torch.arange(start, start + length)[:, None]
-    keys = torch.arange(first, start + length)
+    queries = torch.arange(start, start + length, device=device)[:, None]
+    keys = torch.arange(first, start + length, device=device)
     hidden = keys > queries
     if window is not None:
         hidden |= keys <= queries - window
-    return torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, float("-inf"))
+    return torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, float("-inf"))
 
 
 def _read(cache_SKD: torch.Tensor, slots: slice | torch.Tensor) -> torch.Tensor:

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 from ..batch import RaggedBatch, Segment
 from ..kv_cache import slots_of
+from ..upload import upload
 from .sdpa import SdpaBackend, SegmentPlan, attend_chunks
 
 
@@ -78,7 +79,7 @@ class XformersBackend:
         if all(isinstance(s, range) for s in slots):
             starts = [int(s[0]) for s in slots] + [self.num_slots]
         else:
-            gather = torch.from_numpy(np.concatenate([np.asarray(s, dtype=np.int64) for s in slots])).to(self.device)
+            (gather,) = upload([np.concatenate([np.asarray(s, dtype=np.int64) for s in slots])], self.device)
             starts = np.cumsum([0, *lengths]).tolist()
         bias = BlockDiagonalCausalWithOffsetGappyKeysMask.from_seqlens(
             [s.length for s in segments], starts, lengths, device=self.device

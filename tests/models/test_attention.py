@@ -35,7 +35,7 @@ def compositions(n: int) -> list[list[int]]:
 
 def test_figure_6_third_chunk() -> None:
     """In chunks of four, the third attends to the eight keys before it and to a triangle of its own."""
-    seen = chunk_mask(8, 4, 0, None, torch.float32) == 0
+    seen = chunk_mask(8, 4, 0, None, torch.float32, CPU) == 0
     assert seen.sum(-1).tolist() == [9, 10, 11, 12]
     assert all(row[: 9 + i].all() for i, row in enumerate(seen))
 

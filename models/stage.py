@@ -83,8 +83,10 @@ class Stage(nn.Module):
     def pack(self) -> None:
         """Lay the loaded weights of linear layers out for the products of this device. They cannot be loaded again."""
         for module in self.modules():
-            is_tied = module is self.head and self.embedding is not None and self.head.weight is self.embedding.weight
-            if isinstance(module, ColumnParallelLinear | RowParallelLinear) and not is_tied:
+            is_tied = self.embedding is not None and getattr(module, "weight", None) is self.embedding.weight
+            if isinstance(module, LMHead) and is_tied:
+                module.keep_rows()
+            elif isinstance(module, ColumnParallelLinear | RowParallelLinear):
                 module.pack()
 
     @property

@@ -15,6 +15,7 @@ from torch import nn
 from .groups import Groups
 from .megatron import ModelParallelConfig, tensor_parallel
 from .packed import PackedWeight, take_packed
+from .row_weight import RowWeight, take_rows
 
 _TENSOR_CORE_ALIGNMENT = 8  # a rank's rows of the vocabulary are a multiple of it
 
@@ -45,7 +46,7 @@ class ColumnParallelLinear(tensor_parallel.ColumnParallelLinear):
         super().__init__(
             in_size, out_size, config=_config(groups, dtype), init_method=_no_init, bias=bias, tp_group=groups.tp
         )
-        self.packed: PackedWeight | None = None
+        self.packed: PackedWeight | RowWeight | None = None
 
     def pack(self) -> None:
         """Lay the weight out for the products of this device, if there is something to gain."""
@@ -123,6 +124,10 @@ class LMHead(ColumnParallelLinear):
         )
         self.vocab_size = vocab_size
         self._groups = groups
+
+    def keep_rows(self) -> None:
+        """Choose the product of a weight that must stay as it was loaded, since it is the embedding's too."""
+        self.packed = take_rows(self.weight)
 
     def forward(self, x_RH: torch.Tensor) -> torch.Tensor:
         return self._groups.all_gather(super().forward(x_RH).float())[:, : self.vocab_size]

@@ -1,0 +1,92 @@
+// The product of few rows with a weight that lies as it was loaded, for `row_weight.py`.
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+namespace {
+
+#ifdef __AVX512F__
+constexpr int kLanes = 16, kRows = 6, kOutputs = 4;  // 24 of 32 vector registers hold sums
+#else
+constexpr int kLanes = 8, kRows = 3, kOutputs = 3;  // 9 of 16
+#endif
+template <int LANES>
+struct Lanes {
+    typedef float Type __attribute__((vector_size(LANES * sizeof(float))));
+};
+
+typedef Lanes<kLanes>::Type Vector;
+
+inline Vector read(const float* from) {
+    Vector found;
+    std::memcpy(&found, from, sizeof(found));
+    return found;
+}
+
+template <int LANES>
+inline float sum_of(typename Lanes<LANES>::Type lanes) {
+    if constexpr (LANES == 2) {
+        return lanes[0] + lanes[1];
+    } else {
+        typename Lanes<LANES / 2>::Type low, high;
+        std::memcpy(&low, &lanes, sizeof(low));
+        std::memcpy(&high, reinterpret_cast<const char*>(&lanes) + sizeof(low), sizeof(high));
+        return sum_of<LANES / 2>(low + high);
+    }
+}
+
+// out[r, o] = x[r] . weight[o] for R rows and O outputs of size H.
+template <int R, int O>
+void products(const float* x, const float* weight, float* out, int64_t H, int64_t V) {
+    Vector sums[R][O] = {};
+    int64_t h = 0;
+    for (; h + kLanes <= H; h += kLanes) {
+        Vector w[O];
+        for (int o = 0; o < O; ++o) w[o] = read(weight + o * H + h);
+        for (int r = 0; r < R; ++r) {
+            const Vector a = read(x + r * H + h);
+            for (int o = 0; o < O; ++o) sums[r][o] += a * w[o];
+        }
+    }
+    for (int r = 0; r < R; ++r)
+        for (int o = 0; o < O; ++o) {
+            float sum = sum_of<kLanes>(sums[r][o]);
+            for (int64_t rest = h; rest < H; ++rest) sum += x[r * H + rest] * weight[o * H + rest];
+            out[r * V + o] = sum;
+        }
+}
+
+template <int O>
+void all_rows(const float* x, const float* weight, float* out, int64_t rows, int64_t H, int64_t V) {
+    int64_t r = 0;
+    for (; r + kRows <= rows; r += kRows) products<kRows, O>(x + r * H, weight, out + r * V, H, V);
+    switch (rows - r) {
+        case 5: return products<5, O>(x + r * H, weight, out + r * V, H, V);
+        case 4: return products<4, O>(x + r * H, weight, out + r * V, H, V);
+        case 3: return products<3, O>(x + r * H, weight, out + r * V, H, V);
+        case 2: return products<2, O>(x + r * H, weight, out + r * V, H, V);
+        case 1: return products<1, O>(x + r * H, weight, out + r * V, H, V);
+    }
+}
+
+}  // namespace
+
+extern "C" {
+
+// out[rows, V] = x[rows, H] @ weight[V, H]^T. Each weight is read from memory once.
+void linear(const float* x, const float* weight, float* out, int64_t rows, int64_t H, int64_t V) {
+    const int64_t whole = V / kOutputs;
+#pragma omp parallel
+    {
+#pragma omp for schedule(static) nowait
+        for (int64_t block = 0; block < whole; ++block) {
+            const int64_t v = block * kOutputs;
+            all_rows<kOutputs>(x, weight + v * H, out + v, rows, H, V);
+        }
+#pragma omp single
+        for (int64_t v = whole * kOutputs; v < V; ++v) all_rows<1>(x, weight + v * H, out + v, rows, H, V);
+    }
+}
+
+}  // extern "C"

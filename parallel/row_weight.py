@@ -1,0 +1,46 @@
+"""The weight of an LM head that is the embedding too, which is read by rows and so cannot be packed.
+
+torch's product packs it anew at each call. For up to 64 rows that takes two to four times as long as to read it once
+(LM head of GPT-2, 50,257 x 768, two cores).
+"""
+
+from __future__ import annotations
+
+from ctypes import CDLL, c_int64, c_void_p
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+from .cpp_library import NoLibraryError, load
+
+_MOST_ROWS = 96  # torch's product packs the weight, which more rows are worth
+
+
+class RowWeight:
+    """A weight [out, in] as it was loaded, in float32 on a CPU."""
+
+    def __init__(self, weight: torch.Tensor, library: CDLL) -> None:
+        assert weight.is_contiguous()
+        library.linear.argtypes = (c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64)
+        library.linear.restype = None
+        self._weight = weight
+        self._linear = library.linear
+
+    def linear(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """Return x @ weight.T + bias, [T, out]."""
+        if not 0 < len(x) <= _MOST_ROWS:
+            return F.linear(x, self._weight, bias)
+        x, out = x.contiguous(), x.new_empty(len(x), len(self._weight))
+        self._linear(x.data_ptr(), self._weight.data_ptr(), out.data_ptr(), *x.shape, len(self._weight))
+        return out if bias is None else out.add_(bias)
+
+
+def take_rows(weight: torch.Tensor) -> RowWeight | None:
+    """Make the product of a weight that stays as it is; None where torch's own must do."""
+    if weight.device.type != "cpu" or weight.dtype != torch.float32:
+        return None
+    try:
+        return RowWeight(weight.detach(), load(Path(__file__).with_suffix(".cpp")))
+    except NoLibraryError:
+        return None

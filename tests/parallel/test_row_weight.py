@@ -1,0 +1,49 @@
+"""The product of few rows with a weight that stays as it was loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gapless.parallel import row_weight
+from gapless.parallel.cpp_library import NoLibraryError
+from gapless.parallel.row_weight import take_rows
+
+
+@given(
+    rows=st.one_of(st.integers(0, 20), st.just(130)), outputs=st.integers(1, 70), size=st.integers(1, 90),
+    with_bias=st.booleans(),
+)  # fmt: skip
+@settings(max_examples=80, deadline=None)
+def test_it_is_torchs_product(rows: int, outputs: int, size: int, with_bias: bool) -> None:
+    generator = torch.Generator().manual_seed(rows + 100 * outputs)
+    x, weight = torch.randn(rows, size, generator=generator), torch.randn(outputs, size, generator=generator)
+    bias = torch.randn(outputs, generator=generator) if with_bias else None
+    product = take_rows(weight)
+    assert product is not None
+    torch.testing.assert_close(product.linear(x, bias), F.linear(x, weight, bias), rtol=1e-4, atol=1e-4)
+
+
+def test_it_reads_what_is_not_finite_and_rows_that_lie_apart() -> None:
+    x, weight = torch.randn(4, 32), torch.randn(40, 32)
+    weight[7, 31] = float("nan")
+    product = take_rows(weight)
+    assert product is not None
+    found = product.linear(x[::2])
+    assert found.isnan().any(0).nonzero().tolist() == [[7]]
+    torch.testing.assert_close(found, F.linear(x[::2], weight), equal_nan=True, rtol=1e-4, atol=1e-4)
+
+
+def test_torchs_product_stays_for_other_types_and_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert take_rows(torch.randn(4, 4, dtype=torch.bfloat16)) is None
+
+    def fail(source: Path) -> None:
+        raise NoLibraryError("there is no C++ compiler")
+
+    monkeypatch.setattr(row_weight, "load", fail)
+    assert take_rows(torch.randn(4, 4)) is None

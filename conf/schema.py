@@ -154,6 +154,8 @@ class ModelConfig:
     """auto: xformers on CUDA and C++ on CPU (model.kernels) where they run, else sdpa"""
     kernels: Literal["auto", "cpp", "torch"] = "auto"
     """the small operators of a layer; auto: C++ compiled once, for float32 on a CPU with a compiler, else torch's"""
+    cuda_graphs: bool = True
+    """on CUDA, a stage's kernels between two layers' attention are launched as one graph, for up to 512 tokens"""
     max_model_len: int | None = None
     """longest prompt plus output; null: the model's own"""
     architecture: Architecture | None = None

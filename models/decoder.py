@@ -39,9 +39,10 @@ class BatchContext:
 
 
 class Attention(nn.Module):
-    """Self-attention over this rank's heads: K KV heads with G query heads each. Maps [T, H] to [T or R, H].
+    """Self-attention over this rank's heads: K KV heads with G query heads each.
 
-    The residual, of the result's shape, is added. Keys and values of all T tokens are written to the cache.
+    A layer calls its parts one by one, `project`, `attend` and `out`: CUDA graphs hold what lies between two layers'
+    attention.
     """
 
     def __init__(
@@ -61,20 +62,23 @@ class Attention(nn.Module):
         )
         self.qk_norm = HeadNorm(D, arch.norm_eps, dtype=dtype, device=groups.device) if arch.qk_norm else None
 
-    def forward(
-        self, x_TH: torch.Tensor, residual: torch.Tensor, context: BatchContext, keys_SKD: torch.Tensor,
-        values_SKD: torch.Tensor,
+    def project(
+        self, x_TH: torch.Tensor, context: BatchContext, keys_SKD: torch.Tensor, values_SKD: torch.Tensor
     ) -> torch.Tensor:
+        """Write keys and values of all T tokens to the cache, and return the queries [T, K, G, D]."""
         qkv = self.qkv(x_TH).view(self.shape)
         qk, values = qkv[:, :, :-1], qkv[:, :, -1]
         if self.qk_norm is not None:
             qk = self.qk_norm(qk)
-        queries = self.kernels.rotate_and_write(qk, values, context.rope, context.slots, keys_SKD, values_SKD)
-        if context.is_empty:
-            return residual
+        return self.kernels.rotate_and_write(qk, values, context.rope, context.slots, keys_SKD, values_SKD)
+
+    def attend(
+        self, queries: torch.Tensor, context: BatchContext, keys_SKD: torch.Tensor, values_SKD: torch.Tensor
+    ) -> torch.Tensor:
+        """Return what the queries [T, K, G, D] attend to, [T or R, K * G * D]."""
         if context.rows is not None:
             queries = queries[context.rows]
-        return self.out(self.backend.attend(queries, keys_SKD, values_SKD, context.plan), residual)
+        return self.backend.attend(queries, keys_SKD, values_SKD, context.plan)
 
 
 def _silu(x: torch.Tensor) -> torch.Tensor:
@@ -145,6 +149,19 @@ class DecoderLayer(nn.Module):
     def forward(
         self, x_TH: torch.Tensor, context: BatchContext, keys_SKD: torch.Tensor, values_SKD: torch.Tensor
     ) -> torch.Tensor:
+        queries = self.before_attention(x_TH, context, keys_SKD, values_SKD)
         residual = x_TH if context.rows is None else x_TH[context.rows]
-        x = self.attention(self.attention_norm(x_TH), residual, context, keys_SKD, values_SKD)
-        return x if context.is_empty else self.ffn(self.ffn_norm(x), x)
+        if context.is_empty:
+            return residual
+        return self.after_attention(self.attention.attend(queries, context, keys_SKD, values_SKD), residual)
+
+    def before_attention(
+        self, x_TH: torch.Tensor, context: BatchContext, keys_SKD: torch.Tensor, values_SKD: torch.Tensor
+    ) -> torch.Tensor:
+        """Write keys and values to the cache, and return the queries [T, K, G, D]."""
+        return self.attention.project(self.attention_norm(x_TH), context, keys_SKD, values_SKD)
+
+    def after_attention(self, attended: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """Return the layer's output of the same rows. The residual is what the layer was given."""
+        x = self.attention.out(attended, residual)
+        return self.ffn(self.ffn_norm(x), x)

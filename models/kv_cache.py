@@ -11,10 +11,14 @@ from .batch import RaggedBatch
 
 
 class KVCache:
-    """Keys and values by layer, each [S, K, D], where S = num_blocks * block_size is the number of slots.
+    """Keys and values by layer, each [S, K, D], where S is the number of slots.
 
     The token at `offset` in `block` has the slot block * block_size + offset. The memory is not initialized: slots that
-    were never written must not be read.
+    were never written must not be read. Beyond the blocks that requests may own lies one more, for rows that only pad a
+    micro-batch: all of them are written to `scratch_slot`, and nothing reads it.
+
+    Args:
+        num_blocks: those that requests may own.
     """
 
     def __init__(
@@ -22,7 +26,9 @@ class KVCache:
         dtype: torch.dtype, device: torch.device,
     ) -> None:
         self.block_size = block_size
-        num_slots = num_blocks * block_size
+        self.num_blocks = num_blocks + 1
+        self.scratch_slot = num_blocks * block_size
+        num_slots = self.num_blocks * block_size
 
         def empty() -> torch.Tensor:
             if device.type == "cpu":

@@ -58,10 +58,14 @@ class Stage(nn.Module):
             self.embedding = kind(arch.vocab_size, H, dtype=dtype, groups=groups)
             if arch.position == "learned":
                 self.position_embedding = nn.Parameter(torch.empty(arch.max_position, H, dtype=dtype, device=device))
+        self.cache = KVCache(
+            num_layers=len(layers), num_blocks=num_blocks, block_size=block_size,
+            num_kv_heads=arch.num_kv_heads // self.mesh.tp, head_dim=arch.head_dim, dtype=dtype, device=device,
+        )
         own = make_kernels(kernels, dtype=dtype, device=device)
         self.attention = make_backend(
-            attention, own, block_size=block_size, num_blocks=num_blocks, window=arch.sliding_window, dtype=dtype,
-            device=device, head_dim=arch.head_dim,
+            attention, own, block_size=block_size, num_blocks=self.cache.num_blocks, window=arch.sliding_window,
+            dtype=dtype, device=device, head_dim=arch.head_dim,
         )
         self.decoder = nn.ModuleList(DecoderLayer(arch, groups, self.attention, own, dtype=dtype) for _ in layers)
         self.rope = RotaryEmbedding(arch, dtype=dtype, device=device) if arch.position == "rope" else None
@@ -73,10 +77,6 @@ class Stage(nn.Module):
             if arch.tie_embeddings and self.embedding is not None:
                 assert isinstance(self.embedding, VocabParallelEmbedding), "the head holds a slice of the vocabulary"
                 self.head.weight = self.embedding.weight
-        self.cache = KVCache(
-            num_layers=len(layers), num_blocks=num_blocks, block_size=block_size,
-            num_kv_heads=arch.num_kv_heads // self.mesh.tp, head_dim=arch.head_dim, dtype=dtype, device=device,
-        )
         self.requires_grad_(False)
         self.eval()
 
@@ -134,17 +134,22 @@ class Stage(nn.Module):
             the batch's `sample_rows`.
         """
         assert (hidden_TH is None) == self.mesh.is_first, self.mesh
-        x_TH = self._embed(inputs) if hidden_TH is None else hidden_TH
+        x_TH = self.embed(inputs.token_ids, inputs.positions) if hidden_TH is None else hidden_TH
         last = len(self.decoder) - 1
         for i, (layer, keys, values) in enumerate(zip(self.decoder, self.cache.keys, self.cache.values, strict=True)):
             x_TH = layer(x_TH, inputs.context if i < last else inputs.last_context, keys, values)
+        return self.finish(x_TH)
+
+    def embed(self, token_ids_T: torch.Tensor | None, positions_T: torch.Tensor) -> torch.Tensor:
+        """Return the first layer's input [T, H], on the first stage."""
+        assert self.embedding is not None
+        x_TH = self.embedding(token_ids_T)
+        if self.position_embedding is not None:
+            x_TH = x_TH + F.embedding(positions_T, self.position_embedding)
+        return x_TH
+
+    def finish(self, x_TH: torch.Tensor) -> torch.Tensor:
+        """Return the last layer's output, or its logits, float32, on the last stage."""
         if self.head is None or self.final_norm is None:
             return x_TH
         return self.head(self.final_norm(x_TH))
-
-    def _embed(self, inputs: StageInputs) -> torch.Tensor:
-        assert self.embedding is not None
-        x_TH = self.embedding(inputs.token_ids)
-        if self.position_embedding is not None:
-            x_TH = x_TH + F.embedding(inputs.positions, self.position_embedding)
-        return x_TH

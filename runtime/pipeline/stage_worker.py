@@ -11,6 +11,8 @@ import torch
 from ...models.batch import Decodes, RaggedBatch, Segment
 from ...models.block_tables import BlockTables
 from ...models.build_stage import build_stage
+from ...models.cuda_graphs import capture_graphs
+from ...models.piecewise import PiecewiseStage
 from ...models.sampling import Sampler
 from ...models.stage import Stage, StageInputs
 from ..core.columns import unpack
@@ -24,8 +26,9 @@ if TYPE_CHECKING:
 class StageWorker:
     """Runs micro-batches in order on one rank. Only tensor-parallel rank 0 of the last stage samples."""
 
-    def __init__(self, stage: Stage) -> None:
+    def __init__(self, stage: Stage, cuda_graphs: bool = False) -> None:
         self.stage = stage
+        self._forward = PiecewiseStage(stage, capture_graphs).forward if cuda_graphs else stage
         mesh = stage.mesh
         self._sampler = Sampler(stage.arch.vocab_size) if mesh.is_last and mesh.tp_rank == 0 else None
         self._tables = BlockTables()
@@ -48,7 +51,7 @@ class StageWorker:
             seed=setup.seed,
         )
         stage.pack()
-        return cls(stage)
+        return cls(stage, setup.model.cuda_graphs and groups.device.type == "cuda")
 
     def prepare(self, micro_batch: MicroBatchMessage) -> StageInputs:
         """Update block tables from a micro-batch, and make the stage's inputs of it.
@@ -83,7 +86,7 @@ class StageWorker:
 
     def forward(self, inputs: StageInputs, hidden_TH: torch.Tensor | None) -> torch.Tensor:
         """Compute the hidden states [T, H]; on the last stage the logits [R, V] of the rows that need a token."""
-        return self.stage(inputs, hidden_TH)
+        return self._forward(inputs, hidden_TH)
 
     def sample(self, micro_batch: MicroBatchMessage, logits_RV: torch.Tensor) -> Sampled:
         """Sample a token for each segment of the micro-batch that needs one, in order.

@@ -88,7 +88,7 @@ def _setup(
     return Setup(
         pp=stages,
         tp=config.parallel.tp,
-        model=replace(config.model, weights="random", architecture=arch),
+        model=replace(config.model, weights="random", architecture=arch, cuda_graphs=False),  # hides operators
         arch=arch,
         layers=[(stage * num_layers, (stage + 1) * num_layers) for stage in range(stages)],
         depth=1,

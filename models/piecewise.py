@@ -1,0 +1,121 @@
+"""A stage cut at its attention: each piece between reads and writes buffers that stay where they are.
+
+So a piece can be captured once as a CUDA graph, and replayed for every micro-batch of as many rows. Attention itself
+runs as it does without graphs, on the rows that are there: what it reads varies with each request's length.
+
+Rows are padded to a few numbers of them. A padding row computes with what the buffers held before, and writes its key
+and value to a slot that no request owns. Layers compute row by row, so it reaches no other row.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+
+import torch
+
+from .decoder import BatchContext, DecoderLayer
+from .stage import Stage, StageInputs
+
+Piece = Callable[[], None]
+
+# Powers of two while a product's time is that of reading its weights, then tiles of 128 rows, to which the device pads
+# its products anyway. A stage computes more rows without graphs: the host is ahead of the device by then.
+BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 384, 512)
+
+
+def bucket(num_rows: int) -> int | None:
+    """Return the number of rows, of `BUCKETS`, that `num_rows` are padded to. None: there is none as large."""
+    place = bisect_left(BUCKETS, num_rows)
+    return BUCKETS[place] if place < len(BUCKETS) else None
+
+
+class PiecewiseStage:
+    """Computes the micro-batches of a stage, up to the largest bucket of rows, by pieces over fixed buffers.
+
+    Piece 0 of a stage with L layers is what precedes the first layer's attention, piece i what lies between that of
+    layers i and i + 1, counted from 1, and piece L what follows the last layer's. Final norm and LM head stay outside:
+    their output is large, and they are a few operators alone.
+
+    Args:
+        stage: has its weights, which must stay where they are.
+        capture: returns, for each piece, a function that does on the device what the piece does. It may call pieces.
+            The largest come first.
+    """
+
+    def __init__(self, stage: Stage, capture: Callable[[Sequence[Piece]], Sequence[Piece]]) -> None:
+        self.stage = stage
+        self._layers: list[DecoderLayer] = list(stage.decoder)  # type: ignore[arg-type]
+        arch, tp, N, device, dtype = stage.arch, stage.mesh.tp, BUCKETS[-1], stage.device, stage.dtype
+        heads, K, D = arch.num_heads // tp, arch.num_kv_heads // tp, arch.head_dim
+        self._token_ids = torch.zeros(N, dtype=torch.int64, device=device)
+        self._positions = torch.zeros(N, dtype=torch.int64, device=device)
+        self._slots = torch.full((N,), stage.cache.scratch_slot, dtype=torch.int64, device=device)
+        self._rope: tuple[torch.Tensor, torch.Tensor] | None = None
+        if stage.rope is not None:
+            self._rope = tuple(torch.zeros(N, 1, 1, D // 2, dtype=dtype, device=device) for _ in range(2))  # type: ignore[assignment]
+        self._hidden = torch.zeros(N, arch.hidden_size, dtype=dtype, device=device)  # between layers
+        self._queries = torch.zeros(N, K, heads // K, D, dtype=dtype, device=device)  # of the next attention
+        self._attended = torch.zeros(N, heads * D, dtype=dtype, device=device)  # its output
+        keys = [(rows, place) for rows in reversed(BUCKETS) for place in range(len(self._layers) + 1)]
+        with torch.inference_mode():
+            self._pieces = dict(zip(keys, capture([self._piece(*key) for key in keys]), strict=True))
+
+    def _piece(self, rows: int, place: int) -> Piece:
+        """Return piece `place` for `rows` rows. What it allocates it frees: only the buffers outlive it."""
+        hidden, queries, attended = self._hidden[:rows], self._queries[:rows], self._attended[:rows]
+        token_ids, positions = self._token_ids[:rows], self._positions[:rows]
+        rope = None if self._rope is None else (self._rope[0][:rows], self._rope[1][:rows])
+        context = BatchContext(self._slots[:rows], rope, plan=None)
+        cache = self.stage.cache
+
+        def piece() -> None:
+            if place > 0:
+                hidden.copy_(self._layers[place - 1].after_attention(attended, hidden))
+            elif self.stage.mesh.is_first:
+                hidden.copy_(self.stage.embed(token_ids, positions))
+            if place < len(self._layers):
+                layer, keys, values = self._layers[place], cache.keys[place], cache.values[place]
+                queries.copy_(layer.before_attention(hidden, context, keys, values))
+
+        return piece
+
+    @torch.inference_mode()
+    def forward(self, inputs: StageInputs, hidden_TH: torch.Tensor | None = None) -> torch.Tensor:
+        """Compute a micro-batch as `Stage.forward` does."""
+        T, rows = inputs.num_tokens, bucket(inputs.num_tokens)
+        if rows is None:
+            return self.stage(inputs, hidden_TH)
+        self._load(inputs, hidden_TH, rows)
+        self._pieces[rows, 0]()
+        cache, last = self.stage.cache, len(self._layers) - 1
+        for i, (layer, keys, values) in enumerate(zip(self._layers, cache.keys, cache.values, strict=True)):
+            context = inputs.context if i < last else inputs.last_context
+            queries = self._queries[:T]
+            if context.rows is not None:
+                T = len(context.rows)
+                if context.is_empty:
+                    break
+                rows = bucket(T)
+                assert rows is not None
+                self._hidden[:T].copy_(self._hidden.index_select(0, context.rows))
+            self._attended[:T].copy_(layer.attention.attend(queries, context, keys, values))
+            self._pieces[rows, i + 1]()
+        # The next micro-batch writes to the buffer while the transport may still read what is returned.
+        return self.stage.finish(self._hidden[:T] if self.stage.mesh.is_last else self._hidden[:T].clone())
+
+    def _load(self, inputs: StageInputs, hidden_TH: torch.Tensor | None, rows: int) -> None:
+        """Copy a micro-batch's inputs to the buffers."""
+        T = inputs.num_tokens
+        if hidden_TH is not None:
+            self._hidden[:T].copy_(hidden_TH)
+        else:
+            assert inputs.token_ids is not None
+            self._token_ids[:T].copy_(inputs.token_ids)
+            self._positions[:T].copy_(inputs.positions)
+        self._slots[:T].copy_(inputs.context.slots)
+        if rows > T:
+            self._slots[T:rows].fill_(self.stage.cache.scratch_slot)
+        if self._rope is not None and inputs.context.rope is not None:
+            for buffer, own in zip(self._rope, inputs.context.rope, strict=True):
+                buffer[:T].copy_(own)

@@ -1,0 +1,109 @@
+"""A stage that runs by pieces over fixed buffers computes what it computes at once."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gapless.conf.schema import Architecture
+from gapless.models.batch import RaggedBatch, Segment
+from gapless.models.cuda_graphs import capture_graphs
+from gapless.models.piecewise import BUCKETS, PiecewiseStage, bucket
+from gapless.models.stage import Stage
+from gapless.parallel.groups import Groups
+from gapless.parallel.mesh import Mesh
+from gapless.parallel.rendezvous import Rendezvous
+from tests.support.lone_rank import ARCHITECTURES, BATCHES, lone_stage
+
+CPU = torch.device("cpu")
+BLOCKS = 9  # of four slots
+LARGE = RaggedBatch.of([2] * 30, [Segment(0, 30, [3, 1, 0, 2, 5, 4, 6, 7])], [], [29])
+BEYOND = RaggedBatch.of([2] * (BUCKETS[-1] + 1), [Segment(0, BUCKETS[-1] + 1, range(129))], [], [BUCKETS[-1]])
+
+
+def twins(arch: Architecture, mesh: Mesh, device: torch.device, dtype: torch.dtype, num_blocks: int) -> list[Stage]:
+    """Return two stages with the same weights, and with caches of which every slot was written."""
+    stages = [lone_stage(arch, mesh, device, dtype, num_blocks) for _ in range(2)]
+    for stage in stages:
+        generator = torch.Generator(device).manual_seed(7)
+        for parameter in stage.parameters():
+            parameter.normal_(0.0, 0.3, generator=generator)
+        for cache in (*stage.cache.keys, *stage.cache.values):
+            cache.normal_(generator=generator)
+    return stages
+
+
+def compare(plain: Stage, other: Stage, pieces: PiecewiseStage, batch: RaggedBatch, tolerance: float) -> None:
+    """Compute a micro-batch both ways, and compare outputs and caches."""
+    arch, device = plain.arch, plain.device
+    hidden = None
+    if not plain.mesh.is_first:
+        generator = torch.Generator(device).manual_seed(batch.num_tokens)
+        hidden = torch.randn(batch.num_tokens, arch.hidden_size, dtype=plain.dtype, device=device, generator=generator)
+    expected = plain(plain.prepare(batch), hidden)
+    found = pieces.forward(other.prepare(batch), hidden)
+    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+    slots = slice(0, plain.cache.scratch_slot)
+    for own, others in ((plain.cache.keys, other.cache.keys), (plain.cache.values, other.cache.values)):
+        for a, b in zip(own, others, strict=True):
+            torch.testing.assert_close(b[slots], a[slots], rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize(("pp", "tp"), [(1, 1), (2, 1), (3, 1), (2, 2)])
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_pieces_compute_what_the_stage_computes(name: str, pp: int, tp: int) -> None:
+    """Buffers hold what other micro-batches left, larger ones and smaller ones."""
+    for rank in range(0, pp * tp, tp):
+        with Groups.start(Rendezvous(0, 1, "", "cpu"), Mesh(1, 1), 60):
+            plain, other = twins(ARCHITECTURES[name], Mesh(pp, tp, rank), CPU, torch.float32, BLOCKS)
+        pieces = PiecewiseStage(other, list)
+        for batch in (*BATCHES.values(), LARGE, *reversed(BATCHES.values())):
+            compare(plain, other, pieces, batch, 1e-4)
+
+
+def test_a_padding_row_may_hold_anything() -> None:
+    """NaN in what earlier micro-batches left behind reaches no row that counts, nor the cache of a request."""
+    with Groups.start(Rendezvous(0, 1, "", "cpu"), Mesh(1, 1), 60):
+        plain, other = twins(ARCHITECTURES["llama"], Mesh(2, 1, 1), CPU, torch.float32, BLOCKS)
+    pieces = PiecewiseStage(other, list)
+    for buffer in (pieces._hidden, pieces._queries, pieces._attended, *(pieces._rope or ())):
+        buffer.fill_(float("nan"))
+    assert bucket(BATCHES["mixed"].num_tokens) != BATCHES["mixed"].num_tokens
+    compare(plain, other, pieces, BATCHES["mixed"], 1e-4)
+    compare(plain, other, pieces, BATCHES["mixed"], 1e-4)
+
+
+def test_what_is_sent_on_does_not_change_under_the_transport() -> None:
+    with Groups.start(Rendezvous(0, 1, "", "cpu"), Mesh(1, 1), 60):
+        _, stage = twins(ARCHITECTURES["llama"], Mesh(2, 1, 0), CPU, torch.float32, BLOCKS)
+    pieces = PiecewiseStage(stage, list)
+    sent = pieces.forward(stage.prepare(BATCHES["mixed"]))
+    kept = sent.clone()
+    pieces.forward(stage.prepare(LARGE))
+    assert torch.equal(sent, kept)
+
+
+def test_more_rows_than_the_largest_bucket_run_without_pieces() -> None:
+    with Groups.start(Rendezvous(0, 1, "", "cpu"), Mesh(1, 1), 60):
+        plain, other = twins(ARCHITECTURES["llama"], Mesh(1, 1), CPU, torch.float32, 129)
+    calls: list[int] = []
+    pieces = PiecewiseStage(other, lambda works: [lambda: calls.append(1) for _ in works])
+    compare(plain, other, pieces, BEYOND, 1e-4)
+    assert not calls
+    assert bucket(BUCKETS[-1] + 1) is None
+
+
+def test_rows_are_padded_to_the_next_bucket() -> None:
+    assert [bucket(n) for n in (1, 3, 100, 128, 129, 256, 257, 512)] == [1, 4, 128, 128, 256, 256, 384, 512]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_graphs_compute_what_the_stage_computes(name: str) -> None:
+    device = torch.device("cuda", 0)
+    with Groups.start(Rendezvous(0, 1, "", "cuda:0"), Mesh(1, 1), 60):
+        plain, other = twins(ARCHITECTURES[name], Mesh(1, 1), device, torch.float32, BLOCKS)
+        pieces = PiecewiseStage(other, capture_graphs)
+        for batch in (LARGE, *BATCHES.values(), LARGE, *reversed(BATCHES.values())):
+            compare(plain, other, pieces, batch, 1e-3)

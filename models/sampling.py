@@ -14,13 +14,15 @@ Logprobs are those after step 2. Shapes: R rows, V vocabulary, S sampled (not gr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..conf.sampling import SamplingParams
+from .transfers import Download, upload
 
 _MASK64 = (1 << 64) - 1
 _ID_BITS = 19  # of a token id: bounds the vocabulary
@@ -51,6 +53,10 @@ def _splitmix64(x: int) -> int:
 def uniform(seed: int, index: int) -> float:
     """Return the number in [0, 1) that picks the output token `index` of a request with `seed`."""
     return (_splitmix64(_splitmix64(seed & _MASK64) ^ index) >> 11) * 2.0**-53
+
+
+def _ints(values: Collection[int]) -> np.ndarray:
+    return np.fromiter(values, dtype=np.int64, count=len(values))
 
 
 class _History:
@@ -92,15 +98,16 @@ class _History:
         if params.has_penalties:
             assert self.length == position, f"{self.length} tokens were fed before position {position}"
             if params.repetition_penalty != 1.0 and self.seen:
-                ids = torch.tensor(list(self.seen), device=device)
+                (ids,) = upload([_ints(self.seen)], device)
                 x = logits_V[ids]
                 logits_V[ids] = torch.where(x > 0, x / params.repetition_penalty, x * params.repetition_penalty)
             if self.counts and (params.frequency_penalty or params.presence_penalty):
-                ids = torch.tensor(list(self.counts), device=device)
-                counts = torch.tensor(list(self.counts.values()), dtype=logits_V.dtype, device=device)
-                logits_V[ids] -= counts * params.frequency_penalty + params.presence_penalty
+                ids, counts = upload([_ints(self.counts), _ints(self.counts.values())], device)
+                penalties = counts.to(logits_V.dtype) * params.frequency_penalty + params.presence_penalty
+                logits_V[ids] -= penalties
         if self.is_masked(position):
-            logits_V[torch.tensor(self.masked, device=device)] = _MASKED_LOGIT
+            (ids,) = upload([_ints(self.masked)], device)
+            logits_V.index_fill_(0, ids, _MASKED_LOGIT)
 
 
 class Sampler:
@@ -141,7 +148,11 @@ class Sampler:
             history.feed(start, tokens)
 
     def sample(self, logits_RV: Tensor, requests: Sequence[int], positions: Sequence[int]) -> list[SampledToken]:
-        """Sample one token for each row.
+        """Sample one token for each row, as `queue` does, and wait for them."""
+        return self.queue(logits_RV, requests, positions).read()
+
+    def queue(self, logits_RV: Tensor, requests: Sequence[int], positions: Sequence[int]) -> PendingTokens:
+        """Queue on the device the sampling of one token for each row. The host waits for nothing.
 
         Args:
             logits_RV: float32, on any device, at least `vocab_size` wide. It is not modified.
@@ -149,14 +160,14 @@ class Sampler:
             positions: the position of each row's new token, which is the number of tokens before it.
 
         Returns:
-            `NO_TOKEN` for a row that holds NaN or infinity, or no logit that is above -infinity.
+            What has the tokens. It is `NO_TOKEN` for a row that holds NaN or infinity, or no logit above -infinity.
         """
         if not requests:
-            return []
+            return PendingTokens(None, [])
         logits = logits_RV[:, : self.vocab_size]
         if self._special.isdisjoint(requests):
             top, best = logits.max(dim=-1)
-            return list(map(SampledToken, best.where(top.isfinite(), NO_TOKEN).tolist()))
+            return PendingTokens(Download([best.where(top.isfinite(), NO_TOKEN)]), [])
         rows = [self._requests[r] for r in requests]
         edited = [
             r for r, (h, p) in enumerate(zip(rows, positions, strict=True)) if h.params.has_penalties or h.is_masked(p)
@@ -166,18 +177,46 @@ class Sampler:
             for r in edited:
                 rows[r].edit(logits[r], positions[r])
         top, best = logits.max(dim=-1)  # NaN, if the row holds one
-        finite = top.isfinite()
         drawn = [r for r, h in enumerate(rows) if not h.params.is_greedy]
         for part in _slices(drawn, self.vocab_size):
             numbers = [uniform(rows[r].seed, positions[r] - rows[r].prompt_len) for r in part]
-            best[part] = _draw(logits[part], best[part], [rows[r].params for r in part], numbers)
-        tokens = best.where(finite, NO_TOKEN).tolist()
-        with_logprobs = [r for r, h in enumerate(rows) if h.params.logprobs is not None and tokens[r] != NO_TOKEN]
-        sampled = [SampledToken(t) for t in tokens]
-        for part in _slices(with_logprobs, self.vocab_size):
+            (part_S,) = upload([_ints(part)], logits.device)
+            tokens_S = _draw(logits[part_S], best[part_S], [rows[r].params for r in part], numbers)
+            best.index_copy_(0, part_S, tokens_S)
+        computed = [best.where(top.isfinite(), NO_TOKEN)]
+        asked = [(r, h.params.logprobs) for r, h in enumerate(rows) if h.params.logprobs is not None]
+        parts = []
+        for part in _slices([r for r, _ in asked], self.vocab_size):
             num_tops = [rows[r].params.logprobs or 0 for r in part]
-            for r, token in zip(part, _logprobs(logits[part], [tokens[r] for r in part], num_tops), strict=True):
-                sampled[r] = token
+            parts.append((part, num_tops))
+            (part_S,) = upload([_ints(part)], logits.device)
+            computed += _logprobs(logits[part_S], best[part_S], max(num_tops))
+        return PendingTokens(Download(computed), parts)
+
+
+class PendingTokens:
+    """Tokens that are being sampled on the device. `read` waits for them; any thread may call it.
+
+    Args:
+        download: the tokens of all rows, then what `_logprobs` returns for each of `logprobs`.
+        logprobs: the rows of each, and for each row how many of the best tokens it asks for.
+    """
+
+    def __init__(self, download: Download | None, logprobs: Sequence[tuple[list[int], list[int]]]) -> None:
+        self._download = download
+        self._logprobs = logprobs
+
+    def read(self) -> list[SampledToken]:
+        if self._download is None:
+            return []
+        tokens, *columns = (array.tolist() for array in self._download.read())
+        sampled = list(map(SampledToken, tokens))
+        for place, (rows, num_tops) in enumerate(self._logprobs):
+            of_rows = zip(rows, num_tops, *columns[4 * place : 4 * place + 4], strict=True)
+            for r, num_top, score, rank, top_ids, top_scores in of_rows:
+                if tokens[r] != NO_TOKEN:
+                    top = [(i, s) for i, s in zip(top_ids[:num_top], top_scores, strict=False) if i != NO_TOKEN]
+                    sampled[r] = SampledToken(tokens[r], score, rank, top)
         return sampled
 
 
@@ -189,23 +228,23 @@ def _slices(rows: list[int], vocab_size: int) -> list[list[int]]:
 def _draw(logits_SV: Tensor, best_S: Tensor, params: list[SamplingParams], numbers: list[float]) -> Tensor:
     """Draw tokens [S] for rows that are not greedy: steps 4 and 5. `best_S` is their argmax."""
     device, full = logits_SV.device, 1 << _WEIGHT_BITS
-
-    def column(values: list[float]) -> Tensor:
-        return torch.tensor(values, dtype=torch.float64, device=device).unsqueeze(-1)
-
+    columns = [[p.temperature for p in params], [p.min_p for p in params], [p.top_p for p in params], numbers]
+    temperature, min_p, top_p, number = (
+        column.unsqueeze(-1) for column in upload([np.array(c, dtype=np.float64) for c in columns], device)
+    )
     best = best_S.unsqueeze(-1)
     x = logits_SV.double()
-    x = (x - x.gather(-1, best)) / column([p.temperature for p in params])
+    x = (x - x.gather(-1, best)) / temperature
     share = x.exp_().nan_to_num_(nan=0.0)  # a token's probability over that of the best token
     if any(p.min_p for p in params):
-        share.masked_fill_(share < column([p.min_p for p in params]), 0.0)
+        share.masked_fill_(share < min_p, 0.0)
     weights = (share * full).long()
     weights.scatter_(-1, best, full)  # so that a row without finite logits still yields its argmax
     if any(p.top_k or p.top_p < 1.0 for p in params):
-        _truncate(weights, [p.top_k for p in params], column([p.top_p for p in params]))
+        _truncate(weights, [p.top_k for p in params], top_p)
     cdf = weights.cumsum(dim=-1)
     total = cdf[:, -1:]
-    target = torch.minimum((column(numbers) * total).long(), total - 1)
+    target = torch.minimum((number * total).long(), total - 1)
     return torch.searchsorted(cdf, target, right=True).squeeze(-1)
 
 
@@ -221,29 +260,31 @@ def _truncate(weights_SV: Tensor, top_k: list[int], top_p: Tensor) -> None:
     keys = keys.topk(k, dim=-1).values if k < V else keys.sort(dim=-1, descending=True).values
     ordered, ids = keys >> _ID_BITS, last - (keys & last)
     ranks = torch.arange(k, device=weights_SV.device)
-    limits = torch.tensor([n or V for n in top_k], device=weights_SV.device).unsqueeze(-1)
-    ordered = ordered.masked_fill(ranks >= limits, 0)
+    (limits,) = upload([_ints([n or V for n in top_k])], weights_SV.device)
+    ordered = ordered.masked_fill(ranks >= limits.unsqueeze(-1), 0)
     cdf = ordered.cumsum(dim=-1)
     enough = (top_p * cdf[:, -1:]).ceil().long()
     ordered = ordered.masked_fill((cdf - ordered >= enough) & (top_p < 1.0), 0)
     weights_SV.zero_().scatter_(-1, ids, ordered)
 
 
-def _logprobs(logits_RV: Tensor, tokens: list[int], num_tops: list[int]) -> list[SampledToken]:
-    """Return each row's token with its logprob and rank, and the row's `num_tops[r]` best tokens, by id on ties."""
-    ids = torch.tensor(tokens, device=logits_RV.device).unsqueeze(-1)
-    chosen = logits_RV.gather(-1, ids)
-    before = torch.arange(logits_RV.shape[-1], device=logits_RV.device) < ids
-    ranks = ((logits_RV > chosen) | ((logits_RV == chosen) & before)).sum(dim=-1) + 1
-    scores_RV = logits_RV.log_softmax(dim=-1)
-    scores = scores_RV.gather(-1, ids).squeeze(-1)
-    tops: list[list[tuple[int, float]]] = [[] for _ in tokens]
-    k = min(max(num_tops), logits_RV.shape[-1])
-    if k:
-        kth = logits_RV.topk(k, dim=-1).values[:, -1:]
-        best = ((logits_RV >= kth) & (logits_RV > _MASKED_LOGIT)).nonzero(as_tuple=True)  # by row, then by id
-        entries = zip(*(column.tolist() for column in (*best, logits_RV[best], scores_RV[best])), strict=True)
-        for r, token, _, score in sorted(entries, key=lambda entry: (entry[0], -entry[2])):
-            if len(tops[r]) < num_tops[r]:
-                tops[r].append((token, score))
-    return list(map(SampledToken, tokens, scores.tolist(), ranks.tolist(), tops))
+def _logprobs(logits_SV: Tensor, tokens_S: Tensor, num_top: int) -> list[Tensor]:
+    """Return the logprob and the rank of each row's token, and ids and logprobs of its `num_top` best, by id on ties.
+
+    They are float64 [S], int64 [S], int64 [S, num_top] and float64 [S, num_top]. In place of the id of a token that is
+    masked there is `NO_TOKEN`.
+    """
+    V, device = logits_SV.shape[-1], logits_SV.device
+    tokens = tokens_S.unsqueeze(-1)
+    chosen = logits_SV.gather(-1, tokens)
+    before = torch.arange(V, device=device) < tokens
+    ranks = ((logits_SV > chosen) | ((logits_SV == chosen) & before)).sum(dim=-1) + 1
+    scores_SV = logits_SV.log_softmax(dim=-1).double()
+    bits = (logits_SV + 0.0).view(torch.int32).long()  # of a float: ascending where positive, descending where not
+    last = (1 << _ID_BITS) - 1
+    keys = (torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits) << _ID_BITS) | (last - torch.arange(V, device=device))
+    ids = last - (keys.topk(min(num_top, V), dim=-1).values & last)
+    masked = logits_SV.gather(-1, ids) == _MASKED_LOGIT
+    return [
+        scores_SV.gather(-1, tokens).squeeze(-1), ranks, ids.masked_fill(masked, NO_TOKEN), scores_SV.gather(-1, ids)
+    ]  # fmt: skip

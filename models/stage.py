@@ -24,7 +24,7 @@ from .kernels.select import make_kernels
 from .kv_cache import KVCache, positions, slot_mapping
 from .norm import make_norm
 from .rope import RotaryEmbedding
-from .upload import upload
+from .transfers import upload
 
 
 @dataclass(frozen=True, slots=True)

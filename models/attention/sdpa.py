@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from ..batch import RaggedBatch, Segment
 from ..kv_cache import slots_of
-from ..upload import upload
+from ..transfers import upload
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from ..batch import RaggedBatch, Segment
 from ..kv_cache import slots_of
-from ..upload import upload
+from ..transfers import upload
 from .sdpa import SdpaBackend, SegmentPlan, attend_chunks
 
 

@@ -13,7 +13,7 @@ from ...models.block_tables import BlockTables
 from ...models.build_stage import build_stage
 from ...models.cuda_graphs import capture_graphs
 from ...models.piecewise import PiecewiseStage
-from ...models.sampling import Sampler
+from ...models.sampling import PendingTokens, Sampler
 from ...models.stage import Stage, StageInputs
 from ..core.columns import unpack
 from ..core.messages import MicroBatchMessage, Sampled, TokenLogprobs
@@ -89,7 +89,11 @@ class StageWorker:
         return self._forward(inputs, hidden_TH)
 
     def sample(self, micro_batch: MicroBatchMessage, logits_RV: torch.Tensor) -> Sampled:
-        """Sample a token for each segment of the micro-batch that needs one, in order.
+        """Sample as `queue_sampling` does, and wait for the tokens."""
+        return self.queue_sampling(micro_batch, logits_RV).read()
+
+    def queue_sampling(self, micro_batch: MicroBatchMessage, logits_RV: torch.Tensor) -> PendingSampled:
+        """Queue the sampling of a token for each segment of the micro-batch that needs one. The host does not wait.
 
         It must be called for each micro-batch in their order, since penalties go by the tokens that came before.
         """
@@ -105,7 +109,18 @@ class StageWorker:
         ends = [chunk for chunk in micro_batch.chunks if chunk.sample]
         requests = [chunk.request for chunk in ends] + unpack(decodes.requests).tolist()
         positions = [chunk.start + len(chunk.tokens) for chunk in ends] + [n + 1 for n in unpack(decodes.starts)]
-        sampled = sampler.sample(logits_RV, requests, positions)
+        return PendingSampled(sampler.queue(logits_RV, requests, positions))
+
+
+class PendingSampled:
+    """The tokens of a micro-batch that are being sampled on the device."""
+
+    def __init__(self, tokens: PendingTokens) -> None:
+        self._tokens = tokens
+
+    def read(self) -> Sampled:
+        """Wait for the tokens, in the order of the micro-batch's segments. Any thread may call it."""
+        sampled = self._tokens.read()
         logprobs = {
             place: TokenLogprobs(token.logprob, token.rank, token.top)
             for place, token in enumerate(sampled)

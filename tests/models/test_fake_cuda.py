@@ -7,7 +7,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from gapless.conf.sampling import SamplingParams
 from gapless.models.piecewise import PiecewiseStage
+from gapless.models.sampling import Sampler
 from gapless.parallel.groups import Groups
 from gapless.parallel.mesh import Mesh
 from gapless.parallel.rendezvous import Rendezvous
@@ -15,7 +17,7 @@ from tests.support.fake_cuda import CUDA, FakeCuda, HostWaitError
 from tests.support.lone_rank import ARCHITECTURES, BATCHES, lone_stage
 
 
-@pytest.mark.parametrize("pp", [1, 2, 3])
+@pytest.mark.parametrize("pp", [1, 3])
 @pytest.mark.parametrize("tp", [1, 2])
 @pytest.mark.parametrize("name", ARCHITECTURES)
 @pytest.mark.parametrize("is_piecewise", [False, True])
@@ -37,6 +39,26 @@ def test_stages_on_cuda_mix_no_devices_and_wait_for_nothing(name: str, pp: int, 
                     assert out.dtype == torch.float32
                 else:
                     assert out.shape == (batch.num_tokens, arch.hidden_size)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(),
+        SamplingParams(logprobs=3),
+        SamplingParams(temperature=0.7, top_k=5, top_p=0.9, min_p=0.1, logprobs=0),
+        SamplingParams(repetition_penalty=1.2, frequency_penalty=0.1, presence_penalty=0.3, min_tokens=9),
+    ],
+)
+def test_sampling_waits_when_its_tokens_are_read(params: SamplingParams) -> None:
+    sampler = Sampler(61)
+    for request, own in enumerate((params, SamplingParams())):
+        sampler.add(request, own, 7, 2, (3,))
+        sampler.feed(request, 0, [5, 5, 8])
+    with FakeCuda():
+        pending = sampler.queue(torch.empty(2, 64, device=CUDA), [0, 1], [3, 3])
+        with pytest.raises(HostWaitError, match="synchronize"):
+            pending.read()
 
 
 @pytest.mark.parametrize(

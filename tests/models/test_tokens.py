@@ -110,7 +110,8 @@ def test_one_rank(
 
     folder, tokens, logits = folders[name]
     plain = chunks == [7]  # torch's operators, as without a compiler
-    each = job(tmp_path / "out.npz", weights=str(folder), chunks=chunks, scattered=scattered, plain=plain)
+    each = job(tmp_path / "out.npz", weights=str(folder), chunks=chunks, scattered=scattered, plain=plain,
+               pieces=chunks == [5, 3])  # fmt: skip
     run_mesh({"pp": 1, "tp": 1, "first_rank": 0, "runs": [each]}, 0)
     check(tmp_path / "out.npz", tokens, logits)
 
@@ -130,9 +131,10 @@ RANDOM = {
 
 
 def test_meshes(folders: dict[str, Any], tmp_path: Path) -> None:
-    """Four gloo processes: each family and random weights over 2 x 2 ranks, then pp2 and tp2 side by side."""
+    """Four gloo processes: each family and random weights over 2 x 2 ranks, at once and by pieces, then pp2, tp2."""
     grids = [
         ({"pp": 2, "tp": 2, "first_rank": 0}, {"layers": [1, 2], "scattered": True, "replicate_embedding": True}),
+        ({"pp": 2, "tp": 2, "first_rank": 0}, {"layers": [2, 1], "scattered": True, "pieces": True}),
         ({"pp": 2, "tp": 1, "first_rank": 0}, {"layers": [2, 1]}),
         ({"pp": 1, "tp": 2, "first_rank": 2}, {"chunks": [5, 3]}),
     ]

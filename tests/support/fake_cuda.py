@@ -64,13 +64,14 @@ class _Driver(TorchFunctionMode):
         super().__init__()
         self.may_wait = False
 
-    def _check(self, source: Tensor, to: torch.device, non_blocking: bool) -> None:
+    def _check(self, source: Tensor, target: Tensor, non_blocking: bool) -> None:
         """Raise if a copy between the devices waits. A number of the host is an argument of a kernel, not a copy."""
-        if self.may_wait or source.device.type == to.type or (source.dim() == 0 and source.device.type == "cpu"):
+        devices = source.device.type, target.device.type
+        if self.may_wait or devices[0] == devices[1] or (source.dim() == 0 and devices[0] == "cpu"):
             return
         if not non_blocking:
-            raise HostWaitError(f"a copy from {source.device.type} to {to.type} without non_blocking waits")
-        if source.device.type == "cpu" and not getattr(source, "is_page_locked", False):
+            raise HostWaitError(f"a copy from {devices[0]} to {devices[1]} without non_blocking waits")
+        if not getattr(source if devices[0] == "cpu" else target, "is_page_locked", False):
             raise HostWaitError("a copy of pageable memory waits")
 
     def __torch_function__(
@@ -83,17 +84,21 @@ class _Driver(TorchFunctionMode):
             target, value = _take(args[0], args[1]), args[2]
             if not isinstance(value, Tensor):
                 return target.fill_(value)
-            self._check(value, target.device, False)
+            self._check(value, target, False)
             return aten.copy_.default(target, value)
         if func is Tensor.pin_memory:
             locked = args[0].clone()
             locked.is_page_locked = True
             return locked
+        if func is torch.empty and kwargs.get("pin_memory"):
+            locked = func(*args, **kwargs)
+            locked.is_page_locked = True
+            return locked
         if func is Tensor.copy_:
-            self._check(args[1], args[0].device, args[2] if len(args) > 2 else kwargs.get("non_blocking", False))
+            self._check(args[1], args[0], args[2] if len(args) > 2 else kwargs.get("non_blocking", False))
             return aten.copy_.default(*args, **kwargs)
         if func is Tensor.to and (device := _device_of(args[1:], kwargs)) is not None:
-            self._check(args[0], device, kwargs.get("non_blocking", False))
+            self._check(args[0], torch.empty(0, device=device), kwargs.get("non_blocking", False))
         if self.may_wait:
             return func(*args, **kwargs)
         if func in (Tensor.cpu, Tensor.numpy, Tensor.nonzero, torch.nonzero) and args[0].device.type == "cuda":
@@ -108,6 +113,16 @@ def _device_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device | 
     return None if named is None else torch.device(named)
 
 
+class FakeEvent:
+    """An event of a stream: to wait for it is a wait of the host."""
+
+    def record(self) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        raise HostWaitError("synchronize waits for the device")
+
+
 class FakeCuda:
     """Tensors on `CUDA` are fake within this context; those of the CPU become fake where they meet them."""
 
@@ -117,6 +132,7 @@ class FakeCuda:
     def __enter__(self) -> FakeCuda:
         patch = self._stack.enter_context(pytest.MonkeyPatch.context())
         patch.setattr(torch.cuda, "current_device", lambda: CUDA)  # where Megatron's layers lie
+        patch.setattr(torch.cuda, "Event", FakeEvent)
         self._stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         self._driver = self._stack.enter_context(_Driver())
         return self

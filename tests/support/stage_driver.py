@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import random
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from gapless.conf.schema import Architecture, ModelConfig
 from gapless.models.batch import RaggedBatch, Segment
 from gapless.models.build_stage import build_stage
 from gapless.models.huggingface import resolve_architecture
+from gapless.models.piecewise import PiecewiseStage
 from gapless.models.stage import Stage
 from gapless.parallel.groups import Groups
 from gapless.parallel.mesh import Mesh
@@ -41,13 +43,15 @@ def block_tables(lengths: list[int], scattered: bool) -> tuple[list[list[int]], 
     return tables, sum(counts)
 
 
-def step(stage: Stage, batch: RaggedBatch) -> tuple[list[int], torch.Tensor | None]:
+def step(
+    stage: Stage, batch: RaggedBatch, forward: Callable[..., torch.Tensor]
+) -> tuple[list[int], torch.Tensor | None]:
     """One micro-batch through all stages: the argmax of each sampled row, on all ranks; logits on the last stage."""
     mesh, hidden = stage.mesh, None
     if not mesh.is_first:
         hidden = torch.empty(batch.num_tokens, stage.arch.hidden_size)
         dist.recv(hidden, mesh.previous)
-    out = stage(stage.prepare(batch), hidden)
+    out = forward(stage.prepare(batch), hidden)
     if not mesh.is_last:
         dist.send(out, mesh.next)
     tokens = out.argmax(-1) if mesh.is_last else torch.empty(len(batch.sample_rows), dtype=torch.int64)
@@ -57,7 +61,8 @@ def step(stage: Stage, batch: RaggedBatch) -> tuple[list[int], torch.Tensor | No
 
 
 def greedy(
-    stage: Stage, prompts: list[list[int]], num_new: int, chunks: list[int], tables: list[list[int]]
+    stage: Stage, prompts: list[list[int]], num_new: int, chunks: list[int], tables: list[list[int]],
+    forward: Callable[..., torch.Tensor],
 ) -> tuple[list[list[int]], list[list[np.ndarray]]]:
     """Each iteration runs a chunk of up to `chunks[i]` tokens of up to len(chunks) prompts, and every ready decode."""
     texts = [list(p) for p in prompts]
@@ -80,7 +85,7 @@ def greedy(
         decodes = [Segment(done[r], 1, tables[r]) for r in decoding]
         rows += range(len(tokens), len(tokens) + len(decodes))
         tokens += [texts[r][-1] for r in decoding]
-        new, out = step(stage, RaggedBatch.of(tokens, parts, decodes, rows))
+        new, out = step(stage, RaggedBatch.of(tokens, parts, decodes, rows), forward)
         for r, part in zip([*prefilling, *decoding], [*parts, *decodes], strict=False):
             done[r] = part.context
         for i, r in enumerate([*sampled, *decoding]):
@@ -91,7 +96,7 @@ def greedy(
 
 
 def run(job: dict, groups: Groups) -> None:
-    """`job`: weights or architecture, plain, layers, replicate_embedding, prompts, num_new, chunks, scattered, out."""
+    """`job`: weights or architecture, plain, pieces, layers, replicate_embedding, prompts, num_new, chunks, scattered, out."""
     mesh = groups.mesh
     given = Architecture(**job["architecture"]) if "architecture" in job else None
     kernels: Any = "torch" if job.get("plain") else "auto"
@@ -105,7 +110,8 @@ def run(job: dict, groups: Groups) -> None:
                         replicate_embedding=job.get("replicate_embedding", False))  # fmt: skip
     if not job.get("plain"):
         stage.pack()
-    tokens, logits = greedy(stage, job["prompts"], job["num_new"], job["chunks"], tables)
+    forward = PiecewiseStage(stage, list).forward if job.get("pieces") else stage
+    tokens, logits = greedy(stage, job["prompts"], job["num_new"], job["chunks"], tables, forward)
     if mesh.rank == mesh.world_size - 1:
         np.savez(job["out"], tokens=np.asarray(tokens), logits=np.asarray(logits))
 

@@ -24,12 +24,13 @@ from typing import TYPE_CHECKING, Any
 from ...parallel.control import ControlClient, Endpoint
 from ...parallel.frames import ConnectionLost
 from ...parallel.mesh import Mesh
-from ..core.messages import MicroBatchMessage, MicroBatchResult, RankFailure, Sampled, Span, Stop
+from ..core.messages import MicroBatchMessage, MicroBatchResult, RankFailure, Span, Stop
 from .handshake import Present, Ready, RollCall, Setup, encoder, to_rank
 
 if TYPE_CHECKING:
     from ...models.stage import StageInputs
     from ...parallel.transport import Arrival
+    from .stage_worker import PendingSampled
 
 _WATCH_S = 0.5
 
@@ -93,7 +94,7 @@ class _Computed:
     begin: Any
     end: Any
     sent: float  # the send had been handed over, in seconds
-    sampled: Sampled | None
+    sampled: PendingSampled | None
 
 
 class _ServingRank:
@@ -173,7 +174,7 @@ class _ServingRank:
         out = self.worker.forward(inputs, hidden)
         sampled = None
         if self.mesh.is_last and self.mesh.tp_rank == 0:
-            sampled = self.worker.sample(micro_batch, out)
+            sampled = self.worker.queue_sampling(micro_batch, out)
         end = self.clock.mark()
         if not self.mesh.is_last:
             self.transport.send(out)
@@ -188,7 +189,8 @@ class _ServingRank:
         span = Span(
             number, self.mesh.stage, ready, min(max(ready, arrived), begin), begin, end, max(end, done.sent)
         )
-        self.client.send(encoder.encode(MicroBatchResult(done.message.epoch, number, [span], done.sampled)))
+        sampled = None if done.sampled is None else done.sampled.read()
+        self.client.send(encoder.encode(MicroBatchResult(done.message.epoch, number, [span], sampled)))
 
 
 class _Reporter:

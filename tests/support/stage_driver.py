@@ -96,7 +96,9 @@ def greedy(
 
 
 def run(job: dict, groups: Groups) -> None:
-    """`job`: weights or architecture, plain, pieces, layers, replicate_embedding, prompts, num_new, chunks, scattered, out."""
+    """`job`: weights or architecture, plain, pieces, layers, replicate_embedding, prompts, num_new, chunks, scattered,
+    out.
+    """
     mesh = groups.mesh
     given = Architecture(**job["architecture"]) if "architecture" in job else None
     kernels: Any = "torch" if job.get("plain") else "auto"

@@ -49,13 +49,18 @@ class Saturation:
 
     @property
     def offer(self) -> int | None:
-        """Tokens for the next micro-batch with prompts; None while others are in flight or if all is known."""
-        return None if self.is_known or self._tries >= _TRIES else self._sizes[self._place]
+        """Tokens for the next micro-batch with prompts; None if all is known.
+
+        A size is offered until its speed is known, so that those in flight are alike: short ones behind long ones wait.
+        """
+        return None if self.is_known else self._sizes[self._place]
 
     def dispatched(self, tokens: int) -> None:
         """Take note that a micro-batch with prompts, of `tokens` tokens, has been dispatched."""
         self._dispatched += 1
         if (offer := self.offer) is None:
+            return
+        if self._tries >= _TRIES:
             return
         self._attempts += 1
         if tokens >= _FILLED_SHARE * offer:

@@ -10,11 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from ....conf.errors import ConfigError
-from ...core.features import FEATURES, Features, weigh_all
+from ...core.features import FEATURES, Features, weigh, weigh_all
 
 _FIRST_REFIT = 8  # micro-batches before the first fit
 _REFIT_SHARE = 1 / 4  # share of the observations so far that are new before the next fit
 _REFIT_MOST = 128  # most micro-batches between fits
+_WRONG_ERROR = 0.1  # relative error of a prediction, twice the noise at least, that counts as wrong
+_WRONG_PREDICTIONS = 6  # more wrong predictions than right ones since the last fit that call for a new one
 _MEMORY = 1024  # micro-batches after which an observation counts 1/e
 _HUBER_BOUND = 1.345  # in scales of the residual: 95% as efficient as least squares where errors are normal
 _MAD_TO_SIGMA = 1.4826  # median absolute deviation to standard deviation, for normal errors
@@ -45,7 +47,9 @@ def read_profile(folder: str | None, num_stages: int) -> list[list[float]] | Non
 class StageTimes:
     """Fits non-negative weights of `Features` for each stage, in seconds, by robust least squares on relative errors.
 
-    Old observations fade, and outliers count less (Huber). Before the first fit nothing is predicted.
+    Old observations fade, and outliers count less (Huber). Before the first fit nothing is predicted. Fits become rare
+    as observations grow many, but where predictions are wrong in a row the next one comes at once: micro-batches that
+    are unlike all before, as those of the first long prompt, are predicted from what hardly told in the old ones.
 
     Args:
         profile: weights by stage from an earlier run, which count as a few observations.
@@ -66,6 +70,7 @@ class StageTimes:
         self._stages: list[int] = []
         self._seconds: list[float] = []
         self._num_seen = 0  # observations that were fitted
+        self._wrong = 0  # wrong predictions less right ones since the last fit, at least 0
         self._profile = None if profile is None else np.array(profile, np.float64)
         if self._profile is not None:
             self._set(self._profile.copy())
@@ -84,10 +89,21 @@ class StageTimes:
         self._counts.append(len(stages))
         self._stages += stages
         self._seconds += seconds
+        if self.by_stage is not None:
+            self._judge(row, stages[-1], seconds[-1])
         least, most = _FIRST_REFIT * self.num_stages, _REFIT_MOST * self.num_stages
-        if len(self._stages) >= min(most, max(least, _REFIT_SHARE * self._num_seen)):
+        due = least if self._wrong >= _WRONG_PREDICTIONS else max(least, _REFIT_SHARE * self._num_seen)
+        if len(self._stages) >= min(most, due):
             self._num_seen += len(self._stages)
+            self._wrong = 0
             self._fit()
+
+    def _judge(self, row: Features, stage: int, seconds: float) -> None:
+        """Count whether this stage's time is as the fit in use predicts it."""
+        assert self.by_stage is not None
+        predicted = weigh(self.by_stage[stage], row)
+        is_wrong = abs(seconds - predicted) > max(_WRONG_ERROR, 2 * self.noise) * predicted
+        self._wrong = max(0, self._wrong + (1 if is_wrong else -1))
 
     def _fit(self) -> None:
         """Add the observations since the last fit to the normal equations, and solve them."""

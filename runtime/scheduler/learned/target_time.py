@@ -10,6 +10,7 @@ from .rival_fits import RivalFits
 from .stage_cost import TOKENS_FOR_TIME, StageCost
 from .typical_micro_batch import TypicalMicroBatch
 
+_FORESEEN_PREFIX = 4  # times the longest prefix so far: of longer ones a fit tells little
 SMALLEST_CHUNK = 1 / 16  # of a whole one: a smaller chunk is not worth its overhead
 _ADMISSION_HEADROOM = 1.1  # times the rate at which prompts come in; each free slot adds as much again
 
@@ -54,13 +55,15 @@ class TargetTime:
     def of_long_prompt(self, tokens: int, chunk: int) -> float:
         """Return the time that gives a prompt of `tokens` tokens as many equal micro-batches as whole chunks would.
 
-        It is that of a chunk in the middle of the prompt, with typical decodes.
+        It is that of a chunk in the middle of the prompt, with typical decodes. Before prefixes are nearly as long as
+        there, the fit does not know what they cost, and it is that of a chunk as far on as the fit can tell.
         """
         if self.fixed_s is not None:
             return self.fixed_s
         typical = self.typical
+        middle = min(0.5 * tokens, _FORESEEN_PREFIX * typical.longest_prefix)
         row = typical.with_chunk(max(chunk - typical.decodes, chunk * SMALLEST_CHUNK))
-        return self.cost.of(row._replace(chunk_prefix=0.5 * tokens * (row.tokens - typical.decodes)))
+        return self.cost.of(row._replace(chunk_prefix=middle * (row.tokens - typical.decodes)))
 
     def alone(self, tokens: int, overhead: float, num_stages: int) -> float:
         """Return the time with which a prompt of `tokens` tokens that is alone has its first token the soonest.

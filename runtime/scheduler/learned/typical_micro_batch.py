@@ -16,11 +16,13 @@ class TypicalMicroBatch:
     """Running means of what micro-batches hold.
 
     `decodes`, `context` (KV tokens that the decodes attend to) and `prefix` (of a prompt token) are of micro-batches
-    with prompts. `prefill_tokens` are of any micro-batch. `fullness` is the same as a share of a whole chunk.
+    with prompts, and `longest_prefix` is the longest of a chunk so far. `prefill_tokens` are of any micro-batch.
+    `fullness` is the same as a share of a whole chunk.
     """
 
     def __init__(self, chunk: int) -> None:
         self.decodes = self.context = self.prefix = 0.0
+        self.longest_prefix = 0
         self.prefill_tokens = 1.0 * chunk
         self.fullness = 1.0
 
@@ -38,6 +40,8 @@ class TypicalMicroBatch:
         if not batch.chunks:
             return
         prefix = sum([chunk.start * chunk.length for chunk in batch.chunks]) / tokens
+        for chunk in batch.chunks:
+            self.longest_prefix = max(self.longest_prefix, chunk.start)
         weight = max(_NEWEST_WEIGHT, 1 / (1 + number))
         self.decodes += weight * (len(batch.decodes) - self.decodes)
         self.context += weight * (context - self.context)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import groupby
 
 import pytest
 from hypothesis import given
@@ -39,6 +40,24 @@ def test_a_roofline_is_seen(flat: int, token: float, share: float) -> None:
     assert share * min(flat, 128) <= found <= max(128, 2 * share * flat)
     assert saturation.speed_at(1024) == pytest.approx(1 / (2 * token) * min(1.0, 1024 / flat)), "of the slowest stage"
     assert saturation.speed_at(found) == pytest.approx(share * saturation.speed_at(1024), rel=0.02)
+
+
+@given(in_flight=st.integers(1, 20), flat=st.integers(32, 900))
+def test_micro_batches_in_flight_are_alike(in_flight: int, flat: int) -> None:
+    """While a size's speed is awaited it is offered on: short micro-batches behind long ones would wait for them."""
+    saturation, offers = Saturation(TILE, 1), list[int]()
+    while (offer := saturation.offer) is not None:
+        offers.append(offer)
+        saturation.dispatched(offer)
+        if len(offers) >= in_flight:
+            number = len(offers) - in_flight
+            tokens = offers[number]
+            seconds = 1e-4 * max(flat, tokens)
+            micro_batch = MicroBatchRecord(number, 0.0, [SegmentRecord(0, 0, tokens)], DecodesRecord.at())
+            saturation.observe(micro_batch, [Span(number, 0, 0.0, 0.0, 0.0, seconds, seconds)])
+    runs = [size for size, _ in groupby(offers)]
+    assert runs == list(dict.fromkeys(offers)), "no size comes back"
+    assert runs in ([256, 128], [256, 128, 512], [256, 128, 512, 1024])
 
 
 def test_what_rides_along_or_disturbs_now_and_then_does_not_count() -> None:

@@ -105,3 +105,24 @@ def test_a_wrong_profile_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "stage_times.json").write_text('{"weights": "none"}')
     with pytest.raises(ConfigError, match="no stage times in it"):
         read_profile(str(tmp_path), 1)
+
+
+def test_micro_batches_unlike_all_before_are_learned_at_once() -> None:
+    """Whole prompts tell nothing of what a prefix costs; the first long prompt must not wait for the next fit."""
+    rng = random.Random(0)
+    times = StageTimes(1)
+
+    def observe(prefix: int) -> tuple[MicroBatchRecord, float]:
+        micro_batch = MicroBatchRecord(
+            0, 0.0, [SegmentRecord(0, prefix, rng.randrange(128, 513))], DecodesRecord.at(), sampled_rows=1
+        )
+        row = features(micro_batch)
+        seconds = (3e-3 + 1e-5 * row.tokens + 3e-10 * row.chunk_prefix) * rng.gauss(1.0, 0.03)
+        times.observe(row, [0], [seconds])
+        return micro_batch, seconds
+
+    while len(times._rows) != 1 or times._num_seen < 600:  # the next fit is far off
+        observe(0)
+    for turn in range(24):
+        micro_batch, seconds = observe(20_000 + 1000 * turn)
+    assert times.predict(features(micro_batch)) == [pytest.approx(seconds, rel=0.15)]

@@ -100,7 +100,7 @@ def attention(device: torch.device) -> Iterator[Row]:
 
 
 def paged_split_k(device: torch.device) -> Iterator[Row]:
-    """Compare xformers' paged decode operator, which no backend uses yet, with SDPA: pages of 64, grouped heads."""
+    """Compare xformers' paged operator, which reads scattered decodes, with SDPA: pages of 64, grouped heads."""
     from xformers.ops import fmha
     from xformers.ops.fmha.attn_bias import PagedBlockDiagonalCausalWithOffsetPaddedKeysMask
 

@@ -10,7 +10,7 @@ from ..kernels.kernels import Kernels
 from .backend import AttentionBackend
 from .cpp import CppBackend
 from .sdpa import SdpaBackend
-from .xformers import XformersBackend, why_not
+from .xformers import XformersBackend, why_not, why_not_paged
 
 
 def make_backend(
@@ -26,7 +26,8 @@ def make_backend(
         reason = why_not(dtype, device, head_dim)
         if reason is None:
             return XformersBackend(
-                block_size=block_size, num_blocks=num_blocks, window=window, dtype=dtype, device=device
+                block_size=block_size, num_blocks=num_blocks, window=window, dtype=dtype, device=device,
+                paged=why_not_paged(dtype, device, head_dim, block_size) is None,
             )
         if name == "xformers":
             raise ConfigError(f"model.attention=xformers: {reason}; sdpa runs anywhere")

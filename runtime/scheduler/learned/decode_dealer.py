@@ -11,6 +11,7 @@ from .stage_cost import TOKENS_FOR_TIME, StageCost
 
 _CLEARLY_SHORTER = 0.9  # ratio of two predicted rounds from which on fewer micro-batches are worth a change
 _STILL_SHORTER = 0.93  # ratio up to which they are kept: a change costs a bubble
+_WORTH_A_DELAY = 0.02  # share of a micro-batch's time by which decodes must exceed theirs before any of them waits
 _ALIKE = 1.01  # ratio of two predicted rounds that are not worth a change
 
 
@@ -52,7 +53,8 @@ class DecodeDealer:
     """Deals decodes over the micro-batches in flight so that each has the same predicted time of them.
 
     A decode on a long context takes longer, so its micro-batch holds fewer. Before the first fit each decode counts
-    alike.
+    alike. A decode that is left for the next micro-batch has its token a micro-batch later. Where the decodes that came
+    back together are hardly more than their share, as few are beside a chunk, they stay together.
 
     Args:
         most: micro-batches in flight.
@@ -97,13 +99,20 @@ class DecodeDealer:
         cost = self._cost
         return cost.per_token + cost.per_row + cost.per_context * context if self._seconds > 0.0 else 1.0
 
-    def share(self, ready: Sequence[Request], depth: int, count: int, most: int) -> int:
+    def _slack(self, depth: int, seconds: float | None) -> float:
+        """Return the seconds by which decodes may exceed their share and stay together; 0 before the first fit."""
+        if self._seconds <= 0.0:
+            return 0.0
+        return _WORTH_A_DELAY * (self._cost.constant + self._seconds / depth if seconds is None else seconds)
+
+    def share(self, ready: Sequence[Request], depth: int, count: int, most: int, seconds: float | None) -> int:
         """Return how many of the decodes that are ready, first ready first, go into the next micro-batch.
 
         Args:
             depth: micro-batches that the decodes are dealt over.
             count: decodes, ready and in flight.
             most: decodes that there is room for.
+            seconds: predicted time of the micro-batch; None if it holds decodes only.
         """
         if not ready or most <= 0:
             return 0
@@ -112,7 +121,7 @@ class DecodeDealer:
         all_ready = 0.0
         for request in ready:
             all_ready += self.seconds(request.num_dispatched)
-        if all_ready <= owed + 0.5 * mean:  # those that came back together stay together
+        if all_ready <= owed + max(0.5 * mean, self._slack(depth, seconds)):  # those that came back together stay so
             return min(len(ready), most)
         taken = 0
         for request in ready:

@@ -73,10 +73,11 @@ class EqualTime(Scheduler):
         prompt = self.next_prompt()
         most = self.limits.batch - 1 if prompt else self.limits.batch
         num_decodes = len(self.running) - len(self.prefilling)
-        self.take_decodes(batch, self._dealer.share(self.ready, self.depth, num_decodes, most))
+        target_seconds = self._target_seconds(prompt)
+        seconds = target_seconds if prompt else None
+        self.take_decodes(batch, self._dealer.share(self.ready, self.depth, num_decodes, most, seconds))
         context = sum([request.num_dispatched for request in batch.decodes])
         cost = self.target.cost
-        target_seconds = self._target_seconds(prompt)
         left = target_seconds - cost.of_decodes(len(batch.decodes), context)
         while batch.num_requests < self.limits.batch and (prompt := self.next_prompt()):
             length = self._chunk_length(batch, prompt, left)

@@ -49,21 +49,22 @@ class Sarathi(Scheduler):
             self.notes.append(note)
         prompt = self.next_prompt()
         most = min(self.limits.batch, self.picker.chunk) - 1 if prompt else self.limits.batch
-        self.take_decodes(batch, self._share(most) if self._target else most)
+        self.take_decodes(batch, self._share(most, prompt is not None) if self._target else most)
         if prompt:
             self.take_chunk(batch, prompt, self.chunk_length(prompt.remaining_prefill, len(batch.decodes)))
         elif self._target and not batch:
             self.take_decodes(batch, 1)  # no decode of this micro-batch's share is ready
         self.picker.filled(batch)
 
-    def _share(self, most: int) -> int:
+    def _share(self, most: int, has_chunk: bool) -> int:
         """Return how many of the ready decodes go into the next micro-batch, which has room for `most`."""
         target = self._target
         assert target is not None
         target.refresh(self.picker.chunk, None)
         self._dealer.survey(self.running.values(), target.cost, target.stages, target.fits.step)
         num_decodes = len(self.running) - len(self.prefilling)
-        return self._dealer.share(self.ready, self.depth, num_decodes, most)
+        seconds = target.seconds(self.picker.chunk, None) if has_chunk else None
+        return self._dealer.share(self.ready, self.depth, num_decodes, most, seconds)
 
     @property
     def depth(self) -> int:

@@ -48,17 +48,21 @@ def test_no_number_is_clearly_better_than_the_one_that_is_chosen(
         assert found <= 1.12 * round_seconds(costs, groups, decodes, 100 * decodes)
 
 
-@given(weights, st.lists(st.integers(1, 50_000), min_size=1, max_size=60), st.integers(1, 8))
+@given(
+    weights, st.lists(st.integers(1, 50_000), min_size=1, max_size=60), st.integers(1, 8),
+    st.none() | st.floats(1e-4, 1.0),
+)  # fmt: skip
 def test_every_decode_is_dealt_and_none_has_more_time_than_its_share_but_for_the_last(
-    stage: tuple[float, ...], contexts: list[int], depth: int
+    stage: tuple[float, ...], contexts: list[int], depth: int, seconds: float | None
 ) -> None:
     ready = [decode(number, context) for number, context in enumerate(contexts)]
     dealer, cost = DecodeDealer(depth), StageCost(stage)
     count, left, idle = len(ready), list(ready), 0
     while left:
         dealer.survey(ready, cost, [cost], 1)
-        taken = dealer.share(left, depth, count, 100)
-        bound = dealer.mean + max(dealer.mean, dealer.mean * count / depth)
+        taken = dealer.share(left, depth, count, 100, seconds)
+        whole = stage[0] + dealer.mean * count / depth if seconds is None else seconds
+        bound = dealer.mean + max(dealer.mean, dealer.mean * count / depth) + 0.03 * whole
         assert sum(dealer.seconds(r.num_dispatched) for r in left[: max(0, taken - 1)]) <= bound * (1 + 1e-6)
         idle = 0 if taken else idle + 1
         assert idle <= depth, "a decode waits for a round at most"
@@ -70,5 +74,19 @@ def test_a_long_context_rides_with_fewer() -> None:
     ready = [decode(0, 30_000), *(decode(number, 1_000) for number in range(1, 31))]
     dealer = DecodeDealer(2)
     dealer.survey(ready, cost, [cost, cost], 1)
-    assert dealer.share(ready, 2, 31, 100) == 1
-    assert dealer.share(ready[1:], 2, 31, 100) == 30
+    assert dealer.share(ready, 2, 31, 100, None) == 1
+    assert dealer.share(ready[1:], 2, 31, 100, None) == 30
+
+
+def test_few_decodes_beside_a_chunk_stay_together_and_many_are_dealt() -> None:
+    """One decode more or less hardly changes a micro-batch with a chunk, but one that is left waits for the next."""
+    cost = StageCost((1e-2, 1e-4, 0.0, 0.0, 0.0, 1e-4))
+    dealer = DecodeDealer(2)
+    few = [decode(number, 500) for number in range(8)]
+    dealer.survey(few, cost, [cost, cost], 1)
+    assert dealer.share(few[:6], 2, 8, 100, 0.05) == 6
+    assert dealer.share(few[:6], 2, 8, 100, 0.005) == 4, "where they are much of the time, they are dealt"
+    many = [decode(number, 500) for number in range(80)]
+    dealer = DecodeDealer(2)
+    dealer.survey(many, cost, [cost, cost], 1)
+    assert dealer.share(many[:60], 2, 80, 100, 0.05) == 40

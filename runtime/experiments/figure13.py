@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from ...conf.schema import SimulateConfig
-from ..cost.stage_costs import MicroBatchShape, StageCosts
+from ..cost.stage_costs import MicroBatchShape
 from ..report.chart import Axis, Chart, Series, series_colour
 from .artifact import Artifact, Relation, Row, Simulate
 from .figure7 import PAPER as FIGURE_7
 from .figure9 import gains
-from .one_gpu import LLAMA_13B_BATCHES, costs_of, iteration, sarathi
+from .one_gpu import LLAMA_13B_BATCHES, IterationTimes, costs_of, iteration, sarathi
 from .table2 import PAPER as TABLE_2
 
 NAME = "Figure 13"
@@ -25,24 +27,13 @@ GAINS = {64: 1.0, 128: 1.16}  # throughput over the baseline's, by chunk; the pa
 def figure13(config: SimulateConfig, simulate: Simulate) -> Artifact:
     """Add up prefills chunk by chunk, and simulate whole runs at each chunk's best P:D ratio."""
     costs = costs_of(config)
-    attention, whole = dict[int, dict[int, float]](), dict[int, dict[int, float]]()
-    for length in LLAMA_13B_BATCHES:
-        base = chunked_prefill(costs, length, length)
-        chunked = {chunk: chunked_prefill(costs, length, chunk) for chunk in CHUNKS}
-        attention[length] = {chunk: parts["attn"] / base["attn"] for chunk, parts in chunked.items()}
-        whole[length] = {chunk: sum(parts.values()) / sum(base.values()) for chunk, parts in chunked.items()}
+    attention, whole = chunked_over_whole(costs)
     batch = LLAMA_13B_BATCHES[1024]
     policies = {str(chunk): sarathi(batch, chunk) for chunk in CHUNKS}
     by_ratio = gains(config, simulate, 1024, batch, policies)
     best = {chunk: max(by_ratio[str(chunk)].values()) for chunk in CHUNKS}
 
-    rows = []
-    for quantity, paper, found in (("attention", ATTENTION, attention), ("prefill", PREFILL, whole)):
-        for chunk, (value, relation) in paper.items():
-            what = f"{quantity}, chunked over whole{NAMES[relation]}"
-            for length, by_chunk in found.items():
-                setting = f"chunk {chunk}, {length // 1024}K"
-                rows.append(Row(NAME, what, setting, value, by_chunk[chunk], relation))
+    rows = prefill_rows(attention, whole)
     for chunk, value in GAINS.items():
         setting = f"chunk {chunk}, 1K, B={batch}, at its best P:D ratio"
         rows.append(Row(NAME, "throughput over the baseline", setting, value, best[chunk]))
@@ -78,7 +69,32 @@ def figure13(config: SimulateConfig, simulate: Simulate) -> Artifact:
     return Artifact("Figure 13: the cost of chunks", tuple(rows), (*charts, last), notes)
 
 
-def chunked_prefill(costs: StageCosts, length: int, chunk: int) -> dict[str, float]:
+def chunked_over_whole(
+    costs: IterationTimes, chunks: Sequence[int] = CHUNKS
+) -> tuple[dict[int, dict[int, float]], dict[int, dict[int, float]]]:
+    """Return how many times longer attention and the whole prefill take in chunks, each by length and chunk."""
+    attention, whole = dict[int, dict[int, float]](), dict[int, dict[int, float]]()
+    for length in LLAMA_13B_BATCHES:
+        base = chunked_prefill(costs, length, length)
+        chunked = {chunk: chunked_prefill(costs, length, chunk) for chunk in chunks}
+        attention[length] = {chunk: parts["attn"] / base["attn"] for chunk, parts in chunked.items()}
+        whole[length] = {chunk: sum(parts.values()) / sum(base.values()) for chunk, parts in chunked.items()}
+    return attention, whole
+
+
+def prefill_rows(attention: dict[int, dict[int, float]], whole: dict[int, dict[int, float]]) -> list[Row]:
+    """Return the rows on prefills from the ratios of `chunked_over_whole`."""
+    rows = []
+    for quantity, paper, found in (("attention", ATTENTION, attention), ("prefill", PREFILL, whole)):
+        for chunk, (value, relation) in paper.items():
+            what = f"{quantity}, chunked over whole{NAMES[relation]}"
+            for length, by_chunk in found.items():
+                setting = f"chunk {chunk}, {length // 1024}K"
+                rows.append(Row(NAME, what, setting, value, by_chunk[chunk], relation))
+    return rows
+
+
+def chunked_prefill(costs: IterationTimes, length: int, chunk: int) -> dict[str, float]:
     """Return the seconds of a prompt in chunks, by part of the iteration."""
     total = {"linear": 0.0, "attn": 0.0, "rest": 0.0}
     for start in range(0, length, chunk):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from ...conf.schema import SimulateConfig
-from ..cost.stage_costs import MicroBatchShape, StageCosts
+from ..cost.stage_costs import MicroBatchShape
 from ..report.chart import Axis, Chart, Series, series_colour
 from .artifact import Artifact, Row, Simulate
-from .one_gpu import costs_of, decodes, prefill
+from .one_gpu import IterationTimes, costs_of, decodes, prefill
 
 NAME = "Figure 3"
 LENGTH = 1024
@@ -20,20 +22,7 @@ MAX_OTHERS = 0.05  # share of `others` in a block's time
 
 def figure3(config: SimulateConfig, simulate: Simulate) -> Artifact:
     """Compute iterations of the transformer blocks alone, without embedding and LM head."""
-    costs = costs_of(config)
-    first = {batch: _seconds_per_token(costs, prefill(LENGTH, batch), batch * LENGTH) for batch in BATCHES}
-    then = {batch: _seconds_per_token(costs, decodes(batch, LENGTH), batch) for batch in BATCHES}
-    rows = [
-        Row(NAME, "a decode over a prefill token", f"batch {batch}", paper, _sum(then[batch]) / _sum(first[batch]))
-        for batch, paper in RATIOS.items()
-    ]
-    shares = {
-        f"{name} batch {batch}": parts["others"] / _sum(parts)
-        for name, by_batch in (("prefill,", first), ("decode,", then))
-        for batch, parts in by_batch.items()
-    }
-    largest = max(shares, key=lambda setting: shares[setting])
-    rows.append(Row(NAME, "share of others in a block, at the most", largest, MAX_OTHERS, shares[largest], "<="))
+    first, then = seconds_of_a_token(costs_of(config))
     charts = tuple(
         Chart(
             f"figure3{letter}", f"Figure 3: a token of a {name}", "bars", Axis("time", "ms"), Axis(""),
@@ -52,10 +41,35 @@ def figure3(config: SimulateConfig, simulate: Simulate) -> Artifact:
         "`others` are norms, rotary embedding, activation, residuals and writes to the cache, each a kernel of its own "
         "at the speed of memory; what the paper counts among them it does not say.",
     )
-    return Artifact("Figure 3: cost of a prefill token and of a decode", tuple(rows), charts, notes)
+    return Artifact("Figure 3: cost of a prefill token and of a decode", tuple(rows(first, then)), charts, notes)
 
 
-def _seconds_per_token(costs: StageCosts, shape: MicroBatchShape, tokens: int) -> dict[str, float]:
+def seconds_of_a_token(
+    costs: IterationTimes, batches: Sequence[int] = BATCHES
+) -> tuple[dict[int, dict[str, float]], dict[int, dict[str, float]]]:
+    """Return the seconds of a prefill token and of a decode, by batch and operator."""
+    first = {batch: _seconds_per_token(costs, prefill(LENGTH, batch), batch * LENGTH) for batch in batches}
+    then = {batch: _seconds_per_token(costs, decodes(batch, LENGTH), batch) for batch in batches}
+    return first, then
+
+
+def rows(first: dict[int, dict[str, float]], then: dict[int, dict[str, float]]) -> list[Row]:
+    """Return the figure's rows for the batches of `seconds_of_a_token`."""
+    found = [
+        Row(NAME, "a decode over a prefill token", f"batch {batch}", paper, _sum(then[batch]) / _sum(first[batch]))
+        for batch, paper in RATIOS.items()
+        if batch in first
+    ]
+    shares = {
+        f"{name} batch {batch}": parts["others"] / _sum(parts)
+        for name, by_batch in (("prefill,", first), ("decode,", then))
+        for batch, parts in by_batch.items()
+    }
+    largest = max(shares, key=lambda setting: shares[setting])
+    return [*found, Row(NAME, "share of others in a block, at the most", largest, MAX_OTHERS, shares[largest], "<=")]
+
+
+def _seconds_per_token(costs: IterationTimes, shape: MicroBatchShape, tokens: int) -> dict[str, float]:
     parts = costs.breakdown(shape, 0)
     return {operator: parts[operator] / tokens for operator in OPERATORS}
 

@@ -15,7 +15,7 @@ from ..cost.operators import LAYER_LINEARS, Operators
 from ..cost.stage_costs import MicroBatchShape, StageCosts
 from ..report.chart import Axis, Chart, Series, series_colour
 from .artifact import Artifact, Row, Simulate
-from .one_gpu import decodes, prefill
+from .one_gpu import IterationTimes, decodes, prefill
 
 NAME = "Figure 4"
 SATURATED_RATE = 180.0  # the paper's tokens/ms of a layer, from 512 prompt tokens on
@@ -33,12 +33,12 @@ def figure4(config: SimulateConfig, simulate: Simulate) -> Artifact:
     """Compute one layer, as the paper profiles it, so that batches fit for which the whole model has no memory."""
     arch = resolve_architecture(config.model)
     layer = _one_layer(make_operators(config, config.hardware, arch))
-    prompts = {tokens: _throughput(layer, prefill(tokens), tokens) for tokens in TOKENS}
-    batches = {batch: _throughput(layer, decodes(batch, LENGTH), batch) for batch in BATCHES}
+    prompts = {tokens: throughput(layer, prefill(tokens), tokens) for tokens in TOKENS}
+    batches = {batch: throughput(layer, decodes(batch, LENGTH), batch) for batch in BATCHES}
     a100 = load_hardware("a100-80g")
     gpt3 = resolve_architecture(build(ModelConfig, load_group("model", "gpt3-175b"), "model"))
     wide = _one_layer(make_operators(config, a100, gpt3))
-    chunks = {tokens: _throughput(wide, prefill(tokens), tokens) for tokens in TOKENS}
+    chunks = {tokens: throughput(wide, prefill(tokens), tokens) for tokens in TOKENS}
 
     element = dtype_bytes(config.model, config.hardware.device)
     first, then = (
@@ -48,16 +48,10 @@ def figure4(config: SimulateConfig, simulate: Simulate) -> Artifact:
     least = min(first, key=lambda operator: first[operator] / then[operator])
     one = f"a layer of {config.model.name} on {config.hardware.name}"
     rows = [
-        Row(NAME, "prefill (tokens/ms)", f"{one}, 512 tokens", SATURATED_RATE, prompts[512]),
-        Row(NAME, "prefill (tokens/ms)", f"{one}, 1024 tokens", SATURATED_RATE, prompts[1024]),
-        Row(NAME, "prefill at 256 tokens, share of the peak", one, 1 - CHUNK_256_LOSS,
-            prompts[256] / max(prompts.values())),
-        Row(NAME, f"least batch of decodes at {NEAR_PEAK:.0%} of their peak", f"{one}, {LENGTH} of context",
-            SATURATING_BATCH, _saturating_size(batches)),
+        *layer_rows(one, prompts, batches),
         Row(NAME, "arithmetic intensity, prefill over decode, at the least", f"batch 1, {LENGTH} tokens: {least}",
             INTENSITY_RATIO, first[least] / then[least], ">="),
-        Row(NAME, f"prefill at {GPT3_CHUNK} tokens, share of the peak", "a layer of GPT-3 on an A100", 1.0,
-            chunks[GPT3_CHUNK] / max(chunks.values())),
+        gpt3_row("a layer of GPT-3 on an A100", chunks),
     ]  # fmt: skip
     charts = (
         _chart("figure4a", "Figure 4a: throughput of a layer", "tokens of a batch", "tokens/ms", {
@@ -76,11 +70,29 @@ def figure4(config: SimulateConfig, simulate: Simulate) -> Artifact:
     return Artifact("Figure 4: throughput and arithmetic intensity of a layer", tuple(rows), charts, notes)
 
 
+def layer_rows(one: str, prompts: dict[int, float], batches: dict[int, float]) -> list[Row]:
+    """Return the rows of a layer from its throughput by prompt tokens and by decodes; `one` names the layer."""
+    return [
+        Row(NAME, "prefill (tokens/ms)", f"{one}, 512 tokens", SATURATED_RATE, prompts[512]),
+        Row(NAME, "prefill (tokens/ms)", f"{one}, 1024 tokens", SATURATED_RATE, prompts[1024]),
+        Row(NAME, "prefill at 256 tokens, share of the peak", one, 1 - CHUNK_256_LOSS,
+            prompts[256] / max(prompts.values())),
+        Row(NAME, f"least batch of decodes at {NEAR_PEAK:.0%} of their peak", f"{one}, {LENGTH} of context",
+            SATURATING_BATCH, _saturating_size(batches)),
+    ]  # fmt: skip
+
+
+def gpt3_row(one: str, chunks: dict[int, float]) -> Row:
+    """Return the row of a layer of GPT-3, which `one` names, from its throughput by prompt tokens."""
+    what = f"prefill at {GPT3_CHUNK} tokens, share of the peak"
+    return Row(NAME, what, one, 1.0, chunks[GPT3_CHUNK] / max(chunks.values()))
+
+
 def _one_layer(operators: Operators) -> StageCosts:
     return StageCosts([1], [operators], host=False, last_layer="all")
 
 
-def _throughput(layer: StageCosts, shape: MicroBatchShape, tokens: int) -> float:
+def throughput(layer: IterationTimes, shape: MicroBatchShape, tokens: int) -> float:
     """Return the throughput of a layer alone, in tokens/ms."""
     parts = layer.breakdown(shape, 0)
     seconds = sum(parts[name] for name in (*LAYER_LINEARS, "attn", "others", "all_reduce"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Protocol
 
 from ...conf.policies import OrcaBestConfig, OrcaWorstConfig, SarathiConfig, SchedulerConfig
 from ...conf.schema import SimulateConfig
@@ -20,6 +21,18 @@ CHUNK = 256  # tokens, in all experiments that do not vary it (5.1.2, 5.3)
 LLAMA_13B_BATCHES = {1024: 18, 2048: 10, 3072: 6}
 
 
+class IterationTimes(Protocol):
+    """The seconds of one stage's iterations: `StageCosts` predicts them, `benchmarks/gpu` measures them."""
+
+    def seconds(self, shape: MicroBatchShape) -> list[float]:
+        """Return the seconds of an iteration, as a list of one stage."""
+        ...
+
+    def breakdown(self, shape: MicroBatchShape, stage: int) -> dict[str, float]:
+        """Return the seconds by operator, all layers together; they add up to the iteration's."""
+        ...
+
+
 def costs_of(config: SimulateConfig) -> StageCosts:
     """Return the costs of the one stage that `config` describes.
 
@@ -29,7 +42,7 @@ def costs_of(config: SimulateConfig) -> StageCosts:
     return make_costs(config, make_plan(config))
 
 
-def iteration(costs: StageCosts, shape: MicroBatchShape) -> dict[str, float]:
+def iteration(costs: IterationTimes, shape: MicroBatchShape) -> dict[str, float]:
     """Return the seconds of one iteration: `linear` and `attn` of all layers, as in Table 2, and `rest`, all else."""
     parts = costs.breakdown(shape, 0)
     linear, attn = sum(parts[name] for name in LAYER_LINEARS), parts["attn"]
@@ -51,7 +64,7 @@ def decode_maximal(chunk: int, requests: int, context: int) -> MicroBatchShape:
     return MicroBatchShape(((chunk, 0),), requests, requests * context, requests)
 
 
-def decode_speedup(costs: StageCosts, batch: int, length: int, chunk: int = CHUNK) -> float:
+def decode_speedup(costs: IterationTimes, batch: int, length: int, chunk: int = CHUNK) -> float:
     """Return how much cheaper a decode is that rides along with a chunk, compared with a decode-only batch.
 
     The time of a decode that rides along is the difference between a decode-maximal batch and a prefill-only batch with

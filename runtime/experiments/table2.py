@@ -8,7 +8,7 @@ from ...conf.schema import SimulateConfig
 from ..cost.stage_costs import MicroBatchShape
 from ..report.chart import Axis, Chart, Series, series_colour
 from .artifact import Artifact, Row, Simulate, number
-from .one_gpu import costs_of, decode_maximal, decodes, iteration, prefill
+from .one_gpu import IterationTimes, costs_of, decode_maximal, decodes, iteration, prefill
 
 NAME = "Table 2"
 LENGTH = 1024
@@ -27,27 +27,8 @@ SETTINGS = {
 
 def table2(config: SimulateConfig, simulate: Simulate) -> Artifact:
     """Compute three iterations by the cost model; nothing is scheduled."""
-    costs = costs_of(config)
-    shapes: dict[str, MicroBatchShape] = {
-        "prefill-only": prefill(LENGTH),
-        "decode-only": decodes(4, LENGTH),
-        "decode-maximal": decode_maximal(LENGTH - 3, 3, LENGTH),
-    }
-    rows, rest, ours = [], {}, {}
-    for scheme, shape in shapes.items():
-        parts = iteration(costs, shape)
-        linear, attn = 1e3 * parts["linear"], 1e3 * parts["attn"]
-        ours[scheme], rest[scheme] = (linear, attn, linear + attn), 1e3 * parts["rest"]
-        for quantity, paper, value in zip(("linear", "attn", "total"), PAPER[scheme], ours[scheme], strict=True):
-            rows.append(Row(NAME, f"{scheme}: {quantity} (ms)", SETTINGS[scheme], paper, value))
-    alone = ours["decode-only"][2] / 4
-    riding = (ours["decode-maximal"][2] - ours["prefill-only"][2]) / 3
-    rows += [
-        Row(NAME, "a prefill token (ms)", "prefill-only", 0.229, ours["prefill-only"][2] / LENGTH),
-        Row(NAME, "a decode (ms)", "decode-only", 12.49, alone),
-        Row(NAME, "a decode (ms)", "decode-maximal", 1.2, riding),
-    ]
-    bars = {f"{scheme}, {who}": by[scheme] for scheme in shapes for who, by in (("paper", PAPER), ("ours", ours))}
+    ours, rest = iterations(costs_of(config))
+    bars = {f"{scheme}, {who}": by[scheme] for scheme in PAPER for who, by in (("paper", PAPER), ("ours", ours))}
     series = tuple(
         Series(label, np.zeros(len(bars)), np.array([times[part] for times in bars.values()]), series_colour(part))
         for part, label in enumerate(("linear", "attn"))
@@ -64,4 +45,36 @@ def table2(config: SimulateConfig, simulate: Simulate) -> Artifact:
         "1,024 tokens with decodes among them than without, which ours cannot; attention adds 5.2 ms there and "
         f"{number(ours['decode-maximal'][1] - ours['prefill-only'][1])} ms here.",
     )
-    return Artifact("Table 2: a decode's cost, alone and with a chunk", tuple(rows), (chart,), notes)
+    return Artifact("Table 2: a decode's cost, alone and with a chunk", tuple(rows(ours)), (chart,), notes)
+
+
+def iterations(costs: IterationTimes) -> tuple[dict[str, tuple[float, float, float]], dict[str, float]]:
+    """Return by kind of batch the milliseconds of linear operators, attention and both, and those of all else."""
+    shapes: dict[str, MicroBatchShape] = {
+        "prefill-only": prefill(LENGTH),
+        "decode-only": decodes(4, LENGTH),
+        "decode-maximal": decode_maximal(LENGTH - 3, 3, LENGTH),
+    }
+    ours, rest = {}, {}
+    for scheme, shape in shapes.items():
+        parts = iteration(costs, shape)
+        linear, attn = 1e3 * parts["linear"], 1e3 * parts["attn"]
+        ours[scheme], rest[scheme] = (linear, attn, linear + attn), 1e3 * parts["rest"]
+    return ours, rest
+
+
+def rows(ours: dict[str, tuple[float, float, float]]) -> list[Row]:
+    """Return the table's rows from the milliseconds of `iterations`."""
+    found = [
+        Row(NAME, f"{scheme}: {quantity} (ms)", SETTINGS[scheme], paper, value)
+        for scheme, by_part in ours.items()
+        for quantity, paper, value in zip(("linear", "attn", "total"), PAPER[scheme], by_part, strict=True)
+    ]
+    alone = ours["decode-only"][2] / 4
+    riding = (ours["decode-maximal"][2] - ours["prefill-only"][2]) / 3
+    return [
+        *found,
+        Row(NAME, "a prefill token (ms)", "prefill-only", 0.229, ours["prefill-only"][2] / LENGTH),
+        Row(NAME, "a decode (ms)", "decode-only", 12.49, alone),
+        Row(NAME, "a decode (ms)", "decode-maximal", 1.2, riding),
+    ]

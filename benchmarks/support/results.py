@@ -25,11 +25,14 @@ def add_json_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers to this file too")
 
 
-def write_json(path: Path | None, benchmark: str, tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
-    """Write the tables of one measurement; does nothing without a path."""
+def write_json(
+    path: Path | None, benchmark: str, tables: Mapping[str, Sequence[Mapping[str, Any]]], device: str = ""
+) -> None:
+    """Write the tables of one measurement; does nothing without a path. `device`: what computed, if not the CPU."""
     if path is None:
         return
-    measurement = {"commit": commit(), "date": f"{date.today()}", "machine": machine(), "tables": tables}
+    where = f"{device}; {machine()}" if device else machine()
+    measurement = {"commit": commit(), "date": f"{date.today()}", "machine": where, "tables": tables}
     command = shlex.join(["python", "-m", f"benchmarks.{benchmark}", *sys.argv[1:]])
     result = {"benchmark": benchmark, "command": command, "measurements": [measurement]}
     path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

@@ -23,7 +23,7 @@ from gapless.models.kernels.kernels import TorchKernels
 from gapless.models.stage import Stage
 from gapless.parallel.groups import Groups
 
-from .model import start
+from .model import start, with_graphs
 from .parts import Task
 from .rows import Row, checked
 
@@ -148,12 +148,13 @@ def logits(task: Task) -> Iterator[Row]:
     head_dim, vocabulary = arch.head_dim, arch.vocab_size
     ids = torch.randint(vocabulary, (200,), generator=torch.Generator().manual_seed(3)).tolist()
 
-    def last_rows(where: str, dtype: Any, backend: Any) -> torch.Tensor:
+    def last_rows(where: str, dtype: Any, backend: Any, graphs: bool = False) -> torch.Tensor:
         with start(where) as groups:
             stage = _stage_of(dataclasses.replace(model, dtype=dtype, attention=backend), groups)
-            stage(stage.prepare(RaggedBatch.of(ids[:120], [Segment(0, 120, range(13))], [], [])))
+            forward = with_graphs(stage).forward if graphs else stage
+            forward(stage.prepare(RaggedBatch.of(ids[:120], [Segment(0, 120, range(13))], [], [])))
             rest = RaggedBatch.of(ids[120:], [Segment(120, 80, range(13))], [], list(range(80)))
-            return stage(stage.prepare(rest)).cpu()
+            return forward(stage.prepare(rest)).cpu()
 
     exact = last_rows("cpu", "float32", "sdpa")
     for dtype, backend, tolerance in (
@@ -163,8 +164,10 @@ def logits(task: Task) -> Iterator[Row]:
         if backend == "xformers" and (reason := why_not(torch.bfloat16, device, head_dim)) is not None:
             yield Row(part="logits", quantity=quantity, setting=setting, status="skip", note=reason[:120])
             continue
-        difference = last_rows(task.device, dtype, backend) - exact
-        yield checked("logits", quantity, setting, (difference.std() / exact.std()).item(), tolerance)
+        for graphs in (False, True):
+            difference = last_rows(task.device, dtype, backend, graphs) - exact
+            setting = f"{backend}, CUDA graphs" if graphs else backend
+            yield checked("logits", quantity, setting, (difference.std() / exact.std()).item(), tolerance)
 
 
 def _stage_of(model: ModelConfig, groups: Groups) -> Stage:

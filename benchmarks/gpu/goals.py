@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import torch
 
 from gapless.conf.schema import Architecture
+from gapless.models.stage import Stage, StageInputs
 from gapless.runtime.cost.stage_costs import MicroBatchShape
 from gapless.runtime.experiments.one_gpu import CHUNK, LLAMA_13B_BATCHES, decodes
 
 from .floor import BANDWIDTH, GEMM, linear_shapes
-from .model import batch_of, dtype_of, llama_13b
+from .model import batch_of, dtype_of, llama_13b, with_graphs
 from .parts import Task
 from .rows import Row, aimed
 from .timing import host_seconds_of, seconds_of
@@ -20,47 +24,61 @@ RIDING_SHARE = 0.1  # of a decode-only decode's time
 LENGTH = 1024
 
 
-def goals(task: Task) -> Iterator[Row]:
-    """Time micro-batches through the stage as a run does: the last layer computes the rows that sample alone."""
+def plain(task: Task) -> Iterator[Row]:
+    """Time micro-batches without CUDA graphs."""
     stage = llama_13b(task.device, task.small)
+    for row in _measure("plain", task, stage, stage):
+        yield replace(row, goal=None, relation="=", status="")
+
+
+def goals(task: Task) -> Iterator[Row]:
+    """Time micro-batches as a run computes them, with CUDA graphs."""
+    stage = llama_13b(task.device, task.small)
+    yield from _measure("goals", task, stage, with_graphs(stage).forward)
+
+
+def _measure(
+    part: str, task: Task, stage: Stage, forward: Callable[[StageInputs], torch.Tensor]
+) -> Iterator[Row]:
+    """Time chunks, decodes and both together; the last layer computes the rows that sample alone, as in a run."""
     arch, element = stage.arch, dtype_of(task.device).itemsize
     gemm, bandwidth = task.value("floor", GEMM), task.value("floor", BANDWIDTH)
     layers = f"{arch.num_layers} layers"
 
     def seconds(shape: MicroBatchShape) -> float:
         inputs = stage.prepare(batch_of(shape))
-        return seconds_of(lambda: stage(inputs), stage.device)
+        return seconds_of(lambda: forward(inputs), stage.device)
 
     def host_seconds(shape: MicroBatchShape) -> float:
         inputs = stage.prepare(batch_of(shape))
-        return host_seconds_of(lambda: stage(inputs), stage.device)
+        return host_seconds_of(lambda: forward(inputs), stage.device)
 
     for prefix in (0, 512):
         shape = MicroBatchShape(((512, prefix),), sampled=1)
         rate = flops(arch, shape) / seconds(shape) / 1e12
         setting = f"chunk 512 after {prefix}, {layers}"
-        yield Row(part="goals", quantity="prefill (TFLOP/s)", setting=setting, value=rate)
-        yield aimed("goals", "prefill, share of the GEMM rate", setting, rate / gemm, PREFILL_SHARE)
+        yield Row(part=part, quantity="prefill (TFLOP/s)", setting=setting, value=rate)
+        yield aimed(part, "prefill, share of the GEMM rate", setting, rate / gemm, PREFILL_SHARE)
     batch = LLAMA_13B_BATCHES[LENGTH]
     for number in (1, 4, batch):
         shape = decodes(number, LENGTH)
         taken = seconds(shape)
         rate = bytes_read(arch, shape, element) / taken / 1e9
         setting = f"{number} decode{'s' * (number > 1)} over {LENGTH}, {layers}"
-        yield Row(part="goals", quantity="decode-only iteration (ms)", setting=setting, value=1e3 * taken)
-        yield Row(part="goals", quantity="until the host has queued it (ms)", setting=setting,
+        yield Row(part=part, quantity="decode-only iteration (ms)", setting=setting, value=1e3 * taken)
+        yield Row(part=part, quantity="until the host has queued it (ms)", setting=setting,
                   value=1e3 * host_seconds(shape))  # fmt: skip
-        yield Row(part="goals", quantity="decode (GB/s)", setting=setting, value=rate)
-        yield aimed("goals", "decode, share of the bandwidth", setting, rate / bandwidth, DECODE_SHARE)
+        yield Row(part=part, quantity="decode (GB/s)", setting=setting, value=rate)
+        yield aimed(part, "decode, share of the bandwidth", setting, rate / bandwidth, DECODE_SHARE)
     for number in (4, batch):
         riding = number - 1
         chunk = ((CHUNK - riding, 0),)
         alone = seconds(decodes(number, LENGTH)) / number
         mixed = seconds(MicroBatchShape(chunk, riding, riding * LENGTH, riding))
-        added = (mixed - seconds(MicroBatchShape(chunk))) / riding
+        added = (mixed - seconds(MicroBatchShape(chunk, sampled=1))) / riding
         setting = f"{riding} with a chunk of {CHUNK - riding}, {layers}"
-        yield Row(part="goals", quantity="a decode that rides along (ms)", setting=setting, value=1e3 * added)
-        yield aimed("goals", "a decode that rides along, over one in a decode-only batch", setting, added / alone,
+        yield Row(part=part, quantity="a decode that rides along (ms)", setting=setting, value=1e3 * added)
+        yield aimed(part, "a decode that rides along, over one in a decode-only batch", setting, added / alone,
                     RIDING_SHARE, "<=")  # fmt: skip
 
 

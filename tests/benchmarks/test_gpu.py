@@ -66,6 +66,9 @@ def test_every_part_runs_on_a_cpu_at_tiny_sizes(measured: tuple[str, dict[str, A
     for name in ("figure3", "figure4", "figure7", "figure13"):
         assert all(row["paper"] is not None and row["value"] > 0 for row in tables[name]), name
     assert {row["goal"] for row in tables["goals"]} == {None, 0.65, 0.8, 0.1}
+    assert [(row["quantity"], row["setting"]) for row in tables["goals"]] == [
+        (row["quantity"], row["setting"]) for row in tables["plain"]
+    ]
     assert len(printed.splitlines()) == len(rows) + 3  # the machine, the head, the count of failures
     assert printed.splitlines()[-1].startswith("0 failed, ")
 

@@ -33,6 +33,7 @@ class MeasuredTimes:
     def __init__(self, stage: Stage, num_layers: int) -> None:
         self._stage = stage
         self._num_layers = num_layers
+        self._slots = stage.cache.scratch_slot  # the first that no request owns
         self._found: dict[tuple[object, ...], dict[str, float]] = {}
         self._sampled: torch.Tensor | None = None
         if stage.final_norm is not None:
@@ -41,7 +42,7 @@ class MeasuredTimes:
 
     def fits(self, shape: MicroBatchShape) -> bool:
         """Return whether the KV cache holds the requests of a shape."""
-        return slots_of(shape) <= len(self._stage.cache.keys[0])
+        return slots_of(shape) <= self._slots
 
     def seconds(self, shape: MicroBatchShape) -> list[float]:
         """Return the seconds of an iteration, as a list of one stage."""
@@ -60,7 +61,7 @@ class MeasuredTimes:
 
     def _measure(self, shape: MicroBatchShape) -> dict[str, float]:
         if not self.fits(shape):
-            raise ValueError(f"{slots_of(shape)} KV slots do not fit the stage's {len(self._stage.cache.keys[0])}")
+            raise ValueError(f"{slots_of(shape)} KV slots do not fit the stage's {self._slots}")
         batch = batch_of(shape)
         inputs = self._stage.prepare(batch)
         inputs = replace(inputs, last_context=inputs.context)

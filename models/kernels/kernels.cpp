@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -34,38 +35,104 @@ inline float exponential(float x) {
     return x < -87.0f ? 0.0f : p * power;
 }
 
-template <int FIXED>
-inline float dot(const float* a, const float* b, int64_t size) {
-    const int64_t n = FIXED ? FIXED : size;
+inline float sum_of_squares(const float* x, int64_t size) {
     float sum = 0.0f;
 #pragma omp simd reduction(+ : sum)
-    for (int64_t i = 0; i < n; ++i) sum += a[i] * b[i];
+    for (int64_t i = 0; i < size; ++i) sum += x[i] * x[i];
     return sum;
 }
 
-template <int FIXED>
-inline void add_scaled(float* out, const float* x, float scale, int64_t size) {
-    const int64_t n = FIXED ? FIXED : size;
-#pragma omp simd
-    for (int64_t i = 0; i < n; ++i) out[i] += scale * x[i];
+// A vector register of floats. GCC and Clang both know these vectors.
+#ifdef __AVX512F__
+constexpr int64_t kLanes = 16, kVectors = 4;
+#else
+constexpr int64_t kLanes = 8, kVectors = 2;
+#endif
+typedef float Vector __attribute__((vector_size(kLanes * sizeof(float)), aligned(4), may_alias));
+
+inline int64_t padded(int64_t size, int64_t multiple) { return (size + multiple - 1) / multiple * multiple; }
+
+inline Vector load(const float* from) { return *reinterpret_cast<const Vector*>(from); }
+inline void store(float* to, Vector x) { *reinterpret_cast<Vector*>(to) = x; }
+
+// Both vectors hold groups of 2 * WIDTH lanes. Returns the groups of `a`, then those of `b`, each with its upper half
+// added to its lower one.
+template <int64_t WIDTH, int... I>
+inline Vector fold(Vector a, Vector b, std::integer_sequence<int, I...>) {
+#ifdef __clang__
+    return __builtin_shufflevector(a, b, (I / WIDTH * 2 * WIDTH + I % WIDTH)...) +
+           __builtin_shufflevector(a, b, (I / WIDTH * 2 * WIDTH + I % WIDTH + WIDTH)...);
+#else
+    typedef int Lanes __attribute__((vector_size(kLanes * sizeof(int))));
+    return __builtin_shuffle(a, b, Lanes{(I / WIDTH * 2 * WIDTH + I % WIDTH)...}) +
+           __builtin_shuffle(a, b, Lanes{(I / WIDTH * 2 * WIDTH + I % WIDTH + WIDTH)...});
+#endif
 }
 
-// The queries of one KV head of one decode over the keys in `runs`, pairs of a first slot and a number of slots.
-template <int FIXED>
-void attend_head(const float* q, const float* keys, const float* values, const int64_t* runs, int64_t num_runs,
-                 int64_t num_keys, int64_t G, int64_t size, float scale, std::vector<float>& scores, float* out) {
-    const int64_t D = FIXED ? FIXED : size;
-    scores.resize(G * num_keys);
-    int64_t done = 0;
-    for (int64_t run = 0; run < num_runs; ++run) {
-        const float* key = keys + runs[2 * run] * D;
-        const int64_t count = runs[2 * run + 1];
-        for (int64_t j = 0; j < count; ++j, key += D)
-            for (int64_t g = 0; g < G; ++g) scores[g * num_keys + done + j] = scale * dot<FIXED>(q + g * D, key, D);
-        done += count;
+// Lane i of the result is the sum of x[i]'s lanes. Overwrites x[kLanes].
+template <int64_t WIDTH = kLanes / 2>
+inline Vector sum_lanes(Vector* x) {
+    if constexpr (WIDTH == 0) {
+        return x[0];
+    } else {
+#pragma GCC unroll 16
+        for (int64_t i = 0; i < WIDTH; ++i)
+            x[i] = fold<WIDTH>(x[2 * i], x[2 * i + 1], std::make_integer_sequence<int, kLanes>{});
+        return sum_lanes<WIDTH / 2>(x);
+    }
+}
+
+// The tokens at `offsets` in a cache of keys or values: asks for the ones of a block before they are read. Blocks are
+// scattered over the cache, and the processor's own prefetch ends with a page of memory.
+inline void prefetch(const float* cache, const int64_t* offsets, int64_t D) {
+    for (int64_t j = 0; j < kLanes; ++j)
+        for (int64_t d = 0; d < D; d += 16) __builtin_prefetch(cache + offsets[j] + d);
+}
+
+// scores[kLanes] of one query over the keys at `offsets`.
+inline void score_block(const float* query, const float* keys, const int64_t* offsets, int64_t D, float scale,
+                        float* scores) {
+    const int64_t whole = D / kLanes * kLanes;
+    Vector sums[kLanes] = {};
+    for (int64_t d = 0; d < whole; d += kLanes) {
+        const Vector part = load(query + d);
+#pragma GCC unroll 16
+        for (int64_t j = 0; j < kLanes; ++j) sums[j] += part * load(keys + offsets[j] + d);
+    }
+    store(scores, sum_lanes(sums));
+    for (int64_t j = 0; j < kLanes; ++j) {
+        for (int64_t d = whole; d < D; ++d) scores[j] += query[d] * keys[offsets[j] + d];
+        scores[j] *= scale;
+    }
+}
+
+// Adds to out[VECTORS * kLanes] the values at `offsets`, each times its score.
+template <int64_t VECTORS>
+inline void add_values(const float* values, const int64_t* offsets, const float* scores, float* out) {
+    Vector sums[VECTORS];
+#pragma GCC unroll 8
+    for (int64_t v = 0; v < VECTORS; ++v) sums[v] = load(out + v * kLanes);
+#pragma GCC unroll 16
+    for (int64_t j = 0; j < kLanes; ++j)
+#pragma GCC unroll 8
+        for (int64_t v = 0; v < VECTORS; ++v) sums[v] += scores[j] * load(values + offsets[j] + v * kLanes);
+#pragma GCC unroll 8
+    for (int64_t v = 0; v < VECTORS; ++v) store(out + v * kLanes, sums[v]);
+}
+
+// The queries of one KV head of one decode over the keys at `offsets` of `keys` and `values`, kLanes keys at a time.
+// 2 * kLanes further offsets follow the last key's, all readable.
+void attend_head(const float* q, const float* keys, const float* values, const int64_t* offsets, int64_t num_keys,
+                 int64_t G, int64_t D, float scale, std::vector<float>& scores, float* out) {
+    const int64_t width = padded(num_keys, kLanes);
+    scores.resize(G * width);
+    for (int64_t first = 0; first < num_keys; first += kLanes) {
+        prefetch(keys, offsets + first + kLanes, D);
+        for (int64_t g = 0; g < G; ++g)
+            score_block(q + g * D, keys, offsets + first, D, scale, scores.data() + g * width + first);
     }
     for (int64_t g = 0; g < G; ++g) {
-        float* row = scores.data() + g * num_keys;
+        float* row = scores.data() + g * width;
         float most = -std::numeric_limits<float>::infinity(), sum = 0.0f;
 #pragma omp simd reduction(max : most)
         for (int64_t j = 0; j < num_keys; ++j) most = std::max(most, row[j]);
@@ -73,29 +140,26 @@ void attend_head(const float* q, const float* keys, const float* values, const i
         for (int64_t j = 0; j < num_keys; ++j) sum += row[j] = exponential(row[j] - most);
         const float inverse = 1.0f / sum;
         for (int64_t j = 0; j < num_keys; ++j) row[j] *= inverse;
+        std::fill(row + num_keys, row + width, 0.0f);
     }
     std::fill(out, out + G * D, 0.0f);
-    done = 0;
-    for (int64_t run = 0; run < num_runs; ++run) {
-        const float* value = values + runs[2 * run] * D;
-        const int64_t count = runs[2 * run + 1];
-        for (int64_t j = 0; j < count; ++j, value += D)
-            for (int64_t g = 0; g < G; ++g)
-                add_scaled<FIXED>(out + g * D, value, scores[g * num_keys + done + j], D);
-        done += count;
+    for (int64_t first = 0; first < num_keys; first += kLanes) {
+        const int64_t* at = offsets + first;
+        prefetch(values, at + kLanes, D);
+        for (int64_t g = 0; g < G; ++g) {
+            const float* row = scores.data() + g * width + first;
+            float* to = out + g * D;
+            int64_t d = 0;
+            for (; d + 4 * kLanes <= D; d += 4 * kLanes) add_values<4>(values + d, at, row, to + d);
+            for (; d + kLanes <= D; d += kLanes) add_values<1>(values + d, at, row, to + d);
+            for (; d < D; ++d)
+                for (int64_t j = 0; j < kLanes; ++j) to[d] += row[j] * values[at[j] + d];
+        }
     }
 }
 
 // Sizes of the products in a chunk's attention: a tile of kRows x kColumns sums fills the registers.
-#ifdef __AVX512F__
-constexpr int64_t kLanes = 16, kVectors = 4;
-#else
-constexpr int64_t kLanes = 8, kVectors = 2;
-#endif
 constexpr int64_t kRows = 6, kColumns = kLanes * kVectors, kKeys = 128;
-typedef float Vector __attribute__((vector_size(kLanes * sizeof(float)), aligned(4), may_alias));
-
-inline int64_t padded(int64_t size, int64_t multiple) { return (size + multiple - 1) / multiple * multiple; }
 
 // c[rows, columns] = a[rows, depth] b[depth, columns] (+ c). Rows and columns are multiples of kRows and kColumns.
 void multiply(const float* a, int64_t lda, const float* b, int64_t ldb, float* c, int64_t ldc, int64_t rows,
@@ -218,7 +282,7 @@ void rms_norm(const float* x, const float* weight, float* out, int64_t T, int64_
     for (int64_t t = 0; t < T; ++t) {
         const float* row = x + t * H;
         float* to = out + t * H;
-        const float scale = 1.0f / std::sqrt(dot<0>(row, row, H) / H + eps);
+        const float scale = 1.0f / std::sqrt(sum_of_squares(row, H) / H + eps);
 #pragma omp simd
         for (int64_t i = 0; i < H; ++i) to[i] = row[i] * scale * weight[i];
     }
@@ -280,15 +344,20 @@ void attend_decodes(const float* queries, const float* keys, const float* values
 #pragma omp parallel
     {
         std::vector<float> scores;
-        std::vector<int64_t> runs;
+        std::vector<int64_t> runs, offsets;
 #pragma omp for schedule(dynamic) collapse(2)
         for (int64_t b = 0; b < B; ++b) {
             for (int64_t k = 0; k < K; ++k) {
                 const int64_t end = starts[b] + 1, begin = std::max<int64_t>(0, end - window), at = (b * K + k) * G * D;
                 find_runs(tables + b * M, begin, end, block_size, runs);
-                const auto attend = D == 64 ? attend_head<64> : D == 128 ? attend_head<128> : attend_head<0>;
-                attend(queries + at, keys + k * cache_head, values + k * cache_head, runs.data(), runs.size() / 2,
-                       end - begin, G, D, scale, scores, out + at);
+                const int64_t num_keys = end - begin;
+                offsets.resize(num_keys + 2 * kLanes);
+                int64_t* to = offsets.data();
+                for (size_t i = 0; i < runs.size(); i += 2)
+                    for (int64_t j = 0; j < runs[i + 1]; ++j) *to++ = (runs[i] + j) * D;
+                std::fill(to, offsets.data() + offsets.size(), to[-1]);
+                attend_head(queries + at, keys + k * cache_head, values + k * cache_head, offsets.data(), num_keys, G, D,
+                            scale, scores, out + at);
             }
         }
     }

@@ -4,8 +4,8 @@ One chunk of 256 tokens rides with 1 to 256 decodes on contexts from 512 tokens 
 to 16 stages. Prints the median microseconds of a micro-batch in the scheduler, in the coordinator, in its messages
 (encoding and decoding the micro-batch and one result a stage), and in one rank before it computes (block tables,
 positions, attention plans of the last stage). All run one after the other in this process, without sockets. In a
-pipeline, a rank prepares while it computes another micro-batch. The policy's and the coordinator's code is that of
-`GAPLESS_COMPILED` (0: sources).
+pipeline, a rank prepares while it computes another micro-batch. The policy's and the coordinator's code is the sources,
+since compiled methods cannot be timed one by one.
 
 Then prints the round trip over real processes: from the end of a micro-batch on the last stage to the start of the next
 one on the first, where one is in flight at a time. One request decodes, or 31 do. About two minutes.
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import os
 import statistics
 import subprocess
 import sys
@@ -27,6 +28,8 @@ from typing import Any
 
 import torch
 
+os.environ["GAPLESS_COMPILED"] = "0"  # before the first import of what may be compiled
+
 from gapless.conf.build import build, load_group
 from gapless.conf.policies import Depth, SarathiConfig
 from gapless.conf.sampling import SamplingParams
@@ -34,7 +37,6 @@ from gapless.conf.schema import ModelConfig
 from gapless.parallel.groups import Groups
 from gapless.parallel.mesh import Mesh
 from gapless.parallel.rendezvous import Rendezvous
-from gapless.runtime import compiled
 from gapless.runtime.core.block_pool import BlockPool
 from gapless.runtime.core.messages import MicroBatchMessage, MicroBatchResult, Sampled, Span
 from gapless.runtime.core.request import Request
@@ -221,15 +223,14 @@ def main() -> int:
     parser.add_argument("--micro-batches", type=int, default=200, help="that are measured in each setting")
     add_json_option(parser)
     arguments = parser.parse_args()
-    code = "compiled" if compiled.in_use() else "sources"
-    print(f"{code}; microseconds a micro-batch of one chunk of {CHUNK} and the decodes")
+    print(f"microseconds a micro-batch of one chunk of {CHUNK} and the decodes")
     print(f"{'stages':>6}{'decodes':>9}" + "".join(f"{part:>13}" for part in (*PARTS, "sum")))
     rows = []
     torch.set_num_threads(1)
     groups = Groups.start(Rendezvous(0, 1, device="cpu"), Mesh(1, 1), 60.0)
     for stages in STAGES:
         for decodes in DECODES:
-            row = measure(decodes, stages, arguments.micro_batches, groups) | {"code": code}
+            row = measure(decodes, stages, arguments.micro_batches, groups)
             rows.append(row)
             print(f"{stages:>6}{decodes:>9}" + "".join(f"{row[f'{part}_us']:>13.1f}" for part in (*PARTS, "sum")))
     groups.close()

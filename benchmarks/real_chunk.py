@@ -68,7 +68,8 @@ def _compare(ratio: float, policy: str, found: dict[str, list[dict[str, Any]]]) 
     rows = []
     for chunk, of in found.items():
         row = {
-            "pd_ratio": ratio, "policy": policy, "chunk": chunk, "turns": len(of), "tokens_per_s": speed(chunk),
+            "pd_ratio": ratio, "policy": policy, "chunk": int(chunk) if chunk.isdigit() else chunk, "turns": len(of),
+            "tokens_per_s": speed(chunk),
             "over_best_ratio": speed(chunk) / speed(best) if best else None,
             "p99_tbt_ms": statistics.median(one["p99_itl_ms"] for one in of),
             "bubble_share": statistics.median(one["bubble_fraction"] for one in of),

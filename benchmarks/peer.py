@@ -21,6 +21,7 @@ import argparse
 import hashlib
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -31,6 +32,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+import gapless.models
 
 from .support.processes import tree_memory
 from .support.results import add_json_option, write_json
@@ -56,7 +59,15 @@ class Model:
         transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
 
 
+class Shipped:
+    """The model of the package."""
+
+    def save(self, folder: Path) -> None:
+        shutil.copytree(Path(gapless.models.__path__[0]) / "shipped", folder)
+
+
 MODELS = {
+    "shipped": Shipped(),
     "llama-12x768": Model("Llama", {
         "vocab_size": 32000, "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12,
         "num_attention_heads": 12, "num_key_value_heads": 4, "max_position_embeddings": 2048,

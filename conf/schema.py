@@ -14,6 +14,7 @@ from .costs import CostsConfig
 from .errors import ConfigError, check
 from .policies import SarathiConfig, SchedulerConfig
 from .sampling import SamplingParams
+from .serving import ServingConfig
 from .simulation import SimulationConfig
 from .workloads import FixedConfig, SloConfig, WorkloadConfig
 
@@ -319,6 +320,13 @@ class GenerateConfig(EngineConfig):
     print_texts: bool = True
     """print the first few texts at the end; `outputs` holds all"""
     sampling: SamplingParams = field(default_factory=SamplingParams)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeConfig(EngineConfig):
+    """`gapless serve`: an HTTP server."""
+
+    serve: ServingConfig = field(default_factory=ServingConfig)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..conf.profiling import ProfileConfig
-from ..conf.schema import BenchConfig, EngineConfig, GenerateConfig, ReportConfig, SimulateConfig
+from ..conf.schema import BenchConfig, EngineConfig, GenerateConfig, ReportConfig, ServeConfig, SimulateConfig
 from ..conf.tuning import CapacityConfig, TuneConfig
 
 
@@ -45,6 +45,16 @@ COMMANDS = {
                 "gapless generate parallel=pp2 prompts=shipped scheduler.chunk=128",
                 "gapless generate model=./my-llama parallel=pp2 prompts=prompts.jsonl sampling.max_tokens=64",
                 "gapless generate -m scheduler=sarathi,orca_best parallel=pp2 prompts=shipped",
+            ),
+        ),
+        Command(
+            "serve",
+            "an OpenAI-compatible HTTP server over the pipeline, with metrics and health",
+            ServeConfig,
+            "serve",
+            (
+                "gapless serve model=./my-llama parallel=pp2",
+                "gapless serve parallel=pp2 scheduler=equal_time serve.port=9000 'serve.api_keys=[@keys]'",
             ),
         ),
         Command(

@@ -100,7 +100,7 @@ def measure_pipeline(
     plan: ProfilePlan, folder: ProfileFolder, samples: int, errors: Console, launcher: Launcher | None = None
 ) -> None:
     """Send whole micro-batches through the real pipeline, until each has `samples` measurements."""
-    from ..runtime.engine.llm import start_pipeline
+    from ..runtime.engine.start import start_pipeline
     from ..runtime.profiling.grid import MessageMaker
     from ..runtime.profiling.pipeline_timing import time_micro_batches
     from ..runtime.profiling.session import missing

@@ -28,8 +28,9 @@ class Tokenizer(Protocol):
     vocab_size: int  # all ids are below it
     eos_token_ids: tuple[int, ...]  # from the tokenizer's own files; the checkpoint may have more
 
-    def encode(self, text: str) -> list[int]:
-        """Return the token ids of a prompt, with the special tokens that the tokenizer adds.
+    def encode(self, text: str, add_special: bool = True) -> list[int]:
+        """Return the token ids of a prompt, with the special tokens that the tokenizer adds unless `add_special` is
+        false.
 
         Raises:
             ConfigError: the model has no embedding for an id, since tokenizer and weights do not belong together.
@@ -70,7 +71,7 @@ class ByteTokenizer:
             )
         self.vocab_size = vocab_size
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, add_special: bool = True) -> list[int]:
         return list(_valid(text).encode())
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
@@ -94,7 +95,7 @@ class NoTokenizer:
     def __init__(self, vocab_size: int) -> None:
         self.vocab_size = vocab_size
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, add_special: bool = True) -> list[int]:
         raise ConfigError("model.tokenizer=none: prompts must be token ids; set model.tokenizer for text")
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
@@ -136,8 +137,8 @@ class FileTokenizer:
         ids = (inner.token_to_id(token) for token in eos_tokens)
         self.eos_token_ids = tuple(dict.fromkeys(i for i in ids if i is not None))
 
-    def encode(self, text: str) -> list[int]:
-        ids: list[int] = self._inner.encode(_valid(text), add_special_tokens=True).ids
+    def encode(self, text: str, add_special: bool = True) -> list[int]:
+        ids: list[int] = self._inner.encode(_valid(text), add_special_tokens=add_special).ids
         if ids and (largest := max(ids)) >= self._arch_vocab_size:
             raise ConfigError(
                 f"model.tokenizer={self._source}: token {self._inner.id_to_token(largest)!r} has id {largest}, but the "

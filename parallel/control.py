@@ -53,6 +53,7 @@ class ControlServer:
         self._ranks: dict[int, FrameSocket] = {}
         self._stores: list[FrameSocket] = []
         self._selector = selectors.DefaultSelector()
+        self.is_woken = False  # the last `poll` found what `wake_on` watches readable
         self.node: dict[int, str] = {}  # by rank: the boot id of its node
         self.clock_offset: dict[int, float] = {}  # by rank: its monotonic clock minus ours, in seconds
 
@@ -88,11 +89,19 @@ class ControlServer:
             except OSError:
                 continue
 
+    def wake_on(self, descriptor: int) -> None:
+        """Have `poll` return at once while this file descriptor is readable."""
+        self._selector.register(descriptor, selectors.EVENT_READ, None)
+
     def poll(self, timeout: float) -> list[tuple[int, bytes | None]]:
         """Return the (rank, payload) pairs received within `timeout` seconds. A payload of None: the rank is gone."""
         received: list[tuple[int, bytes | None]] = []
+        self.is_woken = False
         for key, _ in self._selector.select(timeout):
             rank = key.data
+            if rank is None:
+                self.is_woken = True
+                continue
             try:
                 received += [(rank, payload) for _, payload in self._ranks[rank].receive_once()]
             except ConnectionLost:

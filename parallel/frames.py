@@ -23,18 +23,48 @@ def pack(kind: bytes, payload: bytes) -> bytes:
     return _LENGTH_PREFIX.pack(len(payload) + 1) + kind + payload
 
 
+class FrameBuffer:
+    """Puts frames together from the pieces that come."""
+
+    def __init__(self, max_frame_bytes: int = _MAX_FRAME_BYTES) -> None:
+        self.max_frame_bytes = max_frame_bytes
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[tuple[bytes, bytes]]:
+        """Take the next piece; return the (kind, payload) of each frame that is now complete.
+
+        Raises:
+            ConnectionLost: a frame has an impossible length.
+        """
+        self._buffer += data
+        frames = []
+        start = 0
+        while len(self._buffer) - start >= _LENGTH_PREFIX.size:
+            (length,) = _LENGTH_PREFIX.unpack_from(self._buffer, start)
+            if not 1 <= length <= self.max_frame_bytes:
+                raise ConnectionLost(f"a frame of {length} bytes")
+            end = start + _LENGTH_PREFIX.size + length
+            if len(self._buffer) < end:
+                break
+            body = bytes(self._buffer[start + _LENGTH_PREFIX.size : end])
+            frames.append((body[:1], body[1:]))
+            start = end
+        del self._buffer[:start]
+        return frames
+
+
 class FrameSocket:
     """Sends and receives frames over a socket. `max_frame_bytes` bounds what it takes in."""
 
     def __init__(self, sock: socket.socket, max_frame_bytes: int = _MAX_FRAME_BYTES) -> None:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.socket = sock
-        self._max_frame_bytes = max_frame_bytes
-        self._buffer = bytearray()
+        self._frames = FrameBuffer(max_frame_bytes)
 
     def trust(self) -> None:
         """Take in frames of any size from now on, and block."""
-        self._max_frame_bytes = _MAX_FRAME_BYTES
+        self._frames.max_frame_bytes = _MAX_FRAME_BYTES
         self.socket.setblocking(True)
 
     def send(self, kind: bytes, payload: bytes) -> None:
@@ -47,28 +77,14 @@ class FrameSocket:
             ConnectionLost: the connection ended, or sent a frame of an impossible length.
         """
         try:
-            data = self.socket.recv(min(_RECEIVE_BYTES, self._max_frame_bytes))
+            data = self.socket.recv(min(_RECEIVE_BYTES, self._frames.max_frame_bytes))
         except BlockingIOError:
             return []
         except OSError as error:
             raise ConnectionLost(str(error)) from error
         if not data:
             raise ConnectionLost("the connection was closed")
-        self._buffer += data
-        frames = []
-        start = 0
-        while len(self._buffer) - start >= _LENGTH_PREFIX.size:
-            (length,) = _LENGTH_PREFIX.unpack_from(self._buffer, start)
-            if not 1 <= length <= self._max_frame_bytes:
-                raise ConnectionLost(f"a frame of {length} bytes")
-            end = start + _LENGTH_PREFIX.size + length
-            if len(self._buffer) < end:
-                break
-            body = bytes(self._buffer[start + _LENGTH_PREFIX.size : end])
-            frames.append((body[:1], body[1:]))
-            start = end
-        del self._buffer[:start]
-        return frames
+        return self._frames.feed(data)
 
     def receive(self, timeout: float) -> list[tuple[bytes, bytes]]:
         """Block until at least one frame is complete; return the complete ones.

@@ -17,7 +17,8 @@ from gapless.conf.build import dotted_keys, group_names
 from gapless.conf.policies import POLICY_CONFIGS
 from gapless.conf.profiling import ProfileConfig
 from gapless.conf.sampling import SamplingParams
-from gapless.conf.schema import BenchConfig, GenerateConfig, SimulateConfig
+from gapless.conf.schema import BenchConfig, GenerateConfig, ServeConfig, SimulateConfig
+from gapless.conf.serving import ServingConfig
 from gapless.conf.tuning import CapacityConfig, TuneConfig
 from gapless.conf.workloads import WORKLOAD_CONFIGS
 from gapless.launch import compose
@@ -86,7 +87,7 @@ def test_names_in_where_to_add_exist() -> None:
 
 CONFIGS = {
     "generate": GenerateConfig, "bench": BenchConfig, "simulate": SimulateConfig, "profile": ProfileConfig,
-    "capacity": CapacityConfig, "tune": TuneConfig,
+    "capacity": CapacityConfig, "tune": TuneConfig, "serve": ServeConfig,
 }  # fmt: skip
 
 
@@ -120,7 +121,7 @@ def test_commands_compose(name: str, command: str, tmp_path: Path, monkeypatch: 
 
 def test_keys_and_choices_named_in_prose_are_valid() -> None:
     keys = {key for config in CONFIGS.values() for key, _ in dotted_keys(config)}
-    groups = "model|hardware|parallel|scheduler|cache|sampling|workload|slo|simulation"
+    groups = "model|hardware|parallel|scheduler|cache|sampling|workload|slo|simulation|serve"
     named = [
         (document, *found)
         for document in DOCUMENTS
@@ -150,6 +151,7 @@ EVERY = {
     "docs/scheduling.md": names_and_own_keys(POLICY_CONFIGS),
     "docs/bench.md": names_and_own_keys(WORKLOAD_CONFIGS),
     "docs/ledger.md": [*map(str, CAUSES)],
+    "docs/serve.md": [f"serve.{name}" for name in ServingConfig.__dataclass_fields__],
     "docs/generate.md": [*SamplingParams.__dataclass_fields__],
 }
 

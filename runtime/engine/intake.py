@@ -44,13 +44,13 @@ class Intake:
             raise ConfigError(f"sampling params {wrong[0]!r}: must be SamplingParams, one or one a prompt")
         for number, text in enumerate(many):
             if isinstance(text, str):
-                self._check_text(number, text)
+                self.check_text(number, text)
         encoded = [self.tokenizer.encode(p) if isinstance(p, str) else _ids(n, p) for n, p in enumerate(many)]
         for number, (ids, of_it) in enumerate(zip(encoded, each, strict=True)):
             self.check(number, ids, of_it)
         return list(zip(many, encoded, each, strict=True))
 
-    def _check_text(self, number: int, text: str) -> None:
+    def check_text(self, number: int, text: str) -> None:
         """Check a text before it is encoded, which takes seconds for each ten megabytes.
 
         Raises:

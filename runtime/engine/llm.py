@@ -14,23 +14,21 @@ from ...conf.build import compose_engine
 from ...conf.policies import SchedulerConfig
 from ...conf.sampling import SamplingParams
 from ...conf.schema import EngineConfig
-from ...models.tokenizer import Detokenizer, Tokenizer
+from ...models.tokenizer import Tokenizer
 from ..core.messages import TokenLogprobs
 from ..core.request import Request
 from ..core.run_record import RunRecord
 from ..ledger.live_bubbles import LiveBubbles
-from ..pipeline.launcher import Launcher, check_launcher, find_launcher
-from ..pipeline.local import LocalPipeline
-from ..pipeline.protocol import Pipeline
-from ..pipeline.remote import RemotePipeline
+from ..pipeline.launcher import Launcher
 from ..scheduler.policies import make_scheduler
 from ..workload import WorkItem
 from .arrivals import exactly, make_request, replay
 from .coordinator import Coordinator, TokenEvent
 from .intake import Intake, Prompt
-from .outputs import CompletionOutput, Logprob, RequestOutput
-from .plan import Plan, make_plan, make_setup
-from .stopping import StopChecker
+from .output_text import OutputText
+from .outputs import CompletionOutput, RequestOutput
+from .plan import Plan, make_plan
+from .start import start_pipeline
 
 
 class LLM:
@@ -283,15 +281,15 @@ class LLM:
                 for request in result.requests:
                     if not request.is_finished:
                         self._coordinator.abort(request)
-                        self._texts.pop(request.id).finish()
+                        self._texts.pop(request.id).finish(request.finish_reason)
 
     def _step(self) -> None:
         for event in self._coordinator.step(self._pipeline.clock.now() + 1.0):
             text = self._texts[event.request.id]
             if event.token is not None:
-                text.push(event.token, event.logprobs)
+                text.take(event.token, event.logprobs)
             if event.is_last:
-                text.finish()
+                text.finish(event.request.finish_reason)
                 del self._texts[event.request.id]
             text.result.news[text.result.output.request_id] = text.result
         self._watch()
@@ -315,7 +313,7 @@ class LLM:
         if not request.params.stop:
             return None
         text = self._texts[request.id]
-        text.push(token, logprobs)
+        text.take(token, logprobs)
         return "stop" if text.stopped else None
 
 
@@ -337,71 +335,15 @@ class _Result:
         return RequestOutput(whole.request_id, whole.index, whole.prompt, whole.prompt_token_ids, outputs)
 
 
-class _Text:
-    """The text of one request, extended as its tokens come."""
+class _Text(OutputText):
+    """The text of one of our requests."""
 
     def __init__(self, request: Request, completion: CompletionOutput, tokenizer: Tokenizer, result: _Result) -> None:
+        super().__init__(completion, request.params, tokenizer)
         self.request = request
         self.result = result
-        self._out = completion
-        self._tokenizer = tokenizer
-        self._detokenizer = Detokenizer(tokenizer)
-        self._stop = StopChecker(request.params.stop, request.params.include_stop_str_in_output)
-        if request.params.logprobs is not None:
-            completion.logprobs = []
-            completion.cumulative_logprob = 0.0
 
-    @property
-    def stopped(self) -> bool:
-        return self._stop.stop_string is not None
-
-    def push(self, token: int, logprobs: TokenLogprobs | None) -> None:
-        out = self._out
-        index = len(out.token_ids)
-        if self.request.num_output == index:  # pushed by the stop check already
-            return
-        out.token_ids.append(token)
-        if out.logprobs is not None:
-            assert logprobs is not None, self.request
-            out.logprobs.append(self._logprobs(token, logprobs))
-            out.cumulative_logprob = (out.cumulative_logprob or 0.0) + logprobs.logprob
-        if self.request.finish_reason_after(token) == "stop":  # its text is not part of the output
-            out.stop_reason = token if token in self.request.params.stop_token_ids else None
-            return
-        text, _ = self._stop.push(self._detokenizer.push(token), index + 1 >= self.request.params.min_tokens)
-        out.text += text
-
-    def _logprobs(self, token: int, logprobs: TokenLogprobs) -> dict[int, Logprob]:
-        entries = [(token, logprobs.logprob, logprobs.rank)]
-        entries += [(best, value, rank) for rank, (best, value) in enumerate(logprobs.top, 1)]
-        return {
-            number: Logprob(value, rank, self._tokenizer.decode([number], skip_special=False))
-            for number, value, rank in entries
-        }
-
-    def finish(self) -> None:
-        out, request = self._out, self.request
-        if not self.stopped:
-            text, _ = self._stop.push(self._detokenizer.flush())
-            out.text += text + self._stop.flush()
-        out.finish_reason = request.finish_reason
-        if self.stopped:
-            out.stop_reason = self._stop.stop_string
-
-
-def start_pipeline(
-    config: EngineConfig, plan: Plan, launcher: Launcher | None, on_progress: Callable[[str], None]
-) -> Pipeline:
-    """Start the pipeline of a plan. `launcher` stands in for the one that `config` names.
-
-    Raises:
-        ConfigError: the launcher cannot place the ranks here. PipelineError: a rank failed to start.
-    """
-    setup = make_setup(config, plan)
-    if config.parallel.launcher == "local" and launcher is None:
-        check_launcher(config.parallel, config.hardware)
-        on_progress("loading the model in this process")
-        return LocalPipeline(setup, "cuda:0" if config.hardware.device == "cuda" else "cpu")
-    starter = launcher or find_launcher(config.parallel.launcher)
-    starter.check(config.parallel, config.hardware)
-    return RemotePipeline(starter, config.parallel, config.hardware, setup, on_progress)
+    def take(self, token: int, logprobs: TokenLogprobs | None) -> None:
+        """Add the request's newest token, unless the stop check has done so already."""
+        if self.request.num_output > len(self.completion.token_ids):
+            self.push(token, logprobs, is_stop_token=self.request.finish_reason_after(token) == "stop")

@@ -10,21 +10,21 @@ import numpy as np
 from ...conf.workloads import SloConfig
 from ..core.micro_batch_columns import Floats
 from ..core.request_record import RequestRecord
-from ..core.run_record import MicroBatchRecord, RunRecord
+from ..core.run_record import RunRecord
 from .causes import CAUSES, Cause
 from .latencies import NOT_COMPLETED, latencies, statistics
 from .ledger import Ledger
 from .quantiles import Quantiles
+from .running_ledger import RunningLedger
 from .slo import has_bound, meets
 from .summary import Totals
 
 
 class RunningTotals:
-    """Counts the part of a run that is over and drops it from the record.
+    """Counts the part of a run that is over and drops it from the record, but for what the ledger needs further.
 
-    The cause of a gap may lie as many micro-batches back as were in flight. That many stay in the record; they are not
-    counted again with the next part. The summary is that of the whole run. It is exact but for the quantiles of
-    inter-token latencies and of prediction errors, which are within 0.1%.
+    The summary is that of the whole run. It is exact but for the quantiles of inter-token latencies and of prediction
+    errors, which are within 0.1%.
 
     Args:
         depth: micro-batches in flight at once.
@@ -32,14 +32,9 @@ class RunningTotals:
     """
 
     def __init__(self, depth: int, slo: SloConfig | None = None) -> None:
-        self._overlap = depth + 2
+        self._ledger = RunningLedger(depth)
         self._slo = slo if slo is not None and has_bound(slo) else None
-        self._counted = 0  # leading micro-batches of the record that have been counted
-        self._start = math.inf
-        self._end = self._last_token = -math.inf
-        self._ends: list[float] = []  # by stage: of its last counted micro-batch
-        self._seconds = np.zeros(len(CAUSES))
-        self._busy: Floats = np.zeros(0)  # by stage
+        self._last_token = -math.inf
         self._squares: Floats = np.zeros(0)  # of stage times
         self._micro_batches = self._tokens = self._decodes = self._drafts = self._accepted = 0
         self._peak_kv = 0.0
@@ -52,48 +47,41 @@ class RunningTotals:
 
     def take(self, record: RunRecord) -> None:
         """Count the completed micro-batches and the ended requests of `record`, and drop them from it."""
-        micro_batches = record.micro_batches
-        done = next(
-            (i for i, micro_batch in enumerate(micro_batches) if micro_batch.completed is None), len(micro_batches)
-        )
-        if done > self._counted:
-            self._take_micro_batches(record, micro_batches[:done])
+        if (part := self._ledger.count(record)) is not None:
+            self._take_micro_batches(record, *part)
         self._take_requests([request for request in record.requests if request.finished is not None])
         record.requests = [request for request in record.requests if request.finished is None]
         self._notes += record.notes
         record.notes = []
-        keep = max(0, done - self._overlap)
-        if keep:
-            first = micro_batches[keep].micro_batch if keep < len(micro_batches) else micro_batches[-1].micro_batch + 1
-            record.micro_batches = micro_batches[keep:]
-            record.spans = [span for span in record.spans if span.micro_batch >= first]
-        self._counted = done - keep
+        self._ledger.drop(record)
 
     def summary(self, record: RunRecord) -> dict[str, Any]:
         """The contents of `summary.json` for the whole run. Counts what is left in `record` first; call it once."""
         self.take(record)
         self._take_requests(record.requests)
-        if self._start == math.inf:
-            self._start = self._end = 0.0
-        seconds = self._seconds.copy()
-        seconds[Cause.FILL_DRAIN.code] += sum(self._end - end for end in self._ends)
+        ran = self._ledger.start < math.inf
+        start, end = (self._ledger.start, self._ledger.end) if ran else (0.0, 0.0)
+        busy = self._ledger.busy if ran else np.zeros(record.num_stages)
+        idle = self._ledger.idle.sum(axis=0) if ran else np.zeros(len(CAUSES))
+        idle[Cause.FILL_DRAIN.code] += float((end - self._ledger.ends).sum())
         per_stage = max(1, self._micro_batches)
-        mean = self._busy / per_stage
-        variance = np.maximum(0.0, self._squares / per_stage - mean**2)
+        mean = busy / per_stage
+        squares = self._squares if ran else np.zeros(record.num_stages)
+        variance = np.maximum(0.0, squares / per_stage - mean**2)
         variation = np.sqrt(variance) / np.where(mean > 0, mean, 1.0)
         latency = {name: np.concatenate(values) if values else np.empty(0) for name, values in self._latency.items()}
         bubbles = latency.pop("bubble")
         rows = {name: statistics(values) for name, values in latency.items()}
         return Totals(
-            duration=max(self._last_token, self._end) - self._start,
+            duration=max(self._last_token, end) - start,
             completed=self._completed,
             failed=self._failed,
             input_tokens=self._tokens_in,
             output_tokens=self._tokens_out,
             latency={"ttft": rows["ttft"], "tpot": rows["tpot"], "itl": self._gaps.statistics(), "e2el": rows["e2el"]},
-            idle=dict(zip(CAUSES, seconds.tolist(), strict=True)),
-            busy=self._busy.tolist() or [0.0] * record.num_stages,
-            span=self._end - self._start,
+            idle=dict(zip(CAUSES, idle.tolist(), strict=True)),
+            busy=busy.tolist(),
+            span=end - start,
             median_bubble=float(np.median(bubbles)) if len(bubbles) else 0.0,
             micro_batches=self._micro_batches,
             tokens=self._tokens,
@@ -115,28 +103,19 @@ class RunningTotals:
         errors = self._errors
         return {"median": errors.quantile(0.5), "p90": errors.quantile(0.9)} if errors.count else None
 
-    def _take_micro_batches(self, record: RunRecord, micro_batches: list[MicroBatchRecord]) -> None:
-        last = micro_batches[-1].micro_batch
-        spans = [span for span in record.spans if span.micro_batch <= last]
-        is_first = self._start == math.inf
-        requests = record.requests if is_first else []  # the first arrival is the run's start
-        ledger = Ledger(RunRecord(record.num_stages, record.num_blocks, micro_batches, spans, requests))
-        if is_first:
-            self._start = ledger.t0
-            self._busy, self._squares = np.zeros(record.num_stages), np.zeros(record.num_stages)
-        self._end = ledger.t1
-        first, new = self._counted, micro_batches[self._counted :]
-        self._ends = [float(lane.end[-1]) for lane in ledger.lanes]
-        by_micro_batch = np.zeros(len(micro_batches))
+    def _take_micro_batches(self, record: RunRecord, ledger: Ledger, first: int) -> None:
+        """Count the micro-batches of `ledger` from place `first` on."""
+        num = len(ledger.micro_batches.micro_batch)
+        new = record.micro_batches[first:num]
+        if not len(self._squares):
+            self._squares = np.zeros(record.num_stages)
+        by_micro_batch = np.zeros(num)
         for stage, (lane, idle) in enumerate(zip(ledger.lanes, ledger.idle_columns, strict=True)):
-            assert len(lane.micro_batch) == len(micro_batches), "a stage has not computed what the last one has"
             is_new = idle.place >= first
             seconds, cause, place = idle.seconds[is_new], idle.cause[is_new], idle.place[is_new]
-            self._seconds += np.bincount(cause, weights=seconds, minlength=len(CAUSES))
             inner = cause != Cause.FILL_DRAIN.code
-            by_micro_batch += np.bincount(place[inner], weights=seconds[inner], minlength=len(micro_batches))
+            by_micro_batch += np.bincount(place[inner], weights=seconds[inner], minlength=num)
             times = lane.seconds[first:]
-            self._busy[stage] += times.sum()
             self._squares[stage] += np.square(times).sum()
             predicted = np.array([m.predicted[stage] if m.predicted else math.nan for m in new])
             known = np.isfinite(predicted) & (times > 0)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
+import select
 import socket
-import time
 from collections import deque
 from typing import Any
 
@@ -37,13 +37,18 @@ class LocalPipeline:
         self._worker = StageWorker.build(setup, self._groups)
         self._micro_batches: deque[MicroBatchMessage] = deque()
         self._idle_since = self.clock.now()
+        self._wakes: list[int] = []
+
+    def wake_on(self, descriptor: int) -> None:
+        self._wakes.append(descriptor)
 
     def submit(self, micro_batch: MicroBatchMessage) -> None:
         self._micro_batches.append(micro_batch)
 
     def wait(self, deadline: float) -> list[MicroBatchResult]:
         if not self._micro_batches:
-            time.sleep(max(0.0, deadline - self.clock.now()))
+            if (left := deadline - self.clock.now()) > 0:
+                select.select(self._wakes, [], [], left)
             return []
         micro_batch = self._micro_batches.popleft()
         begin = self.clock.now()

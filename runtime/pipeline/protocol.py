@@ -54,3 +54,11 @@ class Pipeline(Protocol):
     def close(self) -> None:
         """End all ranks. May be called twice."""
         ...
+
+
+class LivePipeline(Pipeline, Protocol):
+    """A pipeline on the wall clock, whose `wait` something else may end."""
+
+    def wake_on(self, descriptor: int) -> None:
+        """Have `wait` return early, with an empty list, while this file descriptor is readable."""
+        ...

@@ -96,6 +96,9 @@ class RemotePipeline:
     def _name(self, rank: int) -> str:
         return f"rank {rank} (stage {rank // self._parallel.tp})"
 
+    def wake_on(self, descriptor: int) -> None:
+        self._server.wake_on(descriptor)
+
     def submit(self, micro_batch: MicroBatchMessage) -> None:
         assert self._outstanding < self.depth
         if self._outstanding == 0:
@@ -116,7 +119,7 @@ class RemotePipeline:
                 self._outstanding -= sum(r.sampled is not None for r in results)
                 self._last_progress = self.clock.now()
                 return results
-            if left <= _POLL_INTERVAL_S:
+            if left <= _POLL_INTERVAL_S or self._server.is_woken:
                 return []
             self._check_progress()
 

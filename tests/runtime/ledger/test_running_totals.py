@@ -13,9 +13,12 @@ from gapless.conf.workloads import SloConfig
 from gapless.runtime.core.block_pool import BlockPool
 from gapless.runtime.core.messages import MicroBatchMessage
 from gapless.runtime.core.request import Request
+from gapless.runtime.core.run_record import RunRecord
 from gapless.runtime.engine.coordinator import Coordinator
+from gapless.runtime.ledger.causes import Cause
 from gapless.runtime.ledger.ledger import Ledger
 from gapless.runtime.ledger.quantiles import Quantiles
+from gapless.runtime.ledger.running_ledger import RunningLedger
 from gapless.runtime.ledger.running_totals import RunningTotals
 from gapless.runtime.ledger.summary import summarize
 from gapless.runtime.scheduler import Limits
@@ -86,6 +89,34 @@ def test_the_same_summary_in_pieces(policy: SchedulerConfig) -> None:
             within = 0.03 if key in ("p90_itl_ms", "p99_itl_ms", "median_itl_ms", "prediction_error") else 1e-6
             close = value if value is None else pytest.approx(value, rel=within, abs=1e-6)
             assert found[key] == close, key
+
+
+@pytest.mark.parametrize("policy", POLICIES[:3])
+def test_seconds_by_stage_and_cause_in_pieces(policy: SchedulerConfig) -> None:
+    """They are those of the whole ledger, also where spans of earlier stages come after the last stage's."""
+    whole = coordinator(policy)
+    run(whole, None, 1)
+    expected = Ledger(whole.record)
+    for late in (0, 5):
+        counted = RunningLedger(policy.depth(STAGES).most)
+        record = RunRecord(STAGES, 200, requests=whole.record.requests)
+        spans = {number: [] for number in range(len(whole.record.micro_batches) + late + 1)}
+        for span in whole.record.spans:
+            spans[span.micro_batch + (late if span.stage == 1 else 0)].append(span)
+        for number in range(len(spans)):
+            record.micro_batches += whole.record.micro_batches[number : number + 1]
+            record.spans += spans[number]
+            if number % 4 == 0 or number == len(spans) - 1:
+                counted.count(record)
+                counted.drop(record)
+                assert len(record.micro_batches) <= policy.depth(STAGES).most + late + 6
+        assert counted.start == expected.t0
+        for stage in range(STAGES):
+            assert counted.busy[stage] == pytest.approx(expected.busy_seconds(stage))
+            assert counted.busy[stage] + counted.idle[stage].sum() == pytest.approx(counted.ends[stage] - counted.start)
+            lost = expected.seconds_by_cause(stage)
+            lost[Cause.FILL_DRAIN] -= counted.end - counted.ends[stage]
+            assert counted.idle[stage] == pytest.approx(list(lost.values()), abs=1e-9)
 
 
 def test_quantiles_are_within_their_resolution() -> None:

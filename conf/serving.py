@@ -1,0 +1,42 @@
+"""The HTTP server: `serve.KEY=VALUE`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from .errors import check
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingConfig:
+    """Where the server listens, whom it lets in, and how much it takes on."""
+
+    host: str = "127.0.0.1"
+    """address that the server binds to; 0.0.0.0 lets other machines in"""
+    port: int = 8000
+    """port; 0: any that is free"""
+    model_name: str | None = None
+    """name of the model in requests and answers; null: as model says"""
+    api_keys: tuple[str, ...] = field(default=(), repr=False)
+    """keys of which a request to /v1 must bear one (`Authorization: Bearer KEY`), and files that hold one a line, as
+    @FILE; empty: none is asked for"""
+    max_waiting: int = 1024
+    """most requests that wait for their first token; one more gets status 429"""
+    max_body_mib: float = 32.0
+    """largest body of a request in MiB; a larger one gets status 413"""
+    timeout_s: float | None = None
+    """seconds after which an unfinished request is ended; null: none"""
+    drain_s: float = 60.0
+    """seconds that running requests get to finish after SIGTERM"""
+
+    def __post_init__(self) -> None:
+        check("serve.host", self.host, bool(self.host), "an address of this machine")
+        check("serve.port", self.port, 0 <= self.port < 1 << 16, "0 to 65535")
+        check("serve.model_name", self.model_name, self.model_name != "", "null or a name")
+        check("serve.api_keys", "[...]", all(self.api_keys), "keys that are not empty")
+        check("serve.max_waiting", self.max_waiting, self.max_waiting >= 1, "1 or more")
+        check("serve.max_body_mib", self.max_body_mib, 0 < self.max_body_mib <= 1024, "above 0, 1024 at most")
+        is_timeout = self.timeout_s is None or 0 < self.timeout_s < math.inf
+        check("serve.timeout_s", self.timeout_s, is_timeout, "null or above 0")
+        check("serve.drain_s", self.drain_s, 0 <= self.drain_s < math.inf, "0 or more")

@@ -1,0 +1,187 @@
+"""`gapless serve`: an OpenAI-compatible server over one pipeline, until SIGTERM or Ctrl-C."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import signal
+import socket
+import sys
+import time
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..conf.errors import ConfigError
+from ..conf.schema import ServeConfig
+from .prompts import TextInput
+
+if TYPE_CHECKING:
+    from ..runtime.engine.intake import Intake
+    from ..runtime.engine.plan import Plan
+    from ..runtime.pipeline.launcher import Launcher
+    from .server.chat_template import ChatTemplate
+    from .server.keys import Keys
+
+_SECOND_SIGNAL_S = 1.0  # after the first; torchrun passes on the Ctrl-C that its ranks have had already
+_BACKLOG = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A checked server."""
+
+    plan: Plan
+    intake: Intake
+    template: ChatTemplate | None
+    keys: Keys
+
+
+def prepare(config: ServeConfig, stdin: TextInput) -> Prepared:
+    """Check a server before anything starts.
+
+    Raises:
+        ConfigError: the checkpoint or its chat template is wrong, the model does not fit, or the port is taken.
+    """
+    from ..runtime.engine.intake import Intake
+    from ..runtime.engine.plan import make_plan
+    from ..runtime.pipeline.launcher import check_launcher
+    from .server.chat_template import load_chat_template
+    from .server.keys import Keys
+
+    check_launcher(config.parallel, config.hardware)
+    keys = Keys(config.serve.api_keys)
+    plan = make_plan(config)
+    _bind(config).close()
+    return Prepared(plan, Intake(plan), load_chat_template(plan.tokenizer), keys)
+
+
+def run(config: ServeConfig, prepared: Prepared, run_dir: Path, launcher: Launcher | None = None) -> int:
+    """Serve until a signal. The exit code is 0 after a drain, 1 where the engine failed.
+
+    Raises:
+        ConfigError: what the user can mend, found while the engine started.
+        PipelineError: the engine failed.
+    """
+    return asyncio.run(_serve(config, prepared, _bind(config)))
+
+
+def _bind(config: ServeConfig) -> socket.socket:
+    """Open the server's port.
+
+    Raises:
+        ConfigError: it is taken, or the address is not of this machine.
+    """
+    host, port = config.serve.host, config.serve.port
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(address[:2], family=family, backlog=_BACKLOG)
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)
+        named = f"serve.port={port}" if error.errno == errno.EADDRINUSE else f"serve.host={host}"
+        raise ConfigError(f"{named}: {reason.lower()}; choose another") from error
+
+
+def _say(text: str) -> None:
+    print(f"gapless: {text}", file=sys.stderr, flush=True)
+
+
+async def _serve(config: ServeConfig, prepared: Prepared, listener: socket.socket) -> int:
+    import uvicorn
+
+    from ..runtime.pipeline.protocol import PipelineError
+    from .server.app import Service, make_app
+    from .server.engine_client import EngineClient
+    from .server.metrics import Metrics
+
+    began = time.monotonic()
+    plan, intake = prepared.plan, prepared.intake
+    name = config.serve.model_name or config.model.name
+    metrics = Metrics(name, plan.num_blocks)
+
+    def say_since_start(text: str) -> None:
+        _say(f"{time.monotonic() - began:5.1f} s  {text}")
+
+    client = EngineClient(config, plan, intake.tokenizer, metrics, say_since_start)
+    app = make_app(
+        Service(config.serve, prepared.keys, name, plan.max_model_len, intake, prepared.template, client, metrics)
+    )
+    settings = uvicorn.Config(
+        app, http="httptools", ws="none", lifespan="off", log_level="warning", access_log=False, server_header=False,
+        timeout_graceful_shutdown=1,
+    )  # fmt: skip
+    server = uvicorn.Server(settings)
+    server.capture_signals = nullcontext  # type: ignore[assignment, method-assign]  # ours drain first
+    ended = _Signals(asyncio.get_running_loop())
+    serving = asyncio.create_task(server.serve([listener]))
+    host, port = listener.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    _say(f"listens at http://{shown}:{port}; health is at /health")
+    try:
+        await client.start()
+        await _until_ready(client, ended)
+        if client.state == "ready":
+            say_since_start(f"{name} takes requests at http://{shown}:{port}/v1")
+            failed = asyncio.create_task(_until_failed(client))
+            stop = asyncio.create_task(ended.first.wait())
+            await asyncio.wait({failed, stop}, return_when=asyncio.FIRST_COMPLETED)
+            failed.cancel()
+            stop.cancel()
+        if ended.first.is_set() and client.state != "failed":
+            await _drain(client, config.serve.drain_s)
+    finally:
+        server.should_exit = True
+        await client.close()
+        await serving
+    if client.error is not None:
+        raise (ConfigError if client.error.is_config else PipelineError)(client.error.error)
+    if client.state == "failed":
+        raise PipelineError(client.reason)
+    return 0
+
+
+class _Signals:
+    """The first SIGTERM, SIGINT or SIGHUP sets `first`. A second one ends the process at once."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.first = asyncio.Event()
+        self._at = 0.0
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                loop.add_signal_handler(number, self._take, number)
+
+    def _take(self, number: int) -> None:
+        if not self.first.is_set():
+            self.first.set()
+            self._at = time.monotonic()
+        elif time.monotonic() - self._at > _SECOND_SIGNAL_S:
+            _say("ends at once")
+            os._exit(128 + number)
+
+
+async def _until_ready(client: Any, ended: _Signals) -> None:
+    ready = asyncio.create_task(client.changed.wait())
+    stop = asyncio.create_task(ended.first.wait())
+    await asyncio.wait({ready, stop}, return_when=asyncio.FIRST_COMPLETED)
+    ready.cancel()
+    stop.cancel()
+
+
+async def _until_failed(client: Any) -> None:
+    while client.state == "ready":
+        client.changed.clear()
+        await client.changed.wait()
+
+
+async def _drain(client: Any, seconds: float) -> None:
+    """Finish what runs, within `seconds`."""
+    client.drain()
+    deadline = time.monotonic() + seconds
+    if client.num_unfinished:
+        _say(f"shuts down: {client.num_unfinished} requests get up to {seconds:g} s to finish")
+    while client.num_unfinished and client.state == "draining" and time.monotonic() < deadline:
+        await asyncio.sleep(0.05)
+    if client.num_unfinished:
+        _say(f"ends {client.num_unfinished} requests that are unfinished after serve.drain_s={seconds:g}")

@@ -1,0 +1,195 @@
+"""What the server answers to completions and chats: whole, and piece by piece. OpenAI's bodies."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from ...models.tokenizer import Tokenizer
+from ...runtime.engine.outputs import CompletionOutput, Logprob
+from .engine_client import Delta
+from .requests import StreamOptions
+
+
+class Answer:
+    """The answer to one request of the API. `chunks` and `whole` give JSON.
+
+    Args:
+        model: the model's name.
+        prompts: the token ids of each prompt.
+        n: outputs of each prompt.
+        options: of the stream.
+        tokenizer: names tokens by their bytes.
+    """
+
+    kind: str  # of a whole answer
+    chunk_kind: str
+    prefix: str  # of ids
+
+    def __init__(
+        self, model: str, prompts: Sequence[Sequence[int]], n: int, options: StreamOptions | None, tokenizer: Tokenizer,
+        *, return_token_ids: bool = False,
+    ) -> None:  # fmt: skip
+        self.id = self.prefix + secrets.token_hex(12)
+        self.created = int(time.time())
+        self._model = model
+        self._prompt_tokens = sum(len(prompt) for prompt in prompts)
+        self._options = options or StreamOptions()
+        self._tokenizer = tokenizer
+        self._return_token_ids = return_token_ids
+        self._prompts = prompts
+        self._n = n
+        self._completion_tokens = 0
+
+    def first_chunks(self) -> Iterator[bytes]:
+        """The events before any token."""
+        return iter(())
+
+    def chunk(self, delta: Delta) -> bytes:
+        """The event of one token."""
+        self._completion_tokens += delta.token is not None
+        choice = self._choice_of(delta)
+        if self._return_token_ids:
+            choice["token_ids"] = [] if delta.token is None else [delta.token]
+        return self._event([choice], self._options.continuous_usage_stats)
+
+    def last_chunks(self) -> Iterator[bytes]:
+        """The events after the last token."""
+        if self._options.include_usage:
+            yield self._event([], True)
+
+    def whole(self, outputs: Sequence[CompletionOutput]) -> bytes:
+        """The body of an answer that is not streamed."""
+        self._completion_tokens = sum(len(output.token_ids) for output in outputs)
+        choices = []
+        for output in outputs:
+            choice = self._whole_choice(output)
+            choice |= {"index": output.index, "finish_reason": output.finish_reason, "stop_reason": output.stop_reason}
+            if self._return_token_ids:
+                choice["token_ids"] = output.token_ids
+                choice["prompt_token_ids"] = self._prompts[output.index // self._n]
+            choices.append(choice)
+        return msgspec.json.encode(self._head(self.kind) | {"choices": choices, "usage": self._usage})
+
+    def _choice_of(self, delta: Delta) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def _whole_choice(self, output: CompletionOutput) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {"id": self.id, "object": kind, "created": self.created, "model": self._model}
+
+    def _event(self, choices: list[dict[str, Any]], with_usage: bool) -> bytes:
+        body = self._head(self.chunk_kind) | {"choices": choices}
+        if with_usage:
+            body["usage"] = self._usage
+        elif self._options.include_usage:
+            body["usage"] = None
+        return b"data: " + msgspec.json.encode(body) + b"\n\n"
+
+    @property
+    def _usage(self) -> dict[str, int]:
+        total = self._prompt_tokens + self._completion_tokens
+        return {
+            "prompt_tokens": self._prompt_tokens,
+            "completion_tokens": self._completion_tokens,
+            "total_tokens": total,
+        }
+
+
+class CompletionAnswer(Answer):
+    """The answer of `/v1/completions`. With `echoes` each output begins with the text of its prompt."""
+
+    kind = chunk_kind = "text_completion"
+    prefix = "cmpl-"
+
+    def __init__(self, *args: Any, echoes: Sequence[str] | None = None, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._echoes = echoes
+        self._begun: set[int] = set()
+        self._offsets: dict[int, int] = {}  # characters of each output so far
+
+    def _echo(self, index: int) -> str:
+        if self._echoes is None or index in self._begun:
+            return ""
+        self._begun.add(index)
+        return self._echoes[index // self._n]
+
+    def _choice_of(self, delta: Delta) -> dict[str, Any]:
+        text = self._echo(delta.index) + delta.text
+        choice: dict[str, Any] = {
+            "index": delta.index, "text": text, "logprobs": None, "finish_reason": delta.finish_reason,
+            "stop_reason": delta.stop_reason,
+        }  # fmt: skip
+        if delta.logprobs is not None and delta.token is not None:
+            choice["logprobs"] = self._logprobs([delta.token], [delta.logprobs], self._offsets.get(delta.index, 0))
+        self._offsets[delta.index] = self._offsets.get(delta.index, 0) + len(text)
+        return choice
+
+    def _whole_choice(self, output: CompletionOutput) -> dict[str, Any]:
+        logprobs, echo = None, self._echo(output.index)
+        if output.logprobs is not None:
+            logprobs = self._logprobs(output.token_ids, output.logprobs, len(echo))
+        return {"text": echo + output.text, "logprobs": logprobs}
+
+    def _logprobs(
+        self, tokens: Sequence[int], found: Sequence[dict[int, Logprob]], offset: int
+    ) -> dict[str, list[Any]]:
+        texts = [each[token].decoded_token for token, each in zip(tokens, found, strict=True)]
+        offsets = []
+        for text in texts:
+            offsets.append(offset)
+            offset += len(text)
+        return {
+            "text_offset": offsets,
+            "token_logprobs": [each[token].logprob for token, each in zip(tokens, found, strict=True)],
+            "tokens": texts,
+            "top_logprobs": [{one.decoded_token: one.logprob for one in each.values()} for each in found],
+        }
+
+
+class ChatAnswer(Answer):
+    """The answer of `/v1/chat/completions`."""
+
+    kind = "chat.completion"
+    chunk_kind = "chat.completion.chunk"
+    prefix = "chatcmpl-"
+
+    def __init__(self, *args: Any, top_logprobs: int = 0, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._top = top_logprobs
+
+    def first_chunks(self) -> Iterator[bytes]:
+        for index in range(self._n):
+            delta = {"role": "assistant", "content": ""}
+            yield self._event([{"index": index, "delta": delta, "logprobs": None, "finish_reason": None}], False)
+
+    def _choice_of(self, delta: Delta) -> dict[str, Any]:
+        logprobs = None
+        if delta.logprobs is not None and delta.token is not None:
+            logprobs = {"content": [self._logprob(delta.token, delta.logprobs)]}
+        return {
+            "index": delta.index, "delta": {"content": delta.text}, "logprobs": logprobs,
+            "finish_reason": delta.finish_reason, "stop_reason": delta.stop_reason,
+        }  # fmt: skip
+
+    def _whole_choice(self, output: CompletionOutput) -> dict[str, Any]:
+        logprobs = None
+        if output.logprobs is not None:
+            pairs = zip(output.token_ids, output.logprobs, strict=True)
+            logprobs = {"content": [self._logprob(token, found) for token, found in pairs]}
+        return {"message": {"role": "assistant", "content": output.text}, "logprobs": logprobs}
+
+    def _logprob(self, token: int, found: dict[int, Logprob]) -> dict[str, Any]:
+        best = sorted(found.items(), key=lambda item: item[1].rank or 0)[: self._top]
+        return self._named(token, found[token]) | {"top_logprobs": [self._named(*each) for each in best]}
+
+    def _named(self, token: int, found: Logprob) -> dict[str, Any]:
+        raw = self._tokenizer.token_bytes(token)
+        raw = found.decoded_token.encode() if raw is None else raw
+        return {"token": found.decoded_token, "logprob": found.logprob, "bytes": list(raw)}

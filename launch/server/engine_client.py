@@ -1,0 +1,313 @@
+"""The front's side of the engine: starts its process, sends requests, hands tokens to those who wait for them."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import multiprocessing
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from ...conf.sampling import SamplingParams
+from ...conf.schema import ServeConfig
+from ...models.tokenizer import Tokenizer
+from ...parallel.frames import DATA, FrameBuffer, pack
+from ...runtime.engine.output_text import OutputText
+from ...runtime.engine.outputs import CompletionOutput, Logprob
+from ...runtime.engine.plan import Plan
+from ...runtime.serving.engine import run_engine
+from ...runtime.serving.messages import (
+    Abort,
+    Failed,
+    Progress,
+    Shutdown,
+    Snapshot,
+    Started,
+    Submit,
+    ToEngine,
+    Tokens,
+    encoder,
+    from_engine,
+)
+from .metrics import Metrics
+
+State = Literal["starting", "ready", "draining", "failed", "closed"]
+_CLOSE_S = 15.0  # for the ranks to end
+
+
+class EngineError(RuntimeError):
+    """The engine cannot answer: it is starting, failed or gone."""
+
+
+@dataclass(slots=True)
+class Delta:
+    """News of one output of a call: a token and the text that became final with it, its end, or both.
+
+    `token` is None where the output ended without one.
+    """
+
+    index: int
+    text: str
+    token: int | None
+    logprobs: dict[int, Logprob] | None
+    finish_reason: str | None
+    stop_reason: str | int | None
+
+
+class Call:
+    """The outputs of one HTTP request, and the news of them that nobody has taken yet."""
+
+    def __init__(self) -> None:
+        self.outputs: list[CompletionOutput] = []
+        self.arrival = time.monotonic()
+        self._news: list[Delta] = []
+        self._waiter: asyncio.Future[None] | None = None
+        self._error: Exception | None = None
+
+    async def next(self) -> list[Delta]:
+        """Wait for news and return them.
+
+        Raises:
+            Exception: what `fail` was given; no more will come.
+        """
+        while not self._news:
+            if self._error is not None:
+                raise self._error
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        news, self._news = self._news, []
+        return news
+
+    @property
+    def finished(self) -> bool:
+        return all(output.finished for output in self.outputs)
+
+    def push(self, delta: Delta) -> None:
+        self._news.append(delta)
+        self._wake()
+
+    def fail(self, error: Exception) -> None:
+        self._error = error
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class _Generation:
+    """A request of the engine: one output of a call."""
+
+    __slots__ = ("call", "index", "last", "text")
+
+    def __init__(self, call: Call, index: int, text: OutputText) -> None:
+        self.call = call
+        self.index = index
+        self.text = text
+        self.last: float | None = None  # when its newest token came
+
+
+class EngineClient:
+    """Runs the engine in a process of its own.
+
+    Attributes:
+        state: what the engine does; `reason` says it in words.
+        snapshot: the newest state of the pipeline, None before the first.
+    """
+
+    def __init__(
+        self, config: ServeConfig, plan: Plan, tokenizer: Tokenizer, metrics: Metrics, on_state: Callable[[str], None]
+    ) -> None:
+        self._config = config
+        self._plan = plan
+        self._tokenizer = tokenizer
+        self._metrics = metrics
+        self._on_state = on_state
+        self._numbers = itertools.count()
+        self._generations: dict[int, _Generation] = {}
+        self._num_waiting = 0
+        self._process: multiprocessing.process.BaseProcess | None = None
+        self._transport: asyncio.Transport | None = None
+        self.state: State = "starting"
+        self.reason = "the engine's process is starting"
+        self.started: Started | None = None
+        self.snapshot: Snapshot | None = None
+        self.error: Failed | None = None
+        self.changed = asyncio.Event()  # set when the engine is ready, and when it is gone
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests without a token yet."""
+        return self._num_waiting
+
+    @property
+    def num_unfinished(self) -> int:
+        return len(self._generations)
+
+    async def start(self) -> None:
+        """Start the engine's process; `state` says how far it is."""
+        ours, theirs = socket.socketpair()
+        context = multiprocessing.get_context("spawn")
+        self._process = context.Process(target=run_engine, args=(self._config, self._plan, theirs), name="engine")
+        self._process.start()
+        theirs.close()
+        self._transport, _ = await asyncio.get_running_loop().create_connection(lambda: _Frames(self), sock=ours)
+
+    def submit(
+        self, call: Call, prompt: Sequence[int], params: Sequence[SamplingParams], user: str = ""
+    ) -> list[int]:
+        """Send a prompt to the engine, once for each of `params`; they become the next outputs of `call`.
+
+        Returns:
+            The requests' numbers, for `abort`.
+
+        Raises:
+            EngineError: the engine is not ready.
+        """
+        if self.state != "ready":
+            raise EngineError(self.reason)
+        numbers = []
+        for each in params:
+            number = next(self._numbers)
+            completion = CompletionOutput(len(call.outputs))
+            call.outputs.append(completion)
+            text = OutputText(completion, each, self._tokenizer)
+            self._generations[number] = _Generation(call, completion.index, text)
+            self._num_waiting += 1
+            self._send(Submit(number, list(prompt), each, call.arrival, user))
+            numbers.append(number)
+        self._metrics.accepted(len(prompt), len(numbers))
+        return numbers
+
+    def abort(self, numbers: Sequence[int]) -> None:
+        """End what is unfinished of these requests; nobody waits for them."""
+        unfinished = [number for number in numbers if number in self._generations]
+        for number in unfinished:
+            self._end(number, "abort")
+        if unfinished:
+            self._send(Abort(unfinished))
+
+    def drain(self) -> None:
+        """Take no more requests; those that run go on."""
+        if self.state in ("starting", "ready"):
+            self._become("draining", "the server is shutting down")
+
+    async def close(self) -> None:
+        """End the engine and its ranks, whatever they do."""
+        if self.state != "failed":
+            self._become("closed", "the server is shut down")
+        if self._transport is not None:
+            self._send(Shutdown())
+            self._transport.close()
+        if self._process is not None:
+            deadline = time.monotonic() + _CLOSE_S
+            while self._process.is_alive() and time.monotonic() < deadline:
+                await asyncio.sleep(0.05)
+            if self._process.is_alive():
+                self._process.kill()
+            self._process.join()
+
+    # What comes from the engine.
+
+    def receive(self, payload: bytes) -> None:
+        message = from_engine.decode(payload)
+        if isinstance(message, Tokens):
+            self._take_tokens(message)
+        elif isinstance(message, Snapshot):
+            self.snapshot = message
+            self._metrics.snapshot = message
+        elif isinstance(message, Progress):
+            if self.state == "starting":
+                self.reason = message.text
+            self._on_state(message.text)
+        elif isinstance(message, Started):
+            self.started = message
+            if self.state == "starting":
+                self._become("ready", "requests are taken")
+        else:
+            self.error = message
+            self._fail(message.error)
+
+    def lost(self) -> None:
+        if self.state not in ("failed", "closed"):
+            self._fail("the engine's process has died")
+
+    def _become(self, state: State, reason: str) -> None:
+        self.state, self.reason = state, reason
+        self.changed.set()
+
+    def _fail(self, error: str) -> None:
+        self._become("failed", error)
+        self._on_state(f"error: {error}")
+        generations, self._generations = self._generations, {}
+        self._num_waiting = 0
+        for generation in generations.values():
+            generation.call.fail(EngineError(error))
+
+    def _take_tokens(self, message: Tokens) -> None:
+        metrics = self._metrics
+        stopped: list[int] = []
+        for place, (number, token) in enumerate(zip(message.numbers, message.tokens, strict=True)):
+            generation = self._generations.get(number)
+            if generation is None:  # it was aborted
+                continue
+            text, reason = generation.text, message.reasons.get(place)
+            if token >= 0:
+                if generation.last is None:
+                    self._num_waiting -= 1
+                    metrics.first_token(message.time - generation.call.arrival)
+                else:
+                    metrics.next_token(message.time - generation.last)
+                generation.last = message.time
+                piece = text.push(token, message.logprobs.get(place), is_stop_token=reason == "stop")
+                if text.stopped and reason != "stop":
+                    if reason is None:
+                        stopped.append(number)
+                    reason = "stop"
+            else:
+                piece = ""
+            if reason is not None:
+                piece += text.finish(reason)
+                self._forget(number, reason)
+            out = text.completion
+            logprobs = out.logprobs[-1] if out.logprobs and token >= 0 else None
+            delta = Delta(generation.index, piece, token if token >= 0 else None, logprobs, reason, out.stop_reason)
+            generation.call.push(delta)
+        if stopped:
+            self._send(Abort(stopped))
+
+    def _end(self, number: int, reason: str) -> None:
+        generation = self._generations[number]
+        generation.text.finish(reason)
+        self._forget(number, reason)
+
+    def _forget(self, number: int, reason: str) -> None:
+        generation = self._generations.pop(number)
+        if generation.last is None:
+            self._num_waiting -= 1
+        self._metrics.ended(reason, time.monotonic() - generation.call.arrival)
+
+    def _send(self, message: ToEngine) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(pack(DATA, encoder.encode(message)))
+
+
+class _Frames(asyncio.Protocol):
+    """Puts the engine's frames together."""
+
+    def __init__(self, client: EngineClient) -> None:
+        self._client = client
+        self._frames = FrameBuffer()
+
+    def data_received(self, data: bytes) -> None:
+        for _, payload in self._frames.feed(data):
+            self._client.receive(payload)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._client.lost()

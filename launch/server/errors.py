@@ -1,0 +1,43 @@
+"""Errors of the HTTP front, with OpenAI's body: `{"error": {"message", "type", "param", "code"}}`."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+
+import msgspec
+from starlette.responses import Response
+
+_TYPES = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+
+
+class ApiError(Exception):
+    """Ends a request with a status and one line that says what is wrong.
+
+    `param` is the field of the request that is wrong, `code` OpenAI's word for the error where it has one.
+    """
+
+    def __init__(
+        self, status: int, message: str, *, param: str | None = None, code: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.headers = headers
+
+    @property
+    def body(self) -> dict[str, dict[str, str | None]]:
+        kind = _TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
+        # A lone surrogate, quoted from the request, could not be encoded.
+        message = self.message.encode(errors="replace").decode()
+        return {"error": {"message": message, "type": kind, "param": self.param, "code": self.code}}
+
+    def response(self) -> Response:
+        return Response(msgspec.json.encode(self.body), self.status, self.headers, "application/json")
+
+
+def of_status(status: int, detail: str = "") -> ApiError:
+    """The error for a bare status, as of a path that does not exist."""
+    return ApiError(status, detail or HTTPStatus(status).phrase)

@@ -1,0 +1,44 @@
+"""The API keys that the server accepts."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Sequence
+from pathlib import Path
+
+from ...conf.errors import ConfigError
+
+
+class Keys:
+    """The keys of `serve.api_keys`; without any, everyone is let in.
+
+    Args:
+        entries: keys, and files as `@FILE` with a key a line.
+
+    Raises:
+        ConfigError: a file cannot be read, or holds no key.
+    """
+
+    def __init__(self, entries: Sequence[str]) -> None:
+        self._keys: list[bytes] = []
+        for entry in entries:
+            self._keys += _read(Path(entry[1:])) if entry.startswith("@") else [entry.encode()]
+
+    def admit(self, authorization: str) -> bool:
+        """Whether this header bears one of the keys. The time that it takes tells nothing of how near it came."""
+        if not self._keys:
+            return True
+        scheme, _, given = authorization.partition(" ")
+        matches = [hmac.compare_digest(given.strip().encode(), key) for key in self._keys]
+        return scheme.lower() == "bearer" and any(matches)
+
+
+def _read(file: Path) -> list[bytes]:
+    try:
+        lines = file.expanduser().read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"serve.api_keys=[@{file}]: cannot be read ({error})") from error
+    keys = [line.strip().encode() for line in lines if line.strip()]
+    if not keys:
+        raise ConfigError(f"serve.api_keys=[@{file}]: holds no key; write one a line")
+    return keys

@@ -1,0 +1,105 @@
+"""What `/metrics` says, under vLLM's names with the prefix `gapless:`, and the ledger's seconds by stage and cause."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from ...runtime.ledger.causes import CAUSES, Cause
+from ...runtime.serving.messages import Snapshot
+
+_TTFT_S = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560,
+)  # fmt: skip
+_ITL_S = (
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80,
+)  # fmt: skip
+_E2E_S = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
+
+
+class Metrics(Collector):
+    """Counts requests and tokens as the front sees them. What only the engine knows is in `snapshot`, its newest."""
+
+    def __init__(self, model_name: str, num_blocks: int) -> None:
+        self.registry = CollectorRegistry()
+        self.snapshot: Snapshot | None = None
+        self._model_name = model_name
+        self._num_blocks = num_blocks
+        self._shown: dict[tuple[int, Cause], float] = {}  # idle seconds, which never fall
+
+        def counter(name: str, text: str) -> Counter:
+            return Counter(f"gapless:{name}", text, ("model_name",), registry=self.registry).labels(model_name)
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+            metric = Histogram(f"gapless:{name}", text, ("model_name",), buckets=buckets, registry=self.registry)
+            return metric.labels(model_name)
+
+        self._prompt_tokens = counter("prompt_tokens", "Prompt tokens of accepted requests.")
+        self._generation_tokens = counter("generation_tokens", "Tokens that were sampled.")
+        self._success = Counter(
+            "gapless:request_success", "Requests that ended, by their finish reason.",
+            ("model_name", "finished_reason"), registry=self.registry,
+        )  # fmt: skip
+        self._ttft = histogram("time_to_first_token_seconds", "Seconds from arrival to the first token.", _TTFT_S)
+        self._itl = histogram("inter_token_latency_seconds", "Seconds between a request's tokens.", _ITL_S)
+        self._e2e = histogram("e2e_request_latency_seconds", "Seconds from arrival to a request's end.", _E2E_S)
+        self.registry.register(self)
+
+    def accepted(self, prompt_tokens: int, requests: int) -> None:
+        """Count a prompt that was sent to the engine for as many outputs."""
+        self._prompt_tokens.inc(prompt_tokens * requests)
+
+    def first_token(self, seconds: float) -> None:
+        self._generation_tokens.inc()
+        self._ttft.observe(seconds)
+
+    def next_token(self, seconds: float) -> None:
+        self._generation_tokens.inc()
+        self._itl.observe(seconds)
+
+    def ended(self, reason: str, seconds: float) -> None:
+        self._success.labels(self._model_name, reason).inc()
+        self._e2e.observe(seconds)
+
+    def collect(self) -> Iterator[Metric]:
+        """What the newest snapshot says of the engine; prometheus_client calls this."""
+        found = self.snapshot
+        if found is None:
+            return
+
+        def gauge(name: str, text: str, value: float) -> Metric:
+            family = GaugeMetricFamily(f"gapless:{name}", text, labels=["model_name"])
+            family.add_metric([self._model_name], value)
+            return family
+
+        def counter(name: str, text: str, value: float) -> Metric:
+            family = CounterMetricFamily(f"gapless:{name}", text, labels=["model_name"])
+            family.add_metric([self._model_name], value)
+            return family
+
+        yield gauge("num_requests_running", "Requests that hold KV blocks.", found.running)
+        yield gauge("num_requests_waiting", "Requests that are not admitted yet.", found.waiting)
+        yield gauge("kv_cache_usage_perc", "Share of the KV blocks in use; 1 is all.",
+                    found.kv_blocks_used / self._num_blocks)
+        yield counter("num_preemptions", "Preemptions of requests that have ended.", found.preemptions)
+        yield counter("micro_batches", "Micro-batches that have left the last stage.", found.micro_batches)
+        yield counter("micro_batch_tokens", "Tokens of these micro-batches, of prompts and of outputs.", found.tokens)
+        busy = CounterMetricFamily("gapless:stage_busy_seconds", "Seconds that a stage computed.", labels=["stage"])
+        idle = CounterMetricFamily(
+            "gapless:stage_idle_seconds", "Seconds that a stage was idle, by the ledger's cause.",
+            labels=["stage", "cause"],
+        )  # fmt: skip
+        for stage, seconds in enumerate(found.busy):
+            busy.add_metric([str(stage)], seconds)
+            lost = dict(zip(CAUSES, found.idle[stage], strict=True))
+            if found.is_idle:  # the ledger counts a wait once it is over
+                lost[Cause.STARVED_NO_REQUEST] += max(0.0, time.monotonic() - found.ends[stage])
+            for cause, value in lost.items():
+                shown = self._shown[stage, cause] = max(value, self._shown.get((stage, cause), 0.0))
+                idle.add_metric([str(stage), cause.value], shown)
+        yield busy
+        yield idle

@@ -1,0 +1,180 @@
+"""The bodies of requests, under OpenAI's names and, for sampling, vLLM's further ones."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.requests import Request
+
+from ...conf.errors import ConfigError
+from ...conf.sampling import SamplingParams
+from .errors import ApiError
+
+M = TypeVar("M", bound=BaseModel)
+_DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's
+
+
+class _Body(BaseModel):
+    """Fields that we do not know are ignored, as OpenAI's clients send new ones before servers know them."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+
+class StreamOptions(_Body):
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+
+class SamplingBody(_Body):
+    """What both kinds of completion share."""
+
+    model: str | None = None
+    n: int = Field(1, ge=1, le=128)
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    stop: str | list[str] | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    seed: int | None = None
+    user: str | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: int | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    return_token_ids: bool = False
+
+    def sampling(self, max_tokens: int, logprobs: int | None) -> SamplingParams:
+        """The sampling parameters of one output.
+
+        Raises:
+            ApiError: a value out of its range, or one that this server cannot serve.
+        """
+        if self.logit_bias:
+            raise ApiError(400, "logit_bias: this server does not offer it", param="logit_bias")
+        if self.stream_options is not None and not self.stream:
+            raise ApiError(400, "stream_options: only with stream=true", param="stream_options")
+        given = {
+            name: value
+            for name in ("temperature", "top_p", "presence_penalty", "frequency_penalty", "seed", "top_k", "min_p",
+                         "repetition_penalty", "min_tokens")
+            if (value := getattr(self, name)) is not None
+        }  # fmt: skip
+        if given.get("top_k") == -1:  # vLLM's word for all
+            given["top_k"] = 0
+        stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        try:
+            return SamplingParams(
+                max_tokens=max_tokens, logprobs=logprobs, stop=tuple(stop),
+                stop_token_ids=tuple(self.stop_token_ids or ()),
+                include_stop_str_in_output=self.include_stop_str_in_output, ignore_eos=self.ignore_eos,
+                **{"temperature": 1.0} | given,
+            )  # fmt: skip
+        except ConfigError as error:
+            key, _, rest = str(error).removeprefix("sampling.").partition("=")
+            raise ApiError(400, f"{key}={rest}", param=key) from error
+
+
+class CompletionBody(SamplingBody):
+    """`POST /v1/completions`."""
+
+    prompt: str | list[str] | list[int] | list[list[int]]
+    max_tokens: int | None = Field(_DEFAULT_COMPLETION_TOKENS, ge=1)
+    logprobs: int | None = Field(None, ge=0, le=64)
+    echo: bool = False
+    best_of: int | None = None
+    suffix: str | None = None
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """The prompts, also where there is one.
+
+        Raises:
+            ApiError: there is none.
+        """
+        prompt: Any = self.prompt
+        if prompt == []:
+            raise ApiError(400, "prompt: must not be empty", param="prompt")
+        if isinstance(prompt, str) or isinstance(prompt[0], int):
+            return [prompt]
+        return list(prompt)
+
+
+class TextPart(_Body):
+    type: Literal["text"]
+    text: str
+
+
+class Message(_Body):
+    """A message of a chat. Other fields reach the chat template as they are."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    role: str
+    content: str | list[TextPart] | None = None
+
+    def for_template(self) -> dict[str, Any]:
+        """The message as chat templates read it: its content as one text."""
+        content = self.content
+        text = content if isinstance(content, str) else "".join(part.text for part in content or [])
+        return {**(self.model_extra or {}), "role": self.role, "content": text}
+
+
+class ChatBody(SamplingBody):
+    """`POST /v1/chat/completions`."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
+    logprobs: bool = False
+    top_logprobs: int | None = Field(None, ge=0, le=64)
+    add_generation_prompt: bool = True
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class TokenizeBody(_Body):
+    """`POST /tokenize`: a prompt, or the messages of a chat."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    add_special_tokens: bool = True
+    add_generation_prompt: bool = True
+
+
+class DetokenizeBody(_Body):
+    """`POST /detokenize`."""
+
+    model: str | None = None
+    tokens: list[int]
+
+
+def each_output(params: SamplingParams, n: int) -> list[SamplingParams]:
+    """The parameters of each of `n` outputs: alike, but for their seeds."""
+    if params.seed is None:
+        return [params] * n
+    return [replace(params, seed=params.seed + index) for index in range(n)]
+
+
+async def read(request: Request, kind: type[M]) -> M:
+    """Read the body of a request.
+
+    Raises:
+        ApiError: it is no JSON, or not the body that this path takes; it names the first field that is wrong.
+    """
+    try:
+        return kind.model_validate(msgspec.json.decode(await request.body()))
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise ApiError(400, f"the body is not JSON: {error}") from error
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        path = ".".join(str(part) for part in first["loc"])
+        raise ApiError(400, f"{path or 'body'}: {first['msg']}", param=path or None) from error

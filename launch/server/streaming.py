@@ -1,0 +1,127 @@
+"""Answers whose outputs are still being sampled: as server-sent events, an event a token, or whole at the end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import msgspec
+from starlette.responses import Response
+
+from .answers import Answer
+from .engine_client import Call, EngineClient, EngineError
+from .errors import ApiError
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.types import Receive, Scope, Send
+
+
+class ClientGone(Exception):  # noqa: N818
+    """The client has closed the connection before its answer was complete."""
+
+
+class _Watched:
+    """Ends the requests of a call when the client goes, when its time is up, and at the end of the context.
+
+    Whoever waits for the call's news then gets `ClientGone` or an `ApiError`.
+    """
+
+    def __init__(
+        self, client: EngineClient, call: Call, numbers: Sequence[int], timeout_s: float | None, receive: Receive
+    ) -> None:
+        self._client = client
+        self._call = call
+        self._numbers = numbers
+        self._timeout_s = timeout_s
+        self._receive = receive
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __enter__(self) -> None:
+        self._gone = asyncio.create_task(_until_gone(self._receive))
+        self._gone.add_done_callback(lambda task: self._call.fail(ClientGone()))
+        if self._timeout_s is not None:
+            error = ApiError(504, f"the answer was not complete within serve.timeout_s={self._timeout_s:g}")
+            self._timer = asyncio.get_running_loop().call_later(self._timeout_s, self._call.fail, error)
+
+    def __exit__(self, *error: object) -> None:
+        self._gone.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._client.abort(self._numbers)
+
+
+async def whole(
+    request: Request, answer: Answer, client: EngineClient, call: Call, numbers: Sequence[int], timeout_s: float | None
+) -> Response:
+    """Wait for all outputs and answer with them.
+
+    Raises:
+        ApiError: an output failed, or the time is up.
+    """
+    try:
+        with _Watched(client, call, numbers, timeout_s, request.receive):
+            while not call.finished:
+                await call.next()
+    except ClientGone:
+        return Response(status_code=499)
+    except EngineError as error:
+        raise ApiError(503, str(error)) from error
+    _check(output.finish_reason for output in call.outputs)
+    return Response(answer.whole(call.outputs), media_type="application/json")
+
+
+class EventStream(Response):
+    """Server-sent events: those of `answer`, one for each token, then `[DONE]`."""
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self, answer: Answer, client: EngineClient, call: Call, numbers: Sequence[int], timeout_s: float | None
+    ) -> None:
+        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+        del self.headers["content-length"]
+        self._answer = answer
+        self._call = call
+        self._watched = lambda receive: _Watched(client, call, numbers, timeout_s, receive)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with suppress(ClientGone), self._watched(receive):
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            await self._send_events(send)
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send_events(self, send: Send) -> None:
+        answer, left = self._answer, len(self._call.outputs)
+
+        async def event(body: bytes) -> None:
+            await send({"type": "http.response.body", "body": body, "more_body": True})
+
+        try:
+            for body in answer.first_chunks():
+                await event(body)
+            while left:
+                for delta in await self._call.next():
+                    _check([delta.finish_reason])
+                    left -= delta.finish_reason is not None
+                    await event(answer.chunk(delta))
+            for body in answer.last_chunks():
+                await event(body)
+        except EngineError as error:
+            await event(b"data: " + msgspec.json.encode(ApiError(503, str(error)).body) + b"\n\n")
+        except ApiError as error:
+            await event(b"data: " + msgspec.json.encode(error.body) + b"\n\n")
+        await event(b"data: [DONE]\n\n")
+
+
+def _check(reasons: Iterable[str | None]) -> None:
+    if "error" in reasons:
+        raise ApiError(500, "the model's logits are not finite; check its weights")
+
+
+async def _until_gone(receive: Receive) -> None:
+    """Return when the client has closed the connection."""
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,64 @@
+"""The text of one output, which grows as its tokens come."""
+
+from __future__ import annotations
+
+from ...conf.sampling import SamplingParams
+from ...models.tokenizer import Detokenizer, Tokenizer
+from ..core.messages import TokenLogprobs
+from .outputs import CompletionOutput, Logprob
+from .stopping import StopChecker
+
+
+class OutputText:
+    """Fills a `CompletionOutput`: decodes tokens, looks for stop strings, names log-probabilities."""
+
+    def __init__(self, completion: CompletionOutput, params: SamplingParams, tokenizer: Tokenizer) -> None:
+        self.completion = completion
+        self._params = params
+        self._tokenizer = tokenizer
+        self._detokenizer = Detokenizer(tokenizer)
+        self._stop = StopChecker(params.stop, params.include_stop_str_in_output)
+        if params.logprobs is not None:
+            completion.logprobs = []
+            completion.cumulative_logprob = 0.0
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string is complete."""
+        return self._stop.stop_string is not None
+
+    def push(self, token: int, logprobs: TokenLogprobs | None, *, is_stop_token: bool) -> str:
+        """Add a token; return the text that became final with it. That of a stop token is not part of the output."""
+        out = self.completion
+        out.token_ids.append(token)
+        if out.logprobs is not None:
+            assert logprobs is not None, token
+            out.logprobs.append(self._name(token, logprobs))
+            out.cumulative_logprob = (out.cumulative_logprob or 0.0) + logprobs.logprob
+        if is_stop_token:
+            out.stop_reason = token if token in self._params.stop_token_ids else None
+            return ""
+        text, _ = self._stop.push(self._detokenizer.push(token), len(out.token_ids) >= self._params.min_tokens)
+        out.text += text
+        return text
+
+    def finish(self, reason: str | None) -> str:
+        """End the output; return the text that was still held back."""
+        out = self.completion
+        rest = ""
+        if not self.stopped:
+            text, _ = self._stop.push(self._detokenizer.flush())
+            rest = text + self._stop.flush()
+            out.text += rest
+        out.finish_reason = reason
+        if self.stopped:
+            out.stop_reason = self._stop.stop_string
+        return rest
+
+    def _name(self, token: int, logprobs: TokenLogprobs) -> dict[int, Logprob]:
+        entries = [(token, logprobs.logprob, logprobs.rank)]
+        entries += [(best, value, rank) for rank, (best, value) in enumerate(logprobs.top, 1)]
+        return {
+            number: Logprob(value, rank, self._tokenizer.decode([number], skip_special=False))
+            for number, value, rank in entries
+        }

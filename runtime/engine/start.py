@@ -1,0 +1,30 @@
+"""Starts the pipeline of a plan: this process's own rank, or ranks under a launcher."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ...conf.schema import EngineConfig
+from ..pipeline.launcher import Launcher, check_launcher, find_launcher
+from ..pipeline.local import LocalPipeline
+from ..pipeline.protocol import LivePipeline
+from ..pipeline.remote import RemotePipeline
+from .plan import Plan, make_setup
+
+
+def start_pipeline(
+    config: EngineConfig, plan: Plan, launcher: Launcher | None, on_progress: Callable[[str], None]
+) -> LivePipeline:
+    """Start the pipeline of a plan. `launcher` stands in for the one that `config` names.
+
+    Raises:
+        ConfigError: the launcher cannot place the ranks here. PipelineError: a rank failed to start.
+    """
+    setup = make_setup(config, plan)
+    if config.parallel.launcher == "local" and launcher is None:
+        check_launcher(config.parallel, config.hardware)
+        on_progress("loading the model in this process")
+        return LocalPipeline(setup, "cuda:0" if config.hardware.device == "cuda" else "cpu")
+    starter = launcher or find_launcher(config.parallel.launcher)
+    starter.check(config.parallel, config.hardware)
+    return RemotePipeline(starter, config.parallel, config.hardware, setup, on_progress)

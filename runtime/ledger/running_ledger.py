@@ -1,0 +1,97 @@
+"""The ledger of a run that has no end: busy and idle seconds by stage and cause, in bounded memory."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from ..core.micro_batch_columns import Floats
+from ..core.run_record import RunRecord
+from .causes import CAUSES
+from .ledger import Ledger
+
+
+class RunningLedger:
+    """Counts the micro-batches of a record that are over, part by part, and drops them from it.
+
+    The cause of a gap may lie as many micro-batches back as were in flight. That many stay in the record; they are not
+    counted again with the next part.
+
+    Attributes:
+        start: of the run in seconds, the first arrival or the first compute; infinite before anything was counted.
+        end: of the last compute that was counted.
+        ends: the same by stage.
+        busy: seconds by stage.
+        idle: seconds until the stage's own end, [stages, causes]. With its busy seconds they are its end - `start`.
+
+    Args:
+        depth: most micro-batches in flight at once.
+    """
+
+    def __init__(self, depth: int) -> None:
+        self._overlap = depth + 2
+        self._counted = 0  # leading micro-batches of the record that have been counted
+        self.start = math.inf
+        self.end = -math.inf
+        self.busy: Floats = np.zeros(0)
+        self.idle: Floats = np.zeros((0, len(CAUSES)))
+        self.ends: Floats = np.zeros(0)
+
+    def count(self, record: RunRecord) -> tuple[Ledger, int] | None:
+        """Count the completed micro-batches of `record` whose spans have all come.
+
+        Returns:
+            The ledger of those that the record holds, and the place of the first that is new; None if none is.
+        """
+        seen = _computed_by_all(record)
+        done = first = self._counted
+        for micro_batch in record.micro_batches[first:]:
+            if micro_batch.completed is None or micro_batch.micro_batch > seen:
+                break
+            done += 1
+        if done == first:
+            return None
+        self._counted = done
+        micro_batches = record.micro_batches[:done]
+        last = micro_batches[-1].micro_batch
+        spans = [span for span in record.spans if span.micro_batch <= last]
+        is_first = self.start == math.inf
+        requests = record.requests if is_first else []  # the first arrival is the run's start
+        ledger = Ledger(RunRecord(record.num_stages, record.num_blocks, micro_batches, spans, requests))
+        if is_first:
+            self.start = ledger.t0
+            self.busy = np.zeros(record.num_stages)
+            self.idle = np.zeros((record.num_stages, len(CAUSES)))
+        self.end = ledger.t1
+        self.ends = np.array([lane.end[-1] for lane in ledger.lanes])
+        for stage, (lane, idle) in enumerate(zip(ledger.lanes, ledger.idle_columns, strict=True)):
+            assert len(lane.micro_batch) == done, stage
+            is_new = idle.place >= first
+            self.idle[stage] += np.bincount(idle.cause[is_new], idle.seconds[is_new], len(CAUSES))
+            self.busy[stage] += lane.seconds[first:].sum()
+        return ledger, first
+
+    def drop(self, record: RunRecord) -> None:
+        """Drop from `record` what was counted and no later gap needs."""
+        micro_batches = record.micro_batches
+        keep = max(0, self._counted - self._overlap)
+        if keep:
+            first = micro_batches[keep].micro_batch if keep < len(micro_batches) else micro_batches[-1].micro_batch + 1
+            record.micro_batches = micro_batches[keep:]
+            record.spans = [span for span in record.spans if span.micro_batch >= first]
+            self._counted -= keep
+
+
+def _computed_by_all(record: RunRecord) -> int:
+    """The last micro-batch of which all stages have sent their span; -1 where there is none. The last stage's may come
+    before an earlier stage's."""
+    last = [-1] * record.num_stages
+    unseen = record.num_stages
+    for span in reversed(record.spans):
+        if last[span.stage] < 0:
+            last[span.stage] = span.micro_batch
+            unseen -= 1
+            if not unseen:
+                break
+    return min(last)

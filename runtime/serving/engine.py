@@ -1,0 +1,188 @@
+"""The engine of a server: drives the coordinator with the requests that the HTTP front sends.
+
+It is a process of its own, so that HTTP, JSON and detokenizing never hold the coordinator's interpreter lock.
+"""
+
+from __future__ import annotations
+
+import selectors
+import signal
+import socket
+from contextlib import suppress
+
+from ...conf.errors import ConfigError
+from ...conf.schema import EngineConfig
+from ...parallel.frames import DATA, ConnectionLost, FrameSocket
+from ..core.messages import TokenLogprobs
+from ..core.request import Request
+from ..engine.coordinator import Coordinator, TokenEvent
+from ..engine.plan import Plan
+from ..engine.start import start_pipeline
+from ..ledger.running_ledger import RunningLedger
+from ..pipeline.protocol import Pipeline, PipelineError
+from ..scheduler.policies import make_scheduler
+from .messages import (
+    Abort,
+    Failed,
+    FromEngine,
+    Progress,
+    Shutdown,
+    Snapshot,
+    Started,
+    Submit,
+    Tokens,
+    encoder,
+    to_engine,
+)
+
+_SNAPSHOT_S = 0.25
+_LONGEST_WAIT_S = 1.0
+
+
+class ServingEngine:
+    """Takes requests from `connection`, and sends what becomes of them.
+
+    A request with a number that was aborted, or has ended, gets no further token.
+    """
+
+    def __init__(self, config: EngineConfig, plan: Plan, pipeline: Pipeline, connection: FrameSocket) -> None:
+        self._connection = connection
+        self._readable = selectors.DefaultSelector()
+        self._readable.register(connection.socket, selectors.EVENT_READ)
+        self._seed = config.seed << 32
+        self._max_model_len = plan.max_model_len
+        self._eos = plan.arch.eos_token_ids
+        scheduler = make_scheduler(config.scheduler, plan.limits, plan.make_pool())
+        self._coordinator = Coordinator(pipeline, scheduler)
+        self._ledger = RunningLedger(plan.limits.depth.most)
+        self._unfinished: dict[int, Request] = {}
+        self._is_closing = False
+        self._micro_batches = self._tokens = self._preemptions = 0
+        self._snapshot_at = 0.0
+
+    def run(self) -> None:
+        """Serve until the front asks for the end, or is gone.
+
+        Raises:
+            PipelineError: the pipeline failed.
+        """
+        coordinator = self._coordinator
+        while not self._is_closing:
+            if not coordinator.has_work:
+                self._snapshot(always=True)
+                self._readable.select()
+                self._receive()
+                continue
+            events = coordinator.step(coordinator.clock.now() + _LONGEST_WAIT_S, self._receive)
+            if events:
+                self._send_tokens(events)
+            coordinator.check_progress()
+            self._snapshot()
+
+    def _receive(self) -> None:
+        """Take what the front has sent, without waiting for it."""
+        while self._readable.select(0):
+            try:
+                frames = self._connection.receive_once()
+            except ConnectionLost:
+                self._is_closing = True
+                return
+            for _, payload in frames:
+                message = to_engine.decode(payload)
+                if isinstance(message, Submit):
+                    self._add(message)
+                elif isinstance(message, Abort):
+                    self._abort(message.numbers)
+                else:
+                    assert isinstance(message, Shutdown)
+                    self._is_closing = True
+
+    def _add(self, message: Submit) -> None:
+        params, number = message.params, message.number
+        seed = self._seed + number if params.seed is None else params.seed
+        request = Request(
+            number, message.prompt, params, arrival=message.arrival, seed=seed, max_model_len=self._max_model_len,
+            eos_token_ids=self._eos, user=message.user,
+        )  # fmt: skip
+        self._unfinished[number] = request
+        self._coordinator.add(request)
+
+    def _abort(self, numbers: list[int]) -> None:
+        for number in numbers:
+            request = self._unfinished.get(number)
+            if request is not None and not request.is_finished:
+                self._coordinator.abort(request)
+                self._preemptions += request.preemptions
+                del self._unfinished[number]
+
+    def _send_tokens(self, events: list[TokenEvent]) -> None:
+        numbers: list[int] = []
+        tokens: list[int] = []
+        reasons: dict[int, str] = {}
+        logprobs: dict[int, TokenLogprobs] = {}
+        for place, event in enumerate(events):
+            request = event.request
+            numbers.append(request.id)
+            tokens.append(-1 if event.token is None else event.token)
+            if event.is_last:
+                assert request.finish_reason is not None, request
+                reasons[place] = request.finish_reason
+                self._preemptions += request.preemptions
+                del self._unfinished[request.id]
+            if event.logprobs is not None:
+                logprobs[place] = event.logprobs
+        self._send(Tokens(numbers, tokens, reasons, logprobs, events[0].time))
+
+    def _snapshot(self, always: bool = False) -> None:
+        """Send the state, once in a while or `always`, and forget what the ledger has counted."""
+        now = self._coordinator.clock.now()
+        if not always and now < self._snapshot_at:
+            return
+        self._snapshot_at = now + _SNAPSHOT_S
+        record, scheduler = self._coordinator.record, self._coordinator.scheduler
+        record.requests = [request for request in record.requests if request.finished is None]
+        if (part := self._ledger.count(record)) is not None:
+            columns, first = part[0].micro_batches, part[1]
+            self._micro_batches += len(columns.tokens) - first
+            self._tokens += int(columns.tokens[first:].sum())
+        self._ledger.drop(record)
+        self._send(
+            Snapshot(
+                time=now, running=len(scheduler.running), waiting=scheduler.num_waiting,
+                kv_blocks_used=scheduler.pool.num_used, micro_batches=self._micro_batches, tokens=self._tokens,
+                preemptions=self._preemptions, busy=self._ledger.busy.tolist(), idle=self._ledger.idle.tolist(),
+                ends=self._ledger.ends.tolist(), is_idle=not self._coordinator.has_work,
+            )
+        )  # fmt: skip
+
+    def _send(self, message: FromEngine) -> None:
+        try:
+            self._connection.send(DATA, encoder.encode(message))
+        except OSError:
+            self._is_closing = True
+
+
+def run_engine(config: EngineConfig, plan: Plan, sock: socket.socket) -> None:
+    """Start the pipeline of `config` and serve it over `sock`: the whole of the engine's process."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # the front decides, and tells us by its connection
+    connection = FrameSocket(sock)
+
+    def send(message: FromEngine) -> None:
+        with suppress(OSError):
+            connection.send(DATA, encoder.encode(message))
+
+    pipeline = None
+    try:
+        pipeline = start_pipeline(config, plan, None, lambda text: send(Progress(text)))
+        pipeline.wake_on(sock.fileno())
+        send(Started(pipeline.where, pipeline.num_stages, pipeline.num_blocks))
+        ServingEngine(config, plan, pipeline, connection).run()
+    except (PipelineError, ConfigError) as error:
+        send(Failed(str(error), isinstance(error, ConfigError)))
+    except BaseException as error:
+        send(Failed(f"{type(error).__name__}: {error}"))
+        raise
+    finally:
+        if pipeline is not None:
+            pipeline.close()

@@ -1,0 +1,91 @@
+"""Messages between the HTTP front and the engine's process, as msgpack."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ...conf.sampling import SamplingParams
+from ..core.messages import TokenLogprobs
+
+
+class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
+    """A request. Numbers rise from one to the next. `arrival` is on the clock that all processes of a node share."""
+
+    number: int
+    prompt: list[int]
+    params: SamplingParams
+    arrival: float
+    user: str = ""
+
+
+class Abort(msgspec.Struct, frozen=True, array_like=True, tag="abort"):
+    """Ends requests now: nobody waits for them any more, or their text has come to a stop string."""
+
+    numbers: list[int]
+
+
+class Shutdown(msgspec.Struct, frozen=True, array_like=True, tag="shutdown"):
+    """Ends the engine and its ranks at once."""
+
+
+class Progress(msgspec.Struct, frozen=True, array_like=True, tag="progress"):
+    """What the start is doing."""
+
+    text: str
+
+
+class Started(msgspec.Struct, frozen=True, array_like=True, tag="started"):
+    """The pipeline can take requests. `where`: node, process and device of each rank."""
+
+    where: list[str]
+    num_stages: int
+    num_blocks: int
+
+
+class Tokens(msgspec.Struct, frozen=True, array_like=True, tag="tokens"):
+    """What a step of the coordinator came to, by column: the token of a request, -1 for an end without one.
+
+    `reasons` and `logprobs` are by place in `numbers`. `time` is when the last stage's result came, in seconds.
+    """
+
+    numbers: list[int]
+    tokens: list[int]
+    reasons: dict[int, str]
+    logprobs: dict[int, TokenLogprobs]
+    time: float
+
+
+class Snapshot(msgspec.Struct, frozen=True, array_like=True, tag="snapshot"):
+    """The state of the engine, sent several times a second while it changes.
+
+    `busy` and `idle` are seconds by stage since the first request came, `idle` by stage and then in the order of
+    `CAUSES`. They end at `ends`, when each stage had computed its last micro-batch that is counted. `is_idle`: no
+    request is there, and nothing in flight.
+    """
+
+    time: float
+    running: int
+    waiting: int
+    kv_blocks_used: int
+    micro_batches: int
+    tokens: int
+    preemptions: int
+    busy: list[float]
+    idle: list[list[float]]
+    ends: list[float]
+    is_idle: bool
+
+
+class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
+    """The engine cannot go on. `is_config`: the user can mend it."""
+
+    error: str
+    is_config: bool = False
+
+
+ToEngine = Submit | Abort | Shutdown
+FromEngine = Progress | Started | Tokens | Snapshot | Failed
+
+encoder = msgspec.msgpack.Encoder()
+to_engine = msgspec.msgpack.Decoder(ToEngine)
+from_engine = msgspec.msgpack.Decoder(FromEngine)

@@ -104,7 +104,7 @@ async def _serve(config: ServeConfig, prepared: Prepared, listener: socket.socke
     def say_since_start(text: str) -> None:
         _say(f"{time.monotonic() - began:5.1f} s  {text}")
 
-    client = EngineClient(config, plan, intake.tokenizer, metrics, say_since_start)
+    client = EngineClient(config, intake.tokenizer, metrics, say_since_start)
     app = make_app(
         Service(config.serve, prepared.keys, name, plan.max_model_len, intake, prepared.template, client, metrics)
     )

@@ -20,7 +20,7 @@ from ...conf.errors import ConfigError
 from ...conf.sampling import SamplingParams
 from ...conf.serving import ServingConfig
 from ...runtime.engine.intake import Intake
-from .answers import ChatAnswer, CompletionAnswer
+from .answers import Answer, ChatAnswer, CompletionAnswer
 from .body_limit import BodyLimit
 from .chat_template import ChatTemplate, ChatTemplateError
 from .engine_client import Call, EngineClient
@@ -32,11 +32,13 @@ from .requests import (
     CompletionBody,
     DetokenizeBody,
     Message,
+    ResponseBody,
     SamplingBody,
     TokenizeBody,
     each_output,
     read,
 )
+from .responses import ResponseAnswer
 from .streaming import EventStream, whole
 
 _LONG_TEXT = 10_000  # characters; longer ones are encoded in a thread, so that no other answer waits
@@ -185,6 +187,23 @@ def _add_completions(app: FastAPI, service: Service) -> None:
         return await _run(service, request, body, prompts, params, answer)
 
 
+    @app.post("/v1/responses", openapi_extra=_takes(ResponseBody))
+    async def responses(request: Request) -> Response:
+        """Answer a conversation with a message of text."""
+        _authorize(service, request)
+        body = await read(request, ResponseBody)
+        for name in ("previous_response_id", "tools"):
+            if getattr(body, name):
+                raise ApiError(400, f"{name}: this server does not offer it", param=name)
+        if body.n != 1:
+            raise ApiError(400, "n: must be 1", param="n")
+        text = _render(service, body.messages, True, None)
+        prompts = await _encode(service, [text], add_special=False)
+        params = body.sampling(_room(service, prompts, body.max_output_tokens, "input"), None)
+        answer = ResponseAnswer(service.model, prompts, 1, None, tokenizer)
+        return await _run(service, request, body, prompts, params, answer)
+
+
 def _add_tokens(app: FastAPI, service: Service) -> None:
     tokenizer = service.intake.tokenizer
 
@@ -217,7 +236,7 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
 
 async def _run(
     service: Service, request: Request, body: SamplingBody, prompts: Sequence[Sequence[int]], params: SamplingParams,
-    answer: CompletionAnswer | ChatAnswer,
+    answer: Answer,
 ) -> Response:  # fmt: skip
     """Send a checked request to the engine, and answer with what comes of it."""
     _check_model(service, body.model)

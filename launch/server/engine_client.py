@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from ...conf.build import to_mapping
 from ...conf.sampling import SamplingParams
 from ...conf.schema import ServeConfig
 from ...models.tokenizer import Tokenizer
 from ...parallel.frames import DATA, FrameBuffer, pack
 from ...runtime.engine.output_text import OutputText
 from ...runtime.engine.outputs import CompletionOutput, Logprob
-from ...runtime.engine.plan import Plan
 from ...runtime.serving.engine import run_engine
 from ...runtime.serving.messages import (
     Abort,
@@ -104,12 +104,13 @@ class Call:
 class _Generation:
     """A request of the engine: one output of a call."""
 
-    __slots__ = ("call", "index", "last", "text")
+    __slots__ = ("call", "first", "index", "last", "text")
 
     def __init__(self, call: Call, index: int, text: OutputText) -> None:
         self.call = call
         self.index = index
         self.text = text
+        self.first: float | None = None  # when its first token came
         self.last: float | None = None  # when its newest token came
 
 
@@ -122,10 +123,9 @@ class EngineClient:
     """
 
     def __init__(
-        self, config: ServeConfig, plan: Plan, tokenizer: Tokenizer, metrics: Metrics, on_state: Callable[[str], None]
+        self, config: ServeConfig, tokenizer: Tokenizer, metrics: Metrics, on_state: Callable[[str], None]
     ) -> None:
         self._config = config
-        self._plan = plan
         self._tokenizer = tokenizer
         self._metrics = metrics
         self._on_state = on_state
@@ -154,7 +154,7 @@ class EngineClient:
         """Start the engine's process; `state` says how far it is."""
         ours, theirs = socket.socketpair()
         context = multiprocessing.get_context("spawn")
-        self._process = context.Process(target=run_engine, args=(self._config, self._plan, theirs), name="engine")
+        self._process = context.Process(target=run_engine, args=(to_mapping(self._config), theirs), name="engine")
         self._process.start()
         theirs.close()
         self._transport, _ = await asyncio.get_running_loop().create_connection(lambda: _Frames(self), sock=ours)
@@ -261,7 +261,8 @@ class EngineClient:
             if token >= 0:
                 if generation.last is None:
                     self._num_waiting -= 1
-                    metrics.first_token(message.time - generation.call.arrival)
+                    generation.first = message.time
+                    metrics.first_token(generation.call.arrival, message.dispatched.get(place), message.time)
                 else:
                     metrics.next_token(message.time - generation.last)
                 generation.last = message.time
@@ -291,7 +292,8 @@ class EngineClient:
         generation = self._generations.pop(number)
         if generation.last is None:
             self._num_waiting -= 1
-        self._metrics.ended(reason, time.monotonic() - generation.call.arrival)
+        decoding = None if generation.first is None else (generation.last or 0.0) - generation.first
+        self._metrics.ended(reason, time.monotonic() - generation.call.arrival, decoding)
 
     def _send(self, message: ToEngine) -> None:
         if self._transport is not None and not self._transport.is_closing():

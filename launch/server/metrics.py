@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from ...runtime.ledger.causes import CAUSES, Cause
-from ...runtime.serving.messages import Snapshot
+from ...runtime.serving.messages import TOKEN_BOUNDS, Snapshot
 
 _TTFT_S = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560,
@@ -47,23 +48,35 @@ class Metrics(Collector):
         self._ttft = histogram("time_to_first_token_seconds", "Seconds from arrival to the first token.", _TTFT_S)
         self._itl = histogram("inter_token_latency_seconds", "Seconds between a request's tokens.", _ITL_S)
         self._e2e = histogram("e2e_request_latency_seconds", "Seconds from arrival to a request's end.", _E2E_S)
+        self._queue = histogram("request_queue_time_seconds", "Seconds from arrival to the first chunk.", _E2E_S)
+        self._prefill = histogram(
+            "request_prefill_time_seconds", "Seconds from the first chunk to the first token.", _E2E_S
+        )
+        self._decode = histogram("request_decode_time_seconds", "Seconds from the first token to the last.", _E2E_S)
         self.registry.register(self)
 
     def accepted(self, prompt_tokens: int, requests: int) -> None:
         """Count a prompt that was sent to the engine for as many outputs."""
         self._prompt_tokens.inc(prompt_tokens * requests)
 
-    def first_token(self, seconds: float) -> None:
+    def first_token(self, arrival: float, dispatched: float | None, at: float) -> None:
+        """Count a request's first token: when the request came, when its first chunk was dispatched, when it came."""
         self._generation_tokens.inc()
-        self._ttft.observe(seconds)
+        self._ttft.observe(at - arrival)
+        if dispatched is not None:
+            self._queue.observe(dispatched - arrival)
+            self._prefill.observe(at - dispatched)
 
     def next_token(self, seconds: float) -> None:
         self._generation_tokens.inc()
         self._itl.observe(seconds)
 
-    def ended(self, reason: str, seconds: float) -> None:
+    def ended(self, reason: str, seconds: float, decoding: float | None) -> None:
+        """Count an end: seconds since the arrival, and between the first and the last token where there was one."""
         self._success.labels(self._model_name, reason).inc()
         self._e2e.observe(seconds)
+        if decoding is not None:
+            self._decode.observe(decoding)
 
     def collect(self) -> Iterator[Metric]:
         """What the newest snapshot says of the engine; prometheus_client calls this."""
@@ -86,8 +99,21 @@ class Metrics(Collector):
         yield gauge("kv_cache_usage_perc", "Share of the KV blocks in use; 1 is all.",
                     found.kv_blocks_used / self._num_blocks)
         yield counter("num_preemptions", "Preemptions of requests that have ended.", found.preemptions)
-        yield counter("micro_batches", "Micro-batches that have left the last stage.", found.micro_batches)
-        yield counter("micro_batch_tokens", "Tokens of these micro-batches, of prompts and of outputs.", found.tokens)
+        reasons = GaugeMetricFamily(
+            "gapless:num_requests_waiting_by_reason", "Requests that are not admitted yet, by what they wait for.",
+            labels=["model_name", "reason"],
+        )  # fmt: skip
+        for reason, holds in (("kv_full", found.is_short_of_kv), ("slots", not found.is_short_of_kv)):
+            reasons.add_metric([self._model_name, reason], found.waiting if holds else 0)
+        yield reasons
+        micro_batches = HistogramMetricFamily(
+            "gapless:iteration_tokens_total", "Tokens of a micro-batch, of prompts and of outputs.",
+            labels=["model_name"],
+        )  # fmt: skip
+        bounds = [*(str(float(bound)) for bound in TOKEN_BOUNDS), "+Inf"]
+        buckets = list(zip(bounds, accumulate(found.by_tokens), strict=True))
+        micro_batches.add_metric([self._model_name], buckets, found.tokens)
+        yield micro_batches
         busy = CounterMetricFamily("gapless:stage_busy_seconds", "Seconds that a stage computed.", labels=["stage"])
         idle = CounterMetricFamily(
             "gapless:stage_idle_seconds", "Seconds that a stage was idle, by the ledger's cause.",

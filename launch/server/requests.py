@@ -113,6 +113,11 @@ class TextPart(_Body):
     text: str
 
 
+class InputPart(_Body):
+    type: Literal["input_text", "output_text"]
+    text: str
+
+
 class Message(_Body):
     """A message of a chat. Other fields reach the chat template as they are."""
 
@@ -138,6 +143,30 @@ class ChatBody(SamplingBody):
     top_logprobs: int | None = Field(None, ge=0, le=64)
     add_generation_prompt: bool = True
     chat_template_kwargs: dict[str, Any] | None = None
+
+
+class InputMessage(Message):
+    """A message of a response's input. Its parts have types of their own."""
+
+    type: Literal["message"] = "message"
+    content: str | list[InputPart]  # type: ignore[assignment]
+
+
+class ResponseBody(SamplingBody):
+    """`POST /v1/responses`, without state: each request brings the whole conversation."""
+
+    input: str | Annotated[list[InputMessage], Field(min_length=1)]
+    instructions: str | None = None
+    max_output_tokens: int | None = Field(None, ge=1)
+    previous_response_id: str | None = None
+    tools: list[Any] | None = None
+
+    @property
+    def messages(self) -> list[Message]:
+        """The conversation as a chat, with the instructions first."""
+        found = [InputMessage(role="user", content=self.input)] if isinstance(self.input, str) else self.input
+        first = [Message(role="system", content=self.instructions)] if self.instructions else []
+        return [*first, *found]
 
 
 class TokenizeBody(_Body):

@@ -9,19 +9,24 @@ import selectors
 import signal
 import socket
 from contextlib import suppress
+from typing import Any
 
+import numpy as np
+
+from ...conf.build import build
 from ...conf.errors import ConfigError
-from ...conf.schema import EngineConfig
+from ...conf.schema import EngineConfig, ServeConfig
 from ...parallel.frames import DATA, ConnectionLost, FrameSocket
 from ..core.messages import TokenLogprobs
 from ..core.request import Request
 from ..engine.coordinator import Coordinator, TokenEvent
-from ..engine.plan import Plan
+from ..engine.plan import Plan, make_plan
 from ..engine.start import start_pipeline
 from ..ledger.running_ledger import RunningLedger
 from ..pipeline.protocol import Pipeline, PipelineError
 from ..scheduler.policies import make_scheduler
 from .messages import (
+    TOKEN_BOUNDS,
     Abort,
     Failed,
     FromEngine,
@@ -57,7 +62,8 @@ class ServingEngine:
         self._ledger = RunningLedger(plan.limits.depth.most)
         self._unfinished: dict[int, Request] = {}
         self._is_closing = False
-        self._micro_batches = self._tokens = self._preemptions = 0
+        self._tokens = self._preemptions = 0
+        self._by_tokens = np.zeros(len(TOKEN_BOUNDS) + 1, np.int64)
         self._snapshot_at = 0.0
 
     def run(self) -> None:
@@ -120,10 +126,13 @@ class ServingEngine:
         tokens: list[int] = []
         reasons: dict[int, str] = {}
         logprobs: dict[int, TokenLogprobs] = {}
+        dispatched: dict[int, float] = {}
         for place, event in enumerate(events):
             request = event.request
             numbers.append(request.id)
             tokens.append(-1 if event.token is None else event.token)
+            if request.num_output == 1 and request.record.first_dispatched is not None:
+                dispatched[place] = request.record.first_dispatched
             if event.is_last:
                 assert request.finish_reason is not None, request
                 reasons[place] = request.finish_reason
@@ -131,7 +140,7 @@ class ServingEngine:
                 del self._unfinished[request.id]
             if event.logprobs is not None:
                 logprobs[place] = event.logprobs
-        self._send(Tokens(numbers, tokens, reasons, logprobs, events[0].time))
+        self._send(Tokens(numbers, tokens, reasons, logprobs, dispatched, events[0].time))
 
     def _snapshot(self, always: bool = False) -> None:
         """Send the state, once in a while or `always`, and forget what the ledger has counted."""
@@ -142,14 +151,16 @@ class ServingEngine:
         record, scheduler = self._coordinator.record, self._coordinator.scheduler
         record.requests = [request for request in record.requests if request.finished is None]
         if (part := self._ledger.count(record)) is not None:
-            columns, first = part[0].micro_batches, part[1]
-            self._micro_batches += len(columns.tokens) - first
-            self._tokens += int(columns.tokens[first:].sum())
+            ledger, first = part
+            tokens = ledger.micro_batches.tokens[first:]
+            self._tokens += int(tokens.sum())
+            self._by_tokens += np.bincount(np.searchsorted(TOKEN_BOUNDS, tokens), minlength=len(self._by_tokens))
         self._ledger.drop(record)
         self._send(
             Snapshot(
                 time=now, running=len(scheduler.running), waiting=scheduler.num_waiting,
-                kv_blocks_used=scheduler.pool.num_used, micro_batches=self._micro_batches, tokens=self._tokens,
+                kv_blocks_used=scheduler.pool.num_used, tokens=self._tokens, by_tokens=self._by_tokens.tolist(),
+                is_short_of_kv=scheduler.short_of_kv,
                 preemptions=self._preemptions, busy=self._ledger.busy.tolist(), idle=self._ledger.idle.tolist(),
                 ends=self._ledger.ends.tolist(), is_idle=not self._coordinator.has_work,
             )
@@ -162,8 +173,13 @@ class ServingEngine:
             self._is_closing = True
 
 
-def run_engine(config: EngineConfig, plan: Plan, sock: socket.socket) -> None:
-    """Start the pipeline of `config` and serve it over `sock`: the whole of the engine's process."""
+def run_engine(mapping: dict[str, Any], sock: socket.socket) -> None:
+    """Start a pipeline and serve it over `sock`: the whole of the engine's process.
+
+    Args:
+        mapping: the plain form of a `ServeConfig` that has been checked. A plan does not travel, since compiled classes
+            cannot be pickled.
+    """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the front decides, and tells us by its connection
     connection = FrameSocket(sock)
@@ -174,6 +190,8 @@ def run_engine(config: EngineConfig, plan: Plan, sock: socket.socket) -> None:
 
     pipeline = None
     try:
+        config = build(ServeConfig, mapping)
+        plan = make_plan(config)
         pipeline = start_pipeline(config, plan, None, lambda text: send(Progress(text)))
         pipeline.wake_on(sock.fileno())
         send(Started(pipeline.where, pipeline.num_stages, pipeline.num_blocks))

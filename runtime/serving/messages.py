@@ -7,6 +7,8 @@ import msgspec
 from ...conf.sampling import SamplingParams
 from ..core.messages import TokenLogprobs
 
+TOKEN_BOUNDS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+
 
 class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
     """A request. Numbers rise from one to the next. `arrival` is on the clock that all processes of a node share."""
@@ -45,13 +47,15 @@ class Started(msgspec.Struct, frozen=True, array_like=True, tag="started"):
 class Tokens(msgspec.Struct, frozen=True, array_like=True, tag="tokens"):
     """What a step of the coordinator came to, by column: the token of a request, -1 for an end without one.
 
-    `reasons` and `logprobs` are by place in `numbers`. `time` is when the last stage's result came, in seconds.
+    `reasons` and `logprobs` are by place in `numbers`, and so is `dispatched`, with a request's first token: when its
+    first chunk went to the ranks. `time` is when the last stage's result came. Times are in seconds.
     """
 
     numbers: list[int]
     tokens: list[int]
     reasons: dict[int, str]
     logprobs: dict[int, TokenLogprobs]
+    dispatched: dict[int, float]
     time: float
 
 
@@ -60,15 +64,17 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True, tag="snapshot"):
 
     `busy` and `idle` are seconds by stage since the first request came, `idle` by stage and then in the order of
     `CAUSES`. They end at `ends`, when each stage had computed its last micro-batch that is counted. `is_idle`: no
-    request is there, and nothing in flight.
+    request is there, and nothing in flight. `by_tokens` counts micro-batches by their tokens: up to each of
+    `TOKEN_BOUNDS`, and above the last. `is_short_of_kv`: waiting requests wait for blocks, else for a slot.
     """
 
     time: float
     running: int
     waiting: int
     kv_blocks_used: int
-    micro_batches: int
     tokens: int
+    by_tokens: list[int]
+    is_short_of_kv: bool
     preemptions: int
     busy: list[float]
     idle: list[list[float]]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -15,15 +17,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import openai
 import pytest
 
+import gapless.models
 from gapless.conf.sampling import SamplingParams
+from gapless.launch.server.requests import ChatBody, CompletionBody, ResponseBody
 from gapless.runtime import LLM
 from tests.support.processes import descendants_of, is_alive
 
 PROMPT = "import os\n"
+SHIPPED = Path(gapless.models.__path__[0]) / "shipped"
 
 
 class Server:
@@ -53,7 +58,7 @@ class Server:
 
     def until_ready(self) -> None:
         deadline = time.monotonic() + 90
-        while httpx.get(f"{self.url}/health").status_code != 200:
+        while httpx2.get(f"{self.url}/health").status_code != 200:
             assert self.process.poll() is None, self.log
             assert time.monotonic() < deadline, self.log
             time.sleep(0.05)
@@ -151,12 +156,12 @@ def test_stop_strings_and_logprobs(client: openai.OpenAI, offline: LLM) -> None:
 def test_models_tokens_and_versions(server: Server, client: openai.OpenAI, offline: LLM) -> None:
     (model,) = client.models.list().data
     assert model.id == client.models.retrieve(model.id).id == "shipped"
-    found = httpx.post(f"{server.url}/tokenize", json={"prompt": PROMPT}).json()
+    found = httpx2.post(f"{server.url}/tokenize", json={"prompt": PROMPT}).json()
     assert found["tokens"] == offline.tokenizer.encode(PROMPT)
     assert found["max_model_len"] == offline.max_model_len
-    text = httpx.post(f"{server.url}/detokenize", json={"tokens": found["tokens"]}).json()["prompt"]
+    text = httpx2.post(f"{server.url}/detokenize", json={"tokens": found["tokens"]}).json()["prompt"]
     assert text == offline.tokenizer.decode(found["tokens"], skip_special=False)
-    assert "version" in httpx.get(f"{server.url}/version").json()
+    assert "version" in httpx2.get(f"{server.url}/version").json()
 
 
 WRONG: list[tuple[str, Any, int, str]] = [
@@ -194,7 +199,7 @@ WRONG: list[tuple[str, Any, int, str]] = [
 @pytest.mark.parametrize(("path", "body", "status", "word"), WRONG)
 def test_what_is_wrong_is_said(server: Server, path: str, body: Any, status: int, word: str) -> None:
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    answer = httpx.post(server.url + path, content=content)
+    answer = httpx2.post(server.url + path, content=content)
     assert answer.status_code == status, answer.text
     error = answer.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}
@@ -202,28 +207,31 @@ def test_what_is_wrong_is_said(server: Server, path: str, body: Any, status: int
 
 
 def running(server: Server) -> float:
-    text = httpx.get(f"{server.url}/metrics").text
+    text = httpx2.get(f"{server.url}/metrics").text
     return float(re.findall(r"^gapless:num_requests_running\{.*\} (\S+)$", text, re.MULTILINE)[0])
 
 
 def test_a_client_that_goes_frees_its_blocks(server: Server) -> None:
     body = {"prompt": PROMPT, "max_tokens": 900, "ignore_eos": True, "stream": True}
-    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=30) as answer:
+    with httpx2.stream("POST", f"{server.url}/v1/completions", json=body, timeout=30) as answer:
         next(answer.iter_lines())
     deadline = time.monotonic() + 5
-    while running(server) or httpx.get(f"{server.url}/load").json()["server_load"]:
+    while running(server) or httpx2.get(f"{server.url}/load").json()["server_load"]:
         assert time.monotonic() < deadline
         time.sleep(0.05)
 
 
 def test_metrics_count_requests_and_stage_seconds(server: Server, client: openai.OpenAI) -> None:
     client.completions.create(model="shipped", prompt=PROMPT, max_tokens=8, temperature=0)
-    text = httpx.get(f"{server.url}/metrics").text
+    text = httpx2.get(f"{server.url}/metrics").text
     rows = re.findall(r"^(gapless:\S+?)(?:\{.*\})? (\S+)$", text, re.MULTILINE)
     value = {name: float(number) for name, number in rows}
     assert value["gapless:generation_tokens_total"] >= 8
     assert value["gapless:time_to_first_token_seconds_count"] >= 1
-    assert value["gapless:e2e_request_latency_seconds_count"] >= 1
+    for name in ("e2e_request_latency", "request_queue_time", "request_prefill_time", "request_decode_time"):
+        assert value[f"gapless:{name}_seconds_count"] >= 1
+    assert value["gapless:iteration_tokens_total_count"] >= 8
+    assert value["gapless:iteration_tokens_total_sum"] >= 10
     assert value["gapless:stage_busy_seconds_total"] > 0
     assert 'gapless:stage_idle_seconds_total{cause="control",stage="0"}' in text
 
@@ -232,7 +240,7 @@ def test_many_clients_at_once(server: Server) -> None:
     """Streams of 48 clients are each whole."""
     import asyncio
 
-    async def one(http: httpx.AsyncClient, seed: int) -> int:
+    async def one(http: httpx2.AsyncClient, seed: int) -> int:
         body = {"prompt": PROMPT, "max_tokens": 10, "ignore_eos": True, "stream": True, "seed": seed}
         async with http.stream("POST", f"{server.url}/v1/completions", json=body) as answer:
             lines = [line async for line in answer.aiter_lines() if line]
@@ -240,22 +248,113 @@ def test_many_clients_at_once(server: Server) -> None:
         return len(lines) - 1
 
     async def all_of_them() -> list[int]:
-        limits = httpx.Limits(max_connections=None)
-        async with httpx.AsyncClient(timeout=60, limits=limits) as http:
+        limits = httpx2.Limits(max_connections=None)
+        async with httpx2.AsyncClient(timeout=60, limits=limits) as http:
             return await asyncio.gather(*(one(http, seed) for seed in range(48)))
 
     assert asyncio.run(all_of_them()) == [10] * 48
 
 
-def test_keys_a_full_queue_and_a_drain(tmp_path: Path) -> None:
+def malformed(seed: int) -> Iterator[bytes]:
+    """Bodies with absurd values, cut, with bytes replaced, or nested too deep."""
+    rng = random.Random(seed)
+    values = [
+        None, True, 0, -1, 2**31, 2**64, 10**40, 1.5, 1e308, "", "x", "\0", "\ud800", [], [[]], [1], ["a", 1], {},
+        {"a": 1}, [None], [[1, 2], [3]], [-5], "a" * 5000,
+    ]  # fmt: skip
+    names = [*ChatBody.model_fields, *CompletionBody.model_fields, *ResponseBody.model_fields]
+    while True:
+        body: dict[str, Any] = {"prompt": "x", "max_tokens": 2, "messages": [{"role": "user", "content": "x"}]}
+        body |= {name: rng.choice(values) for name in rng.sample(names, rng.randint(0, 5))}
+        content = json.dumps(body).encode()
+        kind = rng.random()
+        if kind < 0.2:
+            content = content[: rng.randint(0, len(content))]
+        elif kind < 0.3:
+            content = content.replace(b'"', rng.choice([b"'", b"\xff", b"\0", b"{"]), rng.randint(1, 3))
+        elif kind < 0.4:
+            content = content.replace(b"2", b"NaN")
+        elif kind < 0.45:
+            content = b"[" * rng.randint(1, 100_000)
+        yield content
+
+
+def test_no_body_breaks_it(server: Server, client: openai.OpenAI) -> None:
+    """Each of 400 malformed bodies is answered, none as an error of ours, and the next good request too."""
+    paths = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/tokenize", "/detokenize")
+    with httpx2.Client(timeout=30) as http:
+        for number, content in zip(range(400), malformed(0), strict=False):
+            answer = http.post(server.url + paths[number % len(paths)], content=content)
+            assert 200 <= answer.status_code < 500, (content[:500], answer.text)
+    assert client.completions.create(model="shipped", prompt=PROMPT, max_tokens=3).choices[0].text
+
+
+def test_the_seconds_of_a_stage_are_wall_time(server: Server, client: openai.OpenAI) -> None:
+    def counted() -> float:
+        text = httpx2.get(f"{server.url}/metrics").text
+        return sum(map(float, re.findall(r"^gapless:stage_(?:busy|idle)_seconds_total\S+ (\S+)$", text, re.MULTILINE)))
+
+    client.completions.create(model="shipped", prompt=PROMPT, max_tokens=3)
+    time.sleep(0.5)
+    before, began = counted(), time.monotonic()
+    for _ in range(5):
+        client.completions.create(model="shipped", prompt=PROMPT, max_tokens=30)
+        time.sleep(0.2)
+    time.sleep(0.5)
+    assert counted() - before == pytest.approx(time.monotonic() - began, abs=0.1)
+
+
+CHAT = "{% for m in messages %}<{{ m.role }}> {{ m.content }}\n{% endfor %}{{ '<a>' if add_generation_prompt }}"
+
+
+def check_chats(client: openai.OpenAI, url: str) -> None:
+    """Chats and responses, whole and as events."""
+    chat: Any = [{"role": "user", "content": [{"type": "text", "text": "import"}]}]
+    prompt = "<user> import\n<a>"
+    headers = {"authorization": "Bearer right"}
+    tokens = httpx2.post(f"{url}/tokenize", json={"messages": chat}, headers=headers).json()["tokens"]
+    plain = client.completions.create(model="mine", prompt=tokens, max_tokens=9, temperature=0)
+    whole = client.chat.completions.create(
+        model="mine", messages=chat, max_tokens=9, temperature=0, logprobs=True, top_logprobs=2
+    )
+    assert whole.choices[0].message.content == plain.choices[0].text
+    assert whole.usage is not None
+    assert whole.usage.prompt_tokens == len(tokens)
+    assert whole.choices[0].logprobs is not None
+    content = whole.choices[0].logprobs.content or []
+    assert [len(each.top_logprobs) for each in content] == [2] * 9
+    assert content[0].logprob == content[0].top_logprobs[0].logprob
+    chunks = list(client.chat.completions.create(
+        model="mine", messages=chat, max_completion_tokens=9, temperature=0, stream=True
+    ))  # fmt: skip
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == plain.choices[0].text
+    assert len(chunks) == 10
+    answer = client.responses.create(model="mine", input="import", max_output_tokens=9, temperature=0)
+    assert answer.output_text == plain.choices[0].text
+    assert answer.status == "incomplete"
+    events = list(client.responses.create(
+        model="mine", instructions="", input="import", max_output_tokens=9, temperature=0, stream=True
+    ))  # fmt: skip
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert "".join(e.delta for e in events if e.type == "response.output_text.delta") == answer.output_text
+    assert (events[0].type, events[-1].type) == ("response.created", "response.incomplete")
+    assert prompt == httpx2.post(f"{url}/detokenize", json={"tokens": tokens}, headers=headers).json()["prompt"]
+
+
+def test_keys_chats_a_full_queue_and_a_drain(tmp_path: Path) -> None:
     """A second server: who has no key stays out, one request too many is turned away, SIGTERM lets the last finish."""
     (tmp_path / "keys").write_text("other\nright\n")
-    with serving(tmp_path, "serve.api_keys=[@keys]", "serve.max_waiting=3", "serve.model_name=mine") as server:
-        assert httpx.get(f"{server.url}/v1/models").status_code == 401
-        wrong = httpx.get(f"{server.url}/v1/models", headers={"authorization": "Bearer wrong"})
+    shutil.copytree(SHIPPED, tmp_path / "model")
+    (tmp_path / "model/chat_template.jinja").write_text(CHAT)
+    overrides = ("model=./model", "serve.api_keys=[@keys]", "serve.max_waiting=3", "serve.model_name=mine")
+    with serving(tmp_path, *overrides) as server:
+        assert httpx2.get(f"{server.url}/v1/models").status_code == 401
+        wrong = httpx2.get(f"{server.url}/v1/models", headers={"authorization": "Bearer wrong"})
         assert wrong.json()["error"]["code"] == "invalid_api_key"
         client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="right", max_retries=0)
         assert client.models.list().data[0].id == "mine"
+        check_chats(client, server.url)
         with pytest.raises(openai.RateLimitError) as turned_away:
             client.completions.create(model="mine", prompt=PROMPT, n=4)
         assert turned_away.value.response.headers["retry-after"] == "1"
@@ -277,7 +376,7 @@ def test_a_dead_engine_never_answers_200(tmp_path: Path) -> None:
     """Open requests get an error, health says so, and the server ends with exit code 1."""
     with serving(tmp_path) as server:
         body = {"prompt": PROMPT, "max_tokens": 900, "ignore_eos": True, "stream": True}
-        with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=30) as answer:
+        with httpx2.stream("POST", f"{server.url}/v1/completions", json=body, timeout=30) as answer:
             lines = answer.iter_lines()
             next(lines)
             (engine,) = [pid for pid in descendants_of(server.process.pid) if b"spawn_main" in command_of(pid)]
@@ -292,10 +391,10 @@ def test_two_stages_and_a_killed_front(tmp_path: Path) -> None:
     """Tokens over two stages are those of one; when the front is killed, the engine and its ranks end by themselves."""
     with serving(tmp_path, "parallel=pp2", "parallel.threads=1", "scheduler=equal_time") as server:
         body = {"prompt": PROMPT, "max_tokens": 12, "temperature": 0}
-        over_two = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).json()["choices"][0]["text"]
+        over_two = httpx2.post(f"{server.url}/v1/completions", json=body, timeout=60).json()["choices"][0]["text"]
         children = descendants_of(server.process.pid)
         assert len(children) > 3
-        text = httpx.get(f"{server.url}/metrics").text
+        text = httpx2.get(f"{server.url}/metrics").text
         assert 'gapless:stage_busy_seconds_total{stage="1"}' in text
         server.process.kill()
         server.process.wait()

@@ -1,0 +1,90 @@
+"""What the server answers to `/v1/responses`: a message of one text, whole or as events. OpenAI's bodies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from ...runtime.engine.outputs import CompletionOutput
+from .answers import Answer
+from .engine_client import Delta
+
+
+class ResponseAnswer(Answer):
+    """The answer of `/v1/responses`."""
+
+    kind = "response"
+    prefix = "resp_"
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._message_id = "msg_" + self.id.removeprefix(self.prefix)
+        self._place = {"item_id": self._message_id, "output_index": 0, "content_index": 0}
+        self._sequence = 0
+        self._text: list[str] = []
+        self._reason: str | None = None
+
+    def first_chunks(self) -> Iterator[bytes]:
+        begun = self._body("in_progress", [])
+        yield self._named("response.created", response=begun)
+        yield self._named("response.in_progress", response=begun)
+        yield self._named("response.output_item.added", output_index=0, item=self._message("in_progress", None))
+        yield self._named("response.content_part.added", **self._place, part=_part(""))
+
+    def chunk(self, delta: Delta) -> bytes:
+        self._completion_tokens += delta.token is not None
+        self._text.append(delta.text)
+        self._reason = delta.finish_reason
+        return self._named("response.output_text.delta", **self._place, delta=delta.text, logprobs=[])
+
+    def last_chunks(self) -> Iterator[bytes]:
+        text = "".join(self._text)
+        message = self._message("completed", text)
+        body = self._body(_status(self._reason), [message])
+        yield self._named("response.output_text.done", **self._place, text=text, logprobs=[])
+        yield self._named("response.content_part.done", **self._place, part=_part(text))
+        yield self._named("response.output_item.done", output_index=0, item=message)
+        yield self._named(f"response.{body['status']}", response=body)
+
+    def whole(self, outputs: Sequence[CompletionOutput]) -> bytes:
+        (output,) = outputs
+        self._completion_tokens = len(output.token_ids)
+        return msgspec.json.encode(
+            self._body(_status(output.finish_reason), [self._message("completed", output.text)])
+        )
+
+    def _named(self, name: str, **fields: Any) -> bytes:
+        body = msgspec.json.encode({"type": name, "sequence_number": self._sequence, **fields})
+        self._sequence += 1
+        return b"event: " + name.encode() + b"\ndata: " + body + b"\n\n"
+
+    def _message(self, status: str, text: str | None) -> dict[str, Any]:
+        content = [] if text is None else [_part(text)]
+        return {"type": "message", "id": self._message_id, "status": status, "role": "assistant", "content": content}
+
+    def _body(self, status: str, output: list[dict[str, Any]]) -> dict[str, Any]:
+        usage = None
+        if status != "in_progress":
+            usage = {
+                "input_tokens": self._prompt_tokens,
+                "input_tokens_details": {"cached_tokens": 0},
+                "output_tokens": self._completion_tokens,
+                "output_tokens_details": {"reasoning_tokens": 0},
+                "total_tokens": self._prompt_tokens + self._completion_tokens,
+            }
+        return {
+            "id": self.id, "object": "response", "created_at": self.created, "model": self._model, "status": status,
+            "error": None, "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "instructions": None, "metadata": {}, "output": output, "parallel_tool_calls": False, "tool_choice": "none",
+            "tools": [], "temperature": None, "top_p": None, "usage": usage,
+        }  # fmt: skip
+
+
+def _part(text: str) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+def _status(reason: str | None) -> str:
+    return "incomplete" if reason == "length" else "completed"

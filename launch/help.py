@@ -21,11 +21,12 @@ if TYPE_CHECKING:
 
 NARROWEST, WIDEST = 50, 118
 FIRST_KEYS = (  # of each command those that it has, before all others
-    "prompt", "prompts", "outputs", "sampling.max_tokens", "sampling.temperature", "nodes", "slo.ttft_ms", "slo.tbt_ms",
+    "prompt", "prompts", "outputs", "serve.port", "serve.host", "serve.api_keys", "serve.model_name",
+    "sampling.max_tokens", "sampling.temperature", "nodes", "slo.ttft_ms", "slo.tbt_ms",
     "workload.num_prompts", "workload.request_rate", "parallel.tp", "parallel.pp", "scheduler.chunk", "scheduler.batch",
     "simulation.replicas", "runs", "figures", "out",
 )  # fmt: skip
-_SECTIONS = ("", "search", "sampling", "workload", "slo", "simulation", "parallel", "scheduler", "cache", "model",
+_SECTIONS = ("", "serve", "search", "sampling", "workload", "slo", "simulation", "parallel", "scheduler", "cache", "model",
              "hardware")  # fmt: skip
 _COSTS = "hardware.costs"
 

@@ -24,9 +24,11 @@ if TYPE_CHECKING:
     from ..runtime.pipeline.launcher import Launcher
     from .server.chat_template import ChatTemplate
     from .server.keys import Keys
+    from .server.metrics import Metrics
 
 _SECOND_SIGNAL_S = 1.0  # after the first; torchrun passes on the Ctrl-C that its ranks have had already
 _BACKLOG = 2048
+_STALL_INTERVAL_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +96,12 @@ async def _serve(config: ServeConfig, prepared: Prepared, listener: socket.socke
     from ..runtime.pipeline.protocol import PipelineError
     from .server.app import Service, make_app
     from .server.engine_client import EngineClient
-    from .server.metrics import Metrics
+    from .server.metrics import Metrics as ServerMetrics
 
     began = time.monotonic()
     plan, intake = prepared.plan, prepared.intake
     name = config.serve.model_name or config.model.name
-    metrics = Metrics(name, plan.num_blocks)
+    metrics = ServerMetrics(name, plan.num_blocks)
 
     def say_since_start(text: str) -> None:
         _say(f"{time.monotonic() - began:5.1f} s  {text}")
@@ -116,6 +118,7 @@ async def _serve(config: ServeConfig, prepared: Prepared, listener: socket.socke
     server.capture_signals = nullcontext  # type: ignore[assignment, method-assign]  # ours drain first
     ended = _Signals(asyncio.get_running_loop())
     serving = asyncio.create_task(server.serve([listener]))
+    watching = asyncio.create_task(_watch_stalls(metrics))
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     _say(f"listens at http://{shown}:{port}; health is at /health")
@@ -132,6 +135,7 @@ async def _serve(config: ServeConfig, prepared: Prepared, listener: socket.socke
         if ended.first.is_set() and client.state != "failed":
             await _drain(client, config.serve.drain_s)
     finally:
+        watching.cancel()
         server.should_exit = True
         await client.close()
         await serving
@@ -159,6 +163,14 @@ class _Signals:
         elif time.monotonic() - self._at > _SECOND_SIGNAL_S:
             _say("ends at once")
             os._exit(128 + number)
+
+
+async def _watch_stalls(metrics: Metrics) -> None:
+    """Note by how much the event loop wakes this task too late."""
+    while True:
+        due = time.monotonic() + _STALL_INTERVAL_S
+        await asyncio.sleep(_STALL_INTERVAL_S)
+        metrics.longest_stall = max(metrics.longest_stall, time.monotonic() - due)
 
 
 async def _until_ready(client: Any, ended: _Signals) -> None:

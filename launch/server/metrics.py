@@ -53,6 +53,7 @@ class Metrics(Collector):
             "request_prefill_time_seconds", "Seconds from the first chunk to the first token.", _E2E_S
         )
         self._decode = histogram("request_decode_time_seconds", "Seconds from the first token to the last.", _E2E_S)
+        self.longest_stall = 0.0  # seconds for which the event loop answered nobody
         self.registry.register(self)
 
     def accepted(self, prompt_tokens: int, requests: int) -> None:
@@ -80,6 +81,10 @@ class Metrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """What the newest snapshot says of the engine; prometheus_client calls this."""
+        yield GaugeMetricFamily(
+            "gapless:front_longest_stall_seconds", "Longest time for which the front's event loop answered nobody.",
+            value=self.longest_stall,
+        )  # fmt: skip
         found = self.snapshot
         if found is None:
             return

@@ -1,0 +1,146 @@
+"""Measures what HTTP costs the pipeline: `python -m benchmarks.serve`.
+
+The model of the package, which hardly computes, continues as many prompts as there are clients: offline by `LLM`, and
+over `gapless serve` to clients that each read a stream with an event a token. They take turns on the same cores; the
+clients share them too. Prints output tokens/s, `control` as a share of stage time, and the worst delay of the front's
+event loop. Words after the options are overrides of both, as `parallel=pp2`. About a minute.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from gapless.conf.sampling import SamplingParams
+from gapless.conf.schema import ServeConfig
+from gapless.launch import compose
+from gapless.runtime import LLM
+from gapless.runtime.ledger.causes import Cause
+from gapless.runtime.ledger.ledger import Ledger
+
+from .support.results import add_json_option, write_json
+
+PROMPT = "import os\n"
+CONTROL = Cause.CONTROL.value
+
+
+def offline(llm: LLM, clients: int, tokens: int) -> dict[str, float]:
+    llm.reset()
+    began = time.perf_counter()
+    llm.generate([PROMPT] * clients, SamplingParams(max_tokens=tokens, ignore_eos=True))
+    seconds = time.perf_counter() - began
+    ledger = Ledger(llm.record)
+    control = ledger.seconds_by_cause()[Cause.CONTROL] / ledger.stage_seconds
+    return {"tokens_per_s": clients * tokens / seconds, "control_share": control}
+
+
+@contextmanager
+def server(overrides: list[str]) -> Iterator[tuple[str, int]]:
+    """Start `gapless serve`; yield its address once it takes requests."""
+    with tempfile.TemporaryDirectory() as folder:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "gapless.launch.cli", "serve", "serve.port=0", *overrides],
+            stderr=subprocess.PIPE, text=True, cwd=folder,
+        )  # fmt: skip
+        assert process.stderr is not None
+        try:
+            for line in process.stderr:
+                if found := re.search(r"takes requests at http://(\S+):(\d+)/", line):
+                    yield found[1], int(found[2])
+                    return
+            raise SystemExit("the server did not start")
+        finally:
+            process.terminate()
+            process.wait(60)
+
+
+def counters(address: tuple[str, int]) -> dict[str, float]:
+    """Stage seconds, `control` seconds and the front's worst delay so far."""
+    text = urllib.request.urlopen(f"http://{address[0]}:{address[1]}/metrics").read().decode()
+    stage = re.findall(r"^gapless:stage_(?:busy|idle)_seconds_total\{(.*)\} (\S+)$", text, re.MULTILINE)
+    return {
+        "stage_s": sum(float(seconds) for _, seconds in stage),
+        "control_s": sum(float(seconds) for labels, seconds in stage if f'"{CONTROL}"' in labels),
+        "stall_s": float(re.findall(r"^gapless:front_longest_stall_seconds (\S+)$", text, re.MULTILINE)[0]),
+    }
+
+
+def served(address: tuple[str, int], clients: int, tokens: int) -> dict[str, float]:
+    before = counters(address)
+    began = time.perf_counter()
+    events = asyncio.run(_streams(address, clients, tokens))
+    seconds = time.perf_counter() - began
+    assert events == [tokens] * clients, events
+    time.sleep(0.5)  # the ledger counts several times a second
+    after = counters(address)
+    control = (after["control_s"] - before["control_s"]) / seconds
+    return {"tokens_per_s": clients * tokens / seconds, "control_share": control, "longest_stall_s": after["stall_s"]}
+
+
+async def _streams(address: tuple[str, int], clients: int, tokens: int) -> list[int]:
+    return list(await asyncio.gather(*(_stream(address, tokens) for _ in range(clients))))
+
+
+async def _stream(address: tuple[str, int], tokens: int) -> int:
+    """Read one stream to its end; return its events."""
+    reader, writer = await asyncio.open_connection(*address)
+    body = json.dumps(
+        {"prompt": PROMPT, "max_tokens": tokens, "ignore_eos": True, "temperature": 0, "stream": True}
+    ).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
+    writer.write(head.encode() + body)
+    text = await reader.read(-1)
+    writer.close()
+    return text.count(b"data: {")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--clients", type=int, default=64)
+    parser.add_argument("--tokens", type=int, default=200)
+    parser.add_argument("--rounds", type=int, default=5)
+    add_json_option(parser)
+    arguments, overrides = parser.parse_known_args()
+    (config,) = compose.compose_all(compose.rewrite(overrides, ServeConfig, "serve"), ServeConfig, "serve")
+    found: dict[str, list[dict[str, float]]] = {"offline": [], "served": []}
+    with LLM.from_config(config) as llm, server(overrides) as address:
+        offline(llm, arguments.clients, 8)
+        served(address, arguments.clients, 8)
+        for _ in range(arguments.rounds):
+            found["offline"].append(offline(llm, arguments.clients, arguments.tokens))
+            found["served"].append(served(address, arguments.clients, arguments.tokens))
+    rows: list[dict[str, Any]] = []
+    print(f"{arguments.clients} streams of {arguments.tokens} tokens")
+    print("            tok/s    least     most  control  x offline  longest stall")
+    base = statistics.median(one["tokens_per_s"] for one in found["offline"])
+    for name, turns in found.items():
+        speeds = [one["tokens_per_s"] for one in turns]
+        stall = max(one.get("longest_stall_s", 0.0) for one in turns)
+        row = {
+            "how": name, "tokens_per_s": statistics.median(speeds), "least": min(speeds), "most": max(speeds),
+            "control_share": statistics.median(one["control_share"] for one in turns),
+            "times_offline": statistics.median(speeds) / base, "longest_stall_ms": 1e3 * stall,
+        }  # fmt: skip
+        rows.append(row)
+        print(
+            f"{name:<8}{row['tokens_per_s']:9.1f}{row['least']:9.1f}{row['most']:9.1f}{row['control_share']:9.1%}"
+            f"{row['times_offline']:11.2f}" + (f"{row['longest_stall_ms']:12.1f} ms" if stall else "")
+        )
+    write_json(arguments.json, Path(__file__).stem, {"turns": rows})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

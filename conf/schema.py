@@ -282,6 +282,8 @@ class CacheConfig:
     """tokens of a KV block"""
     num_blocks: int | None = None
     """KV blocks of a rank; null: all that fit beside the weights (the minimum over the ranks)"""
+    prefix_caching: bool = True
+    """whether requests share the KV blocks of the tokens that they begin with alike"""
 
     def __post_init__(self) -> None:
         check("cache.block_size", self.block_size, self.block_size >= 1, "1 or more")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Literal
 
 from .errors import check
 
@@ -21,6 +22,12 @@ class ServingConfig:
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     """keys of which a request to /v1 must bear one (`Authorization: Bearer KEY`), and files that hold one a line, as
     @FILE; empty: none is asked for"""
+    isolate_keys: bool = False
+    """whether requests of one API key never share KV blocks with those of another, so that no time shows a prefix that
+    another one has sent; without keys it does nothing"""
+    share_by: Literal["key", "user"] = "key"
+    """whose requests scheduler.order=fair_share counts together: those of an API key, or of a request's `user`; without
+    keys it is always the user's"""
     max_waiting: int = 1024
     """most requests that wait for their first token; one more gets status 429"""
     max_body_mib: float = 32.0

@@ -112,11 +112,15 @@ class TraceConfig(WorkloadConfig):
     """a CSV (Azure, BurstGPT) or JSONL (Mooncake, Bailian), .gz or not"""
     time_scale: float = 1.0
     """factor by which the trace is sped up"""
+    hash_block_size: int | None = None
+    """prompt tokens that one of a JSONL's hash_ids stands for; null: 16 where it has a chat_id (Bailian), else 512"""
 
     def __post_init__(self) -> None:
         WorkloadConfig.__post_init__(self)
         check("workload.path", self.path, bool(self.path), "the file of the trace")
         check("workload.time_scale", self.time_scale, self.time_scale > 0, "above 0")
+        size = self.hash_block_size
+        check("workload.hash_block_size", size, size is None or size >= 1, "null or 1 or more")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,6 +44,7 @@ class Answer:
         self._prompts = prompts
         self._n = n
         self._completion_tokens = 0
+        self._cached_tokens = 0
 
     def first_chunks(self) -> Iterator[bytes]:
         """The events before any token."""
@@ -51,7 +52,7 @@ class Answer:
 
     def chunk(self, delta: Delta) -> bytes:
         """The event of one token."""
-        self._completion_tokens += delta.token is not None
+        self._count(delta)
         choice = self._choice_of(delta)
         if self._return_token_ids:
             choice["token_ids"] = [] if delta.token is None else [delta.token]
@@ -64,7 +65,7 @@ class Answer:
 
     def whole(self, outputs: Sequence[CompletionOutput]) -> bytes:
         """The body of an answer that is not streamed."""
-        self._completion_tokens = sum(len(output.token_ids) for output in outputs)
+        self._count_all(outputs)
         choices = []
         for output in outputs:
             choice = self._whole_choice(output)
@@ -74,6 +75,17 @@ class Answer:
                 choice["prompt_token_ids"] = self._prompts[output.index // self._n]
             choices.append(choice)
         return msgspec.json.encode(self._head(self.kind) | {"choices": choices, "usage": self._usage})
+
+    def _count(self, delta: Delta) -> None:
+        """Add a token to the usage."""
+        self._completion_tokens += delta.token is not None
+        if delta.index % self._n == 0:
+            self._cached_tokens += delta.cached_tokens
+
+    def _count_all(self, outputs: Sequence[CompletionOutput]) -> None:
+        """Set the usage to that of finished outputs."""
+        self._completion_tokens = sum(len(output.token_ids) for output in outputs)
+        self._cached_tokens = sum(output.cached_tokens for output in outputs[:: self._n])
 
     def _choice_of(self, delta: Delta) -> dict[str, Any]:
         raise NotImplementedError
@@ -93,12 +105,13 @@ class Answer:
         return b"data: " + msgspec.json.encode(body) + b"\n\n"
 
     @property
-    def _usage(self) -> dict[str, int]:
+    def _usage(self) -> dict[str, Any]:
         total = self._prompt_tokens + self._completion_tokens
         return {
             "prompt_tokens": self._prompt_tokens,
             "completion_tokens": self._completion_tokens,
             "total_tokens": total,
+            "prompt_tokens_details": {"cached_tokens": self._cached_tokens},
         }
 
 

@@ -149,7 +149,7 @@ def _add_completions(app: FastAPI, service: Service) -> None:
     @app.post("/v1/completions", openapi_extra=_takes(CompletionBody))
     async def completions(request: Request) -> Response:
         """Continue one or several prompts."""
-        _authorize(service, request)
+        holder = _authorize(service, request)
         body = await read(request, CompletionBody)
         if body.suffix:
             raise ApiError(400, "suffix: this server does not offer it", param="suffix")
@@ -166,12 +166,12 @@ def _add_completions(app: FastAPI, service: Service) -> None:
             service.model, prompts, body.n, body.stream_options, tokenizer, echoes=echoes,
             return_token_ids=body.return_token_ids,
         )  # fmt: skip
-        return await _run(service, request, body, prompts, params, answer)
+        return await _run(service, request, holder, body, prompts, params, answer)
 
     @app.post("/v1/chat/completions", openapi_extra=_takes(ChatBody))
     async def chat(request: Request) -> Response:
         """Answer the messages of a chat."""
-        _authorize(service, request)
+        holder = _authorize(service, request)
         body = await read(request, ChatBody)
         if body.top_logprobs is not None and not body.logprobs:
             raise ApiError(400, "top_logprobs: only with logprobs=true", param="top_logprobs")
@@ -184,13 +184,13 @@ def _add_completions(app: FastAPI, service: Service) -> None:
             service.model, prompts, body.n, body.stream_options, tokenizer, top_logprobs=body.top_logprobs or 0,
             return_token_ids=body.return_token_ids,
         )  # fmt: skip
-        return await _run(service, request, body, prompts, params, answer)
+        return await _run(service, request, holder, body, prompts, params, answer)
 
 
     @app.post("/v1/responses", openapi_extra=_takes(ResponseBody))
     async def responses(request: Request) -> Response:
         """Answer a conversation with a message of text."""
-        _authorize(service, request)
+        holder = _authorize(service, request)
         body = await read(request, ResponseBody)
         for name in ("previous_response_id", "tools"):
             if getattr(body, name):
@@ -201,7 +201,7 @@ def _add_completions(app: FastAPI, service: Service) -> None:
         prompts = await _encode(service, [text], add_special=False)
         params = body.sampling(_room(service, prompts, body.max_output_tokens, "input"), None)
         answer = ResponseAnswer(service.model, prompts, 1, None, tokenizer)
-        return await _run(service, request, body, prompts, params, answer)
+        return await _run(service, request, holder, body, prompts, params, answer)
 
 
 def _add_tokens(app: FastAPI, service: Service) -> None:
@@ -235,10 +235,10 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
 
 
 async def _run(
-    service: Service, request: Request, body: SamplingBody, prompts: Sequence[Sequence[int]], params: SamplingParams,
-    answer: Answer,
+    service: Service, request: Request, holder: str, body: SamplingBody, prompts: Sequence[Sequence[int]],
+    params: SamplingParams, answer: Answer,
 ) -> Response:  # fmt: skip
-    """Send a checked request to the engine, and answer with what comes of it."""
+    """Send a checked request of a key's `holder` to the engine, and answer with what comes of it."""
     _check_model(service, body.model)
     client = service.client
     if client.state != "ready":
@@ -255,24 +255,31 @@ async def _run(
         raise ApiError(429, text, code="rate_limit_exceeded", headers={"retry-after": _RETRY_AFTER_S})
     call = Call()
     numbers: list[int] = []
+    config = service.config
+    user = holder if holder and config.share_by == "key" else body.user or ""
+    # The length first, so that no salt of a client reads like one of a key.
+    salt = f"{len(holder)} {holder} {body.cache_salt or ''}" if config.isolate_keys else body.cache_salt or ""
+    deadline = None if body.deadline_ms is None else call.arrival + body.deadline_ms / 1e3
     for prompt in prompts:
-        numbers += client.submit(call, prompt, each_output(params, body.n), body.user or "")
+        numbers += client.submit(call, prompt, each_output(params, body.n), user, salt, deadline)
     if body.stream:
         return EventStream(answer, client, call, numbers, service.config.timeout_s)
     return await whole(request, answer, client, call, numbers, service.config.timeout_s)
 
 
-def _authorize(service: Service, request: Request) -> None:
-    """Check the request's key.
+def _authorize(service: Service, request: Request) -> str:
+    """Return the name of the request's key.
 
     Raises:
         ApiError: it bears none of ours.
     """
-    if not service.keys.admit(request.headers.get("authorization", "")):
+    holder = service.keys.holder(request.headers.get("authorization", ""))
+    if holder is None:
         raise ApiError(
             401, "give a valid API key, as in `Authorization: Bearer KEY`", code="invalid_api_key",
             headers={"www-authenticate": "Bearer"},
         )  # fmt: skip
+    return holder
 
 
 def _check_model(service: Service, name: str | None) -> None:

@@ -46,7 +46,8 @@ class EngineError(RuntimeError):
 class Delta:
     """News of one output of a call: a token and the text that became final with it, its end, or both.
 
-    `token` is None where the output ended without one.
+    `token` is None where the output ended without one. `cached_tokens` of the prompt were found in the prefix cache;
+    the first token brings that number.
     """
 
     index: int
@@ -55,6 +56,7 @@ class Delta:
     logprobs: dict[int, Logprob] | None
     finish_reason: str | None
     stop_reason: str | int | None
+    cached_tokens: int = 0
 
 
 class Call:
@@ -160,9 +162,15 @@ class EngineClient:
         self._transport, _ = await asyncio.get_running_loop().create_connection(lambda: _Frames(self), sock=ours)
 
     def submit(
-        self, call: Call, prompt: Sequence[int], params: Sequence[SamplingParams], user: str = ""
-    ) -> list[int]:
+        self, call: Call, prompt: Sequence[int], params: Sequence[SamplingParams], user: str = "",
+        cache_salt: str = "", deadline: float | None = None,
+    ) -> list[int]:  # fmt: skip
         """Send a prompt to the engine, once for each of `params`; they become the next outputs of `call`.
+
+        Args:
+            user: whose share of the engine the request takes.
+            cache_salt: only requests of the same one share KV blocks.
+            deadline: when the first token is due, on this process's monotonic clock, in seconds.
 
         Returns:
             The requests' numbers, for `abort`.
@@ -180,7 +188,7 @@ class EngineClient:
             text = OutputText(completion, each, self._tokenizer)
             self._generations[number] = _Generation(call, completion.index, text)
             self._num_waiting += 1
-            self._send(Submit(number, list(prompt), each, call.arrival, user))
+            self._send(Submit(number, list(prompt), each, call.arrival, user, cache_salt, deadline))
             numbers.append(number)
         self._metrics.accepted(len(prompt), len(numbers))
         return numbers
@@ -261,6 +269,7 @@ class EngineClient:
             if token >= 0:
                 if generation.last is None:
                     self._num_waiting -= 1
+                    text.completion.cached_tokens = message.cached.get(place, 0)
                     generation.first = message.time
                     metrics.first_token(generation.call.arrival, message.dispatched.get(place), message.time)
                 else:
@@ -278,8 +287,10 @@ class EngineClient:
                 self._forget(number, reason)
             out = text.completion
             logprobs = out.logprobs[-1] if out.logprobs and token >= 0 else None
-            delta = Delta(generation.index, piece, token if token >= 0 else None, logprobs, reason, out.stop_reason)
-            generation.call.push(delta)
+            sampled, cached = token if token >= 0 else None, message.cached.get(place, 0)
+            generation.call.push(
+                Delta(generation.index, piece, sampled, logprobs, reason, out.stop_reason, cached)
+            )
         if stopped:
             self._send(Abort(stopped))
 

@@ -24,13 +24,16 @@ class Keys:
         for entry in entries:
             self._keys += _read(Path(entry[1:])) if entry.startswith("@") else [entry.encode()]
 
-    def admit(self, authorization: str) -> bool:
-        """Whether this header bears one of the keys. The time that it takes tells nothing of how near it came."""
+    def holder(self, authorization: str) -> str | None:
+        """Return the name of the key that this header bears: "key 0" for the first, "" where no key is asked for.
+
+        The time that it takes tells nothing of how near a wrong key came. None: it bears none of the keys.
+        """
         if not self._keys:
-            return True
+            return ""
         scheme, _, given = authorization.partition(" ")
         matches = [hmac.compare_digest(given.strip().encode(), key) for key in self._keys]
-        return scheme.lower() == "bearer" and any(matches)
+        return f"key {matches.index(True)}" if scheme.lower() == "bearer" and any(matches) else None
 
 
 def _read(file: Path) -> list[bytes]:

@@ -104,6 +104,8 @@ class Metrics(Collector):
         yield gauge("kv_cache_usage_perc", "Share of the KV blocks in use; 1 is all.",
                     found.kv_blocks_used / self._num_blocks)
         yield counter("num_preemptions", "Preemptions of requests that have ended.", found.preemptions)
+        yield counter("prefix_cache_queries", "Prompt tokens of admitted requests.", found.prefix_queries)
+        yield counter("prefix_cache_hits", "Prompt tokens that were found in the prefix cache.", found.prefix_hits)
         reasons = GaugeMetricFamily(
             "gapless:num_requests_waiting_by_reason", "Requests that are not admitted yet, by what they wait for.",
             labels=["model_name", "reason"],

@@ -43,6 +43,8 @@ class SamplingBody(_Body):
     logit_bias: dict[str, float] | None = None
     seed: int | None = None
     user: str | None = None
+    cache_salt: str | None = Field(None, min_length=1)
+    deadline_ms: float | None = Field(None, gt=0, allow_inf_nan=False)
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None

@@ -34,7 +34,7 @@ class ResponseAnswer(Answer):
         yield self._named("response.content_part.added", **self._place, part=_part(""))
 
     def chunk(self, delta: Delta) -> bytes:
-        self._completion_tokens += delta.token is not None
+        self._count(delta)
         self._text.append(delta.text)
         self._reason = delta.finish_reason
         return self._named("response.output_text.delta", **self._place, delta=delta.text, logprobs=[])
@@ -50,7 +50,7 @@ class ResponseAnswer(Answer):
 
     def whole(self, outputs: Sequence[CompletionOutput]) -> bytes:
         (output,) = outputs
-        self._completion_tokens = len(output.token_ids)
+        self._count_all(outputs)
         return msgspec.json.encode(
             self._body(_status(output.finish_reason), [self._message("completed", output.text)])
         )
@@ -69,7 +69,7 @@ class ResponseAnswer(Answer):
         if status != "in_progress":
             usage = {
                 "input_tokens": self._prompt_tokens,
-                "input_tokens_details": {"cached_tokens": 0},
+                "input_tokens_details": {"cached_tokens": self._cached_tokens},
                 "output_tokens": self._completion_tokens,
                 "output_tokens_details": {"reasoning_tokens": 0},
                 "total_tokens": self._prompt_tokens + self._completion_tokens,

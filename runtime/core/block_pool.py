@@ -1,8 +1,12 @@
-"""The pool of KV blocks: which pages of the cache are free. Ranks keep none: messages name a request's new blocks."""
+"""The pool of KV blocks: which pages of the KV memory are free. Ranks have none: messages name new blocks."""
 
 # Compiled (see runtime/compiled.py).
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .prefix_cache import PrefixCache
 
 _NUM_PROBES = 16  # places where `_gap` looks for a run of free blocks
 
@@ -13,12 +17,18 @@ class BlockPool:
     The blocks of a request are mostly one contiguous run, which a CPU reads without a copy; correctness does not depend
     on it. To that end a request grows into the block after its last one if that is free. A new request starts in an
     unused lane of `lane_blocks` while there is one, then in the middle of a long run of free blocks.
+
+    With `prefix_caching` blocks may hold content that later requests take over (`cache`). Those that no request uses
+    count as free. They are evicted when there is no other free block.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, lane_blocks: int = 1) -> None:
+    def __init__(
+        self, num_blocks: int, block_size: int, lane_blocks: int = 1, *, prefix_caching: bool = False
+    ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.num_free = num_blocks
+        self.cache = PrefixCache(num_blocks) if prefix_caching else None
         self._numbers = list(range(num_blocks))  # requests' lists of blocks are made of its slices, and share them
         self._is_free = bytearray(b"\x01") * num_blocks
         self._lane_blocks = max(1, min(lane_blocks, num_blocks))
@@ -46,6 +56,8 @@ class BlockPool:
             return True
         if need > self.num_free:
             return False
+        if self.cache is not None and (lacking := need - self.num_free + self.cache.num_idle) > 0:
+            self._free_runs(self.cache.evict(lacking))
         if need == 1:  # as decodes do
             first = self._next(blocks, need)
             self._is_free[first] = 0
@@ -65,9 +77,28 @@ class BlockPool:
             need -= count
         return True
 
+    def share(self, blocks: list[int], cached: Sequence[int]) -> None:
+        """Give a request that has no `blocks` those of the cache that it begins with."""
+        assert self.cache is not None
+        assert not blocks
+        self.num_free -= self.cache.num_idle_of(cached)
+        self.cache.take(cached)
+        blocks += cached
+
     def release(self, blocks: list[int]) -> None:
-        """Free a request's blocks and empty the list."""
-        self.num_free += len(blocks)
+        """End a request's use of its blocks and empty the list."""
+        if self.cache is None:
+            self.num_free += len(blocks)
+            self._free_runs(blocks)
+        else:
+            idle = self.cache.num_idle
+            private = self.cache.release(blocks)
+            self.num_free += len(private) + self.cache.num_idle - idle
+            self._free_runs(private)
+        blocks.clear()
+
+    def _free_runs(self, blocks: list[int]) -> None:
+        """Mark blocks as free, run by run."""
         at = 0
         if blocks and blocks == self._numbers[blocks[0] : blocks[0] + len(blocks)]:  # one run, as most are
             self._free(blocks[0], len(blocks))
@@ -78,7 +109,6 @@ class BlockPool:
                 stop += 1
             self._free(first, stop - at)
             at = stop
-        blocks.clear()
 
     def _free(self, first: int, count: int) -> None:
         assert self._is_free.find(1, first, first + count) < 0, (first, count)

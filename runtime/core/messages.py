@@ -16,13 +16,18 @@ from .columns import entries, pack, unpack
 
 
 class NewRequest(msgspec.Struct, frozen=True, array_like=True):
-    """What the ranks need to know of a request, sent with its first chunk. `seed` is resolved: never None."""
+    """What the ranks need to know of a request, sent with its first chunk. `seed` is resolved: never None.
+
+    `past` are the tokens before that chunk, which no chunk brings, as they came from the prefix cache. They are sent
+    where sampling goes by them.
+    """
 
     request: int
     prompt_len: int
     seed: int
     sampling: SamplingParams
     eos_token_ids: tuple[int, ...]
+    past: Sequence[int] = ()
 
 
 class SegmentMessage(msgspec.Struct, frozen=True, array_like=True):

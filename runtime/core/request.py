@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...conf.sampling import SamplingParams
+from .prefix_cache import extend_hashes
 from .request_record import RequestRecord
 
 
@@ -19,15 +20,21 @@ class Request:
     `bytes`, as simulations have, takes a byte a token. Orders of admission read `user` and `deadline` (of the first
     token, in seconds on the coordinator's clock) and keep their sort key in `order_key`. `record` is the request's row
     in the run's record.
+
+    `block_hashes` are of its full blocks for the prefix cache, as far as they are known. Of its blocks the first
+    `num_blocks_hashed` have been offered to the cache. Requests of another `cache_salt` never share blocks with it.
     """
 
     __slots__ = (
+        "block_hashes",
         "blocks",
+        "cache_salt",
         "deadline",
         "eos_token_ids",
         "finish_reason",
         "id",
         "max_len",
+        "num_blocks_hashed",
         "num_blocks_sent",
         "num_completed",
         "num_dispatched",
@@ -56,6 +63,8 @@ class Request:
         eos_token_ids: tuple[int, ...] = (),
         user: str = "",
         deadline: float | None = None,
+        cache_salt: str = "",
+        block_hashes: Sequence[bytes] = (),
     ) -> None:
         self.id = id
         self.prompt: Sequence[int] = prompt if isinstance(prompt, bytes) else list(prompt)
@@ -73,6 +82,9 @@ class Request:
         self.prefill_target = len(prompt)
         self.blocks: list[int] = []
         self.num_blocks_sent = 0
+        self.num_blocks_hashed = 0
+        self.cache_salt = cache_salt
+        self.block_hashes = list(block_hashes)
         self.preemptions = 0
         self.finish_reason: str | None = None
         self.user = user
@@ -122,6 +134,15 @@ class Request:
         if self.stop_ids is not None and token in self.stop_ids and self.num_output >= self.params.min_tokens:
             return "stop"
         return "length" if self.num_tokens >= self.max_len else None
+
+    def hash_blocks(self, num_tokens: int, block_size: int) -> None:
+        """Bring `block_hashes` up to the full blocks of its first `num_tokens` tokens.
+
+        A simulated prompt has no tokens: its hashes come with it, or it has none.
+        """
+        known = len(self.block_hashes) * block_size
+        if num_tokens - known >= block_size and not isinstance(self.prompt, bytes):
+            extend_hashes(self.block_hashes, self.tokens_in(known, num_tokens), block_size, self.cache_salt)
 
     def take_new_blocks(self) -> list[int]:
         """Return the blocks that no message has named yet, and count them as sent."""

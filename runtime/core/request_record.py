@@ -19,6 +19,7 @@ class RequestRecord:
     finished: float | None = None
     finish_reason: str | None = None
     preemptions: int = 0
+    cached_tokens: int = 0  # of the prompt, found in the prefix cache
 
     @property
     def output_tokens(self) -> int:

@@ -14,15 +14,21 @@ from .coordinator import Coordinator, TokenEvent
 _LONGEST_WAIT_S = 1.0
 
 
-def make_request(number: int, item: WorkItem, arrival: float, max_model_len: int) -> Request:
+def make_request(
+    number: int, item: WorkItem, arrival: float, max_model_len: int, cache_block: int | None = None
+) -> Request:
     """Make the request of a workload's item, greedy and of exactly the item's length.
 
     Args:
         arrival: seconds on the coordinator's clock.
+        cache_block: tokens of a KV block, by which the prefix cache finds a simulated prompt; None: it finds none.
     """
+    hashes: list[bytes] = []
+    if item.prefix is not None and cache_block is not None:
+        hashes = item.prefix.block_hashes(len(item.prompt), cache_block)
     return Request(
         number, item.prompt, exactly(item.output_len), arrival=arrival, max_model_len=max_model_len, user=item.user,
-        deadline=None if item.deadline is None else arrival + item.deadline,
+        deadline=None if item.deadline is None else arrival + item.deadline, block_hashes=hashes,
     )  # fmt: skip
 
 

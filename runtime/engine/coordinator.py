@@ -302,7 +302,10 @@ def _segment(chunk: Chunk, now: float, new: list[NewRequest]) -> SegmentMessage:
     """The message for a chunk. Where it is the first that the ranks get of its request, a `NewRequest` joins `new`."""
     request, start = chunk.request, chunk.start
     if request.num_blocks_sent == 0:
-        new.append(NewRequest(request.id, request.prompt_len, request.seed, request.params, request.eos_token_ids))
+        past = request.tokens_in(0, start) if request.params.has_penalties else ()
+        new.append(
+            NewRequest(request.id, request.prompt_len, request.seed, request.params, request.eos_token_ids, past)
+        )
         if request.record.first_dispatched is None:
             request.record.first_dispatched = now
     tokens = request.tokens_in(start, start + chunk.length)

@@ -286,6 +286,7 @@ class LLM:
     def _step(self) -> None:
         for event in self._coordinator.step(self._pipeline.clock.now() + 1.0):
             text = self._texts[event.request.id]
+            text.completion.cached_tokens = event.request.record.cached_tokens
             if event.token is not None:
                 text.take(event.token, event.logprobs)
             if event.is_last:

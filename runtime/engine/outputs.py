@@ -20,7 +20,8 @@ class CompletionOutput:
     finite (bad weights); None while it is unfinished.
 
     `token_ids` include the token that ended it; `text` includes neither the stop string nor the end-of-text token.
-    `logprobs[i]` maps the sampled token and the most likely tokens at position i to their `Logprob`.
+    `logprobs[i]` maps the sampled token and the most likely tokens at position i to their `Logprob`. `cached_tokens` of
+    the prompt were found in the prefix cache.
     """
 
     index: int
@@ -30,6 +31,7 @@ class CompletionOutput:
     stop_reason: str | int | None = None  # the stop string or stop token id that was found
     cumulative_logprob: float | None = None
     logprobs: list[dict[int, Logprob]] | None = None
+    cached_tokens: int = 0
 
     @property
     def finished(self) -> bool:
@@ -49,3 +51,8 @@ class RequestOutput:
     @property
     def finished(self) -> bool:
         return all(o.finished for o in self.outputs)
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Tokens of the prompt that the first continuation found in the prefix cache."""
+        return self.outputs[0].cached_tokens

@@ -49,6 +49,7 @@ class Plan:
     replicate_embedding: bool  # on each rank of the first stage
     limits: Limits
     tokenizer: str | None  # its path; None: UTF-8 bytes
+    prefix_caching: bool = False
 
     @property
     def max_model_len(self) -> int:
@@ -61,7 +62,8 @@ class Plan:
 
     def make_pool(self) -> BlockPool:
         """Make the pool of all KV blocks, free, with lanes as long as the longest request."""
-        return BlockPool(self.num_blocks, self.block_size, -(-self.max_model_len // self.block_size))
+        lane = -(-self.max_model_len // self.block_size)
+        return BlockPool(self.num_blocks, self.block_size, lane, prefix_caching=self.prefix_caching)
 
 
 def make_plan(config: EngineConfig) -> Plan:
@@ -107,6 +109,7 @@ def make_plan(config: EngineConfig) -> Plan:
         replicate_embedding=replicates_embedding(arch, parallel, stages[0], element),
         limits=Limits(batch, depth, tile=hardware.tile, stages=parallel.pp),
         tokenizer=config.model.tokenizer or (str(folder) if folder else None),
+        prefix_caching=cache.prefix_caching,
     )
 
 

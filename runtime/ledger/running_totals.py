@@ -42,6 +42,7 @@ class RunningTotals:
         self._errors = Quantiles()
         self._gaps = Quantiles()
         self._latency: dict[str, list[Floats]] = {"ttft": [], "tpot": [], "e2el": [], "bubble": []}
+        self._tokens_cached = 0
         self._completed = self._failed = self._tokens_in = self._tokens_out = self._preemptions = self._met_slo = 0
         self._notes: list[str] = []
 
@@ -77,6 +78,7 @@ class RunningTotals:
             completed=self._completed,
             failed=self._failed,
             input_tokens=self._tokens_in,
+            cached_tokens=self._tokens_cached,
             output_tokens=self._tokens_out,
             latency={"ttft": rows["ttft"], "tpot": rows["tpot"], "itl": self._gaps.statistics(), "e2el": rows["e2el"]},
             idle=dict(zip(CAUSES, idle.tolist(), strict=True)),
@@ -138,6 +140,7 @@ class RunningTotals:
         self._completed += len(done)
         self._preemptions += sum(request.preemptions for request in ended)
         self._tokens_in += sum(request.prompt_tokens for request in done)
+        self._tokens_cached += sum(request.cached_tokens for request in done)
         self._tokens_out += sum(request.output_tokens for request in done)
         self._last_token = max([self._last_token, *(r.token_times[-1] for r in ended if r.token_times)])
         found = latencies(done)

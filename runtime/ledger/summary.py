@@ -26,6 +26,7 @@ class Totals:
     completed: int  # requests
     failed: int
     input_tokens: int  # of completed requests
+    cached_tokens: int  # of them, found in the prefix cache
     output_tokens: int
     latency: dict[str, dict[str, float]]  # milliseconds: statistics by name of the latency
     idle: dict[Cause, float]
@@ -58,6 +59,7 @@ class Totals:
             "completed": self.completed,
             "failed": self.failed,
             "total_input_tokens": self.input_tokens,
+            "cached_input_tokens": self.cached_tokens,
             "total_output_tokens": self.output_tokens,
             "request_throughput": self.rate(self.completed),
             "output_throughput": self.rate(self.output_tokens),
@@ -140,6 +142,7 @@ def totals(
         completed=len(done),
         failed=len(requests) - len(done),
         input_tokens=sum(request.prompt_tokens for request in done),
+        cached_tokens=sum(request.cached_tokens for request in done),
         output_tokens=sum(request.output_tokens for request in done),
         latency={name: statistics(values) for name, values in latencies(done).items()},
         idle=idle,

@@ -103,6 +103,7 @@ class StageWorker:
             sampler.drop(request)
         for new in micro_batch.new:
             sampler.add(new.request, new.sampling, new.seed, new.prompt_len, new.eos_token_ids)
+            sampler.feed(new.request, 0, new.past)
         if sampler.keeps_past:
             for segment in chain(micro_batch.chunks, decodes):
                 sampler.feed(segment.request, segment.start, segment.tokens)

@@ -109,9 +109,11 @@ EVENNESS = (
     Metric("depth", "depth", "count", judged=False),
     Metric("peak_kv_fraction", "KV peak", "share", judged=False),
     Metric("preemptions", "preemptions", "count"),
+    Metric("cached_input_tokens", "prompt tokens from the prefix cache", "count", judged=False),
     Metric("completed", "completed", "count", judged=False),
     Metric("failed", "failed", "count"),
 )
+_OFTEN_NONE = ("preemptions", "failed", "draft_tokens", "accepted_tokens_per_decode", "cached_input_tokens")
 METRICS = (*SPEED, *LATENCY, *IDLE, *BY_CAUSE, *EVENNESS)
 
 
@@ -182,9 +184,9 @@ def best_of(metric: Metric, found: Sequence[Spread | None]) -> str | None:
 
 
 def has_any(groups: Sequence[RunGroup], metric: Metric) -> bool:
-    """Whether a metric is worth a row. Some run must have it; causes, preemptions, failures and drafts must not all be
+    """Whether a metric is worth a row. Some run must have it; causes, and what many runs have none of, must not all be
     0."""
     found = [spread(group, metric.key) for group in groups]
-    if metric in BY_CAUSE or metric.key in ("preemptions", "failed", "draft_tokens", "accepted_tokens_per_decode"):
+    if metric in BY_CAUSE or metric.key in _OFTEN_NONE:
         return any(s is not None and s.high > 0 for s in found)
     return any(s is not None for s in found)

@@ -51,6 +51,7 @@ class RequestLine(msgspec.Struct, array_like=True, tag="request"):
     finish_reason: str | None
     preemptions: int
     token_times: list[float]
+    cached_tokens: int = 0
 
 
 Line = RunLine | MicroBatchLine | RequestLine
@@ -79,6 +80,7 @@ def record_lines(record: RunRecord, origin: float) -> Iterator[Line]:
         yield RequestLine(
             r.request, r.prompt_tokens, since_origin(r.arrival), maybe(r.first_dispatched), maybe(r.finished),
             r.finish_reason, r.preemptions, np.round(np.array(r.token_times, np.float64) - origin, 9).tolist(),
+            r.cached_tokens,
         )  # fmt: skip
 
 
@@ -135,4 +137,5 @@ def _request(line: RequestLine) -> RequestRecord:
         line.finished,
         line.finish_reason,
         line.preemptions,
+        line.cached_tokens,
     )

@@ -28,6 +28,7 @@ def request_row(request: RequestRecord, ledger: Ledger) -> dict[str, Any]:
         "e2el_ms": round((request.token_times[-1] - request.arrival) * 1e3, 3) if request.token_times else None,
         "bubble_ms": round(ledger.bubble_of_request(request.request) * 1e3, 3),
         "preemptions": request.preemptions,
+        "cached_tokens": request.cached_tokens,
         "finish_reason": request.finish_reason,
     }
 

@@ -19,6 +19,8 @@ from ..core.run_record import Blocked, MicroBatchRecord
 from .learned.drafts import Drafts
 from .waiting import make_queue
 
+_NO_BLOCKS: list[int] = []
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -114,6 +116,8 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Put a new or preempted request into the queue."""
+        if self.pool.cache is not None:
+            request.hash_blocks(request.prefill_target, self.pool.block_size)
         self.waiting.push(request)
         self._num_waiting += 1
         self.backlog += request.remaining_prefill
@@ -125,6 +129,9 @@ class Scheduler:
         self.fill(batch)
         if self.drafts is not None and batch.decodes and (room := self.draft_room(batch)) > 0:
             self.drafts.add(batch, room, self.pool, len(self.running))
+        if self.pool.cache is not None:
+            for chunk in batch.chunks:
+                self._cache_blocks(chunk.request, chunk.request.num_dispatched)
         self._turn += bool(batch)
         return batch or None
 
@@ -178,20 +185,44 @@ class Scheduler:
         return self.waiting.head()
 
     def admit(self) -> Request | None:
-        """Admit the next waiting request if it has a slot and its blocks fit, with one block left for each running."""
+        """Admit the next waiting request if it has a slot and its blocks fit, with one block left for each running.
+
+        Blocks of the prefix cache that it begins with are shared, and their tokens count as computed.
+        """
         request = self.next_waiting()
         if request is None or len(self.running) >= self.slots:
             return None
-        tokens = self.reserved_tokens(request)
-        if self.pool.blocks_for(tokens) + len(self.running) > self.pool.num_free:
+        tokens, pool = self.reserved_tokens(request), self.pool
+        need, cached, cache = pool.blocks_for(tokens), _NO_BLOCKS, pool.cache
+        if cache is not None and request.block_hashes:
+            # The last token of a prompt is computed in any case, since the next one is sampled from it.
+            cached = cache.match(request.block_hashes, (request.prefill_target - 1) // pool.block_size)
+            need -= len(cached) - cache.num_idle_of(cached)
+        if need + len(self.running) > pool.num_free:
             self.short_of_kv = True
             return None
         self.waiting.pop()
         self._num_waiting -= 1
-        self.pool.grow(request.blocks, tokens)
+        if cache is not None:
+            self._begin_with(request, cached)
+        pool.grow(request.blocks, tokens)
         self.running[request.id] = request
         self.prefilling.append(request)
         return request
+
+    def _begin_with(self, request: Request, cached: list[int]) -> None:
+        """Begin a request with blocks of the prefix cache."""
+        cache, hit = self.pool.cache, len(cached) * self.pool.block_size
+        assert cache is not None
+        if cached:
+            self.pool.share(request.blocks, cached)
+            request.num_dispatched = request.num_completed = hit
+            request.num_blocks_hashed = len(cached)
+            self.backlog -= hit
+        if not request.preemptions:
+            request.record.cached_tokens = hit
+            cache.queries += request.prompt_len
+            cache.hits += hit
 
     def next_prompt(self) -> Request | None:
         """Return the prompt whose chunk is next: a partial one, else a new one, which is admitted.
@@ -320,6 +351,22 @@ class Scheduler:
 
     def _leave(self, request: Request) -> None:
         del self.running[request.id]
+        if self.pool.cache is not None:
+            if request.finish_reason == "error":
+                self.pool.cache.forget(request.blocks)
+            else:
+                request.hash_blocks(request.num_completed, self.pool.block_size)
+                self._cache_blocks(request, request.num_completed)
+            request.num_blocks_hashed = 0
         self.pool.release(request.blocks)
         if request.num_blocks_sent:
             self.dropped.append(request.id)
+
+    def _cache_blocks(self, request: Request, num_tokens: int) -> None:
+        """Offer the full blocks of a request's first `num_tokens` tokens, which are dispatched, to the prefix cache."""
+        cache = self.pool.cache
+        assert cache is not None
+        stop = min(num_tokens // self.pool.block_size, len(request.block_hashes))
+        if stop > request.num_blocks_hashed:
+            cache.store(request.blocks, request.block_hashes, request.num_blocks_hashed, stop)
+            request.num_blocks_hashed = stop

@@ -108,7 +108,7 @@ class ServingEngine:
         seed = self._seed + number if params.seed is None else params.seed
         request = Request(
             number, message.prompt, params, arrival=message.arrival, seed=seed, max_model_len=self._max_model_len,
-            eos_token_ids=self._eos, user=message.user,
+            eos_token_ids=self._eos, user=message.user, cache_salt=message.cache_salt, deadline=message.deadline,
         )  # fmt: skip
         self._unfinished[number] = request
         self._coordinator.add(request)
@@ -127,12 +127,15 @@ class ServingEngine:
         reasons: dict[int, str] = {}
         logprobs: dict[int, TokenLogprobs] = {}
         dispatched: dict[int, float] = {}
+        cached: dict[int, int] = {}
         for place, event in enumerate(events):
             request = event.request
             numbers.append(request.id)
             tokens.append(-1 if event.token is None else event.token)
             if request.num_output == 1 and request.record.first_dispatched is not None:
                 dispatched[place] = request.record.first_dispatched
+                if request.record.cached_tokens:
+                    cached[place] = request.record.cached_tokens
             if event.is_last:
                 assert request.finish_reason is not None, request
                 reasons[place] = request.finish_reason
@@ -140,7 +143,7 @@ class ServingEngine:
                 del self._unfinished[request.id]
             if event.logprobs is not None:
                 logprobs[place] = event.logprobs
-        self._send(Tokens(numbers, tokens, reasons, logprobs, dispatched, events[0].time))
+        self._send(Tokens(numbers, tokens, reasons, logprobs, dispatched, cached, events[0].time))
 
     def _snapshot(self, always: bool = False) -> None:
         """Send the state, once in a while or `always`, and forget what the ledger has counted."""
@@ -156,12 +159,15 @@ class ServingEngine:
             self._tokens += int(tokens.sum())
             self._by_tokens += np.bincount(np.searchsorted(TOKEN_BOUNDS, tokens), minlength=len(self._by_tokens))
         self._ledger.drop(record)
+        cache = scheduler.pool.cache
         self._send(
             Snapshot(
                 time=now, running=len(scheduler.running), waiting=scheduler.num_waiting,
                 kv_blocks_used=scheduler.pool.num_used, tokens=self._tokens, by_tokens=self._by_tokens.tolist(),
                 is_short_of_kv=scheduler.short_of_kv,
-                preemptions=self._preemptions, busy=self._ledger.busy.tolist(), idle=self._ledger.idle.tolist(),
+                preemptions=self._preemptions, prefix_queries=cache.queries if cache else 0,
+                prefix_hits=cache.hits if cache else 0,
+                busy=self._ledger.busy.tolist(), idle=self._ledger.idle.tolist(),
                 ends=self._ledger.ends.tolist(), is_idle=not self._coordinator.has_work,
             )
         )  # fmt: skip

@@ -11,13 +11,16 @@ TOKEN_BOUNDS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
 class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
-    """A request. Numbers rise from one to the next. `arrival` is on the clock that all processes of a node share."""
+    """A request. Numbers rise from one to the next. `arrival` and `deadline`, of the first token, are in seconds on the
+    clock that all processes of a node share."""
 
     number: int
     prompt: list[int]
     params: SamplingParams
     arrival: float
     user: str = ""
+    cache_salt: str = ""
+    deadline: float | None = None
 
 
 class Abort(msgspec.Struct, frozen=True, array_like=True, tag="abort"):
@@ -48,7 +51,8 @@ class Tokens(msgspec.Struct, frozen=True, array_like=True, tag="tokens"):
     """What a step of the coordinator came to, by column: the token of a request, -1 for an end without one.
 
     `reasons` and `logprobs` are by place in `numbers`, and so is `dispatched`, with a request's first token: when its
-    first chunk went to the ranks. `time` is when the last stage's result came. Times are in seconds.
+    first chunk went to the ranks. `cached` has the prompt tokens that were found in the prefix cache, with the first
+    token too, where there are any. `time` is when the last stage's result came. Times are in seconds.
     """
 
     numbers: list[int]
@@ -56,6 +60,7 @@ class Tokens(msgspec.Struct, frozen=True, array_like=True, tag="tokens"):
     reasons: dict[int, str]
     logprobs: dict[int, TokenLogprobs]
     dispatched: dict[int, float]
+    cached: dict[int, int]
     time: float
 
 
@@ -65,7 +70,9 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True, tag="snapshot"):
     `busy` and `idle` are seconds by stage since the first request came, `idle` by stage and then in the order of
     `CAUSES`. They end at `ends`, when each stage had computed its last micro-batch that is counted. `is_idle`: no
     request is there, and nothing in flight. `by_tokens` counts micro-batches by their tokens: up to each of
-    `TOKEN_BOUNDS`, and above the last. `is_short_of_kv`: waiting requests wait for blocks, else for a slot.
+    `TOKEN_BOUNDS`, and above the last. `prefix_queries` are prompt tokens of the requests that have been admitted,
+    `prefix_hits` those that were found in the prefix cache. `is_short_of_kv`: waiting requests wait for blocks, else
+    for a slot.
     """
 
     time: float
@@ -76,6 +83,8 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True, tag="snapshot"):
     by_tokens: list[int]
     is_short_of_kv: bool
     preemptions: int
+    prefix_queries: int
+    prefix_hits: int
     busy: list[float]
     idle: list[list[float]]
     ends: list[float]

@@ -30,6 +30,7 @@ class Replica:
     def __init__(self, pipeline: SimulatedPipeline, policy: SchedulerConfig, plan: Plan) -> None:
         self.pipeline = pipeline
         self.max_model_len = plan.max_model_len
+        self.cache_block = plan.block_size if plan.prefix_caching else None
         self.coordinator = Coordinator(pipeline, make_scheduler(policy, plan.limits, plan.make_pool()), ends_only=True)
         self.totals: RunningTotals | None = None  # where set, what is finished moves there from the record
         self.unfinished = 0
@@ -46,7 +47,7 @@ class Replica:
         return math.inf if event is None else event
 
     def add(self, number: int, item: WorkItem, arrival: float) -> None:
-        request = make_request(number, item, arrival, self.max_model_len)
+        request = make_request(number, item, arrival, self.max_model_len, self.cache_block)
         self.coordinator.add(request)
         self.unfinished += 1
         self.queued_tokens += request.max_len

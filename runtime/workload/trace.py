@@ -1,6 +1,7 @@
 """Reads requests from a recorded trace: prompt tokens, output tokens and arrival times.
 
 The file is a CSV as of the Azure LLM inference traces (2023, 2024) or BurstGPT, or a JSONL as of Mooncake or Bailian.
+The latter name the blocks that prompts begin with alike.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import numpy as np
 from ...conf.errors import ConfigError
 from ...conf.workloads import TraceConfig
 from ..core.numbers import is_number
+from .prefix_ids import PrefixIds
 from .workload import DrawnRequests
 
 # The names, in lower case, of the columns for time, prompt tokens and output tokens: in the Azure traces, BurstGPT,
@@ -34,22 +36,41 @@ _EXPECTED = "TIMESTAMP, ContextTokens, GeneratedTokens (Azure) or Timestamp, Req
 _TOKEN_LIMIT = 1 << 40
 
 
-_JSON_KEYS = ("timestamp", "input_length", "output_length")
+_JSON_KEYS = ("timestamp", "input_length", "output_length", "hash_ids")
+_MOONCAKE_BLOCK, _BAILIAN_BLOCK = 512, 16  # tokens of a block that a hash id stands for
 
 
 class _JsonRow(msgspec.Struct):
     """A line of Mooncake's traces (https://github.com/kvcache-ai/Mooncake) or of Qwen's traces on Bailian
-    (https://github.com/alibaba-edu/qwen-bailian-usagetraces-anon). Only the latter have a `chat_id`."""
+    (https://github.com/alibaba-edu/qwen-bailian-usagetraces-anon). Only the latter have a `chat_id`.
+
+    A hash id stands for a block of the prompt and for all before it. A partial block at the end may have one.
+    """
 
     timestamp: float
     input_length: int
     output_length: int
     chat_id: int | str | None = None
+    hash_ids: list[int] | None = None
 
     @property
     def seconds(self) -> float:
         """The timestamp in seconds. Mooncake's are in milliseconds, Bailian's in seconds."""
         return self.timestamp / 1e3 if self.chat_id is None else self.timestamp
+
+    def prefix(self, size: int | None) -> PrefixIds | None:
+        """The prompt's hash ids, each for `size` tokens; None: for as many as in the published traces.
+
+        Raises:
+            ValueError: they are not as many as the prompt has blocks.
+        """
+        if self.hash_ids is None:
+            return None
+        size = size or (_MOONCAKE_BLOCK if self.chat_id is None else _BAILIAN_BLOCK)
+        if len(self.hash_ids) not in (self.input_length // size, -(-self.input_length // size)):
+            count = f"{len(self.hash_ids)} entries for {self.input_length} tokens"
+            raise ValueError(f"hash_ids has {count}, not one for each {size}; see workload.hash_block_size")
+        return PrefixIds(self.hash_ids, size)
 
 
 def draw(config: TraceConfig, num_requests: int | None) -> DrawnRequests:
@@ -61,29 +82,37 @@ def draw(config: TraceConfig, num_requests: int | None) -> DrawnRequests:
         ConfigError: the file is missing or is neither such a CSV nor such a JSONL, a row is bad (the error names its
             line), or there are fewer rows than `num_requests`.
     """
-    rows = np.array(list(_rows(Path(config.path).expanduser())), np.float64).reshape(-1, 3)
+    prefixes: list[PrefixIds | None] = []
+    entries: list[tuple[float, int, int]] = []
+    for entry, prefix in _rows(Path(config.path).expanduser(), config.hash_block_size):
+        entries.append(entry)
+        prefixes.append(prefix)
+    rows = np.array(entries, np.float64).reshape(-1, 3)
     if not len(rows):
         raise ConfigError(f"{config.path}: no requests in it")
     if num_requests is not None and num_requests > len(rows):
         raise ConfigError(f"workload.num_prompts={num_requests}: {config.path} holds {len(rows)} requests")
-    rows = rows[np.argsort(rows[:, 0], kind="stable")][:num_requests]
+    order = np.argsort(rows[:, 0], kind="stable")[:num_requests]
+    rows = rows[order]
     lengths = np.maximum(rows[:, 1:], 1).astype(np.int64)
     times = (rows[:, 0] - rows[0, 0]) / config.time_scale
-    return DrawnRequests(lengths[:, 0].copy(), lengths[:, 1].copy(), times)
+    shared = [prefixes[number] for number in order.tolist()] if any(prefixes) else None
+    return DrawnRequests(lengths[:, 0].copy(), lengths[:, 1].copy(), times, prefixes=shared)
 
 
-def _rows(path: Path) -> Iterator[tuple[float, int, int]]:
-    """Yield the seconds, prompt tokens and output tokens of each row."""
+def _rows(path: Path, hash_block_size: int | None) -> Iterator[tuple[tuple[float, int, int], PrefixIds | None]]:
+    """Yield the seconds, prompt tokens and output tokens of each row, and what its prompt begins with."""
     line = 1
     try:
         with _open(path) as file:
             first = file.readline()
             lines = chain([first], file)
-            parse = _parse_jsonl if first.lstrip().startswith("{") else _parse_csv
-            for line, text, entry in parse(path, lines):
+            is_jsonl = first.lstrip().startswith("{")
+            parsed = _parse_jsonl(path, lines, hash_block_size) if is_jsonl else _parse_csv(path, lines)
+            for line, text, entry, prefix in parsed:
                 if not (math.isfinite(entry[0]) and 0 <= min(entry[1:]) <= max(entry[1:]) < _TOKEN_LIMIT):
                     raise ConfigError(f"{path}:{line}: out of range: {text[:80]!r}")
-                yield entry
+                yield entry, prefix
     except FileNotFoundError:
         raise ConfigError(f"workload.path={path}: no such file") from None
     except UnicodeDecodeError as error:
@@ -96,7 +125,8 @@ def _rows(path: Path) -> Iterator[tuple[float, int, int]]:
         raise ConfigError(f"workload.path={path}: {(error.strerror or 'cannot be read').lower()}") from None
 
 
-_Row = tuple[int, str, tuple[float, int, int]]  # line number, text, and (seconds, prompt tokens, output tokens)
+# Line number, text, (seconds, prompt tokens, output tokens), and what the prompt begins with.
+_Row = tuple[int, str, tuple[float, int, int], PrefixIds | None]
 
 
 def _parse_csv(path: Path, lines: Iterable[str]) -> Iterator[_Row]:
@@ -110,12 +140,12 @@ def _parse_csv(path: Path, lines: Iterable[str]) -> Iterator[_Row]:
         try:
             time, inputs, outputs = (row[column] for column in columns)
             seconds = seconds or (float if is_number(time) else _timestamp)
-            yield reader.line_num, text, (seconds(time), int(inputs), int(outputs))
+            yield reader.line_num, text, (seconds(time), int(inputs), int(outputs)), None
         except (ValueError, IndexError):
             raise ConfigError(f"{path}:{reader.line_num}: not a time and two token counts: {text[:80]!r}") from None
 
 
-def _parse_jsonl(path: Path, lines: Iterable[str]) -> Iterator[_Row]:
+def _parse_jsonl(path: Path, lines: Iterable[str], hash_block_size: int | None) -> Iterator[_Row]:
     decode = msgspec.json.Decoder(_JsonRow).decode
     for number, line in enumerate(lines, 1):
         text = line.strip()
@@ -129,7 +159,10 @@ def _parse_jsonl(path: Path, lines: Iterable[str]) -> Iterator[_Row]:
         except msgspec.MsgspecError as error:
             what = f"{path}:{number}: not a timestamp, an input_length and an output_length ({error})"
             raise ConfigError(f"{what}: {text[:80]!r}") from None
-        yield number, text, (row.seconds, row.input_length, row.output_length)
+        try:
+            yield number, text, (row.seconds, row.input_length, row.output_length), row.prefix(hash_block_size)
+        except ValueError as error:
+            raise ConfigError(f"{path}:{number}: {error}") from None
 
 
 def _open(path: Path) -> TextIO:

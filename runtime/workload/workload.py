@@ -10,6 +10,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from .prefix_ids import PrefixIds
+
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
@@ -23,20 +25,22 @@ class DrawnRequests:
     """The requests that a workload's rule draws or its file holds, before they are cut to the context.
 
     `inputs` and `outputs` are numbers of tokens, 1 or more. `times` are seconds from the first request, ascending;
-    None where the rule or the file has none. `prompts` are token ids; None where they are to be random.
+    None where the rule or the file has none. `prompts` are token ids; None where they are to be random. `prefixes` say
+    what each prompt begins with, None for a prompt that shares nothing; None where the file does not say.
     """
 
     inputs: Ints
     outputs: Ints
     times: Floats | None = None
     prompts: list[list[int]] | None = None
+    prefixes: list[PrefixIds | None] | None = None
 
 
 class WorkItem(msgspec.Struct, frozen=True):
     """One request: token ids of its `prompt`, exactly `output_len` output tokens, `arrival` seconds from the start.
 
     `deadline` is the time from arrival within which the first token is due, in seconds; None: no deadline. `user` is
-    "" where the workload has one user.
+    "" where the workload has one user. A prompt of zeros, as simulations have, begins as `prefix` says.
     """
 
     prompt: Sequence[int]
@@ -44,6 +48,7 @@ class WorkItem(msgspec.Struct, frozen=True):
     arrival: float
     user: str = ""
     deadline: float | None = None
+    prefix: PrefixIds | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +64,7 @@ class Workload(Sequence[WorkItem]):
     deadline: float | None = None  # seconds from a request's arrival
     num_cut: int = 0  # requests that were longer than the context and were cut to it
     prompts: list[list[int]] | None = None  # token ids; None: random prompts
+    prefixes: list[PrefixIds | None] | None = None  # what each prompt begins with; None: nothing is known of it
 
     def __len__(self) -> int:
         return len(self.input_lens)
@@ -80,7 +86,8 @@ class Workload(Sequence[WorkItem]):
             part = slice(first, first + _SLICE_SIZE)
             columns = [array[part].tolist() for array in (self.input_lens, self.output_lens, self.arrivals)]
             for number, (length, output_len, arrival) in enumerate(zip(*columns, strict=True), first):
-                yield WorkItem(bytes(length), output_len, arrival, self._user(number), self.deadline)
+                prefix = self.prefixes[number] if self.prefixes is not None else None
+                yield WorkItem(bytes(length), output_len, arrival, self._user(number), self.deadline, prefix)
 
     def _user(self, number: int) -> str:
         return f"user-{number % self.users}" if self.users > 1 else ""
@@ -89,6 +96,8 @@ class Workload(Sequence[WorkItem]):
         length = int(self.input_lens[number])
         if self.prompts is not None:
             return self.prompts[number][:length]
+        if self.prefixes is not None and (prefix := self.prefixes[number]) is not None:
+            return prefix.tokens(length, self.vocab_size, self.seed, number)
         generator = np.random.default_rng((self.seed, PROMPT_STREAM, number))
         ids: list[int] = generator.integers(self.vocab_size, size=length).tolist()
         return ids

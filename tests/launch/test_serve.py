@@ -342,12 +342,37 @@ def check_chats(client: openai.OpenAI, url: str) -> None:
     assert prompt == httpx2.post(f"{url}/detokenize", json={"tokens": tokens}, headers=headers).json()["prompt"]
 
 
+def test_a_prompt_that_came_before_is_taken_from_the_cache(client: openai.OpenAI, server: Server) -> None:
+    prompt = f"# {random.random()}\n" + PROMPT * 20
+    before = cache_counters(server.url)
+    body: dict[str, Any] = {"model": "shipped", "prompt": prompt, "max_tokens": 8, "temperature": 0}
+    first, second = client.completions.create(**body), client.completions.create(**body)
+    salted = client.completions.create(**body, extra_body={"cache_salt": "mine"})
+    assert first.choices[0].text == second.choices[0].text == salted.choices[0].text
+    cached = [answer.usage.prompt_tokens_details.cached_tokens for answer in (first, second, salted)]  # type: ignore[union-attr]
+    length = first.usage.prompt_tokens  # type: ignore[union-attr]
+    assert cached == [0, (length - 1) // 16 * 16, 0]
+    *_, last = client.completions.create(**body, n=2, stream=True, stream_options={"include_usage": True})
+    assert last.usage.prompt_tokens_details.cached_tokens == cached[1], "the prompt counts once"
+    time.sleep(0.6)
+    asked, found = (after - ago for after, ago in zip(cache_counters(server.url), before, strict=True))
+    assert (asked, found) == (5 * length, 3 * cached[1])
+
+
+def cache_counters(url: str) -> list[float]:
+    """Prompt tokens that were looked for in the prefix cache, and those that were found."""
+    text = httpx2.get(f"{url}/metrics").text
+    names = ("queries", "hits")
+    return [float(re.findall(rf"^gapless:prefix_cache_{name}_total\{{.*\}} (\S+)$", text, re.M)[0]) for name in names]
+
+
 def test_keys_chats_a_full_queue_and_a_drain(tmp_path: Path) -> None:
     """A second server: who has no key stays out, one request too many is turned away, SIGTERM lets the last finish."""
     (tmp_path / "keys").write_text("other\nright\n")
     shutil.copytree(SHIPPED, tmp_path / "model")
     (tmp_path / "model/chat_template.jinja").write_text(CHAT)
-    overrides = ("model=./model", "serve.api_keys=[@keys]", "serve.max_waiting=3", "serve.model_name=mine")
+    overrides = ("model=./model", "serve.api_keys=[@keys]", "serve.max_waiting=3", "serve.model_name=mine",
+                 "serve.isolate_keys=true")
     with serving(tmp_path, *overrides) as server:
         assert httpx2.get(f"{server.url}/v1/models").status_code == 401
         wrong = httpx2.get(f"{server.url}/v1/models", headers={"authorization": "Bearer wrong"})
@@ -355,6 +380,7 @@ def test_keys_chats_a_full_queue_and_a_drain(tmp_path: Path) -> None:
         client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="right", max_retries=0)
         assert client.models.list().data[0].id == "mine"
         check_chats(client, server.url)
+        assert [cached_tokens(server.url, key) for key in ("right", "other", "right")] == [0, 0, 16]
         with pytest.raises(openai.RateLimitError) as turned_away:
             client.completions.create(model="mine", prompt=PROMPT, n=4)
         assert turned_away.value.response.headers["retry-after"] == "1"
@@ -370,6 +396,13 @@ def test_keys_chats_a_full_queue_and_a_drain(tmp_path: Path) -> None:
         assert len(list(stream)) == 199
         assert server.process.wait(30) == 0
         assert not any(map(is_alive, children))
+
+
+def cached_tokens(url: str, key: str) -> int:
+    """Tokens of a prompt that the server finds for the holder of a key."""
+    body = {"prompt": list(range(1, 33)), "max_tokens": 1}
+    answer = httpx2.post(f"{url}/v1/completions", json=body, headers={"authorization": f"Bearer {key}"})
+    return answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
 
 
 def test_a_dead_engine_never_answers_200(tmp_path: Path) -> None:

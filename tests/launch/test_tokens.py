@@ -27,7 +27,9 @@ from tests.support import hf_models
 
 OUTPUT = 14
 LENGTHS = (37, 5, 64, 21, 50, 1)
-PROMPTS = [[random.Random(n).randrange(hf_models.VOCAB) for _ in range(n)] for n in LENGTHS]
+REPEATED = [[random.Random(n).randrange(hf_models.VOCAB)] * n for n in LENGTHS]  # drafts are made of them
+ALIKE = {64: [*REPEATED[2][:43], 7, 3, 9], 37: [*REPEATED[0][:30], *range(20)]}  # by the prompt that they begin like
+PROMPTS = [each for prompt in REPEATED for each in (prompt, ALIKE.get(len(prompt))) if each]
 LAYOUTS = {"pp2-tp2": (2, 2), "tp2": (1, 2), "pp2": (2, 1), "local": (1, 1)}
 POLICIES: list[SchedulerConfig] = [
     SarathiConfig(chunk=7, tile=1, batch=3),
@@ -46,11 +48,12 @@ PART = 3  # of the policies that a model runs under in a layout: all of them ove
 
 
 GREEDY = SamplingParams(max_tokens=OUTPUT, ignore_eos=True)
-SAMPLED = [
+SAMPLED_WAYS = [
     SamplingParams(max_tokens=OUTPUT, ignore_eos=True, seed=1, temperature=0.7, top_p=0.9),
     SamplingParams(max_tokens=OUTPUT, ignore_eos=True, seed=2, temperature=3.0, top_k=40, presence_penalty=1.0),
     SamplingParams(max_tokens=OUTPUT, ignore_eos=True, seed=3, temperature=5.0, min_p=0.01, repetition_penalty=1.5),
-] * 2
+]
+SAMPLED = [SAMPLED_WAYS[(number + 1) % 3] for number in range(len(PROMPTS))]
 
 
 @dataclass
@@ -63,13 +66,15 @@ class Reference:
     sampled: list[list[int]]
 
 
-def start(folder: Path, layout: str, num_blocks: int, launcher: RayLauncher | None) -> LLM:
+def start(
+    folder: Path, layout: str, num_blocks: int, launcher: RayLauncher | None, prefix_caching: bool = True
+) -> LLM:
     pp, tp = LAYOUTS[layout]
     config = EngineConfig(
         model=ModelConfig(weights=str(folder), tokenizer="none"),
         parallel=ParallelConfig(pp=pp, tp=tp, launcher="local" if pp * tp == 1 else "ray", threads=1),
         scheduler=POLICIES[0],
-        cache=CacheConfig(block_size=4, num_blocks=num_blocks),
+        cache=CacheConfig(block_size=4, num_blocks=num_blocks, prefix_caching=prefix_caching),
     )
     return LLM.from_config(config, launcher=launcher if pp * tp > 1 else None)
 
@@ -82,14 +87,14 @@ def run(llm: LLM, params: SamplingParams | list[SamplingParams]) -> list[list[in
 def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Reference:
     folder = tmp_path_factory.mktemp(request.param)
     model = hf_models.make_model(request.param, folder)
-    with start(folder, "local", 500, None) as llm:
+    with start(folder, "local", 500, None, prefix_caching=False) as llm:
         sampled = run(llm, SAMPLED)
     return Reference(request.param, folder, [hf_models.greedy(model, prompt, OUTPUT) for prompt in PROMPTS], sampled)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_tokens_are_those_of_transformers(layout: str, reference: Reference, ray_launcher: RayLauncher) -> None:
-    preemptions = drafts = 0
+    preemptions = drafts = cached = 0
     turn = list(LAYOUTS).index(layout) + list(hf_models.CONFIGS).index(reference.name)
     with start(reference.folder, layout, 24, ray_launcher) as llm:  # the longest request needs 20 blocks
         for policy in [POLICIES[0], *(p for i, p in enumerate(POLICIES[1:]) if i % PART == turn % PART)]:
@@ -97,9 +102,12 @@ def test_tokens_are_those_of_transformers(layout: str, reference: Reference, ray
             assert run(llm, GREEDY) == reference.greedy, policy
             preemptions += sum(r.preemptions for r in llm.record.requests)
             drafts += sum(m.drafts for m in llm.record.micro_batches)
+            cached += sum(r.cached_tokens for r in llm.record.requests)
         for policy in (POLICIES[0], replace(POLICIES[0], drafts=5, tile=8)):
             llm.reset(policy)
             assert run(llm, SAMPLED) == reference.sampled
+            cached += sum(r.cached_tokens for r in llm.record.requests)
     assert preemptions > 0
     assert drafts > 0
+    assert cached > 0
     assert reference.sampled != reference.greedy

@@ -15,8 +15,9 @@ StageTime = Callable[[MicroBatchMessage, int], float]
 class VirtualPipeline:
     """Stages in a row, each FIFO. A rank's part is played by tables replayed from the micro-batches alone.
 
-    It fails on what a real rank could not survive: a block that two requests own, a token computed out of order or
-    twice, a decode whose token was never sampled, more micro-batches in flight than the depth. With `repeats` a
+    It fails on what a real rank could not survive: a write to a block that two requests own, a token computed out of
+    order or twice, a decode whose token was never sampled, more micro-batches in flight than the depth. A prefix that
+    no chunk brings is read from the blocks, whatever they hold. With `repeats` a
     token depends on the three before it alone, so that outputs come round again and drafts are accepted now and then.
     """
 
@@ -38,7 +39,8 @@ class VirtualPipeline:
         self._free_at = [0.0] * num_stages
         self._results: list[tuple[float, int, MicroBatchResult]] = []
         self._outstanding = 0
-        self._owner: dict[int, int] = {}
+        self._owners: dict[int, set[int]] = {}
+        self._slots: dict[int, int] = {}  # token whose KV a slot holds
         self._blocks: dict[int, list[int]] = {}
         self._tokens: dict[int, list[int]] = {}  # by request: tokens whose KV is computed
         self._sampled: dict[int, list[int]] = {}  # by request: every token ever sampled, at its position
@@ -85,7 +87,7 @@ class VirtualPipeline:
     def _replay(self, micro_batch: MicroBatchMessage) -> list[int]:
         for request in micro_batch.dropped:
             for block in self._blocks.pop(request):
-                assert self._owner.pop(block) == request
+                self._owners[block].remove(request)
             del self._tokens[request]
         for new in micro_batch.new:
             assert new.request not in self._blocks, "told twice"
@@ -112,17 +114,19 @@ class VirtualPipeline:
         request = segment.request
         for block in segment.blocks:
             assert 0 <= block < self.num_blocks
-            assert block not in self._owner, f"block {block} of {request} belongs to {self._owner[block]}"
-            self._owner[block] = request
+            self._owners.setdefault(block, set()).add(request)
         self._blocks[request] += segment.blocks
+        assert len(set(self._blocks[request])) == len(self._blocks[request]), "a block twice"
         have = self._tokens[request]
+        if not have:
+            assert segment.start % self.block_size == 0, "only whole blocks are shared"
+            have += [self._slots[self._slot(request, position)] for position in range(segment.start)]
         if segment.start < len(have):
             known = self._prompt_len[request] + len(self._sampled[request])
             assert segment.start == known - 1, "a token twice"
             del have[segment.start :]
         assert segment.start == len(have), "a gap"
-        have += segment.tokens
-        assert len(have) <= len(self._blocks[request]) * self.block_size, "no room in the cache"
+        self._write(segment)
         outputs = have[self._prompt_len[request] :]
         assert outputs == self._sampled[request][: len(outputs)], "an output changed"
         return segment.sample
@@ -131,9 +135,20 @@ class VirtualPipeline:
         have = self._tokens[segment.request]
         assert not segment.blocks, "the blocks of a request's rows come with the first"
         assert segment.start == len(have), "a gap between the rows of a request"
-        have += segment.tokens
-        assert len(have) <= len(self._blocks[segment.request]) * self.block_size, "no room in the cache"
+        self._write(segment)
         return segment.sample
+
+    def _slot(self, request: int, position: int) -> int:
+        return self._blocks[request][position // self.block_size] * self.block_size + position % self.block_size
+
+    def _write(self, segment: SegmentMessage) -> None:
+        request, have = segment.request, self._tokens[segment.request]
+        have += segment.tokens
+        assert len(have) <= len(self._blocks[request]) * self.block_size, "no room in the cache"
+        for position, token in enumerate(segment.tokens, segment.start):
+            slot = self._slot(request, position)
+            assert self._owners[slot // self.block_size] == {request}, "a write to a block that others read"
+            self._slots[slot] = token
 
     def _compute(self, segment: SegmentMessage) -> int:
         """A token that depends on all tokens before it, as a model's does."""

@@ -60,6 +60,8 @@ def workloads(draw: st.DrawFn) -> dict:
         "auto": draw(st.booleans()),
         "order": draw(st.sampled_from(sorted(ORDERS))),
         "drafts": draw(st.sampled_from([0, 1, 5, 20])),
+        "prefix_caching": draw(st.booleans()),
+        "alike": draw(st.integers(0, 60)),
     }
 
 
@@ -129,15 +131,17 @@ def run(policy: str, w: dict, repeats: bool = False) -> tuple[Coordinator, Virtu
     depth = w["stages"] + w["extra_depth"]
     repeats = repeats or w["drafts"] > 0
     pipeline = VirtualPipeline(w["stages"], depth, w["num_blocks"], w["block_size"], stage_time, repeats)
-    pool = BlockPool(w["num_blocks"], w["block_size"], -(-w["max_len"] // w["block_size"]))
+    caching = w.get("prefix_caching", False)
+    pool = BlockPool(w["num_blocks"], w["block_size"], -(-w["max_len"] // w["block_size"]), prefix_caching=caching)
     limits = Limits(w["batch"], Depth(w["stages"], depth), w["tile"], w["stages"])
     scheduler = audited(config_of(policy, w), limits, pool, w)
     coordinator = Coordinator(pipeline, scheduler)
     arrivals = sorted(w["requests"], key=lambda r: r[2])
+    alike = [[rng.randrange(1000) for _ in range(w.get("alike", 0))] for _ in range(2)]
     requests = [
         Request(
             i,
-            [rng.randrange(1000) for _ in range(prompt)],
+            [*alike[i % 2], *(rng.randrange(1000) for _ in range(prompt))][:prompt],
             SamplingParams(max_tokens=output, ignore_eos=ignore),
             arrival=at,
             max_model_len=w["max_len"],
@@ -223,7 +227,7 @@ def check_rule(s: Scheduler, batch: MicroBatch, before: Audit, w: dict) -> None:
         undrafted = batch.num_tokens - batch.num_drafts
         assert batch.num_tokens <= undrafted + (-undrafted % s.tile if chunks else s.tile - undrafted % s.tile)
         assert batch.num_tokens <= getattr(s, "budget", batch.num_tokens)
-    tokens, whole = batch.num_prefill_tokens, all(c.start == 0 and c.ends_prefill for c in chunks)
+    tokens, whole = batch.num_prefill_tokens, all(c.request.num_blocks_sent == 0 and c.ends_prefill for c in chunks)
     free_choice = not before.short_of_kv  # else decodes may be passed over, or prompts preempted
     if isinstance(s, GroupScheduler):
         assert whole, "a prompt enters whole"
@@ -311,7 +315,9 @@ def test_the_ledger_conserves_time(policy: str, w: dict) -> None:
 @given(w=workloads())
 def test_outputs_do_not_depend_on_policy_memory_or_preemption(w: dict) -> None:
     w["abort"] = None
-    roomy = w | {"num_blocks": 100 * w["num_blocks"], "batch": 50, "stages": 1, "extra_depth": 0}
+    roomy = w | {
+        "num_blocks": 100 * w["num_blocks"], "batch": 50, "stages": 1, "extra_depth": 0, "prefix_caching": False,
+    }  # fmt: skip
     reference = [r.output for r in run("sarathi", roomy)[2]]
     for policy in POLICIES:
         assert [r.output for r in run(policy, w)[2]] == reference

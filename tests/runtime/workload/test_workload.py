@@ -152,11 +152,13 @@ def test_each_csv_of_a_trace(
     assert triples(make(TraceConfig(path=str(path)))) == expected
 
 
-MOONCAKE = ('{"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47, 48]}',
-            '{"timestamp": 30535, "input_length": 6472, "output_length": 26, "hash_ids": [46, 47]}')  # fmt: skip
+MOONCAKE = ('{"timestamp": 27482, "input_length": 6955, "output_length": 52, '
+            f'"hash_ids": {list(range(46, 60))}}}',
+            '{"timestamp": 30535, "input_length": 6472, "output_length": 26, '
+            f'"hash_ids": {[*range(46, 51), *range(70, 78)]}}}')  # fmt: skip
 BAILIAN = (
     '{"chat_id": 159, "parent_chat_id": -1, "timestamp": 61.114, "input_length": 521, "output_length": 132, '
-    '"type": "text", "turn": 1, "hash_ids": [1089, 1090]}',
+    f'"type": "text", "turn": 1, "hash_ids": {list(range(1089, 1122))}}}',
     '{"chat_id": 160, "parent_chat_id": 159, "timestamp": 62, "input_length": 8, "output_length": 3}',
 )
 
@@ -170,6 +172,28 @@ def test_each_jsonl_of_a_trace(rows: Sequence[str], expected: Any, name: str, tm
     raw = "\n\n".join(rows).encode()
     (tmp_path / name).write_bytes(gzip.compress(raw) if name.endswith("gz") else raw)
     assert triples(make(TraceConfig(path=str(tmp_path / name)))) == expected
+
+
+def test_prompts_of_a_jsonl_begin_alike_where_its_ids_say_so(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text("\n".join(reversed(MOONCAKE)))  # the workload is in the order of time
+    workload = make(TraceConfig(path=str(path)), context=8192)
+    first, second = (item.prompt for item in workload)
+    assert (len(first), len(second)) == (6955, 6472)
+    assert first[: 5 * 512] == second[: 5 * 512]
+    assert first[5 * 512 : 6 * 512] != second[5 * 512 : 6 * 512]
+    hashes = [item.prefix.block_hashes(len(item.prompt), 24) for item in workload.without_prompts() if item.prefix]
+    assert [len(each) for each in hashes] == [6955 // 24, 6472 // 24]
+    shared = [a == b for a, b in zip(*hashes, strict=False)]
+    assert shared == [24 * (number + 1) <= 5 * 512 for number in range(len(shared))]
+
+
+def test_hash_ids_must_cover_the_prompt(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text('{"timestamp": 0, "input_length": 100, "output_length": 5, "hash_ids": [1, 2, 3]}')
+    expected = f"{path}:1: hash_ids has 3 entries for 100 tokens, not one for each 512; see workload.hash_block_size"
+    assert error(TraceConfig(path=str(path))) == expected
+    assert len(make(TraceConfig(path=str(path), hash_block_size=32))[0].prompt) == 100  # the last 4 tokens have no id
 
 
 def test_rows_are_sorted_and_blank_lines_skipped(tmp_path: Path) -> None:

@@ -26,8 +26,8 @@ FIRST_KEYS = (  # of each command those that it has, before all others
     "workload.num_prompts", "workload.request_rate", "parallel.tp", "parallel.pp", "scheduler.chunk", "scheduler.batch",
     "simulation.replicas", "runs", "figures", "out",
 )  # fmt: skip
-_SECTIONS = ("", "serve", "search", "sampling", "workload", "slo", "simulation", "parallel", "scheduler", "cache", "model",
-             "hardware")  # fmt: skip
+_SECTIONS = ("", "serve", "search", "sampling", "workload", "slo", "simulation", "parallel", "scheduler", "cache",
+             "model", "hardware")  # fmt: skip
 _COSTS = "hardware.costs"
 
 

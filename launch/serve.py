@@ -51,9 +51,11 @@ def prepare(config: ServeConfig, stdin: TextInput) -> Prepared:
     from ..runtime.engine.plan import make_plan
     from ..runtime.pipeline.launcher import check_launcher
     from .server.chat_template import load_chat_template
+    from .server.connections import allow_files
     from .server.keys import Keys
 
     check_launcher(config.parallel, config.hardware)
+    allow_files(config.serve)
     keys = Keys(config.serve.api_keys)
     plan = make_plan(config)
     _bind(config).close()
@@ -95,6 +97,7 @@ async def _serve(config: ServeConfig, prepared: Prepared, listener: socket.socke
 
     from ..runtime.pipeline.protocol import PipelineError
     from .server.app import Service, make_app
+    from .server.connections import protocol_of
     from .server.engine_client import EngineClient
     from .server.metrics import Metrics as ServerMetrics
 
@@ -111,8 +114,8 @@ async def _serve(config: ServeConfig, prepared: Prepared, listener: socket.socke
         Service(config.serve, prepared.keys, name, plan.max_model_len, intake, prepared.template, client, metrics)
     )
     settings = uvicorn.Config(
-        app, http="httptools", ws="none", lifespan="off", log_level="warning", access_log=False, server_header=False,
-        timeout_graceful_shutdown=1,
+        app, http=protocol_of(config.serve), ws="none", lifespan="off", log_level="warning", access_log=False,
+        server_header=False, timeout_graceful_shutdown=1,
     )  # fmt: skip
     server = uvicorn.Server(settings)
     server.capture_signals = nullcontext  # type: ignore[assignment, method-assign]  # ours drain first

@@ -21,6 +21,9 @@ class ServingConfig:
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     """keys of which a request to /v1 must bear one (`Authorization: Bearer KEY`), and files that hold one a line, as
     @FILE; empty: none is asked for"""
+    replicas: int = 1
+    """pipelines that serve side by side, each with its own ranks; a request goes to that with the fewest tokens to
+    compute"""
     max_waiting: int = 1024
     """most requests that wait for their first token; one more gets status 429"""
     max_body_mib: float = 32.0
@@ -41,6 +44,7 @@ class ServingConfig:
         check("serve.port", self.port, 0 <= self.port < 1 << 16, "0 to 65535")
         check("serve.model_name", self.model_name, self.model_name != "", "null or a name")
         check("serve.api_keys", "[...]", all(self.api_keys), "keys that are not empty")
+        check("serve.replicas", self.replicas, 1 <= self.replicas <= 1024, "1 to 1024")
         check("serve.max_waiting", self.max_waiting, self.max_waiting >= 1, "1 or more")
         check("serve.max_body_mib", self.max_body_mib, 0 < self.max_body_mib <= 1024, "above 0, 1024 at most")
         check("serve.max_connections", self.max_connections, self.max_connections >= 1, "1 or more")

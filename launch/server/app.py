@@ -23,8 +23,9 @@ from ...runtime.engine.intake import Intake
 from .answers import Answer, ChatAnswer, CompletionAnswer
 from .body_limit import BodyLimit
 from .chat_template import ChatTemplate, ChatTemplateError
-from .engine_client import Call, EngineClient
+from .engine_client import Call
 from .errors import ApiError, of_status
+from .fleet import Engine
 from .keys import Keys
 from .metrics import Metrics
 from .requests import (
@@ -55,7 +56,7 @@ class Service:
     max_model_len: int
     intake: Intake
     template: ChatTemplate | None
-    client: EngineClient
+    client: Engine
     metrics: Metrics
 
 

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,12 +17,10 @@ import httpx2
 class Server:
     """`gapless serve` in a process of its own."""
 
-    def __init__(self, folder: Path, *overrides: str) -> None:
+    def __init__(self, folder: Path, *overrides: str, program: Sequence[str] = ("gapless.launch.cli",)) -> None:
         self._log = (folder / "log").open("w+")
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "gapless.launch.cli", "serve", "serve.port=0", *overrides],
-            stderr=self._log, cwd=folder,
-        )  # fmt: skip
+        command = [sys.executable, "-m", *program, "serve", "serve.port=0", *overrides]
+        self.process = subprocess.Popen(command, stderr=self._log, cwd=folder)
         self.url = self._await(r"listens at (http://\S+);")
 
     def _await(self, pattern: str, seconds: float = 60.0) -> str:

@@ -4,7 +4,7 @@ Clients ask for whole answers and for streams, leave in the middle of a stream, 
 is complete, and send bad bodies. Meanwhile the memory of the front, the engine and the ranks is sampled. At the end all
 clients are gone, and these must hold: no request runs and no KV block is used; each answer was the one expected; for
 each stage, busy and idle seconds sum to wall time; no process grows by more than `MOST_GROWTH` MiB a minute after the
-warm-up, the first quarter. Words after the options are overrides of the server, as `parallel=pp2`, which is the default.
+warm-up, the first quarter. Words after the options are overrides of the server; without any, it has two stages.
 """
 
 from __future__ import annotations
@@ -219,7 +219,8 @@ def main() -> int:
     processes = [watch.growth(role) for role in watch.memory]
     counted = {name: after[name] - before[name] for name in after}
     stages = [
-        {"stage": name, "counted_s": seconds, "wall_s": wall, "off_s": seconds - wall} for name, seconds in counted.items()
+        {"stage": name, "counted_s": seconds, "wall_s": wall, "off_s": seconds - wall}
+        for name, seconds in counted.items()
     ]
     kinds = [{"kind": kind, "requests": count} for kind, count in sorted(clients.done.items())]
     rates = [{
@@ -236,8 +237,8 @@ def main() -> int:
     for row in stages:
         print(f"{row['stage']:<20}{row['counted_s']:10.1f} s{row['wall_s']:10.1f} s{row['off_s']:8.3f} s")
     (rate,) = rates
-    print(f"\n{rate['requests_per_s']:.1f} requests/s; {rate['mean_running']:.1f} run at once, {rate['most_running']:.0f} "
-          f"at most; KV usage {rate['most_kv_usage_share']:.2%} at most")  # fmt: skip
+    print(f"\n{rate['requests_per_s']:.1f} requests/s; {rate['mean_running']:.1f} run at once, "
+          f"{rate['most_running']:.0f} at most; KV usage {rate['most_kv_usage_share']:.2%} at most")  # fmt: skip
     print(", ".join(f"{row['kind']} {row['requests']:,}" for row in kinds))
     print(f"left at the end: {rate['requests_left']:.0f} requests, {rate['kv_usage_left_share']:.0%} of the KV blocks; "
           f"unexpected answers: {rate['unexpected']}")  # fmt: skip

@@ -28,6 +28,7 @@ from .errors import ApiError, of_status
 from .fleet import Engine
 from .keys import Keys
 from .metrics import Metrics
+from .openapi import describe
 from .requests import (
     ChatBody,
     CompletionBody,
@@ -70,6 +71,7 @@ def make_app(service: Service) -> FastAPI:
     _add_models(app, service)
     _add_completions(app, service)
     _add_tokens(app, service)
+    describe(app)
     return app
 
 
@@ -89,7 +91,7 @@ def _json(body: Any, status: int = 200) -> Response:
 
 def _takes(kind: type[BaseModel]) -> dict[str, Any]:
     """The description of a body, for the OpenAPI document."""
-    schema = kind.model_json_schema()
+    schema = kind.model_json_schema(ref_template="#/components/schemas/{model}")
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 

@@ -1,6 +1,7 @@
 # docker build -t gapless .
 # docker run --rm --shm-size=2g gapless generate parallel=pp2 prompt="import os"
 # docker run --rm --shm-size=2g --user "$(id -u)" -v "$PWD:/work" gapless generate model=./my-llama prompts=prompts.jsonl
+# docker run --rm --shm-size=2g -p 127.0.0.1:8000:8000 gapless serve serve.host=0.0.0.0
 #
 # With GPUs: --build-arg BASE=(an image with the CUDA 12 runtime, Debian or Ubuntu) --build-arg EXTRAS="[cuda]", and
 # `docker run --gpus all`. TORCH names another build of torch, TORCH_OPTIONS where pip finds it (`--index-url URL`).
@@ -32,5 +33,6 @@ RUN useradd --create-home gapless && mkdir /work && chown gapless /work
 ENV PATH=/opt/gapless/bin:$PATH USER=gapless HOME=/tmp
 USER gapless
 WORKDIR /work
+EXPOSE 8000
 ENTRYPOINT ["gapless"]
 CMD ["--help"]

@@ -113,7 +113,8 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5)
     add_json_option(parser)
     arguments, overrides = parser.parse_known_args()
-    (config,) = compose.compose_all(compose.rewrite(overrides, ServeConfig, "serve"), ServeConfig, "serve")
+    rewritten = compose.rewrite(overrides, ServeConfig, "serve")
+    (config,) = compose.compose_all(rewritten, ServeConfig, "serve", multirun=False)
     found: dict[str, list[dict[str, float]]] = {"offline": [], "served": []}
     with LLM.from_config(config) as llm, server(overrides) as address:
         offline(llm, arguments.clients, 8)

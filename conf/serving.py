@@ -28,10 +28,19 @@ class ServingConfig:
     share_by: Literal["key", "user"] = "key"
     """whose requests scheduler.order=fair_share counts together: those of an API key, or of a request's `user`; without
     keys it is always the user's"""
+    replicas: int = 1
+    """pipelines that serve side by side, each with its own ranks; a request goes to that with the fewest tokens to
+    compute"""
     max_waiting: int = 1024
     """most requests that wait for their first token; one more gets status 429"""
     max_body_mib: float = 32.0
     """largest body of a request in MiB; a larger one gets status 413"""
+    max_connections: int = 2048
+    """most open connections; one more gets status 503 and is closed"""
+    read_timeout_s: float = 30.0
+    """seconds within which a request must have arrived whole, with its body; a slower one gets status 408"""
+    write_timeout_s: float = 60.0
+    """seconds after which a client that takes nothing of its answer loses the connection, and its requests end"""
     timeout_s: float | None = None
     """seconds after which an unfinished request is ended; null: none"""
     drain_s: float = 60.0
@@ -42,8 +51,12 @@ class ServingConfig:
         check("serve.port", self.port, 0 <= self.port < 1 << 16, "0 to 65535")
         check("serve.model_name", self.model_name, self.model_name != "", "null or a name")
         check("serve.api_keys", "[...]", all(self.api_keys), "keys that are not empty")
+        check("serve.replicas", self.replicas, 1 <= self.replicas <= 1024, "1 to 1024")
         check("serve.max_waiting", self.max_waiting, self.max_waiting >= 1, "1 or more")
         check("serve.max_body_mib", self.max_body_mib, 0 < self.max_body_mib <= 1024, "above 0, 1024 at most")
+        check("serve.max_connections", self.max_connections, self.max_connections >= 1, "1 or more")
+        check("serve.read_timeout_s", self.read_timeout_s, 0 < self.read_timeout_s < math.inf, "above 0")
+        check("serve.write_timeout_s", self.write_timeout_s, 0 < self.write_timeout_s < math.inf, "above 0")
         is_timeout = self.timeout_s is None or 0 < self.timeout_s < math.inf
         check("serve.timeout_s", self.timeout_s, is_timeout, "null or above 0")
         check("serve.drain_s", self.drain_s, 0 <= self.drain_s < math.inf, "0 or more")

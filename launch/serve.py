@@ -1,4 +1,4 @@
-"""`gapless serve`: an OpenAI-compatible server over one pipeline, until SIGTERM or Ctrl-C."""
+"""`gapless serve`: an OpenAI-compatible server over one pipeline or several, until SIGTERM or Ctrl-C."""
 
 from __future__ import annotations
 
@@ -51,9 +51,13 @@ def prepare(config: ServeConfig, stdin: TextInput) -> Prepared:
     from ..runtime.engine.plan import make_plan
     from ..runtime.pipeline.launcher import check_launcher
     from .server.chat_template import load_chat_template
+    from .server.connections import allow_files
     from .server.keys import Keys
+    from .server.replica_share import check_replicas
 
+    check_replicas(config)
     check_launcher(config.parallel, config.hardware)
+    allow_files(config.serve)
     keys = Keys(config.serve.api_keys)
     plan = make_plan(config)
     _bind(config).close()
@@ -95,7 +99,9 @@ async def _serve(config: ServeConfig, prepared: Prepared, listener: socket.socke
 
     from ..runtime.pipeline.protocol import PipelineError
     from .server.app import Service, make_app
+    from .server.connections import protocol_of
     from .server.engine_client import EngineClient
+    from .server.fleet import Engine, Fleet
     from .server.metrics import Metrics as ServerMetrics
 
     began = time.monotonic()
@@ -106,13 +112,17 @@ async def _serve(config: ServeConfig, prepared: Prepared, listener: socket.socke
     def say_since_start(text: str) -> None:
         _say(f"{time.monotonic() - began:5.1f} s  {text}")
 
-    client = EngineClient(config, intake.tokenizer, metrics, say_since_start)
+    client: Engine
+    if config.serve.replicas == 1:
+        client = EngineClient(config, intake.tokenizer, metrics, say_since_start)
+    else:
+        client = Fleet(config, intake.tokenizer, metrics, say_since_start, num_blocks=plan.num_blocks)
     app = make_app(
         Service(config.serve, prepared.keys, name, plan.max_model_len, intake, prepared.template, client, metrics)
     )
     settings = uvicorn.Config(
-        app, http="httptools", ws="none", lifespan="off", log_level="warning", access_log=False, server_header=False,
-        timeout_graceful_shutdown=1,
+        app, http=protocol_of(config.serve), ws="none", lifespan="off", log_level="warning", access_log=False,
+        server_header=False, timeout_graceful_shutdown=1,
     )  # fmt: skip
     server = uvicorn.Server(settings)
     server.capture_signals = nullcontext  # type: ignore[assignment, method-assign]  # ours drain first
@@ -174,10 +184,12 @@ async def _watch_stalls(metrics: Metrics) -> None:
 
 
 async def _until_ready(client: Any, ended: _Signals) -> None:
-    ready = asyncio.create_task(client.changed.wait())
     stop = asyncio.create_task(ended.first.wait())
-    await asyncio.wait({ready, stop}, return_when=asyncio.FIRST_COMPLETED)
-    ready.cancel()
+    while client.state == "starting" and not stop.done():
+        client.changed.clear()
+        changed = asyncio.create_task(client.changed.wait())
+        await asyncio.wait({changed, stop}, return_when=asyncio.FIRST_COMPLETED)
+        changed.cancel()
     stop.cancel()
 
 

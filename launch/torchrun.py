@@ -26,6 +26,7 @@ from ..parallel.openmp import choose_waiting
 
 _KEY = "gapless/endpoint"
 _RANK_ENV = "GAPLESS_RANK"  # a JSON object for the child that serves as a rank
+_STORE_IS_OPEN = "TORCHELASTIC_USE_AGENT_STORE"  # torch's variable: the first rank has not to open it
 _TIMEOUT_S = 600.0
 _PR_SET_PDEATHSIG = 1  # of Linux's prctl
 
@@ -87,11 +88,12 @@ def _store() -> Any:
     import torch.distributed as dist
 
     timeout = timedelta(seconds=_TIMEOUT_S)
-    if os.environ["RANK"] != "0" or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+    if os.environ["RANK"] != "0" or os.environ.get(_STORE_IS_OPEN) == "True":
         return next(iter(dist.rendezvous("env://", timeout=timeout)))[0]
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     listener = socket.create_server((host, port), backlog=1024)
     world = int(os.environ["WORLD_SIZE"])
+    os.environ[_STORE_IS_OPEN] = "True"  # for a child of this process, as a server's engine
     return dist.TCPStore(host, port, world, is_master=True, timeout=timeout, master_listen_fd=listener.detach())
 
 
@@ -128,7 +130,8 @@ def main() -> int:
         )
         return 2
     if os.environ["RANK"] != "0":
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        for number in (signal.SIGINT, signal.SIGTERM):  # torchrun passes them to all; the coordinator may drain first
+            signal.signal(number, signal.SIG_IGN)
         address = json.loads(_store().get(_KEY))
         if address is not None:
             _serve(address)

@@ -23,10 +23,12 @@ from ...runtime.engine.intake import Intake
 from .answers import Answer, ChatAnswer, CompletionAnswer
 from .body_limit import BodyLimit
 from .chat_template import ChatTemplate, ChatTemplateError
-from .engine_client import Call, EngineClient
+from .engine_client import Call
 from .errors import ApiError, of_status
+from .fleet import Engine
 from .keys import Keys
 from .metrics import Metrics
+from .openapi import describe
 from .requests import (
     ChatBody,
     CompletionBody,
@@ -55,7 +57,7 @@ class Service:
     max_model_len: int
     intake: Intake
     template: ChatTemplate | None
-    client: EngineClient
+    client: Engine
     metrics: Metrics
 
 
@@ -69,6 +71,7 @@ def make_app(service: Service) -> FastAPI:
     _add_models(app, service)
     _add_completions(app, service)
     _add_tokens(app, service)
+    describe(app)
     return app
 
 
@@ -88,7 +91,7 @@ def _json(body: Any, status: int = 200) -> Response:
 
 def _takes(kind: type[BaseModel]) -> dict[str, Any]:
     """The description of a body, for the OpenAPI document."""
-    schema = kind.model_json_schema()
+    schema = kind.model_json_schema(ref_template="#/components/schemas/{model}")
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 

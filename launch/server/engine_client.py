@@ -7,7 +7,7 @@ import itertools
 import multiprocessing
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -106,12 +106,14 @@ class Call:
 class _Generation:
     """A request of the engine: one output of a call."""
 
-    __slots__ = ("call", "first", "index", "last", "text")
+    __slots__ = ("call", "first", "index", "last", "outstanding", "prompt_tokens", "text")
 
-    def __init__(self, call: Call, index: int, text: OutputText) -> None:
+    def __init__(self, call: Call, index: int, text: OutputText, prompt_tokens: int, max_tokens: int) -> None:
         self.call = call
         self.index = index
         self.text = text
+        self.prompt_tokens = prompt_tokens
+        self.outstanding = prompt_tokens + max_tokens  # tokens that are not computed yet, of prompt and output
         self.first: float | None = None  # when its first token came
         self.last: float | None = None  # when its newest token came
 
@@ -122,18 +124,31 @@ class EngineClient:
     Attributes:
         state: what the engine does; `reason` says it in words.
         snapshot: the newest state of the pipeline, None before the first.
+        outstanding_tokens: of unfinished requests, prompt tokens without an output yet and output tokens to come, at
+            most.
+
+    Args:
+        replica: which of several engines it is.
+        numbers: where requests get their numbers; several engines share it.
+        changed: set when the engine is ready, and when it is gone; several engines share it.
+        environment: variables of the engine's process, beside this one's.
     """
 
     def __init__(
-        self, config: ServeConfig, tokenizer: Tokenizer, metrics: Metrics, on_state: Callable[[str], None]
-    ) -> None:
+        self, config: ServeConfig, tokenizer: Tokenizer, metrics: Metrics, on_state: Callable[[str], None], *,
+        replica: int = 0, numbers: Iterator[int] | None = None, changed: asyncio.Event | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
         self._config = config
         self._tokenizer = tokenizer
         self._metrics = metrics
         self._on_state = on_state
-        self._numbers = itertools.count()
+        self._replica = replica
+        self._environment = dict(environment or {})
+        self._numbers = numbers or itertools.count()
         self._generations: dict[int, _Generation] = {}
         self._num_waiting = 0
+        self.outstanding_tokens = 0
         self._process: multiprocessing.process.BaseProcess | None = None
         self._transport: asyncio.Transport | None = None
         self.state: State = "starting"
@@ -141,7 +156,8 @@ class EngineClient:
         self.started: Started | None = None
         self.snapshot: Snapshot | None = None
         self.error: Failed | None = None
-        self.changed = asyncio.Event()  # set when the engine is ready, and when it is gone
+        self.changed = changed or asyncio.Event()
+        metrics.ready[replica] = False
 
     @property
     def num_waiting(self) -> int:
@@ -156,7 +172,8 @@ class EngineClient:
         """Start the engine's process; `state` says how far it is."""
         ours, theirs = socket.socketpair()
         context = multiprocessing.get_context("spawn")
-        self._process = context.Process(target=run_engine, args=(to_mapping(self._config), theirs), name="engine")
+        arguments = (to_mapping(self._config), theirs, self._environment)
+        self._process = context.Process(target=run_engine, args=arguments, name="engine")
         self._process.start()
         theirs.close()
         self._transport, _ = await asyncio.get_running_loop().create_connection(lambda: _Frames(self), sock=ours)
@@ -186,7 +203,9 @@ class EngineClient:
             completion = CompletionOutput(len(call.outputs))
             call.outputs.append(completion)
             text = OutputText(completion, each, self._tokenizer)
-            self._generations[number] = _Generation(call, completion.index, text)
+            generation = _Generation(call, completion.index, text, len(prompt), each.max_tokens)
+            self._generations[number] = generation
+            self.outstanding_tokens += generation.outstanding
             self._num_waiting += 1
             self._send(Submit(number, list(prompt), each, call.arrival, user, cache_salt, deadline))
             numbers.append(number)
@@ -229,11 +248,12 @@ class EngineClient:
             self._take_tokens(message)
         elif isinstance(message, Snapshot):
             self.snapshot = message
-            self._metrics.snapshot = message
+            self._metrics.snapshots[self._replica] = message
         elif isinstance(message, Progress):
+            if message.text != self.reason:
+                self._on_state(message.text)
             if self.state == "starting":
                 self.reason = message.text
-            self._on_state(message.text)
         elif isinstance(message, Started):
             self.started = message
             if self.state == "starting":
@@ -248,13 +268,15 @@ class EngineClient:
 
     def _become(self, state: State, reason: str) -> None:
         self.state, self.reason = state, reason
+        self._metrics.ready[self._replica] = state == "ready"
         self.changed.set()
 
     def _fail(self, error: str) -> None:
         self._become("failed", error)
         self._on_state(f"error: {error}")
         generations, self._generations = self._generations, {}
-        self._num_waiting = 0
+        self._num_waiting = self.outstanding_tokens = 0
+        self._metrics.snapshots.pop(self._replica, None)
         for generation in generations.values():
             generation.call.fail(EngineError(error))
 
@@ -267,6 +289,9 @@ class EngineClient:
                 continue
             text, reason = generation.text, message.reasons.get(place)
             if token >= 0:
+                computed = 1 if generation.last is not None else 1 + generation.prompt_tokens
+                generation.outstanding -= computed
+                self.outstanding_tokens -= computed
                 if generation.last is None:
                     self._num_waiting -= 1
                     text.completion.cached_tokens = message.cached.get(place, 0)
@@ -301,6 +326,7 @@ class EngineClient:
 
     def _forget(self, number: int, reason: str) -> None:
         generation = self._generations.pop(number)
+        self.outstanding_tokens -= generation.outstanding
         if generation.last is None:
             self._num_waiting -= 1
         decoding = None if generation.first is None else (generation.last or 0.0) - generation.first

@@ -23,14 +23,20 @@ _E2E_S = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240
 
 
 class Metrics(Collector):
-    """Counts requests and tokens as the front sees them. What only the engine knows is in `snapshot`, its newest."""
+    """Counts requests and tokens as the front sees them. What only the engines know is in `snapshots`.
+
+    Attributes:
+        snapshots: the newest of each replica.
+        ready: whether each replica takes requests.
+    """
 
     def __init__(self, model_name: str, num_blocks: int) -> None:
         self.registry = CollectorRegistry()
-        self.snapshot: Snapshot | None = None
+        self.snapshots: dict[int, Snapshot] = {}
+        self.ready: dict[int, bool] = {}
         self._model_name = model_name
         self._num_blocks = num_blocks
-        self._shown: dict[tuple[int, Cause], float] = {}  # idle seconds, which never fall
+        self._shown: dict[tuple[str, int, Cause], float] = {}  # idle seconds, which never fall
 
         def counter(name: str, text: str) -> Counter:
             return Counter(f"gapless:{name}", text, ("model_name",), registry=self.registry).labels(model_name)
@@ -80,23 +86,34 @@ class Metrics(Collector):
             self._decode.observe(decoding)
 
     def collect(self) -> Iterator[Metric]:
-        """What the newest snapshot says of the engine; prometheus_client calls this."""
+        """What the front and the newest snapshots say; prometheus_client calls this."""
         yield GaugeMetricFamily(
             "gapless:front_longest_stall_seconds", "Longest time for which the front's event loop answered nobody.",
             value=self.longest_stall,
         )  # fmt: skip
-        found = self.snapshot
-        if found is None:
-            return
+        ready = GaugeMetricFamily("gapless:replica_ready", "1 while the replica takes requests.", labels=["replica"])
+        for replica, is_ready in self.ready.items():
+            ready.add_metric([str(replica)], is_ready)
+        yield ready
+        families: dict[str, Metric] = {}
+        for replica, found in self.snapshots.items():
+            for family in self._of_engine(str(replica), found):
+                families.setdefault(family.name, family)
+                if families[family.name] is not family:
+                    families[family.name].samples += family.samples
+        yield from families.values()
+
+    def _of_engine(self, replica: str, found: Snapshot) -> Iterator[Metric]:
+        """What the newest snapshot says of a replica."""
 
         def gauge(name: str, text: str, value: float) -> Metric:
-            family = GaugeMetricFamily(f"gapless:{name}", text, labels=["model_name"])
-            family.add_metric([self._model_name], value)
+            family = GaugeMetricFamily(f"gapless:{name}", text, labels=["model_name", "replica"])
+            family.add_metric([self._model_name, replica], value)
             return family
 
         def counter(name: str, text: str, value: float) -> Metric:
-            family = CounterMetricFamily(f"gapless:{name}", text, labels=["model_name"])
-            family.add_metric([self._model_name], value)
+            family = CounterMetricFamily(f"gapless:{name}", text, labels=["model_name", "replica"])
+            family.add_metric([self._model_name, replica], value)
             return family
 
         yield gauge("num_requests_running", "Requests that hold KV blocks.", found.running)
@@ -108,31 +125,33 @@ class Metrics(Collector):
         yield counter("prefix_cache_hits", "Prompt tokens that were found in the prefix cache.", found.prefix_hits)
         reasons = GaugeMetricFamily(
             "gapless:num_requests_waiting_by_reason", "Requests that are not admitted yet, by what they wait for.",
-            labels=["model_name", "reason"],
+            labels=["model_name", "replica", "reason"],
         )  # fmt: skip
         for reason, holds in (("kv_full", found.is_short_of_kv), ("slots", not found.is_short_of_kv)):
-            reasons.add_metric([self._model_name, reason], found.waiting if holds else 0)
+            reasons.add_metric([self._model_name, replica, reason], found.waiting if holds else 0)
         yield reasons
         micro_batches = HistogramMetricFamily(
             "gapless:iteration_tokens_total", "Tokens of a micro-batch, of prompts and of outputs.",
-            labels=["model_name"],
+            labels=["model_name", "replica"],
         )  # fmt: skip
         bounds = [*(str(float(bound)) for bound in TOKEN_BOUNDS), "+Inf"]
         buckets = list(zip(bounds, accumulate(found.by_tokens), strict=True))
-        micro_batches.add_metric([self._model_name], buckets, found.tokens)
+        micro_batches.add_metric([self._model_name, replica], buckets, found.tokens)
         yield micro_batches
-        busy = CounterMetricFamily("gapless:stage_busy_seconds", "Seconds that a stage computed.", labels=["stage"])
+        busy = CounterMetricFamily(
+            "gapless:stage_busy_seconds", "Seconds that a stage computed.", labels=["replica", "stage"]
+        )
         idle = CounterMetricFamily(
             "gapless:stage_idle_seconds", "Seconds that a stage was idle, by the ledger's cause.",
-            labels=["stage", "cause"],
+            labels=["replica", "stage", "cause"],
         )  # fmt: skip
         for stage, seconds in enumerate(found.busy):
-            busy.add_metric([str(stage)], seconds)
+            busy.add_metric([replica, str(stage)], seconds)
             lost = dict(zip(CAUSES, found.idle[stage], strict=True))
             if found.is_idle:  # the ledger counts a wait once it is over
                 lost[Cause.STARVED_NO_REQUEST] += max(0.0, time.monotonic() - found.ends[stage])
             for cause, value in lost.items():
-                shown = self._shown[stage, cause] = max(value, self._shown.get((stage, cause), 0.0))
-                idle.add_metric([str(stage), cause.value], shown)
+                shown = self._shown[replica, stage, cause] = max(value, self._shown.get((replica, stage, cause), 0.0))
+                idle.add_metric([replica, str(stage), cause.value], shown)
         yield busy
         yield idle

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from ...conf.errors import ConfigError
 from ...conf.sampling import SamplingParams
@@ -199,10 +199,13 @@ async def read(request: Request, kind: type[M]) -> M:
     """Read the body of a request.
 
     Raises:
-        ApiError: it is no JSON, or not the body that this path takes; it names the first field that is wrong.
+        ApiError: it is no JSON, or not the body that this path takes; it names the first field that is wrong. Or the
+            client went before it was complete.
     """
     try:
         return kind.model_validate(msgspec.json.decode(await request.body()))
+    except ClientDisconnect as error:
+        raise ApiError(408, "the connection ended before the body was complete") from error
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise ApiError(400, f"the body is not JSON: {error}") from error
     except ValidationError as error:

@@ -11,8 +11,9 @@ import msgspec
 from starlette.responses import Response
 
 from .answers import Answer
-from .engine_client import Call, EngineClient, EngineError
+from .engine_client import Call, EngineError
 from .errors import ApiError
+from .fleet import Engine
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -30,7 +31,7 @@ class _Watched:
     """
 
     def __init__(
-        self, client: EngineClient, call: Call, numbers: Sequence[int], timeout_s: float | None, receive: Receive
+        self, client: Engine, call: Call, numbers: Sequence[int], timeout_s: float | None, receive: Receive
     ) -> None:
         self._client = client
         self._call = call
@@ -54,7 +55,7 @@ class _Watched:
 
 
 async def whole(
-    request: Request, answer: Answer, client: EngineClient, call: Call, numbers: Sequence[int], timeout_s: float | None
+    request: Request, answer: Answer, client: Engine, call: Call, numbers: Sequence[int], timeout_s: float | None
 ) -> Response:
     """Wait for all outputs and answer with them.
 
@@ -79,7 +80,7 @@ class EventStream(Response):
     media_type = "text/event-stream"
 
     def __init__(
-        self, answer: Answer, client: EngineClient, call: Call, numbers: Sequence[int], timeout_s: float | None
+        self, answer: Answer, client: Engine, call: Call, numbers: Sequence[int], timeout_s: float | None
     ) -> None:
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]

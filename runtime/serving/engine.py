@@ -5,9 +5,11 @@ It is a process of its own, so that HTTP, JSON and detokenizing never hold the c
 
 from __future__ import annotations
 
+import os
 import selectors
 import signal
 import socket
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -179,13 +181,15 @@ class ServingEngine:
             self._is_closing = True
 
 
-def run_engine(mapping: dict[str, Any], sock: socket.socket) -> None:
+def run_engine(mapping: dict[str, Any], sock: socket.socket, environment: Mapping[str, str]) -> None:
     """Start a pipeline and serve it over `sock`: the whole of the engine's process.
 
     Args:
         mapping: the plain form of a `ServeConfig` that has been checked. A plan does not travel, since compiled classes
             cannot be pickled.
+        environment: variables to set first, such as the GPUs that this engine may see.
     """
+    os.environ.update(environment)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the front decides, and tells us by its connection
     connection = FrameSocket(sock)

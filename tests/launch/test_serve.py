@@ -13,7 +13,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,58 +25,10 @@ from gapless.conf.sampling import SamplingParams
 from gapless.launch.server.requests import ChatBody, CompletionBody, ResponseBody
 from gapless.runtime import LLM
 from tests.support.processes import descendants_of, is_alive
+from tests.support.server import Server, serving
 
 PROMPT = "import os\n"
 SHIPPED = Path(gapless.models.__path__[0]) / "shipped"
-
-
-class Server:
-    """`gapless serve` in a process of its own."""
-
-    def __init__(self, folder: Path, *overrides: str) -> None:
-        self._log = (folder / "log").open("w+")
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "gapless.launch.cli", "serve", "serve.port=0", *overrides],
-            stderr=self._log, cwd=folder,
-        )  # fmt: skip
-        self.url = self._await(r"listens at (http://\S+);")
-
-    def _await(self, pattern: str, seconds: float = 60.0) -> str:
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            if found := re.search(pattern, self.log):
-                return found.group(1)
-            assert self.process.poll() is None, self.log
-            time.sleep(0.02)
-        raise AssertionError(self.log)
-
-    @property
-    def log(self) -> str:
-        self._log.flush()
-        return Path(self._log.name).read_text()
-
-    def until_ready(self) -> None:
-        deadline = time.monotonic() + 90
-        while httpx2.get(f"{self.url}/health").status_code != 200:
-            assert self.process.poll() is None, self.log
-            assert time.monotonic() < deadline, self.log
-            time.sleep(0.05)
-
-    def stop(self) -> int:
-        self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(30)
-
-
-@contextmanager
-def serving(folder: Path, *overrides: str) -> Iterator[Server]:
-    server = Server(folder, *overrides)
-    try:
-        server.until_ready()
-        yield server
-    finally:
-        if server.process.poll() is None:
-            server.process.kill()
-            server.process.wait()
 
 
 @pytest.fixture(scope="module")
@@ -233,7 +184,7 @@ def test_metrics_count_requests_and_stage_seconds(server: Server, client: openai
     assert value["gapless:iteration_tokens_total_count"] >= 8
     assert value["gapless:iteration_tokens_total_sum"] >= 10
     assert value["gapless:stage_busy_seconds_total"] > 0
-    assert 'gapless:stage_idle_seconds_total{cause="control",stage="0"}' in text
+    assert 'gapless:stage_idle_seconds_total{cause="control",replica="0",stage="0"}' in text
 
 
 def test_many_clients_at_once(server: Server) -> None:
@@ -428,7 +379,7 @@ def test_two_stages_and_a_killed_front(tmp_path: Path) -> None:
         children = descendants_of(server.process.pid)
         assert len(children) > 3
         text = httpx2.get(f"{server.url}/metrics").text
-        assert 'gapless:stage_busy_seconds_total{stage="1"}' in text
+        assert 'gapless:stage_busy_seconds_total{replica="0",stage="1"}' in text
         server.process.kill()
         server.process.wait()
     deadline = time.monotonic() + 20

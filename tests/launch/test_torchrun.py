@@ -10,11 +10,13 @@ import sys
 import time
 from pathlib import Path
 
+import httpx2
 import pytest
 
 from gapless.conf.sampling import SamplingParams
 from gapless.runtime import LLM
 from tests.support.processes import descendants_of, is_alive
+from tests.support.server import Server
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
 GENERATE = ["-m", "gapless.launch.torchrun", "generate", "model=shipped", "parallel.threads=1"]
@@ -72,3 +74,25 @@ def test_nothing_is_left_behind(how: signal.Signals, whom: str, tmp_path: Path) 
     while any(map(is_alive, family)):
         assert time.monotonic() < deadline, "a process stayed behind"
         time.sleep(0.1)
+
+
+def test_a_server_drains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SIGTERM, which torchrun passes to all ranks, lets a stream finish, though the first rank opened the store."""
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    rendezvous = ["--rdzv-backend", "c10d", "--rdzv-conf", "store_type=file", "--local-addr", "127.0.0.1"]
+    program = ["torch.distributed.run", *rendezvous, "--nproc-per-node", "2", "-m", "gapless.launch.torchrun"]
+    server = Server(tmp_path, "parallel=pp2", "parallel.threads=1", program=program)
+    try:
+        server.until_ready()
+        body = {"prompt": "import os\n", "max_tokens": 300, "ignore_eos": True, "stream": True}
+        family = descendants_of(server.process.pid)
+        with httpx2.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            server.process.send_signal(signal.SIGTERM)
+            assert sum(line.startswith("data: {") for line in lines) == 299
+        server.process.wait(30)
+        assert not any(map(is_alive, family))
+    finally:
+        server.process.kill()
+        server.process.wait()

@@ -1,0 +1,120 @@
+"""Several engines behind one front, each with a pipeline of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Sequence
+
+from ...conf.sampling import SamplingParams
+from ...conf.schema import ServeConfig
+from ...models.tokenizer import Tokenizer
+from ...runtime.serving.messages import Failed
+from .engine_client import Call, EngineClient, EngineError, State
+from .metrics import Metrics
+from .replica_share import share_of
+from .router import Router
+
+
+class Fleet:
+    """What `EngineClient` is to the front, over `serve.replicas` engines.
+
+    It takes requests while one of them does. Where an engine dies, its unfinished requests fail, and the others go on.
+    """
+
+    def __init__(
+        self, config: ServeConfig, tokenizer: Tokenizer, metrics: Metrics, on_state: Callable[[str], None],
+        *, num_blocks: int,
+    ) -> None:  # fmt: skip
+        numbers = itertools.count()
+        self.changed = asyncio.Event()  # set when the state of an engine changes
+        self.replicas: list[EngineClient] = []
+        for number in range(config.serve.replicas):
+            own, environment = share_of(config, number)
+
+            def say(text: str, number: int = number) -> None:
+                on_state(f"replica {number}: {text}")
+
+            self.replicas.append(EngineClient(
+                own, tokenizer, metrics, say, replica=number, numbers=numbers, changed=self.changed,
+                environment=environment,
+            ))  # fmt: skip
+        by_prefix = config.cache.prefix_caching
+        self._router = Router(
+            len(self.replicas), block_size=config.cache.block_size, num_blocks=num_blocks, by_prefix=by_prefix
+        )
+
+    @property
+    def state(self) -> State:
+        states = {replica.state for replica in self.replicas}
+        if states == {"failed"}:
+            return "failed"
+        order: tuple[State, ...] = ("closed", "draining", "ready", "starting")
+        return next(state for state in order if state in states)
+
+    @property
+    def reason(self) -> str:
+        """The state in words, with what has failed."""
+        failed = self._in_state("failed")
+        found = f"{len(failed)} of {len(self.replicas)} replicas failed: {failed[0].reason}" if failed else ""
+        if self.state == "failed":
+            return found
+        others = self._in_state(self.state)
+        rest = others[0].reason
+        if self.state == "ready" and len(others) < len(self.replicas):
+            rest = f"requests are taken by {len(others)}"
+        return "; ".join(text for text in (found, rest) if text)
+
+    @property
+    def error(self) -> Failed | None:
+        """What the first engine said of its end, where all have failed."""
+        return self.replicas[0].error if self.state == "failed" else None
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests without a token yet."""
+        return sum(replica.num_waiting for replica in self.replicas)
+
+    @property
+    def num_unfinished(self) -> int:
+        return sum(replica.num_unfinished for replica in self.replicas)
+
+    async def start(self) -> None:
+        """Start the engines' processes; `state` says how far they are."""
+        for replica in self.replicas:
+            await replica.start()
+
+    def submit(
+        self, call: Call, prompt: Sequence[int], params: Sequence[SamplingParams], user: str = "",
+        cache_salt: str = "", deadline: float | None = None,
+    ) -> list[int]:  # fmt: skip
+        """Send a prompt to one of the engines, as `EngineClient.submit`.
+
+        Raises:
+            EngineError: none takes requests.
+        """
+        loads = {number: each.outstanding_tokens for number, each in enumerate(self.replicas) if each.state == "ready"}
+        if not loads:
+            raise EngineError(self.reason)
+        chosen = self.replicas[self._router.choose(prompt, loads, cache_salt)]
+        return chosen.submit(call, prompt, params, user, cache_salt, deadline)
+
+    def abort(self, numbers: Sequence[int]) -> None:
+        """End what is unfinished of these requests, whichever engines have them."""
+        for replica in self.replicas:
+            replica.abort(numbers)
+
+    def drain(self) -> None:
+        """Take no more requests; those that run go on."""
+        for replica in self.replicas:
+            replica.drain()
+
+    async def close(self) -> None:
+        """End the engines and their ranks, whatever they do."""
+        await asyncio.gather(*(replica.close() for replica in self.replicas))
+
+    def _in_state(self, state: State) -> list[EngineClient]:
+        return [replica for replica in self.replicas if replica.state == state]
+
+
+Engine = EngineClient | Fleet

@@ -1,0 +1,71 @@
+"""The share of this machine that each replica gets: its threads and its GPUs."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+from ...conf.errors import ConfigError
+from ...conf.schema import ParallelConfig, ServeConfig
+
+_DEVICES = "CUDA_VISIBLE_DEVICES"
+
+
+def check_replicas(config: ServeConfig) -> None:
+    """Check that the replicas can stand side by side.
+
+    Raises:
+        ConfigError: torchrun starts the ranks of one pipeline only, or this machine has too few GPUs.
+    """
+    replicas, parallel = config.serve.replicas, config.parallel
+    if replicas == 1:
+        return
+    if parallel.launcher == "torchrun":
+        raise ConfigError(
+            f"serve.replicas={replicas}: torchrun starts the ranks of one pipeline; must be 1, or use "
+            "parallel.launcher=ray"
+        )
+    if config.hardware.device == "cuda" and _is_here(parallel):
+        needed, visible = replicas * parallel.world_size, len(_visible_devices())
+        if visible < needed:
+            raise ConfigError(
+                f"serve.replicas={replicas}: {replicas} pipelines of {parallel.world_size} GPUs each need {needed}, "
+                f"and this machine shows {visible}; must be {max(1, visible // parallel.world_size)} at most"
+            )
+
+
+def share_of(config: ServeConfig, replica: int) -> tuple[ServeConfig, dict[str, str]]:
+    """Return the config of a replica, and the environment variables that its engine gets.
+
+    Ranks on this machine's CPUs share its cores evenly, unless `parallel.threads` is given. Replicas on its GPUs get
+    GPUs of their own. On a Ray cluster, Ray places them.
+    """
+    replicas, parallel = config.serve.replicas, config.parallel
+    if replicas == 1 or not _is_here(parallel):
+        return config, {}
+    ranks = parallel.world_size
+    if config.hardware.device == "cuda":
+        devices = _visible_devices()[replica * ranks : (replica + 1) * ranks]
+        return config, {_DEVICES: ",".join(devices)}
+    if parallel.threads is not None:
+        return config, {}
+    return replace(config, parallel=replace(parallel, threads=max(1, _cores() // (replicas * ranks)))), {}
+
+
+def _is_here(parallel: ParallelConfig) -> bool:
+    """Whether all ranks run on this machine."""
+    is_cluster = parallel.ray_address is not None or "RAY_ADDRESS" in os.environ
+    return parallel.launcher == "local" or (parallel.launcher == "ray" and not is_cluster)
+
+
+def _visible_devices() -> list[str]:
+    listed = os.environ.get(_DEVICES)
+    if listed is not None:
+        return [device for device in listed.split(",") if device.strip()]
+    import torch
+
+    return [str(number) for number in range(torch.cuda.device_count())]
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

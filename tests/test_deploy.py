@@ -1,0 +1,87 @@
+"""The files of docs/deploy/ hold: they parse, and the commands in them compose."""
+
+from __future__ import annotations
+
+import configparser
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gapless.conf.schema import ServeConfig
+from gapless.launch import compose
+
+DEPLOY = Path(__file__).parent.parent / "docs" / "deploy"
+MANIFESTS: list[dict[str, Any]] = list(yaml.safe_load_all((DEPLOY / "kuberay.yaml").read_text(encoding="utf-8")))
+
+
+def manifest(kind: str) -> dict[str, Any]:
+    (found,) = [each for each in MANIFESTS if each["kind"] == kind]
+    return found
+
+
+def unit() -> configparser.ConfigParser:
+    parsed = configparser.ConfigParser(interpolation=None, strict=False)
+    parsed.optionxform = str  # type: ignore[assignment, method-assign]
+    parsed.read_string((DEPLOY / "gapless.service").read_text(encoding="utf-8").replace("\\\n", " "))
+    return parsed
+
+
+def config_of(command: str, tmp_path: Path) -> ServeConfig:
+    """Compose the command of a file; its model is a folder of the reader's."""
+    (tmp_path / "my-llama").mkdir()
+    program, name, *overrides = shlex.split(command)
+    assert (Path(program).name, name) == ("gapless", "serve")
+    overrides = [
+        f"model={tmp_path}/my-llama" if text.startswith("model=") else text.replace("$POD_IP", "10.0.0.1")
+        for text in overrides
+    ]
+    rewritten = compose.rewrite(overrides, ServeConfig, "serve", multirun=False)
+    (config,) = compose.compose_all(rewritten, ServeConfig, "serve", multirun=False)
+    return config
+
+
+def test_the_unit_s_command_composes_and_gets_its_time_to_drain(tmp_path: Path) -> None:
+    service = unit()["Service"]
+    config = config_of(service["ExecStart"], tmp_path)
+    assert config.serve.api_keys == ("@%d/keys",)
+    assert service["LoadCredential"].startswith("keys:")
+    assert int(service["TimeoutStopSec"]) >= config.serve.drain_s + 15
+    assert int(service["LimitNOFILE"]) > config.serve.max_connections
+
+
+def test_the_job_fits_its_cluster(tmp_path: Path) -> None:
+    job = manifest("RayJob")["spec"]
+    config = config_of(job["entrypoint"], tmp_path)
+    (workers,) = job["rayClusterSpec"]["workerGroupSpecs"]
+    assert workers["replicas"] == workers["minReplicas"] == workers["maxReplicas"] == config.parallel.pp
+    (container,) = workers["template"]["spec"]["containers"]
+    assert int(container["resources"]["limits"]["nvidia.com/gpu"]) == config.parallel.tp
+    (head,) = job["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]["containers"]
+    assert [each["name"] for each in head["env"]] == ["POD_IP"]
+    assert config.serve.port in [port["containerPort"] for port in head["ports"]]
+    assert config.serve.host == "0.0.0.0"
+    pins = (DEPLOY.parent.parent / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    assert f"ray=={job['rayClusterSpec']['rayVersion']}" in pins
+
+
+@pytest.mark.parametrize("group", ["headGroupSpec", "workerGroupSpecs"])
+def test_what_a_pod_mounts_is_among_its_volumes(group: str) -> None:
+    found = manifest("RayJob")["spec"]["rayClusterSpec"][group]
+    spec = (found if isinstance(found, dict) else found[0])["template"]["spec"]
+    (container,) = spec["containers"]
+    assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in spec["volumes"]}
+
+
+def test_service_and_policy_select_the_pods() -> None:
+    template = manifest("RayJob")["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]
+    labels = template["metadata"]["labels"]
+    assert manifest("NetworkPolicy")["spec"]["podSelector"]["matchLabels"] == labels
+    assert manifest("Service")["spec"]["selector"] == labels | {"ray.io/node-type": "head"}
+
+
+def test_prometheus_scrapes_the_default_address() -> None:
+    (job,) = yaml.safe_load((DEPLOY / "prometheus.yml").read_text(encoding="utf-8"))["scrape_configs"]
+    assert job["static_configs"] == [{"targets": ["127.0.0.1:8000"]}]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .errors import ConfigError
+from .structured_outputs import StructuredOutputs
 
 _INTEGERS = ("n", "max_tokens", "min_tokens", "top_k")
 _NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
@@ -53,6 +54,8 @@ class SamplingParams:
     """go on past the end-of-sequence token"""
     logprobs: int | None = None
     """log-probabilities of this many most likely tokens (0: of the sampled one only); null: none"""
+    structured_outputs: StructuredOutputs | None = None
+    """what the text must match; null: nothing"""
 
     def __post_init__(self) -> None:
         for name in ("stop", "stop_token_ids"):
@@ -84,10 +87,17 @@ class SamplingParams:
         for name, holds, right in rules:
             if not holds:
                 raise ConfigError(f"sampling.{name}={getattr(self, name)!r}: must be {right}")
+        if self.structured_outputs is not None and self.ignore_eos:
+            raise ConfigError("sampling.ignore_eos=True: structured_outputs end with the end-of-sequence token")
 
     @property
     def is_greedy(self) -> bool:
         return self.temperature == 0.0
+
+    @property
+    def takes_drafts(self) -> bool:
+        """Whether the tokens that may follow a draft are known before the draft is accepted."""
+        return not self.has_penalties and self.structured_outputs is None
 
     @property
     def has_penalties(self) -> bool:

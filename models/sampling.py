@@ -2,8 +2,10 @@
 
 Only tensor-parallel rank 0 of the last stage has a sampler. Semantics are vLLM's, in this order:
 
-1. apply the repetition penalty (over prompt and output), then frequency and presence penalties (over output only);
-2. mask end-of-sequence and stop tokens until there are `min_tokens` output tokens;
+1. mask the tokens that structured outputs do not allow; apply the repetition penalty (over prompt and output), then
+   frequency and presence penalties (over output only);
+2. mask end-of-sequence and stop tokens until there are `min_tokens` output tokens, unless structured outputs allow no
+   other;
 3. at temperature 0, take the argmax (the lowest id on ties);
 4. apply temperature, then `min_p`, then `top_k`, then `top_p` (the smallest set that reaches it, lowest ids first on
    ties);
@@ -22,6 +24,7 @@ import torch
 from torch import Tensor
 
 from ..conf.sampling import SamplingParams
+from .token_masks import RowMasks
 from .transfers import Download, upload
 
 _MASK64 = (1 << 64) - 1
@@ -92,8 +95,9 @@ class _History:
     def is_masked(self, position: int) -> bool:
         return bool(self.masked) and position - self.prompt_len < self.params.min_tokens
 
-    def edit(self, logits_V: Tensor, position: int) -> None:
-        """Apply penalties and the `min_tokens` mask to the logits of the token at `position`, in place."""
+    def edit(self, logits_V: Tensor, position: int, is_over: bool) -> None:
+        """Apply penalties to the logits of the token at `position`, in place, and the `min_tokens` mask unless the
+        output `is_over`: only tokens that end it may come."""
         params, device = self.params, logits_V.device
         if params.has_penalties:
             assert self.length == position, f"{self.length} tokens were fed before position {position}"
@@ -105,7 +109,7 @@ class _History:
                 ids, counts = upload([_ints(self.counts), _ints(self.counts.values())], device)
                 penalties = counts.to(logits_V.dtype) * params.frequency_penalty + params.presence_penalty
                 logits_V[ids] -= penalties
-        if self.is_masked(position):
+        if self.is_masked(position) and not is_over:
             (ids,) = upload([_ints(self.masked)], device)
             logits_V.index_fill_(0, ids, _MASKED_LOGIT)
 
@@ -151,13 +155,16 @@ class Sampler:
         """Sample one token for each row, as `queue` does, and wait for them."""
         return self.queue(logits_RV, requests, positions).read()
 
-    def queue(self, logits_RV: Tensor, requests: Sequence[int], positions: Sequence[int]) -> PendingTokens:
+    def queue(
+        self, logits_RV: Tensor, requests: Sequence[int], positions: Sequence[int], masks: RowMasks | None = None
+    ) -> PendingTokens:
         """Queue on the device the sampling of one token for each row. The host waits for nothing.
 
         Args:
             logits_RV: float32, on any device, at least `vocab_size` wide. It is not modified.
             requests: the request of each row.
             positions: the position of each row's new token, which is the number of tokens before it.
+            masks: of rows with structured outputs.
 
         Returns:
             What has the tokens. It is `NO_TOKEN` for a row that holds NaN or infinity, or no logit above -infinity.
@@ -165,6 +172,8 @@ class Sampler:
         if not requests:
             return PendingTokens(None, [])
         logits = logits_RV[:, : self.vocab_size]
+        if masks is not None:
+            logits = masks.apply(logits)
         if self._special.isdisjoint(requests):
             top, best = logits.max(dim=-1)
             return PendingTokens(Download([best.where(top.isfinite(), NO_TOKEN)]), [])
@@ -173,9 +182,10 @@ class Sampler:
             r for r, (h, p) in enumerate(zip(rows, positions, strict=True)) if h.params.has_penalties or h.is_masked(p)
         ]
         if edited:
-            logits = logits.clone()
+            logits = logits.clone() if masks is None else logits
             for r in edited:
-                rows[r].edit(logits[r], positions[r])
+                is_over = masks is not None and r in masks and not masks.has_other_than(r, rows[r].masked)
+                rows[r].edit(logits[r], positions[r], is_over)
         top, best = logits.max(dim=-1)  # NaN, if the row holds one
         drawn = [r for r, h in enumerate(rows) if not h.params.is_greedy]
         for part in _slices(drawn, self.vocab_size):

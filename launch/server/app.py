@@ -243,11 +243,15 @@ async def _run(
     client = service.client
     if client.state != "ready":
         raise ApiError(503, client.reason, headers={"retry-after": _RETRY_AFTER_S})
-    for number, prompt in enumerate(prompts):
-        try:
+    try:
+        if params.structured_outputs is not None:  # to compile a grammar may take a while
+            await asyncio.to_thread(service.intake.check_structured_outputs, params.structured_outputs)
+        for number, prompt in enumerate(prompts):
             service.intake.check(number, prompt, params)
-        except ConfigError as error:
-            raise ApiError(400, str(error), param="prompt") from error
+    except ConfigError as error:
+        text = str(error).removeprefix("sampling.")
+        param = "structured_outputs" if text.startswith("structured_outputs") else "prompt"
+        raise ApiError(400, text, param=param) from error
     new = len(prompts) * body.n
     if client.num_waiting + new > service.config.max_waiting:
         most = service.config.max_waiting

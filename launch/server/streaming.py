@@ -118,7 +118,7 @@ class EventStream(Response):
 
 def _check(reasons: Iterable[str | None]) -> None:
     if "error" in reasons:
-        raise ApiError(500, "the model's logits are not finite; check its weights")
+        raise ApiError(500, "the model's logits are not finite (check its weights), or structured outputs too complex")
 
 
 async def _until_gone(receive: Receive) -> None:

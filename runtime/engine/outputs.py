@@ -17,7 +17,7 @@ class Logprob:
 @dataclass(slots=True)
 class CompletionOutput:
     """A sampled continuation. `finish_reason` is stop, length, abort, or error where the model's logits are not
-    finite (bad weights); None while it is unfinished.
+    finite (bad weights) or structured outputs became too complex; None while it is unfinished.
 
     `token_ids` include the token that ended it; `text` includes neither the stop string nor the end-of-text token.
     `logprobs[i]` maps the sampled token and the most likely tokens at position i to their `Logprob`.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +13,12 @@ from ...models.batch import Decodes, RaggedBatch, Segment
 from ...models.block_tables import BlockTables
 from ...models.build_stage import build_stage
 from ...models.cuda_graphs import capture_graphs
+from ...models.grammar import Grammars
 from ...models.piecewise import PiecewiseStage
 from ...models.sampling import PendingTokens, Sampler
 from ...models.stage import Stage, StageInputs
+from ...models.token_masks import RowMasks, TokenMasks
+from ...models.tokenizer import load_tokenizer
 from ..core.columns import unpack
 from ..core.messages import MicroBatchMessage, Sampled, TokenLogprobs
 from .handshake import Setup
@@ -24,14 +28,21 @@ if TYPE_CHECKING:
 
 
 class StageWorker:
-    """Runs micro-batches in order on one rank. Only tensor-parallel rank 0 of the last stage samples."""
+    """Runs micro-batches in order on one rank. Only tensor-parallel rank 0 of the last stage samples.
 
-    def __init__(self, stage: Stage, cuda_graphs: bool = False) -> None:
+    `tokenizer` is the path of the model's tokenizer, None for UTF-8 bytes. Structured outputs need it.
+    """
+
+    def __init__(self, stage: Stage, cuda_graphs: bool = False, tokenizer: str | None = None) -> None:
         self.stage = stage
         self._forward = PiecewiseStage(stage, capture_graphs).forward if cuda_graphs else stage
         mesh = stage.mesh
         self._sampler = Sampler(stage.arch.vocab_size) if mesh.is_last and mesh.tp_rank == 0 else None
         self._tables = BlockTables()
+        self._tokenizer = tokenizer
+        self._token_masks: TokenMasks | None = None  # from the first request with structured outputs on
+        self._masks: dict[int, Future[RowMasks]] = {}  # by micro-batch that is prepared and not sampled
+        self._num_threads = torch.get_num_threads()
 
     @classmethod
     def build(cls, setup: Setup, groups: Groups) -> StageWorker:
@@ -51,13 +62,15 @@ class StageWorker:
             seed=setup.seed,
         )
         stage.pack()
-        return cls(stage, setup.model.cuda_graphs and groups.device.type == "cuda")
+        return cls(stage, setup.model.cuda_graphs and groups.device.type == "cuda", setup.tokenizer)
 
     def prepare(self, micro_batch: MicroBatchMessage) -> StageInputs:
         """Update block tables from a micro-batch, and make the stage's inputs of it.
 
         Micro-batches must be prepared in their order. Another one may be computed or sampled meanwhile.
         """
+        if self._sampler is not None:
+            self._queue_masks(micro_batch)
         tables = self._tables
         for request in micro_batch.dropped:
             tables.drop(request)
@@ -84,6 +97,31 @@ class StageWorker:
         rows = np.concatenate([sample_rows, np.arange(row, row + len(starts))]).astype(np.int64)
         return self.stage.prepare(RaggedBatch(np.concatenate(parts, dtype=np.int64), chunks, decodes, rows))
 
+    def _queue_masks(self, micro_batch: MicroBatchMessage) -> None:
+        """Begin to make the masks of structured outputs, which `queue_sampling` waits for."""
+        wanted = [new for new in micro_batch.new if new.sampling.structured_outputs is not None]
+        masks = self._token_masks
+        if masks is None or masks.is_empty:
+            if not wanted:
+                return
+            if masks is None:
+                vocab_size = self.stage.arch.vocab_size
+                masks = self._token_masks = TokenMasks(
+                    lambda: Grammars(
+                        load_tokenizer(self._tokenizer, vocab_size), vocab_size, self.stage.arch.eos_token_ids
+                    ),
+                    self._num_threads,
+                )
+        for request in micro_batch.dropped:
+            masks.drop(request)
+        for new in wanted:
+            assert new.sampling.structured_outputs is not None
+            masks.add(new.request, new.sampling.structured_outputs, new.prompt_len)
+        segments = [(each.request, each.start, each.tokens) for each in chain(micro_batch.chunks, micro_batch.decodes)]
+        pending = masks.advance(segments, sampled_requests(micro_batch))
+        if pending is not None:
+            self._masks[micro_batch.micro_batch] = pending
+
     def forward(self, inputs: StageInputs, hidden_TH: torch.Tensor | None) -> torch.Tensor:
         """Compute the hidden states [T, H]; on the last stage the logits [R, V] of the rows that need a token."""
         return self._forward(inputs, hidden_TH)
@@ -107,9 +145,16 @@ class StageWorker:
             for segment in chain(micro_batch.chunks, decodes):
                 sampler.feed(segment.request, segment.start, segment.tokens)
         ends = [chunk for chunk in micro_batch.chunks if chunk.sample]
-        requests = [chunk.request for chunk in ends] + unpack(decodes.requests).tolist()
         positions = [chunk.start + len(chunk.tokens) for chunk in ends] + [n + 1 for n in unpack(decodes.starts)]
-        return PendingSampled(sampler.queue(logits_RV, requests, positions))
+        pending = self._masks.pop(micro_batch.micro_batch, None) if self._masks else None
+        masks = None if pending is None else pending.result()
+        return PendingSampled(sampler.queue(logits_RV, sampled_requests(micro_batch), positions, masks))
+
+
+def sampled_requests(micro_batch: MicroBatchMessage) -> list[int]:
+    """The request of each token that a micro-batch samples, in their order."""
+    ends = [chunk.request for chunk in micro_batch.chunks if chunk.sample]
+    return ends + unpack(micro_batch.decodes.requests).tolist()
 
 
 class PendingSampled:

@@ -153,6 +153,32 @@ def test_stop_strings_and_logprobs(client: openai.OpenAI, offline: LLM) -> None:
     assert "".join(chunk.choices[0].text for chunk in pieces) == choice.text
 
 
+SCHEMA = {
+    "type": "object", "properties": {"name": {"type": "string", "maxLength": 9}, "ok": {"type": "boolean"}},
+    "required": ["name", "ok"], "additionalProperties": False, "x-guidance": {"whitespace_flexible": False},
+}  # fmt: skip
+
+
+def test_structured_outputs(server: Server, client: openai.OpenAI) -> None:
+    form: Any = {"type": "json_schema", "json_schema": {"name": "one", "strict": True, "schema": SCHEMA}}
+    answer = client.completions.create(
+        model="shipped", prompt=[PROMPT, "def f(x):\n"], n=2, max_tokens=60, seed=3,
+        extra_body={"response_format": form},
+    )  # fmt: skip
+    for choice in answer.choices:
+        assert set(json.loads(choice.text)) == {"name", "ok"}
+        assert choice.finish_reason == "stop"
+    pieces = client.completions.create(
+        model="shipped", prompt=PROMPT, max_tokens=20, stream=True, logprobs=3,
+        extra_body={"structured_outputs": {"choice": ["yes", "no"], "regex": None}},
+    )  # fmt: skip
+    assert "".join(chunk.choices[0].text for chunk in pieces) in ("yes", "no")
+    form["json_schema"]["schema"] = {"type": "object", "uniqueItems": 5}
+    answer = httpx2.post(f"{server.url}/v1/completions", json={"prompt": "x", "response_format": form})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"].startswith("structured_outputs")
+
+
 def test_models_tokens_and_versions(server: Server, client: openai.OpenAI, offline: LLM) -> None:
     (model,) = client.models.list().data
     assert model.id == client.models.retrieve(model.id).id == "shipped"
@@ -187,6 +213,12 @@ WRONG: list[tuple[str, Any, int, str]] = [
     ("/v1/completions", {"prompt": "x", "stop": [""]}, 400, "stop"),
     ("/v1/completions", {"prompt": "x", "seed": 1 << 80}, 400, "seed"),
     ("/v1/completions", {"prompt": "x", "stop_token_ids": [1 << 20]}, 400, "stop_token_ids"),
+    ("/v1/completions", {"prompt": "x", "structured_outputs": {}}, 400, "found none"),
+    ("/v1/completions", {"prompt": "x", "structured_outputs": {"regexp": "a"}}, 400, "regex"),
+    ("/v1/completions", {"prompt": "x", "structured_outputs": {"regex": "[a-"}}, 400, "unclosed character class"),
+    ("/v1/completions", {"prompt": "x", "guided_regex": "a"}, 400, "structured_outputs"),
+    ("/v1/completions", {"prompt": "x", "response_format": {"type": "json_schema"}}, 400, "json_schema"),
+    ("/v1/completions", {"prompt": "x", "response_format": {"type": "yaml"}}, 400, "response_format"),
     ("/v1/completions", {"prompt": "x", "model": "other"}, 404, "other"),
     ("/v1/completions", {"prompt": "x" * (1 << 21)}, 413, "max_body_mib"),
     ("/v1/chat/completions", {"messages": []}, 400, "messages"),
@@ -330,6 +362,12 @@ def check_chats(client: openai.OpenAI, url: str) -> None:
     assert chunks[0].choices[0].delta.role == "assistant"
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == plain.choices[0].text
     assert len(chunks) == 10
+    form: Any = {"type": "json_schema", "json_schema": {"name": "one", "schema": SCHEMA}}
+    of_schema = client.chat.completions.create(model="mine", messages=chat, seed=1, response_format=form)
+    assert set(json.loads(of_schema.choices[0].message.content or "")) == {"name", "ok"}
+    text: Any = {"format": {"type": "json_schema", "name": "one", "schema": SCHEMA}}
+    response = client.responses.create(model="mine", input="import", text=text)
+    assert set(json.loads(response.output_text)) == {"name", "ok"}
     answer = client.responses.create(model="mine", input="import", max_output_tokens=9, temperature=0)
     assert answer.output_text == plain.choices[0].text
     assert answer.status == "incomplete"

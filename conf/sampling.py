@@ -16,7 +16,7 @@ class SamplingParams:
     """Sampling parameters of one request.
 
     Without a `seed`, the run's seed and the request's number stand in for it. `logprobs` are those of the model after
-    penalties, before temperature and truncation.
+    penalties, before temperature and truncation; `prompt_logprobs` are those of the model alone.
 
     Raises:
         ConfigError: a value out of its range, by name.
@@ -54,6 +54,8 @@ class SamplingParams:
     """go on past the end-of-sequence token"""
     logprobs: int | None = None
     """log-probabilities of this many most likely tokens (0: of the sampled one only); null: none"""
+    prompt_logprobs: int | None = None
+    """the same of each token of the prompt but the first; null: none"""
     structured_outputs: StructuredOutputs | None = None
     """what the text must match; null: nothing"""
 
@@ -62,7 +64,7 @@ class SamplingParams:
             value = getattr(self, name)
             value = (value,) if isinstance(value, str | int) else tuple(value or ())
             object.__setattr__(self, name, value)
-        given = [name for name in ("seed", "logprobs") if getattr(self, name) is not None]
+        given = [name for name in ("seed", "logprobs", "prompt_logprobs") if getattr(self, name) is not None]
         for names, kind, right in (((*_INTEGERS, *given), int, "an integer"), (_NUMBERS, int | float, "a number")):
             for name in names:
                 value = getattr(self, name)
@@ -83,6 +85,7 @@ class SamplingParams:
             ("stop", all(isinstance(s, str) and s for s in self.stop), "strings that are not empty"),
             ("stop_token_ids", all(isinstance(i, int) for i in self.stop_token_ids), "token ids"),
             ("logprobs", self.logprobs is None or 0 <= self.logprobs <= 64, "null or 0 to 64"),
+            ("prompt_logprobs", self.prompt_logprobs is None or 0 <= self.prompt_logprobs <= 64, "null or 0 to 64"),
         ]
         for name, holds, right in rules:
             if not holds:

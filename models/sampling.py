@@ -140,6 +140,10 @@ class Sampler:
         self._requests.pop(request, None)
         self._special.discard(request)
 
+    def params(self, request: int) -> SamplingParams:
+        """Return the parameters of a request that is known."""
+        return self._requests[request].params
+
     @property
     def keeps_past(self) -> bool:
         """Whether the past tokens of any request may matter."""
@@ -188,7 +192,7 @@ class Sampler:
                 rows[r].edit(logits[r], positions[r], is_over)
         top, best = logits.max(dim=-1)  # NaN, if the row holds one
         drawn = [r for r, h in enumerate(rows) if not h.params.is_greedy]
-        for part in _slices(drawn, self.vocab_size):
+        for part in slices(drawn, self.vocab_size):
             numbers = [uniform(rows[r].seed, positions[r] - rows[r].prompt_len) for r in part]
             (part_S,) = upload([_ints(part)], logits.device)
             tokens_S = _draw(logits[part_S], best[part_S], [rows[r].params for r in part], numbers)
@@ -196,11 +200,11 @@ class Sampler:
         computed = [best.where(top.isfinite(), NO_TOKEN)]
         asked = [(r, h.params.logprobs) for r, h in enumerate(rows) if h.params.logprobs is not None]
         parts = []
-        for part in _slices([r for r, _ in asked], self.vocab_size):
+        for part in slices([r for r, _ in asked], self.vocab_size):
             num_tops = [rows[r].params.logprobs or 0 for r in part]
             parts.append((part, num_tops))
             (part_S,) = upload([_ints(part)], logits.device)
-            computed += _logprobs(logits[part_S], best[part_S], max(num_tops))
+            computed += logprobs_of(logits[part_S], best[part_S], max(num_tops))
         return PendingTokens(Download(computed), parts)
 
 
@@ -208,7 +212,7 @@ class PendingTokens:
     """Tokens that are being sampled on the device. `read` waits for them; any thread may call it.
 
     Args:
-        download: the tokens of all rows, then what `_logprobs` returns for each of `logprobs`.
+        download: the tokens of all rows, then what `logprobs_of` returns for each of `logprobs`.
         logprobs: the rows of each, and for each row how many of the best tokens it asks for.
     """
 
@@ -230,7 +234,8 @@ class PendingTokens:
         return sampled
 
 
-def _slices(rows: list[int], vocab_size: int) -> list[list[int]]:
+def slices(rows: list[int], vocab_size: int) -> list[list[int]]:
+    """Cut rows into parts of which each has room in memory at once."""
     size = max(1, _MAX_ELEMENTS // vocab_size)
     return [rows[i : i + size] for i in range(0, len(rows), size)]
 
@@ -278,7 +283,7 @@ def _truncate(weights_SV: Tensor, top_k: list[int], top_p: Tensor) -> None:
     weights_SV.zero_().scatter_(-1, ids, ordered)
 
 
-def _logprobs(logits_SV: Tensor, tokens_S: Tensor, num_top: int) -> list[Tensor]:
+def logprobs_of(logits_SV: Tensor, tokens_S: Tensor, num_top: int) -> list[Tensor]:
     """Return the logprob and the rank of each row's token, and ids and logprobs of its `num_top` best, by id on ties.
 
     They are float64 [S], int64 [S], int64 [S, num_top] and float64 [S, num_top]. In place of the id of a token that is

@@ -16,7 +16,7 @@ from ...conf.sampling import SamplingParams
 from ...conf.schema import ServeConfig
 from ...models.tokenizer import Tokenizer
 from ...parallel.frames import DATA, FrameBuffer, pack
-from ...runtime.engine.output_text import OutputText
+from ...runtime.engine.output_text import OutputText, named_prompt
 from ...runtime.engine.outputs import CompletionOutput, Logprob
 from ...runtime.serving.engine import run_engine
 from ...runtime.serving.messages import (
@@ -46,7 +46,8 @@ class EngineError(RuntimeError):
 class Delta:
     """News of one output of a call: a token and the text that became final with it, its end, or both.
 
-    `token` is None where the output ended without one.
+    `token` is None where the output ended without one. `prompt_logprobs` come with the first token, if they were asked
+    for.
     """
 
     index: int
@@ -55,13 +56,18 @@ class Delta:
     logprobs: dict[int, Logprob] | None
     finish_reason: str | None
     stop_reason: str | int | None
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
 
 
 class Call:
-    """The outputs of one HTTP request, and the news of them that nobody has taken yet."""
+    """The outputs of one HTTP request, and the news of them that nobody has taken yet.
+
+    `prompt_logprobs`, by output: those of its prompt, where they were asked for.
+    """
 
     def __init__(self) -> None:
         self.outputs: list[CompletionOutput] = []
+        self.prompt_logprobs: dict[int, list[dict[int, Logprob] | None]] = {}
         self.arrival = time.monotonic()
         self._news: list[Delta] = []
         self._waiter: asyncio.Future[None] | None = None
@@ -104,12 +110,13 @@ class Call:
 class _Generation:
     """A request of the engine: one output of a call."""
 
-    __slots__ = ("call", "first", "index", "last", "text")
+    __slots__ = ("call", "first", "index", "last", "prompt", "text")
 
-    def __init__(self, call: Call, index: int, text: OutputText) -> None:
+    def __init__(self, call: Call, index: int, text: OutputText, prompt: Sequence[int]) -> None:
         self.call = call
         self.index = index
         self.text = text
+        self.prompt = prompt
         self.first: float | None = None  # when its first token came
         self.last: float | None = None  # when its newest token came
 
@@ -178,7 +185,7 @@ class EngineClient:
             completion = CompletionOutput(len(call.outputs))
             call.outputs.append(completion)
             text = OutputText(completion, each, self._tokenizer)
-            self._generations[number] = _Generation(call, completion.index, text)
+            self._generations[number] = _Generation(call, completion.index, text, prompt)
             self._num_waiting += 1
             self._send(Submit(number, list(prompt), each, call.arrival, user))
             numbers.append(number)
@@ -279,6 +286,9 @@ class EngineClient:
             out = text.completion
             logprobs = out.logprobs[-1] if out.logprobs and token >= 0 else None
             delta = Delta(generation.index, piece, token if token >= 0 else None, logprobs, reason, out.stop_reason)
+            if (of_prompt := message.prompt_logprobs.get(place)) is not None:
+                delta.prompt_logprobs = named_prompt(self._tokenizer, generation.prompt, of_prompt)
+                generation.call.prompt_logprobs[generation.index] = delta.prompt_logprobs
             generation.call.push(delta)
         if stopped:
             self._send(Abort(stopped))

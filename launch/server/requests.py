@@ -86,7 +86,7 @@ class SamplingBody(_Body):
     guided_choice: Any = None
     guided_grammar: Any = None
 
-    def sampling(self, max_tokens: int, logprobs: int | None) -> SamplingParams:
+    def sampling(self, max_tokens: int, logprobs: int | None, prompt_logprobs: int | None = None) -> SamplingParams:
         """The sampling parameters of one output.
 
         Raises:
@@ -107,7 +107,7 @@ class SamplingBody(_Body):
         stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
         try:
             return SamplingParams(
-                max_tokens=max_tokens, logprobs=logprobs, stop=tuple(stop),
+                max_tokens=max_tokens, logprobs=logprobs, prompt_logprobs=prompt_logprobs, stop=tuple(stop),
                 stop_token_ids=tuple(self.stop_token_ids or ()),
                 include_stop_str_in_output=self.include_stop_str_in_output, ignore_eos=self.ignore_eos,
                 structured_outputs=self._structured_outputs(),
@@ -155,11 +155,18 @@ class CompletionBody(SamplingBody):
     """`POST /v1/completions`."""
 
     prompt: str | list[str] | list[int] | list[list[int]]
-    max_tokens: int | None = Field(_DEFAULT_COMPLETION_TOKENS, ge=1)
+    max_tokens: int | None = Field(_DEFAULT_COMPLETION_TOKENS, ge=0)
     logprobs: int | None = Field(None, ge=0, le=64)
     echo: bool = False
     best_of: int | None = None
     suffix: str | None = None
+    prompt_logprobs: int | None = Field(None, ge=0, le=64)
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """How many log-probabilities of each token of the prompt the answer has; None: none."""
+        asked = [self.prompt_logprobs, self.logprobs if self.echo else None]
+        return max((number for number in asked if number is not None), default=None)
 
     @property
     def prompts(self) -> list[str | list[int]]:

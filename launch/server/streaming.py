@@ -70,7 +70,7 @@ async def whole(
     except EngineError as error:
         raise ApiError(503, str(error)) from error
     _check(output.finish_reason for output in call.outputs)
-    return Response(answer.whole(call.outputs), media_type="application/json")
+    return Response(answer.whole(call.outputs, call.prompt_logprobs), media_type="application/json")
 
 
 class EventStream(Response):

@@ -38,13 +38,18 @@ class CompletionOutput:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """A prompt and its `n` continuations, a snapshot until `finished`. `index` is the prompt's place in its call."""
+    """A prompt and its `n` continuations, a snapshot until `finished`. `index` is the prompt's place in its call.
+
+    `prompt_logprobs[i]` maps the prompt's token i and the most likely tokens there to their `Logprob`; the first token
+    has None. They are there from the first token of an output on.
+    """
 
     request_id: int
     index: int
     prompt: str | None
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
 
     @property
     def finished(self) -> bool:

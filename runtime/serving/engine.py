@@ -127,12 +127,15 @@ class ServingEngine:
         reasons: dict[int, str] = {}
         logprobs: dict[int, TokenLogprobs] = {}
         dispatched: dict[int, float] = {}
+        prompts: dict[int, list[TokenLogprobs]] = {}
         for place, event in enumerate(events):
             request = event.request
             numbers.append(request.id)
             tokens.append(-1 if event.token is None else event.token)
             if request.num_output == 1 and request.record.first_dispatched is not None:
                 dispatched[place] = request.record.first_dispatched
+                if request.prompt_logprobs is not None:
+                    prompts[place] = request.prompt_logprobs
             if event.is_last:
                 assert request.finish_reason is not None, request
                 reasons[place] = request.finish_reason
@@ -140,7 +143,7 @@ class ServingEngine:
                 del self._unfinished[request.id]
             if event.logprobs is not None:
                 logprobs[place] = event.logprobs
-        self._send(Tokens(numbers, tokens, reasons, logprobs, dispatched, events[0].time))
+        self._send(Tokens(numbers, tokens, reasons, logprobs, dispatched, events[0].time, prompts))
 
     def _snapshot(self, always: bool = False) -> None:
         """Send the state, once in a while or `always`, and forget what the ledger has counted."""

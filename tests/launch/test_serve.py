@@ -153,6 +153,42 @@ def test_stop_strings_and_logprobs(client: openai.OpenAI, offline: LLM) -> None:
     assert "".join(chunk.choices[0].text for chunk in pieces) == choice.text
 
 
+def test_echo_with_logprobs(server: Server, client: openai.OpenAI, offline: LLM) -> None:
+    """As lm-evaluation-harness asks: the log-probabilities of prompts of token ids, with one token or none beside."""
+    text = "def main(x):\n    return x\n"
+    (expected,) = offline.generate([text], SamplingParams(max_tokens=1, prompt_logprobs=1))
+    ids, found = expected.prompt_token_ids, expected.prompt_logprobs or []
+    values = [each[token].logprob for token, each in zip(ids, found, strict=True) if each is not None]
+    for max_tokens in (0, 1):
+        answer = client.completions.create(
+            model="shipped", prompt=[ids, ids[:1]], max_tokens=max_tokens, logprobs=1, echo=True, temperature=0,
+            extra_body={"prompt_logprobs": 0},
+        )  # fmt: skip
+        whole, one = answer.choices
+        assert whole.logprobs is not None
+        assert whole.logprobs.token_logprobs is not None
+        assert whole.logprobs.token_logprobs[0] is None
+        assert whole.logprobs.token_logprobs[1 : len(ids)] == pytest.approx(values, abs=1e-4)
+        assert len(whole.logprobs.tokens or []) == len(ids) + max_tokens
+        assert "".join((whole.logprobs.tokens or [])[: len(ids)]) == text
+        assert whole.text.startswith(text)
+        assert (whole.text == text) == (max_tokens == 0)
+        assert one.logprobs is not None
+        assert len(one.logprobs.token_logprobs or []) == 1 + max_tokens
+        assert answer.usage is not None
+        assert answer.usage.completion_tokens == 2 * max_tokens
+        by_id = whole.model_extra["prompt_logprobs"] if whole.model_extra else []
+        own = [by_id[place][str(token)]["logprob"] for place, token in enumerate(ids) if place]
+        assert own == pytest.approx(values, abs=1e-4)
+        events = list(client.completions.create(
+            model="shipped", prompt=text, max_tokens=max_tokens, logprobs=1, echo=True, temperature=0, stream=True
+        ))  # fmt: skip
+        streamed = [event.choices[0].logprobs for event in events]
+        by_events = [n for each in streamed if each for n in each.token_logprobs or []]
+        assert by_events[1:] == pytest.approx(whole.logprobs.token_logprobs[1:], abs=1e-4)
+        assert [n for each in streamed if each for n in each.text_offset or []] == whole.logprobs.text_offset
+
+
 SCHEMA = {
     "type": "object", "properties": {"name": {"type": "string", "maxLength": 9}, "ok": {"type": "boolean"}},
     "required": ["name", "ok"], "additionalProperties": False, "x-guidance": {"whitespace_flexible": False},
@@ -213,6 +249,7 @@ WRONG: list[tuple[str, Any, int, str]] = [
     ("/v1/completions", {"prompt": "x", "stop": [""]}, 400, "stop"),
     ("/v1/completions", {"prompt": "x", "seed": 1 << 80}, 400, "seed"),
     ("/v1/completions", {"prompt": "x", "stop_token_ids": [1 << 20]}, 400, "stop_token_ids"),
+    ("/v1/completions", {"prompt": "x", "prompt_logprobs": 1, "stream": True}, 400, "prompt_logprobs"),
     ("/v1/completions", {"prompt": "x", "structured_outputs": {}}, 400, "found none"),
     ("/v1/completions", {"prompt": "x", "structured_outputs": {"regexp": "a"}}, 400, "regex"),
     ("/v1/completions", {"prompt": "x", "structured_outputs": {"regex": "[a-"}}, 400, "unclosed character class"),

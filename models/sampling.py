@@ -2,8 +2,8 @@
 
 Only tensor-parallel rank 0 of the last stage has a sampler. Semantics are vLLM's, in this order:
 
-1. mask the tokens that structured outputs do not allow; apply the repetition penalty (over prompt and output), then
-   frequency and presence penalties (over output only);
+1. mask the tokens that structured outputs and `allowed_token_ids` do not allow; add `logit_bias`; apply the repetition
+   penalty (over prompt and output), then frequency and presence penalties (over output only);
 2. mask end-of-sequence and stop tokens until there are `min_tokens` output tokens, unless structured outputs allow no
    other;
 3. at temperature 0, take the argmax (the lowest id on ties);
@@ -90,15 +90,24 @@ class _History:
         """Whether each token is the argmax of its logits, and nothing is asked beside it."""
         params = self.params
         is_masked = bool(self.masked) and params.min_tokens > 0
-        return params.is_greedy and not (params.has_penalties or is_masked) and params.logprobs is None
+        is_edited = params.has_penalties or params.edits_logits or is_masked
+        return params.is_greedy and not is_edited and params.logprobs is None
 
     def is_masked(self, position: int) -> bool:
         return bool(self.masked) and position - self.prompt_len < self.params.min_tokens
 
     def edit(self, logits_V: Tensor, position: int, is_over: bool) -> None:
-        """Apply penalties to the logits of the token at `position`, in place, and the `min_tokens` mask unless the
-        output `is_over`: only tokens that end it may come."""
+        """Apply biases and penalties to the logits of the token at `position`, in place, and the `min_tokens` mask
+        unless the output `is_over`: only tokens that end it may come."""
         params, device = self.params, logits_V.device
+        if params.allowed_token_ids:
+            (ids,) = upload([_ints(sorted(set(params.allowed_token_ids)))], device)
+            kept = logits_V[ids]
+            logits_V.fill_(_MASKED_LOGIT).index_copy_(0, ids, kept)
+        if params.logit_bias is not None:
+            biases = np.fromiter(params.logit_bias.values(), dtype=np.float64)
+            ids, biases_B = upload([_ints(params.logit_bias), biases], device)
+            logits_V[ids] += biases_B.to(logits_V.dtype)
         if params.has_penalties:
             assert self.length == position, f"{self.length} tokens were fed before position {position}"
             if params.repetition_penalty != 1.0 and self.seen:
@@ -183,7 +192,9 @@ class Sampler:
             return PendingTokens(Download([best.where(top.isfinite(), NO_TOKEN)]), [])
         rows = [self._requests[r] for r in requests]
         edited = [
-            r for r, (h, p) in enumerate(zip(rows, positions, strict=True)) if h.params.has_penalties or h.is_masked(p)
+            r
+            for r, (h, p) in enumerate(zip(rows, positions, strict=True))
+            if h.params.has_penalties or h.params.edits_logits or h.is_masked(p)
         ]
         if edited:
             logits = logits.clone() if masks is None else logits

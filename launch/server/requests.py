@@ -69,6 +69,7 @@ class SamplingBody(_Body):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
+    allowed_token_ids: list[int] | None = None
     seed: int | None = None
     user: str | None = None
     top_k: int | None = None
@@ -92,8 +93,6 @@ class SamplingBody(_Body):
         Raises:
             ApiError: a value out of its range, or one that this server cannot serve.
         """
-        if self.logit_bias:
-            raise ApiError(400, "logit_bias: this server does not offer it", param="logit_bias")
         if self.stream_options is not None and not self.stream:
             raise ApiError(400, "stream_options: only with stream=true", param="stream_options")
         given = {
@@ -108,7 +107,8 @@ class SamplingBody(_Body):
         try:
             return SamplingParams(
                 max_tokens=max_tokens, logprobs=logprobs, prompt_logprobs=prompt_logprobs, stop=tuple(stop),
-                stop_token_ids=tuple(self.stop_token_ids or ()),
+                stop_token_ids=tuple(self.stop_token_ids or ()), logit_bias=self.logit_bias,  # type: ignore[arg-type]
+                allowed_token_ids=tuple(self.allowed_token_ids or ()),
                 include_stop_str_in_output=self.include_stop_str_in_output, ignore_eos=self.ignore_eos,
                 structured_outputs=self._structured_outputs(),
                 **{"temperature": 1.0} | given,

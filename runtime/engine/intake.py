@@ -86,8 +86,9 @@ class Intake:
             )
         if not 0 <= min(ids) <= max(ids) < vocab:
             raise ConfigError(f"prompt {number} holds a token id outside 0 .. {vocab - 1}")
-        if bad := [t for t in params.stop_token_ids if not 0 <= t < vocab]:
-            raise ConfigError(f"sampling.stop_token_ids={bad}: must lie in 0 .. {vocab - 1}")
+        for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
+            if bad := [t for t in getattr(params, name) or () if not 0 <= t < vocab]:
+                raise ConfigError(f"sampling.{name}={bad}: must lie in 0 .. {vocab - 1}")
         if params.structured_outputs is not None:
             self.check_structured_outputs(params.structured_outputs)
         tokens = min(len(ids) + params.max_tokens, longest)

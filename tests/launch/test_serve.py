@@ -153,6 +153,20 @@ def test_stop_strings_and_logprobs(client: openai.OpenAI, offline: LLM) -> None:
     assert "".join(chunk.choices[0].text for chunk in pieces) == choice.text
 
 
+def test_biases(server: Server, client: openai.OpenAI, offline: LLM) -> None:
+    line, space = offline.tokenizer.encode("\n"), offline.tokenizer.encode(" ")
+    answer = client.completions.create(
+        model="shipped", prompt=PROMPT, max_tokens=4, temperature=0, logit_bias={str(line[0]): 100}
+    )
+    assert answer.choices[0].text == "\n" * 4
+    (of_ids,) = offline.generate([PROMPT], SamplingParams(max_tokens=4, logit_bias={line[0]: 100.0}))
+    assert of_ids.outputs[0].text == "\n" * 4
+    answer = client.completions.create(
+        model="shipped", prompt=PROMPT, max_tokens=9, extra_body={"allowed_token_ids": [line[0], space[0]]}
+    )
+    assert set(answer.choices[0].text) <= {"\n", " "}
+
+
 def test_echo_with_logprobs(server: Server, client: openai.OpenAI, offline: LLM) -> None:
     """As lm-evaluation-harness asks: the log-probabilities of prompts of token ids, with one token or none beside."""
     text = "def main(x):\n    return x\n"
@@ -249,6 +263,10 @@ WRONG: list[tuple[str, Any, int, str]] = [
     ("/v1/completions", {"prompt": "x", "stop": [""]}, 400, "stop"),
     ("/v1/completions", {"prompt": "x", "seed": 1 << 80}, 400, "seed"),
     ("/v1/completions", {"prompt": "x", "stop_token_ids": [1 << 20]}, 400, "stop_token_ids"),
+    ("/v1/completions", {"prompt": "x", "logit_bias": {"5": 101}}, 400, "logit_bias"),
+    ("/v1/completions", {"prompt": "x", "logit_bias": {"a": 1}}, 400, "logit_bias"),
+    ("/v1/completions", {"prompt": "x", "logit_bias": {"99999": 1}}, 400, "logit_bias"),
+    ("/v1/completions", {"prompt": "x", "allowed_token_ids": [-1]}, 400, "allowed_token_ids"),
     ("/v1/completions", {"prompt": "x", "prompt_logprobs": 1, "stream": True}, 400, "prompt_logprobs"),
     ("/v1/completions", {"prompt": "x", "structured_outputs": {}}, 400, "found none"),
     ("/v1/completions", {"prompt": "x", "structured_outputs": {"regexp": "a"}}, 400, "regex"),

@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 
 
 class RowMasks:
-    """The tokens that some rows of a micro-batch's logits may take.
+    """The tokens that some rows of a micro-batch's logits may not take.
 
     Args:
         rows: ascending.
-        words: a bit for each token of each of the S rows, [S * W] int32, and as many more as make its size even.
+        is_masked: 1 for each token that a row may not take, [S, W] uint8. W is a multiple of 8 and at least V.
     """
 
-    def __init__(self, rows: list[int], words: np.ndarray) -> None:
+    def __init__(self, rows: list[int], is_masked: np.ndarray) -> None:
         self.rows = rows
-        self._words = words
+        self._is_masked = is_masked
         self._places = {row: place for place, row in enumerate(rows)}
 
     def __contains__(self, row: int) -> bool:
@@ -41,18 +41,16 @@ class RowMasks:
 
     def has_other_than(self, row: int, tokens: Sequence[int]) -> bool:
         """Whether a row may take a token that is not one of `tokens`."""
-        width = len(self._words) // len(self.rows)
-        bits = np.unpackbits(self._words[self._places[row] * width :][:width].view(np.uint8), bitorder="little")
-        bits[list(tokens)] = 0
-        return bool(bits.any())
+        is_allowed = self._is_masked[self._places[row]] == 0
+        is_allowed[list(tokens)] = False
+        return bool(is_allowed.any())
 
     def apply(self, logits_RV: Tensor) -> Tensor:
         """Return logits in which the tokens that rows may not take are -infinity."""
-        V, S, device = logits_RV.shape[1], len(self.rows), logits_RV.device
-        words, rows_S = upload([self._words.view(np.int64), np.array(self.rows, dtype=np.int64)], device)
-        bytes_SB = words.view(torch.uint8)[: len(self._words) // S * S * 4].view(S, -1)
-        bits = bytes_SB.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8, device=device)
-        is_masked_SV = ((bits & 1) == 0).view(S, -1)[:, :V]
+        V, S = logits_RV.shape[1], len(self.rows)
+        packed = self._is_masked.reshape(-1).view(np.int64)
+        packed_mask, rows_S = upload([packed, np.array(self.rows, dtype=np.int64)], logits_RV.device)
+        is_masked_SV = packed_mask.view(torch.bool).view(S, -1)[:, :V]
         masked_SV = logits_RV[rows_S].masked_fill_(is_masked_SV, float("-inf"))
         return masked_SV if len(logits_RV) == S else logits_RV.index_copy(0, rows_S, masked_SV)
 
@@ -155,12 +153,13 @@ class TokenMasks:
     def _masks(self, grammars: Grammars, rows: list[tuple[int, int]]) -> RowMasks:
         matchers = [self._progress[request].matcher for _, request in rows]
         width = -(-grammars.vocab_size // 32)
-        words = np.zeros(width * len(rows) + width * len(rows) % 2, dtype=np.int32)
+        words = np.zeros((len(rows), width), dtype=np.int32)
         self._fill(matchers, words, width)
         for place, matcher in enumerate(matchers):
             if matcher.is_error():  # it came to a limit; llguidance would let the output end
-                words[place * width : (place + 1) * width] = 0
-        return RowMasks([row for row, _ in rows], words)
+                words[place] = 0
+        bits = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")
+        return RowMasks([row for row, _ in rows], np.bitwise_xor(bits, 1, out=bits))
 
     def _fill(self, matchers: list[llguidance.LLMatcher], words: np.ndarray, width: int) -> None:
         if len(matchers) <= 1:

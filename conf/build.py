@@ -361,6 +361,9 @@ def _convert(hint: Any, value: Any, key: str) -> Any:
             converted = [_scalar(element, item, key) for item in items]
             if value is not None and None not in converted:
                 return tuple(converted)
+        elif typing.get_origin(option) is dict:
+            if isinstance(value, Mapping):
+                return dict(value)
         elif typing.get_origin(option) is Literal:
             if any(value == valid and type(value) is type(valid) for valid in typing.get_args(option)):
                 return value
@@ -432,6 +435,8 @@ def _right(options: tuple[Any, ...], value: Any) -> str:
         elif typing.get_origin(option) is Literal:
             valid = typing.get_args(option)
             words.extend(valid)
+        elif typing.get_origin(option) is dict:
+            words.append("a mapping")
         elif option is not type(None):
             words.append(_SCALARS[option])
     text = " or ".join(", ".join(words).rsplit(", ", 1))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from .errors import ConfigError
+from .structured_outputs import StructuredOutputs
 
 _INTEGERS = ("n", "max_tokens", "min_tokens", "top_k")
 _NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
@@ -15,7 +16,7 @@ class SamplingParams:
     """Sampling parameters of one request.
 
     Without a `seed`, the run's seed and the request's number stand in for it. `logprobs` are those of the model after
-    penalties, before temperature and truncation.
+    penalties, before temperature and truncation; `prompt_logprobs` are those of the model alone.
 
     Raises:
         ConfigError: a value out of its range, by name.
@@ -53,18 +54,29 @@ class SamplingParams:
     """go on past the end-of-sequence token"""
     logprobs: int | None = None
     """log-probabilities of this many most likely tokens (0: of the sampled one only); null: none"""
+    prompt_logprobs: int | None = None
+    """the same of each token of the prompt but the first; null: none"""
+    logit_bias: dict[int, float] | None = field(default=None, hash=False)
+    """-100 to 100 by token id, added to the logits; null: none"""
+    allowed_token_ids: tuple[int, ...] = ()
+    """token ids of which each token is one; none: all"""
+    structured_outputs: StructuredOutputs | None = None
+    """what the text must match; null: nothing"""
 
     def __post_init__(self) -> None:
-        for name in ("stop", "stop_token_ids"):
+        for name in ("stop", "stop_token_ids", "allowed_token_ids"):
             value = getattr(self, name)
             value = (value,) if isinstance(value, str | int) else tuple(value or ())
             object.__setattr__(self, name, value)
-        given = [name for name in ("seed", "logprobs") if getattr(self, name) is not None]
+        given = [name for name in ("seed", "logprobs", "prompt_logprobs") if getattr(self, name) is not None]
         for names, kind, right in (((*_INTEGERS, *given), int, "an integer"), (_NUMBERS, int | float, "a number")):
             for name in names:
                 value = getattr(self, name)
                 if not isinstance(value, kind) or isinstance(value, bool):
                     raise ConfigError(f"sampling.{name}={value!r}: must be {right}")
+        biases = self.logit_bias or {}
+        if not isinstance(biases, dict):
+            raise ConfigError(f"sampling.logit_bias={biases!r}: must be null or a mapping of token ids to -100 to 100")
         rules = [
             ("n", 1 <= self.n <= 16384, "1 to 16384"),
             ("max_tokens", 1 <= self.max_tokens < 1 << 31, "1 to 2147483647"),
@@ -79,16 +91,38 @@ class SamplingParams:
             ("frequency_penalty", -2.0 <= self.frequency_penalty <= 2.0, "in [-2, 2]"),
             ("stop", all(isinstance(s, str) and s for s in self.stop), "strings that are not empty"),
             ("stop_token_ids", all(isinstance(i, int) for i in self.stop_token_ids), "token ids"),
+            ("allowed_token_ids", all(isinstance(i, int) for i in self.allowed_token_ids), "token ids"),
+            ("logit_bias", all(_is_bias(*pair) for pair in biases.items()), "-100 to 100 by token id"),
             ("logprobs", self.logprobs is None or 0 <= self.logprobs <= 64, "null or 0 to 64"),
+            ("prompt_logprobs", self.prompt_logprobs is None or 0 <= self.prompt_logprobs <= 64, "null or 0 to 64"),
         ]
         for name, holds, right in rules:
             if not holds:
                 raise ConfigError(f"sampling.{name}={getattr(self, name)!r}: must be {right}")
+        object.__setattr__(self, "logit_bias", {int(token): float(bias) for token, bias in biases.items()} or None)
+        if self.structured_outputs is not None and self.ignore_eos:
+            raise ConfigError("sampling.ignore_eos=True: structured_outputs end with the end-of-sequence token")
 
     @property
     def is_greedy(self) -> bool:
         return self.temperature == 0.0
 
     @property
+    def edits_logits(self) -> bool:
+        """Whether logits change by a rule that knows no past tokens."""
+        return self.logit_bias is not None or bool(self.allowed_token_ids)
+
+    @property
+    def depends_on_past(self) -> bool:
+        """Whether logits are changed by the tokens that came before, so that sampling must know these."""
+        return self.has_penalties or self.structured_outputs is not None
+
+    @property
     def has_penalties(self) -> bool:
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+
+def _is_bias(token: object, bias: object) -> bool:
+    """Whether a bias is within its range, and of a token id: an integer, or one in digits, as keys of JSON are."""
+    is_id = token.isdecimal() and len(token) < 20 if isinstance(token, str) else type(token) is int
+    return is_id and isinstance(bias, int | float) and not isinstance(bias, bool) and -100 <= bias <= 100

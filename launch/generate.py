@@ -21,7 +21,7 @@ from .progress import Meter, print_words, shown, starting, throughput, versions
 from .prompts import Prompt, TextInput, read_prompts
 
 if TYPE_CHECKING:
-    from ..runtime.engine.outputs import CompletionOutput, RequestOutput
+    from ..runtime.engine.outputs import CompletionOutput, Logprob, RequestOutput
     from ..runtime.engine.plan import Plan
     from ..runtime.pipeline.launcher import Launcher
 
@@ -126,7 +126,7 @@ class OutputsFile:
     """Writes `outputs.jsonl`: a line per prompt, appended as it finishes, sorted by prompt at the end.
 
     A line holds `index` (of the prompt), `prompt`, `num_prompt_tokens` and `outputs`, each with `index`, `text`,
-    `token_ids`, `finish_reason` and, where asked for, `logprobs`.
+    `token_ids`, `finish_reason` and, where asked for, `logprobs`. Where asked for, it has `prompt_logprobs`.
 
     Where the file takes no more, the finished outputs go to `spare`, a file in the run folder.
 
@@ -181,12 +181,14 @@ class OutputsFile:
 
 
 def _json_line(output: RequestOutput) -> str:
-    row = {
+    row: dict[str, Any] = {
         "index": output.index,
         "prompt": output.prompt,
         "num_prompt_tokens": len(output.prompt_token_ids),
         "outputs": [_json_completion(completion) for completion in output.outputs],
     }
+    if output.prompt_logprobs is not None:
+        row["prompt_logprobs"] = [None if each is None else _json_logprobs(each) for each in output.prompt_logprobs]
     return json.dumps(row, ensure_ascii=False) + "\n"
 
 
@@ -198,10 +200,12 @@ def _json_completion(completion: CompletionOutput) -> dict[str, Any]:
         "finish_reason": completion.finish_reason,
     }
     if completion.logprobs is not None:
-        row["logprobs"] = [
-            {str(token): asdict(logprob) for token, logprob in position.items()} for position in completion.logprobs
-        ]
+        row["logprobs"] = [_json_logprobs(position) for position in completion.logprobs]
     return row
+
+
+def _json_logprobs(position: dict[int, Logprob]) -> dict[str, Any]:
+    return {str(token): asdict(logprob) for token, logprob in position.items()}
 
 
 def _lower(error: OSError) -> str:

@@ -60,7 +60,8 @@ class RaggedBatch:
     """T tokens of several requests, fused for the linear layers, apart for attention (paper 4.3.1).
 
     Rows 0 .. T-1 are the chunks' tokens in order, then one row a decode. `sample_rows` are the rows whose logits are
-    wanted, ascending: each decode's, and the last row of each chunk that ends its prompt.
+    wanted, ascending: each decode's, the last row of each chunk that ends its prompt, and all rows of a chunk whose
+    prompt's log-probabilities are wanted.
     """
 
     token_ids: Ints  # [T]

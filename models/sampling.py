@@ -2,8 +2,10 @@
 
 Only tensor-parallel rank 0 of the last stage has a sampler. Semantics are vLLM's, in this order:
 
-1. apply the repetition penalty (over prompt and output), then frequency and presence penalties (over output only);
-2. mask end-of-sequence and stop tokens until there are `min_tokens` output tokens;
+1. mask the tokens that structured outputs and `allowed_token_ids` do not allow; add `logit_bias`; apply the repetition
+   penalty (over prompt and output), then frequency and presence penalties (over output only);
+2. mask end-of-sequence and stop tokens until there are `min_tokens` output tokens, unless structured outputs allow no
+   other;
 3. at temperature 0, take the argmax (the lowest id on ties);
 4. apply temperature, then `min_p`, then `top_k`, then `top_p` (the smallest set that reaches it, lowest ids first on
    ties);
@@ -22,6 +24,7 @@ import torch
 from torch import Tensor
 
 from ..conf.sampling import SamplingParams
+from .token_masks import RowMasks
 from .transfers import Download, upload
 
 _MASK64 = (1 << 64) - 1
@@ -87,14 +90,24 @@ class _History:
         """Whether each token is the argmax of its logits, and nothing is asked beside it."""
         params = self.params
         is_masked = bool(self.masked) and params.min_tokens > 0
-        return params.is_greedy and not (params.has_penalties or is_masked) and params.logprobs is None
+        is_edited = params.has_penalties or params.edits_logits or is_masked
+        return params.is_greedy and not is_edited and params.logprobs is None
 
     def is_masked(self, position: int) -> bool:
         return bool(self.masked) and position - self.prompt_len < self.params.min_tokens
 
-    def edit(self, logits_V: Tensor, position: int) -> None:
-        """Apply penalties and the `min_tokens` mask to the logits of the token at `position`, in place."""
+    def edit(self, logits_V: Tensor, position: int, is_over: bool) -> None:
+        """Apply biases and penalties to the logits of the token at `position`, in place, and the `min_tokens` mask
+        unless the output `is_over`: only tokens that end it may come."""
         params, device = self.params, logits_V.device
+        if params.allowed_token_ids:
+            (ids,) = upload([_ints(sorted(set(params.allowed_token_ids)))], device)
+            kept = logits_V[ids]
+            logits_V.fill_(_MASKED_LOGIT).index_copy_(0, ids, kept)
+        if params.logit_bias is not None:
+            biases = np.fromiter(params.logit_bias.values(), dtype=np.float64)
+            ids, biases_B = upload([_ints(params.logit_bias), biases], device)
+            logits_V[ids] += biases_B.to(logits_V.dtype)
         if params.has_penalties:
             assert self.length == position, f"{self.length} tokens were fed before position {position}"
             if params.repetition_penalty != 1.0 and self.seen:
@@ -105,7 +118,7 @@ class _History:
                 ids, counts = upload([_ints(self.counts), _ints(self.counts.values())], device)
                 penalties = counts.to(logits_V.dtype) * params.frequency_penalty + params.presence_penalty
                 logits_V[ids] -= penalties
-        if self.is_masked(position):
+        if self.is_masked(position) and not is_over:
             (ids,) = upload([_ints(self.masked)], device)
             logits_V.index_fill_(0, ids, _MASKED_LOGIT)
 
@@ -136,6 +149,10 @@ class Sampler:
         self._requests.pop(request, None)
         self._special.discard(request)
 
+    def params(self, request: int) -> SamplingParams:
+        """Return the parameters of a request that is known."""
+        return self._requests[request].params
+
     @property
     def keeps_past(self) -> bool:
         """Whether the past tokens of any request may matter."""
@@ -151,13 +168,16 @@ class Sampler:
         """Sample one token for each row, as `queue` does, and wait for them."""
         return self.queue(logits_RV, requests, positions).read()
 
-    def queue(self, logits_RV: Tensor, requests: Sequence[int], positions: Sequence[int]) -> PendingTokens:
+    def queue(
+        self, logits_RV: Tensor, requests: Sequence[int], positions: Sequence[int], masks: RowMasks | None = None
+    ) -> PendingTokens:
         """Queue on the device the sampling of one token for each row. The host waits for nothing.
 
         Args:
             logits_RV: float32, on any device, at least `vocab_size` wide. It is not modified.
             requests: the request of each row.
             positions: the position of each row's new token, which is the number of tokens before it.
+            masks: of rows with structured outputs.
 
         Returns:
             What has the tokens. It is `NO_TOKEN` for a row that holds NaN or infinity, or no logit above -infinity.
@@ -165,20 +185,25 @@ class Sampler:
         if not requests:
             return PendingTokens(None, [])
         logits = logits_RV[:, : self.vocab_size]
+        if masks is not None:
+            logits = masks.apply(logits)
         if self._special.isdisjoint(requests):
             top, best = logits.max(dim=-1)
             return PendingTokens(Download([best.where(top.isfinite(), NO_TOKEN)]), [])
         rows = [self._requests[r] for r in requests]
         edited = [
-            r for r, (h, p) in enumerate(zip(rows, positions, strict=True)) if h.params.has_penalties or h.is_masked(p)
+            r
+            for r, (h, p) in enumerate(zip(rows, positions, strict=True))
+            if h.params.has_penalties or h.params.edits_logits or h.is_masked(p)
         ]
         if edited:
-            logits = logits.clone()
+            logits = logits.clone() if masks is None else logits
             for r in edited:
-                rows[r].edit(logits[r], positions[r])
+                is_over = masks is not None and r in masks and not masks.has_other_than(r, rows[r].masked)
+                rows[r].edit(logits[r], positions[r], is_over)
         top, best = logits.max(dim=-1)  # NaN, if the row holds one
         drawn = [r for r, h in enumerate(rows) if not h.params.is_greedy]
-        for part in _slices(drawn, self.vocab_size):
+        for part in slices(drawn, self.vocab_size):
             numbers = [uniform(rows[r].seed, positions[r] - rows[r].prompt_len) for r in part]
             (part_S,) = upload([_ints(part)], logits.device)
             tokens_S = _draw(logits[part_S], best[part_S], [rows[r].params for r in part], numbers)
@@ -186,11 +211,11 @@ class Sampler:
         computed = [best.where(top.isfinite(), NO_TOKEN)]
         asked = [(r, h.params.logprobs) for r, h in enumerate(rows) if h.params.logprobs is not None]
         parts = []
-        for part in _slices([r for r, _ in asked], self.vocab_size):
+        for part in slices([r for r, _ in asked], self.vocab_size):
             num_tops = [rows[r].params.logprobs or 0 for r in part]
             parts.append((part, num_tops))
             (part_S,) = upload([_ints(part)], logits.device)
-            computed += _logprobs(logits[part_S], best[part_S], max(num_tops))
+            computed += logprobs_of(logits[part_S], best[part_S], max(num_tops))
         return PendingTokens(Download(computed), parts)
 
 
@@ -198,7 +223,7 @@ class PendingTokens:
     """Tokens that are being sampled on the device. `read` waits for them; any thread may call it.
 
     Args:
-        download: the tokens of all rows, then what `_logprobs` returns for each of `logprobs`.
+        download: the tokens of all rows, then what `logprobs_of` returns for each of `logprobs`.
         logprobs: the rows of each, and for each row how many of the best tokens it asks for.
     """
 
@@ -220,7 +245,8 @@ class PendingTokens:
         return sampled
 
 
-def _slices(rows: list[int], vocab_size: int) -> list[list[int]]:
+def slices(rows: list[int], vocab_size: int) -> list[list[int]]:
+    """Cut rows into parts of which each has room in memory at once."""
     size = max(1, _MAX_ELEMENTS // vocab_size)
     return [rows[i : i + size] for i in range(0, len(rows), size)]
 
@@ -268,7 +294,7 @@ def _truncate(weights_SV: Tensor, top_k: list[int], top_p: Tensor) -> None:
     weights_SV.zero_().scatter_(-1, ids, ordered)
 
 
-def _logprobs(logits_SV: Tensor, tokens_S: Tensor, num_top: int) -> list[Tensor]:
+def logprobs_of(logits_SV: Tensor, tokens_S: Tensor, num_top: int) -> list[Tensor]:
     """Return the logprob and the rank of each row's token, and ids and logprobs of its `num_top` best, by id on ties.
 
     They are float64 [S], int64 [S], int64 [S, num_top] and float64 [S, num_top]. In place of the id of a token that is

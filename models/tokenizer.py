@@ -137,6 +137,12 @@ class FileTokenizer:
         ids = (inner.token_to_id(token) for token in eos_tokens)
         self.eos_token_ids = tuple(dict.fromkeys(i for i in ids if i is not None))
 
+    @property
+    def json(self) -> str:
+        """The text of its `tokenizer.json`."""
+        text: str = self._inner.to_str()
+        return text
+
     def encode(self, text: str, add_special: bool = True) -> list[int]:
         ids: list[int] = self._inner.encode(_valid(text), add_special_tokens=add_special).ids
         if ids and (largest := max(ids)) >= self._arch_vocab_size:

@@ -1,6 +1,6 @@
 """When does it compute? Requests, schedulers, coordinator, pipelines real and simulated, ledger, reports.
 
-The Python API, `from gapless import LLM, SamplingParams`, finds both here. They load on first use, so that the command
+The Python API, `from gapless import LLM, SamplingParams`, is found here. It loads on first use, so that the command
 line's help and the schedulers' tests need no torch. Import this before torch: it chooses how torch's threads wait.
 """
 
@@ -13,6 +13,7 @@ from . import compiled
 
 if TYPE_CHECKING:
     from ..conf.sampling import SamplingParams as SamplingParams
+    from ..conf.structured_outputs import StructuredOutputs as StructuredOutputs
     from .engine.llm import LLM as LLM
     from .engine.outputs import CompletionOutput as CompletionOutput
     from .engine.outputs import RequestOutput as RequestOutput
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 choose_waiting()
 compiled.install()
 
-__all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams"]
+__all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams", "StructuredOutputs"]
 
 
 def __getattr__(name: str) -> Any:
@@ -32,6 +33,10 @@ def __getattr__(name: str) -> Any:
         from ..conf.sampling import SamplingParams
 
         return SamplingParams
+    if name == "StructuredOutputs":
+        from ..conf.structured_outputs import StructuredOutputs
+
+        return StructuredOutputs
     if name in ("RequestOutput", "CompletionOutput"):
         from .engine import outputs
 

@@ -14,10 +14,11 @@ if TYPE_CHECKING:
     from gapless.runtime import CompletionOutput as CompletionOutput
     from gapless.runtime import RequestOutput as RequestOutput
     from gapless.runtime import SamplingParams as SamplingParams
+    from gapless.runtime import StructuredOutputs as StructuredOutputs
 
     __version__: str
 
-__all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams", "__version__"]
+__all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams", "StructuredOutputs", "__version__"]
 
 
 def __getattr__(name: str) -> Any:

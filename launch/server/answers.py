@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -13,6 +14,8 @@ from ...models.tokenizer import Tokenizer
 from ...runtime.engine.outputs import CompletionOutput, Logprob
 from .engine_client import Delta
 from .requests import StreamOptions
+
+PromptLogprobs = Mapping[int, list[dict[int, Logprob] | None]]  # by output
 
 
 class Answer:
@@ -63,12 +66,12 @@ class Answer:
         if self._options.include_usage:
             yield self._event([], True)
 
-    def whole(self, outputs: Sequence[CompletionOutput]) -> bytes:
+    def whole(self, outputs: Sequence[CompletionOutput], prompts: PromptLogprobs) -> bytes:
         """The body of an answer that is not streamed."""
         self._count_all(outputs)
         choices = []
         for output in outputs:
-            choice = self._whole_choice(output)
+            choice = self._whole_choice(output, prompts.get(output.index))
             choice |= {"index": output.index, "finish_reason": output.finish_reason, "stop_reason": output.stop_reason}
             if self._return_token_ids:
                 choice["token_ids"] = output.token_ids
@@ -90,7 +93,7 @@ class Answer:
     def _choice_of(self, delta: Delta) -> dict[str, Any]:
         raise NotImplementedError
 
-    def _whole_choice(self, output: CompletionOutput) -> dict[str, Any]:
+    def _whole_choice(self, output: CompletionOutput, prompt: list[dict[int, Logprob] | None] | None) -> dict[str, Any]:
         raise NotImplementedError
 
     def _head(self, kind: str) -> dict[str, Any]:
@@ -116,16 +119,41 @@ class Answer:
 
 
 class CompletionAnswer(Answer):
-    """The answer of `/v1/completions`. With `echoes` each output begins with the text of its prompt."""
+    """The answer of `/v1/completions`.
+
+    With `echoes` each output begins with the text of its prompt, and log-probabilities with those of its tokens.
+
+    Args:
+        is_echo_only: the answer has no output beside them.
+        num_prompt_logprobs: how many log-probabilities `prompt_logprobs` of the answer has for each token; None: none.
+    """
 
     kind = chunk_kind = "text_completion"
     prefix = "cmpl-"
 
-    def __init__(self, *args: Any, echoes: Sequence[str] | None = None, **options: Any) -> None:
+    def __init__(
+        self, *args: Any, echoes: Sequence[str] | None = None, is_echo_only: bool = False,
+        num_prompt_logprobs: int | None = None, **options: Any,
+    ) -> None:  # fmt: skip
         super().__init__(*args, **options)
         self._echoes = echoes
+        self._is_echo_only = is_echo_only
+        self._num_prompt_logprobs = num_prompt_logprobs
         self._begun: set[int] = set()
         self._offsets: dict[int, int] = {}  # characters of each output so far
+
+    def chunk(self, delta: Delta) -> bytes:
+        if self._is_echo_only:
+            delta = replace(delta, text="", token=None, logprobs=None, finish_reason="length", stop_reason=None)
+        return super().chunk(delta)
+
+    def whole(self, outputs: Sequence[CompletionOutput], prompts: PromptLogprobs) -> bytes:
+        if self._is_echo_only:
+            outputs = [
+                CompletionOutput(output.index, finish_reason="length", logprobs=None if output.logprobs is None else [])
+                for output in outputs
+            ]
+        return super().whole(outputs, prompts)
 
     def _echo(self, index: int) -> str:
         if self._echoes is None or index in self._begun:
@@ -135,35 +163,56 @@ class CompletionAnswer(Answer):
 
     def _choice_of(self, delta: Delta) -> dict[str, Any]:
         text = self._echo(delta.index) + delta.text
-        choice: dict[str, Any] = {
-            "index": delta.index, "text": text, "logprobs": None, "finish_reason": delta.finish_reason,
+        tokens = [] if delta.token is None else [delta.token]
+        found = None if delta.logprobs is None else [delta.logprobs]
+        offset = self._offsets.get(delta.index, 0)
+        logprobs = self._logprobs(delta.index, tokens, found, delta.prompt_logprobs, offset)
+        self._offsets[delta.index] = offset + len(text)
+        return {
+            "index": delta.index, "text": text, "logprobs": logprobs, "finish_reason": delta.finish_reason,
             "stop_reason": delta.stop_reason,
         }  # fmt: skip
-        if delta.logprobs is not None and delta.token is not None:
-            choice["logprobs"] = self._logprobs([delta.token], [delta.logprobs], self._offsets.get(delta.index, 0))
-        self._offsets[delta.index] = self._offsets.get(delta.index, 0) + len(text)
+
+    def _whole_choice(self, output: CompletionOutput, prompt: list[dict[int, Logprob] | None] | None) -> dict[str, Any]:
+        echo = self._echo(output.index)
+        logprobs = self._logprobs(output.index, output.token_ids, output.logprobs, prompt, 0)
+        choice: dict[str, Any] = {"text": echo + output.text, "logprobs": logprobs}
+        if self._num_prompt_logprobs is not None and prompt is not None:
+            best = self._num_prompt_logprobs
+            own = self._prompts[output.index // self._n]
+            pairs = zip(own, prompt, strict=True)
+            choice["prompt_logprobs"] = [each and _first(each, token, best) for token, each in pairs]
         return choice
 
-    def _whole_choice(self, output: CompletionOutput) -> dict[str, Any]:
-        logprobs, echo = None, self._echo(output.index)
-        if output.logprobs is not None:
-            logprobs = self._logprobs(output.token_ids, output.logprobs, len(echo))
-        return {"text": echo + output.text, "logprobs": logprobs}
-
     def _logprobs(
-        self, tokens: Sequence[int], found: Sequence[dict[int, Logprob]], offset: int
-    ) -> dict[str, list[Any]]:
-        texts = [each[token].decoded_token for token, each in zip(tokens, found, strict=True)]
-        offsets = []
-        for text in texts:
-            offsets.append(offset)
+        self, index: int, tokens: Sequence[int], found: Sequence[dict[int, Logprob]] | None,
+        prompt: Sequence[dict[int, Logprob] | None] | None, offset: int,
+    ) -> dict[str, list[Any]] | None:  # fmt: skip
+        """Those of an output's tokens, after those of its prompt if they are echoed.
+
+        Args:
+            offset: characters of the text before them.
+        """
+        pairs: list[tuple[int, dict[int, Logprob] | None]] = list(zip(tokens, found or (), strict=False))
+        if self._echoes is not None and prompt is not None:
+            pairs = [*zip(self._prompts[index // self._n], prompt, strict=True), *pairs]
+        elif found is None:
+            return None
+        columns: dict[str, list[Any]] = {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}
+        for token, each in pairs:
+            text = self._tokenizer.decode([token], skip_special=False) if each is None else each[token].decoded_token
+            columns["text_offset"].append(offset)
+            columns["token_logprobs"].append(None if each is None else each[token].logprob)
+            columns["tokens"].append(text)
+            top = None if each is None else {one.decoded_token: one.logprob for one in each.values()}
+            columns["top_logprobs"].append(top)
             offset += len(text)
-        return {
-            "text_offset": offsets,
-            "token_logprobs": [each[token].logprob for token, each in zip(tokens, found, strict=True)],
-            "tokens": texts,
-            "top_logprobs": [{one.decoded_token: one.logprob for one in each.values()} for each in found],
-        }
+        return columns
+
+
+def _first(found: dict[int, Logprob], token: int, number: int) -> dict[int, Logprob]:
+    """The log-probabilities of a token and of the `number` most likely ones, of more."""
+    return {key: one for key, one in found.items() if key == token or (one.rank or 0) <= number}
 
 
 class ChatAnswer(Answer):
@@ -191,7 +240,7 @@ class ChatAnswer(Answer):
             "finish_reason": delta.finish_reason, "stop_reason": delta.stop_reason,
         }  # fmt: skip
 
-    def _whole_choice(self, output: CompletionOutput) -> dict[str, Any]:
+    def _whole_choice(self, output: CompletionOutput, prompt: list[dict[int, Logprob] | None] | None) -> dict[str, Any]:
         logprobs = None
         if output.logprobs is not None:
             pairs = zip(output.token_ids, output.logprobs, strict=True)

@@ -158,15 +158,19 @@ def _add_completions(app: FastAPI, service: Service) -> None:
             raise ApiError(400, "suffix: this server does not offer it", param="suffix")
         if body.best_of not in (None, body.n):
             raise ApiError(400, "best_of: must be n, or absent", param="best_of")
-        if body.echo and body.logprobs is not None:
-            raise ApiError(400, "echo: not together with logprobs", param="echo")
+        if body.max_tokens == 0 and not body.echo:
+            raise ApiError(400, "max_tokens: must be 1 or more, or 0 with echo", param="max_tokens")
+        if body.prompt_logprobs is not None and body.stream:
+            raise ApiError(400, "prompt_logprobs: not in a stream", param="prompt_logprobs")
         prompts = await _encode(service, body.prompts)
-        params = body.sampling(_room(service, prompts, body.max_tokens, "prompt"), body.logprobs)
+        room = _room(service, prompts, body.max_tokens, "prompt")
+        params = body.sampling(max(1, room), body.logprobs, body.num_prompt_logprobs)
         echoes = None
         if body.echo:
             echoes = [p if isinstance(p, str) else tokenizer.decode(p) for p in body.prompts]
         answer = CompletionAnswer(
             service.model, prompts, body.n, body.stream_options, tokenizer, echoes=echoes,
+            is_echo_only=body.max_tokens == 0, num_prompt_logprobs=body.prompt_logprobs,
             return_token_ids=body.return_token_ids,
         )  # fmt: skip
         return await _run(service, request, holder, body, prompts, params, answer)
@@ -246,11 +250,15 @@ async def _run(
     client = service.client
     if client.state != "ready":
         raise ApiError(503, client.reason, headers={"retry-after": _RETRY_AFTER_S})
-    for number, prompt in enumerate(prompts):
-        try:
+    try:
+        if params.structured_outputs is not None:  # to compile a grammar may take a while
+            await asyncio.to_thread(service.intake.check_structured_outputs, params.structured_outputs)
+        for number, prompt in enumerate(prompts):
             service.intake.check(number, prompt, params)
-        except ConfigError as error:
-            raise ApiError(400, str(error), param="prompt") from error
+    except ConfigError as error:
+        text = str(error).removeprefix("sampling.")
+        param = "structured_outputs" if text.startswith("structured_outputs") else "prompt"
+        raise ApiError(400, text, param=param) from error
     new = len(prompts) * body.n
     if client.num_waiting + new > service.config.max_waiting:
         most = service.config.max_waiting

@@ -16,7 +16,7 @@ from ...conf.sampling import SamplingParams
 from ...conf.schema import ServeConfig
 from ...models.tokenizer import Tokenizer
 from ...parallel.frames import DATA, FrameBuffer, pack
-from ...runtime.engine.output_text import OutputText
+from ...runtime.engine.output_text import OutputText, named_prompt
 from ...runtime.engine.outputs import CompletionOutput, Logprob
 from ...runtime.serving.engine import run_engine
 from ...runtime.serving.messages import (
@@ -47,7 +47,7 @@ class Delta:
     """News of one output of a call: a token and the text that became final with it, its end, or both.
 
     `token` is None where the output ended without one. `cached_tokens` of the prompt were found in the prefix cache;
-    the first token brings that number.
+    the first token brings that number, and `prompt_logprobs`, if they were asked for.
     """
 
     index: int
@@ -57,13 +57,18 @@ class Delta:
     finish_reason: str | None
     stop_reason: str | int | None
     cached_tokens: int = 0
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
 
 
 class Call:
-    """The outputs of one HTTP request, and the news of them that nobody has taken yet."""
+    """The outputs of one HTTP request, and the news of them that nobody has taken yet.
+
+    `prompt_logprobs`, by output: those of its prompt, where they were asked for.
+    """
 
     def __init__(self) -> None:
         self.outputs: list[CompletionOutput] = []
+        self.prompt_logprobs: dict[int, list[dict[int, Logprob] | None]] = {}
         self.arrival = time.monotonic()
         self._news: list[Delta] = []
         self._waiter: asyncio.Future[None] | None = None
@@ -106,14 +111,14 @@ class Call:
 class _Generation:
     """A request of the engine: one output of a call."""
 
-    __slots__ = ("call", "first", "index", "last", "outstanding", "prompt_tokens", "text")
+    __slots__ = ("call", "first", "index", "last", "outstanding", "prompt", "text")
 
-    def __init__(self, call: Call, index: int, text: OutputText, prompt_tokens: int, max_tokens: int) -> None:
+    def __init__(self, call: Call, index: int, text: OutputText, prompt: Sequence[int], max_tokens: int) -> None:
         self.call = call
         self.index = index
         self.text = text
-        self.prompt_tokens = prompt_tokens
-        self.outstanding = prompt_tokens + max_tokens  # tokens that are not computed yet, of prompt and output
+        self.prompt = prompt
+        self.outstanding = len(prompt) + max_tokens  # tokens that are not computed yet, of prompt and output
         self.first: float | None = None  # when its first token came
         self.last: float | None = None  # when its newest token came
 
@@ -203,7 +208,7 @@ class EngineClient:
             completion = CompletionOutput(len(call.outputs))
             call.outputs.append(completion)
             text = OutputText(completion, each, self._tokenizer)
-            generation = _Generation(call, completion.index, text, len(prompt), each.max_tokens)
+            generation = _Generation(call, completion.index, text, prompt, each.max_tokens)
             self._generations[number] = generation
             self.outstanding_tokens += generation.outstanding
             self._num_waiting += 1
@@ -289,7 +294,7 @@ class EngineClient:
                 continue
             text, reason = generation.text, message.reasons.get(place)
             if token >= 0:
-                computed = 1 if generation.last is not None else 1 + generation.prompt_tokens
+                computed = 1 if generation.last is not None else 1 + len(generation.prompt)
                 generation.outstanding -= computed
                 self.outstanding_tokens -= computed
                 if generation.last is None:
@@ -313,9 +318,11 @@ class EngineClient:
             out = text.completion
             logprobs = out.logprobs[-1] if out.logprobs and token >= 0 else None
             sampled, cached = token if token >= 0 else None, message.cached.get(place, 0)
-            generation.call.push(
-                Delta(generation.index, piece, sampled, logprobs, reason, out.stop_reason, cached)
-            )
+            delta = Delta(generation.index, piece, sampled, logprobs, reason, out.stop_reason, cached)
+            if (of_prompt := message.prompt_logprobs.get(place)) is not None:
+                delta.prompt_logprobs = named_prompt(self._tokenizer, generation.prompt, of_prompt)
+                generation.call.prompt_logprobs[generation.index] = delta.prompt_logprobs
+            generation.call.push(delta)
         if stopped:
             self._send(Abort(stopped))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -9,8 +10,10 @@ import msgspec
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
+from ...conf.build import build
 from ...conf.errors import ConfigError
 from ...conf.sampling import SamplingParams
+from ...conf.structured_outputs import StructuredOutputs
 from .errors import ApiError
 
 M = TypeVar("M", bound=BaseModel)
@@ -28,6 +31,31 @@ class StreamOptions(_Body):
     continuous_usage_stats: bool = False
 
 
+class JsonSchema(_Body):
+    """A schema as OpenAI's `response_format` has it. Outputs always follow it, `strict` or not."""
+
+    name: str | None = None
+    schema_: dict[str, Any] = Field(default_factory=dict, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(_Body):
+    """OpenAI's word for structured outputs."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class TextFormat(JsonSchema):
+    """The same in `text.format` of `/v1/responses`."""
+
+    type: Literal["text", "json_object", "json_schema"] = "text"
+
+
+class TextOptions(_Body):
+    format: TextFormat | None = None
+
+
 class SamplingBody(_Body):
     """What both kinds of completion share."""
 
@@ -41,6 +69,7 @@ class SamplingBody(_Body):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
+    allowed_token_ids: list[int] | None = None
     seed: int | None = None
     user: str | None = None
     cache_salt: str | None = Field(None, min_length=1)
@@ -53,15 +82,19 @@ class SamplingBody(_Body):
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     return_token_ids: bool = False
+    response_format: ResponseFormat | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
 
-    def sampling(self, max_tokens: int, logprobs: int | None) -> SamplingParams:
+    def sampling(self, max_tokens: int, logprobs: int | None, prompt_logprobs: int | None = None) -> SamplingParams:
         """The sampling parameters of one output.
 
         Raises:
             ApiError: a value out of its range, or one that this server cannot serve.
         """
-        if self.logit_bias:
-            raise ApiError(400, "logit_bias: this server does not offer it", param="logit_bias")
         if self.stream_options is not None and not self.stream:
             raise ApiError(400, "stream_options: only with stream=true", param="stream_options")
         given = {
@@ -75,25 +108,67 @@ class SamplingBody(_Body):
         stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
         try:
             return SamplingParams(
-                max_tokens=max_tokens, logprobs=logprobs, stop=tuple(stop),
-                stop_token_ids=tuple(self.stop_token_ids or ()),
+                max_tokens=max_tokens, logprobs=logprobs, prompt_logprobs=prompt_logprobs, stop=tuple(stop),
+                stop_token_ids=tuple(self.stop_token_ids or ()), logit_bias=self.logit_bias,  # type: ignore[arg-type]
+                allowed_token_ids=tuple(self.allowed_token_ids or ()),
                 include_stop_str_in_output=self.include_stop_str_in_output, ignore_eos=self.ignore_eos,
+                structured_outputs=self._structured_outputs(),
                 **{"temperature": 1.0} | given,
             )  # fmt: skip
         except ConfigError as error:
-            key, _, rest = str(error).removeprefix("sampling.").partition("=")
-            raise ApiError(400, f"{key}={rest}", param=key) from error
+            text = str(error).removeprefix("sampling.")
+            raise ApiError(400, text, param=re.split("[=:]", text)[0]) from error
+
+    def _structured_outputs(self) -> StructuredOutputs | None:
+        """What the output must match, as OpenAI or vLLM words it.
+
+        Raises:
+            ApiError: both do, or a key that vLLM has removed does.
+            ConfigError: it is wrong by itself.
+        """
+        for name in ("json", "regex", "choice", "grammar"):
+            if getattr(self, f"guided_{name}") is not None:
+                given = f"guided_{name}"
+                raise ApiError(400, f'{given}: use structured_outputs={{"{name}": ...}}', param=given)
+        asked = self._format
+        if self.structured_outputs is None:
+            return asked
+        if asked is not None:
+            raise ApiError(400, "structured_outputs: not together with a format", param="structured_outputs")
+        given_keys = {key: value for key, value in self.structured_outputs.items() if value is not None}
+        return build(StructuredOutputs, given_keys, "sampling.structured_outputs")
+
+    @property
+    def _format(self) -> StructuredOutputs | None:
+        """The output's form in OpenAI's words.
+
+        Raises:
+            ApiError: the schema is missing.
+        """
+        form = self.response_format
+        if form is None:
+            return None
+        if form.type == "json_schema" and form.json_schema is None:
+            raise ApiError(400, "response_format.json_schema: must be given", param="response_format")
+        return _of_format(form.type, form.json_schema)
 
 
 class CompletionBody(SamplingBody):
     """`POST /v1/completions`."""
 
     prompt: str | list[str] | list[int] | list[list[int]]
-    max_tokens: int | None = Field(_DEFAULT_COMPLETION_TOKENS, ge=1)
+    max_tokens: int | None = Field(_DEFAULT_COMPLETION_TOKENS, ge=0)
     logprobs: int | None = Field(None, ge=0, le=64)
     echo: bool = False
     best_of: int | None = None
     suffix: str | None = None
+    prompt_logprobs: int | None = Field(None, ge=0, le=64)
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """How many log-probabilities of each token of the prompt the answer has; None: none."""
+        asked = [self.prompt_logprobs, self.logprobs if self.echo else None]
+        return max((number for number in asked if number is not None), default=None)
 
     @property
     def prompts(self) -> list[str | list[int]]:
@@ -162,6 +237,12 @@ class ResponseBody(SamplingBody):
     max_output_tokens: int | None = Field(None, ge=1)
     previous_response_id: str | None = None
     tools: list[Any] | None = None
+    text: TextOptions | None = None
+
+    @property
+    def _format(self) -> StructuredOutputs | None:
+        form = self.text.format if self.text is not None else None
+        return None if form is None else _of_format(form.type, form)
 
     @property
     def messages(self) -> list[Message]:
@@ -186,6 +267,12 @@ class DetokenizeBody(_Body):
 
     model: str | None = None
     tokens: list[int]
+
+
+def _of_format(kind: str, schema: JsonSchema | None) -> StructuredOutputs | None:
+    if kind == "json_schema" and schema is not None:
+        return StructuredOutputs(json=schema.schema_)
+    return StructuredOutputs(json_object=True) if kind == "json_object" else None
 
 
 def each_output(params: SamplingParams, n: int) -> list[SamplingParams]:

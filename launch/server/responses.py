@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from ...runtime.engine.outputs import CompletionOutput
-from .answers import Answer
+from .answers import Answer, PromptLogprobs
 from .engine_client import Delta
 
 
@@ -48,7 +48,7 @@ class ResponseAnswer(Answer):
         yield self._named("response.output_item.done", output_index=0, item=message)
         yield self._named(f"response.{body['status']}", response=body)
 
-    def whole(self, outputs: Sequence[CompletionOutput]) -> bytes:
+    def whole(self, outputs: Sequence[CompletionOutput], prompts: PromptLogprobs) -> bytes:
         (output,) = outputs
         self._count_all(outputs)
         return msgspec.json.encode(

@@ -71,7 +71,7 @@ async def whole(
     except EngineError as error:
         raise ApiError(503, str(error)) from error
     _check(output.finish_reason for output in call.outputs)
-    return Response(answer.whole(call.outputs), media_type="application/json")
+    return Response(answer.whole(call.outputs, call.prompt_logprobs), media_type="application/json")
 
 
 class EventStream(Response):
@@ -119,7 +119,7 @@ class EventStream(Response):
 
 def _check(reasons: Iterable[str | None]) -> None:
     if "error" in reasons:
-        raise ApiError(500, "the model's logits are not finite; check its weights")
+        raise ApiError(500, "the model's logits are not finite (check its weights), or structured outputs too complex")
 
 
 async def _until_gone(receive: Receive) -> None:

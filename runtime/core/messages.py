@@ -34,7 +34,8 @@ class SegmentMessage(msgspec.Struct, frozen=True, array_like=True):
     """Tokens of one request in a micro-batch: a chunk, or a decode.
 
     `start` tokens of the request lie in the KV cache already. `blocks` are the KV blocks that the request has got since
-    its last message.
+    its last message. `targets` are tokens of the prompt that follow the first rows of a chunk, one a row: the last
+    stage returns their log-probabilities.
     """
 
     request: int
@@ -42,6 +43,7 @@ class SegmentMessage(msgspec.Struct, frozen=True, array_like=True):
     tokens: Sequence[int]
     blocks: list[int]
     sample: bool  # the last stage samples a token from the last row
+    targets: Sequence[int] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -116,7 +118,7 @@ class Span(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
-    """The log-probability of one sampled token, its rank among all tokens (the most probable has 1), and the most
+    """The log-probability of one token, its rank among all tokens (the most probable has 1), and the most
     probable tokens as (token id, log-probability), best first."""
 
     logprob: float
@@ -128,11 +130,13 @@ class Sampled(msgspec.Struct, frozen=True, array_like=True):
     """The tokens that a micro-batch sampled, in its order: one for each chunk that ends its prompt, then one for each
     row of its decodes. A token of -1 says that the logits were not finite.
 
-    `logprobs`, by place in `tokens`: for requests that asked for them.
+    `logprobs`, by place in `tokens`, and `prompt_logprobs`, of a chunk's targets by its place among the chunks: for
+    requests that asked for them.
     """
 
     tokens: list[int]
     logprobs: dict[int, TokenLogprobs] = {}
+    prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
 
 
 class MicroBatchResult(msgspec.Struct, frozen=True, array_like=True, tag="result"):

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...conf.sampling import SamplingParams
+from .messages import TokenLogprobs
 from .prefix_cache import extend_hashes
 from .request_record import RequestRecord
 
@@ -18,8 +19,9 @@ class Request:
     computed or in flight. The request ends at `max_len` tokens (at most P + D), or with one of `stop_ids`.
     `prefill_target` tokens enter as chunks: the prompt, or after a preemption all tokens known by then. A prompt of
     `bytes`, as simulations have, takes a byte a token. Orders of admission read `user` and `deadline` (of the first
-    token, in seconds on the coordinator's clock) and keep their sort key in `order_key`. `record` is the request's row
-    in the run's record.
+    token, in seconds on the coordinator's clock) and keep their sort key in `order_key`. `prompt_logprobs` are those of
+    the prompt's tokens from its second on, as far as they are computed; None where they are not asked for. `record` is
+    the request's row in the run's record.
 
     `block_hashes` are of its full blocks for the prefix cache, as far as they are known. Of its blocks the first
     `num_blocks_hashed` have been offered to the cache. Requests of another `cache_salt` never share blocks with it.
@@ -45,6 +47,7 @@ class Request:
         "prefill_target",
         "prompt",
         "prompt_len",
+        "prompt_logprobs",
         "record",
         "seed",
         "stop_ids",
@@ -70,6 +73,7 @@ class Request:
         self.prompt: Sequence[int] = prompt if isinstance(prompt, bytes) else list(prompt)
         self.prompt_len = len(prompt)
         self.output: list[int] = []
+        self.prompt_logprobs: list[TokenLogprobs] | None = None if params.prompt_logprobs is None else []
         self.params = params
         self.seed = seed
         self.eos_token_ids = eos_token_ids
@@ -114,6 +118,13 @@ class Request:
         if stop <= known:
             return self.prompt[start:stop]
         return [*self.prompt[start:stop], *self.output[max(0, start - known) : stop - known]]
+
+    def targets_of(self, start: int, length: int) -> Sequence[int]:
+        """The prompt's tokens that follow those of a chunk, one each, if their log-probabilities are still wanted."""
+        found = self.prompt_logprobs
+        if found is None or len(found) >= self.prompt_len - 1:
+            return ()
+        return self.prompt[start + 1 : start + length + 1]
 
     @property
     def remaining_prefill(self) -> int:

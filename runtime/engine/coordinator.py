@@ -152,7 +152,7 @@ class Coordinator:
         for chunk in batch.chunks:
             chunks.append(_segment(chunk, now, new))
             recorded_chunks.append(SegmentRecord(chunk.request.id, chunk.start, chunk.length))
-            sampled_rows += chunk.ends_prefill
+            sampled_rows += chunk.length if chunks[-1].targets else chunk.ends_prefill
         decodes = _decodes(batch)
         micro_batch = MicroBatchMessage(self.epoch, number, chunks, decodes, new, scheduler.dropped)
         scheduler.dropped = []
@@ -194,6 +194,8 @@ class Coordinator:
         self.record.stage_times = self.scheduler.stage_times
         self._unblocked(spans[-1].end)
         self.scheduler.completed(batch)
+        if sampled.prompt_logprobs:
+            _accept_prompt_logprobs(batch.chunks, sampled.prompt_logprobs)
         requests = [c.request for c in batch.chunks if c.ends_prefill]
         requests = requests + batch.decodes if requests else batch.decodes
         if batch.drafts:
@@ -302,14 +304,22 @@ def _segment(chunk: Chunk, now: float, new: list[NewRequest]) -> SegmentMessage:
     """The message for a chunk. Where it is the first that the ranks get of its request, a `NewRequest` joins `new`."""
     request, start = chunk.request, chunk.start
     if request.num_blocks_sent == 0:
-        past = request.tokens_in(0, start) if request.params.has_penalties else ()
+        past = request.tokens_in(0, start) if request.params.depends_on_past else ()
         new.append(
             NewRequest(request.id, request.prompt_len, request.seed, request.params, request.eos_token_ids, past)
         )
         if request.record.first_dispatched is None:
             request.record.first_dispatched = now
-    tokens = request.tokens_in(start, start + chunk.length)
-    return SegmentMessage(request.id, start, tokens, request.take_new_blocks(), chunk.ends_prefill)
+    tokens, targets = request.tokens_in(start, start + chunk.length), request.targets_of(start, chunk.length)
+    return SegmentMessage(request.id, start, tokens, request.take_new_blocks(), chunk.ends_prefill, targets)
+
+
+def _accept_prompt_logprobs(chunks: list[Chunk], found: dict[int, list[TokenLogprobs]]) -> None:
+    """Keep log-probabilities of prompts with their requests. A prompt that was preempted brings them again."""
+    for place, logprobs in found.items():
+        known = chunks[place].request.prompt_logprobs
+        assert known is not None, chunks[place].request
+        known[chunks[place].start : chunks[place].start + len(logprobs)] = logprobs
 
 
 def _decodes(batch: MicroBatch) -> DecodesMessage:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import operator
+import threading
 from collections.abc import Sequence
 
 from ...conf.build import is_unicode
 from ...conf.errors import ConfigError
 from ...conf.sampling import SamplingParams
+from ...conf.structured_outputs import StructuredOutputs
+from ...models.grammar import Grammars
 from ...models.tokenizer import Tokenizer, load_tokenizer
 from .plan import Plan
 
@@ -22,6 +25,8 @@ class Intake:
     def __init__(self, plan: Plan) -> None:
         self.tokenizer: Tokenizer = load_tokenizer(plan.tokenizer, plan.arch.vocab_size)
         self._plan = plan
+        self._loading = threading.Lock()
+        self._grammars: Grammars | None = None  # from the first request with structured outputs on
 
     def read(
         self,
@@ -66,10 +71,10 @@ class Intake:
             )
 
     def check(self, number: int, ids: Sequence[int], params: SamplingParams) -> None:
-        """Check that the model and the cache can hold a request.
+        """Check that the model and the cache can hold a request, and that its structured outputs compile.
 
         Raises:
-            ConfigError: they cannot; it names the request by its number.
+            ConfigError: it cannot be served; it names the request by its number.
         """
         longest, vocab = self._plan.max_model_len, self._plan.arch.vocab_size
         if not ids:
@@ -81,14 +86,31 @@ class Intake:
             )
         if not 0 <= min(ids) <= max(ids) < vocab:
             raise ConfigError(f"prompt {number} holds a token id outside 0 .. {vocab - 1}")
-        if bad := [t for t in params.stop_token_ids if not 0 <= t < vocab]:
-            raise ConfigError(f"sampling.stop_token_ids={bad}: must lie in 0 .. {vocab - 1}")
+        for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
+            if bad := [t for t in getattr(params, name) or () if not 0 <= t < vocab]:
+                raise ConfigError(f"sampling.{name}={bad}: must lie in 0 .. {vocab - 1}")
+        if params.structured_outputs is not None:
+            self.check_structured_outputs(params.structured_outputs)
         tokens = min(len(ids) + params.max_tokens, longest)
         if tokens > self._plan.room:
             raise ConfigError(
                 f"prompt {number} may come to {tokens} tokens: cache.num_blocks={self._plan.num_blocks} of "
                 f"{self._plan.block_size} hold {self._plan.room}; raise it, or lower sampling.max_tokens"
             )
+
+    def check_structured_outputs(self, wanted: StructuredOutputs) -> None:
+        """Compile structured outputs, once each of those that come again soon. Any thread may call it.
+
+        Most take milliseconds, some a second.
+
+        Raises:
+            ConfigError: they are invalid, or cannot be had with this tokenizer.
+        """
+        with self._loading:
+            if self._grammars is None:
+                arch = self._plan.arch
+                self._grammars = Grammars(self.tokenizer, arch.vocab_size, arch.eos_token_ids)
+        self._grammars.matcher(wanted)
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

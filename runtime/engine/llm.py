@@ -25,7 +25,7 @@ from ..workload import WorkItem
 from .arrivals import exactly, make_request, replay
 from .coordinator import Coordinator, TokenEvent
 from .intake import Intake, Prompt
-from .output_text import OutputText
+from .output_text import OutputText, named_prompt
 from .outputs import CompletionOutput, RequestOutput
 from .plan import Plan, make_plan
 from .start import start_pipeline
@@ -250,8 +250,10 @@ class LLM:
         for index in range(params.n):
             id_ = next(self._ids)
             seed = (self.config.seed << 32) + id_ if params.seed is None else params.seed + index
+            is_first = index == 0 or params.prompt_logprobs is None
+            own = params if is_first else replace(params, prompt_logprobs=None)
             request = Request(
-                id_, ids, params, arrival=now, seed=seed, max_model_len=self.max_model_len, eos_token_ids=self._eos
+                id_, ids, own, arrival=now, seed=seed, max_model_len=self.max_model_len, eos_token_ids=self._eos
             )
             requests.append(request)
         result = _Result(number, prompt if isinstance(prompt, str) else None, ids, requests)
@@ -289,6 +291,7 @@ class LLM:
             text.completion.cached_tokens = event.request.record.cached_tokens
             if event.token is not None:
                 text.take(event.token, event.logprobs)
+                text.take_prompt()
             if event.is_last:
                 text.finish(event.request.finish_reason)
                 del self._texts[event.request.id]
@@ -333,7 +336,7 @@ class _Result:
         for o in outputs:
             o.token_ids = list(o.token_ids)
             o.logprobs = None if o.logprobs is None else list(o.logprobs)
-        return RequestOutput(whole.request_id, whole.index, whole.prompt, whole.prompt_token_ids, outputs)
+        return replace(whole, outputs=outputs)
 
 
 class _Text(OutputText):
@@ -343,6 +346,12 @@ class _Text(OutputText):
         super().__init__(completion, request.params, tokenizer)
         self.request = request
         self.result = result
+
+    def take_prompt(self) -> None:
+        """Hand on the prompt's log-probabilities, once, if the request asked for them."""
+        found, output = self.request.prompt_logprobs, self.result.output
+        if found is not None and output.prompt_logprobs is None:
+            output.prompt_logprobs = named_prompt(self._tokenizer, output.prompt_token_ids, found)
 
     def take(self, token: int, logprobs: TokenLogprobs | None) -> None:
         """Add the request's newest token, unless the stop check has done so already."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ...conf.sampling import SamplingParams
 from ...models.tokenizer import Detokenizer, Tokenizer
 from ..core.messages import TokenLogprobs
@@ -33,7 +35,7 @@ class OutputText:
         out.token_ids.append(token)
         if out.logprobs is not None:
             assert logprobs is not None, token
-            out.logprobs.append(self._name(token, logprobs))
+            out.logprobs.append(named(self._tokenizer, token, logprobs))
             out.cumulative_logprob = (out.cumulative_logprob or 0.0) + logprobs.logprob
         if is_stop_token:
             out.stop_reason = token if token in self._params.stop_token_ids else None
@@ -55,10 +57,18 @@ class OutputText:
             out.stop_reason = self._stop.stop_string
         return rest
 
-    def _name(self, token: int, logprobs: TokenLogprobs) -> dict[int, Logprob]:
-        entries = [(token, logprobs.logprob, logprobs.rank)]
-        entries += [(best, value, rank) for rank, (best, value) in enumerate(logprobs.top, 1)]
-        return {
-            number: Logprob(value, rank, self._tokenizer.decode([number], skip_special=False))
-            for number, value, rank in entries
-        }
+
+def named(tokenizer: Tokenizer, token: int, logprobs: TokenLogprobs) -> dict[int, Logprob]:
+    """The log-probabilities of a token and of the most likely ones, with their texts."""
+    entries = [(token, logprobs.logprob, logprobs.rank)]
+    entries += [(best, value, rank) for rank, (best, value) in enumerate(logprobs.top, 1)]
+    return {
+        number: Logprob(value, rank, tokenizer.decode([number], skip_special=False)) for number, value, rank in entries
+    }
+
+
+def named_prompt(
+    tokenizer: Tokenizer, prompt: Sequence[int], logprobs: Sequence[TokenLogprobs]
+) -> list[dict[int, Logprob] | None]:
+    """The log-probabilities of a prompt's tokens, with None for the first."""
+    return [None, *(named(tokenizer, token, each) for token, each in zip(prompt[1:], logprobs, strict=True))]

@@ -17,7 +17,7 @@ class Logprob:
 @dataclass(slots=True)
 class CompletionOutput:
     """A sampled continuation. `finish_reason` is stop, length, abort, or error where the model's logits are not
-    finite (bad weights); None while it is unfinished.
+    finite (bad weights) or structured outputs became too complex; None while it is unfinished.
 
     `token_ids` include the token that ended it; `text` includes neither the stop string nor the end-of-text token.
     `logprobs[i]` maps the sampled token and the most likely tokens at position i to their `Logprob`. `cached_tokens` of
@@ -40,13 +40,18 @@ class CompletionOutput:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """A prompt and its `n` continuations, a snapshot until `finished`. `index` is the prompt's place in its call."""
+    """A prompt and its `n` continuations, a snapshot until `finished`. `index` is the prompt's place in its call.
+
+    `prompt_logprobs[i]` maps the prompt's token i and the most likely tokens there to their `Logprob`; the first token
+    has None. They are there from the first token of an output on.
+    """
 
     request_id: int
     index: int
     prompt: str | None
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
 
     @property
     def finished(self) -> bool:

@@ -168,4 +168,5 @@ def make_setup(config: EngineConfig, plan: Plan) -> Setup:
         seed=config.seed,
         threads=config.parallel.threads,
         timeout_s=config.parallel.start_timeout_s + config.parallel.step_timeout_s,
+        tokenizer=plan.tokenizer,
     )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from itertools import chain
+from collections.abc import Sequence
+from concurrent.futures import Future
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,11 +14,16 @@ from ...models.batch import Decodes, RaggedBatch, Segment
 from ...models.block_tables import BlockTables
 from ...models.build_stage import build_stage
 from ...models.cuda_graphs import capture_graphs
+from ...models.grammar import Grammars
 from ...models.piecewise import PiecewiseStage
-from ...models.sampling import PendingTokens, Sampler
+from ...models.prompt_logprobs import PendingLogprobs
+from ...models.sampling import PendingTokens, SampledToken, Sampler
 from ...models.stage import Stage, StageInputs
+from ...models.token_masks import RowMasks, TokenMasks
+from ...models.tokenizer import load_tokenizer
+from ...models.transfers import upload
 from ..core.columns import unpack
-from ..core.messages import MicroBatchMessage, Sampled, TokenLogprobs
+from ..core.messages import MicroBatchMessage, Sampled, SegmentMessage, TokenLogprobs
 from .handshake import Setup
 
 if TYPE_CHECKING:
@@ -24,14 +31,21 @@ if TYPE_CHECKING:
 
 
 class StageWorker:
-    """Runs micro-batches in order on one rank. Only tensor-parallel rank 0 of the last stage samples."""
+    """Runs micro-batches in order on one rank. Only tensor-parallel rank 0 of the last stage samples.
 
-    def __init__(self, stage: Stage, cuda_graphs: bool = False) -> None:
+    `tokenizer` is the path of the model's tokenizer, None for UTF-8 bytes. Structured outputs need it.
+    """
+
+    def __init__(self, stage: Stage, cuda_graphs: bool = False, tokenizer: str | None = None) -> None:
         self.stage = stage
         self._forward = PiecewiseStage(stage, capture_graphs).forward if cuda_graphs else stage
         mesh = stage.mesh
         self._sampler = Sampler(stage.arch.vocab_size) if mesh.is_last and mesh.tp_rank == 0 else None
         self._tables = BlockTables()
+        self._tokenizer = tokenizer
+        self._token_masks: TokenMasks | None = None  # from the first request with structured outputs on
+        self._masks: dict[int, Future[RowMasks]] = {}  # by micro-batch that is prepared and not sampled
+        self._num_threads = torch.get_num_threads()
 
     @classmethod
     def build(cls, setup: Setup, groups: Groups) -> StageWorker:
@@ -51,13 +65,15 @@ class StageWorker:
             seed=setup.seed,
         )
         stage.pack()
-        return cls(stage, setup.model.cuda_graphs and groups.device.type == "cuda")
+        return cls(stage, setup.model.cuda_graphs and groups.device.type == "cuda", setup.tokenizer)
 
     def prepare(self, micro_batch: MicroBatchMessage) -> StageInputs:
         """Update block tables from a micro-batch, and make the stage's inputs of it.
 
         Micro-batches must be prepared in their order. Another one may be computed or sampled meanwhile.
         """
+        if self._sampler is not None:
+            self._queue_masks(micro_batch)
         tables = self._tables
         for request in micro_batch.dropped:
             tables.drop(request)
@@ -71,8 +87,10 @@ class StageWorker:
             tables.append(chunk.request, chunk.blocks)
             parts.append(chunk.tokens)
             chunks.append(Segment(chunk.start, len(chunk.tokens), tables.of(chunk.request)))
+            if chunk.targets:
+                sample_rows += range(row, row + len(chunk.tokens))
             row += len(chunk.tokens)
-            if chunk.sample:
+            if chunk.sample and not chunk.targets:
                 sample_rows.append(row - 1)
         message = micro_batch.decodes
         for request, blocks in message.blocks.items():
@@ -84,8 +102,35 @@ class StageWorker:
         rows = np.concatenate([sample_rows, np.arange(row, row + len(starts))]).astype(np.int64)
         return self.stage.prepare(RaggedBatch(np.concatenate(parts, dtype=np.int64), chunks, decodes, rows))
 
+    def _queue_masks(self, micro_batch: MicroBatchMessage) -> None:
+        """Begin to make the masks of structured outputs, which `queue_sampling` waits for."""
+        wanted = [new for new in micro_batch.new if new.sampling.structured_outputs is not None]
+        masks = self._token_masks
+        if masks is None or masks.is_empty:
+            if not wanted:
+                return
+            if masks is None:
+                vocab_size = self.stage.arch.vocab_size
+                masks = self._token_masks = TokenMasks(
+                    lambda: Grammars(
+                        load_tokenizer(self._tokenizer, vocab_size), vocab_size, self.stage.arch.eos_token_ids
+                    ),
+                    self._num_threads,
+                )
+        for request in micro_batch.dropped:
+            masks.drop(request)
+        for new in wanted:
+            assert new.sampling.structured_outputs is not None
+            masks.add(new.request, new.sampling.structured_outputs, new.prompt_len)
+        past = [(new.request, 0, new.past) for new in wanted if new.past]
+        segments = [(each.request, each.start, each.tokens) for each in chain(micro_batch.chunks, micro_batch.decodes)]
+        pending = masks.advance([*past, *segments], sampled_requests(micro_batch))
+        if pending is not None:
+            self._masks[micro_batch.micro_batch] = pending
+
     def forward(self, inputs: StageInputs, hidden_TH: torch.Tensor | None) -> torch.Tensor:
-        """Compute the hidden states [T, H]; on the last stage the logits [R, V] of the rows that need a token."""
+        """Compute the hidden states [T, H]; on the last stage the logits [R, V] of the rows that need a token,
+        and of all rows of chunks with targets."""
         return self._forward(inputs, hidden_TH)
 
     def sample(self, micro_batch: MicroBatchMessage, logits_RV: torch.Tensor) -> Sampled:
@@ -108,23 +153,75 @@ class StageWorker:
             for segment in chain(micro_batch.chunks, decodes):
                 sampler.feed(segment.request, segment.start, segment.tokens)
         ends = [chunk for chunk in micro_batch.chunks if chunk.sample]
-        requests = [chunk.request for chunk in ends] + unpack(decodes.requests).tolist()
         positions = [chunk.start + len(chunk.tokens) for chunk in ends] + [n + 1 for n in unpack(decodes.starts)]
-        return PendingSampled(sampler.queue(logits_RV, requests, positions))
+        pending = self._masks.pop(micro_batch.micro_batch, None) if self._masks else None
+        masks = None if pending is None else pending.result()
+        prompts = None
+        if any(chunk.targets for chunk in micro_batch.chunks):
+            prompts, logits_RV = self._queue_prompts(micro_batch.chunks, sampler, logits_RV)
+        return PendingSampled(sampler.queue(logits_RV, sampled_requests(micro_batch), positions, masks), prompts)
+
+    def _queue_prompts(
+        self, chunks: Sequence[SegmentMessage], sampler: Sampler, logits_RV: torch.Tensor
+    ) -> tuple[PendingPrompts, torch.Tensor]:
+        """Queue the log-probabilities of the chunks' targets; return with them the logits of the rows that sample."""
+        rows: list[int] = []
+        tokens: list[int] = []
+        num_tops: list[int] = []
+        sampling: list[int] = []
+        row = 0  # of the logits: all rows of a chunk with targets, and the last of another that samples
+        for chunk in chunks:
+            count = len(chunk.targets)
+            if count:
+                rows += range(row, row + count)
+                tokens += chunk.targets
+                num_tops += [sampler.params(chunk.request).prompt_logprobs or 0] * count
+            row += len(chunk.tokens) if count else chunk.sample
+            if chunk.sample:
+                sampling.append(row - 1)
+        sampling += range(row, len(logits_RV))
+        logits = logits_RV[:, : sampler.vocab_size]
+        counts = {place: len(chunk.targets) for place, chunk in enumerate(chunks) if chunk.targets}
+        prompts = PendingPrompts(PendingLogprobs(logits, rows, tokens, num_tops), counts)
+        (sampling_S,) = upload([np.array(sampling, dtype=np.int64)], logits_RV.device)
+        return prompts, logits_RV[sampling_S]
+
+
+def sampled_requests(micro_batch: MicroBatchMessage) -> list[int]:
+    """The request of each token that a micro-batch samples, in their order."""
+    ends = [chunk.request for chunk in micro_batch.chunks if chunk.sample]
+    return ends + unpack(micro_batch.decodes.requests).tolist()
 
 
 class PendingSampled:
     """The tokens of a micro-batch that are being sampled on the device."""
 
-    def __init__(self, tokens: PendingTokens) -> None:
+    def __init__(self, tokens: PendingTokens, prompts: PendingPrompts | None = None) -> None:
         self._tokens = tokens
+        self._prompts = prompts
 
     def read(self) -> Sampled:
         """Wait for the tokens, in the order of the micro-batch's segments. Any thread may call it."""
         sampled = self._tokens.read()
-        logprobs = {
-            place: TokenLogprobs(token.logprob, token.rank, token.top)
-            for place, token in enumerate(sampled)
-            if token.logprob is not None and token.rank is not None
-        }
-        return Sampled([token.token for token in sampled], logprobs)
+        logprobs = {place: _logprobs(token) for place, token in enumerate(sampled) if token.logprob is not None}
+        prompts = {} if self._prompts is None else self._prompts.read()
+        return Sampled([token.token for token in sampled], logprobs, prompts)
+
+
+class PendingPrompts:
+    """The log-probabilities of targets that are being computed on the device. `counts`: targets by place of a chunk."""
+
+    def __init__(self, logprobs: PendingLogprobs, counts: dict[int, int]) -> None:
+        self._logprobs = logprobs
+        self._counts = counts
+
+    def read(self) -> dict[int, list[TokenLogprobs]]:
+        """Wait for them, and return them by place of a chunk. Any thread may call it."""
+        found = map(_logprobs, self._logprobs.read())
+        return {place: list(islice(found, count)) for place, count in self._counts.items()}
+
+
+def _logprobs(token: SampledToken) -> TokenLogprobs:
+    assert token.logprob is not None
+    assert token.rank is not None
+    return TokenLogprobs(token.logprob, token.rank, token.top)

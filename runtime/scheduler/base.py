@@ -187,14 +187,15 @@ class Scheduler:
     def admit(self) -> Request | None:
         """Admit the next waiting request if it has a slot and its blocks fit, with one block left for each running.
 
-        Blocks of the prefix cache that it begins with are shared, and their tokens count as computed.
+        Blocks of the prefix cache that it begins with are shared, and their tokens count as computed, unless the
+        log-probabilities of its prompt are wanted.
         """
         request = self.next_waiting()
         if request is None or len(self.running) >= self.slots:
             return None
         tokens, pool = self.reserved_tokens(request), self.pool
         need, cached, cache = pool.blocks_for(tokens), _NO_BLOCKS, pool.cache
-        if cache is not None and request.block_hashes:
+        if cache is not None and request.block_hashes and request.prompt_logprobs is None:
             # The last token of a prompt is computed in any case, since the next one is sampled from it.
             cached = cache.match(request.block_hashes, (request.prefill_target - 1) // pool.block_size)
             need -= len(cached) - cache.num_idle_of(cached)

@@ -130,6 +130,7 @@ class ServingEngine:
         logprobs: dict[int, TokenLogprobs] = {}
         dispatched: dict[int, float] = {}
         cached: dict[int, int] = {}
+        prompts: dict[int, list[TokenLogprobs]] = {}
         for place, event in enumerate(events):
             request = event.request
             numbers.append(request.id)
@@ -138,6 +139,8 @@ class ServingEngine:
                 dispatched[place] = request.record.first_dispatched
                 if request.record.cached_tokens:
                     cached[place] = request.record.cached_tokens
+                if request.prompt_logprobs is not None:
+                    prompts[place] = request.prompt_logprobs
             if event.is_last:
                 assert request.finish_reason is not None, request
                 reasons[place] = request.finish_reason
@@ -145,7 +148,7 @@ class ServingEngine:
                 del self._unfinished[request.id]
             if event.logprobs is not None:
                 logprobs[place] = event.logprobs
-        self._send(Tokens(numbers, tokens, reasons, logprobs, dispatched, cached, events[0].time))
+        self._send(Tokens(numbers, tokens, reasons, logprobs, dispatched, cached, events[0].time, prompts))
 
     def _snapshot(self, always: bool = False) -> None:
         """Send the state, once in a while or `always`, and forget what the ledger has counted."""

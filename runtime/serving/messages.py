@@ -50,9 +50,10 @@ class Started(msgspec.Struct, frozen=True, array_like=True, tag="started"):
 class Tokens(msgspec.Struct, frozen=True, array_like=True, tag="tokens"):
     """What a step of the coordinator came to, by column: the token of a request, -1 for an end without one.
 
-    `reasons` and `logprobs` are by place in `numbers`, and so is `dispatched`, with a request's first token: when its
-    first chunk went to the ranks. `cached` has the prompt tokens that were found in the prefix cache, with the first
-    token too, where there are any. `time` is when the last stage's result came. Times are in seconds.
+    `reasons` and `logprobs` are by place in `numbers`. So are, with a request's first token, `dispatched`: when its
+    first chunk went to the ranks, `cached`: the prompt tokens that were found in the prefix cache, if any, and
+    `prompt_logprobs`: those of its prompt from the second token on. `time` is when the last stage's result came. Times
+    are in seconds.
     """
 
     numbers: list[int]
@@ -62,6 +63,7 @@ class Tokens(msgspec.Struct, frozen=True, array_like=True, tag="tokens"):
     dispatched: dict[int, float]
     cached: dict[int, int]
     time: float
+    prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
 
 
 class Snapshot(msgspec.Struct, frozen=True, array_like=True, tag="snapshot"):

@@ -104,6 +104,82 @@ def test_stop_strings_and_logprobs(client: openai.OpenAI, offline: LLM) -> None:
     assert "".join(chunk.choices[0].text for chunk in pieces) == choice.text
 
 
+def test_biases(server: Server, client: openai.OpenAI, offline: LLM) -> None:
+    line, space = offline.tokenizer.encode("\n"), offline.tokenizer.encode(" ")
+    answer = client.completions.create(
+        model="shipped", prompt=PROMPT, max_tokens=4, temperature=0, logit_bias={str(line[0]): 100}
+    )
+    assert answer.choices[0].text == "\n" * 4
+    (of_ids,) = offline.generate([PROMPT], SamplingParams(max_tokens=4, logit_bias={line[0]: 100.0}))
+    assert of_ids.outputs[0].text == "\n" * 4
+    answer = client.completions.create(
+        model="shipped", prompt=PROMPT, max_tokens=9, extra_body={"allowed_token_ids": [line[0], space[0]]}
+    )
+    assert set(answer.choices[0].text) <= {"\n", " "}
+
+
+def test_echo_with_logprobs(server: Server, client: openai.OpenAI, offline: LLM) -> None:
+    """As lm-evaluation-harness asks: the log-probabilities of prompts of token ids, with one token or none beside."""
+    text = "def main(x):\n    return x\n"
+    (expected,) = offline.generate([text], SamplingParams(max_tokens=1, prompt_logprobs=1))
+    ids, found = expected.prompt_token_ids, expected.prompt_logprobs or []
+    values = [each[token].logprob for token, each in zip(ids, found, strict=True) if each is not None]
+    for max_tokens in (0, 1):
+        answer = client.completions.create(
+            model="shipped", prompt=[ids, ids[:1]], max_tokens=max_tokens, logprobs=1, echo=True, temperature=0,
+            extra_body={"prompt_logprobs": 0},
+        )  # fmt: skip
+        whole, one = answer.choices
+        assert whole.logprobs is not None
+        assert whole.logprobs.token_logprobs is not None
+        assert whole.logprobs.token_logprobs[0] is None
+        assert whole.logprobs.token_logprobs[1 : len(ids)] == pytest.approx(values, abs=1e-4)
+        assert len(whole.logprobs.tokens or []) == len(ids) + max_tokens
+        assert "".join((whole.logprobs.tokens or [])[: len(ids)]) == text
+        assert whole.text.startswith(text)
+        assert (whole.text == text) == (max_tokens == 0)
+        assert one.logprobs is not None
+        assert len(one.logprobs.token_logprobs or []) == 1 + max_tokens
+        assert answer.usage is not None
+        assert answer.usage.completion_tokens == 2 * max_tokens
+        by_id = whole.model_extra["prompt_logprobs"] if whole.model_extra else []
+        own = [by_id[place][str(token)]["logprob"] for place, token in enumerate(ids) if place]
+        assert own == pytest.approx(values, abs=1e-4)
+        events = list(client.completions.create(
+            model="shipped", prompt=text, max_tokens=max_tokens, logprobs=1, echo=True, temperature=0, stream=True
+        ))  # fmt: skip
+        streamed = [event.choices[0].logprobs for event in events]
+        by_events = [n for each in streamed if each for n in each.token_logprobs or []]
+        assert by_events[1:] == pytest.approx(whole.logprobs.token_logprobs[1:], abs=1e-4)
+        assert [n for each in streamed if each for n in each.text_offset or []] == whole.logprobs.text_offset
+
+
+SCHEMA = {
+    "type": "object", "properties": {"name": {"type": "string", "maxLength": 9}, "ok": {"type": "boolean"}},
+    "required": ["name", "ok"], "additionalProperties": False, "x-guidance": {"whitespace_flexible": False},
+}  # fmt: skip
+
+
+def test_structured_outputs(server: Server, client: openai.OpenAI) -> None:
+    form: Any = {"type": "json_schema", "json_schema": {"name": "one", "strict": True, "schema": SCHEMA}}
+    answer = client.completions.create(
+        model="shipped", prompt=[PROMPT, "def f(x):\n"], n=2, max_tokens=60, seed=3,
+        extra_body={"response_format": form},
+    )  # fmt: skip
+    for choice in answer.choices:
+        assert set(json.loads(choice.text)) == {"name", "ok"}
+        assert choice.finish_reason == "stop"
+    pieces = client.completions.create(
+        model="shipped", prompt=PROMPT, max_tokens=20, stream=True, logprobs=3,
+        extra_body={"structured_outputs": {"choice": ["yes", "no"], "regex": None}},
+    )  # fmt: skip
+    assert "".join(chunk.choices[0].text for chunk in pieces) in ("yes", "no")
+    form["json_schema"]["schema"] = {"type": "object", "uniqueItems": 5}
+    answer = httpx2.post(f"{server.url}/v1/completions", json={"prompt": "x", "response_format": form})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"].startswith("structured_outputs")
+
+
 def test_models_tokens_and_versions(server: Server, client: openai.OpenAI, offline: LLM) -> None:
     (model,) = client.models.list().data
     assert model.id == client.models.retrieve(model.id).id == "shipped"
@@ -138,6 +214,17 @@ WRONG: list[tuple[str, Any, int, str]] = [
     ("/v1/completions", {"prompt": "x", "stop": [""]}, 400, "stop"),
     ("/v1/completions", {"prompt": "x", "seed": 1 << 80}, 400, "seed"),
     ("/v1/completions", {"prompt": "x", "stop_token_ids": [1 << 20]}, 400, "stop_token_ids"),
+    ("/v1/completions", {"prompt": "x", "logit_bias": {"5": 101}}, 400, "logit_bias"),
+    ("/v1/completions", {"prompt": "x", "logit_bias": {"a": 1}}, 400, "logit_bias"),
+    ("/v1/completions", {"prompt": "x", "logit_bias": {"99999": 1}}, 400, "logit_bias"),
+    ("/v1/completions", {"prompt": "x", "allowed_token_ids": [-1]}, 400, "allowed_token_ids"),
+    ("/v1/completions", {"prompt": "x", "prompt_logprobs": 1, "stream": True}, 400, "prompt_logprobs"),
+    ("/v1/completions", {"prompt": "x", "structured_outputs": {}}, 400, "found none"),
+    ("/v1/completions", {"prompt": "x", "structured_outputs": {"regexp": "a"}}, 400, "regex"),
+    ("/v1/completions", {"prompt": "x", "structured_outputs": {"regex": "[a-"}}, 400, "unclosed character class"),
+    ("/v1/completions", {"prompt": "x", "guided_regex": "a"}, 400, "structured_outputs"),
+    ("/v1/completions", {"prompt": "x", "response_format": {"type": "json_schema"}}, 400, "json_schema"),
+    ("/v1/completions", {"prompt": "x", "response_format": {"type": "yaml"}}, 400, "response_format"),
     ("/v1/completions", {"prompt": "x", "model": "other"}, 404, "other"),
     ("/v1/completions", {"prompt": "x" * (1 << 21)}, 413, "max_body_mib"),
     ("/v1/chat/completions", {"messages": []}, 400, "messages"),
@@ -281,6 +368,12 @@ def check_chats(client: openai.OpenAI, url: str) -> None:
     assert chunks[0].choices[0].delta.role == "assistant"
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == plain.choices[0].text
     assert len(chunks) == 10
+    form: Any = {"type": "json_schema", "json_schema": {"name": "one", "schema": SCHEMA}}
+    of_schema = client.chat.completions.create(model="mine", messages=chat, seed=1, response_format=form)
+    assert set(json.loads(of_schema.choices[0].message.content or "")) == {"name", "ok"}
+    text: Any = {"format": {"type": "json_schema", "name": "one", "schema": SCHEMA}}
+    response = client.responses.create(model="mine", input="import", text=text)
+    assert set(json.loads(response.output_text)) == {"name", "ok"}
     answer = client.responses.create(model="mine", input="import", max_output_tokens=9, temperature=0)
     assert answer.output_text == plain.choices[0].text
     assert answer.status == "incomplete"

@@ -31,6 +31,10 @@ def sample_one(
 
 def penalised(logits_V: torch.Tensor, params: SamplingParams, history: list[int], prompt_len: int) -> np.ndarray:
     x = logits_V.numpy().copy()
+    if params.allowed_token_ids:
+        x[[i for i in range(len(x)) if i not in params.allowed_token_ids]] = -np.inf
+    for token, bias in (params.logit_bias or {}).items():
+        x[token] += np.float32(bias)
     for token in set(history):
         by = np.float32(params.repetition_penalty)
         x[token] = x[token] / by if x[token] > 0 else x[token] * by
@@ -67,6 +71,8 @@ params_strategy = st.builds(
     frequency_penalty=st.floats(-2, 2),
     min_tokens=st.integers(0, 6),
     stop_token_ids=st.lists(st.integers(0, 7), max_size=2).map(tuple),
+    logit_bias=st.none() | st.dictionaries(st.integers(0, 29), st.floats(-100, 100), min_size=1, max_size=4),
+    allowed_token_ids=st.sampled_from([(), (), (20, 21), (0, 5, 9, 11, 22, 23, 29)]),
     logprobs=st.sampled_from([None, 0, 1, 5, 64]),
 )
 histories = st.lists(st.integers(0, 31), min_size=1, max_size=12)

@@ -76,8 +76,8 @@ class Drafts:
     def add(self, batch: MicroBatch, room: int, pool: BlockPool, num_running: int) -> None:
         """Add up to `room` draft tokens to the decodes of a micro-batch, those likeliest to be accepted first.
 
-        Drafts preempt nothing and leave a KV block for each running request. Requests with penalties get none: what
-        they sample depends on the tokens that were accepted before.
+        Drafts preempt nothing and leave a KV block for each running request. Requests with penalties or structured
+        outputs get none: what they sample depends on the tokens that were accepted before.
         """
         least = self._least_rate(batch, room)
         found: list[tuple[float, int]] = []
@@ -113,7 +113,7 @@ class Drafts:
 
     def _guess(self, request: Request) -> float:
         """Guess the next tokens of a request. Return the probability that the first is right; 0.0 without a guess."""
-        if request.params.has_penalties:
+        if request.params.depends_on_past:
             return 0.0
         follower = self._followers.get(request.id)
         if follower is None:

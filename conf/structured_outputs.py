@@ -1,0 +1,96 @@
+"""Structured outputs, under vLLM's names: what the text of an output must match."""
+
+from __future__ import annotations
+
+import json as json_library
+from dataclasses import dataclass
+from typing import Any
+
+from .errors import ConfigError
+
+_KINDS = ("json", "json_object", "regex", "choice", "grammar")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StructuredOutputs:
+    """What the text of an output must match: one of `json`, `json_object`, `regex`, `choice` and `grammar`.
+
+    `json` is kept as text. Whether a schema, an expression or a grammar is valid shows when it is compiled
+    (`models/grammar.py`).
+
+    Raises:
+        ConfigError: not exactly one of them is given, or it is of the wrong type.
+    """
+
+    json: str | dict[str, Any] | None = None
+    """a JSON schema, as a mapping or as its text"""
+    json_object: bool = False
+    """any JSON object"""
+    regex: str | None = None
+    """a regular expression, which the whole output matches"""
+    choice: tuple[str, ...] = ()
+    """texts, of which the output is one"""
+    grammar: str | None = None
+    """a grammar in Lark's form or in GBNF"""
+    disable_any_whitespace: bool = False
+    """with json and json_object: no whitespace between tokens of JSON"""
+    whitespace_pattern: str | None = None
+    """with json and json_object: regular expression of the whitespace between tokens of JSON; null: any"""
+
+    def __post_init__(self) -> None:
+        choice = (self.choice,) if isinstance(self.choice, str) else tuple(self.choice or ())
+        object.__setattr__(self, "choice", choice)
+        texts = ("regex", "grammar", "whitespace_pattern")
+        flags = ("json_object", "disable_any_whitespace")
+        rules = [
+            ("json", self.json is None or isinstance(self.json, str | dict), "a JSON schema"),
+            ("choice", all(isinstance(text, str) and text for text in choice), "texts that are not empty"),
+            *((name, isinstance(getattr(self, name), str | None), "null or a text") for name in texts),
+            *((name, isinstance(getattr(self, name), bool), "true or false") for name in flags),
+        ]
+        for name, holds, right in rules:
+            if not holds:
+                raise ConfigError(f"sampling.structured_outputs.{name}={getattr(self, name)!r}: must be {right}")
+        given = self._given
+        if len(given) != 1:
+            found = " and ".join(given) or "none"
+            raise ConfigError(f"sampling.structured_outputs: must have one of {', '.join(_KINDS)}; found {found}")
+        spaced = self.disable_any_whitespace or self.whitespace_pattern is not None
+        if spaced and given[0] not in ("json", "json_object"):
+            raise ConfigError(f"sampling.structured_outputs: rules for whitespace need json, not {given[0]}")
+        if self.json is not None:
+            object.__setattr__(self, "json", _schema_text(self.json))
+
+    @property
+    def _given(self) -> list[str]:
+        return [name for name in _KINDS if getattr(self, name) not in (None, False, ())]
+
+    @property
+    def kind(self) -> str:
+        """Which of the keys is given."""
+        return self._given[0]
+
+    @property
+    def schema(self) -> str | None:
+        """The JSON schema as text, where the output is JSON."""
+        if self.json_object:
+            return '{"type": "object"}'
+        assert not isinstance(self.json, dict)
+        return self.json
+
+
+def _schema_text(schema: str | dict[str, Any]) -> str:
+    """Write a JSON schema as text.
+
+    Raises:
+        ConfigError: it is no JSON.
+    """
+    try:
+        if isinstance(schema, str):
+            json_library.loads(schema)
+            return schema
+        return json_library.dumps(schema, allow_nan=False)
+    except RecursionError:
+        raise ConfigError("sampling.structured_outputs.json: nested too deep") from None
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"sampling.structured_outputs.json: not JSON ({error})") from None

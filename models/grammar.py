@@ -1,0 +1,134 @@
+"""Compiles structured outputs to matchers, which say after each token which tokens may follow. By llguidance."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ..conf.errors import ConfigError
+from ..conf.structured_outputs import StructuredOutputs
+from .tokenizer import ByteTokenizer, FileTokenizer, Tokenizer
+
+if TYPE_CHECKING:
+    import llguidance
+    from llguidance._lib import JsonCompileOptions
+
+_MOST_COMPILED = 64  # grammars that are kept
+_LONGEST_ERROR = 300  # characters
+_SPECIAL = b"\xff"  # what llguidance begins special tokens with
+
+
+class Grammars:
+    """Compiles structured outputs for one model. Any thread may call it.
+
+    Args:
+        vocab_size: V of the model, which may have more ids than the tokenizer.
+        eos_token_ids: the tokens that end an output, allowed where the text is complete.
+
+    Raises:
+        ConfigError: the model has no tokenizer or no end-of-sequence token, or the tokenizer is of an unknown kind.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+        self._tokenizer = _make_tokenizer(tokenizer, vocab_size, eos_token_ids)
+        self._lock = threading.Lock()
+        self._compiled: OrderedDict[StructuredOutputs, llguidance.LLMatcher] = OrderedDict()
+
+    @property
+    def vocab_size(self) -> int:
+        """The number of tokens that a mask has: at least V."""
+        return self._tokenizer.vocab_size
+
+    def matcher(self, wanted: StructuredOutputs) -> llguidance.LLMatcher:
+        """Return a matcher at the beginning of a text.
+
+        Raises:
+            ConfigError: the schema, expression or grammar is invalid, or too complex.
+        """
+        import llguidance
+
+        with self._lock:
+            compiled = self._compiled.get(wanted)
+        if compiled is None:
+            limits = llguidance.LLParserLimits(verbose_errors=False)
+            compiled = llguidance.LLMatcher(self._tokenizer, _grammar(wanted), log_level=0, limits=limits)
+            if compiled.is_error():
+                raise _invalid(wanted, compiled.get_error())
+        with self._lock:
+            self._compiled[wanted] = compiled
+            self._compiled.move_to_end(wanted)
+            if len(self._compiled) > _MOST_COMPILED:
+                self._compiled.popitem(last=False)
+        return compiled.deep_copy()
+
+
+def _make_tokenizer(
+    tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Sequence[int]
+) -> llguidance.LLTokenizer:
+    import llguidance
+
+    known = vocab_size if isinstance(tokenizer, ByteTokenizer) else tokenizer.vocab_size
+    eos = [token for token in eos_token_ids if token < known]
+    if not isinstance(tokenizer, ByteTokenizer | FileTokenizer):
+        raise ConfigError("sampling.structured_outputs: the model has no tokenizer (model.tokenizer=none)")
+    if not eos:
+        raise ConfigError("sampling.structured_outputs: the model names no end-of-sequence token, which must end them")
+    try:
+        if isinstance(tokenizer, ByteTokenizer):
+            return llguidance.LLTokenizer(llguidance.TokenizerWrapper(_Bytes(vocab_size, eos)), eos_token=eos)
+        return llguidance.LLTokenizer(tokenizer.json, n_vocab=max(vocab_size, known), eos_token=eos)
+    except ValueError as error:
+        raise ConfigError(f"sampling.structured_outputs: not with this tokenizer ({_line(str(error))})") from error
+
+
+class _Bytes:
+    """UTF-8 bytes as llguidance reads a tokenizer. The ids above them have no text."""
+
+    bos_token_id = None
+
+    def __init__(self, vocab_size: int, eos: Sequence[int]) -> None:
+        self.eos_token_id = eos[0]
+        self.special_token_ids = list(eos)
+        self.tokens = [bytes((i,)) if i < 256 else b"" for i in range(vocab_size)]
+        for token in eos:
+            self.tokens[token] = _SPECIAL + b"<eos%d>" % token
+
+    def __call__(self, text: bytes) -> list[int]:
+        return list(text)
+
+
+def _grammar(wanted: StructuredOutputs) -> str:
+    """Write structured outputs as llguidance reads them.
+
+    Raises:
+        ConfigError: the grammar is invalid.
+    """
+    import llguidance
+
+    try:
+        if wanted.schema is not None:
+            options: JsonCompileOptions = {"whitespace_flexible": not wanted.disable_any_whitespace}
+            if wanted.whitespace_pattern is not None:
+                options["whitespace_pattern"] = wanted.whitespace_pattern
+            return llguidance.LLMatcher.grammar_from_json_schema(wanted.schema, defaults=options)
+        if wanted.regex is not None:
+            return llguidance.grammar_from("regex", wanted.regex)
+        if wanted.choice:
+            return llguidance.grammar_from("choice", json.dumps(wanted.choice))
+        assert wanted.grammar is not None
+        return llguidance.grammar_from("grammar", wanted.grammar)
+    except ValueError as error:
+        raise _invalid(wanted, str(error)) from error
+
+
+def _invalid(wanted: StructuredOutputs, error: str) -> ConfigError:
+    return ConfigError(f"sampling.structured_outputs.{wanted.kind}: {_line(error)}")
+
+
+def _line(text: str) -> str:
+    """The beginning of a text on one line."""
+    text = " ".join(text.split())
+    return text if len(text) <= _LONGEST_ERROR else f"{text[:_LONGEST_ERROR]} …"

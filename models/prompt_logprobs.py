@@ -1,0 +1,44 @@
+"""Log-probabilities of given tokens: those of a prompt, under the logits of the rows before them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from torch import Tensor
+
+from .sampling import NO_TOKEN, SampledToken, logprobs_of, slices
+from .transfers import Download, upload
+
+
+class PendingLogprobs:
+    """Log-probabilities that are being computed on the device.
+
+    Args:
+        logits_RV: float32, V wide.
+        rows: rows of the logits.
+        tokens: the token of each row.
+        num_tops: how many of the most probable tokens each row asks for.
+    """
+
+    def __init__(
+        self, logits_RV: Tensor, rows: Sequence[int], tokens: Sequence[int], num_tops: Sequence[int]
+    ) -> None:
+        self._tokens = tokens
+        self._num_tops = num_tops
+        self._downloads = []
+        for part in slices(list(range(len(rows))), logits_RV.shape[-1]):
+            of_part = [np.array([values[i] for i in part], dtype=np.int64) for values in (rows, tokens)]
+            rows_S, tokens_S = upload(of_part, logits_RV.device)
+            computed = logprobs_of(logits_RV[rows_S], tokens_S, max(num_tops[i] for i in part))
+            self._downloads.append(Download(computed))
+
+    def read(self) -> list[SampledToken]:
+        """Wait for them, and return each row's token with them. Any thread may call it."""
+        found = []
+        columns = [[array.tolist() for array in download.read()] for download in self._downloads]
+        each = (row for part in columns for row in zip(*part, strict=True))
+        for token, num_top, (score, rank, ids, scores) in zip(self._tokens, self._num_tops, each, strict=True):
+            top = [(i, s) for i, s in zip(ids[:num_top], scores, strict=False) if i != NO_TOKEN]
+            found.append(SampledToken(token, score, rank, top))
+        return found

@@ -1,0 +1,174 @@
+"""Which tokens may come next in structured outputs, by request: computed in a thread while the stages compute.
+
+A micro-batch names the tokens that were sampled before it. So a request's matcher is advanced, and its next mask made,
+as soon as the message is there; the mask is needed only when the last stage has its logits. A request that comes again
+after a preemption brings the tokens of its output in its chunks, and its new matcher consumes them there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..conf.structured_outputs import StructuredOutputs
+from .grammar import Grammars
+from .transfers import upload
+
+if TYPE_CHECKING:
+    import llguidance
+
+
+class RowMasks:
+    """The tokens that some rows of a micro-batch's logits may not take.
+
+    Args:
+        rows: ascending.
+        is_masked: 1 for each token that a row may not take, [S, W] uint8. W is a multiple of 8 and at least V.
+    """
+
+    def __init__(self, rows: list[int], is_masked: np.ndarray) -> None:
+        self.rows = rows
+        self._is_masked = is_masked
+        self._places = {row: place for place, row in enumerate(rows)}
+
+    def __contains__(self, row: int) -> bool:
+        return row in self._places
+
+    def has_other_than(self, row: int, tokens: Sequence[int]) -> bool:
+        """Whether a row may take a token that is not one of `tokens`."""
+        is_allowed = self._is_masked[self._places[row]] == 0
+        is_allowed[list(tokens)] = False
+        return bool(is_allowed.any())
+
+    def apply(self, logits_RV: Tensor) -> Tensor:
+        """Return logits in which the tokens that rows may not take are -infinity."""
+        V, S = logits_RV.shape[1], len(self.rows)
+        packed = self._is_masked.reshape(-1).view(np.int64)
+        packed_mask, rows_S = upload([packed, np.array(self.rows, dtype=np.int64)], logits_RV.device)
+        is_masked_SV = packed_mask.view(torch.bool).view(S, -1)[:, :V]
+        masked_SV = logits_RV[rows_S].masked_fill_(is_masked_SV, float("-inf"))
+        return masked_SV if len(logits_RV) == S else logits_RV.index_copy(0, rows_S, masked_SV)
+
+
+class _Progress:
+    """How far a request's output is matched: up to the token at position `length - 1`."""
+
+    __slots__ = ("length", "matcher")
+
+    def __init__(self, matcher: llguidance.LLMatcher, prompt_len: int) -> None:
+        self.matcher = matcher
+        self.length = prompt_len
+
+    def feed(self, start: int, tokens: Sequence[int]) -> None:
+        """Consume those of `tokens`, which stand from position `start` on, that are new."""
+        assert start <= self.length or not tokens, f"positions {self.length} .. {start - 1} were never fed"
+        new = tokens[max(0, self.length - start) :]
+        self.length += len(new)
+        for token in new:
+            self.matcher.consume_token(token)
+
+
+class TokenMasks:
+    """The matchers of the requests with structured outputs on the rank that samples.
+
+    Micro-batches must come in their order, from one thread.
+
+    Args:
+        load: makes the compiler of grammars, when the first such request comes.
+        threads: that make masks at once.
+    """
+
+    def __init__(self, load: Callable[[], Grammars], threads: int) -> None:
+        self._load = load
+        self._num_threads = threads
+        self._grammars: Grammars | None = None
+        self._executor: llguidance.LLExecutor | None = None
+        self._progress: dict[int, _Progress] = {}  # of the thread alone
+        self._thread = ThreadPoolExecutor(1, "masks")
+        self._failure: Exception | None = None
+        self._known: set[int] = set()
+        self._new: list[tuple[int, StructuredOutputs, int]] = []
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no request has structured outputs."""
+        return not self._known
+
+    def drop(self, request: int) -> None:
+        """Forget a request, if it is known."""
+        if request in self._known:
+            self._known.discard(request)
+            self._thread.submit(self._progress.pop, request, None)
+
+    def add(self, request: int, wanted: StructuredOutputs, prompt_len: int) -> None:
+        """Start a request, which is not known. Its first tokens come in the same micro-batch."""
+        self._known.add(request)
+        self._new.append((request, wanted, prompt_len))
+
+    def advance(
+        self, segments: Iterable[tuple[int, int, Sequence[int]]], sampled: Sequence[int]
+    ) -> Future[RowMasks] | None:
+        """Consume the tokens of a micro-batch, and make the masks of the tokens that it samples.
+
+        Args:
+            segments: request, position of the first token, and tokens.
+            sampled: the request of each row of logits, by row.
+
+        Returns:
+            What will have the masks, or the error of this micro-batch or one before it; None where no row needs a mask.
+        """
+        own = [segment for segment in segments if segment[0] in self._known]
+        rows = [(row, request) for row, request in enumerate(sampled) if request in self._known]
+        if not own:
+            return None
+        new, self._new = self._new, []
+        masks = self._thread.submit(self._advance, new, own, rows)
+        return masks if rows else None
+
+    def _advance(
+        self,
+        new: list[tuple[int, StructuredOutputs, int]],
+        segments: list[tuple[int, int, Sequence[int]]],
+        rows: list[tuple[int, int]],
+    ) -> RowMasks:
+        if self._failure is not None:
+            raise self._failure
+        try:
+            if self._grammars is None:
+                self._grammars = self._load()
+            for request, wanted, prompt_len in new:
+                self._progress[request] = _Progress(self._grammars.matcher(wanted), prompt_len)
+            for request, start, tokens in segments:
+                self._progress[request].feed(start, tokens)
+            return self._masks(self._grammars, rows)
+        except Exception as error:
+            self._failure = error
+            raise
+
+    def _masks(self, grammars: Grammars, rows: list[tuple[int, int]]) -> RowMasks:
+        matchers = [self._progress[request].matcher for _, request in rows]
+        width = -(-grammars.vocab_size // 32)
+        words = np.zeros((len(rows), width), dtype=np.int32)
+        self._fill(matchers, words, width)
+        for place, matcher in enumerate(matchers):
+            if matcher.is_error():  # it came to a limit; llguidance would let the output end
+                words[place] = 0
+        bits = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")
+        return RowMasks([row for row, _ in rows], np.bitwise_xor(bits, 1, out=bits))
+
+    def _fill(self, matchers: list[llguidance.LLMatcher], words: np.ndarray, width: int) -> None:
+        if len(matchers) <= 1:
+            for matcher in matchers:
+                matcher.unsafe_compute_mask_ptr(words.ctypes.data, width * 4)
+            return
+        if self._executor is None:
+            import llguidance
+
+            self._executor = llguidance.LLExecutor(self._num_threads)
+        places = [(matcher, place) for place, matcher in enumerate(matchers)]
+        self._executor.unsafe_compute_mask_ptr(places, words.ctypes.data, width * 4, len(matchers))

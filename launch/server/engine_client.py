@@ -23,12 +23,16 @@ from ...runtime.serving.messages import (
     Abort,
     Failed,
     Progress,
+    Record,
+    Recorded,
     Shutdown,
     Snapshot,
+    StageSpans,
     Started,
     Submit,
     ToEngine,
     Tokens,
+    Watch,
     encoder,
     from_engine,
 )
@@ -120,6 +124,8 @@ class EngineClient:
     Attributes:
         state: what the engine does; `reason` says it in words.
         snapshot: the newest state of the pipeline, None before the first.
+        on_spans: called with each `StageSpans` that comes.
+        on_recorded: called with each part of a recording.
     """
 
     def __init__(
@@ -139,6 +145,8 @@ class EngineClient:
         self.started: Started | None = None
         self.snapshot: Snapshot | None = None
         self.error: Failed | None = None
+        self.on_spans: Callable[[StageSpans], None] = lambda spans: None
+        self.on_recorded: Callable[[Recorded], None] = lambda message: None
         self.changed = asyncio.Event()  # set when the engine is ready, and when it is gone
 
     @property
@@ -193,6 +201,14 @@ class EngineClient:
         if unfinished:
             self._send(Abort(unfinished))
 
+    def watch(self, is_on: bool) -> None:
+        """Say whether `on_spans` wants spans."""
+        self._send(Watch(is_on))
+
+    def record(self, is_on: bool) -> None:
+        """Begin a recording, or end it; its parts go to `on_recorded`."""
+        self._send(Record(is_on))
+
     def drain(self) -> None:
         """Take no more requests; those that run go on."""
         if self.state in ("starting", "ready"):
@@ -222,6 +238,10 @@ class EngineClient:
         elif isinstance(message, Snapshot):
             self.snapshot = message
             self._metrics.snapshot = message
+        elif isinstance(message, StageSpans):
+            self.on_spans(message)
+        elif isinstance(message, Recorded):
+            self.on_recorded(message)
         elif isinstance(message, Progress):
             if self.state == "starting":
                 self.reason = message.text

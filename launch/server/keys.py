@@ -24,6 +24,10 @@ class Keys:
         for entry in entries:
             self._keys += _read(Path(entry[1:])) if entry.startswith("@") else [entry.encode()]
 
+    @property
+    def are_set(self) -> bool:
+        return bool(self._keys)
+
     def admit(self, authorization: str) -> bool:
         """Whether this header bears one of the keys. The time that it takes tells nothing of how near it came."""
         if not self._keys:

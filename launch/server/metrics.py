@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 
 from ...runtime.ledger.causes import CAUSES, Cause
 from ...runtime.serving.messages import TOKEN_BOUNDS, Snapshot
+from .last_minute import LastMinute
 
 _TTFT_S = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560,
@@ -28,6 +29,7 @@ class Metrics(Collector):
     def __init__(self, model_name: str, num_blocks: int) -> None:
         self.registry = CollectorRegistry()
         self.snapshot: Snapshot | None = None
+        self.last_minute = LastMinute(num_blocks, time.monotonic())
         self._model_name = model_name
         self._num_blocks = num_blocks
         self._shown: dict[tuple[int, Cause], float] = {}  # idle seconds, which never fall
@@ -64,6 +66,7 @@ class Metrics(Collector):
         """Count a request's first token: when the request came, when its first chunk was dispatched, when it came."""
         self._generation_tokens.inc()
         self._ttft.observe(at - arrival)
+        self.last_minute.first_token(at - arrival)
         if dispatched is not None:
             self._queue.observe(dispatched - arrival)
             self._prefill.observe(at - dispatched)
@@ -71,6 +74,7 @@ class Metrics(Collector):
     def next_token(self, seconds: float) -> None:
         self._generation_tokens.inc()
         self._itl.observe(seconds)
+        self.last_minute.next_token(seconds)
 
     def ended(self, reason: str, seconds: float, decoding: float | None) -> None:
         """Count an end: seconds since the arrival, and between the first and the last token where there was one."""

@@ -34,6 +34,7 @@ from gapless.runtime.serving.messages import Snapshot, StageSpans
 from tests.launch.test_serve import PROMPT, Server, serving
 from tests.support.browser import CHROMIUM, CONTROL, DRIVER, ENTER, RIGHT, Browser, browsing
 
+ROOT = Path(__file__).parents[2]
 KEY = {"authorization": "Bearer right"}
 
 
@@ -337,3 +338,30 @@ def test_a_recording_of_an_idle_server_and_wrong_ones(server: Server, tmp_path: 
     finally:
         other.process.kill()
         other.process.wait()
+
+
+def test_the_dashboard_asks_for_metrics_that_there_are(server: Server) -> None:
+    """Each metric of docs/grafana, and each label by which it is chosen or summed, is one of a running server's."""
+    httpx2.post(f"{server.url}/v1/completions", json={"prompt": PROMPT, "max_tokens": 4}, headers=KEY)
+    time.sleep(0.5)
+    labels: dict[str, set[str]] = {}
+    text = httpx2.get(f"{server.url}/metrics").text
+    for name, found in re.findall(r"^(gapless:\w+)(?:\{(.*)\})? ", text, re.MULTILINE):
+        labels.setdefault(name, {"instance"}).update(re.findall(r'(\w+)="', found))
+    board = json.loads((ROOT / "docs/grafana/gapless.json").read_text())
+    queries = [(panel["title"], target["expr"]) for panel in board["panels"] for target in panel["targets"]]
+    assert len(queries) > 15
+    variables = [one for one in board["templating"]["list"] if one["type"] == "query"]
+    for title, query in [*queries, *((one["name"], one["definition"]) for one in variables)]:
+        names = re.findall(r"gapless:\w+", query)
+        assert names, title
+        assert set(names) <= labels.keys(), title
+        for name, chosen in re.findall(r"(gapless:\w+)\{(.*?)\}", query):
+            assert set(re.findall(r"(\w+)=", chosen)) <= labels[name], (title, name)
+        summed = re.findall(r" by \((\w+)\)", query) + re.findall(r"label_values\(.*, (\w+)\)", query)
+        assert set(summed) <= set.union(*(labels[name] for name in names)), title
+        assert query.count("(") == query.count(")")
+    idle = {name for name in labels if name.startswith("gapless:stage_")}
+    assert idle <= {name for _, query in queries for name in re.findall(r"gapless:\w+", query)}
+    colours = {one["matcher"]["options"] for one in board["panels"][0]["fieldConfig"]["overrides"]}
+    assert colours == {"busy", *map(str, CAUSES)}

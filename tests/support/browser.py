@@ -107,9 +107,10 @@ def browsing(folder: Path) -> Iterator[Browser]:
             wanted = {"goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL"}}
             answer = http.post("/session", json={"capabilities": {"alwaysMatch": wanted}}).json()["value"]
             assert "sessionId" in answer, answer
-            browser = Browser(http, answer["sessionId"])
-            yield browser
-            http.delete(f"/session/{answer['sessionId']}")
+            try:
+                yield Browser(http, answer["sessionId"])
+            finally:
+                http.delete(f"/session/{answer['sessionId']}")  # ends the browser
     finally:
         driver.terminate()
         driver.wait()

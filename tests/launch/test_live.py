@@ -49,7 +49,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def load(server: Server, streams: int = 2) -> Iterator[None]:
     """Streams one after the other, as long as the context lasts."""
     ended = threading.Event()
-    body = {"prompt": PROMPT * 50, "max_tokens": 60, "ignore_eos": True, "stream": True}
+    body = {"prompt": PROMPT * 50, "max_tokens": 20, "ignore_eos": True, "stream": True}
 
     def ask() -> None:
         while not ended.is_set():
@@ -292,12 +292,10 @@ def record(server: Server, seconds: str = "1", headers: dict[str, str] = KEY) ->
 def test_a_recording_is_a_run_folder(server: Server) -> None:
     """Its ledger conserves time, its requests are those that came and ended in it, and it holds no key."""
     with load(server), ThreadPoolExecutor(2) as pool:
-        first = pool.submit(record, server, "2")
-        time.sleep(0.5)
-        second = record(server)
-        assert (second.status_code, "under way" in second.text) == (409, True)
-        answer = first.result()
+        both = [pool.submit(record, server, "2") for _ in range(2)]
+        answer, refused = sorted((one.result() for one in both), key=lambda one: one.status_code)
     assert answer.status_code == 200, answer.text
+    assert (refused.status_code, "under way" in refused.text) == (409, True)
     found = answer.json()
     folder = Path(found["folder"])
     assert folder.name == "recording_1"
@@ -310,14 +308,15 @@ def test_a_recording_is_a_run_folder(server: Server) -> None:
     ledger = Ledger(run)
     ledger.check()
     assert run.num_stages == 2
-    assert ledger.span_seconds == pytest.approx(2.0, abs=0.4)
+    assert 1.5 < ledger.span_seconds < 4
     assert ledger.busy_seconds() > 0.2
     assert len(run.spans) == 2 * len(run.micro_batches) == 2 * found["micro_batches"]
     assert run.requests
     assert found["completed"] == len(run.requests)
-    assert all(request.output_tokens == 60 and request.arrival >= -1e-6 for request in run.requests)
+    assert all(request.output_tokens == 20 and request.arrival >= -1e-6 for request in run.requests)
     assert kept.summary["output_throughput"] > 0
-    assert "2 requests came before it" in run.notes[-1] or "3 requests" in run.notes[-1]
+    (crossing,) = re.findall(r"(\d) requests came before it or had not ended with it", run.notes[-1])
+    assert 1 <= int(crossing) <= 4  # of two streams, at both ends
     assert "stage 1" in (folder / "report.html").read_text()
 
 

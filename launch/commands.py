@@ -49,7 +49,7 @@ COMMANDS = {
         ),
         Command(
             "serve",
-            "an OpenAI-compatible HTTP server over the pipeline, with metrics and health",
+            "an OpenAI-compatible HTTP server over the pipeline, with metrics, health and a live page",
             ServeConfig,
             "serve",
             (

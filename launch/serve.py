@@ -11,12 +11,16 @@ import sys
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..conf.build import to_mapping
 from ..conf.errors import ConfigError
 from ..conf.schema import ServeConfig
+from .progress import versions
 from .prompts import TextInput
+from .results import plain
 
 if TYPE_CHECKING:
     from ..runtime.engine.intake import Intake
@@ -71,7 +75,7 @@ def run(config: ServeConfig, prepared: Prepared, run_dir: Path, launcher: Launch
         ConfigError: what the user can mend, found while the engine started.
         PipelineError: the engine failed.
     """
-    return asyncio.run(_serve(config, prepared, _bind(config)))
+    return asyncio.run(_serve(config, prepared, _bind(config), run_dir))
 
 
 def _bind(config: ServeConfig) -> socket.socket:
@@ -94,7 +98,7 @@ def _say(text: str) -> None:
     print(f"gapless: {text}", file=sys.stderr, flush=True)
 
 
-async def _serve(config: ServeConfig, prepared: Prepared, listener: socket.socket) -> int:
+async def _serve(config: ServeConfig, prepared: Prepared, listener: socket.socket, run_dir: Path) -> int:
     import uvicorn
 
     from ..runtime.pipeline.protocol import PipelineError
@@ -102,7 +106,9 @@ async def _serve(config: ServeConfig, prepared: Prepared, listener: socket.socke
     from .server.connections import protocol_of
     from .server.engine_client import EngineClient
     from .server.fleet import Engine, Fleet
+    from .server.live import Live
     from .server.metrics import Metrics as ServerMetrics
+    from .server.recorder import Recorder
 
     began = time.monotonic()
     plan, intake = prepared.plan, prepared.intake
@@ -117,9 +123,15 @@ async def _serve(config: ServeConfig, prepared: Prepared, listener: socket.socke
         client = EngineClient(config, intake.tokenizer, metrics, say_since_start)
     else:
         client = Fleet(config, intake.tokenizer, metrics, say_since_start, num_blocks=plan.num_blocks)
+    live = [Live(name, client, number) for number in range(len(client.replicas))]
+    recorders = [Recorder(each, run_dir, plain(to_mapping(config)), versions()) for each in client.replicas]
+    host, port = listener.getsockname()[:2]
     app = make_app(
-        Service(config.serve, prepared.keys, name, plan.max_model_len, intake, prepared.template, client, metrics)
-    )
+        Service(
+            config.serve, prepared.keys, name, plan.max_model_len, intake, prepared.template, client, metrics, live,
+            recorders, ip_address(host).is_loopback,
+        )
+    )  # fmt: skip
     settings = uvicorn.Config(
         app, http=protocol_of(config.serve), ws="none", lifespan="off", log_level="warning", access_log=False,
         server_header=False, timeout_graceful_shutdown=1,
@@ -128,10 +140,9 @@ async def _serve(config: ServeConfig, prepared: Prepared, listener: socket.socke
     server.capture_signals = nullcontext  # type: ignore[assignment, method-assign]  # ours drain first
     ended = _Signals(asyncio.get_running_loop())
     serving = asyncio.create_task(server.serve([listener]))
-    watching = asyncio.create_task(_watch_stalls(metrics))
-    host, port = listener.getsockname()[:2]
+    watching = [asyncio.create_task(each) for each in (_watch_stalls(metrics), *(one.run() for one in live))]
     shown = f"[{host}]" if ":" in host else host
-    _say(f"listens at http://{shown}:{port}; health is at /health")
+    _say(f"listens at http://{shown}:{port}; the live page is at /, health at /health")
     try:
         await client.start()
         await _until_ready(client, ended)
@@ -145,7 +156,8 @@ async def _serve(config: ServeConfig, prepared: Prepared, listener: socket.socke
         if ended.first.is_set() and client.state != "failed":
             await _drain(client, config.serve.drain_s)
     finally:
-        watching.cancel()
+        for task in watching:
+            task.cancel()
         server.should_exit = True
         await client.close()
         await serving

@@ -27,8 +27,11 @@ from .engine_client import Call
 from .errors import ApiError, of_status
 from .fleet import Engine
 from .keys import Keys
+from .live import Live, LiveStream
 from .metrics import Metrics
 from .openapi import describe
+from .page import add_page
+from .recorder import LONGEST_S, Recorder
 from .requests import (
     ChatBody,
     CompletionBody,
@@ -45,6 +48,8 @@ from .streaming import EventStream, whole
 
 _LONG_TEXT = 10_000  # characters; longer ones are encoded in a thread, so that no other answer waits
 _RETRY_AFTER_S = "1"
+_REPLICA = {"name": "replica", "in": "query", "schema": {"type": "integer", "minimum": 0, "default": 0}}
+_SECONDS = {"name": "seconds", "in": "query", "schema": {"type": "number", "minimum": 0.1, "maximum": LONGEST_S}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +64,9 @@ class Service:
     template: ChatTemplate | None
     client: Engine
     metrics: Metrics
+    live: Sequence[Live]  # one of each replica, as the recorders
+    recorders: Sequence[Recorder]
+    is_local: bool  # only this machine reaches the server
 
 
 def make_app(service: Service) -> FastAPI:
@@ -71,6 +79,7 @@ def make_app(service: Service) -> FastAPI:
     _add_models(app, service)
     _add_completions(app, service)
     _add_tokens(app, service)
+    _add_live(app, service)
     describe(app)
     return app
 
@@ -209,6 +218,46 @@ def _add_completions(app: FastAPI, service: Service) -> None:
         params = body.sampling(_room(service, prompts, body.max_output_tokens, "input"), None)
         answer = ResponseAnswer(service.model, prompts, 1, None, tokenizer)
         return await _run(service, request, holder, body, prompts, params, answer)
+
+
+def _add_live(app: FastAPI, service: Service) -> None:
+    add_page(app)
+
+    @app.get("/live/events", include_in_schema=False)
+    async def events(request: Request) -> Response:
+        """What the pipeline does, as server-sent events without an end."""
+        _authorize(service, request)
+        return LiveStream(service.live[_replica(service, request)])
+
+    @app.post("/record", openapi_extra={"parameters": [_SECONDS, _REPLICA]})
+    async def record(request: Request) -> Response:
+        """Record what the pipeline does as a run folder; answers when it is written."""
+        _authorize(service, request)
+        if not service.keys.are_set and not service.is_local:
+            text = "other machines reach this server, and a recording writes to its disk; set serve.api_keys"
+            raise ApiError(403, text)
+        if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
+            raise ApiError(403, "a page of another site asked for the recording")
+        text = request.query_params.get("seconds", "30")
+        try:
+            seconds = float(text)
+        except ValueError:
+            seconds = 0.0
+        if not 0.1 <= seconds <= LONGEST_S:
+            raise ApiError(400, f"seconds: must be a number from 0.1 to {LONGEST_S:g}, not {text!r}", param="seconds")
+        return _json(await service.recorders[_replica(service, request)].record(seconds))
+
+
+def _replica(service: Service, request: Request) -> int:
+    """Return the number of the replica that a request asks for: the first if it names none.
+
+    Raises:
+        ApiError: there is none of that number.
+    """
+    text, count = request.query_params.get("replica", "0"), len(service.client.replicas)
+    if text not in map(str, range(count)):
+        raise ApiError(400, f"replica: must be from 0 to {count - 1}, not {text!r}", param="replica")
+    return int(text)
 
 
 def _add_tokens(app: FastAPI, service: Service) -> None:

@@ -23,15 +23,20 @@ from ...runtime.serving.messages import (
     Abort,
     Failed,
     Progress,
+    Record,
+    Recorded,
     Shutdown,
     Snapshot,
+    StageSpans,
     Started,
     Submit,
     ToEngine,
     Tokens,
+    Watch,
     encoder,
     from_engine,
 )
+from .last_minute import LastMinute
 from .metrics import Metrics
 
 State = Literal["starting", "ready", "draining", "failed", "closed"]
@@ -131,6 +136,9 @@ class EngineClient:
         snapshot: the newest state of the pipeline, None before the first.
         outstanding_tokens: of unfinished requests, prompt tokens without an output yet and output tokens to come, at
             most.
+        last_minute: what it did, second by second.
+        on_spans: called with each `StageSpans` that comes.
+        on_recorded: called with each part of a recording.
 
     Args:
         replica: which of several engines it is.
@@ -163,6 +171,14 @@ class EngineClient:
         self.error: Failed | None = None
         self.changed = changed or asyncio.Event()
         metrics.ready[replica] = False
+        self.last_minute = LastMinute(metrics.num_blocks, time.monotonic())
+        self.on_spans: Callable[[StageSpans], None] = lambda spans: None
+        self.on_recorded: Callable[[Recorded], None] = lambda message: None
+
+    @property
+    def replicas(self) -> Sequence[EngineClient]:
+        """Itself, as a `Fleet` has several."""
+        return [self]
 
     @property
     def num_waiting(self) -> int:
@@ -225,6 +241,14 @@ class EngineClient:
         if unfinished:
             self._send(Abort(unfinished))
 
+    def watch(self, is_on: bool) -> None:
+        """Say whether `on_spans` wants spans."""
+        self._send(Watch(is_on))
+
+    def record(self, is_on: bool) -> None:
+        """Begin a recording, or end it; its parts go to `on_recorded`."""
+        self._send(Record(is_on))
+
     def drain(self) -> None:
         """Take no more requests; those that run go on."""
         if self.state in ("starting", "ready"):
@@ -254,6 +278,10 @@ class EngineClient:
         elif isinstance(message, Snapshot):
             self.snapshot = message
             self._metrics.snapshots[self._replica] = message
+        elif isinstance(message, StageSpans):
+            self.on_spans(message)
+        elif isinstance(message, Recorded):
+            self.on_recorded(message)
         elif isinstance(message, Progress):
             if message.text != self.reason:
                 self._on_state(message.text)
@@ -302,8 +330,10 @@ class EngineClient:
                     text.completion.cached_tokens = message.cached.get(place, 0)
                     generation.first = message.time
                     metrics.first_token(generation.call.arrival, message.dispatched.get(place), message.time)
+                    self.last_minute.first_token(message.time - generation.call.arrival)
                 else:
                     metrics.next_token(message.time - generation.last)
+                    self.last_minute.next_token(message.time - generation.last)
                 generation.last = message.time
                 piece = text.push(token, message.logprobs.get(place), is_stop_token=reason == "stop")
                 if text.stopped and reason != "stop":

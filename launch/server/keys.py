@@ -24,6 +24,10 @@ class Keys:
         for entry in entries:
             self._keys += _read(Path(entry[1:])) if entry.startswith("@") else [entry.encode()]
 
+    @property
+    def are_set(self) -> bool:
+        return bool(self._keys)
+
     def holder(self, authorization: str) -> str | None:
         """Return the name of the key that this header bears: "key 0" for the first, "" where no key is asked for.
 

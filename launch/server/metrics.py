@@ -35,7 +35,7 @@ class Metrics(Collector):
         self.snapshots: dict[int, Snapshot] = {}
         self.ready: dict[int, bool] = {}
         self._model_name = model_name
-        self._num_blocks = num_blocks
+        self.num_blocks = num_blocks
         self._shown: dict[tuple[str, int, Cause], float] = {}  # idle seconds, which never fall
 
         def counter(name: str, text: str) -> Counter:
@@ -119,7 +119,7 @@ class Metrics(Collector):
         yield gauge("num_requests_running", "Requests that hold KV blocks.", found.running)
         yield gauge("num_requests_waiting", "Requests that are not admitted yet.", found.waiting)
         yield gauge("kv_cache_usage_perc", "Share of the KV blocks in use; 1 is all.",
-                    found.kv_blocks_used / self._num_blocks)
+                    found.kv_blocks_used / self.num_blocks)
         yield counter("num_preemptions", "Preemptions of requests that have ended.", found.preemptions)
         yield counter("prefix_cache_queries", "Prompt tokens of admitted requests.", found.prefix_queries)
         yield counter("prefix_cache_hits", "Prompt tokens that were found in the prefix cache.", found.prefix_hits)

@@ -41,7 +41,7 @@ class _Watched:
         self._timer: asyncio.TimerHandle | None = None
 
     def __enter__(self) -> None:
-        self._gone = asyncio.create_task(_until_gone(self._receive))
+        self._gone = asyncio.create_task(until_gone(self._receive))
         self._gone.add_done_callback(lambda task: self._call.fail(ClientGone()))
         if self._timeout_s is not None:
             error = ApiError(504, f"the answer was not complete within serve.timeout_s={self._timeout_s:g}")
@@ -122,7 +122,7 @@ def _check(reasons: Iterable[str | None]) -> None:
         raise ApiError(500, "the model's logits are not finite (check its weights), or structured outputs too complex")
 
 
-async def _until_gone(receive: Receive) -> None:
+async def until_gone(receive: Receive) -> None:
     """Return when the client has closed the connection."""
     while (await receive())["type"] != "http.disconnect":
         pass

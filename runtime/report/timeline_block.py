@@ -37,7 +37,7 @@ def timeline_scripts(
         heads: What the picture writes beside each run; None: one run, without a heading.
     """
     runs = [{**one.head, **head} for one, head in zip(columns, heads or [{}], strict=True)]
-    head = {"tick": tick, "span": max(one.end for one in columns), "causes": _causes_head(), "runs": runs}
+    head = {"tick": tick, "span": max(one.end for one in columns), "causes": causes_head(), "runs": runs}
     data = "\n".join(
         f'<script type="text/plain" id="columns{place}">{one.data}</script>' for place, one in enumerate(columns)
     )
@@ -48,7 +48,7 @@ def timeline_scripts(
     )
 
 
-def _causes_head() -> list[dict[str, str]]:
+def causes_head() -> list[dict[str, str]]:
     """Return what the script shows of each cause, in the order of the causes' codes."""
     return [
         {

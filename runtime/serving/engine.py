@@ -33,14 +33,19 @@ from .messages import (
     Failed,
     FromEngine,
     Progress,
+    Record,
+    Recorded,
     Shutdown,
     Snapshot,
     Started,
     Submit,
     Tokens,
+    Watch,
     encoder,
     to_engine,
 )
+from .recording import Recording
+from .stage_spans import stage_spans
 
 _SNAPSHOT_S = 0.25
 _LONGEST_WAIT_S = 1.0
@@ -64,6 +69,8 @@ class ServingEngine:
         self._ledger = RunningLedger(plan.limits.depth.most)
         self._unfinished: dict[int, Request] = {}
         self._is_closing = False
+        self._is_watched = False
+        self._recording: Recording | None = None
         self._tokens = self._preemptions = 0
         self._by_tokens = np.zeros(len(TOKEN_BOUNDS) + 1, np.int64)
         self._snapshot_at = 0.0
@@ -101,6 +108,10 @@ class ServingEngine:
                     self._add(message)
                 elif isinstance(message, Abort):
                     self._abort(message.numbers)
+                elif isinstance(message, Watch):
+                    self._is_watched = message.is_on
+                elif isinstance(message, Record):
+                    self._record(message.is_on)
                 else:
                     assert isinstance(message, Shutdown)
                     self._is_closing = True
@@ -113,6 +124,8 @@ class ServingEngine:
             eos_token_ids=self._eos, user=message.user, cache_salt=message.cache_salt, deadline=message.deadline,
         )  # fmt: skip
         self._unfinished[number] = request
+        if self._recording is not None:
+            self._recording.add(request.record)
         self._coordinator.add(request)
 
     def _abort(self, numbers: list[int]) -> None:
@@ -122,6 +135,14 @@ class ServingEngine:
                 self._coordinator.abort(request)
                 self._preemptions += request.preemptions
                 del self._unfinished[number]
+
+    def _record(self, is_on: bool) -> None:
+        """Begin to record, or end the window with the micro-batches that are dispatched already."""
+        coordinator = self._coordinator
+        if is_on:
+            self._recording = Recording(coordinator.record, coordinator.next_micro_batch, len(self._unfinished))
+        elif self._recording is not None:
+            self._recording.stop(coordinator.next_micro_batch)
 
     def _send_tokens(self, events: list[TokenEvent]) -> None:
         numbers: list[int] = []
@@ -163,6 +184,14 @@ class ServingEngine:
             tokens = ledger.micro_batches.tokens[first:]
             self._tokens += int(tokens.sum())
             self._by_tokens += np.bincount(np.searchsorted(TOKEN_BOUNDS, tokens), minlength=len(self._by_tokens))
+            if self._is_watched:
+                self._send(stage_spans(ledger, first))
+            if self._recording is not None:
+                for recorded in self._recording.take(record.micro_batches[first : len(ledger.micro_batches.tokens)]):
+                    self._send(Recorded(recorded, False))
+        if self._recording is not None and self._recording.is_complete(self._coordinator.has_work):
+            self._send(Recorded(self._recording.last_part(), True))
+            self._recording = None
         self._ledger.drop(record)
         cache = scheduler.pool.cache
         self._send(

@@ -33,6 +33,18 @@ class Shutdown(msgspec.Struct, frozen=True, array_like=True, tag="shutdown"):
     """Ends the engine and its ranks at once."""
 
 
+class Watch(msgspec.Struct, frozen=True, array_like=True, tag="watch"):
+    """Whether the front wants `StageSpans`: somebody looks at the live page."""
+
+    is_on: bool
+
+
+class Record(msgspec.Struct, frozen=True, array_like=True, tag="record"):
+    """Begins to record a window of the run, or ends it."""
+
+    is_on: bool
+
+
 class Progress(msgspec.Struct, frozen=True, array_like=True, tag="progress"):
     """What the start is doing."""
 
@@ -93,6 +105,34 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True, tag="snapshot"):
     is_idle: bool
 
 
+class StageSpans(msgspec.Struct, frozen=True, array_like=True, tag="spans"):
+    """What the stages did since the last of these, for the live page. Times are in units of 10 µs from `origin`, in
+    seconds.
+
+    `prefill` and `decodes` are tokens by micro-batch, `begin` and `end` of its computation by stage and micro-batch.
+    `idle_start`, `idle_end` and `cause`, an index into `CAUSES`, are by stage, an entry an idle interval. The
+    `left_out` micro-batches before the first are too many to be sent.
+    """
+
+    origin: float
+    first: int
+    left_out: int
+    prefill: list[int]
+    decodes: list[int]
+    begin: list[list[int]]
+    end: list[list[int]]
+    idle_start: list[list[int]]
+    idle_end: list[list[int]]
+    cause: list[list[int]]
+
+
+class Recorded(msgspec.Struct, frozen=True, array_like=True, tag="recorded"):
+    """A part of a window, encoded by `runtime/serving/recording.py`."""
+
+    part: bytes
+    is_last: bool
+
+
 class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
     """The engine cannot go on. `is_config`: the user can mend it."""
 
@@ -100,8 +140,8 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
     is_config: bool = False
 
 
-ToEngine = Submit | Abort | Shutdown
-FromEngine = Progress | Started | Tokens | Snapshot | Failed
+ToEngine = Submit | Abort | Watch | Record | Shutdown
+FromEngine = Progress | Started | Tokens | Snapshot | StageSpans | Recorded | Failed
 
 encoder = msgspec.msgpack.Encoder()
 to_engine = msgspec.msgpack.Decoder(ToEngine)

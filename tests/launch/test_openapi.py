@@ -18,7 +18,9 @@ from gapless.runtime import LLM
 def document() -> dict[str, Any]:
     with LLM("shipped") as llm:
         unused = cast(Any, None)
-        service = Service(ServingConfig(), Keys(()), "m", 8, cast(Any, llm), None, unused, Metrics("m", 1))
+        service = Service(
+            ServingConfig(), Keys(()), "m", 8, cast(Any, llm), None, unused, Metrics("m", 1), (), (), True
+        )
         return make_app(service).openapi()
 
 

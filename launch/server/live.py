@@ -1,0 +1,203 @@
+"""What the live page shows, as server-sent events: the newest spans of the stages, the state, the last minute.
+
+The engine sends spans only while somebody looks; all viewers share them. No event holds any text of a request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from starlette.responses import Response
+
+from ...runtime.report.timeline_block import causes_head
+from ...runtime.serving.messages import StageSpans
+from .errors import ApiError
+from .fleet import Engine
+from .streaming import until_gone
+
+if TYPE_CHECKING:
+    from starlette.types import Receive, Scope, Send
+
+MAX_VIEWERS = 32
+MAX_EVENTS = 24  # that a viewer has not taken yet
+_TICKS_PER_S = 4
+
+
+class Viewer:
+    """The events that one viewer has not taken yet. One that takes too few loses them and gets all anew."""
+
+    def __init__(self, hello: bytes) -> None:
+        self._events = deque([hello])
+        self._is_new = asyncio.Event()
+        self._is_new.set()
+        self._is_closed = False
+
+    def offer(self, event: bytes) -> bool:
+        """Add an event; False if the viewer has too many already."""
+        if len(self._events) >= MAX_EVENTS:
+            return False
+        self._events.append(event)
+        self._is_new.set()
+        return True
+
+    def restart(self, hello: bytes) -> None:
+        """Replace all events by the one that a new viewer gets."""
+        self._events = deque([hello])
+        self._is_new.set()
+
+    def close(self) -> None:
+        self._is_closed = True
+        self._is_new.set()
+
+    async def next(self) -> bytes:
+        """Wait for events and take them; nothing once the viewer is closed."""
+        await self._is_new.wait()
+        if self._is_closed:
+            return b""
+        self._is_new.clear()
+        events = b"".join(self._events)
+        self._events.clear()
+        return events
+
+
+class Live:
+    """Tells viewers what the pipeline does.
+
+    Args:
+        model: the model's name.
+        engine: the engine, or several.
+        replica: which of several engines is shown. The seconds of its last minute are ended here.
+    """
+
+    def __init__(self, model: str, engine: Engine, replica: int = 0) -> None:
+        self._model = model
+        self._replica = replica
+        self._num_replicas = len(engine.replicas)
+        self._client = client = engine.replicas[replica]
+        self._last_minute = client.last_minute
+        self._viewers: set[Viewer] = set()
+        self._was_started = False
+        client.on_spans = self._take_spans
+
+    async def run(self) -> None:
+        """End the seconds of the last minute and send the state, until cancelled."""
+        tick = 0
+        due = time.monotonic()
+        try:
+            while True:
+                due = max(due + 1 / _TICKS_PER_S, time.monotonic())
+                await asyncio.sleep(due - time.monotonic())
+                tick += 1
+                if tick % _TICKS_PER_S == 0:
+                    self._last_minute.end_second(self._client.snapshot, time.monotonic())
+                if self._viewers:
+                    self._tell(is_second=tick % _TICKS_PER_S == 0)
+        finally:
+            for viewer in self._viewers:
+                viewer.close()
+
+    @contextmanager
+    def viewer(self) -> Iterator[Viewer]:
+        """A viewer as long as the context lasts.
+
+        Raises:
+            ApiError: there are too many.
+        """
+        if len(self._viewers) >= MAX_VIEWERS:
+            raise ApiError(429, f"{MAX_VIEWERS} viewers look at the live page already", code="rate_limit_exceeded")
+        viewer = Viewer(self._hello())
+        self._viewers.add(viewer)
+        if len(self._viewers) == 1:
+            self._was_started = self._client.started is not None
+            self._client.watch(True)
+        try:
+            yield viewer
+        finally:
+            self._viewers.remove(viewer)
+            if not self._viewers:
+                self._client.watch(False)
+
+    def _tell(self, is_second: bool) -> None:
+        client = self._client
+        if self._was_started != (client.started is not None):
+            self._was_started = client.started is not None
+            client.watch(True)  # what was sent before the engine was there is lost
+            for viewer in self._viewers:
+                viewer.restart(self._hello())
+        self._offer("state", self._state())
+        if is_second:
+            self._offer("second", {"row": self._last_minute.newest_row, **self._minute()})
+
+    def _take_spans(self, spans: StageSpans) -> None:
+        self._offer("spans", msgspec.structs.asdict(spans))
+
+    def _offer(self, name: str, body: dict[str, Any]) -> None:
+        event = _event(name, body)
+        late = [viewer for viewer in self._viewers if not viewer.offer(event)]
+        if late:
+            hello = self._hello()
+            for viewer in late:
+                viewer.restart(hello)
+
+    def _hello(self) -> bytes:
+        started = self._client.started
+        body: dict[str, Any] = {
+            "model": self._model, "replica": self._replica, "replicas": self._num_replicas,
+            "stages": started.num_stages if started else 0,
+            "where": started.where if started else [], "blocks": started.num_blocks if started else 0,
+            "causes": causes_head(), "rows": self._last_minute.rows, **self._state(), **self._minute(),
+        }  # fmt: skip
+        return _event("hello", body)
+
+    def _state(self) -> dict[str, Any]:
+        client, found = self._client, self._client.snapshot
+        body: dict[str, Any] = {
+            "time": time.monotonic(), "state": client.state, "reason": client.reason,
+        }  # fmt: skip
+        if found is not None:
+            body |= {
+                "running": found.running, "waiting": found.waiting, "kv_blocks_used": found.kv_blocks_used,
+                "is_short_of_kv": found.is_short_of_kv, "is_idle": found.is_idle, "ends": found.ends,
+                "preemptions": found.preemptions,
+            }  # fmt: skip
+        return body
+
+    def _minute(self) -> dict[str, Any]:
+        minute = self._last_minute
+        return {
+            "percentiles_ms": minute.percentiles_ms, "stage_seconds": minute.stage_seconds,
+            "tokens_per_s": round(minute.tokens_per_s, 1),
+        }  # fmt: skip
+
+
+class LiveStream(Response):
+    """Sends a viewer its events until it goes or the server ends."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, live: Live) -> None:
+        super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no"})
+        del self.headers["content-length"]
+        self._live = live
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._live.viewer() as viewer:
+            gone = asyncio.create_task(until_gone(receive))
+            gone.add_done_callback(lambda task: viewer.close())
+            try:
+                await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+                while events := await viewer.next():
+                    await send({"type": "http.response.body", "body": events, "more_body": True})
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+            finally:
+                gone.cancel()
+
+
+def _event(name: str, body: dict[str, Any]) -> bytes:
+    return b"event: " + name.encode() + b"\ndata: " + msgspec.json.encode(body) + b"\n\n"

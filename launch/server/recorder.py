@@ -1,0 +1,132 @@
+"""`POST /record`: a window of the run as a run folder, like those of `gapless bench`."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import shutil
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ...parallel.frames import DATA, pack
+from ...runtime.run_folder.read import read_run_folder
+from ...runtime.serving.messages import Recorded
+from .engine_client import EngineClient
+from .errors import ApiError
+
+LONGEST_S = 600.0
+_CHECK_S = 0.25
+
+
+class Recorder:
+    """Records one window at a time.
+
+    Args:
+        client: the engine.
+        run_dir: the server's run folder; each recording is a folder in it.
+        config: of the run, in its plain form, for the summary.
+        versions: of the packages that run, by name.
+    """
+
+    def __init__(
+        self, client: EngineClient, run_dir: Path, config: Mapping[str, Any], versions: Mapping[str, str]
+    ) -> None:
+        self._client = client
+        self._run_dir = run_dir
+        secret = {"serve": {**config["serve"], "api_keys": []}}
+        self._head = msgspec.json.encode({"config": {**config, **secret}, "versions": versions})
+        self._is_recording = False
+
+    async def record(self, seconds: float) -> dict[str, Any]:
+        """Record so many seconds; return the folder and the names of its files once they are written.
+
+        Raises:
+            ApiError: a recording is under way, the engine is not ready or failed, or the folder could not be written.
+        """
+        if self._is_recording:
+            raise ApiError(409, "a recording is under way; ask again when it is done")
+        if self._client.state != "ready":
+            raise ApiError(503, self._client.reason)
+        self._is_recording = True
+        folder = self._new_folder()
+        try:
+            folder.mkdir(parents=True)
+            parts = folder / "parts"
+            with parts.open("wb") as file:
+                file.write(pack(DATA, self._head))
+                await self._take(lambda payload: file.write(pack(DATA, payload)), seconds)
+            await _write(parts, folder)
+            summary = read_run_folder(folder).summary
+        except OSError as error:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise ApiError(500, f"{folder} cannot be written ({error.strerror})") from error
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        finally:
+            self._is_recording = False
+        names = sorted(file.name for file in folder.iterdir())
+        keys = ("duration", "completed", "micro_batches", "output_throughput", "bubble_fraction")
+        return {"folder": str(folder), "files": names, "seconds": seconds, **{key: summary[key] for key in keys}}
+
+    def _new_folder(self) -> Path:
+        folders = (self._run_dir / f"recording_{number}" for number in itertools.count(1))
+        return next(folder for folder in folders if not folder.exists())
+
+    async def _take(self, write: Callable[[bytes], object], seconds: float) -> None:
+        """Let the engine record, and `write` each part that comes."""
+        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def take(message: Recorded) -> None:
+            try:
+                if not ended.done():
+                    write(message.part)
+                    if message.is_last:
+                        ended.set_result(None)
+            except OSError as error:
+                ended.set_exception(error)
+
+        client = self._client
+        client.on_recorded = take
+        client.record(True)
+        try:
+            until = asyncio.get_running_loop().time() + seconds
+            while (left := until - asyncio.get_running_loop().time()) > 0 and not ended.done():
+                await asyncio.wait({ended}, timeout=min(left, _CHECK_S))
+                self._check()
+            client.record(False)
+            while not ended.done():
+                await asyncio.wait({ended}, timeout=_CHECK_S)
+                self._check()
+            await ended
+        finally:
+            client.record(False)
+            client.on_recorded = lambda message: None
+
+    def _check(self) -> None:
+        if self._client.state in ("failed", "closed"):
+            raise ApiError(503, self._client.reason)
+
+
+async def _write(parts: Path, folder: Path) -> None:
+    """Write the run folder in a process of its own.
+
+    Raises:
+        ApiError: it failed.
+    """
+    module = "gapless.launch.server.write_recording"
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", module, str(parts), str(folder), stderr=asyncio.subprocess.PIPE
+    )
+    try:
+        _, errors = await process.communicate()
+    except BaseException:
+        process.kill()
+        raise
+    if process.returncode:
+        lines = errors.decode(errors="replace").strip().splitlines()
+        raise ApiError(500, f"the recording cannot be written: {lines[-1] if lines else 'its process has died'}")

@@ -1,0 +1,366 @@
+"""The live page, in a browser; its events, and who gets them; recordings of a running server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import numpy as np
+import pytest
+
+from gapless.conf.schema import ServeConfig
+from gapless.launch import compose
+from gapless.launch.server.engine_client import EngineClient
+from gapless.launch.server.last_minute import SECONDS, LastMinute
+from gapless.launch.server.live import MAX_EVENTS, Live, Viewer
+from gapless.launch.server.metrics import Metrics
+from gapless.launch.server.page import page_files
+from gapless.runtime.engine.intake import Intake
+from gapless.runtime.engine.plan import make_plan
+from gapless.runtime.ledger.causes import CAUSES, Cause
+from gapless.runtime.ledger.ledger import Ledger
+from gapless.runtime.run_folder.read import read_run_folder
+from gapless.runtime.serving.messages import Snapshot, StageSpans
+from tests.support.browser import CHROMIUM, CONTROL, DRIVER, ENTER, RIGHT, Browser, browsing
+from tests.support.server import Server, serving
+
+ROOT = Path(__file__).parents[2]
+PROMPT = "import os\n"
+KEY = {"authorization": "Bearer right"}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    overrides = ("parallel=pp2", "parallel.threads=1", "serve.api_keys=[right]")
+    with serving(tmp_path_factory.mktemp("live"), *overrides) as started:
+        yield started
+
+
+@contextmanager
+def load(server: Server, streams: int = 2) -> Iterator[None]:
+    """Streams one after the other, as long as the context lasts."""
+    ended = threading.Event()
+    body = {"prompt": PROMPT * 50, "max_tokens": 20, "ignore_eos": True, "stream": True}
+
+    def ask() -> None:
+        while not ended.is_set():
+            httpx2.post(f"{server.url}/v1/completions", json=body, headers=KEY, timeout=60)
+
+    threads = [threading.Thread(target=ask) for _ in range(streams)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join()
+
+
+def events(server: Server, seconds: float) -> dict[str, list[dict[str, Any]]]:
+    """The events of so many seconds, by name."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    until = time.monotonic() + seconds
+    with httpx2.stream("GET", f"{server.url}/live/events", headers=KEY) as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        name = ""
+        for line in answer.iter_lines():
+            if line.startswith("event: "):
+                name = line[7:]
+            elif line.startswith("data: "):
+                found.setdefault(name, []).append(json.loads(line[6:]))
+            if time.monotonic() > until:
+                break
+    return found
+
+
+def test_the_page_is_open_and_its_events_ask_for_the_key(server: Server) -> None:
+    page = httpx2.get(server.url)
+    assert page.status_code == 200
+    policy = page.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    named = re.findall(r'(?:src|href)="(/[^"]*)"', page.text)
+    assert {name.removeprefix("/page/") for name in named} | {"index.html"} == set(page_files())
+    for name in named:
+        assert httpx2.get(server.url + name).headers["content-security-policy"] == policy
+    assert not re.search(r'(?:src|href)="http', page.text)
+    assert httpx2.get(f"{server.url}/page/live.py").status_code == 404
+    assert httpx2.get(f"{server.url}/live/events").status_code == 401
+
+
+def test_events_tell_all_that_the_stages_did(server: Server) -> None:
+    """Busy time and the causes of idle time follow each other on each stage without a hole or an overlap."""
+    with load(server):
+        found = events(server, 4.0)
+    hello = found["hello"][-1]
+    assert (hello["stages"], hello["model"]) == (2, "shipped")
+    assert [cause["css"].replace("-", "_") for cause in hello["causes"]] == [str(cause) for cause in CAUSES]
+    spans = found["spans"]
+    assert len(spans) > 5
+    for stage in range(2):
+        boxes: list[tuple[float, float]] = []
+        for part in spans:
+            assert part["left_out"] == 0
+            for begin, end in (("begin", "end"), ("idle_start", "idle_end")):
+                pairs = zip(part[begin][stage], part[end][stage], strict=True)
+                boxes += [(part["origin"] + a / 1e5, part["origin"] + b / 1e5) for a, b in pairs]
+        boxes.sort()
+        holes = [after[0] - before[1] for before, after in pairwise(boxes)]
+        assert max(map(abs, holes)) < 5e-5
+    numbers = [part["first"] + n for part in spans for n in range(len(part["prefill"]))]
+    assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+    assert max(max(part["prefill"], default=0) for part in spans) > 50
+    assert sum(part["decodes"].count(2) for part in spans) > 0
+    text = json.dumps(found)
+    assert PROMPT not in text
+    assert "import" not in text
+    row = found["second"][-1]["row"]
+    assert row[1] > 0  # tokens/s
+    assert 0 < row[7] <= row[8]  # TBT, p50 and p99
+    assert found["second"][-1]["percentiles_ms"]["ttft"][0] > 0
+    busy, *idle = map(sum, zip(*found["second"][-1]["stage_seconds"], strict=True))
+    assert busy > 0
+    assert sum(idle) > 0
+
+
+def test_a_viewer_that_does_not_read_holds_up_nobody(server: Server) -> None:
+    """One that reads gets its events, although another has an answer that it never takes."""
+    host, port = server.url.removeprefix("http://").split(":")
+
+    async def both() -> dict[str, list[dict[str, Any]]]:
+        _, writer = await asyncio.open_connection(host, int(port), limit=1)
+        writer.write(b"GET /live/events HTTP/1.1\r\nhost: x\r\nauthorization: Bearer right\r\n\r\n")
+        await writer.drain()
+        try:
+            return await asyncio.to_thread(events, server, 2.0)
+        finally:
+            writer.close()
+
+    with load(server):
+        found = asyncio.run(both())
+    assert len(found["spans"]) > 3
+    assert len(found["state"]) > 3
+
+
+def test_a_slow_viewer_s_events_are_bounded_and_it_gets_all_anew(offline_client: EngineClient) -> None:
+    live = Live("mine", offline_client)
+    with live.viewer() as slow, live.viewer() as quick:
+        for number in range(3 * MAX_EVENTS):
+            offline_client.on_spans(spans_at(number))
+            asyncio.run(quick.next())
+        events = asyncio.run(slow.next())
+        assert events.count(b"event: ") <= MAX_EVENTS
+        assert events.startswith(b"event: hello")
+        assert events.endswith(b"\n\n")
+    viewer = Viewer(b"a")
+    viewer.close()
+    assert asyncio.run(viewer.next()) == b""
+
+
+@pytest.fixture
+def offline_client() -> EngineClient:
+    """A client whose engine has not been started."""
+    (config,) = compose.compose_all([], ServeConfig, "serve", multirun=False)
+    return EngineClient(config, Intake(make_plan(config)).tokenizer, Metrics("mine", 100), lambda text: None)
+
+
+def spans_at(number: int) -> StageSpans:
+    return StageSpans(float(number), number, 0, [1], [0], [[0]], [[9]], [[9]], [[10]], [[0]])
+
+
+def test_the_last_minute_is_one() -> None:
+    """Percentiles are within 1% of the true ones, and what is older than a minute is forgotten."""
+    rng = np.random.default_rng(0)
+    minute = LastMinute(100, 0.0)
+    values = rng.lognormal(-4, 1, (2 * SECONDS, 200))
+    for second in range(2 * SECONDS):
+        minute.first_token(0.25)
+        for value in values[second]:
+            minute.next_token(float(value))
+        minute.end_second(snapshot(second), second + 1.0)
+    recent = values[SECONDS:].ravel()
+    found = minute.percentiles_ms
+    assert found["tbt"] == pytest.approx([1e3 * float(np.percentile(recent, p)) for p in (50, 99)], rel=0.015)
+    assert found["ttft"] == pytest.approx([250, 250], rel=0.01)
+    assert minute.tokens_per_s == pytest.approx(201)
+    assert len(minute.rows) == SECONDS
+    assert minute.rows[-1] == minute.newest_row
+    ((busy, *idle),) = minute.stage_seconds
+    assert busy == pytest.approx(0.25 * SECONDS)
+    assert sum(idle) == pytest.approx(0.75 * SECONDS)
+    for second in range(2 * SECONDS, 4 * SECONDS):
+        minute.end_second(snapshot(2 * SECONDS, is_idle=True), second + 1.0)
+    assert minute.percentiles_ms["tbt"] == [None, None]
+    ((busy, *idle),) = minute.stage_seconds
+    assert (busy, idle[Cause.STARVED_NO_REQUEST.code]) == pytest.approx((0, SECONDS))
+
+
+def snapshot(second: int, is_idle: bool = False) -> Snapshot:
+    """The state of an engine that computes a quarter of the time."""
+    idle = [0.0] * len(CAUSES)
+    idle[Cause.CONTROL.code] = 0.75 * second
+    return Snapshot(float(second), 3, 1, 50, 0, [], False, 0, 0, 0, [0.25 * second], [idle], [float(second)], is_idle)
+
+
+@pytest.mark.skipif(CHROMIUM is None or DRIVER is None, reason="needs chromium and chromedriver")
+def test_a_browser_shows_the_pipeline_and_tries_the_model(server: Server, tmp_path: Path) -> None:
+    with browsing(tmp_path) as browser:
+        browser.resize(1600, 1200)
+        browser.open(server.url)
+        browser.until("document.getElementById('alert').innerText.includes('asks for an API key')")
+        assert browser.until("document.activeElement.id") == "key"
+        browser.press("right" + ENTER)
+        browser.until("document.getElementById('status').innerText === 'takes requests'")
+        complaints = [entry["message"] for entry in browser.log]
+        assert all("401" in message for message in complaints), complaints
+        with load(server):
+            browser.until("Number(document.querySelector('#picture canvas').dataset.boxes) > 100")
+            browser.until("parseFloat(document.getElementById('rate').innerText) > 0")
+            browser.until("parseFloat(document.getElementById('tbt99').innerText) > 0")
+            browser.until("document.querySelectorAll('#causes tbody tr').length > 3")
+            check_lanes(browser)
+        check_prompt_box(browser, server)
+        for width in (400, 1600):
+            for scheme, ground in (("light", "rgb(246, 247, 249)"), ("dark", "rgb(18, 22, 27)")):
+                browser.resize(width, 900)
+                browser.prefer(scheme)
+                browser.until(f"getComputedStyle(document.body).backgroundColor === '{ground}'")
+                assert browser.run("return document.documentElement.scrollWidth") <= width
+        assert browser.run(UNNAMED) == []
+        assert browser.log == []
+
+
+def check_lanes(browser: Browser) -> None:
+    """The pointer names a box, the keyboard changes the seconds that are shown, and a pause holds the picture."""
+    browser.run("document.querySelector('#zoom input').focus()")
+    browser.press(RIGHT + RIGHT)
+    browser.until("document.querySelector('#zoom :checked').value === '0.5'")
+    browser.run("document.getElementById('pause').focus()")
+    browser.press(" ")
+    browser.until("document.getElementById('pause').getAttribute('aria-pressed') === 'true'")
+    pixels = "return document.querySelector('#picture canvas').toDataURL()"
+    time.sleep(0.3)
+    before = browser.run(pixels)
+    named = set()
+    for x in range(100, 1500, 50):
+        browser.point_at("#picture canvas", x, 50)
+        named.add(browser.run("return document.querySelector('.tip').innerText").split(" ")[0])
+    assert {"micro-batch", "idle:"} <= named
+    assert browser.run(pixels) == before
+    browser.run("document.getElementById('pause').click()")
+    deadline = time.monotonic() + 10
+    while browser.run(pixels) == before:
+        assert time.monotonic() < deadline
+
+
+def check_prompt_box(browser: Browser, server: Server) -> None:
+    """The answer is that of any other client."""
+    browser.run("document.getElementById('temperature').value = 0; document.getElementById('max-tokens').value = 24;"
+                "document.getElementById('prompt').value = arguments[0]; document.getElementById('prompt').focus()",
+                PROMPT)  # fmt: skip
+    browser.press(CONTROL + ENTER)
+    note = browser.until("/^24 tokens.*/.exec(document.getElementById('answer-note').innerText)")
+    assert "first after" in note[0]
+    body = {"prompt": PROMPT, "max_tokens": 24, "temperature": 0}
+    expected = httpx2.post(f"{server.url}/v1/completions", json=body, headers=KEY).json()["choices"][0]["text"]
+    assert browser.run("return document.getElementById('answer').textContent") == PROMPT + expected
+
+
+# What the keyboard reaches and has no name.
+UNNAMED = """return [...document.querySelectorAll("button, input, textarea, canvas, [tabindex]")]
+  .filter(one => !(one.labels?.length || one.innerText?.trim() && one.tagName === "BUTTON" ||
+                   one.ariaLabel || one.getAttribute("aria-labelledby")))
+  .map(one => one.outerHTML)"""
+
+
+
+def record(server: Server, seconds: str = "1", headers: dict[str, str] = KEY) -> httpx2.Response:
+    return httpx2.post(f"{server.url}/record?seconds={seconds}", headers=headers, timeout=60)
+
+
+def test_a_recording_is_a_run_folder(server: Server) -> None:
+    """Its ledger conserves time, its requests are those that came and ended in it, and it holds no key."""
+    with load(server), ThreadPoolExecutor(2) as pool:
+        both = [pool.submit(record, server, "2") for _ in range(2)]
+        answer, refused = sorted((one.result() for one in both), key=lambda one: one.status_code)
+    assert answer.status_code == 200, answer.text
+    assert (refused.status_code, "under way" in refused.text) == (409, True)
+    found = answer.json()
+    folder = Path(found["folder"])
+    assert folder.name == "recording_1"
+    names = {"summary.json", "report.html", "trace.json.gz", "requests.csv", "spans.csv.gz", "record.jsonl.gz"}
+    assert names <= set(found["files"])
+    assert set(found["files"]) == {file.name for file in folder.iterdir()}
+    assert "right" not in (folder / "summary.json").read_text()
+    kept = read_run_folder(folder)
+    run = kept.load()
+    ledger = Ledger(run)
+    ledger.check()
+    assert run.num_stages == 2
+    assert 1.5 < ledger.span_seconds < 4
+    assert ledger.busy_seconds() > 0.2
+    assert len(run.spans) == 2 * len(run.micro_batches) == 2 * found["micro_batches"]
+    assert run.requests
+    assert found["completed"] == len(run.requests)
+    assert all(request.output_tokens == 20 and request.arrival >= -1e-6 for request in run.requests)
+    assert kept.summary["output_throughput"] > 0
+    (crossing,) = re.findall(r"(\d) requests came before it or had not ended with it", run.notes[-1])
+    assert 1 <= int(crossing) <= 4  # of two streams, at both ends
+    assert "stage 1" in (folder / "report.html").read_text()
+
+
+def test_a_recording_of_an_idle_server_and_wrong_ones(server: Server, tmp_path: Path) -> None:
+    idle = record(server, "0.2")
+    assert idle.status_code == 200, idle.text
+    assert idle.json()["micro_batches"] == 0
+    for seconds in ("0", "x", "nan", "1e9"):
+        wrong = record(server, seconds)
+        assert wrong.status_code == 400
+        assert "0.1 to 600" in wrong.json()["error"]["message"]
+    assert record(server, headers={}).status_code == 401
+    assert record(server, headers={**KEY, "sec-fetch-site": "cross-site"}).status_code == 403
+    other = Server(tmp_path, "serve.host=0.0.0.0")
+    try:
+        refused = record(other, headers={})
+        assert (refused.status_code, "serve.api_keys" in refused.text) == (403, True)
+    finally:
+        other.process.kill()
+        other.process.wait()
+
+
+def test_the_dashboard_asks_for_metrics_that_there_are(server: Server) -> None:
+    """Each metric of docs/grafana, and each label by which it is chosen or summed, is one of a running server's."""
+    httpx2.post(f"{server.url}/v1/completions", json={"prompt": PROMPT, "max_tokens": 4}, headers=KEY)
+    time.sleep(0.5)
+    labels: dict[str, set[str]] = {}
+    text = httpx2.get(f"{server.url}/metrics").text
+    for name, found in re.findall(r"^(gapless:\w+)(?:\{(.*)\})? ", text, re.MULTILINE):
+        labels.setdefault(name, {"instance"}).update(re.findall(r'(\w+)="', found))
+    board = json.loads((ROOT / "docs/grafana/gapless.json").read_text())
+    queries = [(panel["title"], target["expr"]) for panel in board["panels"] for target in panel["targets"]]
+    assert len(queries) > 15
+    variables = [one for one in board["templating"]["list"] if one["type"] == "query"]
+    for title, query in [*queries, *((one["name"], one["definition"]) for one in variables)]:
+        names = re.findall(r"gapless:\w+", query)
+        assert names, title
+        assert set(names) <= labels.keys(), title
+        for name, chosen in re.findall(r"(gapless:\w+)\{(.*?)\}", query):
+            assert set(re.findall(r"(\w+)=", chosen)) <= labels[name], (title, name)
+        summed = re.findall(r" by \((\w+)\)", query) + re.findall(r"label_values\(.*, (\w+)\)", query)
+        assert set(summed) <= set.union(*(labels[name] for name in names)), title
+        assert query.count("(") == query.count(")")
+    idle = {name for name in labels if name.startswith("gapless:stage_")}
+    assert idle <= {name for _, query in queries for name in re.findall(r"gapless:\w+", query)}
+    colours = {one["matcher"]["options"] for one in board["panels"][0]["fieldConfig"]["overrides"]}
+    assert colours == {"busy", *map(str, CAUSES)}

@@ -43,6 +43,8 @@ class SchedulerConfig:
     order: Literal["fcfs", "shortest_prompt", "fair_share", "deadline", "relative_slack"] = "fcfs"
     """which waiting request is next: first come, shortest prompt, the user served least, the nearest deadline, or the
     longest wait relative to the prompt's length, where short prompts go before a long one that is partly computed"""
+    max_prefill_share: float = 1.0
+    """largest share of the prompt tokens dispatched that one request may take while others wait; 1: no bound"""
     drafts: int = 0
     """most tokens of a decode guessed from its prompt and output, verified in the same pass where that pays; 0: none"""
 
@@ -50,6 +52,8 @@ class SchedulerConfig:
         is_batch = self.batch is None or self.batch == "slots" or self.batch >= 1
         check("scheduler.batch", self.batch, is_batch, "null, slots, or 1 or more")
         check("scheduler.max_batch", self.max_batch, self.max_batch >= 1, "1 or more")
+        share = self.max_prefill_share
+        check("scheduler.max_prefill_share", share, 0 < share <= 1, "above 0, 1 at most")
         check("scheduler.drafts", self.drafts, 0 <= self.drafts <= _MOST_DRAFTS, f"0 to {_MOST_DRAFTS}")
 
     def depth(self, pp: int, fixed: int | None = None) -> Depth:

@@ -62,7 +62,7 @@ class Scheduler:
         self.backlog = 0  # prompt tokens to dispatch, of waiting and of prefilling requests
         self.drafts = Drafts(config.drafts, limits.stages) if config.drafts else None
         self.notes: list[str] = []  # what the policy chose by itself and why, a line each; the coordinator takes them
-        self.waiting = make_queue(config.order)
+        self.waiting = make_queue(config.order, config.max_prefill_share)
         self._num_waiting = 0
         self._turn = 0  # micro-batches filled
         self.short_of_kv = False
@@ -248,7 +248,7 @@ class Scheduler:
         batch.chunks.append(Chunk(request, request.num_dispatched, length))
         request.num_dispatched += length
         self.backlog -= length
-        self.waiting.dispatched(length)
+        self.waiting.dispatched(request, length)
         if not request.remaining_prefill:
             self.prefilling.remove(request)
 

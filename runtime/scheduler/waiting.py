@@ -38,8 +38,8 @@ class WaitingQueue:
         """Remove the request that `head` returned."""
         self._order.admitted(heapq.heappop(self._heap)[2])
 
-    def dispatched(self, tokens: int) -> None:
-        """Take note that a chunk of `tokens` tokens has been dispatched."""
+    def dispatched(self, request: Request, tokens: int) -> None:
+        """Take note that a chunk of `tokens` tokens of an admitted request has been dispatched."""
 
     def first_of(self, prompts: Sequence[Request]) -> Request:
         """Return which of `prompts`, partly dispatched and in the order of their admission, goes on."""
@@ -92,7 +92,7 @@ class SlackQueue(WaitingQueue):
         heapq.heappop(self._lanes[self._head.prompt_len.bit_length()])
         self._head = None
 
-    def dispatched(self, tokens: int) -> None:
+    def dispatched(self, request: Request, tokens: int) -> None:
         self._served += tokens
 
     def first_of(self, prompts: Sequence[Request]) -> Request:
@@ -116,6 +116,68 @@ class SlackQueue(WaitingQueue):
         return best
 
 
-def make_queue(order: str) -> WaitingQueue:
-    """Make the queue of an order (`scheduler.order`)."""
+class CappedQueue(WaitingQueue):
+    """The queue of an order, in which no prompt takes more than a share of the chunks while another one waits.
+
+    A prompt that has taken more than `share` of the prompt tokens dispatched since its admission lets others go before:
+    those partly dispatched that have had less, else the next waiting one. So about 1 / `share` prompts take turns.
+    """
+
+    def __init__(self, order: str, share: float) -> None:
+        super().__init__(order)
+        self._inner: WaitingQueue = SlackQueue(order) if order == "relative_slack" else WaitingQueue(order)
+        self._share = share
+        self._served = 0  # prompt tokens dispatched so far
+        self._begun: dict[int, int] = {}  # by request that is partly dispatched: `_served` at its admission
+        self._taken: dict[int, int] = {}  # its own tokens since then
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._inner)
+
+    def push(self, request: Request) -> None:
+        self._inner.push(request)
+        self._forget(request.id)  # it was preempted
+
+    def head(self) -> Request | None:
+        return self._inner.head()
+
+    def pop(self) -> None:
+        self._inner.pop()
+
+    def dispatched(self, request: Request, tokens: int) -> None:
+        self._inner.dispatched(request, tokens)
+        self._begun.setdefault(request.id, self._served)
+        self._served += tokens
+        self._taken[request.id] = self._taken.get(request.id, 0) + tokens
+        if not request.remaining_prefill:
+            self._forget(request.id)
+
+    def first_of(self, prompts: Sequence[Request]) -> Request:
+        if len(self._begun) > len(prompts):  # some were aborted
+            begun = {prompt.id for prompt in prompts}
+            for gone in [number for number in self._begun if number not in begun]:
+                self._forget(gone)
+        within = [prompt for prompt in prompts if not self._is_over(prompt)]
+        return self._inner.first_of(within or sorted(prompts, key=self._share_of))
+
+    def overtakes(self, prompt: Request) -> bool:
+        return self._inner.overtakes(prompt) or (self._is_over(prompt) and self.head() is not None)
+
+    def _share_of(self, prompt: Request) -> float:
+        """The prompt's share of the tokens dispatched since its first chunk."""
+        since = self._served - self._begun.get(prompt.id, self._served)
+        return self._taken[prompt.id] / since if since else 0.0
+
+    def _is_over(self, prompt: Request) -> bool:
+        return self._share_of(prompt) > self._share
+
+    def _forget(self, number: int) -> None:
+        self._begun.pop(number, None)
+        self._taken.pop(number, None)
+
+
+def make_queue(order: str, max_prefill_share: float = 1.0) -> WaitingQueue:
+    """Make the queue of an order (`scheduler.order`), with a bound on what one prompt takes if it is below 1."""
+    if max_prefill_share < 1.0:
+        return CappedQueue(order, max_prefill_share)
     return SlackQueue(order) if order == "relative_slack" else WaitingQueue(order)

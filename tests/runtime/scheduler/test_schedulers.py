@@ -62,6 +62,7 @@ def workloads(draw: st.DrawFn) -> dict:
         "drafts": draw(st.sampled_from([0, 1, 5, 20])),
         "prefix_caching": draw(st.booleans()),
         "alike": draw(st.integers(0, 60)),
+        "max_prefill_share": draw(st.sampled_from([1.0, 0.5, 0.2])),
     }
 
 
@@ -76,7 +77,8 @@ def config_of(policy: str, w: dict) -> SchedulerConfig:
         "equal_time": {"chunk": "auto" if w["auto"] else chunk, "tile": tile,
                        "target_ms": 15.0 if w["auto"] else None},
     }  # fmt: skip
-    return POLICY_CONFIGS[policy](**own.get(policy, {}), order=w["order"], drafts=w["drafts"])
+    return POLICY_CONFIGS[policy](**own.get(policy, {}), order=w["order"], drafts=w["drafts"],
+                                  max_prefill_share=w.get("max_prefill_share", 1.0))  # fmt: skip
 
 
 class Audit:
@@ -295,7 +297,7 @@ def check_decodes_are_dealt(s: Sarathi | EqualTime, decodes: list[Request], befo
 
 def check_prompts_in_order(chunks: list[Chunk], new: list[Chunk], before: Audit) -> None:
     """Partial prompts come before new ones, and none is passed over, unless the order lets one overtake."""
-    if before.w["order"] == "relative_slack":
+    if before.w["order"] == "relative_slack" or before.w.get("max_prefill_share", 1.0) < 1:
         return
     assert new == chunks[len(chunks) - len(new) :], "partial prompts first"
     old = [c.request.id for c in chunks if c not in new]

@@ -1,4 +1,4 @@
-"""The order by slack relative to length."""
+"""The order by slack relative to length, and the bound on one prompt's share."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from gapless.runtime.scheduler.policies import make_scheduler
 CHUNK = 64
 
 
-def make() -> Scheduler:
-    limits = Limits(64, Depth.fixed(1), 1, 1)
-    return make_scheduler(SarathiConfig(chunk=CHUNK, order="relative_slack"), limits, BlockPool(10_000, 16, 128))
+def make(config: SarathiConfig | None = None) -> Scheduler:
+    config = config or SarathiConfig(chunk=CHUNK, order="relative_slack")
+    return make_scheduler(config, Limits(64, Depth.fixed(1), 1, 1), BlockPool(10_000, 16, 128))
 
 
 def request(number: int, length: int) -> Request:
@@ -57,3 +57,45 @@ def test_each_prompt_is_dispatched_once_and_equal_lengths_keep_their_order(arriv
         for later in requests[earlier.id + 1 :]:
             if later.prompt_len == earlier.prompt_len:
                 assert place[earlier.id] < place[later.id]
+
+
+def takers(scheduler: Scheduler, count: int) -> list[int]:
+    """The requests whose chunks the next micro-batches take."""
+    return [batch.chunks[0].request.id for _ in range(count) if (batch := scheduler.next_batch())]
+
+
+def test_a_prompt_takes_no_more_than_its_share_while_another_waits() -> None:
+    scheduler = make(SarathiConfig(chunk=CHUNK, max_prefill_share=0.5))
+    scheduler.add(request(0, 20 * CHUNK))
+    assert takers(scheduler, 3) == [0, 0, 0], "nobody else waits"
+    for number in range(1, 4):
+        scheduler.add(request(number, CHUNK))
+    taken = takers(scheduler, 8)
+    assert taken[:3] == [1, 2, 3], "it has had more than half"
+    assert taken[3:] == [0] * 5
+    scheduler.add(request(4, 4 * CHUNK))
+    assert takers(scheduler, 6) == [4, 0, 4, 0, 4, 4], "by turns; what it had too much before counts"
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 2000), st.integers(0, 9)), min_size=2, max_size=20),
+    st.sampled_from([0.2, 0.5, 0.8]),
+    st.sampled_from(["fcfs", "relative_slack", "shortest_prompt"]),
+)
+def test_a_bounded_share_loses_nothing(arrivals: list[tuple[int, int]], share: float, order: str) -> None:
+    config = SarathiConfig(chunk=CHUNK, max_prefill_share=share, order=order)  # type: ignore[arg-type]
+    scheduler = make(config)
+    done: dict[int, int] = {}
+    for number, (length, rounds) in enumerate(arrivals):
+        scheduler.add(request(number, length))
+        for _ in range(rounds):
+            if (batch := scheduler.next_batch()) is not None:
+                for chunk in batch.chunks:
+                    done[chunk.request.id] = done.get(chunk.request.id, 0) + chunk.length
+    while scheduler.backlog:
+        batch = scheduler.next_batch()
+        assert batch is not None
+        for chunk in batch.chunks:
+            done[chunk.request.id] = done.get(chunk.request.id, 0) + chunk.length
+    assert done == {number: length for number, (length, _) in enumerate(arrivals)}

@@ -145,8 +145,10 @@ async def _serve(config: ServeConfig, prepared: Prepared, listener: socket.socke
     _say(f"listens at http://{shown}:{port}; the live page is at /, health at /health")
     try:
         await client.start()
+        await asyncio.to_thread(prepared.intake.prepare_structured_outputs)
         await _until_ready(client, ended)
         if client.state == "ready":
+            metrics.longest_stall = 0.0
             say_since_start(f"{name} takes requests at http://{shown}:{port}/v1")
             failed = asyncio.create_task(_until_failed(client))
             stop = asyncio.create_task(ended.first.wait())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 
 from ...conf.build import is_unicode
 from ...conf.errors import ConfigError
@@ -106,11 +107,19 @@ class Intake:
         Raises:
             ConfigError: they are invalid, or cannot be had with this tokenizer.
         """
+        self._load_grammars().matcher(wanted)
+
+    def prepare_structured_outputs(self) -> None:
+        """Do once what the first structured outputs would wait for: some 0.2 s that hold the interpreter lock."""
+        with suppress(ConfigError):  # the model has no tokenizer for them; who asks for them hears of it
+            self._load_grammars()
+
+    def _load_grammars(self) -> Grammars:
         with self._loading:
             if self._grammars is None:
                 arch = self._plan.arch
                 self._grammars = Grammars(self.tokenizer, arch.vocab_size, arch.eos_token_ids)
-        self._grammars.matcher(wanted)
+            return self._grammars
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

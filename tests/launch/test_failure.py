@@ -220,7 +220,6 @@ def command(
         (signal.SIGKILL, GENERATE, None),
         (signal.SIGINT, GENERATE, "interrupted"),
         (signal.SIGTERM, BENCH, "terminated"),
-        (signal.SIGHUP, GENERATE, "hung up"),
     ],
 )
 def test_nothing_outlives_the_driver(

@@ -51,9 +51,9 @@ def test_another_host_is_the_only_address_of_the_ranks_and_is_warned_of_once(
 
 
 def torchrun(options: list[str], tmp_path: Path, **env: str) -> dict[tuple[str, int], str]:
-    """Run four ranks under torchrun and return what listens on more than loopback while they compute."""
-    run = ["parallel=tp2_pp2", "prompt=x", "sampling.max_tokens=2000", "sampling.ignore_eos=true"]
-    command = [*TORCHRUN, *options, "--nproc-per-node", "4", *GENERATE, *run]
+    """Run two ranks under torchrun and return what listens on more than loopback while they compute."""
+    run = ["parallel=pp2", "prompt=x", "sampling.max_tokens=2000", "sampling.ignore_eos=true"]
+    command = [*TORCHRUN, *options, "--nproc-per-node", "2", *GENERATE, *run]
     process = subprocess.Popen(
         command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True, env=os.environ | env
     )

@@ -291,7 +291,13 @@ def record(server: Server, seconds: str = "1", headers: dict[str, str] = KEY) ->
 
 def test_a_recording_is_a_run_folder(server: Server) -> None:
     """Its ledger conserves time, its requests are those that came and ended in it, and it holds no key."""
-    with load(server), ThreadPoolExecutor(2) as pool:
+    crosses = {"prompt": PROMPT, "max_tokens": 900, "n": 8, "ignore_eos": True, "stream": True}
+    with (
+        load(server), ThreadPoolExecutor(2) as pool,
+        httpx2.stream("POST", f"{server.url}/v1/completions", json=crosses, headers=KEY, timeout=60) as long,
+    ):  # fmt: skip
+        lines = long.iter_lines()  # the stream is closed where nobody holds it
+        next(lines)
         both = [pool.submit(record, server, "2") for _ in range(2)]
         answer, refused = sorted((one.result() for one in both), key=lambda one: one.status_code)
     assert answer.status_code == 200, answer.text
@@ -315,8 +321,8 @@ def test_a_recording_is_a_run_folder(server: Server) -> None:
     assert found["completed"] == len(run.requests)
     assert all(request.output_tokens == 20 and request.arrival >= -1e-6 for request in run.requests)
     assert kept.summary["output_throughput"] > 0
-    (crossing,) = re.findall(r"(\d) requests came before it or had not ended with it", run.notes[-1])
-    assert 1 <= int(crossing) <= 4  # of two streams, at both ends
+    (crossing,) = re.findall(r"(\d+) requests came before it or had not ended with it", run.notes[-1])
+    assert 8 <= int(crossing) <= 8 + 4  # the long ones, and of two streams at both ends
     assert "stage 1" in (folder / "report.html").read_text()
 
 

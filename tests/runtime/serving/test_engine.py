@@ -49,7 +49,7 @@ class Engine:
     def complete(self, tokens: int) -> list[FromEngine]:
         """Send a request; return all that comes until the engine is idle again."""
         params = SamplingParams(max_tokens=tokens, ignore_eos=True)
-        self.send(Submit(self._number, [5] * 200, params, time.monotonic()))
+        self.send(Submit(self._number, [5 + self._number] * 200, params, time.monotonic()))
         self._number += 1
         found: list[FromEngine] = []
         ended = False
@@ -64,7 +64,7 @@ def started() -> Iterator[Engine]:
     (config,) = compose.compose_all([], ServeConfig, "serve", multirun=False)
     ours, theirs = socket.socketpair()
     context = multiprocessing.get_context("spawn")
-    process = context.Process(target=run_engine, args=(to_mapping(config), theirs))
+    process = context.Process(target=run_engine, args=(to_mapping(config), theirs, {}))
     process.start()
     theirs.close()
     engine = Engine(FrameSocket(ours))

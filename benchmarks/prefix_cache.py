@@ -97,13 +97,13 @@ def main() -> int:
             row = {
                 "prompts": kind, "without_s": medians["seconds"][0], "with_s": medians["seconds"][1],
                 "ratio": statistics.median(ratios), "least": min(ratios), "most": max(ratios),
-                "found_percent": 100 * found[cached][0]["share"], "ttft_without_ms": medians["ttft_ms"][0],
+                "found": found[cached][0]["share"], "ttft_without_ms": medians["ttft_ms"][0],
                 "ttft_with_ms": medians["ttft_ms"][1],
             }  # fmt: skip
             rows.append(row)
             print(
                 f"{kind:<12}{row['without_s']:10.2f}{row['with_s']:11.2f}{row['ratio']:9.2f}"
-                f"  [{row['least']:.2f} .. {row['most']:.2f}]{row['found_percent']:8.1f}%"
+                f"  [{row['least']:.2f} .. {row['most']:.2f}]{row['found']:9.1%}"
                 f"{row['ttft_without_ms']:11.0f} ms{row['ttft_with_ms']:7.0f} ms",
                 flush=True,
             )

@@ -67,12 +67,12 @@ def server(overrides: list[str]) -> Iterator[tuple[str, int]]:
 
 
 def counters(address: tuple[str, int]) -> dict[str, float]:
-    """Stage seconds, `control` seconds and the front's worst delay so far."""
+    """The number of stages; the `control` seconds of all, and the front's worst delay so far."""
     text = urllib.request.urlopen(f"http://{address[0]}:{address[1]}/metrics").read().decode()
-    stage = re.findall(r"^gapless:stage_(?:busy|idle)_seconds_total\{(.*)\} (\S+)$", text, re.MULTILINE)
+    idle = re.findall(r"^gapless:stage_idle_seconds_total\{(.*)\} (\S+)$", text, re.MULTILINE)
     return {
-        "stage_s": sum(float(seconds) for _, seconds in stage),
-        "control_s": sum(float(seconds) for labels, seconds in stage if f'"{CONTROL}"' in labels),
+        "stages": len(re.findall(r"^gapless:stage_busy_seconds_total", text, re.MULTILINE)),
+        "control_s": sum(float(seconds) for labels, seconds in idle if f'"{CONTROL}"' in labels),
         "stall_s": float(re.findall(r"^gapless:front_longest_stall_seconds (\S+)$", text, re.MULTILINE)[0]),
     }
 
@@ -85,7 +85,7 @@ def served(address: tuple[str, int], clients: int, tokens: int) -> dict[str, flo
     assert events == [tokens] * clients, events
     time.sleep(0.5)  # the ledger counts several times a second
     after = counters(address)
-    control = (after["control_s"] - before["control_s"]) / seconds
+    control = (after["control_s"] - before["control_s"]) / (seconds * after["stages"])
     return {"tokens_per_s": clients * tokens / seconds, "control_share": control, "longest_stall_s": after["stall_s"]}
 
 

@@ -30,16 +30,9 @@ from gapless.launch.ray_launcher import RayLauncher
 from gapless.parallel.control import Endpoint
 from gapless.runtime import LLM
 from gapless.runtime.pipeline.protocol import PipelineError
-from tests.support.processes import descendants_of, is_alive, program_of
+from tests.support.processes import assert_gone, descendants_of, program_of
 
 LONG = SamplingParams(max_tokens=1500, ignore_eos=True)
-
-
-def assert_gone(pids: list[int], within_s: float = 15.0) -> None:
-    deadline = time.monotonic() + within_s
-    while alive := [pid for pid in pids if is_alive(pid)]:
-        assert time.monotonic() < deadline, f"still running: {alive}"
-        time.sleep(0.1)
 
 
 def pids_of(llm: LLM) -> list[int]:

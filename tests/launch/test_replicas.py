@@ -18,7 +18,7 @@ from gapless.conf.errors import ConfigError
 from gapless.conf.schema import ServeConfig
 from gapless.launch import compose
 from gapless.launch.server.replica_share import check_replicas, share_of
-from tests.support.processes import descendants_of, is_alive
+from tests.support.processes import assert_gone, descendants_of
 from tests.support.server import Server, serving
 
 LONG = {"prompt": "import os\n", "max_tokens": 900, "ignore_eos": True, "stream": True}
@@ -97,7 +97,7 @@ def test_a_drain_lets_every_replica_finish(tmp_path: Path) -> None:
         server.process.send_signal(signal.SIGTERM)
         assert [sum(line.startswith("data: {") for line in each) for each in lines] == [299, 299]
         assert server.process.wait(30) == 0
-        assert not any(map(is_alive, children))
+        assert_gone(children, within_s=5)
 
 
 def test_replicas_share_cores_and_gpus(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ import gapless.models
 from gapless.conf.sampling import SamplingParams
 from gapless.launch.server.requests import ChatBody, CompletionBody, ResponseBody
 from gapless.runtime import LLM
-from tests.support.processes import descendants_of, is_alive
+from tests.support.processes import assert_gone, descendants_of, is_alive
 from tests.support.server import Server, serving
 
 PROMPT = "import os\n"
@@ -439,7 +439,7 @@ def test_keys_chats_a_full_queue_and_a_drain(tmp_path: Path) -> None:
             client.completions.create(model="mine", prompt=PROMPT)
         assert len(list(stream)) == 199
         assert server.process.wait(30) == 0
-        assert not any(map(is_alive, children))
+        assert_gone(children, within_s=5)
 
 
 def cached_tokens(url: str, key: str) -> int:

@@ -15,7 +15,7 @@ import pytest
 
 from gapless.conf.sampling import SamplingParams
 from gapless.runtime import LLM
-from tests.support.processes import descendants_of, is_alive
+from tests.support.processes import assert_gone, descendants_of, is_alive
 from tests.support.server import Server
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
@@ -92,7 +92,7 @@ def test_a_server_drains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
             server.process.send_signal(signal.SIGTERM)
             assert sum(line.startswith("data: {") for line in lines) == 299
         server.process.wait(30)
-        assert not any(map(is_alive, family))
+        assert_gone(family, within_s=5)
     finally:
         server.process.kill()
         server.process.wait()

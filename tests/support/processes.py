@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,3 +38,11 @@ def descendants_of(pid: int) -> list[int]:
 def program_of(pid: int) -> str:
     """The name of the file that a process runs."""
     return Path(Path(f"/proc/{pid}/cmdline").read_text().split("\0")[0]).name
+
+
+def assert_gone(pids: list[int], within_s: float = 15.0) -> None:
+    """Check that processes have ended, or do soon."""
+    deadline = time.monotonic() + within_s
+    while alive := [pid for pid in pids if is_alive(pid)]:
+        assert time.monotonic() < deadline, f"still running: {alive}"
+        time.sleep(0.1)

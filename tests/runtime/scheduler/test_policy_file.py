@@ -56,8 +56,8 @@ def test_the_documented_policy_is_short() -> None:
 def test_it_is_a_config_with_its_own_keys(policy_file: Path) -> None:
     mapping = policy_mapping(str(policy_file))
     assert mapping == {
-        "name": NAME, "file": str(policy_file), "batch": None, "max_batch": 256, "order": "fcfs", "drafts": 0,
-        "chunk": 256,
+        "name": NAME, "file": str(policy_file), "batch": None, "max_batch": 256, "order": "fcfs",
+        "max_prefill_share": 1.0, "drafts": 0, "chunk": 256,
     }  # fmt: skip
     config = build(SchedulerConfig, mapping | {"chunk": 64}, "scheduler")
     assert to_mapping(config) == mapping | {"chunk": 64}
@@ -146,7 +146,7 @@ def test_a_policy_without_keys_and_one_over_ours(tmp_path: Path) -> None:
     bare = written(tmp_path, "from gapless.runtime.scheduler import Scheduler\n\n"
                              "class One(Scheduler):\n    def fill(self, batch):\n        pass\n")  # fmt: skip
     assert to_mapping(build(SchedulerConfig, policy_mapping(bare))).keys() == {
-        "name", "file", "batch", "max_batch", "order", "drafts",
+        "name", "file", "batch", "max_batch", "order", "max_prefill_share", "drafts",
     }  # fmt: skip
     over = written(tmp_path, "from gapless.conf.policies import EqualTimeConfig as Config\n"
                              "from gapless.runtime.scheduler.policies.equal_time import EqualTime\n\n"

@@ -101,7 +101,7 @@ def test_the_page_is_open_and_its_events_ask_for_the_key(server: Server) -> None
 
 def test_events_tell_all_that_the_stages_did(server: Server) -> None:
     """Busy time and the causes of idle time follow each other on each stage without a hole or an overlap."""
-    with load(server):
+    with load(server, streams=5):  # three of them share one of the two micro-batches in flight
         found = events(server, 4.0)
     hello = found["hello"][-1]
     assert (hello["stages"], hello["model"]) == (2, "shipped")
@@ -121,7 +121,7 @@ def test_events_tell_all_that_the_stages_did(server: Server) -> None:
     numbers = [part["first"] + n for part in spans for n in range(len(part["prefill"]))]
     assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
     assert max(max(part["prefill"], default=0) for part in spans) > 50
-    assert sum(part["decodes"].count(2) for part in spans) > 0
+    assert max(max(part["decodes"], default=0) for part in spans) >= 2
     text = json.dumps(found)
     assert PROMPT not in text
     assert "import" not in text

@@ -12,8 +12,12 @@ from .columns import entries, pack, total, unpack
 from .messages import Span
 from .request_record import RequestRecord
 
-# Why the coordinator could not dispatch: the depth was reached, or the scheduler had nothing admissible.
-Blocked = Literal["depth_full", "no_request", "in_flight", "kv_full"]
+# Why the coordinator could not dispatch: the depth was reached, the scheduler had nothing admissible, or the pipeline
+# had failed and did not stand again.
+Blocked = Literal["depth_full", "no_request", "in_flight", "kv_full", "recovery"]
+
+# What ended an epoch: a rank's process ended, one raised, nothing made progress, or a connection between ranks broke.
+FaultReason = Literal["process", "error", "hang", "connection"]
 
 
 class Wait(msgspec.Struct, frozen=True, gc=False):
@@ -116,6 +120,30 @@ class MicroBatchRecord(msgspec.Struct, gc=False):
         return self.decodes.context
 
 
+class FaultRecord(msgspec.Struct, gc=False):
+    """A fault that ended an epoch of the pipeline, and its repair. Times are seconds on the coordinator's clock.
+
+    `parts` are the seconds of the repair, by name in their order ("stop", "start", "rendezvous", "weights"); they come
+    with `up`.
+    """
+
+    epoch: int  # the one that began with this fault, or after it where the repair failed
+    reason: FaultReason
+    text: str  # the fault in words
+    since: float  # of the last sign of progress before it
+    detected: float
+    up: float | None = None  # when stages stood again
+    parts: dict[str, float] = {}
+    ranks: list[int] = []  # that were started again
+    requests: int = 0  # unfinished, which went back to the queue
+    tokens: int = 0  # of theirs that had been computed, and are computed again
+
+    @property
+    def seconds(self) -> float | None:
+        """From the last sign of progress until stages stood again."""
+        return None if self.up is None else self.up - self.since
+
+
 @dataclass(slots=True)
 class RunRecord:
     """The record of a whole run, from which its ledger and its report are made."""
@@ -129,3 +157,4 @@ class RunRecord:
     stage_times: list[list[float]] | None = None  # weights that it learned (`scheduler/learned/stage_times.py`)
     batch: int = 0  # B, most requests of a micro-batch
     depth: int = 0  # most micro-batches in flight
+    faults: list[FaultRecord] = field(default_factory=list)

@@ -13,13 +13,8 @@ import asyncio
 import json
 import re
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
-import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +26,7 @@ from gapless.runtime.ledger.causes import Cause
 from gapless.runtime.ledger.ledger import Ledger
 
 from .support.results import add_json_option, write_json
+from .support.server import Server, gapless_server
 
 PROMPT = "import os\n"
 CONTROL = Cause.CONTROL.value
@@ -46,29 +42,9 @@ def offline(llm: LLM, clients: int, tokens: int) -> dict[str, float]:
     return {"tokens_per_s": clients * tokens / seconds, "control_share": control}
 
 
-@contextmanager
-def server(overrides: list[str]) -> Iterator[tuple[str, int]]:
-    """Start `gapless serve`; yield its address once it takes requests."""
-    with tempfile.TemporaryDirectory() as folder:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "gapless.launch.cli", "serve", "serve.port=0", *overrides],
-            stderr=subprocess.PIPE, text=True, cwd=folder,
-        )  # fmt: skip
-        assert process.stderr is not None
-        try:
-            for line in process.stderr:
-                if found := re.search(r"takes requests at http://(\S+):(\d+)/", line):
-                    yield found[1], int(found[2])
-                    return
-            raise SystemExit("the server did not start")
-        finally:
-            process.terminate()
-            process.wait(60)
-
-
-def counters(address: tuple[str, int]) -> dict[str, float]:
+def counters(server: Server) -> dict[str, float]:
     """The number of stages; the `control` seconds of all, and the front's worst delay so far."""
-    text = urllib.request.urlopen(f"http://{address[0]}:{address[1]}/metrics").read().decode()
+    text = server.get("/metrics")
     idle = re.findall(r"^gapless:stage_idle_seconds_total\{(.*)\} (\S+)$", text, re.MULTILINE)
     return {
         "stages": len(re.findall(r"^gapless:stage_busy_seconds_total", text, re.MULTILINE)),
@@ -77,25 +53,25 @@ def counters(address: tuple[str, int]) -> dict[str, float]:
     }
 
 
-def served(address: tuple[str, int], clients: int, tokens: int) -> dict[str, float]:
-    before = counters(address)
+def served(server: Server, clients: int, tokens: int) -> dict[str, float]:
+    before = counters(server)
     began = time.perf_counter()
-    events = asyncio.run(_streams(address, clients, tokens))
+    events = asyncio.run(_streams(server, clients, tokens))
     seconds = time.perf_counter() - began
     assert events == [tokens] * clients, events
     time.sleep(0.5)  # the ledger counts several times a second
-    after = counters(address)
+    after = counters(server)
     control = (after["control_s"] - before["control_s"]) / (seconds * after["stages"])
     return {"tokens_per_s": clients * tokens / seconds, "control_share": control, "longest_stall_s": after["stall_s"]}
 
 
-async def _streams(address: tuple[str, int], clients: int, tokens: int) -> list[int]:
-    return list(await asyncio.gather(*(_stream(address, tokens) for _ in range(clients))))
+async def _streams(server: Server, clients: int, tokens: int) -> list[int]:
+    return list(await asyncio.gather(*(_stream(server, tokens) for _ in range(clients))))
 
 
-async def _stream(address: tuple[str, int], tokens: int) -> int:
+async def _stream(server: Server, tokens: int) -> int:
     """Read one stream to its end; return its events."""
-    reader, writer = await asyncio.open_connection(*address)
+    reader, writer = await asyncio.open_connection(server.host, server.port)
     body = json.dumps(
         {"prompt": PROMPT, "max_tokens": tokens, "ignore_eos": True, "temperature": 0, "stream": True}
     ).encode()
@@ -116,12 +92,12 @@ def main() -> int:
     rewritten = compose.rewrite(overrides, ServeConfig, "serve")
     (config,) = compose.compose_all(rewritten, ServeConfig, "serve", multirun=False)
     found: dict[str, list[dict[str, float]]] = {"offline": [], "served": []}
-    with LLM.from_config(config) as llm, server(overrides) as address:
+    with LLM.from_config(config) as llm, gapless_server(overrides) as server:
         offline(llm, arguments.clients, 8)
-        served(address, arguments.clients, 8)
+        served(server, arguments.clients, 8)
         for _ in range(arguments.rounds):
             found["offline"].append(offline(llm, arguments.clients, arguments.tokens))
-            found["served"].append(served(address, arguments.clients, arguments.tokens))
+            found["served"].append(served(server, arguments.clients, arguments.tokens))
     rows: list[dict[str, Any]] = []
     print(f"{arguments.clients} streams of {arguments.tokens} tokens")
     print("            tok/s    least     most  control  x offline  longest stall")

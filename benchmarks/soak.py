@@ -16,20 +16,17 @@ import os
 import random
 import re
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
-import urllib.request
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from .support.processes import children_by_parent
 from .support.results import add_json_option, write_json
+from .support.server import Server, gapless_server
 
 MOST_GROWTH = 2.0  # MiB a minute
 MOST_SECONDS_OFF = 0.5  # between a stage's seconds and wall time
@@ -38,52 +35,14 @@ _INTERVAL_S = 1.0
 _WORDS = ("import os\n", "def read(self, size=-1):\n", "class Queue:\n", "    return self.value\n", "for x in y:\n")
 
 
-@dataclass
-class Server:
-    """A running server: where it listens, and which process is which."""
-
-    host: str
-    port: int
-    roles: dict[int, str]
-
-    def get(self, path: str) -> str:
-        text: bytes = urllib.request.urlopen(f"http://{self.host}:{self.port}{path}", timeout=30).read()
-        return text.decode()
-
-    def gauge(self, name: str) -> float:
-        """The sum over the replicas."""
-        found = re.findall(rf"^gapless:{name}\{{.*\}} (\S+)$", self.get("/metrics"), re.MULTILINE)
-        return sum(map(float, found))
-
-    def stage_seconds(self) -> dict[str, float]:
-        """Busy and idle seconds of each stage."""
-        seconds: dict[str, float] = {}
-        pattern = r'^gapless:stage_(?:busy|idle)_seconds_total\{.*replica="(\d+)",stage="(\d+)"\} (\S+)$'
-        for replica, stage, value in re.findall(pattern, self.get("/metrics"), re.MULTILINE):
-            name = f"replica {replica} stage {stage}"
-            seconds[name] = seconds.get(name, 0.0) + float(value)
-        return seconds
-
-
-@contextmanager
-def server(overrides: list[str]) -> Iterator[Server]:
-    """Start `gapless serve`; yield it once it takes requests."""
-    with tempfile.TemporaryDirectory() as folder:
-        log = Path(folder) / "log"
-        with log.open("w") as file:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "gapless.launch.cli", "serve", "serve.port=0", *overrides], stderr=file,
-                cwd=folder,
-            )  # fmt: skip
-        try:
-            while not (found := re.search(r"takes requests at http://(\S+):(\d+)/", log.read_text())):
-                if process.poll() is not None:
-                    raise SystemExit(f"the server did not start: {log.read_text()}")
-                time.sleep(0.1)
-            yield Server(found[1], int(found[2]), roles_of(process.pid))
-        finally:
-            process.terminate()
-            process.wait(90)
+def stage_seconds(server: Server) -> dict[str, float]:
+    """Busy and idle seconds of each stage."""
+    seconds: dict[str, float] = {}
+    pattern = r'^gapless:stage_(?:busy|idle)_seconds_total\{.*replica="(\d+)",stage="(\d+)"\} (\S+)$'
+    for replica, stage, value in re.findall(pattern, server.get("/metrics"), re.MULTILINE):
+        name = f"replica {replica} stage {stage}"
+        seconds[name] = seconds.get(name, 0.0) + float(value)
+    return seconds
 
 
 def roles_of(front: int) -> dict[int, str]:
@@ -112,13 +71,14 @@ class Watch:
     usage: list[float] = field(default_factory=list)
 
     async def sample(self, server: Server) -> None:
+        roles = roles_of(server.process.pid)
         began = time.monotonic()
         while True:
             text = await asyncio.to_thread(server.get, "/metrics")
             for into, name in ((self.running, "num_requests_running"), (self.usage, "kv_cache_usage_perc")):
                 into.append(sum(map(float, re.findall(rf"^gapless:{name}\{{.*\}} (\S+)$", text, re.MULTILINE))))
             self.minutes.append((time.monotonic() - began) / 60)
-            for pid, role in server.roles.items():
+            for pid, role in roles.items():
                 pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
                 self.memory.setdefault(role, []).append(pages * _PAGE / (1 << 20))
             await asyncio.sleep(_INTERVAL_S)
@@ -207,13 +167,13 @@ def main() -> int:
     parser.add_argument("--clients", type=int, default=16)
     add_json_option(parser)
     arguments, overrides = parser.parse_known_args()
-    with server(overrides or ["parallel=pp2", "parallel.threads=1"]) as running:
+    with gapless_server(overrides or ["parallel=pp2", "parallel.threads=1"]) as running:
         asyncio.run(soak(running, 4, 0.1))
         time.sleep(1.0)
-        before, began = running.stage_seconds(), time.monotonic()
+        before, began = stage_seconds(running), time.monotonic()
         watch, clients = asyncio.run(soak(running, arguments.clients, arguments.minutes))
         time.sleep(2.0)
-        after, wall = running.stage_seconds(), time.monotonic() - began
+        after, wall = stage_seconds(running), time.monotonic() - began
         left = {"requests": running.gauge("num_requests_running") + running.gauge("num_requests_waiting"),
                 "kv_usage": running.gauge("kv_cache_usage_perc")}  # fmt: skip
     processes = [watch.growth(role) for role in watch.memory]

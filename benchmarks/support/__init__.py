@@ -1,1 +1,1 @@
-"""Helpers of the commands: files that they read and write, a least-squares fit, and processes of a peer simulator."""
+"""Helpers of the commands: files that they read and write, a least-squares fit, servers, and processes of peers."""

@@ -1,0 +1,97 @@
+"""Servers that a benchmark starts, each a process of its own, and asks over HTTP."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+_START_S = 300
+_END_S = 90
+_ANSWER_S = 30
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server that takes requests."""
+
+    host: str
+    port: int
+    process: subprocess.Popen[bytes]
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.host}:{self.port}"
+
+    @property
+    def is_alive(self) -> bool:
+        return self.process.poll() is None
+
+    def get(self, path: str) -> str:
+        text: bytes = urllib.request.urlopen(self.url + path, timeout=_ANSWER_S).read()
+        return text.decode()
+
+    def gauge(self, name: str) -> float:
+        """The sum of one of gapless's gauges over the replicas."""
+        found = re.findall(rf"^gapless:{name}\{{.*\}} (\S+)$", self.get("/metrics"), re.MULTILINE)
+        return sum(map(float, found))
+
+
+@contextmanager
+def gapless_server(overrides: Sequence[str]) -> Iterator[Server]:
+    """Start `gapless serve` on a free port; yield it once it takes requests.
+
+    Raises:
+        SystemExit: it does not start.
+    """
+    words = [sys.executable, "-m", "gapless.launch.cli", "serve", "serve.port=0", *overrides]
+    with logged(words) as (process, log):
+        found = await_line(process, log, r"takes requests at http://(\S+):(\d+)/")
+        yield Server(found[1], int(found[2]), process)
+
+
+@contextmanager
+def logged(
+    words: Sequence[str], environment: Mapping[str, str] | None = None
+) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+    """Start a process in an empty folder; yield it and the file of all that it prints. At the end it is terminated.
+
+    It prints to a file, as a pipe that nobody reads holds it up once it is full.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "log"
+        with log.open("wb") as file:
+            process = subprocess.Popen(
+                words, stdout=file, stderr=file, cwd=folder, env=os.environ | dict(environment or {})
+            )
+        try:
+            yield process, log
+        finally:
+            process.terminate()
+            try:
+                process.wait(_END_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def await_line(process: subprocess.Popen[bytes], log: Path, pattern: str) -> re.Match[str]:
+    """Wait until a process has printed what matches `pattern`.
+
+    Raises:
+        SystemExit: it ends without that, or takes more than 5 minutes.
+    """
+    deadline = time.monotonic() + _START_S
+    while not (found := re.search(pattern, text := log.read_text(errors="replace"))):
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise SystemExit(f"the server did not start:\n{text[-3000:]}")
+        time.sleep(0.1)
+    return found

@@ -5,40 +5,32 @@
 from __future__ import annotations
 
 import heapq
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 
 from ..core.request import Request
 from .order import ORDERS
 
 
-class WaitingQueue:
-    """Waiting requests by the key that an order gives each once; among equals, the first to arrive."""
+class WaitingQueue(ABC):
+    """Waiting requests, and what their order says of prompts that are partly dispatched: by itself, nothing."""
 
-    def __init__(self, order: str) -> None:
-        self._order = ORDERS[order]()
-        self._heap: list[tuple[float, int, Request]] = []  # by the order's key, then by id
-
+    @abstractmethod
     def __iter__(self) -> Iterator[Request]:
         """Iterate over the requests that have not been finished meanwhile, in no order."""
-        return iter([entry[2] for entry in self._heap if not entry[2].is_finished])
 
-    def push(self, request: Request) -> None:
-        if request.order_key is None:
-            request.order_key = self._order.key(request)
-        heapq.heappush(self._heap, (request.order_key, request.id, request))
+    @abstractmethod
+    def push(self, request: Request) -> None: ...
 
+    @abstractmethod
     def head(self) -> Request | None:
         """Return the request that is next."""
-        heap = self._heap
-        while heap and heap[0][2].is_finished:
-            heapq.heappop(heap)
-        return heap[0][2] if heap else None
 
+    @abstractmethod
     def pop(self) -> None:
         """Remove the request that `head` returned."""
-        self._order.admitted(heapq.heappop(self._heap)[2])
 
-    def dispatched(self, request: Request, tokens: int) -> None:
+    def dispatched(self, request: Request, tokens: int) -> None:  # noqa: B027  (most need not know)
         """Take note that a chunk of `tokens` tokens of an admitted request has been dispatched."""
 
     def first_of(self, prompts: Sequence[Request]) -> Request:
@@ -48,6 +40,31 @@ class WaitingQueue:
     def overtakes(self, prompt: Request) -> bool:
         """Whether the request that is next goes before `prompt`, which is partly dispatched."""
         return False
+
+
+class OrderedQueue(WaitingQueue):
+    """Waiting requests by the key that an order gives each once; among equals, the first to arrive."""
+
+    def __init__(self, order: str) -> None:
+        self._order = ORDERS[order]()
+        self._heap: list[tuple[float, int, Request]] = []  # by the order's key, then by id
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter([entry[2] for entry in self._heap if not entry[2].is_finished])
+
+    def push(self, request: Request) -> None:
+        if request.order_key is None:
+            request.order_key = self._order.key(request)
+        heapq.heappush(self._heap, (request.order_key, request.id, request))
+
+    def head(self) -> Request | None:
+        heap = self._heap
+        while heap and heap[0][2].is_finished:
+            heapq.heappop(heap)
+        return heap[0][2] if heap else None
+
+    def pop(self) -> None:
+        self._order.admitted(heapq.heappop(self._heap)[2])
 
 
 class SlackQueue(WaitingQueue):
@@ -62,8 +79,7 @@ class SlackQueue(WaitingQueue):
     Requests of alike length, up to a factor of two, lie in one heap by arrival. The heads of the heaps are compared.
     """
 
-    def __init__(self, order: str) -> None:
-        super().__init__(order)
+    def __init__(self) -> None:
         self._lanes: dict[int, list[tuple[float, int, Request]]] = {}  # heaps by the bits of the length
         self._served = 0  # prompt tokens dispatched so far
         self._head: Request | None = None
@@ -117,15 +133,14 @@ class SlackQueue(WaitingQueue):
 
 
 class CappedQueue(WaitingQueue):
-    """The queue of an order, in which no prompt takes more than a share of the chunks while another one waits.
+    """A queue around another, in which no prompt takes more than a share of the chunks while another one waits.
 
     A prompt that has taken more than `share` of the prompt tokens dispatched since its admission lets others go before:
     those partly dispatched that have had less, else the next waiting one. So about 1 / `share` prompts take turns.
     """
 
-    def __init__(self, order: str, share: float) -> None:
-        super().__init__(order)
-        self._inner: WaitingQueue = SlackQueue(order) if order == "relative_slack" else WaitingQueue(order)
+    def __init__(self, inner: WaitingQueue, share: float) -> None:
+        self._inner = inner
         self._share = share
         self._served = 0  # prompt tokens dispatched so far
         self._begun: dict[int, int] = {}  # by request that is partly dispatched: `_served` at its admission
@@ -178,6 +193,5 @@ class CappedQueue(WaitingQueue):
 
 def make_queue(order: str, max_prefill_share: float = 1.0) -> WaitingQueue:
     """Make the queue of an order (`scheduler.order`), with a bound on what one prompt takes if it is below 1."""
-    if max_prefill_share < 1.0:
-        return CappedQueue(order, max_prefill_share)
-    return SlackQueue(order) if order == "relative_slack" else WaitingQueue(order)
+    queue: WaitingQueue = SlackQueue() if order == "relative_slack" else OrderedQueue(order)
+    return CappedQueue(queue, max_prefill_share) if max_prefill_share < 1.0 else queue

@@ -1,6 +1,7 @@
 # docker build -t gapless .
 # docker run --rm --shm-size=2g gapless generate parallel=pp2 prompt="import os"
-# docker run --rm --shm-size=2g --user "$(id -u)" -v "$PWD:/work" gapless generate model=./my-llama prompts=prompts.jsonl
+# docker run --rm --shm-size=2g --user "$(id -u)" -v "$PWD:/srv/gapless" \
+#     gapless generate model=./my-llama prompts=prompts.jsonl
 # docker run --rm --shm-size=2g -p 127.0.0.1:8000:8000 gapless serve serve.host=0.0.0.0
 #
 # With GPUs: --build-arg BASE=(an image with the CUDA 12 runtime, Debian or Ubuntu) --build-arg EXTRAS="[cuda]", and
@@ -28,11 +29,11 @@ RUN if [ -n "$TORCH" ]; then sed -i '/^torch==/d' constraints.txt; fi \
 
 FROM base
 COPY --from=build /opt/gapless /opt/gapless
-RUN useradd --create-home gapless && mkdir /work && chown gapless /work
+RUN useradd --create-home gapless && mkdir /srv/gapless && chown gapless /srv/gapless
 # A uid of `docker run --user` has no name and no home.
 ENV PATH=/opt/gapless/bin:$PATH USER=gapless HOME=/tmp
 USER gapless
-WORKDIR /work
+WORKDIR /srv/gapless
 EXPOSE 8000
 ENTRYPOINT ["gapless"]
 CMD ["--help"]

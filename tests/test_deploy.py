@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ import yaml
 from gapless.conf.schema import ServeConfig
 from gapless.launch import compose
 
-DEPLOY = Path(__file__).parent.parent / "docs" / "deploy"
+ROOT = Path(__file__).parent.parent
+DEPLOY = ROOT / "docs" / "deploy"
 MANIFESTS: list[dict[str, Any]] = list(yaml.safe_load_all((DEPLOY / "kuberay.yaml").read_text(encoding="utf-8")))
 
 
@@ -63,8 +65,15 @@ def test_the_job_fits_its_cluster(tmp_path: Path) -> None:
     assert [each["name"] for each in head["env"]] == ["POD_IP"]
     assert config.serve.port in [port["containerPort"] for port in head["ports"]]
     assert config.serve.host == "0.0.0.0"
-    pins = (DEPLOY.parent.parent / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pins = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     assert f"ray=={job['rayClusterSpec']['rayVersion']}" in pins
+
+
+def test_runs_and_models_go_where_the_image_starts() -> None:
+    (*_, folder) = re.findall(r"^WORKDIR (\S+)$", (ROOT / "Dockerfile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert manifest("RayJob")["spec"]["entrypoint"].endswith(f" hydra.run.dir={folder}/run")
+    page = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")
+    assert f'-v "$PWD/my-llama:{folder}/my-llama:ro"' in page
 
 
 @pytest.mark.parametrize("group", ["headGroupSpec", "workerGroupSpecs"])

@@ -46,7 +46,7 @@ class Grammars:
         """Return a matcher at the beginning of a text.
 
         Raises:
-            ConfigError: the schema, expression or grammar is invalid, or too complex.
+            ConfigError: the schema, expression or grammar is invalid, or too complex, or no text matches it.
         """
         import llguidance
 
@@ -57,6 +57,10 @@ class Grammars:
             compiled = llguidance.LLMatcher(self._tokenizer, _grammar(wanted), log_level=0, limits=limits)
             if compiled.is_error():
                 raise _invalid(wanted, compiled.get_error())
+            start = compiled.deep_copy()
+            start.compute_bitmask()
+            if start.is_error():
+                raise _invalid(wanted, "no text matches it, or its first token is too complex to find")
         with self._lock:
             self._compiled[wanted] = compiled
             self._compiled.move_to_end(wanted)

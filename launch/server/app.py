@@ -313,7 +313,7 @@ async def _run(
         most = service.config.max_waiting
         text = f"{client.num_waiting} requests wait for their first token, of at most serve.max_waiting={most}"
         raise ApiError(429, text, code="rate_limit_exceeded", headers={"retry-after": _RETRY_AFTER_S})
-    call = Call()
+    call = Call(has_structured_outputs=params.structured_outputs is not None)
     numbers: list[int] = []
     config = service.config
     user = holder if holder and config.share_by == "key" else body.user or ""

@@ -71,7 +71,8 @@ class Call:
     `prompt_logprobs`, by output: those of its prompt, where they were asked for.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, has_structured_outputs: bool = False) -> None:
+        self.has_structured_outputs = has_structured_outputs
         self.outputs: list[CompletionOutput] = []
         self.prompt_logprobs: dict[int, list[dict[int, Logprob] | None]] = {}
         self.arrival = time.monotonic()

@@ -70,7 +70,7 @@ async def whole(
         return Response(status_code=499)
     except EngineError as error:
         raise ApiError(503, str(error)) from error
-    _check(output.finish_reason for output in call.outputs)
+    _check(call, (output.finish_reason for output in call.outputs))
     return Response(answer.whole(call.outputs, call.prompt_logprobs), media_type="application/json")
 
 
@@ -105,7 +105,7 @@ class EventStream(Response):
                 await event(body)
             while left:
                 for delta in await self._call.next():
-                    _check([delta.finish_reason])
+                    _check(self._call, [delta.finish_reason])
                     left -= delta.finish_reason is not None
                     await event(answer.chunk(delta))
             for body in answer.last_chunks():
@@ -117,9 +117,13 @@ class EventStream(Response):
         await event(b"data: [DONE]\n\n")
 
 
-def _check(reasons: Iterable[str | None]) -> None:
-    if "error" in reasons:
-        raise ApiError(500, "the model's logits are not finite (check its weights), or structured outputs too complex")
+def _check(call: Call, reasons: Iterable[str | None]) -> None:
+    if "error" not in reasons:
+        return
+    if call.has_structured_outputs:
+        text = "structured_outputs: too complex after some of the text; simplify them (or the logits are not finite)"
+        raise ApiError(400, text, param="structured_outputs")
+    raise ApiError(500, "the model's logits are not finite (check its weights)")
 
 
 async def until_gone(receive: Receive) -> None:

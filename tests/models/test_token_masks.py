@@ -82,6 +82,14 @@ def test_what_cannot_be_loaded_is_said_when_a_mask_is_needed():
         pending.result()
 
 
+@pytest.mark.parametrize(
+    "wanted", [StructuredOutputs(json='{"$ref": "#"}'), StructuredOutputs(regex="[^\\x00-\\U0010FFFF]")]
+)
+def test_a_form_that_no_text_has_is_refused(wanted: StructuredOutputs):
+    with pytest.raises(ConfigError, match="no text matches it"):
+        Grammars(ByteTokenizer(V), V, EOS).matcher(wanted)
+
+
 def test_a_model_without_an_end_is_refused():
     with pytest.raises(ConfigError, match="names no end-of-sequence token"):
         Grammars(ByteTokenizer(V), V, ())

@@ -21,7 +21,8 @@ class BodyLimit:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        error = ApiError(413, f"the body is larger than serve.max_body_mib={self._max_bytes / (1 << 20):g}")
+        text = f"the body is larger than serve.max_body_mib={self._max_bytes / (1 << 20):g}"
+        error = ApiError(413, text, headers={"connection": "close"})  # what is left of the body is not read
         length = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
         if length.isdigit() and int(length) > self._max_bytes:
             await error.response()(scope, receive, send)

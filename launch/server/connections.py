@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import resource
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
@@ -12,9 +12,11 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from ...conf.errors import ConfigError
 from ...conf.serving import ServingConfig
 from .errors import ApiError
+from .lingering import LingeringTransport
 
 _MAX_HEAD = 64 << 10  # bytes of a request's first line and headers
 _OTHER_FILES = 128  # that the front has open beside its connections
+_MOST_REFUSED = 64  # connections beyond serve.max_connections that linger
 
 
 def protocol_of(config: ServingConfig) -> type[HttpToolsProtocol]:
@@ -59,9 +61,10 @@ class BoundedProtocol(HttpToolsProtocol):
         self._writing: asyncio.TimerHandle | None = None  # runs while there are bytes that the client has not taken
         self._unsent = 0  # bytes, when that timer was set
         self._head_bytes: int | None = 0  # bytes that came of an incomplete head; None: it is complete
+        self._is_refused = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        super().connection_made(cast(asyncio.Transport, LingeringTransport(transport, self._must_linger)))
         transport.set_write_buffer_limits(high=0)  # a single byte that waits calls `pause_writing`
         if len(self.connections) > self.serving.max_connections:
             self._refuse(503, f"the server has serve.max_connections={self.serving.max_connections} connections open")
@@ -149,7 +152,14 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         is_answering = bool(self.pipeline) or (self.cycle is not None and self.cycle.response_started)
         if not is_answering or self.cycle.response_complete:
+            self._is_refused = True
             body = msgspec.json.encode(ApiError(status, text).body)
             head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
             self.transport.write(STATUS_LINE[status] + head + body)
         self.transport.close()
+
+    def _must_linger(self) -> bool:
+        """Whether the client has an answer to a request that it may still be sending."""
+        is_early = self._reading is not None and self.cycle is not None and self.cycle.response_complete
+        has_room = len(self.connections) <= self.serving.max_connections + _MOST_REFUSED
+        return has_room and (self._is_refused or is_early)

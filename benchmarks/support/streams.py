@@ -1,0 +1,103 @@
+"""Clients that read streams of completions, and note when each token came. Any server of OpenAI's form will do."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from .server import Server
+
+
+@dataclass
+class Stream:
+    """One request: seconds since the load began at which it was due, and at which each of its tokens came."""
+
+    due: float
+    token_times: list[float] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    error: str = ""
+
+    @property
+    def ttft(self) -> float:
+        """Seconds from when it was due to its first token, what the client itself was late by included."""
+        return self.token_times[0] - self.due
+
+    @property
+    def gaps(self) -> list[float]:
+        """Seconds between its tokens; 0 between those that came in one event."""
+        return [after - before for before, after in pairwise(self.token_times)]
+
+
+def stream_all(server: Server, prompts: Sequence[Sequence[int]], tokens: int, due: Sequence[float]) -> list[Stream]:
+    """Send a request for each prompt when it is due, whatever became of those before; return them when all have ended.
+
+    Args:
+        prompts: token ids.
+        tokens: of each output.
+        due: seconds from the beginning, ascending.
+    """
+    return asyncio.run(_stream_all(server, prompts, tokens, due))
+
+
+async def _stream_all(
+    server: Server, prompts: Sequence[Sequence[int]], tokens: int, due: Sequence[float]
+) -> list[Stream]:
+    requests = [_request(prompt, tokens) for prompt in prompts]
+    streams = [Stream(each) for each in due]
+    began = time.perf_counter()
+    running = []
+    for request, stream in zip(requests, streams, strict=True):
+        await asyncio.sleep(began + stream.due - time.perf_counter())
+        running.append(asyncio.create_task(_read(server, request, stream, began)))
+    events = await asyncio.gather(*running)
+    for stream, of_stream in zip(streams, events, strict=True):
+        note(stream, of_stream, tokens)
+    return streams
+
+
+def _request(prompt: Sequence[int], tokens: int) -> bytes:
+    body = json.dumps({
+        "prompt": list(prompt), "max_tokens": tokens, "ignore_eos": True, "temperature": 0, "stream": True,
+        "return_token_ids": True,
+    }).encode()  # fmt: skip
+    head = (
+        "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\nconnection: close\r\n"
+        f"content-length: {len(body)}\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+async def _read(server: Server, request: bytes, stream: Stream, began: float) -> list[tuple[float, bytes]]:
+    """Read a stream to its end; return its events with their seconds. They are decoded once all streams have ended."""
+    events: list[tuple[float, bytes]] = []
+    try:
+        reader, writer = await asyncio.open_connection(server.host, server.port, limit=1 << 20)
+        writer.write(request)
+        status = await reader.readline()
+        if b" 200 " not in status:
+            stream.error = (status + await reader.read(-1)).decode(errors="replace")
+        while line := await reader.readline():
+            if line.startswith(b"data: {"):
+                events.append((time.perf_counter() - began, line))
+        writer.close()
+        with suppress(OSError):
+            await writer.wait_closed()
+    except OSError as error:
+        stream.error = f"{type(error).__name__}: {error}"
+    return events
+
+
+def note(stream: Stream, events: list[tuple[float, bytes]], tokens: int) -> None:
+    """Enter the tokens of `events` into their stream, and an error where they are not `tokens`."""
+    for seconds, line in events:
+        event = json.loads(line.removeprefix(b"data: "))
+        ids = event["choices"][0]["token_ids"] if "choices" in event else []
+        stream.token_ids += ids
+        stream.token_times += [seconds] * len(ids)
+    if not stream.error and len(stream.token_ids) != tokens:
+        stream.error = f"{len(stream.token_ids)} tokens instead of {tokens}; the last event: {events[-1:]}"

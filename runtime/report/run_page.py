@@ -126,10 +126,14 @@ def _bubble_table(ledger: Ledger) -> str:
 
     rows = []
     groups = [
-        ("bubbles", BUBBLES, "Idle time without starved, fill and drain: work was there, and the stage waited for it."),
+        (
+            "bubbles", BUBBLES,
+            "Idle time without starved, recovery, fill and drain: work was there, and the stage waited for it.",
+        ),
         ("starved", STARVED, "No admissible work existed."),
+        ("", (Cause.RECOVERY,) if total[Cause.RECOVERY] else (), ""),
         ("", (Cause.FILL_DRAIN,), ""),
-    ]
+    ]  # fmt: skip
     for name, group, meaning in groups:
         if name:
             values = [sum(seconds[cause] for cause in group) for seconds in by_stage]

@@ -107,7 +107,7 @@ def _bubbles_of(times: StageActivity, title: str | None, stages: Mapping[int, st
     table.add_row("compute", seconds_text(busy), percent_text(busy / whole), *values)
     table.caption = (
         f"bubbles: {percent_text(times.bubble_fraction_inner)} of stage time\n"
-        "(idle time without starved, fill and drain)"
+        "(idle time without starved, recovery, fill and drain)"
     )
     return table
 

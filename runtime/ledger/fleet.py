@@ -106,6 +106,7 @@ class Fleet:
             span=self.span_seconds,
             notes=self.notes,
             slo=slo,
+            starts=self.starts,
         ).summary()
         if len(self.records) > 1:
             summary |= {

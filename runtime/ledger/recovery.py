@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -27,6 +28,21 @@ def down_seconds(faults: Sequence[FaultRecord], end: float) -> float:
     """Seconds until `end` in which the pipeline had failed and did not stand again."""
     edges = np.minimum(_edges(faults), end)
     return float((edges[1::2] - edges[::2]).sum())
+
+
+def fault_summary(fault: FaultRecord, start: float) -> dict[str, Any]:
+    """A fault as `summary.json` names it: when it began, in seconds since the run's `start`; how long it lasted and the
+    parts of that, in seconds, None and only the first of them before its repair; and what it cost."""
+    return {
+        "time": fault.since - start,
+        "reason": fault.reason,
+        "text": fault.text,
+        "seconds": fault.seconds,
+        "parts": {"detect": fault.detected - fault.since, **fault.parts},
+        "ranks": fault.ranks,
+        "requests": fault.requests,
+        "tokens": fault.tokens,
+    }
 
 
 def was_dropped(micro_batch: MicroBatchRecord, faults: Sequence[FaultRecord]) -> bool:

@@ -15,6 +15,7 @@ from .causes import CAUSES, Cause
 from .latencies import NOT_COMPLETED, latencies, statistics
 from .ledger import Ledger
 from .quantiles import Quantiles
+from .recovery import down_seconds, fault_summary
 from .running_ledger import RunningLedger, first_place
 from .slo import has_bound, meets
 from .summary import Totals
@@ -97,6 +98,8 @@ class RunningTotals:
             peak_kv_fraction=self._peak_kv / record.num_blocks if record.num_blocks else 0.0,
             preemptions=self._preemptions,
             prediction_error=self._prediction_error,
+            faults=[fault_summary(fault, start) for fault in record.faults],
+            recovery=down_seconds(record.faults, end),
             notes=self._notes,
             met_slo=self._met_slo if self._slo is not None else None,
         ).summary()

@@ -129,6 +129,17 @@ def latency_table(summary: Mapping[str, Any], *, title: str | None = "Latency") 
     return table
 
 
+def fault_lines(summary: Mapping[str, Any]) -> list[str]:
+    """Write a line for each fault of the run's pipeline: when and why, how long until it stood again, what it cost."""
+    lines = []
+    for fault in summary.get("faults", []):
+        seconds = fault["seconds"]
+        ended = "not repaired" if seconds is None else f"repaired in {seconds_text(seconds)}"
+        again = f"{fault['requests']:,} requests and {fault['tokens']:,} tokens again"
+        lines.append(f"fault at {fault['time']:,.2f} s ({fault['reason']}): {fault['text']}; {ended}, {again}")
+    return lines
+
+
 @dataclass(frozen=True, slots=True)
 class _ComparisonTable:
     """A comparison that fits the console: columns continue below, and a ranking leaves out its last metrics."""

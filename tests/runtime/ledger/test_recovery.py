@@ -12,6 +12,7 @@ from gapless.runtime.core.messages import Span
 from gapless.runtime.core.request_record import RequestRecord
 from gapless.runtime.core.run_record import DecodesRecord, FaultRecord, MicroBatchRecord, RunRecord, SegmentRecord, Wait
 from gapless.runtime.ledger.causes import BUBBLES, CAUSES, STARVED, Cause
+from gapless.runtime.ledger.fleet import Fleet
 from gapless.runtime.ledger.ledger import Ledger
 from gapless.runtime.ledger.recovery import down_seconds, name_recovery
 from gapless.runtime.ledger.running_ledger import RunningLedger
@@ -139,6 +140,20 @@ def in_parts(whole: RunRecord, rng: random.Random) -> Iterator[RunRecord]:
         yield record
 
 
+def test_the_summary_has_each_fault() -> None:
+    whole = random_run(3)
+    summary = summarize(whole, ledger := Ledger(whole))
+    assert [found["reason"] for found in summary["faults"]] == ["hang"] * 3
+    for found, known in zip(summary["faults"], whole.faults, strict=True):
+        assert found["time"] == pytest.approx(known.since - ledger.t0)
+        assert found["seconds"] == known.seconds
+        assert found["parts"] == {"detect": pytest.approx(0.5)}
+    assert summary["recovery_seconds"] == pytest.approx(sum(known.up - known.since for known in whole.faults))
+    fleet = Fleet([whole, random_run(4)]).summarize()
+    assert len(fleet["faults"]) == 6
+    assert fleet["recovery_seconds"] > summary["recovery_seconds"]
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_counted_in_pieces_it_is_the_same(seed: int) -> None:
     whole = random_run(seed)
@@ -168,5 +183,13 @@ def test_the_summary_in_pieces_is_the_same(seed: int) -> None:
         totals.take(record)
     record.requests = whole.requests
     found = totals.summary(record)
-    for key in ("bubble_seconds", "stage_busy_fraction", "micro_batches", "bubble_fraction", "cv_stage_time"):
+    for key in (
+        "bubble_seconds",
+        "stage_busy_fraction",
+        "micro_batches",
+        "bubble_fraction",
+        "cv_stage_time",
+        "recovery_seconds",
+    ):
         assert found[key] == pytest.approx(expected[key]), key
+    assert len(found["faults"]) == len(expected["faults"]) == 3

@@ -16,7 +16,7 @@ from rich.text import Text
 from ..conf.build import to_mapping
 from ..conf.schema import ComparisonConfig
 from ..conf.workloads import SloConfig
-from .progress import shown, versions
+from .progress import print_words, shown, versions
 from .turns import Turn
 
 if TYPE_CHECKING:
@@ -70,13 +70,15 @@ def _own(config: ComparisonConfig, turn: Turn) -> dict[str, Any]:
 
 def show_one(console: Console, run_dir: Path, summary: Mapping[str, Any], times: StageActivity, slo: SloConfig) -> None:
     """Print the tables of a run that stands alone."""
-    from ..runtime.report.terminal import bubble_table, latency_table
+    from ..runtime.report.terminal import bubble_table, fault_lines, latency_table
 
     if "request_goodput" in summary:
         bounds = " ".join(f"{key}={bound:g}" for key, bound in to_mapping(slo).items() if bound is not None)
         console.print(f"goodput: {summary['request_goodput']:.2f} requests/s within {bounds}")
     console.print(latency_table(summary))
     console.print(bubble_table(times))
+    for line in fault_lines(summary):
+        print_words(console, Text(line))
     console.print(Text.assemble(("report   ", "bold"), shown(run_dir / "report.html")), soft_wrap=True)
 
 

@@ -147,7 +147,7 @@ async def _serve(config: ServeConfig, prepared: Prepared, listener: socket.socke
         await client.start()
         await asyncio.to_thread(prepared.intake.prepare_structured_outputs)
         await _until_ready(client, ended)
-        if client.state == "ready":
+        if client.state in ("ready", "recovering"):
             metrics.longest_stall = 0.0
             say_since_start(f"{name} takes requests at http://{shown}:{port}/v1")
             failed = asyncio.create_task(_until_failed(client))
@@ -208,7 +208,7 @@ async def _until_ready(client: Any, ended: _Signals) -> None:
 
 
 async def _until_failed(client: Any) -> None:
-    while client.state == "ready":
+    while client.state in ("ready", "recovering"):
         client.changed.clear()
         await client.changed.wait()
 

@@ -23,7 +23,7 @@ from ...runtime.engine.intake import Intake
 from .answers import Answer, ChatAnswer, CompletionAnswer
 from .body_limit import BodyLimit
 from .chat_template import ChatTemplate, ChatTemplateError
-from .engine_client import Call
+from .engine_client import TAKES_REQUESTS, Call
 from .errors import ApiError, of_status
 from .fleet import Engine
 from .keys import Keys
@@ -115,7 +115,7 @@ def _add_health(app: FastAPI, service: Service) -> None:
     @app.get("/health/ready")
     @app.get("/health")
     async def ready() -> Response:
-        """Whether requests are taken: 503 while the engine starts, drains, or after it failed."""
+        """Whether requests are taken: 503 while the engine starts, is repaired or drains, or after it failed."""
         return _json({"status": client.state, "reason": client.reason}, 200 if client.state == "ready" else 503)
 
     @app.get("/metrics")
@@ -201,7 +201,6 @@ def _add_completions(app: FastAPI, service: Service) -> None:
             return_token_ids=body.return_token_ids,
         )  # fmt: skip
         return await _run(service, request, holder, body, prompts, params, answer)
-
 
     @app.post("/v1/responses", openapi_extra=_takes(ResponseBody))
     async def responses(request: Request) -> Response:
@@ -297,7 +296,7 @@ async def _run(
     """Send a checked request of a key's `holder` to the engine, and answer with what comes of it."""
     _check_model(service, body.model)
     client = service.client
-    if client.state != "ready":
+    if client.state not in TAKES_REQUESTS:
         raise ApiError(503, client.reason, headers={"retry-after": _RETRY_AFTER_S})
     try:
         if params.structured_outputs is not None:  # to compile a grammar may take a while
@@ -350,9 +349,7 @@ def _check_model(service: Service, name: str | None) -> None:
         )  # fmt: skip
 
 
-async def _encode(
-    service: Service, prompts: Sequence[str | list[int]], add_special: bool = True
-) -> list[list[int]]:
+async def _encode(service: Service, prompts: Sequence[str | list[int]], add_special: bool = True) -> list[list[int]]:
     return [p if not isinstance(p, str) else await _tokens(service, p, add_special) for p in prompts]
 
 

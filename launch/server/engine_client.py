@@ -39,7 +39,8 @@ from ...runtime.serving.messages import (
 from .last_minute import LastMinute
 from .metrics import Metrics
 
-State = Literal["starting", "ready", "draining", "failed", "closed"]
+State = Literal["starting", "ready", "recovering", "draining", "failed", "closed"]
+TAKES_REQUESTS: tuple[State, ...] = ("ready", "recovering")  # they wait while the pipeline is repaired
 _CLOSE_S = 15.0  # for the ranks to end
 
 
@@ -217,7 +218,7 @@ class EngineClient:
         Raises:
             EngineError: the engine is not ready.
         """
-        if self.state != "ready":
+        if self.state not in TAKES_REQUESTS:
             raise EngineError(self.reason)
         numbers = []
         for each in params:
@@ -252,7 +253,7 @@ class EngineClient:
 
     def drain(self) -> None:
         """Take no more requests; those that run go on."""
-        if self.state in ("starting", "ready"):
+        if self.state in ("starting", *TAKES_REQUESTS):
             self._become("draining", "the server is shutting down")
 
     async def close(self) -> None:
@@ -279,6 +280,7 @@ class EngineClient:
         elif isinstance(message, Snapshot):
             self.snapshot = message
             self._metrics.snapshots[self._replica] = message
+            self._take_recovery(message)
         elif isinstance(message, StageSpans):
             self.on_spans(message)
         elif isinstance(message, Recorded):
@@ -295,6 +297,16 @@ class EngineClient:
         else:
             self.error = message
             self._fail(message.error)
+
+    def _take_recovery(self, message: Snapshot) -> None:
+        if self.state in TAKES_REQUESTS and message.is_recovering:
+            reason = f"the pipeline is being repaired, and requests wait: {message.recovery.fault}"
+            if reason != self.reason:
+                self._become("recovering", reason)
+                self._on_state(reason)
+        elif self.state == "recovering" and not message.is_recovering:
+            self._become("ready", "requests are taken")
+            self._on_state("the pipeline stands again")
 
     def lost(self) -> None:
         if self.state not in ("failed", "closed"):

@@ -10,7 +10,7 @@ from ...conf.sampling import SamplingParams
 from ...conf.schema import ServeConfig
 from ...models.tokenizer import Tokenizer
 from ...runtime.serving.messages import Failed
-from .engine_client import Call, EngineClient, EngineError, State
+from .engine_client import TAKES_REQUESTS, Call, EngineClient, EngineError, State
 from .metrics import Metrics
 from .replica_share import share_of
 from .router import Router
@@ -49,7 +49,7 @@ class Fleet:
         states = {replica.state for replica in self.replicas}
         if states == {"failed"}:
             return "failed"
-        order: tuple[State, ...] = ("closed", "draining", "ready", "starting")
+        order: tuple[State, ...] = ("closed", "draining", "ready", "recovering", "starting")
         return next(state for state in order if state in states)
 
     @property
@@ -93,7 +93,9 @@ class Fleet:
         Raises:
             EngineError: none takes requests.
         """
-        loads = {number: each.outstanding_tokens for number, each in enumerate(self.replicas) if each.state == "ready"}
+        taking = [each.state for each in self.replicas if each.state in TAKES_REQUESTS]
+        best = "ready" if "ready" in taking else "recovering"
+        loads = {number: each.outstanding_tokens for number, each in enumerate(self.replicas) if each.state == best}
         if not loads:
             raise EngineError(self.reason)
         chosen = self.replicas[self._router.choose(prompt, loads, cache_salt)]

@@ -7,7 +7,6 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ...runtime.ledger.causes import Cause
 from ...runtime.serving.messages import Snapshot
 
 SECONDS = 60
@@ -131,12 +130,8 @@ class LastMinute:
 
 
 def _stage_seconds(snapshot: Snapshot, now: float) -> list[list[float]]:
-    """Seconds by stage until now. The ledger counts a wait once it is over; that for a request is added here."""
-    rows = [[busy, *idle] for busy, idle in zip(snapshot.busy, snapshot.idle, strict=True)]
-    if snapshot.is_idle:
-        for row, end in zip(rows, snapshot.ends, strict=True):
-            row[1 + Cause.STARVED_NO_REQUEST.code] += max(0.0, now - end)
-    return rows
+    """Seconds by stage until now."""
+    return [[busy, *idle] for busy, idle in zip(snapshot.busy, snapshot.idle_at(now), strict=True)]
 
 
 def _minus(late: Sequence[float], early: Sequence[float]) -> list[float]:

@@ -164,7 +164,8 @@ class Live:
             body |= {
                 "running": found.running, "waiting": found.waiting, "kv_blocks_used": found.kv_blocks_used,
                 "is_short_of_kv": found.is_short_of_kv, "is_idle": found.is_idle, "ends": found.ends,
-                "preemptions": found.preemptions,
+                "preemptions": found.preemptions, "fault_since": found.recovery.since,
+                "faults": sum(found.recovery.repaired.values()) + found.is_recovering,
             }  # fmt: skip
         return body
 

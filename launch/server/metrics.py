@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from itertools import accumulate
+from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from ...runtime.core.run_record import FaultReason
 from ...runtime.ledger.causes import CAUSES, Cause
 from ...runtime.serving.messages import TOKEN_BOUNDS, Snapshot
 
@@ -118,8 +120,9 @@ class Metrics(Collector):
 
         yield gauge("num_requests_running", "Requests that hold KV blocks.", found.running)
         yield gauge("num_requests_waiting", "Requests that are not admitted yet.", found.waiting)
-        yield gauge("kv_cache_usage_perc", "Share of the KV blocks in use; 1 is all.",
-                    found.kv_blocks_used / self.num_blocks)
+        yield gauge(
+            "kv_cache_usage_perc", "Share of the KV blocks in use; 1 is all.", found.kv_blocks_used / self.num_blocks
+        )
         yield counter("num_preemptions", "Preemptions of requests that have ended.", found.preemptions)
         yield counter("prefix_cache_queries", "Prompt tokens of admitted requests.", found.prefix_queries)
         yield counter("prefix_cache_hits", "Prompt tokens that were found in the prefix cache.", found.prefix_hits)
@@ -145,13 +148,25 @@ class Metrics(Collector):
             "gapless:stage_idle_seconds", "Seconds that a stage was idle, by the ledger's cause.",
             labels=["replica", "stage", "cause"],
         )  # fmt: skip
-        for stage, seconds in enumerate(found.busy):
+        for stage, (seconds, lost) in enumerate(zip(found.busy, found.idle_at(time.monotonic()), strict=True)):
             busy.add_metric([replica, str(stage)], seconds)
-            lost = dict(zip(CAUSES, found.idle[stage], strict=True))
-            if found.is_idle:  # the ledger counts a wait once it is over
-                lost[Cause.STARVED_NO_REQUEST] += max(0.0, time.monotonic() - found.ends[stage])
-            for cause, value in lost.items():
+            for cause, value in zip(CAUSES, lost, strict=True):
                 shown = self._shown[replica, stage, cause] = max(value, self._shown.get((replica, stage, cause), 0.0))
                 idle.add_metric([replica, str(stage), cause.value], shown)
         yield busy
         yield idle
+        yield gauge("pipeline_epoch", "Faults of the pipeline that began an epoch.", found.recovery.epoch)
+        recoveries = CounterMetricFamily(
+            "gapless:recoveries", "Times that a failed pipeline stood again, by what had failed.",
+            labels=["model_name", "replica", "reason"],
+        )  # fmt: skip
+        for reason in get_args(FaultReason):
+            recoveries.add_metric([self._model_name, replica, reason], found.recovery.repaired.get(reason, 0))
+        yield recoveries
+        repair = CounterMetricFamily(
+            "gapless:recovery_seconds", "Seconds until a failed pipeline stood again, by part.",
+            labels=["model_name", "replica", "part"],
+        )  # fmt: skip
+        for part, value in ({"detect": 0.0} | found.recovery.seconds).items():
+            repair.add_metric([self._model_name, replica, part], value)
+        yield repair

@@ -15,7 +15,7 @@ import msgspec
 from ...parallel.frames import DATA, pack
 from ...runtime.run_folder.read import read_run_folder
 from ...runtime.serving.messages import Recorded
-from .engine_client import EngineClient
+from .engine_client import TAKES_REQUESTS, EngineClient
 from .errors import ApiError
 
 LONGEST_S = 600.0
@@ -49,7 +49,7 @@ class Recorder:
         """
         if self._is_recording:
             raise ApiError(409, "a recording is under way; ask again when it is done")
-        if self._client.state != "ready":
+        if self._client.state not in TAKES_REQUESTS:
             raise ApiError(503, self._client.reason)
         self._is_recording = True
         folder = self._new_folder()

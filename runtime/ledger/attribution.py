@@ -39,6 +39,7 @@ _WAIT_CODES = {
     "no_request": Cause.STARVED_NO_REQUEST.code,
     "in_flight": Cause.STARVED_IN_FLIGHT.code,
     "kv_full": Cause.STARVED_KV_FULL.code,
+    "recovery": Cause.RECOVERY.code,
 }
 
 
@@ -239,7 +240,7 @@ def _later_stage(lane: Lane, gaps: _Gaps, pair: Ints, upstream: Lane, upstream_i
     delays = np.flatnonzero((gap >= 0) & inherited.is_delay)
     return [
         IdleColumns.of(gaps.a, arrivals.upstream_free, pair, gaps.place),
-        _shared_bubbles(gaps, arrivals, inherited, bubbles, gap[bubbles]),
+        _shared_bubbles(gaps, arrivals, inherited, bubbles, gap[bubbles], pair),
         IdleColumns.of(arrivals.undelayed_begin, arrivals.undelayed_arrival, pair, gaps.place),
         _passed_delays(gaps, arrivals, inherited, delays, gap[delays]),
         IdleColumns.of(arrivals.arrival, gaps.b, Cause.TRANSPORT, gaps.place),
@@ -247,13 +248,18 @@ def _later_stage(lane: Lane, gaps: _Gaps, pair: Ints, upstream: Lane, upstream_i
 
 
 def _shared_bubbles(
-    gaps: _Gaps, arrivals: _Arrivals, inherited: _UpstreamGaps, bubbles: Ints, gap: Ints
+    gaps: _Gaps, arrivals: _Arrivals, inherited: _UpstreamGaps, bubbles: Ints, gap: Ints, pair: Ints
 ) -> IdleColumns:
-    """Upstream's `bubbles` as they had been without the delays before them, as far as they lie in their `gap` here."""
+    """Upstream's `bubbles` as they had been without the delays before them, as far as they lie in their `gap` here.
+
+    A wait for a repair is not shared: `recovery.py` names that time on every stage.
+    """
     delay_before = arrivals.delay[gap] - inherited.delay_from[bubbles]
     start = np.maximum(inherited.start[bubbles] - delay_before, gaps.a[gap])
     end = np.minimum(inherited.end[bubbles] - delay_before, arrivals.undelayed_begin[gap])
-    return IdleColumns.of(start, end, inherited.cause[bubbles], gaps.place[gap])
+    cause = inherited.cause[bubbles]
+    cause = np.where(cause == Cause.RECOVERY.code, pair[gap], cause)
+    return IdleColumns.of(start, end, cause, gaps.place[gap])
 
 
 def _passed_delays(gaps: _Gaps, arrivals: _Arrivals, inherited: _UpstreamGaps, delays: Ints, gap: Ints) -> IdleColumns:

@@ -17,6 +17,7 @@ class Cause(StrEnum):
     STARVED_NO_REQUEST = "starved_no_request"
     STARVED_IN_FLIGHT = "starved_in_flight"
     STARVED_KV_FULL = "starved_kv_full"
+    RECOVERY = "recovery"
     FILL_DRAIN = "fill_drain"
 
     @property
@@ -42,6 +43,7 @@ _MEANINGS = {
     Cause.STARVED_NO_REQUEST: "No request was there to work on.",
     Cause.STARVED_IN_FLIGHT: "Every request with work left was already in flight, waiting for its token.",
     Cause.STARVED_KV_FULL: "Requests waited, but the KV cache had no room for them.",
+    Cause.RECOVERY: "The pipeline had failed: from its last sign of progress until all stages stood again.",
     Cause.FILL_DRAIN: "Before the stage's first and after its last micro-batch of the run.",
 }
 
@@ -50,7 +52,7 @@ UNEVEN_WORK = (  # more even micro-batches or stages remove them
     Cause.PB1_PREFILL_SIZE, Cause.PB2_PREFILL_DECODE, Cause.PB3_DECODE_CONTEXT, Cause.STAGE_IMBALANCE,
 )  # fmt: skip
 STARVED = (Cause.STARVED_NO_REQUEST, Cause.STARVED_IN_FLIGHT, Cause.STARVED_KV_FULL)
-BUBBLES = (*UNEVEN_WORK, Cause.TRANSPORT, Cause.CONTROL)  # idle time without starved, fill and drain
+BUBBLES = (*UNEVEN_WORK, Cause.TRANSPORT, Cause.CONTROL)  # idle time without starved, recovery, fill and drain
 DELAYS_FROM_OUTSIDE = (Cause.TRANSPORT, Cause.CONTROL, *STARVED)  # they come down the pipeline with a micro-batch
 
 _CODES = {cause: code for code, cause in enumerate(CAUSES)}

@@ -78,7 +78,7 @@ class Fleet:
 
     @property
     def bubble_fraction_inner(self) -> float:
-        """Idle over total stage-seconds, both without starved and fill_drain."""
+        """Idle over total stage-seconds, the idle time without starved, recovery and fill_drain."""
         return inner_bubble_fraction(self.seconds_by_cause(), self.stage_seconds)
 
     @property
@@ -106,6 +106,7 @@ class Fleet:
             span=self.span_seconds,
             notes=self.notes,
             slo=slo,
+            starts=self.starts,
         ).summary()
         if len(self.records) > 1:
             summary |= {

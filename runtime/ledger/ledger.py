@@ -13,6 +13,7 @@ from .attribution import attribute
 from .causes import BUBBLES, CAUSES, Cause
 from .idle import IdleInterval
 from .lanes import lanes_of
+from .recovery import name_recovery, with_waits_of_dropped
 
 
 class Ledger:
@@ -37,7 +38,9 @@ class Ledger:
         self.t0: float = min([*begun, *arrivals], default=0.0)
         self.t1: float = max((float(lane.end[-1]) for lane in self.lanes if len(lane.end)), default=self.t0)
         self.micro_batches = MicroBatchColumns(record.micro_batches)
-        self.idle_columns = attribute(record.micro_batches, self.micro_batches, self.lanes, self.t0, self.t1)
+        waited = with_waits_of_dropped(record)
+        idle = attribute(waited, self.micro_batches, self.lanes, self.t0, self.t1)
+        self.idle_columns = name_recovery(idle, record.faults)
         self._busy = [float(lane.seconds.sum()) for lane in self.lanes]
         by_cause = [np.bincount(idle.cause, idle.seconds, len(CAUSES)) for idle in self.idle_columns]
         self._by_cause = np.array(by_cause).reshape(self.num_stages, len(CAUSES))  # seconds, [stages, causes]
@@ -83,7 +86,7 @@ class Ledger:
 
     @property
     def bubble_fraction_inner(self) -> float:
-        """The bubbles: idle time without starved and fill_drain, over total stage-seconds."""
+        """The bubbles: idle time without starved, recovery and fill_drain, over total stage-seconds."""
         return inner_bubble_fraction(self.seconds_by_cause(), self.stage_seconds)
 
     def gaps(self, stage: int) -> tuple[Floats, Ints]:
@@ -133,7 +136,7 @@ class Ledger:
 
 
 def inner_bubble_fraction(seconds: Mapping[Cause, float], stage_seconds: float) -> float:
-    """The bubbles: idle time without starved and fill_drain, over total stage-seconds; 0 for an empty run.
+    """The bubbles: idle time without starved, recovery and fill_drain, over total stage-seconds; 0 for an empty run.
 
     Args:
         seconds: idle, by cause.

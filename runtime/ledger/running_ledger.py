@@ -9,14 +9,18 @@ import numpy as np
 from ..core.micro_batch_columns import Floats
 from ..core.run_record import RunRecord
 from .causes import CAUSES
+from .lanes import Lane
 from .ledger import Ledger
+from .recovery import was_dropped
 
 
 class RunningLedger:
     """Counts the micro-batches of a record that are over, part by part, and drops them from it.
 
-    The cause of a gap may lie as many micro-batches back as were in flight. That many stay in the record; they are not
-    counted again with the next part.
+    The cause of a gap may lie as many micro-batches back as were in flight. So many spans of each stage stay in the
+    record; they are not counted again with the next part. Faults stay too, since they are few.
+
+    Micro-batches that a fault ended are counted with the next one that was completed.
 
     Attributes:
         start: of the run in seconds, the first arrival or the first compute; infinite before anything was counted.
@@ -46,19 +50,25 @@ class RunningLedger:
         """
         seen = _computed_by_all(record)
         done = first = self._counted
-        for micro_batch in record.micro_batches[first:]:
-            if micro_batch.completed is None or micro_batch.micro_batch > seen:
+        for place, micro_batch in enumerate(record.micro_batches[first:], first + 1):
+            if micro_batch.micro_batch > seen:
                 break
-            done += 1
+            if micro_batch.completed is not None:
+                done = place
+            elif not was_dropped(micro_batch, record.faults):
+                break
         if done == first:
             return None
-        self._counted = done
         micro_batches = record.micro_batches[:done]
         last = micro_batches[-1].micro_batch
         spans = [span for span in record.spans if span.micro_batch <= last]
+        if len({span.stage for span in spans}) < record.num_stages:  # a fault ended the first micro-batches
+            return None
+        self._counted = done
         is_first = self.start == math.inf
         requests = record.requests if is_first else []  # the first arrival is the run's start
-        ledger = Ledger(RunRecord(record.num_stages, record.num_blocks, micro_batches, spans, requests))
+        part = RunRecord(record.num_stages, record.num_blocks, micro_batches, spans, requests, faults=record.faults)
+        ledger = Ledger(part)
         if is_first:
             self.start = ledger.t0
             self.busy = np.zeros(record.num_stages)
@@ -66,21 +76,39 @@ class RunningLedger:
         self.end = ledger.t1
         self.ends = np.array([lane.end[-1] for lane in ledger.lanes])
         for stage, (lane, idle) in enumerate(zip(ledger.lanes, ledger.idle_columns, strict=True)):
-            assert len(lane.micro_batch) == done, stage
-            is_new = idle.place >= first
+            place = first_place(ledger, lane, first)
+            is_new = idle.place >= place
             self.idle[stage] += np.bincount(idle.cause[is_new], idle.seconds[is_new], len(CAUSES))
-            self.busy[stage] += lane.seconds[first:].sum()
+            self.busy[stage] += lane.seconds[place:].sum()
         return ledger, first
 
     def drop(self, record: RunRecord) -> None:
         """Drop from `record` what was counted and no later gap needs."""
-        micro_batches = record.micro_batches
-        keep = max(0, self._counted - self._overlap)
-        if keep:
-            first = micro_batches[keep].micro_batch if keep < len(micro_batches) else micro_batches[-1].micro_batch + 1
-            record.micro_batches = micro_batches[keep:]
+        keep = self._counted - self._overlap
+        if record.faults:
+            keep = min(keep, self._first_needed(record))
+        if keep > 0:
+            first = record.micro_batches[keep].micro_batch
+            record.micro_batches = record.micro_batches[keep:]
             record.spans = [span for span in record.spans if span.micro_batch >= first]
             self._counted -= keep
+
+    def _first_needed(self, record: RunRecord) -> int:
+        """The place of the micro-batch from which on each stage computed as many as a later gap may need. A fault can
+        have ended any before a stage computed it."""
+        computed = {(span.stage, span.micro_batch) for span in record.spans}
+        missing = [self._overlap] * record.num_stages
+        for place in range(self._counted - 1, -1, -1):
+            number = record.micro_batches[place].micro_batch
+            missing = [left - ((stage, number) in computed) for stage, left in enumerate(missing)]
+            if max(missing) <= 0:
+                return place
+        return 0
+
+
+def first_place(ledger: Ledger, lane: Lane, first: int) -> int:
+    """The place in a lane of the ledger of what the stage computed of micro-batch `first` or later ones."""
+    return int(np.count_nonzero(lane.micro_batch < ledger.micro_batches.micro_batch[first]))
 
 
 def _computed_by_all(record: RunRecord) -> int:

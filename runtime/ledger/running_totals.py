@@ -15,7 +15,8 @@ from .causes import CAUSES, Cause
 from .latencies import NOT_COMPLETED, latencies, statistics
 from .ledger import Ledger
 from .quantiles import Quantiles
-from .running_ledger import RunningLedger
+from .recovery import down_seconds, fault_summary
+from .running_ledger import RunningLedger, first_place
 from .slo import has_bound, meets
 from .summary import Totals
 
@@ -36,6 +37,7 @@ class RunningTotals:
         self._slo = slo if slo is not None and has_bound(slo) else None
         self._last_token = -math.inf
         self._squares: Floats = np.zeros(0)  # of stage times
+        self._computed: Floats = np.zeros(0)  # micro-batches, by stage
         self._micro_batches = self._tokens = self._decodes = self._drafts = self._accepted = 0
         self._peak_kv = 0.0
         self._bubbles: dict[int, float] = {}  # by unfinished request
@@ -65,7 +67,7 @@ class RunningTotals:
         busy = self._ledger.busy if ran else np.zeros(record.num_stages)
         idle = self._ledger.idle.sum(axis=0) if ran else np.zeros(len(CAUSES))
         idle[Cause.FILL_DRAIN.code] += float((end - self._ledger.ends).sum())
-        per_stage = max(1, self._micro_batches)
+        per_stage = np.maximum(1.0, self._computed if ran else np.zeros(record.num_stages))
         mean = busy / per_stage
         squares = self._squares if ran else np.zeros(record.num_stages)
         variance = np.maximum(0.0, squares / per_stage - mean**2)
@@ -96,6 +98,8 @@ class RunningTotals:
             peak_kv_fraction=self._peak_kv / record.num_blocks if record.num_blocks else 0.0,
             preemptions=self._preemptions,
             prediction_error=self._prediction_error,
+            faults=[fault_summary(fault, start) for fault in record.faults],
+            recovery=down_seconds(record.faults, end),
             notes=self._notes,
             met_slo=self._met_slo if self._slo is not None else None,
         ).summary()
@@ -110,19 +114,20 @@ class RunningTotals:
         num = len(ledger.micro_batches.micro_batch)
         new = record.micro_batches[first:num]
         if not len(self._squares):
-            self._squares = np.zeros(record.num_stages)
+            self._squares, self._computed = np.zeros(record.num_stages), np.zeros(record.num_stages)
         by_micro_batch = np.zeros(num)
         for stage, (lane, idle) in enumerate(zip(ledger.lanes, ledger.idle_columns, strict=True)):
-            is_new = idle.place >= first
-            seconds, cause, place = idle.seconds[is_new], idle.cause[is_new], idle.place[is_new]
-            inner = cause != Cause.FILL_DRAIN.code
-            by_micro_batch += np.bincount(place[inner], weights=seconds[inner], minlength=num)
-            times = lane.seconds[first:]
+            start = first_place(ledger, lane, first)
+            is_new = (idle.place >= start) & (idle.cause != Cause.FILL_DRAIN.code)
+            place = ledger.micro_batches.places(lane.micro_batch)[idle.place[is_new]]
+            by_micro_batch += np.bincount(place, weights=idle.seconds[is_new], minlength=num)
+            times = lane.seconds[start:]
             self._squares[stage] += np.square(times).sum()
-            predicted = np.array([m.predicted[stage] if m.predicted else math.nan for m in new])
+            self._computed[stage] += len(times)
+            computed = [record.micro_batches[at] for at in ledger.micro_batches.places(lane.micro_batch[start:])]
+            predicted = np.array([m.predicted[stage] if m.predicted else math.nan for m in computed])
             known = np.isfinite(predicted) & (times > 0)
             self._errors.add(np.abs(predicted[known] / times[known] - 1.0))
-        by_micro_batch[:first] = 0.0
         for request, bubble in ledger.micro_batches.by_request(by_micro_batch).items():
             self._bubbles[request] = self._bubbles.get(request, 0.0) + bubble
         self._micro_batches += len(new)

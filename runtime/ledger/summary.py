@@ -15,6 +15,7 @@ from .causes import STARVED, Cause
 from .latencies import completed_requests, latencies, statistics
 from .ledger import Ledger, inner_bubble_fraction
 from .predictions import predicted_and_measured, prediction_error
+from .recovery import down_seconds, fault_summary
 from .slo import has_bound, meets
 
 
@@ -44,6 +45,8 @@ class Totals:
     peak_kv_fraction: float
     preemptions: int
     prediction_error: dict[str, float] | None
+    faults: list[dict[str, Any]]  # `fault_summary` of each
+    recovery: float  # seconds for which a pipeline had failed
     notes: list[str]
     met_slo: int | None  # requests; None without an SLO
 
@@ -85,6 +88,8 @@ class Totals:
             "peak_kv_fraction": self.peak_kv_fraction,
             "preemptions": self.preemptions,
             "prediction_error": self.prediction_error,
+            "faults": self.faults,
+            "recovery_seconds": self.recovery,
             "notes": self.notes,
         }
         if self.met_slo is not None:
@@ -120,12 +125,16 @@ def totals(
     span: float,
     notes: list[str],
     slo: SloConfig | None,
+    starts: Sequence[float] = (0.0,),
 ) -> Totals:
     """The totals of one pipeline, or of several side by side.
 
     Args:
         parts: the record and the ledger of each pipeline.
-        slo: with bounds, the requests that met it are counted. The other arguments are the fields of `Totals`.
+        slo: with bounds, the requests that met it are counted.
+        starts: seconds from the first start of all to that of each pipeline.
+
+    The other arguments are the fields of `Totals`.
     """
     done = [request for record, _ in parts for request in completed_requests(record)]
     requests = [request for record, _ in parts for request in record.requests]
@@ -160,6 +169,12 @@ def totals(
         peak_kv_fraction=max(peaks),
         preemptions=sum(request.preemptions for request in requests),
         prediction_error=prediction_error([pair for part in parts for pair in predicted_and_measured(*part)]),
+        faults=[
+            fault_summary(fault, ledger.t0 - start)
+            for (record, ledger), start in zip(parts, starts, strict=True)
+            for fault in record.faults
+        ],
+        recovery=sum(down_seconds(record.faults, ledger.t1) for record, ledger in parts),
         notes=notes,
         met_slo=sum(meets(request, slo) for request in done) if slo is not None and has_bound(slo) else None,
     )

@@ -15,7 +15,7 @@ from .run_groups import RunGroup
 Kind = Literal["rate", "ms", "share", "seconds", "count", "ratio"]
 MAX_COLUMNS = 8  # settings that have a column each in a table; more are listed as a ranking
 # A metric whose key contains one of these is better if it is lower.
-LOWER_IS_BETTER = ("_ms", "bubble", "starved", "idle", "cv_", "preemptions", "failed", "duration", "error")
+LOWER_IS_BETTER = ("_ms", "bubble", "starved", "recovery", "idle", "cv_", "preemptions", "failed", "duration", "error")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +112,11 @@ EVENNESS = (
     Metric("cached_input_tokens", "prompt tokens from the prefix cache", "count", judged=False),
     Metric("completed", "completed", "count", judged=False),
     Metric("failed", "failed", "count"),
+    Metric("recovery_seconds", "time in faults", "seconds"),
 )
-_OFTEN_NONE = ("preemptions", "failed", "draft_tokens", "accepted_tokens_per_decode", "cached_input_tokens")
+_OFTEN_NONE = (
+    "preemptions", "failed", "recovery_seconds", "draft_tokens", "accepted_tokens_per_decode", "cached_input_tokens",
+)  # fmt: skip
 METRICS = (*SPEED, *LATENCY, *IDLE, *BY_CAUSE, *EVENNESS)
 
 

@@ -15,6 +15,7 @@ from ..ledger.predictions import prediction_error
 from ..run_folder.requests_csv import request_row
 from . import run_charts as charts
 from .chart_data import ChartData
+from .faults import faults_section
 from .formatting import cause_label, css_name, ms_text, percent_text, seconds_text
 from .page_parts import (
     HATCHES,
@@ -55,6 +56,7 @@ def render_report(record: RunRecord, ledger: Ledger, summary: Mapping[str, Any],
             "timeline": timeline_section("The pipeline over time", ledger.seconds_by_cause()),
             "bubbles": _bubble_table(ledger),
             "stages": _stage_bars(ledger),
+            "faults": faults_section(summary.get("faults", [])),
             "charts": figures([charts.bubble_cdf({"all requests": run}), charts.completions({"completed": run}),
                                charts.stage_times(run), *charts.batch_composition({"": run}), charts.kv_use(run),
                                charts.queue(run)]),
@@ -126,10 +128,14 @@ def _bubble_table(ledger: Ledger) -> str:
 
     rows = []
     groups = [
-        ("bubbles", BUBBLES, "Idle time without starved, fill and drain: work was there, and the stage waited for it."),
+        (
+            "bubbles", BUBBLES,
+            "Idle time without starved, recovery, fill and drain: work was there, and the stage waited for it.",
+        ),
         ("starved", STARVED, "No admissible work existed."),
+        ("", (Cause.RECOVERY,) if total[Cause.RECOVERY] else (), ""),
         ("", (Cause.FILL_DRAIN,), ""),
-    ]
+    ]  # fmt: skip
     for name, group, meaning in groups:
         if name:
             values = [sum(seconds[cause] for cause in group) for seconds in by_stage]

@@ -107,7 +107,7 @@ def _bubbles_of(times: StageActivity, title: str | None, stages: Mapping[int, st
     table.add_row("compute", seconds_text(busy), percent_text(busy / whole), *values)
     table.caption = (
         f"bubbles: {percent_text(times.bubble_fraction_inner)} of stage time\n"
-        "(idle time without starved, fill and drain)"
+        "(idle time without starved, recovery, fill and drain)"
     )
     return table
 
@@ -127,6 +127,17 @@ def latency_table(summary: Mapping[str, Any], *, title: str | None = "Latency") 
         values = (summary[f"{statistic}_{key}_ms"] for statistic in ("mean", "median", "p90", "p99"))
         table.add_row(name, *(ms_text(value) for value in values))
     return table
+
+
+def fault_lines(summary: Mapping[str, Any]) -> list[str]:
+    """Write a line for each fault of the run's pipeline: when and why, how long until it stood again, what it cost."""
+    lines = []
+    for fault in summary.get("faults", []):
+        seconds = fault["seconds"]
+        ended = "not repaired" if seconds is None else f"repaired in {seconds_text(seconds)}"
+        again = f"{fault['requests']:,} requests and {fault['tokens']:,} tokens again"
+        lines.append(f"fault at {fault['time']:,.2f} s ({fault['reason']}): {fault['text']}; {ended}, {again}")
+    return lines
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,7 +62,7 @@
       panel: colour("panel"), pixelPanel: pixel(colour("panel")), ink: colour("ink"), soft: colour("soft"),
       line: colour("line"), strong: colour("strong"), mark: colour("mark"), onChunk: colour("on-chunk"),
       onDecode: colour("on-decode"), hatch: colour("hatch"), kv: colour("kv"), queue: colour("queue"),
-      ground: colour("ground"), runs: Object.fromEntries(runs.map(run => [run.colour, colour(run.colour)])),
+      ground: colour("ground"), recovery: colour("recovery"), runs: Object.fromEntries(runs.map(run => [run.colour, colour(run.colour)])),
     };
   }
 
@@ -171,6 +171,14 @@
     }
   }
 
+  // Marks across a run's lanes where a fault began, or where the stages stood again.
+  function paintFault(run, tick) {
+    if (tick < view.from || tick > view.to) return;
+    const own = lanes.filter(l => l.run === run);
+    pen.fillStyle = colours.recovery;
+    pen.fillRect(Math.round(xOf(tick)) - 1, own[0].y - 3, 2, own[own.length - 1].y + lane + 6 - own[0].y);
+  }
+
   function duration(ticks) {
     const s = ticks * head.tick;
     return s >= 1 ? s.toFixed(3) + " s" : s >= 1e-3 ? (s * 1e3).toPrecision(3) + " ms" : (s * 1e6).toPrecision(3) + " µs";
@@ -218,6 +226,7 @@
       else paintBoxes(l, low, high);
       title("stage " + l.stage, l.y + lane / 2);
     }
+    for (const run of runs) for (const times of run.faults || []) times.forEach(tick => paintFault(run, tick));
     if (several) for (const run of runs) heading(run);
     if (counters) {
       const y = stripsTop, z = y + STRIP + GAP, data = counters.data;

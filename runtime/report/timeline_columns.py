@@ -26,7 +26,8 @@ class TimelineColumns:
     """The packed columns of a run. Times are ticks from the run's start.
 
     Attributes:
-        head: The number of stages, blocks and micro-batches, and the place of each array in the buffer.
+        head: The number of stages, blocks and micro-batches, the place of each array in the buffer, and when faults
+            began and ended, if there were any.
         data: The buffer, deflated and in base64.
         end: The last tick that is shown.
     """
@@ -99,6 +100,10 @@ def pack_columns(record: RunRecord, ledger: Ledger, tick: float, max_boxes: int 
         "shown": len(shown),
         "arrays": layout,
     }
+    if record.faults:
+        ups = [ledger.t1 if fault.up is None else fault.up for fault in record.faults]
+        since, until = ticks(np.array([fault.since for fault in record.faults])), ticks(np.array(ups))
+        head["faults"] = [list(pair) for pair in zip(since.tolist(), until.tolist(), strict=True)]
     end = last if cut else round(ledger.span_seconds / tick)
     return TimelineColumns(head, base64.b64encode(zlib.compress(buffer, 6)).decode("ascii"), end)
 

@@ -1,4 +1,5 @@
-"""`record.jsonl.gz`: a line for the run, for each micro-batch with its waits, for each request with its token times."""
+"""`record.jsonl.gz`: a line for the run, for each fault, each micro-batch with its waits, each request with its token
+times."""
 
 from __future__ import annotations
 
@@ -9,7 +10,16 @@ import msgspec
 import numpy as np
 
 from ..core.request_record import RequestRecord
-from ..core.run_record import Blocked, DecodesRecord, MicroBatchRecord, RunRecord, SegmentRecord, Wait
+from ..core.run_record import (
+    Blocked,
+    DecodesRecord,
+    FaultReason,
+    FaultRecord,
+    MicroBatchRecord,
+    RunRecord,
+    SegmentRecord,
+    Wait,
+)
 
 
 class RunLine(msgspec.Struct, array_like=True, tag="run"):
@@ -20,6 +30,21 @@ class RunLine(msgspec.Struct, array_like=True, tag="run"):
     notes: list[str] = []
     batch: int = 0
     depth: int = 0
+
+
+class FaultLine(msgspec.Struct, array_like=True, tag="fault"):
+    """A `FaultRecord`."""
+
+    epoch: int
+    reason: FaultReason
+    text: str
+    since: float
+    detected: float
+    up: float | None
+    parts: dict[str, float]
+    ranks: list[int]
+    requests: int
+    tokens: int
 
 
 class MicroBatchLine(msgspec.Struct, array_like=True, tag="step"):
@@ -54,12 +79,12 @@ class RequestLine(msgspec.Struct, array_like=True, tag="request"):
     cached_tokens: int = 0
 
 
-Line = RunLine | MicroBatchLine | RequestLine
+Line = RunLine | FaultLine | MicroBatchLine | RequestLine
 _CHUNK_FIELDS = attrgetter("request", "start", "tokens")
 
 
 def record_lines(record: RunRecord, origin: float) -> Iterator[Line]:
-    """The run, its micro-batches and its requests. Times are seconds from `origin`, rounded to nanoseconds."""
+    """The run, its faults, micro-batches and requests. Times are seconds from `origin`, rounded to nanoseconds."""
 
     def since_origin(seconds: float) -> float:
         return round(seconds - origin, 9)
@@ -68,6 +93,11 @@ def record_lines(record: RunRecord, origin: float) -> Iterator[Line]:
         return None if seconds is None else since_origin(seconds)
 
     yield RunLine(record.num_stages, record.num_blocks, record.notes, record.batch, record.depth)
+    for f in record.faults:
+        yield FaultLine(
+            f.epoch, f.reason, f.text, since_origin(f.since), since_origin(f.detected), maybe(f.up),
+            {part: round(seconds, 9) for part, seconds in f.parts.items()}, f.ranks, f.requests, f.tokens,
+        )  # fmt: skip
     for m in record.micro_batches:
         waits = [(since_origin(wait.start), since_origin(wait.end), wait.reason) for wait in m.waits]
         yield MicroBatchLine(
@@ -95,11 +125,11 @@ def read_record(lines: Iterable[bytes]) -> RunRecord:
     for text in lines:
         line = decode(text)
         if isinstance(line, RunLine):
-            record = RunRecord(
-                line.num_stages, line.num_blocks, notes=line.notes, batch=line.batch, depth=line.depth
-            )
+            record = RunRecord(line.num_stages, line.num_blocks, notes=line.notes, batch=line.batch, depth=line.depth)
         elif record is None:
             raise ValueError("its first line is not the run's")
+        elif isinstance(line, FaultLine):
+            record.faults.append(FaultRecord(*msgspec.structs.astuple(line)))
         elif isinstance(line, MicroBatchLine):
             record.micro_batches.append(_micro_batch(line))
         else:

@@ -38,6 +38,7 @@ _COLOURS = {
     Cause.STARVED_NO_REQUEST: "white",
     Cause.STARVED_IN_FLIGHT: "grey",
     Cause.STARVED_KV_FULL: "black",
+    Cause.RECOVERY: "cq_build_failed",
     Cause.FILL_DRAIN: "white",
 }
 

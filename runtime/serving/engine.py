@@ -35,6 +35,7 @@ from .messages import (
     Progress,
     Record,
     Recorded,
+    Recovery,
     Shutdown,
     Snapshot,
     Started,
@@ -74,6 +75,7 @@ class ServingEngine:
         self._tokens = self._preemptions = 0
         self._by_tokens = np.zeros(len(TOKEN_BOUNDS) + 1, np.int64)
         self._snapshot_at = 0.0
+        self._known_faults = (0, False)  # how many, and whether the newest is under repair, as the front knows it
 
     def run(self) -> None:
         """Serve until the front asks for the end, or is gone.
@@ -83,7 +85,7 @@ class ServingEngine:
         """
         coordinator = self._coordinator
         while not self._is_closing:
-            if not coordinator.has_work:
+            if not coordinator.has_work and not self._is_recovering:
                 self._snapshot(always=True)
                 self._readable.select()
                 self._receive()
@@ -93,6 +95,11 @@ class ServingEngine:
                 self._send_tokens(events)
             coordinator.check_progress()
             self._snapshot()
+
+    @property
+    def _is_recovering(self) -> bool:
+        faults = self._coordinator.record.faults
+        return bool(faults) and faults[-1].up is None
 
     def _receive(self) -> None:
         """Take what the front has sent, without waiting for it."""
@@ -172,10 +179,12 @@ class ServingEngine:
         self._send(Tokens(numbers, tokens, reasons, logprobs, dispatched, cached, events[0].time, prompts))
 
     def _snapshot(self, always: bool = False) -> None:
-        """Send the state, once in a while or `always`, and forget what the ledger has counted."""
-        now = self._coordinator.clock.now()
-        if not always and now < self._snapshot_at:
+        """Send the state, once in a while, `always`, or when a fault came or went; forget what the ledger counted."""
+        now, faults = self._coordinator.clock.now(), self._coordinator.record.faults
+        known = (len(faults), self._is_recovering)
+        if not always and now < self._snapshot_at and known == self._known_faults:
             return
+        self._known_faults = known
         self._snapshot_at = now + _SNAPSHOT_S
         record, scheduler = self._coordinator.record, self._coordinator.scheduler
         record.requests = [request for request in record.requests if request.finished is None]
@@ -203,6 +212,7 @@ class ServingEngine:
                 prefix_hits=cache.hits if cache else 0,
                 busy=self._ledger.busy.tolist(), idle=self._ledger.idle.tolist(),
                 ends=self._ledger.ends.tolist(), is_idle=not self._coordinator.has_work,
+                recovery=Recovery.of(faults),
             )
         )  # fmt: skip
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+
 import msgspec
 
 from ...conf.sampling import SamplingParams
 from ..core.messages import TokenLogprobs
+from ..core.run_record import FaultReason, FaultRecord
+from ..ledger.causes import Cause
 
 TOKEN_BOUNDS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
@@ -78,6 +83,37 @@ class Tokens(msgspec.Struct, frozen=True, array_like=True, tag="tokens"):
     prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
 
 
+class Recovery(msgspec.Struct, frozen=True, array_like=True):
+    """The faults of a pipeline so far: how many are over, by reason, and their seconds, by part.
+
+    `fault` is the one that is under repair, in words, and `since` its last sign of progress in seconds, None without
+    such a fault.
+    """
+
+    epoch: int = 0
+    repaired: dict[FaultReason, int] = {}
+    seconds: dict[str, float] = {}
+    fault: str = ""
+    since: float | None = None
+
+    @classmethod
+    def of(cls, faults: Sequence[FaultRecord]) -> Recovery:
+        """The state after these faults."""
+        if not faults:
+            return cls()
+        repaired: Counter[FaultReason] = Counter()
+        seconds: defaultdict[str, float] = defaultdict(float)
+        for fault in faults:
+            if fault.up is not None:
+                repaired[fault.reason] += 1
+                for part, value in {"detect": fault.detected - fault.since, **fault.parts}.items():
+                    seconds[part] += max(0.0, value)
+        last = faults[-1]
+        is_down = last.up is None
+        down = (last.text, last.since) if is_down else ("", None)
+        return cls(last.epoch, dict(repaired), dict(seconds), *down)
+
+
 class Snapshot(msgspec.Struct, frozen=True, array_like=True, tag="snapshot"):
     """The state of the engine, sent several times a second while it changes.
 
@@ -103,6 +139,22 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True, tag="snapshot"):
     idle: list[list[float]]
     ends: list[float]
     is_idle: bool
+    recovery: Recovery = Recovery()
+
+    @property
+    def is_recovering(self) -> bool:
+        """Whether the pipeline has failed and does not stand again."""
+        return self.recovery.since is not None
+
+    def idle_at(self, now: float) -> list[list[float]]:
+        """`idle` with the waits that the ledger will count once they are over: for a repair, or for a request."""
+        rows = [list(row) for row in self.idle]
+        since = self.recovery.since
+        if since is not None or self.is_idle:
+            cause = Cause.STARVED_NO_REQUEST if since is None else Cause.RECOVERY
+            for row, end in zip(rows, self.ends, strict=True):
+                row[cause.code] += max(0.0, now - (end if since is None else max(end, since)))
+        return rows
 
 
 class StageSpans(msgspec.Struct, frozen=True, array_like=True, tag="spans"):

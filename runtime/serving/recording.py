@@ -8,7 +8,7 @@ import msgspec
 
 from ..core.messages import Span
 from ..core.request_record import RequestRecord
-from ..core.run_record import MicroBatchRecord, RunRecord
+from ..core.run_record import FaultRecord, MicroBatchRecord, RunRecord
 
 _MOST_AT_ONCE = 256  # micro-batches, or requests, of a part
 
@@ -29,7 +29,8 @@ class RecordedRequest(msgspec.Struct, frozen=True, array_like=True):
 class RecordedPart(msgspec.Struct, frozen=True):
     """What is new of a window: micro-batches that all stages have computed, with their spans, and requests that ended.
 
-    `crossing` is in the last part: how many requests had come before the window, or had not ended with it.
+    In the last part are `crossing`, how many requests had come before the window or had not ended with it, and the
+    faults of the window.
     """
 
     num_stages: int
@@ -42,6 +43,7 @@ class RecordedPart(msgspec.Struct, frozen=True):
     notes: list[str] = []
     stage_times: list[list[float]] | None = None
     crossing: int = 0
+    faults: list[FaultRecord] = []
 
 
 encoder = msgspec.msgpack.Encoder()
@@ -67,6 +69,7 @@ class Recording:
         self._next = first
         self._requests: list[RequestRecord] = []
         self._crossing = num_unfinished
+        self._num_faults = sum(fault.up is not None for fault in record.faults)  # that were over before
 
     def add(self, request: RequestRecord) -> None:
         """Note a request that has come."""
@@ -107,8 +110,9 @@ class Recording:
         """The part, encoded, that ends the window."""
         record = self._record
         return self._encode(
-            notes=record.notes, stage_times=record.stage_times, crossing=self._crossing + len(self._requests)
-        )
+            notes=record.notes, stage_times=record.stage_times, crossing=self._crossing + len(self._requests),
+            faults=record.faults[self._num_faults :],
+        )  # fmt: skip
 
     def _encode(self, **fields: object) -> bytes:
         record = self._record
@@ -128,6 +132,7 @@ def join_parts(parts: Iterator[bytes]) -> RunRecord:
         record.requests += [RequestRecord(*msgspec.structs.astuple(request)) for request in part.requests]
         record.notes += part.notes
         record.stage_times = part.stage_times
+        record.faults += part.faults
         if part.crossing:
             record.notes.append(
                 f"a window of a server's run: {part.crossing} requests came before it or had not ended with it; its "

@@ -110,7 +110,10 @@ def asked_note(found: SearchResult) -> str:
 
 def finalists_note(found: SearchResult) -> str:
     """Say what the numbers of the finalists are."""
-    bubbles = "Bubbles: idle without starved, fill and drain, over all stage time (docs/ledger.md#idle-and-bubbles)."
+    bubbles = (
+        "Bubbles: idle without starved, recovery, fill and drain, over all stage time "
+        "(docs/ledger.md#idle-and-bubbles)."
+    )
     if not found.finalists:
         least = "At the lowest rate that is tried. Requests hardly meet there, so tails are as short as they can be."
         return f"{least} {bubbles}"

@@ -14,7 +14,8 @@ class Lanes {
     this.causes = [];
     this.left = 62;
     this.frozen = null;  // the right end of the time axis while it stands still
-    this.tail = null;  // the ends of the stages since which no request is there
+    this.tail = null;  // the ends of the stages since which they wait for a request, or for a repair
+    this.tailCause = "starved-no-request";
     this.canvas.addEventListener("pointermove", event => this.point(event));
     this.canvas.addEventListener("pointerleave", () => { this.tip.hidden = true; });
     new ResizeObserver(() => this.resize()).observe(picture);
@@ -154,7 +155,7 @@ class Lanes {
     if (!isCoarse) this.drawShares(sums, columns, kinds, y);
     const since = this.tail && this.tail.length ? Math.max(this.tail[stage], last) : this.tail ? this.from : null;
     if (since !== null && since < this.to) {
-      this.fillIdle(this.causes.findIndex(cause => cause.css === "starved-no-request"), since, this.to, y);
+      this.fillIdle(this.causes.findIndex(cause => cause.css === this.tailCause), since, this.to, y);
     }
   }
 

@@ -101,7 +101,7 @@
   function showState(state) {
     latest = state;
     offset = state.time - performance.now() / 1e3;
-    const words = { ready: "takes requests", starting: "is starting", draining: "shuts down", failed: "has failed" };
+    const words = { ready: "takes requests", starting: "is starting", recovering: "is repaired", draining: "shuts down", failed: "has failed" };
     say(state.state, words[state.state] ?? state.state);
     warn(state.state === "ready" ? "" : state.reason, state.state === "failed");
     element("unfinished").textContent = ((state.running ?? 0) + (state.waiting ?? 0)).toLocaleString("en");
@@ -111,7 +111,10 @@
     const used = state.kv_blocks_used ?? 0;
     element("kv").textContent = hello?.blocks ? (100 * used / hello.blocks).toFixed(used ? 1 : 0) : "–";
     element("blocks").textContent = hello?.blocks ? `${used.toLocaleString("en")} of ${hello.blocks.toLocaleString("en")}` : "–";
-    lanes.tail = state.is_idle === false ? null : state.ends ?? [];
+    element("faults").textContent = state.faults ? `, ${state.faults} ${state.faults === 1 ? "fault" : "faults"}` : "";
+    const down = state.fault_since ?? null, ends = state.ends ?? [];
+    lanes.tail = down !== null ? ends.map(end => Math.max(end, down)) : state.is_idle === false ? null : ends;
+    lanes.tailCause = down !== null ? "recovery" : "starved-no-request";
     if (!document.hidden && lanes.stages) lanes.draw(state.time);
   }
 
@@ -131,7 +134,7 @@
     const percent = (seconds, whole) => whole > 0 ? `${(100 * seconds / whole).toFixed(1)}%` : "–";
     const idle = sums.reduce((a, b) => a + b, 0);
     element("idle").textContent = total > 0 ? (100 * idle / total).toFixed(1) : "–";
-    const inner = causes.reduce((sum, cause, n) => sum + (/^(starved|fill)/.test(cause.css) ? 0 : sums[n]), 0);
+    const inner = causes.reduce((sum, cause, n) => sum + (/^(starved|recovery|fill)/.test(cause.css) ? 0 : sums[n]), 0);
     element("bubbles").textContent = percent(inner, total);
     if (bars.children.length !== stages.length) bars.replaceChildren(...stages.map((_, stage) => bar(stage, causes)));
     stages.forEach((row, stage) => {
@@ -194,7 +197,7 @@
 
   // Between events the lanes move on by the page's own clock, where nothing is in flight or spans are late.
   setInterval(() => {
-    if (latest && !document.hidden && lanes.stages && status.dataset.state === "ready") {
+    if (latest && !document.hidden && lanes.stages && ["ready", "recovering"].includes(status.dataset.state)) {
       lanes.draw(Math.min(performance.now() / 1e3 + offset, latest.time + 1));
     }
   }, 125);

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 from gapless.runtime.core.messages import Span
-from gapless.runtime.core.run_record import RunRecord, Wait
+from gapless.runtime.core.run_record import MicroBatchRecord, RunRecord, Wait
 from gapless.runtime.ledger.causes import Cause
 from gapless.runtime.ledger.idle import IdleInterval
 
-STARVED = {
+WAITED_FOR = {
     "no_request": Cause.STARVED_NO_REQUEST,
     "in_flight": Cause.STARVED_IN_FLIGHT,
     "kv_full": Cause.STARVED_KV_FULL,
+    "recovery": Cause.RECOVERY,
 }
 BUBBLES = (Cause.PB1_PREFILL_SIZE, Cause.PB2_PREFILL_DECODE, Cause.PB3_DECODE_CONTEXT, Cause.STAGE_IMBALANCE)
-DELAYS = (Cause.TRANSPORT, Cause.CONTROL, *STARVED.values())
+DELAYS = (Cause.TRANSPORT, Cause.CONTROL, Cause.STARVED_NO_REQUEST, Cause.STARVED_IN_FLIGHT, Cause.STARVED_KV_FULL)
 
-Passed = list[tuple[float, float, Cause]]  # start, end
+Passed = list[tuple[float, float, Cause | None]]  # start, end; None: the pair's bubble
 
 
 class Oracle:
@@ -26,6 +28,7 @@ class Oracle:
     def __init__(self, record: RunRecord) -> None:
         self.record = record
         self.micro_batches = {entry.micro_batch: entry for entry in record.micro_batches}
+        self.places = {entry.micro_batch: place for place, entry in enumerate(record.micro_batches)}
         self.spans = {(span.stage, span.micro_batch): span for span in record.spans}
         waits = [wait for entry in record.micro_batches for wait in entry.waits]
         self.events = {t for wait in waits for t in (wait.start, wait.end)}
@@ -47,7 +50,20 @@ class Oracle:
                 self.gaps[stage, awaited.micro_batch] = self.gap(finished, awaited)
             drained = spans[-1].end if spans else run_begin
             self.gaps[stage, None] = [IdleInterval(stage, drained, run_end, Cause.FILL_DRAIN, None)]
-        return [piece for gap in self.gaps.values() for piece in gap if piece.seconds > 0]
+        pieces = [part for gap in self.gaps.values() for piece in gap for part in self.repaired(piece)]
+        return [piece for piece in pieces if piece.seconds > 0]
+
+    def repaired(self, piece: IdleInterval) -> list[IdleInterval]:
+        """The parts of a piece by whether a fault was under repair."""
+        times = {t for fault in self.record.faults for t in (fault.since, fault.up) if t is not None}
+        parts = []
+        times = {piece.start, piece.end} | {t for t in times if piece.start < t < piece.end}
+        for start, end in pairwise(sorted(times)):
+            is_down = any(
+                fault.since <= start and (fault.up is None or end <= fault.up) for fault in self.record.faults
+            )
+            parts.append(replace(piece, start=start, end=end, cause=Cause.RECOVERY if is_down else piece.cause))
+        return parts
 
     def gap(self, finished: Span, awaited: Span) -> list[IdleInterval]:
         """The pieces between two micro-batches that a stage computes one after the other."""
@@ -65,12 +81,23 @@ class Oracle:
     def stage_0(self, t: float, finished: Span, awaited: Span) -> Cause:
         if t < finished.sent:
             return Cause.TRANSPORT
-        waits = self.micro_batches[awaited.micro_batch].waits
+        waits = self.waits_before(awaited.micro_batch)
         for wait in waits:
             if wait.start <= t < wait.end:
                 holder = self.slot_holder(waits, finished, awaited)
-                return STARVED.get(wait.reason) or self.bubble(finished.micro_batch, holder)
+                return WAITED_FOR.get(wait.reason) or self.bubble(finished.micro_batch, holder)
         return Cause.CONTROL
+
+    def waits_before(self, micro_batch: int) -> list[Wait]:
+        """Those before a micro-batch, and before any right before it that a fault ended before it began."""
+        first = at = self.places[micro_batch]
+        while first and self.never_began(self.record.micro_batches[first - 1]):
+            first -= 1
+        return [wait for entry in self.record.micro_batches[first : at + 1] for wait in entry.waits]
+
+    def never_began(self, entry: MicroBatchRecord) -> bool:
+        is_over = any(entry.dispatched <= fault.detected for fault in self.record.faults)
+        return entry.completed is None and is_over and (0, entry.micro_batch) not in self.spans
 
     def slot_holder(self, waits: list[Wait], finished: Span, awaited: Span) -> int:
         ends = [wait.end for wait in waits if wait.reason == "depth_full"]
@@ -85,19 +112,20 @@ class Oracle:
         if upstream and t >= upstream.end:
             return Cause.TRANSPORT
         pair = self.bubble(finished.micro_batch, awaited.micro_batch)
-        return next((cause for start, end, cause in passed if start <= t < end), pair)
+        return next((cause for start, end, cause in passed if start <= t < end), None) or pair
 
     def passed_on(self, upstream: Span, a: float, b: float) -> Passed:
         """What the upstream stage's gap passes on to the gap [a, b); where two of them overlap, the first one holds."""
         gap = self.gaps[upstream.stage, upstream.micro_batch]
-        passed = []
+        passed: Passed = []
         until = min(max(upstream.end, a), b)
         for piece in reversed([piece for piece in gap if piece.cause in DELAYS]):
             passed.append((until - piece.seconds, until, piece.cause))
             until -= piece.seconds
         since = gap[0].start if gap else 0.0
-        for piece in [piece for piece in gap if piece.cause in BUBBLES]:
-            passed.append((since, since + piece.seconds, piece.cause))
+        for piece in [piece for piece in gap if piece.cause not in DELAYS and piece.cause is not Cause.FILL_DRAIN]:
+            shared = piece.cause if piece.cause in BUBBLES else None  # the wait for a repair is each stage's own
+            passed.append((since, since + piece.seconds, shared))
             since += piece.seconds
         return passed
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from gapless.runtime import LLM, SamplingParams
 from gapless.runtime.core.messages import Span
 from gapless.runtime.core.request_record import RequestRecord
-from gapless.runtime.core.run_record import DecodesRecord, MicroBatchRecord, RunRecord, SegmentRecord, Wait
+from gapless.runtime.core.run_record import DecodesRecord, FaultRecord, MicroBatchRecord, RunRecord, SegmentRecord, Wait
 from gapless.runtime.ledger.causes import Cause
 from gapless.runtime.ledger.idle import IdleInterval
 from gapless.runtime.ledger.ledger import Ledger
@@ -103,6 +104,43 @@ def skewed(span: Span, ahead: float) -> Span:
 @given(runs())
 def test_random_pipelines(record: RunRecord) -> None:
     assert seconds_apart(record) == 0.0
+
+
+@st.composite
+def failing(draw: st.DrawFn) -> RunRecord:
+    """A run with faults at any times, and micro-batches that never came to their last stages."""
+    record = draw(runs())
+    last = max([0.0, *(span.end for span in record.spans)])
+    for epoch in range(draw(st.integers(1, 3))):
+        since = draw(st.integers(-3, int(last) + 2)) + draw(st.sampled_from([0.0, 0.5]))
+        detected = since + draw(ticks)
+        up = draw(st.none() | st.integers(1, 6).map(lambda seconds, detected=detected: detected + seconds))
+        record.faults.append(FaultRecord(epoch + 1, "process", "rank 0 ended", since, detected, up))
+    lost = draw(st.dictionaries(st.integers(0, len(record.micro_batches) - 1), st.integers(0, 3), max_size=3))
+    for number, micro_batch in enumerate(record.micro_batches):
+        micro_batch.completed = None if number in lost else last
+        if draw(st.integers(0, 3)) == 0:
+            micro_batch.waits = [Wait(wait.start, wait.end, "recovery") for wait in micro_batch.waits]
+    record.spans = [span for span in record.spans if span.stage < lost.get(span.micro_batch, record.num_stages)]
+    return record
+
+
+@settings(max_examples=600, deadline=None)
+@given(failing())
+def test_random_faults(record: RunRecord) -> None:
+    assert seconds_apart(record) == 0.0
+    ledger = Ledger(record)
+    ledger.check()
+    without = Ledger(replace(record, faults=[]))
+    assert [ledger.busy_seconds(stage) for stage in range(record.num_stages)] == [
+        without.busy_seconds(stage) for stage in range(record.num_stages)
+    ]
+    times = {t for fault in record.faults for t in (fault.since, fault.up) if t is not None}
+    for piece in ledger.idle:
+        assert not any(piece.start < t < piece.end for t in times) or piece.cause is Cause.RECOVERY, piece
+        middle = (piece.start + piece.end) / 2
+        if any(fault.since <= middle and (fault.up is None or middle < fault.up) for fault in record.faults):
+            assert piece.cause is Cause.RECOVERY, piece
 
 
 @st.composite

@@ -9,13 +9,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from gapless.conf.errors import ConfigError
 from gapless.conf.workloads import SloConfig
 from gapless.runtime.core.messages import Span
 from gapless.runtime.core.request_record import RequestRecord
-from gapless.runtime.core.run_record import DecodesRecord, MicroBatchRecord, RunRecord, SegmentRecord, Wait
+from gapless.runtime.core.run_record import DecodesRecord, FaultRecord, MicroBatchRecord, RunRecord, SegmentRecord, Wait
 from gapless.runtime.ledger.ledger import Ledger
 from gapless.runtime.ledger.summary import summarize
 from gapless.runtime.report.write_folder import write_run_folder
@@ -144,6 +145,7 @@ def test_read_back(folder: Path, record: RunRecord):
     for summary in (old, new):
         assert summary.pop("bubble_seconds")
     assert old.pop("notes") == new.pop("notes") == ["chunk=auto picked 64"]
+    assert old.pop("faults") == new.pop("faults") == []
     old_error, new_error = old.pop("prediction_error"), new.pop("prediction_error")
     assert new_error == pytest.approx(old_error, rel=1e-5)
     old_busy, new_busy = old.pop("stage_busy_fraction"), new.pop("stage_busy_fraction")
@@ -245,3 +247,21 @@ def test_a_comparison_of_simulations_says_so():
     del both[1]["simulation"]
     assert comparison_title(both, names).startswith("Simulated and measured: ")
     assert comparison_title([{}, {}], ["a", "b"]) == "gapless: a, b"
+
+
+def test_faults_are_kept(record: RunRecord, tmp_path: Path):
+    fault = FaultRecord(
+        1, "process", "rank 1 ended", START + 0.25, START + 0.5, START + 1.0, {"start": 1.25}, [1, 3], 2, 77
+    )
+    record.faults = [fault, FaultRecord(2, "hang", "nothing comes", START + 1.5, START + 1.75)]
+    ledger = Ledger(record)
+    summary = write_run_folder(tmp_path, record, config={})
+    loaded = read_run_folder(tmp_path).load()
+    first, second = loaded.faults
+    assert (first.since, first.detected, first.up) == pytest.approx(
+        [t - ledger.t0 for t in (fault.since, fault.detected, fault.up)]
+    )
+    assert msgspec.structs.replace(first, since=fault.since, detected=fault.detected, up=fault.up) == fault
+    assert (second.up, second.parts, second.ranks) == (None, {}, [])
+    assert summary["faults"][0]["parts"] == pytest.approx({"detect": 0.25, "start": 1.25})
+    assert Ledger(loaded).seconds_by_cause() == pytest.approx(ledger.seconds_by_cause(), abs=1e-6)

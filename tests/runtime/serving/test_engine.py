@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import select
 import socket
 import time
 from collections.abc import Iterator
@@ -15,11 +16,14 @@ from gapless.conf.sampling import SamplingParams
 from gapless.conf.schema import ServeConfig
 from gapless.launch import compose
 from gapless.parallel.frames import DATA, FrameSocket
-from gapless.runtime.ledger.causes import CAUSES
+from gapless.runtime.core.run_record import FaultRecord, RunRecord
+from gapless.runtime.engine.plan import make_plan
+from gapless.runtime.ledger.causes import CAUSES, Cause
 from gapless.runtime.ledger.ledger import Ledger
-from gapless.runtime.serving.engine import run_engine
+from gapless.runtime.serving.engine import ServingEngine, run_engine
 from gapless.runtime.serving.messages import (
     FromEngine,
+    Recovery,
     Shutdown,
     Snapshot,
     StageSpans,
@@ -31,8 +35,11 @@ from gapless.runtime.serving.messages import (
     encoder,
     from_engine,
 )
+from gapless.runtime.serving.recording import Recording, join_parts
 from gapless.runtime.serving.stage_spans import MAX_BOXES, stage_spans
+from tests.runtime.ledger.test_recovery import random_run
 from tests.runtime.report.test_run_page import simulated_run
+from tests.support.virtual_pipeline import VirtualPipeline
 
 
 class Engine:
@@ -123,3 +130,53 @@ def test_a_message_of_spans_is_bounded() -> None:
             expected = columns.seconds[columns.place >= len(ledger.lanes[stage].begin) - shown].sum()
             idle = sum(found.idle_end[stage]) - sum(found.idle_start[stage])
             assert abs(idle / 1e5 - expected) < 1e-5 * len(found.cause[stage])
+
+
+def test_a_fault_is_told_at_once() -> None:
+    """Not only when the next state is due; the virtual clock stands still here."""
+    (config,) = compose.compose_all([], ServeConfig, "serve", multirun=False)
+    plan = make_plan(config)
+    ours, theirs = socket.socketpair()
+    pipeline = VirtualPipeline(1, plan.limits.depth.most, 100, 16, lambda micro_batch, stage: 0.01)
+    engine = ServingEngine(config, plan, pipeline, FrameSocket(theirs))
+    record = engine._coordinator.record
+    front = FrameSocket(ours)
+
+    def told() -> list[tuple[bool, str, int]]:
+        engine._snapshot()
+        if not select.select([ours], [], [], 0.05)[0]:
+            return []
+        found = [from_engine.decode(payload) for _, payload in front.receive(10)]
+        assert all(isinstance(one, Snapshot) for one in found)
+        return [(one.is_recovering, one.recovery.fault, one.recovery.epoch) for one in found]
+
+    assert told() == [(False, "", 0)]
+    assert told() == []
+    record.faults.append(fault := FaultRecord(1, "hang", "nothing comes", 1.0, 2.0))
+    assert told() == [(True, "nothing comes", 1)]
+    assert told() == []
+    fault.up, fault.parts = 3.0, {"start": 0.5}
+    assert told() == [(False, "", 1)]
+    assert Recovery.of(record.faults).seconds == {"detect": 1.0, "start": 0.5}
+
+
+def test_spans_around_a_fault() -> None:
+    """What a stage never computed has no length; the rest is all there."""
+    ledger = Ledger(random_run(3))
+    found = stage_spans(ledger, 0)
+    for stage in range(3):
+        assert len(found.begin[stage]) == len(found.prefill)
+        busy = sum(found.end[stage]) - sum(found.begin[stage])
+        assert busy / 1e5 == pytest.approx(ledger.busy_seconds(stage), abs=1e-3)
+        assert Cause.RECOVERY.code in found.cause[stage]
+
+
+def test_a_window_has_its_faults() -> None:
+    """Those that were not over when it began."""
+    whole = random_run(3)
+    record = RunRecord(whole.num_stages, 10, faults=whole.faults[:1])
+    recording = Recording(record, 0, 0)
+    record.micro_batches, record.spans, record.faults = whole.micro_batches, whole.spans, whole.faults
+    found = join_parts(iter([*recording.take(record.micro_batches), recording.last_part()]))
+    assert [fault.since for fault in found.faults] == [fault.since for fault in whole.faults[1:]]
+    assert found.spans == whole.spans

@@ -1,0 +1,92 @@
+"""Idle time of faults: while a pipeline that had failed was repaired, each idle second of each stage is `recovery`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from ..core.micro_batch_columns import Floats
+from ..core.run_record import FaultRecord, MicroBatchRecord, RunRecord, Wait
+from .causes import Cause
+from .idle import IdleColumns
+
+
+def name_recovery(idle: Sequence[IdleColumns], faults: Sequence[FaultRecord]) -> list[IdleColumns]:
+    """The idle intervals of each stage, cut where a fault began and where its repair ended.
+
+    What lies between is `recovery`; the rest keeps its cause. A fault that was not repaired lasts to the run's end.
+    """
+    edges = _edges(faults)
+    return [_cut(columns, edges) for columns in idle] if len(edges) else list(idle)
+
+
+def down_seconds(faults: Sequence[FaultRecord], end: float) -> float:
+    """Seconds until `end` in which the pipeline had failed and did not stand again."""
+    edges = np.minimum(_edges(faults), end)
+    return float((edges[1::2] - edges[::2]).sum())
+
+
+def fault_summary(fault: FaultRecord, start: float) -> dict[str, Any]:
+    """A fault as `summary.json` names it: when it began, in seconds since the run's `start`; how long it lasted and the
+    parts of that, in seconds, None and only the first of them before its repair; and what it cost."""
+    return {
+        "time": fault.since - start,
+        "reason": fault.reason,
+        "text": fault.text,
+        "seconds": fault.seconds,
+        "parts": {"detect": fault.detected - fault.since, **fault.parts},
+        "ranks": fault.ranks,
+        "requests": fault.requests,
+        "tokens": fault.tokens,
+    }
+
+
+def was_dropped(micro_batch: MicroBatchRecord, faults: Sequence[FaultRecord]) -> bool:
+    """Whether a fault ended it: some stages may have computed it, but its result never comes."""
+    return micro_batch.completed is None and any(micro_batch.dispatched <= fault.detected for fault in faults)
+
+
+def with_waits_of_dropped(record: RunRecord) -> list[MicroBatchRecord]:
+    """The micro-batches of a record. Waits before one that was dropped, and that stage 0 did not compute, are before
+    the next one."""
+    micro_batches = record.micro_batches
+    if not record.faults:
+        return micro_batches
+    computed = {span.micro_batch for span in record.spans if span.stage == 0}
+    carried: list[Wait] = []
+    found: list[MicroBatchRecord] = []
+    for micro_batch in micro_batches:
+        waits = [*carried, *micro_batch.waits]
+        is_lost = micro_batch.micro_batch not in computed and was_dropped(micro_batch, record.faults)
+        carried = waits if is_lost else []
+        found.append(micro_batch if waits == micro_batch.waits else msgspec.structs.replace(micro_batch, waits=waits))
+    return found
+
+
+def _edges(faults: Sequence[FaultRecord]) -> Floats:
+    """Begin and end of the times in which faults were not repaired, by turns, in order and apart from each other."""
+    edges: list[float] = []
+    for start, end in sorted((fault.since, math.inf if fault.up is None else fault.up) for fault in faults):
+        if edges and start <= edges[-1]:
+            edges[-1] = max(edges[-1], end)
+        elif end > start:
+            edges += [start, end]
+    return np.array(edges, np.float64)
+
+
+def _cut(idle: IdleColumns, edges: Floats) -> IdleColumns:
+    """Cut intervals at all edges within them; those from an even edge to the next are `recovery`."""
+    first = np.searchsorted(edges, idle.start, side="right")  # the edge after its start
+    cuts = np.maximum(np.searchsorted(edges, idle.end, side="left") - first, 0)
+    row = np.repeat(np.arange(len(cuts)), cuts + 1)
+    number = np.arange(len(row)) - np.repeat(np.cumsum(cuts + 1) - cuts - 1, cuts + 1)  # of a piece in its interval
+    edge = first[row] + number
+    padded = np.append(edges, math.inf)
+    start = np.where(number > 0, padded[edge - 1], idle.start[row])
+    end = np.where(number < cuts[row], padded[edge], idle.end[row])
+    cause = np.where(edge % 2 == 1, Cause.RECOVERY.code, idle.cause[row])
+    return IdleColumns.joined([IdleColumns.of(start, end, cause, idle.place[row])])

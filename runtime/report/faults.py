@@ -1,0 +1,68 @@
+"""The faults of a run's pipeline on its page: a table, and how long each part of each repair took."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from .chart import Axis, Chart, Series, series_colour
+from .formatting import seconds_text, time_unit
+from .svg import figures
+
+_REST = "rest"  # of a repair, between its parts
+
+
+def faults_section(faults: Sequence[Mapping[str, Any]]) -> str:
+    """Render the section; empty if there was no fault.
+
+    Args:
+        faults: What `summary.json` holds of each.
+    """
+    if not faults:
+        return ""
+    heads = ("time", "reason", "fault", "ranks started again", "requests again", "tokens again", "until it stood again")
+    head = "".join(f"<th>{name}</th>" for name in heads)
+    body = "".join(
+        f"<tr><td>{fault['time']:,.3f} s</td><td>{html.escape(fault['reason'])}</td>"
+        f"<td>{html.escape(fault['text'])}</td>"
+        f"<td>{', '.join(map(str, fault['ranks'])) or '-'}</td><td>{fault['requests']:,}</td>"
+        f"<td>{fault['tokens']:,}</td><td>{_seconds(fault)}</td></tr>"
+        for fault in faults
+    )
+    return (
+        '<section>\n  <h2>Faults</h2>\n  <p class="hint">A fault lasts from the last sign of progress until all stages '
+        "stood again. Unfinished requests then begin again with the tokens that they had.</p>\n"
+        f'  <div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>\n'
+        f"  {figures([fault_parts(faults)])}\n</section>\n\n"
+    )
+
+
+def fault_parts(faults: Sequence[Mapping[str, Any]]) -> Chart:
+    """Make a bar for each fault of the seconds from the last sign of progress on: until it was detected, then the parts
+    of the repair."""
+    rows = [_parts(fault) for fault in faults]
+    names = [name for name in dict.fromkeys(name for row in rows for name in row) if name != _REST]
+    unit, factor = time_unit(max(sum(row.values()) for row in rows))
+    places = np.arange(len(rows), dtype=np.float64)
+    series = [
+        Series(name, places, np.array([row.get(name, 0.0) for row in rows]) * factor, colour)
+        for name, colour in [*((name, series_colour(n)) for n, name in enumerate(names)), (_REST, "s7")]
+        if any(row.get(name, 0.0) > 0 for row in rows)
+    ]
+    labels = tuple(f"{number}: {fault['time']:,.1f} s" for number, fault in enumerate(faults, 1))
+    title = "Parts of each fault and its repair"
+    return Chart("faults", title, "bars", Axis("time", unit), Axis(""), tuple(series), categories=labels)
+
+
+def _parts(fault: Mapping[str, Any]) -> dict[str, float]:
+    """Seconds of each part. What lies between them is a part too."""
+    parts: dict[str, float] = {name: max(0.0, seconds) for name, seconds in fault["parts"].items()}
+    rest = (fault["seconds"] or 0.0) - sum(parts.values())
+    return parts | ({_REST: rest} if rest > 1e-3 else {})
+
+
+def _seconds(fault: Mapping[str, Any]) -> str:
+    return "never" if fault["seconds"] is None else seconds_text(fault["seconds"])

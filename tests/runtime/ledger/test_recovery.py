@@ -1,0 +1,195 @@
+"""Idle time while a failed pipeline is repaired: which intervals it takes, whole and counted piece by piece."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from gapless.runtime.core.messages import Span
+from gapless.runtime.core.request_record import RequestRecord
+from gapless.runtime.core.run_record import DecodesRecord, FaultRecord, MicroBatchRecord, RunRecord, SegmentRecord, Wait
+from gapless.runtime.ledger.causes import BUBBLES, CAUSES, STARVED, Cause
+from gapless.runtime.ledger.fleet import Fleet
+from gapless.runtime.ledger.ledger import Ledger
+from gapless.runtime.ledger.recovery import down_seconds, name_recovery
+from gapless.runtime.ledger.running_ledger import RunningLedger
+from gapless.runtime.ledger.running_totals import RunningTotals
+from gapless.runtime.ledger.summary import summarize
+
+STAGES, DEPTH = 3, 4
+
+
+def fault(since: float, up: float | None, epoch: int = 1) -> FaultRecord:
+    return FaultRecord(epoch, "process", "rank 1 ended", since, since + 0.1, up, {"start": 1.0}, [1], 2, 30)
+
+
+def micro_batch(number: int, *waits: Wait, dispatched: float = 0.0, completed: float | None = None) -> MicroBatchRecord:
+    segment = SegmentRecord(number, 0, 8)
+    return MicroBatchRecord(number, dispatched, [segment], DecodesRecord.at(), list(waits), completed)
+
+
+def pieces(ledger: Ledger, stage: int) -> list[tuple[float, float, str]]:
+    return [(piece.start, piece.end, str(piece.cause)) for piece in ledger.idle if piece.stage == stage]
+
+
+def test_the_time_of_a_fault_is_recovery_on_every_stage() -> None:
+    """A request came at 4, its micro-batch was lost, and again at 9. The stages computed from 0 to 2 before that."""
+    record = RunRecord(2, 10, faults=[fault(5.0, 8.0)])
+    record.micro_batches = [
+        micro_batch(0, completed=2.0),
+        micro_batch(1, Wait(1.0, 4.0, "no_request"), dispatched=4.5),
+        micro_batch(2, Wait(5.0, 8.0, "recovery"), dispatched=9.0, completed=11.0),
+    ]
+    record.spans = [Span(0, 0, 0, 0, 0, 1, 1), Span(0, 1, 1, 1, 1, 2, 2)]
+    record.spans += [Span(2, 0, 9, 9, 9, 10, 10), Span(2, 1, 10, 10, 10, 11, 11)]
+    ledger = Ledger(record)
+    ledger.check()
+    assert pieces(ledger, 0) == [
+        (1.0, 4.0, "starved_no_request"), (4.0, 5.0, "control"), (5.0, 8.0, "recovery"), (8.0, 9.0, "control"),
+        (10.0, 11.0, "fill_drain"),
+    ]  # fmt: skip
+    assert (5.0, 8.0, "recovery") in pieces(ledger, 1)
+    assert ledger.seconds_by_cause(1)[Cause.RECOVERY] == 3.0
+    assert summarize(record, ledger)["bubble_seconds"]["recovery"] == 6.0
+
+
+def test_a_fault_without_repair_lasts_to_the_end_of_the_run() -> None:
+    record = RunRecord(2, 10, [micro_batch(0), micro_batch(1)], faults=[fault(3.0, None)])
+    record.spans = [Span(0, 0, 0, 0, 0, 2, 2), Span(1, 0, 2, 2, 2, 7, 7), Span(0, 1, 2, 2, 2, 4, 4)]
+    ledger = Ledger(record)
+    ledger.check()
+    assert pieces(ledger, 1) == [(0.0, 2.0, "fill_drain"), (4.0, 7.0, "recovery")]
+    assert ledger.busy_seconds(0) == 7.0  # compute that a fault overlaps stays compute
+
+
+def test_without_faults_nothing_is_touched() -> None:
+    record = random_run(0, epochs=1)
+    columns = Ledger(record).idle_columns
+    assert all(one is other for one, other in zip(name_recovery(columns, []), columns, strict=True))
+
+
+def test_down_seconds_count_overlapping_faults_once() -> None:
+    faults = [fault(1.0, 4.0), fault(3.0, 5.0), fault(8.0, None)]
+    assert down_seconds(faults, 10.0) == 6.0
+    assert down_seconds(faults, 2.0) == 1.0
+    assert down_seconds([], 2.0) == 0.0
+
+
+def test_recovery_is_a_group_of_its_own() -> None:
+    assert set(CAUSES) == {*BUBBLES, *STARVED, Cause.RECOVERY, Cause.FILL_DRAIN}
+
+
+def random_run(seed: int, epochs: int = 4) -> RunRecord:
+    """A pipeline that fails once an epoch; then what is in flight is lost, on some stages after its computation."""
+    rng = random.Random(seed)
+    record = RunRecord(STAGES, 100, batch=1, depth=DEPTH)
+    clock, number = 0.0, 0
+    free = [0.0] * STAGES
+    done: list[float] = []
+    for epoch in range(epochs):
+        count = rng.choice([0, 1, 5, 30])
+        is_last = epoch == epochs - 1
+        for place in range(count + DEPTH):
+            waits = []
+            if not done and epoch:
+                waits.append(Wait(record.faults[-1].since, clock, "recovery"))
+            if rng.random() < 0.3:
+                waits.append(Wait(clock, clock + rng.random(), "in_flight"))
+                clock = waits[-1].end
+            if len(done) >= DEPTH and done[-DEPTH] > clock:
+                waits.append(Wait(clock, done[-DEPTH], "depth_full"))
+                clock = done[-DEPTH]
+            clock = there = clock + 0.01
+            lost_from = STAGES if place < count or is_last else rng.randint(0, STAGES - 1)
+            for stage in range(STAGES):
+                begin = max(there, free[stage])
+                there = free[stage] = begin + rng.random()
+                if stage < lost_from:
+                    record.spans.append(Span(number, stage, begin, begin, begin, there, there))
+            done.append(there)
+            record.micro_batches.append(micro_batch(number, *waits, dispatched=clock))
+            if lost_from == STAGES:
+                record.micro_batches[-1].completed = there
+                if place == count - 1 and epoch % 2 and not is_last:  # a span of it came too late
+                    record.spans = [s for s in record.spans if (s.micro_batch, s.stage) != (number, 1)]
+                record.requests.append(RequestRecord(number, 8, waits[0].start if waits else clock, [there]))
+                record.requests[-1].finished, record.requests[-1].finish_reason = there, "length"
+            number += 1
+        if not is_last:
+            since = max([clock, *free])
+            clock = since + 1.0 + rng.random()
+            record.faults.append(FaultRecord(epoch + 1, "hang", "stage 1 is silent", since, since + 0.5, clock))
+            free, done = [clock] * STAGES, []
+    record.spans.sort(key=lambda span: (span.end, span.stage))
+    return record
+
+
+def in_parts(whole: RunRecord, rng: random.Random) -> Iterator[RunRecord]:
+    """One record to which is added what is there at later and later times."""
+    record = RunRecord(STAGES, whole.num_blocks, batch=whole.batch, depth=whole.depth)
+    ends = [span.end for span in whole.spans]
+    before = -1.0
+    for now in [*sorted(rng.sample(ends, len(ends) // 6)), math.inf]:
+        record.micro_batches += [m for m in whole.micro_batches if before < m.dispatched <= now]
+        record.spans += [span for span in whole.spans if before < span.end <= now]
+        record.faults += [fault for fault in whole.faults if before < fault.detected <= now]
+        before = now
+        yield record
+
+
+def test_the_summary_has_each_fault() -> None:
+    whole = random_run(3)
+    summary = summarize(whole, ledger := Ledger(whole))
+    assert [found["reason"] for found in summary["faults"]] == ["hang"] * 3
+    for found, known in zip(summary["faults"], whole.faults, strict=True):
+        assert found["time"] == pytest.approx(known.since - ledger.t0)
+        assert found["seconds"] == known.seconds
+        assert found["parts"] == {"detect": pytest.approx(0.5)}
+    assert summary["recovery_seconds"] == pytest.approx(sum(known.up - known.since for known in whole.faults))
+    fleet = Fleet([whole, random_run(4)]).summarize()
+    assert len(fleet["faults"]) == 6
+    assert fleet["recovery_seconds"] > summary["recovery_seconds"]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_counted_in_pieces_it_is_the_same(seed: int) -> None:
+    whole = random_run(seed)
+    expected = Ledger(whole)
+    expected.check()
+    counted, most = RunningLedger(DEPTH), 0
+    for record in in_parts(whole, random.Random(seed)):
+        counted.count(record)
+        counted.drop(record)
+        most = max(most, len(record.micro_batches))
+    assert most < len(whole.micro_batches) or len(whole.micro_batches) < 60
+    assert counted.start == expected.t0
+    for stage in range(STAGES):
+        assert counted.busy[stage] == pytest.approx(expected.busy_seconds(stage))
+        lost = expected.seconds_by_cause(stage)
+        lost[Cause.FILL_DRAIN] -= counted.end - counted.ends[stage]
+        assert counted.idle[stage] == pytest.approx(list(lost.values()), abs=1e-9)
+        assert lost[Cause.RECOVERY] > 3.0
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_summary_in_pieces_is_the_same(seed: int) -> None:
+    whole = random_run(seed)
+    expected = summarize(whole, Ledger(whole))
+    totals = RunningTotals(DEPTH)
+    for record in in_parts(whole, random.Random(seed)):
+        totals.take(record)
+    record.requests = whole.requests
+    found = totals.summary(record)
+    for key in (
+        "bubble_seconds",
+        "stage_busy_fraction",
+        "micro_batches",
+        "bubble_fraction",
+        "cv_stage_time",
+        "recovery_seconds",
+    ):
+        assert found[key] == pytest.approx(expected[key]), key
+    assert len(found["faults"]) == len(expected["faults"]) == 3

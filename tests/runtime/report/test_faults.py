@@ -1,0 +1,43 @@
+"""Faults on a run's page and in the terminal."""
+
+from __future__ import annotations
+
+import pytest
+
+from gapless.runtime.core.run_record import FaultRecord
+from gapless.runtime.ledger.recovery import fault_summary
+from gapless.runtime.report.faults import fault_parts, faults_section
+from gapless.runtime.report.terminal import fault_lines
+
+PARTS = {"stop": 0.5, "start": 2.0, "rendezvous": 0.25, "weights": 1.0}
+REPAIRED = FaultRecord(1, "process", "rank 1 ended with <9>", 112.0, 112.75, 117.0, PARTS, [1, 3], 6, 1234)
+OPEN = FaultRecord(2, "hang", "no result for 60 s", 130.0, 190.0)
+FAULTS = [fault_summary(fault, 100.0) for fault in (REPAIRED, OPEN)]
+
+
+def test_a_run_without_faults_has_no_section() -> None:
+    assert faults_section([]) == ""
+    assert fault_lines({"faults": []}) == fault_lines({}) == []
+
+
+def test_the_section_has_a_row_for_each_fault() -> None:
+    section = faults_section(FAULTS)
+    assert section.count("<tr>") == 3
+    for text in ("12.000 s", "process", "rank 1 ended with &lt;9&gt;", "1, 3", "1,234", "5.00 s", "never"):
+        assert f"<td>{text}</td>" in section, text
+
+
+def test_the_bars_are_as_long_as_the_faults() -> None:
+    chart = fault_parts(FAULTS)
+    assert [series.label for series in chart.series] == ["detect", *PARTS, "rest"]
+    assert len({series.colour for series in chart.series}) == 6
+    assert sum(series.y[0] for series in chart.series) == pytest.approx(5.0)
+    assert [float(series.y[1]) for series in chart.series] == [60.0, 0, 0, 0, 0, 0]
+    assert chart.categories == ("1: 12.0 s", "2: 30.0 s")
+
+
+def test_the_terminal_has_a_line_for_each_fault() -> None:
+    assert fault_lines({"faults": FAULTS}) == [
+        "fault at 12.00 s (process): rank 1 ended with <9>; repaired in 5.00 s, 6 requests and 1,234 tokens again",
+        "fault at 30.00 s (hang): no result for 60 s; not repaired, 0 requests and 0 tokens again",
+    ]

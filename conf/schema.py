@@ -240,7 +240,13 @@ class ParallelConfig:
     start_timeout_s: float = 120.0
     """seconds until ranks that have not started are given up"""
     step_timeout_s: float = 300.0
-    """seconds without progress that make a hung stage"""
+    """seconds without progress that make a hung stage, at most: learned times may make it sooner"""
+    max_recoveries: int = 5
+    """faults within recovery_window_s that are repaired; one more ends the run. 0: every fault does"""
+    recovery_window_s: float = 600.0
+    """seconds in which faults are counted for max_recoveries"""
+    spares: int = 0
+    """processes that stand by to take a dead rank's place, with everything imported (launcher=ray)"""
 
     def __post_init__(self) -> None:
         check("parallel.pp", self.pp, 1 <= self.pp <= _MAX_RANKS, f"1 to {_MAX_RANKS}")
@@ -250,6 +256,9 @@ class ParallelConfig:
         check("parallel.threads", self.threads, self.threads is None or 1 <= self.threads <= 4096, "null or 1 to 4096")
         check("parallel.start_timeout_s", self.start_timeout_s, self.start_timeout_s > 0, "above 0")
         check("parallel.step_timeout_s", self.step_timeout_s, self.step_timeout_s > 0, "above 0")
+        check("parallel.max_recoveries", self.max_recoveries, 0 <= self.max_recoveries <= 10**6, "0 to 1000000")
+        check("parallel.recovery_window_s", self.recovery_window_s, self.recovery_window_s > 0, "above 0")
+        check("parallel.spares", self.spares, 0 <= self.spares <= _MAX_RANKS, f"0 to {_MAX_RANKS}")
         if self.layers is not None:
             check(
                 "parallel.layers",

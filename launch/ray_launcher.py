@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import threading
+from collections.abc import Collection
 from typing import Any
 
 from ..conf.errors import ConfigError
@@ -32,6 +33,16 @@ _ANSWER_S = 3.0
 class RankActor:
     """One rank's process. It may serve again after a run has ended."""
 
+    def place(self) -> tuple[str, int]:
+        """Return the node's id and this process's."""
+        import ray
+
+        return ray.get_runtime_context().get_node_id(), os.getpid()
+
+    def warm_up(self) -> None:
+        """Import all that a rank needs."""
+        from ..runtime.pipeline import stage_worker  # noqa: F401
+
     def run(self, endpoint: Endpoint, rank: int, device: str, timeout_s: float) -> None:
         from ..runtime.pipeline.rank import run_rank
 
@@ -50,6 +61,11 @@ class RayLauncher:
         self._actors: list[Any] = []
         self._runs: dict[Any, int] = {}  # reference of an actor's run: its rank
         self._ended: dict[int, str] = {}
+        self._places: dict[Any, Any] = {}  # by actor: the reference of its `place`
+        self._bundles: dict[Any, int] = {}  # by actor: its bundle of the placement group
+        self._spares: list[Any] = []
+        self._parallel: ParallelConfig | None = None
+        self._uses_gpu = False
         self._group: Any = None
         self._connected = False  # by us
         self._local: LocalRay | None = None
@@ -70,16 +86,64 @@ class RayLauncher:
     def start(self, endpoint: Endpoint, parallel: ParallelConfig, hardware: HardwareConfig) -> None:
         uses_gpu = hardware.device == "cuda"
         self._connect(parallel)
-        if len(self._actors) < parallel.world_size:
+        if len(self._actors) < parallel.world_size or len(self._spares) < parallel.spares:
             self._end_actors()
             self._place(parallel, uses_gpu)
             self._check_reach(endpoint)
-        device = "cuda:0" if uses_gpu else "cpu"  # an actor with one GPU sees that one only
+        self._parallel, self._uses_gpu = parallel, uses_gpu
         self._ended = {}
-        self._runs = {
-            actor.run.remote(endpoint, rank, device, parallel.start_timeout_s): rank
-            for rank, actor in enumerate(self._actors[: parallel.world_size])
-        }
+        self._runs = {}
+        for rank in range(parallel.world_size):
+            self._run(rank, endpoint)
+
+    def _run(self, rank: int, endpoint: Endpoint) -> None:
+        assert self._parallel is not None
+        device = "cuda:0" if self._uses_gpu else "cpu"  # an actor with one GPU sees that one only
+        run = self._actors[rank].run.remote(endpoint, rank, device, self._parallel.start_timeout_s)
+        self._runs[run] = rank
+
+    @property
+    def can_replace(self) -> bool:
+        return True
+
+    def replace(self, ranks: Collection[int], endpoint: Endpoint) -> None:
+        """End `ranks` and start others: spares that stand by, while there are any, else new actors.
+
+        A spare's place is taken by a new one, which starts where the dead rank was.
+        """
+        assert self._parallel is not None
+        for rank in sorted(ranks):
+            dead = self._actors[rank]
+            self._kill(dead)
+            self._runs = {run: of for run, of in self._runs.items() if of != rank}
+            self._ended.pop(rank, None)
+            new = self._new_actor(self._bundles.pop(dead))
+            if self._spares:
+                self._actors[rank] = self._spares.pop(0)
+                new.warm_up.remote()
+                self._spares.append(new)
+            else:
+                self._actors[rank] = new
+            self._run(rank, endpoint)
+
+    def _kill(self, actor: Any) -> None:
+        """End an actor's process, also one that has been stopped and hears nothing."""
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        with contextlib.suppress(Exception):
+            ray.kill(actor, no_restart=True)
+        place = self._places.pop(actor)
+        ready, _ = ray.wait([place], timeout=0)
+        if not ready:
+            return
+        with contextlib.suppress(Exception):
+            node, process = ray.get(place)
+            if node == ray.get_runtime_context().get_node_id():
+                os.kill(process, signal.SIGKILL)
+            else:
+                there = NodeAffinitySchedulingStrategy(node, soft=True)
+                ray.remote(os.kill).options(scheduling_strategy=there, num_cpus=0).remote(process, signal.SIGKILL)
 
     def _connect(self, parallel: ParallelConfig) -> None:
         address = parallel.ray_address or os.environ.get("RAY_ADDRESS")
@@ -87,7 +151,7 @@ class RayLauncher:
         os.environ.update({k: v for k, v in env.items() if k not in os.environ})
         import ray
 
-        if self._connected and ray.cluster_resources().get("CPU", 0) < parallel.world_size:
+        if self._connected and ray.cluster_resources().get("CPU", 0) < parallel.world_size + parallel.spares:
             self.shutdown()  # it was started for fewer ranks
         if ray.is_initialized():
             return
@@ -96,7 +160,7 @@ class RayLauncher:
             if address:
                 ray.init(address=address, **INIT_OPTIONS)
             else:
-                self._local = LocalRay(max(os.cpu_count() or 1, parallel.world_size))
+                self._local = LocalRay(max(os.cpu_count() or 1, parallel.world_size + parallel.spares))
         except (ConnectionError, ray.exceptions.RayError) as error:
             # Ray shows its token to a given address in this mode only; that is for the user to decide.
             hint = "" if os.environ.get("RAY_AUTH_MODE") == "token" else "; if it wants a token: RAY_AUTH_MODE=token"
@@ -108,26 +172,38 @@ class RayLauncher:
             signal.signal(signal.SIGTERM, on_term)  # Ray puts a handler of its own in its place
 
     def _place(self, parallel: ParallelConfig, uses_gpu: bool) -> None:
-        import ray
         from ray.util.placement_group import placement_group
-        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         bundle = {"CPU": float(parallel.tp)} | ({"GPU": float(parallel.tp)} if uses_gpu else {})
         self._check_resources(bundle, parallel.pp)
-        self._group = placement_group([bundle] * parallel.pp, strategy="SPREAD")
+        spare = dict.fromkeys(bundle, 1.0)
+        bundles = [bundle] * parallel.pp + [spare] * parallel.spares
+        self._group = placement_group(bundles, strategy="SPREAD")
         if not self._group.wait(timeout_seconds=parallel.start_timeout_s):
             raise PipelineError(
                 f"Ray could not place {parallel.pp} stages of {_text(bundle)} each within "
                 f"parallel.start_timeout_s={parallel.start_timeout_s:g}: is the cluster busy?"
             )
-        actor = ray.remote(num_cpus=1, num_gpus=1 if uses_gpu else 0, max_restarts=0)(RankActor)
-        env = {} if uses_gpu else {"TORCHDYNAMO_DISABLE": "1"}
-        for rank in range(parallel.world_size):
-            strategy = PlacementGroupSchedulingStrategy(
-                placement_group=self._group, placement_group_bundle_index=rank // parallel.tp
-            )
-            options = {"scheduling_strategy": strategy, "runtime_env": {"env_vars": env}}
-            self._actors.append(actor.options(**options).remote())
+        self._uses_gpu = uses_gpu
+        self._actors = [self._new_actor(rank // parallel.tp) for rank in range(parallel.world_size)]
+        self._spares = [self._new_actor(parallel.pp + number) for number in range(parallel.spares)]
+        for actor in self._spares:
+            actor.warm_up.remote()
+
+    def _new_actor(self, bundle: int) -> Any:
+        """Start an actor on a bundle of the placement group: that of a stage, or behind them of a spare."""
+        import ray
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        kind = ray.remote(num_cpus=1, num_gpus=1 if self._uses_gpu else 0, max_restarts=0)(RankActor)
+        strategy = PlacementGroupSchedulingStrategy(
+            placement_group=self._group, placement_group_bundle_index=bundle
+        )
+        env = {} if self._uses_gpu else {"TORCHDYNAMO_DISABLE": "1"}
+        actor: Any = kind.options(scheduling_strategy=strategy, runtime_env={"env_vars": env}).remote()
+        self._places[actor] = actor.place.remote()
+        self._bundles[actor] = bundle
+        return actor
 
     def _check_reach(self, endpoint: Endpoint) -> None:
         """Check that no rank is on another node, where the coordinator listens on loopback."""
@@ -209,7 +285,7 @@ class RayLauncher:
         local, self._local = self._local, None
         if local is not None:
             local.end()
-            self._actors, self._runs, self._group = [], {}, None
+            self._forget_actors()
         else:
             self._end_actors()
             if self._connected:
@@ -221,13 +297,17 @@ class RayLauncher:
         from ray.util.placement_group import remove_placement_group
 
         if ray.is_initialized():
-            for actor in self._actors:
+            for actor in [*self._actors, *self._spares]:
                 with contextlib.suppress(Exception):
                     ray.kill(actor, no_restart=True)
             if self._group is not None:
                 with contextlib.suppress(Exception):
                     remove_placement_group(self._group)
-        self._actors, self._runs, self._group = [], {}, None
+        self._forget_actors()
+
+    def _forget_actors(self) -> None:
+        self._actors, self._spares, self._group = [], [], None
+        self._places, self._bundles, self._runs = {}, {}, {}
 
 
 def _speaks_grpc(host: str, port: int) -> bool:

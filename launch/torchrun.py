@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import timedelta
@@ -59,6 +60,13 @@ class TorchrunLauncher:
         _store().set(_KEY, json.dumps(address))
         env = os.environ | {_RANK_ENV: json.dumps(address)}
         self._child = subprocess.Popen([sys.executable, "-m", "gapless.launch.torchrun"], env=env)
+
+    @property
+    def can_replace(self) -> bool:
+        return False  # when one of its processes ends, torchrun ends all
+
+    def replace(self, ranks: Collection[int], endpoint: Endpoint) -> None:
+        raise AssertionError(f"torchrun does not start {ranks} again")
 
     def poll(self) -> dict[int, str]:
         code = None if self._child is None else self._child.poll()

@@ -11,8 +11,9 @@ import socket
 import struct
 import time
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 
 from .frames import JOIN, PING, REFUSED, STORE, WELCOME, FrameSocket
@@ -54,17 +55,17 @@ def boot_id() -> str:
 
 
 class Admission:
-    """Admits both connections of each of `world_size` ranks once, whatever else connects.
+    """Admits both connections of each of `ranks` once, whatever else connects.
 
     At most 128 connections wait that have not sent the secret yet, for 5 seconds each. Beyond that the oldest is
     closed. A rank that is closed so tries again.
     """
 
-    def __init__(self, host: str, world_size: int, secret: str) -> None:
+    def __init__(self, host: str, ranks: Iterable[int], secret: str) -> None:
         self._listener = socket.create_server((host, 0), backlog=socket.SOMAXCONN)
         self._listener.setblocking(False)
         self._secret = secret.encode()
-        self._awaited = {(kind, rank) for kind in (JOIN, STORE) for rank in range(world_size)}
+        self._awaited = set(product((JOIN, STORE), ranks))
         self._strangers: dict[_Candidate, None] = {}  # the oldest first
         self._members: set[_Candidate] = set()  # have sent the secret; their clocks are being measured
         self._admitted: deque[Member] = deque()

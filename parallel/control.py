@@ -3,7 +3,8 @@
 A second one beside it carries the rank's questions to the store of torch.distributed (`parallel/store.py`).
 
 When one side dies, its connection closes, and the other side notices at once, under any launcher. The coordinator
-listens on the address that it is given until all ranks have joined; a rank that connects must know the run's secret.
+listens on the address that it is given until all ranks have joined, and again while it awaits others in the place of
+some; a rank that connects must know the secret.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import socket
 import struct
 import threading
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..conf.errors import ConfigError
@@ -42,16 +44,17 @@ class ControlServer:
 
     def __init__(self, host: str, world_size: int, secret: str) -> None:
         try:
-            self._admission = Admission(host, world_size, secret)
+            self._admission = Admission(host, range(world_size), secret)
         except OSError as error:
             reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
             raise ConfigError(
                 f"parallel.host={host}: must be an address of this machine that the ranks can reach ({reason})"
             ) from error
         self.endpoint = Endpoint(*self._admission.address, secret)
+        self._host = host
         self._world_size = world_size
         self._ranks: dict[int, FrameSocket] = {}
-        self._stores: list[FrameSocket] = []
+        self._store = StoreServer()
         self._selector = selectors.DefaultSelector()
         self.is_woken = False  # the last `poll` found what `wake_on` watches readable
         self.node: dict[int, str] = {}  # by rank: the boot id of its node
@@ -68,7 +71,7 @@ class ControlServer:
         """
         if not self._admission.is_complete and (member := self._admission.next(timeout)) is not None:
             if member.is_store:
-                self._stores.append(member.connection)
+                self._store.add(member.connection)
             else:
                 self.node[member.rank] = member.boot
                 self.clock_offset[member.rank] = member.clock_offset
@@ -76,17 +79,25 @@ class ControlServer:
                 self._selector.register(member.connection.socket, selectors.EVENT_READ, member.rank)
             if self._admission.is_complete:
                 self._admission.close()
-                StoreServer(self._stores)
-                self._stores = []
         return len(self._ranks) == self._world_size
 
-    def publish(self, payload: bytes) -> None:
-        """Send one frame to every rank. Ranks that are gone are skipped; `poll` reports them."""
+    def replace(self, ranks: Iterable[int], secret: str) -> None:
+        """Let go of `ranks`, and await others in their place at a new `endpoint`."""
+        for rank in set(ranks) & self.connected:
+            self._disconnect(rank)
+        self._admission.close()
+        self._admission = Admission(self._host, set(range(self._world_size)) - self.connected, secret)
+        self.endpoint = Endpoint(*self._admission.address, secret)
+        if self._admission.is_complete:
+            self._admission.close()
+
+    def publish(self, payload: bytes, to: Iterable[int] | None = None) -> None:
+        """Send one frame to every rank, or to those in `to`. Ranks that are gone are skipped; `poll` reports them."""
         frame = pack(DATA, payload)
-        for connection in self._ranks.values():
+        for rank in list(self._ranks) if to is None else to:
             try:
-                connection.socket.sendall(frame)
-            except OSError:
+                self._ranks[rank].socket.sendall(frame)
+            except (OSError, KeyError):
                 continue
 
     def wake_on(self, descriptor: int) -> None:
@@ -101,6 +112,8 @@ class ControlServer:
             rank = key.data
             if rank is None:
                 self.is_woken = True
+                continue
+            if rank not in self._ranks:  # let go of since
                 continue
             try:
                 received += [(rank, payload) for _, payload in self._ranks[rank].receive_once()]
@@ -117,8 +130,7 @@ class ControlServer:
     def close(self) -> None:
         for rank in list(self._ranks):
             self._disconnect(rank)
-        for connection in self._stores:
-            connection.socket.close()
+        self._store.close()
         self._selector.close()
         self._admission.close()
 

@@ -23,7 +23,10 @@ _SIOCGIFADDR = 0x8915  # Linux's ioctl request for an interface's address
 
 
 class Groups:
-    """The groups of this rank: `tp` holds the ranks of its stage, `pp` the ranks with its slice, one on each stage."""
+    """The groups of this rank: `tp` holds the ranks of its stage, `pp` the ranks with its slice, one on each stage.
+
+    A group's connections stay open for as long as anybody holds the group, so nobody else keeps one.
+    """
 
     def __init__(
         self, mesh: Mesh, device: torch.device, tp: dist.ProcessGroup, pp: dist.ProcessGroup, *, owned: bool = True
@@ -31,9 +34,18 @@ class Groups:
         self._owned = owned
         self.mesh = mesh
         self.device = device
-        self.tp = tp
-        self.pp = pp
+        self._connected: tuple[dist.ProcessGroup, dist.ProcessGroup] | None = (tp, pp)
         self._shared: SharedMemory | None = None
+
+    @property
+    def tp(self) -> dist.ProcessGroup:
+        assert self._connected is not None
+        return self._connected[0]
+
+    @property
+    def pp(self) -> dist.ProcessGroup:
+        assert self._connected is not None
+        return self._connected[1]
 
     @classmethod
     def start(cls, rendezvous: Rendezvous, mesh: Mesh, timeout_s: float) -> Groups:
@@ -54,6 +66,36 @@ class Groups:
             assert world is not None
             assert world.size() == 1, "this process is a rank of a larger mesh"
             return cls(mesh, device, world, world, owned=False)
+        tp, pp = cls._connect(rendezvous, mesh, device, timeout_s)
+        groups = cls(mesh, device, tp, pp)
+        groups._share_memory(timeout_s)
+        return groups
+
+    def restart(self, rendezvous: Rendezvous, timeout_s: float) -> None:
+        """Connect anew, where some ranks are others than before; as `start`, in place."""
+        assert self._owned
+        self.close()
+        self._connected = self._connect(rendezvous, self.mesh, self.device, timeout_s)
+        self._share_memory(timeout_s)
+
+    def end(self) -> None:
+        """Have the collectives that wait for other ranks fail now. Any thread may call it; `restart` or `close` follow.
+
+        On gloo a send or receive fails when the other rank closes its groups.
+        """
+        if self._shared is not None:
+            self._shared.end()
+        if self.device.type == "cuda" and dist.is_initialized():
+            dist.distributed_c10d._abort_process_group()
+
+    def _share_memory(self, timeout_s: float) -> None:
+        if self.mesh.tp > 1 and self.device.type == "cpu":
+            self._shared = SharedMemory.open(self.tp, timeout_s)
+
+    @staticmethod
+    def _connect(
+        rendezvous: Rendezvous, mesh: Mesh, device: torch.device, timeout_s: float
+    ) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
         timeout = timedelta(seconds=timeout_s)
         backend = "nccl" if device.type == "cuda" else "gloo"
         store = rendezvous.store
@@ -74,10 +116,7 @@ class Groups:
         tp, pp = parallel_state.get_tensor_model_parallel_group(), parallel_state.get_pipeline_model_parallel_group()
         assert dist.get_process_group_ranks(tp) == mesh.tp_groups[mesh.stage], mesh
         assert dist.get_process_group_ranks(pp) == mesh.pp_groups[mesh.tp_rank], mesh
-        groups = cls(mesh, device, tp, pp)
-        if mesh.tp > 1 and device.type == "cpu":
-            groups._shared = SharedMemory.open(tp, timeout_s)
-        return groups
+        return tp, pp
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """Sum `x`, which must be contiguous, over the ranks of the stage, in place."""
@@ -102,6 +141,7 @@ class Groups:
     def close(self) -> None:
         """Destroy the groups. A second call does nothing. This process may then `start` again, with another mesh."""
         if self._owned:
+            self._shared = self._connected = None
             _destroy()
 
     def __enter__(self) -> Groups:

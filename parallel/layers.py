@@ -8,6 +8,8 @@ Shapes: T tokens, H hidden size, R rows that need a token, V vocabulary. Inputs 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -39,6 +41,11 @@ def _no_init(weight: torch.Tensor) -> torch.Tensor:
     return weight
 
 
+def _forget_group(layer: Any) -> None:
+    """Have a built layer forget its group, which would live for as long as the layer does (see `Groups`)."""
+    layer.tp_group = None
+
+
 class ColumnParallelLinear(tensor_parallel.ColumnParallelLinear):
     """Maps [T, in] to [T, out / tp]. Each rank holds a share of the output features."""
 
@@ -46,6 +53,7 @@ class ColumnParallelLinear(tensor_parallel.ColumnParallelLinear):
         super().__init__(
             in_size, out_size, config=_config(groups, dtype), init_method=_no_init, bias=bias, tp_group=groups.tp
         )
+        _forget_group(self)
         self.packed: PackedWeight | RowWeight | None = None
 
     def pack(self) -> None:
@@ -69,6 +77,7 @@ class RowParallelLinear(tensor_parallel.RowParallelLinear):
             in_size, out_size, config=_config(groups, dtype), init_method=_no_init, bias=bias, input_is_parallel=True,
             skip_bias_add=False, tp_group=groups.tp,
         )
+        _forget_group(self)
         self._groups = groups
         self.packed: PackedWeight | None = None
 
@@ -77,7 +86,7 @@ class RowParallelLinear(tensor_parallel.RowParallelLinear):
         self.packed = take_packed(self)
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        if self.tp_group.size() == 1:
+        if self._groups.mesh.tp == 1:
             if self.packed is not None:
                 return self.packed.linear(x, self.bias, residual)
             return F.linear(x, self.weight, self.bias).add_(residual)
@@ -94,10 +103,11 @@ class VocabParallelEmbedding(tensor_parallel.VocabParallelEmbedding):
             padded_vocab(vocab_size, groups.mesh.tp), hidden_size, init_method=_no_init,
             config=_config(groups, dtype), tp_group=groups.tp,
         )
+        _forget_group(self)
         self._groups = groups
 
     def forward(self, token_ids_T: torch.Tensor) -> torch.Tensor:
-        if self.tp_group.size() == 1:
+        if self._groups.mesh.tp == 1:
             return F.embedding(token_ids_T, self.weight)
         absent_T = (token_ids_T < self.vocab_start_index) | (token_ids_T >= self.vocab_end_index)
         rows_T = (token_ids_T - self.vocab_start_index).masked_fill_(absent_T, 0)

@@ -26,6 +26,7 @@ inline void pause() {
 struct Memory {
     char* base;
     int64_t rank, size, capacity;
+    const std::atomic<int64_t>* ended;
 
     std::atomic<int64_t>& counter(int64_t of) const {
         return *reinterpret_cast<std::atomic<int64_t>*>(base + of * kCounterBytes);
@@ -33,7 +34,8 @@ struct Memory {
     float* buffer(int64_t of, int64_t round) const {
         return reinterpret_cast<float*>(base + size * kCounterBytes) + (of * 2 + round % 2) * capacity;
     }
-    // Publishes this rank's part of a round and waits for the others'. Returns whether they came in time.
+    // Publishes this rank's part of a round and waits for the others'. Returns whether they came in time, and
+    // before another thread of this process set `ended`.
     bool meet(int64_t round, double timeout_s) const {
         counter(rank).store(round, std::memory_order_release);
         for (int64_t other = 0; other < size; ++other) {
@@ -47,6 +49,7 @@ struct Memory {
                 const auto now = std::chrono::steady_clock::now();
                 if (spins == kSpins) since = now;
                 if (std::chrono::duration<double>(now - since).count() > timeout_s) return false;
+                if (ended->load(std::memory_order_relaxed)) return false;
                 if (now - since < std::chrono::milliseconds(2)) std::this_thread::yield();
                 else std::this_thread::sleep_for(std::chrono::microseconds(50));
             }
@@ -60,9 +63,10 @@ struct Memory {
 extern "C" {
 
 // x[n] = sum over the ranks, added in the order of ranks, so that it is the same on all. `round` counts on.
-int64_t all_reduce(char* base, int64_t rank, int64_t size, int64_t capacity, int64_t* round, float* x, int64_t n,
+int64_t all_reduce(char* base, int64_t rank, int64_t size, int64_t capacity, const std::atomic<int64_t>* ended,
+                   int64_t* round, float* x, int64_t n,
                    double timeout_s) {
-    const Memory memory{base, rank, size, capacity};
+    const Memory memory{base, rank, size, capacity, ended};
     for (int64_t done = 0; done < n; done += capacity) {
         const int64_t count = std::min(capacity, n - done);
         float* part = x + done;
@@ -79,9 +83,10 @@ int64_t all_reduce(char* base, int64_t rank, int64_t size, int64_t capacity, int
 }
 
 // out[R, size * n] = the ranks' x[R, n] side by side.
-int64_t all_gather(char* base, int64_t rank, int64_t size, int64_t capacity, int64_t* round, const float* x, int64_t R,
+int64_t all_gather(char* base, int64_t rank, int64_t size, int64_t capacity, const std::atomic<int64_t>* ended,
+                   int64_t* round, const float* x, int64_t R,
                    int64_t n, double timeout_s, float* out) {
-    const Memory memory{base, rank, size, capacity};
+    const Memory memory{base, rank, size, capacity, ended};
     const int64_t most = std::min(n, capacity), rows = capacity / most;  // of a round
     for (int64_t column = 0; column < n; column += most) {
         const int64_t width = std::min(most, n - column);

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from .cpp_library import NoLibraryError, load
+from .frames import ConnectionLost
 
 _FOLDER = Path("/dev/shm")
 _COUNTER_BYTES = 64
@@ -28,7 +29,7 @@ class SharedMemory:
     """The shared memory of a group of ranks. All of them call its methods in the same order."""
 
     def __init__(self, library: ctypes.CDLL, memory: mmap.mmap, rank: int, size: int, capacity: int, timeout_s: float):
-        common = (c_void_p, c_int64, c_int64, c_int64, POINTER(c_int64), c_void_p)
+        common = (c_void_p, c_int64, c_int64, c_int64, POINTER(c_int64), POINTER(c_int64), c_void_p)
         library.all_reduce.argtypes = (*common, c_int64, c_double)
         library.all_gather.argtypes = (*common, c_int64, c_int64, c_double, c_void_p)
         library.all_reduce.restype = library.all_gather.restype = c_int64
@@ -36,7 +37,8 @@ class SharedMemory:
         self._memory = memory  # stays mapped for as long as this object lives
         self._round = c_int64(0)
         base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-        self._common = (base, rank, size, capacity, ctypes.byref(self._round))
+        self._ended = c_int64(0)
+        self._common = (base, rank, size, capacity, ctypes.byref(self._ended), ctypes.byref(self._round))
         self._size = size
         self._timeout_s = timeout_s
 
@@ -95,7 +97,13 @@ class SharedMemory:
         )
         return out
 
+    def end(self) -> None:
+        """Have a collective that waits for other ranks fail now. Any thread may call it."""
+        self._ended.value = 1
+
     def _check(self, late: int) -> None:
+        if late and self._ended.value:
+            raise ConnectionLost("the pipeline is being restarted")
         if late:
             raise RuntimeError(f"timed out: a rank of this stage did not come within {self._timeout_s:g} s")
 

@@ -14,7 +14,7 @@ from typing import Literal
 import msgspec
 from torch.distributed import Store
 
-from .frames import STORE, FrameSocket
+from .frames import STORE, ConnectionLost, FrameSocket
 from .store_server import Question
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.05  # between two looks for a key that is awaited
@@ -25,7 +25,7 @@ class ControlStore(Store):
     """A rank's side of the store: a `Store` for `init_process_group`. Any thread may call it.
 
     Raises:
-        ConnectionLost: the coordinator is gone.
+        ConnectionLost: the coordinator is gone, or the store was ended.
         TimeoutError: nobody set a key that is awaited within `timeout`.
     """
 
@@ -35,6 +35,11 @@ class ControlStore(Store):
         self._patience = timeout
         self._connection = connection
         self._lock = threading.Lock()
+        self._is_ended = threading.Event()
+
+    def end(self) -> None:
+        """Have those who wait for a key fail now. Any thread may call it."""
+        self._is_ended.set()
 
     def _ask(
         self,
@@ -78,7 +83,8 @@ class ControlStore(Store):
         while not self.check(keys):
             if time.monotonic() > deadline:
                 raise TimeoutError(f"timed out after {limit.total_seconds():g} s of waiting for the other ranks")
-            time.sleep(pause)
+            if self._is_ended.wait(pause):
+                raise ConnectionLost("the pipeline is being restarted")
             pause = min(2 * pause, _LONGEST_PAUSE_S)
 
     def clone(self) -> ControlStore:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import queue
 import selectors
+import socket
 import threading
-from collections.abc import Iterable
 from typing import Literal
 
 import msgspec
@@ -27,17 +28,39 @@ _question = msgspec.msgpack.Decoder(Question)
 class StoreServer:
     """Answers the ranks' questions in a thread of its own, since NCCL asks in the middle of a run too."""
 
-    def __init__(self, connections: Iterable[FrameSocket]) -> None:
+    def __init__(self) -> None:
         self._values: dict[str, bytes] = {}
         self._selector = selectors.DefaultSelector()
-        for connection in connections:
-            self._selector.register(connection.socket, selectors.EVENT_READ, connection)
+        self._added: queue.SimpleQueue[FrameSocket | None] = queue.SimpleQueue()  # None: the end
+        self._is_closed = False
+        self._waking, self._woken = socket.socketpair()
+        self._selector.register(self._woken, selectors.EVENT_READ)
         threading.Thread(target=self._serve, name="store", daemon=True).start()
 
+    def add(self, connection: FrameSocket) -> None:
+        """Answer a rank on this connection from now on."""
+        self._added.put(connection)
+        self._waking.send(b"+")
+
+    def close(self) -> None:
+        """Close all connections, and end the thread. A second call does nothing."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._added.put(None)
+        self._waking.send(b"+")
+
     def _serve(self) -> None:
-        while self._selector.get_map():
+        while True:
             for key, _ in self._selector.select():
-                connection: FrameSocket = key.data
+                connection: FrameSocket | None = key.data
+                if connection is None:
+                    self._woken.recv(1)
+                    if (added := self._added.get()) is None:
+                        self._end()
+                        return
+                    self._selector.register(added.socket, selectors.EVENT_READ, added)
+                    continue
                 try:
                     for _, payload in connection.receive_once():
                         answer = self._answer(_question.decode(payload))
@@ -45,7 +68,14 @@ class StoreServer:
                 except (OSError, ConnectionLost):
                     self._selector.unregister(connection.socket)
                     connection.socket.close()
+
+    def _end(self) -> None:
+        for key in self._selector.get_map().values():
+            if key.data is not None:
+                key.data.socket.close()
         self._selector.close()
+        self._waking.close()
+        self._woken.close()
 
     def _answer(self, question: Question) -> bytes | int | bool | None:
         values, key = self._values, question.keys[0] if question.keys else ""

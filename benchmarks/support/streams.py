@@ -47,23 +47,24 @@ def stream_all(server: Server, prompts: Sequence[Sequence[int]], tokens: int, du
 async def _stream_all(
     server: Server, prompts: Sequence[Sequence[int]], tokens: int, due: Sequence[float]
 ) -> list[Stream]:
-    requests = [_request(prompt, tokens) for prompt in prompts]
+    requests = [request_of(prompt, tokens) for prompt in prompts]
     streams = [Stream(each) for each in due]
     began = time.perf_counter()
     running = []
     for request, stream in zip(requests, streams, strict=True):
         await asyncio.sleep(began + stream.due - time.perf_counter())
-        running.append(asyncio.create_task(_read(server, request, stream, began)))
+        running.append(asyncio.create_task(read(server, request, stream, began)))
     events = await asyncio.gather(*running)
     for stream, of_stream in zip(streams, events, strict=True):
         note(stream, of_stream, tokens)
     return streams
 
 
-def _request(prompt: Sequence[int], tokens: int) -> bytes:
+def request_of(prompt: Sequence[int], tokens: int, **sampling: float) -> bytes:
+    """The bytes of a request for a stream of `tokens` tokens, greedy unless `sampling` says otherwise."""
     body = json.dumps({
         "prompt": list(prompt), "max_tokens": tokens, "ignore_eos": True, "temperature": 0, "stream": True,
-        "return_token_ids": True,
+        "return_token_ids": True, **sampling,
     }).encode()  # fmt: skip
     head = (
         "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\nconnection: close\r\n"
@@ -72,7 +73,7 @@ def _request(prompt: Sequence[int], tokens: int) -> bytes:
     return head.encode() + body
 
 
-async def _read(server: Server, request: bytes, stream: Stream, began: float) -> list[tuple[float, bytes]]:
+async def read(server: Server, request: bytes, stream: Stream, began: float) -> list[tuple[float, bytes]]:
     """Read a stream to its end; return its events with their seconds. They are decoded once all streams have ended."""
     events: list[tuple[float, bytes]] = []
     try:

@@ -97,6 +97,12 @@ class BlockPool:
             self._free_runs(private)
         blocks.clear()
 
+    def forget_content(self) -> None:
+        """Take note that no block holds what it held. No request may own any."""
+        assert self.num_free == self.num_blocks
+        if self.cache is not None:
+            self._free_runs(self.cache.clear())
+
     def _free_runs(self, blocks: list[int]) -> None:
         """Mark blocks as free, run by run."""
         at = 0

@@ -112,6 +112,11 @@ class PrefixCache:
             evicted.append(block)
         return evicted
 
+    def clear(self) -> list[int]:
+        """Forget all blocks, which nobody uses any more, and return them."""
+        assert len(self._idle) == len(self._hash)
+        return self.evict(len(self._idle))
+
     def forget(self, blocks: Sequence[int]) -> None:
         """Let no further request take over what these blocks hold. Those who use them keep them."""
         for block in blocks:

@@ -127,12 +127,12 @@ class FaultRecord(msgspec.Struct, gc=False):
     with `up`.
     """
 
-    epoch: int  # the one that began with this fault, or after it where the repair failed
+    epoch: int  # the one that began with this fault
     reason: FaultReason
     text: str  # the fault in words
     since: float  # of the last sign of progress before it
     detected: float
-    up: float | None = None  # when stages stood again
+    up: float | None = None  # when stages stood again, or the repair met the next fault
     parts: dict[str, float] = {}
     ranks: list[int] = []  # that were started again
     requests: int = 0  # unfinished, which went back to the queue

@@ -22,8 +22,8 @@ from ..core.messages import (
 )
 from ..core.micro_batch import Chunk, MicroBatch
 from ..core.request import Request
-from ..core.run_record import DecodesRecord, MicroBatchRecord, RunRecord, SegmentRecord, Wait
-from ..pipeline.protocol import Pipeline, PipelineError
+from ..core.run_record import DecodesRecord, FaultRecord, MicroBatchRecord, RunRecord, SegmentRecord, Wait
+from ..pipeline.protocol import Pipeline, PipelineError, PipelineFault
 from ..scheduler.base import Scheduler
 
 
@@ -57,6 +57,10 @@ class Coordinator:
 
     The coordinator owns `epoch`, the number of the pipeline that it drives, counted from 0. Every message to the ranks
     carries it, every result brings it back, and a result of another epoch is dropped. Nothing else sets it.
+
+    A fault of the pipeline ends the epoch. What is in flight is dropped. Every request that was admitted waits again
+    for a prefill of its prompt and the tokens that it has got, as after a preemption. Nothing is dispatched until the
+    pipeline stands again. No token is lost or sent twice: a token that was accepted is part of that prefill.
     """
 
     def __init__(
@@ -66,13 +70,14 @@ class Coordinator:
         *,
         stop_check: StopCheck | None = None,
         first_micro_batch: int = 0,
+        epoch: int = 0,
         ends_only: bool = False,
     ) -> None:
         assert scheduler.limits.depth.most <= pipeline.depth, (scheduler.limits.depth, pipeline.depth)
         self.pipeline = pipeline
         self.scheduler = scheduler
         self.clock = pipeline.clock
-        self.epoch = 0
+        self.epoch = epoch
         limits = scheduler.limits
         self.record = RunRecord(
             pipeline.num_stages, pipeline.num_blocks, batch=limits.batch, depth=limits.depth.most
@@ -82,6 +87,7 @@ class Coordinator:
         self.next_micro_batch = first_micro_batch
         self._in_flight: dict[int, tuple[MicroBatch, MicroBatchRecord]] = {}
         self._waits: list[Wait] = []  # since the last dispatch
+        self._fault: FaultRecord | None = None  # the newest
         self._blocked_since: float | None = self.clock.now()
         self._blocked_by = scheduler.blocked
 
@@ -89,13 +95,18 @@ class Coordinator:
     def has_work(self) -> bool:
         return self.scheduler.has_work or bool(self._in_flight)
 
+    @property
+    def is_recovering(self) -> bool:
+        """Whether a fault is not repaired yet."""
+        return self._fault is not None and self._fault.up is None
+
     def check_progress(self) -> None:
         """Check that the run can go on; call it after a dispatch, when no more requests will arrive.
 
         Raises:
             PipelineError: the policy dispatches none of the unfinished requests though nothing is in flight.
         """
-        if self.scheduler.has_work and not self._in_flight:
+        if self.scheduler.has_work and not self._in_flight and not self.is_recovering:
             unfinished = self.scheduler.num_waiting + len(self.scheduler.running)
             raise PipelineError(f"the policy takes none of {unfinished} unfinished requests, and nothing is in flight")
 
@@ -126,12 +137,41 @@ class Coordinator:
     def collect(self, deadline: float) -> list[TokenEvent]:
         """Wait for results until `deadline` and return the new tokens. What they make admissible is not dispatched."""
         events: list[TokenEvent] = []
-        for result in self.pipeline.wait(deadline):
+        try:
+            results = self.pipeline.wait(deadline)
+        except PipelineFault as fault:
+            self._recover(fault)
+            return events
+        for result in results:
             self._handle(result, events)
         return events
 
+    def _recover(self, fault: PipelineFault) -> None:
+        """End the epoch: drop what is in flight, put requests back into the queue, have the pipeline repaired.
+
+        Raises:
+            PipelineError: it cannot be repaired.
+        """
+        now = self.clock.now()
+        since = fault.since
+        if self._fault is not None and self._fault.up is None:  # its repair has failed
+            self._fault.up = since = now
+        if self._blocked_since is None or self._blocked_since < since:
+            self._unblocked(since)
+            self._blocked_since = since
+        self._blocked_by = "recovery"
+        self.epoch += 1
+        self._in_flight.clear()
+        requests, tokens = self.scheduler.restart()
+        self._fault = FaultRecord(self.epoch, fault.reason, str(fault), since, now, requests=requests, tokens=tokens)
+        self.record.faults.append(self._fault)
+        self.pipeline.restart(self._fault)
+
     def dispatch(self) -> None:
         """Fill the pipeline up to its depth."""
+        if self.is_recovering:
+            self._block("recovery")
+            return
         while len(self._in_flight) < self.scheduler.depth:
             batch = self.scheduler.next_batch()
             if batch is None:

@@ -126,7 +126,7 @@ class LLM:
             limits = replace(plan.limits, depth=plan.limits.depth.within(self._pipeline.depth))
             self.plan = replace(plan, num_blocks=self._pipeline.num_blocks, limits=limits)
         last = self._coordinator
-        self._coordinator = self._make_coordinator(last.next_micro_batch)
+        self._coordinator = self._make_coordinator(last.next_micro_batch, last.epoch)
         self._coordinator.scheduler.dropped = last.scheduler.dropped
         self._live = LiveBubbles()
         self._num_spans = 0
@@ -136,9 +136,11 @@ class LLM:
             self._plans[policy] = make_plan(replace(self.config, scheduler=policy))
         return self._plans[policy]
 
-    def _make_coordinator(self, first_micro_batch: int = 0) -> Coordinator:
+    def _make_coordinator(self, first_micro_batch: int = 0, epoch: int = 0) -> Coordinator:
         scheduler = make_scheduler(self.config.scheduler, self.plan.limits, self.plan.make_pool())
-        return Coordinator(self._pipeline, scheduler, stop_check=self._check_stop, first_micro_batch=first_micro_batch)
+        return Coordinator(
+            self._pipeline, scheduler, stop_check=self._check_stop, first_micro_batch=first_micro_batch, epoch=epoch
+        )
 
     @property
     def record(self) -> RunRecord:

@@ -25,14 +25,30 @@ class Setup(msgspec.Struct, frozen=True, array_like=True, tag="setup"):
     timeout_s: float  # after which torch gives up on a rank; the coordinator does so earlier
     node_ranks: list[int] = []  # by rank: how many ranks share its node
     tokenizer: str | None = None  # its path; None: UTF-8 bytes
+    epoch: int = 0  # of the pipeline that the rank joins
+
+
+class Halt(msgspec.Struct, frozen=True, array_like=True, tag="halt"):
+    """Has a rank drop what it does, let go of the other ranks, and wait for `Rejoin`: the pipeline has failed."""
+
+
+class Rejoin(msgspec.Struct, frozen=True, array_like=True, tag="rejoin"):
+    """Has a rank connect with the others anew, keep its weights, and empty its cache. It answers with `Ready`."""
+
+    epoch: int
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
-    """A rank has built its stage, in `process` (with its device) of the node `host`."""
+    """A rank has joined the pipeline of an epoch and built its stage, in `process` (and its device) on the node `host`.
+
+    `rendezvous_s` are the seconds that it took to connect with the other ranks.
+    """
 
     rank: int
     host: str
     process: str
+    epoch: int = 0
+    rendezvous_s: float = 0.0
 
 
 class RollCall(msgspec.Struct, frozen=True, array_like=True, tag="roll_call"):
@@ -46,5 +62,5 @@ class Present(msgspec.Struct, frozen=True, array_like=True, tag="present"):
 
 
 encoder = msgspec.msgpack.Encoder()
-to_rank = msgspec.msgpack.Decoder(Setup | MicroBatchMessage | RollCall | Stop)
+to_rank = msgspec.msgpack.Decoder(Setup | Halt | Rejoin | MicroBatchMessage | RollCall | Stop)
 from_rank = msgspec.msgpack.Decoder(Ready | MicroBatchResult | Present | RankFailure)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from importlib.metadata import entry_points
 from typing import Protocol
 
@@ -22,6 +23,18 @@ class Launcher(Protocol):
 
     def start(self, endpoint: Endpoint, parallel: ParallelConfig, hardware: HardwareConfig) -> None:
         """Start all ranks without waiting for them; they join the coordinator at `endpoint`."""
+        ...
+
+    @property
+    def can_replace(self) -> bool:
+        """Whether `replace` works under this launcher."""
+        ...
+
+    def replace(self, ranks: Collection[int], endpoint: Endpoint) -> None:
+        """End what is left of `ranks` by force, and start others in their place, which join at `endpoint`.
+
+        It does not wait for them. `poll` does not return the old ones any more.
+        """
         ...
 
     def poll(self) -> dict[int, str]:

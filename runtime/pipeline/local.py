@@ -10,6 +10,7 @@ from typing import Any
 
 from ...parallel.mesh import Mesh
 from ..core.messages import MicroBatchMessage, MicroBatchResult, Span
+from ..core.run_record import FaultRecord
 from .handshake import Setup
 from .protocol import WallClock
 
@@ -58,6 +59,9 @@ class LocalPipeline:
         span = Span(micro_batch.micro_batch, 0, self._idle_since, begin, begin, end, end)
         self._idle_since = end
         return [MicroBatchResult(micro_batch.epoch, micro_batch.micro_batch, [span], sampled)]
+
+    def restart(self, fault: FaultRecord) -> None:
+        raise AssertionError("it has no faults")
 
     def close(self) -> None:
         if self._groups is not None:

@@ -6,6 +6,7 @@ import time
 from typing import Protocol
 
 from ..core.messages import MicroBatchMessage, MicroBatchResult
+from ..core.run_record import FaultReason, FaultRecord
 
 
 class Clock(Protocol):
@@ -25,6 +26,18 @@ class WallClock:
 
 class PipelineError(RuntimeError):
     """The pipeline cannot go on: a rank died, failed to start, or hangs. Its text is the rank's own error."""
+
+
+class PipelineFault(PipelineError):  # noqa: N818
+    """The pipeline has failed, and `Pipeline.restart` may bring it back. Its text is the fault in words.
+
+    `since` is the last sign of progress before it, in seconds on the pipeline's clock.
+    """
+
+    def __init__(self, text: str, reason: FaultReason, since: float) -> None:
+        super().__init__(text)
+        self.reason = reason
+        self.since = since
 
 
 class Pipeline(Protocol):
@@ -47,7 +60,20 @@ class Pipeline(Protocol):
         """Results that have come, or an empty list once the clock passes `deadline`.
 
         Raises:
-            PipelineError: the pipeline failed.
+            PipelineFault: the pipeline failed; `restart` it or close it.
+            PipelineError: it failed for good.
+        """
+        ...
+
+    def restart(self, fault: FaultRecord) -> None:
+        """Drop every micro-batch, and begin to repair what has failed, with the same stages and weights.
+
+        `wait` goes on with the repair. When stages stand again, with an empty KV cache, it fills in `fault.up`, the
+        `parts` and the `ranks`, and returns. Nothing may be submitted before. A fault during the repair needs
+        another restart.
+
+        Raises:
+            PipelineError: it cannot be repaired.
         """
         ...
 

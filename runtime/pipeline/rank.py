@@ -4,6 +4,9 @@ A second thread receives the coordinator's messages. While a micro-batch compute
 activation, and makes of the next message what the stage needs. On CUDA the main thread only queues work; a third thread
 waits until the device has done it, and reports.
 
+When another rank fails, the coordinator sends `Halt`: a rank then drops what it does and keeps its weights. With
+`Rejoin` it connects with the others anew. A rank that fails by itself ends, and another one takes its place.
+
 When the coordinator dies, the process ends, whatever the main thread does.
 """
 
@@ -25,14 +28,18 @@ from ...parallel.control import ControlClient, Endpoint
 from ...parallel.frames import ConnectionLost
 from ...parallel.mesh import Mesh
 from ..core.messages import MicroBatchMessage, MicroBatchResult, RankFailure, Span, Stop
-from .handshake import Present, Ready, RollCall, Setup, encoder, to_rank
+from .handshake import Halt, Present, Ready, Rejoin, RollCall, Setup, encoder, to_rank
 
 if TYPE_CHECKING:
     from ...models.stage import StageInputs
-    from ...parallel.transport import Arrival
+    from ...parallel.rendezvous import Rendezvous
+    from ...parallel.transport import Arrival, Transport
     from .stage_worker import PendingSampled
 
 _WATCH_S = 0.5
+_BROKEN = (
+    "connection closed", "connection reset", "connection refused", "broken pipe", "timed out", "timeout", "remote",
+)  # fmt: skip
 
 
 def run_rank(endpoint: Endpoint, rank: int, device: str, start_timeout_s: float) -> None:
@@ -41,6 +48,8 @@ def run_rank(endpoint: Endpoint, rank: int, device: str, start_timeout_s: float)
     Raises:
         Exception: the error that ended the rank, after it has been sent to the coordinator.
     """
+    from . import stage_worker  # noqa: F401  # before this rank joins, since the others wait for it from then on
+
     client = ControlClient(endpoint, rank, start_timeout_s)
     stage = -1
     is_built = threading.Event()
@@ -79,8 +88,7 @@ def _end_without_coordinator(rank: int) -> None:
 def _is_echo(error: BaseException) -> bool:
     """Whether the error is most likely the consequence of another rank's death."""
     text = str(error).lower()
-    broken = ("connection closed", "connection reset", "connection refused", "broken pipe", "timed out", "remote")
-    return isinstance(error, ConnectionLost) or any(word in text for word in broken)
+    return isinstance(error, ConnectionLost) or any(word in text for word in _BROKEN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +113,6 @@ class _ServingRank:
 
         from ...parallel.device_clock import device_clock
         from ...parallel.groups import Groups
-        from ...parallel.rendezvous import Rendezvous
-        from ...parallel.store import ControlStore
-        from ...parallel.transport import Transport
         from .stage_worker import StageWorker
 
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -115,27 +120,71 @@ class _ServingRank:
         self.client = client
         self.setup = setup
         self.mesh = Mesh(setup.pp, setup.tp, rank)
-        store = ControlStore(client.store_connection, timedelta(seconds=setup.timeout_s))
-        rendezvous = Rendezvous(rank, self.mesh.world_size, device=device, store=store, host=client.host)
-        self.groups = Groups.start(rendezvous, self.mesh, setup.timeout_s)
+        self.device = device
+        self.awaited_epoch: int | None = setup.epoch  # None after `Halt`
+        self.transport: Transport | None = None  # while this rank has let go of the others
+        self.inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        start = time.monotonic()
+        self.groups = Groups.start(self._rendezvous(setup.epoch), self.mesh, setup.timeout_s)
+        rendezvous_s = time.monotonic() - start
         self.is_cuda = self.groups.device.type == "cuda"
         self.clock = device_clock(self.groups.device)
         self.worker = StageWorker.build(setup, self.groups)
+        self._is_ready(setup.epoch, rendezvous_s)
+
+    def _rendezvous(self, epoch: int) -> Rendezvous:
+        """Return the rendezvous of the ranks of an epoch. They leave no trace for those of another."""
+        from torch.distributed import PrefixStore
+
+        from ...parallel.rendezvous import Rendezvous
+        from ...parallel.store import ControlStore
+
+        self.store = ControlStore(self.client.store_connection, timedelta(seconds=self.setup.timeout_s))
+        store = PrefixStore(f"epoch {epoch}", self.store)
+        host = self.client.host
+        return Rendezvous(self.mesh.rank, self.mesh.world_size, device=self.device, store=store, host=host)
+
+    def _is_ready(self, epoch: int, rendezvous_s: float) -> None:
+        """Make what lasts for an epoch, and say that this rank can compute."""
+        from ...parallel.transport import Transport
+
+        setup, rank = self.setup, self.mesh.rank
         self.transport = Transport(self.groups, setup.arch.hidden_size, self.worker.stage.dtype, setup.depth)
-        self.inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.reporter = _Reporter(self._send_result, self.inbox.put) if self.is_cuda else None
+        self._report = self._send_result if self.reporter is None else self.reporter.report
         process = f"pid {os.getpid()} {self.groups.device}"
-        client.send(encoder.encode(Ready(rank, socket.gethostname(), process)))
+        self.client.send(encoder.encode(Ready(rank, socket.gethostname(), process, epoch, rendezvous_s)))
 
     def serve(self) -> None:
         threading.Thread(target=self._hear, name="control", daemon=True).start()
-        reporter = _Reporter(self._send_result, self.inbox.put) if self.is_cuda else None
-        self._report = reporter.report if reporter is not None else self._send_result
-        while (message := self._next()) is not None:
-            self._run(*message)
-        if reporter is not None:
-            reporter.close()
-        self.transport.drain()
+        while True:
+            failed = None
+            try:
+                if not self._go_on():
+                    break
+            except Exception as error:
+                if not _is_echo(error):
+                    raise
+                failed = f"{type(error).__name__}: {error}"
+            if failed is not None:  # only now, since an error holds what its frames hold
+                self._let_go()  # so that those who wait for this rank go on too
+                self.client.send(encoder.encode(RankFailure(self.mesh.rank, self.mesh.stage, failed, secondary=True)))
+        if self.transport is not None:
+            if self.reporter is not None:
+                self.reporter.close()
+            self.transport.drain()
         self.groups.close()
+
+    def _go_on(self) -> bool:
+        """Do what comes next. Returns False at the end."""
+        message = self._next()
+        if isinstance(message, Halt):
+            self._let_go()
+        elif isinstance(message, Rejoin):
+            self._rejoin(message.epoch)
+        elif message is not None:
+            self._run(*message)
+        return message is not None
 
     def _hear(self) -> None:
         import torch
@@ -143,30 +192,69 @@ class _ServingRank:
         torch.set_num_threads(1)  # in this thread: the cores belong to the stage
         if self.is_cuda:
             torch.cuda.set_device(self.groups.device)
-        try:
-            while True:
-                for payload in self.client.receive():
-                    message = to_rank.decode(payload)
-                    if isinstance(message, Stop):
-                        self.inbox.put(None)
-                        return
-                    if isinstance(message, RollCall):
-                        self.client.send(encoder.encode(Present(self.mesh.rank)))
-                        continue
-                    heard = time.monotonic()
-                    arrival = None if self.mesh.is_first else self.transport.post_receive(message.num_tokens)
-                    self.inbox.put((message, self.worker.prepare(message), arrival, heard))
-        except ConnectionLost:
-            _end_without_coordinator(self.mesh.rank)
-        except Exception as error:
-            self.inbox.put(error)
+        while True:
+            try:
+                payloads = self.client.receive()
+            except ConnectionLost:
+                _end_without_coordinator(self.mesh.rank)
+            for payload in payloads:
+                message = to_rank.decode(payload)
+                if isinstance(message, Stop):
+                    self.inbox.put(None)
+                    return
+                try:
+                    self._take(message)
+                except Exception as error:
+                    self.inbox.put(error)
 
-    def _next(self) -> tuple[MicroBatchMessage, StageInputs, Arrival | None, float] | None:
-        self._free = self.clock.mark()
-        message = self.inbox.get()
-        if isinstance(message, Exception):
-            raise message
-        return message
+    def _take(self, message: Setup | Halt | Rejoin | MicroBatchMessage | RollCall) -> None:
+        """Make ready what the main thread will do, and hand it over."""
+        if isinstance(message, RollCall):
+            self.client.send(encoder.encode(Present(self.mesh.rank)))
+        elif isinstance(message, MicroBatchMessage):
+            heard, transport = time.monotonic(), self.transport
+            if transport is None:
+                return
+            arrival = None if self.mesh.is_first else transport.post_receive(message.num_tokens)
+            self.inbox.put((message, self.worker.prepare(message), arrival, heard))
+        else:
+            self.awaited_epoch = message.epoch if isinstance(message, Rejoin) else None
+            if isinstance(message, Halt):
+                self.store.end()
+                self.groups.end()
+            self.inbox.put(message)
+
+    def _next(self) -> tuple[MicroBatchMessage, StageInputs, Arrival | None, float] | Halt | Rejoin | None:
+        """Return what comes next, None at the end. While this rank has let go of the others, micro-batches are dropped.
+
+        Raises:
+            Exception: what failed in another thread.
+        """
+        if self.transport is not None:
+            self._free = self.clock.mark()
+        while True:
+            message = self.inbox.get()
+            if self.transport is not None or message is None or isinstance(message, Halt | Rejoin):
+                if isinstance(message, Exception):
+                    raise message
+                return message
+
+    def _let_go(self) -> None:
+        """Disconnect from the other ranks. What is in flight is dropped."""
+        self.transport = None
+        self.groups.close()
+
+    def _rejoin(self, epoch: int) -> None:
+        """Connect with the other ranks as they are in an epoch. Weights stay."""
+        start = time.monotonic()
+        self.client.send(encoder.encode(Present(self.mesh.rank)))
+        rendezvous = self._rendezvous(epoch)
+        if self.awaited_epoch != epoch:
+            raise ConnectionLost("the pipeline is being restarted")  # `Halt` came before it could end this rendezvous
+        self.groups.restart(rendezvous, self.setup.timeout_s)
+        rendezvous_s = time.monotonic() - start
+        self.worker.restart()
+        self._is_ready(epoch, rendezvous_s)
 
     def _run(self, micro_batch: MicroBatchMessage, inputs: StageInputs, arrival: Arrival | None, heard: float) -> None:
         hidden, arrived = arrival.wait(self.clock) if arrival is not None else (None, None)
@@ -177,6 +265,7 @@ class _ServingRank:
             sampled = self.worker.queue_sampling(micro_batch, out)
         end = self.clock.mark()
         if not self.mesh.is_last:
+            assert self.transport is not None
             self.transport.send(out)
         if self.mesh.tp_rank == 0:
             self._report(_Computed(micro_batch, self._free, heard, arrived, begin, end, time.monotonic(), sampled))

@@ -6,8 +6,10 @@ import ipaddress
 import secrets
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from typing import NoReturn
 
 import msgspec
 
@@ -15,14 +17,21 @@ from ...conf.schema import HardwareConfig, ParallelConfig
 from ...parallel.control import ControlServer
 from ...parallel.placement import split_stages
 from ..core.messages import MicroBatchMessage, MicroBatchResult, RankFailure, Span, Stop
-from .handshake import Present, Ready, RollCall, Setup, encoder, from_rank
+from ..core.run_record import FaultReason, FaultRecord
+from .handshake import Halt, Present, Ready, Rejoin, RollCall, Setup, encoder, from_rank
 from .launcher import Launcher
-from .protocol import PipelineError, WallClock
+from .protocol import PipelineError, PipelineFault, WallClock
+from .repair import Repair
 
 _POLL_INTERVAL_S = 0.2
 _LAUNCHER_INTERVAL_S = 0.5
 _ROLL_CALL_S = 2.0
+_JOIN_INTERVAL_S = 0.02
+_REJOIN_S = 10.0  # until a rank that lives must have let go of a failed pipeline
+_LEAST_HANG_S = 10.0  # bound on a hang, at least, where it goes by the times of micro-batches so far
+_HANG_FACTOR = 20.0  # times the longest
 _CAUSE_TIMEOUT_S = 2.0  # wait for the cause of a failure: the neighbours of a dead rank often report first
+_SHORT_CAUSE_TIMEOUT_S = 0.3  # where a repair that went by the wrong cause only meets the right one as its next fault
 
 
 class RemotePipeline:
@@ -48,20 +57,26 @@ class RemotePipeline:
         self._launcher = launcher
         self._outstanding = 0
         self._last_progress = self.clock.now()
+        self._submitted: dict[int, float] = {}  # by micro-batch in flight: when
+        self._longest_pass_s = 0.0  # of a micro-batch through all stages so far
         self._launcher_checked = self.clock.now()
         self._num_done = [0] * parallel.pp  # micro-batches that each stage has computed
         self._closed = False
+        self._dead: set[int] = set()  # of the fault that was raised last
+        self._faults: deque[float] = deque()  # when faults came, within the window
+        self._repair: Repair | None = None
+        self.where: list[str] = []
         self._server = ControlServer(parallel.host, parallel.world_size, secrets.token_hex(16))
         if not ipaddress.ip_address(self._server.endpoint.host).is_loopback:
             _warn_of_open_ports(parallel.host)
         try:
             launcher.start(self._server.endpoint, parallel, hardware)
-            self.where = self._build(setup, on_progress)
+            self._setup = self._build(setup, on_progress)
         except BaseException:
             self.close(graceful=False)
             raise
 
-    def _build(self, setup: Setup, on_progress: Callable[[str], None]) -> list[str]:
+    def _build(self, setup: Setup, on_progress: Callable[[str], None]) -> Setup:
         """Wait for all ranks to join, publish the setup, wait until they have built their stages."""
         deadline = self.clock.now() + self._parallel.start_timeout_s
         world = self._parallel.world_size
@@ -70,10 +85,7 @@ class RemotePipeline:
             if self.clock.now() > deadline:
                 raise self._late(set(range(world)) - self._server.connected, "did not start within")
             on_progress(f"{len(self._server.connected)} of {world} ranks started")
-        nodes = list(self._server.node.values())
-        setup = msgspec.structs.replace(
-            setup, node_ranks=[nodes.count(self._server.node[rank]) for rank in range(world)]
-        )
+        setup = self._with_nodes(setup)
         self._server.publish(encoder.encode(setup))
         on_progress("ranks load their shards")
         ready: dict[int, Ready] = {}
@@ -84,7 +96,14 @@ class RemotePipeline:
                 raise self._late(set(range(world)) - ready.keys(), "did not connect and load within")
         if split := split_stages(self._server.node, setup.tp):
             _warn_of_split_stages({stage: [ready[rank].host for rank in ranks] for stage, ranks in split.items()})
-        return [f"{ready[rank].host} {ready[rank].process}" for rank in range(world)]
+        self.where = [f"{ready[rank].host} {ready[rank].process}" for rank in range(world)]
+        return setup
+
+    def _with_nodes(self, setup: Setup) -> Setup:
+        """Return the setup with what is known of the ranks' nodes."""
+        node = self._server.node
+        nodes = list(node.values())
+        return msgspec.structs.replace(setup, node_ranks=[nodes.count(node[rank]) for rank in sorted(node)])
 
     def _late(self, ranks: set[int], what: str) -> PipelineError:
         limit = self._parallel.start_timeout_s
@@ -101,12 +120,17 @@ class RemotePipeline:
 
     def submit(self, micro_batch: MicroBatchMessage) -> None:
         assert self._outstanding < self.depth
+        now = self.clock.now()
         if self._outstanding == 0:
-            self._last_progress = self.clock.now()
+            self._last_progress = now
         self._outstanding += 1
+        self._submitted[micro_batch.micro_batch] = now
         self._server.publish(encoder.encode(micro_batch))
 
     def wait(self, deadline: float) -> list[MicroBatchResult]:
+        if self._repair is not None:
+            self._go_on(self._repair, deadline)
+            return []
         while True:
             left = deadline - self.clock.now()
             messages = self._poll(max(0.0, min(left, _POLL_INTERVAL_S)))
@@ -116,18 +140,112 @@ class RemotePipeline:
             if results:
                 for span in (span for result in results for span in result.spans):
                     self._num_done[span.stage] += 1
-                self._outstanding -= sum(r.sampled is not None for r in results)
-                self._last_progress = self.clock.now()
+                self._last_progress = now = self.clock.now()
+                for result in results:
+                    if result.sampled is not None:
+                        self._outstanding -= 1
+                        passed_s = now - self._submitted.pop(result.micro_batch)
+                        self._longest_pass_s = max(self._longest_pass_s, passed_s)
                 return results
             if left <= _POLL_INTERVAL_S or self._server.is_woken:
                 return []
             self._check_progress()
 
-    def _check_progress(self) -> None:
-        if self._outstanding and self.clock.now() - self._last_progress > self._parallel.step_timeout_s:
-            raise PipelineError(self._hang())
+    @property
+    def _is_repairable(self) -> bool:
+        """Whether a fault is for `restart`: ranks stand, and the user and the launcher allow it."""
+        return bool(self.where and self._parallel.max_recoveries and self._launcher.can_replace)
 
-    def _hang(self) -> str:
+    @property
+    def _patience_s(self) -> float:
+        """Seconds without progress that make a hang. Where a restart mends it, what has been seen so far counts."""
+        limit = self._parallel.step_timeout_s
+        if not self._is_repairable or not self._longest_pass_s:
+            return limit
+        return min(limit, max(_LEAST_HANG_S, _HANG_FACTOR * self._longest_pass_s))
+
+    def _check_progress(self) -> None:
+        if self._outstanding and self.clock.now() - self._last_progress > (limit := self._patience_s):
+            self._raise(*self._hang(limit))
+
+    def _raise(self, text: str, reason: FaultReason, ranks: set[int]) -> NoReturn:
+        """Raise a fault of `ranks`, which a restart replaces."""
+        if not self._is_repairable:
+            raise PipelineError(text)
+        self._dead = ranks
+        raise PipelineFault(text, reason, self._last_progress if self._outstanding else self.clock.now())
+
+    def restart(self, fault: FaultRecord) -> None:
+        now, limit, window = self.clock.now(), self._parallel.max_recoveries, self._parallel.recovery_window_s
+        self._faults.append(now)
+        while self._faults[0] < now - window:
+            self._faults.popleft()
+        if len(self._faults) > limit:
+            raise PipelineError(
+                f"{fault.text}; it is fault {limit + 1} within {window:g} s (parallel.max_recoveries={limit})"
+            )
+        ranks = set(range(self._parallel.world_size))
+        replaced = self._dead | (ranks - self._server.connected)
+        if self._repair is not None:
+            replaced |= self._repair.replaced - self._repair.ready.keys()
+        self._outstanding = 0
+        self._submitted.clear()
+        self._server.publish(encoder.encode(Halt()), to=ranks - replaced)
+        self._server.replace(replaced, secrets.token_hex(16))
+        self._launcher.replace(replaced, self._server.endpoint)
+        self._repair = Repair(fault, replaced, self.clock.now())
+
+    def _go_on(self, repair: Repair, deadline: float) -> None:
+        """Go on with the repair until it is done, `deadline` comes, or something wakes the poll.
+
+        Raises:
+            PipelineFault: another fault came.
+            PipelineError: it takes too long.
+        """
+        ranks = set(range(self._parallel.world_size))
+        while (left := deadline - self.clock.now()) > 0:
+            timeout = min(left, _POLL_INTERVAL_S)
+            if repair.joined is None:
+                if self._server.accept(min(timeout, _JOIN_INTERVAL_S)):
+                    repair.joined = self.clock.now()
+                    self._begin_epoch(repair)
+                timeout = 0.0
+            for message in self._poll(timeout):
+                if isinstance(message, Ready):
+                    repair.take(message)
+                elif isinstance(message, Present):
+                    repair.present.add(message.rank)
+            self._check_launcher()
+            now = self.clock.now()
+            if len(repair.ready) == len(ranks):
+                self._finish(repair, now)
+                return
+            stuck = ranks - repair.replaced - repair.present
+            if stuck and repair.joined is not None and now > repair.joined + _REJOIN_S:
+                names = ", ".join(map(self._name, sorted(stuck)))
+                self._raise(f"{names} did not let go of a failed pipeline", "hang", stuck)
+            if now > repair.fault.detected + self._parallel.start_timeout_s:
+                raise self._late(ranks - repair.ready.keys(), "did not stand again within")
+            if self._server.is_woken:
+                return
+
+    def _begin_epoch(self, repair: Repair) -> None:
+        """Have all ranks connect with each other: those that live anew, the new ones for the first time."""
+        epoch = repair.fault.epoch
+        self._setup = self._with_nodes(msgspec.structs.replace(self._setup, epoch=epoch))
+        self._server.publish(encoder.encode(self._setup), to=repair.replaced)
+        living = set(range(self._parallel.world_size)) - repair.replaced
+        self._server.publish(encoder.encode(Rejoin(epoch)), to=living)
+
+    def _finish(self, repair: Repair, now: float) -> None:
+        for rank, ready in repair.ready.items():
+            self.where[rank] = f"{ready.host} {ready.process}"
+        repair.finish(now)
+        self._repair = None
+        self._num_done = [0] * self.num_stages
+        self._last_progress = now
+
+    def _hang(self, limit: float) -> tuple[str, FaultReason, set[int]]:
         """Say which stage hangs: that of the ranks that answer nothing, else the first one behind the others."""
         tp = self._parallel.tp
         ranks = self._silent_ranks()
@@ -135,11 +253,11 @@ class RemotePipeline:
         silent = " without an answer" if ranks else ""
         ranks = ranks or list(range(stage * tp, stage * tp + tp))
         who = "; ".join(f"rank {rank}{silent}, {self.where[rank]}" for rank in ranks)
-        limit = self._parallel.step_timeout_s
-        return (
-            f"stage {stage} hangs ({who}): no progress within parallel.step_timeout_s={limit:g}; "
-            "raise it if a micro-batch may take longer"
-        )
+        if limit == self._parallel.step_timeout_s:
+            within = f"parallel.step_timeout_s={limit:g}; raise it if a micro-batch may take longer"
+        else:
+            within = f"{limit:.0f} s, where micro-batches took {self._longest_pass_s:.3g} s at most"
+        return f"stage {stage} hangs ({who}): no progress within {within}", "hang", set(ranks)
 
     def _silent_ranks(self) -> list[int]:
         """Return the ranks that do not answer a roll call."""
@@ -155,6 +273,8 @@ class RemotePipeline:
         for rank, payload in self._server.poll(timeout):
             message = None if payload is None else from_rank.decode(payload)
             if message is None or isinstance(message, RankFailure):
+                if self._repair is not None and message is not None and message.secondary:
+                    continue  # it has let go of the others, and waits
                 self._fail(rank, message)
             elif isinstance(message, MicroBatchResult):
                 messages.append(self._on_our_clock(rank, message))
@@ -177,13 +297,20 @@ class RemotePipeline:
         for rank in self._launcher.poll():
             self._fail(rank, None)
 
-    def _fail(self, rank: int, failure: RankFailure | None) -> None:
-        """Raise the error of the rank that caused the failure, which need not be the first that was reported."""
+    def _fail(self, rank: int, failure: RankFailure | None) -> NoReturn:
+        """Raise the error of the rank that caused the failure, which need not be the first that was reported.
+
+        A rank that is cut off from the coordinator has ended. Where a restart mends that, nothing is gained by waiting
+        for the launcher to say how.
+        """
         failures = {rank: failure}
-        deadline = time.monotonic() + _CAUSE_TIMEOUT_S
+        is_repairable = self._is_repairable
+        deadline = time.monotonic() + (_SHORT_CAUSE_TIMEOUT_S if is_repairable else _CAUSE_TIMEOUT_S)
         gone: dict[int, str] = {}
         while time.monotonic() < deadline:
             if any(f is not None and not f.secondary for f in failures.values()):
+                break
+            if is_repairable and None in failures.values():
                 break
             gone = self._launcher.poll()
             if any(f is None for f in failures.values()) and set(gone) & {r for r, f in failures.items() if f is None}:
@@ -194,19 +321,21 @@ class RemotePipeline:
                     failures.setdefault(other, None)
                 elif isinstance(message, RankFailure):
                     failures[other] = message
-        raise PipelineError(self._verdict(failures, gone))
+        dead = {r for r, f in failures.items() if f is None or not f.secondary} | set(gone)
+        reason, text = self._verdict(failures, gone)
+        self._raise(text, reason, dead)
 
-    def _verdict(self, failures: dict[int, RankFailure | None], gone: dict[int, str]) -> str:
+    def _verdict(self, failures: dict[int, RankFailure | None], gone: dict[int, str]) -> tuple[FaultReason, str]:
         own = [f for f in failures.values() if f is not None and not f.secondary]
         if own:
-            return f"{self._name(own[0].rank)} failed: {own[0].error}"
+            return "error", f"{self._name(own[0].rank)} failed: {own[0].error}"
         silent = [r for r, f in failures.items() if f is None]
         if silent:
             explained = [r for r in silent if r in gone]
             rank = (explained or silent)[0]
-            return f"{self._name(rank)} died{': ' + gone[rank] if rank in gone else ''}"
+            return "process", f"{self._name(rank)} died{': ' + gone[rank] if rank in gone else ''}"
         echo = next(f for f in failures.values() if f is not None)
-        return f"{self._name(echo.rank)} failed: {echo.error}"
+        return "connection", f"{self._name(echo.rank)} failed: {echo.error}"
 
     def close(self, graceful: bool = True) -> None:
         if self._closed:

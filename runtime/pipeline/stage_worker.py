@@ -38,14 +38,10 @@ class StageWorker:
 
     def __init__(self, stage: Stage, cuda_graphs: bool = False, tokenizer: str | None = None) -> None:
         self.stage = stage
-        self._forward = PiecewiseStage(stage, capture_graphs).forward if cuda_graphs else stage
-        mesh = stage.mesh
-        self._sampler = Sampler(stage.arch.vocab_size) if mesh.is_last and mesh.tp_rank == 0 else None
-        self._tables = BlockTables()
+        self._cuda_graphs = cuda_graphs
         self._tokenizer = tokenizer
-        self._token_masks: TokenMasks | None = None  # from the first request with structured outputs on
-        self._masks: dict[int, Future[RowMasks]] = {}  # by micro-batch that is prepared and not sampled
         self._num_threads = torch.get_num_threads()
+        self._init_requests()
 
     @classmethod
     def build(cls, setup: Setup, groups: Groups) -> StageWorker:
@@ -66,6 +62,18 @@ class StageWorker:
         )
         stage.pack()
         return cls(stage, setup.model.cuda_graphs and groups.device.type == "cuda", setup.tokenizer)
+
+    def restart(self) -> None:
+        """Forget all requests: their KV, and what sampling goes by."""
+        self._init_requests()
+
+    def _init_requests(self) -> None:
+        mesh = self.stage.mesh
+        self._sampler = Sampler(self.stage.arch.vocab_size) if mesh.is_last and mesh.tp_rank == 0 else None
+        self._tables = BlockTables()
+        self._masks: dict[int, Future[RowMasks]] = {}  # by micro-batch that is prepared and not sampled
+        self._token_masks: TokenMasks | None = None  # from the first request with structured outputs on
+        self._forward = PiecewiseStage(self.stage, capture_graphs).forward if self._cuda_graphs else self.stage
 
     def prepare(self, micro_batch: MicroBatchMessage) -> StageInputs:
         """Update block tables from a micro-batch, and make the stage's inputs of it.

@@ -178,6 +178,27 @@ class Scheduler:
         if not request.in_flight:
             self._leave(request)
 
+    def restart(self) -> tuple[int, int]:
+        """Forget what the ranks held, since they hold it no more: every request that was admitted waits again for a
+        prefill of all its tokens. Nothing is in flight from now on.
+
+        Returns:
+            The number of unfinished requests among them, and of their tokens that had been computed.
+        """
+        admitted, tokens = list(self.running.values()), 0
+        self.running.clear()
+        self.prefilling.clear()
+        self.ready.clear()
+        self.dropped.clear()
+        for request in admitted:
+            self.pool.release(request.blocks)
+        self.pool.forget_content()
+        unfinished = [request for request in admitted if not request.is_finished]
+        for request in unfinished:
+            tokens += request.num_completed
+            self._requeue(request)
+        return len(unfinished), tokens
+
     # What policies call.
 
     def next_waiting(self) -> Request | None:
@@ -220,7 +241,7 @@ class Scheduler:
             request.num_dispatched = request.num_completed = hit
             request.num_blocks_hashed = len(cached)
             self.backlog -= hit
-        if not request.preemptions:
+        if not request.preemptions and request.record.first_dispatched is None:
             request.record.cached_tokens = hit
             cache.queries += request.prompt_len
             cache.hits += hit
@@ -333,10 +354,14 @@ class Scheduler:
             self.prefilling.remove(request)
         self._unready(request)
         self._leave(request)
-        self.backlog -= request.remaining_prefill
-        request.num_dispatched = request.num_completed = request.num_blocks_sent = 0
-        request.prefill_target = request.num_tokens
         request.preemptions += 1
+        self._requeue(request)
+
+    def _requeue(self, request: Request) -> None:
+        """Put a request that holds no cache any more back into the queue, for a prefill of all its tokens."""
+        self.backlog -= request.remaining_prefill
+        request.num_dispatched = request.num_completed = request.num_blocks_sent = request.num_blocks_hashed = 0
+        request.prefill_target = request.num_tokens
         self.add(request)
 
     def _unready(self, request: Request) -> None:

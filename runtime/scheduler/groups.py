@@ -33,6 +33,10 @@ class GroupScheduler(Scheduler):
     def reserved_tokens(self, request: Request) -> int:
         return request.max_len
 
+    def restart(self) -> tuple[int, int]:
+        self.groups.clear()
+        return super().restart()
+
     def fill(self, batch: MicroBatch) -> None:
         live = ([r for r in group if not r.is_finished] for group in self.groups)
         self.groups = deque(group for group in live if group)

@@ -87,7 +87,7 @@ class ServingEngine:
         while not self._is_closing:
             if not coordinator.has_work and not self._is_recovering:
                 self._snapshot(always=True)
-                self._readable.select()
+                coordinator.collect(coordinator.clock.now() + _LONGEST_WAIT_S)  # a rank may die meanwhile
                 self._receive()
                 continue
             events = coordinator.step(coordinator.clock.now() + _LONGEST_WAIT_S, self._receive)

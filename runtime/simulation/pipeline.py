@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from mypy_extensions import mypyc_attr
 
 from ..core.messages import MicroBatchMessage, MicroBatchResult, Sampled, Span
+from ..core.run_record import FaultRecord
 from ..cost.stage_costs import MicroBatchShape, StageCosts
 
 _SAMPLED_TOKEN = 0
@@ -144,6 +145,9 @@ class SimulatedPipeline:
         at, result = self._results.popleft()
         clock.seconds = max(clock.seconds, at)
         return [result]
+
+    def restart(self, fault: FaultRecord) -> None:
+        raise AssertionError("it has no faults")
 
     def close(self) -> None:
         pass

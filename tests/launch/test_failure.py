@@ -1,4 +1,7 @@
-"""A rank that dies, hangs or fails to start ends the run with its own error; nothing stays behind, nor after Ctrl-C."""
+"""A rank that dies, hangs or fails to start ends the run with its own error, where faults are not repaired.
+
+Nothing stays behind, nor after Ctrl-C.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from importlib import resources
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,11 +27,10 @@ from safetensors.torch import save_file
 
 from gapless.conf.build import compose_engine, load_group
 from gapless.conf.sampling import SamplingParams
-from gapless.conf.schema import HardwareConfig, ParallelConfig
 from gapless.launch.ray_launcher import RayLauncher
-from gapless.parallel.control import Endpoint
 from gapless.runtime import LLM
 from gapless.runtime.pipeline.protocol import PipelineError
+from tests.support.process_launcher import ProcessLauncher
 from tests.support.processes import assert_gone, descendants_of, program_of
 
 LONG = SamplingParams(max_tokens=1500, ignore_eos=True)
@@ -41,7 +42,7 @@ def pids_of(llm: LLM) -> list[int]:
 
 @pytest.fixture
 def llm(ray_launcher: RayLauncher) -> Iterator[LLM]:
-    overrides = {"parallel.threads": 1, "parallel.step_timeout_s": 4.0}
+    overrides = {"parallel.threads": 1, "parallel.step_timeout_s": 4.0, "parallel.max_recoveries": 0}
     with LLM("tiny", pp=2, launcher=ray_launcher, **overrides) as llm:
         yield llm
 
@@ -115,41 +116,15 @@ def test_a_rank_that_fails_to_start_has_the_last_word(tmp_path: Path) -> None:
     assert time.monotonic() - start < 60
 
 
-class OneNodeEach:
-    """Starts each rank as a process that takes itself for one on a node of its own: another boot id and host name."""
-
-    RANK = """
-import json, os, socket, sys
+NODES = """
+import socket
 from gapless.parallel import control
-from gapless.parallel.control import Endpoint
-from gapless.runtime.pipeline.rank import run_rank
-endpoint, rank = json.loads(sys.argv[1]), int(sys.argv[2])
 control.boot_id = socket.gethostname = lambda: f"node-{rank}"
-run_rank(Endpoint(**endpoint), rank, "cpu", 60.0)
 """
-
-    def __init__(self) -> None:
-        self.ranks: list[subprocess.Popen[bytes]] = []
-
-    def check(self, parallel: ParallelConfig, hardware: HardwareConfig) -> None:
-        pass
-
-    def start(self, endpoint: Endpoint, parallel: ParallelConfig, hardware: HardwareConfig) -> None:
-        address = json.dumps(asdict(endpoint))
-        for rank in range(parallel.world_size):
-            self.ranks.append(subprocess.Popen([sys.executable, "-c", self.RANK, address, str(rank)]))
-
-    def poll(self) -> dict[int, str]:
-        return {rank: "ended" for rank, process in enumerate(self.ranks) if process.poll() is not None}
-
-    def stop(self) -> None:
-        for process in self.ranks:
-            process.kill()
-            process.wait()
 
 
 def test_stages_over_several_nodes_are_named_with_them(capfd: pytest.CaptureFixture[str]) -> None:
-    with LLM("tiny", tp=2, launcher=OneNodeEach()) as llm:
+    with LLM("tiny", tp=2, launcher=ProcessLauncher(NODES)) as llm:
         assert llm.generate([[1, 2, 3]])
     assert "gapless: warning: stages over several nodes (stage 0 on node-0, node-1): each" in capfd.readouterr().err
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from gapless.runtime.core.messages import MicroBatchMessage, MicroBatchResult, Sampled, SegmentMessage, Span
+from gapless.runtime.core.run_record import FaultRecord
+from gapless.runtime.pipeline.protocol import PipelineFault
 
 StageTime = Callable[[MicroBatchMessage, int], float]
 
@@ -19,11 +22,16 @@ class VirtualPipeline:
     order or twice, a decode whose token was never sampled, more micro-batches in flight than the depth. A prefix that
     no chunk brings is read from the blocks, whatever they hold. With `repeats` a
     token depends on the three before it alone, so that outputs come round again and drafts are accepted now and then.
+
+    `faults` are times at which the pipeline loses all that it holds. A repair takes `REPAIR_S`, and may meet the next
+    fault.
     """
+
+    REPAIR_S = 0.3
 
     def __init__(
         self, num_stages: int, depth: int, num_blocks: int, block_size: int, stage_time: StageTime,
-        repeats: bool = False,
+        repeats: bool = False, faults: Sequence[float] = (),
     ) -> None:
         self.now_s = 0.0
         self.clock = self
@@ -39,6 +47,10 @@ class VirtualPipeline:
         self._free_at = [0.0] * num_stages
         self._results: list[tuple[float, int, MicroBatchResult]] = []
         self._outstanding = 0
+        self._faults = deque(sorted(faults))
+        self._repair: FaultRecord | None = None
+        self._epoch = 0
+        self._undelivered: dict[int, list[int]] = {}  # by micro-batch: requests that it sampled a token for
         self._owners: dict[int, set[int]] = {}
         self._slots: dict[int, int] = {}  # token whose KV a slot holds
         self._blocks: dict[int, list[int]] = {}
@@ -50,12 +62,20 @@ class VirtualPipeline:
         return self.now_s
 
     def submit(self, micro_batch: MicroBatchMessage) -> None:
+        assert self._repair is None, "nothing is dispatched to a pipeline that does not stand"
+        assert micro_batch.epoch == self._epoch
         self._outstanding += 1
         self.max_outstanding = max(self.max_outstanding, self._outstanding)
         assert self._outstanding <= self.depth
         assert micro_batch.micro_batch == len(self.micro_batches)
         self.micro_batches.append(micro_batch)
+        before = {request: len(tokens) for request, tokens in self._sampled.items()}
         tokens = self._replay(micro_batch)
+        self._undelivered[micro_batch.micro_batch] = [
+            request
+            for request, sampled in self._sampled.items()
+            for _ in range(len(sampled) - before.get(request, 0))
+        ]
         at = self.now_s
         for stage in range(self.num_stages):
             begin = max(at, self._free_at[stage])
@@ -69,13 +89,36 @@ class VirtualPipeline:
             heapq.heappush(self._results, (end, micro_batch.micro_batch * self.num_stages + stage, result))
 
     def wait(self, deadline: float) -> list[MicroBatchResult]:
+        event = self._results[0][0] if self._results else deadline
+        if self._repair is not None:
+            event = self._repair.detected + self.REPAIR_S
+        if self._faults and self._faults[0] <= max(self.now_s, event):
+            self.now_s = max(self.now_s, self._faults.popleft())
+            raise PipelineFault("a virtual fault", "process", self.now_s)
+        if self._repair is not None:
+            self.now_s = self._repair.up = max(self.now_s, event)
+            self._repair = None
+            return []
         if not self._results:
             self.now_s = max(self.now_s, deadline)
             return []
         end, _, result = heapq.heappop(self._results)
         self.now_s = max(self.now_s, end)
-        self._outstanding -= result.sampled is not None
+        if result.sampled is not None:
+            self._outstanding -= 1
+            del self._undelivered[result.micro_batch]
         return [result]
+
+    def restart(self, fault: FaultRecord) -> None:
+        assert fault.epoch == self._epoch + 1
+        self._epoch, self._repair, self._outstanding = fault.epoch, fault, 0
+        self._free_at = [self.now_s] * self.num_stages
+        for lost in (self._results, self._owners, self._slots, self._blocks, self._tokens):
+            lost.clear()
+        for requests in self._undelivered.values():
+            for request in requests:
+                self._sampled[request].pop()
+        self._undelivered.clear()
 
     def sampled(self, request: int) -> list[int]:
         """All tokens that were sampled for a request, wrong drafts' ones apart."""

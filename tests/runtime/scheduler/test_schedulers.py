@@ -63,6 +63,7 @@ def workloads(draw: st.DrawFn) -> dict:
         "prefix_caching": draw(st.booleans()),
         "alike": draw(st.integers(0, 60)),
         "max_prefill_share": draw(st.sampled_from([1.0, 0.5, 0.2])),
+        "faults": draw(st.lists(st.floats(0, 3), max_size=3)),
     }
 
 
@@ -132,7 +133,8 @@ def run(policy: str, w: dict, repeats: bool = False) -> tuple[Coordinator, Virtu
 
     depth = w["stages"] + w["extra_depth"]
     repeats = repeats or w["drafts"] > 0
-    pipeline = VirtualPipeline(w["stages"], depth, w["num_blocks"], w["block_size"], stage_time, repeats)
+    pipeline = VirtualPipeline(w["stages"], depth, w["num_blocks"], w["block_size"], stage_time, repeats,
+                               faults=w.get("faults", ()))  # fmt: skip
     caching = w.get("prefix_caching", False)
     pool = BlockPool(w["num_blocks"], w["block_size"], -(-w["max_len"] // w["block_size"]), prefix_caching=caching)
     limits = Limits(w["batch"], Depth(w["stages"], depth), w["tile"], w["stages"])
@@ -345,10 +347,11 @@ DECODES_STAY_TOGETHER_BESIDE_A_LARGE_CHUNK = {
 @settings(max_examples=25, deadline=None)
 @given(w=workloads())
 @example(w=DECODES_STAY_TOGETHER_BESIDE_A_LARGE_CHUNK)
-def test_outputs_do_not_depend_on_policy_memory_or_preemption(w: dict) -> None:
+def test_outputs_do_not_depend_on_policy_memory_preemption_or_faults(w: dict) -> None:
     w["abort"] = None
     roomy = w | {
         "num_blocks": 100 * w["num_blocks"], "batch": 50, "stages": 1, "extra_depth": 0, "prefix_caching": False,
+        "faults": [],
     }  # fmt: skip
     reference = [r.output for r in run("sarathi", roomy)[2]]
     for policy in POLICIES:

@@ -1,0 +1,160 @@
+"""A fault of a real pipeline is a pause: what died is started again, and every output is that of a run without it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from benchmarks.support.faults import cut_among, kill, stop
+from gapless.conf.sampling import SamplingParams
+from gapless.launch.ray_launcher import RayLauncher
+from gapless.runtime import LLM
+from gapless.runtime.core.run_record import FaultRecord
+from gapless.runtime.ledger.ledger import Ledger
+from gapless.runtime.pipeline.protocol import PipelineError
+from tests.launch.test_failure import pids_of
+from tests.support.process_launcher import ProcessLauncher
+
+PROMPTS = [[1, 2, 3], [4, 5, 6, 7] * 8, [9] * 40, [11, 12]]
+PARAMS = [
+    SamplingParams(max_tokens=300, ignore_eos=True),
+    SamplingParams(max_tokens=200, ignore_eos=True, temperature=0.9, seed=7),
+    SamplingParams(max_tokens=250, ignore_eos=True, temperature=0.7, repetition_penalty=1.2, seed=8),
+    SamplingParams(max_tokens=300, ignore_eos=True),
+]
+LIMITS = {"parallel.threads": 1, "parallel.step_timeout_s": 4.0}
+RAISES = """
+import signal
+def fail(*_):
+    raise MemoryError("CUDA out of memory")
+signal.signal(signal.SIGUSR1, fail)
+"""
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[list[int]]:
+    with LLM("tiny", **{"parallel.threads": 1}) as llm:
+        return [output.outputs[0].token_ids for output in llm.generate(PROMPTS, PARAMS)]
+
+
+def outputs_with(llm: LLM, faults: list[Callable[[], object]]) -> list[list[int]]:
+    """Run the prompts, with a fault after each 60 outputs; return the tokens as they came."""
+    found: list[list[int]] = [[] for _ in PROMPTS]
+    for number, output in enumerate(llm.stream(PROMPTS, PARAMS)):
+        tokens, known = output.outputs[0].token_ids, found[output.index]
+        assert tokens[: len(known)] == known, "a token that was sent has changed"
+        found[output.index] = tokens
+        if number % 60 == 59 and faults:
+            faults.pop(0)()
+    assert not faults
+    return found
+
+
+def check(fault: FaultRecord, reason: str, ranks: list[int]) -> None:
+    assert (fault.reason, fault.ranks) == (reason, ranks), fault
+    assert list(fault.parts) == ["stop", "start", "rendezvous", "weights"]
+    assert fault.up is not None
+    assert fault.since <= fault.detected <= fault.up
+    assert sum(fault.parts.values()) == pytest.approx(fault.up - fault.detected, abs=1e-6)
+    assert fault.requests == len(PROMPTS)
+
+
+@pytest.mark.parametrize(("pp", "tp"), [(1, 2), (2, 2)])
+def test_killed_ranks_are_replaced_and_nothing_is_lost(
+    ray_launcher: RayLauncher, expected: list[list[int]], pp: int, tp: int
+) -> None:
+    with LLM("tiny", pp=pp, tp=tp, launcher=ray_launcher, **LIMITS) as llm:
+        before, last = pids_of(llm), pp * tp - 1
+        assert outputs_with(llm, [lambda: kill(pids_of(llm)[0]), lambda: kill(pids_of(llm)[last])]) == expected
+        after = pids_of(llm)
+        assert [rank for rank in range(pp * tp) if before[rank] != after[rank]] == [0, last]
+        first, second = llm.record.faults
+        check(first, "process", [0])
+        check(second, "process", [last])
+        Ledger(llm.record).check()
+
+
+@contextmanager
+def stages(**limits: object) -> Iterator[tuple[LLM, ProcessLauncher]]:
+    launcher = ProcessLauncher(RAISES)
+    with LLM("tiny", pp=2, launcher=launcher, **LIMITS, **limits) as llm:
+        yield llm, launcher
+
+
+@pytest.fixture(scope="module")
+def two_stages() -> Iterator[tuple[LLM, ProcessLauncher]]:
+    with stages(**{"parallel.max_recoveries": 20}) as found:
+        yield found
+
+
+def test_what_hangs_raises_or_is_cut_off_recovers_too(
+    two_stages: tuple[LLM, ProcessLauncher], expected: list[list[int]]
+) -> None:
+    llm, launcher = two_stages
+
+    def fail() -> None:
+        os.kill(launcher.ranks[0].pid, signal.SIGUSR1)
+
+    def cut() -> None:
+        assert cut_among(pids_of(llm)) > 0
+
+    before = pids_of(llm)
+    assert outputs_with(llm, [cut, lambda: stop(pids_of(llm)[1]), fail]) == expected
+    connection, hang, error = llm.record.faults
+    check(connection, "connection", [])
+    check(hang, "hang", [1])
+    check(error, "error", [0])
+    assert error.text == "rank 0 (stage 0) failed: MemoryError: CUDA out of memory"
+    assert not set(before) & set(pids_of(llm))
+    Ledger(llm.record).check()
+
+
+def test_faults_come_during_a_repair(
+    two_stages: tuple[LLM, ProcessLauncher], expected: list[list[int]]
+) -> None:
+    llm, launcher = two_stages
+
+    def again() -> None:
+        """Kill the one, and its successor and the other one while they join."""
+        kill(launcher.ranks[0].pid)
+        for seconds, rank in ((0.7, 0), (2.5, 1)):
+            threading.Timer(seconds, lambda rank=rank: launcher.ranks[rank].kill()).start()
+
+    assert outputs_with(llm, [again, lambda: time.sleep(3)]) == expected
+    assert len(llm.record.faults) >= 2
+    assert all(fault.up is not None for fault in llm.record.faults)
+    Ledger(llm.record).check()
+
+
+def test_a_fault_while_nothing_runs_is_repaired_by_the_next_call(
+    two_stages: tuple[LLM, ProcessLauncher], expected: list[list[int]]
+) -> None:
+    llm, launcher = two_stages
+    kill(launcher.ranks[1].pid)
+    launcher.ranks[1].wait()
+    assert outputs_with(llm, []) == expected
+
+
+def test_too_many_faults_end_the_run() -> None:
+    with stages(**{"parallel.max_recoveries": 1}) as (llm, launcher):
+        text = r"^rank 0 \(stage 0\) died.*; it is fault 2 within 600 s \(parallel\.max_recoveries=1\)$"
+        with pytest.raises(PipelineError, match=text):
+            outputs_with(llm, [lambda: kill(launcher.ranks[0].pid)] * 2)
+
+
+def test_a_spare_stands_in(ray_launcher: RayLauncher, expected: list[list[int]]) -> None:
+    with LLM("tiny", pp=2, launcher=ray_launcher, **LIMITS, **{"parallel.spares": 1}) as llm:
+        assert outputs_with(llm, [lambda: kill(pids_of(llm)[1])]) == expected
+        (fault,) = llm.record.faults
+        check(fault, "process", [1])
+        started = Path(f"/proc/{pids_of(llm)[1]}/stat").read_text().rsplit(")", 1)[1].split()[19]
+        uptime = float(Path("/proc/uptime").read_text().split()[0])
+        age = uptime - int(started) / os.sysconf("SC_CLK_TCK")
+        assert age > time.monotonic() - fault.since, "it was there before the fault"

@@ -1,0 +1,62 @@
+"""A launcher that starts each rank as a plain process, with a program that a test chooses."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Collection
+from dataclasses import asdict
+
+from gapless.conf.schema import HardwareConfig, ParallelConfig
+from gapless.parallel.control import Endpoint
+
+
+class ProcessLauncher:
+    """Starts ranks without Ray.
+
+    Args:
+        preparation: Python source that each rank runs first, in which `rank` is its number.
+    """
+
+    RANK = """
+import json, sys
+from gapless.parallel.control import Endpoint
+from gapless.runtime.pipeline.rank import run_rank
+endpoint, rank = json.loads(sys.argv[1]), int(sys.argv[2])
+{preparation}
+run_rank(Endpoint(**endpoint), rank, "cpu", 60.0)
+"""
+
+    can_replace = True
+
+    def __init__(self, preparation: str = "") -> None:
+        self._program = self.RANK.format(preparation=preparation)
+        self.ranks: dict[int, subprocess.Popen[bytes]] = {}
+
+    def check(self, parallel: ParallelConfig, hardware: HardwareConfig) -> None:
+        pass
+
+    def start(self, endpoint: Endpoint, parallel: ParallelConfig, hardware: HardwareConfig) -> None:
+        for rank in range(parallel.world_size):
+            self._start(rank, endpoint)
+
+    def _start(self, rank: int, endpoint: Endpoint) -> None:
+        words = [sys.executable, "-c", self._program, json.dumps(asdict(endpoint)), str(rank)]
+        self.ranks[rank] = subprocess.Popen(words, stderr=subprocess.DEVNULL)
+
+    def replace(self, ranks: Collection[int], endpoint: Endpoint) -> None:
+        for rank in ranks:
+            self._end(rank)
+            self._start(rank, endpoint)
+
+    def _end(self, rank: int) -> None:
+        self.ranks[rank].kill()
+        self.ranks[rank].wait()
+
+    def poll(self) -> dict[int, str]:
+        return {rank: "ended" for rank, process in self.ranks.items() if process.poll() is not None}
+
+    def stop(self) -> None:
+        for rank in self.ranks:
+            self._end(rank)

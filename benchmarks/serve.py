@@ -43,13 +43,14 @@ def offline(llm: LLM, clients: int, tokens: int) -> dict[str, float]:
 
 
 def counters(server: Server) -> dict[str, float]:
-    """The number of stages; the `control` seconds of all, and the front's worst delay so far."""
+    """The number of stages; the `control` seconds of all, and the front's worst delays so far."""
     text = server.get("/metrics")
     idle = re.findall(r"^gapless:stage_idle_seconds_total\{(.*)\} (\S+)$", text, re.MULTILINE)
     return {
         "stages": len(re.findall(r"^gapless:stage_busy_seconds_total", text, re.MULTILINE)),
         "control_s": sum(float(seconds) for labels, seconds in idle if f'"{CONTROL}"' in labels),
         "stall_s": float(re.findall(r"^gapless:front_longest_stall_seconds (\S+)$", text, re.MULTILINE)[0]),
+        "own_stall_s": float(re.findall(r"^gapless:front_longest_own_stall_seconds (\S+)$", text, re.MULTILINE)[0]),
     }
 
 
@@ -62,7 +63,10 @@ def served(server: Server, clients: int, tokens: int) -> dict[str, float]:
     time.sleep(0.5)  # the ledger counts several times a second
     after = counters(server)
     control = (after["control_s"] - before["control_s"]) / (seconds * after["stages"])
-    return {"tokens_per_s": clients * tokens / seconds, "control_share": control, "longest_stall_s": after["stall_s"]}
+    return {
+        "tokens_per_s": clients * tokens / seconds, "control_share": control, "longest_stall_s": after["stall_s"],
+        "longest_own_stall_s": after["own_stall_s"],
+    }  # fmt: skip
 
 
 async def _streams(server: Server, clients: int, tokens: int) -> list[int]:
@@ -100,20 +104,21 @@ def main() -> int:
             found["served"].append(served(server, arguments.clients, arguments.tokens))
     rows: list[dict[str, Any]] = []
     print(f"{arguments.clients} streams of {arguments.tokens} tokens")
-    print("            tok/s    least     most  control  x offline  longest stall")
+    print("            tok/s    least     most  control  x offline  longest stall  of its own")
     base = statistics.median(one["tokens_per_s"] for one in found["offline"])
     for name, turns in found.items():
         speeds = [one["tokens_per_s"] for one in turns]
-        stall = max(one.get("longest_stall_s", 0.0) for one in turns)
+        stall, own = (max(one.get(f"longest_{whose}s", 0.0) for one in turns) for whose in ("stall_", "own_stall_"))
         row = {
             "how": name, "tokens_per_s": statistics.median(speeds), "least": min(speeds), "most": max(speeds),
             "control_share": statistics.median(one["control_share"] for one in turns),
             "times_offline": statistics.median(speeds) / base, "longest_stall_ms": 1e3 * stall,
+            "longest_own_stall_ms": 1e3 * own,
         }  # fmt: skip
         rows.append(row)
         print(
             f"{name:<8}{row['tokens_per_s']:9.1f}{row['least']:9.1f}{row['most']:9.1f}{row['control_share']:9.1%}"
-            f"{row['times_offline']:11.2f}" + (f"{row['longest_stall_ms']:12.1f} ms" if stall else "")
+            f"{row['times_offline']:11.2f}" + (f"{1e3 * stall:12.1f} ms{1e3 * own:9.1f} ms" if stall else "")
         )
     write_json(arguments.json, Path(__file__).stem, {"turns": rows})
     return 0

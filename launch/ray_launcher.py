@@ -142,7 +142,7 @@ class RayLauncher:
             if node == ray.get_runtime_context().get_node_id():
                 os.kill(process, signal.SIGKILL)
             else:
-                there = NodeAffinitySchedulingStrategy(node, soft=True)
+                there = NodeAffinitySchedulingStrategy(node, soft=False)  # on another node it is another process
                 ray.remote(os.kill).options(scheduling_strategy=there, num_cpus=0).remote(process, signal.SIGKILL)
 
     def _connect(self, parallel: ParallelConfig) -> None:

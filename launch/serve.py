@@ -148,7 +148,7 @@ async def _serve(config: ServeConfig, prepared: Prepared, listener: socket.socke
         await asyncio.to_thread(prepared.intake.prepare_structured_outputs)
         await _until_ready(client, ended)
         if client.state in ("ready", "recovering"):
-            metrics.longest_stall = 0.0
+            metrics.longest_stall = metrics.longest_own_stall = 0.0
             say_since_start(f"{name} takes requests at http://{shown}:{port}/v1")
             failed = asyncio.create_task(_until_failed(client))
             stop = asyncio.create_task(ended.first.wait())
@@ -190,11 +190,13 @@ class _Signals:
 
 
 async def _watch_stalls(metrics: Metrics) -> None:
-    """Note by how much the event loop wakes this task too late."""
+    """Note by how much the event loop wakes this task too late, and for how much of that it was computing itself."""
     while True:
-        due = time.monotonic() + _STALL_INTERVAL_S
+        due, computed = time.monotonic() + _STALL_INTERVAL_S, time.thread_time()
         await asyncio.sleep(_STALL_INTERVAL_S)
-        metrics.longest_stall = max(metrics.longest_stall, time.monotonic() - due)
+        late = time.monotonic() - due
+        metrics.longest_stall = max(metrics.longest_stall, late)
+        metrics.longest_own_stall = max(metrics.longest_own_stall, min(late, time.thread_time() - computed))
 
 
 async def _until_ready(client: Any, ended: _Signals) -> None:

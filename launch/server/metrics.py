@@ -62,6 +62,7 @@ class Metrics(Collector):
         )
         self._decode = histogram("request_decode_time_seconds", "Seconds from the first token to the last.", _E2E_S)
         self.longest_stall = 0.0  # seconds for which the event loop answered nobody
+        self.longest_own_stall = 0.0  # the same, less the time that its thread did not run
         self.registry.register(self)
 
     def accepted(self, prompt_tokens: int, requests: int) -> None:
@@ -93,6 +94,11 @@ class Metrics(Collector):
             "gapless:front_longest_stall_seconds", "Longest time for which the front's event loop answered nobody.",
             value=self.longest_stall,
         )  # fmt: skip
+        yield GaugeMetricFamily(
+            "gapless:front_longest_own_stall_seconds",
+            "Longest time for which the front's event loop answered nobody because it computed.",
+            value=self.longest_own_stall,
+        )
         ready = GaugeMetricFamily("gapless:replica_ready", "1 while the replica takes requests.", labels=["replica"])
         for replica, is_ready in self.ready.items():
             ready.add_metric([str(replica)], is_ready)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -158,3 +160,39 @@ def test_a_spare_stands_in(ray_launcher: RayLauncher, expected: list[list[int]])
         uptime = float(Path("/proc/uptime").read_text().split()[0])
         age = uptime - int(started) / os.sysconf("SC_CLK_TCK")
         assert age > time.monotonic() - fault.since, "it was there before the fault"
+
+
+LOSES_A_NODE = r"""
+import re, sys
+from ray.cluster_utils import Cluster
+from gapless import LLM, SamplingParams
+
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+for _ in range(3):
+    cluster.add_node(num_cpus=1)
+
+def end_the_node_of(rank, llm):
+    pid = re.search(r"pid (\d+)", llm.where[rank])[1]
+    raylet = int(open(f"/proc/{pid}/stat").read().rsplit(")", 1)[1].split()[1])
+    (node,) = [node for node in cluster.worker_nodes if raylet in {p.process.pid for p in node.all_processes["raylet"]}]
+    cluster.remove_node(node, allow_graceful=False)
+
+params = SamplingParams(max_tokens=200, ignore_eos=True)
+with LLM("tiny", **{"parallel.threads": 1}) as llm:
+    (expected,) = llm.generate([[1, 2, 3]], params)
+overrides = {"parallel.threads": 1, "parallel.ray_address": cluster.address}
+with LLM("tiny", pp=2, **overrides) as llm:
+    for number, output in enumerate(llm.stream([[1, 2, 3]], params)):
+        if number == 50:
+            end_the_node_of(1, llm)
+    assert output.outputs[0].token_ids == expected.outputs[0].token_ids
+    assert llm.record.faults[-1].ranks == [1]
+cluster.shutdown()
+print("all tokens are there")
+"""
+
+
+def test_a_rank_whose_node_is_lost_starts_on_another() -> None:
+    command = [sys.executable, "-c", LOSES_A_NODE]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert "all tokens are there" in done.stdout, done.stderr[-3000:]

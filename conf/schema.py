@@ -246,7 +246,7 @@ class ParallelConfig:
     recovery_window_s: float = 600.0
     """seconds in which faults are counted for max_recoveries"""
     spares: int = 0
-    """processes that stand by to take a dead rank's place, with everything imported (launcher=ray)"""
+    """processes that stand by to take a dead rank's place, with everything imported"""
 
     def __post_init__(self) -> None:
         check("parallel.pp", self.pp, 1 <= self.pp <= _MAX_RANKS, f"1 to {_MAX_RANKS}")

@@ -1,7 +1,9 @@
 """Ranks that torchrun started: `torchrun --nproc-per-node 4 -m gapless.launch.torchrun generate [overrides]`.
 
-Every process is one rank. The first one's process drives as the coordinator, and its rank runs as a child beside it,
-so that the control loop never shares an interpreter with a stage.
+When one of its processes ends, torchrun ends all of them. So each is a *keeper*, which runs the rank as its child, and
+starts another one when the coordinator asks for it. Keepers and coordinator speak through torchrun's store.
+
+The first process drives as the coordinator instead. It starts the keeper of its rank as a child.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import asdict
@@ -25,18 +28,28 @@ from ..conf.schema import HardwareConfig, ParallelConfig
 from ..parallel.control import Endpoint
 from ..parallel.openmp import choose_waiting
 
-_KEY = "gapless/endpoint"
-_RANK_ENV = "GAPLESS_RANK"  # a JSON object for the child that serves as a rank
+_START = "gapless/start"  # followed by rank and number: a JSON object for that rank's process with that number
+_ENDED = "gapless/ended"  # how many processes have ended by themselves; followed by rank and number: how
+_ROLE_ENV = "GAPLESS_ROLE"  # of a child: "keeper" or "rank"
 _STORE_IS_OPEN = "TORCHELASTIC_USE_AGENT_STORE"  # torch's variable: the first rank has not to open it
 _TIMEOUT_S = 600.0
+_LOOK_S = 0.05
+_END_S = 5.0  # for a rank to end after the coordinator has said so
+_SELF = [sys.executable, "-m", "gapless.launch.torchrun"]
 _PR_SET_PDEATHSIG = 1  # of Linux's prctl
 
 
 class TorchrunLauncher:
-    """Sends the address of the coordinator to ranks that exist already."""
+    """Has the keepers that torchrun started run the ranks' processes."""
+
+    can_replace = True
 
     def __init__(self) -> None:
-        self._child: subprocess.Popen[bytes] | None = None
+        self._keeper: subprocess.Popen[bytes] | None = None  # of the first rank
+        self._number: dict[int, int] = {}  # by rank: of its process, counted from 0
+        self._num_ended = 0
+        self._ended: dict[int, str] = {}
+        self._address: dict[str, Any] = {}
 
     def check(self, parallel: ParallelConfig, hardware: HardwareConfig) -> None:
         world = parallel.world_size
@@ -52,38 +65,115 @@ class TorchrunLauncher:
             )
 
     def start(self, endpoint: Endpoint, parallel: ParallelConfig, hardware: HardwareConfig) -> None:
-        address = {
-            "endpoint": asdict(endpoint),
-            "device": hardware.device,
-            "timeout_s": parallel.start_timeout_s,
-        }
-        _store().set(_KEY, json.dumps(address))
-        env = os.environ | {_RANK_ENV: json.dumps(address)}
-        self._child = subprocess.Popen([sys.executable, "-m", "gapless.launch.torchrun"], env=env)
+        self._address = {
+            "device": hardware.device, "timeout_s": parallel.start_timeout_s, "stands_by": parallel.spares > 0,
+        }  # fmt: skip
+        for rank in range(parallel.world_size):
+            self._tell(rank, endpoint)
+        self._keeper = subprocess.Popen(_SELF, env=os.environ | {_ROLE_ENV: "keeper"})
 
-    @property
-    def can_replace(self) -> bool:
-        return False  # when one of its processes ends, torchrun ends all
+    def _tell(self, rank: int, endpoint: Endpoint | None) -> None:
+        """Have a rank's keeper start its next process. Without an endpoint, there is none, and the keeper ends."""
+        number = self._number[rank] = self._number.get(rank, -1) + 1
+        address = None if endpoint is None else self._address | {"endpoint": asdict(endpoint)}
+        _store().set(f"{_START}/{rank}/{number}", json.dumps(address))
 
     def replace(self, ranks: Collection[int], endpoint: Endpoint) -> None:
-        raise AssertionError(f"torchrun does not start {ranks} again")
+        for rank in ranks:
+            self._ended.pop(rank, None)
+            self._tell(rank, endpoint)
 
     def poll(self) -> dict[int, str]:
-        code = None if self._child is None else self._child.poll()
-        if code is None:
-            return {}
-        how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
-        return {0: f"its process ended {how}"}
+        num_ended = _store().add(_ENDED, 0)
+        if num_ended != self._num_ended:
+            self._num_ended = num_ended
+            for rank, number in self._number.items():
+                if _store().check([key := f"{_ENDED}/{rank}/{number}"]):
+                    self._ended[rank] = _store().get(key).decode()
+        code = None if self._keeper is None else self._keeper.poll()
+        return self._ended if code is None else self._ended | {0: f"its keeper ended {_how(code)}"}
 
     def stop(self) -> None:
-        if self._child is None:
-            return
+        with suppress(RuntimeError):  # torchrun's agent is gone, and its store
+            for rank in list(self._number):
+                self._tell(rank, None)
+        self._number.clear()
+        if self._keeper is not None:
+            try:
+                self._keeper.wait(timeout=2 * _END_S)
+            except subprocess.TimeoutExpired:
+                self._keeper.kill()
+                self._keeper.wait()
+        self._keeper = None
+
+
+def _how(code: int) -> str:
+    return f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+
+
+class _Keeper:
+    """Runs one rank's process after the other, as the coordinator asks.
+
+    A process imports everything and waits at its standard input for what it is to join. So the first one starts while
+    the keeper connects with the store, and with `stands_by` the next one is there before it is needed.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: subprocess.Popen[bytes] | None = self._new()
+        self._running: subprocess.Popen[bytes] | None = None
+        self._is_ending = False
+        for number in (signal.SIGINT, signal.SIGTERM):  # torchrun passes them to all; the coordinator may drain first
+            signal.signal(number, self._on_signal)
+
+    @staticmethod
+    def _new() -> subprocess.Popen[bytes]:
+        return subprocess.Popen(_SELF, env=os.environ | {_ROLE_ENV: "rank"}, stdin=subprocess.PIPE)
+
+    def _on_signal(self, number: int, frame: object) -> None:
+        self._is_ending = number == signal.SIGTERM or self._is_ending
+
+    def run(self) -> None:
+        """Return when the coordinator asks for the end, the rank has ended well, or torchrun ends all."""
+        rank, number = os.environ["RANK"], 0
         try:
-            self._child.wait(timeout=5.0)
-        except subprocess.TimeoutExpired:
-            self._child.kill()
-            self._child.wait()
-        self._child = None
+            while not (self._is_ending and self._running is None):
+                if _store().check([key := f"{_START}/{rank}/{number}"]):
+                    if (address := json.loads(_store().get(key))) is None:
+                        break
+                    self._start(address)
+                    number += 1
+                code = None if self._running is None else self._running.poll()
+                if code == 0:
+                    break
+                if code is not None:
+                    self._running = None
+                    _store().set(f"{_ENDED}/{rank}/{number - 1}", f"its process ended {_how(code)}")
+                    _store().add(_ENDED, 1)
+                time.sleep(_LOOK_S)
+        except RuntimeError:  # torchrun's agent is gone, and its store
+            pass
+        self._end()
+
+    def _start(self, address: dict[str, Any]) -> None:
+        if self._running is not None:
+            self._running.kill()
+            self._running.wait()
+        process = self._waiting or self._new()
+        assert process.stdin is not None
+        with suppress(BrokenPipeError):  # it has died, as is seen next
+            process.stdin.write(json.dumps(address).encode() + b"\n")
+            process.stdin.close()
+        self._running = process
+        self._waiting = self._new() if address["stands_by"] else None
+
+    def _end(self) -> None:
+        if self._running is not None:
+            with suppress(subprocess.TimeoutExpired):
+                self._running.wait(timeout=_END_S)
+        for process in (self._running, self._waiting):
+            if process is not None:
+                process.kill()
+                process.wait()
 
 
 @cache
@@ -105,20 +195,25 @@ def _store() -> Any:
     return dist.TCPStore(host, port, world, is_master=True, timeout=timeout, master_listen_fd=listener.detach())
 
 
-def _serve(address: dict[str, Any]) -> None:
+def _serve() -> None:
+    """Be a rank, as soon as the keeper says of what."""
+    from ..runtime.pipeline import stage_worker  # noqa: F401
     from ..runtime.pipeline.rank import run_rank
 
+    if not (line := sys.stdin.readline()):
+        return
+    address = json.loads(line)
     local = int(os.environ["LOCAL_RANK"])
     device = f"cuda:{local}" if address["device"] == "cuda" else "cpu"
     run_rank(Endpoint(**address["endpoint"]), int(os.environ["RANK"]), device, address["timeout_s"])
 
 
 def _end_with_parent() -> None:
-    """Have the kernel end this process when torchrun's agent dies. Only Linux can.
+    """Have the kernel end this process when its parent dies, torchrun's agent in the end. Only Linux can.
 
-    The driver gets SIGTERM, since it has a report to write; a rank gets SIGKILL, which ends a stopped one too.
+    The driver gets SIGTERM, since it has a report to write; others get SIGKILL, which ends a stopped one too.
     """
-    is_driver = os.environ.get("RANK") == "0" and _RANK_ENV not in os.environ
+    is_driver = os.environ.get("RANK") == "0" and _ROLE_ENV not in os.environ
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM if is_driver else signal.SIGKILL)
 
@@ -127,9 +222,10 @@ def main() -> int:
     _end_with_parent()
     choose_waiting()
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
-    if _RANK_ENV in os.environ:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the coordinator decides
-        _serve(json.loads(os.environ[_RANK_ENV]))
+    if os.environ.get(_ROLE_ENV) == "rank":
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)  # the coordinator decides
+        _serve()
         return 0
     if "RANK" not in os.environ:
         print(
@@ -137,12 +233,8 @@ def main() -> int:
             file=sys.stderr,
         )
         return 2
-    if os.environ["RANK"] != "0":
-        for number in (signal.SIGINT, signal.SIGTERM):  # torchrun passes them to all; the coordinator may drain first
-            signal.signal(number, signal.SIG_IGN)
-        address = json.loads(_store().get(_KEY))
-        if address is not None:
-            _serve(address)
+    if os.environ["RANK"] != "0" or _ROLE_ENV in os.environ:
+        _Keeper().run()
         return 0
     return _drive()
 
@@ -155,8 +247,9 @@ def _drive() -> int:
         return cli([*sys.argv[1:], "parallel.launcher=torchrun"])
     finally:
         with suppress(RuntimeError):  # torchrun's agent is gone, and its store
-            if not store.check([_KEY]):
-                store.set(_KEY, "null")  # nothing was started: the other ranks go home
+            for rank in range(1, int(os.environ["WORLD_SIZE"])):
+                if not store.check([key := f"{_START}/{rank}/0"]):
+                    store.set(key, "null")  # nothing was started: the other ranks go home
 
 
 if __name__ == "__main__":

@@ -76,6 +76,30 @@ def test_nothing_is_left_behind(how: signal.Signals, whom: str, tmp_path: Path) 
         time.sleep(0.1)
 
 
+def test_killed_ranks_are_replaced(tmp_path: Path) -> None:
+    limits = ["sampling.max_tokens=1800", "sampling.ignore_eos=true", "outputs=out.jsonl"]
+    command = [*TORCHRUN, "--nproc-per-node", "2", *GENERATE, "parallel=pp2", "prompt=x", *limits]
+    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    assert any("tok/s" in line for line in process.stderr)
+    for pid in [pid for pid in descendants_of(process.pid) if is_serving(pid)]:
+        os.kill(pid, signal.SIGKILL)
+    _, stderr = process.communicate(timeout=90)
+    assert process.returncode == 0, stderr
+    (row,) = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    (summary,) = tmp_path.glob("runs/*/summary.json")
+    assert json.loads(summary.read_text())["faults"][-1]["ranks"] == [0, 1]  # one may be noticed before the other
+    with LLM("shipped", **{"parallel.threads": 1}) as llm:
+        (expected,) = llm.generate("x", SamplingParams(max_tokens=1800, ignore_eos=True))
+    assert row["outputs"][0]["token_ids"] == expected.outputs[0].token_ids
+
+
+def is_serving(pid: int) -> bool:
+    """Whether a process is a rank with connections, rather than one that stands by."""
+    is_rank = "GAPLESS_ROLE=rank" in Path(f"/proc/{pid}/environ").read_text().split("\0")
+    return is_rank and any("socket:" in os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir())
+
+
 def test_a_server_drains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """SIGTERM, which torchrun passes to all ranks, lets a stream finish, though the first rank opened the store."""
     monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")

@@ -194,6 +194,12 @@ async def torment(
     return rows, clients, memory
 
 
+def medians(grid: str, kind: str, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """One row of all faults of a kind."""
+    seconds = {f"{name}_s": statistics.median(row[f"{name}_s"] for row in rows) for name in ("pause", *PARTS)}
+    return {"grid": grid, "fault": kind, "times": len(rows)} | seconds
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--minutes", type=float, default=20.0, help="in all, or until each kind has come")
@@ -210,9 +216,9 @@ def main() -> int:
     for grid in arguments.grids:
         words = [f"parallel={grid}", "parallel.threads=1", "parallel.max_recoveries=1000", *overrides]
         with gapless_server(words) as server:
-            kinds = arguments.kinds or [kind for kind in Faults(server, random.Random()).kinds if kind != "none"]
+            chosen = arguments.kinds or [kind for kind in Faults(server, random.Random()).kinds if kind != "none"]
             rows, clients, watched = asyncio.run(torment(
-                server, kinds, arguments.minutes / len(arguments.grids), arguments.every, arguments.streams,
+                server, chosen, arguments.minutes / len(arguments.grids), arguments.every, arguments.streams,
                 arguments.seed,
             ))  # fmt: skip
             rounding, different = clients.split_others()
@@ -227,13 +233,13 @@ def main() -> int:
         for text in outcome.lost[:5]:
             print(text, file=sys.stderr)
     names = ("pause", *PARTS)
-    print(f"{'grid':<9}{'fault':<13}{'times':>6}" + "".join(f"{name:>12}" for name in names) + "  seconds, medians")
-    for (grid, kind), rows in itertools.groupby(
+    by_kind = itertools.groupby(
         sorted(faults, key=lambda row: (row["grid"], row["fault"])), lambda row: (row["grid"], row["fault"])
-    ):
-        of_kind = list(rows)
-        medians = [statistics.median(row[f"{name}_s"] for row in of_kind) for name in names]
-        print(f"{grid:<9}{kind:<13}{len(of_kind):6}" + "".join(f"{value:12.2f}" for value in medians))
+    )
+    kinds = [medians(grid, kind, list(rows)) for (grid, kind), rows in by_kind]
+    print(f"{'grid':<9}{'fault':<13}{'times':>6}" + "".join(f"{name:>12}" for name in names) + "  seconds, medians")
+    for row in kinds:
+        print(f"{row['grid']:<9}{row['fault']:<13}{row['times']:6}" + "".join(f"{row[f'{n}_s']:12.2f}" for n in names))
     for row in totals:
         print(
             f"{row['grid']}: {row['faults']} faults, {row['streams']:,} streams, {row['tokens']:,} tokens: "
@@ -242,7 +248,9 @@ def main() -> int:
     for row in memory:
         print(f"{row['grid']} {row['process']}: {row['first_mib']:.1f} to {row['last_mib']:.1f} MiB, "
               f"{row['mib_per_minute']:+.2f} MiB a minute")  # fmt: skip
-    write_json(arguments.json, Path(__file__).stem, {"faults": faults, "totals": totals, "memory": memory})
+    write_json(arguments.json, Path(__file__).stem, {
+        "kinds": kinds, "totals": totals, "memory": memory, "faults": faults,
+    })  # fmt: skip
     holds = all(row["faults"] and row["lost"] == row["doubled"] == row["different"] == 0 for row in totals)
     print("all holds" if holds else "FAILED", file=sys.stderr)
     return 0 if holds else 1

@@ -39,6 +39,8 @@ def fail(*_):
 signal.signal(signal.SIGUSR1, fail)
 """
 
+ROOT = Path(__file__).parents[2]
+
 
 @pytest.fixture(scope="module")
 def expected() -> list[list[int]]:
@@ -163,9 +165,10 @@ def test_a_spare_stands_in(ray_launcher: RayLauncher, expected: list[list[int]])
 
 
 LOSES_A_NODE = r"""
-import re, sys
+import re, time
 from ray.cluster_utils import Cluster
 from gapless import LLM, SamplingParams
+from tests.support.processes import is_alive
 
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
 for _ in range(3):
@@ -176,6 +179,8 @@ def end_the_node_of(rank, llm):
     raylet = int(open(f"/proc/{pid}/stat").read().rsplit(")", 1)[1].split()[1])
     (node,) = [node for node in cluster.worker_nodes if raylet in {p.process.pid for p in node.all_processes["raylet"]}]
     cluster.remove_node(node, allow_graceful=False)
+    while is_alive(int(pid)):  # or the run might be over before the rank is
+        time.sleep(0.01)
 
 params = SamplingParams(max_tokens=200, ignore_eos=True)
 with LLM("tiny", **{"parallel.threads": 1}) as llm:
@@ -194,5 +199,5 @@ print("all tokens are there")
 
 def test_a_rank_whose_node_is_lost_starts_on_another() -> None:
     command = [sys.executable, "-c", LOSES_A_NODE]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
     assert "all tokens are there" in done.stdout, done.stderr[-3000:]

@@ -1,7 +1,7 @@
 """Simulates what faults cost a cluster, with and without a spare: `python -m benchmarks.faults [KEY=VALUE ...]`.
 
-GPT-3 over 8 x 8 A100s (the paper's 5.3) serves Figure 12's lengths at 5 requests/s for 80 minutes, about two thirds of
-what it sustains, while each of its 64 ranks fails once a week, a day or an hour in the mean. `without` and `with a
+GPT-3 over 8 x 8 A100s (the paper's 5.3) serves Figure 12's lengths at 5 requests/s for 80 minutes, about 70% of
+what it carries, while each of its 64 ranks fails once a week, a day or an hour in the mean. `without` and `with a
 spare` meet the same faults. In the first rows the parts of a repair are those of `simulation.faults`, measured with a
 small model on two cores; in the others a start is assumed to take a minute, and loading weights half of one.
 

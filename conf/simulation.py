@@ -2,15 +2,59 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from .errors import check
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FaultsConfig:
+    """When ranks of a simulated pipeline fail, and how long a repair takes.
+
+    Seconds are those of a small model on two CPU cores under Ray (docs/simulate.md); put in those of your own cluster.
+    `parallel.spares`, `max_recoveries` and `recovery_window_s` hold as in a real run.
+    """
+
+    rank_mtbf_s: float | None = None
+    """mean seconds between faults of one rank, drawn by seed from an exponential law; null: no faults by chance"""
+    at: tuple[float, ...] | None = None
+    """seconds since the start at which a rank of the first replica fails, drawn by seed; null: by rank_mtbf_s"""
+    hang_share: float = 0.0
+    """share of faults in which a rank hangs; in the others its process ends"""
+    detect_process_s: float = 0.03
+    """from the end of a rank's process until it is noticed"""
+    detect_hang_s: float = 10.0
+    """from when a rank hangs, with work before it, until it is noticed"""
+    stop_s: float = 0.02
+    """until the processes of the ranks that failed are ended"""
+    start_s: float = 2.9
+    """until others have started and joined in their place"""
+    start_with_spare_s: float = 0.1
+    """the same, where a spare stands by (parallel.spares); another stands by start_s later"""
+    rendezvous_s: float = 0.1
+    """until all ranks have connected with each other"""
+    weights_s: float = 0.2
+    """until those that were started have loaded their weights"""
+
+    def __post_init__(self) -> None:
+        key, mtbf, at = "simulation.faults", self.rank_mtbf_s, self.at
+        check(f"{key}.rank_mtbf_s", mtbf, mtbf is None or mtbf > 0, "null or above 0")
+        check(f"{key}.at", at and list(at), at is None or min(at, default=0.0) >= 0, "null or seconds of 0 or more")
+        check(f"{key}.at", at and list(at), at is None or mtbf is None, f"null where {key}.rank_mtbf_s draws them")
+        check(f"{key}.hang_share", self.hang_share, 0 <= self.hang_share <= 1, "in [0, 1]")
+        for name in ("detect_process_s", "detect_hang_s", "stop_s", "start_s", "start_with_spare_s", "rendezvous_s",
+                     "weights_s"):  # fmt: skip
+            check(f"{key}.{name}", getattr(self, name), getattr(self, name) >= 0, "0 or more")
+
+    @property
+    def are_any(self) -> bool:
+        return self.rank_mtbf_s is not None or bool(self.at)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationConfig:
-    """The source of the stage times, the links between stages, the replicas, and the disturbances.
+    """The source of the stage times, the links between stages, the replicas, the disturbances and the faults.
 
     With `record=false` micro-batches and requests are counted and forgotten: there is a summary, but no report.
     """
@@ -46,6 +90,7 @@ class SimulationConfig:
     """how much longer those take"""
     draft_acceptance: float = 0.5
     """probability that a draft token (scheduler.drafts) is accepted, given that those before it were"""
+    faults: FaultsConfig = field(default_factory=FaultsConfig)
     record: bool = True
     """keep all that the report shows; false: only summary.json, millions of requests in bounded memory"""
 

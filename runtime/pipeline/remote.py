@@ -6,7 +6,6 @@ import ipaddress
 import secrets
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import NoReturn
@@ -21,6 +20,7 @@ from ..core.run_record import FaultReason, FaultRecord
 from .handshake import Halt, Present, Ready, Rejoin, RollCall, Setup, encoder, from_rank
 from .launcher import Launcher
 from .protocol import PipelineError, PipelineFault, WallClock
+from .recovery_limit import RecoveryLimit
 from .repair import Repair
 
 _POLL_INTERVAL_S = 0.2
@@ -63,7 +63,7 @@ class RemotePipeline:
         self._num_done = [0] * parallel.pp  # micro-batches that each stage has computed
         self._closed = False
         self._dead: set[int] = set()  # of the fault that was raised last
-        self._faults: deque[float] = deque()  # when faults came, within the window
+        self._limit = RecoveryLimit(parallel.max_recoveries, parallel.recovery_window_s)
         self._repair: Repair | None = None
         self.where: list[str] = []
         self._server = ControlServer(parallel.host, parallel.world_size, secrets.token_hex(16))
@@ -176,14 +176,7 @@ class RemotePipeline:
         raise PipelineFault(text, reason, self._last_progress if self._outstanding else self.clock.now())
 
     def restart(self, fault: FaultRecord) -> None:
-        now, limit, window = self.clock.now(), self._parallel.max_recoveries, self._parallel.recovery_window_s
-        self._faults.append(now)
-        while self._faults[0] < now - window:
-            self._faults.popleft()
-        if len(self._faults) > limit:
-            raise PipelineError(
-                f"{fault.text}; it is fault {limit + 1} within {window:g} s (parallel.max_recoveries={limit})"
-            )
+        self._limit.count(fault.text, self.clock.now())
         ranks = set(range(self._parallel.world_size))
         replaced = self._dead | (ranks - self._server.connected)
         if self._repair is not None:

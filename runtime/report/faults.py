@@ -13,6 +13,7 @@ from .formatting import seconds_text, time_unit
 from .svg import figures
 
 _REST = "rest"  # of a repair, between its parts
+_MAX_BARS = 40
 
 
 def faults_section(faults: Sequence[Mapping[str, Any]]) -> str:
@@ -42,7 +43,8 @@ def faults_section(faults: Sequence[Mapping[str, Any]]) -> str:
 
 def fault_parts(faults: Sequence[Mapping[str, Any]]) -> Chart:
     """Make a bar for each fault of the seconds from the last sign of progress on: until it was detected, then the parts
-    of the repair."""
+    of the repair. Of many faults, the first `_MAX_BARS` have one."""
+    num_faults, faults = len(faults), faults[:_MAX_BARS]
     rows = [_parts(fault) for fault in faults]
     names = [name for name in dict.fromkeys(name for row in rows for name in row) if name != _REST]
     unit, factor = time_unit(max(sum(row.values()) for row in rows))
@@ -54,6 +56,8 @@ def fault_parts(faults: Sequence[Mapping[str, Any]]) -> Chart:
     ]
     labels = tuple(f"{number}: {fault['time']:,.1f} s" for number, fault in enumerate(faults, 1))
     title = "Parts of each fault and its repair"
+    if num_faults > _MAX_BARS:
+        title = f"Parts of the first {_MAX_BARS} of {num_faults:,} faults and their repairs"
     return Chart("faults", title, "bars", Axis("time", unit), Axis(""), tuple(series), categories=labels)
 
 

@@ -33,6 +33,8 @@ from .metrics import (
 )
 from .run_groups import RunGroup
 
+_MAX_FAULTS = 10  # that have a line each
+
 # Metrics of a ranking, the most important first: the last ones are left out where the terminal is narrow.
 RANKING_METRICS = tuple(map(metric_of, (
     "output_throughput", "p99_itl_ms", "p99_ttft_ms", "bubble_fraction", "cv_stage_time", "median_itl_ms",
@@ -130,13 +132,17 @@ def latency_table(summary: Mapping[str, Any], *, title: str | None = "Latency") 
 
 
 def fault_lines(summary: Mapping[str, Any]) -> list[str]:
-    """Write a line for each fault of the run's pipeline: when and why, how long until it stood again, what it cost."""
-    lines = []
-    for fault in summary.get("faults", []):
+    """Write a line for each fault of the run's pipeline: when and why, how long until it stood again, what it cost.
+    There are lines for the first `_MAX_FAULTS`, and one for all others."""
+    lines, faults = [], summary.get("faults", [])
+    for fault in faults[:_MAX_FAULTS]:
         seconds = fault["seconds"]
         ended = "not repaired" if seconds is None else f"repaired in {seconds_text(seconds)}"
         again = f"{fault['requests']:,} requests and {fault['tokens']:,} tokens again"
         lines.append(f"fault at {fault['time']:,.2f} s ({fault['reason']}): {fault['text']}; {ended}, {again}")
+    if len(faults) > _MAX_FAULTS:
+        seconds = seconds_text(summary["recovery_seconds"])
+        lines.append(f"and {len(faults) - _MAX_FAULTS:,} more; all faults together lasted {seconds}")
     return lines
 
 

@@ -153,6 +153,11 @@ class SimulatedPipeline:
         pass
 
     @property
+    def is_empty(self) -> bool:
+        """Whether no micro-batch is outstanding."""
+        return not self._results
+
+    @property
     def next_event(self) -> float | None:
         """Time of the next result."""
         return self._results[0][0] if self._results else None

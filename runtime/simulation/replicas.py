@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import pairwise
 
 from ...conf.policies import SchedulerConfig
@@ -18,6 +19,8 @@ from ..engine.plan import Plan
 from ..ledger.running_totals import RunningTotals
 from ..scheduler.policies import make_scheduler
 from ..workload import WorkItem, Workload
+from .faults import draw_faults
+from .faulty_pipeline import FaultyPipeline
 from .pipeline import Disturbance, SimulatedPipeline
 from .setting import Setting
 
@@ -42,7 +45,7 @@ class Replica:
 
     @property
     def next_event(self) -> float:
-        """The time at which the next micro-batch ends; infinity where none is in flight."""
+        """The time of the pipeline's next event, such as the end of a micro-batch; infinity where there is none."""
         event = self.pipeline.next_event
         return math.inf if event is None else event
 
@@ -86,7 +89,7 @@ def make_replicas(setting: Setting, *, repeat: int = 1) -> list[Replica]:
     """Make the replicas of a setting, with nothing submitted to them.
 
     Args:
-        repeat: the number of the run, from 1; each run and each replica has disturbances of its own.
+        repeat: the number of the run, from 1; each run and each replica has disturbances and faults of its own.
     """
     config, plan, control = setting.config, setting.plan, setting.control
     simulation, parallel = config.simulation, config.parallel
@@ -97,7 +100,11 @@ def make_replicas(setting: Setting, *, repeat: int = 1) -> list[Replica]:
             simulation.jitter, simulation.straggler_rate, simulation.straggler_factor,
             seed=(config.seed + repeat - 1) * 1_000_003 + number,
         )  # fmt: skip
-        pipeline = SimulatedPipeline(
+        make: Callable[..., SimulatedPipeline] = SimulatedPipeline
+        if simulation.faults.are_any:
+            faults = draw_faults(simulation.faults, parallel.world_size, seed=disturbance.seed, replica=number)
+            make = partial(FaultyPipeline, faults=faults, times=simulation.faults, parallel=parallel)
+        pipeline = make(
             setting.costs,
             depth=plan.limits.depth.most,
             num_blocks=plan.num_blocks,
@@ -168,7 +175,7 @@ def _run_fleet(
         while max_concurrency is not None and unfinished >= max_concurrency:
             _dispatch(replicas, pending, now)
             first = min(range(len(replicas)), key=lambda i: replicas[i].next_event)
-            if replicas[first].next_event == math.inf:
+            if replicas[first].pipeline.is_empty and all(replica.pipeline.is_empty for replica in replicas):
                 for replica in replicas:
                     replica.coordinator.check_progress()
             now = max(now, replicas[first].next_event)
@@ -191,10 +198,10 @@ def _run_fleet(
     _dispatch(replicas, pending, now)
     for replica in replicas:
         while replica.unfinished:
-            if replica.next_event == math.inf:
+            if replica.pipeline.is_empty:
                 replica.coordinator.check_progress()
             yield replica.step()
-        while replica.next_event < math.inf:
+        while not replica.pipeline.is_empty:
             replica.step()
 
 

@@ -67,6 +67,29 @@ def test_without_a_record_the_summary_is_the_same(here: Path, capfd: pytest.Capt
     assert "TTFT" in capfd.readouterr().out
 
 
+def test_faults_are_shown_and_cost_time(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    faults = ["simulation.faults.at=[0.2,3.6]", "seed=5"]
+    for name, more in {"calm": [], "a": faults, "b": faults, "spare": [*faults, "parallel.spares=1"]}.items():
+        assert main(["simulate", *SMALL, "workload.output_len=100", *more, f"hydra.run.dir={name}"]) == 0
+    calm, first, again, spare = (loaded(here / name / "summary.json") for name in ("calm", "a", "b", "spare"))
+    assert calm["faults"] == []
+    assert {key: first[key] for key in first.keys() - {"date"}} == {key: again[key] for key in again.keys() - {"date"}}
+    for summary, start in ((first, 2.9), (spare, 0.1)):
+        assert (summary["completed"], summary["total_output_tokens"]) == (12, 1200)
+        assert summary["faults"][0]["time"] == pytest.approx(0.2)
+        assert summary["faults"][0]["parts"] == pytest.approx(
+            {"detect": 0.03, "stop": 0.02, "start": start, "rendezvous": 0.1, "weights": 0.2}
+        )
+        assert summary["duration"] > calm["duration"] + summary["recovery_seconds"]
+    assert len(first["faults"]) == 2
+    assert "<h2>Faults</h2>" in (here / "a" / "report.html").read_text(encoding="utf-8")
+    out = capfd.readouterr().out
+    assert "fault at 0.20 s (process): rank" in out
+    assert "recovery" in out
+    assert main(["simulate", *SMALL, *faults, "parallel.max_recoveries=0"]) == 1
+    assert "it is fault 1 within 600 s (parallel.max_recoveries=0)" in capfd.readouterr().err
+
+
 def test_replicas_beside_a_pipeline_as_in_figure_12(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", *SMALL, "parallel=tp2", "simulation.replicas=2", "hydra.run.dir=fleet"]) == 0
     assert main(["simulate", *SMALL, "hydra.run.dir=pipeline"]) == 0
@@ -173,6 +196,14 @@ def test_the_smallest_of_mixed_devices_bounds_the_cache(here: Path) -> None:
     (["simulation.replicas=0"], "simulation.replicas=0: must be 1 to 10000"),
     (["simulation.router=nearest"],
      "simulation.router='nearest': must be round_robin, least_requests or least_tokens"),
+    (["simulation.faults.mtbf_s=60"],
+     "simulation.faults.mtbf_s: unknown key; did you mean 'simulation.faults.rank_mtbf_s'?"),
+    (["simulation.faults.rank_mtbf_s=0"], "simulation.faults.rank_mtbf_s=0.0: must be null or above 0"),
+    (["simulation.faults.at=[3,-1]"], "simulation.faults.at=[3.0, -1.0]: must be null or seconds of 0 or more"),
+    (["simulation.faults.at=[3]", "simulation.faults.rank_mtbf_s=60"],
+     "simulation.faults.at=[3.0]: must be null where simulation.faults.rank_mtbf_s draws them"),
+    (["simulation.faults.hang_share=2"], "simulation.faults.hang_share=2.0: must be in [0, 1]"),
+    (["simulation.faults.stop_s=-1"], "simulation.faults.stop_s=-1.0: must be 0 or more"),
     (["model=gpt3-175b"], "hardware.memory_gib="),
 ])  # fmt: skip
 def test_errors_are_one_line(arguments: list[str], line: str, here: Path, capfd: pytest.CaptureFixture[str]) -> None:

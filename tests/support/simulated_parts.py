@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from gapless.conf.policies import POLICY_CONFIGS, Depth, SchedulerConfig
-from gapless.conf.schema import Architecture
-from gapless.runtime.core.messages import MicroBatchMessage, SegmentMessage
+from gapless.conf.schema import Architecture, ParallelConfig
+from gapless.conf.simulation import FaultsConfig
+from gapless.runtime.core.messages import MicroBatchMessage, MicroBatchResult, SegmentMessage
+from gapless.runtime.core.run_record import FaultRecord
 from gapless.runtime.cost.operators import Linear
 from gapless.runtime.cost.stage_costs import StageCosts
 from gapless.runtime.engine.plan import Plan
 from gapless.runtime.scheduler import Limits
+from gapless.runtime.simulation.faults import RankFault
+from gapless.runtime.simulation.faulty_pipeline import FaultyPipeline
 from gapless.runtime.simulation.pipeline import SimulatedPipeline
 from gapless.runtime.simulation.replicas import Replica, run_fleet
 from gapless.runtime.workload import WorkItem
@@ -57,7 +61,7 @@ class Device:
         return self.send_s * (1 + between_nodes) + 1e-6 * rows
 
 
-class Audited(SimulatedPipeline):
+class _Audit(SimulatedPipeline):
     """Fails on what a rank could not survive, and counts the micro-batches that are outstanding."""
 
     def __init__(self, costs: StageCosts, **how: Any) -> None:
@@ -68,9 +72,33 @@ class Audited(SimulatedPipeline):
 
     def submit(self, micro_batch: MicroBatchMessage) -> None:
         self.micro_batches.append(micro_batch)
-        self.ranks._replay(micro_batch)
+        assert micro_batch.epoch == self.ranks.epoch
+        self.ranks.take(micro_batch)
         super().submit(micro_batch)
         self.most = max(self.most, len(self._results))
+
+    def wait(self, deadline: float) -> list[MicroBatchResult]:
+        results = super().wait(deadline)
+        for result in results:
+            if result.sampled is not None:
+                self.ranks.delivered(result.micro_batch)
+        return results
+
+    def restart(self, fault: FaultRecord) -> None:
+        super().restart(fault)
+        self.ranks.restart(fault)
+
+
+class Audited(_Audit):
+    """An audited pipeline that never fails."""
+
+
+class AuditedFaulty(_Audit, FaultyPipeline):
+    """An audited pipeline whose ranks fail."""
+
+    def submit(self, micro_batch: MicroBatchMessage) -> None:
+        assert self._fault is None, "nothing is dispatched to a pipeline that does not stand"
+        super().submit(micro_batch)
 
 
 class _Ranks(VirtualPipeline):
@@ -84,9 +112,10 @@ class _Ranks(VirtualPipeline):
 def make_replica(
     policy: str | SchedulerConfig = "sarathi", *, layers: Sequence[int] = (2, 2),
     devices: Sequence[Device] | None = None, batch: int = 4, depth: int | None = None, num_blocks: int = 400,
-    host: bool = True, **how: Any,
+    host: bool = True, faults: Iterable[RankFault] | None = None, times: FaultsConfig | None = None, spares: int = 0,
+    max_recoveries: int = 1000, **how: Any,
 ) -> Replica:  # fmt: skip
-    """A replica over an audited pipeline; `how` goes to the pipeline."""
+    """A replica over an audited pipeline; `how` goes to the pipeline. With `faults` its stages have a rank each."""
     stages = len(layers)
     config = POLICY_CONFIGS[policy]() if isinstance(policy, str) else policy
     chosen = config.depth(stages) if depth is None else Depth(min(stages, depth), depth)
@@ -94,7 +123,12 @@ def make_replica(
     costs = StageCosts(layers, devices or [device] * stages, host=host)
     limits = Limits(batch, chosen, stages=stages)
     plan = Plan(ARCHITECTURE, tuple(range(n) for n in layers), num_blocks, BLOCK, False, limits, None)
-    return Replica(Audited(costs, depth=chosen.most, num_blocks=num_blocks, **how), config, plan)
+    how |= {"depth": chosen.most, "num_blocks": num_blocks}
+    if faults is None:
+        return Replica(Audited(costs, **how), config, plan)
+    parallel = ParallelConfig(pp=stages, launcher="ray", spares=spares, max_recoveries=max_recoveries)
+    pipeline = AuditedFaulty(costs, faults=iter(faults), times=times or FaultsConfig(), parallel=parallel, **how)
+    return Replica(pipeline, config, plan)
 
 
 def items(*requests: tuple[int, int] | tuple[int, int, float]) -> list[WorkItem]:

@@ -49,7 +49,7 @@ class VirtualPipeline:
         self._outstanding = 0
         self._faults = deque(sorted(faults))
         self._repair: FaultRecord | None = None
-        self._epoch = 0
+        self.epoch = 0
         self._undelivered: dict[int, list[int]] = {}  # by micro-batch: requests that it sampled a token for
         self._owners: dict[int, set[int]] = {}
         self._slots: dict[int, int] = {}  # token whose KV a slot holds
@@ -63,19 +63,13 @@ class VirtualPipeline:
 
     def submit(self, micro_batch: MicroBatchMessage) -> None:
         assert self._repair is None, "nothing is dispatched to a pipeline that does not stand"
-        assert micro_batch.epoch == self._epoch
+        assert micro_batch.epoch == self.epoch
         self._outstanding += 1
         self.max_outstanding = max(self.max_outstanding, self._outstanding)
         assert self._outstanding <= self.depth
         assert micro_batch.micro_batch == len(self.micro_batches)
         self.micro_batches.append(micro_batch)
-        before = {request: len(tokens) for request, tokens in self._sampled.items()}
-        tokens = self._replay(micro_batch)
-        self._undelivered[micro_batch.micro_batch] = [
-            request
-            for request, sampled in self._sampled.items()
-            for _ in range(len(sampled) - before.get(request, 0))
-        ]
+        tokens = self.take(micro_batch)
         at = self.now_s
         for stage in range(self.num_stages):
             begin = max(at, self._free_at[stage])
@@ -106,12 +100,12 @@ class VirtualPipeline:
         self.now_s = max(self.now_s, end)
         if result.sampled is not None:
             self._outstanding -= 1
-            del self._undelivered[result.micro_batch]
+            self.delivered(result.micro_batch)
         return [result]
 
     def restart(self, fault: FaultRecord) -> None:
-        assert fault.epoch == self._epoch + 1
-        self._epoch, self._repair, self._outstanding = fault.epoch, fault, 0
+        assert fault.epoch == self.epoch + 1
+        self.epoch, self._repair, self._outstanding = fault.epoch, fault, 0
         self._free_at = [self.now_s] * self.num_stages
         for lost in (self._results, self._owners, self._slots, self._blocks, self._tokens):
             lost.clear()
@@ -119,6 +113,20 @@ class VirtualPipeline:
             for request in requests:
                 self._sampled[request].pop()
         self._undelivered.clear()
+
+    def take(self, micro_batch: MicroBatchMessage) -> list[int]:
+        """Replay a micro-batch, and note for which requests it samples until its result is delivered."""
+        before = {request: len(tokens) for request, tokens in self._sampled.items()}
+        tokens = self._replay(micro_batch)
+        self._undelivered[micro_batch.micro_batch] = [
+            request
+            for request, sampled in self._sampled.items()
+            for _ in range(len(sampled) - before.get(request, 0))
+        ]
+        return tokens
+
+    def delivered(self, micro_batch: int) -> None:
+        del self._undelivered[micro_batch]
 
     def sampled(self, request: int) -> list[int]:
         """All tokens that were sampled for a request, wrong drafts' ones apart."""

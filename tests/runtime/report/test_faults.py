@@ -41,3 +41,14 @@ def test_the_terminal_has_a_line_for_each_fault() -> None:
         "fault at 12.00 s (process): rank 1 ended with <9>; repaired in 5.00 s, 6 requests and 1,234 tokens again",
         "fault at 30.00 s (hang): no result for 60 s; not repaired, 0 requests and 0 tokens again",
     ]
+
+
+def test_many_faults_are_cut_short_in_the_terminal_and_in_the_chart() -> None:
+    faults = [FAULTS[0]] * 1045
+    *lines, rest = fault_lines({"faults": faults, "recovery_seconds": 5225.0})
+    assert lines == fault_lines({"faults": FAULTS[:1]}) * 10
+    assert rest == "and 1,035 more; all faults together lasted 5,225.00 s"
+    chart = fault_parts(faults)
+    assert len(chart.categories) == len(chart.series[0].y) == 40
+    assert chart.title == "Parts of the first 40 of 1,045 faults and their repairs"
+    assert faults_section(faults).count("<tr>") == 1046

@@ -23,7 +23,6 @@ import argparse
 import asyncio
 import contextlib
 import itertools
-import os
 import random
 import re
 import socket
@@ -31,7 +30,6 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -39,13 +37,13 @@ import numpy as np
 
 from .soak import roles_of
 from .support.faults import cut, cut_among, kill, ranks_below, stop
+from .support.processes import MemoryLog
 from .support.results import add_json_option, write_json
 from .support.server import Server, gapless_server
+from .support.sockets import sockets_of
 from .support.unbroken import Clients, questions
 
 PARTS = ("detect", "stop", "start", "rendezvous", "weights")
-MOST_GROWTH = 2.0  # MiB a minute of the front and the engine
-_PAGE = os.sysconf("SC_PAGE_SIZE")
 _AGAIN_S = 2.0
 _GARBAGE_S = 8.0
 _STAND_S = 120.0  # a repair takes less
@@ -62,18 +60,8 @@ def engine_of(server: Server) -> int:
 
 
 def listening_ports(pids: Sequence[int]) -> set[int]:
-    """The TCP ports of loopback at which these processes listen."""
-    ports = set()
-    for pid in pids:
-        inodes = set()
-        for entry in Path(f"/proc/{pid}/fd").iterdir():
-            with contextlib.suppress(OSError):
-                inodes.add(os.readlink(entry))
-        for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]:
-            fields = line.split()
-            if fields[3] == "0A" and f"socket:[{fields[9]}]" in inodes:
-                ports.add(int(fields[1].rsplit(":", 1)[1], 16))
-    return ports
+    """The TCP ports at which these processes listen, by IPv4."""
+    return {each.port for pid in pids for each in sockets_of(pid, ("tcp",)) if each.is_listening}
 
 
 class Faults:
@@ -114,9 +102,8 @@ class Faults:
     def _garbage(self) -> None:
         """Kill a rank, and send nonsense to every port that is open while another one joins."""
         kill(self._one())
-        until = time.monotonic() + _GARBAGE_S
+        engine, until = engine_of(self._server), time.monotonic() + _GARBAGE_S
         while time.monotonic() < until:
-            engine = engine_of(self._server)
             with contextlib.suppress(OSError):
                 for port in listening_ports([engine, *self._ranks()]):
                     with socket.create_connection(("127.0.0.1", port), timeout=1) as stranger:
@@ -124,29 +111,12 @@ class Faults:
             time.sleep(0.05)
 
 
-@dataclass
-class Memory:
-    """Resident MiB of the front and the engine, once a second."""
-
-    minutes: list[float] = field(default_factory=list)
-    mib: dict[str, list[float]] = field(default_factory=dict)
-
-    async def sample(self, server: Server) -> None:
-        pids = {"front": server.process.pid, "engine": engine_of(server)}
-        began = time.monotonic()
-        while True:
-            self.minutes.append((time.monotonic() - began) / 60)
-            for role, pid in pids.items():
-                pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-                self.mib.setdefault(role, []).append(pages * _PAGE / (1 << 20))
-            await asyncio.sleep(1.0)
-
-    def rows(self) -> list[dict[str, Any]]:
-        first = len(self.minutes) // 4
-        return [{
-            "process": role, "first_mib": mib[first], "last_mib": mib[-1],
-            "mib_per_minute": statistics.linear_regression(self.minutes[first:], mib[first:]).slope,
-        } for role, mib in self.mib.items()]  # fmt: skip
+async def watch(memory: MemoryLog, server: Server) -> None:
+    """Note the memory of the front and the engine once a second."""
+    names = {server.process.pid: "front", engine_of(server): "engine"}
+    while True:
+        memory.sample(names)
+        await asyncio.sleep(1.0)
 
 
 async def until_ready(server: Server) -> None:
@@ -162,13 +132,13 @@ async def until_ready(server: Server) -> None:
 
 async def torment(
     server: Server, kinds: Sequence[str], minutes: float, every: float, streams: int, seed: int
-) -> tuple[list[dict[str, Any]], Clients, Memory]:
+) -> tuple[list[dict[str, Any]], Clients, MemoryLog]:
     """Run clients and faults, for as long as each kind has come once; return a row for each fault."""
-    clients, memory, rng = Clients(server, questions(min(streams, 48), 64, 300)), Memory(), random.Random(seed)
+    clients, memory, rng = Clients(server, questions(min(streams, 48), 64, 300)), MemoryLog(), random.Random(seed)
     await clients.learn()
     faults = Faults(server, rng)
     running = asyncio.create_task(clients.run(streams))
-    sampling = asyncio.create_task(memory.sample(server))
+    sampling = asyncio.create_task(watch(memory, server))
     rows: list[dict[str, Any]] = []
     until = time.monotonic() + 60 * minutes
     order = itertools.chain(rng.sample(kinds, len(kinds)), iter(lambda: rng.choice(kinds), None))
@@ -224,7 +194,7 @@ def main() -> int:
             rounding, different = clients.split_others()
         outcome = clients.outcome
         faults += [{"grid": grid} | row for row in rows]
-        memory += [{"grid": grid} | row for row in watched.rows()]
+        memory += [{"grid": grid} | row for row in watched.growth()]
         totals.append({
             "grid": grid, "faults": len(rows), "streams": outcome.done, "lost": len(outcome.lost),
             "doubled": outcome.doubled, "different": different, "rounding": rounding,

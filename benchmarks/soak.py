@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import random
 import re
 import statistics
@@ -22,15 +21,13 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from .support.processes import children_by_parent
+from .support.processes import MemoryLog, descendants_of
 from .support.results import add_json_option, write_json
 from .support.server import Server, gapless_server
 
 MOST_GROWTH = 2.0  # MiB a minute
 MOST_SECONDS_OFF = 0.5  # between a stage's seconds and wall time
-_PAGE = os.sysconf("SC_PAGE_SIZE")
 _INTERVAL_S = 1.0
 _WORDS = ("import os\n", "def read(self, size=-1):\n", "class Queue:\n", "    return self.value\n", "for x in y:\n")
 
@@ -47,49 +44,33 @@ def stage_seconds(server: Server) -> dict[str, float]:
 
 def roles_of(front: int) -> dict[int, str]:
     """The processes to watch: the front, and below it engines and Ray's actors."""
-    roles, left, ranks = {front: "front"}, [front], 0
-    children = children_by_parent()
-    while left:
-        for child in sorted(children.get(left.pop(), [])):
-            left.append(child)
-            command = Path(f"/proc/{child}/cmdline").read_bytes()
-            if b"spawn_main" in command:
-                roles[child] = f"engine {sum(role.startswith('engine') for role in roles.values())}"
-            elif command.startswith(b"ray::RankActor"):
-                roles[child] = f"rank process {ranks}"
-                ranks += 1
+    roles, ranks = {front: "front"}, 0
+    for child in descendants_of(front):
+        command = Path(f"/proc/{child}/cmdline").read_bytes()
+        if b"spawn_main" in command:
+            roles[child] = f"engine {sum(role.startswith('engine') for role in roles.values())}"
+        elif command.startswith(b"ray::RankActor"):
+            roles[child] = f"rank process {ranks}"
+            ranks += 1
     return roles
 
 
 @dataclass
 class Watch:
-    """What was sampled: by process, minutes since the start and MiB of resident memory; running requests; KV usage."""
+    """What was sampled: memory by process, running requests, KV usage."""
 
-    minutes: list[float] = field(default_factory=list)
-    memory: dict[str, list[float]] = field(default_factory=dict)
+    memory: MemoryLog = field(default_factory=MemoryLog)
     running: list[float] = field(default_factory=list)
     usage: list[float] = field(default_factory=list)
 
     async def sample(self, server: Server) -> None:
         roles = roles_of(server.process.pid)
-        began = time.monotonic()
         while True:
             text = await asyncio.to_thread(server.get, "/metrics")
             for into, name in ((self.running, "num_requests_running"), (self.usage, "kv_cache_usage_perc")):
                 into.append(sum(map(float, re.findall(rf"^gapless:{name}\{{.*\}} (\S+)$", text, re.MULTILINE))))
-            self.minutes.append((time.monotonic() - began) / 60)
-            for pid, role in roles.items():
-                pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-                self.memory.setdefault(role, []).append(pages * _PAGE / (1 << 20))
+            self.memory.sample(roles)
             await asyncio.sleep(_INTERVAL_S)
-
-    def growth(self, role: str) -> dict[str, Any]:
-        """A process's memory after the warm-up, and the slope of the line through it."""
-        first = len(self.minutes) // 4
-        minutes, values = self.minutes[first:], self.memory[role][first:]
-        slope = statistics.linear_regression(minutes, values).slope
-        return {"process": role, "first_mib": values[0], "last_mib": values[-1], "most_mib": max(values),
-                "mib_per_minute": slope}  # fmt: skip
 
 
 class Clients:
@@ -176,7 +157,7 @@ def main() -> int:
         after, wall = stage_seconds(running), time.monotonic() - began
         left = {"requests": running.gauge("num_requests_running") + running.gauge("num_requests_waiting"),
                 "kv_usage": running.gauge("kv_cache_usage_perc")}  # fmt: skip
-    processes = [watch.growth(role) for role in watch.memory]
+    processes = watch.memory.growth()
     counted = {name: after[name] - before[name] for name in after}
     stages = [
         {"stage": name, "counted_s": seconds, "wall_s": wall, "off_s": seconds - wall}

@@ -41,7 +41,9 @@ class RankActor:
 
     def warm_up(self) -> None:
         """Import all that a rank needs."""
-        from ..runtime.pipeline import stage_worker  # noqa: F401
+        from ..runtime.pipeline.rank import warm_up
+
+        warm_up()
 
     def run(self, endpoint: Endpoint, rank: int, device: str, timeout_s: float) -> None:
         from ..runtime.pipeline.rank import run_rank

@@ -197,9 +197,9 @@ def _store() -> Any:
 
 def _serve() -> None:
     """Be a rank, as soon as the keeper says of what."""
-    from ..runtime.pipeline import stage_worker  # noqa: F401
-    from ..runtime.pipeline.rank import run_rank
+    from ..runtime.pipeline.rank import run_rank, warm_up
 
+    warm_up()
     if not (line := sys.stdin.readline()):
         return
     address = json.loads(line)

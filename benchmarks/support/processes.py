@@ -1,8 +1,13 @@
-"""Processes of this machine, and the memory of one with its descendants."""
+"""Processes of this machine, and their memory."""
 
 from __future__ import annotations
 
+import os
+import statistics
+import time
 from pathlib import Path
+
+_PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def children_by_parent() -> dict[int, list[int]]:
@@ -18,13 +23,45 @@ def children_by_parent() -> dict[int, list[int]]:
     return children
 
 
+def descendants_of(pid: int) -> list[int]:
+    """Return all processes below one."""
+    children, left, found = children_by_parent(), [pid], []
+    while left:
+        below = sorted(children.get(left.pop(), []))
+        left += below
+        found += below
+    return found
+
+
+class MemoryLog:
+    """Resident MiB of processes by their names, from now on."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._minutes: list[float] = []
+        self._mib: dict[str, list[float]] = {}
+
+    def sample(self, names: dict[int, str]) -> None:
+        """Note what each of these processes has now; they are the same at every call."""
+        self._minutes.append((time.monotonic() - self._began) / 60)
+        for pid, name in names.items():
+            pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+            self._mib.setdefault(name, []).append(pages * _PAGE / (1 << 20))
+
+    def growth(self) -> list[dict[str, str | float]]:
+        """A row for each process: its memory after the first quarter, and the slope of the line through it."""
+        first = len(self._minutes) // 4
+        minutes = self._minutes[first:]
+        return [{
+            "process": name, "first_mib": mib[first], "last_mib": mib[-1], "most_mib": max(mib[first:]),
+            "mib_per_minute": statistics.linear_regression(minutes, mib[first:]).slope,
+        } for name, mib in self._mib.items()]  # fmt: skip
+
+
 def tree_memory(pid: int) -> float:
     """Return the bytes that a process and its descendants have, a shared page divided among those that map it."""
-    children = children_by_parent()
-    total, left = 0.0, [pid]
-    while left:
-        one = left.pop()
-        left += children.get(one, [])
+    total = 0.0
+    for one in [pid, *descendants_of(pid)]:
         try:
             lines = Path(f"/proc/{one}/smaps_rollup").read_text().splitlines()
         except OSError:

@@ -87,7 +87,6 @@ class Coordinator:
         self.next_micro_batch = first_micro_batch
         self._in_flight: dict[int, tuple[MicroBatch, MicroBatchRecord]] = {}
         self._waits: list[Wait] = []  # since the last dispatch
-        self._fault: FaultRecord | None = None  # the newest
         self._blocked_since: float | None = self.clock.now()
         self._blocked_by = scheduler.blocked
 
@@ -98,7 +97,8 @@ class Coordinator:
     @property
     def is_recovering(self) -> bool:
         """Whether a fault is not repaired yet."""
-        return self._fault is not None and self._fault.up is None
+        faults = self.record.faults
+        return bool(faults) and faults[-1].up is None
 
     def check_progress(self) -> None:
         """Check that the run can go on; call it after a dispatch, when no more requests will arrive.
@@ -154,8 +154,9 @@ class Coordinator:
         """
         now = self.clock.now()
         since = fault.since
-        if self._fault is not None and self._fault.up is None:  # its repair has failed
-            self._fault.up = since = now
+        faults = self.record.faults
+        if self.is_recovering:  # the repair has failed
+            faults[-1].up = since = now
         if self._blocked_since is None or self._blocked_since < since:
             self._unblocked(since)
             self._blocked_since = since
@@ -163,9 +164,8 @@ class Coordinator:
         self.epoch += 1
         self._in_flight.clear()
         requests, tokens = self.scheduler.restart()
-        self._fault = FaultRecord(self.epoch, fault.reason, str(fault), since, now, requests=requests, tokens=tokens)
-        self.record.faults.append(self._fault)
-        self.pipeline.restart(self._fault)
+        faults.append(FaultRecord(self.epoch, fault.reason, str(fault), since, now, requests=requests, tokens=tokens))
+        self.pipeline.restart(faults[-1])
 
     def dispatch(self) -> None:
         """Fill the pipeline up to its depth."""

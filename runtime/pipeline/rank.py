@@ -42,14 +42,18 @@ _BROKEN = (
 )  # fmt: skip
 
 
+def warm_up() -> None:
+    """Import all that a rank needs."""
+    from . import stage_worker  # noqa: F401
+
+
 def run_rank(endpoint: Endpoint, rank: int, device: str, start_timeout_s: float) -> None:
     """Run micro-batches as `rank` on `device` ("cpu", "cuda:0") until the coordinator sends `Stop`.
 
     Raises:
         Exception: the error that ended the rank, after it has been sent to the coordinator.
     """
-    from . import stage_worker  # noqa: F401  # before this rank joins, since the others wait for it from then on
-
+    warm_up()  # before this rank joins, since the others wait for it from then on
     client = ControlClient(endpoint, rank, start_timeout_s)
     stage = -1
     is_built = threading.Event()

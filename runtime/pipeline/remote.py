@@ -83,7 +83,7 @@ class RemotePipeline:
         while not self._server.accept(_POLL_INTERVAL_S):
             self._check_launcher()
             if self.clock.now() > deadline:
-                raise self._late(set(range(world)) - self._server.connected, "did not start within")
+                raise self._late(self._ranks - self._server.connected, "did not start within")
             on_progress(f"{len(self._server.connected)} of {world} ranks started")
         setup = self._with_nodes(setup)
         self._server.publish(encoder.encode(setup))
@@ -93,11 +93,15 @@ class RemotePipeline:
             ready |= {m.rank: m for m in self._poll(_POLL_INTERVAL_S) if isinstance(m, Ready)}
             self._check_launcher()
             if self.clock.now() > deadline:
-                raise self._late(set(range(world)) - ready.keys(), "did not connect and load within")
+                raise self._late(self._ranks - ready.keys(), "did not connect and load within")
         if split := split_stages(self._server.node, setup.tp):
             _warn_of_split_stages({stage: [ready[rank].host for rank in ranks] for stage, ranks in split.items()})
         self.where = [f"{ready[rank].host} {ready[rank].process}" for rank in range(world)]
         return setup
+
+    @property
+    def _ranks(self) -> set[int]:
+        return set(range(self._parallel.world_size))
 
     def _with_nodes(self, setup: Setup) -> Setup:
         """Return the setup with what is known of the ranks' nodes."""
@@ -177,7 +181,7 @@ class RemotePipeline:
 
     def restart(self, fault: FaultRecord) -> None:
         self._limit.count(fault.text, self.clock.now())
-        ranks = set(range(self._parallel.world_size))
+        ranks = self._ranks
         replaced = self._dead | (ranks - self._server.connected)
         if self._repair is not None:
             replaced |= self._repair.replaced - self._repair.ready.keys()
@@ -195,7 +199,7 @@ class RemotePipeline:
             PipelineFault: another fault came.
             PipelineError: it takes too long.
         """
-        ranks = set(range(self._parallel.world_size))
+        ranks = self._ranks
         while (left := deadline - self.clock.now()) > 0:
             timeout = min(left, _POLL_INTERVAL_S)
             if repair.joined is None:
@@ -227,7 +231,7 @@ class RemotePipeline:
         epoch = repair.fault.epoch
         self._setup = self._with_nodes(msgspec.structs.replace(self._setup, epoch=epoch))
         self._server.publish(encoder.encode(self._setup), to=repair.replaced)
-        living = set(range(self._parallel.world_size)) - repair.replaced
+        living = self._ranks - repair.replaced
         self._server.publish(encoder.encode(Rejoin(epoch)), to=living)
 
     def _finish(self, repair: Repair, now: float) -> None:
@@ -255,7 +259,7 @@ class RemotePipeline:
     def _silent_ranks(self) -> list[int]:
         """Return the ranks that do not answer a roll call."""
         self._server.publish(encoder.encode(RollCall()))
-        silent = set(range(self._parallel.world_size))
+        silent = self._ranks
         deadline = self.clock.now() + _ROLL_CALL_S
         while silent and self.clock.now() < deadline:
             silent -= {m.rank for m in self._poll(_POLL_INTERVAL_S) if isinstance(m, Present)}

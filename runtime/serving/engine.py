@@ -85,7 +85,7 @@ class ServingEngine:
         """
         coordinator = self._coordinator
         while not self._is_closing:
-            if not coordinator.has_work and not self._is_recovering:
+            if not coordinator.has_work and not coordinator.is_recovering:
                 self._snapshot(always=True)
                 coordinator.collect(coordinator.clock.now() + _LONGEST_WAIT_S)  # a rank may die meanwhile
                 self._receive()
@@ -95,11 +95,6 @@ class ServingEngine:
                 self._send_tokens(events)
             coordinator.check_progress()
             self._snapshot()
-
-    @property
-    def _is_recovering(self) -> bool:
-        faults = self._coordinator.record.faults
-        return bool(faults) and faults[-1].up is None
 
     def _receive(self) -> None:
         """Take what the front has sent, without waiting for it."""
@@ -181,7 +176,7 @@ class ServingEngine:
     def _snapshot(self, always: bool = False) -> None:
         """Send the state, once in a while, `always`, or when a fault came or went; forget what the ledger counted."""
         now, faults = self._coordinator.clock.now(), self._coordinator.record.faults
-        known = (len(faults), self._is_recovering)
+        known = (len(faults), self._coordinator.is_recovering)
         if not always and now < self._snapshot_at and known == self._known_faults:
             return
         self._known_faults = known

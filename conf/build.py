@@ -358,7 +358,8 @@ def _convert(hint: Any, value: Any, key: str) -> Any:
             items = list(value) if isinstance(value, list | tuple) else [value]
             if dataclasses.is_dataclass(element):
                 return tuple(_convert(element, item, f"{key}[{index}]") for index, item in enumerate(items))
-            converted = [_scalar(element, item, key) for item in items]
+            convert = _convert if typing.get_origin(element) is tuple else _scalar
+            converted = [convert(element, item, key) for item in items]
             if value is not None and None not in converted:
                 return tuple(converted)
         elif typing.get_origin(option) is dict:

@@ -8,6 +8,7 @@ from .errors import ConfigError
 from .structured_outputs import StructuredOutputs
 
 _INTEGERS = ("n", "max_tokens", "min_tokens", "top_k")
+_MAX_BAD_WORDS = 1024
 _NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 
 
@@ -60,14 +61,19 @@ class SamplingParams:
     """-100 to 100 by token id, added to the logits; null: none"""
     allowed_token_ids: tuple[int, ...] = ()
     """token ids of which each token is one; none: all"""
+    bad_words: tuple[str, ...] = ()
+    """words that an output does not hold, at its start or after a space"""
+    bad_words_ids: tuple[tuple[int, ...], ...] = ()
+    """the same as sequences of token ids: the last of each is not sampled after the others"""
     structured_outputs: StructuredOutputs | None = None
     """what the text must match; null: nothing"""
 
     def __post_init__(self) -> None:
-        for name in ("stop", "stop_token_ids", "allowed_token_ids"):
+        for name in ("stop", "stop_token_ids", "allowed_token_ids", "bad_words", "bad_words_ids"):
             value = getattr(self, name)
             value = (value,) if isinstance(value, str | int) else tuple(value or ())
             object.__setattr__(self, name, value)
+        sequences = [tuple(ids) if isinstance(ids, list | tuple) else () for ids in self.bad_words_ids]
         given = [name for name in ("seed", "logprobs", "prompt_logprobs") if getattr(self, name) is not None]
         for names, kind, right in (((*_INTEGERS, *given), int, "an integer"), (_NUMBERS, int | float, "a number")):
             for name in names:
@@ -92,6 +98,12 @@ class SamplingParams:
             ("stop", all(isinstance(s, str) and s for s in self.stop), "strings that are not empty"),
             ("stop_token_ids", all(isinstance(i, int) for i in self.stop_token_ids), "token ids"),
             ("allowed_token_ids", all(isinstance(i, int) for i in self.allowed_token_ids), "token ids"),
+            (
+                "bad_words",
+                len(self.bad_words) <= _MAX_BAD_WORDS and all(isinstance(w, str) and w.strip() for w in self.bad_words),
+                f"at most {_MAX_BAD_WORDS} words that are not blank",
+            ),
+            ("bad_words_ids", all(ids and all(type(i) is int for i in ids) for ids in sequences), "lists of token ids"),
             ("logit_bias", all(_is_bias(*pair) for pair in biases.items()), "-100 to 100 by token id"),
             ("logprobs", self.logprobs is None or 0 <= self.logprobs <= 64, "null or 0 to 64"),
             ("prompt_logprobs", self.prompt_logprobs is None or 0 <= self.prompt_logprobs <= 64, "null or 0 to 64"),
@@ -99,6 +111,7 @@ class SamplingParams:
         for name, holds, right in rules:
             if not holds:
                 raise ConfigError(f"sampling.{name}={getattr(self, name)!r}: must be {right}")
+        object.__setattr__(self, "bad_words_ids", tuple(sequences))
         object.__setattr__(self, "logit_bias", {int(token): float(bias) for token, bias in biases.items()} or None)
         if self.structured_outputs is not None and self.ignore_eos:
             raise ConfigError("sampling.ignore_eos=True: structured_outputs end with the end-of-sequence token")
@@ -115,7 +128,7 @@ class SamplingParams:
     @property
     def depends_on_past(self) -> bool:
         """Whether logits are changed by the tokens that came before, so that sampling must know these."""
-        return self.has_penalties or self.structured_outputs is not None
+        return self.has_penalties or bool(self.bad_words_ids) or self.structured_outputs is not None
 
     @property
     def has_penalties(self) -> bool:

@@ -4,8 +4,8 @@ Only tensor-parallel rank 0 of the last stage has a sampler. Semantics are vLLM'
 
 1. mask the tokens that structured outputs and `allowed_token_ids` do not allow; add `logit_bias`; apply the repetition
    penalty (over prompt and output), then frequency and presence penalties (over output only);
-2. mask end-of-sequence and stop tokens until there are `min_tokens` output tokens, unless structured outputs allow no
-   other;
+2. mask end-of-sequence and stop tokens until there are `min_tokens` output tokens, and the last token of each of
+   `bad_words_ids` where the output ends with the others; structured outputs that allow no other token prevail;
 3. at temperature 0, take the argmax (the lowest id on ties);
 4. apply temperature, then `min_p`, then `top_k`, then `top_p` (the smallest set that reaches it, lowest ids first on
    ties);
@@ -16,6 +16,7 @@ Logprobs are those after step 2. Shapes: R rows, V vocabulary, S sampled (not gr
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
@@ -62,10 +63,36 @@ def _ints(values: Collection[int]) -> np.ndarray:
     return np.fromiter(values, dtype=np.int64, count=len(values))
 
 
-class _History:
-    """One request's parameters, and the tokens to which its penalties apply."""
+class _BadWords:
+    """The sequences of tokens that an output may not hold, and the end of the output so far."""
 
-    __slots__ = ("counts", "length", "masked", "params", "prompt_len", "seed", "seen")
+    __slots__ = ("_after", "_always", "_tail")
+
+    def __init__(self, sequences: Sequence[tuple[int, ...]]) -> None:
+        self._always = [last for *others, last in sequences if not others]
+        self._after: dict[int, list[tuple[list[int], int]]] = {}  # by the last of the tokens before the banned one
+        for *others, last in sequences:
+            if others:
+                self._after.setdefault(others[-1], []).append((others, last))
+        self._tail: deque[int] = deque(maxlen=max(map(len, sequences)) - 1)
+
+    def feed(self, token: int) -> None:
+        """Record an output token."""
+        self._tail.append(token)
+
+    @property
+    def banned(self) -> list[int]:
+        """The tokens that may not come next."""
+        if not self._tail or self._tail[-1] not in self._after:
+            return self._always
+        tail = list(self._tail)
+        return self._always + [last for others, last in self._after[tail[-1]] if tail[-len(others) :] == others]
+
+
+class _History:
+    """One request's parameters, and the past tokens that its penalties and bad words go by."""
+
+    __slots__ = ("bad_words", "counts", "length", "masked", "params", "prompt_len", "seed", "seen")
 
     def __init__(self, params: SamplingParams, seed: int, prompt_len: int, masked: list[int]) -> None:
         self.params = params
@@ -75,6 +102,7 @@ class _History:
         self.length = 0  # positions 0 .. length - 1 are recorded
         self.seen: dict[int, None] = {}  # tokens of prompt and output, in the order of their first occurrence
         self.counts: dict[int, int] = {}  # of output tokens
+        self.bad_words = _BadWords(params.bad_words_ids) if params.bad_words_ids else None
 
     def feed(self, start: int, tokens: Sequence[int]) -> None:
         """Record those of `tokens`, which stand from position `start` on, that are not recorded yet."""
@@ -83,6 +111,8 @@ class _History:
             self.seen[token] = None
             if position >= self.prompt_len:
                 self.counts[token] = self.counts.get(token, 0) + 1
+                if self.bad_words is not None:
+                    self.bad_words.feed(token)
         self.length = max(self.length, start + len(tokens))
 
     @property
@@ -90,15 +120,24 @@ class _History:
         """Whether each token is the argmax of its logits, and nothing is asked beside it."""
         params = self.params
         is_masked = bool(self.masked) and params.min_tokens > 0
-        is_edited = params.has_penalties or params.edits_logits or is_masked
+        is_edited = self.needs_past or params.edits_logits or is_masked
         return params.is_greedy and not is_edited and params.logprobs is None
+
+    @property
+    def needs_past(self) -> bool:
+        """Whether logits are edited by the tokens that came before."""
+        return self.params.has_penalties or self.bad_words is not None
 
     def is_masked(self, position: int) -> bool:
         return bool(self.masked) and position - self.prompt_len < self.params.min_tokens
 
-    def edit(self, logits_V: Tensor, position: int, is_over: bool) -> None:
-        """Apply biases and penalties to the logits of the token at `position`, in place, and the `min_tokens` mask
-        unless the output `is_over`: only tokens that end it may come."""
+    def edit(self, logits_V: Tensor, position: int, is_structured: bool, is_over: bool) -> None:
+        """Apply steps 1 and 2 to the logits of the token at `position`, in place.
+
+        Args:
+            is_structured: structured outputs have masked tokens of this row.
+            is_over: they allow only tokens that end the output.
+        """
         params, device = self.params, logits_V.device
         if params.allowed_token_ids:
             (ids,) = upload([_ints(sorted(set(params.allowed_token_ids)))], device)
@@ -108,8 +147,8 @@ class _History:
             biases = np.fromiter(params.logit_bias.values(), dtype=np.float64)
             ids, biases_B = upload([_ints(params.logit_bias), biases], device)
             logits_V[ids] += biases_B.to(logits_V.dtype)
+        assert not self.needs_past or self.length == position, f"{self.length} tokens fed before position {position}"
         if params.has_penalties:
-            assert self.length == position, f"{self.length} tokens were fed before position {position}"
             if params.repetition_penalty != 1.0 and self.seen:
                 (ids,) = upload([_ints(self.seen)], device)
                 x = logits_V[ids]
@@ -121,6 +160,10 @@ class _History:
         if self.is_masked(position) and not is_over:
             (ids,) = upload([_ints(self.masked)], device)
             logits_V.index_fill_(0, ids, _MASKED_LOGIT)
+        if self.bad_words is not None and (banned := self.bad_words.banned):
+            (ids,) = upload([_ints(banned)], device)
+            rest = logits_V.index_fill(0, ids, _MASKED_LOGIT)
+            logits_V.copy_(rest.where(rest.max() > _MASKED_LOGIT, logits_V) if is_structured else rest)
 
 
 class Sampler:
@@ -161,7 +204,7 @@ class Sampler:
     def feed(self, request: int, start: int, tokens: Sequence[int]) -> None:
         """Record the tokens that a micro-batch computes, from position `start` on. Known positions are skipped."""
         history = self._requests[request]
-        if history.params.has_penalties:
+        if history.needs_past:
             history.feed(start, tokens)
 
     def sample(self, logits_RV: Tensor, requests: Sequence[int], positions: Sequence[int]) -> list[SampledToken]:
@@ -194,13 +237,14 @@ class Sampler:
         edited = [
             r
             for r, (h, p) in enumerate(zip(rows, positions, strict=True))
-            if h.params.has_penalties or h.params.edits_logits or h.is_masked(p)
+            if h.needs_past or h.params.edits_logits or h.is_masked(p)
         ]
         if edited:
             logits = logits.clone() if masks is None else logits
             for r in edited:
-                is_over = masks is not None and r in masks and not masks.has_other_than(r, rows[r].masked)
-                rows[r].edit(logits[r], positions[r], is_over)
+                is_structured = masks is not None and r in masks
+                is_over = masks is not None and is_structured and not masks.has_other_than(r, rows[r].masked)
+                rows[r].edit(logits[r], positions[r], is_structured, is_over)
         top, best = logits.max(dim=-1)  # NaN, if the row holds one
         drawn = [r for r, h in enumerate(rows) if not h.params.is_greedy]
         for part in slices(drawn, self.vocab_size):

@@ -142,7 +142,9 @@ def _keys(path: str, rng: random.Random) -> bytes:
         {"logit_bias": {"9" * 10_000: 1}}, {"logit_bias": {str(number): 1 for number in range(10_000)}},
         {"logit_bias": {"\ud800": 1}}, {"logit_bias": {"\u0661": 1}}, {"stop": ["x"] * 10_000}, {"stop": "x" * 100_000},
         {"stop_token_ids": list(range(10_000))}, {"model": "x" * 100_000}, {"cache_salt": "\ud800" * 1000},
-        {"user": "x" * 100_000}, {"allowed_token_ids": [0] * 10_000}, {"chat_template_kwargs": {"messages": 1}},
+        {"user": "x" * 100_000}, {"allowed_token_ids": [0] * 10_000}, {"bad_words": [""]},
+        {"bad_words": ["x"] * 10_000}, {"bad_words": ["x" * 100_000]}, {"bad_words": ["\ud800"]},
+        {"chat_template_kwargs": {"messages": 1}},
     )  # fmt: skip
     content = json.dumps({**_GOOD[path], **rng.choice(kinds)})
     if rng.random() < 0.2:  # each key twice

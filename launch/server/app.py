@@ -301,11 +301,13 @@ async def _run(
     try:
         if params.structured_outputs is not None:  # to compile a grammar may take a while
             await asyncio.to_thread(service.intake.check_structured_outputs, params.structured_outputs)
+        if params.bad_words:
+            params = await asyncio.to_thread(service.intake.resolve, params)
         for number, prompt in enumerate(prompts):
             service.intake.check(number, prompt, params)
     except ConfigError as error:
         text = str(error).removeprefix("sampling.")
-        param = "structured_outputs" if text.startswith("structured_outputs") else "prompt"
+        param = next((name for name in ("structured_outputs", "bad_words") if text.startswith(name)), "prompt")
         raise ApiError(400, text, param=param) from error
     new = len(prompts) * body.n
     if client.num_waiting + new > service.config.max_waiting:

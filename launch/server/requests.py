@@ -70,6 +70,7 @@ class SamplingBody(_Body):
     frequency_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
     allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
     seed: int | None = None
     user: str | None = None
     cache_salt: str | None = Field(None, min_length=1)
@@ -110,7 +111,7 @@ class SamplingBody(_Body):
             return SamplingParams(
                 max_tokens=max_tokens, logprobs=logprobs, prompt_logprobs=prompt_logprobs, stop=tuple(stop),
                 stop_token_ids=tuple(self.stop_token_ids or ()), logit_bias=self.logit_bias,  # type: ignore[arg-type]
-                allowed_token_ids=tuple(self.allowed_token_ids or ()),
+                allowed_token_ids=tuple(self.allowed_token_ids or ()), bad_words=tuple(self.bad_words or ()),
                 include_stop_str_in_output=self.include_stop_str_in_output, ignore_eos=self.ignore_eos,
                 structured_outputs=self._structured_outputs(),
                 **{"temperature": 1.0} | given,

@@ -6,13 +6,15 @@ import operator
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
+from itertools import chain
 
 from ...conf.build import is_unicode
 from ...conf.errors import ConfigError
 from ...conf.sampling import SamplingParams
 from ...conf.structured_outputs import StructuredOutputs
 from ...models.grammar import Grammars
-from ...models.tokenizer import Tokenizer, load_tokenizer
+from ...models.tokenizer import NoTokenizer, Tokenizer, load_tokenizer
 from .plan import Plan
 
 Prompt = str | Sequence[int]
@@ -51,10 +53,28 @@ class Intake:
         for number, text in enumerate(many):
             if isinstance(text, str):
                 self.check_text(number, text)
+        each = [self.resolve(params) for params in each]
         encoded = [self.tokenizer.encode(p) if isinstance(p, str) else _ids(n, p) for n, p in enumerate(many)]
         for number, (ids, of_it) in enumerate(zip(encoded, each, strict=True)):
             self.check(number, ids, of_it)
         return list(zip(many, encoded, each, strict=True))
+
+    def resolve(self, params: SamplingParams) -> SamplingParams:
+        """Return params whose `bad_words` are token ids: of each word as it is, and of the word after a space.
+
+        Raises:
+            ConfigError: a word is no Unicode text, or the model has no tokenizer.
+        """
+        if not params.bad_words:
+            return params
+        if isinstance(self.tokenizer, NoTokenizer):
+            raise ConfigError("sampling.bad_words: the model has no tokenizer; use bad_words_ids")
+        if not all(map(is_unicode, params.bad_words)):
+            raise ConfigError("sampling.bad_words: half of a surrogate pair is not text")
+        words = [word.lstrip() for word in params.bad_words]
+        forms = [self.tokenizer.encode(prefix + word, add_special=False) for word in words for prefix in ("", " ")]
+        sequences = dict.fromkeys((*params.bad_words_ids, *(tuple(ids) for ids in forms if ids)))
+        return replace(params, bad_words=(), bad_words_ids=tuple(sequences))
 
     def check_text(self, number: int, text: str) -> None:
         """Check a text before it is encoded, which takes seconds for each ten megabytes.
@@ -87,8 +107,9 @@ class Intake:
             )
         if not 0 <= min(ids) <= max(ids) < vocab:
             raise ConfigError(f"prompt {number} holds a token id outside 0 .. {vocab - 1}")
-        for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
-            if bad := [t for t in getattr(params, name) or () if not 0 <= t < vocab]:
+        for name in ("stop_token_ids", "allowed_token_ids", "logit_bias", "bad_words_ids"):
+            given = getattr(params, name) or ()
+            if bad := [t for t in (chain(*given) if name == "bad_words_ids" else given) if not 0 <= t < vocab]:
                 raise ConfigError(f"sampling.{name}={bad}: must lie in 0 .. {vocab - 1}")
         if params.structured_outputs is not None:
             self.check_structured_outputs(params.structured_outputs)

@@ -117,6 +117,14 @@ def test_biases(server: Server, client: openai.OpenAI, offline: LLM) -> None:
         model="shipped", prompt=PROMPT, max_tokens=9, extra_body={"allowed_token_ids": [line[0], space[0]]}
     )
     assert set(answer.choices[0].text) <= {"\n", " "}
+    (plain,) = offline.generate([PROMPT], SamplingParams(max_tokens=24))
+    word = plain.outputs[0].text.split()[1]
+    answer = client.completions.create(
+        model="shipped", prompt=PROMPT, max_tokens=24, temperature=0, extra_body={"bad_words": [word]}
+    )
+    (other,) = offline.generate([PROMPT], SamplingParams(max_tokens=24, bad_words=(word,)))
+    assert answer.choices[0].text == other.outputs[0].text
+    assert f" {word}" not in answer.choices[0].text
 
 
 def test_echo_with_logprobs(server: Server, client: openai.OpenAI, offline: LLM) -> None:
@@ -220,6 +228,7 @@ WRONG: list[tuple[str, Any, int, str]] = [
     ("/v1/completions", {"prompt": "x", "logit_bias": {"a": 1}}, 400, "logit_bias"),
     ("/v1/completions", {"prompt": "x", "logit_bias": {"99999": 1}}, 400, "logit_bias"),
     ("/v1/completions", {"prompt": "x", "allowed_token_ids": [-1]}, 400, "allowed_token_ids"),
+    ("/v1/completions", {"prompt": "x", "bad_words": [" "]}, 400, "bad_words"),
     ("/v1/completions", {"prompt": "x", "prompt_logprobs": 1, "stream": True}, 400, "prompt_logprobs"),
     ("/v1/completions", {"prompt": "x", "structured_outputs": {}}, 400, "found none"),
     ("/v1/completions", {"prompt": "x", "structured_outputs": {"regexp": "a"}}, 400, "regex"),

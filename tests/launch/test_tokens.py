@@ -47,10 +47,13 @@ POLICIES: list[SchedulerConfig] = [
 PART = 3  # of the policies that a model runs under in a layout: all of them over the layouts, and over the models
 
 
+BAD = tuple((n, m) for n in range(0, 90, 3) for m in range(0, 90, 2))
 GREEDY = SamplingParams(max_tokens=OUTPUT, ignore_eos=True)
 SAMPLED_WAYS = [
     SamplingParams(max_tokens=OUTPUT, ignore_eos=True, seed=1, temperature=0.7, top_p=0.9),
-    SamplingParams(max_tokens=OUTPUT, ignore_eos=True, seed=2, temperature=3.0, top_k=40, presence_penalty=1.0),
+    SamplingParams(
+        max_tokens=OUTPUT, ignore_eos=True, seed=2, temperature=3.0, top_k=40, presence_penalty=1.0, bad_words_ids=BAD
+    ),
     SamplingParams(max_tokens=OUTPUT, ignore_eos=True, seed=3, temperature=5.0, min_p=0.01, repetition_penalty=1.5),
 ]
 SAMPLED = [SAMPLED_WAYS[(number + 1) % 3] for number in range(len(PROMPTS))]

@@ -43,6 +43,9 @@ def penalised(logits_V: torch.Tensor, params: SamplingParams, history: list[int]
         x[token] -= np.float32(count * params.frequency_penalty + params.presence_penalty)
     if len(history) - prompt_len < params.min_tokens:
         x[[EOS, *params.stop_token_ids]] = -np.inf
+    for *others, last in params.bad_words_ids:
+        if history[prompt_len:][-len(others) :] == others or not others:
+            x[last] = -np.inf
     return x
 
 
@@ -73,9 +76,10 @@ params_strategy = st.builds(
     stop_token_ids=st.lists(st.integers(0, 7), max_size=2).map(tuple),
     logit_bias=st.none() | st.dictionaries(st.integers(0, 29), st.floats(-100, 100), min_size=1, max_size=4),
     allowed_token_ids=st.sampled_from([(), (), (20, 21), (0, 5, 9, 11, 22, 23, 29)]),
+    bad_words_ids=st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=4).map(tuple), max_size=6).map(tuple),
     logprobs=st.sampled_from([None, 0, 1, 5, 64]),
 )
-histories = st.lists(st.integers(0, 31), min_size=1, max_size=12)
+histories = st.lists(st.integers(0, 31), min_size=1, max_size=12) | st.lists(st.integers(0, 5), min_size=1, max_size=12)
 
 
 @settings(max_examples=150, deadline=None)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -44,6 +47,36 @@ def test_prompts_may_be_text_or_ids_one_or_many(llm: LLM, greedy: list[list[int]
         (output,) = llm.generate(one, params)
         assert output.outputs[0].token_ids == greedy[2]
     assert llm.generate([], params) == []
+
+
+def test_bad_words(llm: LLM, greedy: list[list[int]]) -> None:
+    """A word does not come, at its start or after a space, however many tokens it has; others stay as they were."""
+    words = [llm.tokenizer.decode(ids).split()[1] for ids in greedy]
+    banned = [SamplingParams(max_tokens=24, bad_words=(word,)) for word in words]
+    prompts = [prompt for prompt in PROMPTS for _ in range(2)]
+    outputs = llm.generate(prompts, [each for own in banned for each in (own, replace(own, bad_words=()))])
+    assert [o.outputs[0].token_ids for o in outputs[1::2]] == greedy
+    for word, plain, output in zip(words, greedy, outputs[::2], strict=True):
+        text, ids = output.outputs[0].text, output.outputs[0].token_ids
+        assert f" {word}" in llm.tokenizer.decode(plain)
+        assert ids != plain
+        for form in (llm.tokenizer.encode(word), llm.tokenizer.encode(f" {word}")):
+            assert not any(ids[i : i + len(form)] == form for i in range(len(ids))), text
+    (sequence,) = llm.generate(PROMPTS[0], SamplingParams(max_tokens=24, bad_words_ids=(tuple(greedy[0][5:8]),)))
+    assert sequence.outputs[0].token_ids[:7] == greedy[0][:7]
+    assert sequence.outputs[0].token_ids[7] != greedy[0][7]
+
+
+@pytest.mark.parametrize(("given", "line"), [
+    ({"bad_words": ("",)}, "sampling.bad_words=('',): must be at most 1024 words that are not blank"),
+    ({"bad_words": "\ud800"}, "sampling.bad_words: half of a surrogate pair is not text"),
+    ({"bad_words_ids": ((1, -2),)}, "sampling.bad_words_ids=[-2]: must lie in 0 .. "),
+    ({"bad_words_ids": ((),)}, "sampling.bad_words_ids=((),): must be lists of token ids"),
+    ({"bad_words_ids": (3,)}, "sampling.bad_words_ids=(3,): must be lists of token ids"),
+])  # fmt: skip
+def test_bad_words_that_are_none(llm: LLM, given: dict[str, Any], line: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(line)):
+        llm.generate("x", SamplingParams(**given))
 
 
 def test_one_params_or_one_each(llm: LLM, greedy: list[list[int]]) -> None:

@@ -101,6 +101,15 @@ def test_many_draws_all_match(llm: LLM) -> None:
         assert one.text == "(" * half + ")" * half
 
 
+def test_bad_words_yield_to_structured_outputs_only_where_no_other_token_is_left(llm: LLM) -> None:
+    drawn = {"temperature": 8.0, "n": 12, "seed": 1}
+    choices = StructuredOutputs(choice=["x", "y", "z"])
+    (output,) = llm.generate(PROMPTS[0], SamplingParams(bad_words=("x", "z"), structured_outputs=choices, **drawn))
+    assert {one.text for one in output.outputs} == {"y"}
+    (output,) = llm.generate(PROMPTS[0], SamplingParams(bad_words=("x", "y", "z"), structured_outputs=choices, **drawn))
+    assert {one.text for one in output.outputs} == {"x", "y", "z"}
+
+
 def test_logprobs_are_those_of_the_allowed_tokens(llm: LLM) -> None:
     params = SamplingParams(logprobs=4, structured_outputs=StructuredOutputs(regex="[xyz]"))
     (output,) = llm.generate(PROMPTS[0], params)

@@ -30,9 +30,46 @@ def down_seconds(faults: Sequence[FaultRecord], end: float) -> float:
     return float((edges[1::2] - edges[::2]).sum())
 
 
-def fault_summary(fault: FaultRecord, start: float) -> dict[str, Any]:
+def replay_seconds(record: RunRecord) -> list[float]:
+    """Stage seconds, for each fault, in which tokens were computed again that had been computed before it.
+
+    They are the mean of the stages. A micro-batch counts by the share of such tokens among its own. A token that a
+    further fault has computed once more is that fault's.
+    """
+    faults = record.faults
+    shares: dict[int, dict[int, float]] = {}  # by micro-batch, then by fault
+    computed: dict[int, float] = {}  # tokens of each request since the last fault; infinity once it has decoded
+    behind: dict[int, tuple[int, float, float]] = {}  # a request's fault, the tokens that it had, and has again
+    fault = 0
+    for micro_batch in record.micro_batches if faults else ():
+        while fault < len(faults) and micro_batch.dispatched > faults[fault].detected:
+            had = {request: tokens for request, (_, tokens, _) in behind.items()}
+            behind |= {r: (fault, max(tokens, had.get(r, 0.0)), 0.0) for r, tokens in computed.items()}
+            behind |= {r: (fault, tokens, 0.0) for r, tokens in had.items() if r not in computed}
+            computed, fault = {}, fault + 1
+        for chunk in micro_batch.chunks:
+            end = float(chunk.start + chunk.tokens)
+            computed[chunk.request] = max(end, computed.get(chunk.request, 0.0))
+            if chunk.request in behind:
+                of, tokens, again = behind[chunk.request]
+                share = max(0.0, min(end, tokens) - max(chunk.start, again)) / micro_batch.num_tokens
+                own = shares.setdefault(micro_batch.micro_batch, {})
+                own[of] = own.get(of, 0.0) + share
+                behind[chunk.request] = (of, tokens, max(end, again))
+        for request in micro_batch.decodes.distinct:
+            computed[request] = math.inf
+            behind.pop(request, None)
+    seconds = [0.0] * len(faults)
+    for span in record.spans if shares else ():
+        for of, share in shares.get(span.micro_batch, {}).items():
+            seconds[of] += share * (span.end - span.begin) / record.num_stages
+    return seconds
+
+
+def fault_summary(fault: FaultRecord, start: float, replay: float | None = None) -> dict[str, Any]:
     """A fault as `summary.json` names it: when it began, in seconds since the run's `start`; how long it lasted and the
-    parts of that, in seconds, None and only the first of them before its repair; and what it cost."""
+    parts of that, in seconds, None and only the first of them before its repair; and what it cost, with the seconds of
+    `replay` where they are known."""
     return {
         "time": fault.since - start,
         "reason": fault.reason,
@@ -42,6 +79,7 @@ def fault_summary(fault: FaultRecord, start: float) -> dict[str, Any]:
         "ranks": fault.ranks,
         "requests": fault.requests,
         "tokens": fault.tokens,
+        "replay": replay,
     }
 
 

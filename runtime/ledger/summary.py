@@ -15,7 +15,7 @@ from .causes import STARVED, Cause
 from .latencies import completed_requests, latencies, statistics
 from .ledger import Ledger, inner_bubble_fraction
 from .predictions import predicted_and_measured, prediction_error
-from .recovery import down_seconds, fault_summary
+from .recovery import down_seconds, fault_summary, replay_seconds
 from .slo import has_bound, meets
 
 
@@ -170,9 +170,9 @@ def totals(
         preemptions=sum(request.preemptions for request in requests),
         prediction_error=prediction_error([pair for part in parts for pair in predicted_and_measured(*part)]),
         faults=[
-            fault_summary(fault, ledger.t0 - start)
+            fault_summary(fault, ledger.t0 - start, replay)
             for (record, ledger), start in zip(parts, starts, strict=True)
-            for fault in record.faults
+            for fault, replay in zip(record.faults, replay_seconds(record), strict=True)
         ],
         recovery=sum(down_seconds(record.faults, ledger.t1) for record, ledger in parts),
         notes=notes,

@@ -13,6 +13,8 @@ from .formatting import seconds_text, time_unit
 from .svg import figures
 
 _REST = "rest"  # of a repair, between its parts
+_REPLAY = "replay"
+_AFTER = {_REST: "s7", _REPLAY: "chunk"}  # parts that come last, and their colours
 _MAX_BARS = 40
 
 
@@ -24,18 +26,23 @@ def faults_section(faults: Sequence[Mapping[str, Any]]) -> str:
     """
     if not faults:
         return ""
-    heads = ("time", "reason", "fault", "ranks started again", "requests again", "tokens again", "until it stood again")
+    heads = (
+        "time", "reason", "fault", "ranks started again", "requests again", "tokens again", "until it stood again",
+        "replay",
+    )  # fmt: skip
     head = "".join(f"<th>{name}</th>" for name in heads)
     body = "".join(
         f"<tr><td>{fault['time']:,.3f} s</td><td>{html.escape(fault['reason'])}</td>"
         f"<td>{html.escape(fault['text'])}</td>"
         f"<td>{', '.join(map(str, fault['ranks'])) or '-'}</td><td>{fault['requests']:,}</td>"
-        f"<td>{fault['tokens']:,}</td><td>{_seconds(fault)}</td></tr>"
+        f"<td>{fault['tokens']:,}</td><td>{_seconds(fault)}</td>"
+        f"<td>{_replay(fault)}</td></tr>"
         for fault in faults
     )
     return (
         '<section>\n  <h2>Faults</h2>\n  <p class="hint">A fault lasts from the last sign of progress until all stages '
-        "stood again. Unfinished requests then begin again with the tokens that they had.</p>\n"
+        "stood again. Unfinished requests then begin again with the tokens that they had: <i>replay</i> is the "
+        "time that a stage computed these again, in the mean of all stages.</p>\n"
         f'  <div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>\n'
         f"  {figures([fault_parts(faults)])}\n</section>\n\n"
     )
@@ -43,15 +50,15 @@ def faults_section(faults: Sequence[Mapping[str, Any]]) -> str:
 
 def fault_parts(faults: Sequence[Mapping[str, Any]]) -> Chart:
     """Make a bar for each fault of the seconds from the last sign of progress on: until it was detected, then the parts
-    of the repair. Of many faults, the first `_MAX_BARS` have one."""
+    of the repair, then the replay. Of many faults, the first `_MAX_BARS` have one."""
     num_faults, faults = len(faults), faults[:_MAX_BARS]
     rows = [_parts(fault) for fault in faults]
-    names = [name for name in dict.fromkeys(name for row in rows for name in row) if name != _REST]
+    names = [name for name in dict.fromkeys(name for row in rows for name in row) if name not in _AFTER]
     unit, factor = time_unit(max(sum(row.values()) for row in rows))
     places = np.arange(len(rows), dtype=np.float64)
     series = [
         Series(name, places, np.array([row.get(name, 0.0) for row in rows]) * factor, colour)
-        for name, colour in [*((name, series_colour(n)) for n, name in enumerate(names)), (_REST, "s7")]
+        for name, colour in [*((name, series_colour(n)) for n, name in enumerate(names)), *_AFTER.items()]
         if any(row.get(name, 0.0) > 0 for row in rows)
     ]
     labels = tuple(f"{number}: {fault['time']:,.1f} s" for number, fault in enumerate(faults, 1))
@@ -62,11 +69,15 @@ def fault_parts(faults: Sequence[Mapping[str, Any]]) -> Chart:
 
 
 def _parts(fault: Mapping[str, Any]) -> dict[str, float]:
-    """Seconds of each part. What lies between them is a part too."""
+    """Seconds of each part. What lies between them is a part too, and so is the replay."""
     parts: dict[str, float] = {name: max(0.0, seconds) for name, seconds in fault["parts"].items()}
     rest = (fault["seconds"] or 0.0) - sum(parts.values())
-    return parts | ({_REST: rest} if rest > 1e-3 else {})
+    return parts | ({_REST: rest} if rest > 1e-3 else {}) | ({_REPLAY: fault["replay"]} if fault["replay"] else {})
 
 
 def _seconds(fault: Mapping[str, Any]) -> str:
     return "never" if fault["seconds"] is None else seconds_text(fault["seconds"])
+
+
+def _replay(fault: Mapping[str, Any]) -> str:
+    return "-" if fault["replay"] is None else seconds_text(fault["replay"])

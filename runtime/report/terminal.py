@@ -139,6 +139,8 @@ def fault_lines(summary: Mapping[str, Any]) -> list[str]:
         seconds = fault["seconds"]
         ended = "not repaired" if seconds is None else f"repaired in {seconds_text(seconds)}"
         again = f"{fault['requests']:,} requests and {fault['tokens']:,} tokens again"
+        if fault["replay"]:
+            again += f" in {seconds_text(fault['replay'])}"
         lines.append(f"fault at {fault['time']:,.2f} s ({fault['reason']}): {fault['text']}; {ended}, {again}")
     if len(faults) > _MAX_FAULTS:
         seconds = seconds_text(summary["recovery_seconds"])

@@ -63,6 +63,7 @@ def write_trace(path: Path, record: RunRecord, ledger: Ledger, *, title: str = "
             file.write(_dispatches(record, ledger, rows))
         for events in _waits(record, ledger, shown):
             file.write(events)
+        file.write(_faults(record, ledger, last))
         file.write(_counter("KV blocks", ledger, shown, {"used": 0}))
         file.write(_counter("requests", ledger, shown, {"waiting": 2, "running": 1}))
         if last is not None:
@@ -84,13 +85,36 @@ def _cut_text(num_shown: int, num_micro_batches: int) -> str:
 
 def _cut(record: RunRecord, ledger: Ledger, last: int) -> bytes:
     """A mark over all tracks where the trace ends before the run does, and the same as a label of the process."""
-    end = max(float(lane.end[_until(lane, last)].max(initial=ledger.t0)) for lane in ledger.lanes)
+    end = _end(ledger, last)
     shown = int(np.count_nonzero(ledger.micro_batches.micro_batch <= last))
     text = _cut_text(shown, len(record.micro_batches))
     mark = {"ph": "i", "s": "g", "pid": _PROCESS, "tid": record.num_stages + 1, "name": "trace cut here"}
     mark |= {"ts": round(1e6 * (end - ledger.t0), 3), "args": {"cut": text}}
     label = {"ph": "M", "pid": _PROCESS, "name": "process_labels", "args": {"labels": text}}
     return b"".join([b",\n" + msgspec.json.encode(event) for event in (mark, label)])
+
+
+def _faults(record: RunRecord, ledger: Ledger, last: int | None) -> bytes:
+    """Marks over all tracks where a fault was noticed, and where all stages stood again."""
+    marks: list[tuple[float, str, dict[str, Any]]] = []
+    for fault in record.faults:
+        about: dict[str, Any] = {"fault": fault.text, "requests again": fault.requests, "tokens again": fault.tokens}
+        marks.append((fault.detected, f"fault ({fault.reason})", about))
+        if fault.up is not None:
+            marks.append((fault.up, "repaired", {"epoch": fault.epoch, **fault.parts}))
+    end = float("inf") if last is None else _end(ledger, last)
+    events = [
+        {"ph": "i", "s": "g", "pid": _PROCESS, "tid": record.num_stages + 1, "name": name, "cat": "fault",
+         "ts": round(1e6 * max(0.0, at - ledger.t0), 3), "args": about}
+        for at, name, about in marks
+        if at <= end
+    ]  # fmt: skip
+    return b"".join([b",\n" + msgspec.json.encode(event) for event in events])
+
+
+def _end(ledger: Ledger, last: int) -> float:
+    """When the last of the micro-batches up to number `last` ended."""
+    return max(float(lane.end[_until(lane, last)].max(initial=ledger.t0)) for lane in ledger.lanes)
 
 
 def _until(lane: Lane, last: int | None) -> Bools:

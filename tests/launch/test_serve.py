@@ -440,8 +440,9 @@ def cached_tokens(url: str, key: str) -> int:
 
 
 def test_a_dead_engine_never_answers_200(tmp_path: Path) -> None:
-    """Open requests get an error, health says so, and the server ends with exit code 1."""
-    with serving(tmp_path) as server:
+    """Open requests get an error, health says so, the server ends with exit code 1, and no rank stays."""
+    with serving(tmp_path, "parallel=pp2", "parallel.threads=1") as server:
+        children = descendants_of(server.process.pid)
         body = {"prompt": PROMPT, "max_tokens": 900, "ignore_eos": True, "stream": True}
         with httpx2.stream("POST", f"{server.url}/v1/completions", json=body, timeout=30) as answer:
             lines = answer.iter_lines()
@@ -452,6 +453,8 @@ def test_a_dead_engine_never_answers_200(tmp_path: Path) -> None:
         assert "error" in json.loads(rest[-2].removeprefix("data: "))
         assert server.process.wait(30) == 1
         assert "the engine's process has died" in server.log
+        assert len(children) > 3
+        assert_gone(children)
 
 
 def test_two_stages_and_a_killed_front(tmp_path: Path) -> None:

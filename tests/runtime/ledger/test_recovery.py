@@ -14,7 +14,7 @@ from gapless.runtime.core.run_record import DecodesRecord, FaultRecord, MicroBat
 from gapless.runtime.ledger.causes import BUBBLES, CAUSES, STARVED, Cause
 from gapless.runtime.ledger.fleet import Fleet
 from gapless.runtime.ledger.ledger import Ledger
-from gapless.runtime.ledger.recovery import down_seconds, name_recovery
+from gapless.runtime.ledger.recovery import down_seconds, name_recovery, replay_seconds
 from gapless.runtime.ledger.running_ledger import RunningLedger
 from gapless.runtime.ledger.running_totals import RunningTotals
 from gapless.runtime.ledger.summary import summarize
@@ -76,6 +76,29 @@ def test_down_seconds_count_overlapping_faults_once() -> None:
     assert down_seconds(faults, 10.0) == 6.0
     assert down_seconds(faults, 2.0) == 1.0
     assert down_seconds([], 2.0) == 0.0
+
+
+def test_replay_is_the_time_of_tokens_that_had_been_computed_before() -> None:
+    """Request 0 decodes, 1 is within its prompt, 2 begins after the first fault; the second comes during the replay."""
+    record = RunRecord(2, 10, faults=[fault(1.0, 2.0), fault(5.0, 6.0, epoch=2)])
+
+    def computed(number: int, at: float, chunks: list[tuple[int, int, int]], decodes: list[int]) -> None:
+        segments = [SegmentRecord(*chunk) for chunk in chunks]
+        record.micro_batches.append(
+            MicroBatchRecord(number, at, segments, DecodesRecord.at(decodes, [9] * len(decodes)), [], at + 0.3)
+        )
+        record.spans += [Span(number, stage, at, at, at, at + 0.1 + 0.2 * stage, at) for stage in range(2)]
+
+    computed(0, 0.1, [(0, 0, 6)], [])
+    computed(1, 0.5, [(1, 0, 8)], [0])
+    computed(2, 3.0, [(0, 0, 8), (2, 0, 8)], [])  # the half of it is again, of the first fault
+    computed(3, 4.0, [(1, 0, 4)], [0])  # four fifths
+    computed(4, 7.0, [(1, 0, 16)], [])  # the second fault's: 8 of 16 tokens that it had before the first
+    computed(5, 8.0, [(2, 0, 8), (0, 0, 9), (5, 0, 3)], [])  # 17 of 20
+    computed(6, 9.0, [(0, 0, 9)], [])  # behind nothing any more: preempted
+    assert replay_seconds(record) == pytest.approx([0.2 * (1 / 2 + 4 / 5), 0.2 * (1 / 2 + 17 / 20)])
+    record.faults.clear()
+    assert replay_seconds(record) == []
 
 
 def test_recovery_is_a_group_of_its_own() -> None:

@@ -12,7 +12,7 @@ from gapless.runtime.report.terminal import fault_lines
 PARTS = {"stop": 0.5, "start": 2.0, "rendezvous": 0.25, "weights": 1.0}
 REPAIRED = FaultRecord(1, "process", "rank 1 ended with <9>", 112.0, 112.75, 117.0, PARTS, [1, 3], 6, 1234)
 OPEN = FaultRecord(2, "hang", "no result for 60 s", 130.0, 190.0)
-FAULTS = [fault_summary(fault, 100.0) for fault in (REPAIRED, OPEN)]
+FAULTS = [fault_summary(REPAIRED, 100.0, 1.5), fault_summary(OPEN, 100.0)]
 
 
 def test_a_run_without_faults_has_no_section() -> None:
@@ -23,22 +23,24 @@ def test_a_run_without_faults_has_no_section() -> None:
 def test_the_section_has_a_row_for_each_fault() -> None:
     section = faults_section(FAULTS)
     assert section.count("<tr>") == 3
-    for text in ("12.000 s", "process", "rank 1 ended with &lt;9&gt;", "1, 3", "1,234", "5.00 s", "never"):
+    texts = ("12.000 s", "process", "rank 1 ended with &lt;9&gt;", "1, 3", "1,234", "5.00 s", "1.50 s", "never", "-")
+    for text in texts:
         assert f"<td>{text}</td>" in section, text
 
 
 def test_the_bars_are_as_long_as_the_faults() -> None:
     chart = fault_parts(FAULTS)
-    assert [series.label for series in chart.series] == ["detect", *PARTS, "rest"]
-    assert len({series.colour for series in chart.series}) == 6
-    assert sum(series.y[0] for series in chart.series) == pytest.approx(5.0)
-    assert [float(series.y[1]) for series in chart.series] == [60.0, 0, 0, 0, 0, 0]
+    assert [series.label for series in chart.series] == ["detect", *PARTS, "rest", "replay"]
+    assert len({series.colour for series in chart.series}) == 7
+    assert sum(series.y[0] for series in chart.series) == pytest.approx(6.5)
+    assert [float(series.y[1]) for series in chart.series] == [60.0, 0, 0, 0, 0, 0, 0]
     assert chart.categories == ("1: 12.0 s", "2: 30.0 s")
 
 
 def test_the_terminal_has_a_line_for_each_fault() -> None:
     assert fault_lines({"faults": FAULTS}) == [
-        "fault at 12.00 s (process): rank 1 ended with <9>; repaired in 5.00 s, 6 requests and 1,234 tokens again",
+        "fault at 12.00 s (process): rank 1 ended with <9>; repaired in 5.00 s, 6 requests and 1,234 tokens again in "
+        "1.50 s",
         "fault at 30.00 s (hang): no result for 60 s; not repaired, 0 requests and 0 tokens again",
     ]
 

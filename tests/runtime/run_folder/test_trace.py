@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from gapless.runtime.core.messages import Span
 from gapless.runtime.core.request_record import RequestRecord
-from gapless.runtime.core.run_record import DecodesRecord, MicroBatchRecord, RunRecord, SegmentRecord, Wait
+from gapless.runtime.core.run_record import DecodesRecord, FaultRecord, MicroBatchRecord, RunRecord, SegmentRecord, Wait
 from gapless.runtime.ledger.ledger import Ledger
 from gapless.runtime.run_folder import trace
 from gapless.runtime.run_folder.read import read_run_folder
@@ -141,3 +141,20 @@ def test_a_recorded_run_of_three_ranks(tmp_path: Path):
     loaded = written(tmp_path, read_run_folder(recorded).load())
     check_trace(loaded)
     assert sum(e["ph"] == "f" for e in loaded["traceEvents"]) == loaded["otherData"]["micro_batches"]
+
+
+def test_faults_are_marks_over_all_tracks(tmp_path: Path):
+    record = run_of(2, ["prefill", "decode", "decode"], [0.01] * 3)
+    at = START + 0.005
+    parts = {"start": 0.4}
+    record.faults.append(FaultRecord(1, "process", "rank 1 ended", at, at + 0.001, at + 0.5, parts, [1], 2, 30))
+    record.faults.append(FaultRecord(2, "hang", "no progress", at + 0.6, at + 0.7))
+    loaded = written(tmp_path, record)
+    check_trace(loaded)
+    marks = [event for event in loaded["traceEvents"] if event.get("cat") == "fault"]
+    assert [(mark["name"], mark["ts"]) for mark in marks] == [
+        ("fault (process)", pytest.approx(6e3)), ("repaired", pytest.approx(505e3)),
+        ("fault (hang)", pytest.approx(705e3)),
+    ]  # fmt: skip
+    assert {mark["s"] for mark in marks} == {"g"}
+    assert marks[0]["args"] == {"fault": "rank 1 ended", "requests again": 2, "tokens again": 30}

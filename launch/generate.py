@@ -79,7 +79,7 @@ def run(config: GenerateConfig, prepared: Prepared, run_dir: Path, launcher: Lau
         from ..runtime.engine.llm import LLM
         from ..runtime.ledger.ledger import Ledger
         from ..runtime.pipeline.protocol import PipelineError
-        from ..runtime.report.terminal import bubble_table, fault_lines, latency_table
+        from ..runtime.report.terminal import bubble_table, fault_lines, latency_table, straggler_lines
         from ..runtime.report.write_folder import write_run_folder
 
         plans = {config.scheduler: prepared.plan}
@@ -112,7 +112,7 @@ def run(config: GenerateConfig, prepared: Prepared, run_dir: Path, launcher: Lau
     print_words(console, Text.assemble((throughput(summary), "bold")))
     console.print(latency_table(summary))
     console.print(bubble_table(ledger))
-    for line in fault_lines(summary):
+    for line in (*fault_lines(summary), *straggler_lines(summary)):
         print_words(console, Text(line))
     for label, file in (("outputs", path), ("report", run_dir / "report.html")):
         console.print(Text.assemble((f"{label:9}", "bold"), shown(file)), soft_wrap=True)

@@ -141,7 +141,7 @@ def _show_one(console: Console, config: ReportConfig, folder: RunFolder) -> None
     from ..runtime.report.png import write_figures
     from ..runtime.report.run_charts import charts_of_run
     from ..runtime.report.run_page import render_report
-    from ..runtime.report.terminal import bubble_table, fault_lines, latency_table
+    from ..runtime.report.terminal import bubble_table, fault_lines, latency_table, straggler_lines
     from ..runtime.report.timeline_png import timeline_window, write_timeline
     from ..runtime.report.write_folder import write_fleet_report
     from ..runtime.run_folder.read import load_fleet
@@ -164,7 +164,7 @@ def _show_one(console: Console, config: ReportConfig, folder: RunFolder) -> None
     print_words(console, Text(throughput(summary)))
     console.print(latency_table(summary))
     console.print(bubble_table(fleet))
-    for line in (*fault_lines(summary), *_remarks(summary)):
+    for line in (*fault_lines(summary), *straggler_lines(summary), *_remarks(summary)):
         print_words(console, Text(line))
     _print_paths(console, path, figures=config.figures, numbers=False)
 

@@ -70,14 +70,14 @@ def _own(config: ComparisonConfig, turn: Turn) -> dict[str, Any]:
 
 def show_one(console: Console, run_dir: Path, summary: Mapping[str, Any], times: StageActivity, slo: SloConfig) -> None:
     """Print the tables of a run that stands alone."""
-    from ..runtime.report.terminal import bubble_table, fault_lines, latency_table
+    from ..runtime.report.terminal import bubble_table, fault_lines, latency_table, straggler_lines
 
     if "request_goodput" in summary:
         bounds = " ".join(f"{key}={bound:g}" for key, bound in to_mapping(slo).items() if bound is not None)
         console.print(f"goodput: {summary['request_goodput']:.2f} requests/s within {bounds}")
     console.print(latency_table(summary))
     console.print(bubble_table(times))
-    for line in fault_lines(summary):
+    for line in (*fault_lines(summary), *straggler_lines(summary)):
         print_words(console, Text(line))
     console.print(Text.assemble(("report   ", "bold"), shown(run_dir / "report.html")), soft_wrap=True)
 

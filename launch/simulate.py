@@ -70,7 +70,7 @@ def run(
         return
     from ..runtime.core.garbage_collection import without_collector
     from ..runtime.ledger.fleet import Fleet
-    from ..runtime.report.terminal import fault_lines, latency_table
+    from ..runtime.report.terminal import fault_lines, latency_table, straggler_lines
     from ..runtime.run_folder.read import read_run_folder
     from ..runtime.run_folder.titles import comparison_title, title_of
 
@@ -91,7 +91,7 @@ def run(
             summary = write_counted(run_dir / turn.folder, totals.summary(replicas[0].record), config, turn)
             print_words(console, Text.assemble((f"{name}: ", "bold"), throughput(summary)))
             console.print(latency_table(summary))
-            for line in fault_lines(summary):
+            for line in (*fault_lines(summary), *straggler_lines(summary)):
                 print_words(console, Text(line))
             continue
         with without_collector():

@@ -100,6 +100,7 @@ class RunningTotals:
             prediction_error=self._prediction_error,
             faults=[fault_summary(fault, start) for fault in record.faults],
             recovery=down_seconds(record.faults, end),
+            stragglers=None,
             notes=self._notes,
             met_slo=self._met_slo if self._slo is not None else None,
         ).summary()

@@ -17,6 +17,7 @@ from .ledger import Ledger, inner_bubble_fraction
 from .predictions import predicted_and_measured, prediction_error
 from .recovery import down_seconds, fault_summary, replay_seconds
 from .slo import has_bound, meets
+from .stragglers import find_stragglers
 
 
 @dataclass(slots=True)
@@ -47,6 +48,7 @@ class Totals:
     prediction_error: dict[str, float] | None
     faults: list[dict[str, Any]]  # `fault_summary` of each
     recovery: float  # seconds for which a pipeline had failed
+    stragglers: list[dict[str, Any]] | None  # `Straggler.summary` of each; None: not looked for
     notes: list[str]
     met_slo: int | None  # requests; None without an SLO
 
@@ -92,6 +94,8 @@ class Totals:
             "recovery_seconds": self.recovery,
             "notes": self.notes,
         }
+        if self.stragglers is not None:
+            summary["stragglers"] = self.stragglers
         if self.met_slo is not None:
             summary["request_goodput"] = self.rate(self.met_slo)
         return summary
@@ -175,6 +179,11 @@ def totals(
             for fault, replay in zip(record.faults, replay_seconds(record), strict=True)
         ],
         recovery=sum(down_seconds(record.faults, ledger.t1) for record, ledger in parts),
+        stragglers=[
+            each.summary(ledger.t0 - start)
+            for (_, ledger), start in zip(parts, starts, strict=True)
+            for each in find_stragglers(ledger)
+        ],
         notes=notes,
         met_slo=sum(meets(request, slo) for request in done) if slo is not None and has_bound(slo) else None,
     )

@@ -1,4 +1,4 @@
-"""The faults of a run's pipeline on its page: a table, and how long each part of each repair took."""
+"""What went wrong on a run's page: a table of faults with how long each part of each repair took, and stragglers."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 from .chart import Axis, Chart, Series, series_colour
 from .formatting import seconds_text, time_unit
 from .svg import figures
+from .terminal import straggler_lines
 
 _REST = "rest"  # of a repair, between its parts
 _REPLAY = "replay"
@@ -45,6 +46,18 @@ def faults_section(faults: Sequence[Mapping[str, Any]]) -> str:
         "time that a stage computed these again, in the mean of all stages.</p>\n"
         f'  <div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>\n'
         f"  {figures([fault_parts(faults)])}\n</section>\n\n"
+    )
+
+
+def stragglers_section(summary: Mapping[str, Any]) -> str:
+    """Render the times in which a stage was slow; empty if there was none."""
+    lines = "".join(f"<li>{html.escape(line)}</li>" for line in straggler_lines(summary))
+    if not lines:
+        return ""
+    return (
+        '<section>\n  <h2>Stragglers</h2>\n  <p class="hint">A stage that computed slowly for a while, measured by the '
+        "other stages and by what it takes for micro-batches of that kind in the rest of the run.</p>\n"
+        f"  <ul>{lines}</ul>\n</section>\n\n"
     )
 
 

@@ -15,7 +15,7 @@ from ..ledger.predictions import prediction_error
 from ..run_folder.requests_csv import request_row
 from . import run_charts as charts
 from .chart_data import ChartData
-from .faults import faults_section
+from .faults import faults_section, stragglers_section
 from .formatting import cause_label, css_name, ms_text, percent_text, seconds_text
 from .page_parts import (
     HATCHES,
@@ -56,7 +56,7 @@ def render_report(record: RunRecord, ledger: Ledger, summary: Mapping[str, Any],
             "timeline": timeline_section("The pipeline over time", ledger.seconds_by_cause()),
             "bubbles": _bubble_table(ledger),
             "stages": _stage_bars(ledger),
-            "faults": faults_section(summary.get("faults", [])),
+            "faults": faults_section(summary.get("faults", [])) + stragglers_section(summary),
             "charts": figures([charts.bubble_cdf({"all requests": run}), charts.completions({"completed": run}),
                                charts.stage_times(run), *charts.batch_composition({"": run}), charts.kv_use(run),
                                charts.queue(run)]),

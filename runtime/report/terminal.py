@@ -148,6 +148,20 @@ def fault_lines(summary: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+def straggler_lines(summary: Mapping[str, Any]) -> list[str]:
+    """Write a line for each of the first `_MAX_FAULTS` stages that were slow for a while, and one for all others."""
+    stragglers = summary.get("stragglers", [])
+    lines = [
+        f"stage {each['stage']} computed {each['slowdown']:.1f} times as long as usual from {each['start']:,.2f} s to "
+        f"{each['end']:,.2f} s; the others waited {seconds_text(each['waited'])} for it"
+        for each in stragglers[:_MAX_FAULTS]
+    ]
+    if len(stragglers) > _MAX_FAULTS:
+        waited = seconds_text(sum(each["waited"] for each in stragglers[_MAX_FAULTS:]))
+        lines.append(f"and {len(stragglers) - _MAX_FAULTS:,} more times, for which others waited {waited}")
+    return lines
+
+
 @dataclass(frozen=True, slots=True)
 class _ComparisonTable:
     """A comparison that fits the console: columns continue below, and a ranking leaves out its last metrics."""

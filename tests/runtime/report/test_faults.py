@@ -6,8 +6,8 @@ import pytest
 
 from gapless.runtime.core.run_record import FaultRecord
 from gapless.runtime.ledger.recovery import fault_summary
-from gapless.runtime.report.faults import fault_parts, faults_section
-from gapless.runtime.report.terminal import fault_lines
+from gapless.runtime.report.faults import fault_parts, faults_section, stragglers_section
+from gapless.runtime.report.terminal import fault_lines, straggler_lines
 
 PARTS = {"stop": 0.5, "start": 2.0, "rendezvous": 0.25, "weights": 1.0}
 REPAIRED = FaultRecord(1, "process", "rank 1 ended with <9>", 112.0, 112.75, 117.0, PARTS, [1, 3], 6, 1234)
@@ -54,3 +54,13 @@ def test_many_faults_are_cut_short_in_the_terminal_and_in_the_chart() -> None:
     assert len(chart.categories) == len(chart.series[0].y) == 40
     assert chart.title == "Parts of the first 40 of 1,045 faults and their repairs"
     assert faults_section(faults).count("<tr>") == 1046
+
+
+def test_stragglers_have_a_line_each() -> None:
+    one = {"stage": 1, "start": 12.0, "end": 15.5, "slowdown": 2.34, "waited": 4.2}
+    line = "stage 1 computed 2.3 times as long as usual from 12.00 s to 15.50 s; the others waited 4.20 s for it"
+    assert straggler_lines({"stragglers": [one]}) == [line]
+    assert f"<li>{line}</li>" in stragglers_section({"stragglers": [one]})
+    assert straggler_lines({}) == []
+    assert stragglers_section({"stragglers": []}) == ""
+    assert straggler_lines({"stragglers": [one] * 30})[-1] == "and 20 more times, for which others waited 84.00 s"

@@ -146,6 +146,7 @@ def test_read_back(folder: Path, record: RunRecord):
         assert summary.pop("bubble_seconds")
     assert old.pop("notes") == new.pop("notes") == ["chunk=auto picked 64"]
     assert old.pop("faults") == new.pop("faults") == []
+    assert old.pop("stragglers") == new.pop("stragglers") == []
     old_error, new_error = old.pop("prediction_error"), new.pop("prediction_error")
     assert new_error == pytest.approx(old_error, rel=1e-5)
     old_busy, new_busy = old.pop("stage_busy_fraction"), new.pop("stage_busy_fraction")

@@ -60,6 +60,8 @@ def test_without_a_record_the_summary_is_the_same(here: Path, capfd: pytest.Capt
     for name, record in (("kept", "true"), ("counted", "false")):
         assert main(["simulate", *SMALL, f"simulation.record={record}", f"hydra.run.dir={name}"]) == 0
     kept, counted = (loaded(here / name / "summary.json") for name in ("kept", "counted"))
+    assert kept.pop("stragglers") == []
+    assert "stragglers" not in counted
     for key, value in kept.items():
         if key not in ("title", "date", "config") and not key.endswith("_itl_ms"):
             assert counted[key] == (value if value is None else pytest.approx(value)), key

@@ -145,6 +145,8 @@ def test_a_run_that_is_counted_says_the_same_of_faults(monkeypatch: pytest.Monke
     whole = summarize(kept.record, Ledger(kept.record))
     summary = counted.totals.summary(counted.record)
     assert len(summary["faults"]) == 3
+    assert all(fault.pop("replay") is None for fault in summary["faults"])  # which is read off the record
+    assert all(fault.pop("replay") > 0 for fault in whole["faults"])
     assert summary["faults"] == whole["faults"]
     for key in ("duration", "recovery_seconds", "p99_e2el_ms"):
         assert summary[key] == pytest.approx(whole[key])

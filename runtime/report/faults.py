@@ -15,7 +15,7 @@ from .terminal import straggler_lines
 
 _REST = "rest"  # of a repair, between its parts
 _REPLAY = "replay"
-_AFTER = {_REST: "s7", _REPLAY: "chunk"}  # parts that come last, and their colours
+_AFTER = {_REST: "s7", _REPLAY: "s6"}  # parts that come last, and their colours
 _MAX_BARS = 40
 
 

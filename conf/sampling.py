@@ -51,6 +51,8 @@ class SamplingParams:
     """token ids that end an output"""
     include_stop_str_in_output: bool = False
     """keep the stop string in the text"""
+    skip_special_tokens: bool = True
+    """leave special tokens, such as end-of-sequence, out of the text"""
     ignore_eos: bool = False
     """go on past the end-of-sequence token"""
     logprobs: int | None = None

@@ -171,12 +171,16 @@ def _add_completions(app: FastAPI, service: Service) -> None:
             raise ApiError(400, "max_tokens: must be 1 or more, or 0 with echo", param="max_tokens")
         if body.prompt_logprobs is not None and body.stream:
             raise ApiError(400, "prompt_logprobs: not in a stream", param="prompt_logprobs")
-        prompts = await _encode(service, body.prompts)
+        prompts = await _encode(service, body, body.prompts, body.max_tokens, body.add_special_tokens)
         room = _room(service, prompts, body.max_tokens, "prompt")
         params = body.sampling(max(1, room), body.logprobs, body.num_prompt_logprobs)
         echoes = None
         if body.echo:
-            echoes = [p if isinstance(p, str) else tokenizer.decode(p) for p in body.prompts]
+            is_cut = body.truncate_prompt_tokens is not None
+            echoes = [
+                tokenizer.decode(ids) if is_cut or not isinstance(p, str) else p
+                for p, ids in zip(body.prompts, prompts, strict=True)
+            ]
         answer = CompletionAnswer(
             service.model, prompts, body.n, body.stream_options, tokenizer, echoes=echoes,
             is_echo_only=body.max_tokens == 0, num_prompt_logprobs=body.prompt_logprobs,
@@ -192,8 +196,8 @@ def _add_completions(app: FastAPI, service: Service) -> None:
         if body.top_logprobs is not None and not body.logprobs:
             raise ApiError(400, "top_logprobs: only with logprobs=true", param="top_logprobs")
         text = _render(service, body.messages, body.add_generation_prompt, body.chat_template_kwargs)
-        prompts = await _encode(service, [text], add_special=False)
         asked = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
+        prompts = await _encode(service, body, [text], asked, body.add_special_tokens)
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         params = body.sampling(_room(service, prompts, asked, "messages"), logprobs)
         answer = ChatAnswer(
@@ -213,7 +217,7 @@ def _add_completions(app: FastAPI, service: Service) -> None:
         if body.n != 1:
             raise ApiError(400, "n: must be 1", param="n")
         text = _render(service, body.messages, True, None)
-        prompts = await _encode(service, [text], add_special=False)
+        prompts = await _encode(service, body, [text], body.max_output_tokens, False)
         params = body.sampling(_room(service, prompts, body.max_output_tokens, "input"), None)
         answer = ResponseAnswer(service.model, prompts, 1, None, tokenizer)
         return await _run(service, request, holder, body, prompts, params, answer)
@@ -351,8 +355,13 @@ def _check_model(service: Service, name: str | None) -> None:
         )  # fmt: skip
 
 
-async def _encode(service: Service, prompts: Sequence[str | list[int]], add_special: bool = True) -> list[list[int]]:
-    return [p if not isinstance(p, str) else await _tokens(service, p, add_special) for p in prompts]
+async def _encode(
+    service: Service, body: SamplingBody, prompts: Sequence[str | list[int]], max_tokens: int | None, add_special: bool
+) -> list[list[int]]:
+    """The token ids of prompts, as far as the body wants them with `max_tokens` output tokens behind them."""
+    encoded = [p if not isinstance(p, str) else await _tokens(service, p, add_special) for p in prompts]
+    longest = max(1, service.max_model_len - max(1, max_tokens or 1))
+    return [body.truncated(prompt, longest) for prompt in encoded]
 
 
 async def _tokens(service: Service, text: str, add_special: bool) -> list[int]:

@@ -81,7 +81,9 @@ class SamplingBody(_Body):
     min_tokens: int | None = None
     stop_token_ids: list[int] | None = None
     include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
     ignore_eos: bool = False
+    truncate_prompt_tokens: int | None = Field(None, ge=-1)
     return_token_ids: bool = False
     response_format: ResponseFormat | None = None
     structured_outputs: dict[str, Any] | None = None
@@ -113,12 +115,26 @@ class SamplingBody(_Body):
                 stop_token_ids=tuple(self.stop_token_ids or ()), logit_bias=self.logit_bias,  # type: ignore[arg-type]
                 allowed_token_ids=tuple(self.allowed_token_ids or ()), bad_words=tuple(self.bad_words or ()),
                 include_stop_str_in_output=self.include_stop_str_in_output, ignore_eos=self.ignore_eos,
+                skip_special_tokens=self.skip_special_tokens,
                 structured_outputs=self._structured_outputs(),
                 **{"temperature": 1.0} | given,
             )  # fmt: skip
         except ConfigError as error:
             text = str(error).removeprefix("sampling.")
             raise ApiError(400, text, param=re.split("[=:]", text)[0]) from error
+
+    def truncated(self, prompt: list[int], longest: int) -> list[int]:
+        """The last `truncate_prompt_tokens` tokens of a prompt; its last `longest` where that is -1.
+
+        Raises:
+            ApiError: it is 0.
+        """
+        most = self.truncate_prompt_tokens
+        if most is None:
+            return prompt
+        if most == 0:
+            raise ApiError(400, "truncate_prompt_tokens: must be 1 or more, or -1", param="truncate_prompt_tokens")
+        return prompt[-(longest if most == -1 else most) :]
 
     def _structured_outputs(self) -> StructuredOutputs | None:
         """What the output must match, as OpenAI or vLLM words it.
@@ -161,6 +177,7 @@ class CompletionBody(SamplingBody):
     max_tokens: int | None = Field(_DEFAULT_COMPLETION_TOKENS, ge=0)
     logprobs: int | None = Field(None, ge=0, le=64)
     echo: bool = False
+    add_special_tokens: bool = True
     best_of: int | None = None
     suffix: str | None = None
     prompt_logprobs: int | None = Field(None, ge=0, le=64)
@@ -219,6 +236,7 @@ class ChatBody(SamplingBody):
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=64)
+    add_special_tokens: bool = False
     add_generation_prompt: bool = True
     chat_template_kwargs: dict[str, Any] | None = None
 

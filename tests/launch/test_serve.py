@@ -127,6 +127,27 @@ def test_biases(server: Server, client: openai.OpenAI, offline: LLM) -> None:
     assert f" {word}" not in answer.choices[0].text
 
 
+def test_prompts_are_cut_and_special_tokens_shown(server: Server, client: openai.OpenAI, offline: LLM) -> None:
+    ids = offline.tokenizer.encode(PROMPT)
+    wanted: dict[str, Any] = {"model": "shipped", "max_tokens": 6, "temperature": 0}
+    (end,) = offline.plan.arch.eos_token_ids
+    for most, kept in ((3, ids[-3:]), (10_000, ids), (-1, ids)):
+        answer = client.completions.create(prompt=PROMPT, extra_body={"truncate_prompt_tokens": most}, **wanted)
+        assert answer.usage is not None
+        assert answer.usage.prompt_tokens == len(kept)
+        (expected,) = offline.generate([kept], SamplingParams(max_tokens=6))
+        assert answer.choices[0].text == expected.outputs[0].text
+    long = [ids[0]] * (offline.max_model_len + 7)
+    answer = client.completions.create(prompt=long, echo=True, extra_body={"truncate_prompt_tokens": -1}, **wanted)
+    assert answer.usage is not None
+    assert answer.usage.total_tokens == offline.max_model_len
+    for skip in (True, False):
+        further = {"skip_special_tokens": skip, "ignore_eos": True, "allowed_token_ids": [end]}
+        answer = client.completions.create(prompt=PROMPT, extra_body=further, **wanted)
+        assert answer.choices[0].text == offline.tokenizer.decode([end] * 6, skip_special=skip)
+    assert answer.choices[0].text
+
+
 def test_echo_with_logprobs(server: Server, client: openai.OpenAI, offline: LLM) -> None:
     """As lm-evaluation-harness asks: the log-probabilities of prompts of token ids, with one token or none beside."""
     text = "def main(x):\n    return x\n"
@@ -229,6 +250,7 @@ WRONG: list[tuple[str, Any, int, str]] = [
     ("/v1/completions", {"prompt": "x", "logit_bias": {"99999": 1}}, 400, "logit_bias"),
     ("/v1/completions", {"prompt": "x", "allowed_token_ids": [-1]}, 400, "allowed_token_ids"),
     ("/v1/completions", {"prompt": "x", "bad_words": [" "]}, 400, "bad_words"),
+    ("/v1/completions", {"prompt": "x", "truncate_prompt_tokens": 0}, 400, "truncate_prompt_tokens"),
     ("/v1/completions", {"prompt": "x", "prompt_logprobs": 1, "stream": True}, 400, "prompt_logprobs"),
     ("/v1/completions", {"prompt": "x", "structured_outputs": {}}, 400, "found none"),
     ("/v1/completions", {"prompt": "x", "structured_outputs": {"regexp": "a"}}, 400, "regex"),

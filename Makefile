@@ -13,8 +13,9 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 run: $(VENV)/.installed
 	$(BIN)/gapless generate parallel=pp2 prompts=shipped sampling.temperature=0.7 sampling.top_p=0.9 $(ARGS)
 
+# Two at a time: half of the time goes by in waiting, for processes that start or are to be noticed as dead.
 test: $(VENV)/.installed
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

@@ -4,25 +4,31 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from benchmarks.support.faults import cut_among, kill, stop
 from gapless.conf.sampling import SamplingParams
+from gapless.conf.schema import HardwareConfig, ParallelConfig
 from gapless.launch.ray_launcher import RayLauncher
+from gapless.parallel.control import ControlClient, Endpoint
+from gapless.parallel.frames import ConnectionLost
 from gapless.runtime import LLM
 from gapless.runtime.core.run_record import FaultRecord
 from gapless.runtime.ledger.ledger import Ledger
 from gapless.runtime.pipeline.protocol import PipelineError
 from tests.launch.test_failure import pids_of
 from tests.support.process_launcher import ProcessLauncher
+from tests.support.strangers import Strangers
 
 PROMPTS = [[1, 2, 3], [4, 5, 6, 7] * 8, [9] * 40, [11, 12]]
 PARAMS = [
@@ -144,6 +150,56 @@ def test_a_fault_while_nothing_runs_is_repaired_by_the_next_call(
     kill(launcher.ranks[1].pid)
     launcher.ranks[1].wait()
     assert outputs_with(llm, []) == expected
+
+
+class CrowdedLauncher(ProcessLauncher):
+    """Has ranks come late in the place of others, behind strangers and ranks that do not belong there."""
+
+    def __init__(self, strangers: ExitStack) -> None:
+        super().__init__()
+        self._strangers = strangers
+        self.endpoint: Endpoint | None = None
+        self.refused: list[str] = []
+
+    def start(self, endpoint: Endpoint, parallel: ParallelConfig, hardware: HardwareConfig) -> None:
+        self.endpoint = endpoint
+        super().start(endpoint, parallel, hardware)
+
+    def replace(self, ranks: Collection[int], endpoint: Endpoint) -> None:
+        self._strangers.enter_context(Strangers(endpoint, 60))
+        (other,) = {0, 1} - set(ranks)
+        impostors = {
+            "of another run": (replace(endpoint, secret="another run's"), min(ranks)),
+            "not awaited": (endpoint, other),
+            "beyond the world": (endpoint, 7),
+        }
+        for name, impostor in impostors.items():
+            threading.Thread(target=self._join, args=(name, *impostor), daemon=True).start()
+        time.sleep(1.0)
+        super().replace(ranks, endpoint)
+
+    def _join(self, name: str, endpoint: Endpoint, rank: int) -> None:
+        try:
+            ControlClient(endpoint, rank, 20.0)
+        except (ConnectionLost, OSError):
+            self.refused.append(name)
+
+
+def test_nobody_at_the_control_port_stops_a_repair(expected: list[list[int]]) -> None:
+    with ExitStack() as strangers:
+        launcher = CrowdedLauncher(strangers)
+        with LLM("tiny", pp=2, launcher=launcher, **LIMITS) as llm:
+
+            def fault() -> None:
+                assert launcher.endpoint is not None
+                with pytest.raises(ConnectionRefusedError):  # while all ranks are there, nobody listens
+                    socket.create_connection((launcher.endpoint.host, launcher.endpoint.port))
+                kill(launcher.ranks[1].pid)
+
+            assert outputs_with(llm, [fault]) == expected
+            (found,) = llm.record.faults
+            check(found, "process", [1])
+    assert sorted(launcher.refused) == ["beyond the world", "not awaited", "of another run"]
 
 
 def test_too_many_faults_end_the_run() -> None:

@@ -247,6 +247,8 @@ class ParallelConfig:
     """seconds in which faults are counted for max_recoveries"""
     spares: int = 0
     """processes that stand by to take a dead rank's place, with everything imported"""
+    resplit_after_s: float | None = 30.0
+    """seconds until the layers of a stage for which a cluster has no place any more go to the others; null: never"""
 
     def __post_init__(self) -> None:
         check("parallel.pp", self.pp, 1 <= self.pp <= _MAX_RANKS, f"1 to {_MAX_RANKS}")
@@ -258,6 +260,8 @@ class ParallelConfig:
         check("parallel.step_timeout_s", self.step_timeout_s, self.step_timeout_s > 0, "above 0")
         check("parallel.max_recoveries", self.max_recoveries, 0 <= self.max_recoveries <= 10**6, "0 to 1000000")
         check("parallel.recovery_window_s", self.recovery_window_s, self.recovery_window_s > 0, "above 0")
+        after = self.resplit_after_s
+        check("parallel.resplit_after_s", after, after is None or after >= 0, "null or 0 or more")
         check("parallel.spares", self.spares, 0 <= self.spares <= _MAX_RANKS, f"0 to {_MAX_RANKS}")
         if self.layers is not None:
             check(

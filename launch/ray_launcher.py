@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from ..conf.errors import ConfigError
@@ -127,6 +127,23 @@ class RayLauncher:
             else:
                 self._actors[rank] = new
             self._run(rank, endpoint)
+
+    def unplaced(self) -> set[int]:
+        import ray
+        from ray.util import placement_group_table
+
+        alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+        node_of = placement_group_table(self._group)["bundles_to_node_id"]
+        return {rank for rank, actor in enumerate(self._actors) if node_of.get(self._bundles[actor]) not in alive}
+
+    def keep(self, ranks: Sequence[int], endpoint: Endpoint, parallel: ParallelConfig) -> None:
+        for rank in set(range(len(self._actors))) - set(ranks):
+            self._kill(self._actors[rank])
+            del self._bundles[self._actors[rank]]
+        self._actors = [self._actors[rank] for rank in ranks]
+        self._parallel, self._runs, self._ended = parallel, {}, {}
+        for rank in range(len(ranks)):
+            self._run(rank, endpoint)  # which begins when its run before has ended
 
     def _kill(self, actor: Any) -> None:
         """End an actor's process, also one that has been stopped and hears nothing."""

@@ -16,7 +16,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import timedelta
@@ -82,6 +82,12 @@ class TorchrunLauncher:
         for rank in ranks:
             self._ended.pop(rank, None)
             self._tell(rank, endpoint)
+
+    def unplaced(self) -> set[int]:
+        return set()  # a keeper runs on where it is; when it ends, torchrun ends all of them
+
+    def keep(self, ranks: Sequence[int], endpoint: Endpoint, parallel: ParallelConfig) -> None:
+        raise AssertionError("each rank has a place")
 
     def poll(self) -> dict[int, str]:
         num_ended = _store().add(_ENDED, 0)

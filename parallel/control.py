@@ -81,6 +81,13 @@ class ControlServer:
                 self._admission.close()
         return len(self._ranks) == self._world_size
 
+    def renumber(self, world_size: int, secret: str) -> None:
+        """Let go of all ranks, and await `world_size` at a new `endpoint`."""
+        self._world_size = world_size
+        self.node.clear()
+        self.clock_offset.clear()
+        self.replace(self.connected, secret)
+
     def replace(self, ranks: Iterable[int], secret: str) -> None:
         """Let go of `ranks`, and await others in their place at a new `endpoint`."""
         for rank in set(ranks) & self.connected:

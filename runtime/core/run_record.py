@@ -137,6 +137,7 @@ class FaultRecord(msgspec.Struct, gc=False):
     ranks: list[int] = []  # that were started again
     requests: int = 0  # unfinished, which went back to the queue
     tokens: int = 0  # of theirs that had been computed, and are computed again
+    stages: int | None = None  # that stand since, where one has no place any more
 
     @property
     def seconds(self) -> float | None:
@@ -158,3 +159,8 @@ class RunRecord:
     batch: int = 0  # B, most requests of a micro-batch
     depth: int = 0  # most micro-batches in flight
     faults: list[FaultRecord] = field(default_factory=list)
+
+    @property
+    def standing_stages(self) -> int:
+        """How many stages there are now: fewer than `num_stages` where a fault has left no place for one."""
+        return min([self.num_stages, *(fault.stages for fault in self.faults if fault.stages is not None)])

@@ -61,6 +61,9 @@ class Coordinator:
     A fault of the pipeline ends the epoch. What is in flight is dropped. Every request that was admitted waits again
     for a prefill of its prompt and the tokens that it has got, as after a preemption. Nothing is dispatched until the
     pipeline stands again. No token is lost or sent twice: a token that was accepted is part of that prefill.
+
+    Where the pipeline stands again with fewer stages, `on_fewer_stages` makes the scheduler for so many, which goes on
+    with the requests.
     """
 
     def __init__(
@@ -68,6 +71,7 @@ class Coordinator:
         pipeline: Pipeline,
         scheduler: Scheduler,
         *,
+        on_fewer_stages: Callable[[int], Scheduler] | None = None,
         stop_check: StopCheck | None = None,
         first_micro_batch: int = 0,
         epoch: int = 0,
@@ -82,6 +86,8 @@ class Coordinator:
         self.record = RunRecord(
             pipeline.num_stages, pipeline.num_blocks, batch=limits.batch, depth=limits.depth.most
         )
+        self._num_stages = pipeline.num_stages
+        self._on_fewer_stages = on_fewer_stages
         self._stop_check = stop_check
         self._ends_only = ends_only
         self.next_micro_batch = first_micro_batch
@@ -144,7 +150,22 @@ class Coordinator:
             return events
         for result in results:
             self._handle(result, events)
+        if not results and self.pipeline.num_stages != self._num_stages and not self.is_recovering:
+            self._go_on_with_fewer_stages()
         return events
+
+    def _go_on_with_fewer_stages(self) -> None:
+        """Hand all requests, which wait, to a scheduler for the stages that are left."""
+        self._num_stages = self.pipeline.num_stages
+        assert self._on_fewer_stages is not None
+        waiting = sorted(self.scheduler.waiting, key=lambda request: request.id)
+        before = self.scheduler.pool.cache
+        self.scheduler = self._on_fewer_stages(self._num_stages)
+        now = self.scheduler.pool.cache
+        if before is not None and now is not None:
+            now.queries, now.hits = before.queries, before.hits
+        for request in waiting:
+            self.scheduler.add(request)
 
     def _recover(self, fault: PipelineFault) -> None:
         """End the epoch: drop what is in flight, put requests back into the queue, have the pipeline repaired.

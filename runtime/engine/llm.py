@@ -20,10 +20,12 @@ from ..core.request import Request
 from ..core.run_record import RunRecord
 from ..ledger.live_bubbles import LiveBubbles
 from ..pipeline.launcher import Launcher
+from ..scheduler.base import Scheduler
 from ..scheduler.policies import make_scheduler
 from ..workload import WorkItem
 from .arrivals import exactly, make_request, replay
 from .coordinator import Coordinator, TokenEvent
+from .fewer_stages import go_on_with_fewer_stages
 from .intake import Intake, Prompt
 from .output_text import OutputText, named_prompt
 from .outputs import CompletionOutput, RequestOutput
@@ -139,8 +141,15 @@ class LLM:
     def _make_coordinator(self, first_micro_batch: int = 0, epoch: int = 0) -> Coordinator:
         scheduler = make_scheduler(self.config.scheduler, self.plan.limits, self.plan.make_pool())
         return Coordinator(
-            self._pipeline, scheduler, stop_check=self._check_stop, first_micro_batch=first_micro_batch, epoch=epoch
-        )
+            self._pipeline, scheduler, on_fewer_stages=self._go_on_with, stop_check=self._check_stop,
+            first_micro_batch=first_micro_batch, epoch=epoch,
+        )  # fmt: skip
+
+    def _go_on_with(self, num_stages: int) -> Scheduler:
+        assert num_stages == self._pipeline.num_stages
+        self.config, self.plan, scheduler = go_on_with_fewer_stages(self.config, self.plan, self._pipeline)
+        self._plans.clear()
+        return scheduler
 
     @property
     def record(self) -> RunRecord:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from ...conf.schema import EngineConfig
+from ..pipeline.handshake import Setup
 from ..pipeline.launcher import Launcher, check_launcher, find_launcher
 from ..pipeline.local import LocalPipeline
 from ..pipeline.protocol import LivePipeline
 from ..pipeline.remote import RemotePipeline
+from .fewer_stages import plan_fewer_stages
 from .plan import Plan, make_setup
 
 
@@ -27,4 +30,9 @@ def start_pipeline(
         return LocalPipeline(setup, "cuda:0" if config.hardware.device == "cuda" else "cpu")
     starter = launcher or find_launcher(config.parallel.launcher)
     starter.check(config.parallel, config.hardware)
-    return RemotePipeline(starter, config.parallel, config.hardware, setup, on_progress)
+
+    def fewer_stages(num_stages: int) -> Setup:
+        smaller, new = plan_fewer_stages(config, plan, num_stages)
+        return make_setup(smaller, replace(new, limits=plan.limits))
+
+    return RemotePipeline(starter, config.parallel, config.hardware, setup, on_progress, fewer_stages)

@@ -44,13 +44,19 @@ _WAIT_CODES = {
 
 
 def attribute(
-    records: Sequence[MicroBatchRecord], micro_batches: MicroBatchColumns, lanes: Sequence[Lane], t0: float, t1: float
+    records: Sequence[MicroBatchRecord],
+    micro_batches: MicroBatchColumns,
+    lanes: Sequence[Lane],
+    leaving: Lane,
+    t0: float,
+    t1: float,
 ) -> list[IdleColumns]:
     """All idle intervals of each stage, in stage order.
 
     Args:
         records: the run's micro-batches.
         micro_batches: the same by column.
+        leaving: them as they left the pipeline; the lane of the last stage, if it is the same one throughout.
         t0: begin of the run, in seconds.
         t1: its end.
     """
@@ -62,7 +68,7 @@ def attribute(
         gaps = _Gaps.of(lane)
         if stage == 0:
             waits = _Waits.of(records, micro_batches.places(gaps.awaited))
-            awaited = _awaited_by_stage_0(gaps, waits, lanes[-1])
+            awaited = _awaited_by_stage_0(gaps, waits, leaving)
             pieces = _stage_0(gaps, waits, lane.sent[:-1], _pair_bubbles(micro_batches, gaps.finished, awaited))
         else:
             pair = _pair_bubbles(micro_batches, gaps.finished, gaps.awaited)

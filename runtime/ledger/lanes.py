@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -33,6 +34,23 @@ class Lane:
         place = np.full(max(int(self.row.max(initial=-1)), int(row.max(initial=-1))) + 2, -1)
         place[self.row] = np.arange(len(self.row))
         return place[row]
+
+
+def leaving_lane(lanes: Sequence[Lane], lost: Sequence[float]) -> Lane:
+    """The micro-batches as they left the pipeline: those of the last stage, and of others once they are the last one.
+
+    Args:
+        lanes: of each stage.
+        lost: since when there is no such stage any more, in seconds; infinity where it lasts.
+    """
+    if all(since == math.inf for since in lost):
+        return lanes[-1]
+    parts = []
+    for lane, next_lost in zip(lanes, [*lost[1:], -math.inf], strict=True):
+        own = lane.begin >= next_lost
+        parts.append([column[own] for column in (lane.micro_batch, lane.row, lane.begin, lane.end, lane.sent)])
+    order = np.argsort(np.concatenate([part[2] for part in parts]), kind="stable")
+    return Lane(*(np.concatenate(columns)[order] for columns in zip(*parts, strict=True)))
 
 
 def lanes_of(spans: Sequence[Span], num_stages: int) -> list[Lane]:

@@ -12,8 +12,8 @@ from ..core.run_record import RunRecord
 from .attribution import attribute
 from .causes import BUBBLES, CAUSES, Cause
 from .idle import IdleInterval
-from .lanes import lanes_of
-from .recovery import name_recovery, with_waits_of_dropped
+from .lanes import lanes_of, leaving_lane
+from .recovery import lost_since, name_recovery, with_waits_of_dropped
 
 
 class Ledger:
@@ -39,7 +39,8 @@ class Ledger:
         self.t1: float = max((float(lane.end[-1]) for lane in self.lanes if len(lane.end)), default=self.t0)
         self.micro_batches = MicroBatchColumns(record.micro_batches)
         waited = with_waits_of_dropped(record)
-        idle = attribute(waited, self.micro_batches, self.lanes, self.t0, self.t1)
+        leaving = leaving_lane(self.lanes, [lost_since(record.faults, stage) for stage in range(self.num_stages)])
+        idle = attribute(waited, self.micro_batches, self.lanes, leaving, self.t0, self.t1)
         self.idle_columns = name_recovery(idle, record.faults)
         self._busy = [float(lane.seconds.sum()) for lane in self.lanes]
         by_cause = [np.bincount(idle.cause, idle.seconds, len(CAUSES)) for idle in self.idle_columns]

@@ -18,10 +18,17 @@ from .idle import IdleColumns
 def name_recovery(idle: Sequence[IdleColumns], faults: Sequence[FaultRecord]) -> list[IdleColumns]:
     """The idle intervals of each stage, cut where a fault began and where its repair ended.
 
-    What lies between is `recovery`; the rest keeps its cause. A fault that was not repaired lasts to the run's end.
+    What lies between is `recovery`; the rest keeps its cause. A fault that was not repaired lasts to the run's end, and
+    so does one for a stage that it has left no place for.
     """
-    edges = _edges(faults)
-    return [_cut(columns, edges) for columns in idle] if len(edges) else list(idle)
+    return [_cut(columns, _edges(faults, stage)) for stage, columns in enumerate(idle)] if faults else list(idle)
+
+
+def lost_since(faults: Sequence[FaultRecord], stage: int) -> float:
+    """When a fault began that has left no place for a stage; infinity where none has."""
+    return min(
+        (fault.since for fault in faults if fault.stages is not None and stage >= fault.stages), default=math.inf
+    )
 
 
 def down_seconds(faults: Sequence[FaultRecord], end: float) -> float:
@@ -69,7 +76,7 @@ def replay_seconds(record: RunRecord) -> list[float]:
 def fault_summary(fault: FaultRecord, start: float, replay: float | None = None) -> dict[str, Any]:
     """A fault as `summary.json` names it: when it began, in seconds since the run's `start`; how long it lasted and the
     parts of that, in seconds, None and only the first of them before its repair; and what it cost, with the seconds of
-    `replay` where they are known."""
+    `replay` where they are known. `stages`: how many stand since, None for all."""
     return {
         "time": fault.since - start,
         "reason": fault.reason,
@@ -77,6 +84,7 @@ def fault_summary(fault: FaultRecord, start: float, replay: float | None = None)
         "seconds": fault.seconds,
         "parts": {"detect": fault.detected - fault.since, **fault.parts},
         "ranks": fault.ranks,
+        "stages": fault.stages,
         "requests": fault.requests,
         "tokens": fault.tokens,
         "replay": replay,
@@ -105,10 +113,13 @@ def with_waits_of_dropped(record: RunRecord) -> list[MicroBatchRecord]:
     return found
 
 
-def _edges(faults: Sequence[FaultRecord]) -> Floats:
-    """Begin and end of the times in which faults were not repaired, by turns, in order and apart from each other."""
+def _edges(faults: Sequence[FaultRecord], stage: int = 0) -> Floats:
+    """Begin and end of the times in which faults of a stage were not repaired, by turns, in order and apart from each
+    other."""
     edges: list[float] = []
-    for start, end in sorted((fault.since, math.inf if fault.up is None else fault.up) for fault in faults):
+    lost = lost_since(faults, stage)
+    times = [(fault.since, math.inf if fault.up is None else fault.up) for fault in faults]
+    for start, end in sorted([*times, *([(lost, math.inf)] if lost < math.inf else [])]):
         if edges and start <= edges[-1]:
             edges[-1] = max(edges[-1], end)
         elif end > start:

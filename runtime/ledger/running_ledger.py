@@ -8,10 +8,10 @@ import numpy as np
 
 from ..core.micro_batch_columns import Floats
 from ..core.run_record import RunRecord
-from .causes import CAUSES
+from .causes import CAUSES, Cause
 from .lanes import Lane
 from .ledger import Ledger
-from .recovery import was_dropped
+from .recovery import lost_since, was_dropped
 
 
 class RunningLedger:
@@ -62,7 +62,7 @@ class RunningLedger:
         micro_batches = record.micro_batches[:done]
         last = micro_batches[-1].micro_batch
         spans = [span for span in record.spans if span.micro_batch <= last]
-        if len({span.stage for span in spans}) < record.num_stages:  # a fault ended the first micro-batches
+        if len({span.stage for span in spans}) < record.standing_stages:  # a fault ended the first micro-batches
             return None
         self._counted = done
         is_first = self.start == math.inf
@@ -74,12 +74,18 @@ class RunningLedger:
             self.busy = np.zeros(record.num_stages)
             self.idle = np.zeros((record.num_stages, len(CAUSES)))
         self.end = ledger.t1
-        self.ends = np.array([lane.end[-1] for lane in ledger.lanes])
+        ends = self.ends if len(self.ends) else np.full(record.num_stages, self.start)
+        self.ends = np.array([lane.end.max(initial=end) for end, lane in zip(ends, ledger.lanes, strict=True)])
         for stage, (lane, idle) in enumerate(zip(ledger.lanes, ledger.idle_columns, strict=True)):
             place = first_place(ledger, lane, first)
             is_new = idle.place >= place
             self.idle[stage] += np.bincount(idle.cause[is_new], idle.seconds[is_new], len(CAUSES))
             self.busy[stage] += lane.seconds[place:].sum()
+        for stage in range(record.standing_stages, record.num_stages):  # there is no such stage any more
+            begun = min(self.end, max(self.ends[stage], lost_since(record.faults, stage)))
+            self.idle[stage, Cause.FILL_DRAIN.code] += begun - self.ends[stage]
+            self.idle[stage, Cause.RECOVERY.code] += self.end - begun
+            self.ends[stage] = self.end
         return ledger, first
 
     def drop(self, record: RunRecord) -> None:
@@ -97,7 +103,7 @@ class RunningLedger:
         """The place of the micro-batch from which on each stage computed as many as a later gap may need. A fault can
         have ended any before a stage computed it."""
         computed = {(span.stage, span.micro_batch) for span in record.spans}
-        missing = [self._overlap] * record.num_stages
+        missing = [self._overlap] * record.standing_stages
         for place in range(self._counted - 1, -1, -1):
             number = record.micro_batches[place].micro_batch
             missing = [left - ((stage, number) in computed) for stage, left in enumerate(missing)]
@@ -114,9 +120,11 @@ def first_place(ledger: Ledger, lane: Lane, first: int) -> int:
 def _computed_by_all(record: RunRecord) -> int:
     """The last micro-batch of which all stages have sent their span; -1 where there is none. The last stage's may come
     before an earlier stage's."""
-    last = [-1] * record.num_stages
-    unseen = record.num_stages
+    last = [-1] * record.standing_stages
+    unseen = len(last)
     for span in reversed(record.spans):
+        if span.stage >= len(last):
+            continue
         if last[span.stage] < 0:
             last[span.stage] = span.micro_batch
             unseen -= 1

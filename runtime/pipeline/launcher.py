@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from importlib.metadata import entry_points
 from typing import Protocol
 
@@ -34,6 +34,21 @@ class Launcher(Protocol):
         """End what is left of `ranks` by force, and start others in their place, which join at `endpoint`.
 
         It does not wait for them. `poll` does not return the old ones any more.
+        """
+        ...
+
+    def unplaced(self) -> set[int]:
+        """Return the ranks that are being started again and for which no node has room at present."""
+        ...
+
+    def keep(self, ranks: Sequence[int], endpoint: Endpoint, parallel: ParallelConfig) -> None:
+        """Go on with `ranks` alone, numbered from 0 in their order, and end the others.
+
+        Each ends what it does, keeps its process where it has one, and joins at `endpoint` as its new number. It is
+        called only where `unplaced` has returned some ranks.
+
+        Args:
+            parallel: of the pipeline that they make.
         """
         ...
 

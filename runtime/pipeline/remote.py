@@ -7,11 +7,13 @@ import secrets
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import NoReturn
 
 import msgspec
 
+from ...conf.errors import ConfigError
 from ...conf.schema import HardwareConfig, ParallelConfig
 from ...parallel.control import ControlServer
 from ...parallel.placement import split_stages
@@ -27,6 +29,7 @@ _POLL_INTERVAL_S = 0.2
 _LAUNCHER_INTERVAL_S = 0.5
 _ROLL_CALL_S = 2.0
 _JOIN_INTERVAL_S = 0.02
+_LOOK_S = 1.0  # between two looks whether all ranks have a place
 _REJOIN_S = 10.0  # until a rank that lives must have let go of a failed pipeline
 _LEAST_HANG_S = 10.0  # bound on a hang, at least, where it goes by the times of micro-batches so far
 _HANG_FACTOR = 20.0  # times the longest
@@ -36,6 +39,9 @@ _SHORT_CAUSE_TIMEOUT_S = 0.3  # where a repair that went by the wrong cause only
 
 class RemotePipeline:
     """Starts the ranks through a launcher and has them build their stages; a `Pipeline` from then on.
+
+    `fewer_stages` makes the setup of so many stages. Where a node is lost and the launcher has no other place for its
+    ranks, the stages that are left take the layers over. It raises `ConfigError` where that does not fit.
 
     Raises:
         PipelineError: a rank failed to start, died or hung; the text is that rank's own error.
@@ -48,13 +54,15 @@ class RemotePipeline:
         hardware: HardwareConfig,
         setup: Setup,
         on_progress: Callable[[str], None] = lambda text: None,
+        fewer_stages: Callable[[int], Setup] | None = None,
     ) -> None:
         self.clock = WallClock()
-        self.num_stages = parallel.pp
+        self.num_stages = self._started_stages = parallel.pp
         self.depth = setup.depth
         self.num_blocks = setup.num_blocks
         self._parallel = parallel
         self._launcher = launcher
+        self._fewer_stages = fewer_stages
         self._outstanding = 0
         self._last_progress = self.clock.now()
         self._submitted: dict[int, float] = {}  # by micro-batch in flight: when
@@ -190,7 +198,8 @@ class RemotePipeline:
         self._server.publish(encoder.encode(Halt()), to=ranks - replaced)
         self._server.replace(replaced, secrets.token_hex(16))
         self._launcher.replace(replaced, self._server.endpoint)
-        self._repair = Repair(fault, replaced, self.clock.now())
+        now = self.clock.now()
+        self._repair = Repair(fault, replaced, now, now)
 
     def _go_on(self, repair: Repair, deadline: float) -> None:
         """Go on with the repair until it is done, `deadline` comes, or something wakes the poll.
@@ -206,6 +215,8 @@ class RemotePipeline:
                 if self._server.accept(min(timeout, _JOIN_INTERVAL_S)):
                     repair.joined = self.clock.now()
                     self._begin_epoch(repair)
+                elif self._split_anew(repair):
+                    return
                 timeout = 0.0
             for message in self._poll(timeout):
                 if isinstance(message, Ready):
@@ -221,10 +232,46 @@ class RemotePipeline:
             if stuck and repair.joined is not None and now > repair.joined + _REJOIN_S:
                 names = ", ".join(map(self._name, sorted(stuck)))
                 self._raise(f"{names} did not let go of a failed pipeline", "hang", stuck)
-            if now > repair.fault.detected + self._parallel.start_timeout_s:
+            if now > repair.begun + self._parallel.start_timeout_s:
                 raise self._late(ranks - repair.ready.keys(), "did not stand again within")
             if self._server.is_woken:
                 return
+
+    def _split_anew(self, repair: Repair) -> bool:
+        """Go on with fewer stages, where ranks have had no place for too long. Returns whether it is so.
+
+        Raises:
+            PipelineError: fewer stages cannot hold the model.
+        """
+        now, after, tp = self.clock.now(), self._parallel.resplit_after_s, self._parallel.tp
+        if after is None or self._fewer_stages is None or now < repair.looked + _LOOK_S:
+            return False
+        repair.looked = now
+        if not (unplaced := self._launcher.unplaced()):
+            repair.unplaced_since = None
+            return False
+        if repair.unplaced_since is None:
+            repair.unplaced_since = now
+        lost = {rank // tp for rank in unplaced}
+        if now < repair.unplaced_since + after or len(lost) == self.num_stages:
+            return False
+        left = [rank for rank in sorted(self._ranks) if rank // tp not in lost]
+        try:
+            setup = self._fewer_stages(self.num_stages - len(lost))
+        except ConfigError as error:
+            names = ", ".join(map(self._name, sorted(unplaced)))
+            text = f"the cluster has no place for {names} any more, and fewer stages do not do: {error}"
+            raise PipelineError(text) from error
+        _warn_of_fewer_stages(sorted(unplaced), after, setup.pp)
+        self._server.publish(encoder.encode(Stop()))
+        self._server.renumber(len(left), secrets.token_hex(16))
+        self._parallel = replace(self._parallel, pp=setup.pp, layers=None, stage_speeds=None)
+        self._launcher.keep(left, self._server.endpoint, self._parallel)
+        self._setup, self._dead = setup, set()
+        self.num_stages, self.num_blocks = setup.pp, setup.num_blocks
+        self.where = [""] * len(left)
+        self._repair = Repair(repair.fault, self._ranks, repair.stopped, now)
+        return True
 
     def _begin_epoch(self, repair: Repair) -> None:
         """Have all ranks connect with each other: those that live anew, the new ones for the first time."""
@@ -237,7 +284,7 @@ class RemotePipeline:
     def _finish(self, repair: Repair, now: float) -> None:
         for rank, ready in repair.ready.items():
             self.where[rank] = f"{ready.host} {ready.process}"
-        repair.finish(now)
+        repair.finish(now, None if self.num_stages == self._started_stages else self.num_stages)
         self._repair = None
         self._num_done = [0] * self.num_stages
         self._last_progress = now
@@ -353,6 +400,16 @@ def _warn_of_split_stages(hosts_of_stage: Mapping[int, Sequence[str]]) -> None:
     print(
         f"gapless: warning: stages over several nodes ({stages}): each of their all-reduces crosses the network; a "
         "smaller parallel.tp, with more stages, keeps each stage on a node",
+        file=sys.stderr,
+    )
+
+
+def _warn_of_fewer_stages(unplaced: Sequence[int], seconds: float, num_stages: int) -> None:
+    """Say that a stage is gone for good."""
+    ranks = f"rank{'s' * (len(unplaced) > 1)} {', '.join(map(str, unplaced))}"
+    print(
+        f"gapless: warning: the cluster has had no place for {ranks} for {seconds:g} s "
+        f"(parallel.resplit_after_s): all layers go to {num_stages} stage{'s' * (num_stages > 1)}",
         file=sys.stderr,
     )
 

@@ -16,29 +16,34 @@ class Repair:
         fault: the fault, whose record `finish` completes.
         replaced: ranks that are started again.
         stopped: when the old ones had been ended, in seconds on the coordinator's clock.
+        begun: since when ranks are awaited, on the same clock.
     """
 
-    def __init__(self, fault: FaultRecord, replaced: set[int], stopped: float) -> None:
+    def __init__(self, fault: FaultRecord, replaced: set[int], stopped: float, begun: float) -> None:
         self.fault = fault
+        self.begun = begun
+        self.stopped = stopped
+        self.looked = begun  # when it was looked last whether all ranks have a place
+        self.unplaced_since: float | None = None
         self.replaced = replaced
         self.present: set[int] = set()  # of those that live: have begun to rejoin
         self.ready: dict[int, Ready] = {}
         self.joined: float | None = None  # when all ranks were connected with the coordinator
-        self._stopped = stopped
 
     def take(self, message: Ready) -> None:
         if message.epoch == self.fault.epoch:
             self.ready[message.rank] = message
 
-    def finish(self, now: float) -> None:
-        """Complete the fault's record: all ranks are ready."""
+    def finish(self, now: float, num_stages: int | None) -> None:
+        """Complete the fault's record: all ranks are ready. `num_stages` is None where all stages stand."""
         assert self.joined is not None
         rendezvous_s = min(max(ready.rendezvous_s for ready in self.ready.values()), now - self.joined)
         self.fault.parts = {
-            "stop": self._stopped - self.fault.detected,
-            "start": self.joined - self._stopped,
+            "stop": self.stopped - self.fault.detected,
+            "start": self.joined - self.stopped,
             "rendezvous": rendezvous_s,
             "weights": now - self.joined - rendezvous_s,
         }
         self.fault.ranks = sorted(self.replaced)
+        self.fault.stages = num_stages
         self.fault.up = now

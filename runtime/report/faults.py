@@ -11,7 +11,7 @@ import numpy as np
 from .chart import Axis, Chart, Series, series_colour
 from .formatting import seconds_text, time_unit
 from .svg import figures
-from .terminal import straggler_lines
+from .terminal import stages_left, straggler_lines
 
 _REST = "rest"  # of a repair, between its parts
 _REPLAY = "replay"
@@ -89,7 +89,9 @@ def _parts(fault: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _seconds(fault: Mapping[str, Any]) -> str:
-    return "never" if fault["seconds"] is None else seconds_text(fault["seconds"])
+    if fault["seconds"] is None:
+        return "never"
+    return seconds_text(fault["seconds"]) + ("" if fault["stages"] is None else f", {stages_left(fault['stages'])}")
 
 
 def _replay(fault: Mapping[str, Any]) -> str:

@@ -131,6 +131,11 @@ def latency_table(summary: Mapping[str, Any], *, title: str | None = "Latency") 
     return table
 
 
+def stages_left(count: int) -> str:
+    """Write how many stages there are since a fault."""
+    return "1 stage from then on" if count == 1 else f"{count} stages from then on"
+
+
 def fault_lines(summary: Mapping[str, Any]) -> list[str]:
     """Write a line for each fault of the run's pipeline: when and why, how long until it stood again, what it cost.
     There are lines for the first `_MAX_FAULTS`, and one for all others."""
@@ -141,6 +146,8 @@ def fault_lines(summary: Mapping[str, Any]) -> list[str]:
         again = f"{fault['requests']:,} requests and {fault['tokens']:,} tokens again"
         if fault["replay"]:
             again += f" in {seconds_text(fault['replay'])}"
+        if fault["stages"] is not None:
+            ended += f" with {stages_left(fault['stages'])}"
         lines.append(f"fault at {fault['time']:,.2f} s ({fault['reason']}): {fault['text']}; {ended}, {again}")
     if len(faults) > _MAX_FAULTS:
         seconds = seconds_text(summary["recovery_seconds"])

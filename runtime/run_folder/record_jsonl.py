@@ -45,6 +45,7 @@ class FaultLine(msgspec.Struct, array_like=True, tag="fault"):
     ranks: list[int]
     requests: int
     tokens: int
+    stages: int | None = None
 
 
 class MicroBatchLine(msgspec.Struct, array_like=True, tag="step"):
@@ -97,6 +98,7 @@ def record_lines(record: RunRecord, origin: float) -> Iterator[Line]:
         yield FaultLine(
             f.epoch, f.reason, f.text, since_origin(f.since), since_origin(f.detected), maybe(f.up),
             {part: round(seconds, 9) for part, seconds in f.parts.items()}, f.ranks, f.requests, f.tokens,
+            f.stages,
         )  # fmt: skip
     for m in record.micro_batches:
         waits = [(since_origin(wait.start), since_origin(wait.end), wait.reason) for wait in m.waits]

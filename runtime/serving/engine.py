@@ -22,10 +22,12 @@ from ...parallel.frames import DATA, ConnectionLost, FrameSocket
 from ..core.messages import TokenLogprobs
 from ..core.request import Request
 from ..engine.coordinator import Coordinator, TokenEvent
+from ..engine.fewer_stages import go_on_with_fewer_stages
 from ..engine.plan import Plan, make_plan
 from ..engine.start import start_pipeline
 from ..ledger.running_ledger import RunningLedger
 from ..pipeline.protocol import Pipeline, PipelineError
+from ..scheduler.base import Scheduler
 from ..scheduler.policies import make_scheduler
 from .messages import (
     TOKEN_BOUNDS,
@@ -66,7 +68,8 @@ class ServingEngine:
         self._max_model_len = plan.max_model_len
         self._eos = plan.arch.eos_token_ids
         scheduler = make_scheduler(config.scheduler, plan.limits, plan.make_pool())
-        self._coordinator = Coordinator(pipeline, scheduler)
+        self._coordinator = Coordinator(pipeline, scheduler, on_fewer_stages=self._go_on_with)
+        self._config, self._plan, self._pipeline = config, plan, pipeline
         self._ledger = RunningLedger(plan.limits.depth.most)
         self._unfinished: dict[int, Request] = {}
         self._is_closing = False
@@ -95,6 +98,11 @@ class ServingEngine:
                 self._send_tokens(events)
             coordinator.check_progress()
             self._snapshot()
+
+    def _go_on_with(self, num_stages: int) -> Scheduler:
+        assert num_stages == self._pipeline.num_stages
+        self._config, self._plan, scheduler = go_on_with_fewer_stages(self._config, self._plan, self._pipeline)
+        return scheduler
 
     def _receive(self) -> None:
         """Take what the front has sent, without waiting for it."""

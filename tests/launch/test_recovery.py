@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -202,6 +202,48 @@ def test_nobody_at_the_control_port_stops_a_repair(expected: list[list[int]]) ->
     assert sorted(launcher.refused) == ["beyond the world", "not awaited", "of another run"]
 
 
+class CrampedLauncher(ProcessLauncher):
+    """Has no place for a rank that has ended."""
+
+    def replace(self, ranks: Collection[int], endpoint: Endpoint) -> None:
+        for rank in ranks:
+            self._end(rank)
+            del self.ranks[rank]
+
+    def unplaced(self) -> set[int]:
+        return self.expected - self.ranks.keys()
+
+    def start(self, endpoint: Endpoint, parallel: ParallelConfig, hardware: HardwareConfig) -> None:
+        self.expected = set(range(parallel.world_size))
+        super().start(endpoint, parallel, hardware)
+
+    def keep(self, ranks: Sequence[int], endpoint: Endpoint, parallel: ParallelConfig) -> None:
+        for rank in list(self.ranks):
+            self.ranks[rank].wait(10)  # it is asked to end
+        self.ranks.clear()
+        self.start(endpoint, parallel, HardwareConfig())
+
+
+def test_the_layers_of_a_lost_stage_go_to_the_others_while_they_fit(
+    expected: list[list[int]], capfd: pytest.CaptureFixture[str]
+) -> None:
+    launcher = CrampedLauncher()
+    room = {"parallel.resplit_after_s": 0.5, "hardware.memory_gib": 0.002, "cache.num_blocks": 128}
+    with LLM("tiny", pp=3, launcher=launcher, **LIMITS, **room) as llm:
+        assert outputs_with(llm, [lambda: kill(launcher.ranks[1].pid)]) == expected
+        (fault,) = llm.record.faults
+        assert (fault.stages, fault.ranks, len(llm.where)) == (2, [0, 1], 2)
+        warning = "no place for rank 1 for 0.5 s (parallel.resplit_after_s): all layers go to 2 stages"
+        assert warning in capfd.readouterr().err
+        ledger = Ledger(llm.record)
+        ledger.check()
+        assert ledger.busy_seconds(2) > 0
+        llm.reset()
+        text = r"no place for rank 1 \(stage 1\) any more, and fewer stages do not do: .*memory"
+        with pytest.raises(PipelineError, match=text):
+            outputs_with(llm, [lambda: kill(launcher.ranks[1].pid)])
+
+
 def test_too_many_faults_end_the_run() -> None:
     with stages(**{"parallel.max_recoveries": 1}) as (llm, launcher):
         text = r"^rank 0 \(stage 0\) died.*; it is fault 2 within 600 s \(parallel\.max_recoveries=1\)$"
@@ -241,19 +283,26 @@ def end_the_node_of(rank, llm):
 params = SamplingParams(max_tokens=200, ignore_eos=True)
 with LLM("tiny", **{"parallel.threads": 1}) as llm:
     (expected,) = llm.generate([[1, 2, 3]], params)
-overrides = {"parallel.threads": 1, "parallel.ray_address": cluster.address}
+overrides = {"parallel.threads": 1, "parallel.ray_address": cluster.address, "parallel.resplit_after_s": 1.0}
 with LLM("tiny", pp=2, **overrides) as llm:
     for number, output in enumerate(llm.stream([[1, 2, 3]], params)):
         if number == 50:
             end_the_node_of(1, llm)
     assert output.outputs[0].token_ids == expected.outputs[0].token_ids
     assert llm.record.faults[-1].ranks == [1]
+    kept = llm.where[1]
+    for number, output in enumerate(llm.stream([[1, 2, 3]], params)):
+        if number == 50:
+            end_the_node_of(0, llm)
+    assert output.outputs[0].token_ids == expected.outputs[0].token_ids
+    assert llm.record.faults[-1].stages == 1
+    assert llm.where == [kept]  # the process that is left has all layers now
 cluster.shutdown()
 print("all tokens are there")
 """
 
 
-def test_a_rank_whose_node_is_lost_starts_on_another() -> None:
+def test_a_rank_whose_node_is_lost_starts_on_another_or_leaves_its_layers_to_the_rest() -> None:
     command = [sys.executable, "-c", LOSES_A_NODE]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
     assert "all tokens are there" in done.stdout, done.stderr[-3000:]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import asdict
 
 from gapless.conf.schema import HardwareConfig, ParallelConfig
@@ -49,6 +49,12 @@ run_rank(Endpoint(**endpoint), rank, "cpu", 60.0)
         for rank in ranks:
             self._end(rank)
             self._start(rank, endpoint)
+
+    def unplaced(self) -> set[int]:
+        return set()
+
+    def keep(self, ranks: Sequence[int], endpoint: Endpoint, parallel: ParallelConfig) -> None:
+        raise AssertionError("each rank has a place")
 
     def _end(self, rank: int) -> None:
         self.ranks[rank].kill()

@@ -24,14 +24,14 @@ class VirtualPipeline:
     token depends on the three before it alone, so that outputs come round again and drafts are accepted now and then.
 
     `faults` are times at which the pipeline loses all that it holds. A repair takes `REPAIR_S`, and may meet the next
-    fault.
+    fault. With `loses_stages` there is a stage less after each, down to one.
     """
 
     REPAIR_S = 0.3
 
     def __init__(
         self, num_stages: int, depth: int, num_blocks: int, block_size: int, stage_time: StageTime,
-        repeats: bool = False, faults: Sequence[float] = (),
+        repeats: bool = False, faults: Sequence[float] = (), loses_stages: bool = False,
     ) -> None:
         self.now_s = 0.0
         self.clock = self
@@ -48,6 +48,7 @@ class VirtualPipeline:
         self._results: list[tuple[float, int, MicroBatchResult]] = []
         self._outstanding = 0
         self._faults = deque(sorted(faults))
+        self._loses_stages = loses_stages
         self._repair: FaultRecord | None = None
         self.epoch = 0
         self._undelivered: dict[int, list[int]] = {}  # by micro-batch: requests that it sampled a token for
@@ -91,6 +92,7 @@ class VirtualPipeline:
             raise PipelineFault("a virtual fault", "process", self.now_s)
         if self._repair is not None:
             self.now_s = self._repair.up = max(self.now_s, event)
+            self._repair.stages = self.num_stages if self._loses_stages else None
             self._repair = None
             return []
         if not self._results:
@@ -106,6 +108,8 @@ class VirtualPipeline:
     def restart(self, fault: FaultRecord) -> None:
         assert fault.epoch == self.epoch + 1
         self.epoch, self._repair, self._outstanding = fault.epoch, fault, 0
+        if self._loses_stages:
+            self.num_stages = max(1, self.num_stages - 1)
         self._free_at = [self.now_s] * self.num_stages
         for lost in (self._results, self._owners, self._slots, self._blocks, self._tokens):
             lost.clear()

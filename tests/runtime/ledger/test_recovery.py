@@ -152,7 +152,7 @@ def random_run(seed: int, epochs: int = 4) -> RunRecord:
 
 def in_parts(whole: RunRecord, rng: random.Random) -> Iterator[RunRecord]:
     """One record to which is added what is there at later and later times."""
-    record = RunRecord(STAGES, whole.num_blocks, batch=whole.batch, depth=whole.depth)
+    record = RunRecord(whole.num_stages, whole.num_blocks, batch=whole.batch, depth=whole.depth)
     ends = [span.end for span in whole.spans]
     before = -1.0
     for now in [*sorted(rng.sample(ends, len(ends) // 6)), math.inf]:

@@ -64,6 +64,7 @@ def workloads(draw: st.DrawFn) -> dict:
         "alike": draw(st.integers(0, 60)),
         "max_prefill_share": draw(st.sampled_from([1.0, 0.5, 0.2])),
         "faults": draw(st.lists(st.floats(0, 3), max_size=3)),
+        "loses_stages": draw(st.booleans()),
     }
 
 
@@ -134,12 +135,15 @@ def run(policy: str, w: dict, repeats: bool = False) -> tuple[Coordinator, Virtu
     depth = w["stages"] + w["extra_depth"]
     repeats = repeats or w["drafts"] > 0
     pipeline = VirtualPipeline(w["stages"], depth, w["num_blocks"], w["block_size"], stage_time, repeats,
-                               faults=w.get("faults", ()))  # fmt: skip
+                               faults=w.get("faults", ()), loses_stages=w.get("loses_stages", False))  # fmt: skip
     caching = w.get("prefix_caching", False)
-    pool = BlockPool(w["num_blocks"], w["block_size"], -(-w["max_len"] // w["block_size"]), prefix_caching=caching)
-    limits = Limits(w["batch"], Depth(w["stages"], depth), w["tile"], w["stages"])
-    scheduler = audited(config_of(policy, w), limits, pool, w)
-    coordinator = Coordinator(pipeline, scheduler)
+
+    def scheduler(num_stages: int) -> Scheduler:
+        pool = BlockPool(w["num_blocks"], w["block_size"], -(-w["max_len"] // w["block_size"]), prefix_caching=caching)
+        limits = Limits(w["batch"], Depth(num_stages, depth), w["tile"], num_stages)
+        return audited(config_of(policy, w), limits, pool, w)
+
+    coordinator = Coordinator(pipeline, scheduler(w["stages"]), on_fewer_stages=scheduler)
     arrivals = sorted(w["requests"], key=lambda r: r[2])
     alike = [[rng.randrange(1000) for _ in range(w.get("alike", 0))] for _ in range(2)]
     requests = [
@@ -168,7 +172,7 @@ def run(policy: str, w: dict, repeats: bool = False) -> tuple[Coordinator, Virtu
                 break
             continue
         coordinator.step(pipeline.now_s + 1.0)
-        assert len(scheduler.running) <= scheduler.limits.running
+        assert len(coordinator.scheduler.running) <= coordinator.scheduler.limits.running
     else:
         pytest.fail("starved: the workload never ended")
     assert not waiting

@@ -1,0 +1,115 @@
+"""A pipeline that loses a stage for good goes on with the others. No torch."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from gapless.conf.errors import ConfigError
+from gapless.conf.policies import EqualTimeConfig
+from gapless.conf.schema import BenchConfig
+from gapless.launch.compose import compose_one
+from gapless.runtime.core.run_record import RunRecord
+from gapless.runtime.engine.fewer_stages import plan_fewer_stages
+from gapless.runtime.engine.plan import make_plan
+from gapless.runtime.ledger.causes import Cause
+from gapless.runtime.ledger.ledger import Ledger
+from gapless.runtime.ledger.running_ledger import RunningLedger
+from gapless.runtime.ledger.summary import summarize
+from gapless.runtime.report.chart_data import chart_data
+from gapless.runtime.report.run_page import render_report
+from gapless.runtime.report.terminal import fault_lines
+from gapless.runtime.scheduler.policies import POLICIES
+from tests.runtime.ledger.test_recovery import in_parts
+from tests.runtime.scheduler.test_schedulers import run
+
+STAGES = 4
+
+
+def shrinking_run(policy: str, seed: int = 0) -> RunRecord:
+    """Thirty requests that come over four seconds, while the pipeline loses two of its four stages."""
+    rng = random.Random(seed)
+    requests = [(rng.randint(1, 60), rng.randint(1, 40), rng.uniform(0, 4), True) for _ in range(30)]
+    coordinator, _, served = run(policy, {
+        "block_size": 4, "max_len": 120, "num_blocks": 200, "batch": 4, "stages": STAGES, "extra_depth": 0, "chunk": 32,
+        "tile": 16, "seed": seed, "abort": None, "auto": False, "order": "fcfs", "drafts": 0, "requests": requests,
+        "faults": [1.5, 4.0], "loses_stages": True,
+    })  # fmt: skip
+    assert all(request.num_tokens == request.max_len for request in served)
+    return coordinator.record
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_time_of_a_lost_stage_is_recovery(policy: str) -> None:
+    record = shrinking_run(policy)
+    assert [fault.stages for fault in record.faults] == [3, 2]
+    assert record.standing_stages == 2
+    ledger = Ledger(record)
+    ledger.check()
+    for stage, since in ((2, record.faults[1].since), (3, record.faults[0].since)):
+        assert ledger.lanes[stage].end.max(initial=0.0) <= since
+        assert ledger.seconds_by_cause(stage)[Cause.RECOVERY] >= ledger.t1 - since
+        assert {piece.cause for piece in ledger.idle if piece.stage == stage and piece.start >= since} == {
+            Cause.RECOVERY
+        }
+    assert ledger.seconds_by_cause(1)[Cause.RECOVERY] < 1.0
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("seed", range(3))
+def test_counted_in_pieces_it_is_the_same(policy: str, seed: int) -> None:
+    record = shrinking_run(policy, seed)
+    expected = Ledger(record)
+    counted, kept = RunningLedger(STAGES), 0
+    for part in in_parts(record, random.Random(seed)):
+        counted.count(part)
+        counted.drop(part)
+        kept = len(part.micro_batches)
+    assert kept < len(record.micro_batches)
+    for stage in range(STAGES):
+        assert counted.busy[stage] == pytest.approx(expected.busy_seconds(stage))
+        idle = expected.seconds_by_cause(stage)
+        idle[Cause.FILL_DRAIN] -= counted.end - counted.ends[stage]
+        assert counted.idle[stage] == pytest.approx(list(idle.values()), abs=1e-9)
+
+
+def test_the_report_says_how_many_stages_are_left() -> None:
+    record = shrinking_run("sarathi")
+    ledger = Ledger(record)
+    summary = {"title": "a run", **summarize(record, ledger), "config": {}, "versions": {}}
+    assert [fault["stages"] for fault in summary["faults"]] == [3, 2]
+    assert "with 3 stages from then on" in fault_lines(summary)[0]
+    assert ", 2 stages from then on</td>" in render_report(record, ledger, summary, chart_data(record, ledger))
+
+
+def config_of(*overrides: str) -> BenchConfig:
+    return compose_one(["model=tiny", "parallel=pp2", *overrides], BenchConfig, "bench")
+
+
+def test_the_layers_are_split_anew() -> None:
+    config = config_of("parallel.layers=[3,1]", "cache.num_blocks=64")
+    plan = make_plan(config)
+    smaller, new = plan_fewer_stages(config, plan, 1)
+    assert [len(layers) for layers in plan.layers] == [3, 1]
+    assert [len(layers) for layers in new.layers] == [4]
+    assert (smaller.parallel.pp, new.limits.stages, new.num_blocks) == (1, 1, plan.num_blocks)
+
+
+def test_a_profile_of_other_stages_is_left_aside(tmp_path) -> None:
+    config = config_of("scheduler=equal_time")
+    assert isinstance(config.scheduler, EqualTimeConfig)
+    plan = make_plan(config)
+    with_profile = replace(config, scheduler=replace(config.scheduler, profile=str(tmp_path)))
+    smaller, _ = plan_fewer_stages(with_profile, plan, 1)
+    assert smaller.scheduler == config.scheduler
+
+
+def test_what_was_accepted_must_still_fit() -> None:
+    config = config_of("cache.num_blocks=64")
+    plan = make_plan(config)
+    with pytest.raises(ConfigError, match=r"requests of 64 tokens at most, and requests of up to \d+ were accepted"):
+        plan_fewer_stages(replace(config, cache=replace(config.cache, num_blocks=4)), plan, 1)
+    with pytest.raises(ConfigError, match="memory"):
+        plan_fewer_stages(replace(config, hardware=replace(config.hardware, memory_gib=1e-4)), plan, 1)

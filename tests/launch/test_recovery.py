@@ -268,7 +268,10 @@ from ray.cluster_utils import Cluster
 from gapless import LLM, SamplingParams
 from tests.support.processes import is_alive
 
-cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+soon = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 200, "health_check_timeout_ms": 500,
+        "health_check_failure_threshold": 2}
+cluster = Cluster(initialize_head=True,
+                  head_node_args={"num_cpus": 0, "include_dashboard": False, "_system_config": soon})
 for _ in range(3):
     cluster.add_node(num_cpus=1)
 

@@ -24,7 +24,7 @@ class FaultsConfig:
     """share of faults in which a rank hangs; in the others its process ends"""
     detect_process_s: float = 0.03
     """from the end of a rank's process until it is noticed"""
-    detect_hang_s: float = 10.0
+    detect_hang_s: float = 12.0
     """from when a rank hangs, with work before it, until it is noticed"""
     stop_s: float = 0.02
     """until the processes of the ranks that failed are ended"""

@@ -25,6 +25,7 @@ class Ledger:
         micro_batches: the run's micro-batches by column.
         t0: begin of the run, in seconds: the first arrival, or the first compute where that is earlier.
         t1: its end, that of the last compute.
+        faults: of the pipeline, with their repairs.
 
     Args:
         record: the run; times of all stages in seconds on one clock, micro-batches unique on each stage.
@@ -32,6 +33,7 @@ class Ledger:
 
     def __init__(self, record: RunRecord) -> None:
         self.num_stages = record.num_stages
+        self.faults = record.faults
         self.lanes = lanes_of(record.spans, record.num_stages)
         begun = [float(lane.begin[0]) for lane in self.lanes if len(lane.begin)]
         arrivals = [request.arrival for request in record.requests]

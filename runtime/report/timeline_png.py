@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..core.micro_batch_columns import Floats, Ints, values_at
+from ..core.run_record import FaultRecord
 from ..ledger.causes import CAUSES, Cause
 from ..ledger.idle import IdleColumns
 from ..ledger.lanes import Lane
@@ -20,6 +21,7 @@ from .typical_window import TimeShares, typical_windows
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
 WIDTH = 7.0  # inches: both columns of a two-column paper
@@ -37,6 +39,7 @@ class TimelineWindow:
         lanes, idle: What each stage computed, and when it idled.
         contents: For each stage, of each of its micro-batches: prompt tokens, decodes, KV tokens that they attend to.
         shares: What stage time goes to, in the run and in windows.
+        faults: Of the pipeline, with their repairs.
         window: Start and end, in seconds from the run's start; None: a typical window, which `write_timeline` finds.
     """
 
@@ -45,6 +48,7 @@ class TimelineWindow:
     idle: list[IdleColumns]
     contents: list[Ints]
     shares: TimeShares
+    faults: list[FaultRecord]
     window: tuple[float, float] | None
 
     @property
@@ -65,7 +69,8 @@ def timeline_window(ledger: Ledger, window: tuple[float, float] | None = None) -
         places = columns.places(lane.micro_batch)
         held = [values_at(column, places) for column in (columns.prefill, columns.decodes, columns.context)]
         contents.append(np.stack(held, axis=1))
-    return TimelineWindow(ledger.t0, ledger.lanes, ledger.idle_columns, contents, TimeShares(ledger), window)
+    shares = TimeShares(ledger)
+    return TimelineWindow(ledger.t0, ledger.lanes, ledger.idle_columns, contents, shares, ledger.faults, window)
 
 
 def windows_of(runs: Sequence[TimelineWindow]) -> list[tuple[float, float]]:
@@ -97,6 +102,7 @@ def write_timeline(path: Path, runs: Mapping[str, TimelineWindow]) -> Path:
     seconds = max(end - start for start, end in windows)
     heights = [len(run.lanes) for run in runs.values()]
     seen: set[Cause] = set()
+    reasons: list[str] = []
     with rc_context(paper_style()):
         size = (WIDTH, LANE_HEIGHT * 1.25 * sum(heights) + 0.6 * len(runs) + 0.7)
         figure = Figure(figsize=size, dpi=DPI, layout="constrained")
@@ -104,10 +110,11 @@ def write_timeline(path: Path, runs: Mapping[str, TimelineWindow]) -> Path:
         rows = figure.subplots(len(runs), 1, squeeze=False, height_ratios=heights)[:, 0]
         for axes, (name, run), (start, end) in zip(rows, runs.items(), windows, strict=True):
             seen |= _draw(axes, run, start, end, seconds)
+            reasons += _mark_faults(axes, run, start, end)
             axes.set_title(name, loc="left", fontweight="bold")
             axes.set_title(idle_text(run.shares, start, end), loc="right", fontsize=FONT - 1)
         rows[-1].set_xlabel("\n".join(["seconds from the run's start", *_choice(runs, seconds)]))
-        handles = _legend([cause for cause in CAUSES if cause in seen])
+        handles = [*_legend([cause for cause in CAUSES if cause in seen]), *_fault_legend(reasons)]
         title = "124+9d: a chunk of 124 tokens and 9 decodes;  9d/5.1K: 9 decodes over 5.1K tokens of context"
         figure.legend(
             handles=handles, loc="outside lower center", ncols=5, handlelength=1.6, title=title, title_fontsize=FONT - 1
@@ -169,6 +176,31 @@ def _draw(axes: Axes, run: TimelineWindow, start: float, end: float, seconds: fl
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
     return seen
+
+
+def _mark_faults(axes: Axes, run: TimelineWindow, start: float, end: float) -> list[str]:
+    """Draw a line where each fault was noticed, and one where the stages stood again; return the reasons of those in
+    the window."""
+    reasons = []
+    for fault in run.faults:
+        for at, style in ((fault.detected, "-"), (fault.up, "--")):
+            if at is not None and start <= at - run.t0 <= end:
+                axes.axvline(at - run.t0, color=light_palette()["ink"], linestyle=style, linewidth=1.1)
+                reasons.append(str(fault.reason))
+    return reasons
+
+
+def _fault_legend(reasons: Sequence[str]) -> list[Line2D]:
+    """Say what the lines are, if there are any."""
+    from matplotlib.lines import Line2D
+
+    if not reasons:
+        return []
+    ink, named = light_palette()["ink"], ", ".join(dict.fromkeys(reasons))
+    return [
+        Line2D([], [], color=ink, linewidth=1.1, label=f"fault ({named})"),
+        Line2D([], [], color=ink, linewidth=1.1, linestyle="--", label="repaired"),
+    ]
 
 
 def _ink_on(colour: str) -> str:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gapless.runtime.core.request_record import RequestRecord
-from gapless.runtime.core.run_record import DecodesRecord, MicroBatchRecord, RunRecord, SegmentRecord
+from gapless.runtime.core.run_record import DecodesRecord, FaultRecord, MicroBatchRecord, RunRecord, SegmentRecord
 from gapless.runtime.ledger.causes import CAUSES
 from gapless.runtime.ledger.ledger import Ledger
 from gapless.runtime.report.timeline_png import idle_text, timeline_window, windows_of, write_timeline
@@ -131,3 +131,23 @@ def test_axes_have_the_runs_own_times(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "seconds from the run's start" in axes[-1].get_xlabel()
     assert "the most like the whole run's" in axes[-1].get_xlabel()
     assert "of the run" in axes[0].get_title("right")
+
+
+def test_faults_are_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    from matplotlib.figure import Figure
+
+    figures = []
+    save = Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *a, **k: (figures.append(figure), save(figure, *a, **k))[1])
+    record = run_of([CHUNK, DECODE] * 10, [0.1] * 20)
+    record.faults = [
+        FaultRecord(1, "process", "rank 1 died", 1.0, 1.1, 1.4), FaultRecord(2, "hang", "stage 0 hangs", 90.0, 91.0),
+    ]  # fmt: skip
+    ledger = Ledger(serial(record))
+    write_timeline(tmp_path / "timeline.png", {"a": timeline_window(ledger, (1.05, 2.0))})
+    (axes,) = figures[0].axes
+    assert [(line.get_xdata()[0], line.get_linestyle()) for line in axes.lines] == [
+        (pytest.approx(1.1), "-"), (pytest.approx(1.4), "--"),
+    ]  # fmt: skip
+    words = [text.get_text() for text in figures[0].legends[0].get_texts()]
+    assert words[-2:] == ["fault (process)", "repaired"]

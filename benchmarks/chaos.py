@@ -8,13 +8,15 @@ clients keep `--streams` streams open, while every `--every` seconds something f
 - `kill two`: two ranks end at once.
 - `kill again`: a rank ends, and another one 2 seconds later, while the first is repaired.
 - `garbage`: a rank ends, and strangers send nonsense to each open port of the engine and the ranks during the repair.
+- `node`, only with `--nodes`: a Ray node that holds a rank is lost, and another one comes five seconds later.
 - `none`, only where `--kinds` names it: nothing fails, to compare with.
 
 A stream is lost if it ended early or with an error, and doubled if it got more tokens than it asked for. Its text is
 different if any token is not that of the run without faults. `rounding` counts those where that token is as likely as
 the one in its place, within 1e-4 (`benchmarks/support/unbroken.py`): they come without faults too. `pause` is the
 longest time, from a fault to the next one, in which no client got a token; the parts are the server's own. Words after
-the options are overrides of the server.
+the options are overrides of the server. With `--nodes` its ranks are spread over a Ray cluster of a node a stage and
+one more, all on this machine.
 """
 
 from __future__ import annotations
@@ -35,9 +37,13 @@ from typing import Any
 
 import numpy as np
 
+from gapless.conf.schema import ServeConfig
+from gapless.launch.compose import compose_one
+
 from .soak import roles_of
 from .support.faults import cut, cut_among, kill, ranks_below, stop
 from .support.processes import MemoryLog
+from .support.ray_nodes import RayNodes
 from .support.results import add_json_option, write_json
 from .support.server import Server, gapless_server
 from .support.sockets import sockets_of
@@ -67,17 +73,20 @@ def listening_ports(pids: Sequence[int]) -> set[int]:
 class Faults:
     """What can fail on a server."""
 
-    def __init__(self, server: Server, rng: random.Random) -> None:
+    def __init__(self, server: Server, rng: random.Random, nodes: RayNodes | None = None) -> None:
         self._server = server
         self._rng = rng
+        self._nodes = nodes
         self.kinds: dict[str, Callable[[], None]] = {
             "kill": lambda: kill(self._one()), "stop": lambda: stop(self._one()), "cut": self._cut,
             "cut control": self._cut_control, "kill two": self._kill_two, "kill again": self._kill_again,
             "garbage": self._garbage, "none": lambda: None,
         }  # fmt: skip
+        if nodes is not None:
+            self.kinds["node"] = lambda: nodes.lose_one(rng)
 
     def _ranks(self) -> list[int]:
-        return ranks_below(self._server.process.pid)
+        return ranks_below(self._server.process.pid) if self._nodes is None else self._nodes.ranks()
 
     def _one(self) -> int:
         return self._rng.choice(self._ranks())
@@ -131,12 +140,12 @@ async def until_ready(server: Server) -> None:
 
 
 async def torment(
-    server: Server, kinds: Sequence[str], minutes: float, every: float, streams: int, seed: int
+    server: Server, faults: Faults, kinds: Sequence[str], minutes: float, every: float, streams: int,
+    rng: random.Random,
 ) -> tuple[list[dict[str, Any]], Clients, MemoryLog]:
     """Run clients and faults, for as long as each kind has come once; return a row for each fault."""
-    clients, memory, rng = Clients(server, questions(min(streams, 48), 64, 300)), MemoryLog(), random.Random(seed)
+    clients, memory = Clients(server, questions(min(streams, 48), 64, 300)), MemoryLog()
     await clients.learn()
-    faults = Faults(server, rng)
     running = asyncio.create_task(clients.run(streams))
     sampling = asyncio.create_task(watch(memory, server))
     rows: list[dict[str, Any]] = []
@@ -177,6 +186,7 @@ def main() -> int:
     parser.add_argument("--streams", type=int, default=100)
     parser.add_argument("--grids", nargs="+", default=["pp2", "tp2_pp2"])
     parser.add_argument("--kinds", nargs="+", help="all of them by default")
+    parser.add_argument("--nodes", action="store_true", help="on a Ray cluster of several nodes, which may be lost")
     parser.add_argument("--seed", type=int, default=0)
     add_json_option(parser)
     arguments, overrides = parser.parse_known_args()
@@ -185,11 +195,18 @@ def main() -> int:
     memory: list[dict[str, Any]] = []
     for grid in arguments.grids:
         words = [f"parallel={grid}", "parallel.threads=1", "parallel.max_recoveries=1000", *overrides]
-        with gapless_server(words) as server:
-            chosen = arguments.kinds or [kind for kind in Faults(server, random.Random()).kinds if kind != "none"]
+        with contextlib.ExitStack() as stack:
+            nodes = None
+            if arguments.nodes:
+                parallel = compose_one(words, ServeConfig, "serve").parallel
+                nodes = stack.enter_context(contextlib.closing(RayNodes(parallel.pp + 1, parallel.tp)))
+                words.append(f"parallel.ray_address={nodes.address}")
+            server, rng = stack.enter_context(gapless_server(words)), random.Random(arguments.seed)
+            possible = Faults(server, rng, nodes)
+            chosen = arguments.kinds or [kind for kind in possible.kinds if kind != "none"]
             rows, clients, watched = asyncio.run(torment(
-                server, chosen, arguments.minutes / len(arguments.grids), arguments.every, arguments.streams,
-                arguments.seed,
+                server, possible, chosen, arguments.minutes / len(arguments.grids), arguments.every, arguments.streams,
+                rng,
             ))  # fmt: skip
             rounding, different = clients.split_others()
         outcome = clients.outcome

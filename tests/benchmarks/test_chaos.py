@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import random
 
-from benchmarks.chaos import PARTS, torment
+from benchmarks.chaos import PARTS, Faults, torment
 from benchmarks.support.server import gapless_server
 from benchmarks.support.unbroken import is_rounding
 
 
 def test_streams_outlive_faults_of_every_kind():
     with gapless_server(["parallel=pp2", "parallel.threads=1", "parallel.max_recoveries=20"]) as server:
-        rows, clients, _ = asyncio.run(torment(server, ["garbage", "cut control"], 0.1, 7.0, 6, 0))
+        rng = random.Random(0)
+        faults = Faults(server, rng)
+        rows, clients, _ = asyncio.run(torment(server, faults, ["garbage", "cut control"], 0.1, 7.0, 6, rng))
         assert sorted(row["fault"] for row in rows) == ["cut control", "garbage"]
         for row in rows:
             assert sum(row[f"{part}_s"] for part in PARTS) > 0

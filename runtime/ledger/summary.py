@@ -174,8 +174,8 @@ def totals(
         preemptions=sum(request.preemptions for request in requests),
         prediction_error=prediction_error([pair for part in parts for pair in predicted_and_measured(*part)]),
         faults=[
-            fault_summary(fault, ledger.t0 - start, replay)
-            for (record, ledger), start in zip(parts, starts, strict=True)
+            fault_summary(fault, ledger.t0 - start, replay) | ({"replica": number} if len(parts) > 1 else {})
+            for number, ((record, ledger), start) in enumerate(zip(parts, starts, strict=True))
             for fault, replay in zip(record.faults, replay_seconds(record), strict=True)
         ],
         recovery=sum(down_seconds(record.faults, ledger.t1) for record, ledger in parts),

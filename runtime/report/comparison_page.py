@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import yaml
 
@@ -15,6 +16,7 @@ from . import run_charts as charts
 from .chart import Chart, series_colour
 from .chart_data import ChartData, fleet_chart_data
 from .comparison_charts import TAILS, heat_maps, throughput_against
+from .faults import faults_section
 from .formatting import percent_text, seconds_text
 from .metrics import (
     BY_CAUSE,
@@ -140,6 +142,7 @@ def render_comparison(
                 "The pipelines over time", seconds, f"All pipelines on one time axis: {which}."
             ),
             "idle_words": IDLE_WORDS,
+            "faults": faults_section(_faults(groups, drawn)),
             "over_settings": f"<section>{figures(over_settings)}</section>" if over_settings else "",
             "charts": figures(charts_of_drawn(drawn)),
             "compositions": figures(charts.batch_composition(drawn.runs)),
@@ -148,6 +151,12 @@ def render_comparison(
             "scripts": timeline_scripts(drawn.tick, drawn.columns, heads),
         },
     )
+
+
+def _faults(groups: Sequence[RunGroup], drawn: DrawnRuns) -> list[dict[str, Any]]:
+    """Return the faults of the runs that are drawn, each with its run's label."""
+    shown = [group for group in groups if group.label in drawn.runs]
+    return [{**fault, "run": group.label} for group in shown for fault in group.median_run.summary.get("faults") or ()]
 
 
 def _verdict(groups: Sequence[RunGroup]) -> str:

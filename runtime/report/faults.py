@@ -11,7 +11,7 @@ import numpy as np
 from .chart import Axis, Chart, Series, series_colour
 from .formatting import seconds_text, time_unit
 from .svg import figures
-from .terminal import stages_left, straggler_lines
+from .terminal import met_the_next, stages_left, straggler_lines
 
 _REST = "rest"  # of a repair, between its parts
 _REPLAY = "replay"
@@ -23,17 +23,20 @@ def faults_section(faults: Sequence[Mapping[str, Any]]) -> str:
     """Render the section; empty if there was no fault.
 
     Args:
-        faults: What `summary.json` holds of each.
+        faults: What `summary.json` holds of each. Those of several runs have the name of theirs as `run`.
     """
     if not faults:
         return ""
+    runs = ("run",) if "run" in faults[0] else ()
     heads = (
+        *runs,
         "time", "reason", "fault", "ranks started again", "requests again", "tokens again", "until it stood again",
         "replay",
     )  # fmt: skip
     head = "".join(f"<th>{name}</th>" for name in heads)
     body = "".join(
-        f"<tr><td>{fault['time']:,.3f} s</td><td>{html.escape(fault['reason'])}</td>"
+        f"<tr>{''.join(f'<td>{html.escape(fault[run])}</td>' for run in runs)}"
+        f"<td>{fault['time']:,.3f} s</td><td>{html.escape(fault['reason'])}</td>"
         f"<td>{html.escape(fault['text'])}</td>"
         f"<td>{', '.join(map(str, fault['ranks'])) or '-'}</td><td>{fault['requests']:,}</td>"
         f"<td>{fault['tokens']:,}</td><td>{_seconds(fault)}</td>"
@@ -74,7 +77,9 @@ def fault_parts(faults: Sequence[Mapping[str, Any]]) -> Chart:
         for name, colour in [*((name, series_colour(n)) for n, name in enumerate(names)), *_AFTER.items()]
         if any(row.get(name, 0.0) > 0 for row in rows)
     ]
-    labels = tuple(f"{number}: {fault['time']:,.1f} s" for number, fault in enumerate(faults, 1))
+    labels = tuple(
+        f"{fault.get('run', number)}: {fault['time']:,.1f} s" for number, fault in enumerate(faults, 1)
+    )
     title = "Parts of each fault and its repair"
     if num_faults > _MAX_BARS:
         title = f"Parts of the first {_MAX_BARS} of {num_faults:,} faults and their repairs"
@@ -91,7 +96,10 @@ def _parts(fault: Mapping[str, Any]) -> dict[str, float]:
 def _seconds(fault: Mapping[str, Any]) -> str:
     if fault["seconds"] is None:
         return "never"
-    return seconds_text(fault["seconds"]) + ("" if fault["stages"] is None else f", {stages_left(fault['stages'])}")
+    seconds = seconds_text(fault["seconds"])
+    if met_the_next(fault):
+        return f"the next fault came after {seconds}"
+    return seconds + ("" if fault.get("stages") is None else f", {stages_left(fault['stages'])}")
 
 
 def _replay(fault: Mapping[str, Any]) -> str:

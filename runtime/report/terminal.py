@@ -136,6 +136,11 @@ def stages_left(count: int) -> str:
     return "1 stage from then on" if count == 1 else f"{count} stages from then on"
 
 
+def met_the_next(fault: Mapping[str, Any]) -> bool:
+    """Whether the next fault came before the repair's end."""
+    return fault["seconds"] is not None and fault["parts"].keys() == {"detect"}
+
+
 def fault_lines(summary: Mapping[str, Any]) -> list[str]:
     """Write a line for each fault of the run's pipeline: when and why, how long until it stood again, what it cost.
     There are lines for the first `_MAX_FAULTS`, and one for all others."""
@@ -143,12 +148,15 @@ def fault_lines(summary: Mapping[str, Any]) -> list[str]:
     for fault in faults[:_MAX_FAULTS]:
         seconds = fault["seconds"]
         ended = "not repaired" if seconds is None else f"repaired in {seconds_text(seconds)}"
+        if met_the_next(fault):
+            ended = f"the next fault came after {seconds_text(seconds)}"
         again = f"{fault['requests']:,} requests and {fault['tokens']:,} tokens again"
         if fault["replay"]:
             again += f" in {seconds_text(fault['replay'])}"
-        if fault["stages"] is not None:
+        if fault.get("stages") is not None:
             ended += f" with {stages_left(fault['stages'])}"
-        lines.append(f"fault at {fault['time']:,.2f} s ({fault['reason']}): {fault['text']}; {ended}, {again}")
+        of = f" of replica {fault['replica']}" if "replica" in fault else ""
+        lines.append(f"fault{of} at {fault['time']:,.2f} s ({fault['reason']}): {fault['text']}; {ended}, {again}")
     if len(faults) > _MAX_FAULTS:
         seconds = seconds_text(summary["recovery_seconds"])
         lines.append(f"and {len(faults) - _MAX_FAULTS:,} more; all faults together lasted {seconds}")

@@ -92,6 +92,7 @@ class VirtualPipeline:
             raise PipelineFault("a virtual fault", "process", self.now_s)
         if self._repair is not None:
             self.now_s = self._repair.up = max(self.now_s, event)
+            self._repair.parts = {"start": self.REPAIR_S}
             self._repair.stages = self.num_stages if self._loses_stages else None
             self._repair = None
             return []

@@ -64,3 +64,18 @@ def test_stragglers_have_a_line_each() -> None:
     assert straggler_lines({}) == []
     assert stragglers_section({"stragglers": []}) == ""
     assert straggler_lines({"stragglers": [one] * 30})[-1] == "and 20 more times, for which others waited 84.00 s"
+
+
+def test_a_repair_that_met_the_next_fault_says_so() -> None:
+    met = fault_summary(FaultRecord(1, "process", "rank 1 died", 112.0, 112.5, 114.0), 100.0)
+    assert "<td>the next fault came after 2.00 s</td>" in faults_section([met])
+    (line,) = fault_lines({"faults": [{**met, "replica": 3}]})
+    assert line.startswith("fault of replica 3 at 12.00 s (process): rank 1 died; the next fault came after 2.00 s, ")
+
+
+def test_faults_of_several_runs_have_the_name_of_theirs() -> None:
+    named = [{**fault, "run": f"replica <{number}>"} for number, fault in enumerate(FAULTS)]
+    section = faults_section(named)
+    assert "<thead><tr><th>run</th><th>time</th>" in section
+    assert "<tr><td>replica &lt;1&gt;</td><td>30.000 s</td>" in section
+    assert fault_parts(named).categories == ("replica <0>: 12.0 s", "replica <1>: 30.0 s")

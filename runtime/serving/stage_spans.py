@@ -25,7 +25,9 @@ def stage_spans(ledger: Ledger, first: int) -> StageSpans:
     shown = max(first, len(micro_batches.micro_batch) - max(1, MAX_BOXES // ledger.num_stages))
     starts = [first_place(ledger, lane, shown) for lane in ledger.lanes]
     idle = [(columns, columns.place >= start) for columns, start in zip(ledger.idle_columns, starts, strict=True)]
-    begins, ends = zip(*(_times(lane, micro_batches.micro_batch[shown:]) for lane in ledger.lanes), strict=True)
+    lanes = [lane if len(lane.begin) else ledger.lanes[0] for lane in ledger.lanes]  # a stage that is gone has none
+    begins, ends = zip(*(_times(lane, micro_batches.micro_batch[shown:]) for lane in lanes), strict=True)
+    ends = tuple(end if len(lane.end) else begin for lane, begin, end in zip(ledger.lanes, begins, ends, strict=True))
     origin = float(begins[0][0])
 
     def units(seconds: Floats) -> list[int]:

@@ -22,6 +22,7 @@ from gapless.runtime.report.chart_data import chart_data
 from gapless.runtime.report.run_page import render_report
 from gapless.runtime.report.terminal import fault_lines
 from gapless.runtime.scheduler.policies import POLICIES
+from gapless.runtime.serving.stage_spans import stage_spans
 from tests.runtime.ledger.test_recovery import in_parts
 from tests.runtime.scheduler.test_schedulers import run
 
@@ -64,7 +65,11 @@ def test_counted_in_pieces_it_is_the_same(policy: str, seed: int) -> None:
     expected = Ledger(record)
     counted, kept = RunningLedger(STAGES), 0
     for part in in_parts(record, random.Random(seed)):
-        counted.count(part)
+        if (new := counted.count(part)) is not None:
+            shown = stage_spans(*new)  # for the live page
+            for lane, begin, end in zip(new[0].lanes, shown.begin, shown.end, strict=True):
+                assert len(begin) == len(end) == len(shown.prefill)
+                assert len(lane.begin) or begin == end
         counted.drop(part)
         kept = len(part.micro_batches)
     assert kept < len(record.micro_batches)

@@ -486,8 +486,10 @@ def test_two_stages_and_a_killed_front(tmp_path: Path) -> None:
         over_two = httpx2.post(f"{server.url}/v1/completions", json=body, timeout=60).json()["choices"][0]["text"]
         children = descendants_of(server.process.pid)
         assert len(children) > 3
-        text = httpx2.get(f"{server.url}/metrics").text
-        assert 'gapless:stage_busy_seconds_total{replica="0",stage="1"}' in text
+        deadline = time.monotonic() + 5  # spans of the first stage may come after the text
+        while 'gapless:stage_busy_seconds_total{replica="0",stage="1"}' not in httpx2.get(f"{server.url}/metrics").text:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
         server.process.kill()
         server.process.wait()
     deadline = time.monotonic() + 20

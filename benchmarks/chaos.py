@@ -169,7 +169,7 @@ async def torment(
     times = np.sort(np.array(clients.outcome.token_times))
     for row, end in zip(rows, [row["at"] for row in rows[1:]] + [ended], strict=True):
         inside = times[(times > row["at"]) & (times < end)]
-        row["pause_s"] = float(np.diff(inside, prepend=row.pop("at")).max()) if len(inside) else end - row.pop("at")
+        row["pause_s"] = float(np.diff(inside, prepend=row.pop("at"), append=end).max())
     return rows, clients, memory
 
 

@@ -45,6 +45,9 @@ class ServingConfig:
     """seconds after which an unfinished request is ended; null: none"""
     drain_s: float = 60.0
     """seconds that running requests get to finish after SIGTERM"""
+    journal: str | None = None
+    """file that keeps accepted requests and their tokens, so that a server that is started again with it goes on with
+    what was unfinished; null: none"""
 
     def __post_init__(self) -> None:
         check("serve.host", self.host, bool(self.host), "an address of this machine")
@@ -59,4 +62,5 @@ class ServingConfig:
         check("serve.write_timeout_s", self.write_timeout_s, 0 < self.write_timeout_s < math.inf, "above 0")
         is_timeout = self.timeout_s is None or 0 < self.timeout_s < math.inf
         check("serve.timeout_s", self.timeout_s, is_timeout, "null or above 0")
+        check("serve.journal", self.journal, self.journal != "", "null or a file")
         check("serve.drain_s", self.drain_s, 0 <= self.drain_s < math.inf, "0 or more")

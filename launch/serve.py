@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import hashlib
+import itertools
 import os
 import signal
 import socket
@@ -14,6 +16,8 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from ..conf.build import to_mapping
 from ..conf.errors import ConfigError
@@ -26,9 +30,12 @@ if TYPE_CHECKING:
     from ..runtime.engine.intake import Intake
     from ..runtime.engine.plan import Plan
     from ..runtime.pipeline.launcher import Launcher
+    from ..runtime.serving.journal import Journal
     from .server.chat_template import ChatTemplate
+    from .server.journaling import Journaling
     from .server.keys import Keys
     from .server.metrics import Metrics
+    from .server.service import Service
 
 _SECOND_SIGNAL_S = 1.0  # after the first; torchrun passes on the Ctrl-C that its ranks have had already
 _BACKLOG = 2048
@@ -65,6 +72,8 @@ def prepare(config: ServeConfig, stdin: TextInput) -> Prepared:
     keys = Keys(config.serve.api_keys)
     plan = make_plan(config)
     _bind(config).close()
+    if (journal := _open_journal(config)) is not None:
+        journal.close()
     return Prepared(plan, Intake(plan), load_chat_template(plan.tokenizer), keys)
 
 
@@ -94,6 +103,22 @@ def _bind(config: ServeConfig) -> socket.socket:
         raise ConfigError(f"{named}: {reason.lower()}; choose another") from error
 
 
+def _open_journal(config: ServeConfig) -> Journal | None:
+    """Open the server's journal, if it is to have one.
+
+    Raises:
+        ConfigError: the file is not for this server.
+    """
+    from ..runtime.serving.journal import Journal
+
+    if config.serve.journal is None:
+        return None
+    model = config.model
+    outputs = [config.seed, model.weights, model.tokenizer, to_mapping(config)["model"]["architecture"]]
+    fingerprint = hashlib.sha256(msgspec.json.encode(outputs)).hexdigest()
+    return Journal(Path(config.serve.journal), model.name, fingerprint)
+
+
 def _say(text: str) -> None:
     print(f"gapless: {text}", file=sys.stderr, flush=True)
 
@@ -102,13 +127,15 @@ async def _serve(config: ServeConfig, prepared: Prepared, listener: socket.socke
     import uvicorn
 
     from ..runtime.pipeline.protocol import PipelineError
-    from .server.app import Service, make_app
+    from .server.app import make_app
     from .server.connections import protocol_of
     from .server.engine_client import EngineClient
     from .server.fleet import Engine, Fleet
+    from .server.journaling import Journaling
     from .server.live import Live
     from .server.metrics import Metrics as ServerMetrics
     from .server.recorder import Recorder
+    from .server.service import Service
 
     began = time.monotonic()
     plan, intake = prepared.plan, prepared.intake
@@ -118,20 +145,26 @@ async def _serve(config: ServeConfig, prepared: Prepared, listener: socket.socke
     def say_since_start(text: str) -> None:
         _say(f"{time.monotonic() - began:5.1f} s  {text}")
 
+    journal = _open_journal(config)
+    numbers = itertools.count(journal.next_number if journal is not None else 0)
     client: Engine
     if config.serve.replicas == 1:
-        client = EngineClient(config, intake.tokenizer, metrics, say_since_start)
+        client = EngineClient(config, intake.tokenizer, metrics, say_since_start, numbers=numbers)
     else:
-        client = Fleet(config, intake.tokenizer, metrics, say_since_start, num_blocks=plan.num_blocks)
+        client = Fleet(
+            config, intake.tokenizer, metrics, say_since_start, num_blocks=plan.num_blocks, numbers=numbers
+        )
     live = [Live(name, client, number) for number in range(len(client.replicas))]
     recorders = [Recorder(each, run_dir, plain(to_mapping(config)), versions()) for each in client.replicas]
     host, port = listener.getsockname()[:2]
-    app = make_app(
-        Service(
-            config.serve, prepared.keys, name, plan.max_model_len, intake, prepared.template, client, metrics, live,
-            recorders, ip_address(host).is_loopback,
-        )
+    journaling = None if journal is None else Journaling(journal, _say)
+    service = Service(
+        config.serve, prepared.keys, name, plan.max_model_len, intake, prepared.template, client, metrics, live,
+        recorders, ip_address(host).is_loopback, journaling,
     )  # fmt: skip
+    if journal is not None and journaling is not None:
+        await _take_up(service, journaling, journal)
+    app = make_app(service)
     settings = uvicorn.Config(
         app, http=protocol_of(config.serve), ws="none", lifespan="off", log_level="warning", access_log=False,
         server_header=False, timeout_graceful_shutdown=1,
@@ -160,6 +193,8 @@ async def _serve(config: ServeConfig, prepared: Prepared, listener: socket.socke
     finally:
         for task in watching:
             task.cancel()
+        if journaling is not None:
+            journaling.close()
         server.should_exit = True
         await client.close()
         await serving
@@ -168,6 +203,26 @@ async def _serve(config: ServeConfig, prepared: Prepared, listener: socket.socke
     if client.state == "failed":
         raise PipelineError(client.reason)
     return 0
+
+
+async def _take_up(service: Service, journaling: Journaling, journal: Journal) -> None:
+    """Have the engine go on with what the server before has left, and write what this one does."""
+    from ..runtime.serving.journal import KEY
+    from .server.resume import resume
+
+    named = f"{KEY}={service.config.journal}"
+    if journal.cut_bytes:
+        _say(f"{named}: the last {journal.cut_bytes} bytes were not written whole, and are dropped")
+    unfinished = await resume(service, journaling, journal.saved)
+    if journal.saved:
+        _say(f"{named}: requests taken up again: {len(journal.saved)}; their unfinished outputs: {len(unfinished)}")
+
+    def submit() -> None:
+        while unfinished:
+            unfinished.pop(0)()
+
+    for replica in service.client.replicas:
+        replica.on_ready, replica.on_tokens = submit, journaling.take_tokens
 
 
 class _Signals:

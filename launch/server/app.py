@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
+import re
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
 
@@ -13,60 +11,37 @@ import msgspec
 from fastapi import FastAPI, Request
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel
+from starlette.background import BackgroundTask
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from ...conf.errors import ConfigError
-from ...conf.sampling import SamplingParams
-from ...conf.serving import ServingConfig
-from ...runtime.engine.intake import Intake
-from .answers import Answer, ChatAnswer, CompletionAnswer
+from ...runtime.serving.journal import Accepted
 from .body_limit import BodyLimit
-from .chat_template import ChatTemplate, ChatTemplateError
+from .endpoints import (
+    CHATS,
+    COMPLETIONS,
+    RESPONSES,
+    Endpoint,
+    check,
+    check_model,
+    encode_text,
+    render,
+    user_and_salt,
+)
 from .engine_client import TAKES_REQUESTS, Call
 from .errors import ApiError, of_status
-from .fleet import Engine
-from .keys import Keys
-from .live import Live, LiveStream
-from .metrics import Metrics
+from .live import LiveStream
 from .openapi import describe
 from .page import add_page
-from .recorder import LONGEST_S, Recorder
-from .requests import (
-    ChatBody,
-    CompletionBody,
-    DetokenizeBody,
-    Message,
-    ResponseBody,
-    SamplingBody,
-    TokenizeBody,
-    each_output,
-    read,
-)
-from .responses import ResponseAnswer
+from .recorder import LONGEST_S
+from .requests import ChatBody, CompletionBody, DetokenizeBody, ResponseBody, TokenizeBody, each_output, read
+from .service import Service
 from .streaming import EventStream, whole
 
-_LONG_TEXT = 10_000  # characters; longer ones are encoded in a thread, so that no other answer waits
+_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _RETRY_AFTER_S = "1"
 _REPLICA = {"name": "replica", "in": "query", "schema": {"type": "integer", "minimum": 0, "default": 0}}
 _SECONDS = {"name": "seconds", "in": "query", "schema": {"type": "number", "minimum": 0.1, "maximum": LONGEST_S}}
-
-
-@dataclass(frozen=True, slots=True)
-class Service:
-    """What the paths work with."""
-
-    config: ServingConfig
-    keys: Keys
-    model: str
-    max_model_len: int
-    intake: Intake
-    template: ChatTemplate | None
-    client: Engine
-    metrics: Metrics
-    live: Sequence[Live]  # one of each replica, as the recorders
-    recorders: Sequence[Recorder]
-    is_local: bool  # only this machine reaches the server
 
 
 def make_app(service: Service) -> FastAPI:
@@ -151,76 +126,40 @@ def _add_models(app: FastAPI, service: Service) -> None:
     async def model(request: Request, name: str) -> Response:
         """The model of that name."""
         _authorize(service, request)
-        _check_model(service, name)
+        check_model(service, name)
         return _json(card)
 
 
 def _add_completions(app: FastAPI, service: Service) -> None:
-    tokenizer = service.intake.tokenizer
-
-    @app.post("/v1/completions", openapi_extra=_takes(CompletionBody))
+    @app.post(COMPLETIONS.path, openapi_extra=_takes(CompletionBody))
     async def completions(request: Request) -> Response:
         """Continue one or several prompts."""
-        holder = _authorize(service, request)
-        body = await read(request, CompletionBody)
-        if body.suffix:
-            raise ApiError(400, "suffix: this server does not offer it", param="suffix")
-        if body.best_of not in (None, body.n):
-            raise ApiError(400, "best_of: must be n, or absent", param="best_of")
-        if body.max_tokens == 0 and not body.echo:
-            raise ApiError(400, "max_tokens: must be 1 or more, or 0 with echo", param="max_tokens")
-        if body.prompt_logprobs is not None and body.stream:
-            raise ApiError(400, "prompt_logprobs: not in a stream", param="prompt_logprobs")
-        prompts = await _encode(service, body, body.prompts, body.max_tokens, body.add_special_tokens)
-        room = _room(service, prompts, body.max_tokens, "prompt")
-        params = body.sampling(max(1, room), body.logprobs, body.num_prompt_logprobs)
-        echoes = None
-        if body.echo:
-            is_cut = body.truncate_prompt_tokens is not None
-            echoes = [
-                tokenizer.decode(ids) if is_cut or not isinstance(p, str) else p
-                for p, ids in zip(body.prompts, prompts, strict=True)
-            ]
-        answer = CompletionAnswer(
-            service.model, prompts, body.n, body.stream_options, tokenizer, echoes=echoes,
-            is_echo_only=body.max_tokens == 0, num_prompt_logprobs=body.prompt_logprobs,
-            return_token_ids=body.return_token_ids,
-        )  # fmt: skip
-        return await _run(service, request, holder, body, prompts, params, answer)
+        return await _run(service, request, COMPLETIONS)
 
-    @app.post("/v1/chat/completions", openapi_extra=_takes(ChatBody))
+    @app.post(CHATS.path, openapi_extra=_takes(ChatBody))
     async def chat(request: Request) -> Response:
         """Answer the messages of a chat."""
-        holder = _authorize(service, request)
-        body = await read(request, ChatBody)
-        if body.top_logprobs is not None and not body.logprobs:
-            raise ApiError(400, "top_logprobs: only with logprobs=true", param="top_logprobs")
-        text = _render(service, body.messages, body.add_generation_prompt, body.chat_template_kwargs)
-        asked = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
-        prompts = await _encode(service, body, [text], asked, body.add_special_tokens)
-        logprobs = (body.top_logprobs or 0) if body.logprobs else None
-        params = body.sampling(_room(service, prompts, asked, "messages"), logprobs)
-        answer = ChatAnswer(
-            service.model, prompts, body.n, body.stream_options, tokenizer, top_logprobs=body.top_logprobs or 0,
-            return_token_ids=body.return_token_ids,
-        )  # fmt: skip
-        return await _run(service, request, holder, body, prompts, params, answer)
+        return await _run(service, request, CHATS)
 
-    @app.post("/v1/responses", openapi_extra=_takes(ResponseBody))
+    @app.post(RESPONSES.path, openapi_extra=_takes(ResponseBody))
     async def responses(request: Request) -> Response:
         """Answer a conversation with a message of text."""
-        holder = _authorize(service, request)
-        body = await read(request, ResponseBody)
-        for name in ("previous_response_id", "tools"):
-            if getattr(body, name):
-                raise ApiError(400, f"{name}: this server does not offer it", param=name)
-        if body.n != 1:
-            raise ApiError(400, "n: must be 1", param="n")
-        text = _render(service, body.messages, True, None)
-        prompts = await _encode(service, body, [text], body.max_output_tokens, False)
-        params = body.sampling(_room(service, prompts, body.max_output_tokens, "input"), None)
-        answer = ResponseAnswer(service.model, prompts, 1, None, tokenizer)
-        return await _run(service, request, holder, body, prompts, params, answer)
+        return await _run(service, request, RESPONSES)
+
+    @app.get(COMPLETIONS.path + "/{id}")
+    async def completion_of(request: Request, id: str) -> Response:
+        """The whole answer of a completion that an end of the server interrupted."""
+        return await _fetch(service, request, COMPLETIONS, id)
+
+    @app.get(CHATS.path + "/{id}")
+    async def chat_of(request: Request, id: str) -> Response:
+        """The whole answer of a chat that an end of the server interrupted."""
+        return await _fetch(service, request, CHATS, id)
+
+    @app.get(RESPONSES.path + "/{id}")
+    async def response_of(request: Request, id: str) -> Response:
+        """The whole answer of a conversation that an end of the server interrupted."""
+        return await _fetch(service, request, RESPONSES, id)
 
 
 def _add_live(app: FastAPI, service: Service) -> None:
@@ -271,15 +210,15 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
         """The token ids of a prompt, or of a chat."""
         _authorize(service, request)
         body = await read(request, TokenizeBody)
-        _check_model(service, body.model)
+        check_model(service, body.model)
         if (body.prompt is None) == (body.messages is None):
             raise ApiError(400, "give either prompt or messages", param="prompt")
         special = body.add_special_tokens
         if body.messages is not None:
-            text, special = _render(service, body.messages, body.add_generation_prompt, None), False
+            text, special = render(service, body.messages, body.add_generation_prompt, None), False
         else:
             text = body.prompt or ""
-        tokens = await _tokens(service, text, special)
+        tokens = await encode_text(service, text, special)
         return _json({"tokens": tokens, "count": len(tokens), "max_model_len": service.max_model_len})
 
     @app.post("/detokenize", openapi_extra=_takes(DetokenizeBody))
@@ -287,49 +226,75 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
         """The text of token ids."""
         _authorize(service, request)
         body = await read(request, DetokenizeBody)
-        _check_model(service, body.model)
+        check_model(service, body.model)
         if wrong := [token for token in body.tokens if not 0 <= token < 1 << 31]:
             raise ApiError(400, f"tokens: {wrong[0]} is no token id", param="tokens")
         return _json({"prompt": tokenizer.decode(body.tokens, skip_special=False)})
 
 
-async def _run(
-    service: Service, request: Request, holder: str, body: SamplingBody, prompts: Sequence[Sequence[int]],
-    params: SamplingParams, answer: Answer,
-) -> Response:  # fmt: skip
-    """Send a checked request of a key's `holder` to the engine, and answer with what comes of it."""
-    _check_model(service, body.model)
+async def _run(service: Service, request: Request, endpoint: Endpoint) -> Response:
+    """Send a request to the engine, and answer with what comes of it.
+
+    Raises:
+        ApiError: it is wrong, or cannot be taken now.
+    """
+    holder = _authorize(service, request)
+    body = await read(request, endpoint.body)
+    asked = await endpoint.ask(service, body)
+    answer, own_id = asked.answer, request.headers.get("x-request-id")
+    if own_id is not None:
+        answer.id = answer.prefix + _checked_id(own_id)
+    check_model(service, body.model)
     client = service.client
     if client.state not in TAKES_REQUESTS:
         raise ApiError(503, client.reason, headers={"retry-after": _RETRY_AFTER_S})
-    try:
-        if params.structured_outputs is not None:  # to compile a grammar may take a while
-            await asyncio.to_thread(service.intake.check_structured_outputs, params.structured_outputs)
-        if params.bad_words:
-            params = await asyncio.to_thread(service.intake.resolve, params)
-        for number, prompt in enumerate(prompts):
-            service.intake.check(number, prompt, params)
-    except ConfigError as error:
-        text = str(error).removeprefix("sampling.")
-        param = next((name for name in ("structured_outputs", "bad_words") if text.startswith(name)), "prompt")
-        raise ApiError(400, text, param=param) from error
-    new = len(prompts) * body.n
-    if client.num_waiting + new > service.config.max_waiting:
+    asked = await check(service, asked)
+    if client.num_waiting + len(asked.prompts) * body.n > service.config.max_waiting:
         most = service.config.max_waiting
         text = f"{client.num_waiting} requests wait for their first token, of at most serve.max_waiting={most}"
         raise ApiError(429, text, code="rate_limit_exceeded", headers={"retry-after": _RETRY_AFTER_S})
-    call = Call(has_structured_outputs=params.structured_outputs is not None)
-    numbers: list[int] = []
-    config = service.config
-    user = holder if holder and config.share_by == "key" else body.user or ""
-    # The length first, so that no salt of a client reads like one of a key.
-    salt = f"{len(holder)} {holder} {body.cache_salt or ''}" if config.isolate_keys else body.cache_salt or ""
+    call = Call(has_structured_outputs=asked.params.structured_outputs is not None)
+    user, salt = user_and_salt(service, holder, body)
     deadline = None if body.deadline_ms is None else call.arrival + body.deadline_ms / 1e3
-    for prompt in prompts:
-        numbers += client.submit(call, prompt, each_output(params, body.n), user, salt, deadline)
+    journaling, owner, given = service.journaling, service.keys.mark(holder), await request.body()
+    if journaling is not None:
+        journaling.check_new(endpoint.path, owner, answer.id)
+    numbers: list[int] = []
+    for prompt in asked.prompts:
+        numbers += client.submit(call, prompt, each_output(asked.params, body.n), user, salt, deadline)
+    if journaling is not None and (body.stream or own_id is not None):  # else its client cannot name it
+        accepted = Accepted(answer.id, owner, endpoint.path, given, answer.created, numbers)
+        journaling.accept(accepted, asked, call)
     if body.stream:
         return EventStream(answer, client, call, numbers, service.config.timeout_s)
     return await whole(request, answer, client, call, numbers, service.config.timeout_s)
+
+
+async def _fetch(service: Service, request: Request, endpoint: Endpoint, id: str) -> Response:
+    """Answer with the outputs of a request that was resumed from the journal, once they have ended.
+
+    Raises:
+        ApiError: there is no such request of this key, or it could not go on.
+    """
+    holder = _authorize(service, request)
+    journaling = service.journaling
+    found = journaling.find(endpoint.path, service.keys.mark(holder), id) if journaling is not None else None
+    if journaling is None or found is None:
+        raise ApiError(404, f"there is no answer of the id {id!r}", param="id")
+    key, resumed = found
+    body = await resumed.body(request)
+    return Response(body, media_type="application/json", background=BackgroundTask(journaling.settle, key))
+
+
+def _checked_id(text: str) -> str:
+    """Return the id that a client has given its request.
+
+    Raises:
+        ApiError: it is empty, too long, or has other characters than ids have.
+    """
+    if not _ID.fullmatch(text):
+        raise ApiError(400, "X-Request-Id: must be 1 to 128 letters, digits, dots, colons, - or _")
+    return text
 
 
 def _authorize(service: Service, request: Request) -> str:
@@ -345,73 +310,3 @@ def _authorize(service: Service, request: Request) -> str:
             headers={"www-authenticate": "Bearer"},
         )  # fmt: skip
     return holder
-
-
-def _check_model(service: Service, name: str | None) -> None:
-    if name is not None and name != service.model:
-        raise ApiError(
-            404, f"the model {name!r} does not exist; this server has {service.model!r}", param="model",
-            code="model_not_found",
-        )  # fmt: skip
-
-
-async def _encode(
-    service: Service, body: SamplingBody, prompts: Sequence[str | list[int]], max_tokens: int | None, add_special: bool
-) -> list[list[int]]:
-    """The token ids of prompts, as far as the body wants them with `max_tokens` output tokens behind them."""
-    encoded = [p if not isinstance(p, str) else await _tokens(service, p, add_special) for p in prompts]
-    longest = max(1, service.max_model_len - max(1, max_tokens or 1))
-    return [body.truncated(prompt, longest) for prompt in encoded]
-
-
-async def _tokens(service: Service, text: str, add_special: bool) -> list[int]:
-    """The token ids of a text.
-
-    Raises:
-        ApiError: it is no text, or far too long.
-    """
-    try:
-        service.intake.check_text(0, text)
-        encode: Callable[[str, bool], list[int]] = service.intake.tokenizer.encode
-        if len(text) <= _LONG_TEXT:
-            return encode(text, add_special)
-        encoding: Awaitable[list[int]] = asyncio.to_thread(encode, text, add_special)
-        return await encoding
-    except ConfigError as error:
-        raise ApiError(400, str(error), param="prompt") from error
-
-
-def _render(
-    service: Service, messages: Sequence[Message], add_generation_prompt: bool, further: dict[str, Any] | None
-) -> str:
-    """The prompt of a chat.
-
-    Raises:
-        ApiError: the model has no chat template, or it refuses the messages.
-    """
-    if service.template is None:
-        raise ApiError(400, "this model has no chat template; use /v1/completions", param="messages")
-    try:
-        return service.template.render([m.for_template() for m in messages], add_generation_prompt, further)
-    except ChatTemplateError as error:
-        raise ApiError(400, str(error), param="messages") from error
-
-
-def _room(service: Service, prompts: Sequence[Sequence[int]], asked: int | None, param: str) -> int:
-    """The most output tokens: those that were asked for, or all that the context has room for.
-
-    Raises:
-        ApiError: the context cannot hold the prompt and the output.
-    """
-    context = service.max_model_len
-    longest = max((len(prompt) for prompt in prompts), default=0)
-    left = context - longest
-    if left < 1 or (asked is not None and asked > left):
-        over = longest + (asked or 1) - context
-        raise ApiError(
-            400,
-            f"the context of this model is {context} tokens; {longest} in the {param} and {asked or 'at least 1'} for "
-            f"the output are {over} too many",
-            param=param, code="context_length_exceeded",
-        )  # fmt: skip
-    return left if asked is None else asked

@@ -69,7 +69,8 @@ class Delta:
 class Call:
     """The outputs of one HTTP request, and the news of them that nobody has taken yet.
 
-    `prompt_logprobs`, by output: those of its prompt, where they were asked for.
+    `prompt_logprobs`, by output: those of its prompt, where they were asked for. `on_settled` is called once nobody
+    waits for the answer any more: the client has it, or an error of its own, or has left.
     """
 
     def __init__(self, has_structured_outputs: bool = False) -> None:
@@ -77,6 +78,7 @@ class Call:
         self.outputs: list[CompletionOutput] = []
         self.prompt_logprobs: dict[int, list[dict[int, Logprob] | None]] = {}
         self.arrival = time.monotonic()
+        self.on_settled: Callable[[], None] = lambda: None
         self._news: list[Delta] = []
         self._waiter: asyncio.Future[None] | None = None
         self._error: Exception | None = None
@@ -118,13 +120,16 @@ class Call:
 class _Generation:
     """A request of the engine: one output of a call."""
 
-    __slots__ = ("call", "first", "index", "last", "outstanding", "prompt", "text")
+    __slots__ = ("call", "first", "index", "last", "outstanding", "prefill", "prompt", "text")
 
-    def __init__(self, call: Call, index: int, text: OutputText, prompt: Sequence[int], max_tokens: int) -> None:
+    def __init__(
+        self, call: Call, index: int, text: OutputText, prompt: Sequence[int], num_output: int, max_tokens: int
+    ) -> None:
         self.call = call
         self.index = index
         self.text = text
         self.prompt = prompt
+        self.prefill = len(prompt) + num_output  # tokens that the first new one needs
         self.outstanding = len(prompt) + max_tokens  # tokens that are not computed yet, of prompt and output
         self.first: float | None = None  # when its first token came
         self.last: float | None = None  # when its newest token came
@@ -141,6 +146,8 @@ class EngineClient:
         last_minute: what it did, second by second.
         on_spans: called with each `StageSpans` that comes.
         on_recorded: called with each part of a recording.
+        on_tokens: called with the bytes of each message of tokens, before anybody gets them.
+        on_ready: called when the engine stands, before any request is taken.
 
     Args:
         replica: which of several engines it is.
@@ -176,6 +183,8 @@ class EngineClient:
         self.last_minute = LastMinute(metrics.num_blocks, time.monotonic())
         self.on_spans: Callable[[StageSpans], None] = lambda spans: None
         self.on_recorded: Callable[[Recorded], None] = lambda message: None
+        self.on_tokens: Callable[[bytes], None] = lambda payload: None
+        self.on_ready: Callable[[], None] = lambda: None
 
     @property
     def replicas(self) -> Sequence[EngineClient]:
@@ -222,18 +231,40 @@ class EngineClient:
             raise EngineError(self.reason)
         numbers = []
         for each in params:
-            number = next(self._numbers)
             completion = CompletionOutput(len(call.outputs))
             call.outputs.append(completion)
+            numbers.append(next(self._numbers))
             text = OutputText(completion, each, self._tokenizer)
-            generation = _Generation(call, completion.index, text, prompt, each.max_tokens)
-            self._generations[number] = generation
-            self.outstanding_tokens += generation.outstanding
-            self._num_waiting += 1
-            self._send(Submit(number, list(prompt), each, call.arrival, user, cache_salt, deadline))
-            numbers.append(number)
+            self._submit(numbers[-1], call, text, prompt, each, user, cache_salt, deadline)
         self._metrics.accepted(len(prompt), len(numbers))
         return numbers
+
+    def resume(
+        self, call: Call, number: int, text: OutputText, prompt: Sequence[int], params: SamplingParams, user: str,
+        cache_salt: str,
+    ) -> None:  # fmt: skip
+        """Send an output of `call` to the engine that an engine before it has begun: `text` holds its tokens so far.
+
+        Raises:
+            EngineError: the engine is not ready.
+        """
+        if self.state not in TAKES_REQUESTS:
+            raise EngineError(self.reason)
+        self._submit(number, call, text, prompt, params, user, cache_salt, None)
+        self._metrics.accepted(len(prompt), 1)
+
+    def _submit(
+        self, number: int, call: Call, text: OutputText, prompt: Sequence[int], params: SamplingParams, user: str,
+        cache_salt: str, deadline: float | None,
+    ) -> None:  # fmt: skip
+        output = text.completion
+        generation = _Generation(call, output.index, text, prompt, len(output.token_ids), params.max_tokens)
+        self._generations[number] = generation
+        self.outstanding_tokens += generation.outstanding
+        self._num_waiting += 1
+        self._send(
+            Submit(number, list(prompt), params, call.arrival, user, cache_salt, deadline, list(output.token_ids))
+        )
 
     def abort(self, numbers: Sequence[int]) -> None:
         """End what is unfinished of these requests; nobody waits for them."""
@@ -276,6 +307,7 @@ class EngineClient:
     def receive(self, payload: bytes) -> None:
         message = from_engine.decode(payload)
         if isinstance(message, Tokens):
+            self.on_tokens(payload)
             self._take_tokens(message)
         elif isinstance(message, Snapshot):
             self.snapshot = message
@@ -294,6 +326,7 @@ class EngineClient:
             self.started = message
             if self.state == "starting":
                 self._become("ready", "requests are taken")
+                self.on_ready()
         else:
             self.error = message
             self._fail(message.error)
@@ -333,14 +366,15 @@ class EngineClient:
             generation = self._generations.get(number)
             if generation is None:  # it was aborted
                 continue
-            text, reason = generation.text, message.reasons.get(place)
-            if token >= 0:
-                computed = 1 if generation.last is not None else 1 + len(generation.prompt)
+            text, ended = generation.text, message.reasons.get(place)
+            sampled = token if token >= 0 else None
+            if sampled is not None:
+                computed = 1 if generation.last is not None else 1 + generation.prefill
                 generation.outstanding -= computed
                 self.outstanding_tokens -= computed
                 if generation.last is None:
                     self._num_waiting -= 1
-                    text.completion.cached_tokens = message.cached.get(place, 0)
+                    text.completion.cached_tokens += message.cached.get(place, 0)
                     generation.first = message.time
                     metrics.first_token(generation.call.arrival, message.dispatched.get(place), message.time)
                     self.last_minute.first_token(message.time - generation.call.arrival)
@@ -348,19 +382,14 @@ class EngineClient:
                     metrics.next_token(message.time - generation.last)
                     self.last_minute.next_token(message.time - generation.last)
                 generation.last = message.time
-                piece = text.push(token, message.logprobs.get(place), is_stop_token=reason == "stop")
-                if text.stopped and reason != "stop":
-                    if reason is None:
-                        stopped.append(number)
-                    reason = "stop"
-            else:
-                piece = ""
+            piece, reason = text.add(sampled, message.logprobs.get(place), ended)
             if reason is not None:
-                piece += text.finish(reason)
                 self._forget(number, reason)
+                if ended is None:
+                    stopped.append(number)
             out = text.completion
-            logprobs = out.logprobs[-1] if out.logprobs and token >= 0 else None
-            sampled, cached = token if token >= 0 else None, message.cached.get(place, 0)
+            logprobs = out.logprobs[-1] if out.logprobs and sampled is not None else None
+            cached = message.cached.get(place, 0)
             delta = Delta(generation.index, piece, sampled, logprobs, reason, out.stop_reason, cached)
             if (of_prompt := message.prompt_logprobs.get(place)) is not None:
                 delta.prompt_logprobs = named_prompt(self._tokenizer, generation.prompt, of_prompt)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from ...conf.sampling import SamplingParams
 from ...conf.schema import ServeConfig
 from ...models.tokenizer import Tokenizer
+from ...runtime.engine.output_text import OutputText
 from ...runtime.serving.messages import Failed
 from .engine_client import TAKES_REQUESTS, Call, EngineClient, EngineError, State
 from .metrics import Metrics
@@ -24,9 +25,9 @@ class Fleet:
 
     def __init__(
         self, config: ServeConfig, tokenizer: Tokenizer, metrics: Metrics, on_state: Callable[[str], None],
-        *, num_blocks: int,
+        *, num_blocks: int, numbers: Iterator[int] | None = None,
     ) -> None:  # fmt: skip
-        numbers = itertools.count()
+        numbers = numbers or itertools.count()
         self.changed = asyncio.Event()  # set when the state of an engine changes
         self.replicas: list[EngineClient] = []
         for number in range(config.serve.replicas):
@@ -93,13 +94,26 @@ class Fleet:
         Raises:
             EngineError: none takes requests.
         """
+        return self._choose(prompt, cache_salt).submit(call, prompt, params, user, cache_salt, deadline)
+
+    def resume(
+        self, call: Call, number: int, text: OutputText, prompt: Sequence[int], params: SamplingParams, user: str,
+        cache_salt: str,
+    ) -> None:  # fmt: skip
+        """Send an output that was begun before to one of the engines, as `EngineClient.resume`.
+
+        Raises:
+            EngineError: none takes requests.
+        """
+        self._choose(prompt, cache_salt).resume(call, number, text, prompt, params, user, cache_salt)
+
+    def _choose(self, prompt: Sequence[int], cache_salt: str) -> EngineClient:
         taking = [each.state for each in self.replicas if each.state in TAKES_REQUESTS]
         best = "ready" if "ready" in taking else "recovering"
         loads = {number: each.outstanding_tokens for number, each in enumerate(self.replicas) if each.state == best}
         if not loads:
             raise EngineError(self.reason)
-        chosen = self.replicas[self._router.choose(prompt, loads, cache_salt)]
-        return chosen.submit(call, prompt, params, user, cache_salt, deadline)
+        return self.replicas[self._router.choose(prompt, loads, cache_salt)]
 
     def abort(self, numbers: Sequence[int]) -> None:
         """End what is unfinished of these requests, whichever engines have them."""

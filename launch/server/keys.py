@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 from collections.abc import Sequence
 from pathlib import Path
 
 from ...conf.errors import ConfigError
+
+_NAME = "key "
 
 
 class Keys:
@@ -37,7 +40,21 @@ class Keys:
             return ""
         scheme, _, given = authorization.partition(" ")
         matches = [hmac.compare_digest(given.strip().encode(), key) for key in self._keys]
-        return f"key {matches.index(True)}" if scheme.lower() == "bearer" and any(matches) else None
+        return f"{_NAME}{matches.index(True)}" if scheme.lower() == "bearer" and any(matches) else None
+
+
+    def mark(self, holder: str) -> str:
+        """Return what stands for the key of that name in a file, also after keys were added or removed. Nobody can tell
+        the key from it. "" stands for none."""
+        return "" if not holder else _mark(self._keys[int(holder.removeprefix(_NAME))])
+
+    def marked(self, mark: str) -> str:
+        """Return the name of the key that `mark` stands for: the mark itself where that key is gone."""
+        return next((f"{_NAME}{number}" for number, key in enumerate(self._keys) if _mark(key) == mark), mark)
+
+
+def _mark(key: bytes) -> str:
+    return hashlib.sha256(b"gapless key " + key).hexdigest()[:32]
 
 
 def _read(file: Path) -> list[bytes]:

@@ -20,11 +20,17 @@ class ResponseAnswer(Answer):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._message_id = "msg_" + self.id.removeprefix(self.prefix)
-        self._place = {"item_id": self._message_id, "output_index": 0, "content_index": 0}
         self._sequence = 0
         self._text: list[str] = []
         self._reason: str | None = None
+
+    @property
+    def _message_id(self) -> str:
+        return "msg_" + self.id.removeprefix(self.prefix)
+
+    @property
+    def _place(self) -> dict[str, Any]:
+        return {"item_id": self._message_id, "output_index": 0, "content_index": 0}
 
     def first_chunks(self) -> Iterator[bytes]:
         begun = self._body("in_progress", [])

@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import msgspec
+from starlette.background import BackgroundTask
 from starlette.responses import Response
 
 from .answers import Answer
@@ -66,12 +67,26 @@ async def whole(
         with _Watched(client, call, numbers, timeout_s, request.receive):
             while not call.finished:
                 await call.next()
+        body = body_of(answer, call)
     except ClientGone:
+        call.on_settled()
         return Response(status_code=499)
+    except ApiError:
+        call.on_settled()
+        raise
     except EngineError as error:
         raise ApiError(503, str(error)) from error
+    return Response(body, media_type="application/json", background=BackgroundTask(call.on_settled))
+
+
+def body_of(answer: Answer, call: Call) -> bytes:
+    """The body of the answer to a call that has ended.
+
+    Raises:
+        ApiError: an output failed.
+    """
     _check(call, (output.finish_reason for output in call.outputs))
-    return Response(answer.whole(call.outputs, call.prompt_logprobs), media_type="application/json")
+    return answer.whole(call.outputs, call.prompt_logprobs)
 
 
 class EventStream(Response):
@@ -89,12 +104,21 @@ class EventStream(Response):
         self._watched = lambda receive: _Watched(client, call, numbers, timeout_s, receive)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_settled = True
         with suppress(ClientGone), self._watched(receive):
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            await self._send_events(send)
+            is_settled = await self._send_events(send)
             await send({"type": "http.response.body", "body": b"", "more_body": False})
+        if is_settled:
+            self._call.on_settled()
 
-    async def _send_events(self, send: Send) -> None:
+    async def _send_events(self, send: Send) -> bool:
+        """Send the whole answer, or what there is of it and the error that ended it.
+
+        Returns:
+            Whether the request has come to its end: not where the engine has.
+        """
+        is_settled = True
         answer, left = self._answer, len(self._call.outputs)
 
         async def event(body: bytes) -> None:
@@ -111,10 +135,12 @@ class EventStream(Response):
             for body in answer.last_chunks():
                 await event(body)
         except EngineError as error:
+            is_settled = False
             await event(b"data: " + msgspec.json.encode(ApiError(503, str(error)).body) + b"\n\n")
         except ApiError as error:
             await event(b"data: " + msgspec.json.encode(error.body) + b"\n\n")
         await event(b"data: [DONE]\n\n")
+        return is_settled
 
 
 def _check(call: Call, reasons: Iterable[str | None]) -> None:

@@ -17,11 +17,12 @@ class Request:
 
     Its tokens are `prompt` and then `output`. The KV of `num_completed` tokens is computed, that of `num_dispatched` is
     computed or in flight. The request ends at `max_len` tokens (at most P + D), or with one of `stop_ids`.
-    `prefill_target` tokens enter as chunks: the prompt, or after a preemption all tokens known by then. A prompt of
-    `bytes`, as simulations have, takes a byte a token. Orders of admission read `user` and `deadline` (of the first
-    token, in seconds on the coordinator's clock) and keep their sort key in `order_key`. `prompt_logprobs` are those of
-    the prompt's tokens from its second on, as far as they are computed; None where they are not asked for. `record` is
-    the request's row in the run's record.
+    `prefill_target` tokens enter as chunks: the prompt, or after a preemption all tokens known by then. A request that
+    comes with an `output`, of an engine before this one, goes on as after a preemption; in its record those tokens are
+    of the prompt. A prompt of `bytes`, as simulations have, takes a byte a token. Orders of admission read `user` and
+    `deadline` (of the first token, in seconds on the coordinator's clock) and keep their sort key in `order_key`.
+    `prompt_logprobs` are those of the prompt's tokens from its second on, as far as they are computed; None where they
+    are not asked for. `record` is the request's row in the run's record.
 
     `block_hashes` are of its full blocks for the prefix cache, as far as they are known. Of its blocks the first
     `num_blocks_hashed` have been offered to the cache. Requests of another `cache_salt` never share blocks with it.
@@ -68,11 +69,12 @@ class Request:
         deadline: float | None = None,
         cache_salt: str = "",
         block_hashes: Sequence[bytes] = (),
+        output: Sequence[int] = (),
     ) -> None:
         self.id = id
         self.prompt: Sequence[int] = prompt if isinstance(prompt, bytes) else list(prompt)
         self.prompt_len = len(prompt)
-        self.output: list[int] = []
+        self.output = list(output)
         self.prompt_logprobs: list[TokenLogprobs] | None = None if params.prompt_logprobs is None else []
         self.params = params
         self.seed = seed
@@ -83,7 +85,7 @@ class Request:
         self.max_len = longest if max_model_len is None else min(longest, max_model_len)
         self.num_dispatched = 0
         self.num_completed = 0
-        self.prefill_target = len(prompt)
+        self.prefill_target = len(prompt) + len(output)
         self.blocks: list[int] = []
         self.num_blocks_sent = 0
         self.num_blocks_hashed = 0
@@ -94,7 +96,7 @@ class Request:
         self.user = user
         self.deadline = deadline
         self.order_key: float | None = None
-        self.record = RequestRecord(id, len(prompt), arrival)
+        self.record = RequestRecord(id, self.prefill_target, arrival)
 
     def __repr__(self) -> str:
         return f"Request({self.id}, {self.num_completed}/{self.num_dispatched}/{self.num_tokens} of {self.max_len})"

@@ -44,6 +44,20 @@ class OutputText:
         out.text += text
         return text
 
+    def add(self, token: int | None, logprobs: TokenLogprobs | None, reason: str | None) -> tuple[str, str | None]:
+        """Add what the engine says of the output: a token, its end by `reason`, or both.
+
+        Returns:
+            The text that became final, and the reason of the output's end: the engine's, or stop with a stop string.
+        """
+        piece = ""
+        if token is not None:
+            piece = self.push(token, logprobs, is_stop_token=reason == "stop")
+            reason = "stop" if self.stopped else reason
+        if reason is not None:
+            piece += self.finish(reason)
+        return piece, reason
+
     def finish(self, reason: str | None) -> str:
         """End the output; return the text that was still held back."""
         out = self.completion
@@ -65,6 +79,14 @@ def named(tokenizer: Tokenizer, token: int, logprobs: TokenLogprobs) -> dict[int
     return {
         number: Logprob(value, rank, tokenizer.decode([number], skip_special=False)) for number, value, rank in entries
     }
+
+
+def unnamed(token: int, logprobs: dict[int, Logprob], num_top: int) -> TokenLogprobs:
+    """The log-probabilities that `named` was given for a token, with those of the `num_top` most likely ones."""
+    own = logprobs[token]
+    assert own.rank is not None
+    best = sorted((one.rank or 0, number, one.logprob) for number, one in logprobs.items())
+    return TokenLogprobs(own.logprob, own.rank, [(number, value) for _, number, value in best[:num_top]])
 
 
 def named_prompt(

@@ -132,6 +132,7 @@ class ServingEngine:
         request = Request(
             number, message.prompt, params, arrival=message.arrival, seed=seed, max_model_len=self._max_model_len,
             eos_token_ids=self._eos, user=message.user, cache_salt=message.cache_salt, deadline=message.deadline,
+            output=message.output,
         )  # fmt: skip
         self._unfinished[number] = request
         if self._recording is not None:

@@ -17,7 +17,7 @@ TOKEN_BOUNDS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
     """A request. Numbers rise from one to the next. `arrival` and `deadline`, of the first token, are in seconds on the
-    clock that all processes of a node share."""
+    clock that all processes of a node share. `output` are tokens that an engine before this one has sampled for it."""
 
     number: int
     prompt: list[int]
@@ -26,6 +26,7 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
     user: str = ""
     cache_salt: str = ""
     deadline: float | None = None
+    output: list[int] = []
 
 
 class Abort(msgspec.Struct, frozen=True, array_like=True, tag="abort"):

@@ -8,9 +8,10 @@ from typing import Any, cast
 import pytest
 
 from gapless.conf.serving import ServingConfig
-from gapless.launch.server.app import Service, make_app
+from gapless.launch.server.app import make_app
 from gapless.launch.server.keys import Keys
 from gapless.launch.server.metrics import Metrics
+from gapless.launch.server.service import Service
 from gapless.runtime import LLM
 
 

@@ -17,12 +17,13 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gapless.conf.schema import ServeConfig
 from gapless.launch import compose
-from gapless.launch.server.app import Service, make_app
+from gapless.launch.server.app import make_app
 from gapless.launch.server.engine_client import EngineClient
 from gapless.launch.server.fleet import Fleet
 from gapless.launch.server.keys import Keys
 from gapless.launch.server.live import Live
 from gapless.launch.server.metrics import Metrics
+from gapless.launch.server.service import Service
 from gapless.runtime.core.run_record import FaultReason, FaultRecord
 from gapless.runtime.engine.intake import Intake
 from gapless.runtime.engine.plan import make_plan

@@ -1,0 +1,193 @@
+"""The paths of the API that answer with outputs: how each reads its body."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ...conf.errors import ConfigError
+from .answers import ChatAnswer, CompletionAnswer
+from .asked import Asked
+from .chat_template import ChatTemplateError
+from .errors import ApiError
+from .requests import ChatBody, CompletionBody, Message, ResponseBody, SamplingBody
+from .responses import ResponseAnswer
+from .service import Service
+
+_LONG_TEXT = 10_000  # characters; longer ones are encoded in a thread, so that no other answer waits
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A path of the API that answers with outputs. `ask` reads its body, and raises `ApiError` where that is wrong."""
+
+    path: str
+    body: type[SamplingBody]
+    ask: Callable[[Service, Any], Awaitable[Asked]]
+
+
+async def _ask_completion(service: Service, body: CompletionBody) -> Asked:
+    if body.suffix:
+        raise ApiError(400, "suffix: this server does not offer it", param="suffix")
+    if body.best_of not in (None, body.n):
+        raise ApiError(400, "best_of: must be n, or absent", param="best_of")
+    if body.max_tokens == 0 and not body.echo:
+        raise ApiError(400, "max_tokens: must be 1 or more, or 0 with echo", param="max_tokens")
+    if body.prompt_logprobs is not None and body.stream:
+        raise ApiError(400, "prompt_logprobs: not in a stream", param="prompt_logprobs")
+    prompts = await _encode(service, body, body.prompts, body.max_tokens, body.add_special_tokens)
+    room = _room(service, prompts, body.max_tokens, "prompt")
+    params = body.sampling(max(1, room), body.logprobs, body.num_prompt_logprobs)
+    tokenizer = service.intake.tokenizer
+    echoes = None
+    if body.echo:
+        is_cut = body.truncate_prompt_tokens is not None
+        echoes = [
+            tokenizer.decode(ids) if is_cut or not isinstance(p, str) else p
+            for p, ids in zip(body.prompts, prompts, strict=True)
+        ]
+    answer = CompletionAnswer(
+        service.model, prompts, body.n, body.stream_options, tokenizer, echoes=echoes,
+        is_echo_only=body.max_tokens == 0, num_prompt_logprobs=body.prompt_logprobs,
+        return_token_ids=body.return_token_ids,
+    )  # fmt: skip
+    return Asked(body, prompts, params, answer)
+
+
+async def _ask_chat(service: Service, body: ChatBody) -> Asked:
+    if body.top_logprobs is not None and not body.logprobs:
+        raise ApiError(400, "top_logprobs: only with logprobs=true", param="top_logprobs")
+    text = render(service, body.messages, body.add_generation_prompt, body.chat_template_kwargs)
+    asked = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
+    prompts = await _encode(service, body, [text], asked, body.add_special_tokens)
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    params = body.sampling(_room(service, prompts, asked, "messages"), logprobs)
+    answer = ChatAnswer(
+        service.model, prompts, body.n, body.stream_options, service.intake.tokenizer,
+        top_logprobs=body.top_logprobs or 0, return_token_ids=body.return_token_ids,
+    )  # fmt: skip
+    return Asked(body, prompts, params, answer)
+
+
+async def _ask_response(service: Service, body: ResponseBody) -> Asked:
+    for name in ("previous_response_id", "tools"):
+        if getattr(body, name):
+            raise ApiError(400, f"{name}: this server does not offer it", param=name)
+    if body.n != 1:
+        raise ApiError(400, "n: must be 1", param="n")
+    text = render(service, body.messages, True, None)
+    prompts = await _encode(service, body, [text], body.max_output_tokens, False)
+    params = body.sampling(_room(service, prompts, body.max_output_tokens, "input"), None)
+    return Asked(body, prompts, params, ResponseAnswer(service.model, prompts, 1, None, service.intake.tokenizer))
+
+
+COMPLETIONS = Endpoint("/v1/completions", CompletionBody, _ask_completion)
+CHATS = Endpoint("/v1/chat/completions", ChatBody, _ask_chat)
+RESPONSES = Endpoint("/v1/responses", ResponseBody, _ask_response)
+ENDPOINTS = {endpoint.path: endpoint for endpoint in (COMPLETIONS, CHATS, RESPONSES)}
+
+
+async def check(service: Service, asked: Asked) -> Asked:
+    """Check a request against the model and the engine; return it with its `bad_words` as token ids.
+
+    Raises:
+        ApiError: it does not fit, or its structured outputs do not compile.
+    """
+    params, intake = asked.params, service.intake
+    try:
+        if params.structured_outputs is not None:  # to compile a grammar may take a while
+            await asyncio.to_thread(intake.check_structured_outputs, params.structured_outputs)
+        if params.bad_words:
+            params = await asyncio.to_thread(intake.resolve, params)
+        for number, prompt in enumerate(asked.prompts):
+            intake.check(number, prompt, params)
+    except ConfigError as error:
+        text = str(error).removeprefix("sampling.")
+        param = next((name for name in ("structured_outputs", "bad_words") if text.startswith(name)), "prompt")
+        raise ApiError(400, text, param=param) from error
+    return replace(asked, params=params)
+
+
+def check_model(service: Service, name: str | None) -> None:
+    """Check the model that a body names.
+
+    Raises:
+        ApiError: it is another one than ours.
+    """
+    if name is not None and name != service.model:
+        raise ApiError(
+            404, f"the model {name!r} does not exist; this server has {service.model!r}", param="model",
+            code="model_not_found",
+        )  # fmt: skip
+
+
+def user_and_salt(service: Service, holder: str, body: SamplingBody) -> tuple[str, str]:
+    """Whose share of the engine a request of a key's `holder` takes, and the salt of its KV blocks."""
+    config = service.config
+    user = holder if holder and config.share_by == "key" else body.user or ""
+    # The length first, so that no salt of a client reads like one of a key.
+    salt = f"{len(holder)} {holder} {body.cache_salt or ''}" if config.isolate_keys else body.cache_salt or ""
+    return user, salt
+
+
+async def _encode(
+    service: Service, body: SamplingBody, prompts: Sequence[str | list[int]], max_tokens: int | None, add_special: bool
+) -> list[list[int]]:
+    """The token ids of prompts, as far as the body wants them with `max_tokens` output tokens behind them."""
+    encoded = [p if not isinstance(p, str) else await encode_text(service, p, add_special) for p in prompts]
+    longest = max(1, service.max_model_len - max(1, max_tokens or 1))
+    return [body.truncated(prompt, longest) for prompt in encoded]
+
+
+async def encode_text(service: Service, text: str, add_special: bool) -> list[int]:
+    """The token ids of a text.
+
+    Raises:
+        ApiError: it is no text, or far too long.
+    """
+    try:
+        service.intake.check_text(0, text)
+        encode: Callable[[str, bool], list[int]] = service.intake.tokenizer.encode
+        if len(text) <= _LONG_TEXT:
+            return encode(text, add_special)
+        return await asyncio.to_thread(encode, text, add_special)
+    except ConfigError as error:
+        raise ApiError(400, str(error), param="prompt") from error
+
+
+def render(
+    service: Service, messages: Sequence[Message], add_generation_prompt: bool, further: dict[str, Any] | None
+) -> str:
+    """The prompt of a chat.
+
+    Raises:
+        ApiError: the model has no chat template, or it refuses the messages.
+    """
+    if service.template is None:
+        raise ApiError(400, "this model has no chat template; use /v1/completions", param="messages")
+    try:
+        return service.template.render([m.for_template() for m in messages], add_generation_prompt, further)
+    except ChatTemplateError as error:
+        raise ApiError(400, str(error), param="messages") from error
+
+
+def _room(service: Service, prompts: Sequence[Sequence[int]], asked: int | None, param: str) -> int:
+    """The most output tokens: those that were asked for, or all that the context has room for.
+
+    Raises:
+        ApiError: the context cannot hold the prompt and the output.
+    """
+    context = service.max_model_len
+    longest = max((len(prompt) for prompt in prompts), default=0)
+    left = context - longest
+    if left < 1 or (asked is not None and asked > left):
+        over = longest + (asked or 1) - context
+        raise ApiError(
+            400,
+            f"the context of this model is {context} tokens; {longest} in the {param} and {asked or 'at least 1'} for "
+            f"the output are {over} too many",
+            param=param, code="context_length_exceeded",
+        )  # fmt: skip
+    return left if asked is None else asked

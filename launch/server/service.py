@@ -1,0 +1,34 @@
+"""What the server's paths work with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...conf.serving import ServingConfig
+from ...runtime.engine.intake import Intake
+from .chat_template import ChatTemplate
+from .fleet import Engine
+from .journaling import Journaling
+from .keys import Keys
+from .live import Live
+from .metrics import Metrics
+from .recorder import Recorder
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """The checked configuration, and the parts of the server that live as long as it."""
+
+    config: ServingConfig
+    keys: Keys
+    model: str
+    max_model_len: int
+    intake: Intake
+    template: ChatTemplate | None
+    client: Engine
+    metrics: Metrics
+    live: Sequence[Live]  # one of each replica, as the recorders
+    recorders: Sequence[Recorder]
+    is_local: bool  # only this machine reaches the server
+    journaling: Journaling | None = None

@@ -229,8 +229,8 @@ def _append(fd: int, payload: bytes, at: int) -> int:
     return len(record)
 
 
-def _records(data: memoryview) -> Iterator[tuple[int, Record]]:
-    """The records at the beginning of `data` that are whole, each with the place of its end."""
+def payloads(data: memoryview) -> Iterator[memoryview]:
+    """The payloads of the records at the beginning of a journal that are whole."""
     at = 0
     while len(data) - at >= _HEAD.size:
         length, checksum = _HEAD.unpack_from(data, at)
@@ -238,6 +238,14 @@ def _records(data: memoryview) -> Iterator[tuple[int, Record]]:
         at += _HEAD.size + length
         if len(payload) < length or zlib.crc32(payload) != checksum:
             return
+        yield payload
+
+
+def _records(data: memoryview) -> Iterator[tuple[int, Record]]:
+    """The records of a journal that are whole, each with the place of its end."""
+    at = 0
+    for payload in payloads(data):
+        at += _HEAD.size + len(payload)
         try:
             yield at, _decoder.decode(payload)
         except msgspec.MsgspecError:

@@ -17,7 +17,7 @@ import pytest
 
 from gapless.launch import cli
 from tests.support.processes import descendants_of
-from tests.support.server import Server, serving
+from tests.support.server import serving
 
 PROMPT = [5, 6, 7, 8, 9] * 4
 STREAMED: Sequence[dict[str, Any]] = (
@@ -111,7 +111,8 @@ def test_requests_outlive_their_engine_and_their_server(tmp_path: Path) -> None:
             f"{server.url}/v1/completions", json=whole[0].body, headers={**KEYS[0], "X-Request-Id": "mine-0"}
         )
         assert (doubled.status_code, "mine-0" in doubled.text) == (409, True)
-        (engine,) = [pid for pid in descendants_of(server.process.pid) if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in descendants_of(server.process.pid)}
+        (engine,) = [pid for pid, command in commands.items() if b"spawn_main" in command]
         os.kill(engine, signal.SIGKILL)
         assert server.process.wait(60) == 1
         for thread in threads:

@@ -166,6 +166,7 @@ class Live:
                 "is_short_of_kv": found.is_short_of_kv, "is_idle": found.is_idle, "ends": found.ends,
                 "preemptions": found.preemptions, "fault_since": found.recovery.since,
                 "faults": sum(found.recovery.repaired.values()) + found.is_recovering,
+                "slow": [msgspec.structs.asdict(each) for each in found.slow],
             }  # fmt: skip
         return body
 

@@ -161,6 +161,19 @@ class Metrics(Collector):
                 idle.add_metric([replica, str(stage), cause.value], shown)
         yield busy
         yield idle
+        slow = GaugeMetricFamily(
+            "gapless:stage_slowdown", "How many times longer than usual a stage takes while it is a straggler, else 1.",
+            labels=["replica", "stage"],
+        )  # fmt: skip
+        slow_seconds = CounterMetricFamily(
+            "gapless:stage_slow_seconds", "Seconds for which a stage was a straggler.", labels=["replica", "stage"]
+        )
+        slowdown = {each.stage: each.slowdown for each in found.slow}
+        for stage, seconds in enumerate(found.slow_seconds):
+            slow.add_metric([replica, str(stage)], slowdown.get(stage, 1.0))
+            slow_seconds.add_metric([replica, str(stage)], seconds)
+        yield slow
+        yield slow_seconds
         yield gauge("pipeline_epoch", "Faults of the pipeline that began an epoch.", found.recovery.epoch)
         recoveries = CounterMetricFamily(
             "gapless:recoveries", "Times that a failed pipeline stood again, by what had failed.",

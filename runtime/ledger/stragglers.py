@@ -7,22 +7,23 @@ down as a whole makes a straggler. A stage that is slow from the run's begin to 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ..core.micro_batch_columns import Floats, values_at
+from ..core.micro_batch_columns import Floats, Ints, values_at
 from .causes import UNEVEN_WORK, Cause
+from .lanes import Lane
 from .ledger import Ledger
 
 SLOWDOWN = 1.5  # times the usual, from which on a stage is a straggler
 _BLOCK = 16  # micro-batches whose median counts
 _LEAST_BLOCKS = 2
-_LEAST_WAITED = 0.05  # of its time; whom nobody waits for is none
+LEAST_WAITED = 0.05  # of its time; whom nobody waits for is none
 _FITS = 4  # each leaves out what was slow by the one before
-_WAITS = [cause.code for cause in (*UNEVEN_WORK, Cause.STARVED_IN_FLIGHT)]  # for another stage
+WAITS = [cause.code for cause in (*UNEVEN_WORK, Cause.STARVED_IN_FLIGHT)]  # for another stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,19 +57,13 @@ def find_stragglers(ledger: Ledger) -> list[Straggler]:
     lanes = ledger.lanes
     if len(lanes) < 2:
         return []
-    rows = lanes[0].row
-    for lane in lanes[1:]:
-        rows = np.intersect1d(rows, lane.row)
-    if len(rows) < _BLOCK * _LEAST_BLOCKS:
+    places = common_places(lanes)
+    if len(places[0]) < _BLOCK * _LEAST_BLOCKS:
         return []
-    places = [lane.places(rows) for lane in lanes]
-    seconds = np.stack([lane.seconds[place] for lane, place in zip(lanes, places, strict=True)])  # [stages, N]
-    of_run = ledger.micro_batches.places(lanes[0].micro_batch[places[0]])
-    held = [values_at(column, of_run) for column in (ledger.micro_batches.tokens, ledger.micro_batches.decodes)]
+    seconds, held = columns_of(ledger, lanes, places)
     found = []
     for stage, (lane, place) in enumerate(zip(lanes, places, strict=True)):
-        others = np.median(np.delete(seconds, stage, axis=0), axis=0)
-        usual = _usual(seconds[stage], np.stack([np.ones(len(rows)), others, *held], axis=1))
+        usual = fit_usual(stage, seconds, held).of(stage, seconds, held)
         for first, end, slowdown in _slow(seconds[stage] / usual):
             begin, until = float(lane.begin[place[first]]), float(lane.end[place[end - 1]])
             found.append((stage, begin, until, slowdown))
@@ -78,23 +73,66 @@ def find_stragglers(ledger: Ledger) -> list[Straggler]:
         Straggler(stage, start, end, slowdown, _waited(ledger, stage, start, end, usual_waits))
         for stage, start, end, slowdown in found
     ]
-    return [each for each in stragglers if each.waited >= _LEAST_WAITED * (each.end - each.start)]
+    return [each for each in stragglers if each.waited >= LEAST_WAITED * (each.end - each.start)]
 
 
-def _usual(seconds: Floats, features: Floats) -> Floats:
-    """Fit the seconds [N] to features [N, F], by relative error and without what is slow; return the fit [N]."""
-    is_usual = seconds > 0
-    least = float(np.median(seconds)) / 16
-    fit = seconds
+def common_places(lanes: Sequence[Lane]) -> list[Ints]:
+    """The places in each lane of the micro-batches that all of these stages computed."""
+    rows = lanes[0].row
+    for lane in lanes[1:]:
+        rows = np.intersect1d(rows, lane.row)
+    return [lane.places(rows) for lane in lanes]
+
+
+def columns_of(ledger: Ledger, lanes: Sequence[Lane], places: Sequence[Ints]) -> tuple[Floats, Floats]:
+    """What the stages took for the micro-batches at these places of their lanes, and what those held.
+
+    Returns:
+        Seconds [stages, N]; tokens and decodes [N, 2].
+    """
+    seconds = np.stack([lane.seconds[place] for lane, place in zip(lanes, places, strict=True)])
+    of_run = ledger.micro_batches.places(lanes[0].micro_batch[places[0]])
+    held = [values_at(column, of_run) for column in (ledger.micro_batches.tokens, ledger.micro_batches.decodes)]
+    return seconds, np.stack(held, axis=1).astype(np.float64)
+
+
+@dataclass(frozen=True, slots=True)
+class Usual:
+    """What a stage usually takes for a micro-batch: `factors` by its features, but at least `least` seconds."""
+
+    factors: Floats
+    least: float
+
+    def of(self, stage: int, seconds: Floats, held: Floats) -> Floats:
+        """Seconds [N] that are usual for micro-batches of which the stages took `seconds` [stages, N]."""
+        return np.maximum(_features(stage, seconds, held) @ self.factors, self.least)
+
+
+def fit_usual(stage: int, seconds: Floats, held: Floats) -> Usual:
+    """Fit what is usual for a stage, by relative error and without what is slow.
+
+    Args:
+        seconds: that the stages took for micro-batches, [stages, N].
+        held: what these held, [N, 2].
+    """
+    own, features = seconds[stage], _features(stage, seconds, held)
+    least = max(float(np.median(own)) / 16, 1e-9)
+    is_usual, factors = own > 0, np.zeros(features.shape[1])
     for _ in range(_FITS):
         if not is_usual.any():
             break
-        weights = 1 / seconds[is_usual]
+        weights = 1 / own[is_usual]
         factors, *_ = np.linalg.lstsq(features[is_usual] * weights[:, None], np.ones(len(weights)), rcond=None)
-        fit = np.maximum(features @ factors, max(least, 1e-9))
-        level = float(np.median(seconds[is_usual] / fit[is_usual]))
-        is_usual = (seconds > 0) & (seconds < SLOWDOWN * level * fit)
-    return fit
+        fit = np.maximum(features @ factors, least)
+        level = float(np.median(own[is_usual] / fit[is_usual]))
+        is_usual = (own > 0) & (own < SLOWDOWN * level * fit)
+    return Usual(factors, least)
+
+
+def _features(stage: int, seconds: Floats, held: Floats) -> Floats:
+    """What a stage's time is fitted to [N, 4]: one, the median of the other stages' times, and what is held."""
+    others = np.median(np.delete(seconds, stage, axis=0), axis=0)
+    return np.column_stack([np.ones(len(others)), others, held])
 
 
 def _slow(ratio: Floats) -> Iterator[tuple[int, int, float]]:
@@ -113,7 +151,7 @@ def _waits_within(ledger: Ledger, stage: int, start: float, end: float) -> float
     """Seconds within [start, end) for which a stage waited for another one."""
     idle = ledger.idle_columns[stage]
     overlap = np.minimum(idle.end, end) - np.maximum(idle.start, start)
-    return float(overlap[np.isin(idle.cause, _WAITS) & (overlap > 0)].sum())
+    return float(overlap[np.isin(idle.cause, WAITS) & (overlap > 0)].sum())
 
 
 def _micro_batches_within(ledger: Ledger, stage: int, start: float, end: float) -> int:

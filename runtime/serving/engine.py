@@ -26,6 +26,7 @@ from ..engine.fewer_stages import go_on_with_fewer_stages
 from ..engine.plan import Plan, make_plan
 from ..engine.start import start_pipeline
 from ..ledger.running_ledger import RunningLedger
+from ..ledger.running_stragglers import RunningStragglers
 from ..pipeline.protocol import Pipeline, PipelineError
 from ..scheduler.base import Scheduler
 from ..scheduler.policies import make_scheduler
@@ -39,6 +40,7 @@ from .messages import (
     Recorded,
     Recovery,
     Shutdown,
+    Slow,
     Snapshot,
     Started,
     Submit,
@@ -71,6 +73,7 @@ class ServingEngine:
         self._coordinator = Coordinator(pipeline, scheduler, on_fewer_stages=self._go_on_with)
         self._config, self._plan, self._pipeline = config, plan, pipeline
         self._ledger = RunningLedger(plan.limits.depth.most)
+        self._stragglers = RunningStragglers()
         self._unfinished: dict[int, Request] = {}
         self._is_closing = False
         self._is_watched = False
@@ -194,6 +197,7 @@ class ServingEngine:
         record.requests = [request for request in record.requests if request.finished is None]
         if (part := self._ledger.count(record)) is not None:
             ledger, first = part
+            self._stragglers.add(ledger, first, self._ledger.idle)
             tokens = ledger.micro_batches.tokens[first:]
             self._tokens += int(tokens.sum())
             self._by_tokens += np.bincount(np.searchsorted(TOKEN_BOUNDS, tokens), minlength=len(self._by_tokens))
@@ -217,6 +221,8 @@ class ServingEngine:
                 busy=self._ledger.busy.tolist(), idle=self._ledger.idle.tolist(),
                 ends=self._ledger.ends.tolist(), is_idle=not self._coordinator.has_work,
                 recovery=Recovery.of(faults),
+                slow=[Slow(each.stage, each.start, each.slowdown, each.waited) for each in self._stragglers.current],
+                slow_seconds=self._stragglers.slow_seconds.tolist(),
             )
         )  # fmt: skip
 

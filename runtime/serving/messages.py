@@ -115,6 +115,16 @@ class Recovery(msgspec.Struct, frozen=True, array_like=True):
         return cls(last.epoch, dict(repaired), dict(seconds), *down)
 
 
+class Slow(msgspec.Struct, frozen=True, array_like=True):
+    """A stage that is slow now: since when (in seconds), how many times longer than usual its micro-batches take, and
+    for how many seconds the other stages have waited for that."""
+
+    stage: int
+    since: float
+    slowdown: float
+    waited: float
+
+
 class Snapshot(msgspec.Struct, frozen=True, array_like=True, tag="snapshot"):
     """The state of the engine, sent several times a second while it changes.
 
@@ -123,7 +133,7 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True, tag="snapshot"):
     request is there, and nothing in flight. `by_tokens` counts micro-batches by their tokens: up to each of
     `TOKEN_BOUNDS`, and above the last. `prefix_queries` are prompt tokens of the requests that have been admitted,
     `prefix_hits` those that were found in the prefix cache. `is_short_of_kv`: waiting requests wait for blocks, else
-    for a slot.
+    for a slot. `slow_seconds` says by stage for how long it has been slow, all in all.
     """
 
     time: float
@@ -141,6 +151,8 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True, tag="snapshot"):
     ends: list[float]
     is_idle: bool
     recovery: Recovery = Recovery()
+    slow: list[Slow] = []
+    slow_seconds: list[float] = []
 
     @property
     def is_recovering(self) -> bool:

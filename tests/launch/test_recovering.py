@@ -1,8 +1,9 @@
-"""What the front says while a failed pipeline is repaired: health, metrics, the last minute, the live page."""
+"""What the front says while a failed pipeline is repaired, or a stage is slow: health, metrics, the live page."""
 
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import httpx2
+import msgspec
 import pytest
 import uvicorn
 from prometheus_client.parser import text_string_to_metric_families
@@ -28,7 +30,16 @@ from gapless.runtime.core.run_record import FaultReason, FaultRecord
 from gapless.runtime.engine.intake import Intake
 from gapless.runtime.engine.plan import make_plan
 from gapless.runtime.ledger.causes import CAUSES, Cause
-from gapless.runtime.serving.messages import TOKEN_BOUNDS, Failed, FromEngine, Recovery, Snapshot, Started, encoder
+from gapless.runtime.serving.messages import (
+    TOKEN_BOUNDS,
+    Failed,
+    FromEngine,
+    Recovery,
+    Slow,
+    Snapshot,
+    Started,
+    encoder,
+)
 from tests.support.browser import CHROMIUM, DRIVER, browsing
 
 STAGES = 2
@@ -198,3 +209,24 @@ def test_the_live_page_says_so(front: Front, tmp_path: Path) -> None:
         browser.until("[...document.querySelectorAll('#causes tbody tr')].some(r => r.innerText.includes('recovery'))")
         front.tell(snapshot(fault(now, now + 1), ended=now + 1))
         browser.until("document.getElementById('alert').hidden")
+
+
+@pytest.mark.skipif(CHROMIUM is None or DRIVER is None, reason="needs chromium and chromedriver")
+def test_a_stage_that_is_slow_is_on_the_live_page_and_in_the_metrics(front: Front, tmp_path: Path) -> None:
+    now = time.monotonic()
+    plain = msgspec.structs.replace(snapshot(ended=now), slow_seconds=[0.0, 2.5])
+    slow = msgspec.structs.replace(plain, slow=[Slow(1, now - 6.0, 2.34, 4.125)])
+    alert = "document.getElementById('alert').textContent"
+    front.tell(slow)
+    assert front.values("gapless:stage_slowdown") == {("0",): 1.0, ("1",): 2.34}
+    assert front.values("gapless:stage_slow_seconds_total") == {("0",): 0.0, ("1",): 2.5}
+    with browsing(tmp_path) as browser:
+        browser.open(front.url)
+        found = browser.until(alert)
+        assert re.fullmatch(
+            r"Stage 1 is slow: 2\.3 times its usual for [\d.]+ s; the others have waited 4\.13 s for it\.", found
+        )
+        front.tell(plain)
+        browser.until(f"{alert} === ''")
+        assert browser.run("return document.getElementById('alert').hidden") is True
+    assert front.values("gapless:stage_slowdown")["1",] == 1.0

@@ -34,9 +34,15 @@
     status.querySelector("span").textContent = text;
   }
 
+  function slowText(state) {
+    return (state.slow ?? []).map(each =>
+      `Stage ${each.stage} is slow: ${each.slowdown.toFixed(1)} times its usual for ${numberText(state.time - each.since)} s; `
+      + `the others have waited ${numberText(each.waited)} s for it.`).join(" ");
+  }
+
   function warn(text, isBad = false) {
     alert.hidden = !text;
-    alert.textContent = text;
+    if (alert.textContent !== text) alert.textContent = text;
     alert.classList.toggle("bad", isBad);
   }
 
@@ -103,7 +109,7 @@
     offset = state.time - performance.now() / 1e3;
     const words = { ready: "takes requests", starting: "is starting", recovering: "is repaired", draining: "shuts down", failed: "has failed" };
     say(state.state, words[state.state] ?? state.state);
-    warn(state.state === "ready" ? "" : state.reason, state.state === "failed");
+    warn(state.state === "ready" ? slowText(state) : state.reason, state.state === "failed");
     element("unfinished").textContent = ((state.running ?? 0) + (state.waiting ?? 0)).toLocaleString("en");
     element("running").textContent = state.running ?? 0;
     element("waiting").textContent = state.waiting ?? 0;

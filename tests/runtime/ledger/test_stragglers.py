@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,14 @@ from gapless.runtime.ledger.ledger import Ledger
 from gapless.runtime.ledger.stragglers import find_stragglers
 
 
-def run_of(
+def run_of(num_stages: int, slow: dict[int, tuple[range, float]], **options: Any) -> Ledger:
+    """The checked ledger of `record_of`."""
+    ledger = Ledger(record_of(num_stages, slow, **options))
+    ledger.check()
+    return ledger
+
+
+def record_of(
     num_stages: int,
     slow: dict[int, tuple[range, float]],
     *,
@@ -20,7 +28,7 @@ def run_of(
     weights: tuple[float, ...] = (),
     head: float = 5e-5,
     count: int = 400,
-) -> Ledger:
+) -> RunRecord:
     """A run whose micro-batches grow and shrink, as many in flight as there are stages. Stage `s` takes a factor longer
     for those in `slow[s]`."""
     rng = random.Random(seed)
@@ -43,9 +51,7 @@ def run_of(
             there = free[stage] = begin + seconds * (factor if number in within else 1.0)
             record.spans.append(Span(number, stage, begin, begin, begin, there, there))
         done[number % num_stages] = there
-    ledger = Ledger(record)
-    ledger.check()
-    return ledger
+    return record
 
 
 @pytest.mark.parametrize("num_stages", [1, 2, 4])

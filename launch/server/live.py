@@ -171,10 +171,11 @@ class Live:
         return body
 
     def _minute(self) -> dict[str, Any]:
-        minute = self._last_minute
+        minute, found = self._last_minute, self._client.snapshot
         return {
             "percentiles_ms": minute.percentiles_ms, "stage_seconds": minute.stage_seconds,
             "tokens_per_s": round(minute.tokens_per_s, 1),
+            "newest_faults": [] if found is None else found.recovery.newest,
         }  # fmt: skip
 
 

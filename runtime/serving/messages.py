@@ -12,6 +12,7 @@ from ..core.messages import TokenLogprobs
 from ..core.run_record import FaultReason, FaultRecord
 from ..ledger.causes import Cause
 
+_NEWEST_FAULTS = 8
 TOKEN_BOUNDS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
@@ -88,7 +89,7 @@ class Recovery(msgspec.Struct, frozen=True, array_like=True):
     """The faults of a pipeline so far: how many are over, by reason, and their seconds, by part.
 
     `fault` is the one that is under repair, in words, and `since` its last sign of progress in seconds, None without
-    such a fault.
+    such a fault. `newest` are the last few.
     """
 
     epoch: int = 0
@@ -96,6 +97,7 @@ class Recovery(msgspec.Struct, frozen=True, array_like=True):
     seconds: dict[str, float] = {}
     fault: str = ""
     since: float | None = None
+    newest: list[FaultRecord] = []
 
     @classmethod
     def of(cls, faults: Sequence[FaultRecord]) -> Recovery:
@@ -112,7 +114,7 @@ class Recovery(msgspec.Struct, frozen=True, array_like=True):
         last = faults[-1]
         is_down = last.up is None
         down = (last.text, last.since) if is_down else ("", None)
-        return cls(last.epoch, dict(repaired), dict(seconds), *down)
+        return cls(last.epoch, dict(repaired), dict(seconds), *down, list(faults[-_NEWEST_FAULTS:]))
 
 
 class Slow(msgspec.Struct, frozen=True, array_like=True):

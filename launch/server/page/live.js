@@ -4,6 +4,7 @@
   const status = element("status"), alert = element("alert"), pause = element("pause"), key = element("key");
   const replica = element("replica");
   const lanes = new Lanes(element("picture")), charts = new Charts(element("charts"));
+  const faults = new Faults(element("faults-section"), element("fault-list"), element("fault-parts"));
   let apiKey = "", hello = null, offset = 0, latest = null, attempt = null;
   new PromptBox(() => apiKey ? { authorization: `Bearer ${apiKey}` } : {});
 
@@ -36,8 +37,8 @@
 
   function slowText(state) {
     return (state.slow ?? []).map(each =>
-      `Stage ${each.stage} is slow: ${each.slowdown.toFixed(1)} times its usual for ${numberText(state.time - each.since)} s; `
-      + `the others have waited ${numberText(each.waited)} s for it.`).join(" ");
+      `Stage ${each.stage} is slow: ${each.slowdown.toFixed(1)} times its usual for ${Math.round(state.time - each.since)} s; `
+      + `the others have waited ${each.waited.toFixed(1)} s for it.`).join(" ");
   }
 
   function warn(text, isBad = false) {
@@ -131,6 +132,7 @@
       element(id).textContent = value === null ? "–" : value >= 1000 ? `${numberText(value / 1e3)} s` : `${numberText(value)} ms`;
     }
     showStages(minute.stage_seconds);
+    faults.show(minute.newest_faults, latest.time);
   }
 
   // The seconds of a stage: those busy, then those idle by cause.

@@ -25,7 +25,15 @@ import numpy as np
 import yaml
 
 from gapless.conf.build import load_hardware, to_mapping
-from gapless.conf.costs import AttentionConfig, CostsConfig, GemmConfig, LinkConfig, PointwiseConfig
+from gapless.conf.costs import (
+    AttentionConfig,
+    AttentionFamilies,
+    AttentionKernels,
+    CostsConfig,
+    GemmConfig,
+    LinkConfig,
+    PointwiseConfig,
+)
 from gapless.conf.errors import ConfigError
 from gapless.runtime.cost.attention import AttentionCost
 from gapless.runtime.cost.gemm import Gemm
@@ -42,8 +50,9 @@ GEMM: dict[str, Kind] = {
 }  # fmt: skip
 POINTWISE: dict[str, Kind] = {field.name: "positive" for field in dataclasses.fields(PointwiseConfig)}
 CHUNKS: dict[str, Kind] = {
-    "chunk_launch_us": "positive", "chunk_split_us": "positive", "chunk_tflops": "positive", "chunk_self": "positive",
-    "chunk_waves": "share", "chunk_spread": "above_one", "chunk_copy_gbps": "positive",
+    "chunk_launch_us": "positive", "chunk_split_us": "positive", "chunk_tflops": "positive", "chunk_self": "above_half",
+    "chunk_waves": "share", "chunk_spread": "above_one", "chunk_copy_gbps": "positive", "chunk_wave_us": "positive",
+    "chunk_token_ns": "positive",
 }  # fmt: skip
 DECODES: dict[str, Kind] = {
     "decode_launch_us": "positive", "decode_split_us": "positive", "decode_wave_us": "positive",
@@ -59,12 +68,12 @@ FOLDS = 4
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """All measurements of a device; messages by file."""
+    """All measurements of a device; attention by the library that computed it, messages by file."""
 
     products: list[m.MatrixProduct]
     rows: list[m.RowKernel]
-    chunks: list[m.ChunkAttention]
-    decodes: list[m.DecodeAttention]
+    chunks: dict[AttentionKernels, list[m.ChunkAttention]]
+    decodes: dict[AttentionKernels, list[m.DecodeAttention]]
     all_reduce: dict[str, list[m.Message]]
     node: dict[str, list[m.Message]]
     network: dict[str, list[m.Message]]
@@ -77,10 +86,17 @@ class Measured:
             products += of_model[0]
             rows += of_model[1]
         chunks, decodes, copies = m.read_attention(folder)
+        fi_chunks, fi_decodes = m.read_flashinfer(folder)
         return cls(
-            products, rows + copies, chunks, decodes, m.read_all_reduce(folder),
+            products, rows + copies, _measured(flash_attention=chunks, flashinfer=fi_chunks),
+            _measured(flash_attention=decodes, flashinfer=fi_decodes), m.read_all_reduce(folder),
             m.read_send(folder, between_nodes=False), m.read_send(folder, between_nodes=True),
         )  # fmt: skip
+
+
+def _measured(**by_kernels: Any) -> Any:
+    """The libraries of which there are measurements."""
+    return {kernels: rows for kernels, rows in by_kernels.items() if rows}
 
 
 def products_seconds(config: GemmConfig, products: Sequence[m.MatrixProduct], multiprocessors: int) -> Array:
@@ -128,16 +144,28 @@ def fit_all(measured: Measured, base: CostsConfig) -> CostsConfig:
         kinds = {row.operator for row in measured.rows}
         free = {name: kind for name, kind in POINTWISE.items() if name in SHARED or name.removesuffix("_gbps") in kinds}
         found["pointwise"] = _fit(base.pointwise, free, measured.rows, rows_seconds)
-    attention, cores = base.attention, base.multiprocessors
-    if measured.chunks:
-        attention = _fit(attention, CHUNKS, measured.chunks, lambda c, x: chunks_seconds(c, x, cores))
-    if measured.decodes:
-        attention = _fit(attention, DECODES, measured.decodes, lambda c, x: decodes_seconds(c, x, cores))
-    found["attention"] = attention
+    found["attention"] = fit_attention(base, measured)
     for name in ("all_reduce", "node", "network"):
         if files := getattr(measured, name):
             found[name] = fit_link(getattr(base, name), files, name)
     return dataclasses.replace(base, **found)
+
+
+def fit_attention(base: CostsConfig, measured: Measured) -> AttentionFamilies:
+    """Fit the constants of the libraries that were measured."""
+    cores, found = base.multiprocessors, base.attention
+    for kernels in measured.chunks.keys() | measured.decodes.keys():
+        if kernels not in found.known:
+            continue
+        config, chunks, decodes = found.of(kernels), measured.chunks.get(kernels), measured.decodes.get(kernels)
+        if chunks:
+            # FlashInfer's kernels were timed alone, FlashAttention's with the copies of what they read and write.
+            free = {name: kind for name, kind in CHUNKS.items() if kernels != "flashinfer" or name != "chunk_copy_gbps"}
+            config = _fit(config, free, chunks, lambda c, x: chunks_seconds(c, x, cores))
+        if decodes:
+            config = _fit(config, DECODES, decodes, lambda c, x: decodes_seconds(c, x, cores))
+        found = dataclasses.replace(found, **{kernels: config})
+    return found
 
 
 SHARED = ("launch_us", "element_ns")  # constants that all row-by-row kernels share
@@ -221,10 +249,12 @@ def show(title: str, costs: CostsConfig, measured: Measured) -> None:
         show_products(table, costs, measured.products)
     if measured.rows:
         table.by(lambda row: f"row by row, {row.operator}", rows_seconds(costs.pointwise, measured.rows), measured.rows)
-    if measured.chunks:
-        table.line("attention, chunks", chunks_seconds(costs.attention, measured.chunks, cores), measured.chunks)
-    if measured.decodes:
-        table.line("attention, decodes", decodes_seconds(costs.attention, measured.decodes, cores), measured.decodes)
+    for kernels in costs.attention.known:
+        config = costs.attention.of(kernels)
+        if chunks := measured.chunks.get(kernels):
+            table.line(f"{kernels}, chunks", chunks_seconds(config, chunks, cores), chunks)
+        if decodes := measured.decodes.get(kernels):
+            table.line(f"{kernels}, decodes", decodes_seconds(config, decodes, cores), decodes)
     for name, word in (("all_reduce", "all-reduce"), ("node", "send in a node"), ("network", "send between nodes")):
         files, link = getattr(measured, name), getattr(costs, name)
         for file, messages in files.items():
@@ -262,11 +292,11 @@ def split_rows(measured: Measured) -> tuple[Measured, Measured]:
     parts: dict[str, tuple[Any, Any]] = {
         "products": split(measured.products, lambda p: p.rows),
         "rows": split(measured.rows, lambda r: r.rows),
-        "chunks": split(measured.chunks, lambda c: c.prefix),
-        "decodes": split(measured.decodes, lambda d: d.context),
     }
-    for name in ("all_reduce", "node", "network"):
-        halves = {file: split(messages, lambda x: x.size) for file, messages in getattr(measured, name).items()}
+    sizes: dict[str, Callable[[Any], object]] = dict.fromkeys(("all_reduce", "node", "network"), lambda x: x.size)
+    sizes |= {"chunks": lambda c: c.prefix or c.length, "decodes": lambda d: (d.requests, d.context)}
+    for name, size in sizes.items():
+        halves = {file: split(rows, size) for file, rows in getattr(measured, name).items()}
         parts[name] = ({f: kept for f, (kept, _) in halves.items()}, {f: out for f, (_, out) in halves.items()})
     return (
         Measured(**{name: kept for name, (kept, _) in parts.items()}),

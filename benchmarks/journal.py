@@ -105,8 +105,8 @@ def main() -> None:
         found = [row for row in rows if row["streams"] == streams]
         middle = {key: statistics.median(row[key] for row in found) for key in found[0]}
         print(f"{streams:7}{middle['records']:9.0f}{middle['bytes_per_token']:13.1f}{middle['journal_s']:9.3f} s"
-              f"{middle['control_s']:8.1f} s{middle['journal_share']:8.2%}{middle['with_us_per_token']:10.0f}"
-              f"{middle['without_us_per_token']:9.0f}")  # fmt: skip
+              f"{middle['control_s']:8.1f} s{middle['journal_share']:8.2%}{middle['with_us_per_token']:10.1f}"
+              f"{middle['without_us_per_token']:9.1f}")  # fmt: skip
     write_json(arguments.json, "journal", {"journal": rows})
 
 

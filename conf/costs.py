@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, Literal, get_args
 
 from .errors import check
 
@@ -105,6 +105,10 @@ class AttentionConfig:
     """most slots for blocks that the work of one block is spread over"""
     chunk_copy_gbps: float
     """rate of copies of the chunk's queries, keys, values and outputs"""
+    chunk_wave_us: float = 0.0
+    """time that a wave of a chunk's blocks takes beside its keys"""
+    chunk_token_ns: float = 0.0
+    """least time per key of a block of the chunk, where its keys are not split"""
     decode_launch_us: float
     """time to launch the decodes' attention"""
     decode_split_us: float
@@ -122,15 +126,48 @@ class AttentionConfig:
     decode_tokens: float
     """tokens of a context that one multiprocessor reads where keys are split, per wave of decodes"""
 
-    def __post_init__(self) -> None:
-        key = f"{_KEY}.attention"
+    def check(self, key: str) -> None:
+        """Check the values of the constants that `key` names.
+
+        Raises:
+            ConfigError: one is out of its range.
+        """
         for name in ("chunk_waves", "decode_waves"):
             check(f"{key}.{name}", getattr(self, name), 0 <= getattr(self, name) <= 1, "in [0, 1]")
         for name in ("chunk_spread", "decode_spread"):
             check(f"{key}.{name}", getattr(self, name), getattr(self, name) >= 1, "1 or more")
         _check_positive(self, key, ("chunk_tflops", "chunk_copy_gbps", "decode_gbps"))
-        others = ("chunk_launch_us", "chunk_split_us", "chunk_self", "decode_launch_us", "decode_split_us")
-        _check_not_negative(self, key, (*others, "decode_wave_us", "decode_token_ns", "decode_tokens"))
+        others = ("chunk_launch_us", "chunk_split_us", "chunk_self", "chunk_wave_us", "chunk_token_ns")
+        decodes = ("decode_launch_us", "decode_split_us", "decode_wave_us", "decode_token_ns", "decode_tokens")
+        _check_not_negative(self, key, (*others, *decodes))
+
+
+AttentionKernels = Literal["flashinfer", "flash_attention", "xformers"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionFamilies:
+    """Attention by the library whose kernels compute it; null where its times on the device are not known."""
+
+    flashinfer: AttentionConfig | None = None
+    flash_attention: AttentionConfig | None = None
+    xformers: AttentionConfig | None = None
+
+    def __post_init__(self) -> None:
+        for kernels in self.known:
+            self.of(kernels).check(f"{_KEY}.attention.{kernels}")
+
+    @property
+    def known(self) -> tuple[AttentionKernels, ...]:
+        """The libraries whose times are known."""
+        names: tuple[AttentionKernels, ...] = get_args(AttentionKernels)
+        return tuple(name for name in names if getattr(self, name) is not None)
+
+    def of(self, kernels: AttentionKernels) -> AttentionConfig:
+        """The constants of a library that is known."""
+        found: AttentionConfig | None = getattr(self, kernels)
+        assert found is not None, kernels
+        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,7 +205,7 @@ class CostsConfig:
     """multiprocessors of the device, among which kernels deal their tiles"""
     gemm: GemmConfig
     pointwise: PointwiseConfig
-    attention: AttentionConfig
+    attention: AttentionFamilies
     all_reduce: LinkConfig  # its bytes: those that a rank sends, 2 (tp - 1) / tp of the hidden states
     node: LinkConfig  # sends within a node
     network: LinkConfig  # sends between nodes

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from .costs import CostsConfig
+from .costs import AttentionKernels, CostsConfig
 from .errors import ConfigError, check
 from .policies import SarathiConfig, SchedulerConfig
 from .sampling import SamplingParams
@@ -189,6 +189,8 @@ class HardwareConfig:
     """rows that a matmul is padded to; 128 on an A100 or A6000"""
     devices_per_node: int = 8
     """ranks that share a node and its fast links"""
+    attention: AttentionKernels = "flashinfer"
+    """library whose attention kernels a simulated device runs: flashinfer, flash_attention or xformers"""
     costs: CostsConfig | None = None  # constants of the analytic cost model; null: none are known
 
     @property
@@ -207,6 +209,10 @@ class HardwareConfig:
         check("hardware.devices_per_node", self.devices_per_node, self.devices_per_node >= 1, "1 or more")
         check("hardware.memory_gib", self.memory_gib, 0 < self.memory_gib <= 1e6, "above 0, at most 1e6")
         check("hardware.tile", self.tile, self.tile >= 1, "1 or more")
+        if self.costs is not None:
+            known = self.costs.attention.known
+            wanted = f"{', '.join(known)}: no other times are known on this device"
+            check("hardware.attention", self.attention, self.attention in known, wanted)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

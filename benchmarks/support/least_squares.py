@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 C = TypeVar("C")
 Array = npt.NDArray[np.float64]
-Kind = Literal["positive", "share", "above_one"]
+Kind = Literal["positive", "share", "above_one", "above_half"]
 _OUTLIER_AT = 0.08  # the log ratio beyond which a measurement's pull no longer grows
 
 
@@ -93,9 +93,11 @@ _TO: dict[Kind, Callable[[Array], Array]] = {
     "positive": _floored_log,
     "share": _logit,
     "above_one": lambda value: _floored_log(value - 1),
+    "above_half": lambda value: _floored_log(value - 0.5),
 }
 _FROM: dict[Kind, Callable[[Array], Array]] = {
     "positive": np.exp,
     "share": lambda x: 1 / (1 + np.exp(-x)),
     "above_one": lambda x: 1 + np.exp(x),
+    "above_half": lambda x: 0.5 + np.exp(x),
 }

@@ -1,6 +1,7 @@
 """Reads the measurements of Vidur (microsoft/vidur, MIT): CSV files, .gz or not, times in milliseconds.
 
-The folder of a device (`a100`, `h100`) holds `mlp_MODEL`, `attention_*`, `dgx_all_reduce`, `dgx_send_recv`,
+The folder of a device (`a100`, `h100`) holds `mlp_MODEL`, `attention_*` (of FlashAttention),
+`attention_flashinfer_*`, `dgx_all_reduce`, `dgx_send_recv`,
 `all_reduce_by_hidden_size`, `send_intra_node_by_hidden_size` and `send_inter_node_by_hidden_size`. A file that is
 missing counts as one without rows. Times are returned in seconds.
 """
@@ -17,6 +18,7 @@ from typing import NamedTuple, TypeVar
 
 T = TypeVar("T")
 ELEMENT = 2  # bytes: all are of half precision
+_FLASHINFER_HEADS = {"llama3-8b_tp1": (32, 8, 128)}  # of a rank: queries', keys', and their size
 
 
 class MatrixProduct(NamedTuple):
@@ -115,10 +117,27 @@ def read_linear(folder: Path, model: str) -> tuple[list[MatrixProduct], list[Row
     )
 
 
+def read_flashinfer(folder: Path) -> tuple[list[ChunkAttention], list[DecodeAttention]]:
+    """Read attention of FlashInfer: of chunks and of decodes. The files have rows of one model and no sizes of it."""
+    chunks, decodes = [], []
+    for path in sorted(folder.glob("attention_flashinfer_*.csv*")):
+        name = path.name.split(".csv")[0]
+        heads = _FLASHINFER_HEADS[name.removeprefix("attention_flashinfer_")]
+        for line in _lines(folder, name):
+            cached, seconds = int(line["kv_before"]), float(line["median_ms"]) / 1e3
+            if line["kind"] == "prefill":
+                chunks.append(ChunkAttention(*heads, int(line["chunk"]), cached, seconds))
+            else:
+                decodes.append(DecodeAttention(*heads, int(line["batch_size"]), cached, seconds))
+    return chunks, decodes
+
+
 def read_attention(folder: Path) -> tuple[list[ChunkAttention], list[DecodeAttention], list[RowKernel]]:
-    """Read attention of chunks, of decodes, and the copies of its outputs; heads are those of one rank."""
+    """Read FlashAttention of chunks, of decodes, and the copies of its outputs; heads are those of one rank."""
     chunks, decodes, copies = [], [], []
     for path in sorted(folder.glob("attention_*.csv*")):
+        if "_flashinfer_" in path.name:
+            continue
         for line in _lines(folder, path.name.split(".csv")[0]):
             tp, q_heads = int(line["num_tensor_parallel_workers"]), int(line["n_q_head"])
             heads = (q_heads // tp, max(1, int(line["n_kv_head"]) // tp), int(line["n_embd"]) // q_heads)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 
-from ...conf.costs import CostsConfig
+from ...conf.costs import AttentionKernels, CostsConfig
 from ...conf.schema import Architecture
 from ...parallel.placement import nodes_of_a_stage
 from .attention import AttentionCost
@@ -21,12 +21,13 @@ class AnalyticOperators:
 
     Args:
         devices_per_node: a group of more ranks lies on as few nodes as hold it.
+        attention: the library whose kernels compute it.
         replicate_embedding: each rank holds the whole embedding, so that no all-reduce follows it.
     """
 
     def __init__(
         self, arch: Architecture, tp: int, costs: CostsConfig, dtype_bytes: int, *, devices_per_node: int = 8,
-        replicate_embedding: bool = False,
+        replicate_embedding: bool = False, attention: AttentionKernels = "flashinfer",
     ) -> None:
         H, D, N, K = arch.hidden_size, arch.head_dim, arch.num_heads // tp, max(1, arch.num_kv_heads // tp)
         ffn, gate = arch.ffn_size // tp, 2 if arch.gated_ffn else 1
@@ -45,7 +46,7 @@ class AnalyticOperators:
         gemm = Gemm(costs.gemm, costs.multiprocessors, dtype_bytes)
         self._layer = Products(gemm, [sizes[name] for name in LAYER_LINEARS])
         self._head = Products(gemm, [sizes["head"]])
-        self._attention = AttentionCost(costs.attention, N, K, D, costs.multiprocessors, dtype_bytes)
+        self._attention = AttentionCost(costs.attention.of(attention), N, K, D, costs.multiprocessors, dtype_bytes)
         self._window = arch.sliding_window
         rates, row, head_row = costs.pointwise, H * dtype_bytes, (N + K) * D
         norm, add = (H, 2 * row, rates.norm_gbps), (0, 3 * row, rates.add_gbps)

@@ -10,7 +10,7 @@ from ...conf.costs import AttentionConfig
 
 _BLOCK_QUERIES = 64  # rows of queries in a block
 _BLOCKS_PER_MULTIPROCESSOR = 2  # that run at once
-_MIN_UNSPLIT_WAVES = 0.4  # with fewer waves of blocks, a kernel splits the keys (FlashAttention's rule)
+_MOST_SPLIT_WAVES = 0.5  # with fewer waves of a decode's blocks, which leave multiprocessors idle, keys may be split
 _NORM_ORDER = 4.0  # of the norm that joins the time of a decode's longest block and the time to read all bytes
 
 
@@ -19,8 +19,9 @@ class AttentionCost:
 
     A kernel's work is divided into blocks. The multiprocessors run a fixed number of blocks at once: a wave. For
     chunks, a block is 64 queries of one head, which attend to all keys. For decodes, a block is one KV head of a
-    request, whose keys and values are read once. Where blocks are few, kernels split the keys, which spreads the work
-    of a block over several multiprocessors.
+    request, whose keys and values are read once. Where blocks are few, kernels split the keys if that is faster: it
+    spreads the work of a block over several multiprocessors, and partial results are added up. So a longer chunk, a
+    longer prefix, more decodes and longer contexts never take less time.
 
     Args:
         heads, kv_heads, head_dim: the rank's share of the model's heads, and their size.
@@ -45,6 +46,8 @@ class AttentionCost:
         self._chunk_launch = config.chunk_launch_us * 1e-6
         self._chunk_whole_waves = config.chunk_waves
         self._chunk_split = config.chunk_split_us * 1e-6
+        self._chunk_wave = config.chunk_wave_us * 1e-6
+        self._chunk_block_per_key = config.chunk_token_ns * 1e-9
         self._copy_per_token = 2 * (heads + kv_heads) * head_dim * dtype_bytes / (config.chunk_copy_gbps * 1e9)
         block_per_token = 2 * head_dim * dtype_bytes / (config.decode_gbps * 1e9)
         self._decode_wave_per_token = block_per_token * self._wave_blocks
@@ -55,44 +58,61 @@ class AttentionCost:
         self._block_per_token, self._max_block_tokens = config.decode_token_ns * 1e-9, config.decode_tokens
 
         # Caches of `_chunk_parts` by the chunk's length, and of `_decode_parts` by the number of decodes.
-        self._parts_by_length: dict[int, tuple[float, float, float]] = {}
-        self._parts_by_number: dict[int, tuple[float, float, float]] = {}
+        self._parts_by_length: dict[int, tuple[float, float, float, float]] = {}
+        self._parts_by_number: dict[int, tuple[float, float, float, float, float]] = {}
 
     def chunk(self, length: int, prefix: int) -> float:
         """Return the seconds for a chunk of `length` tokens over itself and the `prefix` tokens before it."""
-        overhead, split, per_key = self._parts_by_length.get(length) or self._chunk_parts(length)
-        if prefix + length > 2 * _BLOCK_QUERIES:
-            overhead += split
-        return overhead + per_key * (prefix + self._self_share * length)
+        overhead, per_key, split, per_split_key = self._parts_by_length.get(length) or self._chunk_parts(length)
+        keys = prefix + self._self_share * length
+        whole, parts = per_key * keys, split + per_split_key * keys
+        return overhead + (whole if whole < parts else parts)
 
-    def _chunk_parts(self, length: int) -> tuple[float, float, float]:
-        """Return a chunk's overhead, the overhead of split keys (where there are enough of them), and seconds a key."""
+    def _chunk_parts(self, length: int) -> tuple[float, float, float, float]:
+        """Return a chunk's overhead and its seconds a key, then what the same add where keys are split."""
         blocks = -(-length // _BLOCK_QUERIES) * self._heads / self._wave_blocks
-        waves = min(blocks + self._chunk_whole_waves * (-(-blocks // 1) - blocks), blocks * self._chunk_spread)
-        split = self._chunk_split if blocks < _MIN_UNSPLIT_WAVES else 0.0
-        overhead = self._chunk_launch + length * self._copy_per_token
-        self._parts_by_length[length] = parts = overhead, split, waves * self._chunk_wave_per_key
+        waves = blocks + self._chunk_whole_waves * (-(-blocks // 1) - blocks)
+        per_key = waves * self._chunk_wave_per_key
+        if per_key < self._chunk_block_per_key:
+            per_key = self._chunk_block_per_key
+        per_split_key = blocks * self._chunk_spread * self._chunk_wave_per_key
+        overhead = self._chunk_launch + waves * self._chunk_wave + length * self._copy_per_token
+        split = self._chunk_split if blocks < 1 else math.inf
+        self._parts_by_length[length] = parts = overhead, per_key, split, per_split_key
         return parts
 
     def decodes(self, requests: int, context: float) -> float:
         """Return the seconds for `requests` decodes, whose contexts sum to `context` tokens."""
-        overhead, max_block_tokens, per_token = self._parts_by_number.get(requests) or self._decode_parts(requests)
+        overhead, per_token, split, per_split_token, max_block_tokens = (
+            self._parts_by_number.get(requests) or self._decode_parts(requests)
+        )
         mean = context / requests
+        whole = overhead + per_token * mean
+        if split == math.inf:
+            return whole
         block = (mean if mean < max_block_tokens else max_block_tokens) * self._block_per_token
-        order = _NORM_ORDER
-        return overhead + math.pow(math.pow(block, order) + math.pow(per_token * mean, order), 1 / order)
+        parts = split + _joined(block, per_split_token * mean)
+        return whole if whole < parts else parts
 
-    def _decode_parts(self, requests: int) -> tuple[float, float, float]:
-        """Return the overhead, the most tokens that one block reads, and seconds a token of the mean context."""
+    def _decode_parts(self, requests: int) -> tuple[float, float, float, float, float]:
+        """Return the overhead and seconds a token of the mean context, then the same where keys are split (an infinite
+        overhead where they never are), and the most tokens that one block reads then."""
         blocks = requests * self._kv_heads / self._wave_blocks
-        overhead, max_block_tokens = self._decode_launch, math.inf
-        if blocks < _MIN_UNSPLIT_WAVES:
-            overhead += self._decode_split
-            max_block_tokens = self._max_block_tokens * blocks
-            waves = min(0.5, blocks * self._decode_spread)
-        else:
-            partial = self._decode_whole_waves * (-(-blocks // 1) - blocks)  # what a last wave costs beyond its blocks
-            waves = 0.5 if blocks <= 0.5 else blocks + partial
-        overhead += waves * self._decode_wave
-        self._parts_by_number[requests] = parts = overhead, max_block_tokens, waves * self._decode_wave_per_token
+        partial = self._decode_whole_waves * (-(-blocks // 1) - blocks)  # what a last wave costs beyond its blocks
+        waves = blocks + partial if blocks > _MOST_SPLIT_WAVES else _MOST_SPLIT_WAVES
+        overhead = self._decode_launch + waves * self._decode_wave
+        split, split_waves = math.inf, 0.0
+        if blocks < _MOST_SPLIT_WAVES:
+            split_waves = min(_MOST_SPLIT_WAVES, blocks * self._decode_spread)
+            split = self._decode_launch + self._decode_split + split_waves * self._decode_wave
+        per_wave = self._decode_wave_per_token
+        self._parts_by_number[requests] = parts = (
+            overhead, _joined(self._block_per_token, waves * per_wave), split, split_waves * per_wave,
+            self._max_block_tokens * blocks,
+        )  # fmt: skip
         return parts
+
+
+def _joined(block: float, read: float) -> float:
+    """The time of decodes whose longest block takes one time, and the reading of all bytes another."""
+    return math.pow(math.pow(block, _NORM_ORDER) + math.pow(read, _NORM_ORDER), 1 / _NORM_ORDER)

@@ -55,7 +55,7 @@ def make_operators(
     element = dtype_bytes(config.model, hardware.device)
     return _analytic(
         arch, config.parallel.tp, hardware.costs, element, devices_per_node=config.hardware.devices_per_node,
-        replicate_embedding=replicate_embedding,
+        replicate_embedding=replicate_embedding, attention=hardware.attention,
     )
 
 

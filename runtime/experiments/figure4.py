@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -35,7 +36,7 @@ def figure4(config: SimulateConfig, simulate: Simulate) -> Artifact:
     layer = _one_layer(make_operators(config, config.hardware, arch))
     prompts = {tokens: throughput(layer, prefill(tokens), tokens) for tokens in TOKENS}
     batches = {batch: throughput(layer, decodes(batch, LENGTH), batch) for batch in BATCHES}
-    a100 = load_hardware("a100-80g")
+    a100 = replace(load_hardware("a100-80g"), attention="flash_attention")
     gpt3 = resolve_architecture(build(ModelConfig, load_group("model", "gpt3-175b"), "model"))
     wide = _one_layer(make_operators(config, a100, gpt3))
     chunks = {tokens: throughput(wide, prefill(tokens), tokens) for tokens in TOKENS}

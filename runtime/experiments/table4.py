@@ -40,7 +40,7 @@ MEMORY_GIB = 77.0
 
 def table4(config: SimulateConfig, simulate: Simulate) -> Artifact:
     """Compute decode speedups by the cost model, and simulate throughput gains."""
-    device = replace(load_hardware("a100-80g"), memory_gib=MEMORY_GIB)
+    device = replace(load_hardware("a100-80g"), memory_gib=MEMORY_GIB, attention="flash_attention")
     larger = replace(config, model=build(ModelConfig, load_group("model", "llama-33b"), "model"), hardware=device)
     rows, series = list[Row](), list[Series]()
     for place, (each, lines) in enumerate(((config, LLAMA_13B), (larger, LLAMA_33B))):

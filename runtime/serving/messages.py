@@ -112,9 +112,8 @@ class Recovery(msgspec.Struct, frozen=True, array_like=True):
                 for part, value in {"detect": fault.detected - fault.since, **fault.parts}.items():
                     seconds[part] += max(0.0, value)
         last = faults[-1]
-        is_down = last.up is None
-        down = (last.text, last.since) if is_down else ("", None)
-        return cls(last.epoch, dict(repaired), dict(seconds), *down, list(faults[-_NEWEST_FAULTS:]))
+        text, since = (last.text, last.since) if last.up is None else ("", None)
+        return cls(last.epoch, dict(repaired), dict(seconds), text, since, list(faults[-_NEWEST_FAULTS:]))
 
 
 class Slow(msgspec.Struct, frozen=True, array_like=True):

@@ -14,7 +14,9 @@ from benchmarks import fit_costs
 from benchmarks.support import measurements as m
 from benchmarks.support.least_squares import Array
 from gapless.conf.build import load_hardware
-from gapless.conf.costs import CostsConfig
+from gapless.conf.costs import AttentionKernels, CostsConfig
+
+KERNELS: tuple[AttentionKernels, ...] = ("flashinfer", "flash_attention")
 
 
 def costs() -> CostsConfig:
@@ -46,8 +48,8 @@ def synthetic(true: CostsConfig) -> fit_costs.Measured:
     return fit_costs.Measured(
         timed(products, fit_costs.products_seconds(true.gemm, products, cores)),
         timed(rows, fit_costs.rows_seconds(true.pointwise, rows)),
-        timed(chunks, fit_costs.chunks_seconds(true.attention, chunks, cores)),
-        timed(decodes, fit_costs.decodes_seconds(true.attention, decodes, cores)),
+        {name: timed(chunks, fit_costs.chunks_seconds(true.attention.of(name), chunks, cores)) for name in KERNELS},
+        {name: timed(decodes, fit_costs.decodes_seconds(true.attention.of(name), decodes, cores)) for name in KERNELS},
         {"dgx_all_reduce": timed(messages, fit_costs.messages_seconds(true.all_reduce, messages))}, {}, {},
     )  # fmt: skip
 
@@ -69,7 +71,9 @@ def test_a_fit_finds_what_made_the_times(monkeypatch: pytest.MonkeyPatch) -> Non
         true.gemm, tflops=tuple(0.85 * rate for rate in true.gemm.tflops), memory_gbps=1.3 * true.gemm.memory_gbps,
         launch_us=6.0,
     )  # fmt: skip
-    attention = dataclasses.replace(true.attention, chunk_tflops=120.0, decode_gbps=1400.0, decode_launch_us=6.0)
+    wrong = {"chunk_tflops": 120.0, "decode_gbps": 1400.0, "decode_launch_us": 6.0}
+    families = {name: dataclasses.replace(true.attention.of(name), **wrong) for name in KERNELS}
+    attention = dataclasses.replace(true.attention, **families)
     all_reduce = dataclasses.replace(true.all_reduce, least_us=20.0, ramp_us=60.0, gbps=90.0, knee=3.0)
     start = dataclasses.replace(true, gemm=gemm, attention=attention, all_reduce=all_reduce)
     measured = synthetic(true)
@@ -80,8 +84,10 @@ def test_a_fit_finds_what_made_the_times(monkeypatch: pytest.MonkeyPatch) -> Non
         return float(np.max(np.abs(predicted / np.array([each.seconds for each in against]) - 1)))
 
     assert off(fit_costs.products_seconds(found.gemm, measured.products, cores), measured.products) < 0.02
-    assert off(fit_costs.chunks_seconds(found.attention, measured.chunks, cores), measured.chunks) < 0.01
-    assert off(fit_costs.decodes_seconds(found.attention, measured.decodes, cores), measured.decodes) < 0.01
+    for name in KERNELS:
+        config, chunks, decodes = found.attention.of(name), measured.chunks[name], measured.decodes[name]
+        assert off(fit_costs.chunks_seconds(config, chunks, cores), chunks) < 0.01, name
+        assert off(fit_costs.decodes_seconds(config, decodes, cores), decodes) < 0.01, name
     assert found.all_reduce.gbps == pytest.approx(true.all_reduce.gbps, rel=0.02)
     assert found.all_reduce.least_us == pytest.approx(true.all_reduce.least_us, rel=0.02)
     assert found.node == true.node, "what was not measured stays"
@@ -101,7 +107,8 @@ def test_the_table_of_errors_tells_what_is_off(capsys: pytest.CaptureFixture[str
     fit_costs.show("test", costs(), dataclasses.replace(measured, products=slower))
     lines = {line[:50].strip(): line.split()[-2:] for line in capsys.readouterr().out.splitlines() if line}
     assert lines["matrix products"] == ["20.0%", "20.0%"]
-    assert lines["attention, chunks"] == lines["attention, decodes"] == ["0.0%", "0.0%"]
+    for name in KERNELS:
+        assert lines[f"{name}, chunks"] == lines[f"{name}, decodes"] == ["0.0%", "0.0%"]
 
 
 def write(path: Path, lines: list[dict[str, object]]) -> None:
@@ -137,11 +144,11 @@ def folder(tmp_path: Path) -> Path:
 def test_measurements_are_read(folder: Path) -> None:
     measured = fit_costs.Measured.of(folder)
     assert measured.products == [m.MatrixProduct("some-70b", 8192, "ffn_ln1", 2, 256, 8192, 28672, 0.7e-3)]
-    assert measured.decodes == [m.DecodeAttention(32, 4, 128, 4, 1024, 0.05e-3)]
+    assert measured.decodes == {"flash_attention": [m.DecodeAttention(32, 4, 128, 4, 1024, 0.05e-3)]}
     assert measured.rows == [m.RowKernel("", "copy", 2, 4, 0, 16384, 2e-6)]
     assert measured.all_reduce == {"dgx_all_reduce": [m.Message(4, 1 << 20, 0.1e-3)]}  # of one node alone
     assert measured.network == {"send_inter_node_by_hidden_size": [m.Message(1, 512 * 8192 * 2 // 4, 0.2e-3)]}
-    assert measured.chunks == []
+    assert measured.chunks == {}
     assert measured.node == {}
 
 
@@ -156,7 +163,7 @@ def test_the_command_checks_a_hardware(
     assert run(monkeypatch, str(folder), "--check", "hardware=a100-80g") == 0
     out = capsys.readouterr().out
     assert out.startswith("\nhardware=a100-80g against all measurements")
-    assert {"matrix products", "attention, decodes"} <= {line.split("  ")[0] for line in out.splitlines()}
+    assert {"matrix products", "flash_attention, decodes"} <= {line.split("  ")[0] for line in out.splitlines()}
     assert run(monkeypatch, str(folder), "--check", "hardware=a100") == 2
     assert "did you mean 'a100-80g'?" in capsys.readouterr().err
     assert run(monkeypatch, str(folder), "--check", "hardware=cpu") == 2

@@ -186,15 +186,25 @@ class LinkConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostConfig:
-    """Time that the host adds and the device does not hide."""
+    """What a stage's host takes for a micro-batch. simulation.host=false leaves all of it out."""
 
     step_us: float = 0.0
-    """time that the host adds to a stage per micro-batch; not with simulation.host=false"""
+    """time that the host adds to a stage per micro-batch"""
+    row_us: float = 0.0
+    """time that it adds per token that is sampled"""
     layer_us: float = 0.0
-    """time that the host adds per layer"""
+    """time to launch a layer, while the device computes: a stage takes at least that for all of its layers"""
+    stretch: float = 1.0
+    """how many times longer kernels take in an engine than alone"""
 
-    def __post_init__(self) -> None:
-        _check_not_negative(self, f"{_KEY}.host", ("step_us", "layer_us"))
+    def check(self, key: str) -> None:
+        """Check the values of the constants that `key` names.
+
+        Raises:
+            ConfigError: one is out of its range.
+        """
+        _check_not_negative(self, key, ("step_us", "row_us", "layer_us"))
+        check(f"{key}.stretch", self.stretch, self.stretch >= 1, "1 or more")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,9 +219,13 @@ class CostsConfig:
     all_reduce: LinkConfig  # its bytes: those that a rank sends, 2 (tp - 1) / tp of the hidden states
     node: LinkConfig  # sends within a node
     network: LinkConfig  # sends between nodes
-    host: HostConfig = field(default_factory=HostConfig)
+    host: HostConfig = field(default_factory=HostConfig)  # of an engine with CUDA graphs
+    eager_host: HostConfig | None = None  # of one without; null: not known
 
     def __post_init__(self) -> None:
+        self.host.check(f"{_KEY}.host")
+        if self.eager_host is not None:
+            self.eager_host.check(f"{_KEY}.eager_host")
         check(f"{_KEY}.multiprocessors", self.multiprocessors, self.multiprocessors >= 1, "1 or more")
         for name in ("all_reduce", "node", "network"):
             key, link = f"{_KEY}.{name}", getattr(self, name)

@@ -75,6 +75,8 @@ class SimulationConfig:
     """a stage computes on while it sends"""
     host: bool = True
     """count the host's overhead; false: as if the device always hid it"""
+    launch: Literal["graphs", "eager"] = "graphs"
+    """whether the engine launches a layer's kernels as CUDA graphs, or each from its host"""
     last_layer: Literal["sampled", "all"] = "sampled"
     """the rows whose attention and feed-forward the model's last layer computes: those that sample a token, as the real
     stage does, or all, as the paper's system does"""

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 from ...conf.costs import AttentionKernels, CostsConfig
 from ...conf.schema import Architecture
@@ -12,7 +13,7 @@ from ...parallel.placement import nodes_of_a_stage
 from .attention import AttentionCost
 from .gemm import Gemm, Products
 from .link import Link
-from .operators import LAYER_LINEARS, Linear
+from .operators import LAYER_LINEARS, HostTimes, Linear
 from .pointwise import Pointwise
 
 
@@ -22,20 +23,22 @@ class AnalyticOperators:
     Args:
         devices_per_node: a group of more ranks lies on as few nodes as hold it.
         attention: the library whose kernels compute it.
+        launch: how the host launches kernels.
         replicate_embedding: each rank holds the whole embedding, so that no all-reduce follows it.
     """
 
     def __init__(
         self, arch: Architecture, tp: int, costs: CostsConfig, dtype_bytes: int, *, devices_per_node: int = 8,
         replicate_embedding: bool = False, attention: AttentionKernels = "flashinfer",
+        launch: Literal["graphs", "eager"] = "graphs",
     ) -> None:
         H, D, N, K = arch.hidden_size, arch.head_dim, arch.num_heads // tp, max(1, arch.num_kv_heads // tp)
         ffn, gate = arch.ffn_size // tp, 2 if arch.gated_ffn else 1
         self.tp = tp
         self._num_nodes = nodes_of_a_stage(tp, devices_per_node)
         self._ranks_a_node = -(-tp // self._num_nodes)
-        self.layer_overhead = costs.host.layer_us * 1e-6
-        self.micro_batch_overhead = costs.host.step_us * 1e-6
+        host = costs.host if launch == "graphs" or costs.eager_host is None else costs.eager_host
+        self.host = HostTimes(host.step_us * 1e-6, host.row_us * 1e-6, host.layer_us * 1e-6, host.stretch)
         sizes: dict[Linear, tuple[int, int]] = {  # (inputs, outputs) of the weight on one rank
             "preproj": (H, (N + 2 * K) * D),
             "postproj": (N * D, H),

@@ -52,10 +52,13 @@ def make_operators(
             f"hardware={hardware.name}: no constants to simulate by; hardware=a100-80g has some, and "
             "simulation.profile=FOLDER takes what gapless profile measured"
         )
+    if simulation.launch == "eager" and hardware.costs.eager_host is None:
+        raise ConfigError(f"simulation.launch=eager: no times of such an engine are known on hardware={hardware.name}")
     element = dtype_bytes(config.model, hardware.device)
     return _analytic(
         arch, config.parallel.tp, hardware.costs, element, devices_per_node=config.hardware.devices_per_node,
         replicate_embedding=replicate_embedding, attention=hardware.attention,
+        launch=simulation.launch,
     )
 
 

@@ -12,7 +12,7 @@ from ...conf.errors import ConfigError
 from ...conf.schema import Architecture
 from ...parallel.placement import nodes_of_a_stage
 from .interpolation import ChunkAttention, Curve, DecodeAttention, medians
-from .operators import LAYER_LINEARS, Linear
+from .operators import LAYER_LINEARS, HostTimes, Linear
 from .profile_folder import OperatorSample, ProfileFolder, StageSample, shape_of
 from .stage_costs import StageCosts
 
@@ -51,7 +51,6 @@ class MeasuredOperators:
         ValueError: too few samples to predict every operator.
     """
 
-    layer_overhead = 0.0
 
     def __init__(self, samples: Sequence[OperatorSample], sends: Mapping[int, float] | None = None) -> None:
         if not samples:
@@ -65,7 +64,7 @@ class MeasuredOperators:
         self.others = Curve(medians((s.point.rows, s.seconds["others"]) for s in samples))
         first_stage = [s for s in samples if s.stage == first]
         self.embedding = Curve(medians((s.point.rows, s.seconds["embedding"]) for s in first_stage))
-        self.micro_batch_overhead = median(s.seconds["step"] for s in samples)
+        self.host = HostTimes(step=median(s.seconds["step"] for s in samples))
         chunks = [s for s in samples if s.point.chunk and not s.point.decodes]
         self.chunk_attention = ChunkAttention(
             medians(((s.point.chunk, s.point.prefix), s.seconds["attn"]) for s in chunks)

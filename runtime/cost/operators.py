@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal, Protocol, get_args
 
 # The linear operators of the paper's Table 1, under its names, and the LM head.
 Linear = Literal["preproj", "postproj", "ffn_ln1", "ffn_ln2", "head"]
 LINEARS: tuple[Linear, ...] = get_args(Linear)
 LAYER_LINEARS: tuple[Linear, ...] = LINEARS[:4]
+
+
+@dataclass(frozen=True, slots=True)
+class HostTimes:
+    """What a stage's host takes for a micro-batch, in seconds.
+
+    Attributes:
+        step: for the micro-batch, while the device waits: batch tables, sampling.
+        row: the same for each token that is sampled.
+        layer: to launch a layer, while the device computes.
+        stretch: how many times longer kernels take in an engine than alone.
+    """
+
+    step: float = 0.0
+    row: float = 0.0
+    layer: float = 0.0
+    stretch: float = 1.0
 
 
 class Operators(Protocol):
@@ -48,11 +66,6 @@ class Operators(Protocol):
         ...
 
     @property
-    def layer_overhead(self) -> float:
-        """The host time of one layer, in seconds, that does not overlap with the device's compute."""
-        ...
-
-    @property
-    def micro_batch_overhead(self) -> float:
-        """The host time of a stage for one micro-batch, in seconds, that does not overlap: batch tables, sampling."""
+    def host(self) -> HostTimes:
+        """What a stage's host takes for a micro-batch."""
         ...

@@ -11,7 +11,7 @@ from mypy_extensions import mypyc_attr
 
 from ..core.columns import entries, total
 from ..core.messages import MicroBatchMessage
-from .operators import LAYER_LINEARS, Linear, Operators
+from .operators import LAYER_LINEARS, HostTimes, Linear, Operators
 
 LastLayer = Literal["sampled", "all"]  # the rows that the model's last layer computes
 _AFTER_KEYS: tuple[Linear, ...] = LAYER_LINEARS[1:]  # products of a layer that keys and values do not need
@@ -76,14 +76,15 @@ class StageCosts:
     """Predicts the seconds of each stage for a micro-batch.
 
     A stage's time is the sum over its layers of linear operators over all rows, attention apart for chunks and for
-    decodes, two all-reduces, others and host overhead. The first stage adds the embedding, the last one the LM head
+    decodes, two all-reduces and others. It takes at least what the host takes to launch them; the rest of the host's
+    time comes on top. The first stage adds the embedding, the last one the LM head
     over the rows that sample. The last layer of the last stage computes keys and values of all rows, but attention and
     feed-forward of the rows that sample alone, each of which is one query over its whole context, as of a decode.
 
     Args:
         layers: number of decoder layers of each stage.
         operators: operator times of each stage, as stages may run on different devices.
-        host: whether the host's overhead counts; else it is assumed to be hidden behind the device.
+        host: whether the host's time counts; else it is assumed to be hidden behind the device.
         last_layer: the rows whose attention and feed-forward the last layer computes: `sampled` ones, or `all`.
     """
 
@@ -105,10 +106,13 @@ class StageCosts:
                 index[id(source)] = len(self._kinds)
                 self._kinds.append((source, {}))
         self._kind = [index[id(source)] for source in operators]
-        self._host = host
         self.last_layer = last_layer
         self._skips = last_layer == "sampled"
-        self._overhead = [source.micro_batch_overhead if host else 0.0 for source in operators]
+        hosts = [source.host if host else HostTimes() for source in operators]
+        self._host_steps = [each.step for each in hosts]
+        self._host_row = hosts[-1].row
+        self._launches = [each.layer * count for each, count in zip(hosts, layers, strict=True)]
+        self._stretches = [each.stretch for each in hosts]
         self._by_rows: dict[int, list[float]] = {}  # of each stage, without attention and head
         self._embedding: dict[int, float] = {}
         self._head: dict[int, float] = {}
@@ -137,6 +141,14 @@ class StageCosts:
             times[-1] += head
         if self._skips and shape.sampled < rows:
             times[-1] -= self._skipped(shape, rows, each[self._kind[-1]])
+        return self._with_host(times, shape.sampled)
+
+    def _with_host(self, times: list[float], sampled: int) -> list[float]:
+        """Add the host to the devices' seconds: it launches while they compute, and does the rest while they wait."""
+        for stage, launch in enumerate(self._launches):
+            seconds = times[stage] * self._stretches[stage]
+            times[stage] = (seconds if seconds > launch else launch) + self._host_steps[stage]
+        times[-1] += self._host_row * sampled
         return times
 
     def _skipped(self, shape: MicroBatchShape, rows: int, attention: float) -> float:
@@ -145,7 +157,6 @@ class StageCosts:
         of_keys = self._of_keys.get(rows)
         if of_keys is None:
             of_keys = source.linear("preproj", rows) + _OTHERS_OF_KEYS * source.others(rows)
-            of_keys += source.layer_overhead if self._host else 0.0
             self._of_keys[rows] = of_keys
         seconds = self._layer(source, by_rows, rows) - of_keys + attention
         sampled = shape.sampled
@@ -159,12 +170,9 @@ class StageCosts:
         return seconds
 
     def _without_attention(self, rows: int) -> list[float]:
-        """Seconds of each stage for `rows` tokens, without attention and the LM head."""
+        """Seconds of each stage's device for `rows` tokens, without attention and the LM head."""
         layer = [self._layer(source, by_rows, rows) for source, by_rows in self._kinds]
-        times = [
-            count * layer[kind] + overhead
-            for count, kind, overhead in zip(self.layers, self._kind, self._overhead, strict=True)
-        ]
+        times = [count * layer[kind] for count, kind in zip(self.layers, self._kind, strict=True)]
         first = self._embedding.get(rows)
         if first is None:
             first = self._embedding[rows] = self.operators[0].embedding(rows)
@@ -182,9 +190,9 @@ class StageCosts:
         parts["embedding"] = source.embedding(rows) if stage == 0 else 0.0
         head = stage == self.num_stages - 1 and shape.sampled > 0
         parts["head"] = source.linear("head", shape.sampled) if head else 0.0
-        parts["host"] = (count * source.layer_overhead + source.micro_batch_overhead) if self._host else 0.0
         if self._skips and stage == self.num_stages - 1 and shape.sampled < rows:
             self._skip(parts, source, shape)
+        parts["host"] = max(0.0, self.seconds(shape)[stage] - sum(parts.values()))
         return parts
 
     def _skip(self, parts: dict[str, float], source: Operators, shape: MicroBatchShape) -> None:
@@ -202,7 +210,6 @@ class StageCosts:
         if seconds is None:
             seconds = sum(source.linear(name, rows) for name in LAYER_LINEARS)
             seconds += source.others(rows) + 2 * source.all_reduce(rows)
-            seconds += source.layer_overhead if self._host else 0.0
             by_rows[rows] = seconds
         return seconds
 

@@ -145,10 +145,10 @@ class Bounds:
 
 
 def layer_seconds(source: Operators, num_tokens: int, host: bool) -> float:
-    """Return the seconds of one layer over `num_tokens` tokens, without attention."""
+    """Return the device's seconds for one layer over `num_tokens` tokens, without attention."""
     linear = sum(source.linear(name, num_tokens) for name in LAYER_LINEARS)
-    overhead = source.layer_overhead if host else 0.0
-    return linear + source.others(num_tokens) + 2 * source.all_reduce(num_tokens) + overhead
+    stretch = source.host.stretch if host else 1.0
+    return stretch * (linear + source.others(num_tokens) + 2 * source.all_reduce(num_tokens))
 
 
 def max_tokens(policy: SchedulerConfig, setting: Setting) -> int:

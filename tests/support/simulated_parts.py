@@ -11,7 +11,7 @@ from gapless.conf.schema import Architecture, ParallelConfig
 from gapless.conf.simulation import FaultsConfig
 from gapless.runtime.core.messages import MicroBatchMessage, MicroBatchResult, SegmentMessage
 from gapless.runtime.core.run_record import FaultRecord
-from gapless.runtime.cost.operators import Linear
+from gapless.runtime.cost.operators import HostTimes, Linear
 from gapless.runtime.cost.stage_costs import StageCosts
 from gapless.runtime.engine.plan import Plan
 from gapless.runtime.scheduler import Limits
@@ -28,6 +28,7 @@ ARCHITECTURE = Architecture(
     vocab_size=64, hidden_size=8, num_layers=8, num_heads=2, num_kv_heads=2, head_dim=4, ffn_size=16,
     max_position=LONGEST,
 )  # fmt: skip
+HOST = HostTimes(step=0.001)
 
 
 @dataclass
@@ -36,8 +37,7 @@ class Device:
 
     slower: float = 1.0
     send_s: float = 0.0005
-    layer_overhead: float = 0.0
-    micro_batch_overhead: float = 0.001
+    host: HostTimes = HOST
 
     def linear(self, operator: Linear, rows: int) -> float:
         return self.slower * (0.0001 + 0.00002 * rows)

@@ -93,7 +93,7 @@ def test_times_follow_the_law_within_and_beyond_the_grid(length: int, prefix: in
         expected = 1e-8 * length * (prefix + length / 2)
         assert found.chunk_attention(length, prefix) == pytest.approx(expected, rel=0.06)
     assert found.send(length, between_nodes=True, scatter_gather=True) == pytest.approx(1e-3 + 1e-6 * length)
-    assert found.micro_batch_overhead == pytest.approx(3e-4)
+    assert found.host.step == pytest.approx(3e-4)
 
 
 @given(st.dictionaries(st.integers(1, 5000), st.floats(1e-6, 1.0), min_size=1), st.integers(1, 20000))

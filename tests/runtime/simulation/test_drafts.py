@@ -6,6 +6,7 @@ import pytest
 
 from gapless.conf.policies import POLICY_CONFIGS
 from gapless.runtime.core.run_record import MicroBatchRecord
+from gapless.runtime.cost.operators import HostTimes
 from gapless.runtime.cost.stage_costs import StageCosts
 from gapless.runtime.engine.plan import Plan
 from gapless.runtime.ledger.fleet import Fleet
@@ -28,7 +29,7 @@ class CheapRows(Device):
 class DearRows(Device):
     """Takes as long for each row."""
 
-    micro_batch_overhead = 0.0
+    host = HostTimes()
 
     def linear(self, operator: str, rows: int) -> float:
         return 0.0001 * rows

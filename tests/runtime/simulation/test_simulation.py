@@ -259,7 +259,7 @@ def test_without_the_host_its_overhead_is_left_out() -> None:
         replica = make_replica(host=host, layers=(2,))
         run(replica, items((4, 10)))
         ends.append(replica.pipeline.clock.now())
-    assert ends[0] - ends[1] == pytest.approx(10 * Device().micro_batch_overhead)
+    assert ends[0] - ends[1] == pytest.approx(10 * Device().host.step)
 
 
 @settings(max_examples=25, deadline=None)

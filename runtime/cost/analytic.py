@@ -24,19 +24,22 @@ class AnalyticOperators:
         devices_per_node: a group of more ranks lies on as few nodes as hold it.
         attention: the library whose kernels compute it.
         launch: how the host launches kernels.
+        network_adapters: of a node, for all of its ranks; None: each has its own.
         replicate_embedding: each rank holds the whole embedding, so that no all-reduce follows it.
     """
 
     def __init__(
         self, arch: Architecture, tp: int, costs: CostsConfig, dtype_bytes: int, *, devices_per_node: int = 8,
         replicate_embedding: bool = False, attention: AttentionKernels = "flashinfer",
-        launch: Literal["graphs", "eager"] = "graphs",
+        launch: Literal["graphs", "eager"] = "graphs", network_adapters: int | None = None,
     ) -> None:
         H, D, N, K = arch.hidden_size, arch.head_dim, arch.num_heads // tp, max(1, arch.num_kv_heads // tp)
         ffn, gate = arch.ffn_size // tp, 2 if arch.gated_ffn else 1
         self.tp = tp
         self._num_nodes = nodes_of_a_stage(tp, devices_per_node)
         self._ranks_a_node = -(-tp // self._num_nodes)
+        # How many of a stage's ranks on a node send over one adapter at the same time.
+        self._ranks_an_adapter = 1.0 if network_adapters is None else max(1.0, self._ranks_a_node / network_adapters)
         host = costs.host if launch == "graphs" or costs.eager_host is None else costs.eager_host
         self.host = HostTimes(host.step_us * 1e-6, host.row_us * 1e-6, host.layer_us * 1e-6, host.stretch)
         sizes: dict[Linear, tuple[int, int]] = {  # (inputs, outputs) of the weight on one rank
@@ -94,10 +97,11 @@ class AnalyticOperators:
         return self._collective(2, rows * self._row_bytes) if self.tp > 1 else 0.0
 
     def send(self, rows: int, *, between_nodes: bool, scatter_gather: bool) -> float:
-        link, size = self._network if between_nodes else self._node, rows * self._row_bytes
+        size = rows * self._row_bytes
+        link, shared_by = (self._network, self._ranks_an_adapter) if between_nodes else (self._node, 1.0)
         if not scatter_gather or self.tp == 1:
-            return link.seconds(size)
-        return link.seconds(size / self.tp) + self._collective(1, size)
+            return link.seconds(size * shared_by)
+        return link.seconds(size * shared_by / self.tp) + self._collective(1, size)
 
     def _collective(self, passes: int, size: int) -> float:
         """Return the seconds of an all-reduce of `size` bytes (two passes: reduce-scatter, gather) or a gather (one).
@@ -111,6 +115,6 @@ class AnalyticOperators:
         seconds = self._all_reduce.seconds(passes * (ranks - 1) / ranks * size)  # its least time starts the collective
         if nodes > 1:
             messages = passes * math.ceil(math.log2(nodes))
-            across = self._network.seconds(passes * (nodes - 1) / nodes * size / ranks)
+            across = self._network.seconds(passes * (nodes - 1) / nodes * size / ranks * self._ranks_an_adapter)
             seconds += across + (messages - 1) * self._network.least_seconds
         return seconds

@@ -58,7 +58,7 @@ def make_operators(
     return _analytic(
         arch, config.parallel.tp, hardware.costs, element, devices_per_node=config.hardware.devices_per_node,
         replicate_embedding=replicate_embedding, attention=hardware.attention,
-        launch=simulation.launch,
+        launch=simulation.launch, network_adapters=config.hardware.network_adapters,
     )
 
 

@@ -379,6 +379,26 @@ def test_the_measurements_of_an_a100_are_foreseen() -> None:
         assert tail < most[1], name
 
 
+@pytest.mark.parametrize("tp", [4, 8])
+def test_ranks_that_share_an_adapter_send_one_after_the_other(tp: int) -> None:
+    arch, costs = arch_of("llama2-70b"), costs_of("a100-80g")
+    sources = [AnalyticOperators(arch, tp, costs, 2, devices_per_node=4, network_adapters=n) for n in (None, 4, 2, 1)]
+    for rows in (1, 4096):
+        all_reduces = [source.all_reduce(rows) for source in sources]
+        sends = [source.send(rows, between_nodes=True, scatter_gather=True) for source in sources]
+        assert sends[0] == sends[1] < sends[2] < sends[3]
+        if tp == 4:  # on one node
+            assert len(set(all_reduces)) == 1
+        else:
+            assert all_reduces[0] == all_reduces[1] < all_reduces[2] < all_reduces[3]
+    least = 4096 * arch.hidden_size * 2 / (costs.network.gbps * 1e9)  # all bytes over one adapter
+    assert least < sources[-1].send(4096, between_nodes=True, scatter_gather=False)
+    one = sources[-1].send(4096, between_nodes=True, scatter_gather=True)
+    assert one > least * (1 if tp == 4 else 0.5)
+    inside = [source.send(4096, between_nodes=False, scatter_gather=True) for source in sources]
+    assert len(set(inside)) == 1 or tp == 8
+
+
 @pytest.mark.parametrize("device", ["a100-80g", "h100", "h200", "a6000"])
 @pytest.mark.parametrize("tp", [2, 4, 8])
 def test_an_all_reduce_over_nodes_costs_the_network(device: str, tp: int) -> None:

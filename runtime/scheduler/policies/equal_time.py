@@ -45,9 +45,7 @@ class EqualTime(Scheduler):
     it is the time with which its first token comes the soonest.
 
     Where a chunk is a few tiles long, times grow in steps of a tile, and a micro-batch holds whole tiles (paper 4.4):
-    the number nearest to what fills it, at most a chunk's. While few prompts wait, one micro-batch of each round has a
-    tile less. That shortens the time between a request's tokens, which is a round's, at no cost: stages would idle
-    later.
+    the number nearest to what fills it, at most a chunk's.
 
     The time to fill to is `target_ms`, else the time of a typical micro-batch of `chunk` tokens. Stage times are
     learned from the spans of the run; until the first fit, tokens stand for time. The depth is the number of stages,
@@ -155,9 +153,7 @@ class EqualTime(Scheduler):
         """Return the tokens, near `room`, that fill the micro-batch up to whole tiles, a chunk's at most."""
         tiles = (batch.num_tokens + room) / self.tile
         whole = math.floor(tiles) if self.target.fixed_s is not None else round(tiles)
-        is_short = self._turn % self._least_depth == 0 and self.backlog <= SHORT_ROUNDS * self._tokens_a_round
-        most = self.picker.chunk // self.tile - is_short
-        return max(1, min(whole, most)) * self.tile - batch.num_tokens
+        return max(1, min(whole, self.picker.chunk // self.tile)) * self.tile - batch.num_tokens
 
     def draft_room(self, batch: MicroBatch) -> int:
         """Up to the tile, and no more than fit into what decodes and chunks have left of the time."""

@@ -242,14 +242,14 @@ def test_whole_tiles_where_their_steps_are_felt() -> None:
     assert equal["prediction_error"]["median"] < 0.02
 
 
-@pytest.mark.parametrize(("prompt", "first"), [(8 * STAGES * 128, 64), (8 * STAGES * 128 + 1, 128)])
-def test_one_micro_batch_of_a_round_has_a_tile_less_while_few_prompts_wait(prompt: int, first: int) -> None:
+@pytest.mark.parametrize("prompt", [2 * STAGES * 128, 16 * STAGES * 128])
+def test_micro_batches_are_filled_also_while_few_prompts_wait(prompt: int) -> None:
+    """A round with room left over would have the next prompt wait, and other stages idle."""
     scheduler = make(EqualTimeConfig(chunk=128, tile=64), 8)
     for number, length in enumerate((prompt - 16, 16)):  # a prompt alone would be cut into equal chunks
         scheduler.add(Request(number, [1] * length, SamplingParams(max_tokens=1)))
-    batches = [scheduler.next_batch() for _ in range(STAGES + 1)]
-    tokens = [batch.num_tokens for batch in batches if batch]
-    assert tokens == [first, *[128] * (STAGES - 1), 64]
+    batches = [scheduler.next_batch() for _ in range(STAGES)]
+    assert [batch.num_tokens for batch in batches if batch] == [128] * STAGES
 
 
 def test_cache_is_set_aside_for_outputs_as_long_as_they_have_been() -> None:

@@ -1,9 +1,10 @@
 """Simulates every policy from a quarter to 120% of saturation: `python -m benchmarks.loads`.
 
 Three settings on A100s: LLaMA 13B over two stages, LLaMA 2 70B over two stages of four ranks, GPT-3 over eight stages
-of eight. Saturation is what `token_budget` carries when all requests are there at once. For each load a line per policy:
-requests/s, p50 and p99 of TTFT, p99 of TBT, and the share of stage time that is idle between a stage's first and last
-micro-batch. The last line is `equal_time`'s beside the best of the policies that reach 99% of the best throughput.
+of eight. Saturation is what `token_budget` carries when all requests are there at once. For each load a line per
+policy: requests/s, p50 and p99 of TTFT, p99 of TBT, and the share of stage time that is idle between a stage's first
+and last micro-batch. The last line is `equal_time`'s beside the best of the policies that reach 99% of the best
+throughput.
 Overrides of `gapless simulate` go behind the options. Four minutes.
 """
 
@@ -76,7 +77,8 @@ def main() -> None:
                 found = measured(*given, f"scheduler={policy}", f"workload.request_rate={load * saturation}")
                 of_load.append({"setting": setting, "load": load, "policy": policy, **found})
                 print(f"{policy:16}{found['requests_per_s']:11.2f}{found['p50_ttft_ms']:9.0f} ms"
-                      f"{found['p99_ttft_ms']:9.0f} ms{found['p99_tbt_ms']:9.1f} ms{found['inner_idle_share']:12.1%}", flush=True)  # fmt: skip
+                      f"{found['p99_ttft_ms']:9.0f} ms{found['p99_tbt_ms']:9.1f} ms"
+                      f"{found['inner_idle_share']:12.1%}", flush=True)  # fmt: skip
             print(f"equal_time beside the best: {beside_the_best(of_load)}")
             rows += of_load
     write_json(arguments.json, "loads", {"loads": rows})

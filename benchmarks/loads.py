@@ -51,8 +51,10 @@ def beside_the_best(rows: list[dict[str, Any]]) -> str:
     (own,) = (row for row in rows if row["policy"] == "equal_time")
     others = [row for row in rows if row is not own]
     most = max(row["requests_per_s"] for row in rows)
-    peers = [row for row in others if row["requests_per_s"] >= _SAME * most] or others
+    peers = [row for row in others if row["requests_per_s"] >= _SAME * most]
     texts = [f"throughput {own['requests_per_s'] / max(row['requests_per_s'] for row in others):.2f}"]
+    if not peers:
+        return f"{texts[0]}, none carries as much"
     for key, name in (("p50_ttft_ms", "p50 TTFT"), ("p99_ttft_ms", "p99 TTFT"), ("p99_tbt_ms", "p99 TBT")):
         texts.append(f"{name} {own[key] / min(row[key] for row in peers):.2f}")
     least = min(row["inner_idle_share"] for row in others)

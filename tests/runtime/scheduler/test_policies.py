@@ -252,6 +252,16 @@ def test_micro_batches_are_filled_also_while_few_prompts_wait(prompt: int) -> No
     assert [batch.num_tokens for batch in batches if batch] == [128] * STAGES
 
 
+@pytest.mark.parametrize(("prompt", "first"), [(8 * 8 * 128, 64), (8 * 8 * 128 + 1, 128)])
+def test_one_micro_batch_of_a_long_round_has_a_tile_less_while_few_prompts_wait(prompt: int, first: int) -> None:
+    limits = Limits(8, Depth(8, 8), TILE, 8)
+    scheduler = make_scheduler(EqualTimeConfig(chunk=128, tile=64), limits, BlockPool(100_000, 16, 128))
+    for number, length in enumerate((prompt - 16, 16)):
+        scheduler.add(Request(number, [1] * length, SamplingParams(max_tokens=1)))
+    batches = [scheduler.next_batch() for _ in range(8)]
+    assert [batch.num_tokens for batch in batches if batch] == [first, *[128] * 7]
+
+
 def test_cache_is_set_aside_for_outputs_as_long_as_they_have_been() -> None:
     scheduler = make(EqualTimeConfig(), 8)
     long = Request(0, [1] * 100, SamplingParams(max_tokens=500))

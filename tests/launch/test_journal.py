@@ -30,7 +30,7 @@ STREAMED: Sequence[dict[str, Any]] = (
 WHOLE: Sequence[dict[str, Any]] = (
     {"prompt": "Once", "temperature": 0.9, "top_k": 2, "seed": 3, "logprobs": 1},
     {"prompt": PROMPT[1:], "prompt_logprobs": 1},
-    {"prompt": "A", "temperature": 0.7, "top_k": 2, "structured_outputs": {"regex": "[a-z ]{600,}"}, "ignore_eos": False},
+    {"prompt": "A", "top_k": 2, "structured_outputs": {"regex": "[a-z ]{600,}"}, "ignore_eos": False},
 )
 TOKENS = 320
 KEYS = {"Authorization": "Bearer first"}, {"Authorization": "Bearer second"}

@@ -196,6 +196,12 @@ class HostConfig:
     """time to launch a layer, while the device computes: a stage takes at least that for all of its layers"""
     stretch: float = 1.0
     """how many times longer kernels take in an engine than alone"""
+    prompt_us: float = 0.0
+    """time that a micro-batch with prompt tokens adds per rank of a stage"""
+    bulk_gbps: float = 0.0
+    """rate of all-reduces of bulk_mib and more among over two ranks, in an engine; 0: that of the kernels alone"""
+    bulk_mib: float = 64.0
+    """MiB of hidden states from which bulk_gbps holds"""
 
     def check(self, key: str) -> None:
         """Check the values of the constants that `key` names.
@@ -203,7 +209,7 @@ class HostConfig:
         Raises:
             ConfigError: one is out of its range.
         """
-        _check_not_negative(self, key, ("step_us", "row_us", "layer_us"))
+        _check_not_negative(self, key, ("step_us", "row_us", "layer_us", "prompt_us", "bulk_gbps", "bulk_mib"))
         check(f"{key}.stretch", self.stretch, self.stretch >= 1, "1 or more")
 
 

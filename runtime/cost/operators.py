@@ -20,12 +20,14 @@ class HostTimes:
         row: the same for each token that is sampled.
         layer: to launch a layer, while the device computes.
         stretch: how many times longer kernels take in an engine than alone.
+        prompt: for a micro-batch with prompt tokens, while the device waits.
     """
 
     step: float = 0.0
     row: float = 0.0
     layer: float = 0.0
     stretch: float = 1.0
+    prompt: float = 0.0
 
 
 class Operators(Protocol):

@@ -111,6 +111,7 @@ class StageCosts:
         hosts = [source.host if host else HostTimes() for source in operators]
         self._host_steps = [each.step for each in hosts]
         self._host_row = hosts[-1].row
+        self._host_prompts = [each.prompt for each in hosts]
         self._launches = [each.layer * count for each, count in zip(hosts, layers, strict=True)]
         self._stretches = [each.stretch for each in hosts]
         self._by_rows: dict[int, list[float]] = {}  # of each stage, without attention and head
@@ -141,13 +142,15 @@ class StageCosts:
             times[-1] += head
         if self._skips and shape.sampled < rows:
             times[-1] -= self._skipped(shape, rows, each[self._kind[-1]])
-        return self._with_host(times, shape.sampled)
+        return self._with_host(times, shape.sampled, bool(shape.chunks))
 
-    def _with_host(self, times: list[float], sampled: int) -> list[float]:
+    def _with_host(self, times: list[float], sampled: int, has_chunks: bool) -> list[float]:
         """Add the host to the devices' seconds: it launches while they compute, and does the rest while they wait."""
         for stage, launch in enumerate(self._launches):
             seconds = times[stage] * self._stretches[stage]
             times[stage] = (seconds if seconds > launch else launch) + self._host_steps[stage]
+            if has_chunks:
+                times[stage] += self._host_prompts[stage]
         times[-1] += self._host_row * sampled
         return times
 

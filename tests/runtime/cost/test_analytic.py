@@ -231,8 +231,20 @@ def test_steps_of_a_tp_that_was_not_fitted_are_foreseen(device: str) -> None:
     host = costs_of(device).eager_host
     assert host is not None
     steps = [step for step in end_to_end.read(DATA) if step.device == device and step.tp == 4]
-    assert np.median(end_to_end.errors(steps, host)) < 0.1
-    assert np.median(end_to_end.errors([step for step in steps if not step.is_prompt], host)) < 0.06
+    off = np.abs(end_to_end.errors(steps, host))
+    is_prompt = np.array([step.is_prompt for step in steps])
+    assert np.median(off) < 0.05
+    assert np.median(off[~is_prompt]) < 0.05
+    assert np.median(off[is_prompt]) < 0.05
+
+
+@pytest.mark.skipif(not (DATA / "end_to_end" / "bloom-176b.csv").is_file(), reason="GAPLESS_DATA holds no such steps")
+@pytest.mark.parametrize("device", ["a100-80g", "h100"])
+def test_prompts_of_a_model_that_was_not_fitted_are_foreseen(device: str) -> None:
+    host = costs_of(device).eager_host
+    assert host is not None
+    steps = [s for s in end_to_end.read(DATA, "bloom-176b") if s.device == device and s.is_prompt]
+    assert np.median(np.abs(end_to_end.errors(steps, host))) < 0.1
 
 
 @pytest.mark.parametrize(

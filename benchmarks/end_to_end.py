@@ -144,9 +144,9 @@ def main() -> None:
             rows = [step for step in own if step.tp == tp and is_kind(step)]
             if not rows:
                 continue
-            off, alone = errors(rows, host), np.abs(errors(rows, HostConfig()))
-            low, high = np.percentile(1 / (1 + off) - 1, (10, 90))
-            print(f"tp {tp}, {name:<28}{len(rows):>5}{np.median(np.abs(off)):>9.1%}{np.percentile(np.abs(off), 90):>8.1%}"
+            signed, alone = errors(rows, host), np.abs(errors(rows, HostConfig()))
+            off, (low, high) = np.abs(signed), np.percentile(1 / (1 + signed) - 1, (10, 90))
+            print(f"tp {tp}, {name:<28}{len(rows):>5}{np.median(off):>9.1%}{np.percentile(off, 90):>8.1%}"
                   f"{low:>+12.1%}{high:>+8.1%}{np.median(alone):>16.1%}{np.percentile(alone, 90):>8.1%}")  # fmt: skip
 
 

@@ -214,6 +214,22 @@ class HostConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorConfig:
+    """How far the times of stages may be off: the 10th and the 90th percentile of real / predicted - 1."""
+
+    low: float
+    """share by which real times are longer at the low end; below 0 they are shorter"""
+    high: float
+    """share by which they are longer at the high end"""
+    source: str
+    """what the two were measured on, or why they are assumed"""
+
+    def __post_init__(self) -> None:
+        check(f"{_KEY}.error.low", self.low, -1 < self.low < 1, "in (-1, 1)")
+        check(f"{_KEY}.error.high", self.high, self.low <= self.high <= 10, f"from {self.low} (low) to 10")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CostsConfig:
     """A device by its kernels. Rates are what these reach, not what the data sheet says."""
 
@@ -227,6 +243,7 @@ class CostsConfig:
     network: LinkConfig  # sends between nodes
     host: HostConfig = field(default_factory=HostConfig)  # of an engine with CUDA graphs
     eager_host: HostConfig | None = None  # of one without; null: not known
+    error: ErrorConfig | None = None  # null: not known
 
     def __post_init__(self) -> None:
         self.host.check(f"{_KEY}.host")

@@ -10,6 +10,7 @@ from ...conf.schema import Architecture, HardwareConfig, SimulateConfig
 from ...models.memory import dtype_bytes, resolve_dtype
 from ..engine.plan import Plan, stage_hardware
 from .analytic import AnalyticOperators
+from .error import CostError, widest
 from .measured import Control, Measured, read_measured
 from .operators import Operators
 from .stage_costs import StageCosts
@@ -78,6 +79,23 @@ def make_control(config: SimulateConfig, arch: Architecture) -> Control:
     return replace(
         own, dispatch=own.dispatch + simulation.dispatch_ms / 1e3, result=own.result + simulation.result_ms / 1e3
     )
+
+
+def make_error(config: SimulateConfig, arch: Architecture) -> CostError | None:
+    """Say how far the times of `make_costs` may be off; None: not known.
+
+    Raises:
+        ConfigError: as `make_costs`.
+    """
+    measured = _measured(config, arch)
+
+    def error_of(hardware: HardwareConfig) -> CostError | None:
+        if measured is not None and measured.hardware == hardware.name:
+            return measured.error
+        error = hardware.costs.error if hardware.costs is not None else None
+        return CostError.of(error) if error is not None else None
+
+    return widest(error_of(hardware) for hardware in stage_hardware(config))
 
 
 def _measured(config: SimulateConfig, arch: Architecture) -> Measured | None:

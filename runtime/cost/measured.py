@@ -11,10 +11,13 @@ from statistics import median
 from ...conf.errors import ConfigError
 from ...conf.schema import Architecture
 from ...parallel.placement import nodes_of_a_stage
+from .error import CostError
 from .interpolation import ChunkAttention, Curve, DecodeAttention, medians
 from .operators import LAYER_LINEARS, HostTimes, Linear
 from .profile_folder import OperatorSample, ProfileFolder, StageSample, shape_of
 from .stage_costs import StageCosts
+
+_TWIN = 0.05  # how far makespan and busy time of a simulated twin may be from the real run's
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +102,7 @@ class Measured:
     hardware: str  # the name of the hardware config that was profiled
     operators: MeasuredOperators
     control: Control
+    error: CostError
 
 
 def read_measured(
@@ -142,7 +146,7 @@ def _read(path: Path, key: str, hardware: str, num_bytes: int) -> Measured:
         operators = MeasuredOperators([sample.scaled(slowdown) for sample in samples], send_seconds(stages))
     except ValueError:
         raise ConfigError(f"{key}: unfinished; gapless profile with the same settings goes on where it ended") from None
-    return Measured(hardware, operators, Control.of(stages))
+    return Measured(hardware, operators, Control.of(stages), stage_error(operators, folder.about().layers, stages))
 
 
 def pace(operators: MeasuredOperators, layers: Sequence[int], stages: Sequence[StageSample]) -> float:
@@ -156,6 +160,20 @@ def pace(operators: MeasuredOperators, layers: Sequence[int], stages: Sequence[S
     crowded = [sample for sample in stages if sample.in_flight > 1]
     predicted = sum(costs.seconds(sample.point.shape)[sample.stage] for sample in crowded)
     return sum(sample.compute for sample in crowded) / predicted if crowded else 1.0
+
+
+def stage_error(operators: MeasuredOperators, layers: Sequence[int], stages: Sequence[StageSample]) -> CostError:
+    """Return how far `operators` are off on whole micro-batches of chunks and decodes, to which none was fitted.
+
+    Without such micro-batches it is what simulated twins of real runs are held to (docs/simulate.md).
+    """
+    costs = StageCosts(layers, [operators] * len(layers))
+    measured = medians(((s.point, s.stage), s.compute) for s in stages if s.point.chunk and s.point.decodes)
+    if not measured:
+        return CostError(-_TWIN, _TWIN, "what twins of real runs are held to; the profile has no whole stages")
+    predicted = {point: costs.seconds(point.shape) for point, _ in measured}
+    ratios = [seconds / predicted[point][stage] for (point, stage), seconds in measured.items()]
+    return CostError.from_ratios(ratios, f"the profile's {len(ratios)} whole stages that were not fitted")
 
 
 def send_seconds(stages: Sequence[StageSample]) -> dict[int, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import importlib.util
 import json
 import re
@@ -54,6 +55,10 @@ def test_one_run_is_the_run_folder_and_the_same_again(here: Path, capfd: pytest.
     assert "12 requests in" in printed.out
     assert "stage 1" in printed.out
     assert "12/12 requests" in printed.err
+    error = summary["cost_error"]
+    said = f"tage times may be off by {error['low']:+.0%} to {error['high']:+.0%} ({error['source']})"
+    assert printed.out.replace("\n", " ").count(f"s{said}") == 3  # once a run
+    assert f"S{html.escape(said)}." in (here / "a" / "report.html").read_text(encoding="utf-8")
 
 
 def test_without_a_record_the_summary_is_the_same(here: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -186,7 +186,7 @@ class LinkConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostConfig:
-    """What a stage's host takes for a micro-batch. simulation.host=false leaves all of it out."""
+    """An engine's host: what it takes for a micro-batch. simulation.host=false leaves all of it out."""
 
     step_us: float = 0.0
     """time that the host adds to a stage per micro-batch"""
@@ -198,6 +198,12 @@ class HostConfig:
     """how many times longer kernels take in an engine than alone"""
     prompt_us: float = 0.0
     """time that a micro-batch with prompt tokens adds per rank of a stage"""
+    dispatch_us: float = 0.0
+    """from the coordinator's dispatch to the begin of the first stage's compute"""
+    result_us: float = 0.0
+    """from the end of the last stage's compute until the coordinator has the result"""
+    turnaround_us: float = 0.0
+    """from the end of a stage's micro-batch to the begin of its next, whose input is there"""
     bulk_gbps: float = 0.0
     """rate of all-reduces of bulk_mib and more among over two ranks, in an engine; 0: that of the kernels alone"""
     bulk_mib: float = 64.0
@@ -209,7 +215,8 @@ class HostConfig:
         Raises:
             ConfigError: one is out of its range.
         """
-        _check_not_negative(self, key, ("step_us", "row_us", "layer_us", "prompt_us", "bulk_gbps", "bulk_mib"))
+        alone, between = ("step_us", "row_us", "layer_us", "prompt_us"), ("dispatch_us", "result_us", "turnaround_us")
+        _check_not_negative(self, key, (*alone, *between, "bulk_gbps", "bulk_mib"))
         check(f"{key}.stretch", self.stretch, self.stretch >= 1, "1 or more")
 
 
@@ -244,6 +251,10 @@ class CostsConfig:
     host: HostConfig = field(default_factory=HostConfig)  # of an engine with CUDA graphs
     eager_host: HostConfig | None = None  # of one without; null: not known
     error: ErrorConfig | None = None  # null: not known
+
+    def host_of(self, launch: Literal["graphs", "eager"]) -> HostConfig:
+        """The host of an engine that launches kernels so; that with CUDA graphs where the other is not known."""
+        return self.host if launch == "graphs" or self.eager_host is None else self.eager_host
 
     def __post_init__(self) -> None:
         self.host.check(f"{_KEY}.host")

@@ -40,10 +40,8 @@ class AnalyticOperators:
         self._ranks_a_node = -(-tp // self._num_nodes)
         # How many of a stage's ranks on a node send over one adapter at the same time.
         self._ranks_an_adapter = 1.0 if network_adapters is None else max(1.0, self._ranks_a_node / network_adapters)
-        host = costs.host if launch == "graphs" or costs.eager_host is None else costs.eager_host
-        self.host = HostTimes(
-            host.step_us * 1e-6, host.row_us * 1e-6, host.layer_us * 1e-6, host.stretch, tp * host.prompt_us * 1e-6
-        )
+        host = costs.host_of(launch)
+        self.host = HostTimes.of(host, tp)
         self._bulk_rate = host.bulk_gbps * 1e9 if tp > 2 else 0.0  # bytes/s; 0: large all-reduces are like others
         self._bulk_bytes = host.bulk_mib * 2**20
         sizes: dict[Linear, tuple[int, int]] = {  # (inputs, outputs) of the weight on one rank

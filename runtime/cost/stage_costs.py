@@ -117,7 +117,7 @@ class StageCosts:
         self._host_row = hosts[-1].row
         self._host_prompts = [each.prompt for each in hosts]
         self._launches = [each.layer * count for each, count in zip(hosts, layers, strict=True)]
-        self._stretches = [each.stretch for each in hosts]
+        self.stretches = tuple([each.stretch for each in hosts])  # of each stage: how much longer its kernels take
         self._by_rows: dict[int, list[float]] = {}  # of each stage, without attention and head
         self._embedding: dict[int, float] = {}
         self._head: dict[int, float] = {}
@@ -157,7 +157,7 @@ class StageCosts:
     def _with_host(self, times: list[float], sampled: int, has_chunks: bool) -> list[float]:
         """Add the host to the devices' seconds: it launches while they compute, and does the rest while they wait."""
         for stage, launch in enumerate(self._launches):
-            seconds = times[stage] * self._stretches[stage]
+            seconds = times[stage] * self.stretches[stage]
             times[stage] = (seconds if seconds > launch else launch) + self._host_steps[stage]
             if has_chunks:
                 times[stage] += self._host_prompts[stage]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from ...conf.schema import SimulateConfig
 from ..cost.error import CostError
 from ..cost.make import make_control, make_costs, make_error
-from ..cost.measured import Control
+from ..cost.operators import HostTimes
 from ..cost.stage_costs import StageCosts
 from ..engine.plan import Plan, make_plan
 
@@ -21,7 +21,7 @@ class Setting:
     config: SimulateConfig
     plan: Plan
     costs: StageCosts
-    control: Control
+    control: HostTimes
     error: CostError | None
 
     def with_times(self, scale: float) -> Setting:

@@ -94,8 +94,10 @@ class Bounds:
         # The last token of a request is sampled but not computed.
         tokens = float(self._inputs.sum() + self._outputs.sum()) - self._num
         busiest = max(
-            count * (tokens * token + costs.scale * self._attention(source))
-            for count, token, source in zip(costs.whole_layers, token_s, costs.operators, strict=True)
+            count * (tokens * token + costs.scale * stretch * self._attention(source))
+            for count, token, stretch, source in zip(
+                costs.whole_layers, token_s, costs.stretches, costs.operators, strict=True
+            )
         )
         by_work = self._num / busiest if busiest > 0 else math.inf  # one layer alone: it computes sampled rows
         decode_s = _lone_decode(costs)

@@ -62,9 +62,7 @@ def write_run_data(
     ledger.check()
     title = title or title_of(config)
     numbers = summarize(record, ledger, slo)
-    summary = write_summary(
-        path, title, numbers, config=config, versions=versions, slo=slo, cost_error=cost_error
-    )
+    summary = write_summary(path, title, numbers, config=config, versions=versions, slo=slo, cost_error=cost_error)
     write_requests(path / REQUESTS, record, ledger)
     with GzipStream(path / SPANS) as stream:
         for rows in span_rows(record, ledger):

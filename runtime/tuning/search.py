@@ -289,7 +289,7 @@ class Search:
             lambda place, seed: by_seed.rate(kept[place], seed), len(kept), most=len(self.demands),
             least=min(self.config.seeds, len(self.demands)), resolution=self.config.precision,
         )  # fmt: skip
-        found = []
+        found: list[Finalist] = []
         for place in compared.order(lambda place: candidates[kept[place]].candidate.simplicity):
             number, verdict = kept[place], compared.verdicts[place]
             candidate, own = candidates[number].candidate, by_seed(number, 0)

@@ -55,4 +55,4 @@ def widest(errors: Iterable[CostError | None]) -> CostError | None:
 
 def error_text(error: CostError | None) -> str:
     """Say how far stage times may be off, or that it is not known."""
-    return "how far stage times may be off is not known (hardware.costs.error)" if error is None else error.text
+    return "how far stage times may be off is not known: hardware.costs.error=null" if error is None else error.text

@@ -186,7 +186,7 @@ class LinkConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostConfig:
-    """What a stage's host takes for a micro-batch. simulation.host=false leaves all of it out."""
+    """An engine's host: what it takes for a micro-batch. simulation.host=false leaves all of it out."""
 
     step_us: float = 0.0
     """time that the host adds to a stage per micro-batch"""
@@ -196,6 +196,18 @@ class HostConfig:
     """time to launch a layer, while the device computes: a stage takes at least that for all of its layers"""
     stretch: float = 1.0
     """how many times longer kernels take in an engine than alone"""
+    prompt_us: float = 0.0
+    """time that a micro-batch with prompt tokens adds per rank of a stage"""
+    dispatch_us: float = 0.0
+    """from the coordinator's dispatch to the begin of the first stage's compute"""
+    result_us: float = 0.0
+    """from the end of the last stage's compute until the coordinator has the result"""
+    turnaround_us: float = 0.0
+    """from the end of a stage's micro-batch to the begin of its next, whose input is there"""
+    bulk_gbps: float = 0.0
+    """rate of all-reduces of bulk_mib and more among over two ranks, in an engine; 0: that of the kernels alone"""
+    bulk_mib: float = 64.0
+    """MiB of hidden states from which bulk_gbps holds"""
 
     def check(self, key: str) -> None:
         """Check the values of the constants that `key` names.
@@ -203,8 +215,25 @@ class HostConfig:
         Raises:
             ConfigError: one is out of its range.
         """
-        _check_not_negative(self, key, ("step_us", "row_us", "layer_us"))
+        alone, between = ("step_us", "row_us", "layer_us", "prompt_us"), ("dispatch_us", "result_us", "turnaround_us")
+        _check_not_negative(self, key, (*alone, *between, "bulk_gbps", "bulk_mib"))
         check(f"{key}.stretch", self.stretch, self.stretch >= 1, "1 or more")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorConfig:
+    """How far the times of stages may be off: the 10th and the 90th percentile of real / predicted - 1."""
+
+    low: float
+    """share by which real times are longer at the low end; below 0 they are shorter"""
+    high: float
+    """share by which they are longer at the high end"""
+    source: str
+    """what the two were measured on, or why they are assumed"""
+
+    def __post_init__(self) -> None:
+        check(f"{_KEY}.error.low", self.low, -1 < self.low < 1, "in (-1, 1)")
+        check(f"{_KEY}.error.high", self.high, self.low <= self.high <= 10, f"from {self.low} (low) to 10")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,6 +250,11 @@ class CostsConfig:
     network: LinkConfig  # sends between nodes
     host: HostConfig = field(default_factory=HostConfig)  # of an engine with CUDA graphs
     eager_host: HostConfig | None = None  # of one without; null: not known
+    error: ErrorConfig | None = None  # null: not known
+
+    def host_of(self, launch: Literal["graphs", "eager"]) -> HostConfig:
+        """The host of an engine that launches kernels so; that with CUDA graphs where the other is not known."""
+        return self.host if launch == "graphs" or self.eager_host is None else self.eager_host
 
     def __post_init__(self) -> None:
         self.host.check(f"{_KEY}.host")

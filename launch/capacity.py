@@ -70,13 +70,15 @@ def run(config: CapacityConfig, prepared: Prepared, run_dir: Path, launcher: Lau
     Raises:
         ValueError: what the user can mend.
     """
+    from ..runtime.cost.error import error_text
     from ..runtime.run_folder.titles import setting_of
     from ..runtime.tuning.bounds import Bounds
     from ..runtime.tuning.capacity import Interval, SeededCapacities
     from ..runtime.tuning.closest import closest, unmet_note
     from ..runtime.tuning.demand import asked_rate
+    from ..runtime.tuning.error_range import error_range, range_note
     from ..runtime.tuning.paired import compare
-    from ..runtime.tuning.tables import TextTable, behind_text, limit_text, rate_text, tie_text
+    from ..runtime.tuning.tables import TextTable, behind_text, limit_text, range_text, rate_text, tie_text
 
     console, errors = Console(highlight=False), Console(stderr=True, highlight=False)
     settings, demands = prepared.settings, prepared.demands
@@ -92,6 +94,10 @@ def run(config: CapacityConfig, prepared: Prepared, run_dir: Path, launcher: Lau
         compared = compare(by_seed.rate, len(names), least=min(config.seeds, len(demands)), most=len(demands),
                            resolution=config.precision)  # fmt: skip
         found = dict(zip(names, by_seed.found, strict=True))
+        off = {}
+        for number, (label, of_seeds) in enumerate(found.items()):
+            steps.update(f"{label}: if stage times are off", number, len(names))
+            off[label] = error_range(settings[label], demands[0], config.slo, of_seeds, config.precision)
         unmet = {label: settings[label] for label, each in found.items() if not any(one.rate for one in each)}
         if unmet:
             steps.update("which comes closest to the SLO", len(settings), len(settings))
@@ -106,18 +112,20 @@ def run(config: CapacityConfig, prepared: Prepared, run_dir: Path, launcher: Lau
         ttft, tbt = (own.trial.ttft_p99_ms, own.trial.tbt_p99_ms) if own.trial else (None, None)
         rates = " ".join(rate_text(capacity.rate) for capacity in of_seeds)
         less = behind_text(behind, verdict) if several else "-"
-        lines.append((label, interval.text, less, _ms(ttft), _ms(tbt), rates, limit_text(own)))
+        lines.append((label, interval.text, range_text(off[label]), less, _ms(ttft), _ms(tbt), rates, limit_text(own)))
         rows.append({
             "policy": label, "mean": interval.mean, "half_width_95": interval.half,
+            "if_times_are_off": None if (known := off[label]) is None else asdict(known),
             "verdict": verdict, "less_than_best": asdict(behind),
             "by_seed": [capacity.rate for capacity in of_seeds], "p99_ttft_ms": ttft, "p99_tbt_ms": tbt,
             "limit": own.why, "not_monotone": any(capacity.not_monotone for capacity in of_seeds),
             "simulations": sum(len(capacity.trials) for capacity in of_seeds),
             "requests": sum(capacity.requests for capacity in of_seeds),
         })  # fmt: skip
-    heads = ("policy", "requests/s", "less than the best", "TTFT p99", "TBT p99", "by seed", "what keeps it from more")
+    heads = ("policy", "requests/s", "if times are off", "less than the best", "TTFT p99", "TBT p99", "by seed",
+             "what keeps it from more")  # fmt: skip
     console.print(Text(f"Simulated: {setting_of(to_mapping(config))}", "bold"), soft_wrap=True)
-    shown_rows = TextTable(heads, lines, frozenset({0, 6}), optional_columns=(2, 3, 4, 5))
+    shown_rows = TextTable(heads, lines, frozenset({0, 7}), optional_columns=(2, 3, 4, 5, 6))
     title = f"capacity within {slo_text(config.slo)}, {len(demands[0])} requests"
     console.print(terminal_table(shown_rows, title, console.width))
     ties = compared.tied if several else []
@@ -142,8 +150,13 @@ def run(config: CapacityConfig, prepared: Prepared, run_dir: Path, launcher: Lau
     else:
         for approach in near:
             console.print(Text(f"meets the SLO at no rate: {approach.text}"), soft_wrap=True)
+    error = settings[names[0]].error
+    said = error_text(error)
+    note = f"{said}. {range_note(error)}".strip() if len(unmet) < len(found) else f"{said}."
+    console.print(Text.assemble(("error    ", "bold"), note), soft_wrap=True)
     numbers = {
         "config": plain(to_mapping(config)), "versions": versions(), "asked_rate": asked, "capacities": rows,
+        "cost_error": None if error is None else error.numbers,
         "ties": [names[number] for number in ties], "ties_note": tie_note,
         "closest": [approach.numbers() for approach in near],
     }  # fmt: skip

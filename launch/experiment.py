@@ -45,7 +45,9 @@ def run(config: SimulateConfig, run_dir: Path) -> None:
     """
     from rich.markdown import Markdown
 
+    from ..runtime.cost.error import error_text
     from ..runtime.experiments import EXPERIMENTS, write_artifact
+    from ..runtime.simulation.setting import make_setting
 
     console, errors = Console(highlight=False), Console(stderr=True, highlight=False)
     assert config.experiment is not None
@@ -61,6 +63,7 @@ def run(config: SimulateConfig, run_dir: Path) -> None:
     for note in artifact.notes:
         console.print(Markdown(note))
         console.print()
+    console.print(Text(error_text(make_setting(config).error)), soft_wrap=True)
     for label, path in (("numbers", run_dir / "paper.json"), *(("plot", figure) for figure in figures)):
         console.print(Text.assemble((f"{label:9}", "bold"), shown(path)), soft_wrap=True)
 

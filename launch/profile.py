@@ -145,7 +145,7 @@ def show_errors(console: Console, folder: ProfileFolder) -> None:
     Raises:
         ConfigError: a damaged or unfinished profile.
     """
-    from ..runtime.cost.measured import Control, MeasuredOperators, pace
+    from ..runtime.cost.measured import MeasuredOperators, measured_host, stage_error
     from ..runtime.cost.stage_costs import StageCosts
     from ..runtime.profiling.prediction_error import held_out_errors, send_errors, stage_errors
 
@@ -160,18 +160,19 @@ def show_errors(console: Console, folder: ProfileFolder) -> None:
     if stages:
         costs = StageCosts(about.layers, [found] * len(about.layers))
         console.print(_table("whole stages", stage_errors(costs, stages)))
-        slower = pace(found, about.layers, stages)
+        host = measured_host(operators, about.layers, stages)
         console.print(
-            f"micro-batches through the pipeline take {slower:.3f} times what their operators take in place; so they "
-            "do in a simulation",
+            f"micro-batches through the pipeline take {host.stretch:.3f} times what their operators take in place; so "
+            "they do in a simulation",
             soft_wrap=True,
         )
-        control = Control.of(stages)
         console.print(
-            f"between micro-batches: dispatch {control.dispatch * 1e3:.2f} ms, result {control.result * 1e3:.2f} ms, "
-            f"turnaround of a stage {control.turnaround * 1e3:.2f} ms",
+            f"host: {host.step * 1e3:.2f} ms a micro-batch; between micro-batches: dispatch {host.dispatch * 1e3:.2f} "
+            f"ms, result {host.result * 1e3:.2f} ms, turnaround of a stage {host.turnaround * 1e3:.2f} ms",
             soft_wrap=True,
         )
+        error = stage_error(MeasuredOperators(operators, host=host), about.layers, stages)
+        console.print(f"in a simulation by this profile {error.text}", soft_wrap=True)
 
 
 def _table(what: str, rows: Sequence[PredictionError]) -> Table:

@@ -52,6 +52,7 @@ def run(config: ReportConfig, found: Sequence[RunFolder], run_dir: Path) -> None
     Raises:
         ValueError: what the user can mend; a damaged run folder too.
     """
+    from ..runtime.report.page_parts import error_notes
     from ..runtime.report.run_groups import group_runs
     from ..runtime.report.terminal import comparison_table
     from ..runtime.report.write_comparison import write_comparison
@@ -64,6 +65,8 @@ def run(config: ReportConfig, found: Sequence[RunFolder], run_dir: Path) -> None
     path = _destination(config)
     write_comparison(path, candidates, figures=config.figures, sort=config.sort)
     console.print(comparison_table(candidates, sort=config.sort))
+    for note in error_notes(folder.summary for folder in found):
+        print_words(console, Text(note))
     _print_paths(console, path, figures=config.figures, numbers=True)
 
 
@@ -170,12 +173,15 @@ def _show_one(console: Console, config: ReportConfig, folder: RunFolder) -> None
 
 
 def _remarks(summary: dict[str, Any]) -> Iterator[str]:
+    from ..runtime.report.page_parts import error_notes
+
     error = summary.get("prediction_error")
     if error:
         yield f"predicted stage times are off by {error['median']:.1%} (p50), {error['p90']:.1%} (p90)"
     if "request_goodput" in summary:
         yield f"goodput: {summary['request_goodput']:.2f} of {summary['request_throughput']:.2f} requests/s met the SLO"
     yield from summary.get("notes") or ()
+    yield from error_notes([summary])
 
 
 def _print_paths(console: Console, path: Path, *, figures: bool, numbers: bool) -> None:

@@ -21,6 +21,7 @@ from .turns import Turn
 
 if TYPE_CHECKING:
     from ..runtime.core.run_record import RunRecord
+    from ..runtime.cost.error import CostError
     from ..runtime.ledger.fleet import Fleet
     from ..runtime.report.terminal import StageActivity
     from ..runtime.run_folder.read import RunFolder
@@ -34,22 +35,35 @@ def tell_cut(errors: Console, workload: Workload, context: int) -> None:
         errors.print(f"gapless: {cut}: cut to it", soft_wrap=True)
 
 
-def write_counted(folder: Path, summary: dict[str, Any], config: ComparisonConfig, turn: Turn) -> dict[str, Any]:
+def write_counted(
+    folder: Path, summary: dict[str, Any], config: ComparisonConfig, turn: Turn, cost_error: CostError | None = None
+) -> dict[str, Any]:
     """Write `summary.json` alone, for a run that kept no record."""
     from ..runtime.run_folder.titles import title_of
     from ..runtime.run_folder.write import write_summary
 
     own = plain(_own(config, turn))
-    return write_summary(folder, title_of(own), summary, config=own, versions=versions(), slo=config.slo)
+    return write_summary(
+        folder, title_of(own), summary, config=own, versions=versions(), slo=config.slo,
+        cost_error=cost_error.numbers if cost_error is not None else None,
+    )  # fmt: skip
 
 
-def write_turn(folder: Path, run: RunRecord | Fleet, config: ComparisonConfig, turn: Turn) -> dict[str, Any]:
-    """Write the run folder of one turn, or of a fleet, with its own config; return its summary."""
+def write_turn(
+    folder: Path, run: RunRecord | Fleet, config: ComparisonConfig, turn: Turn, cost_error: CostError | None = None
+) -> dict[str, Any]:
+    """Write the run folder of one turn, or of a fleet, with its own config; return its summary.
+
+    Args:
+        cost_error: of a simulation, how far its stage times may be off; None: not known.
+    """
     from ..runtime.ledger.fleet import Fleet
     from ..runtime.report.write_folder import write_fleet_folder, write_run_folder
 
     own = _own(config, turn)
     about: dict[str, Any] = {"config": plain(own), "versions": versions(), "slo": config.slo}
+    if cost_error is not None:
+        about["cost_error"] = cost_error.numbers
     if not isinstance(run, Fleet):
         summary = write_run_folder(folder, run, **about)
     elif len(run.records) == 1:

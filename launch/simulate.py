@@ -69,6 +69,7 @@ def run(
         experiment.run(config, run_dir)
         return
     from ..runtime.core.garbage_collection import without_collector
+    from ..runtime.cost.error import error_text
     from ..runtime.ledger.fleet import Fleet
     from ..runtime.report.terminal import fault_lines, latency_table, straggler_lines
     from ..runtime.run_folder.read import read_run_folder
@@ -81,6 +82,7 @@ def run(
     configs = [to_mapping(replace(config, scheduler=turn.policy)) for turn in plan]
     title = title_of(configs[0]) if len(plan) == 1 else comparison_title(configs, labels(policies(config)))
     one_line = len(plan) == 1 and brief
+    error = prepared.settings[plan[0].policy].error  # of all: their stages run on the same devices
     if not one_line:
         console.print(Text(title, "bold"), soft_wrap=True)
     printed: set[str] = set()
@@ -88,7 +90,7 @@ def run(
         name = turn.label if len(plan) == 1 else f"{done}/{len(plan)} {turn.label}"
         replicas = simulate(config, prepared, turn, errors, name)
         if (totals := replicas[0].totals) is not None:
-            summary = write_counted(run_dir / turn.folder, totals.summary(replicas[0].record), config, turn)
+            summary = write_counted(run_dir / turn.folder, totals.summary(replicas[0].record), config, turn, error)
             print_words(console, Text.assemble((f"{name}: ", "bold"), throughput(summary)))
             console.print(latency_table(summary))
             for line in (*fault_lines(summary), *straggler_lines(summary)):
@@ -96,19 +98,24 @@ def run(
             continue
         with without_collector():
             fleet = Fleet([replica.record for replica in replicas])
-        summary = write_turn(run_dir / turn.folder, fleet, config, turn)
+        summary = write_turn(run_dir / turn.folder, fleet, config, turn, error)
         print_words(console, Text.assemble((f"{title if one_line else name}: ", "bold"), throughput(summary)))
         for note in (f"{turn.label}: {note}" for note in fleet.notes):
             if note not in printed:
                 printed.add(note)
                 print_words(console, Text(note))
-    if one_line or not config.simulation.record:
+    if one_line:
+        return
+    if not config.simulation.record:
+        print_words(console, Text(error_text(error)))
         return
     if len(plan) == 1:
         show_one(console, run_dir, summary, fleet, config.slo)
+        print_words(console, Text(error_text(error)))
         return
     folders = [read_run_folder(run_dir / turn.folder) for turn in plan]
     compare(console, run_dir, config, plan, folders, len(workload), workload.num_cut, "simulate.json")
+    print_words(console, Text(error_text(error)))
 
 
 def simulate(config: SimulateConfig, prepared: Prepared, turn: Turn, errors: Console, name: str) -> list[Replica]:

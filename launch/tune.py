@@ -80,12 +80,16 @@ def run(config: TuneConfig, search: Search, run_dir: Path, launcher: Launcher | 
     console.print(Text(page.tried_note(found)), soft_wrap=True)
     if found.winner is None:
         console.print(Text(unmet_note(found.closest), "bold"), soft_wrap=True)
+        console.print(Text.assemble(("error    ", "bold"), page.error_note(found)), soft_wrap=True)
     else:
         console.print(Text.assemble(("best     ", "bold"), f"{found.winner.candidate.label}: ",
                                     f"{tables.rate_text(found.winner.interval.mean)} requests/s, ",
                                     page.interval_note(found)), soft_wrap=True)  # fmt: skip
         if found.ties:
             console.print(Text.assemble(("ties     ", "bold"), page.ties_note(found)), soft_wrap=True)
+        if lead := page.lead_note(found):
+            console.print(Text.assemble(("lead     ", "bold"), lead), soft_wrap=True)
+        console.print(Text.assemble(("error    ", "bold"), page.error_note(found)), soft_wrap=True)
         if found.asked is not None:
             console.print(Text.assemble(("asked    ", "bold"), f"{tables.rate_text(found.asked)} requests/s: ",
                                         page.asked_note(found)), soft_wrap=True)  # fmt: skip
@@ -122,6 +126,9 @@ def _commands(search: Search, found: SearchResult) -> dict[str, str]:
 def _numbers(search: Search, found: SearchResult, commands: dict[str, str]) -> dict[str, Any]:
     """Return the contents of `tune.json`; rates are requests/s."""
     from ..runtime.tuning import page
+    from ..runtime.tuning.lead import lead_of
+
+    lead = lead_of(found.finalists)
 
     def finalist(number: int) -> dict[str, Any]:
         f = found.finalists[number]
@@ -130,6 +137,7 @@ def _numbers(search: Search, found: SearchResult, commands: dict[str, str]) -> d
             "overrides": overrides(search.space.config_of(f.candidate), "simulate"),
             "mean": f.interval.mean,
             "half_width_95": f.interval.half,
+            "if_times_are_off": None if f.off is None else asdict(f.off),
             "by_seed": [capacity.rate for capacity in f.capacities],
             "verdict": f.verdict,
             "less_than_best": asdict(f.behind),
@@ -144,6 +152,8 @@ def _numbers(search: Search, found: SearchResult, commands: dict[str, str]) -> d
         "winner": finalist(0) if found.finalists else None,
         "ties": [tied.candidate.label for tied in found.ties],
         "ties_note": page.ties_note(found),
+        "cost_error": None if found.error is None else found.error.numbers,
+        "lead": None if lead is None else lead.numbers,
         "closest": [approach.numbers() for approach in found.closest],
         "commands": commands,
         "finalists": [finalist(number) for number in range(len(found.finalists))],

@@ -40,8 +40,10 @@ class AnalyticOperators:
         self._ranks_a_node = -(-tp // self._num_nodes)
         # How many of a stage's ranks on a node send over one adapter at the same time.
         self._ranks_an_adapter = 1.0 if network_adapters is None else max(1.0, self._ranks_a_node / network_adapters)
-        host = costs.host if launch == "graphs" or costs.eager_host is None else costs.eager_host
-        self.host = HostTimes(host.step_us * 1e-6, host.row_us * 1e-6, host.layer_us * 1e-6, host.stretch)
+        host = costs.host_of(launch)
+        self.host = HostTimes.of(host, tp)
+        self._bulk_rate = host.bulk_gbps * 1e9 if tp > 2 else 0.0  # bytes/s; 0: large all-reduces are like others
+        self._bulk_bytes = host.bulk_mib * 2**20
         sizes: dict[Linear, tuple[int, int]] = {  # (inputs, outputs) of the weight on one rank
             "preproj": (H, (N + 2 * K) * D),
             "postproj": (N * D, H),
@@ -94,7 +96,13 @@ class AnalyticOperators:
         return self._attention.decodes(requests, context)
 
     def all_reduce(self, rows: int) -> float:
-        return self._collective(2, rows * self._row_bytes) if self.tp > 1 else 0.0
+        if self.tp == 1:
+            return 0.0
+        size = rows * self._row_bytes
+        seconds = self._collective(2, size)
+        if self._bulk_rate and size >= self._bulk_bytes:
+            seconds = max(seconds, 2 * (self.tp - 1) / self.tp * size / self._bulk_rate)
+        return seconds
 
     def send(self, rows: int, *, between_nodes: bool, scatter_gather: bool) -> float:
         size = rows * self._row_bytes

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import lru_cache
 
 from ...conf.errors import ConfigError
@@ -10,8 +9,9 @@ from ...conf.schema import Architecture, HardwareConfig, SimulateConfig
 from ...models.memory import dtype_bytes, resolve_dtype
 from ..engine.plan import Plan, stage_hardware
 from .analytic import AnalyticOperators
-from .measured import Control, Measured, read_measured
-from .operators import Operators
+from .error import CostError, widest
+from .measured import Measured, read_measured
+from .operators import HostTimes, Operators
 from .stage_costs import StageCosts
 
 
@@ -67,17 +67,45 @@ _analytic = lru_cache(maxsize=16)(AnalyticOperators)
 _stage_costs = lru_cache(maxsize=16)(StageCosts)
 
 
-def make_control(config: SimulateConfig, arch: Architecture) -> Control:
-    """Make the host's seconds between micro-batches: those of the profile, plus what the config adds.
+def make_control(config: SimulateConfig, arch: Architecture) -> HostTimes:
+    """Make the host's seconds between micro-batches: those of the profile or the devices, plus what the config adds.
 
     Raises:
         ConfigError: as `make_costs`.
     """
     measured, simulation = _measured(config, arch), config.simulation
-    own = measured.control if measured is not None and simulation.host else Control()
-    return replace(
-        own, dispatch=own.dispatch + simulation.dispatch_ms / 1e3, result=own.result + simulation.result_ms / 1e3
+    if not simulation.host:
+        hosts = [HostTimes()]
+    elif measured is not None:
+        hosts = [measured.operators.host]
+    else:
+        costs = [hardware.costs for hardware in stage_hardware(config)]
+        hosts = [
+            HostTimes() if each is None else HostTimes.of(each.host_of(simulation.launch), config.parallel.tp)
+            for each in costs
+        ]
+    return HostTimes(
+        dispatch=hosts[0].dispatch + simulation.dispatch_ms / 1e3,
+        result=hosts[-1].result + simulation.result_ms / 1e3,
+        turnaround=max(host.turnaround for host in hosts),
     )
+
+
+def make_error(config: SimulateConfig, arch: Architecture) -> CostError | None:
+    """Say how far the times of `make_costs` may be off; None: not known.
+
+    Raises:
+        ConfigError: as `make_costs`.
+    """
+    measured = _measured(config, arch)
+
+    def error_of(hardware: HardwareConfig) -> CostError | None:
+        if measured is not None and measured.hardware == hardware.name:
+            return measured.error
+        error = hardware.costs.error if hardware.costs is not None else None
+        return CostError.of(error) if error is not None else None
+
+    return widest(error_of(hardware) for hardware in stage_hardware(config))
 
 
 def _measured(config: SimulateConfig, arch: Architecture) -> Measured | None:

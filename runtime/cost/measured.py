@@ -11,48 +11,30 @@ from statistics import median
 from ...conf.errors import ConfigError
 from ...conf.schema import Architecture
 from ...parallel.placement import nodes_of_a_stage
+from .error import CostError
 from .interpolation import ChunkAttention, Curve, DecodeAttention, medians
 from .operators import LAYER_LINEARS, HostTimes, Linear
 from .profile_folder import OperatorSample, ProfileFolder, StageSample, shape_of
 from .stage_costs import StageCosts
 
-
-@dataclass(frozen=True, slots=True)
-class Control:
-    """The host's times between micro-batches, in seconds."""
-
-    dispatch: float = 0.0  # from the coordinator's dispatch to the begin of the first stage's compute
-    result: float = 0.0  # from the end of the last stage's compute until the coordinator has the result
-    turnaround: float = 0.0  # from the end of a stage's micro-batch to the begin of its next, whose input is there
-
-    @classmethod
-    def of(cls, samples: Sequence[StageSample]) -> Control:
-        """Return the medians of `samples`, and 0 for a time that none of them has.
-
-        Result and turnaround are those of micro-batches that followed each other closely, where there are any.
-        """
-        last = max((sample.stage for sample in samples), default=0)
-        crowded = [sample for sample in samples if sample.in_flight > 1] or samples
-        dispatch = [s.wait for s in samples if s.stage == 0 and s.bound == "input"]
-        result = [s.result for s in crowded if s.stage == last and s.result is not None]
-        turnaround = [s.wait for s in crowded if s.bound == "stage"]
-        return cls(*(median(seconds) if seconds else 0.0 for seconds in (dispatch, result, turnaround)))
+_TWIN = 0.05  # how far makespan and busy time of a simulated twin may be from the real run's
 
 
 class MeasuredOperators:
     """Operator times interpolated between the medians of a profile's samples. An `Operators`.
 
-    A layer's host overhead is 0, since measured operator times include it.
-
     Args:
         sends: by number of rows, seconds to send them to the next stage. None or empty: not measured.
+        host: the host's times in the real pipeline (`measured_host`); None: what the samples alone show of them.
 
     Raises:
         ValueError: too few samples to predict every operator.
     """
 
-
-    def __init__(self, samples: Sequence[OperatorSample], sends: Mapping[int, float] | None = None) -> None:
+    def __init__(
+        self, samples: Sequence[OperatorSample], sends: Mapping[int, float] | None = None,
+        host: HostTimes | None = None,
+    ) -> None:  # fmt: skip
         if not samples:
             raise ValueError("no samples")
         first, last = min(s.stage for s in samples), max(s.stage for s in samples)
@@ -64,7 +46,7 @@ class MeasuredOperators:
         self.others = Curve(medians((s.point.rows, s.seconds["others"]) for s in samples))
         first_stage = [s for s in samples if s.stage == first]
         self.embedding = Curve(medians((s.point.rows, s.seconds["embedding"]) for s in first_stage))
-        self.host = HostTimes(step=median(s.seconds["step"] for s in samples))
+        self.host = host or HostTimes(step=median(s.seconds["step"] for s in samples))
         chunks = [s for s in samples if s.point.chunk and not s.point.decodes]
         self.chunk_attention = ChunkAttention(
             medians(((s.point.chunk, s.point.prefix), s.seconds["attn"]) for s in chunks)
@@ -98,7 +80,7 @@ class Measured:
 
     hardware: str  # the name of the hardware config that was profiled
     operators: MeasuredOperators
-    control: Control
+    error: CostError
 
 
 def read_measured(
@@ -136,13 +118,42 @@ def _nodes(number: int) -> str:
 def _read(path: Path, key: str, hardware: str, num_bytes: int) -> Measured:
     """Read the folder. `num_bytes` is part of the cache's key, so that a profile that has grown is read again."""
     folder = ProfileFolder(path, key)
-    samples, stages = folder.operators(), folder.stages()
+    samples, stages, layers = folder.operators(), folder.stages(), folder.about().layers
     try:
-        slowdown = pace(MeasuredOperators(samples), folder.about().layers, stages)
-        operators = MeasuredOperators([sample.scaled(slowdown) for sample in samples], send_seconds(stages))
+        operators = MeasuredOperators(samples, send_seconds(stages), measured_host(samples, layers, stages))
     except ValueError:
         raise ConfigError(f"{key}: unfinished; gapless profile with the same settings goes on where it ended") from None
-    return Measured(hardware, operators, Control.of(stages))
+    return Measured(hardware, operators, stage_error(operators, layers, stages))
+
+
+def measured_host(
+    samples: Sequence[OperatorSample], layers: Sequence[int], stages: Sequence[StageSample]
+) -> HostTimes:
+    """Return what a profile shows of the host, by the description that constants have too.
+
+    What kernels take longer in the pipeline than in place is `stretch`, as of constants. `row` is 0, since the LM
+    head's times are measured with sampling, and so is `layer`: an operator's time is from its begin on the host to its
+    end. Times between micro-batches are medians of whole ones through the pipeline, and 0 where none was measured;
+    result and turnaround are those of micro-batches that followed each other closely, where there are any.
+
+    Raises:
+        ValueError: too few samples to predict every operator.
+    """
+    alone = MeasuredOperators(samples)
+    stretch = pace(alone, layers, stages)
+    last = max((sample.stage for sample in stages), default=0)
+    crowded = [sample for sample in stages if sample.in_flight > 1] or stages
+
+    def middle(seconds: list[float]) -> float:
+        return median(seconds) if seconds else 0.0
+
+    return HostTimes(
+        step=stretch * alone.host.step,
+        stretch=stretch,
+        dispatch=middle([s.wait for s in stages if s.stage == 0 and s.bound == "input"]),
+        result=middle([s.result for s in crowded if s.stage == last and s.result is not None]),
+        turnaround=middle([s.wait for s in crowded if s.bound == "stage"]),
+    )
 
 
 def pace(operators: MeasuredOperators, layers: Sequence[int], stages: Sequence[StageSample]) -> float:
@@ -156,6 +167,20 @@ def pace(operators: MeasuredOperators, layers: Sequence[int], stages: Sequence[S
     crowded = [sample for sample in stages if sample.in_flight > 1]
     predicted = sum(costs.seconds(sample.point.shape)[sample.stage] for sample in crowded)
     return sum(sample.compute for sample in crowded) / predicted if crowded else 1.0
+
+
+def stage_error(operators: MeasuredOperators, layers: Sequence[int], stages: Sequence[StageSample]) -> CostError:
+    """Return how far `operators` are off on whole micro-batches of chunks and decodes, to which none was fitted.
+
+    Without such micro-batches it is what simulated twins of real runs are held to (docs/simulate.md).
+    """
+    costs = StageCosts(layers, [operators] * len(layers))
+    measured = medians(((s.point, s.stage), s.compute) for s in stages if s.point.chunk and s.point.decodes)
+    if not measured:
+        return CostError(-_TWIN, _TWIN, "what twins of real runs are held to; the profile has no whole stages")
+    predicted = {point: costs.seconds(point.shape) for point, _ in measured}
+    ratios = [seconds / predicted[point][stage] for (point, stage), seconds in measured.items()]
+    return CostError.from_ratios(ratios, f"the profile's {len(ratios)} whole stages that were not fitted")
 
 
 def send_seconds(stages: Sequence[StageSample]) -> dict[int, float]:

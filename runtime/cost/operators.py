@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, Protocol, get_args
 
+from ...conf.costs import HostConfig
+
 # The linear operators of the paper's Table 1, under its names, and the LM head.
 Linear = Literal["preproj", "postproj", "ffn_ln1", "ffn_ln2", "head"]
 LINEARS: tuple[Linear, ...] = get_args(Linear)
@@ -13,19 +15,36 @@ LAYER_LINEARS: tuple[Linear, ...] = LINEARS[:4]
 
 @dataclass(frozen=True, slots=True)
 class HostTimes:
-    """What a stage's host takes for a micro-batch, in seconds.
+    """What an engine's host takes, in seconds. Constants and a profile both give it (docs/cost_model.md#host).
 
     Attributes:
         step: for the micro-batch, while the device waits: batch tables, sampling.
         row: the same for each token that is sampled.
         layer: to launch a layer, while the device computes.
         stretch: how many times longer kernels take in an engine than alone.
+        prompt: for a micro-batch with prompt tokens, while the device waits.
+        dispatch: from the coordinator's dispatch to the begin of the first stage's compute.
+        result: from the end of the last stage's compute until the coordinator has the result.
+        turnaround: from the end of a stage's micro-batch to the begin of its next, whose input is there.
     """
 
     step: float = 0.0
     row: float = 0.0
     layer: float = 0.0
     stretch: float = 1.0
+    prompt: float = 0.0
+    dispatch: float = 0.0
+    result: float = 0.0
+    turnaround: float = 0.0
+
+    @classmethod
+    def of(cls, config: HostConfig, tp: int) -> HostTimes:
+        """Return the times of constants, for stages of `tp` ranks."""
+        return cls(
+            step=config.step_us * 1e-6, row=config.row_us * 1e-6, layer=config.layer_us * 1e-6, stretch=config.stretch,
+            prompt=tp * config.prompt_us * 1e-6, dispatch=config.dispatch_us * 1e-6, result=config.result_us * 1e-6,
+            turnaround=config.turnaround_us * 1e-6,
+        )  # fmt: skip
 
 
 class Operators(Protocol):

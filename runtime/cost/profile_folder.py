@@ -56,10 +56,6 @@ class OperatorSample(NamedTuple):
     point: Point
     seconds: dict[str, float]
 
-    def scaled(self, factor: float) -> OperatorSample:
-        """Return the sample with all times multiplied by `factor`."""
-        return self._replace(seconds={name: seconds * factor for name, seconds in self.seconds.items()})
-
 
 class StageSample(NamedTuple):
     """The measurement of one micro-batch on one stage of the real pipeline. Times are in seconds."""

@@ -86,6 +86,7 @@ class StageCosts:
         operators: operator times of each stage, as stages may run on different devices.
         host: whether the host's time counts; else it is assumed to be hidden behind the device.
         last_layer: the rows whose attention and feed-forward the last layer computes: `sampled` ones, or `all`.
+        scale: every time of a stage is so many times as long.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class StageCosts:
         *,
         host: bool = True,
         last_layer: LastLayer = "sampled",
+        scale: float = 1.0,
     ) -> None:
         assert len(layers) == len(operators) >= 1
         self.layers = tuple(layers)
@@ -107,17 +109,26 @@ class StageCosts:
                 self._kinds.append((source, {}))
         self._kind = [index[id(source)] for source in operators]
         self.last_layer = last_layer
+        self.scale = scale
+        self._counts_host = host
         self._skips = last_layer == "sampled"
         hosts = [source.host if host else HostTimes() for source in operators]
         self._host_steps = [each.step for each in hosts]
         self._host_row = hosts[-1].row
+        self._host_prompts = [each.prompt for each in hosts]
         self._launches = [each.layer * count for each, count in zip(hosts, layers, strict=True)]
-        self._stretches = [each.stretch for each in hosts]
+        self.stretches = tuple([each.stretch for each in hosts])  # of each stage: how much longer its kernels take
         self._by_rows: dict[int, list[float]] = {}  # of each stage, without attention and head
         self._embedding: dict[int, float] = {}
         self._head: dict[int, float] = {}
         self._of_keys: dict[int, float] = {}  # by rows: what the last layer computes of all rows
         self._after_keys: dict[int, float] = {}  # by sampled rows: what else it computes, without attention
+
+    def scaled(self, scale: float) -> StageCosts:
+        """Return the same stages with every time `scale` times as long as by their operators."""
+        return StageCosts(
+            self.layers, self.operators, host=self._counts_host, last_layer=self.last_layer, scale=scale
+        )
 
     @property
     def num_stages(self) -> int:
@@ -141,14 +152,18 @@ class StageCosts:
             times[-1] += head
         if self._skips and shape.sampled < rows:
             times[-1] -= self._skipped(shape, rows, each[self._kind[-1]])
-        return self._with_host(times, shape.sampled)
+        return self._with_host(times, shape.sampled, bool(shape.chunks))
 
-    def _with_host(self, times: list[float], sampled: int) -> list[float]:
+    def _with_host(self, times: list[float], sampled: int, has_chunks: bool) -> list[float]:
         """Add the host to the devices' seconds: it launches while they compute, and does the rest while they wait."""
         for stage, launch in enumerate(self._launches):
-            seconds = times[stage] * self._stretches[stage]
+            seconds = times[stage] * self.stretches[stage]
             times[stage] = (seconds if seconds > launch else launch) + self._host_steps[stage]
+            if has_chunks:
+                times[stage] += self._host_prompts[stage]
         times[-1] += self._host_row * sampled
+        if self.scale != 1.0:
+            times = [self.scale * seconds for seconds in times]
         return times
 
     def _skipped(self, shape: MicroBatchShape, rows: int, attention: float) -> float:
@@ -192,6 +207,7 @@ class StageCosts:
         parts["head"] = source.linear("head", shape.sampled) if head else 0.0
         if self._skips and stage == self.num_stages - 1 and shape.sampled < rows:
             self._skip(parts, source, shape)
+        parts = {name: self.scale * seconds for name, seconds in parts.items()}
         parts["host"] = max(0.0, self.seconds(shape)[stage] - sum(parts.values()))
         return parts
 

@@ -35,7 +35,7 @@ from .metrics import (
     ranked,
     spread,
 )
-from .page_parts import IDLE_WORDS, pairs_table, template, whole_page
+from .page_parts import IDLE_WORDS, error_notes, notes_list, pairs_table, template, whole_page
 from .row_units import RowUnit, ratio_text, row_unit
 from .run_groups import RunGroup, differing_keys, settings
 from .svg import figures
@@ -135,6 +135,7 @@ def render_comparison(
         {
             "title": html.escape(title),
             "subtitle": html.escape(_subtitle(groups, compared)),
+            "notes": notes_list(error_notes(run.summary for group in groups for run in group.runs)),
             "verdict": _verdict(groups) if compared == "setting" else "",
             "table": _side_by_side(groups) if len(groups) <= MAX_COLUMNS else _ranking(groups, sort),
             "table_note": html.escape(_table_note(groups, sort)),

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from importlib import resources
 from typing import Any
 
+from ..cost.error import CostError
 from ..ledger.causes import Cause
 from .formatting import css_name
 
@@ -79,6 +80,13 @@ def notes_list(notes: Iterable[str]) -> str:
     """Render the scheduler's notes as a list; empty if there are none."""
     items = "".join(f"<li>{html.escape(note)}</li>" for note in notes)
     return f'<ul class="notes">{items}</ul>' if items else ""
+
+
+def error_notes(summaries: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Say how far the stage times of simulated runs may be off, each thing that there is to say once."""
+    errors = (summary.get("cost_error") for summary in summaries)
+    texts = (CostError(**error).text for error in errors if error)
+    return list(dict.fromkeys(text[:1].upper() + text[1:] + "." for text in texts))
 
 
 def pairs_table(values: Mapping[str, Any]) -> str:

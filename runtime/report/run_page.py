@@ -20,6 +20,7 @@ from .formatting import cause_label, css_name, ms_text, percent_text, seconds_te
 from .page_parts import (
     HATCHES,
     IDLE_WORDS,
+    error_notes,
     idle_swatch,
     notes_list,
     pairs_table,
@@ -50,7 +51,7 @@ def render_report(record: RunRecord, ledger: Ledger, summary: Mapping[str, Any],
         {
             "title": html.escape(title),
             "subtitle": html.escape(_subtitle(record, summary)),
-            "notes": notes_list(record.notes),
+            "notes": notes_list([*record.notes, *error_notes([summary])]),
             "cards": _cards(summary),
             "idle_words": IDLE_WORDS,
             "timeline": timeline_section("The pipeline over time", ledger.seconds_by_cause()),

@@ -34,6 +34,7 @@ def write_run_folder(
     versions: Mapping[str, str] | None = None,
     title: str | None = None,
     slo: SloConfig | None = None,
+    cost_error: Mapping[str, Any] | None = None,
     ledger: Ledger | None = None,
 ) -> dict[str, Any]:
     """Write a run's data and its report.html into the folder `path`; returns what summary.json holds.
@@ -41,7 +42,9 @@ def write_run_folder(
     `write_run_data` says what the arguments are.
     """
     ledger = ledger or Ledger(record)
-    summary = write_run_data(path, record, config=config, versions=versions, title=title, slo=slo, ledger=ledger)
+    summary = write_run_data(
+        path, record, config=config, versions=versions, title=title, slo=slo, cost_error=cost_error, ledger=ledger
+    )
     page = render_report(record, ledger, summary, chart_data(record, ledger))
     (path / "report.html").write_text(page, encoding="utf-8")
     return summary
@@ -54,6 +57,7 @@ def write_fleet_folder(
     config: Mapping[str, Any],
     versions: Mapping[str, str] | None = None,
     slo: SloConfig | None = None,
+    cost_error: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Write the folder of each replica, a fleet's totals, and a page that compares the replicas; return the summary.
 
@@ -63,9 +67,9 @@ def write_fleet_folder(
     for number, (record, ledger) in enumerate(zip(fleet.records, fleet.ledgers, strict=True)):
         write_run_folder(
             path / replica_folder(number), record, config=config, versions=versions,
-            title=f"{title_of(config)}, replica {number}", slo=slo, ledger=ledger,
+            title=f"{title_of(config)}, replica {number}", slo=slo, cost_error=cost_error, ledger=ledger,
         )  # fmt: skip
-    summary = write_fleet_totals(path, fleet, config=config, versions=versions, slo=slo)
+    summary = write_fleet_totals(path, fleet, config=config, versions=versions, slo=slo, cost_error=cost_error)
     write_fleet_report(path, RunFolder(path, summary), figures=False)
     return summary
 

@@ -42,6 +42,7 @@ def write_run_data(
     versions: Mapping[str, str] | None = None,
     title: str | None = None,
     slo: SloConfig | None = None,
+    cost_error: Mapping[str, Any] | None = None,
     ledger: Ledger | None = None,
 ) -> dict[str, Any]:
     """Write a run's files into `path` (made if need be) and return what `summary.json` holds.
@@ -54,12 +55,14 @@ def write_run_data(
         versions: of the packages that ran, by name.
         title: `title_of(config)` by default.
         slo: with bounds, the summary has `request_goodput`.
+        cost_error: of a simulation: how far its stage times may be off; the summary has it under this name.
         ledger: the record's, where it has been made. Its conservation of time is checked first.
     """
     ledger = ledger or Ledger(record)
     ledger.check()
     title = title or title_of(config)
-    summary = write_summary(path, title, summarize(record, ledger, slo), config=config, versions=versions, slo=slo)
+    numbers = summarize(record, ledger, slo)
+    summary = write_summary(path, title, numbers, config=config, versions=versions, slo=slo, cost_error=cost_error)
     write_requests(path / REQUESTS, record, ledger)
     with GzipStream(path / SPANS) as stream:
         for rows in span_rows(record, ledger):
@@ -81,6 +84,7 @@ def write_fleet_totals(
     config: Mapping[str, Any],
     versions: Mapping[str, str] | None = None,
     slo: SloConfig | None = None,
+    cost_error: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Write summary.json and requests.csv of all replicas together into `path` and return what summary.json holds.
 
@@ -88,7 +92,9 @@ def write_fleet_totals(
     """
     title = title_of(config)
     title += "" if is_simulated(config) else f", {len(fleet.records)} replicas"  # a simulation's title names them
-    summary = write_summary(path, title, fleet.summarize(slo), config=config, versions=versions, slo=slo)
+    summary = write_summary(
+        path, title, fleet.summarize(slo), config=config, versions=versions, slo=slo, cost_error=cost_error
+    )
     write_fleet_requests(path / REQUESTS, fleet)
     return summary
 
@@ -101,12 +107,14 @@ def write_summary(
     config: Mapping[str, Any],
     versions: Mapping[str, str] | None = None,
     slo: SloConfig | None = None,
+    cost_error: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Write `summary.json` into `path` (made if need be) and return what it holds: `numbers`, and of which run."""
     summary = {
         "title": title,
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
         **numbers,
+        **({"cost_error": dict(cost_error)} if cost_error is not None else {}),
         "config": dict(config) | ({"slo": asdict(slo)} if slo is not None and has_bound(slo) else {}),
         "versions": dict(versions or {}),
     }

@@ -94,8 +94,10 @@ class Bounds:
         # The last token of a request is sampled but not computed.
         tokens = float(self._inputs.sum() + self._outputs.sum()) - self._num
         busiest = max(
-            count * (tokens * token + self._attention(source))
-            for count, token, source in zip(costs.whole_layers, token_s, costs.operators, strict=True)
+            count * (tokens * token + costs.scale * stretch * self._attention(source))
+            for count, token, stretch, source in zip(
+                costs.whole_layers, token_s, costs.stretches, costs.operators, strict=True
+            )
         )
         by_work = self._num / busiest if busiest > 0 else math.inf  # one layer alone: it computes sampled rows
         decode_s = _lone_decode(costs)
@@ -108,7 +110,8 @@ class Bounds:
     def _tokens_seconds(self, setting: Setting) -> list[float]:
         """Return a token's minimum seconds in a layer of each stage."""
         host, limit = setting.config.simulation.host, max_tokens(setting.config.scheduler, setting)
-        return [self._token_seconds(source, host, limit) for source in setting.costs.operators]
+        costs = setting.costs
+        return [costs.scale * self._token_seconds(source, host, limit) for source in costs.operators]
 
     def _attention(self, source: Operators) -> float:
         """Return a layer's attention seconds for all requests: prompts in one chunk each, decodes in large batches."""

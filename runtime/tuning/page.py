@@ -7,13 +7,26 @@ from collections.abc import Mapping
 from importlib import resources
 
 from ...conf.tuning import TuneConfig
+from ..cost.error import error_text
 from ..report.page_parts import whole_page
 from ..report.svg import figures
 from .charts import charts
 from .closest import unmet_note
+from .error_range import range_note
+from .lead import lead_of
 from .search_result import SearchResult
 from .space import chunk_key
-from .tables import TextTable, chunk_rows, closest_rows, finalist_rows, misfit_rows, rate_text, tie_text, tried_rows
+from .tables import (
+    TextTable,
+    chunk_rows,
+    closest_rows,
+    finalist_rows,
+    misfit_rows,
+    range_text,
+    rate_text,
+    tie_text,
+    tried_rows,
+)
 
 
 def render(found: SearchResult, config: TuneConfig, title: str, subtitle: str, commands: Mapping[str, str]) -> str:
@@ -33,6 +46,7 @@ def render(found: SearchResult, config: TuneConfig, title: str, subtitle: str, c
         for what, command in commands.items()
     ]
     tried = tried_rows(found)
+    notes = (("lead", lead_note(found)), ("error", error_note(found)))
     return whole_page(
         body,
         {
@@ -43,6 +57,7 @@ def render(found: SearchResult, config: TuneConfig, title: str, subtitle: str, c
             "finalists_title": "The best settings" if found.finalists else "The closest settings",
             "finalists": table(finalist_rows(found.finalists) if found.finalists else closest_rows(found.closest)),
             "ties": html.escape(ties_note(found)),
+            "error": "".join(f"  <p><b>{name}</b> {html.escape(note)}</p>\n" for name, note in notes if note),
             "finalists_note": html.escape(finalists_note(found)),
             "charts": figures(charts(found, config.slo)),
             "chunks": table(chunk_rows(found)),
@@ -82,9 +97,22 @@ def interval_note(found: SearchResult) -> str:
     winner = found.winner
     assert winner is not None
     interval = winner.interval
+    times = f"; {range_text(winner.off)} if stage times are off" if winner.off is not None else ""
     if interval.half is None:
-        return "one seed; more tell how sure that is"
-    return f"{interval.text}: mean and 95% interval over {len(winner.capacities)} seeds"
+        return f"one seed; more tell how sure that is{times}"
+    return f"{interval.text}: mean and 95% interval over {len(winner.capacities)} seeds{times}"
+
+
+def error_note(found: SearchResult) -> str:
+    """Say how far stage times may be off, and what the range of each finalist means."""
+    note = range_note(found.error) if found.finalists else ""
+    return f"{error_text(found.error)}. {note}".strip()
+
+
+def lead_note(found: SearchResult) -> str:
+    """Say whether the winner's lead outlasts the error of stage times; empty if there is no lead or no error known."""
+    lead = lead_of(found.finalists)
+    return lead.text if lead is not None else ""
 
 
 def ties_note(found: SearchResult) -> str:

@@ -11,6 +11,7 @@ from .bounds import Bound, Bounds, TokenSeconds
 from .capacity import Bracket, Capacity, SeededCapacities
 from .closest import Approach, closest
 from .demand import Demand, asked_rate, make_demands
+from .error_range import error_range
 from .paired import compare
 from .search_result import Finalist, SearchResult, TriedCandidate
 from .space import Candidate, Space, chunked, policies
@@ -108,6 +109,7 @@ class Search:
             simulations=simulations,
             requests=requests,
             confirming_requests=self.requests - requests,
+            error=self.space.setting(tried[0].candidate).error if tried else None,
             closest=near,
         )
 
@@ -287,14 +289,18 @@ class Search:
             lambda place, seed: by_seed.rate(kept[place], seed), len(kept), most=len(self.demands),
             least=min(self.config.seeds, len(self.demands)), resolution=self.config.precision,
         )  # fmt: skip
-        found = []
+        found: list[Finalist] = []
         for place in compared.order(lambda place: candidates[kept[place]].candidate.simplicity):
             number, verdict = kept[place], compared.verdicts[place]
             candidate, own = candidates[number].candidate, by_seed(number, 0)
             if verdict in ("tie", "equal"):
                 candidates[number].why = f"cannot be told apart from the best; {own.why}"
-            numbers = measure(self.space.setting(candidate), self.demand, own.rate)
-            found.append(Finalist(candidate, by_seed.found[number], numbers, compared.differences[place], verdict))
+            setting, capacities = self.space.setting(candidate), by_seed.found[number]
+            numbers = measure(setting, self.demand, own.rate)
+            self.on_progress("if stage times are off", len(found), len(kept), own.rate)
+            off = error_range(setting, self.demand, self.config.slo, capacities, self.config.precision,
+                              token_times=self._token_times, on_trial=self._count)  # fmt: skip
+            found.append(Finalist(candidate, capacities, numbers, compared.differences[place], verdict, off))
         return found
 
     def _closest(self, tried: Sequence[TriedCandidate]) -> list[Approach]:

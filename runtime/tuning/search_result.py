@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..cost.error import CostError
 from .bounds import Bound
 from .capacity import Capacity, Interval
 from .closest import Approach
 from .demand import Demand
+from .error_range import ErrorRange
 from .paired import Difference, Verdict
 from .space import Candidate, Misfit
 from .trial import Trial
@@ -54,6 +56,7 @@ class Finalist:
         numbers: Summary of a run at its capacity, on the workload's own seed.
         behind: How much more the finalist with the highest mean carries, over the seeds that both ran.
         verdict: How it stands to that finalist.
+        off: Its capacity at both ends of the cost model's error; None where that is not known.
     """
 
     candidate: Candidate
@@ -61,6 +64,7 @@ class Finalist:
     numbers: dict[str, Any]
     behind: Difference
     verdict: Verdict
+    off: ErrorRange | None = None
 
     @property
     def rate(self) -> float:
@@ -88,6 +92,7 @@ class SearchResult:
         simulations: Simulations of the search itself.
         requests: Requests that these simulated.
         confirming_requests: Requests that were simulated after the search, for the other seeds and for `chunks`.
+        error: How far stage times may be off; None: not known.
         closest: If no setting meets the SLO, those that come closest, the closest first.
     """
 
@@ -101,6 +106,7 @@ class SearchResult:
     simulations: int
     requests: int
     confirming_requests: int
+    error: CostError | None = None
     closest: list[Approach] = field(default_factory=list)
 
     @property

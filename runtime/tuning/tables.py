@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from ..report.formatting import ms_text, percent_text
 from .capacity import Capacity
 from .closest import Approach
+from .error_range import ErrorRange
 from .paired import Difference, Verdict
 from .search_result import Finalist, SearchResult, TriedCandidate
 from .space import chunk_key
@@ -59,12 +60,13 @@ def rate_text(rate: float) -> str:
 
 def finalist_rows(finalists: Sequence[Finalist]) -> TextTable:
     """Make the table of the best settings, with the numbers of a run at their rate."""
-    heads = ("setting", "requests/s", "less than the best", "seeds", "TTFT p99", "TBT p99", "output tok/s", "bubbles",
-             "KV", "what keeps it from more")  # fmt: skip
+    heads = ("setting", "requests/s", "if times are off", "less than the best", "seeds", "TTFT p99", "TBT p99",
+             "output tok/s", "bubbles", "KV", "what keeps it from more")  # fmt: skip
     rows = [
         (
             f"{place}. {finalist.candidate.label}",
             finalist.interval.text,
+            range_text(finalist.off),
             behind_text(finalist.behind, finalist.verdict),
             str(len(finalist.capacities)),
             ms_text(finalist.numbers["p99_ttft_ms"]),
@@ -76,7 +78,12 @@ def finalist_rows(finalists: Sequence[Finalist]) -> TextTable:
         )
         for place, finalist in enumerate(finalists, 1)
     ]
-    return TextTable(heads, rows, frozenset({0, 9}), optional_columns=(2, 4, 5, 3, 7, 8, 6))
+    return TextTable(heads, rows, frozenset({0, 10}), optional_columns=(2, 3, 5, 6, 4, 8, 9, 7))
+
+
+def range_text(off: ErrorRange | None) -> str:
+    """Write a range in requests/s: `1.9 to 2.5`; `-` where there is none."""
+    return "-" if off is None else f"{rate_text(off.low)} to {rate_text(off.high)}"
 
 
 def behind_text(behind: Difference, verdict: Verdict) -> str:

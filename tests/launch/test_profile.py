@@ -102,8 +102,8 @@ def test_stages_side_by_side_and_what_lies_between_them(tmp_path: Path, ray_laun
     assert all(s.compute > 0 and s.wait > -1e-4 for s in stages)
     assert all((s.result is not None) is (s.stage == 1) for s in stages)
     measured = read_measured(str(tmp_path), plan.plan.arch, pp=2, tp=1, dtype="float32")
-    assert measured.control.dispatch > 0
-    assert measured.control.result > 0
+    assert measured.operators.host.dispatch > 0
+    assert measured.operators.host.result > 0
     assert measured.operators.send(16, between_nodes=False, scatter_gather=False) > 0
     profile.show_errors(Console(quiet=True), folder)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import importlib.util
 import json
 import re
@@ -54,6 +55,10 @@ def test_one_run_is_the_run_folder_and_the_same_again(here: Path, capfd: pytest.
     assert "12 requests in" in printed.out
     assert "stage 1" in printed.out
     assert "12/12 requests" in printed.err
+    error = summary["cost_error"]
+    said = f"tage times may be off by {error['low']:+.0%} to {error['high']:+.0%} ({error['source']})"
+    assert printed.out.replace("\n", " ").count(f"s{said}") == 3  # once a run
+    assert f"S{html.escape(said)}." in (here / "a" / "report.html").read_text(encoding="utf-8")
 
 
 def test_without_a_record_the_summary_is_the_same(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -100,6 +105,8 @@ def test_replicas_beside_a_pipeline_as_in_figure_12(here: Path, capfd: pytest.Ca
     }  # fmt: skip
     assert {path.name for path in (here / "fleet" / "replica_1").iterdir()} == FILES
     assert "replica 1" in capfd.readouterr().out
+    errors = [loaded(here / name / "summary.json")["cost_error"] for name in ("fleet", "fleet/replica_1", "pipeline")]
+    assert errors[0] == errors[1] == errors[2]
     assert main(["report", "fleet", "pipeline", "figures=false", "slo.ttft_ms=10000", "out=both"]) == 0
     printed = capfd.readouterr().out
     assert "2 settings" in printed
@@ -108,7 +115,9 @@ def test_replicas_beside_a_pipeline_as_in_figure_12(here: Path, capfd: pytest.Ca
     assert [row["settings"]["simulation.replicas"] for row in rows] == [2, 1]
     assert all(row["metrics"]["request_goodput"]["median"] > 0 for row in rows)
     assert main(["report", "fleet", "figures=false"]) == 0
-    assert "replica 1" in capfd.readouterr().out
+    printed = capfd.readouterr().out
+    assert "replica 1" in printed
+    assert "Stage times may be off by" in printed
     assert main(["report", "fleet/replica_1", "figures=false"]) == 0
     assert "6 requests in" in capfd.readouterr().out
 
@@ -136,6 +145,7 @@ def test_a_sweep_ends_with_one_table_and_one_comparison(here: Path, capfd: pytes
     assert "run 1 is run 0 again, without scheduler.chunk: skipped" in printed.err
     assert "scheduler=shortest_rest_first.py" in printed.err
     assert "3 settings" in printed.out
+    assert printed.out.replace("\n", " ").count("tage times may be off by ") == 1  # of all of them
     assert printed.out.rstrip().endswith("swept/report.html")
     assert "to compare these runs" not in printed.err
     found = loaded(here / "swept" / "comparison.json")

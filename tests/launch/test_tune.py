@@ -55,6 +55,13 @@ def test_tune_answers_and_its_command_does_what_it_says(here: Path, capfd: pytes
     assert verdicts.count("best") == 1
     tied = [f["setting"] for f in told["finalists"] if f["verdict"] != "less"]
     assert told["ties"] == (tied if len(tied) > 1 else [])
+    for finalist in told["finalists"]:
+        assert finalist["if_times_are_off"]["low"] <= finalist["mean"] <= finalist["if_times_are_off"]["high"]
+    assert told["cost_error"]["low"] < 0 < told["cost_error"]["high"]
+    assert "error    stage times may be off by " in printed
+    if told["lead"] is not None:
+        assert f"lead     {told['lead']['note']}\n" in printed
+        assert html.escape(told["lead"]["note"]) in (out / "report.html").read_text(encoding="utf-8")
     assert "Which chunk size" in printed or "orca_best" in winner["setting"]
     for command in told["commands"].values():
         assert f"  {command}\n" in printed
@@ -88,6 +95,9 @@ def test_capacity_of_two_policies(here: Path, capfd: pytest.CaptureFixture[str])
         assert row["mean"] == pytest.approx(sum(row["by_seed"]) / len(row["by_seed"]))
         assert row["p99_ttft_ms"] <= 500
         assert row["limit"]
+        assert 0 < row["if_times_are_off"]["low"] < row["mean"] < row["if_times_are_off"]["high"]
+    error = loaded(here / "out" / "capacity.json")["cost_error"]
+    assert f"stage times may be off by {error['low']:+.0%} to {error['high']:+.0%} ({error['source']})" in printed
     lines = [line for line in printed.splitlines() if line.startswith("gapless simulate ")]
     assert len(lines) == 2
     first, second = told

@@ -6,6 +6,7 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 from hypothesis import given
@@ -17,8 +18,8 @@ from gapless.conf.schema import Architecture, SimulateConfig
 from gapless.runtime.cost.analytic import AnalyticOperators
 from gapless.runtime.cost.interpolation import ChunkAttention, Curve, DecodeAttention
 from gapless.runtime.cost.make import make_control, make_costs
-from gapless.runtime.cost.measured import Control, MeasuredOperators, pace, read_measured
-from gapless.runtime.cost.operators import LAYER_LINEARS, Operators
+from gapless.runtime.cost.measured import MeasuredOperators, measured_host, pace, read_measured
+from gapless.runtime.cost.operators import LAYER_LINEARS, HostTimes, Operators
 from gapless.runtime.cost.profile_folder import OPERATORS, About, OperatorSample, ProfileFolder, StageSample, shape_of
 from gapless.runtime.cost.profile_point import Point
 from gapless.runtime.cost.stage_costs import MicroBatchShape, StageCosts
@@ -175,9 +176,29 @@ def test_a_pipeline_slower_than_its_operators_in_place_slows_them_down(tmp_path:
     before = read(folder.path)
     folder.add_stages(slower)
     after = read(folder.path)
-    assert after.linear("preproj", 100) == pytest.approx(1.25 * before.linear("preproj", 100), rel=0.01)
-    assert after.decode_attention(4, 800) == pytest.approx(1.25 * before.decode_attention(4, 800), rel=0.01)
+    assert (before.host.stretch, after.host.stretch) == (1.0, pytest.approx(1.25, rel=0.01))
+    shape = MicroBatchShape(((100, 0),), 4, 800, 5)
+    as_in_place, in_pipeline = (StageCosts([2, 2], [source] * 2).seconds(shape) for source in (before, after))
+    assert in_pipeline == pytest.approx([1.25 * seconds for seconds in as_in_place], rel=0.01)
+    assert StageCosts([2, 2], [after] * 2, host=False).seconds(shape) < as_in_place
     assert after.has_sends
+
+
+def test_a_profile_says_how_far_it_is_off(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path / "p", measured(GRID, samples=1))
+    path = str(folder.path)
+    without = read_measured(path, ARCH, pp=1, tp=1, dtype="float32").error
+    assert (without.low, without.high) == (-0.05, 0.05)
+    assert "no whole stages" in without.source
+    points = mixed_points(512, 1024, 16)
+    exact = [whole(p, s) for p in points for s in (0, 1)]
+    off = np.array([(0.8, 1.0, 1.2)[number % 3] for number in range(len(exact))])
+    folder.add_stages([s._replace(compute=s.compute * share) for s, share in zip(exact, off, strict=True)])
+    error = read_measured(path, ARCH, pp=1, tp=1, dtype="float32").error
+    slower = np.average(off, weights=[s.compute for s in exact])  # which the profile takes into its own times
+    assert (error.low, error.high) == pytest.approx(tuple(np.percentile(off / slower, (10, 90)) - 1), abs=0.02)
+    mixed = [p for p in points if p.chunk and p.decodes]
+    assert f"{2 * len(mixed)} whole stages" in error.source
 
 
 def test_control_is_the_median_of_what_was_between_micro_batches() -> None:
@@ -190,9 +211,11 @@ def test_control_is_the_median_of_what_was_between_micro_batches() -> None:
         ]
 
     alone, crowded = samples(1e-3, "input", 9e-3, 1), samples(4e-4, "stage", 2e-3) + samples(6e-4, "stage", 4e-3)
-    assert Control.of(alone + crowded) == Control(1e-3, pytest.approx(3e-3), pytest.approx(5e-4))
-    assert Control.of(alone).result == 9e-3
-    assert Control.of([]) == Control()
+    found = measured_host(measured(GRID), [2, 2], alone + crowded)
+    assert (found.dispatch, found.result, found.turnaround) == (1e-3, pytest.approx(3e-3), pytest.approx(5e-4))
+    assert found.step == pytest.approx(found.stretch * 3e-4)
+    assert measured_host(measured(GRID), [2, 2], alone).result == 9e-3
+    assert measured_host(measured(GRID), [2, 2], []) == HostTimes(step=pytest.approx(3e-4))
 
 
 def folder_with(path: Path, samples: list[OperatorSample], about: About = ABOUT) -> ProfileFolder:
@@ -294,7 +317,7 @@ def test_a_profile_stands_for_the_hardware_that_it_was_measured_on(tmp_path: Pat
     assert isinstance(first, MeasuredOperators)
     assert isinstance(second, AnalyticOperators)
     without = simulated(tmp_path / "p", host=False)
-    assert make_control(without, ARCH) == Control()
+    assert make_control(without, ARCH) == HostTimes()
     analytic = simulated(tmp_path / "p", cost="analytic")
     with pytest.raises(ConfigError, match=r"hardware=cpu: no constants to simulate by.*simulation\.profile=FOLDER"):
         make_costs(analytic, make_plan(analytic))
@@ -340,3 +363,15 @@ def test_the_message_of_a_point_is_the_same_load() -> None:
         ]
         assert owned == list(range(3, 3 + point.slots(16) // 16))
     assert micro_batch.dropped
+
+
+def test_constants_give_the_host_between_micro_batches_as_a_profile_does() -> None:
+    host = {"dispatch_us": 100.0, "result_us": 200.0, "turnaround_us": 50.0}
+    hardware = load_group("hardware", "a100-80g")
+    slow = hardware | {"costs": hardware["costs"] | {"eager_host": host}}
+    mapping = {"model": load_group("model", "tiny"), "hardware": slow, "parallel": load_group("parallel", "pp2")}
+    eager = build(SimulateConfig, mapping | {"simulation": {"launch": "eager", "result_ms": 1.0}})
+    found = make_control(eager, ARCH)
+    assert (found.dispatch, found.result, found.turnaround) == pytest.approx((1e-4, 12e-4, 5e-5))
+    graphs = make_control(build(SimulateConfig, mapping), ARCH)
+    assert (graphs.dispatch, graphs.result, graphs.turnaround) == (0.0, 0.0, 0.0)

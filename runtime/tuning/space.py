@@ -110,7 +110,7 @@ class Space:
             ConfigError: No grid can hold the model.
         """
         config = self.config
-        arch = resolve_architecture(config.model)
+        arch = resolve_architecture(config.model, tensors=False)
         devices = config.nodes * config.hardware.devices_per_node
         found: list[tuple[int, int, int]] = []
         self.misfits.clear()

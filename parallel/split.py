@@ -13,11 +13,10 @@ from ..conf.schema import Architecture, ParallelConfig
 _HEAD_TIME_SHARE = 0.25
 
 
-def check_parallel(arch: Architecture, parallel: ParallelConfig, *, copy_kv_heads: bool = False) -> None:
+def check_parallel(arch: Architecture, parallel: ParallelConfig) -> None:
     """Check that `arch` can be split into `pp` stages of `tp` slices.
 
-    Args:
-        copy_kv_heads: several ranks may hold the same KV head, where there are more ranks than KV heads.
+    Of a model with experts, which is only simulated, several ranks may hold the same KV head.
 
     Raises:
         ConfigError: it cannot. The error names the key and the values that it may have.
@@ -32,7 +31,7 @@ def check_parallel(arch: Architecture, parallel: ParallelConfig, *, copy_kv_head
     if parallel.expert_parallel and arch.experts is None:
         raise ConfigError("parallel.expert_parallel=true: must be false for a model without experts")
     sizes = {"attention heads": arch.num_heads}
-    if not copy_kv_heads or tp % arch.num_kv_heads:
+    if arch.experts is None or tp % arch.num_kv_heads:
         sizes["KV heads"] = arch.num_kv_heads
     if arch.experts is None:
         sizes["feed-forward size"] = arch.ffn_size

@@ -21,12 +21,13 @@ class Routing:
     A token picks experts without replacement with probabilities in proportion to 1 / i**skew (Zipf's law; i is an
     expert's place in the order of popularity), whatever other tokens pick. With `skew` 0 all are alike.
 
-    Where experts are dealt to several ranks, they are dealt by turns in the order of popularity, and the rank is the
-    first, which gets the most popular of each turn. In a micro-batch the busiest rank is busier than the first is on
-    average: by as much as the maximum of `ranks` normal variables lies above their mean.
+    Where experts are dealt to several ranks, they are dealt by turns in the order of popularity, so that the first rank
+    gets the most popular of each turn. The busiest rank of a micro-batch lies above the mean of the ranks for two
+    reasons: the first rank does on average, and by chance the maximum of `ranks` normal variables does. The two are
+    joined as the sides of a right angle.
 
     Attributes:
-        pairs: expected pairs of a token and an expert, of one token on the rank.
+        pairs: expected pairs of a token and an expert, of one token on the first rank.
     """
 
     def __init__(self, experts: ExpertsConfig, skew: float = 0.0, ranks: int = 1) -> None:
@@ -34,21 +35,22 @@ class Routing:
         own = picked[::ranks]  # the probability that a token picks it, of each expert of the rank
         self.pairs = float(own.sum())
         self._probabilities, self._counts = np.unique(own, return_counts=True)
+        self._mean_pairs = experts.experts_per_token / ranks
         self._most_pairs = min(experts.experts_per_token, len(own))
-        # Of the pairs of one token, as if each expert were picked independently of the others.
-        self._deviation = float((own * (1 - own)).sum()) ** 0.5
         # Blom's approximation of the expected maximum of that many standard normal variables (1958).
-        self._excess = NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25)) if ranks > 1 else 0.0
+        highest = NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25)) if ranks > 1 else 0.0
+        # The variance of a token's pairs is as if each expert were picked independently of the others.
+        self._chance = highest**2 * float((own * (1 - own)).sum())
 
     def rows(self, tokens: Floats) -> Floats:
         """Return the expected pairs on the busiest rank, for numbers of tokens."""
-        mean = tokens * self.pairs
-        return np.minimum(mean + self._excess * self._deviation * tokens**0.5, tokens * self._most_pairs)
+        above = ((tokens * (self.pairs - self._mean_pairs)) ** 2 + tokens * self._chance) ** 0.5
+        return np.minimum(tokens * self._mean_pairs + above, tokens * self._most_pairs)
 
     def active(self, tokens: Floats) -> Floats:
         """Return the expected number of the busiest rank's experts that get any row."""
         found: Floats = (self._any(self._busy(tokens)) * self._counts).sum(axis=-1)
-        return found
+        return np.maximum(found, np.minimum(tokens, 1.0))
 
     def row_tiles(self, tokens: Floats, tile_rows: Floats) -> Floats:
         """Return the expected number of tiles that cover the rows of each expert, [..., tiles], by the tile's rows.
@@ -65,7 +67,7 @@ class Routing:
         begun = 1 / (1 + np.exp(-np.clip(_LOGISTIC_SLOPE * scores, -40.0, 40.0)))
         tiles = self._any(busy)[..., None] + sure + begun.sum(axis=-1)
         found: Floats = (tiles * self._counts[:, None]).sum(axis=-2)
-        return found
+        return np.maximum(found, np.minimum(tokens, 1.0)[..., None])
 
     def _busy(self, tokens: Floats) -> Floats:
         """Return the number of tokens that would give the rank so many rows on average as it gets when busiest."""

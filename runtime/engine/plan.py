@@ -80,7 +80,7 @@ def make_plan(config: EngineConfig) -> Plan:
         raise ConfigError(
             f"model={config.model.name}: the engine computes no experts yet; gapless simulate, tune and capacity do"
         )
-    check_parallel(arch, config.parallel, copy_kv_heads=simulated)
+    check_parallel(arch, config.parallel)
     if config.model.attention == "xformers" and hardware.device != "cuda":
         raise ConfigError("model.attention=xformers: runs on CUDA only; use sdpa or auto on hardware.device=cpu")
     if folder is not None and not simulated:

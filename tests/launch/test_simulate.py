@@ -235,8 +235,8 @@ def test_a_folder_of_experts_is_simulated_and_nothing_else(here: Path, capfd: py
         ("sliced", []), ("whole", ["parallel.expert_parallel=true"]),
         ("skewed", ["parallel.expert_parallel=true", "simulation.expert_skew=1"]),
     ):  # fmt: skip
-        chosen = ["model=./mixtral", "model.tokenizer=none", "parallel=tp2_pp2", "scheduler=equal_time", *SMALL[2:], *more]
-        assert main(["simulate", *chosen, f"hydra.run.dir={name}"]) == 0
+        chosen = ["model=./mixtral", "model.tokenizer=none", "parallel=tp2_pp2", "scheduler=equal_time", *SMALL[2:]]
+        assert main(["simulate", *chosen, *more, f"hydra.run.dir={name}"]) == 0
         summary = loaded(here / name / "summary.json")
         assert summary["completed"] == 12
         seconds[name] = summary["duration"]
@@ -249,7 +249,8 @@ def test_a_folder_of_experts_is_simulated_and_nothing_else(here: Path, capfd: py
             printed = capfd.readouterr().err.strip()
             name = "mixtral" if model == "./mixtral" else model
             assert printed == (
-                f"gapless: error: model={name}: the engine computes no experts yet; gapless simulate, tune and capacity do"
+                f"gapless: error: model={name}: the engine computes no experts yet; gapless simulate, tune and "
+                "capacity do"
             )
 
 

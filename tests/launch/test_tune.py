@@ -226,3 +226,13 @@ def test_overrides_compose_to_the_config(tmp_path: Path) -> None:
     config = composed(BenchConfig, "bench", "workload=trace", f"workload.path={trace}", "parallel=pp2")
     _, _, *again = shlex.split(command_line(config, "bench"))
     assert composed(BenchConfig, "bench", *again) == config
+
+
+def test_a_model_of_experts_is_tuned_and_no_command_runs_it_for_real(here: Path) -> None:
+    chosen = ["model=qwen3-30b-a3b", "hardware=h100", "workload=fixed", "workload.num_prompts=100", "seeds=1",
+              "workload.input_len=300", "workload.output_len=20", "slo.ttft_p99_ms=500"]  # fmt: skip
+    grid = ["search.tp=[4,8]", "search.pp=[1,2]", "search.chunk=[512]", "search.finalists=1", "precision=0.1"]
+    assert main(["tune", *chosen, *grid, "parallel.expert_parallel=true", "hydra.run.dir=out"]) == 0
+    commands = loaded(here / "out" / "tune.json")["commands"]
+    assert list(commands) == ["simulates it at that rate"]
+    assert "parallel.expert_parallel=true" in commands["simulates it at that rate"]

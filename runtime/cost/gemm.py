@@ -64,8 +64,9 @@ class Gemm:
     def seconds(self, rows: Floats, inputs: Floats, outputs: Floats) -> Floats:
         """Return the seconds of the fastest kernel, [...], for sizes that broadcast to [...]."""
         config = self._config
-        by_tile = tuple(size[..., None, None] for size in (rows, inputs, outputs))
-        compute = self._compute_us(np.ceil(by_tile[0] / self._rows), *by_tile[1:], self._splits).min(axis=-2)
+        row_tiles = np.ceil(rows[..., None, None] / self._rows)
+        by_tile = self._compute_us(row_tiles, inputs[..., None, None], outputs[..., None, None], self._splits)
+        compute = by_tile.min(axis=-2)  # of the fastest tile, [..., splits]
         rows, inputs, outputs = (size[..., None] for size in (rows, inputs, outputs))
         elements = rows * inputs + inputs * outputs + rows * outputs
         time = self._joined_us(compute, rows * inputs * outputs, elements)
@@ -84,8 +85,8 @@ class Gemm:
             weights: how many weights have rows, [...].
             inputs, outputs: of each weight.
         """
-        one, sizes = np.ones(1), (np.array(float(inputs)), np.array(float(outputs)))
-        compute = self._compute_us(row_tiles[..., None], *sizes, one).min(axis=(-2, -1))  # of the fastest tile
+        sizes = np.array(float(inputs)), np.array(float(outputs))
+        compute = self._compute_us(row_tiles[..., None], *sizes, np.ones(1)).min(axis=(-2, -1))  # of the fastest tile
         elements = rows * inputs + weights * inputs * outputs + rows * outputs
         found: Floats = (self._joined_us(compute, rows * inputs * outputs, elements) + self._config.launch_us) * 1e-6
         return found

@@ -77,9 +77,10 @@ class StageCosts:
 
     A stage's time is the sum over its layers of linear operators over all rows, attention apart for chunks and for
     decodes, two all-reduces, others, and the routing of rows to experts where there are some. It takes at least what
-    the host takes to launch them; the rest of the host's time comes on top. The first stage adds the embedding, the last
-    one the LM head over the rows that sample. The last layer of the last stage computes keys and values of all rows, but attention and
-    feed-forward of the rows that sample alone, each of which is one query over its whole context, as of a decode.
+    the host takes to launch them; the rest of the host's time comes on top. The first stage adds the embedding, the
+    last one the LM head over the rows that sample. The last layer of the last stage computes keys and values of all
+    rows, but attention and feed-forward of the rows that sample alone, each of which is one query over its whole
+    context, as of a decode.
 
     Args:
         layers: number of decoder layers of each stage.

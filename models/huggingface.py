@@ -1,6 +1,7 @@
 """Finds a model's Hugging Face folder and reads the architecture from its config.json. Imports no torch.
 
-A feature that this package does not compute exactly is refused by name.
+A feature that this package does not compute exactly is refused by name. Models of experts are read too, for
+simulations; `runtime/engine/plan.py` refuses them where they would be computed.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from typing import ClassVar, Literal
 
 from .costs import AttentionKernels, CostsConfig
 from .errors import ConfigError, check
+from .experts import ExpertsConfig
 from .policies import SarathiConfig, SchedulerConfig
 from .sampling import SamplingParams
 from .serving import ServingConfig
@@ -56,7 +57,7 @@ class Architecture:
     head_dim: int
     """D, size of a head"""
     ffn_size: int
-    """H2, inner width of the feed-forward block"""
+    """H2, inner width of the feed-forward block, or of each expert"""
     max_position: int
     """L, longest sequence that the model supports"""
     norm: Literal["rms", "layer"] = "rms"
@@ -84,6 +85,7 @@ class Architecture:
     """a token sees itself and the window - 1 before it (Mistral); null: all"""
     tie_embeddings: bool = False
     """the head shares the embedding's weights"""
+    experts: ExpertsConfig | None = None  # in every layer; null: a feed-forward block instead
     bos_token_id: int | None = None
     """token put before a text prompt, where the tokenizer does so"""
     eos_token_ids: tuple[int, ...] = ()
@@ -121,7 +123,24 @@ class Architecture:
         """Number of parameters of one decoder layer, without norms (under 0.1%)."""
         H, D = self.hidden_size, self.head_dim
         attention = H * D * (self.num_heads + 2 * self.num_kv_heads) + self.num_heads * D * H
-        return attention + (3 if self.gated_ffn else 2) * H * self.ffn_size
+        if self.experts is None:
+            return attention + self.ffn_params
+        shared = self._ffn_matrices * H * self.experts.shared_ffn_size
+        return attention + self.router_params + self.experts.num_experts * self.ffn_params + shared
+
+    @property
+    def ffn_params(self) -> int:
+        """Number of parameters of one feed-forward block, or of one expert."""
+        return self._ffn_matrices * self.hidden_size * self.ffn_size
+
+    @property
+    def router_params(self) -> int:
+        """Number of parameters of a layer's router; 0 without experts."""
+        return 0 if self.experts is None else self.hidden_size * self.experts.num_experts
+
+    @property
+    def _ffn_matrices(self) -> int:
+        return 3 if self.gated_ffn else 2
 
     @property
     def embedding_params(self) -> int:
@@ -133,6 +152,14 @@ class Architecture:
         head = 0 if self.tie_embeddings else self.embedding_params
         learned = self.max_position * self.hidden_size if self.position == "learned" else 0
         return self.num_layers * self.layer_params + self.embedding_params + head + learned
+
+    @property
+    def active_params(self) -> int:
+        """Number of parameters that compute a token: all but those of the experts that it is not routed to."""
+        if self.experts is None:
+            return self.num_params
+        idle = self.experts.num_experts - self.experts.experts_per_token
+        return self.num_params - self.num_layers * idle * self.ffn_params
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,6 +258,8 @@ class ParallelConfig:
     """pipeline stages"""
     tp: int = 1
     """tensor-parallel ranks per stage"""
+    expert_parallel: bool = False
+    """each of the tp ranks holds whole experts of a mixture of experts; false: a slice of every expert"""
     layers: tuple[int, ...] | None = None
     """layers of each stage ([5,7]); null: balanced by the speed of each stage's devices, the head weighed in"""
     stage_speeds: tuple[float, ...] | None = None

@@ -92,6 +92,8 @@ class SimulationConfig:
     """how much longer those take"""
     draft_acceptance: float = 0.5
     """probability that a draft token (scheduler.drafts) is accepted, given that those before it were"""
+    expert_skew: float = 0.0
+    """how unevenly tokens are routed to experts: the exponent of Zipf's law of the experts' weights; 0: evenly"""
     faults: FaultsConfig = field(default_factory=FaultsConfig)
     record: bool = True
     """keep all that the report shows; false: only summary.json, millions of requests in bounded memory"""
@@ -103,6 +105,7 @@ class SimulationConfig:
             check(f"simulation.{key}", getattr(self, key), getattr(self, key) >= 0, "0 or more")
         check("simulation.straggler_rate", self.straggler_rate, 0 <= self.straggler_rate <= 1, "in [0, 1]")
         check("simulation.draft_acceptance", self.draft_acceptance, 0 <= self.draft_acceptance <= 1, "in [0, 1]")
+        check("simulation.expert_skew", self.expert_skew, 0 <= self.expert_skew <= 10, "in [0, 10]")
         check("simulation.straggler_factor", self.straggler_factor, self.straggler_factor >= 1, "1 or more")
         check("simulation.cost", self.cost, self.cost != "measured" or self.profile is not None,
               "auto or analytic where simulation.profile names no folder")

@@ -73,6 +73,8 @@ class SearchConfig:
     """tensor-parallel sizes that are tried; null: all that divide a node's devices"""
     pp: tuple[int, ...] | None = None
     """numbers of stages that are tried; null: all that divide the devices"""
+    expert_parallel: tuple[bool, ...] = (False, True)
+    """what is tried of a mixture of experts: a slice of every expert on each rank (false), whole ones (true)"""
     chunk: tuple[int, ...] = (128, 256, 512, 1024, 2048)
     """chunks of sarathi and equal_time, budgets of token_budget, that are tried"""
     depth: tuple[int, ...] = (0, 1)
@@ -92,6 +94,8 @@ class SearchConfig:
             right = values is None or (len(values) > 0 and min(values) >= least)
             shown = values if values is None else list(values)
             check(f"search.{key}", shown, right, f"a list of values of {least} or more")
+        layouts = list(self.expert_parallel)
+        check("search.expert_parallel", layouts, len(layouts) > 0, "false, true or both")
         check("search.finalists", self.finalists, self.finalists >= 1, "1 or more")
 
 
@@ -103,6 +107,7 @@ class TuneConfig(CapacityConfig):
         "parallel": "search.tp=[8] search.pp=[2]",
         "parallel.tp": "search.tp=[8]",
         "parallel.pp": "search.pp=[2]",
+        "parallel.expert_parallel": "search.expert_parallel=[true]",
         "parallel.depth": "search.depth=[0]",
         "parallel.layers": "search.layers=false",
         "parallel.stage_speeds": "hardware=NAME",

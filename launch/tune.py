@@ -108,7 +108,9 @@ def _commands(search: Search, found: SearchResult) -> dict[str, str]:
         return {}
     config = search.space.config_of(winner.candidate)
     workload = search.demand.config_at(config.workload, winner.rate)
-    simulated = replace(config, workload=workload)
+    simulated = {"simulates it at that rate": command_line(replace(config, workload=workload), "simulate")}
+    if search.space.setting(winner.candidate).plan.arch.experts is not None:
+        return simulated  # the engine computes no experts
     share = workload
     if winner.candidate.replicas > 1:
         share = search.demand.config_at(config.workload, winner.rate / winner.candidate.replicas)
@@ -117,10 +119,7 @@ def _commands(search: Search, found: SearchResult) -> dict[str, str]:
         cache=config.cache, seed=config.seed, workload=share,
     )  # fmt: skip
     one = "one of its replicas" if winner.candidate.replicas > 1 else "it"
-    return {
-        "simulates it at that rate": command_line(simulated, "simulate"),
-        f"runs {one} on the real devices": command_line(real, "bench"),
-    }
+    return simulated | {f"runs {one} on the real devices": command_line(real, "bench")}
 
 
 def _numbers(search: Search, found: SearchResult, commands: dict[str, str]) -> dict[str, Any]:

@@ -23,6 +23,7 @@ def build_stage(
     Raises:
         ConfigError: a tensor is missing or has the wrong shape, or the attention backend does not run here.
     """
+    assert arch.experts is None, "the plan refuses them"
     dtype = getattr(torch, resolve_dtype(model, groups.device.type))
     stage = Stage(
         arch, groups, layers, dtype=dtype, attention=model.attention, num_blocks=num_blocks, block_size=block_size,

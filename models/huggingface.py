@@ -1,18 +1,20 @@
 """Finds a model's Hugging Face folder and reads the architecture from its config.json. Imports no torch.
 
-A feature that this package does not compute exactly is refused by name.
+A feature that this package does not compute exactly is refused by name. Models of experts are read too, for
+simulations; `runtime/engine/plan.py` refuses them where they would be computed.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 from ..conf import strict_json
 from ..conf.errors import ConfigError, nearest
+from ..conf.experts import ExpertsConfig
 from ..conf.schema import Architecture, ModelConfig, RopeScaling
 
 _SIZE_FIELDS = ("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "ffn_size")
@@ -24,8 +26,11 @@ _ACTIVATIONS: dict[str, Literal["silu", "gelu", "gelu_tanh", "relu"]] = {
 _DTYPES = ("float32", "bfloat16", "float16", "float64", "float", "half", "auto")  # of the weights; read as any
 
 
-def resolve_weights(model: ModelConfig) -> Path | None:
+def resolve_weights(model: ModelConfig, *, tensors: bool = True) -> Path | None:
     """Return the folder that holds the weights; None for random weights.
+
+    Args:
+        tensors: there must be safetensors files too; a simulation needs config.json alone.
 
     Raises:
         ConfigError: the folder is missing, or lacks what loading needs.
@@ -45,6 +50,8 @@ def resolve_weights(model: ModelConfig) -> Path | None:
         raise ConfigError(f"{key}: a file; must be the folder that holds config.json and the safetensors files")
     if not (folder / "config.json").is_file():
         raise ConfigError(f"{key}: no config.json in this folder; must be a Hugging Face folder")
+    if not tensors:
+        return folder
     if not any(folder.glob("*.safetensors")) and not (folder / "model.safetensors.index.json").is_file():
         pickles = sorted(p.name for pattern in ("*.bin", "*.pt", "*.pth") for p in folder.glob(pattern))
         if pickles:
@@ -53,15 +60,18 @@ def resolve_weights(model: ModelConfig) -> Path | None:
     return folder
 
 
-def resolve_architecture(model: ModelConfig) -> Architecture:
+def resolve_architecture(model: ModelConfig, *, tensors: bool = True) -> Architecture:
     """Return the architecture from the folder's config.json, or `model.architecture` for random weights.
 
     `model.max_model_len` replaces its `max_position`.
 
+    Args:
+        tensors: as of `resolve_weights`.
+
     Raises:
         ConfigError: the architecture is unknown, has a feature that is not supported, or contradicts `model`.
     """
-    folder = resolve_weights(model)
+    folder = resolve_weights(model, tensors=tensors)
     if folder is None:
         assert model.architecture is not None
         arch = model.architecture
@@ -79,7 +89,7 @@ def resolve_architecture(model: ModelConfig) -> Architecture:
         return arch
     if model.max_model_len > arch.max_position:
         raise ConfigError(f"model.max_model_len={model.max_model_len}: must be at most the model's {arch.max_position}")
-    return dataclasses.replace(arch, max_position=model.max_model_len)
+    return replace(arch, max_position=model.max_model_len)
 
 
 class _Config:
@@ -151,6 +161,8 @@ def _read_architecture(folder: Path) -> Architecture:
     config = _Config.read(folder / "config.json")
     named = config.names("architectures")
     name = named[0] if named else _NAME_BY_MODEL_TYPE.get(str(config.get("model_type")))
+    if name in _NOT_MODELLED:
+        raise config.unsupported(f"architecture {name} ({_NOT_MODELLED[name]})")
     if name not in _READERS:
         found = name or f"model_type {config.get('model_type')!r}"
         raise ConfigError(f"{config.path}: architecture {found} is not supported; supported: {', '.join(_READERS)}")
@@ -284,6 +296,26 @@ def _qwen_window(config: _Config) -> int | None:
     raise config.unsupported("use_sliding_window with layers of full and of sliding attention")
 
 
+def _experts(config: _Config, *, key: str, default: int, default_picked: int) -> ExpertsConfig:
+    """Read the experts of a model in which every layer has some; `key` is that of their number."""
+    if config.integer("decoder_sparse_step", 1) != 1 or config.get("mlp_only_layers"):
+        raise config.unsupported("experts in some layers only (decoder_sparse_step, mlp_only_layers)")
+    picked = config.positive("num_experts_per_tok", default_picked)
+    try:
+        return ExpertsConfig(num_experts=config.positive(key, default), experts_per_token=picked)
+    except ConfigError as error:
+        raise ConfigError(f"{config.path}: {error}") from error
+
+
+def _mixtral(config: _Config) -> dict[str, Any]:
+    window = config.positive("sliding_window") if config.get("sliding_window") is not None else None
+    return {
+        **_rotary(config, default_heads=8, default_head_dim=None, default_max=131072),
+        "sliding_window": window,
+        "experts": _experts(config, key="num_local_experts", default=8, default_picked=2),
+    }
+
+
 def _qwen2(config: _Config) -> dict[str, Any]:
     return {
         **_rotary(config, default_heads=32, default_head_dim=None, default_max=32768),
@@ -300,6 +332,30 @@ def _qwen3(config: _Config) -> dict[str, Any]:
         "attention_out_bias": bias,
         "qk_norm": True,
         "sliding_window": _qwen_window(config),
+    }
+
+
+def _qwen2_moe(config: _Config) -> dict[str, Any]:
+    experts = _experts(config, key="num_experts", default=60, default_picked=4)
+    return {
+        **_rotary(config, default_heads=16, default_head_dim=None, default_max=32768),
+        "ffn_size": config.positive("moe_intermediate_size", 1408),
+        "qkv_bias": config.flag("qkv_bias", True),
+        "sliding_window": _qwen_window(config),
+        "experts": replace(experts, shared_ffn_size=config.positive("shared_expert_intermediate_size", 5632)),
+    }
+
+
+def _qwen3_moe(config: _Config) -> dict[str, Any]:
+    bias = config.flag("attention_bias", False)
+    return {
+        **_rotary(config, default_heads=4, default_head_dim=None, default_max=32768),
+        "ffn_size": config.positive("moe_intermediate_size", 768),
+        "qkv_bias": bias,
+        "attention_out_bias": bias,
+        "qk_norm": True,
+        "sliding_window": _qwen_window(config),
+        "experts": _experts(config, key="num_experts", default=128, default_picked=8),
     }
 
 
@@ -339,8 +395,16 @@ _READERS: dict[str, Callable[[_Config], dict[str, Any]]] = {
     "Qwen2ForCausalLM": _qwen2,
     "Qwen3ForCausalLM": _qwen3,
     "GPT2LMHeadModel": _gpt2,
+    "MixtralForCausalLM": _mixtral,
+    "Qwen2MoeForCausalLM": _qwen2_moe,
+    "Qwen3MoeForCausalLM": _qwen3_moe,
 }
 _NAME_BY_MODEL_TYPE = {
     "llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM", "gpt2": "GPT2LMHeadModel",
+    "qwen3": "Qwen3ForCausalLM", "gpt2": "GPT2LMHeadModel", "mixtral": "MixtralForCausalLM",
+    "qwen2_moe": "Qwen2MoeForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM",
+}  # fmt: skip
+_NOT_MODELLED = {
+    "DeepseekV2ForCausalLM": "multi-head latent attention", "DeepseekV3ForCausalLM": "multi-head latent attention",
+    "GptOssForCausalLM": "layers that alternate between full and sliding attention",
 }  # fmt: skip

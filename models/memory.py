@@ -38,7 +38,7 @@ def dtype_bytes(model: ModelConfig, device: str) -> int:
 
 def kv_bytes_per_token(arch: Architecture, num_layers: int, tp: int, dtype_bytes: int) -> int:
     """Return m_kv: the bytes of one token's keys and values on one rank of a stage with `num_layers` layers."""
-    return 2 * num_layers * (arch.num_kv_heads // tp) * arch.head_dim * dtype_bytes
+    return 2 * num_layers * max(1, arch.num_kv_heads // tp) * arch.head_dim * dtype_bytes
 
 
 def replicates_embedding(
@@ -62,9 +62,13 @@ def weight_bytes(
 ) -> int:
     """Return M_S: the bytes of the weights of the rank `mesh.rank`, whose stage holds `layers`.
 
-    Tied embeddings count on the first and on the last stage, but only once where there is one stage.
+    Tied embeddings count on the first and on the last stage, but only once where there is one stage. A rank holds as
+    many parameters of experts whether it has a slice of each or whole ones. Each rank holds whole routers, and one KV
+    head where there are fewer of them than ranks.
     """
-    elements = -(-len(layers) * arch.layer_params // mesh.tp)
+    copied = 2 * arch.hidden_size * arch.head_dim * max(0, mesh.tp - arch.num_kv_heads)  # over all ranks
+    sliced = arch.layer_params - arch.router_params + copied
+    elements = -(-len(layers) * sliced // mesh.tp) + len(layers) * arch.router_params
     embedding = -(-arch.embedding_params // mesh.tp)
     if mesh.is_first:
         elements += arch.embedding_params if replicate_embedding else embedding

@@ -16,6 +16,8 @@ _HEAD_TIME_SHARE = 0.25
 def check_parallel(arch: Architecture, parallel: ParallelConfig) -> None:
     """Check that `arch` can be split into `pp` stages of `tp` slices.
 
+    Of a model with experts, which is only simulated, several ranks may hold the same KV head.
+
     Raises:
         ConfigError: it cannot. The error names the key and the values that it may have.
     """
@@ -26,8 +28,18 @@ def check_parallel(arch: Architecture, parallel: ParallelConfig) -> None:
         raise ConfigError(
             f"parallel.layers={list(layers)}: must sum to the model's {arch.num_layers} layers, not {sum(layers)}"
         )
-    for what, size in (("attention heads", arch.num_heads), ("KV heads", arch.num_kv_heads),
-                       ("feed-forward size", arch.ffn_size)):
+    if parallel.expert_parallel and arch.experts is None:
+        raise ConfigError("parallel.expert_parallel=true: must be false for a model without experts")
+    sizes = {"attention heads": arch.num_heads}
+    if arch.experts is None or tp % arch.num_kv_heads:
+        sizes["KV heads"] = arch.num_kv_heads
+    if arch.experts is None:
+        sizes["feed-forward size"] = arch.ffn_size
+    else:
+        whole = parallel.expert_parallel
+        sizes["experts" if whole else "experts' size"] = arch.experts.num_experts if whole else arch.ffn_size
+        sizes["shared expert's size"] = arch.experts.shared_ffn_size
+    for what, size in sizes.items():
         if size % tp:
             raise ConfigError(f"parallel.tp={tp}: must divide the model's {what}, {size}")
 

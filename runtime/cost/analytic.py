@@ -11,6 +11,7 @@ from ...conf.costs import AttentionKernels, CostsConfig
 from ...conf.schema import Architecture
 from ...parallel.placement import nodes_of_a_stage
 from .attention import AttentionCost
+from .experts import ExpertProducts, Routing
 from .gemm import Gemm, Products
 from .link import Link
 from .operators import LAYER_LINEARS, HostTimes, Linear
@@ -26,15 +27,18 @@ class AnalyticOperators:
         launch: how the host launches kernels.
         network_adapters: of a node, for all of its ranks; None: each has its own.
         replicate_embedding: each rank holds the whole embedding, so that no all-reduce follows it.
+        expert_parallel: each rank holds whole experts; else a slice of each.
+        expert_skew: how unevenly tokens are routed to experts (`Routing`).
     """
 
     def __init__(
         self, arch: Architecture, tp: int, costs: CostsConfig, dtype_bytes: int, *, devices_per_node: int = 8,
         replicate_embedding: bool = False, attention: AttentionKernels = "flashinfer",
         launch: Literal["graphs", "eager"] = "graphs", network_adapters: int | None = None,
+        expert_parallel: bool = False, expert_skew: float = 0.0,
     ) -> None:
         H, D, N, K = arch.hidden_size, arch.head_dim, arch.num_heads // tp, max(1, arch.num_kv_heads // tp)
-        ffn, gate = arch.ffn_size // tp, 2 if arch.gated_ffn else 1
+        ffn, gate = arch.ffn_size if expert_parallel else arch.ffn_size // tp, 2 if arch.gated_ffn else 1
         self.tp = tp
         self._num_nodes = nodes_of_a_stage(tp, devices_per_node)
         self._ranks_a_node = -(-tp // self._num_nodes)
@@ -52,18 +56,36 @@ class AnalyticOperators:
             "head": (H, -(-arch.vocab_size // tp)),
         }
         gemm = Gemm(costs.gemm, costs.multiprocessors, dtype_bytes)
-        self._layer = Products(gemm, [sizes[name] for name in LAYER_LINEARS])
+        dense = LAYER_LINEARS if arch.experts is None else LAYER_LINEARS[:2]
+        self._layer = Products(gemm, [sizes[name] for name in dense])
         self._head = Products(gemm, [sizes["head"]])
         self._attention = AttentionCost(costs.attention.of(attention), N, K, D, costs.multiprocessors, dtype_bytes)
         self._window = arch.sliding_window
         rates, row, head_row = costs.pointwise, H * dtype_bytes, (N + K) * D
         norm, add = (H, 2 * row, rates.norm_gbps), (0, 3 * row, rates.add_gbps)
-        kernels = [norm, norm, add, add]
+        kernels: list[tuple[float, float, float]] = [norm, norm, add, add]
         if arch.qk_norm:
             kernels.append((D, 2 * head_row * dtype_bytes, rates.norm_gbps))
         if arch.position == "rope":
             kernels.append((head_row, 2 * head_row * dtype_bytes, rates.rope_gbps))
-        kernels.append((gate * ffn, (gate + 1) * ffn * dtype_bytes, rates.activation_gbps))
+        self._experts: ExpertProducts | None = None
+        if arch.experts is None:
+            kernels.append((gate * ffn, (gate + 1) * ffn * dtype_bytes, rates.activation_gbps))
+        else:
+            routing = Routing(arch.experts, expert_skew, tp if expert_parallel else 1)
+            beside = arch.experts.shared_ffn_size // tp
+            shared = Products(gemm, [(H, gate * beside), (beside, H)]) if beside else None
+            self._experts = ExpertProducts(gemm, routing, sizes["ffn_ln1"], sizes["ffn_ln2"], shared)
+            number = arch.experts.num_experts
+            self._router = Products(gemm, [(H, number)])
+            # Picking the k best, sorting the pairs by expert, and summing their outputs. Products gather their rows.
+            self._routing = Pointwise(rates, [
+                (number, number * dtype_bytes, rates.norm_gbps), (number, 0, rates.copy_gbps),
+                (0, (routing.pairs + 1) * row, rates.add_gbps),
+            ])  # fmt: skip
+            for size, rows in ((ffn, routing.pairs), (beside, 1.0)):
+                if size:
+                    kernels.append((gate * size, rows * (gate + 1) * size * dtype_bytes, rates.activation_gbps))
         kernels.append((0, 4 * K * D * dtype_bytes, rates.copy_gbps))
         self._others = Pointwise(rates, kernels)
         embedding = [(0, 2 * row, rates.embedding_gbps)]
@@ -77,10 +99,15 @@ class AnalyticOperators:
     def linear(self, operator: Linear, rows: int) -> float:
         if operator == "head":
             return self._head.seconds(rows)[0]
+        if self._experts is not None and operator in ("ffn_ln1", "ffn_ln2"):
+            return self._experts.seconds(rows)[int(operator == "ffn_ln2")]
         return self._layer.seconds(rows)[LAYER_LINEARS.index(operator)]
 
     def others(self, rows: int) -> float:
         return self._others.seconds(rows)
+
+    def routing(self, rows: int) -> float:
+        return 0.0 if self._experts is None else self._router.seconds(rows)[0] + self._routing.seconds(rows)
 
     def embedding(self, rows: int) -> float:
         return self._embedding.seconds(rows) + (0.0 if self._replicates_embedding else self.all_reduce(rows))

@@ -47,6 +47,7 @@ class Gemm:
         # Each [tiles, 1]: a tile's rows and columns, microseconds per element of the inner dimension, `whole_waves`.
         self._rows, self._columns, self._inner_us, self._whole_waves = np.array(tiles, np.float64).T[:, :, None]
         self._wave_us = config.wave_us * self._rows * self._columns / _REFERENCE_AREA
+        self.tile_rows = self._rows[:, 0]  # [tiles]
         self._splits = np.array(_SPLITS, np.float64)
         self._overhead_us = config.launch_us + np.where(self._splits > 1, config.split_us, 0.0)
         self._num_partial = np.where(self._splits > 1, self._splits, 0.0)  # results that must be summed
@@ -62,27 +63,55 @@ class Gemm:
 
     def seconds(self, rows: Floats, inputs: Floats, outputs: Floats) -> Floats:
         """Return the seconds of the fastest kernel, [...], for sizes that broadcast to [...]."""
-        config, knee = self._config, self._config.knee
-        by_tile = tuple(size[..., None, None] for size in (rows, inputs, outputs))
-        compute = self._compute_us(*by_tile).min(axis=-2)  # of the fastest tile, [..., splits]
+        config = self._config
+        row_tiles = np.ceil(rows[..., None, None] / self._rows)
+        by_tile = self._compute_us(row_tiles, inputs[..., None, None], outputs[..., None, None], self._splits)
+        compute = by_tile.min(axis=-2)  # of the fastest tile, [..., splits]
         rows, inputs, outputs = (size[..., None] for size in (rows, inputs, outputs))
-        products = rows * inputs * outputs
-        us_per_element = self._dtype_bytes / (config.memory_gbps * 1e3)
-        memory = ((rows * inputs + inputs * outputs + rows * outputs) * us_per_element) ** knee
-        compute *= (2 * products / _REFERENCE_FLOP) ** config.fade
-        order = _POWER_NORM_ORDER
-        sustained = (2e-6 * products / config.sustained_tflops * self._dtype_bytes / 2) ** order
+        elements = rows * inputs + inputs * outputs + rows * outputs
+        time = self._joined_us(compute, rows * inputs * outputs, elements)
         partial = config.split_share * 2 * rows * outputs * 4 / (config.memory_gbps * 1e3)  # float32, written and read
-        time = ((compute**order + sustained) ** (knee / order) + memory) ** (1 / knee)
         found: Floats = (time + self._overhead_us + self._num_partial * partial).min(axis=-1) * 1e-6
         return found
 
-    def _compute_us(self, rows: Floats, inputs: Floats, outputs: Floats) -> Floats:
-        """Return the microseconds by tile and split, [..., tiles, splits], for sizes of shape [..., 1, 1]."""
-        waves = np.ceil(rows / self._rows) * np.ceil(outputs / self._columns) / self._multiprocessors * self._splits
+    def grouped_seconds(self, rows: Floats, row_tiles: Floats, weights: Floats, inputs: int, outputs: int) -> Floats:
+        """Return the seconds, [...], of one kernel that multiplies groups of rows, each with a weight of its own.
+
+        The tiles of all groups share the waves. Each weight is read once. The inner dimension is not split.
+
+        Args:
+            rows: of all groups, [...].
+            row_tiles: tiles that cover the rows of all groups, for each of `tile_rows`: [..., tiles].
+            weights: how many weights have rows, [...].
+            inputs, outputs: of each weight.
+        """
+        sizes = np.array(float(inputs)), np.array(float(outputs))
+        compute = self._compute_us(row_tiles[..., None], *sizes, np.ones(1)).min(axis=(-2, -1))  # of the fastest tile
+        elements = rows * inputs + weights * inputs * outputs + rows * outputs
+        found: Floats = (self._joined_us(compute, rows * inputs * outputs, elements) + self._config.launch_us) * 1e-6
+        return found
+
+    def _compute_us(self, row_tiles: Floats, inputs: Floats, outputs: Floats, splits: Floats) -> Floats:
+        """Return the microseconds by tile and split, [..., tiles, splits], of the tiles that cover rows and outputs."""
+        waves = row_tiles * np.ceil(outputs / self._columns) / self._multiprocessors * splits
         waves += self._whole_waves * (np.ceil(waves) - waves)
-        inner = np.ceil(inputs / (self._splits * _INNER_STEP)) * _INNER_STEP
+        inner = np.ceil(inputs / (splits * _INNER_STEP)) * _INNER_STEP
         found: Floats = np.maximum(waves, 1.0) * (self._inner_us * inner + self._wave_us)
+        return found
+
+    def _joined_us(self, compute: Floats, products: Floats, elements: Floats) -> Floats:
+        """Return the microseconds that follow from those of computing, from power, and from memory.
+
+        Args:
+            compute: microseconds of the tiles, at the clock of the reference product.
+            products: multiplications.
+            elements: read and written.
+        """
+        config, knee, order = self._config, self._config.knee, _POWER_NORM_ORDER
+        memory = (elements * (self._dtype_bytes / (config.memory_gbps * 1e3))) ** knee
+        slowed = compute * (2 * products / _REFERENCE_FLOP) ** config.fade
+        sustained = (2e-6 * products / config.sustained_tflops * self._dtype_bytes / 2) ** order
+        found: Floats = ((slowed**order + sustained) ** (knee / order) + memory) ** (1 / knee)
         return found
 
 

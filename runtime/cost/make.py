@@ -59,6 +59,7 @@ def make_operators(
         arch, config.parallel.tp, hardware.costs, element, devices_per_node=config.hardware.devices_per_node,
         replicate_embedding=replicate_embedding, attention=hardware.attention,
         launch=simulation.launch, network_adapters=config.hardware.network_adapters,
+        expert_parallel=config.parallel.expert_parallel, expert_skew=simulation.expert_skew,
     )
 
 

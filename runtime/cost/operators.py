@@ -54,11 +54,20 @@ class Operators(Protocol):
     """
 
     def linear(self, operator: Linear, rows: int) -> float:
-        """Return the seconds of a matrix product over `rows` tokens, with its bias."""
+        """Return the seconds of a matrix product over `rows` tokens, with its bias.
+
+        In a layer of experts, `ffn_ln1` and `ffn_ln2` are the products of all experts that a rank computes.
+        """
         ...
 
     def others(self, rows: int) -> float:
         """Return the seconds of one layer's norms, rotary embedding, activation, residuals and KV-cache writes."""
+        ...
+
+    def routing(self, rows: int) -> float:
+        """Return the seconds of what a layer of experts takes beside its products: the router, sorting rows by expert
+        and summing the experts' outputs. 0 without experts.
+        """
         ...
 
     def embedding(self, rows: int) -> float:

@@ -76,10 +76,11 @@ class StageCosts:
     """Predicts the seconds of each stage for a micro-batch.
 
     A stage's time is the sum over its layers of linear operators over all rows, attention apart for chunks and for
-    decodes, two all-reduces and others. It takes at least what the host takes to launch them; the rest of the host's
-    time comes on top. The first stage adds the embedding, the last one the LM head
-    over the rows that sample. The last layer of the last stage computes keys and values of all rows, but attention and
-    feed-forward of the rows that sample alone, each of which is one query over its whole context, as of a decode.
+    decodes, two all-reduces, others, and the routing of rows to experts where there are some. It takes at least what
+    the host takes to launch them; the rest of the host's time comes on top. The first stage adds the embedding, the
+    last one the LM head over the rows that sample. The last layer of the last stage computes keys and values of all
+    rows, but attention and feed-forward of the rows that sample alone, each of which is one query over its whole
+    context, as of a decode.
 
     Args:
         layers: number of decoder layers of each stage.
@@ -180,6 +181,7 @@ class StageCosts:
             if after is None:
                 after = sum(source.linear(name, sampled) for name in _AFTER_KEYS)
                 after += (1 - _OTHERS_OF_KEYS) * source.others(sampled) + 2 * source.all_reduce(sampled)
+                after += source.routing(sampled)
                 self._after_keys[sampled] = after
             seconds -= after + min(attention, _sampled_attention(source, shape))
         return seconds
@@ -201,6 +203,7 @@ class StageCosts:
         parts: dict[str, float] = {name: count * source.linear(name, rows) for name in LAYER_LINEARS}
         parts["attn"] = count * _attention(source, shape)
         parts["others"] = count * source.others(rows)
+        parts["routing"] = count * source.routing(rows)
         parts["all_reduce"] = count * 2 * source.all_reduce(rows)
         parts["embedding"] = source.embedding(rows) if stage == 0 else 0.0
         head = stage == self.num_stages - 1 and shape.sampled > 0
@@ -219,13 +222,14 @@ class StageCosts:
         parts["attn"] -= attention - (min(attention, _sampled_attention(source, shape)) if sampled else 0.0)
         others = source.others(rows) - (source.others(sampled) if sampled else 0.0)
         parts["others"] -= (1 - _OTHERS_OF_KEYS) * others
+        parts["routing"] -= source.routing(rows) - (source.routing(sampled) if sampled else 0.0)
         parts["all_reduce"] -= 2 * (source.all_reduce(rows) - (source.all_reduce(sampled) if sampled else 0.0))
 
     def _layer(self, source: Operators, by_rows: dict[int, float], rows: int) -> float:
         seconds = by_rows.get(rows)
         if seconds is None:
             seconds = sum(source.linear(name, rows) for name in LAYER_LINEARS)
-            seconds += source.others(rows) + 2 * source.all_reduce(rows)
+            seconds += source.others(rows) + source.routing(rows) + 2 * source.all_reduce(rows)
             by_rows[rows] = seconds
         return seconds
 

@@ -73,12 +73,17 @@ def make_plan(config: EngineConfig) -> Plan:
         ConfigError: one line naming what does not fit, and what would.
     """
     cache, hardware, stages = config.cache, config.hardware, stage_hardware(config)
-    folder = resolve_weights(config.model)
-    arch = resolve_architecture(config.model)
+    simulated = isinstance(config, SimulateConfig)
+    folder = resolve_weights(config.model, tensors=not simulated)
+    arch = resolve_architecture(config.model, tensors=not simulated)
+    if arch.experts is not None and not simulated:
+        raise ConfigError(
+            f"model={config.model.name}: the engine computes no experts yet; gapless simulate, tune and capacity do"
+        )
     check_parallel(arch, config.parallel)
     if config.model.attention == "xformers" and hardware.device != "cuda":
         raise ConfigError("model.attention=xformers: runs on CUDA only; use sdpa or auto on hardware.device=cpu")
-    if folder is not None:
+    if folder is not None and not simulated:
         SafetensorsFolder(folder).check(arch, tensor_shapes(arch))
     find_policy(config.scheduler)
     if isinstance(config.scheduler, EqualTimeConfig):

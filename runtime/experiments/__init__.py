@@ -49,6 +49,8 @@ def check_experiment(config: SimulateConfig) -> None:
     if config.policies or config.repeats > 1:
         key = "scheduler" if config.policies else "repeats"
         raise ConfigError(f"{key}: experiment={name} runs policies of its own, each once")
+    if config.model.architecture is not None and config.model.architecture.experts is not None:
+        raise ConfigError(f"model={config.model.name}: experiment={name} counts a model without experts; choose one")
     if not config.simulation.record:
         raise ConfigError(f"simulation.record=false: experiment={name} counts what each request lost; leave it true")
     if name == "figure12":

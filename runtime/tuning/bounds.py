@@ -151,7 +151,8 @@ def layer_seconds(source: Operators, num_tokens: int, host: bool) -> float:
     """Return the device's seconds for one layer over `num_tokens` tokens, without attention."""
     linear = sum(source.linear(name, num_tokens) for name in LAYER_LINEARS)
     stretch = source.host.stretch if host else 1.0
-    return stretch * (linear + source.others(num_tokens) + 2 * source.all_reduce(num_tokens))
+    beside = source.others(num_tokens) + source.routing(num_tokens)
+    return stretch * (linear + beside + 2 * source.all_reduce(num_tokens))
 
 
 def max_tokens(policy: SchedulerConfig, setting: Setting) -> int:

@@ -14,7 +14,7 @@ from .demand import Demand, asked_rate, make_demands
 from .error_range import error_range
 from .paired import compare
 from .search_result import Finalist, SearchResult, TriedCandidate
-from .space import Candidate, Space, chunked, policies
+from .space import Candidate, Space, chunked
 from .trial import Trial, measure, try_rate
 
 # Called with what is under way, how many candidates are done, how many there are, and the best rate in requests/s.
@@ -74,7 +74,7 @@ class Search:
         self._token_times: TokenSeconds = {}
         self.on_progress: OnProgress = lambda activity, done, total, best: None  # called as the search advances
         tp, pp, replicas = self.space.grids()[0]
-        plan = self.space.setting(Candidate(tp, pp, replicas, policies(config)[0])).plan
+        plan = self.space.setting(self.space.first(tp, pp, replicas)).plan
         context = plan.max_model_len
         if config.cache.num_blocks is not None:
             context = min(context, config.cache.num_blocks * config.cache.block_size)

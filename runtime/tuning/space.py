@@ -34,6 +34,7 @@ class Candidate:
         extra_depth: Micro-batches in flight beyond `pp`; None: the policy's own depth.
         layers: Layers of each stage; None: the balanced split.
         batch: B, the maximum number of decodes in a micro-batch; None: the slot bound.
+        expert_parallel: Ranks hold whole experts.
     """
 
     tp: int
@@ -43,6 +44,7 @@ class Candidate:
     extra_depth: int | None = None
     layers: tuple[int, ...] | None = None
     batch: int | None = None
+    expert_parallel: bool = False
 
     @property
     def chunk(self) -> int | None:
@@ -61,9 +63,9 @@ class Candidate:
 
     @property
     def grid(self) -> str:
-        """The ranks as text: `tp4 pp2 x2`."""
+        """The ranks as text: `tp4 pp2 x2`, or `tp4 ep pp2 x2` where they hold whole experts."""
         replicas = f" x{self.replicas}" if self.replicas > 1 else ""
-        return f"tp{self.tp} pp{self.pp}{replicas}"
+        return f"tp{self.tp}{' ep' if self.expert_parallel else ''} pp{self.pp}{replicas}"
 
     @property
     def label(self) -> str:
@@ -110,7 +112,7 @@ class Space:
             ConfigError: No grid can hold the model.
         """
         config = self.config
-        arch = resolve_architecture(config.model)
+        arch = resolve_architecture(config.model, tensors=False)
         devices = config.nodes * config.hardware.devices_per_node
         found: list[tuple[int, int, int]] = []
         self.misfits.clear()
@@ -127,7 +129,7 @@ class Space:
                 if config.search.pp is None and pp > arch.num_layers:
                     continue  # more stages than layers, and the config does not ask for them
                 try:
-                    self.setting(Candidate(tp, pp, replicas, policies(config)[0]))
+                    self.setting(self.first(tp, pp, replicas))
                 except ConfigError as error:
                     self._refuse(tp, pp, replicas, str(error))
                     continue
@@ -143,9 +145,22 @@ class Space:
         for tp, pp, replicas in self.grids():
             for policy in policies(self.config):
                 for version in chunked(policy, self.config.search.chunk):
-                    base = Candidate(tp, pp, replicas, version)
-                    found.append(replace(base, batch=self.fitting_batch(base, demand)))
+                    for whole in self._expert_parallel(tp):
+                        base = Candidate(tp, pp, replicas, version, expert_parallel=whole)
+                        found.append(replace(base, batch=self.fitting_batch(base, demand)))
         return found
+
+    def first(self, tp: int, pp: int, replicas: int) -> Candidate:
+        """Return the first candidate of a grid, whose KV cache is that of them all."""
+        return Candidate(tp, pp, replicas, policies(self.config)[0], expert_parallel=self._expert_parallel(tp)[0])
+
+    def _expert_parallel(self, tp: int) -> Sequence[bool]:
+        """Return what is tried of the experts on `tp` ranks: slices of each, whole ones, or both."""
+        experts = resolve_architecture(self.config.model, tensors=False).experts
+        if experts is None or tp == 1:
+            return [False]
+        tried = self.config.search.expert_parallel
+        return [whole for whole in tried if not whole or experts.num_experts % tp == 0] or tried[:1]
 
     def variants(self, candidate: Candidate, demand: Demand, running: int | None = None) -> list[Candidate]:
         """Return the candidate and its neighbours: all combinations of other depths, layer splits and B.
@@ -236,7 +251,7 @@ class Space:
             model=config.model,
             hardware=config.hardware,
             parallel=replace(config.parallel, tp=candidate.tp, pp=candidate.pp, layers=candidate.layers, depth=depth,
-                             launcher=launcher),
+                             launcher=launcher, expert_parallel=candidate.expert_parallel),
             scheduler=replace(candidate.policy, batch=candidate.batch),
             cache=config.cache,
             seed=config.seed,

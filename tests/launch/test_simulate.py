@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from gapless.conf.build import build
-from gapless.conf.policies import SarathiConfig
+from gapless.conf.policies import POLICY_CONFIGS, SarathiConfig
 from gapless.conf.schema import SimulateConfig
 from gapless.launch import compose
 from gapless.launch.cli import main
@@ -228,3 +228,58 @@ def test_errors_are_one_line(arguments: list[str], line: str, here: Path, capfd:
     assert error.startswith(f"gapless: error: {line.format(here=here)}")
     assert error.count("\n") == 1
     assert {path for path in here.iterdir() if path.name != "__pycache__"} == before
+
+
+MIXTRAL = {
+    "architectures": ["MixtralForCausalLM"], "vocab_size": 32000, "hidden_size": 1024, "intermediate_size": 2048,
+    "num_hidden_layers": 4, "num_attention_heads": 16, "num_key_value_heads": 4, "num_local_experts": 8,
+    "num_experts_per_tok": 2, "max_position_embeddings": 4096, "sliding_window": None,
+}  # fmt: skip
+
+
+def test_a_folder_of_experts_is_simulated_and_nothing_else(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (here / "mixtral").mkdir()
+    (here / "mixtral" / "config.json").write_text(json.dumps(MIXTRAL), encoding="utf-8")
+    seconds = {}
+    for name, more in (
+        ("sliced", []), ("whole", ["parallel.expert_parallel=true"]),
+        ("skewed", ["parallel.expert_parallel=true", "simulation.expert_skew=1"]),
+    ):  # fmt: skip
+        chosen = ["model=./mixtral", "model.tokenizer=none", "parallel=tp2_pp2", "scheduler=equal_time", *SMALL[2:]]
+        assert main(["simulate", *chosen, *more, f"hydra.run.dir={name}"]) == 0
+        summary = loaded(here / name / "summary.json")
+        assert summary["completed"] == 12
+        seconds[name] = summary["duration"]
+    assert seconds["skewed"] != seconds["whole"] != seconds["sliced"]
+    capfd.readouterr()
+    (here / "mixtral" / "model.safetensors").touch()
+    for command in (["generate", "prompt=a"], ["bench"], ["serve"], ["profile"]):
+        for model in ("mixtral-8x7b", "./mixtral"):
+            assert main([*command, f"model={model}", "parallel=local"]) == 2
+            printed = capfd.readouterr().err.strip()
+            name = "mixtral" if model == "./mixtral" else model
+            assert printed == (
+                f"gapless: error: model={name}: the engine computes no experts yet; gapless simulate, tune and "
+                "capacity do"
+            )
+
+
+@pytest.mark.parametrize("policy", sorted(POLICY_CONFIGS))
+def test_every_policy_serves_a_model_of_experts(policy: str, here: Path) -> None:
+    chosen = ["model=qwen3-30b-a3b", "hardware=h100", f"scheduler={policy}", *SMALL[1:], "simulation.record=false"]
+    assert main(["simulate", *chosen, "hydra.run.dir=run"]) == 0
+    assert loaded(here / "run" / "summary.json")["completed"] == 12
+
+
+@pytest.mark.parametrize(("key", "said"), [
+    ("model.architecture.experts.experts_per_token=9", "must be 1 to num_experts=8"),
+    ("model.architecture.experts.num_experts=0", "must be 1 to 65536"),
+    ("model.architecture.experts.shared_ffn_size=-1", "must be 0 to 2147483647"),
+    ("simulation.expert_skew=-1", "must be in [0, 10]"),
+])  # fmt: skip
+def test_experts_out_of_range_are_one_line(key: str, said: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", "model=mixtral-8x7b", key]) == 2
+    printed = capfd.readouterr().err.strip()
+    assert printed.count("\n") == 0
+    assert key.partition("=")[0] in printed
+    assert said in printed

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from gapless.conf.errors import ConfigError
 from gapless.conf.policies import EqualTimeConfig, OrcaBestConfig, SarathiConfig, TokenBudgetConfig
 from gapless.conf.schema import BenchConfig, SimulateConfig
-from gapless.conf.tuning import TuneConfig
+from gapless.conf.tuning import SearchConfig, TuneConfig
 from gapless.launch import compose
 from gapless.launch.cli import main
 from gapless.launch.overrides import command_line, overrides
@@ -236,3 +237,26 @@ def test_overrides_compose_to_the_config(tmp_path: Path) -> None:
     config = composed(BenchConfig, "bench", "workload=trace", f"workload.path={trace}", "parallel=pp2")
     _, _, *again = shlex.split(command_line(config, "bench"))
     assert composed(BenchConfig, "bench", *again) == config
+
+
+def test_a_model_of_experts_is_tuned_and_no_command_runs_it_for_real(here: Path) -> None:
+    """Skewed routes favour slices where a rank would have one expert."""
+    requests = ["workload=fixed", "workload.num_prompts=100", "workload.input_len=2000", "workload.output_len=20"]
+    chosen = ["model=mixtral-8x7b", "hardware=h100", *requests, "slo.ttft_p99_ms=2000", "scheduler=sarathi", "seeds=1"]
+    grid = ["search.tp=[8]", "search.pp=[1]", "search.chunk=[2048]", "search.finalists=2", "precision=0.02"]
+    assert main(["tune", *chosen, *grid, "simulation.expert_skew=1", "hydra.run.dir=out"]) == 0
+    told = loaded(here / "out" / "tune.json")
+    assert {one["setting"].partition(" sarathi")[0] for one in told["tried"]} == {"tp8 pp1", "tp8 ep pp1"}
+    assert told["winner"]["setting"].startswith("tp8 pp1")
+    assert list(told["commands"]) == ["simulates it at that rate"]
+    words = shlex.split(told["commands"]["simulates it at that rate"])[2:]
+    assert not composed(SimulateConfig, "simulate", *words).parallel.expert_parallel
+    assert main(["tune", *chosen, *grid, "search.expert_parallel=[true]", "hydra.run.dir=whole"]) == 0
+    whole = loaded(here / "whole" / "tune.json")
+    assert {one["setting"].partition(" sarathi")[0] for one in whole["tried"]} == {"tp8 ep pp1"}
+    assert "parallel.expert_parallel=true" in whole["commands"]["simulates it at that rate"]
+
+
+def test_a_search_over_no_layout_of_experts_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"search\.expert_parallel=\[\]: must be false, true or both"):
+        SearchConfig(expert_parallel=())

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from gapless.conf.errors import ConfigError
+from gapless.conf.experts import ExpertsConfig
 from gapless.conf.schema import Architecture, ModelConfig, RopeScaling
 from gapless.models.checkpoint import SafetensorsFolder
 from gapless.models.huggingface import resolve_architecture, resolve_weights
@@ -195,3 +196,44 @@ def test_an_index_names_files_of_its_own_folder(file: object, tmp_path: Path) ->
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": file}}))
     with pytest.raises(ConfigError, match="must be the name of a file in this folder"):
         SafetensorsFolder(tmp_path)
+
+
+MIXTRAL = LLAMA | {"architectures": ["MixtralForCausalLM"], "num_key_value_heads": 2, "num_local_experts": 8,
+                   "num_experts_per_tok": 2, "sliding_window": None}  # fmt: skip
+QWEN3_MOE = LLAMA | {"architectures": ["Qwen3MoeForCausalLM"], "num_key_value_heads": 2, "head_dim": 16,
+                     "num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 12,
+                     "decoder_sparse_step": 1, "mlp_only_layers": []}  # fmt: skip
+
+
+def test_experts_are_read(tmp_path: Path) -> None:
+    mixtral = resolve(tmp_path, MIXTRAL)
+    assert mixtral.experts == ExpertsConfig(num_experts=8, experts_per_token=2)
+    assert (mixtral.ffn_size, mixtral.sliding_window) == (48, None)
+    qwen3 = resolve(tmp_path, QWEN3_MOE)
+    assert qwen3.experts == ExpertsConfig(num_experts=16, experts_per_token=4)
+    assert (qwen3.ffn_size, qwen3.qk_norm, qwen3.head_dim) == (12, True, 16)
+    qwen2 = resolve(tmp_path, QWEN3_MOE | {
+        "architectures": ["Qwen2MoeForCausalLM"], "shared_expert_intermediate_size": 24,
+    })  # fmt: skip
+    assert qwen2.experts == ExpertsConfig(num_experts=16, experts_per_token=4, shared_ffn_size=24)
+    assert (qwen2.qkv_bias, qwen2.qk_norm) == (True, False)
+
+
+def test_config_json_is_enough_where_no_tensors_are_read(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(MIXTRAL))
+    assert resolve_architecture(ModelConfig(weights=str(tmp_path)), tensors=False) == resolve(tmp_path, MIXTRAL)
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (QWEN3_MOE | {"mlp_only_layers": [0]}, "experts in some layers only"),
+        (QWEN3_MOE | {"decoder_sparse_step": 2}, "experts in some layers only"),
+        (QWEN3_MOE | {"num_experts_per_tok": 17}, "experts_per_token=17: must be 1 to num_experts=16"),
+        (MIXTRAL | {"num_local_experts": "8"}, "num_local_experts='8': must be an integer"),
+        (LLAMA | {"architectures": ["DeepseekV3ForCausalLM"]}, "multi-head latent attention) is not supported"),
+        (LLAMA | {"architectures": ["GptOssForCausalLM"]}, "full and sliding attention) is not supported"),
+    ],
+)
+def test_experts_that_are_not_modelled_are_refused(tmp_path: Path, config: dict[str, Any], said: str) -> None:
+    assert said in refusal(tmp_path, config)

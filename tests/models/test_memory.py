@@ -8,6 +8,7 @@ import pytest
 
 from gapless.conf.build import build, load_group
 from gapless.conf.errors import ConfigError
+from gapless.conf.experts import ExpertsConfig
 from gapless.conf.schema import Architecture, HardwareConfig, ModelConfig, ParallelConfig
 from gapless.models.build_stage import build_stage
 from gapless.models.memory import (
@@ -132,3 +133,37 @@ def test_dtype() -> None:
     model = ModelConfig(architecture=SMALL)
     assert (dtype_bytes(model, "cpu"), dtype_bytes(model, "cuda:0")) == (4, 2)
     assert dtype_bytes(dataclasses.replace(model, dtype="float32"), "cuda") == 4
+
+
+def test_ranks_hold_as_much_of_the_experts_whether_sliced_or_whole() -> None:
+    """Half of attention and experts, all of the router, and as many bytes under expert parallelism."""
+    arch = dataclasses.replace(SMALL, experts=ExpertsConfig(num_experts=8, experts_per_token=2, shared_ffn_size=64))
+    expert, shared, attention = 3 * 64 * 128, 3 * 64 * 64, 64 * 16 * (4 + 2 * 2) + 4 * 16 * 64
+    assert arch.layer_params == attention + 8 * expert + shared + 64 * 8
+    assert arch.num_params - arch.active_params == 4 * 6 * expert
+    one = weight_bytes(arch, Mesh(3, 2, 2), range(1), 2)
+    assert one == 2 * ((attention + 8 * expert + shared) // 2 + 64 * 8)
+    gpu = HardwareConfig(device="cuda", memory_gib=0.1)
+    blocks = [
+        block_count(arch, ParallelConfig(tp=2, launcher="ray", expert_parallel=whole), gpu, 16, 2)
+        for whole in (False, True)
+    ]
+    assert blocks[0] == blocks[1] < block_count(SMALL, ParallelConfig(tp=2, launcher="ray"), gpu, 16, 2)
+
+
+def test_ranks_copy_kv_heads_where_there_are_fewer() -> None:
+    bytes_per_token = [kv_bytes_per_token(SMALL, 4, tp, 2) for tp in (1, 2, 4)]
+    assert bytes_per_token == [2 * 4 * heads * 16 * 2 for heads in (2, 1, 1)]
+    split, copied = (weight_bytes(SMALL, Mesh(3, tp, tp), range(1), 2) for tp in (2, 4))
+    assert 2 * copied == split + 2 * 2 * 64 * 16  # keys' and values' weights of one head do not halve
+
+
+@pytest.mark.parametrize(
+    ("model", "total", "active"),  # billions, as their reports say
+    [("mixtral-8x7b", 46.7, 12.9), ("mixtral-8x22b", 141, 39), ("qwen3-30b-a3b", 30.5, 3.3),
+     ("qwen3-235b-a22b", 235, 22)],
+)  # fmt: skip
+def test_models_of_experts_have_their_published_sizes(model: str, total: float, active: float) -> None:
+    arch = shape(model, 1024)
+    assert arch.num_params / 1e9 == pytest.approx(total, rel=0.003)
+    assert arch.active_params / 1e9 == pytest.approx(active, rel=0.02)

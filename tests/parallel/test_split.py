@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gapless.conf.errors import ConfigError
+from gapless.conf.experts import ExpertsConfig
 from gapless.conf.schema import Architecture, ParallelConfig
 from gapless.parallel.split import check_parallel, split_layers
 
@@ -92,3 +94,32 @@ def test_what_can_be_split_passes() -> None:
     check_parallel(ARCH, ParallelConfig(pp=12, tp=4, launcher="ray"))
     with pytest.raises(ConfigError, match="feed-forward size, 130"):
         check_parallel(dataclasses.replace(ARCH, ffn_size=130), ParallelConfig(tp=4, launcher="ray"))
+
+
+def test_experts_are_split_by_slices_or_whole() -> None:
+    arch = dataclasses.replace(ARCH, experts=ExpertsConfig(num_experts=6, experts_per_token=2), ffn_size=128)
+
+    def refused(arch: Architecture, **over: Any) -> str:
+        with pytest.raises(ConfigError) as caught:
+            check_parallel(arch, ParallelConfig(launcher="ray", **over))
+        return str(caught.value)
+
+    for whole in (False, True):
+        check_parallel(arch, ParallelConfig(tp=2, launcher="ray", expert_parallel=whole))
+    check_parallel(arch, ParallelConfig(tp=4, launcher="ray"))
+    assert refused(arch, tp=4, expert_parallel=True) == "parallel.tp=4: must divide the model's experts, 6"
+    odd = dataclasses.replace(arch, ffn_size=130)
+    assert refused(odd, tp=4) == "parallel.tp=4: must divide the model's experts' size, 130"
+    shared = dataclasses.replace(arch, experts=dataclasses.replace(arch.experts, shared_ffn_size=30))
+    assert refused(shared, tp=4) == "parallel.tp=4: must divide the model's shared expert's size, 30"
+    assert refused(ARCH, tp=2, expert_parallel=True) == (
+        "parallel.expert_parallel=true: must be false for a model without experts"
+    )
+
+
+def test_ranks_beyond_the_kv_heads_copy_them_where_a_model_is_only_simulated() -> None:
+    arch = dataclasses.replace(ARCH, experts=ExpertsConfig(num_experts=8, experts_per_token=2))
+    check_parallel(arch, ParallelConfig(tp=8, launcher="ray"))
+    six = dataclasses.replace(arch, num_heads=12, num_kv_heads=6)
+    with pytest.raises(ConfigError, match="KV heads, 6"):
+        check_parallel(six, ParallelConfig(tp=4, launcher="ray"))

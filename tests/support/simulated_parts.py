@@ -45,6 +45,9 @@ class Device:
     def others(self, rows: int) -> float:
         return 0.0001 * self.slower
 
+    def routing(self, rows: int) -> float:
+        return 0.0
+
     def embedding(self, rows: int) -> float:
         return 0.0001 * self.slower
 

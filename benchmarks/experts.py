@@ -1,0 +1,135 @@
+"""Compares predicted times of experts with published ones: `python -m benchmarks.experts`.
+
+Nothing was fitted to them. The first tables are of one layer's fused kernels in bfloat16 with random routes (vLLM's
+`benchmark_moe.py`): the choice of experts, both products, the activation and the sum. The last one is of whole runs of
+batches (vLLM's `benchmark_latency.py`). Errors are simulated / published - 1. The sources are pull requests of
+vllm-project/vllm.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from gapless.conf.build import build, load_group, load_hardware
+from gapless.conf.costs import CostsConfig
+from gapless.conf.experts import ExpertsConfig
+from gapless.conf.schema import Architecture, ModelConfig
+from gapless.runtime.cost.analytic import AnalyticOperators
+from gapless.runtime.cost.gemm import Gemm, Products
+from gapless.runtime.cost.pointwise import Pointwise
+from gapless.runtime.cost.stage_costs import MicroBatchShape, StageCosts
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Published microseconds of one layer's kernels, by tokens. `width` is an expert's, on one rank."""
+
+    name: str
+    source: str
+    device: str
+    hidden: int
+    width: int
+    experts: int
+    picked: int
+    published: dict[int, float]
+
+
+@dataclass(frozen=True)
+class Run:
+    """Published seconds of a batch of prompts and its outputs, by batch."""
+
+    model: str
+    source: str
+    device: str
+    tp: int
+    input_len: int
+    output_len: int
+    published: dict[int, float]
+
+
+LAYERS = (
+    Layer("Mixtral 8x7B, TP 2", "pull request 24700, tuned tiles", "h100", 4096, 7168, 8, 2, {
+        1: 144.03, 2: 229.28, 4: 351.10, 8: 434.98, 16: 471.49, 24: 478.27, 32: 487.35, 48: 487.85, 64: 483.14,
+        96: 494.42, 128: 491.39, 256: 536.77, 512: 662.33, 1024: 833.72, 1536: 1122.93,
+    }),
+    Layer("64 experts of 1408, 6 a token", "pull request 40542, tuned tiles", "a100-80g", 2048, 1408, 64, 6, {
+        1: 183.5, 4: 266.2, 16: 523.3, 64: 677.6, 256: 717.0, 1024: 929.9, 4096: 2636.6,
+    }),
+    Layer("128 experts of 704, 8 a token", "pull request 44818, tuned tiles", "h200", 2816, 704, 128, 8, {
+        1: 185.1, 2: 188.9, 4: 185.1, 8: 204.4, 16: 264.1, 24: 314.4, 32: 324.9, 48: 365.5, 64: 384.1, 96: 390.3,
+        128: 396.4, 256: 419.6, 512: 442.3, 1024: 528.4, 1536: 582.0, 2048: 728.2, 3072: 962.9, 4096: 1189.6,
+    }),
+)  # fmt: skip
+RUNS = (
+    Run("mixtral-8x22b", "pull request 4002, tuned tiles", "a100-80g", 4, 32, 128, {8: 5.427, 16: 6.108, 32: 6.894}),
+    Run("mixtral-8x22b", "pull request 4002, tuned tiles", "a100-80g", 8, 32, 128, {8: 3.708, 16: 4.047, 32: 4.391}),
+    Run("mixtral-8x7b", "pull request 3240, tuned tiles", "a100-80g", 2, 1000, 50, {
+        1: 0.762, 2: 1.033, 4: 1.449, 8: 2.034, 16: 2.893, 32: 4.531, 64: 7.537,
+    }),
+    Run("mixtral-8x7b", "pull request 2542, the first kernel, not tuned", "h100", 8, 1000, 50, {
+        1: 0.459, 2: 0.515, 4: 0.610, 8: 0.813, 16: 1.044, 32: 1.489, 64: 2.419,
+    }),
+)  # fmt: skip
+
+
+def arch_of(model: str) -> Architecture:
+    found = build(ModelConfig, load_group("model", model), "model").architecture
+    assert found is not None
+    return found
+
+
+def costs_of(device: str) -> CostsConfig:
+    costs = load_hardware(device).costs
+    assert costs is not None
+    return costs
+
+
+def layer_us(layer: Layer, tokens: int) -> float:
+    """Predict the microseconds of a layer's kernels, without the router, which was not timed."""
+    experts = ExpertsConfig(num_experts=layer.experts, experts_per_token=layer.picked)
+    arch = replace(arch_of("qwen3-30b-a3b"), hidden_size=layer.hidden, ffn_size=layer.width, experts=experts)
+    costs = costs_of(layer.device)
+    source = AnalyticOperators(arch, 1, costs, 2)
+    seconds = source.linear("ffn_ln1", tokens) + source.linear("ffn_ln2", tokens) + source.routing(tokens)
+    router = Products(Gemm(costs.gemm, costs.multiprocessors, 2), [(layer.hidden, layer.experts)])
+    elements = 2 * layer.width
+    moved = layer.picked * 3 * layer.width * 2
+    activation = Pointwise(costs.pointwise, [(elements, moved, costs.pointwise.activation_gbps)])
+    return 1e6 * (seconds - router.seconds(tokens)[0] + activation.seconds(tokens))
+
+
+def run_seconds(run: Run, batch: int) -> float:
+    """Predict the seconds of a batch: all prompts in one micro-batch, then decodes."""
+    arch = arch_of(run.model)
+    stage = StageCosts([arch.num_layers], [AnalyticOperators(arch, run.tp, costs_of(run.device), 2)])
+    seconds = stage.seconds(MicroBatchShape(((run.input_len, 0),) * batch, sampled=batch))[0]
+    for step in range(1, run.output_len):
+        decodes = MicroBatchShape((), batch, batch * (run.input_len + step), batch)
+        seconds += stage.seconds(decodes)[0]
+    return seconds
+
+
+def _table(title: str, what: str, published: dict[int, float], found: list[float], digits: int) -> None:
+    errors = [predicted / seconds - 1 for predicted, seconds in zip(found, published.values(), strict=True)]
+    print(f"\n{title}\n{what:<10}" + "".join(f"{size:>8}" for size in published))
+    print(f"{'published':<10}" + "".join(f"{each:>8.{digits}f}" for each in published.values()))
+    print(f"{'model':<10}" + "".join(f"{each:>8.{digits}f}" for each in found))
+    print(f"{'error':<10}" + "".join(f"{each:>8.1%}" for each in errors))
+    print(f"median error {np.median(np.abs(errors)):.1%}")
+
+
+def main() -> None:
+    for layer in LAYERS:
+        found = [layer_us(layer, tokens) for tokens in layer.published]
+        title = f"{layer.name}, {layer.device}, us a layer ({layer.source})"
+        _table(title, "tokens", layer.published, found, 0)
+    for run in RUNS:
+        found = [run_seconds(run, batch) for batch in run.published]
+        title = f"{run.model}, {run.device}, TP {run.tp}, {run.input_len} tokens in, {run.output_len} out, s"
+        _table(f"{title} ({run.source})", "batch", run.published, found, 2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,12 +1,9 @@
-"""Where stages lie on nodes and racks: as a simulation assumes it, and as the ranks of a real run turn out.
-
-Imports no torch.
-"""
+"""Where stages lie on nodes and racks, and what crosses the links between them. Imports no torch."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -102,11 +99,3 @@ def stage_links(pp: int, tp: int, cluster: ClusterConfig, replicas: int = 1) -> 
 def _crossings(before: Sequence[int], after: Sequence[int]) -> list[tuple[int, int]]:
     """Return the pairs that differ of two sequences of places: those that ranks send from, and to."""
     return [(a, b) for a, b in zip(before, after, strict=True) if a != b]
-
-
-def split_stages(node_of_rank: Mapping[int, str], tp: int) -> dict[int, list[int]]:
-    """Return the stages whose ranks are on several nodes, each with the first of its ranks on each node."""
-    first: dict[int, dict[str, int]] = {}
-    for rank in sorted(node_of_rank):
-        first.setdefault(rank // tp, {}).setdefault(node_of_rank[rank], rank)
-    return {stage: list(ranks.values()) for stage, ranks in first.items() if len(ranks) > 1}

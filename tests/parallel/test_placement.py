@@ -1,4 +1,4 @@
-"""Stages lie on as few nodes as hold them, what crosses their links is counted, and bad placements are found."""
+"""Stages lie on as few nodes as hold them, and what crosses their links at the same time is counted."""
 
 from itertools import pairwise
 
@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gapless.conf.cluster import ClusterConfig
-from gapless.parallel.placement import StageLink, nodes_of_stages, split_stages, stage_links, stages_span_racks
+from gapless.parallel.placement import StageLink, nodes_of_stages, stage_links, stages_span_racks
 
 
 @given(pp=st.integers(1, 12), tp=st.integers(1, 32), devices=st.integers(1, 16))
@@ -76,9 +76,3 @@ def test_stages_over_racks() -> None:
     assert stages_span_racks(3, 4, cluster, replicas=2) == [False, True, False]
     assert stages_span_racks(1, 4, cluster, replicas=2) == [True]
     assert stages_span_racks(6, 2, cluster) == [False] * 6
-
-
-def test_split_stages_are_found_with_a_rank_on_each_of_their_nodes() -> None:
-    assert split_stages({0: "a", 1: "a", 2: "b", 3: "b"}, 2) == {}
-    assert split_stages({0: "a", 1: "b", 2: "b", 3: "b"}, 2) == {0: [0, 1]}
-    assert split_stages({3: "c", 2: "a", 1: "b", 0: "b"}, 4) == {0: [0, 2, 3]}

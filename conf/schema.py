@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from .cluster import ClusterConfig
+from .clusters import ClusterConfig
 from .costs import AttentionKernels, CostsConfig
 from .errors import ConfigError, check
 from .policies import SarathiConfig, SchedulerConfig

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from ..conf.cluster import ClusterConfig
+from ..conf.clusters import ClusterConfig
 from ..conf.errors import ConfigError
 from ..conf.schema import HardwareConfig, ParallelConfig
 from ..parallel.control import Endpoint

@@ -23,7 +23,7 @@ from datetime import timedelta
 from functools import cache
 from typing import Any
 
-from ..conf.cluster import ClusterConfig
+from ..conf.clusters import ClusterConfig
 from ..conf.errors import ConfigError
 from ..conf.schema import HardwareConfig, ParallelConfig
 from ..parallel.control import Endpoint

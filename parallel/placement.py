@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from ..conf.cluster import ClusterConfig
+from ..conf.clusters import ClusterConfig
 
 
 @dataclass(frozen=True, slots=True)

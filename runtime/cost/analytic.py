@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from ...conf.cluster import ClusterConfig
+from ...conf.clusters import ClusterConfig
 from ...conf.costs import AttentionKernels, CostsConfig
 from ...conf.schema import Architecture
 from ...parallel.placement import StageLink

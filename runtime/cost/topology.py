@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 
-from ...conf.cluster import ClusterConfig
+from ...conf.clusters import ClusterConfig
 from ...conf.costs import CostsConfig
 from ...parallel.placement import StageLink, nodes_of_a_stage
 from .link import Link

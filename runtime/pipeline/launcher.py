@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from importlib.metadata import entry_points
 from typing import Protocol
 
-from ...conf.cluster import ClusterConfig
+from ...conf.clusters import ClusterConfig
 from ...conf.errors import ConfigError, nearest
 from ...conf.schema import HardwareConfig, ParallelConfig
 from ...parallel.control import Endpoint

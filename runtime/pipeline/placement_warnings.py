@@ -6,7 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Mapping
 
-from ...conf.cluster import ClusterConfig
+from ...conf.clusters import ClusterConfig
 from ...conf.schema import HardwareConfig, ParallelConfig
 from ...parallel.placement import nodes_of_stages
 from ...parallel.real_placement import Place, changes, split_stages

@@ -13,7 +13,7 @@ from typing import NoReturn
 
 import msgspec
 
-from ...conf.cluster import ClusterConfig
+from ...conf.clusters import ClusterConfig
 from ...conf.errors import ConfigError
 from ...conf.schema import HardwareConfig, ParallelConfig
 from ...parallel.control import ControlServer

@@ -25,7 +25,7 @@ from gapless.conf.build import (
     model_choice,
     to_mapping,
 )
-from gapless.conf.cluster import ClusterConfig
+from gapless.conf.clusters import ClusterConfig
 from gapless.conf.errors import ConfigError
 from gapless.conf.policies import POLICY_CONFIGS, OrcaBestConfig, SarathiConfig, SchedulerConfig
 from gapless.conf.profiling import ProfileConfig

@@ -11,7 +11,7 @@ FOUR_NODES = r"""
 from itertools import pairwise
 from ray.cluster_utils import Cluster
 from gapless import LLM, SamplingParams
-from gapless.conf.cluster import ClusterConfig
+from gapless.conf.clusters import ClusterConfig
 from gapless.conf.schema import HardwareConfig, ParallelConfig
 from gapless.launch.ray_launcher import RayLauncher
 from gapless.parallel.control import Endpoint

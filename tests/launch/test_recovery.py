@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.support.faults import cut_among, kill, stop
-from gapless.conf.cluster import ClusterConfig
+from gapless.conf.clusters import ClusterConfig
 from gapless.conf.sampling import SamplingParams
 from gapless.conf.schema import HardwareConfig, ParallelConfig
 from gapless.launch.ray_launcher import RayLauncher

@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gapless.conf.cluster import ClusterConfig
+from gapless.conf.clusters import ClusterConfig
 from gapless.parallel.placement import StageLink, nodes_of_stages, stage_links, stages_span_racks
 
 

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gapless.conf.build import build, group_names, load_group, load_hardware
-from gapless.conf.cluster import ClusterConfig
+from gapless.conf.clusters import ClusterConfig
 from gapless.conf.costs import CostsConfig, LinkConfig
 from gapless.conf.schema import Architecture, SimulateConfig
 from gapless.parallel.placement import StageLink, stage_links

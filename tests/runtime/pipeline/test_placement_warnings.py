@@ -8,7 +8,7 @@ from io import StringIO
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gapless.conf.cluster import ClusterConfig
+from gapless.conf.clusters import ClusterConfig
 from gapless.conf.schema import HardwareConfig, ParallelConfig
 from gapless.parallel.placement import nodes_of_stages
 from gapless.parallel.real_placement import Place

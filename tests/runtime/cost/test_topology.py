@@ -220,6 +220,21 @@ def test_stages_within_a_node_and_their_sends_take_as_long_as_before_there_were_
         assert 1e6 * sum(replica.pipeline._send(280)) == pytest.approx(sends_us, abs=1e-3)
 
 
+def test_only_a_stage_over_racks_pays_for_the_spine() -> None:
+    """Stages of two nodes each, racks of three: the second of three stages lies in two racks."""
+    config = build(SimulateConfig, {
+        "model": load_group("model", "llama2-70b"), "hardware": load_group("hardware", "a100-80g"),
+        "cluster": {"devices_per_node": 2, "nodes_per_rack": 3, "oversubscription": 8},
+        "parallel": {"tp": 4, "pp": 3, "launcher": "ray", "layers": [26, 28, 26]},
+    })  # fmt: skip
+    free = dataclasses.replace(config, cluster=dataclasses.replace(config.cluster, nodes_per_rack=None))
+    shape = MicroBatchShape(chunks=((512, 0),))
+    slow, fast = (make_setting(each).costs.seconds(shape) for each in (config, free))
+    assert slow[0] == fast[0]
+    assert slow[1] > 1.2 * fast[1]
+    assert slow[2] == fast[2]
+
+
 @pytest.mark.parametrize("device", ["a100-80g", "h100", "h200", "a6000"])
 @pytest.mark.parametrize("tp", [2, 4, 8])
 def test_a_stage_over_more_nodes_takes_longer(device: str, tp: int) -> None:

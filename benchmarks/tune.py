@@ -37,22 +37,22 @@ def slo(ttft_ms: int | None, tbt_ms: int | None) -> tuple[str, ...]:
 
 QUESTIONS = {
     "llama-7b, 2 A100: 900 in, 40 out": (
-        "model=llama-7b", "hardware.devices_per_node=2", *lengths(900, 40, 0.6), *slo(1000, 60),
+        "model=llama-7b", "cluster.devices_per_node=2", *lengths(900, 40, 0.6), *slo(1000, 60),
     ),
     "llama-7b, 2 A100: 200 in, 200 out": (
-        "model=llama-7b", "hardware.devices_per_node=2", *lengths(200, 200, 0.8), *slo(1000, 40),
+        "model=llama-7b", "cluster.devices_per_node=2", *lengths(200, 200, 0.8), *slo(1000, 40),
     ),
     "llama-13b, 4 A100: 1,500 in, 60 out": (
-        "model=llama-13b", "hardware.devices_per_node=4", *lengths(1500, 60, 0.8), *slo(2000, 80),
+        "model=llama-13b", "cluster.devices_per_node=4", *lengths(1500, 60, 0.8), *slo(2000, 80),
     ),
     "llama-33b, 4 A100, TTFT alone": (
-        "model=llama-33b", "hardware.devices_per_node=4", *lengths(1000, 50, 0.5), *slo(4000, None),
+        "model=llama-33b", "cluster.devices_per_node=4", *lengths(1000, 50, 0.5), *slo(4000, None),
     ),
     "mistral-7b, 2 H100, TBT alone": (
-        "model=mistral-7b", "hardware=h100", "hardware.devices_per_node=2", *lengths(3000, 80, 0.5), *slo(None, 50),
+        "model=mistral-7b", "hardware=h100", "cluster.devices_per_node=2", *lengths(3000, 80, 0.5), *slo(None, 50),
     ),
     "qwen3-8b, 4 A6000: 600 in, 100 out": (
-        "model=qwen3-8b", "hardware=a6000", "hardware.devices_per_node=4", *lengths(600, 100, 0.7), *slo(3000, 120),
+        "model=qwen3-8b", "hardware=a6000", "cluster.devices_per_node=4", *lengths(600, 100, 0.7), *slo(3000, 120),
     ),
 }  # fmt: skip
 

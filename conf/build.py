@@ -35,6 +35,7 @@ E = TypeVar("E", bound=EngineConfig)
 GROUPS = {
     "model": "which model; also a path: model=FOLDER takes a Hugging Face folder",
     "hardware": "what a rank runs on",
+    "cluster": "how ranks lie on nodes and racks, and the links between them",
     "parallel": "the rank grid and who starts it",
     "scheduler": "the policy that forms micro-batches; also a file with one of your own: scheduler=./FILE.py",
     "workload": "which requests come, and when",
@@ -262,6 +263,7 @@ def compose_engine(
     mapping: dict[str, Any] = {
         "model": load_group("model", choice) | extra,
         "hardware": load_group("hardware", hardware),
+        "cluster": load_group("cluster", "default"),
         "parallel": load_group("parallel", "local"),
         "scheduler": policy_mapping(scheduler) if is_policy_file(scheduler) else load_group("scheduler", scheduler),
     }
@@ -358,7 +360,7 @@ def _convert(hint: Any, value: Any, key: str) -> Any:
             items = list(value) if isinstance(value, list | tuple) else [value]
             if dataclasses.is_dataclass(element):
                 return tuple(_convert(element, item, f"{key}[{index}]") for index, item in enumerate(items))
-            convert = _convert if typing.get_origin(element) is tuple else _scalar
+            convert = _convert if typing.get_origin(element) in (tuple, Literal) else _scalar
             converted = [convert(element, item, key) for item in items]
             if value is not None and None not in converted:
                 return tuple(converted)
@@ -432,7 +434,9 @@ def _right(options: tuple[Any, ...], value: Any) -> str:
         if dataclasses.is_dataclass(option):
             words.append("a mapping of keys")
         elif typing.get_origin(option) is tuple:
-            words.append(f"a list of {_PLURALS.get(typing.get_args(option)[0], 'mappings of keys')}")
+            (element, *_) = typing.get_args(option)
+            is_choice = typing.get_origin(element) is Literal
+            words.append(f"a list of {describe(element) if is_choice else _PLURALS.get(element, 'mappings of keys')}")
         elif typing.get_origin(option) is Literal:
             valid = typing.get_args(option)
             words.extend(valid)

@@ -183,6 +183,16 @@ class LinkConfig:
     knee: float  # order of the norm that joins the two times
     """how sharply least_us goes over into the time of the bytes; 1 adds them"""
 
+    def check(self, key: str) -> None:
+        """Check the values of the constants that `key` names.
+
+        Raises:
+            ConfigError: one is out of its range.
+        """
+        _check_positive(self, key, ("gbps",))
+        _check_not_negative(self, key, ("least_us", "ramp_us"))
+        check(f"{key}.knee", self.knee, self.knee >= 1, "1 or more")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostConfig:
@@ -262,10 +272,7 @@ class CostsConfig:
             self.eager_host.check(f"{_KEY}.eager_host")
         check(f"{_KEY}.multiprocessors", self.multiprocessors, self.multiprocessors >= 1, "1 or more")
         for name in ("all_reduce", "node", "network"):
-            key, link = f"{_KEY}.{name}", getattr(self, name)
-            _check_positive(link, key, ("gbps",))
-            _check_not_negative(link, key, ("least_us", "ramp_us"))
-            check(f"{key}.knee", link.knee, link.knee >= 1, "1 or more")
+            getattr(self, name).check(f"{_KEY}.{name}")
 
 
 def _check_positive(config: Any, key: str, names: tuple[str, ...] | list[str]) -> None:

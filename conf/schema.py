@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
+from .clusters import ClusterConfig
 from .costs import AttentionKernels, CostsConfig
 from .errors import ConfigError, check
 from .experts import ExpertsConfig
@@ -214,10 +215,6 @@ class HardwareConfig:
     """M_G, what a rank may use for weights and KV cache"""
     tile: int = 16
     """rows that a matmul is padded to; 128 on an A100 or A6000"""
-    devices_per_node: int = 8
-    """ranks that share a node and its fast links"""
-    network_adapters: int | None = None
-    """network adapters of a node, which the ranks share that send at the same time; null: one a device"""
     attention: AttentionKernels = "flashinfer"
     """library whose attention kernels a simulated device runs: flashinfer, flash_attention or xformers"""
     costs: CostsConfig | None = None  # constants of the analytic cost model; null: none are known
@@ -235,9 +232,6 @@ class HardwareConfig:
         return float(self.costs.gemm.memory_gbps**0.75 * self.costs.gemm.sustained_tflops**0.25)
 
     def __post_init__(self) -> None:
-        check("hardware.devices_per_node", self.devices_per_node, self.devices_per_node >= 1, "1 or more")
-        adapters = self.network_adapters
-        check("hardware.network_adapters", adapters, adapters is None or adapters >= 1, "null, or 1 or more")
         check("hardware.memory_gib", self.memory_gib, 0 < self.memory_gib <= 1e6, "above 0, at most 1e6")
         check("hardware.tile", self.tile, self.tile >= 1, "1 or more")
         if self.costs is not None:
@@ -350,6 +344,7 @@ class EngineConfig:
 
     model: ModelConfig
     hardware: HardwareConfig = field(default_factory=HardwareConfig)
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     scheduler: SchedulerConfig = field(default_factory=SarathiConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)

@@ -119,7 +119,7 @@ class TuneConfig(CapacityConfig):
     }
 
     nodes: int = 1
-    """nodes of the cluster, each with hardware.devices_per_node devices"""
+    """nodes of the cluster, each with cluster.devices_per_node devices"""
     search: SearchConfig = field(default_factory=SearchConfig)
 
     def __post_init__(self) -> None:

@@ -54,8 +54,9 @@ def prepare(config: CapacityConfig, stdin: TextInput) -> Prepared:
     settings = {}
     for label, policy in zip(labels(policies), policies, strict=True):
         own = SimulateConfig(
-            model=config.model, hardware=config.hardware, parallel=config.parallel, scheduler=policy,
-            cache=config.cache, seed=config.seed, workload=config.workload, simulation=config.simulation,
+            model=config.model, hardware=config.hardware, cluster=config.cluster, parallel=config.parallel,
+            scheduler=policy, cache=config.cache, seed=config.seed, workload=config.workload,
+            simulation=config.simulation,
         )  # fmt: skip
         settings[label] = make_setting(own)
     plans = [setting.plan for setting in settings.values()]

@@ -27,7 +27,7 @@ FIRST_KEYS = (  # of each command those that it has, before all others
     "simulation.replicas", "runs", "figures", "out",
 )  # fmt: skip
 _SECTIONS = ("", "serve", "search", "sampling", "workload", "slo", "simulation", "parallel", "scheduler", "cache",
-             "model", "hardware")  # fmt: skip
+             "model", "hardware", "cluster")  # fmt: skip
 _COSTS = "hardware.costs"
 
 

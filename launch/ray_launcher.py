@@ -11,9 +11,11 @@ import threading
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from ..conf.clusters import ClusterConfig
 from ..conf.errors import ConfigError
 from ..conf.schema import HardwareConfig, ParallelConfig
 from ..parallel.control import Endpoint
+from ..parallel.real_placement import Place, in_order, stages_together
 from ..runtime.pipeline.protocol import PipelineError
 from .local_ray import INIT_OPTIONS, LocalRay
 
@@ -28,6 +30,8 @@ _RAY_ENV = {
 _LOCAL_RAY_ENV = {"RAY_task_events_report_interval_ms": "0"}  # nobody reads them, and a dead GCS is sent them for 5 s
 
 _ANSWER_S = 3.0
+_ROOM_S = 5.0  # for nodes to have room for several stages each, before each stage is placed alone
+_RACK = "rack"  # the label of a Ray node that names its rack
 
 
 class RankActor:
@@ -52,7 +56,11 @@ class RankActor:
 
 
 class RayLauncher:
-    """Places one bundle per stage, so that the ranks of a stage share a node, with one actor per rank.
+    """Places the ranks of a stage on one node, and stages that follow each other on one node or in one rack.
+
+    Each rank is an actor. A bundle of the placement group holds a stage. On GPUs it holds as many consecutive stages as
+    `cluster.devices_per_node` says and the nodes have room for. CPU stages spread over the nodes, since the ranks of a
+    node share its cores.
 
     Without `parallel.ray_address` (or Ray's own `RAY_ADDRESS`) it starts Ray on this machine, on loopback, and ends it
     again. With `keep=True` actors and Ray outlive `stop` and serve the next `start`, until `shutdown`.
@@ -85,18 +93,25 @@ class RayLauncher:
         if not speaks_grpc and os.environ.get("RAY_USE_TLS", "0") == "0":
             raise ConfigError(f"parallel.ray_address={address}: what answers there is not Ray's GCS (6379 by default)")
 
-    def start(self, endpoint: Endpoint, parallel: ParallelConfig, hardware: HardwareConfig) -> None:
+    def start(
+        self, endpoint: Endpoint, parallel: ParallelConfig, hardware: HardwareConfig, cluster: ClusterConfig
+    ) -> None:
         uses_gpu = hardware.device == "cuda"
         self._connect(parallel)
         if len(self._actors) < parallel.world_size or len(self._spares) < parallel.spares:
             self._end_actors()
-            self._place(parallel, uses_gpu)
+            self._place(parallel, cluster, uses_gpu)
             self._check_reach(endpoint)
         self._parallel, self._uses_gpu = parallel, uses_gpu
         self._ended = {}
         self._runs = {}
         for rank in range(parallel.world_size):
             self._run(rank, endpoint)
+
+    def places(self) -> dict[int, Place]:
+        assert self._parallel is not None
+        where = self._places_of_bundles()
+        return {rank: where[self._bundles[self._actors[rank]]] for rank in range(self._parallel.world_size)}
 
     def _run(self, rank: int, endpoint: Endpoint) -> None:
         assert self._parallel is not None
@@ -190,24 +205,64 @@ class RayLauncher:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, on_term)  # Ray puts a handler of its own in its place
 
-    def _place(self, parallel: ParallelConfig, uses_gpu: bool) -> None:
-        from ray.util.placement_group import placement_group
+    def _place(self, parallel: ParallelConfig, cluster: ClusterConfig, uses_gpu: bool) -> None:
+        import ray
 
-        bundle = {"CPU": float(parallel.tp)} | ({"GPU": float(parallel.tp)} if uses_gpu else {})
-        self._check_resources(bundle, parallel.pp)
-        spare = dict.fromkeys(bundle, 1.0)
-        bundles = [bundle] * parallel.pp + [spare] * parallel.spares
-        self._group = placement_group(bundles, strategy="SPREAD")
-        if not self._group.wait(timeout_seconds=parallel.start_timeout_s):
-            raise PipelineError(
-                f"Ray could not place {parallel.pp} stages of {_text(bundle)} each within "
-                f"parallel.start_timeout_s={parallel.start_timeout_s:g}: is the cluster busy?"
-            )
+        pp, tp = parallel.pp, parallel.tp
+        each = {"CPU": 1.0} | ({"GPU": 1.0} if uses_gpu else {})  # rank
+        stage = {name: amount * tp for name, amount in each.items()}
+        self._check_resources(stage, pp)
         self._uses_gpu = uses_gpu
-        self._actors = [self._new_actor(rank // parallel.tp) for rank in range(parallel.world_size)]
-        self._spares = [self._new_actor(parallel.pp + number) for number in range(parallel.spares)]
+        together = [1]
+        if uses_gpu:
+            nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+            rooms = [min(int(node.get(name, 0)) for name in each) for node in nodes]
+            together = stages_together(pp, tp, cluster.devices_per_node, rooms)
+        while not self._reserve(together[0], parallel, stage, each):
+            if len(together) == 1:
+                raise PipelineError(
+                    f"Ray could not place {pp} stages of {_text(stage)} each within "
+                    f"parallel.start_timeout_s={parallel.start_timeout_s:g}: is the cluster busy?"
+                )
+            del together[0]
+        bundle_of = self._order(pp, together[0])
+        self._actors = [self._new_actor(bundle_of[rank // tp // together[0]]) for rank in range(parallel.world_size)]
+        self._spares = [self._new_actor(len(bundle_of) + number) for number in range(parallel.spares)]
         for actor in self._spares:
             actor.warm_up.remote()
+
+    def _reserve(
+        self, together: int, parallel: ParallelConfig, stage: dict[str, float], spare: dict[str, float]
+    ) -> bool:
+        """Make the placement group, with a bundle for so many stages `together`; False where there is no room."""
+        from ray.util.placement_group import placement_group, remove_placement_group
+
+        sizes = [min(together, parallel.pp - first) for first in range(0, parallel.pp, together)]
+        bundles = [{name: amount * size for name, amount in stage.items()} for size in sizes]
+        self._group = placement_group([*bundles, *[spare] * parallel.spares], strategy="SPREAD")
+        if self._group.wait(timeout_seconds=parallel.start_timeout_s if together == 1 else _ROOM_S):
+            return True
+        if together > 1:
+            remove_placement_group(self._group)
+        return False
+
+    def _order(self, pp: int, together: int) -> list[int]:
+        """Return the bundles of the stages, `together` in each, so that nodes and racks follow each other.
+
+        Where the last one holds fewer stages, it stays the last.
+        """
+        where, num_full = self._places_of_bundles(), pp // together
+        last = where[num_full] if pp % together else None
+        order = in_order([where[bundle] for bundle in range(num_full)], last)
+        return order if last is None else [*order, num_full]
+
+    def _places_of_bundles(self) -> dict[int, Place]:
+        import ray
+        from ray.util import placement_group_table
+
+        rack_of = {node["NodeID"]: node["Labels"].get(_RACK) for node in ray.nodes()}
+        node_of = placement_group_table(self._group)["bundles_to_node_id"]
+        return {bundle: Place(node, rack_of.get(node)) for bundle, node in node_of.items()}
 
     def _new_actor(self, bundle: int) -> Any:
         """Start an actor on a bundle of the placement group: that of a stage, or behind them of a spare."""

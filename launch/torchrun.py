@@ -23,10 +23,12 @@ from datetime import timedelta
 from functools import cache
 from typing import Any
 
+from ..conf.clusters import ClusterConfig
 from ..conf.errors import ConfigError
 from ..conf.schema import HardwareConfig, ParallelConfig
 from ..parallel.control import Endpoint
 from ..parallel.openmp import choose_waiting
+from ..parallel.real_placement import Place
 
 _START = "gapless/start"  # followed by rank and number: a JSON object for that rank's process with that number
 _ENDED = "gapless/ended"  # how many processes have ended by themselves; followed by rank and number: how
@@ -64,13 +66,18 @@ class TorchrunLauncher:
                 f"torchrun started {os.environ['WORLD_SIZE']}"
             )
 
-    def start(self, endpoint: Endpoint, parallel: ParallelConfig, hardware: HardwareConfig) -> None:
+    def start(
+        self, endpoint: Endpoint, parallel: ParallelConfig, hardware: HardwareConfig, cluster: ClusterConfig
+    ) -> None:
         self._address = {
             "device": hardware.device, "timeout_s": parallel.start_timeout_s, "stands_by": parallel.spares > 0,
         }  # fmt: skip
         for rank in range(parallel.world_size):
             self._tell(rank, endpoint)
         self._keeper = subprocess.Popen(_SELF, env=os.environ | {_ROLE_ENV: "keeper"})
+
+    def places(self) -> dict[int, Place]:
+        return {}
 
     def _tell(self, rank: int, endpoint: Endpoint | None) -> None:
         """Have a rank's keeper start its next process. Without an endpoint, there is none, and the keeper ends."""

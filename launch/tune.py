@@ -58,7 +58,7 @@ def run(config: TuneConfig, search: Search, run_dir: Path, launcher: Launcher | 
         search.on_progress = report
         found = search.run()
     commands = _commands(search, found)
-    devices = f"{config.nodes} x {config.hardware.devices_per_node} {config.hardware.name}"
+    devices = f"{config.nodes} x {config.cluster.devices_per_node} {config.hardware.name}"
     title = f"Simulated: gapless tune, {config.model.name} on {devices}"
     asked = f"{config.workload.name}, {len(found.demands[0])} requests"
     subtitle = f"{slo_text(config.slo)} · {asked} · {datetime.now():%Y-%m-%d %H:%M}"
@@ -115,8 +115,8 @@ def _commands(search: Search, found: SearchResult) -> dict[str, str]:
     if winner.candidate.replicas > 1:
         share = search.demand.config_at(config.workload, winner.rate / winner.candidate.replicas)
     real = BenchConfig(
-        model=config.model, hardware=config.hardware, parallel=config.parallel, scheduler=config.scheduler,
-        cache=config.cache, seed=config.seed, workload=share,
+        model=config.model, hardware=config.hardware, cluster=config.cluster, parallel=config.parallel,
+        scheduler=config.scheduler, cache=config.cache, seed=config.seed, workload=share,
     )  # fmt: skip
     one = "one of its replicas" if winner.candidate.replicas > 1 else "it"
     return simulated | {f"runs {one} on the real devices": command_line(real, "bench")}

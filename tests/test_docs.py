@@ -121,7 +121,7 @@ def test_commands_compose(name: str, command: str, tmp_path: Path, monkeypatch: 
 
 def test_keys_and_choices_named_in_prose_are_valid() -> None:
     keys = {key for config in CONFIGS.values() for key, _ in dotted_keys(config)}
-    groups = "model|hardware|parallel|scheduler|cache|sampling|workload|slo|simulation|serve"
+    groups = "model|hardware|cluster|parallel|scheduler|cache|sampling|workload|slo|simulation|serve"
     named = [
         (document, *found)
         for document in DOCUMENTS

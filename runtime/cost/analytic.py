@@ -4,46 +4,43 @@
 
 from __future__ import annotations
 
-import math
 from typing import Literal
 
+from ...conf.clusters import ClusterConfig
 from ...conf.costs import AttentionKernels, CostsConfig
 from ...conf.schema import Architecture
-from ...parallel.placement import nodes_of_a_stage
+from ...parallel.placement import StageLink
 from .attention import AttentionCost
 from .experts import ExpertProducts, Routing
 from .gemm import Gemm, Products
-from .link import Link
 from .operators import LAYER_LINEARS, HostTimes, Linear
 from .pointwise import Pointwise
+from .topology import Topology
 
 
 class AnalyticOperators:
     """Operator times of a model in `tp` slices, from a device's constants (docs/cost_model.md). An `Operators`.
 
     Args:
-        devices_per_node: a group of more ranks lies on as few nodes as hold it.
+        cluster: nodes, and the links that are not the device's own; None: the default.
+        between_racks: the ranks lie in several racks.
         attention: the library whose kernels compute it.
         launch: how the host launches kernels.
-        network_adapters: of a node, for all of its ranks; None: each has its own.
         replicate_embedding: each rank holds the whole embedding, so that no all-reduce follows it.
         expert_parallel: each rank holds whole experts; else a slice of each.
         expert_skew: how unevenly tokens are routed to experts (`Routing`).
     """
 
     def __init__(
-        self, arch: Architecture, tp: int, costs: CostsConfig, dtype_bytes: int, *, devices_per_node: int = 8,
-        replicate_embedding: bool = False, attention: AttentionKernels = "flashinfer",
-        launch: Literal["graphs", "eager"] = "graphs", network_adapters: int | None = None,
+        self, arch: Architecture, tp: int, costs: CostsConfig, dtype_bytes: int, *,
+        cluster: ClusterConfig | None = None, between_racks: bool = False, replicate_embedding: bool = False,
+        attention: AttentionKernels = "flashinfer", launch: Literal["graphs", "eager"] = "graphs",
         expert_parallel: bool = False, expert_skew: float = 0.0,
     ) -> None:
         H, D, N, K = arch.hidden_size, arch.head_dim, arch.num_heads // tp, max(1, arch.num_kv_heads // tp)
         ffn, gate = arch.ffn_size if expert_parallel else arch.ffn_size // tp, 2 if arch.gated_ffn else 1
         self.tp = tp
-        self._num_nodes = nodes_of_a_stage(tp, devices_per_node)
-        self._ranks_a_node = -(-tp // self._num_nodes)
-        # How many of a stage's ranks on a node send over one adapter at the same time.
-        self._ranks_an_adapter = 1.0 if network_adapters is None else max(1.0, self._ranks_a_node / network_adapters)
+        self.topology = Topology(cluster or ClusterConfig(), costs, tp, between_racks=between_racks)
         host = costs.host_of(launch)
         self.host = HostTimes.of(host, tp)
         self._bulk_rate = host.bulk_gbps * 1e9 if tp > 2 else 0.0  # bytes/s; 0: large all-reduces are like others
@@ -94,7 +91,6 @@ class AnalyticOperators:
         self._embedding = Pointwise(rates, embedding)
         self._replicates_embedding = replicate_embedding
         self._row_bytes = row
-        self._all_reduce, self._node, self._network = map(Link, (costs.all_reduce, costs.node, costs.network))
 
     def linear(self, operator: Linear, rows: int) -> float:
         if operator == "head":
@@ -126,30 +122,13 @@ class AnalyticOperators:
         if self.tp == 1:
             return 0.0
         size = rows * self._row_bytes
-        seconds = self._collective(2, size)
+        seconds = self.topology.all_reduce(size)
         if self._bulk_rate and size >= self._bulk_bytes:
             seconds = max(seconds, 2 * (self.tp - 1) / self.tp * size / self._bulk_rate)
         return seconds
 
-    def send(self, rows: int, *, between_nodes: bool, scatter_gather: bool) -> float:
+    def send(self, rows: int, *, link: StageLink, scatter_gather: bool) -> float:
         size = rows * self._row_bytes
-        link, shared_by = (self._network, self._ranks_an_adapter) if between_nodes else (self._node, 1.0)
         if not scatter_gather or self.tp == 1:
-            return link.seconds(size * shared_by)
-        return link.seconds(size * shared_by / self.tp) + self._collective(1, size)
-
-    def _collective(self, passes: int, size: int) -> float:
-        """Return the seconds of an all-reduce of `size` bytes (two passes: reduce-scatter, gather) or a gather (one).
-
-        Over several nodes there are two levels. The ranks of a node reduce among themselves, each to a slice. Then each
-        reduces its slice with its peers on the other nodes, over the network and at the same time as the others. Of
-        that, bytes cost as in a ring, and latency as in a tree, whose depth grows with the logarithm of the nodes: what
-        NCCL's double binary trees reach ("Massively Scale Your Deep Learning Training with NCCL 2.4", NVIDIA, 2019).
-        """
-        ranks, nodes = self._ranks_a_node, self._num_nodes
-        seconds = self._all_reduce.seconds(passes * (ranks - 1) / ranks * size)  # its least time starts the collective
-        if nodes > 1:
-            messages = passes * math.ceil(math.log2(nodes))
-            across = self._network.seconds(passes * (nodes - 1) / nodes * size / ranks * self._ranks_an_adapter)
-            seconds += across + (messages - 1) * self._network.least_seconds
-        return seconds
+            return self.topology.send(size, link)
+        return self.topology.send(size / self.tp, link) + self.topology.gather(size)

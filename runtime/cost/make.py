@@ -7,6 +7,7 @@ from functools import lru_cache
 from ...conf.errors import ConfigError
 from ...conf.schema import Architecture, HardwareConfig, SimulateConfig
 from ...models.memory import dtype_bytes, resolve_dtype
+from ...parallel.placement import stages_span_racks
 from ..engine.plan import Plan, stage_hardware
 from .analytic import AnalyticOperators
 from .error import CostError, widest
@@ -21,11 +22,14 @@ def make_costs(config: SimulateConfig, plan: Plan) -> StageCosts:
     Raises:
         ConfigError: there is neither a profile nor constants of the hardware, or the profile is of another model.
     """
-    sources: dict[str, Operators] = {}
-    for hardware in stage_hardware(config):
-        if hardware.name not in sources:
-            sources[hardware.name] = make_operators(config, hardware, plan.arch, plan.replicate_embedding)
-    operators = [sources[hardware.name] for hardware in stage_hardware(config)]
+    parallel = config.parallel
+    racks = stages_span_racks(parallel.pp, parallel.tp, config.cluster, config.simulation.replicas)
+    sources: dict[tuple[str, bool], Operators] = {}
+    operators = []
+    for hardware, between_racks in zip(stage_hardware(config), racks, strict=True):
+        if (kind := (hardware.name, between_racks)) not in sources:
+            sources[kind] = make_operators(config, hardware, plan.arch, plan.replicate_embedding, between_racks)
+        operators.append(sources[kind])
     return _stage_costs(
         tuple(len(layers) for layers in plan.layers), tuple(operators),
         host=config.simulation.host, last_layer=config.simulation.last_layer,
@@ -33,8 +37,9 @@ def make_costs(config: SimulateConfig, plan: Plan) -> StageCosts:
 
 
 def make_operators(
-    config: SimulateConfig, hardware: HardwareConfig, arch: Architecture, replicate_embedding: bool = False
-) -> Operators:
+    config: SimulateConfig, hardware: HardwareConfig, arch: Architecture, replicate_embedding: bool = False,
+    between_racks: bool = False,
+) -> Operators:  # fmt: skip
     """Make the operator times of one kind of device: measured where the profile is of that device, else analytic.
 
     Raises:
@@ -56,9 +61,8 @@ def make_operators(
         raise ConfigError(f"simulation.launch=eager: no times of such an engine are known on hardware={hardware.name}")
     element = dtype_bytes(config.model, hardware.device)
     return _analytic(
-        arch, config.parallel.tp, hardware.costs, element, devices_per_node=config.hardware.devices_per_node,
-        replicate_embedding=replicate_embedding, attention=hardware.attention,
-        launch=simulation.launch, network_adapters=config.hardware.network_adapters,
+        arch, config.parallel.tp, hardware.costs, element, cluster=config.cluster, between_racks=between_racks,
+        replicate_embedding=replicate_embedding, attention=hardware.attention, launch=simulation.launch,
         expert_parallel=config.parallel.expert_parallel, expert_skew=simulation.expert_skew,
     )
 
@@ -116,5 +120,5 @@ def _measured(config: SimulateConfig, arch: Architecture) -> Measured | None:
     dtype = resolve_dtype(config.model, config.hardware.device)
     return read_measured(
         simulation.profile, arch, pp=parallel.pp, tp=parallel.tp, dtype=dtype,
-        devices_per_node=config.hardware.devices_per_node,
+        devices_per_node=config.cluster.devices_per_node,
     )

@@ -10,7 +10,7 @@ from statistics import median
 
 from ...conf.errors import ConfigError
 from ...conf.schema import Architecture
-from ...parallel.placement import nodes_of_a_stage
+from ...parallel.placement import StageLink, nodes_of_a_stage
 from .error import CostError
 from .interpolation import ChunkAttention, Curve, DecodeAttention, medians
 from .operators import LAYER_LINEARS, HostTimes, Linear
@@ -71,7 +71,7 @@ class MeasuredOperators:
         """Return 0: the measured times of postproj, ffn_ln2 and the embedding include their all-reduce."""
         return 0.0
 
-    def send(self, rows: int, *, between_nodes: bool, scatter_gather: bool) -> float:
+    def send(self, rows: int, *, link: StageLink, scatter_gather: bool) -> float:
         """Return the seconds of a send within the profiled node, for a link between nodes too."""
         assert self._sends is not None, "stages without a measured send"
         return self._sends(rows)
@@ -104,7 +104,7 @@ def read_measured(
             raise ConfigError(f"{key}: measured {about.model} with {name}={found}; this model has {name}={wanted}")
     if (nodes := nodes_of_a_stage(tp, devices_per_node)) != about.nodes:
         raise ConfigError(
-            f"{key}: measured all-reduces of stages over {_nodes(about.nodes)}; hardware.devices_per_node="
+            f"{key}: measured all-reduces of stages over {_nodes(about.nodes)}; cluster.devices_per_node="
             f"{devices_per_node} and parallel.tp={tp} come to {_nodes(nodes)}"
         )
     measured = _read(folder.path, key, about.hardware, folder.num_bytes)

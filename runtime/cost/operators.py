@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, get_args
 
 from ...conf.costs import HostConfig
+from ...parallel.placement import StageLink
 
 # The linear operators of the paper's Table 1, under its names, and the LM head.
 Linear = Literal["preproj", "postproj", "ffn_ln1", "ffn_ln2", "head"]
@@ -86,7 +87,7 @@ class Operators(Protocol):
         """Return the seconds of an all-reduce of `rows` tokens' hidden states over the `tp` ranks; 0 for one rank."""
         ...
 
-    def send(self, rows: int, *, between_nodes: bool, scatter_gather: bool) -> float:
+    def send(self, rows: int, *, link: StageLink, scatter_gather: bool) -> float:
         """Return the seconds from when a stage has computed the hidden states of `rows` tokens until the next has them.
 
         With `scatter_gather`, each of the `tp` ranks sends one slice and the receivers gather them (Megatron-LM).

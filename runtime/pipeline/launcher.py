@@ -6,9 +6,11 @@ from collections.abc import Collection, Sequence
 from importlib.metadata import entry_points
 from typing import Protocol
 
+from ...conf.clusters import ClusterConfig
 from ...conf.errors import ConfigError, nearest
 from ...conf.schema import HardwareConfig, ParallelConfig
 from ...parallel.control import Endpoint
+from ...parallel.real_placement import Place
 
 
 class Launcher(Protocol):
@@ -21,8 +23,18 @@ class Launcher(Protocol):
         """Raise `ConfigError` if the ranks cannot be placed, before anything heavy starts."""
         ...
 
-    def start(self, endpoint: Endpoint, parallel: ParallelConfig, hardware: HardwareConfig) -> None:
-        """Start all ranks without waiting for them; they join the coordinator at `endpoint`."""
+    def start(
+        self, endpoint: Endpoint, parallel: ParallelConfig, hardware: HardwareConfig, cluster: ClusterConfig
+    ) -> None:
+        """Start all ranks without waiting for them; they join the coordinator at `endpoint`.
+
+        Args:
+            cluster: what nodes hold, for a launcher that chooses places.
+        """
+        ...
+
+    def places(self) -> dict[int, Place]:
+        """Return where each rank has started; nothing where the launcher knows no more than the ranks do."""
         ...
 
     @property

@@ -6,21 +6,23 @@ import ipaddress
 import secrets
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import NoReturn
 
 import msgspec
 
+from ...conf.clusters import ClusterConfig
 from ...conf.errors import ConfigError
 from ...conf.schema import HardwareConfig, ParallelConfig
 from ...parallel.control import ControlServer
-from ...parallel.placement import split_stages
+from ...parallel.real_placement import Place
 from ..core.messages import MicroBatchMessage, MicroBatchResult, RankFailure, Span, Stop
 from ..core.run_record import FaultReason, FaultRecord
 from .handshake import Halt, Present, Ready, Rejoin, RollCall, Setup, encoder, from_rank
 from .launcher import Launcher
+from .placement_warnings import warn_of_placement
 from .protocol import PipelineError, PipelineFault, WallClock
 from .recovery_limit import RecoveryLimit
 from .repair import Repair
@@ -52,6 +54,7 @@ class RemotePipeline:
         launcher: Launcher,
         parallel: ParallelConfig,
         hardware: HardwareConfig,
+        cluster: ClusterConfig,
         setup: Setup,
         on_progress: Callable[[str], None] = lambda text: None,
         fewer_stages: Callable[[int], Setup] | None = None,
@@ -78,14 +81,20 @@ class RemotePipeline:
         if not ipaddress.ip_address(self._server.endpoint.host).is_loopback:
             _warn_of_open_ports(parallel.host)
         try:
-            launcher.start(self._server.endpoint, parallel, hardware)
-            self._setup = self._build(setup, on_progress)
+            launcher.start(self._server.endpoint, parallel, hardware, cluster)
+            self._setup, hosts = self._build(setup, on_progress)
+            places = launcher.places() or {rank: Place(node) for rank, node in self._server.node.items()}
+            warn_of_placement(places, hosts, parallel, hardware, cluster)
         except BaseException:
             self.close(graceful=False)
             raise
 
-    def _build(self, setup: Setup, on_progress: Callable[[str], None]) -> Setup:
-        """Wait for all ranks to join, publish the setup, wait until they have built their stages."""
+    def _build(self, setup: Setup, on_progress: Callable[[str], None]) -> tuple[Setup, dict[int, str]]:
+        """Wait for all ranks to join, publish the setup, wait until they have built their stages.
+
+        Returns:
+            The setup, and the name of each rank's node.
+        """
         deadline = self.clock.now() + self._parallel.start_timeout_s
         world = self._parallel.world_size
         while not self._server.accept(_POLL_INTERVAL_S):
@@ -102,10 +111,8 @@ class RemotePipeline:
             self._check_launcher()
             if self.clock.now() > deadline:
                 raise self._late(self._ranks - ready.keys(), "did not connect and load within")
-        if split := split_stages(self._server.node, setup.tp):
-            _warn_of_split_stages({stage: [ready[rank].host for rank in ranks] for stage, ranks in split.items()})
         self.where = [f"{ready[rank].host} {ready[rank].process}" for rank in range(world)]
-        return setup
+        return setup, {rank: ready[rank].host for rank in range(world)}
 
     @property
     def _ranks(self) -> set[int]:
@@ -392,16 +399,6 @@ class RemotePipeline:
                 self._server.poll(0.1)
         self._server.close()
         self._launcher.stop()
-
-
-def _warn_of_split_stages(hosts_of_stage: Mapping[int, Sequence[str]]) -> None:
-    """Say which stages' ranks are on several nodes, and on which."""
-    stages = "; ".join(f"stage {stage} on {', '.join(hosts)}" for stage, hosts in hosts_of_stage.items())
-    print(
-        f"gapless: warning: stages over several nodes ({stages}): each of their all-reduces crosses the network; a "
-        "smaller parallel.tp, with more stages, keeps each stage on a node",
-        file=sys.stderr,
-    )
 
 
 def _warn_of_fewer_stages(unplaced: Sequence[int], seconds: float, num_stages: int) -> None:

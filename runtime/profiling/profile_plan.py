@@ -50,7 +50,7 @@ def plan_profile(config: ProfileConfig) -> ProfilePlan:
     """
     plan, hardware, parallel, block = make_plan(config), config.hardware, config.parallel, config.cache.block_size
     arch = plan.arch
-    stages_per_node = max(1, min(parallel.world_size, hardware.devices_per_node) // parallel.tp)
+    stages_per_node = max(1, min(parallel.world_size, config.cluster.devices_per_node) // parallel.tp)
     stages = stages_per_node if config.neighbours is None else 1 + config.neighbours
     ranks = stages * parallel.tp
     num_layers = config.num_layers or min(_MAX_LAYERS, max(map(len, plan.layers)))
@@ -70,7 +70,7 @@ def plan_profile(config: ProfileConfig) -> ProfilePlan:
         model=config.model.name, shape=shape_of(arch), dtype=resolve_dtype(config.model, hardware.device),
         attention=config.model.attention, hardware=hardware.name, device=hardware.device, tp=parallel.tp, ranks=ranks,
         threads=threads, num_layers=num_layers, layers=[len(layers) for layers in plan.layers], block_size=block,
-        nodes=nodes_of_a_stage(parallel.tp, hardware.devices_per_node),
+        nodes=nodes_of_a_stage(parallel.tp, config.cluster.devices_per_node),
     )  # fmt: skip
     max_slots = max(point.slots(block) for point in (*mixed, *sent))
     small = replace(config, cache=replace(config.cache, num_blocks=max(max_slots, arch.max_position) // block + 1))

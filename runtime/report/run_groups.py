@@ -13,7 +13,7 @@ from ..run_folder.read import RunFolder
 # Top-level keys that do not change what a run does: where its outputs go, and what else a benchmark runs beside it.
 _KEYS_WITHOUT_EFFECT = frozenset({"outputs", "print_texts", "policies", "repeats", "interleave", "warmup", "slo"})
 # Sections with a `name`. Other keys of a section are only compared between settings that have the same name there.
-_NAMED_SECTIONS = ("model", "hardware", "scheduler", "workload")
+_NAMED_SECTIONS = ("model", "hardware", "cluster", "scheduler", "workload")
 _COST_CONSTANTS = "hardware.costs."  # prefix of the analytic cost model's constants
 _MANY_CONSTANTS = 3  # from this many differing constants on, a label shows one number for all of them
 _MISSING = object()

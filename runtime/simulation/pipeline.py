@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from mypy_extensions import mypyc_attr
 
+from ...parallel.placement import StageLink
 from ..core.messages import MicroBatchMessage, MicroBatchResult, Sampled, Span
 from ..core.run_record import FaultRecord
 from ..cost.stage_costs import MicroBatchShape, StageCosts
@@ -57,7 +58,7 @@ class SimulatedPipeline:
 
     Args:
         costs: seconds of each stage for a micro-batch.
-        between_nodes: whether each link, from a stage to the next, crosses nodes.
+        stage_links: what lies between each stage and the next; None: two nodes.
         scatter_gather: each tensor-parallel rank sends a slice, and the receivers gather them.
         overlap_sends: a stage computes while it sends; else it is idle until the send is done.
         dispatch_s: seconds of a message from the coordinator to the ranks. result_s: from the last stage back.
@@ -72,7 +73,7 @@ class SimulatedPipeline:
         *,
         depth: int,
         num_blocks: int,
-        between_nodes: Sequence[bool] | None = None,
+        stage_links: Sequence[StageLink] | None = None,
         scatter_gather: bool = True,
         overlap_sends: bool = True,
         dispatch_s: float = 0.0,
@@ -97,7 +98,9 @@ class SimulatedPipeline:
         self.turnaround_s = turnaround_s
         self._draft_acceptance = draft_acceptance
         self._seed = seed
-        self._links = tuple(between_nodes if between_nodes is not None else [True] * (self.num_stages - 1))
+        if stage_links is None:
+            stage_links = [StageLink(between_nodes=True)] * (self.num_stages - 1)
+        self._links = tuple(stage_links)
         self._sends: dict[int, list[float]] = {}  # by rows: seconds over each link, and 0 after the last stage
         self._sampled: dict[int, Sampled] = {}  # by number of rows
         self._free_at = [0.0] * self.num_stages
@@ -176,8 +179,8 @@ class SimulatedPipeline:
 
     def _send(self, rows: int) -> list[float]:
         seconds = [
-            source.send(rows, between_nodes=crosses, scatter_gather=self.scatter_gather)
-            for source, crosses in zip(self.costs.operators, self._links, strict=False)
+            source.send(rows, link=link, scatter_gather=self.scatter_gather)
+            for source, link in zip(self.costs.operators, self._links, strict=False)
         ]
         self._sends[rows] = [*seconds, 0.0]
         return self._sends[rows]

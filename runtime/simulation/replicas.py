@@ -7,10 +7,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import pairwise
 
 from ...conf.policies import SchedulerConfig
-from ...parallel.placement import nodes_of_stages
+from ...parallel.placement import stage_links
 from ..core.garbage_collection import without_collector
 from ..core.run_record import RunRecord
 from ..engine.arrivals import make_request
@@ -93,7 +92,7 @@ def make_replicas(setting: Setting, *, repeat: int = 1) -> list[Replica]:
     """
     config, plan, control = setting.config, setting.plan, setting.control
     simulation, parallel = config.simulation, config.parallel
-    nodes = nodes_of_stages(parallel.pp, parallel.tp, config.hardware.devices_per_node)
+    links = stage_links(parallel.pp, parallel.tp, config.cluster, simulation.replicas)
     made = []
     for number in range(simulation.replicas):
         disturbance = Disturbance(
@@ -108,7 +107,7 @@ def make_replicas(setting: Setting, *, repeat: int = 1) -> list[Replica]:
             setting.costs,
             depth=plan.limits.depth.most,
             num_blocks=plan.num_blocks,
-            between_nodes=[a != b for a, b in pairwise(nodes)],
+            stage_links=links[number],
             scatter_gather=simulation.scatter_gather,
             overlap_sends=simulation.overlap_sends,
             dispatch_s=control.dispatch,

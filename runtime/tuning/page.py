@@ -77,7 +77,7 @@ def cards(found: SearchResult, config: TuneConfig) -> list[tuple[str, str, str]]
         near = [("closest", f"{one.times:.3g}x", one.text) for one in found.closest[:1]]
         return [("capacity", "0", "no setting meets the SLO at any rate"), *near]
     candidate = winner.candidate
-    devices = config.nodes * config.hardware.devices_per_node
+    devices = config.nodes * config.cluster.devices_per_node
     per_device = winner.interval.mean / devices
     shown = [
         ("capacity", f"{rate_text(winner.interval.mean)} <small>requests/s</small>", interval_note(found)),

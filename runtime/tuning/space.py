@@ -113,18 +113,18 @@ class Space:
         """
         config = self.config
         arch = resolve_architecture(config.model, tensors=False)
-        devices = config.nodes * config.hardware.devices_per_node
+        devices = config.nodes * config.cluster.devices_per_node
         found: list[tuple[int, int, int]] = []
         self.misfits.clear()
-        for tp in config.search.tp or _divisors(config.hardware.devices_per_node):
+        for tp in config.search.tp or _divisors(config.cluster.devices_per_node):
             for pp in config.search.pp or _divisors(devices // tp):
                 replicas, idle = divmod(devices, tp * pp)
                 if idle or not replicas:
                     self._refuse(tp, pp, max(1, replicas), f"{tp * pp} ranks a replica do not divide {devices} devices")
                     continue
-                if config.hardware.devices_per_node % tp:
+                if config.cluster.devices_per_node % tp:
                     self._refuse(tp, pp, replicas, f"tp={tp} does not divide the node's "
-                                                   f"{config.hardware.devices_per_node} devices")  # fmt: skip
+                                                   f"{config.cluster.devices_per_node} devices")  # fmt: skip
                     continue
                 if config.search.pp is None and pp > arch.num_layers:
                     continue  # more stages than layers, and the config does not ask for them
@@ -250,6 +250,7 @@ class Space:
         return SimulateConfig(
             model=config.model,
             hardware=config.hardware,
+            cluster=config.cluster,
             parallel=replace(config.parallel, tp=candidate.tp, pp=candidate.pp, layers=candidate.layers, depth=depth,
                              launcher=launcher, expert_parallel=candidate.expert_parallel),
             scheduler=replace(candidate.policy, batch=candidate.batch),

@@ -25,6 +25,7 @@ from gapless.conf.build import (
     model_choice,
     to_mapping,
 )
+from gapless.conf.clusters import ClusterConfig
 from gapless.conf.errors import ConfigError
 from gapless.conf.policies import POLICY_CONFIGS, OrcaBestConfig, SarathiConfig, SchedulerConfig
 from gapless.conf.profiling import ProfileConfig
@@ -124,6 +125,15 @@ def test_policy_is_picked_by_its_name(name: str) -> None:
     (HardwareConfig, "hardware", {"memory_gib": "2"}, "hardware.memory_gib='2': must be a number"),
     (HardwareConfig, "hardware", {"memory_gib": float("nan")}, "hardware.memory_gib=nan: must be a finite number"),
     (HardwareConfig, "hardware", {"memory_gib": False}, "hardware.memory_gib=False: must be a number"),
+    (ClusterConfig, "cluster", {"network_adapters": 0}, "cluster.network_adapters=0: must be null, or 1 or more"),
+    (ClusterConfig, "cluster", {"nodes_per_rck": 4},
+     "cluster.nodes_per_rck: unknown key; did you mean 'cluster.nodes_per_rack'?"),
+    (ClusterConfig, "cluster", {"all_reduce_algorithms": ["rng"]},
+     "cluster.all_reduce_algorithms='rng': must be ring, tree or two_level; did you mean 'ring'?"),
+    (ClusterConfig, "cluster", {"all_reduce_algorithms": {}},
+     "cluster.all_reduce_algorithms={}: must be ring, tree or two_level"),
+    (ClusterConfig, "cluster", {"spine": {"gbps": 10.0}}, "cluster.spine.least_us: missing; it has no default"),
+    (ClusterConfig, "cluster", {"oversubscription": 0.5}, "cluster.oversubscription=0.5: must be 1 or more"),
     (ModelConfig, "model", {"name": 7, "weights": "shipped"}, "model.name=7: must be a string"),
     (ModelConfig, "model", {"architecture": 3}, "model.architecture=3: must be null or a mapping of keys"),
     (ModelConfig, "model", {"architecture": {"vocab_size": 3}},
@@ -247,8 +257,8 @@ def test_every_choice_of_a_group_builds(group: str) -> None:
             mapping["weights"] = "shipped"
         if "path" in mapping:
             mapping["path"] = "x"
-        cls = {"model": ModelConfig, "hardware": HardwareConfig, "parallel": ParallelConfig,
-               "scheduler": SchedulerConfig, "workload": WorkloadConfig}[group]  # fmt: skip
+        cls = {"model": ModelConfig, "hardware": HardwareConfig, "cluster": ClusterConfig,
+               "parallel": ParallelConfig, "scheduler": SchedulerConfig, "workload": WorkloadConfig}[group]  # fmt: skip
         config = build(cls, mapping, group)
         if group != "parallel":
             assert config.name == name  # type: ignore[attr-defined]
@@ -343,7 +353,8 @@ def test_compose_engine_takes_dotted_overrides() -> None:
     ("modle.weights", "x", "modle.weights: unknown key; did you mean 'model.weights'?"),
     ("scheduler.chunk.x", 1, "scheduler.chunk.x: unknown key; scheduler.chunk holds a value, not keys"),
     ("scheduler.chunk", "48", "scheduler.chunk='48': must be an integer or auto"),
-    ("sampling.top_k", 1, "sampling.top_k: unknown key; valid: cache, hardware, model, parallel, scheduler, seed"),
+    ("sampling.top_k", 1,
+     "sampling.top_k: unknown key; valid: cache, cluster, hardware, model, parallel, scheduler, seed"),
 ])  # fmt: skip
 def test_compose_engine_errors(key: str, value: Any, line: str) -> None:
     with pytest.raises(ConfigError) as caught:

@@ -101,7 +101,7 @@ UNREADABLE = "not a value that hydra can read (no viable alternative at input '[
      "scheduler.chunk: unknown key of orca_best, request_level; sarathi, equal_time have it"),
     (["generate", "scheduler=sarathi,orca_best"],
      "scheduler=sarathi,orca_best: several values are a sweep; add -m to run each"),
-    (["generate", "workload=zipf"], "workload: unknown key; valid: cache, hardware, model, "
+    (["generate", "workload=zipf"], "workload: unknown key; valid: cache, cluster, hardware, model, "
      "outputs, parallel, print_texts, prompt, prompts, sampling, scheduler, seed"),
     (["generate", "scheduler.chunk=1,2"], "scheduler.chunk=1,2: several values are a sweep; add -m to run each"),
     (["generate", "scheduler.chunk"], "'scheduler.chunk': not understood; overrides are KEY=VALUE"),

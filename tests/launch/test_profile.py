@@ -15,6 +15,7 @@ from gapless.conf.profiling import ProfileConfig
 from gapless.launch import compose, profile
 from gapless.launch.cli import main
 from gapless.launch.ray_launcher import RayLauncher
+from gapless.parallel.placement import StageLink
 from gapless.runtime.cost.measured import read_measured
 from gapless.runtime.cost.profile_folder import OPERATORS, OperatorSample, ProfileFolder
 from gapless.runtime.cost.profile_point import Point
@@ -104,7 +105,7 @@ def test_stages_side_by_side_and_what_lies_between_them(tmp_path: Path, ray_laun
     measured = read_measured(str(tmp_path), plan.plan.arch, pp=2, tp=1, dtype="float32")
     assert measured.operators.host.dispatch > 0
     assert measured.operators.host.result > 0
-    assert measured.operators.send(16, between_nodes=False, scatter_gather=False) > 0
+    assert measured.operators.send(16, link=StageLink(False), scatter_gather=False) > 0
     profile.show_errors(Console(quiet=True), folder)
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.support.faults import cut_among, kill, stop
+from gapless.conf.clusters import ClusterConfig
 from gapless.conf.sampling import SamplingParams
 from gapless.conf.schema import HardwareConfig, ParallelConfig
 from gapless.launch.ray_launcher import RayLauncher
@@ -161,9 +162,11 @@ class CrowdedLauncher(ProcessLauncher):
         self.endpoint: Endpoint | None = None
         self.refused: list[str] = []
 
-    def start(self, endpoint: Endpoint, parallel: ParallelConfig, hardware: HardwareConfig) -> None:
+    def start(
+        self, endpoint: Endpoint, parallel: ParallelConfig, hardware: HardwareConfig, cluster: ClusterConfig
+    ) -> None:
         self.endpoint = endpoint
-        super().start(endpoint, parallel, hardware)
+        super().start(endpoint, parallel, hardware, cluster)
 
     def replace(self, ranks: Collection[int], endpoint: Endpoint) -> None:
         self._strangers.enter_context(Strangers(endpoint, 60))
@@ -213,15 +216,17 @@ class CrampedLauncher(ProcessLauncher):
     def unplaced(self) -> set[int]:
         return self.expected - self.ranks.keys()
 
-    def start(self, endpoint: Endpoint, parallel: ParallelConfig, hardware: HardwareConfig) -> None:
+    def start(
+        self, endpoint: Endpoint, parallel: ParallelConfig, hardware: HardwareConfig, cluster: ClusterConfig
+    ) -> None:
         self.expected = set(range(parallel.world_size))
-        super().start(endpoint, parallel, hardware)
+        super().start(endpoint, parallel, hardware, cluster)
 
     def keep(self, ranks: Sequence[int], endpoint: Endpoint, parallel: ParallelConfig) -> None:
         for rank in list(self.ranks):
             self.ranks[rank].wait(10)  # it is asked to end
         self.ranks.clear()
-        self.start(endpoint, parallel, HardwareConfig())
+        self.start(endpoint, parallel, HardwareConfig(), ClusterConfig())
 
 
 def test_the_layers_of_a_lost_stage_go_to_the_others_while_they_fit(

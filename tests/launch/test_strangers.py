@@ -6,6 +6,7 @@ import time
 from contextlib import ExitStack
 from typing import Any
 
+from gapless.conf.clusters import ClusterConfig
 from gapless.conf.schema import HardwareConfig, ParallelConfig
 from gapless.launch.ray_launcher import RayLauncher
 from gapless.parallel.control import Endpoint
@@ -20,9 +21,11 @@ class _Crowded:
         self._launcher = launcher
         self._strangers = strangers
 
-    def start(self, endpoint: Endpoint, parallel: ParallelConfig, hardware: HardwareConfig) -> None:
+    def start(
+        self, endpoint: Endpoint, parallel: ParallelConfig, hardware: HardwareConfig, cluster: ClusterConfig
+    ) -> None:
         self._strangers.enter_context(Strangers(endpoint, 100))
-        self._launcher.start(endpoint, parallel, hardware)
+        self._launcher.start(endpoint, parallel, hardware, cluster)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._launcher, name)

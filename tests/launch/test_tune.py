@@ -20,7 +20,7 @@ from gapless.launch.overrides import command_line, overrides
 
 REQUESTS = ["workload=fixed", "workload.input_len=600", "workload.output_len=10", "workload.num_prompts=50"]
 SMALL = ["model=llama-7b", *REQUESTS]
-TWO = ["hardware.devices_per_node=2", "slo.ttft_p99_ms=500", "slo.tbt_p99_ms=60"]
+TWO = ["cluster.devices_per_node=2", "slo.ttft_p99_ms=500", "slo.tbt_p99_ms=60"]
 
 
 @pytest.fixture
@@ -154,7 +154,7 @@ def test_settings_that_cannot_be_told_apart_are_named_as_a_tie(here: Path, capfd
     assert told["ties_note"] in printed
     assert {row["verdict"] for row in told["capacities"]} == {"best", "tie"}
 
-    search = ["hardware.devices_per_node=1", "search.chunk=[512,1024]", "scheduler=sarathi,equal_time", "seeds=1"]
+    search = ["cluster.devices_per_node=1", "search.chunk=[512,1024]", "scheduler=sarathi,equal_time", "seeds=1"]
     slo = ["slo.ttft_p99_ms=500", "slo.tbt_p99_ms=60", "precision=0.05", "search.finalists=3"]
     assert main(["tune", *SMALL, *search, *slo, "search.exhaustive=true", "hydra.run.dir=b"]) == 0
     printed = capfd.readouterr().out

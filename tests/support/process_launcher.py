@@ -8,8 +8,10 @@ import sys
 from collections.abc import Collection, Sequence
 from dataclasses import asdict
 
+from gapless.conf.clusters import ClusterConfig
 from gapless.conf.schema import HardwareConfig, ParallelConfig
 from gapless.parallel.control import Endpoint
+from gapless.parallel.real_placement import Place
 
 
 class ProcessLauncher:
@@ -37,9 +39,14 @@ run_rank(Endpoint(**endpoint), rank, "cpu", 60.0)
     def check(self, parallel: ParallelConfig, hardware: HardwareConfig) -> None:
         pass
 
-    def start(self, endpoint: Endpoint, parallel: ParallelConfig, hardware: HardwareConfig) -> None:
+    def start(
+        self, endpoint: Endpoint, parallel: ParallelConfig, hardware: HardwareConfig, cluster: ClusterConfig
+    ) -> None:
         for rank in range(parallel.world_size):
             self._start(rank, endpoint)
+
+    def places(self) -> dict[int, Place]:
+        return {}
 
     def _start(self, rank: int, endpoint: Endpoint) -> None:
         words = [sys.executable, "-c", self._program, json.dumps(asdict(endpoint)), str(rank)]

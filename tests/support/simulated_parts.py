@@ -9,6 +9,7 @@ from typing import Any
 from gapless.conf.policies import POLICY_CONFIGS, Depth, SchedulerConfig
 from gapless.conf.schema import Architecture, ParallelConfig
 from gapless.conf.simulation import FaultsConfig
+from gapless.parallel.placement import StageLink
 from gapless.runtime.core.messages import MicroBatchMessage, MicroBatchResult, SegmentMessage
 from gapless.runtime.core.run_record import FaultRecord
 from gapless.runtime.cost.operators import HostTimes, Linear
@@ -60,8 +61,8 @@ class Device:
     def all_reduce(self, rows: int) -> float:
         return 0.0
 
-    def send(self, rows: int, *, between_nodes: bool, scatter_gather: bool) -> float:
-        return self.send_s * (1 + between_nodes) + 1e-6 * rows
+    def send(self, rows: int, *, link: StageLink, scatter_gather: bool) -> float:
+        return self.send_s * (1 + link.between_nodes) + 1e-6 * rows
 
 
 class _Audit(SimulatedPipeline):

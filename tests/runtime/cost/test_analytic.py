@@ -21,9 +21,9 @@ from gapless.conf.build import build, group_names, load_group, load_hardware, to
 from gapless.conf.costs import AttentionKernels, CostsConfig, HostConfig
 from gapless.conf.errors import ConfigError
 from gapless.conf.schema import Architecture
+from gapless.parallel.placement import StageLink
 from gapless.runtime.cost.analytic import AnalyticOperators
 from gapless.runtime.cost.attention import AttentionCost
-from gapless.runtime.cost.link import Link
 from gapless.runtime.cost.operators import LINEARS, Linear
 from gapless.runtime.cost.stage_costs import MicroBatchShape, StageCosts
 
@@ -51,6 +51,7 @@ def operators(device: str = "a100-80g", model: str = "llama2-70b", tp: int = 1, 
 
 SOURCES = st.builds(operators, st.sampled_from(DEVICES), st.sampled_from(MODELS), st.sampled_from((1, 2, 4)))
 ROWS = st.integers(1, 9000)
+NEAR, FAR = StageLink(between_nodes=False), StageLink(between_nodes=True)
 law = settings(deadline=None, max_examples=50)
 
 
@@ -60,8 +61,8 @@ def times_by_rows(source: AnalyticOperators) -> list[Callable[[int], float]]:
 
     return [
         *map(linear, LINEARS), source.others, source.embedding, source.all_reduce,
-        lambda rows: source.send(rows, between_nodes=True, scatter_gather=True),
-        lambda rows: source.send(rows, between_nodes=False, scatter_gather=False),
+        lambda rows: source.send(rows, link=FAR, scatter_gather=True),
+        lambda rows: source.send(rows, link=NEAR, scatter_gather=False),
     ]  # fmt: skip
 
 
@@ -161,11 +162,11 @@ def test_slices_cost_less_than_the_whole_and_more_than_their_share(device: str, 
 
 def test_scatter_gather_pays_where_links_between_nodes_are_slow() -> None:
     source = operators(tp=8)
-    sharded, whole = (source.send(4096, between_nodes=True, scatter_gather=s) for s in (True, False))
+    sharded, whole = (source.send(4096, link=FAR, scatter_gather=s) for s in (True, False))
     assert sharded < whole / 3
     alone = operators(tp=1)
-    assert alone.send(64, between_nodes=True, scatter_gather=True) == alone.send(
-        64, between_nodes=True, scatter_gather=False
+    assert alone.send(64, link=FAR, scatter_gather=True) == alone.send(
+        64, link=FAR, scatter_gather=False
     )
 
 
@@ -435,51 +436,3 @@ def test_the_measurements_of_an_a100_are_foreseen() -> None:
         most = (0.05, 0.12) if name == "linear" else (0.1, 0.2) if " " in name else (0.08, 0.15)
         assert (median, tail) < most, name
         assert tail < most[1], name
-
-
-@pytest.mark.parametrize("tp", [4, 8])
-def test_ranks_that_share_an_adapter_send_one_after_the_other(tp: int) -> None:
-    arch, costs = arch_of("llama2-70b"), costs_of("a100-80g")
-    sources = [AnalyticOperators(arch, tp, costs, 2, devices_per_node=4, network_adapters=n) for n in (None, 4, 2, 1)]
-    for rows in (1, 4096):
-        all_reduces = [source.all_reduce(rows) for source in sources]
-        sends = [source.send(rows, between_nodes=True, scatter_gather=True) for source in sources]
-        assert sends[0] == sends[1] < sends[2] < sends[3]
-        if tp == 4:  # on one node
-            assert len(set(all_reduces)) == 1
-        else:
-            assert all_reduces[0] == all_reduces[1] < all_reduces[2] < all_reduces[3]
-    least = 4096 * arch.hidden_size * 2 / (costs.network.gbps * 1e9)  # all bytes over one adapter
-    assert least < sources[-1].send(4096, between_nodes=True, scatter_gather=False)
-    one = sources[-1].send(4096, between_nodes=True, scatter_gather=True)
-    assert one > least * (1 if tp == 4 else 0.5)
-    inside = [source.send(4096, between_nodes=False, scatter_gather=True) for source in sources]
-    assert len(set(inside)) == 1 or tp == 8
-
-
-@pytest.mark.parametrize("device", ["a100-80g", "h100", "h200", "a6000"])
-@pytest.mark.parametrize("tp", [2, 4, 8])
-def test_an_all_reduce_over_nodes_costs_the_network(device: str, tp: int) -> None:
-    arch, costs = arch_of("llama2-70b"), costs_of(device)
-    for rows in (1, 32, 512, 4096):
-        make = functools.partial(AnalyticOperators, arch, tp, costs, 2, attention=load_hardware(device).attention)
-        sources = [make(devices_per_node=per_node) for per_node in (16, 8, 4, 2, 1)]
-        times = [source.all_reduce(rows) for source in sources]
-        assert times[0] == times[1] == make().all_reduce(rows)  # fits into a node
-        assert times == sorted(times)
-        assert times[-1] > times[0]
-        sends = [source.send(rows, between_nodes=True, scatter_gather=True) for source in sources]
-        assert sends == sorted(sends)
-        embeddings = [source.embedding(rows) for source in sources]
-        assert embeddings == sorted(embeddings)
-
-
-def test_an_all_reduce_over_two_nodes_by_hand() -> None:
-    """Eight ranks on two nodes: 2 x 3/4 of the bytes within a node, then 2 x 1/2 of a quarter of them across, and the
-    latency of two messages."""
-    arch, costs = arch_of("llama2-70b"), costs_of("a100-80g")
-    size = 256 * arch.hidden_size * 2
-    node, network = Link(costs.all_reduce), Link(costs.network)
-    expected = node.seconds(1.5 * size) + network.seconds(size / 4) + costs.network.least_us * 1e-6
-    found = AnalyticOperators(arch, 8, costs, 2, devices_per_node=4).all_reduce(256)
-    assert found == pytest.approx(expected)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from gapless.conf.build import build, load_group
 from gapless.conf.errors import ConfigError
 from gapless.conf.schema import Architecture, SimulateConfig
+from gapless.parallel.placement import StageLink
 from gapless.runtime.cost.analytic import AnalyticOperators
 from gapless.runtime.cost.interpolation import ChunkAttention, Curve, DecodeAttention
 from gapless.runtime.cost.make import make_control, make_costs
@@ -93,7 +94,7 @@ def test_times_follow_the_law_within_and_beyond_the_grid(length: int, prefix: in
     if length >= 16:
         expected = 1e-8 * length * (prefix + length / 2)
         assert found.chunk_attention(length, prefix) == pytest.approx(expected, rel=0.06)
-    assert found.send(length, between_nodes=True, scatter_gather=True) == pytest.approx(1e-3 + 1e-6 * length)
+    assert found.send(length, link=StageLink(True), scatter_gather=True) == pytest.approx(1e-3 + 1e-6 * length)
     assert found.host.step == pytest.approx(3e-4)
 
 
@@ -258,7 +259,7 @@ def read(path: Path, arch: Architecture = ARCH, pp: int = 2, dtype: str = "float
 def test_what_is_no_profile_of_the_model_is_refused(tmp_path: Path) -> None:
     folder_with(tmp_path / "p", measured(GRID, samples=1))
     assert read(tmp_path / "p", replace(ARCH, num_layers=40, max_position=99)).send(
-        1, between_nodes=False, scatter_gather=True
+        1, link=StageLink(False), scatter_gather=True
     ) == pytest.approx(1e-3)
     with pytest.raises(ConfigError, match=r"simulation.profile=.*p: measured tiny with ffn_size=.*has ffn_size=7"):
         read(tmp_path / "p", replace(ARCH, ffn_size=7))
@@ -289,7 +290,7 @@ def test_a_profile_of_stages_over_other_nodes_is_refused(tmp_path: Path) -> None
 
     read("one", 2)
     read("two", 1)
-    with pytest.raises(ConfigError, match=r"over 1 node; hardware\.devices_per_node=1 and .* come to 2 nodes$"):
+    with pytest.raises(ConfigError, match=r"over 1 node; cluster\.devices_per_node=1 and .* come to 2 nodes$"):
         read("one", 1)
     with pytest.raises(ConfigError, match=r"over 2 nodes; .* come to 1 node$"):
         read("two", 8)

@@ -11,6 +11,7 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gapless.parallel.placement import StageLink
 from gapless.runtime import LLM, SamplingParams
 from gapless.runtime.core.messages import Span
 from gapless.runtime.core.request_record import RequestRecord
@@ -153,7 +154,7 @@ def simulated(draw: st.DrawFn) -> RunRecord:
         batch=draw(st.integers(1, 5)),
         depth=draw(st.none() | st.integers(1, 6)),
         num_blocks=draw(st.integers(30, 90)),
-        between_nodes=draw(st.lists(st.booleans(), min_size=stages - 1, max_size=stages - 1)),
+        stage_links=[StageLink(draw(st.booleans())) for _ in range(stages - 1)],
         overlap_sends=draw(st.booleans()),
         dispatch_s=draw(st.sampled_from([0.0, 0.002])),
         result_s=draw(st.sampled_from([0.0, 0.003])),

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from gapless.conf.policies import POLICY_CONFIGS, SarathiConfig
 from gapless.conf.sampling import SamplingParams
+from gapless.parallel.placement import StageLink
 from gapless.runtime.core.micro_batch import MicroBatch
 from gapless.runtime.core.request import Request
 from gapless.runtime.core.run_record import RunRecord
@@ -53,7 +54,7 @@ def fleets(draw: st.DrawFn) -> dict[str, Any]:
             "batch": draw(st.integers(1, 5)),
             "depth": draw(st.none() | st.integers(1, 6)),
             "num_blocks": draw(st.integers(30, 90)),
-            "between_nodes": draw(st.lists(st.booleans(), min_size=stages - 1, max_size=stages - 1)),
+            "stage_links": [StageLink(draw(st.booleans())) for _ in range(stages - 1)],
             "overlap_sends": draw(st.booleans()),
             "dispatch_s": draw(st.sampled_from([0.0, 0.002])),
             "result_s": draw(st.sampled_from([0.0, 0.003])),
@@ -123,9 +124,9 @@ def check_spans(replica: Replica) -> None:
     for micro_batch in range(len(replica.record.micro_batches)):
         row = sorted((span for span in spans if span.micro_batch == micro_batch), key=lambda span: span.stage)
         for before, span in pairwise(row):
-            crosses = pipeline._links[before.stage]
+            link = pipeline._links[before.stage]
             rows = replica.record.micro_batches[micro_batch].num_tokens
-            least = Device().send(rows, between_nodes=crosses, scatter_gather=True)
+            least = Device().send(rows, link=link, scatter_gather=True)
             assert span.input >= before.end + least - 1e-12
 
 
@@ -216,7 +217,8 @@ def test_a_straggling_micro_batch_leaves_bubbles_downstream() -> None:
 
 @pytest.mark.parametrize("overlap", [True, False])
 def test_a_send_that_is_not_overlapped_holds_the_stage_up(overlap: bool) -> None:
-    replica = make_replica(devices=[Device(send_s=0.01)] * 2, between_nodes=[False], overlap_sends=overlap, depth=3)
+    links, devices = [StageLink(between_nodes=False)], [Device(send_s=0.01)] * 2
+    replica = make_replica(devices=devices, stage_links=links, overlap_sends=overlap, depth=3)
     run(replica, items(*[(40, 40)] * 12))
     idle = Ledger(replica.record).seconds_by_cause(0)
     first = [span for span in replica.record.spans if span.stage == 0]
@@ -227,7 +229,7 @@ def test_a_send_that_is_not_overlapped_holds_the_stage_up(overlap: bool) -> None
 
 
 def test_a_link_carries_one_activation_at_a_time() -> None:
-    replica = make_replica(devices=[Device(send_s=0.2)] * 2, between_nodes=[False], depth=4, batch=1)
+    replica = make_replica(devices=[Device(send_s=0.2)] * 2, stage_links=[StageLink(False)], depth=4, batch=1)
     run(replica, items(*[(4, 6)] * 8))
     inputs = [span.input for span in replica.record.spans if span.stage == 1]
     assert min(np.diff(inputs)) >= 0.2
@@ -237,7 +239,7 @@ def test_a_link_carries_one_activation_at_a_time() -> None:
 def test_a_link_between_nodes_is_slower() -> None:
     ends = []
     for crosses in (False, True):
-        replica = make_replica(devices=[Device(send_s=0.02)] * 2, between_nodes=[crosses], depth=1)
+        replica = make_replica(devices=[Device(send_s=0.02)] * 2, stage_links=[StageLink(crosses)], depth=1)
         run(replica, items((4, 10)))
         ends.append(replica.pipeline.clock.now())
     assert ends[1] - ends[0] == pytest.approx(10 * 0.02)

@@ -38,7 +38,7 @@ def config(**keys: Any) -> TuneConfig:
     """Returns a config of LLaMA-7B on a node of two A100s with few short requests, changed by `keys`."""
     mapping: dict[str, Any] = {
         "model": load_group("model", "llama-7b"),
-        "hardware": load_group("hardware", "a100-80g") | {"devices_per_node": 2},
+        "hardware": load_group("hardware", "a100-80g"), "cluster": {"devices_per_node": 2},
         "workload": {"name": "fixed", "input_len": 700, "output_len": 12, "num_prompts": 60, "range_ratio": 0.5},
         "slo": {"ttft_p99_ms": 500.0, "tbt_p99_ms": 60.0},
         "seeds": 1,
@@ -204,7 +204,7 @@ def test_an_slo_that_cannot_be_met_is_known_without_a_simulation() -> None:
 
 def test_grids_use_all_devices_and_say_what_does_not_fit() -> None:
     wanted = config(model=load_group("model", "llama2-70b"), nodes=2,
-                    hardware=load_group("hardware", "a100-80g") | {"devices_per_node": 4})  # fmt: skip
+                    hardware=load_group("hardware", "a100-80g"), cluster={"devices_per_node": 4})  # fmt: skip
     search = Search(wanted)
     grids = search.space.grids()
     assert {(tp, pp) for tp, pp, _ in grids} == {
@@ -236,7 +236,7 @@ def misfit_rows_of(search: Search) -> list[tuple[str, ...]]:
 
 
 def test_times_that_settings_share_are_those_of_each_alone() -> None:
-    wide = {"hardware": load_group("hardware", "a100-80g") | {"devices_per_node": 4}}
+    wide = {"hardware": load_group("hardware", "a100-80g"), "cluster": {"devices_per_node": 4}}
     candidates = [Candidate(2, pp, 2 // pp, SarathiConfig(chunk=512)) for pp in (1, 2)]  # embedding sliced, and whole
     shape = MicroBatchShape(chunks=((500, 0),), decodes=12, context=9000, sampled=12)
     for order in (candidates, candidates[::-1]):

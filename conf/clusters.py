@@ -1,0 +1,60 @@
+"""Where ranks lie and what joins them, in a simulated cluster and in a real one: `cluster.KEY=VALUE`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from .costs import LinkConfig
+from .errors import check
+
+AllReduceAlgorithm = Literal["ring", "tree", "two_level"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterConfig:
+    """Nodes of devices in racks, and the links that a simulation sends over.
+
+    A link that is null is that of the hardware's constants (`hardware.costs`); `spine` is then `network`. Links carry
+    as much each way at the same time. Ranks fill nodes in order, and nodes fill racks.
+    """
+
+    name: str = "default"
+    """a label for reports"""
+    devices_per_node: int = 8
+    """ranks that share a node and its fast links"""
+    network_adapters: int | None = None
+    """network adapters of a node, which the ranks share that send at the same time; null: one a device"""
+    nodes_per_rack: int | None = None
+    """nodes behind one switch; what leaves them crosses cluster.spine. null: all"""
+    oversubscription: float = 1.0
+    """rate of all adapters of a rack over the rate of its links to the other racks"""
+    all_reduce_algorithms: tuple[AllReduceAlgorithm, ...] = ("ring", "tree")
+    """what the library chooses from for an all-reduce over several nodes: ring, tree, two_level (in the nodes, then
+    across); the fastest is taken"""
+    all_reduce: LinkConfig | None = None
+    """all-reduces within a node"""
+    node: LinkConfig | None = None
+    """sends within a node"""
+    network: LinkConfig | None = None
+    """sends between nodes of a rack, over one adapter"""
+    spine: LinkConfig | None = None
+    """sends between racks, over one adapter"""
+
+    def __post_init__(self) -> None:
+        check("cluster.devices_per_node", self.devices_per_node, self.devices_per_node >= 1, "1 or more")
+        for name in ("network_adapters", "nodes_per_rack"):
+            value = getattr(self, name)
+            check(f"cluster.{name}", value, value is None or value >= 1, "null, or 1 or more")
+        check("cluster.oversubscription", self.oversubscription, self.oversubscription >= 1, "1 or more")
+        algorithms = list(self.all_reduce_algorithms)
+        check("cluster.all_reduce_algorithms", algorithms, bool(algorithms), "one or several of ring, tree, two_level")
+        for name in ("all_reduce", "node", "network", "spine"):
+            link: LinkConfig | None = getattr(self, name)
+            if link is not None:
+                link.check(f"cluster.{name}")
+
+    @property
+    def adapters(self) -> int:
+        """Number of network adapters of a node."""
+        return self.devices_per_node if self.network_adapters is None else self.network_adapters

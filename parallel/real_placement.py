@@ -1,0 +1,58 @@
+"""How the ranks of a real run are put on nodes and racks, and whether that came out well. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a rank runs: the id of its node, and the name of its rack where that is known."""
+
+    node: str
+    rack: str | None = None
+
+
+def stages_together(pp: int, tp: int, devices_per_node: int, rooms: Sequence[int]) -> list[int]:
+    """Return how many consecutive stages are to share a node: the numbers to try, the largest first, 1 last.
+
+    Args:
+        devices_per_node: ranks on a node, at most.
+        rooms: how many ranks each node has room for.
+    """
+    found = []
+    for stages in range(min(pp, min(devices_per_node, max(rooms, default=0)) // tp), 1, -1):
+        if sum(room // (stages * tp) for room in rooms) >= -(-pp // stages):
+            found.append(stages)
+    return [*found, 1]
+
+
+def in_order(places: Sequence[Place], last: Place | None = None) -> list[int]:
+    """Return the numbers of `places` so that each node's follow each other, and each rack's nodes.
+
+    Args:
+        last: where the one behind them is; its node and its rack come last.
+    """
+    where = last or Place("")
+
+    def key(number: int) -> tuple[bool, str, bool, str]:
+        place = places[number]
+        is_last_rack = last is not None and place.rack == where.rack
+        return is_last_rack, place.rack or "", place.node == where.node, place.node
+
+    return sorted(range(len(places)), key=key)
+
+
+def split_stages(node_of_rank: Mapping[int, str], tp: int) -> dict[int, list[int]]:
+    """Return the stages whose ranks are on several nodes, each with the first of its ranks on each node."""
+    first: dict[int, dict[str, int]] = {}
+    for rank in sorted(node_of_rank):
+        first.setdefault(rank // tp, {}).setdefault(node_of_rank[rank], rank)
+    return {stage: list(ranks.values()) for stage, ranks in first.items() if len(ranks) > 1}
+
+
+def changes(where: Sequence[Hashable]) -> tuple[int, int]:
+    """Return how often consecutive stages are at different places, and how often that would do in a better order."""
+    return sum(a != b for a, b in pairwise(where)), len(set(where)) - 1

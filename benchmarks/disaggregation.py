@@ -42,6 +42,7 @@ POOLS = {
 }  # fmt: skip
 SETTINGS = {
     "4 token_budget 512": (MIXED, "scheduler=token_budget", "scheduler.budget=512"),
+    "4 token_budget 1024": (MIXED, "scheduler=token_budget", "scheduler.budget=1024"),
     "4 sarathi 256": (MIXED, "scheduler=sarathi"),
     "4 equal_time 256": (MIXED, "scheduler=equal_time"),
     **POOLS,

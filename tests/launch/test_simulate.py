@@ -148,6 +148,19 @@ def test_pools_beside_replicas_that_do_both(here: Path, capfd: pytest.CaptureFix
     assert [row["metrics"]["completed"]["median"] for row in found] == [12, 12]
 
 
+def test_a_prefill_pool_has_a_prefix_cache(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    lines = [
+        json.dumps({"timestamp": 200 * n, "input_length": 1280, "output_length": 10, "hash_ids": [1, 2, 100 + n]})
+        for n in range(6)
+    ]
+    (here / "trace.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    pools = ["simulation.replicas=2", "simulation.disaggregation.prefill_replicas=1"]
+    trace = ["workload=trace", "workload.path=trace.jsonl", "hydra.run.dir=out"]
+    assert main(["simulate", "model=llama-7b", "parallel=tp2", "workload.num_prompts=6", *trace, *pools]) == 0
+    summary = loaded(here / "out" / "summary.json")
+    assert (summary["completed"], summary["cached_input_tokens"]) == (6, 5 * 1024)
+
+
 def test_policies_are_compared_over_pools(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", *POOLS, "scheduler=sarathi,equal_time", "hydra.run.dir=out"]) == 0
     runs = loaded(here / "out" / "simulate.json")["runs"]

@@ -6,7 +6,7 @@ the one before) at which 90% of requests have their first token within 2 s and t
 each on average (TPOT); and at one rate for all, p99 of TTFT, of TBT and of what a KV cache waits and moves. Arrivals
 are a Poisson process. The network is InfiniBand with 200 Gbit/s a GPU, in the last setting Ethernet with 25 Gbit/s a
 node (its rate is assumed: 0.9 of the line's).
-Overrides of `gapless simulate` go behind the options. Ten minutes; a third of it if the control path is compiled.
+Overrides of `gapless simulate` go behind the options. Five to ten minutes with the compiled control path.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from gapless.launch.turns import requests
 from gapless.runtime.experiments.bound import bubble_free_seconds
 from gapless.runtime.ledger.ledger import Ledger
 from gapless.runtime.ledger.summary import summarize
-from gapless.runtime.simulation.replicas import simulated
+from gapless.runtime.simulation.run import simulated
 from gapless.runtime.simulation.setting import make_setting
 
 from .support.results import add_json_option, write_json

@@ -42,7 +42,7 @@ from gapless.runtime.ledger.ledger import Ledger
 from gapless.runtime.ledger.recovery import down_seconds, replay_seconds
 from gapless.runtime.profiling.profile_plan import plan_profile
 from gapless.runtime.simulation.faults import draw_faults
-from gapless.runtime.simulation.replicas import simulated
+from gapless.runtime.simulation.run import simulated
 from gapless.runtime.simulation.setting import make_setting
 
 from .fidelity import GRID, MACHINE, PIPELINE_SAMPLES, SETTING

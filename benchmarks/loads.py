@@ -17,7 +17,7 @@ from gapless.conf.policies import POLICY_CONFIGS
 from gapless.conf.schema import SimulateConfig
 from gapless.launch.compose import compose_one
 from gapless.launch.turns import requests
-from gapless.runtime.simulation.replicas import simulated
+from gapless.runtime.simulation.run import simulated
 from gapless.runtime.simulation.setting import make_setting
 
 from .support.results import add_json_option, write_json

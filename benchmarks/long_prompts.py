@@ -19,7 +19,7 @@ import numpy as np
 from gapless.conf.schema import SimulateConfig
 from gapless.launch.compose import compose_one
 from gapless.runtime.core.request_record import RequestRecord
-from gapless.runtime.simulation.replicas import simulated
+from gapless.runtime.simulation.run import simulated
 from gapless.runtime.simulation.setting import make_setting
 from gapless.runtime.workload import Workload
 

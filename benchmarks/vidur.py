@@ -47,7 +47,7 @@ from gapless.runtime.engine.plan import make_plan
 from gapless.runtime.ledger.latencies import completed_requests
 from gapless.runtime.ledger.ledger import Ledger
 from gapless.runtime.ledger.summary import summarize
-from gapless.runtime.simulation.replicas import simulated
+from gapless.runtime.simulation.run import simulated
 from gapless.runtime.simulation.setting import make_setting
 from gapless.runtime.workload import Workload
 

@@ -58,3 +58,8 @@ class ClusterConfig:
     def adapters(self) -> int:
         """Number of network adapters of a node."""
         return self.devices_per_node if self.network_adapters is None else self.network_adapters
+
+    @property
+    def uplinks(self) -> float:
+        """Rate of the links of a rack to the others, in rates of an adapter."""
+        return (self.nodes_per_rack or 1) * self.adapters / self.oversubscription

@@ -23,6 +23,7 @@ from .workloads import FixedConfig, SloConfig, WorkloadConfig
 _MAX_LAYERS = 100_000
 _MAX_RANKS = 65_536
 _MAX_DEPTH = 10_000
+_WHOLE_BATCHES = ("request_level", "orca_worst")  # policies whose requests enter together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -418,6 +419,17 @@ class SimulateConfig(ComparisonConfig):
         devices = self.simulation.devices
         check("simulation.devices", devices and list(devices), devices is None or len(devices) == self.parallel.pp,
               f"null or {self.parallel.pp} names of hardware, one a stage")
+        if self.simulation.disaggregation.is_on:
+            _check_disaggregation(self)
+
+
+def _check_disaggregation(config: SimulateConfig) -> None:
+    """Check what else is asked for beside a prefill pool."""
+    pool = "simulation.disaggregation.prefill_replicas"
+    check("experiment", config.experiment, config.experiment is None, f"null where there is {pool}")
+    for policy in (*config.policies, config.scheduler):
+        check("scheduler", policy.name, policy.name not in _WHOLE_BATCHES,
+              f"a policy whose requests come and go one by one where there is {pool}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from .errors import check
+from .disaggregation import DisaggregationConfig
+from .errors import ConfigError, check
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,12 +96,20 @@ class SimulationConfig:
     expert_skew: float = 0.0
     """how unevenly tokens are routed to experts: the exponent of Zipf's law of the experts' weights; 0: evenly"""
     faults: FaultsConfig = field(default_factory=FaultsConfig)
+    disaggregation: DisaggregationConfig = field(default_factory=DisaggregationConfig)
     record: bool = True
     """keep all that the report shows; false: only summary.json, millions of requests in bounded memory"""
 
     def __post_init__(self) -> None:
         check("simulation.replicas", self.replicas, 1 <= self.replicas <= 10_000, "1 to 10000")
         check("simulation.record", "false", self.record or self.replicas == 1, "true where there are several replicas")
+        if self.disaggregation.is_on:
+            pool = "simulation.disaggregation.prefill_replicas"
+            check("simulation.record", "false", self.record, f"true where there is {pool}")
+            check("simulation.devices", self.devices and list(self.devices), self.devices is None,
+                  f"null where there is {pool}; simulation.disaggregation.prefill_hardware is that pool's")
+            if self.faults.are_any:
+                raise ConfigError(f"simulation.faults: pools of replicas have none; leave {pool} or the faults out")
         for key in ("dispatch_ms", "result_ms", "jitter"):
             check(f"simulation.{key}", getattr(self, key), getattr(self, key) >= 0, "0 or more")
         check("simulation.straggler_rate", self.straggler_rate, 0 <= self.straggler_rate <= 1, "in [0, 1]")

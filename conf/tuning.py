@@ -56,6 +56,9 @@ class CapacityConfig(EngineConfig):
         check("precision", self.precision, 1e-4 <= self.precision <= 0.5, "in [0.0001, 0.5]")
         check("workload.max_concurrency", self.workload.max_concurrency, self.workload.max_concurrency is None,
               "null: requests that are held back wait for no SLO")
+        pool = self.simulation.disaggregation.prefill_replicas
+        check("simulation.disaggregation.prefill_replicas", pool, pool is None,
+              "null: gapless simulate has prefill pools, a search has none")
 
     @property
     def most_seeds(self) -> int:

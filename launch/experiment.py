@@ -92,7 +92,7 @@ def _prepare(config: SimulateConfig) -> tuple[Setting, Workload]:
 
 def _records(config: SimulateConfig) -> list[RunRecord]:
     """Simulate one config and return the record of each replica."""
-    from ..runtime.simulation.replicas import simulated
+    from ..runtime.simulation.run import simulated
 
     return [replica.record for replica in simulated(*_prepare(config))]
 

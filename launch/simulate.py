@@ -97,7 +97,8 @@ def run(
                 print_words(console, Text(line))
             continue
         with without_collector():
-            fleet = Fleet([replica.record for replica in replicas])
+            num_prefill = config.simulation.disaggregation.prefill_replicas or 0
+            fleet = Fleet([replica.record for replica in replicas], num_prefill=num_prefill)
         summary = write_turn(run_dir / turn.folder, fleet, config, turn, error)
         print_words(console, Text.assemble((f"{title if one_line else name}: ", "bold"), throughput(summary)))
         for note in (f"{turn.label}: {note}" for note in fleet.notes):
@@ -120,18 +121,13 @@ def run(
 
 def simulate(config: SimulateConfig, prepared: Prepared, turn: Turn, errors: Console, name: str) -> list[Replica]:
     """Simulate one turn and return its replicas, each with its record."""
-    from ..runtime.simulation.replicas import make_replicas, run_fleet
+    from ..runtime.simulation.run import start
 
     seeded = replace(config.workload, seed=config.workload.seed + turn.repeat - 1)
     workload, _ = requests(replace(config, workload=seeded), _plans(prepared.settings))
-    replicas = make_replicas(prepared.settings[turn.policy], repeat=turn.repeat)
+    replicas, ends = start(prepared.settings[turn.policy], workload, repeat=turn.repeat)
     with Meter(errors, len(workload), name) as meter:
-        for ended in run_fleet(
-            replicas,
-            workload.without_prompts(),
-            router=config.simulation.router,
-            max_concurrency=config.workload.max_concurrency,
-        ):
+        for ended in ends:
             if ended:
                 meter.update(0, ended, 0.0)
     return replicas

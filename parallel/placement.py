@@ -82,7 +82,7 @@ def stage_links(pp: int, tp: int, cluster: ClusterConfig, replicas: int = 1) -> 
                 out_of_rack[rack] += ranks
                 into_rack[next_rack] += ranks
     of_a_rank = 1.0 if tp <= per_node else 2.0  # its send, and an all-reduce
-    uplinks = (cluster.nodes_per_rack or 1) * cluster.adapters / cluster.oversubscription
+    uplinks = cluster.uplinks
 
     def link(before: Sequence[int], after: Sequence[int]) -> StageLink:
         crossings = _crossings(before, after)

@@ -20,6 +20,7 @@ class RequestRecord:
     finish_reason: str | None = None
     preemptions: int = 0
     cached_tokens: int = 0  # of the prompt, found in the prefix cache
+    kv_transfer: tuple[float, float] | None = None  # begin and end, where its KV came from another pipeline
 
     @property
     def output_tokens(self) -> int:

@@ -12,9 +12,9 @@ from .columns import entries, pack, total, unpack
 from .messages import Span
 from .request_record import RequestRecord
 
-# Why the coordinator could not dispatch: the depth was reached, the scheduler had nothing admissible, or the pipeline
-# had failed and did not stand again.
-Blocked = Literal["depth_full", "no_request", "in_flight", "kv_full", "recovery"]
+# Why the coordinator could not dispatch: the depth was reached, the scheduler had nothing admissible, all requests that
+# ran waited for their KV from another pipeline, or the pipeline had failed and did not stand again.
+Blocked = Literal["depth_full", "no_request", "in_flight", "kv_full", "kv_transfer", "recovery"]
 
 # What ended an epoch: a rank's process ended, one raised, nothing made progress, or a connection between ranks broke.
 FaultReason = Literal["process", "error", "hang", "connection"]

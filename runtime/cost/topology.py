@@ -34,8 +34,7 @@ class Topology:
         network = cluster.network or costs.network
         self._network = Link(network)
         self._spine = Link(cluster.spine or network)
-        # A rack's links to the others, in rates of an adapter.
-        self._uplinks = (cluster.nodes_per_rack or 1) * cluster.adapters / cluster.oversubscription
+        self._uplinks = cluster.uplinks
 
     def send(self, size: float, link: StageLink) -> float:
         """Return the seconds of a message of `size` bytes of each rank of a stage to the next one."""
@@ -45,14 +44,6 @@ class Topology:
         if link.between_racks:
             seconds = max(seconds, self._spine.seconds(size * max(link.per_adapter, link.per_uplink)))
         return seconds
-
-    def transfer(self, size: float, *, between_racks: bool = False) -> float:
-        """Return the seconds of `size` bytes of each of the stage's ranks to as many ranks on other nodes, alone there.
-
-        It is what KV blocks take from one replica to another, say.
-        """
-        per_uplink = max(1.0, self._ranks_a_node / self._uplinks)
-        return self.send(size, StageLink(True, between_racks, self._ranks_a_node / self._adapters, per_uplink))
 
     def all_reduce(self, size: float) -> float:
         """Return the seconds of an all-reduce of `size` bytes over the stage's ranks, by the fastest algorithm."""

@@ -117,7 +117,8 @@ class Coordinator:
             raise PipelineError(f"the policy takes none of {unfinished} unfinished requests, and nothing is in flight")
 
     def add(self, request: Request) -> None:
-        """Accept a request. It must fit into an empty cache, and requests must be added in the order of their ids."""
+        """Accept a request. It must fit into an empty cache, and requests must be added in the order of their ids,
+        but for those whose KV comes from another pipeline."""
         assert self.scheduler.pool.blocks_for(request.max_len) <= self.scheduler.pool.num_blocks, request
         self._unblocked(request.arrival)
         self.record.requests.append(request.record)

@@ -39,6 +39,7 @@ _WAIT_CODES = {
     "no_request": Cause.STARVED_NO_REQUEST.code,
     "in_flight": Cause.STARVED_IN_FLIGHT.code,
     "kv_full": Cause.STARVED_KV_FULL.code,
+    "kv_transfer": Cause.TRANSPORT.code,
     "recovery": Cause.RECOVERY.code,
 }
 

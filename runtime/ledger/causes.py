@@ -38,7 +38,7 @@ _MEANINGS = {
     Cause.STAGE_IMBALANCE: "The stage waited for a micro-batch like its last, which yet took longer elsewhere: "
     "uneven layers, LM head, prefix length, jitter.",
     Cause.TRANSPORT: "The upstream stage had finished, and the activation was under way; or the stage was held up by "
-    "its own send.",
+    "its own send; or all requests of a decode replica waited for their KV, which was under way or next on the link.",
     Cause.CONTROL: "Work was admissible, but the coordinator had not dispatched it yet, or its message was under way.",
     Cause.STARVED_NO_REQUEST: "No request was there to work on.",
     Cause.STARVED_IN_FLIGHT: "Every request with work left was already in flight, waiting for its token.",

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 from ...conf.workloads import SloConfig
+from ..core.request_record import RequestRecord
 from ..core.run_record import RunRecord
 from .causes import CAUSES, Cause
+from .latencies import statistics
 from .ledger import Ledger, inner_bubble_fraction
+from .pools import JoinedRequest, join_pools
 from .summary import totals
 
 
@@ -19,16 +25,23 @@ class Fleet:
     or after its last micro-batch has `fill_drain`: for each stage of each replica, busy time plus the seconds of all
     causes is the span. Stages are numbered on from replica to replica.
 
+    With a prefill pool, a request has a half in a record of each pool; numbers of requests and latencies are over whole
+    requests.
+
     Args:
-        records: one for each replica, also for those that served no request; all of the same number of stages.
+        records: one for each replica, also for those that served no request.
         starts: seconds from the fleet's start to each replica's own (its first request); None where the times of all
             records are on one clock.
+        num_prefill: how many of the replicas, the first ones, are the prefill pool; 0: each serves whole requests.
     """
 
-    def __init__(self, records: Sequence[RunRecord], starts: Sequence[float] | None = None) -> None:
+    def __init__(
+        self, records: Sequence[RunRecord], starts: Sequence[float] | None = None, *, num_prefill: int = 0
+    ) -> None:
         assert records
-        assert len({record.num_stages for record in records}) == 1, "replicas of different numbers of stages"
         self.records = list(records)
+        self.num_prefill = num_prefill
+        self._places = [(replica, own) for replica, record in enumerate(records) for own in range(record.num_stages)]
         self.ledgers = [Ledger(record) for record in records]
         if starts is None:
             used = [bool(record.requests) for record in records]
@@ -38,20 +51,20 @@ class Fleet:
         self.span_seconds = max(s + ledger.span_seconds for s, ledger in zip(self.starts, self.ledgers, strict=True))
 
     @property
-    def pp(self) -> int:
-        """Stages of each replica."""
-        return self.records[0].num_stages
-
-    @property
     def num_stages(self) -> int:
-        return self.pp * len(self.records)
+        return len(self._places)
 
     def stage_name(self, stage: int) -> str:
-        """`stage 3`; with several replicas `replica 2` where they have one stage, else `2: stage 3`."""
-        replica, own = divmod(stage, self.pp)
+        """`stage 3`; of several replicas `replica 2` or `prefill 0` for one with one stage, else `2: stage 3`."""
+        replica, own = self._places[stage]
         if len(self.records) == 1:
             return f"stage {own}"
-        return f"replica {replica}" if self.pp == 1 else f"{replica}: stage {own}"
+        name = self.replica_name(replica)
+        return name if self.records[replica].num_stages == 1 else f"{name.removeprefix('replica ')}: stage {own}"
+
+    def replica_name(self, replica: int) -> str:
+        """`replica 2`; with pools `prefill 0` or `decode 2`, numbered over both."""
+        return replica_name(replica, self.num_prefill)
 
     @property
     def stage_seconds(self) -> float:
@@ -62,7 +75,7 @@ class Fleet:
         """Compute seconds of a stage, or of all."""
         if stage is None:
             return sum(ledger.busy_seconds() for ledger in self.ledgers)
-        replica, own = divmod(stage, self.pp)
+        replica, own = self._places[stage]
         return self.ledgers[replica].busy_seconds(own)
 
     def seconds_by_cause(self, stage: int | None = None) -> dict[Cause, float]:
@@ -70,7 +83,7 @@ class Fleet:
         if stage is None:
             each = [self.seconds_by_cause(number) for number in range(self.num_stages)]
             return {cause: sum(seconds[cause] for seconds in each) for cause in CAUSES}
-        replica, own = divmod(stage, self.pp)
+        replica, own = self._places[stage]
         ledger = self.ledgers[replica]
         seconds = ledger.seconds_by_cause(own)
         seconds[Cause.FILL_DRAIN] += self.span_seconds - ledger.span_seconds
@@ -80,6 +93,21 @@ class Fleet:
     def bubble_fraction_inner(self) -> float:
         """Idle over total stage-seconds, the idle time without starved, recovery and fill_drain."""
         return inner_bubble_fraction(self.seconds_by_cause(), self.stage_seconds)
+
+    @cached_property
+    def joined(self) -> list[JoinedRequest]:
+        """The requests of both pools; none where there are no pools."""
+        if not self.num_prefill:
+            return []
+        return join_pools(list(zip(self.records, self.ledgers, strict=True)), self.starts, self.num_prefill)
+
+    @property
+    def served(self) -> list[tuple[RequestRecord, float]]:
+        """Each request once, with its bubble time."""
+        if self.num_prefill:
+            return [(request.record, request.bubble) for request in self.joined]
+        parts = zip(self.records, self.ledgers, strict=True)
+        return [(r, ledger.bubble_of_request(r.request)) for record, ledger in parts for r in record.requests]
 
     @property
     def notes(self) -> list[str]:
@@ -97,9 +125,10 @@ class Fleet:
     def summarize(self, slo: SloConfig | None = None) -> dict[str, Any]:
         """The contents of `summary.json`: requests, tokens and latencies of all replicas, throughput over the fleet's
         duration, seconds summed over all stages. With several replicas it also has their number, their starts and the
-        number of requests of each."""
+        number of requests of each, with pools how many replicas prefill and for how long KV waited and moved."""
         summary = totals(
             list(zip(self.records, self.ledgers, strict=True)),
+            served=self.served,
             duration=max(start + self._last(n) for n, start in enumerate(self.starts)),
             idle=self.seconds_by_cause(),
             busy=[self.busy_seconds(stage) for stage in range(self.num_stages)],
@@ -114,6 +143,13 @@ class Fleet:
                 "replica_starts": self.starts,
                 "requests_per_replica": [len(record.requests) for record in self.records],
             }
+        if self.num_prefill:
+            waits = [request.kv_wait for request in self.joined if request.kv_wait is not None]
+            moves = [request.kv_transfer for request in self.joined if request.kv_transfer is not None]
+            summary |= {"prefill_replicas": self.num_prefill, "kv_transfers": len(moves)}
+            for name, seconds in (("kv_wait", waits), ("kv_transfer", moves)):
+                found = statistics(1e3 * np.array(seconds, np.float64))
+                summary |= {f"{statistic}_{name}_ms": value for statistic, value in found.items()}
         return summary
 
     def _last(self, replica: int) -> float:
@@ -121,3 +157,10 @@ class Fleet:
         record, ledger = self.records[replica], self.ledgers[replica]
         tokens = [request.token_times[-1] for request in record.requests if request.token_times]
         return max([*tokens, ledger.t1]) - ledger.t0
+
+
+def replica_name(replica: int, num_prefill: int) -> str:
+    """The name of a replica of a fleet whose first `num_prefill` replicas are a prefill pool."""
+    if not num_prefill:
+        return f"replica {replica}"
+    return f"prefill {replica}" if replica < num_prefill else f"decode {replica}"

@@ -10,9 +10,10 @@ import numpy as np
 
 from ...conf.workloads import SloConfig
 from ..core.micro_batch_columns import Floats
+from ..core.request_record import RequestRecord
 from ..core.run_record import RunRecord
 from .causes import STARVED, Cause
-from .latencies import completed_requests, latencies, statistics
+from .latencies import NOT_COMPLETED, latencies, statistics
 from .ledger import Ledger, inner_bubble_fraction
 from .predictions import predicted_and_measured, prediction_error
 from .recovery import down_seconds, fault_summary, replay_seconds
@@ -42,7 +43,7 @@ class Totals:
     accepted: int  # of the drafts
     cv_stage_time: float
     batch: int  # B, most requests of a micro-batch
-    depth: int  # most micro-batches in flight, of each pipeline
+    depth: int  # most micro-batches in flight, of each pipeline; of the decode pool where there are pools
     peak_kv_fraction: float
     preemptions: int
     prediction_error: dict[str, float] | None
@@ -111,6 +112,7 @@ def summarize(record: RunRecord, ledger: Ledger, slo: SloConfig | None = None) -
     last = max((request.token_times[-1] for request in record.requests if request.token_times), default=ledger.t1)
     return totals(
         [(record, ledger)],
+        served=[(request, ledger.bubble_of_request(request.request)) for request in record.requests],
         duration=max(last, ledger.t1) - ledger.t0,
         idle=ledger.seconds_by_cause(),
         busy=[ledger.busy_seconds(stage) for stage in range(ledger.num_stages)],
@@ -123,6 +125,7 @@ def summarize(record: RunRecord, ledger: Ledger, slo: SloConfig | None = None) -
 def totals(
     parts: Sequence[tuple[RunRecord, Ledger]],
     *,
+    served: Sequence[tuple[RequestRecord, float]],
     duration: float,
     idle: dict[Cause, float],
     busy: list[float],
@@ -135,14 +138,14 @@ def totals(
 
     Args:
         parts: the record and the ledger of each pipeline.
+        served: each request once, with its bubble time.
         slo: with bounds, the requests that met it are counted.
         starts: seconds from the first start of all to that of each pipeline.
 
     The other arguments are the fields of `Totals`.
     """
-    done = [request for record, _ in parts for request in completed_requests(record)]
-    requests = [request for record, _ in parts for request in record.requests]
-    bubbles = [ledger.bubble_of_request(r.request) for record, ledger in parts for r in completed_requests(record)]
+    completed = [(request, bubble) for request, bubble in served if request.finish_reason not in NOT_COMPLETED]
+    done, bubbles = [request for request, _ in completed], [bubble for _, bubble in completed]
     times = [lane.seconds for _, ledger in parts for lane in ledger.lanes if len(lane.micro_batch)]
     peaks = [
         max((m.kv_blocks_used for m in record.micro_batches), default=0) / record.num_blocks
@@ -153,7 +156,7 @@ def totals(
     return Totals(
         duration=duration,
         completed=len(done),
-        failed=len(requests) - len(done),
+        failed=len(served) - len(done),
         input_tokens=sum(request.prompt_tokens for request in done),
         cached_tokens=sum(request.cached_tokens for request in done),
         output_tokens=sum(request.output_tokens for request in done),
@@ -168,10 +171,10 @@ def totals(
         drafts=sum(m.drafts for record, _ in parts for m in record.micro_batches),
         accepted=sum(m.accepted for record, _ in parts for m in record.micro_batches),
         cv_stage_time=float(np.mean([variation(values) for values in times])) if times else 0.0,
-        batch=parts[0][0].batch,
-        depth=parts[0][0].depth,
+        batch=parts[-1][0].batch,
+        depth=parts[-1][0].depth,
         peak_kv_fraction=max(peaks),
-        preemptions=sum(request.preemptions for request in requests),
+        preemptions=sum(request.preemptions for request, _ in served),
         prediction_error=prediction_error([pair for part in parts for pair in predicted_and_measured(*part)]),
         faults=[
             fault_summary(fault, ledger.t0 - start, replay) | ({"replica": number} if len(parts) > 1 else {})

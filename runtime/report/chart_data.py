@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from ..core.micro_batch_columns import Floats
 from ..core.run_record import RunRecord
 from ..ledger.causes import Cause
 from ..ledger.fleet import Fleet
-from ..ledger.latencies import completed_requests, latencies
+from ..ledger.latencies import NOT_COMPLETED, completed_requests, latencies
 from ..ledger.ledger import Ledger
 from ..ledger.predictions import predicted_and_measured
 
@@ -25,7 +25,7 @@ class ChartData:
 
     Attributes:
         span: Duration of the run.
-        num_blocks: Blocks of the KV cache.
+        num_blocks: Blocks of the KV cache; of replicas the largest one's, to which `kv_blocks` of all are scaled.
         bubbles: Idle time of each request, summed over its micro-batches and the stages (paper 5.3).
         finished: When each request finished, ascending.
         latencies: What `ledger.summary.latencies` returns, in seconds.
@@ -108,13 +108,16 @@ def join_chart_data(parts: Sequence[ChartData], starts: Sequence[float], span: f
         values: Floats = np.concatenate([getattr(part, name) for part in parts])[order]
         return values
 
+    num_blocks = max(part.num_blocks for part in parts)
+    shares = [part.kv_blocks * (num_blocks / part.num_blocks if part.num_blocks else 1.0) for part in parts]
+    kv_blocks: Floats = np.concatenate(shares)
     by_cause = []
     for part in parts:
         outside = span - part.span  # time before the part's start and after its end
         by_cause += [row | {Cause.FILL_DRAIN: row[Cause.FILL_DRAIN] + outside} for row in part.by_cause]
     return ChartData(
         span=span,
-        num_blocks=parts[0].num_blocks,
+        num_blocks=num_blocks,
         bubbles=np.concatenate([part.bubbles for part in parts]),
         finished=np.sort(np.concatenate([part.finished + s for part, s in zip(parts, starts, strict=True)])),
         latencies={name: np.concatenate([part.latencies[name] for part in parts]) for name in parts[0].latencies},
@@ -122,7 +125,7 @@ def join_chart_data(parts: Sequence[ChartData], starts: Sequence[float], span: f
         dispatched=dispatched[order],
         prefill_tokens=ordered("prefill_tokens"),
         decode_tokens=ordered("decode_tokens"),
-        kv_blocks=ordered("kv_blocks"),
+        kv_blocks=kv_blocks[order],
         running=ordered("running"),
         waiting=ordered("waiting"),
         busy=[seconds for part in parts for seconds in part.busy],
@@ -134,4 +137,19 @@ def join_chart_data(parts: Sequence[ChartData], starts: Sequence[float], span: f
 def fleet_chart_data(fleet: Fleet) -> ChartData:
     """Extract the data of charts over all replicas of a fleet together."""
     parts = [chart_data(record, ledger) for record, ledger in zip(fleet.records, fleet.ledgers, strict=True)]
-    return parts[0] if len(parts) == 1 else join_chart_data(parts, fleet.starts, fleet.span_seconds)
+    if len(parts) == 1:
+        return parts[0]
+    joined = join_chart_data(parts, fleet.starts, fleet.span_seconds)
+    return _with_whole_requests(joined, fleet) if fleet.num_prefill else joined
+
+
+def _with_whole_requests(data: ChartData, fleet: Fleet) -> ChartData:
+    """Replace what is of halves of requests, in a prefill and a decode pool, by that of whole ones."""
+    completed = [request for request in fleet.joined if request.record.finish_reason not in NOT_COMPLETED]
+    records = [request.record for request in completed]
+    return replace(
+        data,
+        bubbles=np.array([request.bubble for request in completed], np.float64),
+        finished=np.sort(np.array([record.token_times[-1] for record in records], np.float64)),
+        latencies={name: values / 1e3 for name, values in latencies(records).items()},
+    )

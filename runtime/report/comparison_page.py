@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import html
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import yaml
 
 from ..ledger.causes import Cause
-from ..run_folder.files import REPLICAS_KEY
+from ..ledger.fleet import replica_name
+from ..run_folder.files import PREFILL_KEY, REPLICAS_KEY
 from ..run_folder.read import load_fleet
 from . import run_charts as charts
 from .chart import Chart, series_colour
 from .chart_data import ChartData, fleet_chart_data
 from .comparison_charts import TAILS, heat_maps, throughput_against
 from .faults import faults_section
-from .formatting import percent_text, seconds_text
+from .formatting import ms_text, percent_text, seconds_text
 from .metrics import (
     BY_CAUSE,
     EVENNESS,
     IDLE,
+    KV_TRANSFERS,
     LATENCY,
     MAX_COLUMNS,
     SPEED,
@@ -45,7 +47,10 @@ from .timeline_png import TimelineWindow, timeline_window
 from .verdict import verdict
 
 MAX_DRAWN = 8  # settings whose pipelines and charts are drawn; of more, the best
-METRIC_GROUPS = (("Speed", SPEED), ("Latency", LATENCY), ("Idle time", (*IDLE, *BY_CAUSE)), ("Micro-batches", EVENNESS))
+METRIC_GROUPS = (
+    ("Speed", SPEED), ("Latency", (*LATENCY, *KV_TRANSFERS)), ("Idle time", (*IDLE, *BY_CAUSE)),
+    ("Micro-batches", EVENNESS),
+)  # fmt: skip
 RANKING_METRICS = (
     *SPEED[:2], SPEED[3], *(m for m in LATENCY if m.key in ("median_ttft_ms", "p99_ttft_ms", "median_itl_ms",
     "p99_itl_ms", "p99_e2el_ms")), *IDLE[:2], EVENNESS[0],
@@ -111,8 +116,9 @@ def charts_of_drawn(drawn: DrawnRuns) -> list[Chart]:
 
 
 def render_comparison(
-    groups: Sequence[RunGroup], drawn: DrawnRuns, title: str, sort: str, *, compared: str = "setting"
-) -> str:
+    groups: Sequence[RunGroup], drawn: DrawnRuns, title: str, sort: str, *, compared: str = "setting",
+    whole: Mapping[str, Any] | None = None,
+) -> str:  # fmt: skip
     """Render the page of a comparison.
 
     Args:
@@ -121,6 +127,8 @@ def render_comparison(
         title: Heading of the page.
         sort: Key of summary.json that ranks the groups.
         compared: What a group is. Charts over settings are only made for "setting".
+        whole: Summary of the fleet, where the groups are its prefill and its decode replicas. These do different work,
+            so that none is called better.
     """
     over_settings = charts_of_settings(groups, sort) if compared == "setting" else []
     heads = []
@@ -137,8 +145,8 @@ def render_comparison(
             "subtitle": html.escape(_subtitle(groups, compared)),
             "notes": notes_list(error_notes(run.summary for group in groups for run in group.runs)),
             "verdict": _verdict(groups) if compared == "setting" else "",
-            "table": _side_by_side(groups) if len(groups) <= MAX_COLUMNS else _ranking(groups, sort),
-            "table_note": html.escape(_table_note(groups, sort)),
+            "table": (_side_by_side if len(groups) <= MAX_COLUMNS else _ranking)(groups, sort, judged=whole is None),
+            "table_note": html.escape(_table_note(groups, sort) if whole is None else _pools_note(whole)),
             "timeline": timeline_section(
                 "The pipelines over time", seconds, f"All pipelines on one time axis: {which}."
             ),
@@ -182,7 +190,8 @@ def _run_note(group: RunGroup, run: ChartData) -> str:
     parts = [seconds_text(run.span)]
     parts += [f"{THROUGHPUT.text(speed)} {THROUGHPUT.unit}"] if speed is not None else []
     parts += [f"{percent_text(idle)} idle"] if idle is not None else []
-    parts += [f"replica 0 of {summary[REPLICAS_KEY]}"] if REPLICAS_KEY in summary else []
+    if REPLICAS_KEY in summary:
+        parts.append(f"{replica_name(0, summary.get(PREFILL_KEY, 0))} of {summary[REPLICAS_KEY]}")
     return " · ".join(parts)
 
 
@@ -196,7 +205,22 @@ def _table_note(groups: Sequence[RunGroup], sort: str) -> str:
     return text
 
 
-def _side_by_side(groups: Sequence[RunGroup]) -> str:
+def _pools_note(whole: Mapping[str, Any]) -> str:
+    """Write what the numbers of a pool's replica are of, and those of whole requests."""
+    names = {"ttft": "TTFT", "itl": "TBT", "e2el": "E2E", "kv_wait": "KV waits", "kv_transfer": "KV transfer"}
+    parts = []
+    for key, name in names.items():
+        median, p99 = number(whole, f"median_{key}_ms"), number(whole, f"p99_{key}_ms")
+        if median is not None and p99 is not None:
+            parts.append(f"{name} {ms_text(median)} and {ms_text(p99)}")
+    return (
+        "A column is of one replica, and counts halves of requests: of a prefill replica the first token of each, of a "
+        "decode replica the others, whose TTFT is from the token before. "
+        f"p50 and p99 of whole requests: {', '.join(parts)}."
+    )
+
+
+def _side_by_side(groups: Sequence[RunGroup], sort: str, *, judged: bool) -> str:
     """Render a table with a column for each setting and a row for each metric."""
     heads = "".join(
         f'<th><i class="swatch" style="background:var(--{series_colour(n)})"></i>{html.escape(group.label)}</th>'
@@ -208,7 +232,7 @@ def _side_by_side(groups: Sequence[RunGroup]) -> str:
         lines, hidden = [], 0
         for metric in metrics:
             if has_any(groups, metric):
-                line, is_equal = _row(groups, metric)
+                line, is_equal = _row(groups, metric if judged else replace(metric, judged=False))
                 lines.append(line)
                 hidden += is_equal
         if lines:
@@ -234,7 +258,7 @@ def _row(groups: Sequence[RunGroup], metric: Metric) -> tuple[str, bool]:
     return f'<tr class="{css}">{head}{"".join(_cells(metric, found, unit))}</tr>', is_equal
 
 
-def _ranking(groups: Sequence[RunGroup], sort: str) -> str:
+def _ranking(groups: Sequence[RunGroup], sort: str, *, judged: bool) -> str:
     """Render a table with a row for each setting, the best first."""
     metrics = [metric for metric in RANKING_METRICS if has_any(groups, metric)]
     if sort not in [metric.key for metric in metrics]:
@@ -244,7 +268,7 @@ def _ranking(groups: Sequence[RunGroup], sort: str) -> str:
     for metric in metrics:
         found = [spread(group, metric.key, groups[0]) for group in order]
         unit = row_unit(metric, [s.median for s in found if s is not None])
-        columns.append(_cells(metric, found, unit))
+        columns.append(_cells(metric if judged else replace(metric, judged=False), found, unit))
         below = f"<br><small>{unit.name}</small>" if unit.name else ""
         heads.append(f"<th>{html.escape(metric.name)}{below}</th>")
     rows = "".join(

@@ -89,6 +89,11 @@ LATENCY = tuple(
     for key, name in (("ttft", "TTFT"), ("itl", "TBT"), ("tpot", "TPOT"), ("e2el", "E2E"))
     for statistic, short in (("median", "p50"), ("p90", "p90"), ("p99", "p99"))
 )
+KV_TRANSFERS = tuple(  # between a prefill and a decode pool
+    Metric(f"{statistic}_{key}_ms", f"{name}, {short}", "ms")
+    for key, name in (("kv_wait", "KV waits"), ("kv_transfer", "KV transfer"))
+    for statistic, short in (("mean", "mean"), ("p99", "p99"))
+)
 IDLE = (
     Metric("bubble_fraction", "idle", "share"),
     Metric("bubble_fraction_inner", "bubbles", "share"),
@@ -117,7 +122,7 @@ EVENNESS = (
 _OFTEN_NONE = (
     "preemptions", "failed", "recovery_seconds", "draft_tokens", "accepted_tokens_per_decode", "cached_input_tokens",
 )  # fmt: skip
-METRICS = (*SPEED, *LATENCY, *IDLE, *BY_CAUSE, *EVENNESS)
+METRICS = (*SPEED, *LATENCY, *KV_TRANSFERS, *IDLE, *BY_CAUSE, *EVENNESS)
 
 
 def metric_of(key: str) -> Metric:

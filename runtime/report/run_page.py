@@ -217,12 +217,12 @@ def _requests(record: RunRecord, ledger: Ledger) -> str:
     """Render the first requests as a table."""
     rows = []
     for request in record.requests[:MAX_REQUEST_ROWS]:
-        row = request_row(request, ledger)
+        row = request_row(request, ledger.t0, ledger.bubble_of_request(request.request))
         cells = "".join(f"<td>{html.escape(_cell(name, value))}</td>" for name, value in row.items())
         rows.append(f"<tr>{cells}</tr>")
     heads = (
         *("request", "prompt", "output", "arrival", "TTFT", "mean TBT", "max TBT", "end to end", "bubble time"),
-        *("preempted", "finish"),
+        *("preempted", "cached", "finish"),
     )
     head = "".join(f"<th>{name}</th>" for name in heads)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"

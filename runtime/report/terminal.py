@@ -18,6 +18,7 @@ from .metrics import (
     BY_CAUSE,
     EVENNESS,
     IDLE,
+    KV_TRANSFERS,
     LATENCY,
     MAX_COLUMNS,
     SPEED,
@@ -119,12 +120,13 @@ def _fits(table: Table, console: Console, options: ConsoleOptions) -> bool:
 
 
 def latency_table(summary: Mapping[str, Any], *, title: str | None = "Latency") -> Table:
-    """Make the table of TTFT, TBT, TPOT and end-to-end latency: mean, p50, p90, p99."""
+    """Make the table of TTFT, TBT, TPOT, end-to-end latency and KV transfers, if any: mean, p50, p90, p99."""
     table = Table(title=title, title_justify="left")
     table.add_column("", no_wrap=True)
     for name in ("mean", "p50", "p90", "p99"):
         table.add_column(name, justify="right", no_wrap=True)
     names = {"ttft": "TTFT", "itl": "TBT", "tpot": "TPOT", "e2el": "end to end"}
+    names |= {"kv_wait": "KV waits", "kv_transfer": "KV transfer"} if "mean_kv_wait_ms" in summary else {}
     for key, name in names.items():
         values = (summary[f"{statistic}_{key}_ms"] for statistic in ("mean", "median", "p90", "p99"))
         table.add_row(name, *(ms_text(value) for value in values))
@@ -223,7 +225,7 @@ def _columns(groups: Sequence[RunGroup], start: int, count: int) -> Table:
     table.add_column("", no_wrap=True)
     for group in groups[start : start + count]:
         table.add_column(_break_heading(group.label), justify="right", no_wrap=True)
-    for section in (SPEED, LATENCY, IDLE, BY_CAUSE, EVENNESS):
+    for section in (SPEED, LATENCY, KV_TRANSFERS, IDLE, BY_CAUSE, EVENNESS):
         rows = [metric for metric in section if has_any(groups, metric)]
         for metric in rows:
             found = [spread(group, metric.key, groups[0]) for group in groups]

@@ -9,9 +9,9 @@ from typing import Any
 from ...conf.workloads import SloConfig
 from ..core.garbage_collection import without_collector
 from ..core.run_record import RunRecord
-from ..ledger.fleet import Fleet
+from ..ledger.fleet import Fleet, replica_name
 from ..ledger.ledger import Ledger
-from ..run_folder.files import replica_folder
+from ..run_folder.files import PREFILL_KEY, replica_folder
 from ..run_folder.read import RunFolder
 from ..run_folder.titles import is_simulated, title_of
 from ..run_folder.write import write_fleet_totals, write_run_data
@@ -67,7 +67,7 @@ def write_fleet_folder(
     for number, (record, ledger) in enumerate(zip(fleet.records, fleet.ledgers, strict=True)):
         write_run_folder(
             path / replica_folder(number), record, config=config, versions=versions,
-            title=f"{title_of(config)}, replica {number}", slo=slo, cost_error=cost_error, ledger=ledger,
+            title=f"{title_of(config)}, {fleet.replica_name(number)}", slo=slo, cost_error=cost_error, ledger=ledger,
         )  # fmt: skip
     summary = write_fleet_totals(path, fleet, config=config, versions=versions, slo=slo, cost_error=cost_error)
     write_fleet_report(path, RunFolder(path, summary), figures=False)
@@ -82,9 +82,13 @@ def write_fleet_report(path: Path, folder: RunFolder, *, figures: bool) -> None:
         folder: The fleet's run folder.
         figures: Whether PNGs are written too.
     """
-    groups = [RunGroup(f"replica {number}", [replica]) for number, replica in enumerate(folder.replicas)]
-    drawn = read_drawn_runs(groups, THROUGHPUT.key)
-    page = render_comparison(groups, drawn, folder.title, THROUGHPUT.key, compared="replica")
+    num_prefill = folder.summary.get(PREFILL_KEY, 0)
+    groups = [RunGroup(replica_name(number, num_prefill), [run]) for number, run in enumerate(folder.replicas)]
+    # Of pools, prompt tokens count too: decode replicas alone would be drawn of many.
+    sort = "total_token_throughput" if num_prefill else THROUGHPUT.key
+    drawn = read_drawn_runs(groups, sort)
+    whole = folder.summary if num_prefill else None
+    page = render_comparison(groups, drawn, folder.title, sort, compared="replica", whole=whole)
     (path / "report.html").write_text(page, encoding="utf-8")
     if figures:
         charts, simulated = [*charts_of_drawn(drawn), *batch_composition(drawn.runs)], is_simulated(folder.config)

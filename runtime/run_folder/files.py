@@ -11,6 +11,7 @@ TRACE = "trace.json.gz"
 REQUIRED = (SUMMARY, RECORD, SPANS)  # a folder that has them is a run folder
 
 REPLICAS_KEY = "replicas"  # of a fleet's summary: how many run folders lie inside it
+PREFILL_KEY = "prefill_replicas"  # the same: how many of them, the first ones, are a prefill pool
 
 
 def replica_folder(number: int) -> str:

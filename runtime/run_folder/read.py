@@ -13,7 +13,7 @@ import msgspec
 from ...conf.errors import ConfigError
 from ..core.run_record import RunRecord
 from ..ledger.fleet import Fleet
-from .files import RECORD, REPLICAS_KEY, REQUIRED, SPANS, STAGE_TIMES, SUMMARY, replica_folder
+from .files import PREFILL_KEY, RECORD, REPLICAS_KEY, REQUIRED, SPANS, STAGE_TIMES, SUMMARY, replica_folder
 from .record_jsonl import read_record
 from .spans_csv import read_spans
 from .stage_times_json import read_stage_times
@@ -100,7 +100,8 @@ def load_fleet(folder: RunFolder) -> Fleet:
     """
     replicas = folder.replicas
     starts = folder.summary.get("replica_starts", [0.0] * len(replicas))
-    return Fleet([replica.load() for replica in replicas], starts)
+    records = [replica.load() for replica in replicas]
+    return Fleet(records, starts, num_prefill=folder.summary.get(PREFILL_KEY, 0))
 
 
 def is_run_folder(path: Path) -> bool:

@@ -78,6 +78,7 @@ class RequestLine(msgspec.Struct, array_like=True, tag="request"):
     preemptions: int
     token_times: list[float]
     cached_tokens: int = 0
+    kv_transfer: tuple[float, float] | None = None
 
 
 Line = RunLine | FaultLine | MicroBatchLine | RequestLine
@@ -112,7 +113,7 @@ def record_lines(record: RunRecord, origin: float) -> Iterator[Line]:
         yield RequestLine(
             r.request, r.prompt_tokens, since_origin(r.arrival), maybe(r.first_dispatched), maybe(r.finished),
             r.finish_reason, r.preemptions, np.round(np.array(r.token_times, np.float64) - origin, 9).tolist(),
-            r.cached_tokens,
+            r.cached_tokens, r.kv_transfer and (since_origin(r.kv_transfer[0]), since_origin(r.kv_transfer[1])),
         )  # fmt: skip
 
 
@@ -170,4 +171,5 @@ def _request(line: RequestLine) -> RequestRecord:
         line.finish_reason,
         line.preemptions,
         line.cached_tokens,
+        line.kv_transfer,
     )

@@ -13,20 +13,25 @@ from ..ledger.latencies import time_to_first_token, tokens_apart
 from ..ledger.ledger import Ledger
 
 
-def request_row(request: RequestRecord, ledger: Ledger) -> dict[str, Any]:
-    """A row by column: times in ms, `arrival_s` in seconds from the run's start, None where not reached."""
+def request_row(request: RequestRecord, origin: float, bubble: float) -> dict[str, Any]:
+    """A row by column: times in ms, `arrival_s` in seconds from `origin`, None where not reached.
+
+    Args:
+        origin: the run's start, in seconds on the clock of the request's times.
+        bubble: bubble time of the request, in seconds.
+    """
     gaps = tokens_apart(request) * 1e3
     ttft = time_to_first_token(request)
     return {
         "request": request.request,
         "prompt_tokens": request.prompt_tokens,
         "output_tokens": request.output_tokens,
-        "arrival_s": round(request.arrival - ledger.t0, 6),
+        "arrival_s": round(request.arrival - origin, 6),
         "ttft_ms": None if ttft is None else round(ttft * 1e3, 3),
         "mean_tbt_ms": round(float(gaps.mean()), 3) if len(gaps) else None,
         "max_tbt_ms": round(float(gaps.max()), 3) if len(gaps) else None,
         "e2el_ms": round((request.token_times[-1] - request.arrival) * 1e3, 3) if request.token_times else None,
-        "bubble_ms": round(ledger.bubble_of_request(request.request) * 1e3, 3),
+        "bubble_ms": round(bubble * 1e3, 3),
         "preemptions": request.preemptions,
         "cached_tokens": request.cached_tokens,
         "finish_reason": request.finish_reason,
@@ -37,23 +42,32 @@ def write_requests(path: Path, record: RunRecord, ledger: Ledger) -> None:
     """Write a run's requests, in the order of the record."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        writer.writerow(_header(ledger))
-        writer.writerows(request_row(request, ledger).values() for request in record.requests)
+        writer.writerow(_HEADER)
+        writer.writerows(_row_of(request, ledger, ledger.t0) for request in record.requests)
 
 
 def write_fleet_requests(path: Path, fleet: Fleet) -> None:
-    """Write the requests of all replicas, in the order of their numbers; `arrival_s` is from the fleet's start."""
-    rows = []
+    """Write the requests of all replicas, in the order of their numbers; `arrival_s` is from the fleet's start.
+
+    With a prefill pool, `replica` is of that pool, and the times are over both pools.
+    """
+    rows: list[list[Any]] = []
     for number, (record, ledger, start) in enumerate(zip(fleet.records, fleet.ledgers, fleet.starts, strict=True)):
-        for request in record.requests:
-            row = request_row(request, ledger)
-            row["arrival_s"] = round(request.arrival - ledger.t0 + start, 6)
-            rows.append((request.request, [*row.values(), number]))
+        if not fleet.num_prefill:
+            rows += [[*_row_of(request, ledger, ledger.t0 - start), number] for request in record.requests]
+    for each in fleet.joined:
+        times = [None if seconds is None else round(seconds * 1e3, 3) for seconds in (each.kv_wait, each.kv_transfer)]
+        rows.append([*request_row(each.record, 0.0, each.bubble).values(), each.prefill, each.decode, *times])
+    rows.sort(key=lambda row: row[0])
+    of_pools = ("decode_replica", "kv_wait_ms", "kv_transfer_ms") if fleet.num_prefill else ()
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        writer.writerow([*_header(fleet.ledgers[0]), "replica"])
-        writer.writerows(row for _, row in sorted(rows, key=lambda entry: entry[0]))
+        writer.writerow([*_HEADER, "replica", *of_pools])
+        writer.writerows(rows)
 
 
-def _header(ledger: Ledger) -> list[str]:
-    return list(request_row(RequestRecord(0, 0, 0.0), ledger))
+def _row_of(request: RequestRecord, ledger: Ledger, origin: float) -> list[Any]:
+    return list(request_row(request, origin, ledger.bubble_of_request(request.request)).values())
+
+
+_HEADER = list(request_row(RequestRecord(0, 0, 0.0), 0.0, 0.0))

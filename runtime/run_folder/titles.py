@@ -34,19 +34,28 @@ def comparison_title(configs: Sequence[Mapping[str, Any]], labels: Sequence[str]
 
 
 def setting_of(config: Mapping[str, Any]) -> str:
-    """Model, devices and grid: `llama2-70b on 4 x a100-80g + 4 x h100, tp 4, pp 2`."""
+    """Model, devices and grid: `llama2-70b on 4 x a100-80g + 4 x h100, tp 4, pp 2`, and what each pool has of them."""
     model, hardware = _name(config, "model"), _name(config, "hardware")
     parallel, simulation = config.get("parallel"), config.get("simulation")
     if not isinstance(parallel, Mapping):
         return model
     tp, pp = int(parallel.get("tp", 1)), int(parallel.get("pp", 1))
     replicas = int(simulation.get("replicas", 1)) if isinstance(simulation, Mapping) else 1
+    pool = simulation.get("disaggregation") if isinstance(simulation, Mapping) else None
+    if isinstance(pool, Mapping) and pool.get("prefill_replicas"):
+        prefill, first = int(pool["prefill_replicas"]), pool.get("prefill_hardware") or hardware
+        prefill_tp, prefill_pp = int(pool.get("prefill_tp") or tp), int(pool.get("prefill_pp") or pp)
+        devices = Counter({first: prefill * prefill_tp * prefill_pp})
+        devices[hardware] += replicas * tp * pp
+        what = " + ".join(f"{count} x {name}" for name, count in devices.items())
+        pools = f"{prefill} prefill of tp {prefill_tp}, pp {prefill_pp}, {replicas} decode of tp {tp}, pp {pp}"
+        return f"{model} on {what}, {pools}"
     own = simulation.get("devices") if isinstance(simulation, Mapping) else None
     stages = Counter(own or [hardware] * pp)
-    devices = " on " + " + ".join(f"{count * tp * replicas} x {name}" for name, count in stages.items() if name)
-    devices = devices if own or hardware else ""
+    devices_text = " on " + " + ".join(f"{count * tp * replicas} x {name}" for name, count in stages.items() if name)
+    devices_text = devices_text if own or hardware else ""
     grid = f"tp {tp}, pp {pp}" + (f", {replicas} replicas" if replicas > 1 else "")
-    return f"{model}{devices}, {grid}"
+    return f"{model}{devices_text}, {grid}"
 
 
 def _shared(configs: Sequence[Mapping[str, Any]]) -> str:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -49,6 +50,9 @@ class Scheduler:
     is prefilled. After that it is ready for a decode each time its token has come back. What `fill` takes is
     dispatched. Requests are admitted in the order that `config.order` names. They are prefilled in the order of
     admission, unless that order lets a more urgent one overtake. Decodes go in the order in which they became ready.
+
+    A request whose prompt another pipeline has prefilled comes with its tokens dispatched. It is `incoming` until
+    `admit_incoming` sets its blocks aside. Its KV is then in flight, until `received` makes it ready for a decode.
     """
 
     def __init__(self, config: SchedulerConfig, limits: Limits, pool: BlockPool) -> None:
@@ -63,6 +67,9 @@ class Scheduler:
         self.drafts = Drafts(config.drafts, limits.stages) if config.drafts else None
         self.notes: list[str] = []  # what the policy chose by itself and why, a line each; the coordinator takes them
         self.waiting = make_queue(config.order, config.max_prefill_share)
+        self.incoming: deque[Request] = deque()  # not admitted; their KV lies on another pipeline
+        self.num_receiving = 0  # of the running, those whose KV is in flight from another pipeline
+        self._incoming_fit = True
         self._num_waiting = 0
         self._turn = 0  # micro-batches filled
         self.short_of_kv = False
@@ -115,7 +122,11 @@ class Scheduler:
         return bool(self.running or self._num_waiting)
 
     def add(self, request: Request) -> None:
-        """Put a new or preempted request into the queue."""
+        """Put a new or preempted request into the queue, or one whose KV comes from another pipeline."""
+        if request.num_dispatched:
+            self.incoming.append(request)
+            self._num_waiting += 1
+            return
         if self.pool.cache is not None:
             request.hash_blocks(request.prefill_target, self.pool.block_size)
         self.waiting.push(request)
@@ -124,7 +135,7 @@ class Scheduler:
 
     def next_batch(self) -> MicroBatch | None:
         """Return the next micro-batch, its tokens counted as dispatched; None if nothing is admissible."""
-        self.short_of_kv = False
+        self.short_of_kv = not self._incoming_fit
         batch = MicroBatch()
         self.fill(batch)
         if self.drafts is not None and batch.decodes and (room := self.draft_room(batch)) > 0:
@@ -138,6 +149,8 @@ class Scheduler:
     @property
     def blocked(self) -> Blocked:
         """Why the last `next_batch` returned None."""
+        if self.num_receiving and self.num_receiving == len(self.running):
+            return "kv_transfer"
         if self.short_of_kv:
             return "kv_full"
         return "in_flight" if self.has_work else "no_request"
@@ -160,6 +173,31 @@ class Scheduler:
     def resume(self, requests: Sequence[Request]) -> None:
         """Make requests ready for a decode: their sampled tokens are appended, and they go on."""
         self.ready += requests
+
+    def admit_incoming(self) -> list[Request]:
+        """Admit requests whose KV comes from another pipeline, first come first served, behind those that were
+        preempted here; return them. Each has a slot and blocks for its tokens, with one block left for each running.
+        """
+        admitted: list[Request] = []
+        self._incoming_fit = True
+        while self.incoming and self._num_waiting == len(self.incoming) and len(self.running) < self.slots:
+            request = self.incoming[0]
+            if self.pool.blocks_for(request.num_tokens) + len(self.running) > self.pool.num_free:
+                self._incoming_fit = False
+                break
+            self.incoming.popleft()
+            self._num_waiting -= 1
+            self.pool.grow(request.blocks, request.num_tokens)
+            self.running[request.id] = request
+            self.num_receiving += 1
+            admitted.append(request)
+        return admitted
+
+    def received(self, request: Request) -> None:
+        """Make a request ready for a decode: the KV of its prompt has come from another pipeline."""
+        request.num_completed = request.num_dispatched
+        self.num_receiving -= 1
+        self.resume([request])
 
     def finish(self, request: Request, reason: str) -> None:
         """End a request in any state. Its blocks are freed once none of its tokens is in flight."""
@@ -279,7 +317,8 @@ class Scheduler:
 
         The remainder is dealt round robin.
         """
-        each, rest = divmod(len(self.running) - len(self.prefilling), depth := self.depth)
+        num_decodes = len(self.running) - len(self.prefilling) - self.num_receiving
+        each, rest = divmod(num_decodes, depth := self.depth)
         return each + (self._turn % depth < rest)
 
     def take_decodes(self, batch: MicroBatch, most: int) -> None:

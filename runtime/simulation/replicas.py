@@ -13,11 +13,11 @@ from ...parallel.placement import stage_links
 from ..core.garbage_collection import without_collector
 from ..core.run_record import RunRecord
 from ..engine.arrivals import make_request
-from ..engine.coordinator import Coordinator
+from ..engine.coordinator import Coordinator, StopCheck
 from ..engine.plan import Plan
 from ..ledger.running_totals import RunningTotals
 from ..scheduler.policies import make_scheduler
-from ..workload import WorkItem, Workload
+from ..workload import WorkItem
 from .faults import draw_faults
 from .faulty_pipeline import FaultyPipeline
 from .pipeline import Disturbance, SimulatedPipeline
@@ -29,11 +29,14 @@ _MICRO_BATCHES_PER_TOTAL = 4096
 class Replica:
     """One simulated pipeline with its coordinator and scheduler. Its clock moves only through these methods."""
 
-    def __init__(self, pipeline: SimulatedPipeline, policy: SchedulerConfig, plan: Plan) -> None:
+    def __init__(
+        self, pipeline: SimulatedPipeline, policy: SchedulerConfig, plan: Plan, stop_check: StopCheck | None = None
+    ) -> None:
         self.pipeline = pipeline
         self.max_model_len = plan.max_model_len
         self.cache_block = plan.block_size if plan.prefix_caching else None
-        self.coordinator = Coordinator(pipeline, make_scheduler(policy, plan.limits, plan.make_pool()), ends_only=True)
+        scheduler = make_scheduler(policy, plan.limits, plan.make_pool())
+        self.coordinator = Coordinator(pipeline, scheduler, stop_check=stop_check, ends_only=True)
         self.totals: RunningTotals | None = None  # where set, what is finished moves there from the record
         self.unfinished = 0
         self.queued_tokens = 0  # prompt and output tokens of unfinished requests
@@ -90,11 +93,28 @@ def make_replicas(setting: Setting, *, repeat: int = 1) -> list[Replica]:
     Args:
         repeat: the number of the run, from 1; each run and each replica has disturbances and faults of its own.
     """
+    config, plan = setting.config, setting.plan
+    made = []
+    for pipeline in make_pipelines(setting, repeat=repeat):
+        replica = Replica(pipeline, config.scheduler, plan)
+        if not config.simulation.record:
+            replica.totals = RunningTotals(plan.limits.depth.most, config.slo)
+        made.append(replica)
+    return made
+
+
+def make_pipelines(setting: Setting, *, repeat: int = 1, first: int = 0) -> list[SimulatedPipeline]:
+    """Make the pipelines of a setting's replicas.
+
+    Args:
+        repeat: as of `make_replicas`.
+        first: number of the first of them, among all replicas of the run.
+    """
     config, plan, control = setting.config, setting.plan, setting.control
     simulation, parallel = config.simulation, config.parallel
     links = stage_links(parallel.pp, parallel.tp, config.cluster, simulation.replicas)
     made = []
-    for number in range(simulation.replicas):
+    for number, own_links in enumerate(links, first):
         disturbance = Disturbance(
             simulation.jitter, simulation.straggler_rate, simulation.straggler_factor,
             seed=(config.seed + repeat - 1) * 1_000_003 + number,
@@ -103,11 +123,11 @@ def make_replicas(setting: Setting, *, repeat: int = 1) -> list[Replica]:
         if simulation.faults.are_any:
             faults = draw_faults(simulation.faults, parallel.world_size, seed=disturbance.seed, replica=number)
             make = partial(FaultyPipeline, faults=faults, times=simulation.faults, parallel=parallel)
-        pipeline = make(
+        made.append(make(
             setting.costs,
             depth=plan.limits.depth.most,
             num_blocks=plan.num_blocks,
-            stage_links=links[number],
+            stage_links=own_links,
             scatter_gather=simulation.scatter_gather,
             overlap_sends=simulation.overlap_sends,
             dispatch_s=control.dispatch,
@@ -116,11 +136,7 @@ def make_replicas(setting: Setting, *, repeat: int = 1) -> list[Replica]:
             disturbance=disturbance,
             draft_acceptance=simulation.draft_acceptance if config.scheduler.drafts else None,
             seed=disturbance.seed,
-        )
-        replica = Replica(pipeline, config.scheduler, plan)
-        if not simulation.record:
-            replica.totals = RunningTotals(plan.limits.depth.most, config.slo)
-        made.append(replica)
+        ))  # fmt: skip
     return made
 
 
@@ -202,19 +218,6 @@ def _run_fleet(
             yield replica.step()
         while not replica.pipeline.is_empty:
             replica.step()
-
-
-def simulated(setting: Setting, workload: Workload) -> list[Replica]:
-    """Run `workload` to its end over the replicas of a setting, and return them, each with its record.
-
-    Raises:
-        PipelineError: as `run_fleet`.
-    """
-    config, replicas = setting.config, make_replicas(setting)
-    items, most = workload.without_prompts(), config.workload.max_concurrency
-    for _ in run_fleet(replicas, items, router=config.simulation.router, max_concurrency=most):
-        pass
-    return replicas
 
 
 def _dispatch(replicas: Sequence[Replica], pending: set[int], now: float) -> None:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from ...conf.build import load_hardware
+from ...conf.disaggregation import DisaggregationConfig
+from ...conf.errors import ConfigError
+from ...conf.policies import TokenBudgetConfig
 from ...conf.schema import SimulateConfig
-from ..cost.error import CostError
+from ..cost.error import CostError, widest
 from ..cost.make import make_control, make_costs, make_error
 from ..cost.operators import HostTimes
 from ..cost.stage_costs import StageCosts
@@ -16,25 +20,79 @@ from ..engine.plan import Plan, make_plan
 class Setting:
     """A config that fits, and what follows from it: the plan, the seconds that each stage takes for a micro-batch
     (`costs`), the host's seconds between micro-batches (`control`), and how far `costs` may be off (`error`; None: not
-    known)."""
+    known). Where there is a prefill pool, `prefill` is its setting, and this one is the decode pool's."""
 
     config: SimulateConfig
     plan: Plan
     costs: StageCosts
     control: HostTimes
     error: CostError | None
+    prefill: Setting | None = None
 
     def with_times(self, scale: float) -> Setting:
         """Return the setting with stage times that are `scale` times as long."""
-        return replace(self, costs=self.costs.scaled(scale))
+        prefill = self.prefill and self.prefill.with_times(scale)
+        return replace(self, costs=self.costs.scaled(scale), prefill=prefill)
 
 
 def make_setting(config: SimulateConfig) -> Setting:
     """The setting of one config.
 
     Raises:
-        ConfigError: the model does not fit, or no stage times are known of the hardware.
+        ConfigError: the model does not fit, or no stage times, or of pools no links, are known of the hardware.
     """
+    setting = _setting_of(config)
+    if not config.simulation.disaggregation.is_on:
+        return setting
+    try:
+        prefill = _setting_of(_prefill_config(config))
+    except ConfigError as error:
+        raise ConfigError(f"in the prefill pool (simulation.disaggregation): {error}") from error
+    for hardware in (prefill.config.hardware, config.hardware):
+        if hardware.costs is None:
+            raise ConfigError(
+                f"hardware={hardware.name}: no constants of its links, over which KV caches would go between the pools "
+                "of simulation.disaggregation; hardware=a100-80g has some"
+            )
+    return replace(
+        setting, plan=replace(setting.plan, prefix_caching=False), error=widest([prefill.error, setting.error]),
+        prefill=prefill,
+    )  # fmt: skip
+
+
+def _setting_of(config: SimulateConfig) -> Setting:
     plan = make_plan(config)
     costs, control = make_costs(config, plan), make_control(config, plan.arch)
     return Setting(config, plan, costs, control, make_error(config, plan.arch))
+
+
+def _prefill_config(config: SimulateConfig) -> SimulateConfig:
+    """The config of the prefill pool: its own replicas, grid, hardware and policy, the rest as it is."""
+    pool, parallel, scheduler = config.simulation.disaggregation, config.parallel, config.scheduler
+    assert pool.prefill_replicas is not None
+    tp, pp = pool.prefill_tp or parallel.tp, pool.prefill_pp or parallel.pp
+    is_same_grid = (tp, pp) == (parallel.tp, parallel.pp) and pool.prefill_hardware is None
+    hardware = config.hardware
+    if pool.prefill_hardware is not None:
+        hardware = load_hardware(pool.prefill_hardware, "simulation.disaggregation.prefill_hardware")
+    return replace(
+        config,
+        hardware=hardware,
+        parallel=replace(
+            parallel,
+            launcher="ray",
+            tp=tp,
+            pp=pp,
+            layers=pool.prefill_layers or (parallel.layers if is_same_grid else None),
+            stage_speeds=parallel.stage_speeds if is_same_grid else None,
+            depth=parallel.depth if is_same_grid else None,
+        ),
+        scheduler=TokenBudgetConfig(
+            budget=pool.prefill_chunk, batch=scheduler.batch, max_batch=scheduler.max_batch, order=scheduler.order,
+            max_prefill_share=scheduler.max_prefill_share,
+        ),
+        policies=(),
+        simulation=replace(
+            config.simulation, replicas=pool.prefill_replicas, disaggregation=DisaggregationConfig()
+        ),
+    )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import html
 import importlib.util
 import json
@@ -120,6 +121,84 @@ def test_replicas_beside_a_pipeline_as_in_figure_12(here: Path, capfd: pytest.Ca
     assert "Stage times may be off by" in printed
     assert main(["report", "fleet/replica_1", "figures=false"]) == 0
     assert "6 requests in" in capfd.readouterr().out
+
+
+POOLS = [*SMALL, "parallel=tp2", "workload.request_rate=20", "simulation.disaggregation.prefill_replicas=1"]
+
+
+def test_pools_beside_replicas_that_do_both(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    chosen = [*POOLS, "simulation.replicas=2", "simulation.disaggregation.prefill_pp=2"]
+    assert main(["simulate", *chosen, "hydra.run.dir=pools"]) == 0
+    printed = capfd.readouterr().out
+    assert "on 8 x a100-80g, 1 prefill of tp 2, pp 2, 2 decode of tp 2, pp 1" in printed
+    assert "KV transfer" in printed
+    summary = loaded(here / "pools" / "summary.json")
+    assert (summary["completed"], summary["total_input_tokens"], summary["total_output_tokens"]) == (12, 3600, 240)
+    assert (summary["replicas"], summary["prefill_replicas"], summary["requests_per_replica"]) == (3, 1, [12, 6, 6])
+    with (here / "pools" / "requests.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["replica"], row["decode_replica"]) for row in rows] == [("0", str(1 + n % 2)) for n in range(12)]
+    assert [row["output_tokens"] for row in rows] == ["20"] * 12
+    sent = [float(row["kv_transfer_ms"]) for row in rows]
+    assert summary["mean_kv_transfer_ms"] == pytest.approx(sum(sent) / 12, abs=1e-3)
+    bytes_a_flow = 300 * 2 * 32 * 4096 * 2 / 2  # of LLaMA 7B in bfloat16, from each of two ranks
+    assert 1e-3 * min(sent) > bytes_a_flow / 25e9, "an adapter has 200 Gbit/s"
+    assert main(["report", "pools", "figures=false"]) == 0
+    again = capfd.readouterr().out
+    assert [row for row in again.splitlines() if "KV" in row] == [row for row in printed.splitlines() if "KV" in row]
+    page = (here / "pools" / "report.html").read_text(encoding="utf-8")
+    assert "prefill 0" in page
+    assert "decode 2" in page
+    assert "p50 and p99 of whole requests" in page
+    assert main(["simulate", *SMALL, "simulation.replicas=2", "parallel=tp2_pp2", "hydra.run.dir=both"]) == 0
+    assert main(["report", "both", "pools", "figures=false", "out=compared"]) == 0
+    assert "KV transfer, p99" in capfd.readouterr().out
+    found = loaded(here / "compared" / "comparison.json")["candidates"]
+    assert [row["metrics"]["completed"]["median"] for row in found] == [12, 12]
+
+
+def test_a_prefill_pool_has_a_prefix_cache(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    lines = [
+        json.dumps({"timestamp": 200 * n, "input_length": 1280, "output_length": 10, "hash_ids": [1, 2, 100 + n]})
+        for n in range(6)
+    ]
+    (here / "trace.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    pools = ["simulation.replicas=2", "simulation.disaggregation.prefill_replicas=1"]
+    trace = ["workload=trace", "workload.path=trace.jsonl", "hydra.run.dir=out"]
+    assert main(["simulate", "model=llama-7b", "parallel=tp2", "workload.num_prompts=6", *trace, *pools]) == 0
+    summary = loaded(here / "out" / "summary.json")
+    assert (summary["completed"], summary["cached_input_tokens"]) == (6, 5 * 1024)
+
+
+def test_policies_are_compared_over_pools(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", *POOLS, "scheduler=sarathi,equal_time", "hydra.run.dir=out"]) == 0
+    runs = loaded(here / "out" / "simulate.json")["runs"]
+    assert [(run["policy"], run["completed"]) for run in runs] == [("sarathi", 12), ("equal_time", 12)]
+    assert "prefill 0 of 2" in (here / "out" / "report.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(("keys", "told"), [
+    (["simulation.record=false"], "simulation.record"),
+    (["simulation.faults.at=[1]"], "simulation.faults"),
+    (["simulation.devices=[a100-80g]"], "simulation.devices"),
+    (["scheduler=orca_worst"], "scheduler='orca_worst'"),
+    (["simulation.disaggregation.prefill_tp=3"], "in the prefill pool (simulation.disaggregation): "),
+    (["simulation.disaggregation.prefill_hardware=a100-80"], "simulation.disaggregation.prefill_hardware"),
+    (["simulation.disaggregation.prefill_replicas=null", "simulation.disaggregation.prefill_tp=2"],
+     "simulation.disaggregation.prefill_tp: there is no prefill pool"),
+])  # fmt: skip
+def test_what_does_not_go_with_pools_is_told(
+    here: Path, capfd: pytest.CaptureFixture[str], keys: list[str], told: str
+) -> None:
+    assert main(["simulate", *POOLS, *keys]) == 2
+    errors = capfd.readouterr().err.strip().splitlines()
+    assert len(errors) == 1
+    assert told in errors[0]
+
+
+def test_a_search_has_no_pools(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["capacity", "slo.tbt_p99_ms=50", "simulation.disaggregation.prefill_replicas=1"]) == 2
+    assert "simulation.disaggregation.prefill_replicas=1: must be null" in capfd.readouterr().err
 
 
 def test_several_policies_and_repeats_leave_their_comparison(here: Path, capfd: pytest.CaptureFixture[str]) -> None:

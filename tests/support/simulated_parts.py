@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from gapless.conf.policies import POLICY_CONFIGS, Depth, SchedulerConfig
 from gapless.conf.schema import Architecture, ParallelConfig
@@ -22,6 +22,8 @@ from gapless.runtime.simulation.pipeline import SimulatedPipeline
 from gapless.runtime.simulation.replicas import Replica, run_fleet
 from gapless.runtime.workload import WorkItem
 from tests.support.virtual_pipeline import VirtualPipeline
+
+R = TypeVar("R", bound=Replica)
 
 BLOCK = 4
 LONGEST = 120
@@ -106,7 +108,22 @@ class AuditedFaulty(_Audit, FaultyPipeline):
 
 
 class _Ranks(VirtualPipeline):
-    """The tables of a rank, where each token sampled is 0."""
+    """The tables of a rank, where each token sampled is 0. With `receives` it may decode prompts that it has not
+    prefilled."""
+
+    receives = False
+
+    def take(self, micro_batch: MicroBatchMessage) -> list[int]:
+        if self.receives:
+            for new in micro_batch.new:  # preempted before its first decode
+                self._sampled.setdefault(new.request, [0])
+            for decode in micro_batch.decodes:
+                if decode.request not in self._sampled:  # its prompt's KV, and its first token, came from elsewhere
+                    self._blocks[decode.request] = []
+                    self._tokens[decode.request] = [0] * decode.start
+                    self._prompt_len[decode.request] = decode.start
+                    self._sampled[decode.request] = [0]
+        return super().take(micro_batch)
 
     def _compute(self, segment: SegmentMessage) -> int:
         self._sampled[segment.request].append(0)
@@ -117,8 +134,9 @@ def make_replica(
     policy: str | SchedulerConfig = "sarathi", *, layers: Sequence[int] = (2, 2),
     devices: Sequence[Device] | None = None, batch: int = 4, depth: int | None = None, num_blocks: int = 400,
     host: bool = True, faults: Iterable[RankFault] | None = None, times: FaultsConfig | None = None, spares: int = 0,
-    max_recoveries: int = 1000, **how: Any,
-) -> Replica:  # fmt: skip
+    max_recoveries: int = 1000, receives: bool = False,
+    kind: Callable[[SimulatedPipeline, SchedulerConfig, Plan], R] = Replica, **how: Any,
+) -> R:  # fmt: skip
     """A replica over an audited pipeline; `how` goes to the pipeline. With `faults` its stages have a rank each."""
     stages = len(layers)
     config = POLICY_CONFIGS[policy]() if isinstance(policy, str) else policy
@@ -129,10 +147,12 @@ def make_replica(
     plan = Plan(ARCHITECTURE, tuple(range(n) for n in layers), num_blocks, BLOCK, False, limits, None)
     how |= {"depth": chosen.most, "num_blocks": num_blocks}
     if faults is None:
-        return Replica(Audited(costs, **how), config, plan)
+        audited = Audited(costs, **how)
+        audited.ranks.receives = receives
+        return kind(audited, config, plan)
     parallel = ParallelConfig(pp=stages, launcher="ray", spares=spares, max_recoveries=max_recoveries)
     pipeline = AuditedFaulty(costs, faults=iter(faults), times=times or FaultsConfig(), parallel=parallel, **how)
-    return Replica(pipeline, config, plan)
+    return kind(pipeline, config, plan)
 
 
 def items(*requests: tuple[int, int] | tuple[int, int, float]) -> list[WorkItem]:

@@ -63,7 +63,7 @@ def seconds(cluster: ClusterConfig, tp: int, size: float, between_racks: bool = 
     found = Topology(cluster, COSTS, tp, between_racks=between_racks)
     (links,) = stage_links(3, tp, cluster)
     return [
-        found.all_reduce(size), found.gather(size), found.transfer(size, between_racks=between_racks),
+        found.all_reduce(size), found.gather(size),
         *(found.send(size, link) for link in links),
     ]  # fmt: skip
 
@@ -193,7 +193,7 @@ def test_an_uplink_that_is_oversubscribed_is_shared() -> None:
     (links,) = stage_links(2, 8, cluster)
     assert links == [StageLink(True, True, 1.0, 4.0)]
     found = Topology(cluster, COSTS, 8)
-    assert found.send(1e6, links[0]) == found.send(4e6, FAR) == found.transfer(1e6, between_racks=True)
+    assert found.send(1e6, links[0]) == found.send(4e6, FAR)
 
 
 @pytest.mark.parametrize(("device", "model", "tp", "pp", "replicas", "stage_us", "sends_us"), [

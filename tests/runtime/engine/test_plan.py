@@ -14,7 +14,7 @@ from gapless.models.memory import slot_bound
 from gapless.runtime.engine.plan import make_plan
 from gapless.runtime.ledger.ledger import Ledger
 from gapless.runtime.ledger.summary import summarize
-from gapless.runtime.simulation.replicas import simulated
+from gapless.runtime.simulation.run import simulated
 from gapless.runtime.simulation.setting import make_setting
 from gapless.runtime.workload.workload import Workload
 

@@ -28,7 +28,7 @@ PRECISION = 0.02
 def search() -> Search:
     return Search(build(TuneConfig, {
         "model": load_group("model", "llama-7b"),
-        "hardware": load_group("hardware", "a100-80g") | {"devices_per_node": 2},
+        "hardware": load_group("hardware", "a100-80g"), "cluster": {"devices_per_node": 2},
         "workload": {"name": "fixed", "input_len": 700, "output_len": 12, "num_prompts": 60, "range_ratio": 0.5},
         "slo": {"ttft_p99_ms": 500.0, "tbt_p99_ms": 60.0}, "seeds": 1,
     }))  # fmt: skip

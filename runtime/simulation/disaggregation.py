@@ -1,0 +1,207 @@
+"""Disaggregated prefill: a pool of replicas that prefill, one of replicas that decode, KV transfers between them."""
+
+# Compiled (see runtime/compiled.py).
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+
+import msgspec
+
+from ...conf.policies import SchedulerConfig
+from ..core.garbage_collection import without_collector
+from ..core.messages import TokenLogprobs
+from ..core.request import Request
+from ..engine.arrivals import exactly
+from ..engine.plan import Plan
+from ..pipeline.protocol import PipelineError
+from ..workload import WorkItem
+from .kv_transfer import KvLinks, KvTransfer, make_links
+from .pipeline import SimulatedPipeline
+from .replicas import ROUTERS, Replica, make_pipelines
+from .setting import Setting
+
+
+class PrefillReplica(Replica):
+    """A replica that serves the first token of each request. The KV blocks of the others' prompts stay in use until
+    `release`."""
+
+    def __init__(self, pipeline: SimulatedPipeline, policy: SchedulerConfig, plan: Plan) -> None:
+        super().__init__(pipeline, policy, plan, stop_check=self._keep_blocks)
+        self.prefilled: list[Request] = []  # with more tokens to come, not handed over yet
+        self._more: dict[int, WorkItem] = {}  # the whole requests of those with more than one token
+        self._kept: dict[int, list[int]] = {}  # blocks by request
+
+    def add(self, number: int, item: WorkItem, arrival: float) -> None:
+        if item.output_len > 1 and len(item.prompt) + 1 < self.max_model_len:
+            self._more[number] = item
+        super().add(number, msgspec.structs.replace(item, output_len=1), arrival)
+
+    def _keep_blocks(self, request: Request, token: int, logprobs: TokenLogprobs | None) -> None:
+        """Take the blocks from a request that has got its first token, before the scheduler frees them."""
+        if request.id in self._more:
+            self._kept[request.id], request.blocks = request.blocks, []
+            self.prefilled.append(request)
+
+    def take_prefilled(self) -> list[tuple[Request, WorkItem]]:
+        """Take the requests that can be handed over: each as it was here, and whole."""
+        taken, self.prefilled = self.prefilled, []
+        return [(request, self._more.pop(request.id)) for request in taken]
+
+    def release(self, number: int) -> None:
+        """Free the blocks of a request whose KV has been sent."""
+        self.coordinator.scheduler.pool.release(self._kept.pop(number))
+
+
+class DecodeReplica(Replica):
+    """A replica that goes on with requests from their second token on."""
+
+    def receive(self, prefilled: Request, item: WorkItem, now: float) -> None:
+        """Queue a request whose first token came at `now`."""
+        request = Request(
+            prefilled.id, item.prompt, exactly(item.output_len), arrival=now, max_model_len=self.max_model_len,
+            user=item.user, output=prefilled.output,
+        )  # fmt: skip
+        request.prefill_target = request.num_dispatched = request.prompt_len
+        self.coordinator.add(request)
+        self.unfinished += 1
+        self.queued_tokens += request.max_len
+
+    def admit(self) -> list[Request]:
+        """Admit what has room; their KV may be sent."""
+        return self.coordinator.scheduler.admit_incoming()
+
+    def received(self, request: Request, begin: float, end: float) -> None:
+        """Let a request decode, whose KV was sent in [begin, end)."""
+        request.record.kv_transfer = (begin, end)
+        self.coordinator.scheduler.received(request)
+
+
+class DisaggregatedFleet:
+    """Two pools of replicas on one clock.
+
+    A request goes to a prefill replica, and with its first token to a decode replica, both as the router says. Once
+    that has set blocks aside, its KV is sent. Then it decodes, and the blocks of the prefill replica are free.
+
+    Events are taken in the order of their times over both pools and the links, since each may wait for the others. What
+    they make admissible is dispatched once all of one time have been taken.
+    """
+
+    def __init__(
+        self, prefill: Sequence[PrefillReplica], decode: Sequence[DecodeReplica], links: KvLinks,
+        router: str = "round_robin",
+    ) -> None:  # fmt: skip
+        self._prefill = list(prefill)
+        self._decode = list(decode)
+        self.replicas: list[Replica] = [*prefill, *decode]
+        self._links = links
+        self._route = ROUTERS[router]
+        self._now = 0.0
+        self._sources: dict[int, int] = {}  # prefill replica of each request that waits for room in the decode pool
+        self._to_prefill: set[int] = set()  # prefill replicas that have not dispatched since something changed
+        self._to_decode: set[int] = set()
+
+    def run(self, items: Iterable[WorkItem], *, max_concurrency: int | None = None) -> Iterator[int]:
+        """Do as `run_fleet`.
+
+        Raises:
+            PipelineError: a policy takes nothing though nothing is in flight.
+        """
+        with without_collector():
+            yield from self._run(items, max_concurrency)
+
+    def _run(self, items: Iterable[WorkItem], max_concurrency: int | None) -> Iterator[int]:
+        unfinished = 0
+        for number, item in enumerate(items):
+            while max_concurrency is not None and unfinished >= max_concurrency:
+                self._dispatch()
+                ended = self._collect()
+                unfinished -= ended
+                yield ended
+            due = max(item.arrival, self._now)
+            if due > self._now:
+                self._dispatch()
+                while self._next_event < due:
+                    ended = self._collect()
+                    unfinished -= ended
+                    yield ended
+                    self._dispatch()
+                self._now = due
+            chosen = self._route(self._prefill, number)
+            self._prefill[chosen].add(number, item, due)
+            self._to_prefill.add(chosen)
+            unfinished += 1
+        while unfinished:
+            self._dispatch()
+            ended = self._collect()
+            unfinished -= ended
+            yield ended
+        for replica in self.replicas:
+            while not replica.pipeline.is_empty:
+                replica.step()
+
+    @property
+    def _next_event(self) -> float:
+        return min(self._links.next_event, min([replica.next_event for replica in self.replicas]))
+
+    def _dispatch(self) -> None:
+        """Dispatch what has become admissible by now, and begin transfers."""
+        now = self._now
+        for index in sorted(self._to_prefill):
+            self._prefill[index].dispatch(now)
+        for index in sorted(self._to_decode):
+            for request in self._decode[index].admit():
+                self._links.add(KvTransfer(request, self._sources.pop(request.id), index))
+            self._decode[index].dispatch(now)
+        self._to_prefill.clear()
+        self._to_decode.clear()
+        self._links.begin(now)
+
+    def _collect(self) -> int:
+        """Advance to the next event and take all of its time; return the number of requests that ended."""
+        now = self._next_event
+        if now == math.inf:
+            for replica in self.replicas:
+                replica.coordinator.check_progress()
+            raise PipelineError("requests were lost between the pools")
+        self._now = now = max(now, self._now)
+        ended = 0
+        for index, decode in enumerate(self._decode):
+            if decode.next_event <= now:
+                ended += decode.collect()
+                self._to_decode.add(index)
+        for transfer in self._links.end(now):
+            self._prefill[transfer.source].release(transfer.request.id)
+            self._decode[transfer.target].received(transfer.request, transfer.begin, transfer.end)
+            self._to_prefill.add(transfer.source)
+            self._to_decode.add(transfer.target)
+        for index, prefill in enumerate(self._prefill):
+            if prefill.next_event <= now:
+                ended += prefill.collect()
+                self._to_prefill.add(index)
+                for request, item in prefill.take_prefilled():
+                    ended -= 1
+                    self._sources[request.id] = index
+                    chosen = self._route(self._decode, request.id)
+                    self._decode[chosen].receive(request, item, now)
+                    self._to_decode.add(chosen)
+        return ended
+
+
+def make_disaggregated(setting: Setting, *, repeat: int = 1) -> DisaggregatedFleet:
+    """Make the pools of a setting that has a prefill pool, with nothing submitted to them.
+
+    Args:
+        repeat: as of `make_replicas`.
+    """
+    pool = setting.prefill
+    assert pool is not None
+    first = pool.config.simulation.replicas
+    return DisaggregatedFleet(
+        [PrefillReplica(made, pool.config.scheduler, pool.plan) for made in make_pipelines(pool, repeat=repeat)],
+        [DecodeReplica(made, setting.config.scheduler, setting.plan)
+         for made in make_pipelines(setting, repeat=repeat, first=first)],
+        make_links(pool, setting),
+        setting.config.simulation.router,
+    )  # fmt: skip

@@ -1,0 +1,138 @@
+"""The links over which KV caches go from the prefill pool to the decode pool, and the transfers that wait for them."""
+
+# Compiled (see runtime/compiled.py).
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from ...models.memory import dtype_bytes, kv_bytes_per_token
+from ..core.request import Request
+from ..cost.link import Link
+from .setting import Setting
+
+
+class KvTransfer:
+    """The keys and values of a request's prompt on their way.
+
+    `source` and `target` are indices of replicas in their pools. Times are seconds on the clock of the fleet; `begin`
+    and `end` are infinite while it waits for its links.
+    """
+
+    def __init__(self, request: Request, source: int, target: int) -> None:
+        self.request = request
+        self.source = source
+        self.target = target
+        self.begin = math.inf
+        self.end = math.inf
+
+
+class KvLinks:
+    """The links between two pools. Each port, of a prefill replica or of a decode replica, carries one transfer at a
+    time; those that wait go as soon as both of their ports are free, the first come first.
+
+    Args:
+        seconds_of: predicts the seconds of a transfer from its bytes.
+        bytes_per_token: of all keys and values of a token.
+        sources: port of each prefill replica. targets: of each decode replica. Replicas of one node may share a port.
+    """
+
+    def __init__(
+        self, seconds_of: KvLink, bytes_per_token: int, sources: Sequence[int], targets: Sequence[int]
+    ) -> None:
+        self._seconds_of = seconds_of
+        self._bytes_per_token = bytes_per_token
+        self._sources = list(sources)
+        self._targets = list(targets)
+        self._waiting: list[KvTransfer] = []
+        self._under_way: list[KvTransfer] = []
+
+    @property
+    def next_event(self) -> float:
+        """When the next transfer ends; infinity where none is under way."""
+        return min([transfer.end for transfer in self._under_way], default=math.inf)
+
+    def add(self, transfer: KvTransfer) -> None:
+        self._waiting.append(transfer)
+
+    def begin(self, now: float) -> None:
+        """Begin the transfers whose ports are free."""
+        if not self._waiting:
+            return
+        sending = {self._sources[transfer.source] for transfer in self._under_way}
+        receiving = {self._targets[transfer.target] for transfer in self._under_way}
+        waiting: list[KvTransfer] = []
+        for transfer in self._waiting:
+            source, target = self._sources[transfer.source], self._targets[transfer.target]
+            if source in sending or target in receiving:
+                waiting.append(transfer)
+                continue
+            transfer.begin = now
+            transfer.end = now + self._seconds_of.seconds(transfer.request.prompt_len * self._bytes_per_token)
+            self._under_way.append(transfer)
+            sending.add(source)
+            receiving.add(target)
+        self._waiting = waiting
+
+    def end(self, now: float) -> list[KvTransfer]:
+        """Take the transfers that have ended by `now`."""
+        ended = [transfer for transfer in self._under_way if transfer.end <= now]
+        if ended:
+            self._under_way = [transfer for transfer in self._under_way if transfer.end > now]
+        return ended
+
+
+class KvLink:
+    """Predicts the seconds of a transfer: its bytes are split evenly over the messages that go at the same time.
+
+    Args:
+        ways: what messages cross, each with how many of them go there at once; the slowest counts.
+    """
+
+    def __init__(self, ways: Sequence[tuple[Link, float]]) -> None:
+        self._ways = list(ways)
+
+    def seconds(self, size: float) -> float:
+        """Return the seconds for `size` bytes in all."""
+        return max([link.seconds(size / flows) for link, flows in self._ways])
+
+
+def make_links(prefill: Setting, decode: Setting) -> KvLinks:
+    """Make the links between two pools of replicas, of which each fills nodes of its own in order.
+
+    Over the network, a transfer has as many flows as the replica of fewer adapters has: one a rank, or fewer where
+    `cluster.network_adapters` are. Replicas that share the adapters of a node share a port. Where the pools do not lie
+    in one rack, transfers also cross the links between racks. Over the links of a node there is a flow for each rank of
+    the replica of fewer ranks.
+    """
+    cluster = decode.config.cluster
+    over_network = decode.config.simulation.disaggregation.link == "network"
+    per_node, adapters = cluster.devices_per_node, cluster.network_adapters if over_network else None
+    nodes = 0
+    flows: list[int] = []
+    links: list[Link] = []
+    ports: list[list[int]] = []
+    for setting in (prefill, decode):
+        costs, ranks = setting.config.hardware.costs, setting.config.parallel.world_size
+        assert costs is not None, "`make_setting` checks it"
+        own = (cluster.network or costs.network) if over_network else (cluster.node or costs.node)
+        links.append(Link(own))
+        number = setting.config.simulation.replicas
+        on_a_node = max(1, per_node // ranks)  # replicas
+        nodes += -(-number // on_a_node) * -(-ranks // per_node)
+        if adapters is None:
+            flows.append(ranks)
+            ports.append(list(range(number)))
+        else:
+            flows.append(-(-ranks // per_node) * min(ranks, per_node, adapters))
+            ports.append([replica // on_a_node for replica in range(number)])
+    most = min(flows)
+    ways: list[tuple[Link, float]] = [(link, most) for link in links]
+    if over_network and cluster.nodes_per_rack is not None and nodes > cluster.nodes_per_rack:
+        spine = Link(cluster.spine) if cluster.spine is not None else links[0]
+        ways.append((spine, min(float(most), cluster.uplinks)))
+    arch = decode.plan.arch
+    element = dtype_bytes(decode.config.model, decode.config.hardware.device)
+    size = kv_bytes_per_token(arch, arch.num_layers, 1, element)
+    return KvLinks(KvLink(ways), size, ports[0], ports[1])

@@ -201,8 +201,11 @@ def _run_fleet(
         due = max(item.arrival, now)
         if due > now:
             _dispatch(replicas, pending, now)
-            for replica in replicas:
+            for index, replica in enumerate(replicas):
                 ended = replica.advance(due)
+                if replica.next_event == due:  # the request is there when what has just ended is dispatched again
+                    ended += replica.collect()
+                    pending.add(index)
                 unfinished -= ended
                 yield ended
             now = due

@@ -39,19 +39,22 @@ class ChunkPicker:
         self._saturation = Saturation(tile, num_stages)
         self.chunk = aligned(FIRST_SIZE, tile) if chunk == "auto" else chunk
         self._backlog = Backlog()
-        self._num_updates = 0
+        self._next_look = _LOOK_INTERVAL
         self._picked: int | None = None
         self._is_full = False  # slots or blocks have been full since requests began to wait
         self._prompt_tokens = self._output_tokens = 0  # of finished requests
 
-    def update(self, snapshot: Callable[[], QueueSnapshot]) -> str | None:
-        """Set `chunk` for the next micro-batch; return what was picked and why, in one line, if the pick changed."""
+    def update(self, number: int, snapshot: Callable[[], QueueSnapshot]) -> str | None:
+        """Set `chunk` for the micro-batch of that number; return what was picked and why, in one line, if the pick
+        changed."""
         if not self.is_auto:
             return None
-        self._num_updates += 1
         saturation, note = self._saturation, None
         can_tell = saturation.is_known or saturation.is_in_vain
-        is_look = self._num_updates % _LOOK_INTERVAL == 0 or (can_tell and not self._picked)
+        is_due = number >= self._next_look
+        if is_due:
+            self._next_look = number + _LOOK_INTERVAL
+        is_look = is_due or (can_tell and not self._picked)
         if is_look and (can_tell or self._picked):
             note = self._pick(snapshot())
         offer = saturation.offer if is_look or not self._picked else None

@@ -65,21 +65,23 @@ class DecodeDealer:
         self.groups = most  # micro-batches over which decodes are dealt while no prompt tokens are to be dispatched
         self._seconds = 0.0  # of all decodes, ready and in flight, in the slowest stage
         self._count = 0
-        self._turns = 0
+        self._next_survey = 0  # number of the micro-batch before which the decodes are surveyed again
         self._cost = StageCost(TOKENS_FOR_TIME)
 
-    def survey(self, running: Iterable[Request], cost: StageCost, stages: Sequence[StageCost], tile: int) -> None:
+    def survey(
+        self, number: int, running: Iterable[Request], cost: StageCost, stages: Sequence[StageCost], tile: int
+    ) -> None:
         """Take stock of all decodes, once in a round of micro-batches: contexts hardly change within one.
 
         Args:
+            number: of the micro-batch that is to be filled. It may be the same several times, where nothing was ready.
             cost: of the stage that is slowest for a typical micro-batch.
             stages: costs of all stages; empty before the first fit.
             tile: rows that matrix products pad to; 1 where the fit in use counts single tokens.
         """
-        if self._turns and cost is self._cost:
-            self._turns -= 1
+        if number < self._next_survey and cost is self._cost:
             return
-        self._turns, self._cost = self.most - 1, cost
+        self._next_survey, self._cost = number + self.most, cost
         count = context = 0
         for request in running:
             if not request.remaining_prefill:

@@ -207,10 +207,10 @@ class EqualTime(Scheduler):
     def _learn(self) -> None:
         """Take over what has been learned since the last micro-batch: the slowest stage's cost, and the chunk."""
         self.target.refresh(self.picker.chunk, self._free_slots)
-        if note := self.picker.update(self.queue_snapshot):
+        if note := self.picker.update(self._turn, self.queue_snapshot):
             self.notes.append(note)
         self._prompts.observe(self.backlog, self._tokens_a_round)
-        self._dealer.survey(self.running.values(), self.target.cost, self.target.stages, self.fits.step)
+        self._dealer.survey(self._turn, self.running.values(), self.target.cost, self.target.stages, self.fits.step)
 
     def predict(self, micro_batch: MicroBatchRecord) -> list[float] | None:
         return self.fits.predict(micro_batch)

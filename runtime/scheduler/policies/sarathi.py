@@ -45,7 +45,7 @@ class Sarathi(Scheduler):
         self._dealer = DecodeDealer(most)
 
     def fill(self, batch: MicroBatch) -> None:
-        if note := self.picker.update(self.queue_snapshot):
+        if note := self.picker.update(self._turn, self.queue_snapshot):
             self.notes.append(note)
         prompt = self.next_prompt()
         most = min(self.limits.batch, self.picker.chunk) - 1 if prompt else self.limits.batch
@@ -61,7 +61,7 @@ class Sarathi(Scheduler):
         target = self._target
         assert target is not None
         target.refresh(self.picker.chunk, None)
-        self._dealer.survey(self.running.values(), target.cost, target.stages, target.fits.step)
+        self._dealer.survey(self._turn, self.running.values(), target.cost, target.stages, target.fits.step)
         num_decodes = len(self.running) - len(self.prefilling)
         seconds = target.seconds(self.picker.chunk, None) if has_chunk else None
         return self._dealer.share(self.ready, self.depth, num_decodes, most, seconds)

@@ -264,22 +264,37 @@ def test_without_the_host_its_overhead_is_left_out() -> None:
     assert ends[0] - ends[1] == pytest.approx(10 * Device().host.step)
 
 
-@settings(max_examples=25, deadline=None)
-@given(fleets())
-def test_a_fleet_of_one_is_a_replay(fleet: dict[str, Any]) -> None:
-    fleet["replicas"] = 1
-    (replica,) = ran(fleet)
-    (other,) = started(fleet)
-    numbers = iter(range(len(fleet["requests"])))
+def replayed(fleet: dict[str, Any]) -> RunRecord:
+    """The record of a fleet's first replica that serves all requests by `replay`."""
+    replica, numbers = started(fleet)[0], iter(range(len(fleet["requests"])))
 
     def make(item: WorkItem, arrival: float) -> Request:
         params = SamplingParams(max_tokens=item.output_len, ignore_eos=True)
         return Request(next(numbers), item.prompt, params, arrival=arrival, max_model_len=LONGEST)
 
-    for _ in replay(other.coordinator, items(*fleet["requests"]), make, max_concurrency=fleet["most"]):
+    for _ in replay(replica.coordinator, items(*fleet["requests"]), make, max_concurrency=fleet["most"]):
         pass
-    assert told(replica.record) == told(other.record)
-    assert [r.arrival for r in replica.record.requests] == [r.arrival for r in other.record.requests]
+    return replica.record
+
+
+@settings(max_examples=25, deadline=None)
+@given(fleets())
+def test_a_fleet_of_one_is_a_replay(fleet: dict[str, Any]) -> None:
+    fleet["replicas"] = 1
+    (replica,) = ran(fleet)
+    other = replayed(fleet)
+    assert told(replica.record) == told(other)
+    assert [r.arrival for r in replica.record.requests] == [r.arrival for r in other.requests]
+
+
+@settings(max_examples=25, deadline=None)
+@given(fleets(), st.integers(0, 1000))
+def test_a_request_that_arrives_as_a_token_comes_is_dispatched_as_in_a_replay(fleet: dict[str, Any], at: int) -> None:
+    fleet["replicas"] = 1
+    (replica,) = ran(fleet)
+    times = [time for request in replica.record.requests for time in request.token_times]
+    fleet["requests"] = [*fleet["requests"], (4, 4, times[at % len(times)])]
+    assert told(ran(fleet)[0].record) == told(replayed(fleet))
 
 
 def makespan(router: str, work: list[WorkItem], replicas: int = 2) -> float:

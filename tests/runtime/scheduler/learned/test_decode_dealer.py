@@ -57,9 +57,10 @@ def test_every_decode_is_dealt_and_none_has_more_time_than_its_share_but_for_the
 ) -> None:
     ready = [decode(number, context) for number, context in enumerate(contexts)]
     dealer, cost = DecodeDealer(depth), StageCost(stage)
-    count, left, idle = len(ready), list(ready), 0
+    count, left, idle, turn = len(ready), list(ready), 0, 0
     while left:
-        dealer.survey(ready, cost, [cost], 1)
+        dealer.survey(turn, ready, cost, [cost], 1)
+        turn += 1
         taken = dealer.share(left, depth, count, 100, seconds)
         whole = stage[0] + dealer.mean * count / depth if seconds is None else seconds
         bound = dealer.mean + max(dealer.mean, dealer.mean * count / depth) + 0.03 * whole
@@ -73,7 +74,7 @@ def test_a_long_context_rides_with_fewer() -> None:
     cost = StageCost((1e-3, 1e-6, 0.0, 0.0, 1e-7, 0.0))
     ready = [decode(0, 30_000), *(decode(number, 1_000) for number in range(1, 31))]
     dealer = DecodeDealer(2)
-    dealer.survey(ready, cost, [cost, cost], 1)
+    dealer.survey(0, ready, cost, [cost, cost], 1)
     assert dealer.share(ready, 2, 31, 100, None) == 1
     assert dealer.share(ready[1:], 2, 31, 100, None) == 30
 
@@ -83,10 +84,10 @@ def test_few_decodes_beside_a_chunk_stay_together_and_many_are_dealt() -> None:
     cost = StageCost((1e-2, 1e-4, 0.0, 0.0, 0.0, 1e-4))
     dealer = DecodeDealer(2)
     few = [decode(number, 500) for number in range(8)]
-    dealer.survey(few, cost, [cost, cost], 1)
+    dealer.survey(0, few, cost, [cost, cost], 1)
     assert dealer.share(few[:6], 2, 8, 100, 0.05) == 6
     assert dealer.share(few[:6], 2, 8, 100, 0.005) == 4, "where they are much of the time, they are dealt"
     many = [decode(number, 500) for number in range(80)]
     dealer = DecodeDealer(2)
-    dealer.survey(many, cost, [cost, cost], 1)
+    dealer.survey(0, many, cost, [cost, cost], 1)
     assert dealer.share(many[:60], 2, 80, 100, 0.05) == 40

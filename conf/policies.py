@@ -162,6 +162,11 @@ class EqualTimeConfig(SchedulerConfig):
     """prompt tokens of a typical micro-batch, whose time every micro-batch keeps to; auto: picked as the run goes"""
     target_ms: float | None = None
     """time of a micro-batch on a stage; null: that of a typical one of chunk tokens"""
+    iterations: int | None = 24
+    """chunks grow where more prompt tokens wait than this many micro-batches take: fewer make TTFT shorter and TBT
+    longer; null: chunks never grow"""
+    max_prefill_tokens: int = 2048
+    """most tokens of a chunk that has grown"""
     tile: int | None = None
     """chunk + decodes is a multiple of it; null: hardware.tile"""
     profile: str | None = None
@@ -171,6 +176,9 @@ class EqualTimeConfig(SchedulerConfig):
         SchedulerConfig.__post_init__(self)
         check("scheduler.chunk", self.chunk, self.chunk == "auto" or self.chunk >= 1, "auto or 1 or more")
         check("scheduler.target_ms", self.target_ms, self.target_ms is None or self.target_ms > 0, "null or above 0")
+        check("scheduler.iterations", self.iterations, self.iterations is None or self.iterations >= 1,
+              "null or 1 or more")
+        check("scheduler.max_prefill_tokens", self.max_prefill_tokens, self.max_prefill_tokens >= 1, "1 or more")
         check("scheduler.tile", self.tile, self.tile is None or self.tile >= 1, "null or 1 or more")
 
     def depth(self, pp: int, fixed: int | None = None) -> Depth:

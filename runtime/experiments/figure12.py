@@ -122,7 +122,7 @@ def systems(config: SimulateConfig) -> dict[str, SimulateConfig]:
         ORCA: replace(config, scheduler=OrcaBestConfig(batch=batch)),
         SARATHI: config,
         TENSOR: tensor,
-        EQUAL: replace(config, scheduler=EqualTimeConfig(batch=batch, chunk=chunk)),
+        EQUAL: replace(config, scheduler=EqualTimeConfig(batch=batch, chunk=chunk, iterations=None)),
     }
 
 

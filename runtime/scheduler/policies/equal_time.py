@@ -17,19 +17,17 @@ from ...core.request import Request
 from ...core.run_record import MicroBatchRecord
 from ..base import Limits, Scheduler
 from ..learned.backlog import SHORT_ROUNDS, Backlog
+from ..learned.chunk_growth import ChunkGrowth
 from ..learned.chunk_picker import ChunkPicker
 from ..learned.decode_dealer import DecodeDealer
 from ..learned.long_prompt import next_chunk
-from ..learned.output_lengths import OutputLengths
 from ..learned.rival_fits import RivalFits
 from ..learned.stage_times import read_profile
 from ..learned.target_time import SMALLEST_CHUNK, TargetTime
 from ..learned.turnaround import Turnaround
 
 _TILE_ALIGNMENT_LOSS = 0.05  # of a chunk is given up for a multiple of the tile; more would make the times unequal
-_RESERVED_OUTPUTS = 2  # times the mean output is set aside in the cache
 _COARSE_TILES = 4  # most tiles of a chunk that holds whole ones
-_CHEAP_TILE = 16  # tiles of a round's chunks, of which one less is not missed
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -46,8 +44,10 @@ class EqualTime(Scheduler):
     it is the time with which its first token comes the soonest.
 
     Where a chunk is a few tiles long, times grow in steps of a tile, and a micro-batch holds whole tiles (paper 4.4):
-    the number nearest to what fills it, at most a chunk's. Where a round holds many tiles, one micro-batch of it has a
-    tile less while few prompts wait, which shortens the time between a request's tokens.
+    the number nearest to what fills it, at most a chunk's.
+
+    While more prompt tokens wait than `iterations` micro-batches take, the chunk grows, up to `max_prefill_tokens`.
+    That carries more requests/s and shortens TTFT, at the price of TBT. A `target_ms` is kept to.
 
     The time to fill to is `target_ms`, else the time of a typical micro-batch of `chunk` tokens. Stage times are
     learned from the spans of the run; until the first fit, tokens stand for time. The depth is the number of stages,
@@ -58,11 +58,14 @@ class EqualTime(Scheduler):
         super().__init__(config, limits, pool)
         self.tile = config.tile or limits.tile
         self.picker = ChunkPicker(config.chunk, self.tile, limits.stages)
+        self.chunk = self.picker.chunk  # grown while prompts pile up
+        self._growth: ChunkGrowth | None = None
+        if config.iterations is not None and config.target_ms is None:
+            self._growth = ChunkGrowth(config.iterations, config.max_prefill_tokens, self.tile)
         profile = read_profile(config.profile, limits.stages)
         self.fits = RivalFits(limits.stages, self.tile, self._least_depth, profile)
         target_s = None if config.target_ms is None else config.target_ms / 1e3
         self.target = TargetTime(target_s, self.picker.chunk, self.fits)
-        self._outputs = OutputLengths()
         self._turnaround = Turnaround(limits.stages)
         self._prompts = Backlog()
         self._dealer = DecodeDealer(self._least_depth)
@@ -91,17 +94,17 @@ class EqualTime(Scheduler):
         if not batch:
             self.take_decodes(batch, 1)  # no decode of this micro-batch's share is ready
         if batch:
-            self.target.typical.observe(batch, context, self.target.whole_chunk(self.picker.chunk), self._turn)
+            self.target.typical.observe(batch, context, self.target.whole_chunk(self.chunk), self._turn)
         self.picker.filled(batch)
 
     def _target_seconds(self, prompt: Request | None) -> float:
         """Return the time that a micro-batch is filled to whose first chunk is of `prompt`."""
         if prompt is None or not self._is_long(prompt):
-            return self.target.seconds(self.picker.chunk, self._free_slots)
+            return self.target.seconds(self.chunk, self._free_slots)
         tokens, overhead = prompt.prefill_target, self.picker.overhead
         if overhead and len(self.running) == 1 and not self.num_waiting:
             return self.target.alone(tokens, overhead, self.limits.stages)
-        return self.target.of_long_prompt(tokens, self.picker.chunk)
+        return self.target.of_long_prompt(tokens, self.chunk)
 
     def _is_long(self, prompt: Request) -> bool:
         """Whether a prompt runs for so many rounds that its own time is worth a change of the target."""
@@ -127,7 +130,7 @@ class EqualTime(Scheduler):
     def _chunk_length(self, batch: MicroBatch, prompt: Request, seconds: float) -> int:
         """Return the tokens of the next chunk of `prompt`, which adds about `seconds`; 0 for no chunk."""
         remaining = prompt.remaining_prefill
-        least = min(remaining, max(1, int(SMALLEST_CHUNK * self.picker.chunk)))
+        least = min(remaining, max(1, int(SMALLEST_CHUNK * self.chunk)))
         if self._is_long(prompt):
             length = self._long_chunk_length(batch, prompt, seconds)
         else:
@@ -155,10 +158,7 @@ class EqualTime(Scheduler):
         """Return the tokens, near `room`, that fill the micro-batch up to whole tiles, a chunk's at most."""
         tiles = (batch.num_tokens + room) / self.tile
         whole = math.floor(tiles) if self.target.fixed_s is not None else round(tiles)
-        most = self.picker.chunk // self.tile
-        if self._least_depth * most >= _CHEAP_TILE and self._turn % self._least_depth == 0:
-            most -= self.backlog <= SHORT_ROUNDS * self._tokens_a_round
-        return max(1, min(whole, most)) * self.tile - batch.num_tokens
+        return max(1, min(whole, self.chunk // self.tile)) * self.tile - batch.num_tokens
 
     def draft_room(self, batch: MicroBatch) -> int:
         """Up to the tile, and no more than fit into what decodes and chunks have left of the time."""
@@ -170,7 +170,7 @@ class EqualTime(Scheduler):
     @property
     def _is_coarse(self) -> bool:
         """Whether a chunk is so few tiles that time grows in steps of a tile."""
-        return self.tile <= self.picker.chunk <= _COARSE_TILES * self.tile
+        return self.tile <= self.chunk <= _COARSE_TILES * self.tile
 
     @property
     def _free_slots(self) -> int | None:
@@ -182,7 +182,7 @@ class EqualTime(Scheduler):
     @property
     def _tokens_a_round(self) -> int:
         """Tokens of whole chunks, one in each micro-batch in flight."""
-        return self._least_depth * self.picker.chunk
+        return self._least_depth * self.chunk
 
     @property
     def _least_depth(self) -> int:
@@ -198,19 +198,23 @@ class EqualTime(Scheduler):
         is_deeper = self._prompts.is_long and self.target.typical.is_full and self._turnaround.is_long
         return self.limits.depth.most if is_deeper else self._least_depth
 
-    def reserved_tokens(self, request: Request) -> int:
-        """The prompt and twice the mean output so far: few requests need more, and those may preempt."""
-        if not self._outputs.is_known:
-            return request.max_len
-        return min(request.max_len, request.prefill_target + math.ceil(self._outputs.times_mean(_RESERVED_OUTPUTS)))
-
     def _learn(self) -> None:
         """Take over what has been learned since the last micro-batch: the slowest stage's cost, and the chunk."""
-        self.target.refresh(self.picker.chunk, self._free_slots)
+        self.target.refresh(self.chunk, self._free_slots)
         if note := self.picker.update(self._turn, self.queue_snapshot):
             self.notes.append(note)
+        self.chunk = self._grown_chunk()
         self._prompts.observe(self.backlog, self._tokens_a_round)
         self._dealer.survey(self._turn, self.running.values(), self.target.cost, self.target.stages, self.fits.step)
+
+    def _grown_chunk(self) -> int:
+        """Return the chunk, grown if prompts pile up. Within a round it stays, so that micro-batches are alike."""
+        chunk = self.picker.chunk
+        if self._growth is None or not self.picker.is_settled:
+            return chunk
+        if self._turn % self._least_depth and self.chunk >= chunk:
+            return self.chunk
+        return self._growth.grown(self._turn, chunk, self.queue_snapshot(), self.target.typical.decodes)
 
     def predict(self, micro_batch: MicroBatchRecord) -> list[float] | None:
         return self.fits.predict(micro_batch)
@@ -223,7 +227,6 @@ class EqualTime(Scheduler):
 
     def finish(self, request: Request, reason: str) -> None:
         self.picker.finished(request)
-        self._outputs.finished(request.num_output)
         super().finish(request, reason)
 
     @property

@@ -61,7 +61,7 @@ def workload(count: int) -> list[tuple[int, int]]:
 def test_equal_time_beats_sarathi_in_bubbles_throughput_and_p99_tbt() -> None:
     requests = workload(60)
     _, sarathi = run(SarathiConfig(chunk=192), 20, requests)
-    coordinator, equal = run(EqualTimeConfig(chunk=192), 20, requests)
+    coordinator, equal = run(EqualTimeConfig(chunk=192, iterations=None), 20, requests)
     assert equal["bubble_fraction_inner"] < 0.5 * sarathi["bubble_fraction_inner"]
     assert equal["duration"] < 0.95 * sarathi["duration"]
     assert equal["p99_itl_ms"] < sarathi["p99_itl_ms"]
@@ -101,7 +101,7 @@ def picked(coordinator: Coordinator) -> list[int]:
     return [int(note.split("chunk=auto: ")[1].split()[0]) for note in coordinator.record.notes]
 
 
-AUTO = (SarathiConfig(chunk="auto"), EqualTimeConfig(chunk="auto"))
+AUTO = (SarathiConfig(chunk="auto"), EqualTimeConfig(chunk="auto", iterations=None))
 
 
 @pytest.mark.parametrize("config", AUTO)
@@ -250,29 +250,6 @@ def test_micro_batches_are_filled_also_while_few_prompts_wait(prompt: int) -> No
         scheduler.add(Request(number, [1] * length, SamplingParams(max_tokens=1)))
     batches = [scheduler.next_batch() for _ in range(STAGES)]
     assert [batch.num_tokens for batch in batches if batch] == [128] * STAGES
-
-
-@pytest.mark.parametrize(("prompt", "first"), [(8 * 8 * 128, 64), (8 * 8 * 128 + 1, 128)])
-def test_one_micro_batch_of_a_long_round_has_a_tile_less_while_few_prompts_wait(prompt: int, first: int) -> None:
-    limits = Limits(8, Depth(8, 8), TILE, 8)
-    scheduler = make_scheduler(EqualTimeConfig(chunk=128, tile=64), limits, BlockPool(100_000, 16, 128))
-    for number, length in enumerate((prompt - 16, 16)):
-        scheduler.add(Request(number, [1] * length, SamplingParams(max_tokens=1)))
-    batches = [scheduler.next_batch() for _ in range(8)]
-    assert [batch.num_tokens for batch in batches if batch] == [first, *[128] * 7]
-
-
-def test_cache_is_set_aside_for_outputs_as_long_as_they_have_been() -> None:
-    scheduler = make(EqualTimeConfig(), 8)
-    long = Request(0, [1] * 100, SamplingParams(max_tokens=500))
-    assert scheduler.reserved_tokens(long) == 600
-    for number in range(1, 5):
-        done = Request(number, [1] * 10, SamplingParams(max_tokens=20))
-        scheduler.add(done)
-        scheduler.admit()
-        done.output += [7] * 20
-        scheduler.finish(done, "length")
-    assert scheduler.reserved_tokens(long) == 140
 
 
 def admitted(order: str, requests: list[Request]) -> list[int]:

@@ -287,7 +287,7 @@ def check_rule(s: Scheduler, batch: MicroBatch, before: Audit, w: dict) -> None:
         check_decodes_are_dealt(s, batch, before)
         assert all(c.ends_prefill for c in chunks[:-1]), "a prompt is cut only where the micro-batch is full"
         if len(chunks) > 1 and s.fits.best.weights is None:
-            assert batch.num_tokens - batch.num_drafts <= max(s.picker.chunk, len(decodes) + chunks[0].length)
+            assert batch.num_tokens - batch.num_drafts <= max(s.chunk, len(decodes) + chunks[0].length)
         check_prompts_in_order(chunks, new, before)
     else:
         pytest.fail(f"{type(s).__name__} has no rule here")

@@ -62,7 +62,10 @@ class Run(NamedTuple):
 
 
 def run(overrides: tuple[str, ...], policy: str, chunk: int | str) -> Run:
-    config = compose_one([*overrides, f"scheduler={policy}", f"scheduler.chunk={chunk}"], SimulateConfig, "simulate")
+    own = [f"scheduler={policy}", f"scheduler.chunk={chunk}"]
+    if policy == "equal_time":
+        own.append("scheduler.iterations=null")  # else the chunk grows
+    config = compose_one([*overrides, *own], SimulateConfig, "simulate")
     workload, _ = requests(config)
     records = [replica.record for replica in simulated(make_setting(config), workload)]
     summary: dict[str, Any] = Fleet(records).summarize()

@@ -15,10 +15,11 @@ shortest: at a load of 25%, a policy that keeps requests waiting for seconds car
 same limit holds for those with the shortest p99 TBT.
 
 Flags say where `equal_time` is behind: T by over 1% in requests/s, F and B by over 5% in p99 TTFT and p99 TBT, I by
-over 0.5 points of idle time; D: a rival is level or ahead in both tails, and over 5% ahead in one.
+over 0.5 points of idle time; D: a rival is level or ahead in both tails, and over 5% ahead in one. The last tables are
+geometric means over the cells of a load.
 
 Fails if a policy leaves a request unfinished or a ledger does not add up. Overrides of `gapless simulate` go behind
-the options.
+the options. Four minutes for each seed on two cores, compiled.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import product
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 import numpy as np
@@ -63,6 +65,7 @@ AT_ONCE = "at once"
 OWN = "equal_time"
 ITERATIONS: tuple[int | None, ...] = (8, None)  # with which `equal_time` runs too, beside its default
 SAME, BEHIND, IDLE_POINTS, USABLE = 0.99, 1.05, 0.5, 10.0  # see above
+TRADED = {"requests_per_s": "requests/s", "p99_ttft_ms": "p99 TTFT", "p99_tbt_ms": "p99 TBT"}
 METRICS = ("requests_per_s", "p50_ttft_ms", "p99_ttft_ms", "p99_tbt_ms", "inner_idle_share")
 
 Row = dict[str, Any]
@@ -114,9 +117,12 @@ def main() -> None:
         by_seed["mean"] = mean
     summaries = [{"seed": seed, **counts(compare(some, own))} for seed, some in by_seed.items() for own in own_labels()]
     print_summary(summaries)
+    traded = trades(mean)
+    print_trades(traded)
     if arguments.picture:
         draw_winners(arguments.picture, cells, tuple(POLICY_CONFIGS))
-    write_json(arguments.json, "every_policy", {"policies": mean, "cells": cells, "summary": summaries})
+    tables = {"policies": mean, "cells": cells, "summary": summaries, "trades": traded}
+    write_json(arguments.json, "every_policy", tables)
 
 
 def simulate_grid(grid: Grid, seeds: Sequence[int], jobs: int) -> list[Row]:
@@ -330,6 +336,30 @@ def counts(cells: Sequence[Row]) -> Row:
                 found[key + name] = sum(not set(behind) & set(each) for each in letters)
     found["not dominated"] = sum(not cell["dominated_by"] for cell in cells)
     return found
+
+
+def trades(rows: Iterable[Row]) -> list[Row]:
+    """For each load, what the others have of `equal_time`'s numbers: geometric means over the cells."""
+    rows = list(rows)
+    own = {(row["cluster"], row["workload"], row["load"]): row for row in rows if row["policy"] == OWN}
+    ratios: dict[tuple[str, str], list[list[float]]] = {}
+    for row in rows:
+        if row["policy"] != OWN:
+            base = own[row["cluster"], row["workload"], row["load"]]
+            ratios.setdefault((row["policy"], row["load"]), []).append([row[key] / base[key] for key in TRADED])
+    return [
+        {"policy": policy, "load": load} | dict(zip(TRADED, map(geometric_mean, zip(*found, strict=True)), strict=True))
+        for (policy, load), found in ratios.items()
+    ]
+
+
+def print_trades(found: Sequence[Row]) -> None:
+    loads = [*dict.fromkeys(row["load"] for row in found)]
+    for key, title in TRADED.items():
+        print(f"\n{title + f', times that of {OWN}':42}" + "".join(f"{load:>9}" for load in loads))
+        for policy in dict.fromkeys(row["policy"] for row in found):
+            of_load = {row["load"]: row[key] for row in found if row["policy"] == policy}
+            print(f"{policy:42}" + "".join(f"{of_load[load]:9.2f}" for load in loads))
 
 
 def print_summary(summaries: Sequence[Row]) -> None:

@@ -31,7 +31,7 @@ def draw_winners(path: Path, cells: Sequence[Mapping[str, Any]], policies: Seque
                                     (cell["tbt_by"], [(x + 1, y + 1), (x, y + 1), (x + 1, y)])):  # fmt: skip
                 panel.add_patch(Polygon(corners, facecolor=colors[policy], edgecolor="white"))
         panel.set(xlim=(0, len(loads)), ylim=(len(workloads), 0), title=cluster)
-        panel.set_xticks([number + 0.5 for number in range(len(loads))], loads)
+        panel.set_xticks([number + 0.5 for number in range(len(loads))], [load.replace(" ", "\n") for load in loads])
         panel.set_yticks([number + 0.5 for number in range(len(workloads))], workloads)
         panel.tick_params(length=0)
         for spine in panel.spines.values():

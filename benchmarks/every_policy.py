@@ -65,8 +65,8 @@ AT_ONCE = "at once"
 OWN = "equal_time"
 ITERATIONS: tuple[int | None, ...] = (8, None)  # with which `equal_time` runs too, beside its default
 SAME, BEHIND, IDLE_POINTS, USABLE = 0.99, 1.05, 0.5, 10.0  # see above
-TRADED = {"requests_per_s": "requests/s", "p99_ttft_ms": "p99 TTFT", "p99_tbt_ms": "p99 TBT"}
-METRICS = ("requests_per_s", "p50_ttft_ms", "p99_ttft_ms", "p99_tbt_ms", "inner_idle_share")
+TRADED = {"requests_per_s": "requests/s", "p99_ttft_s": "p99 TTFT", "p99_tbt_ms": "p99 TBT"}
+METRICS = ("requests_per_s", "p50_ttft_s", "p99_ttft_s", "p99_tbt_ms", "inner_idle_share")
 
 Row = dict[str, Any]
 
@@ -112,7 +112,7 @@ def main() -> None:
     mean = means(rows)
     cells = compare(mean, OWN)
     print_cells(cells)
-    by_seed = {f"{seed}": [row for row in rows if row["seed"] == seed] for seed in seeds}
+    by_seed = {f"seed {seed}": [row for row in rows if row["seed"] == seed] for seed in seeds}
     if len(seeds) > 1:
         by_seed["mean"] = mean
     summaries = [{"seed": seed, **counts(compare(some, own))} for seed, some in by_seed.items() for own in own_labels()]
@@ -223,8 +223,9 @@ def simulate(config: SimulateConfig, workload: Workload) -> dict[str, float]:
     summary = fleet.summarize()
     assert summary["total_output_tokens"] == int(workload.output_lens.sum())
     assert summary["failed"] == 0
-    names = ("request_throughput", "median_ttft_ms", "p99_ttft_ms", "p99_itl_ms", "bubble_fraction_inner")
-    return {metric: float(f"{summary[name]:.6g}") for metric, name in zip(METRICS, names, strict=True)}
+    values = (summary["request_throughput"], summary["median_ttft_ms"] / 1e3, summary["p99_ttft_ms"] / 1e3,
+              summary["p99_itl_ms"], summary["bubble_fraction_inner"])  # fmt: skip
+    return {metric: float(f"{value:.6g}") for metric, value in zip(METRICS, values, strict=True)}
 
 
 def means(rows: Iterable[Row]) -> list[Row]:
@@ -257,10 +258,10 @@ def winners(rows: Sequence[Row]) -> Row:
     """Who carries the most, and who has the shortest tails of those that carry as much."""
     most = max(rows, key=lambda row: row["requests_per_s"])
     alike = usable(row for row in rows if row["requests_per_s"] >= SAME * most["requests_per_s"])
-    ttft, tbt = (min(alike, key=lambda row: row[key]) for key in ("p99_ttft_ms", "p99_tbt_ms"))
+    ttft, tbt = (min(alike, key=lambda row: row[key]) for key in ("p99_ttft_s", "p99_tbt_ms"))
     return {
         "most_by": most["policy"], "most_requests_per_s": most["requests_per_s"],
-        "ttft_by": ttft["policy"], "shortest_p99_ttft_ms": ttft["p99_ttft_ms"],
+        "ttft_by": ttft["policy"], "shortest_p99_ttft_s": ttft["p99_ttft_s"],
         "tbt_by": tbt["policy"], "shortest_p99_tbt_ms": tbt["p99_tbt_ms"],
     }  # fmt: skip
 
@@ -268,8 +269,8 @@ def winners(rows: Sequence[Row]) -> Row:
 def usable(rows: Iterable[Row]) -> list[Row]:
     """Those of the rows whose p99 TTFT is at most ten times the shortest."""
     found = list(rows)
-    most = USABLE * min((row["p99_ttft_ms"] for row in found), default=0.0)
-    return [row for row in found if row["p99_ttft_ms"] <= most]
+    most = USABLE * min((row["p99_ttft_s"] for row in found), default=0.0)
+    return [row for row in found if row["p99_ttft_s"] <= most]
 
 
 def beside(own: Row, others: Sequence[Row]) -> Row:
@@ -285,8 +286,8 @@ def beside(own: Row, others: Sequence[Row]) -> Row:
             for rows in (rivals, carriers)]  # fmt: skip
     return {
         "requests_per_s_ratio": own["requests_per_s"] / max(row["requests_per_s"] for row in others),
-        "p99_ttft_ratio": ratio("p99_ttft_ms", rivals), "p99_tbt_ratio": ratio("p99_tbt_ms", rivals),
-        "idle_points": idle[0], "p99_ttft_ratio_of_seven": ratio("p99_ttft_ms", carriers),
+        "p99_ttft_ratio": ratio("p99_ttft_s", rivals), "p99_tbt_ratio": ratio("p99_tbt_ms", rivals),
+        "idle_points": idle[0], "p99_ttft_ratio_of_seven": ratio("p99_ttft_s", carriers),
         "p99_tbt_ratio_of_seven": ratio("p99_tbt_ms", carriers), "idle_points_of_seven": idle[1],
         "dominated_by": " ".join(ahead),
     }  # fmt: skip
@@ -294,7 +295,7 @@ def beside(own: Row, others: Sequence[Row]) -> Row:
 
 def dominates(row: Row, own: Row) -> bool:
     """Whether a rival is level or ahead in both tails, and ahead by over 5% in one."""
-    ratios = [own[key] / row[key] for key in ("p99_ttft_ms", "p99_tbt_ms")]
+    ratios = [own[key] / row[key] for key in ("p99_ttft_s", "p99_tbt_ms")]
     return min(ratios) >= 1 and max(ratios) > BEHIND
 
 
@@ -320,7 +321,7 @@ def print_cells(cells: Iterable[Row]) -> None:
         text = (
             f"{cell['cluster']:19}{cell['workload']:6}{cell['load']:>8}"
             f"{cell['most_requests_per_s']:9.2f} {cell['most_by']:14}"
-            f"{cell['shortest_p99_ttft_ms'] / 1e3:9.2f} s {cell['ttft_by']:14}"
+            f"{cell['shortest_p99_ttft_s']:9.2f} s {cell['ttft_by']:14}"
             f"{cell['shortest_p99_tbt_ms']:8.1f} ms {cell['tbt_by']:14}{ratios}{idle}  {flags(cell)}"
         )
         print(text.rstrip())
@@ -367,13 +368,13 @@ def print_summary(summaries: Sequence[Row]) -> None:
     columns = ("requests/s", "TTFT", "TBT", "both tails", "idle", "not dominated")
     print(f"\nIn how many of {summaries[0]['cells']} cells it is within 1% of the most requests/s, within 5% of the "
           "shortest p99 TTFT and p99 TBT of its rivals,\nwithin 0.5 points of their least idle time, and dominated by "
-          f"none. In brackets: of all policies that carry as much.\n{'seed':6}{'':28}"
+          f"none. In brackets: of all policies that carry as much.\n{'':36}"
           + "".join(f"{name:>15}" for name in columns))  # fmt: skip
     for row in summaries:
         texts = [
             f"{row[key]}" + (f" ({row[f'{key} of seven']})" if f"{key} of seven" in row else "") for key in columns
         ]
-        print(f"{row['seed']:6}{row['policy']:28}" + "".join(f"{text:>15}" for text in texts))
+        print(f"{row['seed']:8}{row['policy']:28}" + "".join(f"{text:>15}" for text in texts))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ GPT-3 over 8 x 8 A100s (paper 5.3, B = 27, chunk 256) serves Figure 12's lengths
 start, then at shares of the rate that `sarathi` sustains. A trace in Azure's form adds its requests, all there at the
 start, where each policy has the B that memory allows. Prints the makespan; the idle share of all stages without
 `starved` and `fill_drain`; the idle share of the busiest stage with all causes; latencies; and the makespan of the same
-work without any bubble over the policy's makespan. Under a minute for 10,000 requests; --requests bounds them.
+work without any bubble over the policy's makespan. A minute and a half for 10,000 requests; --requests bounds them.
 """
 
 from __future__ import annotations

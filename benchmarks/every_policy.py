@@ -19,7 +19,7 @@ over 0.5 points of idle time; D: a rival is level or ahead in both tails, and ov
 geometric means over the cells of a load.
 
 Fails if a policy leaves a request unfinished or a ledger does not add up. Overrides of `gapless simulate` go behind
-the options. Four minutes for each seed on two cores, compiled.
+the options. Three to four minutes for each seed on two cores, compiled.
 """
 
 from __future__ import annotations

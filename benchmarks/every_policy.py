@@ -1,81 +1,380 @@
-"""Simulates one workload under every policy, checks that each ends it and conserves time, and times each.
+"""Simulates every policy on three clusters, four workloads and six loads, and says where each wins.
 
-    python -m benchmarks.every_policy workload=trace workload.path=TRACE.csv.gz
+    python -m benchmarks.every_policy --trace TRACE.csv.gz
 
-Takes the overrides of `gapless simulate` and prints a row for each policy. Fails if a policy leaves a request
-unfinished or the ledger does not add up. Writes no run folder. Seconds are CPU seconds of this process.
+Three clusters of A100s: LLaMA 13B over two stages, LLaMA 2 70B over two stages of four ranks, GPT-3 over eight stages
+of eight. Four workloads: `fixed` prompts of 1,024 and outputs of 256 tokens; `zipf` as its config group has it; a
+stretch of a `trace`, from a place that the seed draws (left out without --trace); `long`, which is `fixed` with 4% of
+the prompts 16,000 to 32,000 tokens long. Five loads, in shares of what `token_budget` carries when all requests are
+there at once, with Poisson arrivals; and `at once` itself. Numbers are means over the seeds.
+
+A line for each cell: who carries the most requests/s; who has the shortest p99 TTFT and p99 TBT of those that carry
+99% of that; and `equal_time`'s ratios to the best of its rivals, and its inner idle time less the least of theirs, in
+points. A rival is another policy that carries 99% of what `equal_time` does, with a p99 TTFT of at most ten times the
+shortest: at a load of 25%, a policy that keeps requests waiting for seconds carries as much, with a short TBT. The
+same limit holds for those with the shortest p99 TBT.
+
+Flags say where `equal_time` is behind: T by over 1% in requests/s, F and B by over 5% in p99 TTFT and p99 TBT, I by
+over 0.5 points of idle time; D: a rival is level or ahead in both tails, and over 5% ahead in one. The last tables are
+geometric means over the cells of a load.
+
+Fails if a policy leaves a request unfinished or a ledger does not add up. Overrides of `gapless simulate` go behind
+the options. Three to four minutes for each seed on two cores, compiled.
 """
 
 from __future__ import annotations
 
 import argparse
-import time
-from dataclasses import replace
+import multiprocessing
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from itertools import product
+from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
-from gapless.conf.build import build, load_group
-from gapless.conf.policies import POLICY_CONFIGS, SchedulerConfig
+import numpy as np
+
+from gapless.conf.policies import POLICY_CONFIGS, EqualTimeConfig, SchedulerConfig
 from gapless.conf.schema import SimulateConfig
 from gapless.launch.compose import compose_one
 from gapless.launch.turns import requests
 from gapless.runtime.ledger.fleet import Fleet
 from gapless.runtime.simulation.run import simulated
 from gapless.runtime.simulation.setting import make_setting
+from gapless.runtime.workload import Workload
+from gapless.runtime.workload.arrivals import arrivals
 
 from .support.results import add_json_option, write_json
+from .support.winners import draw_winners
 
-DEFAULTS = ("model=llama2-70b", "parallel=tp4_pp2")
-COLUMNS = ("simulated", "output/s", "p99 TTFT", "p99 TBT", "idle", "preempted", "batches", "seconds", "requests/s")
+CLUSTERS = {
+    "llama-13b pp2": ("model=llama-13b", "parallel=pp2"),
+    "llama2-70b tp4_pp2": ("model=llama2-70b", "parallel=tp4_pp2"),
+    "gpt3-175b tp8_pp8": ("model=gpt3-175b", "parallel=tp8_pp8"),
+}
+FIXED = ("workload=fixed", "workload.input_len=1024", "workload.output_len=256")
+WORKLOADS = {"fixed": FIXED, "zipf": ("workload=zipf",), "trace": ("workload=trace",), "long": FIXED}
+LONG, LONG_SHARE = (16_000, 32_000), 0.04  # tokens of a long prompt; of the requests
+CONTEXT = 33_000
+LOADS = ("25%", "50%", "75%", "95%", "120%")
+AT_ONCE = "at once"
+OWN = "equal_time"
+ITERATIONS: tuple[int | None, ...] = (8, None)  # with which `equal_time` runs too, beside its default
+SAME, BEHIND, IDLE_POINTS, USABLE = 0.99, 1.05, 0.5, 10.0  # see above
+TRADED = {"requests_per_s": "requests/s", "p99_ttft_s": "p99 TTFT", "p99_tbt_ms": "p99 TBT"}
+METRICS = ("requests_per_s", "p50_ttft_s", "p99_ttft_s", "p99_tbt_ms", "inner_idle_share")
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """What all cells share."""
+
+    trace: Path | None
+    num_requests: int
+    overrides: tuple[str, ...]
+
+    @property
+    def workloads(self) -> list[str]:
+        return [name for name in WORKLOADS if name != "trace" or self.trace is not None]
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    cluster: str
+    workload: str
+    load: str
+    seed: int
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
+    parser.add_argument("--trace", type=Path, metavar="FILE", help="also simulate a stretch of this trace")
+    parser.add_argument("--seed", type=int, action="append", help="of lengths and arrivals; may be given several times")
+    parser.add_argument("--requests", type=int, default=400, help="in each cell")
+    parser.add_argument("--jobs", type=int, default=2, help="processes")
+    parser.add_argument("--picture", type=Path, metavar="FILE", help="draw where each policy wins, as PNG")
     add_json_option(parser)
-    arguments, overrides = parser.parse_known_args()
-    config = compose_one([*DEFAULTS, *overrides], SimulateConfig, "simulate")
-    workload, context = requests(config)
-    print(f"{len(workload)} requests, {workload.num_cut} cut to a context of {context} tokens; {config.model.name}, "
-          f"pp={config.parallel.pp} tp={config.parallel.tp}")  # fmt: skip
-    print(f"{'':16}" + "".join(f"{name:>11}" for name in COLUMNS))
-    rows = []
-    for name in POLICY_CONFIGS:
-        policy = build(SchedulerConfig, load_group("scheduler", name), "scheduler")
-        rows.append({"policy": name, **simulate(replace(config, scheduler=policy))})
-        print(f"{name:16}" + "".join(f"{value:>11}" for value in cells(rows[-1])), flush=True)
-    write_json(arguments.json, "every_policy", {"policies": rows})
+    arguments = parser.parse_args()
+    if any(override.startswith("scheduler=") for override in arguments.overrides):
+        parser.error("every policy runs: leave scheduler= out")
+    if arguments.trace and not arguments.trace.is_file():
+        parser.error(f"--trace {arguments.trace}: no such file")
+    grid = Grid(arguments.trace, arguments.requests, tuple(arguments.overrides))
+    seeds = arguments.seed or [0]
+    rows = simulate_grid(grid, seeds, arguments.jobs)
+    mean = means(rows)
+    cells = compare(mean, OWN)
+    print_cells(cells)
+    by_seed = {f"seed {seed}": [row for row in rows if row["seed"] == seed] for seed in seeds}
+    if len(seeds) > 1:
+        by_seed["mean"] = mean
+    summaries = [{"seed": seed, **counts(compare(some, own))} for seed, some in by_seed.items() for own in own_labels()]
+    print_summary(summaries)
+    traded = trades(mean)
+    print_trades(traded)
+    if arguments.picture:
+        draw_winners(arguments.picture, cells, tuple(POLICY_CONFIGS))
+    tables = {"policies": mean, "cells": cells, "summary": summaries, "trades": traded}
+    write_json(arguments.json, "every_policy", tables)
 
 
-def simulate(config: SimulateConfig) -> dict[str, Any]:
+def simulate_grid(grid: Grid, seeds: Sequence[int], jobs: int) -> list[Row]:
+    """Simulate all cells, those at once first: they say what 100% load is. Return a row for each policy of each."""
+    drawn = list(product(CLUSTERS, grid.workloads, seeds))
+    at_once = [Cell(cluster, workload, AT_ONCE, seed) for cluster, workload, seed in drawn]
+    at_rates = [Cell(cluster, workload, load, seed) for cluster, workload, seed in drawn for load in LOADS]
+    rows: list[Row] = []
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+        total = len(at_once) + len(at_rates)
+        for found in pool.map(partial(simulate_cell, grid), at_once, [None] * len(at_once)):
+            rows += found
+            progress(len(rows), total)
+        saturation = {
+            (row["cluster"], row["workload"], row["seed"]): row["requests_per_s"]
+            for row in rows if row["policy"] == "token_budget"
+        }  # fmt: skip
+        rates = [
+            float(cell.load.rstrip("%")) / 100 * saturation[cell.cluster, cell.workload, cell.seed]
+            for cell in at_rates
+        ]  # fmt: skip
+        for found in pool.map(partial(simulate_cell, grid), at_rates, rates):
+            rows += found
+            progress(len(rows), total)
+    order = {key: number for number, key in enumerate(product(CLUSTERS, WORKLOADS, (*LOADS, AT_ONCE)))}
+    return sorted(rows, key=lambda row: (order[row["cluster"], row["workload"], row["load"]], row["seed"]))
+
+
+def progress(num_rows: int, num_cells: int) -> None:
+    if sys.stderr.isatty():
+        done = num_rows // (len(POLICY_CONFIGS) + len(ITERATIONS))
+        print(f"\r{done} of {num_cells} cells", end="\n" if done == num_cells else "", file=sys.stderr, flush=True)
+
+
+def simulate_cell(grid: Grid, cell: Cell, rate: float | None) -> list[Row]:
+    """Simulate the requests of a cell under every policy, at `rate` requests/s; None: all at once."""
+    config = composed(grid, cell.cluster, cell.workload)
+    workload = drawn(grid, cell.cluster, cell.workload, cell.seed)
+    timed = replace(config.workload, request_rate=rate or float("inf"), seed=cell.seed)
+    workload = replace(workload, arrivals=arrivals(timed, len(workload)))
+    found = []
+    for label, policy in labelled(config.policies).items():
+        row = simulate(replace(config, scheduler=policy, policies=(), seed=cell.seed), workload)
+        found.append({"cluster": cell.cluster, "workload": cell.workload, "load": cell.load, "seed": cell.seed,
+                      "policy": label, **row})  # fmt: skip
+    return found
+
+
+@lru_cache
+def composed(grid: Grid, cluster: str, workload: str) -> SimulateConfig:
+    policies = ",".join(POLICY_CONFIGS)
+    given = ["hardware=a100-80g", *CLUSTERS[cluster], f"model.architecture.max_position={CONTEXT}",
+             f"scheduler={policies}", *WORKLOADS[workload], *grid.overrides]  # fmt: skip
+    if workload == "trace":
+        given.append(f"workload.path={grid.trace}")
+    else:
+        given.append(f"workload.num_prompts={grid.num_requests}")
+    return compose_one(given, SimulateConfig, "simulate")
+
+
+def drawn(grid: Grid, cluster: str, workload: str, seed: int) -> Workload:
+    """Draw the lengths of a workload's requests. They are the same for every load."""
+    config = composed(grid, cluster, workload)
+    made = requests(replace(config, workload=replace(config.workload, seed=seed)))[0]
+    generator = np.random.default_rng((seed, list(WORKLOADS).index(workload)))
+    if workload == "trace":
+        first = int(generator.integers(max(1, len(made) - grid.num_requests)))
+        part = slice(first, first + grid.num_requests)
+        prefixes = None if made.prefixes is None else made.prefixes[part]
+        return replace(made, input_lens=made.input_lens[part], output_lens=made.output_lens[part], prefixes=prefixes)
+    if workload == "long":
+        count = max(1, round(LONG_SHARE * len(made)))
+        lengths = made.input_lens.copy()
+        lengths[generator.permutation(len(made))[:count]] = generator.integers(*LONG, count)
+        return replace(made, input_lens=lengths)
+    return made
+
+
+def labelled(policies: Iterable[SchedulerConfig]) -> dict[str, SchedulerConfig]:
+    """Name the policies, and `equal_time` with other iterations after them."""
+    named = {policy.name: policy for policy in policies}
+    own = named[OWN]
+    assert isinstance(own, EqualTimeConfig)
+    others = [replace(own, iterations=iterations) for iterations in ITERATIONS]
+    return named | dict(zip(own_labels()[1:], others, strict=True))
+
+
+def own_labels() -> list[str]:
+    return [OWN, *(f"{OWN} iterations={'null' if number is None else number}" for number in ITERATIONS)]
+
+
+def simulate(config: SimulateConfig, workload: Workload) -> dict[str, float]:
     """The figures of one policy's run, checked."""
-    workload, _ = requests(config)
-    start = time.process_time()
     fleet = Fleet([replica.record for replica in simulated(make_setting(config), workload)])
-    seconds = time.process_time() - start
     ended = sum(request.finished is not None for record in fleet.records for request in record.requests)
     assert ended == len(workload), f"{config.scheduler.name}: {ended} of {len(workload)} requests ended"
     fleet.check()
     summary = fleet.summarize()
     assert summary["total_output_tokens"] == int(workload.output_lens.sum())
     assert summary["failed"] == 0
-    return {
-        "makespan_s": summary["duration"],
-        "output_tokens_per_s": summary["output_throughput"],
-        "p99_ttft_s": summary["p99_ttft_ms"] / 1e3,
-        "p99_tbt_ms": summary["p99_itl_ms"],
-        "idle_share": summary["bubble_fraction_inner"],
-        "preemptions": summary["preemptions"],
-        "micro_batches": summary["micro_batches"],
-        "cpu_s": seconds,
-        "requests_per_cpu_s": ended / seconds,
-    }
+    values = (summary["request_throughput"], summary["median_ttft_ms"] / 1e3, summary["p99_ttft_ms"] / 1e3,
+              summary["p99_itl_ms"], summary["bubble_fraction_inner"])  # fmt: skip
+    return {metric: float(f"{value:.6g}") for metric, value in zip(METRICS, values, strict=True)}
 
 
-def cells(row: dict[str, Any]) -> list[str]:
+def means(rows: Iterable[Row]) -> list[Row]:
+    """The mean over the seeds, for each policy of each cell."""
+    found: dict[tuple[str, ...], list[Row]] = {}
+    for row in rows:
+        found.setdefault((row["cluster"], row["workload"], row["load"], row["policy"]), []).append(row)
+    keys = ("cluster", "workload", "load", "policy")
     return [
-        f"{row['makespan_s']:.0f} s", f"{row['output_tokens_per_s']:.0f}", f"{row['p99_ttft_s']:.2f} s",
-        f"{row['p99_tbt_ms']:.0f} ms", f"{row['idle_share']:.1%}", str(row["preemptions"]),
-        str(row["micro_batches"]), f"{row['cpu_s']:.1f}", f"{row['requests_per_cpu_s']:.0f}",
+        dict(zip(keys, names, strict=True))
+        | {metric: float(f"{np.mean([row[metric] for row in same]):.6g}") for metric in METRICS}
+        for names, same in found.items()
+    ]
+
+
+def compare(rows: Iterable[Row], own: str) -> list[Row]:
+    """Say for each cell who wins, and how `own`, one of `equal_time`'s labels, stands beside the others."""
+    cells: dict[tuple[str, ...], dict[str, Row]] = {}
+    for row in rows:
+        if row["policy"] == own or row["policy"] not in own_labels():
+            cells.setdefault((row["cluster"], row["workload"], row["load"]), {})[row["policy"]] = row
+    return [
+        {"cluster": cluster, "workload": workload, "load": load, "own": own, **winners(list(of_cell.values())),
+         **beside(of_cell[own], [row for name, row in of_cell.items() if name != own])}
+        for (cluster, workload, load), of_cell in cells.items()
     ]  # fmt: skip
+
+
+def winners(rows: Sequence[Row]) -> Row:
+    """Who carries the most, and who has the shortest tails of those that carry as much."""
+    most = max(rows, key=lambda row: row["requests_per_s"])
+    alike = usable(row for row in rows if row["requests_per_s"] >= SAME * most["requests_per_s"])
+    ttft, tbt = (min(alike, key=lambda row: row[key]) for key in ("p99_ttft_s", "p99_tbt_ms"))
+    return {
+        "most_by": most["policy"], "most_requests_per_s": most["requests_per_s"],
+        "ttft_by": ttft["policy"], "shortest_p99_ttft_s": ttft["p99_ttft_s"],
+        "tbt_by": tbt["policy"], "shortest_p99_tbt_ms": tbt["p99_tbt_ms"],
+    }  # fmt: skip
+
+
+def usable(rows: Iterable[Row]) -> list[Row]:
+    """Those of the rows whose p99 TTFT is at most ten times the shortest."""
+    found = list(rows)
+    most = USABLE * min((row["p99_ttft_s"] for row in found), default=0.0)
+    return [row for row in found if row["p99_ttft_s"] <= most]
+
+
+def beside(own: Row, others: Sequence[Row]) -> Row:
+    """How `equal_time` stands beside its rivals. A ratio is None where nobody else carries as much."""
+    carriers = [row for row in others if row["requests_per_s"] >= SAME * own["requests_per_s"]]
+    rivals = [row for row in usable([own, *carriers]) if row is not own]
+
+    def ratio(key: str, rows: Sequence[Row]) -> float | None:
+        return own[key] / min(row[key] for row in rows) if rows else None
+
+    ahead = [row["policy"] for row in rivals if dominates(row, own)]
+    idle = [100 * (own["inner_idle_share"] - min(row["inner_idle_share"] for row in rows)) if rows else None
+            for rows in (rivals, carriers)]  # fmt: skip
+    return {
+        "requests_per_s_ratio": own["requests_per_s"] / max(row["requests_per_s"] for row in others),
+        "p99_ttft_ratio": ratio("p99_ttft_s", rivals), "p99_tbt_ratio": ratio("p99_tbt_ms", rivals),
+        "idle_points": idle[0], "p99_ttft_ratio_of_seven": ratio("p99_ttft_s", carriers),
+        "p99_tbt_ratio_of_seven": ratio("p99_tbt_ms", carriers), "idle_points_of_seven": idle[1],
+        "dominated_by": " ".join(ahead),
+    }  # fmt: skip
+
+
+def dominates(row: Row, own: Row) -> bool:
+    """Whether a rival is level or ahead in both tails, and ahead by over 5% in one."""
+    ratios = [own[key] / row[key] for key in ("p99_ttft_s", "p99_tbt_ms")]
+    return min(ratios) >= 1 and max(ratios) > BEHIND
+
+
+def flags(cell: Mapping[str, Any], suffix: str = "") -> str:
+    """Letters for what `equal_time` is behind in."""
+    found = "T" * (cell["requests_per_s_ratio"] < SAME)
+    for letter, key, most in (("F", "p99_ttft_ratio", BEHIND), ("B", "p99_tbt_ratio", BEHIND),
+                              ("I", "idle_points", IDLE_POINTS)):  # fmt: skip
+        value = cell[key + suffix]
+        found += letter * (value is not None and value > most)
+    return found + "D" * bool(cell["dominated_by"])
+
+
+def print_cells(cells: Iterable[Row]) -> None:
+    print(f"{'':35}{'most requests/s':24}{'shortest p99 TTFT':26}{'shortest p99 TBT':26}"
+          f"{OWN}: requests/s, p99 TTFT, p99 TBT, idle")  # fmt: skip
+    for cell in cells:
+        ratios = "".join(
+            f"{'-':>7}" if cell[key] is None else f"{cell[key]:7.2f}"
+            for key in ("requests_per_s_ratio", "p99_ttft_ratio", "p99_tbt_ratio")
+        )
+        idle = f"{'-':>7}" if cell["idle_points"] is None else f"{cell['idle_points']:+7.1f}"
+        text = (
+            f"{cell['cluster']:19}{cell['workload']:6}{cell['load']:>8}"
+            f"{cell['most_requests_per_s']:9.2f} {cell['most_by']:14}"
+            f"{cell['shortest_p99_ttft_s']:9.2f} s {cell['ttft_by']:14}"
+            f"{cell['shortest_p99_tbt_ms']:8.1f} ms {cell['tbt_by']:14}{ratios}{idle}  {flags(cell)}"
+        )
+        print(text.rstrip())
+
+
+def counts(cells: Sequence[Row]) -> Row:
+    """In how many cells `equal_time` is level or ahead."""
+    found: Row = {"policy": cells[0]["own"], "cells": len(cells)}
+    for name, suffix in (("", ""), (" of seven", "_of_seven")):
+        letters = [flags(cell, suffix) for cell in cells]
+        for key, behind in (("requests/s", "T"), ("TTFT", "F"), ("TBT", "B"), ("both tails", "FB"), ("idle", "I")):
+            if key != "requests/s" or not suffix:
+                found[key + name] = sum(not set(behind) & set(each) for each in letters)
+    found["not dominated"] = sum(not cell["dominated_by"] for cell in cells)
+    return found
+
+
+def trades(rows: Iterable[Row]) -> list[Row]:
+    """For each load, what the others have of `equal_time`'s numbers: geometric means over the cells."""
+    rows = list(rows)
+    own = {(row["cluster"], row["workload"], row["load"]): row for row in rows if row["policy"] == OWN}
+    ratios: dict[tuple[str, str], list[list[float]]] = {}
+    for row in rows:
+        if row["policy"] != OWN:
+            base = own[row["cluster"], row["workload"], row["load"]]
+            ratios.setdefault((row["policy"], row["load"]), []).append([row[key] / base[key] for key in TRADED])
+    return [
+        {"policy": policy, "load": load} | dict(zip(TRADED, map(geometric_mean, zip(*found, strict=True)), strict=True))
+        for (policy, load), found in ratios.items()
+    ]
+
+
+def print_trades(found: Sequence[Row]) -> None:
+    loads = [*dict.fromkeys(row["load"] for row in found)]
+    for key, title in TRADED.items():
+        print(f"\n{title + f', times that of {OWN}':42}" + "".join(f"{load:>9}" for load in loads))
+        for policy in dict.fromkeys(row["policy"] for row in found):
+            of_load = {row["load"]: row[key] for row in found if row["policy"] == policy}
+            print(f"{policy:42}" + "".join(f"{of_load[load]:9.2f}" for load in loads))
+
+
+def print_summary(summaries: Sequence[Row]) -> None:
+    """Print in how many cells each of `equal_time`'s settings is level."""
+    columns = ("requests/s", "TTFT", "TBT", "both tails", "idle", "not dominated")
+    print(f"\nIn how many of {summaries[0]['cells']} cells it is within 1% of the most requests/s, within 5% of the "
+          "shortest p99 TTFT and p99 TBT of its rivals,\nwithin 0.5 points of their least idle time, and dominated by "
+          f"none. In brackets: of all policies that carry as much.\n{'':36}"
+          + "".join(f"{name:>15}" for name in columns))  # fmt: skip
+    for row in summaries:
+        texts = [
+            f"{row[key]}" + (f" ({row[f'{key} of seven']})" if f"{key} of seven" in row else "") for key in columns
+        ]
+        print(f"{row['seed']:8}{row['policy']:28}" + "".join(f"{text:>15}" for text in texts))
 
 
 if __name__ == "__main__":

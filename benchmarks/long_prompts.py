@@ -77,6 +77,7 @@ BESIDE = (
     ("sarathi 1024", "scheduler=sarathi", "scheduler.chunk=1024"),
     ("sarathi, relative_slack", "scheduler=sarathi", "scheduler.order=relative_slack"),
     ("equal_time", "scheduler=equal_time"),
+    ("equal_time, iterations=null", "scheduler=equal_time", "scheduler.iterations=null"),
     ("equal_time, relative_slack", "scheduler=equal_time", "scheduler.order=relative_slack"),
     ("equal_time, 10 ms", "scheduler=equal_time", "scheduler.target_ms=10"),
     (

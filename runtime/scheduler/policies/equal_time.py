@@ -212,6 +212,10 @@ class EqualTime(Scheduler):
         chunk = self.picker.chunk
         if self._growth is None or not self.picker.is_settled:
             return chunk
+        if self.prefilling:  # a prompt longer than all that waits behind it is no pile: orders let others overtake it
+            first = self.prefilling[0]
+            if first.prefill_target > self.backlog - first.remaining_prefill:
+                return chunk
         if self._turn % self._least_depth and self.chunk >= chunk:
             return self.chunk
         return self._growth.grown(self._turn, chunk, self.queue_snapshot(), self.target.typical.decodes)

@@ -8,13 +8,10 @@ from benchmarks.long_prompts import LONG, MODELS, beside, run, workload
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_chunks_that_grow_or_not_beat_sarathi_in_first_tokens_or_in_decodes(model: str) -> None:
+def test_a_long_prompt_disturbs_decodes_hardly_more_than_under_sarathi(model: str) -> None:
     rows = {row["policy"]: row for row in beside(model)}
-    sarathi, grown, alike = rows["sarathi"], rows["equal_time"], rows["equal_time, iterations=null"]
-    assert grown["long_ttft_s"] < sarathi["long_ttft_s"]
-    assert grown["p50_ttft_s"] < 0.9 * sarathi["p50_ttft_s"]
-    assert alike["p99_tbt_ms"] <= 1.1 * sarathi["p99_tbt_ms"]
-    assert alike["long_ttft_s"] <= 1.05 * sarathi["long_ttft_s"]
+    assert rows["equal_time"]["p99_tbt_ms"] <= 1.1 * rows["sarathi"]["p99_tbt_ms"]
+    assert rows["equal_time"]["long_ttft_s"] <= 1.05 * rows["sarathi"]["long_ttft_s"]
 
 
 @pytest.mark.parametrize("model", MODELS)

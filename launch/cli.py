@@ -138,6 +138,12 @@ def _run(command: Command, overrides: list[str], *, multirun: bool) -> int:
     rewritten = compose.rewrite(overrides, cls, command.name, multirun=multirun)
     stdin = StandardInput()
     module = import_module(f".{command.module}", __package__)
+    if not multirun and not any(text.startswith("++hydra.mode=") for text in rewritten):
+        from .job import compose_job
+
+        job = compose_job(rewritten, cls, command.name)
+        own = module.prepare(job.config, stdin)
+        return job.run(lambda folder: module.run(job.config, own, folder))
     kind: Literal["run", "sweep"] = "sweep" if multirun else "run"
     if (folder := compose.output_folder(rewritten, command.name, kind)) is not None:
         check_folder(Path(folder), f"hydra.{kind}.dir")

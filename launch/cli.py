@@ -71,9 +71,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _dispatch(arguments: list[str]) -> int:
-    from . import help as texts
-
     if not arguments or arguments[0] in ("--help", "-h", "help"):
+        from . import help as texts
+
         print(texts.overview(COMMANDS.values()))
         return 0
     if arguments[0] in ("--version", "-V"):
@@ -98,10 +98,11 @@ def _dispatch(arguments: list[str]) -> int:
 
 
 def _run_command(command: Command, arguments: list[str]) -> int:
-    from . import help as texts
     from .options import parse
 
     if any(argument in ("--help", "-h") for argument in arguments):
+        from . import help as texts
+
         print(texts.command(command))
         return 0
     options, others = parse(arguments, command)
@@ -136,13 +137,17 @@ def _run(command: Command, overrides: list[str], *, multirun: bool) -> int:
     cls = command.config
     assert issubclass(cls, EngineConfig)
     rewritten = compose.rewrite(overrides, cls, command.name, multirun=multirun)
+    if not command.has_ranks:  # numpy's threads would start, spin and multiply nothing
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     stdin = StandardInput()
     module = import_module(f".{command.module}", __package__)
     if not multirun and not any(text.startswith("++hydra.mode=") for text in rewritten):
+        from ..runtime.core.garbage_collection import without_collector
         from .job import compose_job
 
-        job = compose_job(rewritten, cls, command.name)
-        own = module.prepare(job.config, stdin)
+        with without_collector():
+            job = compose_job(rewritten, cls, command.name)
+            own = module.prepare(job.config, stdin)
         return job.run(lambda folder: module.run(job.config, own, folder))
     kind: Literal["run", "sweep"] = "sweep" if multirun else "run"
     if (folder := compose.output_folder(rewritten, command.name, kind)) is not None:

@@ -131,7 +131,7 @@ def _run_plain(command: Command, arguments: list[str]) -> None:
 
 
 def _run(command: Command, overrides: list[str], *, multirun: bool) -> int:
-    """Prepare all runs, then let hydra make the folder of each and call the command in it. Returns the exit code."""
+    """Run the command once, or at each point of a sweep. Returns the exit code."""
     from . import compose
 
     cls = command.config
@@ -139,16 +139,28 @@ def _run(command: Command, overrides: list[str], *, multirun: bool) -> int:
     rewritten = compose.rewrite(overrides, cls, command.name, multirun=multirun)
     if not command.has_ranks:  # numpy's threads would start, spin and multiply nothing
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    if multirun or any(text.startswith("++hydra.mode=") for text in rewritten):
+        return _run_by_hydra(command, cls, rewritten, multirun=multirun)
+    return _run_once(command, cls, rewritten)
+
+
+def _run_once(command: Command, cls: type[EngineConfig], rewritten: list[str]) -> int:
+    from ..runtime.core.garbage_collection import without_collector
+    from .job import compose_job
+
+    module = import_module(f".{command.module}", __package__)
+    with without_collector():
+        job = compose_job(rewritten, cls, command.name)
+        own = module.prepare(job.config, StandardInput())
+    return job.run(lambda folder: module.run(job.config, own, folder))
+
+
+def _run_by_hydra(command: Command, cls: type[EngineConfig], rewritten: list[str], *, multirun: bool) -> int:
+    """Prepare all runs, then let hydra make the folder of each and call the command in it."""
+    from . import compose
+
     stdin = StandardInput()
     module = import_module(f".{command.module}", __package__)
-    if not multirun and not any(text.startswith("++hydra.mode=") for text in rewritten):
-        from ..runtime.core.garbage_collection import without_collector
-        from .job import compose_job
-
-        with without_collector():
-            job = compose_job(rewritten, cls, command.name)
-            own = module.prepare(job.config, stdin)
-        return job.run(lambda folder: module.run(job.config, own, folder))
     kind: Literal["run", "sweep"] = "sweep" if multirun else "run"
     if (folder := compose.output_folder(rewritten, command.name, kind)) is not None:
         check_folder(Path(folder), f"hydra.{kind}.dir")
@@ -164,7 +176,7 @@ def _run(command: Command, overrides: list[str], *, multirun: bool) -> int:
 
     full_error = os.environ.get("HYDRA_FULL_ERROR")
     swept = compose.swept_families(rewritten, cls) if multirun else set()
-    sweep_dir = compose.sweep_folder(rewritten, command.name) if multirun else None
+    sweep_dir = folder if multirun else None
     if sweep_dir is not None:
         rewritten.append(f"++hydra.sweep.dir={compose.quote(sweep_dir)}")
     first: dict[EngineConfig, int] = {}

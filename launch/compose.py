@@ -226,14 +226,8 @@ def to_config(composed: DictConfig, cls: type[E]) -> E:
     return locate(build(cls, plain))
 
 
-def sweep_folder(overrides: Sequence[str], command: str) -> str | None:
-    """Return the folder of the rewritten sweep, with the time of day in its name resolved; None where its name depends
-    on a single run."""
-    return output_folder(overrides, command, "sweep")
-
-
 def output_folder(overrides: Sequence[str], command: str, kind: Literal["run", "sweep"]) -> str | None:
-    """Return what `hydra.run.dir` or `hydra.sweep.dir` comes to; None where it depends on the keys of a run."""
+    """Return what `hydra.run.dir` or `hydra.sweep.dir` comes to now; None where it depends on the keys of a run."""
     from hydra import compose
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException

@@ -15,6 +15,7 @@ import sys
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -67,7 +68,7 @@ def build(cls: type[C], mapping: Mapping[str, Any], key: str = "") -> C:
     """
     if cls in _FAMILIES:
         cls = typing.cast(type[C], member(cls, mapping, key))
-    hints = fields(cls)
+    hints = fields(typing.cast(type, cls))
     for name in mapping:
         if name not in hints:
             for base, (word, _) in _FAMILIES.items():
@@ -94,7 +95,8 @@ def to_mapping(config: Any) -> dict[str, Any]:
     return typing.cast(dict[str, Any], plain(dataclasses.asdict(config)))
 
 
-def fields(cls: type) -> dict[str, Any]:
+@cache
+def fields(cls: type) -> Mapping[str, Any]:
     """Return the fields of a dataclass of the schema, with their resolved types."""
     hints = typing.get_type_hints(cls)
     return {field.name: hints[field.name] for field in dataclasses.fields(cls)}

@@ -71,9 +71,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _dispatch(arguments: list[str]) -> int:
-    from . import help as texts
-
     if not arguments or arguments[0] in ("--help", "-h", "help"):
+        from . import help as texts
+
         print(texts.overview(COMMANDS.values()))
         return 0
     if arguments[0] in ("--version", "-V"):
@@ -98,10 +98,11 @@ def _dispatch(arguments: list[str]) -> int:
 
 
 def _run_command(command: Command, arguments: list[str]) -> int:
-    from . import help as texts
     from .options import parse
 
     if any(argument in ("--help", "-h") for argument in arguments):
+        from . import help as texts
+
         print(texts.command(command))
         return 0
     options, others = parse(arguments, command)
@@ -130,12 +131,34 @@ def _run_plain(command: Command, arguments: list[str]) -> None:
 
 
 def _run(command: Command, overrides: list[str], *, multirun: bool) -> int:
-    """Prepare all runs, then let hydra make the folder of each and call the command in it. Returns the exit code."""
+    """Run the command once, or at each point of a sweep. Returns the exit code."""
     from . import compose
 
     cls = command.config
     assert issubclass(cls, EngineConfig)
     rewritten = compose.rewrite(overrides, cls, command.name, multirun=multirun)
+    if not command.has_ranks:  # numpy's threads would start, spin and multiply nothing
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    if multirun or any(text.startswith("++hydra.mode=") for text in rewritten):
+        return _run_by_hydra(command, cls, rewritten, multirun=multirun)
+    return _run_once(command, cls, rewritten)
+
+
+def _run_once(command: Command, cls: type[EngineConfig], rewritten: list[str]) -> int:
+    from ..runtime.core.garbage_collection import without_collector
+    from .job import compose_job
+
+    module = import_module(f".{command.module}", __package__)
+    with without_collector():
+        job = compose_job(rewritten, cls, command.name)
+        own = module.prepare(job.config, StandardInput())
+    return job.run(lambda folder: module.run(job.config, own, folder))
+
+
+def _run_by_hydra(command: Command, cls: type[EngineConfig], rewritten: list[str], *, multirun: bool) -> int:
+    """Prepare all runs, then let hydra make the folder of each and call the command in it."""
+    from . import compose
+
     stdin = StandardInput()
     module = import_module(f".{command.module}", __package__)
     kind: Literal["run", "sweep"] = "sweep" if multirun else "run"
@@ -153,7 +176,7 @@ def _run(command: Command, overrides: list[str], *, multirun: bool) -> int:
 
     full_error = os.environ.get("HYDRA_FULL_ERROR")
     swept = compose.swept_families(rewritten, cls) if multirun else set()
-    sweep_dir = compose.sweep_folder(rewritten, command.name) if multirun else None
+    sweep_dir = folder if multirun else None
     if sweep_dir is not None:
         rewritten.append(f"++hydra.sweep.dir={compose.quote(sweep_dir)}")
     first: dict[EngineConfig, int] = {}

@@ -40,6 +40,7 @@ from ..conf.policy_file import SUFFIX, is_policy_file, policy_mapping
 from ..conf.schema import EngineConfig
 
 if TYPE_CHECKING:
+    from hydra.core.config_loader import ConfigLoader
     from hydra.core.override_parser.types import Override
     from omegaconf import DictConfig
 
@@ -163,26 +164,38 @@ def compose_all(overrides: Sequence[str], cls: type[E], command: str, *, multiru
     Raises:
         ConfigError: what is wrong, in one line.
     """
-    from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    with _hydra() as loader:
-        parser = OverridesParser.create(config_loader=loader)
-        parsed = []
-        for text in overrides:
-            try:
-                (override,) = parser.parse_overrides([text])
-            except HydraException as error:
-                raise ConfigError(f"{text.lstrip('+')}: {_grammar(error)}") from None
-            _check_sweep(override, multirun)
-            parsed.append(override)
+    with hydra_loader() as loader:
+        parsed = parse(overrides, loader, multirun=multirun)
         several = _several(parsed, cls) if multirun else set()
         try:
             points = _points(parsed) if multirun else [list(overrides)]
             return [_compose(point, cls, command, several) for point in points]
         except (HydraException, OmegaConfBaseException) as error:
-            raise ConfigError(_one_line(error)) from None
+            raise ConfigError(one_line(error)) from None
+
+
+def parse(overrides: Sequence[str], loader: ConfigLoader, *, multirun: bool) -> list[Override]:
+    """Parse and check the rewritten `overrides`.
+
+    Raises:
+        ConfigError: one is not in hydra's grammar, chooses what a group lacks, or has several values without a sweep.
+    """
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    parser = OverridesParser.create(config_loader=loader)
+    parsed = []
+    for text in overrides:
+        try:
+            (override,) = parser.parse_overrides([text])
+        except HydraException as error:
+            raise ConfigError(f"{text.lstrip('+')}: {_grammar(error)}") from None
+        _check_sweep(override, multirun)
+        parsed.append(override)
+    return parsed
 
 
 def compose_one(overrides: Sequence[str], cls: type[E], command: str) -> E:
@@ -207,26 +220,20 @@ def to_config(composed: DictConfig, cls: type[E]) -> E:
     try:
         mapping = OmegaConf.to_container(composed, resolve=True)
     except OmegaConfBaseException as error:
-        raise ConfigError(_one_line(error)) from None
+        raise ConfigError(one_line(error)) from None
     assert isinstance(mapping, dict)
     plain = {str(key): value for key, value in mapping.items()}
     return locate(build(cls, plain))
 
 
-def sweep_folder(overrides: Sequence[str], command: str) -> str | None:
-    """Return the folder of the rewritten sweep, with the time of day in its name resolved; None where its name depends
-    on a single run."""
-    return output_folder(overrides, command, "sweep")
-
-
 def output_folder(overrides: Sequence[str], command: str, kind: Literal["run", "sweep"]) -> str | None:
-    """Return what `hydra.run.dir` or `hydra.sweep.dir` comes to; None where it depends on the keys of a run."""
+    """Return what `hydra.run.dir` or `hydra.sweep.dir` comes to now; None where it depends on the keys of a run."""
     from hydra import compose
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
     own = [text for text in overrides if text.startswith(("hydra/", "++hydra."))]
-    with _hydra():
+    with hydra_loader():
         try:
             return str(compose(command, own, return_hydra_config=True).hydra[kind].dir)
         except (HydraException, OmegaConfBaseException):
@@ -235,7 +242,7 @@ def output_folder(overrides: Sequence[str], command: str, kind: Literal["run", "
 
 def swept_families(overrides: Sequence[str], cls: type[EngineConfig]) -> set[str]:
     """Return which of `scheduler` and `workload` have several choices in the rewritten `overrides` of a sweep."""
-    with _hydra() as loader:
+    with hydra_loader() as loader:
         from hydra.core.override_parser.overrides_parser import OverridesParser
 
         return _several(OverridesParser.create(config_loader=loader).parse_overrides(list(overrides)), cls)
@@ -274,7 +281,7 @@ def _parse(token: Token) -> Override:
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
-    with _hydra() as loader:
+    with hydra_loader() as loader:
         try:
             (override,) = OverridesParser.create(config_loader=loader).parse_overrides([f"{token.key}={token.value}"])
         except HydraException as error:
@@ -302,7 +309,7 @@ def _check_hydra_choice(token: Token) -> None:
     """Check that hydra's own group, `hydra/launcher` for instance, has the choice; plug-ins add to them."""
     from hydra.core.object_type import ObjectType
 
-    with _hydra() as loader:
+    with hydra_loader() as loader:
         valid = loader.get_group_options(token.key, ObjectType.CONFIG)
     if not valid:
         raise ConfigError(f"{token.key}: unknown group of hydra's")
@@ -437,11 +444,12 @@ def _flatten(mapping: dict[str, Any]) -> Iterator[str]:
 
 
 @contextmanager
-def _hydra() -> Iterator[Any]:
+def hydra_loader(job: str = "app") -> Iterator[ConfigLoader]:
+    """Initialize hydra for jobs of the name `job`, and yield what composes their configs."""
     from hydra import initialize_config_module
     from hydra.core.global_hydra import GlobalHydra
 
-    with initialize_config_module(CONFIG_MODULE, version_base="1.3"):
+    with initialize_config_module(CONFIG_MODULE, job, version_base="1.3"):
         yield GlobalHydra.instance().config_loader()
 
 
@@ -480,11 +488,12 @@ def _compose(overrides: list[str], cls: type[E], command: str, swept: set[str]) 
 
 def _grammar(error: Exception) -> str:
     """Shorten hydra's error of its grammar to one line."""
-    first = _one_line(error)
+    first = one_line(error)
     return f"not a value that hydra can read ({first}); quote it, as in KEY='...' within the shell's own quotes"
 
 
-def _one_line(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
+    """Shorten an error of hydra's to one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     key = getattr(error, "full_key", None)
     return (f"{key}: " if key else "") + (lines[0] if lines else type(error).__name__)

@@ -146,7 +146,7 @@ def _show_one(console: Console, config: ReportConfig, folder: RunFolder) -> None
     from ..runtime.report.run_page import render_report
     from ..runtime.report.terminal import bubble_table, fault_lines, latency_table, straggler_lines
     from ..runtime.report.timeline_png import timeline_window, write_timeline
-    from ..runtime.report.write_folder import write_fleet_report
+    from ..runtime.report.write_fleet import write_fleet_report
     from ..runtime.run_folder.read import load_fleet
     from ..runtime.run_folder.titles import is_simulated
 

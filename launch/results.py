@@ -58,7 +58,7 @@ def write_turn(
         cost_error: of a simulation, how far its stage times may be off; None: not known.
     """
     from ..runtime.ledger.fleet import Fleet
-    from ..runtime.report.write_folder import write_fleet_folder, write_run_folder
+    from ..runtime.report.write_folder import write_run_folder
 
     own = _own(config, turn)
     about: dict[str, Any] = {"config": plain(own), "versions": versions(), "slo": config.slo}
@@ -69,6 +69,8 @@ def write_turn(
     elif len(run.records) == 1:
         summary = write_run_folder(folder, run.records[0], ledger=run.ledgers[0], **about)
     else:
+        from ..runtime.report.write_fleet import write_fleet_folder
+
         summary = write_fleet_folder(folder, run, **about)
     if turn.folder:  # what hydra writes of a run that stands alone
         (folder / ".hydra").mkdir(exist_ok=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Literal
 
 import msgspec
@@ -66,9 +67,9 @@ class DecodesRecord(msgspec.Struct, frozen=True, gc=False):
         return unpack(self.start_column)
 
     @property
-    def distinct(self) -> list[int]:
+    def distinct(self) -> tuple[int, ...]:
         """The requests, each once."""
-        return list(dict.fromkeys(self.requests.tolist()))
+        return _distinct(self.request_column)
 
     @property
     def context(self) -> int:
@@ -83,6 +84,11 @@ class DecodesRecord(msgspec.Struct, frozen=True, gc=False):
 
     def __iter__(self) -> Iterator[SegmentRecord]:
         return (SegmentRecord(request, start, 1) for request, start in zip(self.requests, self.starts, strict=True))
+
+
+@lru_cache(maxsize=64)  # the same requests decode in one micro-batch after the other
+def _distinct(request_column: bytes) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(unpack(request_column).tolist()))
 
 
 class MicroBatchRecord(msgspec.Struct, gc=False):

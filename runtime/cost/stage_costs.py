@@ -116,7 +116,7 @@ class StageCosts:
         hosts = [source.host if host else HostTimes() for source in operators]
         self._host_steps = [each.step for each in hosts]
         self._host_row = hosts[-1].row
-        self._host_prompts = [each.prompt for each in hosts]
+        self._host_steps_with_prompts = [each.step + each.prompt for each in hosts]
         self._launches = [each.layer * count for each, count in zip(hosts, layers, strict=True)]
         self.stretches = tuple([each.stretch for each in hosts])  # of each stage: how much longer its kernels take
         self._by_rows: dict[int, list[float]] = {}  # of each stage, without attention and head
@@ -157,11 +157,10 @@ class StageCosts:
 
     def _with_host(self, times: list[float], sampled: int, has_chunks: bool) -> list[float]:
         """Add the host to the devices' seconds: it launches while they compute, and does the rest while they wait."""
+        host_steps = self._host_steps_with_prompts if has_chunks else self._host_steps
         for stage, launch in enumerate(self._launches):
             seconds = times[stage] * self.stretches[stage]
-            times[stage] = (seconds if seconds > launch else launch) + self._host_steps[stage]
-            if has_chunks:
-                times[stage] += self._host_prompts[stage]
+            times[stage] = (seconds if seconds > launch else launch) + host_steps[stage]
         times[-1] += self._host_row * sampled
         if self.scale != 1.0:
             times = [self.scale * seconds for seconds in times]

@@ -121,7 +121,8 @@ def _micro_batch_arrays(record: RunRecord, ledger: Ledger, shown: npt.NDArray[np
         if at >= 0:
             micro_batch = record.micro_batches[at]
             named = [part.request for part in micro_batch.chunks[:NAMED_REQUESTS]]
-            requests += named + micro_batch.decodes.distinct[: NAMED_REQUESTS - len(named)]
+            requests += named
+            requests += micro_batch.decodes.distinct[: NAMED_REQUESTS - len(named)]
         offsets.append(len(requests))
     kv, running, waiting = columns.counters.T
     counts = {

@@ -9,20 +9,10 @@ from typing import Any
 from ...conf.workloads import SloConfig
 from ..core.garbage_collection import without_collector
 from ..core.run_record import RunRecord
-from ..ledger.fleet import Fleet, replica_name
 from ..ledger.ledger import Ledger
-from ..run_folder.files import PREFILL_KEY, replica_folder
-from ..run_folder.read import RunFolder
-from ..run_folder.titles import is_simulated, title_of
-from ..run_folder.write import write_fleet_totals, write_run_data
+from ..run_folder.write import write_run_data
 from .chart_data import chart_data
-from .comparison_page import charts_of_drawn, read_drawn_runs, render_comparison
-from .metrics import THROUGHPUT
-from .png import write_figures
-from .run_charts import batch_composition
-from .run_groups import RunGroup
 from .run_page import render_report
-from .timeline_png import write_timeline
 
 
 @without_collector()
@@ -48,50 +38,3 @@ def write_run_folder(
     page = render_report(record, ledger, summary, chart_data(record, ledger))
     (path / "report.html").write_text(page, encoding="utf-8")
     return summary
-
-
-def write_fleet_folder(
-    path: Path,
-    fleet: Fleet,
-    *,
-    config: Mapping[str, Any],
-    versions: Mapping[str, str] | None = None,
-    slo: SloConfig | None = None,
-    cost_error: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
-    """Write the folder of each replica, a fleet's totals, and a page that compares the replicas; return the summary.
-
-    `write_run_data` says what the arguments are.
-    """
-    fleet.check()
-    for number, (record, ledger) in enumerate(zip(fleet.records, fleet.ledgers, strict=True)):
-        write_run_folder(
-            path / replica_folder(number), record, config=config, versions=versions,
-            title=f"{title_of(config)}, {fleet.replica_name(number)}", slo=slo, cost_error=cost_error, ledger=ledger,
-        )  # fmt: skip
-    summary = write_fleet_totals(path, fleet, config=config, versions=versions, slo=slo, cost_error=cost_error)
-    write_fleet_report(path, RunFolder(path, summary), figures=False)
-    return summary
-
-
-def write_fleet_report(path: Path, folder: RunFolder, *, figures: bool) -> None:
-    """Write the report of a fleet, its replicas side by side, into `path`.
-
-    Args:
-        path: Where the report goes.
-        folder: The fleet's run folder.
-        figures: Whether PNGs are written too.
-    """
-    num_prefill = folder.summary.get(PREFILL_KEY, 0)
-    groups = [RunGroup(replica_name(number, num_prefill), [run]) for number, run in enumerate(folder.replicas)]
-    # Of pools, prompt tokens count too: decode replicas alone would be drawn of many.
-    sort = "total_token_throughput" if num_prefill else THROUGHPUT.key
-    drawn = read_drawn_runs(groups, sort)
-    whole = folder.summary if num_prefill else None
-    page = render_comparison(groups, drawn, folder.title, sort, compared="replica", whole=whole)
-    (path / "report.html").write_text(page, encoding="utf-8")
-    if figures:
-        charts, simulated = [*charts_of_drawn(drawn), *batch_composition(drawn.runs)], is_simulated(folder.config)
-        write_figures(path / "figures", charts, simulated=simulated)
-        suffix = ", simulated" if simulated else ""
-        write_timeline(path / "figures" / "timeline.png", {label + suffix: one for label, one in drawn.windows.items()})

@@ -6,6 +6,7 @@ Arrows (flow events) lead a micro-batch from stage to stage. A slice is named by
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, get_args
 
@@ -163,10 +164,13 @@ def _computes(record: RunRecord, ledger: Ledger, last: int | None) -> Iterator[b
         stages[0, lane.row] = stage
         stages[1, lane.row] = np.maximum(stages[1, lane.row], stage)
     orders = [np.argsort(lane.micro_batch, kind="stable") for lane in lanes]
+    columns = ledger.micro_batches
     for block in _blocks(numbers, _MICRO_BATCHES_AT_ONCE):
-        place = ledger.micro_batches.places(block)
-        arguments = text_cells([_arguments(record, *at) for at in zip(place.tolist(), block.tolist(), strict=True)])
-        kinds = text_by_code(_kinds(ledger.micro_batches, place), _KINDS)
+        place = columns.places(block)
+        sizes = [values_at(size, place) for size in (columns.prefill, columns.decodes, columns.context)]
+        each = np.stack([place, block, *sizes], axis=1).tolist()
+        arguments = text_cells([_arguments(record, *of_it) for of_it in each])
+        kinds = text_by_code(_kinds(columns, place), _KINDS)
         for stage, (lane, order) in enumerate(zip(lanes, orders, strict=True)):
             first, end = np.searchsorted(lane.micro_batch, [block[0], block[-1] + 1], sorter=order)
             rows = order[first:end]
@@ -251,17 +255,22 @@ def _kinds(micro_batches: MicroBatchColumns, places: Ints) -> Ints:
     return np.select([places < 0, prefill & decodes, prefill, decodes], [4, 2, 0, 1], 3)
 
 
-def _arguments(record: RunRecord, place: int, number: int) -> bytes:
+def _arguments(record: RunRecord, place: int, number: int, prefill: int, decodes: int, context: int) -> bytes:
     """The JSON of a micro-batch's sizes and requests, as the viewer shows them on every stage."""
     if place < 0:
         return b'{"step":%d}' % number
     micro_batch = record.micro_batches[place]
     contents = {
         "step": number,
-        "prefill_tokens": micro_batch.prefill_tokens,
-        "decode_tokens": micro_batch.decode_tokens,
-        "decode_context": micro_batch.decode_context,
+        "prefill_tokens": prefill,
+        "decode_tokens": decodes,
+        "decode_context": context,
         "chunks": ", ".join([f"request {c.request} [{c.start}:{c.start + c.tokens}]" for c in micro_batch.chunks]),
-        "decodes": " ".join(map(str, micro_batch.decodes.distinct)),
+        "decodes": _names(micro_batch.decodes.distinct),
     }
     return msgspec.json.encode(contents)
+
+
+@lru_cache(maxsize=64)  # the same requests decode in one micro-batch after the other
+def _names(requests: tuple[int, ...]) -> str:
+    return " ".join(map(str, requests))

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from omegaconf import DictConfig
 
 from gapless.launch import prompts
 from gapless.launch.cli import main
@@ -51,3 +53,17 @@ def test_prompts_are_read_once(tmp_path: Path, plans: list[Plan], monkeypatch: p
     monkeypatch.setattr(prompts, "_open", lambda path: read.append(path) or whole(path))
     assert main(["generate", *TINY, "prompts=prompts.txt", "sampling.max_tokens=2"]) == 0
     assert [path.name for path in read] == ["prompts.txt"]
+
+
+def test_a_run_is_composed_once(plans: list[Plan], monkeypatch: pytest.MonkeyPatch) -> None:
+    composed: list[str | None] = []
+    whole = ConfigLoaderImpl.load_configuration
+
+    def counted(loader: ConfigLoaderImpl, config_name: str | None, *rest: Any, **options: Any) -> DictConfig:
+        composed.append(config_name)
+        return whole(loader, config_name, *rest, **options)
+
+    monkeypatch.setattr(ConfigLoaderImpl, "load_configuration", counted)
+    assert main(["simulate", *SIMULATED, "hydra.run.dir=${scheduler.name}_${workload.num_prompts}"]) == 0
+    assert composed == ["simulate"]
+    assert Path("sarathi_40", ".hydra", "overrides.yaml").is_file()

@@ -38,4 +38,4 @@ def test_a_request_counts_once_however_many_rows_verify_its_drafts():
     assert {request: seconds for request, seconds in found.items() if seconds} == {3: 11.0, 4: 11.0, 9: 1.0}
     assert columns.decodes.tolist() == [4, 3]
     assert columns.context.tolist() == [7 + 8 + 9 + 2 + 4, 3 + 4 + 8 + 3]
-    assert first.decodes.distinct == [3, 4]
+    assert first.decodes.distinct == (3, 4)

@@ -21,7 +21,8 @@ from gapless.runtime.report.chart_data import chart_data, fleet_chart_data
 from gapless.runtime.report.run_groups import group_runs
 from gapless.runtime.report.terminal import bubble_table
 from gapless.runtime.report.write_comparison import write_comparison
-from gapless.runtime.report.write_folder import write_fleet_folder, write_run_folder
+from gapless.runtime.report.write_fleet import write_fleet_folder
+from gapless.runtime.report.write_folder import write_run_folder
 from gapless.runtime.run_folder.read import is_run_folder, load_fleet, read_run_folder
 from tests.support.simulated_parts import items, make_replica, run
 

@@ -59,7 +59,7 @@ NO_BOUND = 1 << 20
 HIDDEN = 8192  # of both models
 ASSUMED = (
     "simulation.host=false", "simulation.scatter_gather=false", "simulation.overlap_sends=false",
-    "simulation.last_layer=all",
+    "simulation.last_layer=all", "hardware.attention=flash_attention",
 )  # fmt: skip
 OURS = {
     "sarathi": ("scheduler=token_budget", "scheduler.budget={tokens}"),

@@ -107,15 +107,11 @@ def run(
                 print_words(console, Text(note))
     if one_line:
         return
-    if not config.simulation.record:
-        print_words(console, Text(error_text(error)))
-        return
-    if len(plan) == 1:
+    if config.simulation.record and len(plan) == 1:
         show_one(console, run_dir, summary, fleet, config.slo)
-        print_words(console, Text(error_text(error)))
-        return
-    folders = [read_run_folder(run_dir / turn.folder) for turn in plan]
-    compare(console, run_dir, config, plan, folders, len(workload), workload.num_cut, "simulate.json")
+    elif config.simulation.record:
+        folders = [read_run_folder(run_dir / turn.folder) for turn in plan]
+        compare(console, run_dir, config, plan, folders, len(workload), workload.num_cut, "simulate.json")
     print_words(console, Text(error_text(error)))
 
 

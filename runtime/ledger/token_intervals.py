@@ -20,14 +20,12 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
-import numpy.typing as npt
 
 from ..core.micro_batch_columns import Floats, Ints
 from ..core.run_record import RunRecord
+from .carried import Bools, Carried, places_of
 from .lanes import Lane, lanes_of
 from .micro_batch_paths import CoordinatorWaits, MicroBatchPaths, Point, WaitClass
-
-Bools = npt.NDArray[np.bool_]
 
 _ROUNDING = 1e-9  # seconds; records round to it
 _WIDEST = 64  # micro-batches from one of a request to its next: so far apart tokens can share a row
@@ -110,6 +108,7 @@ class TokenIntervals:
         row: [n] the row of each interval.
         windows: of the micro-batches in each interval.
         paths: of the micro-batches.
+        carried: which of them carried each request.
         waits: of the coordinator.
 
     Args:
@@ -123,7 +122,7 @@ class TokenIntervals:
         self.paths = MicroBatchPaths.of(record, self.lanes)
         self.waits = CoordinatorWaits(record.micro_batches)
         self._read_tokens(record)
-        carried = _Carried.of(record, self.paths)
+        self.carried = carried = Carried(record, self.paths)
         last = carried.last_until(self.place, self.end)
         is_first = self.token == 0
         before = np.append(-1, last[:-1])
@@ -172,7 +171,7 @@ class TokenIntervals:
         times = np.bincount(self.row[chosen], minlength=len(self.table))
         return dict(zip(self.names, (times @ self.table).tolist(), strict=True))
 
-    def _cut(self, record: RunRecord, carried: _Carried, before: Ints, counts: Ints) -> Windows:
+    def _cut(self, record: RunRecord, carried: Carried, before: Ints, counts: Ints) -> Windows:
         """Cut intervals into windows, and windows into parts. `counts`: of micro-batches of each interval, those after
         the entry `before` of `carried`."""
         interval = np.repeat(np.arange(len(counts)), counts)
@@ -276,65 +275,6 @@ class TokenIntervals:
         return row, np.concatenate([windows.parts, joined])
 
 
-@dataclass(frozen=True, slots=True)
-class _Carried:
-    """Which completed micro-batches carried each request: an entry each, by request, then by completion."""
-
-    key: Ints  # request times number of rows, plus row
-    row: Ints
-    begins_prefill: Bools  # a chunk
-    begins_again: Bools  # a chunk that starts no later than the one before it: after a preemption or a fault
-    first: Ints  # [requests] first entry
-    completed: Floats
-
-    @classmethod
-    def of(cls, record: RunRecord, paths: MicroBatchPaths) -> _Carried:
-        kept = [record.micro_batches[place] for place in paths.place.tolist()]
-        numbers = np.array([r.request for r in record.requests], np.int64)
-        num_rows = max(1, len(kept))
-        decoded = np.frombuffer(b"".join([m.decodes.request_column for m in kept]), np.int64)
-        each = np.array([len(m.decodes) for m in kept], np.int64)
-        decode_place = _places_of(numbers, decoded)
-        decode_keys = decode_place * num_rows + np.repeat(np.arange(len(kept)), each)
-        chunks = np.array([(c.request, row, c.start) for row, m in enumerate(kept) for c in m.chunks], np.int64)
-        chunks = chunks.reshape(-1, 3)
-        chunk_place = _places_of(numbers, chunks[:, 0])
-        chunk_keys = (chunk_place * num_rows + chunks[:, 1])[chunk_place >= 0]
-        order = np.argsort(chunk_keys, kind="stable")
-        chunk_keys, chunk_start = chunk_keys[order], chunks[chunk_place >= 0, 2][order]
-        key = np.sort(np.concatenate([decode_keys[decode_place >= 0], chunk_keys]))
-        if len(key):
-            key = key[np.append(True, key[1:] != key[:-1])]  # drafts are several rows of a request
-        is_chunk, start = np.zeros(len(key), np.bool_), np.full(len(key), -1)
-        at = np.searchsorted(key, chunk_keys)
-        is_chunk[at], start[at] = True, chunk_start
-        again = is_chunk & (start <= np.append(-1, start[:-1]))
-        again |= is_chunk & ~np.append(False, is_chunk[:-1])
-        first = np.searchsorted(key, np.arange(len(numbers)) * num_rows)
-        return cls(key, key % num_rows, is_chunk, again, first, paths.completed)
-
-    def last_until(self, place: Ints, times: Floats) -> Ints:
-        """The last entry of each request that was completed by then; the one before its first where there is none."""
-        num_rows = max(1, len(self.completed))
-        row = np.searchsorted(self.completed, times + _ROUNDING, side="right") - 1
-        found = np.searchsorted(self.key, place * num_rows + row, side="right") - 1
-        return np.maximum(found, self.first[place] - 1) if len(place) else np.zeros(0, np.int64)
-
-
-def _places_of(numbers: Ints, wanted: Ints) -> Ints:
-    """The place of each of `wanted` in `numbers`, -1 where it has none."""
-    if not len(numbers) or not len(wanted):
-        return np.full(len(wanted), -1)
-    low = int(numbers.min())
-    if int(numbers.max()) - low <= 4 * len(numbers) + 1000:
-        place = np.full(int(numbers.max()) - low + 3, -1)
-        place[numbers - low + 1] = np.arange(len(numbers))
-        return place[np.clip(wanted - low + 1, 0, len(place) - 1)]
-    order = np.argsort(numbers, kind="stable")
-    at = np.append(order, -1)[np.searchsorted(numbers[order], wanted)]
-    return np.where(np.append(numbers, numbers[0] - 1)[at] == wanted, at, -1)
-
-
 def _kinds(row: Ints, came_before: Ints, alone: Bools) -> tuple[Ints, Ints]:
     """The kind of each window, and a window of each kind. Windows of one micro-batch whose requests had the same one
     before are alike, but for those that are `alone`."""
@@ -373,7 +313,7 @@ def _lost_work(
         if after == len(since):  # still in flight at the end
             continue
         carried = np.array([*{c.request for c in dropped.chunks}, *dropped.decodes.distinct], np.int64)
-        for request in _places_of(numbers, carried).tolist():
+        for request in places_of(numbers, carried).tolist():
             own = slice(first[request], first[request + 1])
             window = first[request] + int(np.searchsorted(start[own], dropped.dispatched, side="right")) - 1
             if window < first[request] or paths.dispatched[row[window]] < since[after]:

@@ -15,9 +15,7 @@ from .micro_batch_paths import MicroBatchPaths
 Bools = npt.NDArray[np.bool_]
 
 _ROUNDING = 1e-9  # seconds; records round to it
-_TOKENS, _PREFIX, _SQUARED, _CONTEXT, _SAMPLED = (
-    FEATURES.index(name) for name in ("tokens", "chunk_prefix", "chunk_squared", "decode_context", "sampled_rows")
-)
+_CONSTANT, _TOKENS, _PREFIX, _SQUARED, _CONTEXT, _SAMPLED = range(len(FEATURES))  # columns, as `Features` has them
 
 
 class Carried:
@@ -27,8 +25,7 @@ class Carried:
         place: [E] of the request in the record; -1 where the record does not have it.
         row: [E] of the micro-batch in the paths.
         begins_prefill: [E] it holds a chunk of the request.
-        begins_again: [E] that chunk starts no later than the one before it: the prefill's first, also after a preemption
-            or a fault.
+        begins_again: [E] that chunk is the first of a prefill, be it after a preemption or a fault.
         first: [requests] the first entry of each.
     """
 
@@ -37,12 +34,13 @@ class Carried:
         self._completed = paths.completed
         self._num_rows = num_rows = max(1, len(kept))
         numbers = np.array([r.request for r in record.requests], np.int64)
-        self._columns = [m.decodes.request_column for m in kept], [m.decodes.start_column for m in kept]
-        decoded = np.frombuffer(b"".join(self._columns[0]), np.int64)
-        num_decodes = np.array([len(column) // 8 for column in self._columns[0]], np.int64)
+        columns = [m.decodes.request_column for m in kept]
+        self._start_columns = [m.decodes.start_column for m in kept]
+        decoded = np.frombuffer(b"".join(columns), np.int64)
+        num_decodes = np.array([len(column) // 8 for column in columns], np.int64)
         chunks = [(c.request, row, c.start, c.tokens) for row, m in enumerate(kept) for c in m.chunks]
         self._chunks = np.array(chunks, np.int64).reshape(-1, 4)
-        self._sampled = np.array([m.sampled_rows for m in kept], np.int64) - num_decodes  # of chunks
+        self._chunks_sampled = np.array([m.sampled_rows for m in kept], np.int64) - num_decodes
         chunk_keys = places_of(numbers, self._chunks[:, 0]) * num_rows + self._chunks[:, 1]
         decode_keys = places_of(numbers, decoded) * num_rows + np.repeat(np.arange(len(kept)), num_decodes)
         keys = np.concatenate([chunk_keys, decode_keys])
@@ -69,21 +67,62 @@ class Carried:
         return np.maximum(found, self.first[place] - 1) if len(place) else np.zeros(0, np.int64)
 
     @cached_property
-    def features(self) -> Floats:
-        """[E, features] each entry's part of the features of its micro-batch; of the constant it has none."""
-        chunks, num_chunks = self._chunks, len(self._chunks)
-        starts = np.frombuffer(b"".join(self._columns[1]), np.int64)
-        parts = np.zeros((num_chunks + len(starts), len(FEATURES)))
-        length = chunks[:, 3]
-        parts[:num_chunks, _TOKENS] = length
-        parts[:num_chunks, _PREFIX] = chunks[:, 2] * length
-        parts[:num_chunks, _SQUARED] = length**2
-        in_row = np.maximum(1, np.bincount(chunks[:, 1], minlength=self._num_rows))
-        parts[:num_chunks, _SAMPLED] = (np.append(self._sampled, 0)[chunks[:, 1]] / in_row[chunks[:, 1]]).clip(min=0)
-        parts[num_chunks:, _TOKENS] = parts[num_chunks:, _SAMPLED] = 1.0
-        parts[num_chunks:, _CONTEXT] = starts + 1
-        parts = parts[self._order]
-        return parts if len(self._begins) == len(parts) else np.add.reduceat(parts, self._begins, axis=0)
+    def _decodes(self) -> tuple[Floats, Floats]:
+        """[E] rows of decodes in each entry, and the sum of the KV tokens that they attend to."""
+        num_chunks = len(self._chunks)
+        starts = np.frombuffer(b"".join(self._start_columns), np.int64)
+        context = np.concatenate([np.full(num_chunks, -1), starts])[self._order] + 1.0
+        rows = np.ones(len(context))
+        rows[self._order < num_chunks] = 0.0
+        if len(rows) > len(self._begins):
+            rows, context = np.add.reduceat(rows, self._begins), np.add.reduceat(context, self._begins)
+        return rows, context
+
+    @cached_property
+    def _prefills(self) -> tuple[Ints, Floats]:
+        """[C] the entries with a chunk, and [C, features] the chunk's features."""
+        entries = np.flatnonzero(self.begins_prefill)
+        chunks = self._chunks[self._order[self._begins[entries]]]
+        in_row = np.bincount(chunks[:, 1], minlength=self._num_rows)
+        features = np.zeros((len(chunks), len(FEATURES)))
+        features[:, _TOKENS] = chunks[:, 3]
+        features[:, _PREFIX] = chunks[:, 2] * chunks[:, 3]
+        features[:, _SQUARED] = chunks[:, 3] ** 2
+        features[:, _SAMPLED] = (self._chunks_sampled[chunks[:, 1]] / in_row[chunks[:, 1]]).clip(min=0)
+        return entries, features
+
+    def features_by_row(self) -> Floats:
+        """[R, features] those of each micro-batch; the constant is 1."""
+        rows, context = self._decodes
+        entries, features = self._prefills
+        total = np.empty((len(self._completed), len(FEATURES)))
+        for column in range(len(FEATURES)):
+            total[:, column] = np.bincount(self.row[entries], features[:, column], len(total))
+        decodes = np.bincount(self.row, rows, len(total))
+        total[:, _TOKENS] += decodes
+        total[:, _SAMPLED] += decodes
+        total[:, _CONTEXT] += np.bincount(self.row, context, len(total))
+        total[:, _CONSTANT] = 1.0
+        return total
+
+    def cost(self, price: Floats, used: Ints, entries: Ints | None = None) -> Floats:
+        """What the tokens of `entries` (None: all) cost, each by a row of `price`.
+
+        Args:
+            price: [rows, features] seconds a unit of each feature; that of the constant does not count.
+            used: [entries] the row of each.
+        """
+        rows, context = self._decodes
+        with_chunk, features = self._prefills
+        if entries is None:
+            at, prefills = with_chunk, features
+        else:
+            rows, context = rows[entries], context[entries]
+            at = np.flatnonzero(self.begins_prefill[entries])
+            prefills = features[np.searchsorted(with_chunk, entries[at])]
+        total: Floats = rows * (price[:, _TOKENS] + price[:, _SAMPLED])[used] + context * price[:, _CONTEXT][used]
+        total[at] += np.einsum("cf,cf->c", prefills[:, _TOKENS:], price[used[at], _TOKENS:])
+        return total
 
 
 def places_of(numbers: Ints, wanted: Ints) -> Ints:

@@ -71,22 +71,24 @@ class Windows:
 
     Attributes:
         interval: [W] the interval that the window is part of; ascending.
-        request: [W] place of the request in the record.
-        row: [W] the micro-batch, a row of the paths.
+        entry: [W] the request in the micro-batch, an entry of `Carried`; ascending.
         kind: [W] a row of the arrays below.
-        kind_row: [K] the micro-batch.
+        row: [K] the micro-batch, a row of the paths.
         start: [K] seconds.
+        gone: [K] from then on until `back` the request was in a micro-batch that a fault dropped, or its KV under way.
+        back: [K] at most `dispatched`; equal to `gone` for nearly all.
         dispatched: [K] within the window.
         end: [K].
         parts: [K, parts] seconds.
     """
 
     interval: Ints
-    request: Ints
-    row: Ints
+    entry: Ints
     kind: Ints
-    kind_row: Ints
+    row: Ints
     start: Floats
+    gone: Floats
+    back: Floats
     dispatched: Floats
     end: Floats
     parts: Floats
@@ -195,9 +197,10 @@ class TokenIntervals:
         dispatched = np.clip(self.paths.dispatched[kind_row], start, end)
         parts = np.zeros((len(chosen), len(self.names)))
         away_by_kind = {int(kind[window]): when for window, when in away.items()}
-        parts[:, : Part.RESULT] = self._cut_wait(start, dispatched, queued[chosen], away_by_kind)
+        waiting, gone, back = self._cut_wait(start, dispatched, queued[chosen], away_by_kind)
+        parts[:, : Part.RESULT] = waiting
         self._cut_path(parts, kind_row, dispatched, end)
-        return Windows(interval, place, row, kind, kind_row, start, dispatched, end, parts)
+        return Windows(interval, entry, kind, kind_row, start, gone, back, dispatched, end, parts)
 
     def _away(
         self, record: RunRecord, place: Ints, start: Floats, row: Ints, is_first: Bools
@@ -217,8 +220,12 @@ class TokenIntervals:
 
     def _cut_wait(
         self, start: Floats, dispatched: Floats, queued: Bools, away: dict[int, tuple[float, float, Part]]
-    ) -> Floats:
-        """Cut what lies before the dispatch, by what the coordinator waited for and when the request was `away`."""
+    ) -> tuple[Floats, Floats, Floats]:
+        """Cut what lies before the dispatch, by what the coordinator waited for and when the request was `away`.
+
+        Returns:
+            [K, parts before `RESULT`] seconds, and when each was gone and back.
+        """
         parts = np.zeros((len(start), Part.RESULT))
         gone, back = dispatched.copy(), dispatched.copy()
         for k, (since, until, part) in away.items():
@@ -239,7 +246,7 @@ class TokenIntervals:
         parts[:, Part.RECOVERY] += repaired
         control = dispatched - start - (back - gone) - busy - no_room - moved - repaired
         parts[:, Part.CONTROL] = np.maximum(control, 0.0)  # rounding
-        return parts
+        return parts, gone, back
 
     def _cut_path(self, parts: Floats, rows: Ints, dispatched: Floats, end: Floats) -> None:
         """Cut what lies between the dispatch and the end of each window, as far as it lies in the window."""

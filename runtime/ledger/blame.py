@@ -2,9 +2,9 @@
 
 A request is charged for what others lose to it, by its share of the compute time of micro-batches:
 
-- Who is in a micro-batch with it loses its *marginal share*: what its tokens cost of the compute time, by the weights of
-  the stage (`stage_weights.py`). The constant part of a micro-batch's time, and their own tokens', others would have
-  had without it.
+- Who is in a micro-batch with it loses its *marginal share*: what its tokens cost of the compute time, by the weights
+  of the stage (`stage_weights.py`). The constant part of a micro-batch's time, and their own tokens', others would
+  have had without it.
 - Who waits for a stage that computes a micro-batch with it, or to be dispatched, loses that whole time to the requests
   in the micro-batch. They share it by what their tokens cost. A wait to be dispatched is for the oldest micro-batch in
   flight, whose slot is free next.

@@ -1,4 +1,4 @@
-"""Blame: what all are charged is what all lose, whatever happens; the same numbers as the rule gives by hand and slowly."""
+"""Blame: what all are charged is what all lose, whatever happens; the rule's numbers by hand, and found slowly."""
 
 from __future__ import annotations
 
@@ -143,7 +143,8 @@ def split(charge: Any, loser: int, costs: Any, stages: Any, seconds: float) -> N
 @settings(max_examples=25, deadline=None)
 @given(fleets())
 def test_it_is_what_the_rule_gives_slowly(fleet: dict[str, Any]) -> None:
-    for replica in ran(fleet, faults=[[] for _ in fleet["faults"]]):
+    few = [(1 + prompt % 40, 1 + output % 6, at) for prompt, output, at in fleet["requests"][:6]]
+    for replica in ran(fleet | {"requests": few}, faults=[[] for _ in fleet["faults"]]):
         record = replica.record
         record.stage_times = [
             [0.001, 2e-5 * (stage + 1), 1e-7, 2e-7, 1e-6, 1e-5] for stage in range(record.num_stages)

@@ -52,7 +52,6 @@ class Request:
         "record",
         "seed",
         "stop_ids",
-        "user",
     )  # fmt: skip
 
     def __init__(
@@ -93,10 +92,9 @@ class Request:
         self.block_hashes = list(block_hashes)
         self.preemptions = 0
         self.finish_reason: str | None = None
-        self.user = user
         self.deadline = deadline
         self.order_key: float | None = None
-        self.record = RequestRecord(id, self.prefill_target, arrival)
+        self.record = RequestRecord(id, self.prefill_target, arrival, user=user)
 
     def __repr__(self) -> str:
         return f"Request({self.id}, {self.num_completed}/{self.num_dispatched}/{self.num_tokens} of {self.max_len})"
@@ -105,6 +103,11 @@ class Request:
     def arrival(self) -> float:
         """Seconds on the coordinator's clock."""
         return self.record.arrival
+
+    @property
+    def user(self) -> str:
+        """Who asked; "" where nobody says."""
+        return self.record.user
 
     @property
     def num_output(self) -> int:

@@ -21,6 +21,7 @@ class RequestRecord:
     preemptions: int = 0
     cached_tokens: int = 0  # of the prompt, found in the prefix cache
     kv_transfer: tuple[float, float] | None = None  # begin and end, where its KV came from another pipeline
+    user: str = ""  # who asked, where the workload or the client says
 
     @property
     def output_tokens(self) -> int:

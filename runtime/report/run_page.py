@@ -222,7 +222,7 @@ def _requests(record: RunRecord, ledger: Ledger) -> str:
         rows.append(f"<tr>{cells}</tr>")
     heads = (
         *("request", "prompt", "output", "arrival", "TTFT", "mean TBT", "max TBT", "end to end", "bubble time"),
-        *("preempted", "cached", "finish"),
+        *("preempted", "cached", "finish", "user"),
     )
     head = "".join(f"<th>{name}</th>" for name in heads)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"

@@ -79,6 +79,7 @@ class RequestLine(msgspec.Struct, array_like=True, tag="request"):
     token_times: list[float]
     cached_tokens: int = 0
     kv_transfer: tuple[float, float] | None = None
+    user: str = ""
 
 
 Line = RunLine | FaultLine | MicroBatchLine | RequestLine
@@ -114,6 +115,7 @@ def record_lines(record: RunRecord, origin: float) -> Iterator[Line]:
             r.request, r.prompt_tokens, since_origin(r.arrival), maybe(r.first_dispatched), maybe(r.finished),
             r.finish_reason, r.preemptions, np.round(np.array(r.token_times, np.float64) - origin, 9).tolist(),
             r.cached_tokens, r.kv_transfer and (since_origin(r.kv_transfer[0]), since_origin(r.kv_transfer[1])),
+            r.user,
         )  # fmt: skip
 
 
@@ -172,4 +174,5 @@ def _request(line: RequestLine) -> RequestRecord:
         line.preemptions,
         line.cached_tokens,
         line.kv_transfer,
+        line.user,
     )

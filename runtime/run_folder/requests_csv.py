@@ -35,6 +35,7 @@ def request_row(request: RequestRecord, origin: float, bubble: float) -> dict[st
         "preemptions": request.preemptions,
         "cached_tokens": request.cached_tokens,
         "finish_reason": request.finish_reason,
+        "user": request.user,
     }
 
 

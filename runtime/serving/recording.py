@@ -24,6 +24,9 @@ class RecordedRequest(msgspec.Struct, frozen=True, array_like=True):
     finished: float | None
     finish_reason: str | None
     preemptions: int
+    cached_tokens: int
+    kv_transfer: tuple[float, float] | None
+    user: str
 
 
 class RecordedPart(msgspec.Struct, frozen=True):
@@ -146,5 +149,6 @@ def join_parts(parts: Iterator[bytes]) -> RunRecord:
 def _recorded(request: RequestRecord) -> RecordedRequest:
     return RecordedRequest(
         request.request, request.prompt_tokens, request.arrival, request.token_times, request.first_dispatched,
-        request.finished, request.finish_reason, request.preemptions,
+        request.finished, request.finish_reason, request.preemptions, request.cached_tokens, request.kv_transfer,
+        request.user,
     )  # fmt: skip

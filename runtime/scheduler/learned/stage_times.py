@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from ....conf.errors import ConfigError
 from ...core.features import FEATURES, Features, weigh, weigh_all
+from ...core.least_squares import non_negative
 
 _FIRST_REFIT = 8  # micro-batches before the first fit
 _REFIT_SHARE = 1 / 4  # share of the observations so far that are new before the next fit
@@ -20,7 +21,6 @@ _WRONG_PREDICTIONS = 6  # more wrong predictions than right ones since the last 
 _MEMORY = 1024  # micro-batches after which an observation counts 1/e
 _HUBER_BOUND = 1.345  # in scales of the residual: 95% as efficient as least squares where errors are normal
 _MAD_TO_SIGMA = 1.4826  # median absolute deviation to standard deviation, for normal errors
-_RIDGE = 1e-9  # share of the normal equations' diagonal
 _GUESS_WEIGHT = 0.3  # in observations, of the guess that tokens are all that counts
 _PROFILE_WEIGHT = 16.0  # in observations, of a profile
 
@@ -121,7 +121,7 @@ class StageTimes:
             for s in np.flatnonzero(counts).tolist():
                 own = by_stage[at[s] : at[s + 1]]
                 self._absorb(slice(s, s + 1), x[own], y[own], fade)
-        self._set(_solve(self._gram, self._moment) / self._scale)
+        self._set(non_negative(self._gram, self._moment) / self._scale)
         self.noise = float(self._noise.mean())
 
     def _absorb(
@@ -169,29 +169,3 @@ class StageTimes:
         self._gram *= ratio[:, None] * ratio
         self._moment *= ratio
         self._scale = scale
-
-
-def _solve(gram: npt.NDArray[np.float64], moment: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Return the non-negative least squares solution of each stage, [S, n].
-
-    Parts that would be negative are left out, the most negative first. `gram` is [S, n, n], `moment` [S, n].
-    """
-    stages, n = moment.shape
-    kept = np.diagonal(gram, axis1=1, axis2=2) > 0.0
-    solution = np.zeros((stages, n))
-    todo = np.arange(stages)
-    for _ in range(n + 1):
-        mask = kept[todo]
-        # The equation of a part that is left out says that it is 0. A little ridge decides between parts that always
-        # occurred together.
-        both = mask[:, :, None] & mask[:, None, :]
-        ridge = _RIDGE * np.where(mask, np.diagonal(gram[todo], axis1=1, axis2=2), 1.0 / _RIDGE)
-        system = np.where(both, gram[todo], 0.0) + ridge[:, :, None] * np.eye(n)
-        found = np.linalg.solve(system, np.where(mask, moment[todo], 0.0)[:, :, None])[:, :, 0]
-        solution[todo] = found
-        negative = (found < 0.0).any(axis=1)
-        if not negative.any():
-            break
-        kept[todo[negative], found[negative].argmin(axis=1)] = False
-        todo = todo[negative]
-    return np.maximum(solution, 0.0)

@@ -66,7 +66,7 @@ def record() -> RunRecord:
         record.micro_batches.append(micro_batch)
     for request in record.requests[:2]:
         request.finished, request.finish_reason = done, "length"
-    record.requests[0].preemptions = 1
+    record.requests[0].preemptions, record.requests[1].user = 1, "ann"
     record.requests.append(RequestRecord(3, 10, START + 0.3, finished=START + 0.35, finish_reason="abort"))
     return record
 
@@ -101,6 +101,7 @@ def test_requests(folder: Path, record: RunRecord):
     assert float(second["bubble_ms"]) == pytest.approx(ledger.bubble_of_request(1) * 1e3, abs=1e-2)
     assert (first["preemptions"], first["finish_reason"], first["output_tokens"]) == ("1", "length", "20")
     assert (aborted["ttft_ms"], aborted["max_tbt_ms"], aborted["finish_reason"]) == ("", "", "abort")
+    assert [row["user"] for row in rows] == ["", "ann", "", ""]
 
 
 def test_spans(folder: Path, record: RunRecord):
@@ -156,6 +157,7 @@ def test_read_back(folder: Path, record: RunRecord):
     assert [s.predicted for s in loaded.micro_batches] == [s.predicted for s in record.micro_batches]
     assert [s.sampled_rows for s in loaded.micro_batches] == [1] * 30
     assert [(s.drafts, s.accepted) for s in loaded.micro_batches] == [(number, number // 2) for number in range(30)]
+    assert [r.user for r in loaded.requests] == ["", "ann", "", ""]
     assert loaded.stage_times == record.stage_times
     assert [len(s.waits) for s in loaded.micro_batches] == [len(s.waits) for s in record.micro_batches]
 

@@ -16,6 +16,7 @@ from gapless.conf.sampling import SamplingParams
 from gapless.conf.schema import ServeConfig
 from gapless.launch import compose
 from gapless.parallel.frames import DATA, FrameSocket
+from gapless.runtime.core.request_record import RequestRecord
 from gapless.runtime.core.run_record import FaultRecord, RunRecord
 from gapless.runtime.engine.plan import make_plan
 from gapless.runtime.ledger.causes import CAUSES, Cause
@@ -169,6 +170,16 @@ def test_spans_around_a_fault() -> None:
         busy = sum(found.end[stage]) - sum(found.begin[stage])
         assert busy / 1e5 == pytest.approx(ledger.busy_seconds(stage), abs=1e-3)
         assert Cause.RECOVERY.code in found.cause[stage]
+
+
+def test_a_window_s_requests_are_as_the_record_has_them() -> None:
+    record = RunRecord(1, 10)
+    recording = Recording(record, 0, 0)
+    request = RequestRecord(
+        3, 8, 0.5, [1.0, 2.0], 0.75, 2.0, "stop", preemptions=1, cached_tokens=4, kv_transfer=(0.5, 0.6), user="ann"
+    )
+    recording.add(request)
+    assert join_parts(iter([*recording.take([]), recording.last_part()])).requests == [request]
 
 
 def test_a_window_has_its_faults() -> None:

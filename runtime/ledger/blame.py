@@ -1,0 +1,171 @@
+"""Which request cost others how much TTFT and TBT.
+
+A request is charged for what others lose to it, by its share of the compute time of micro-batches:
+
+- Who is in a micro-batch with it loses its *marginal share*: what its tokens cost of the compute time, by the weights
+  of the stage (`stage_weights.py`). The constant part of a micro-batch's time, and their own tokens', others would
+  have had without it.
+- Who waits for a stage that computes a micro-batch with it, or to be dispatched, loses that whole time to the requests
+  in the micro-batch. They share it by what their tokens cost. A wait to be dispatched is for the oldest micro-batch in
+  flight, whose slot is free next.
+
+No request is charged for its own time. Nobody is charged for transport, control, recovery, and waits while the stage
+was idle. What all are charged is what all lose.
+
+All is sums over micro-batches and stages, or over tokens. A request's share is linear in the features of its tokens,
+so it is enough to know for each micro-batch what a unit of each feature has cost others: the `price`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..core.features import FEATURES
+from ..core.micro_batch_columns import Floats, Ints
+from ..core.run_record import RunRecord
+from .micro_batch_paths import Point, WaitClass
+from .stage_weights import stage_weights
+from .token_intervals import StagePart, TokenIntervals, stage_part
+
+_CONSTANT = FEATURES.index("constant")
+
+
+@dataclass(frozen=True, slots=True)
+class Charges:
+    """Seconds that requests cost each other, by their places in the record.
+
+    Attributes:
+        cost: [requests] what others lost to each.
+        lost: [requests] what each lost to others.
+        unrecorded: what was lost to requests that the record does not have, as where it begins in the middle of a run.
+    """
+
+    cost: Floats
+    lost: Floats
+    unrecorded: float
+
+
+class Blame:
+    """Charges of a run.
+
+    Attributes:
+        ttft: of all times to the first token.
+        tbt: of all times between tokens.
+
+    Args:
+        record: the run.
+        intervals: its token intervals.
+    """
+
+    def __init__(self, record: RunRecord, intervals: TokenIntervals) -> None:
+        self._intervals = intervals
+        self._num_requests = len(record.requests)
+        paths, lanes = intervals.paths, intervals.lanes
+        self._rows = len(paths.completed)
+        features = intervals.carried.features_by_row()
+        self._weights = stage_weights(record, paths, lanes, features)
+        self._of_tokens = self._weights.copy()
+        self._of_tokens[:, _CONSTANT] = 0.0
+        self._marginal = features @ self._of_tokens.T  # [R, stages] seconds that a micro-batch's tokens cost
+        self._whole = features @ self._weights.T
+        until = intervals.waits.until
+        held = np.maximum(np.append(-np.inf, paths.completed)[:-1], paths.dispatched)
+        # When each was the oldest in flight, counted in seconds of waits to be dispatched.
+        self._oldest = until(held, *_WAITS), until(paths.completed, *_WAITS)
+        is_ttft = intervals.is_ttft[intervals.windows.interval]
+        self.ttft = self._charges(np.flatnonzero(is_ttft))
+        self.tbt = self._charges(np.flatnonzero(~is_ttft))
+
+    def of(self, chosen: Ints) -> Charges:
+        """The charges of some intervals alone, given by their indices."""
+        is_chosen = np.zeros(len(self._intervals), np.bool_)
+        is_chosen[chosen] = True
+        return self._charges(np.flatnonzero(is_chosen[self._intervals.windows.interval]))
+
+    def _charges(self, chosen: Ints) -> Charges:
+        """The charges of some windows."""
+        windows, carried, n = self._intervals.windows, self._intervals.carried, self._num_requests
+        times = np.bincount(windows.kind[chosen], minlength=len(windows.row)).astype(np.float64)
+        kinds = np.flatnonzero(times)
+        times = times[kinds]
+        row, entry = windows.row[kinds], windows.entry[chosen]
+        computed = windows.parts[kinds][:, [stage_part(StagePart.COMPUTE, s) for s in range(len(self._weights))]]
+        in_it, behind = np.zeros((self._rows, len(self._weights))), np.zeros((self._rows, len(self._weights)))
+        for stage in range(len(self._weights)):
+            in_it[:, stage] = np.bincount(row, times * computed[:, stage], self._rows)
+        lost = (computed * (self._marginal[row] / self._whole[row])).sum(axis=1)
+        price = (in_it / self._whole) @ self._of_tokens
+        own_price = (computed / self._whole[row]) @ self._of_tokens
+        for stage in range(len(self._weights)):
+            behind[:, stage], seconds = self._behind_on(stage, kinds, times)
+            lost += seconds
+        price += (behind / self._marginal) @ self._of_tokens
+        waits, seconds = self._behind_dispatch(kinds, times)
+        lost += seconds
+        price += (waits / self._marginal.sum(axis=1))[:, None] * self._of_tokens.sum(axis=0)
+        kind_place = np.zeros(len(windows.row), np.int64)
+        kind_place[kinds] = np.arange(len(kinds))
+        used = kind_place[windows.kind[chosen]]
+        own = carried.cost(own_price, used, entry)
+        place = carried.place[entry]
+        cost = np.bincount(carried.place + 1, carried.cost(price, carried.row), n + 1)
+        own_cost = np.bincount(place, own, n)
+        return Charges(
+            np.maximum(cost[1:] - own_cost, 0.0),
+            np.maximum(np.bincount(place, lost[used], n) - own_cost, 0.0),
+            float(cost[0]),
+        )
+
+    def _behind_on(self, stage: int, kinds: Ints, times: Floats) -> tuple[Floats, Floats]:
+        """What waits for a stage cost: by the micro-batch that it computed, and by kind."""
+        paths, lane, windows = self._intervals.paths, self._intervals.lanes[stage], self._intervals.windows
+        here = np.flatnonzero(paths.lane_place[:, stage] >= 0)
+        here = here[np.argsort(paths.lane_place[here, stage], kind="stable")]
+        place = paths.lane_place[here, stage]
+        points = paths.points[windows.row[kinds], stage]
+        low, high = windows.dispatched[kinds], windows.end[kinds]
+        start = np.clip(points[:, Point.INPUT], low, high)
+        end = np.clip(points[:, Point.FREE], low, high)
+        suffered, seconds = _overlaps(lane.begin[place], lane.end[place], start, end, times)
+        by_row = np.zeros(self._rows)
+        by_row[here] = suffered
+        return by_row, seconds
+
+    def _behind_dispatch(self, kinds: Ints, times: Floats) -> tuple[Floats, Floats]:
+        """What waits to be dispatched cost: by the oldest micro-batch in flight, and by kind."""
+        windows, until = self._intervals.windows, self._intervals.waits.until
+        start, gone = until(windows.start[kinds], *_WAITS), until(windows.gone[kinds], *_WAITS)
+        suffered, seconds = _overlaps(*self._oldest, start, gone, times)
+        away = np.flatnonzero(windows.back[kinds] > windows.gone[kinds])
+        if len(away):
+            back = until(windows.back[kinds[away]], *_WAITS)
+            dispatched = until(windows.dispatched[kinds[away]], *_WAITS)
+            more, later = _overlaps(*self._oldest, back, dispatched, times[away])
+            suffered += more
+            seconds[away] += later
+        return suffered, seconds
+
+
+_WAITS = (WaitClass.BUSY, WaitClass.NO_ROOM)
+
+
+def _overlaps(begin: Floats, end: Floats, start: Floats, stop: Floats, times: Floats) -> tuple[Floats, Floats]:
+    """How long intervals [start, stop), each counted so many `times`, overlap pieces [begin, end), which are in order
+    and apart: by piece, times counted, and by interval."""
+    pieces = len(begin)
+    if not pieces:
+        return np.zeros(0), np.zeros(len(start))
+    first = np.searchsorted(end, start, side="right")
+    last = np.searchsorted(begin, stop, side="left") - 1
+    seconds = np.zeros(len(start))
+    met = np.flatnonzero((last >= first) & (stop > start))
+    first, last, start, stop, times = first[met], last[met], start[met], stop[met], times[met]
+    length = end - begin
+    until = np.append(0.0, np.cumsum(length))
+    early, late = np.maximum(start - begin[first], 0.0), np.maximum(end[last] - stop, 0.0)
+    seconds[met] = until[last + 1] - until[first] - early - late
+    count = np.cumsum(np.bincount(first, times, pieces + 1) - np.bincount(last + 1, times, pieces + 1))[:pieces]
+    suffered = count * length - np.bincount(first, times * early, pieces) - np.bincount(last, times * late, pieces)
+    return np.maximum(suffered, 0.0), seconds

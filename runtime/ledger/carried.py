@@ -1,0 +1,139 @@
+"""Which completed micro-batches carried each request, and how much of their work was its own."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from ..core.features import FEATURES
+from ..core.micro_batch_columns import Floats, Ints
+from ..core.run_record import RunRecord
+from .micro_batch_paths import MicroBatchPaths
+
+Bools = npt.NDArray[np.bool_]
+
+_ROUNDING = 1e-9  # seconds; records round to it
+_CONSTANT, _TOKENS, _PREFIX, _SQUARED, _CONTEXT, _SAMPLED = range(len(FEATURES))  # columns, as `Features` has them
+
+
+class Carried:
+    """Requests in completed micro-batches, an entry each, by request, then by completion.
+
+    Attributes:
+        place: [E] of the request in the record; -1 where the record does not have it.
+        row: [E] of the micro-batch in the paths.
+        begins_prefill: [E] it holds a chunk of the request.
+        begins_again: [E] that chunk is the first of a prefill, be it after a preemption or a fault.
+        first: [requests] the first entry of each.
+    """
+
+    def __init__(self, record: RunRecord, paths: MicroBatchPaths) -> None:
+        kept = [record.micro_batches[place] for place in paths.place.tolist()]
+        self._completed = paths.completed
+        self._num_rows = num_rows = max(1, len(kept))
+        numbers = np.array([r.request for r in record.requests], np.int64)
+        columns = [m.decodes.request_column for m in kept]
+        self._start_columns = [m.decodes.start_column for m in kept]
+        decoded = np.frombuffer(b"".join(columns), np.int64)
+        num_decodes = np.array([len(column) // 8 for column in columns], np.int64)
+        chunks = [(c.request, row, c.start, c.tokens) for row, m in enumerate(kept) for c in m.chunks]
+        self._chunks = np.array(chunks, np.int64).reshape(-1, 4)
+        self._chunks_sampled = np.array([m.sampled_rows for m in kept], np.int64) - num_decodes
+        chunk_keys = places_of(numbers, self._chunks[:, 0]) * num_rows + self._chunks[:, 1]
+        decode_keys = places_of(numbers, decoded) * num_rows + np.repeat(np.arange(len(kept)), num_decodes)
+        keys = np.concatenate([chunk_keys, decode_keys])
+        self._order = np.argsort(keys, kind="stable")
+        keys = keys[self._order]
+        is_new = np.append(True, keys[1:] != keys[:-1])[: len(keys)]  # drafts are several rows of a request
+        self._begins = np.flatnonzero(is_new)
+        self._key = keys[self._begins]
+        self.place: Ints = self._key // num_rows
+        self.row: Ints = self._key - self.place * num_rows
+        part = self._order[self._begins]  # a chunk comes before decodes of the same request
+        self.begins_prefill: Bools = part < len(chunk_keys)
+        start = np.full(len(part), -1)
+        start[self.begins_prefill] = self._chunks[part[self.begins_prefill], 2]
+        before = np.append(-1, start)[:-1]
+        follows = np.append(False, self.begins_prefill)[:-1] & (np.append(-2, self.place)[:-1] == self.place)
+        self.begins_again: Bools = self.begins_prefill & (~follows | (start <= before))
+        self.first: Ints = np.searchsorted(self._key, np.arange(len(numbers)) * num_rows)
+
+    def last_until(self, place: Ints, times: Floats) -> Ints:
+        """The last entry of each request that was completed by then; the one before its first where there is none."""
+        row = np.searchsorted(self._completed, times + _ROUNDING, side="right") - 1
+        found = np.searchsorted(self._key, place * self._num_rows + row, side="right") - 1
+        return np.maximum(found, self.first[place] - 1) if len(place) else np.zeros(0, np.int64)
+
+    @cached_property
+    def _decodes(self) -> tuple[Floats, Floats]:
+        """[E] rows of decodes in each entry, and the sum of the KV tokens that they attend to."""
+        num_chunks = len(self._chunks)
+        starts = np.frombuffer(b"".join(self._start_columns), np.int64)
+        context = np.concatenate([np.full(num_chunks, -1), starts])[self._order] + 1.0
+        rows = np.ones(len(context))
+        rows[self._order < num_chunks] = 0.0
+        if len(rows) > len(self._begins):
+            rows, context = np.add.reduceat(rows, self._begins), np.add.reduceat(context, self._begins)
+        return rows, context
+
+    @cached_property
+    def _prefills(self) -> tuple[Ints, Floats]:
+        """[C] the entries with a chunk, and [C, features] the chunk's features."""
+        entries = np.flatnonzero(self.begins_prefill)
+        chunks = self._chunks[self._order[self._begins[entries]]]
+        in_row = np.bincount(chunks[:, 1], minlength=self._num_rows)
+        features = np.zeros((len(chunks), len(FEATURES)))
+        features[:, _TOKENS] = chunks[:, 3]
+        features[:, _PREFIX] = chunks[:, 2] * chunks[:, 3]
+        features[:, _SQUARED] = chunks[:, 3] ** 2
+        features[:, _SAMPLED] = (self._chunks_sampled[chunks[:, 1]] / in_row[chunks[:, 1]]).clip(min=0)
+        return entries, features
+
+    def features_by_row(self) -> Floats:
+        """[R, features] those of each micro-batch; the constant is 1."""
+        rows, context = self._decodes
+        entries, features = self._prefills
+        total = np.empty((len(self._completed), len(FEATURES)))
+        for column in range(len(FEATURES)):
+            total[:, column] = np.bincount(self.row[entries], features[:, column], len(total))
+        decodes = np.bincount(self.row, rows, len(total))
+        total[:, _TOKENS] += decodes
+        total[:, _SAMPLED] += decodes
+        total[:, _CONTEXT] += np.bincount(self.row, context, len(total))
+        total[:, _CONSTANT] = 1.0
+        return total
+
+    def cost(self, price: Floats, used: Ints, entries: Ints | None = None) -> Floats:
+        """What the tokens of `entries` (None: all) cost, each by a row of `price`.
+
+        Args:
+            price: [rows, features] seconds a unit of each feature; that of the constant does not count.
+            used: [entries] the row of each.
+        """
+        rows, context = self._decodes
+        with_chunk, features = self._prefills
+        if entries is None:
+            at, prefills = with_chunk, features
+        else:
+            rows, context = rows[entries], context[entries]
+            at = np.flatnonzero(self.begins_prefill[entries])
+            prefills = features[np.searchsorted(with_chunk, entries[at])]
+        total: Floats = rows * (price[:, _TOKENS] + price[:, _SAMPLED])[used] + context * price[:, _CONTEXT][used]
+        total[at] += np.einsum("cf,cf->c", prefills[:, _TOKENS:], price[used[at], _TOKENS:])
+        return total
+
+
+def places_of(numbers: Ints, wanted: Ints) -> Ints:
+    """The place of each of `wanted` in `numbers`, -1 where it has none."""
+    if not len(numbers) or not len(wanted):
+        return np.full(len(wanted), -1)
+    low = int(numbers.min())
+    if int(numbers.max()) - low <= 4 * len(numbers) + 1000:  # nearly always: requests are numbered when they arrive
+        place = np.full(int(numbers.max()) - low + 3, -1)
+        place[numbers - low + 1] = np.arange(len(numbers))
+        return place[np.clip(wanted - low + 1, 0, len(place) - 1)]
+    order = np.argsort(numbers, kind="stable")
+    at = np.append(order, -1)[np.searchsorted(numbers[order], wanted)]
+    return np.where(np.append(numbers, numbers[0] - 1)[at] == wanted, at, -1)

@@ -1,0 +1,154 @@
+"""The way of each completed micro-batch through the pipeline as points in time, and what its dispatch waited for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+
+from ..core.micro_batch_columns import Floats, Ints
+from ..core.run_record import MicroBatchRecord, RunRecord
+from .lanes import Lane
+
+
+class Point(IntEnum):
+    """Points of a micro-batch on one stage, in order of time."""
+
+    INPUT = 0  # its input was there while the stage was busy; else the end of the stage before
+    FREE = 1  # the stage had computed the micro-batch before
+    SENT = 2  # stage 0: it had also sent that one
+    BEGIN = 3
+    END = 4
+
+
+class WaitClass(IntEnum):
+    """What a request that is not in flight waits for while the coordinator waits."""
+
+    BUSY = 0  # micro-batches hold all slots, or the policy has the request wait its turn
+    NO_ROOM = 1  # the same, but no prompt has been computed since the last dispatch, though requests waited
+    KV_TRANSFER = 2
+    RECOVERY = 3
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatchPaths:
+    """Completed micro-batches (a row each, in the order of completion) and their points in time, in seconds.
+
+    Attributes:
+        micro_batch: [R] their numbers.
+        place: [R] their places in the record.
+        dispatched: [R].
+        completed: [R] when the coordinator had their result; ascending.
+        points: [R, stages, len(Point)], ascending along a row and never beyond `completed`.
+        lane_place: [R, stages] place in the stage's lane; -1 where the stage did not compute it.
+    """
+
+    micro_batch: Ints
+    place: Ints
+    dispatched: Floats
+    completed: Floats
+    points: Floats
+    lane_place: Ints
+
+    @property
+    def num_stages(self) -> int:
+        return self.points.shape[1]
+
+    @classmethod
+    def of(cls, record: RunRecord, lanes: Sequence[Lane]) -> MicroBatchPaths:
+        """Read them off a record. A micro-batch that a fault has dropped has no row.
+
+        Where a record says of none when it was completed, each was at its end on the last stage.
+        """
+        completed = np.array([np.nan if m.completed is None else m.completed for m in record.micro_batches], np.float64)
+        numbers = np.array([m.micro_batch for m in record.micro_batches], np.int64)
+        if np.isnan(completed).all():
+            completed = np.append(lanes[-1].end, np.nan)[_in_lane(lanes[-1], numbers)[2]]
+        known = np.flatnonzero(~np.isnan(completed))
+        kept = known[np.argsort(completed[known], kind="stable")]
+        numbers, completed = numbers[kept], completed[kept]
+        dispatched = np.array([m.dispatched for m in record.micro_batches], np.float64)[kept]
+        points, places = _points(record, lanes, numbers, dispatched)
+        flat = points.reshape(len(kept), len(lanes) * len(Point))
+        flat = np.minimum(np.maximum.accumulate(flat, axis=1), completed[:, None])
+        return cls(numbers, kept, dispatched, completed, flat.reshape(points.shape), places)
+
+
+def _in_lane(lane: Lane, numbers: Ints) -> tuple[Ints, Ints, Ints]:
+    """The order that sorts the lane's micro-batches, these sorted, and the place of each of `numbers`, else -1."""
+    order = np.argsort(lane.micro_batch, kind="stable")
+    known = lane.micro_batch[order]
+    at = np.searchsorted(known, numbers)
+    found = np.append(known, -1)[at] == numbers
+    return order, known, np.where(found, np.append(order, -1)[at], -1)
+
+
+def _points(record: RunRecord, lanes: Sequence[Lane], numbers: Ints, dispatched: Floats) -> tuple[Floats, Ints]:
+    """The points of each micro-batch on each stage, not in order yet, and their places in the lanes."""
+    points = np.empty((len(numbers), len(lanes), len(Point)))
+    places = np.full((len(numbers), len(lanes)), -1)
+    stage_of = np.array([span.stage for span in record.spans], np.int64)
+    span_of = np.array([span.micro_batch for span in record.spans], np.int64)
+    inputs = np.array([span.input for span in record.spans], np.float64)
+    upstream_end = dispatched
+    for stage, lane in enumerate(lanes):
+        order, known, place = _in_lane(lane, numbers)
+        own = np.flatnonzero(stage_of == stage)
+        came = np.empty(len(lane.micro_batch))
+        came[order[np.searchsorted(known, span_of[own])]] = inputs[own]
+        is_here = place >= 0
+        free = np.append(-np.inf, lane.end)[np.maximum(place, 0)]  # of the micro-batch before it in the lane
+        sent = np.maximum(free, np.append(-np.inf, lane.sent)[np.maximum(place, 0)]) if stage == 0 else free
+        at = np.where(is_here, np.append(came, np.inf)[place], np.inf)
+        points[:, stage, Point.INPUT] = np.where(at < free, at, upstream_end)
+        points[:, stage, Point.FREE] = free
+        points[:, stage, Point.SENT] = sent
+        points[:, stage, Point.BEGIN] = np.append(lane.begin, 0.0)[place]
+        points[:, stage, Point.END] = np.append(lane.end, 0.0)[place]
+        points[~is_here, stage] = upstream_end[~is_here, None]
+        # A stage begins no micro-batch before it is free of the one before, but clocks of stages differ a little.
+        begin = points[:, stage, Point.BEGIN]
+        np.minimum(points[:, stage, : Point.BEGIN], np.maximum(begin, upstream_end)[:, None],
+                   out=points[:, stage, : Point.BEGIN])  # fmt: skip
+        upstream_end = np.maximum(upstream_end, points[:, stage, Point.END])
+        places[:, stage] = place
+    return points, places
+
+
+class CoordinatorWaits:
+    """The coordinator's waits as functions of time: for how many seconds until then it waited, by `WaitClass`.
+
+    Args:
+        micro_batches: of the record, in its order; also those that a fault has dropped.
+    """
+
+    def __init__(self, micro_batches: Sequence[MicroBatchRecord]) -> None:
+        start: list[float] = []
+        end: list[float] = []
+        wait_class: list[int] = []
+        holds_prompts_back = False
+        for micro_batch in micro_batches:
+            for wait in micro_batch.waits:
+                start.append(wait.start)
+                end.append(wait.end)
+                if wait.reason == "recovery":
+                    wait_class.append(WaitClass.RECOVERY)
+                elif wait.reason == "kv_transfer":
+                    wait_class.append(WaitClass.KV_TRANSFER)
+                elif wait.reason == "kv_full" or holds_prompts_back:
+                    wait_class.append(WaitClass.NO_ROOM)
+                else:
+                    wait_class.append(WaitClass.BUSY)
+            holds_prompts_back = not micro_batch.chunks and micro_batch.num_waiting > 0
+        edges = np.array([start, end], np.float64).T.ravel()
+        self._times = np.maximum.accumulate(edges) if len(edges) else np.zeros(1)
+        seconds = np.zeros((len(self._times), len(WaitClass)))
+        if len(edges):
+            seconds[1::2][np.arange(len(start)), wait_class] = self._times[1::2] - self._times[::2]
+        self._until = np.cumsum(seconds, axis=0)
+
+    def until(self, times: Floats, *classes: WaitClass) -> Floats:
+        """Seconds of waits of these classes until each of `times`."""
+        return np.interp(times, self._times, self._until[:, list(classes)].sum(axis=1))

@@ -1,0 +1,50 @@
+"""What a request's tokens cost a stage: weights of the features of micro-batches, as a run has shown them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..core.features import FEATURES
+from ..core.least_squares import non_negative
+from ..core.micro_batch_columns import Floats
+from ..core.run_record import RunRecord
+from .lanes import Lane
+from .micro_batch_paths import MicroBatchPaths
+
+_TOKENS = FEATURES.index("tokens")
+_LEAST_SHARE = 1e-6  # of a micro-batch's time that its tokens cost: they share what a fit finds to cost nothing
+
+
+def stage_weights(record: RunRecord, paths: MicroBatchPaths, lanes: Sequence[Lane], features: Floats) -> Floats:
+    """Seconds a unit of each feature, [stages, features]; each stage has a positive one for tokens.
+
+    They are those that the scheduler learned, or else a least squares fit of relative errors over the run's spans.
+
+    Args:
+        features: [R, features] of each completed micro-batch.
+    """
+    stages, count = len(lanes), len(FEATURES)
+    if record.stage_times is not None and [len(row) for row in record.stage_times] == [count] * stages:
+        weights = np.array(record.stage_times, np.float64)
+    else:
+        weights = _fitted(paths, lanes, features)
+    tokens = max(1.0, float(features[:, _TOKENS].max(initial=0.0)))
+    for stage, lane in enumerate(lanes):
+        typical = float(np.median(lane.seconds)) if len(lane.begin) else 0.0
+        weights[stage, _TOKENS] = max(weights[stage, _TOKENS], _LEAST_SHARE * (typical or 1.0) / tokens)
+    return weights
+
+
+def _fitted(paths: MicroBatchPaths, lanes: Sequence[Lane], features: Floats) -> Floats:
+    scale = np.maximum(features.max(axis=0, initial=0.0), 1e-12)
+    gram, moment = np.zeros((len(lanes), len(FEATURES), len(FEATURES))), np.zeros((len(lanes), len(FEATURES)))
+    for stage, lane in enumerate(lanes):
+        place = paths.lane_place[:, stage]
+        own = np.flatnonzero(place >= 0)
+        seconds = lane.seconds[place[own]]
+        told = seconds > 0
+        rows = features[own[told]] / scale / seconds[told, None]  # so that each has a relative error
+        gram[stage], moment[stage] = rows.T @ rows, rows.sum(axis=0)
+    return non_negative(gram, moment) / scale

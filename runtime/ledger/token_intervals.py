@@ -1,0 +1,330 @@
+"""Each time to the first token (TTFT) and each time between tokens (TBT), cut exactly into parts.
+
+An interval begins with the arrival or the token before and ends with its token. At each moment of it the parts follow
+the oldest micro-batch of the request that is not completed yet:
+
+    w            dispatched    at stage 0                at stage 1                             completed
+    |  wait for  | wait | con- |         | under | wait  |         |  ...  | wait | compute |  result  |
+    |  dispatch  | for 0| trol | compute | way   | for 1 | compute |       |      |         |          |
+
+w is the begin of the interval, or the completion of the request's micro-batch before. So a chunk that follows another
+of its prompt through the pipeline counts from when that one was completed. A time between tokens holds one micro-batch,
+or several where the request was preempted or a fault has it prefilled again. Where drafts give several tokens a
+micro-batch, all intervals but the first are 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+
+from ..core.micro_batch_columns import Floats, Ints
+from ..core.run_record import RunRecord
+from .carried import Bools, Carried, places_of
+from .lanes import Lane, lanes_of
+from .micro_batch_paths import CoordinatorWaits, MicroBatchPaths, Point, WaitClass
+
+_ROUNDING = 1e-9  # seconds; records round to it
+_WIDEST = 64  # micro-batches from one of a request to its next: so far apart tokens can share a row
+
+
+class Part(IntEnum):
+    """The parts that an interval has once; `stage_part` has those that it has on each stage."""
+
+    QUEUE = 0  # not admitted: other requests first, or the policy's turn
+    NO_ROOM = 1  # not admitted, and no prompt was: the KV cache or the batch was full, or the policy held prompts back
+    TURN = 2  # admitted, not in flight: all slots of the depth were taken, or others' turn
+    KV_TRANSFER = 3  # its KV moved from another pipeline, or waited to
+    RECOVERY = 4  # the pipeline had failed: what was in flight was lost, until all stages stood again
+    CONTROL = 5  # the coordinator's own time, and its message's under way
+    RESULT = 6  # from the end on the last stage until the coordinator had the token
+    UNKNOWN = 7  # the record has no micro-batch for it
+
+
+class StagePart(IntEnum):
+    """The parts that an interval has on each stage."""
+
+    WAIT = 0  # the stage computed other micro-batches
+    TRANSPORT = 1  # the activation was under way; on stage 0: the stage was held up by its last send
+    COMPUTE = 2  # of the micro-batch with the request
+
+
+def stage_part(part: StagePart, stage: int) -> int:
+    """The column of a stage's part."""
+    return len(Part) + len(StagePart) * stage + part
+
+
+def part_names(num_stages: int) -> list[str]:
+    """The names of all columns, such as `queue` or `compute 0`."""
+    stages = [f"{part.name.lower()} {stage}" for stage in range(num_stages) for part in StagePart]
+    return [part.name.lower() for part in Part] + stages
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """The windows of micro-batches, in which a request's interval follows one of them, an entry each.
+
+    Many requests share a window: those that decode in the same two micro-batches. `kind` names it.
+
+    Attributes:
+        interval: [W] the interval that the window is part of; ascending.
+        entry: [W] the request in the micro-batch, an entry of `Carried`; ascending.
+        kind: [W] a row of the arrays below.
+        row: [K] the micro-batch, a row of the paths.
+        start: [K] seconds.
+        gone: [K] from then on until `back` the request was in a micro-batch that a fault dropped, or its KV under way.
+        back: [K] at most `dispatched`; equal to `gone` for nearly all.
+        dispatched: [K] within the window.
+        end: [K].
+        parts: [K, parts] seconds.
+    """
+
+    interval: Ints
+    entry: Ints
+    kind: Ints
+    row: Ints
+    start: Floats
+    gone: Floats
+    back: Floats
+    dispatched: Floats
+    end: Floats
+    parts: Floats
+
+
+class TokenIntervals:
+    """The TTFT and the TBTs of a run by column, an entry a token, in the order of requests, then of tokens.
+
+    Attributes:
+        request: [n] number of the request.
+        place: [n] its place in the record.
+        token: [n] which token of the request ends it: 0 for the TTFT.
+        is_ttft: [n] false for a TBT, the first token of a request whose KV came from another pipeline among them.
+        start: [n] seconds on the coordinator's clock.
+        end: [n].
+        micro_batch: [n] number of the one that brought the token; -1 where the record has none.
+        names: of the parts, a column each.
+        table: [rows, parts] seconds. Intervals that are alike share a row.
+        row: [n] the row of each interval.
+        windows: of the micro-batches in each interval.
+        paths: of the micro-batches.
+        carried: which of them carried each request.
+        waits: of the coordinator.
+
+    Args:
+        record: the run.
+        lanes: its lanes, as its `Ledger` has them; None: they are read off the record.
+    """
+
+    def __init__(self, record: RunRecord, lanes: Sequence[Lane] | None = None) -> None:
+        self.lanes = list(lanes_of(record.spans, record.num_stages) if lanes is None else lanes)
+        self.names = part_names(len(self.lanes))
+        self.paths = MicroBatchPaths.of(record, self.lanes)
+        self.waits = CoordinatorWaits(record.micro_batches)
+        self._read_tokens(record)
+        self.carried = carried = Carried(record, self.paths)
+        last = carried.last_until(self.place, self.end)
+        is_first = self.token == 0
+        before = np.append(-1, last[:-1])
+        before[is_first] = carried.first[self.place[is_first]] - 1
+        last = np.maximum(last, before)
+        brought = last > before
+        if not brought.all():  # another token of the same micro-batch
+            shares = ~brought & ~is_first & (self.end <= self.start + _ROUNDING)
+            brought = brought | shares
+        rows = np.append(carried.row, -1)[last]
+        self.micro_batch: Ints = np.where(brought, np.append(self.paths.micro_batch, -1)[rows], -1)
+        self.windows = self._cut(record, carried, before, last - before)
+        self.row, self.table = self._join(last - before)
+
+    def _read_tokens(self, record: RunRecord) -> None:
+        counts = np.array([len(r.token_times) for r in record.requests], np.int64)
+        first = np.cumsum(counts) - counts
+        times = [np.asarray(r.token_times, np.float64) for r in record.requests]
+        self.end: Floats = np.concatenate([*times, np.empty(0)])
+        self.place: Ints = np.repeat(np.arange(len(counts)), counts)
+        self.token: Ints = np.arange(len(self.end)) - np.repeat(first, counts)
+        numbers = np.array([r.request for r in record.requests], np.int64)
+        self.request: Ints = numbers[self.place]
+        self.start: Floats = np.append(0.0, self.end)[:-1]
+        begun = counts > 0
+        self.start[first[begun]] = np.array([r.arrival for r in record.requests], np.float64)[begun]
+        self.start = np.minimum(self.start, self.end)
+        came = np.array([r.kv_transfer is not None for r in record.requests], np.bool_)
+        self.is_ttft: Bools = (self.token == 0) & ~came[self.place]
+
+    @property
+    def seconds(self) -> Floats:
+        """[n] the length of each."""
+        return self.end - self.start
+
+    @property
+    def parts(self) -> Floats:
+        """[n, parts] the seconds of the parts of each, which sum to its length. Large: rather index `table`."""
+        return self.table[self.row]
+
+    def __len__(self) -> int:
+        return len(self.end)
+
+    def total(self, chosen: Bools | Ints) -> dict[str, float]:
+        """Sum the parts of some intervals, by name."""
+        times = np.bincount(self.row[chosen], minlength=len(self.table))
+        return dict(zip(self.names, (times @ self.table).tolist(), strict=True))
+
+    def _cut(self, record: RunRecord, carried: Carried, before: Ints, counts: Ints) -> Windows:
+        """Cut intervals into windows, and windows into parts. `counts`: of micro-batches of each interval, those after
+        the entry `before` of `carried`."""
+        interval = np.repeat(np.arange(len(counts)), counts)
+        nth = np.arange(len(interval)) - np.repeat(np.cumsum(counts) - counts, counts)
+        entry = before[interval] + 1 + nth
+        row = carried.row[entry]
+        is_first, is_last = nth == 0, nth + 1 == counts[interval]
+        came_before = np.append(carried.row, -1)[entry - 1]
+        starts, ends = self.start[interval], self.end[interval]
+        completed = np.append(self.paths.completed, 0.0)
+        start = np.where(is_first, starts, np.clip(completed[came_before], starts, ends))
+        end = np.where(is_last, ends, np.clip(completed[row], starts, ends))
+        place = self.place[interval]
+        queued = carried.begins_prefill[entry] & (is_first | carried.begins_again[entry])
+        away = self._away(record, place, start, row, (self.token[interval] == 0) & is_first)
+        alone = queued | (self.token[interval] == 0) | (np.abs(start - completed[came_before]) > _ROUNDING)
+        alone |= np.abs(end - completed[row]) > _ROUNDING
+        alone[list(away)] = True
+        kind, chosen = _kinds(row, came_before, alone)
+        kind_row, start, end = row[chosen], start[chosen], end[chosen]
+        dispatched = np.clip(self.paths.dispatched[kind_row], start, end)
+        parts = np.zeros((len(chosen), len(self.names)))
+        away_by_kind = {int(kind[window]): when for window, when in away.items()}
+        waiting, gone, back = self._cut_wait(start, dispatched, queued[chosen], away_by_kind)
+        parts[:, : Part.RESULT] = waiting
+        self._cut_path(parts, kind_row, dispatched, end)
+        return Windows(interval, entry, kind, kind_row, start, gone, back, dispatched, end, parts)
+
+    def _away(
+        self, record: RunRecord, place: Ints, start: Floats, row: Ints, is_first: Bools
+    ) -> dict[int, tuple[float, float, Part]]:
+        """When the request of a window was elsewhere before the dispatch: in a micro-batch that a fault has dropped, or
+        its KV on the way from another pipeline."""
+        away: dict[int, tuple[float, float, Part]] = {}
+        transfers = [request.kv_transfer for request in record.requests]
+        if any(transfers):
+            for window in np.flatnonzero(is_first).tolist():
+                moved = transfers[place[window]]
+                if moved is not None:
+                    away[window] = (*moved, Part.KV_TRANSFER)
+        for window, (since, until) in _lost_work(record, self.paths, place, start, row).items():
+            away[window] = (since, until, Part.RECOVERY)
+        return away
+
+    def _cut_wait(
+        self, start: Floats, dispatched: Floats, queued: Bools, away: dict[int, tuple[float, float, Part]]
+    ) -> tuple[Floats, Floats, Floats]:
+        """Cut what lies before the dispatch, by what the coordinator waited for and when the request was `away`.
+
+        Returns:
+            [K, parts before `RESULT`] seconds, and when each was gone and back.
+        """
+        parts = np.zeros((len(start), Part.RESULT))
+        gone, back = dispatched.copy(), dispatched.copy()
+        for k, (since, until, part) in away.items():
+            gone[k], back[k] = np.clip((since, max(since, until)), start[k], dispatched[k])
+            parts[k, part] = back[k] - gone[k]
+            queued[k] |= part is Part.KV_TRANSFER
+
+        def waited(wait_class: WaitClass) -> Floats:
+            until = [self.waits.until(times, wait_class) for times in (start, gone, back, dispatched)]
+            return until[1] - until[0] + until[3] - until[2]
+
+        busy, no_room = waited(WaitClass.BUSY), waited(WaitClass.NO_ROOM)
+        moved, repaired = waited(WaitClass.KV_TRANSFER), waited(WaitClass.RECOVERY)
+        parts[:, Part.QUEUE] = np.where(queued, busy, 0.0)
+        parts[:, Part.NO_ROOM] = np.where(queued, no_room, 0.0)
+        parts[:, Part.TURN] = np.where(queued, 0.0, busy + no_room)
+        parts[:, Part.KV_TRANSFER] += moved
+        parts[:, Part.RECOVERY] += repaired
+        control = dispatched - start - (back - gone) - busy - no_room - moved - repaired
+        parts[:, Part.CONTROL] = np.maximum(control, 0.0)  # rounding
+        return parts, gone, back
+
+    def _cut_path(self, parts: Floats, rows: Ints, dispatched: Floats, end: Floats) -> None:
+        """Cut what lies between the dispatch and the end of each window, as far as it lies in the window."""
+        at = dispatched
+        for stage in range(self.paths.num_stages):
+            cuts = []
+            for point in Point:
+                reached = np.clip(self.paths.points[rows, stage, point], dispatched, end)
+                cuts.append(reached - at)
+                at = reached
+            transport, wait = stage_part(StagePart.TRANSPORT, stage), stage_part(StagePart.WAIT, stage)
+            on_the_way = Part.CONTROL if stage == 0 else transport
+            parts[:, on_the_way] += cuts[Point.INPUT] + cuts[Point.BEGIN]
+            parts[:, wait] = cuts[Point.FREE]
+            parts[:, transport] += cuts[Point.SENT]
+            parts[:, stage_part(StagePart.COMPUTE, stage)] = cuts[Point.END]
+        parts[:, Part.RESULT] += end - at
+
+    def _join(self, counts: Ints) -> tuple[Ints, Floats]:
+        """The row of each interval and all rows: those of the windows' kinds, then those of intervals that have several
+        windows, or none."""
+        windows = self.windows
+        first = np.cumsum(counts) - counts
+        row = np.append(windows.kind, -1)[np.minimum(first, len(windows.kind))]
+        others = np.flatnonzero(counts != 1)
+        row[others] = len(windows.parts) + np.arange(len(others))
+        joined = np.zeros((len(others), len(self.names)))
+        in_others = np.flatnonzero((counts != 1)[windows.interval])
+        summed_in = np.searchsorted(others, windows.interval[in_others])
+        np.add.at(joined, summed_in, windows.parts[windows.kind[in_others]])
+        empty = counts[others] == 0
+        joined[empty, Part.UNKNOWN] = self.seconds[others[empty]]
+        return row, np.concatenate([windows.parts, joined])
+
+
+def _kinds(row: Ints, came_before: Ints, alone: Bools) -> tuple[Ints, Ints]:
+    """The kind of each window, and a window of each kind. Windows of one micro-batch whose requests had the same one
+    before are alike, but for those that are `alone`."""
+    apart = row - came_before
+    shared = np.flatnonzero(~alone & (apart > 0) & (apart < _WIDEST) & (came_before >= 0))
+    code = row[shared] * _WIDEST + apart[shared]
+    window_of = np.full((int(row.max(initial=-1)) + 1) * _WIDEST, -1)
+    window_of[code] = shared
+    used = np.flatnonzero(window_of >= 0)
+    number_of = np.empty(len(window_of), np.int64)
+    number_of[used] = np.arange(len(used))
+    is_own = np.ones(len(row), np.bool_)
+    is_own[shared] = False
+    own = np.flatnonzero(is_own)
+    kind = np.empty(len(row), np.int64)
+    kind[shared] = number_of[code]
+    kind[own] = len(used) + np.arange(len(own))
+    return kind, np.concatenate([window_of[used], own])
+
+
+def _lost_work(
+    record: RunRecord, paths: MicroBatchPaths, place: Ints, start: Floats, row: Ints
+) -> dict[int, tuple[float, float]]:
+    """Of windows in which a fault dropped the request's micro-batch: from the first such dispatch to the last fault."""
+    if not record.faults or not len(place):
+        return {}
+    since = np.array([fault.since for fault in record.faults])
+    completed = set(paths.place.tolist())
+    numbers = np.array([r.request for r in record.requests], np.int64)
+    first = np.searchsorted(place, np.arange(len(numbers) + 1))
+    lost: dict[int, tuple[float, float]] = {}
+    for number, dropped in enumerate(record.micro_batches):
+        if number in completed:
+            continue
+        after = int(np.searchsorted(since, dropped.dispatched))
+        if after == len(since):  # still in flight at the end
+            continue
+        carried = np.array([*{c.request for c in dropped.chunks}, *dropped.decodes.distinct], np.int64)
+        for request in places_of(numbers, carried).tolist():
+            own = slice(first[request], first[request + 1])
+            window = first[request] + int(np.searchsorted(start[own], dropped.dispatched, side="right")) - 1
+            if window < first[request] or paths.dispatched[row[window]] < since[after]:
+                continue
+            since_then = lost.get(window, (dropped.dispatched, 0.0))[0]
+            lost[window] = (since_then, float(since[after]))
+    return lost

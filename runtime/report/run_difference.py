@@ -10,11 +10,11 @@ from typing import Any
 from ..ledger.difference import MakespanDifference, compare_makespans
 from ..ledger.fleet import Fleet
 from ..ledger.request_difference import RequestDifference, compare_requests
-from ..ledger.run_noise import Noise, makespan_range, noise_of
+from ..ledger.run_noise import Noise, makespan_range, noise_by_repeats
 from ..ledger.tail_difference import Latency, TailDifference, compare_tails
 from ..run_folder.read import RunFolder, load_fleet
 from ..run_folder.titles import is_simulated
-from .run_groups import differing_keys, override_text, settings
+from .run_groups import override_text, settings
 
 BASE, RUN = "BASE", "RUN"  # what the two are called
 
@@ -67,13 +67,14 @@ class RunDifference:
 
     @cached_property
     def changed(self) -> list[Changed]:
-        """The settings that differ, the scheduler's first, and then the versions."""
-        points = [settings(folder.config) for folder in self.folders]
-        keys = [key for key in differing_keys(points) if key.partition(".")[0] != "simulation" or all(self.simulated)]
-        keys += [key for key in _only_in_one(points) if key not in keys]
-        keys.sort(key=lambda key: not key.startswith("scheduler."))
+        """The settings that differ, the scheduler's first and those that only one has last, and then the versions."""
+        base, run = (settings(folder.config) for folder in self.folders)
+        keys = [key for key in dict.fromkeys([*base, *run]) if _differs(key, base, run)]
+        if not all(self.simulated):
+            keys = [key for key in keys if not key.startswith("simulation.")]
+        keys.sort(key=lambda key: (key not in base or key not in run, not key.startswith("scheduler.")))
         found = [
-            Changed(key.removesuffix(".name"), *(override_text(p[key]) if key in p else "-" for p in points))
+            Changed(key.removesuffix(".name"), *(override_text(p[key]) if key in p else "-" for p in (base, run)))
             for key in keys
         ]
         versions = [folder.summary.get("versions") or {} for folder in self.folders]
@@ -91,20 +92,18 @@ class RunDifference:
         """How far the makespans are by chance; None where they are exact."""
         if self.is_exact:
             return None
-        weights = self.makespan.weights
-        base, run = (
-            makespan_range(fleet, weights) if len(mine) == 1 else (0.0, 0.0)
-            for fleet, mine in zip(self.fleets, self._repeats, strict=True)
-        )
-        return noise_of(*self._values("duration", 1.0), base, run)
+        found = self.makespan
+        repeats = noise_by_repeats(found.base, found.run, self._values("duration", 1.0))
+        ranges = (makespan_range(fleet, found.weights) for fleet in self.fleets)
+        return repeats or Noise(*ranges, (1, 1))
 
     def tail_noise(self, latency: Latency) -> Noise | None:
         """How far a P99 is by chance; None where it is exact."""
         if self.is_exact:
             return None
-        found = self.tails[latency]
-        base, run = (found.base.low, found.base.high), (found.run.low, found.run.high)
-        return noise_of(*self._values(f"p99_{latency}_ms", 1e-3), base, run)
+        base, run = self.tails[latency].base, self.tails[latency].run
+        repeats = noise_by_repeats(base.seconds, run.seconds, self._values(f"p99_{latency}_ms", 1e-3))
+        return repeats or Noise((base.low, base.high), (run.low, run.high), (1, 1))
 
     def _values(self, key: str, unit: float) -> tuple[list[float], list[float]]:
         base, run = ([unit * float(folder.summary[key]) for folder in mine] for mine in self._repeats)
@@ -124,7 +123,9 @@ def _is_exact(config: Mapping[str, Any]) -> bool:
     return not (simulation.get("jitter") or simulation.get("straggler_rate") or faults.get("rank_mtbf_s"))
 
 
-def _only_in_one(points: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Keys outside of sections that only one of the two has, as a file that only one was given."""
-    base, run = points
-    return [key for key in (*base, *run) if "." not in key and (key in base) != (key in run)]
+def _differs(key: str, base: Mapping[str, Any], run: Mapping[str, Any]) -> bool:
+    """Whether a key has another value in each; of a section with a name, whose names differ, only the name does."""
+    if base.get(key) == run.get(key):
+        return False
+    name = f"{key.partition('.')[0]}.name"
+    return key == name or base.get(name) == run.get(name)

@@ -120,7 +120,7 @@ def _seconds(fleet: Fleet, weights: Floats) -> dict[int, Floats]:
         table = np.zeros((len(record.micro_batches) + 1, len(LEDGER_PARTS)))  # the last row is nobody's
         for lane, idle in zip(ledger.lanes, ledger.idle_columns, strict=True):
             at = ledger.micro_batches.places(lane.micro_batch)
-            np.add.at(table, (at, 0), lane.seconds)
+            np.add.at(table, (at, np.zeros_like(at)), lane.seconds)
             before = np.append(at, -1)[idle.place]
             np.add.at(table, (np.where(idle.cause == Cause.FILL_DRAIN.code, -1, before), 1 + idle.cause), idle.seconds)
         held = np.bincount(work.at, minlength=len(table)) > 0

@@ -94,8 +94,8 @@ class RunDifference:
             return None
         found = self.makespan
         repeats = noise_by_repeats(found.base, found.run, self._values("duration", 1.0))
-        ranges = (makespan_range(fleet, found.weights) for fleet in self.fleets)
-        return repeats or Noise(*ranges, (1, 1))
+        base, run = (makespan_range(fleet, found.weights) for fleet in self.fleets)
+        return repeats or Noise(base, run, (1, 1))
 
     def tail_noise(self, latency: Latency) -> Noise | None:
         """How far a P99 is by chance; None where it is exact."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..conf.difference import DiffConfig
 from ..conf.profiling import ProfileConfig
 from ..conf.schema import BenchConfig, EngineConfig, GenerateConfig, ReportConfig, ServeConfig, SimulateConfig
 from ..conf.tuning import CapacityConfig, TuneConfig
@@ -23,7 +24,7 @@ class Command:
 
     name: str
     summary: str
-    config: type[EngineConfig] | type[ReportConfig]
+    config: type[EngineConfig] | type[ReportConfig] | type[DiffConfig]
     module: str
     examples: tuple[str, ...]
     positional: str | None = None
@@ -126,6 +127,17 @@ COMMANDS = {
             (
                 "gapless report runs/DATE_TIME",
                 "gapless report multirun/DATE_TIME sort=p99_itl_ms out=comparison",
+            ),
+            positional="runs",
+        ),
+        Command(
+            "diff",
+            "two runs: what was changed, and which cause, stage and requests the change in makespan and tails is of",
+            DiffConfig,
+            "diff",
+            (
+                "gapless diff runs/first runs/second",
+                "gapless diff multirun/DATE_TIME/0 multirun/DATE_TIME/1 out=difference",
             ),
             positional="runs",
         ),

@@ -67,6 +67,10 @@ def run(config: ReportConfig, found: Sequence[RunFolder], run_dir: Path) -> None
     console.print(comparison_table(candidates, sort=config.sort))
     for note in error_notes(folder.summary for folder in found):
         print_words(console, Text(note))
+    if len(candidates) == 2:
+        base, other = (shown(candidate.median_run.path) for candidate in candidates)
+        line = f"which cause, stage and requests the change is of: gapless diff {base} {other}"
+        console.print(Text(line), soft_wrap=True)
     _print_paths(console, path, figures=config.figures, numbers=True)
 
 

@@ -118,7 +118,7 @@ def _labels(points: Sequence[Mapping[str, Any]], titles: Sequence[str]) -> list[
                 if len(_values_by_name(points, key).get(name, ())) < 2:
                     continue
             shown = short_name if short_names.count(short_name) == 1 else key
-            words.append(str(point[key]) if key.endswith(".name") else f"{shown}={_override_text(point[key])}")
+            words.append(str(point[key]) if key.endswith(".name") else f"{shown}={override_text(point[key])}")
         labels.append(" ".join(words) or title)
     return _number_duplicates(labels)
 
@@ -133,7 +133,7 @@ def _number_duplicates(labels: Sequence[str]) -> list[str]:
     return result
 
 
-def _override_text(value: Any) -> str:
+def override_text(value: Any) -> str:
     """Write a value as an override on the command line has it."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]

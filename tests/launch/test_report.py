@@ -65,6 +65,7 @@ def test_a_sweep(runs: Path, capsys: pytest.CaptureFixture[str]):
 def test_several_folders_and_where_they_go(runs: Path, capsys: pytest.CaptureFixture[str]):
     arguments = ["report", "multirun/a/1", "multirun/a/0", "figures=false"]
     assert main([*arguments, "out=there", "slo.ttft_ms=150"]) == 0
+    assert "gapless diff multirun/a/1 multirun/a/0\n" in capsys.readouterr().out
     found = json.loads((runs.parent / "there" / "comparison.json").read_text())
     assert [row["label"] for row in found["candidates"]] == ["sarathi chunk=128", "sarathi chunk=256"]
     goodput = [row["metrics"]["request_goodput"]["median"] for row in found["candidates"]]

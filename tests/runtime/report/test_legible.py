@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 
 from gapless.runtime.ledger.causes import CAUSES
+from gapless.runtime.report.difference_page import render_difference
 from gapless.runtime.report.formatting import css_name
 from gapless.runtime.report.page_parts import HATCHES, template
+from gapless.runtime.report.run_difference import RunDifference
 from gapless.runtime.report.run_groups import group_runs
 from gapless.runtime.report.write_comparison import write_comparison
 from gapless.runtime.report.write_folder import write_run_folder
@@ -97,10 +99,15 @@ addEventListener("load", () => setTimeout(() => {
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
 @pytest.mark.parametrize("width", [390, 700])
-@pytest.mark.parametrize("kind", ["run", "comparison"])
+@pytest.mark.parametrize("kind", ["run", "comparison", "difference"])
 def test_a_small_screen_shows_all_text_at_12_px_and_does_not_scroll_sideways(kind: str, width: int, tmp_path: Path):
     if kind == "run":
         page = page_of(simulated_run(4, 300))
+    elif kind == "difference":
+        for chunk in (256, 128):
+            write_run_folder(tmp_path / str(chunk), simulated_run(3, 100, seed=chunk), config=config(chunk=chunk))
+        base, other = (read_run_folder(tmp_path / str(chunk)) for chunk in (256, 128))
+        page = render_difference(RunDifference([base], [other]))
     else:
         folders = []
         for chunk in (256, 128, 64):

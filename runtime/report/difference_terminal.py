@@ -1,0 +1,178 @@
+"""Tables of the difference of two runs for the terminal: makespan by part, requests, tails."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.measure import Measurement
+from rich.table import Table
+
+from ..ledger.difference import COMPUTE, COMPUTE_PARTS, LEDGER_PARTS, PARTS, MakespanDifference
+from ..ledger.request_difference import RequestDifference
+from ..ledger.tail_difference import TAIL_PARTS, Latency, Tail, TailDifference
+from .difference_words import LATENCY_NAMES, TAIL_LABELS, part_label, signed_text
+from .formatting import seconds_text
+from .run_difference import BASE, RUN
+
+_LEAST = 5e-7  # seconds; less is written as 0
+_MAX_REQUESTS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A row of the table of parts: seconds of each run where they have them, the change, and that on each stage."""
+
+    part: str
+    label: str
+    base: float | None
+    run: float | None
+    change: float
+    by_stage: Sequence[float]
+
+
+def makespan_rows(found: MakespanDifference) -> list[Row]:
+    """The parts that differ or last: compute, what its change is made of, and each cause."""
+    compute = [Row(COMPUTE, COMPUTE, found.before[COMPUTE], found.after[COMPUTE],
+                   sum(found.parts[part] for part in COMPUTE_PARTS),
+                   [sum(parts[part] for part in COMPUTE_PARTS) for parts in found.by_stage])]  # fmt: skip
+    for part in PARTS:
+        row = Row(part, part_label(part), found.before.get(part), found.after.get(part), found.parts[part],
+                  [parts[part] for parts in found.by_stage])  # fmt: skip
+        seconds = (row.base or 0.0, row.run or 0.0, row.change, *row.by_stage)
+        if max(map(abs, seconds)) > _LEAST:
+            compute.append(row)
+    return compute
+
+
+def makespan_table(found: MakespanDifference) -> RenderableType:
+    """Make the table of the makespan's change by part, in the mean of the stages, and on each stage.
+
+    If the console has no room for all stages, the one where the change begins has a column; if that is too wide, none.
+    """
+    return _MakespanTable(found)
+
+
+@dataclass(frozen=True, slots=True)
+class _MakespanTable:
+    found: MakespanDifference
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        stages = list(range(len(self.found.by_stage))) if len(self.found.by_stage) > 1 else []
+        origin = self.found.origin.stage
+        few = sorted({0, len(stages) - 1, origin or 0}) if stages else []
+        for shown in (stages, few, [origin] if origin is not None else [], []):
+            table = self._table(shown)
+            if _width(table, console, options) <= options.max_width:
+                break
+        yield table
+
+    def _table(self, stages: Sequence[int]) -> Table:
+        found = self.found
+        table = Table(title="Makespan: mean of the stages", title_justify="left", caption_justify="left")
+        table.add_column("", no_wrap=True)
+        for name in (BASE, RUN, "change", *(found.stage_names[1][stage] for stage in stages)):
+            table.add_column(name, justify="right", no_wrap=True)
+        for row in makespan_rows(found):
+            seconds = ["" if value is None else seconds_text(value) for value in (row.base, row.run)]
+            label = f"  {row.label}" if row.part in COMPUTE_PARTS else row.label
+            table.add_row(label, *seconds, signed_text(row.change), *(signed_text(row.by_stage[s]) for s in stages))
+        table.add_section()
+        change = signed_text(found.change)
+        table.add_row("makespan", seconds_text(found.base), seconds_text(found.run), change, *[change] * len(stages),
+                      style="bold")  # fmt: skip
+        return table
+
+
+def tail_table(tails: Mapping[Latency, TailDifference]) -> RenderableType:
+    """Make the table of the P99s by part; where the console has no room for both, a table of each."""
+    return _TailTable(tails)
+
+
+@dataclass(frozen=True, slots=True)
+class _TailTable:
+    tails: Mapping[Latency, TailDifference]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        table = _tails_of(self.tails)
+        if _width(table, console, options) <= options.max_width:
+            yield table
+        else:
+            yield from (_tails_of({name: tail}) for name, tail in self.tails.items())
+
+
+def _tails_of(tails: Mapping[Latency, TailDifference]) -> Table:
+    names = list(tails)
+    table = Table(title=" and ".join(LATENCY_NAMES[name] for name in names), title_justify="left")
+    table.add_column("", no_wrap=True)
+    for name in names:
+        short = LATENCY_NAMES[name].removeprefix("P99 ") + "\n" if len(names) > 1 else ""
+        for column in (f"{short}{BASE}", RUN, "change"):
+            table.add_column(column, justify="right", no_wrap=True, vertical="bottom")
+    for part in TAIL_PARTS:
+        values = [(tails[name].base.parts[part], tails[name].run.parts[part]) for name in names]
+        if max(abs(value) for pair in values for value in pair) > _LEAST:
+            table.add_row(TAIL_LABELS[part], *_cells(values))
+    table.add_section()
+    table.add_row("P99", *_cells([(tails[n].base.seconds, tails[n].run.seconds) for n in names]), style="bold")
+    return table
+
+
+def _width(table: Table, console: Console, options: ConsoleOptions) -> int:
+    return Measurement.get(console, options.update(max_width=10_000), table).maximum
+
+
+def _cells(values: Sequence[tuple[float, float]]) -> list[str]:
+    return [text for base, run in values for text in (seconds_text(base), seconds_text(run), signed_text(run - base))]
+
+
+def tail_requests(tail: Tail, most: int = 5) -> str:
+    """Write whose intervals a P99 was read off."""
+    named = ", ".join(str(request) for request, _ in tail.requests[:most])
+    more = f" and {len(tail.requests) - most} more" if len(tail.requests) > most else ""
+    what = "request" if len(tail.requests) == 1 else "requests"
+    return f"{what} {named}{more}"
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRow:
+    """A row of the table of requests."""
+
+    name: str
+    tokens: str
+    change: float
+    most: str  # the part that changed most
+
+
+def request_rows(found: RequestDifference, most: int = _MAX_REQUESTS) -> list[RequestRow]:
+    """The requests, or groups, of the largest changes, then all others, and what no request has; they sum to the
+    change of the makespan."""
+    named = [each for each in found.changes if each.requests != (0, 0)]
+    rest = [each for each in found.changes if each.requests == (0, 0)]
+    rows = []
+    for each in named[:most]:
+        where = {(0, 1): f", only {RUN}", (1, 0): f", only {BASE}"}.get(each.requests, "")
+        name = each.name + (where if found.by_id else f" ({each.requests[0]:,} and {each.requests[1]:,})")
+        rows.append(RequestRow(name, f"{each.tokens[0]:,} + {each.tokens[1]:,}", each.change, _most(each.parts)))
+    others = named[most:]
+    if others:
+        parts = {part: sum(each.parts[part] for each in others) for part in LEDGER_PARTS}
+        rows.append(RequestRow(f"{len(others):,} others", "", sum(parts.values()), _most(parts)))
+    rows += [RequestRow(each.name, "", each.change, _most(each.parts)) for each in rest]
+    return rows
+
+
+def _most(parts: Mapping[str, float]) -> str:
+    part = max(parts, key=lambda each: abs(parts[each]))
+    return f"{part_label(part)} {signed_text(parts[part])}" if abs(parts[part]) > _LEAST else ""
+
+
+def request_table(found: RequestDifference) -> Table:
+    """Make the table of requests, or of groups where the runs' requests are not the same."""
+    table = Table(title="Makespan by request: mean of the stages", title_justify="left")
+    for name in ("", "tokens", "change", "most of it"):
+        table.add_column(name, justify="right" if name in ("tokens", "change") else "left", no_wrap=True)
+    for row in request_rows(found):
+        table.add_row(row.name, row.tokens, signed_text(row.change), row.most)
+    return table

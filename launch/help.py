@@ -10,11 +10,10 @@ import textwrap
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from ..conf.build import GROUPS, describe, dotted_keys, group_names, leaves, load_command, load_group
+from ..conf.build import GROUPS, describe, dotted_keys, group_names, leaves, load_command, load_group, value_text
 from ..conf.meanings import meanings
 from ..conf.schema import EngineConfig
 from .options import OPTIONS
-from .overrides import value_text
 
 if TYPE_CHECKING:
     from .commands import Command

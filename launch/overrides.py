@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
-from ..conf.build import build, group_names, leaves, load_command, load_group, to_mapping
+from ..conf.build import build, group_names, leaves, load_command, load_group, to_mapping, value_text
 from ..conf.policy_file import policy_mapping
 from ..conf.schema import EngineConfig
 
@@ -53,12 +53,3 @@ def _choice(group: str, part: dict[str, Any], default: str) -> tuple[str, dict[s
     else:
         choice = part["name"] if part["name"] in names else default
     return choice, load_group(group, choice)
-
-
-def value_text(value: Any) -> str:
-    """Write a plain value as the command line takes it; the mapping of a policy is written by its name."""
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, dict):
-        return str(value["name"])
-    return f"[{','.join(map(value_text, value))}]" if isinstance(value, list) else str(value)

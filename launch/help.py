@@ -47,6 +47,7 @@ def overview(commands: Iterable[Command]) -> str:
 
 {_usage("gapless COMMAND [-m] [GROUP=CHOICE ...] [KEY=VALUE ...]")}
        gapless report FOLDER ... [KEY=VALUE ...]
+       gapless explain FOLDER [KEY=VALUE ...]
 
 commands:
 {listed}
@@ -66,6 +67,7 @@ def command(command: Command) -> str:
         if choice is not None:
             defaults |= {f"{group}.{key}": value for key, value in leaves(load_group(group, choice))}
     usage = "FOLDER ... [KEY=VALUE ...]" if command.positional else "[-m] [GROUP=CHOICE ...] [KEY=VALUE ...]"
+    usage = usage.replace(" ...", "", 1) if command.others else usage
     lines = [*_wrapped(f"gapless {command.name}: {command.summary}"), "", _usage(f"gapless {command.name} {usage}"), ""]
     if chosen:
         lines.append("groups (GROUP=CHOICE):")

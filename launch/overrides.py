@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from typing import Any
 
 from ..conf.build import build, group_names, leaves, load_command, load_group, to_mapping, value_text
@@ -12,9 +13,11 @@ from ..conf.schema import EngineConfig
 _SHELL_SAFE = "=,.[]/-_:@%+"  # that a shell leaves alone within a word, as letters and digits
 
 
-def command_line(config: EngineConfig, command: str, *extra: str) -> str:
-    """Write `gapless COMMAND ...` as a shell takes it."""
-    words = ["gapless", command, *overrides(config, command), *extra]
+def command_line(config: EngineConfig, command: str, *extra: str, named: Sequence[str] = ()) -> str:
+    """Write `gapless COMMAND ...` as a shell takes it; overrides of `config` that are `named` stand there even where
+    they are defaults."""
+    own = overrides(config, command)
+    words = ["gapless", command, *own, *(text for text in named if text not in own), *extra]
     return " ".join(w if all(c.isalnum() or c in _SHELL_SAFE for c in w) else shlex.quote(w) for w in words)
 
 

@@ -26,12 +26,17 @@ class Change:
     """Keys of a config that are set to other values.
 
     Attributes:
-        family: what it changes; two changes of one family exclude each other.
+        families: what it changes; two changes of one family exclude each other.
         values: plain values by dotted key, as `Twin.changed` takes them. `scheduler` is the name of a policy.
     """
 
-    family: str
+    families: frozenset[str]
     values: Mapping[str, Any] = field(hash=False)
+
+    @classmethod
+    def of(cls, family: str, values: Mapping[str, Any]) -> Change:
+        """Return a change of one thing."""
+        return cls(frozenset([family]), values)
 
     @property
     def overrides(self) -> tuple[str, ...]:
@@ -47,9 +52,20 @@ class Change:
             for key, value in shown.items()
         )
 
+    @property
+    def size(self) -> int | None:
+        """The prompt tokens of a micro-batch, where they are all that it changes."""
+        value = next(iter(self.values.values()))
+        return value if self.families == {"chunk"} and isinstance(value, int) else None
+
+    def doubled(self) -> Change:
+        """Return the change to twice the `size`."""
+        assert self.size is not None
+        return Change(self.families, dict.fromkeys(self.values, 2 * self.size))
+
     def and_then(self, other: Change) -> Change:
         """Return both changes as one; the keys of `other` hold."""
-        return Change(f"{self.family} and {other.family}", {**self.values, **other.values})
+        return Change(self.families | other.families, {**self.values, **other.values})
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,39 +112,35 @@ def candidates(setting: Setting, shown: Shown) -> Iterator[Change]:
     """
     config, limits = setting.config, setting.plan.limits
     policy, pp, tp = config.scheduler, config.parallel.pp, config.parallel.tp
-    yield from _policies(policy)
+    yield from (with_policy(policy, name) for name in POLICY_CONFIGS if name != policy.name)
     yield from _chunks(policy, shown)
     yield from _own_keys(policy)
     for depth in range(pp, pp + 3):
         if (limits.depth.least, limits.depth.most) != (depth, depth):
-            yield Change("depth", {"parallel.depth": depth})
+            yield Change.of("depth", {"parallel.depth": depth})
     for other_tp in range(1, pp * tp + 1):
         if other_tp != tp and pp * tp % other_tp == 0:
-            yield Change("grid", _grid(config, pp * tp // other_tp, other_tp))
+            yield Change.of("grid", _grid(config, pp * tp // other_tp, other_tp))
     if shown.has_queue:
         for order in ("fcfs", "shortest_prompt", "relative_slack"):
             if order != policy.order:
-                yield Change("order", {"scheduler.order": order})
+                yield Change.of("order", {"scheduler.order": order})
         if shown.users and policy.order != "fair_share":
-            yield Change("order", {"scheduler.order": "fair_share"})
+            yield Change.of("order", {"scheduler.order": "fair_share"})
         if shown.deadlines and policy.order != "deadline":
-            yield Change("order", {"scheduler.order": "deadline"})
+            yield Change.of("order", {"scheduler.order": "deadline"})
     yield from _admission(setting, shown)
 
 
-def _policies(policy: SchedulerConfig) -> Iterator[Change]:
-    """Yield the other policies, each with its defaults and as many tokens a micro-batch as the run's own has."""
-    own = chunk_key(policy)
-    chunk = getattr(policy, own) if own else None
-    for name, other in POLICY_CONFIGS.items():
-        if name == policy.name:
-            continue
-        values: dict[str, Any] = {"scheduler": name}
-        key = chunk_key(other)
-        keeps = own in ("chunk", "budget") and key in ("chunk", "budget")  # both bound a chunk, not a batch of prompts
-        if keeps and (chunk != "auto" or key == "chunk"):
+def with_policy(policy: SchedulerConfig, name: str) -> Change:
+    """Return the change to another policy, with its defaults and as many tokens a chunk as the run's own has."""
+    own, key = chunk_key(policy), chunk_key(POLICY_CONFIGS[name]) if name in POLICY_CONFIGS else None
+    values: dict[str, Any] = {"scheduler": name}
+    if own in ("chunk", "budget") and key in ("chunk", "budget"):  # the others bound a batch of prompts
+        chunk = getattr(policy, own)
+        if chunk != "auto" or key == "chunk":
             values[f"scheduler.{key}"] = chunk
-        yield Change("policy", values)
+    return Change.of("policy", values)
 
 
 def _chunks(policy: SchedulerConfig, shown: Shown) -> Iterator[Change]:
@@ -140,18 +152,18 @@ def _chunks(policy: SchedulerConfig, shown: Shown) -> Iterator[Change]:
     sizes = [round(base * factor) for factor in (0.5, 1, 2, 4)]
     for size in sizes:
         if size != value and size >= min(_LEAST_CHUNK, base):
-            yield Change("chunk", {f"scheduler.{key}": size})
+            yield Change.of("chunk", {f"scheduler.{key}": size})
     if key == "chunk" and value != "auto":
-        yield Change("chunk", {"scheduler.chunk": "auto"})
+        yield Change.of("chunk", {"scheduler.chunk": "auto"})
 
 
 def _own_keys(policy: SchedulerConfig) -> Iterator[Change]:
     """Yield changes of keys that the policy alone has."""
     if isinstance(policy, SarathiConfig):
-        yield Change("balance", {"scheduler.balance_decodes": not policy.balance_decodes})
+        yield Change.of("balance", {"scheduler.balance_decodes": not policy.balance_decodes})
     if (iterations := getattr(policy, "iterations", None)) is not None:
-        yield Change("iterations", {"scheduler.iterations": max(1, iterations // 2)})
-        yield Change("iterations", {"scheduler.iterations": 2 * iterations})
+        yield Change.of("iterations", {"scheduler.iterations": max(1, iterations // 2)})
+        yield Change.of("iterations", {"scheduler.iterations": 2 * iterations})
 
 
 def _grid(config: SimulateConfig, pp: int, tp: int) -> dict[str, Any]:
@@ -166,11 +178,11 @@ def _admission(setting: Setting, shown: Shown) -> Iterator[Change]:
     policy, most = setting.config.scheduler, setting.plan.limits.batch
     key = "scheduler.max_batch" if policy.batch is None else "scheduler.batch"
     if shown.most_requests >= _FULL * most:
-        yield Change("admission", {key: 2 * most})
+        yield Change.of("admission", {key: 2 * most})
     if shown.most_requests >= 4:
-        yield Change("admission", {key: shown.most_requests // 2})
+        yield Change.of("admission", {key: shown.most_requests // 2})
     if shown.kv_full and setting.config.cache.num_blocks is not None:
-        yield Change("memory", {"cache.num_blocks": None})
+        yield Change.of("memory", {"cache.num_blocks": None})
 
 
 def chunk_key(policy: SchedulerConfig | type[SchedulerConfig]) -> str | None:

@@ -47,7 +47,7 @@ def even_split(
         if max(after) > (1 - _LEAST_GAIN) * max(seconds):
             break
         counts, seconds = moved, after
-    return Change("split", {"parallel.layers": counts}) if counts != begun else None
+    return Change.of("split", {"parallel.layers": counts}) if counts != begun else None
 
 
 def shape_of(micro_batch: MicroBatchRecord) -> MicroBatchShape:

@@ -111,7 +111,7 @@ def config_of(folder: RunFolder) -> SimulateConfig:
     Raises:
         ConfigError: it was not recorded, or is of another version.
     """
-    found = folder.config
+    found = folder.composed
     if "model" not in found:
         raise ConfigError(f"{folder.path}: its summary.json holds no config, so that the run cannot be replayed")
     mapping = {key: value for key, value in found.items() if key in fields(SimulateConfig)}

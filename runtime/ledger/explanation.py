@@ -19,7 +19,8 @@ class Outcome:
         overrides: of the command line, which make the change; empty where no key does.
         command: the run's command with them; None where no key makes the change, or the command is not known.
         saves: by metric, the share of the run's own value that the change saves; negative where it costs.
-        note: what a reader should know of the estimate.
+        note: what a reader should know: other metrics that grow, sizes that the run has not shown.
+        beyond: share of its compute time in micro-batches larger than any of the run, where stage times are learned.
     """
 
     change: str
@@ -27,6 +28,7 @@ class Outcome:
     command: str | None
     saves: Mapping[str, Interval]
     note: str = ""
+    beyond: float = 0.0
 
     def advice(self, metric: str) -> Advice:
         """Return what the change does to one metric."""

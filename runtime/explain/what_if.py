@@ -1,0 +1,200 @@
+"""Replays of a run's twin under other settings, paired by seed with replays of the run as it was."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass
+from statistics import fmean, variance
+from time import perf_counter
+
+import numpy as np
+
+from ..core.run_record import RunRecord
+from ..ledger.advice import Interval
+from ..ledger.explanation import METRICS
+from ..ledger.latencies import time_to_first_token, tokens_apart
+from ..simulation.setting import Setting
+from .twin import Twin
+
+Values = dict[str, float]  # seconds or milliseconds by metric
+
+_Z = 1.6449  # standard normal deviate that one in twenty exceeds: nine of ten lie within it on both sides
+_REPLAY_ERROR = 0.5  # share of the twin's own error that a change may keep
+_CHANGE_ERROR = 0.1  # standard deviation of a change's effect that learned stage times foretell, over that effect
+_BEYOND_ERROR = 0.1  # of the logarithm of stage times beyond the sizes that the run has shown
+
+
+class WhatIf:
+    """A run's twin, and what its replays came to so far.
+
+    Args:
+        twin: the run's.
+        is_learned: whether its stage times were learned from spans, and may be off.
+        items: how many of its requests are replayed, the first ones; None: all.
+    """
+
+    def __init__(self, twin: Twin, *, is_learned: bool, items: int | None = None) -> None:
+        self.twin = twin
+        if items is not None and items < len(twin.items):
+            self.twin = copy(twin)
+            self.twin.items = twin.items[:items]
+        self.is_learned = is_learned
+        before = perf_counter()
+        self.base_record = self.twin.replay()
+        self.seconds = perf_counter() - before  # that a replay takes
+        self.base = values_of(self.base_record)
+        self._sizes = Sizes.of(twin.base)
+        self._replays: list[Values] = []  # of the run as it was, by seed
+
+    def replayed(self, seed: int) -> Values:
+        """Return what the run as it was comes to on a seed."""
+        while len(self._replays) <= seed:
+            self._replays.append(values_of(self.twin.replay(len(self._replays))))
+        return self._replays[seed]
+
+    @property
+    def is_noisy(self) -> bool:
+        """Whether seeds differ: not where a simulated run has no disturbances."""
+        return self.replayed(0) != self.base
+
+    def screen(self, setting: Setting) -> tuple[Values, float]:
+        """Replay another setting without noise.
+
+        Returns:
+            What it comes to, and the share of its compute time in micro-batches larger than any of the run.
+        """
+        record = self.twin.replay(None, setting)
+        return values_of(record), self._sizes.share_beyond(record) if self.is_learned else 0.0
+
+    def savings(
+        self, setting: Setting, seeds: int, error: Mapping[str, float], beyond: float, screened: Values
+    ) -> dict[str, Interval]:
+        """Replay another setting on seeds, and return by metric the share that it saves.
+
+        Args:
+            seeds: replays; where seeds do not differ, the one of `screen` serves.
+            error: the twin's own, by metric.
+            beyond: share of compute time beyond the sizes of the run, of `screen`.
+            screened: what the setting comes to without noise.
+        """
+        if not self.is_noisy:
+            return self.rough(screened, error, beyond)
+        base = [self.replayed(seed) for seed in range(seeds)]
+        changed = [values_of(self.twin.replay(seed, setting)) for seed in range(seeds)]
+        return {
+            metric: interval_of([each[metric] for each in base], [each[metric] for each in changed],
+                                self._model(error[metric], beyond))
+            for metric in METRICS
+        }  # fmt: skip
+
+    def rough(self, screened: Values, error: Mapping[str, float], beyond: float) -> dict[str, Interval]:
+        """Return the savings by a replay without noise, with the noise that replays of the run have had."""
+        found = {}
+        for metric in METRICS:
+            own = [each[metric] for each in self._replays] if self.is_noisy else []
+            noise = 2 * _log_variance(own)
+            ratio = _log_ratio(self.base[metric], screened[metric])
+            found[metric] = _interval(ratio, noise, len(own), self._model(error[metric], beyond))
+        return found
+
+    def _model(self, error: float, beyond: float) -> tuple[float, float]:
+        """Return the standard deviations of the stage times' part in a ratio's logarithm: its share of the ratio, and
+        what comes to it."""
+        if not self.is_learned:
+            return 0.0, 0.0
+        return _CHANGE_ERROR, math.hypot(_REPLAY_ERROR * error, _BEYOND_ERROR * beyond)
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """The largest micro-batches of a run."""
+
+    tokens: int
+    prompt_tokens: int
+    requests: int
+
+    @classmethod
+    def of(cls, record: RunRecord) -> Sizes:
+        batches = record.micro_batches
+        return cls(
+            max((each.num_tokens for each in batches), default=0),
+            max((each.prefill_tokens for each in batches), default=0),
+            max((len(each.decodes) for each in batches), default=0),
+        )
+
+    def share_beyond(self, record: RunRecord) -> float:
+        """Return the share of compute time in micro-batches that are over a tenth larger than any of the run."""
+        beyond = {
+            each.micro_batch
+            for each in record.micro_batches
+            if each.num_tokens > 1.1 * self.tokens
+            or each.prefill_tokens > 1.1 * self.prompt_tokens
+            or len(each.decodes) > 1.1 * self.requests
+        }
+        if not beyond:
+            return 0.0
+        total = sum(span.end - span.begin for span in record.spans)
+        return sum(span.end - span.begin for span in record.spans if span.micro_batch in beyond) / (total or 1.0)
+
+
+def values_of(record: RunRecord) -> Values:
+    """Return what a run came to, by metric, as `summary.json` has it."""
+    requests = record.requests
+    begin = min([*(request.arrival for request in requests), *(span.begin for span in record.spans)], default=0.0)
+    tokens = [request.token_times[-1] for request in requests if request.token_times]
+    end = max([*tokens, *(span.end for span in record.spans)], default=begin)
+    firsts = [seconds for request in requests if (seconds := time_to_first_token(request)) is not None]
+    gaps = [tokens_apart(request) for request in requests]
+    return {
+        "duration": end - begin,
+        "p99_itl_ms": 1e3 * _p99(np.concatenate(gaps) if gaps else np.empty(0)),
+        "p99_ttft_ms": 1e3 * _p99(np.array(firsts, np.float64)),
+    }
+
+
+def interval_of(base: Sequence[float], changed: Sequence[float], model: tuple[float, float]) -> Interval:
+    """Return the share that a change saves, with the range of nine of ten pairs of runs: one as it was, one changed.
+
+    Each of the two runs has noise of its own, which seeds show. The middle is the mean over the seeds, which are
+    paired.
+
+    Args:
+        base: values of the run as it was, one for each seed.
+        changed: the same of the change.
+        model: standard deviations of the stage times' part, as shares of the logarithm of changed / base, and in it.
+    """
+    ratios = [_log_ratio(before, after) for before, after in zip(base, changed, strict=True)]
+    noise = _log_variance(base) + _log_variance(changed)
+    if len(ratios) > 1:
+        noise += variance(ratios) / len(ratios)
+    return _interval(fmean(ratios), noise, len(ratios), model)
+
+
+def _interval(ratio: float, noise: float, count: int, model: tuple[float, float]) -> Interval:
+    relative, absolute = model
+    half = math.hypot(_deviate(count - 1) * math.sqrt(noise), _Z * relative * ratio, _Z * absolute)
+    return Interval(1 - math.exp(ratio), 1 - math.exp(ratio + half), 1 - math.exp(ratio - half))
+
+
+def _deviate(freedom: int) -> float:
+    """Return what Student's t exceeds once in twenty, by the first terms of its expansion (Abramowitz and Stegun,
+    26.7.5)."""
+    if freedom < 1:
+        return _Z
+    first, second = (_Z**3 + _Z) / 4, (5 * _Z**5 + 16 * _Z**3 + 3 * _Z) / 96
+    return _Z + first / freedom + second / freedom**2
+
+
+def _log_ratio(before: float, after: float) -> float:
+    return math.log(after / before) if before > 0 and after > 0 else 0.0
+
+
+def _log_variance(values: Sequence[float]) -> float:
+    logs = [math.log(value) for value in values if value > 0]
+    return variance(logs) if len(logs) > 1 else 0.0
+
+
+def _p99(values: np.ndarray) -> float:
+    return float(np.percentile(values, 99)) if len(values) else 0.0

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -18,10 +19,14 @@ from ..core.run_record import RunRecord
 from ..ledger.latencies import latencies
 from ..ledger.ledger import Ledger
 from ..run_folder.read import RunFolder
-from ..simulation.replicas import make_replicas, run_fleet
+from ..run_folder.titles import is_simulated
+from ..simulation.replicas import Replica, make_replicas, run_fleet
 from ..simulation.setting import Setting, make_setting
 from ..workload import WorkItem
+from .learned_run import LearnedRun, learn_run
 from .requests_of_record import requests_of
+
+_ERROR_SEEDS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,17 +49,19 @@ class Twin:
         max_concurrency: most unfinished requests of its closed loop; None: none.
         base: the run itself.
         notes: what the twin leaves out or assumes, a line each.
+        learned: what its times were learned from; None: they are those of the run's own cost model.
     """
 
     def __init__(
         self, setting: Setting, items: list[WorkItem], max_concurrency: int | None, base: RunRecord,
-        notes: list[str],
+        notes: list[str], learned: LearnedRun | None = None,
     ) -> None:  # fmt: skip
         self.setting = setting
         self.items = items
         self.max_concurrency = max_concurrency
         self.base = base
         self.notes = notes
+        self.learned = learned
 
     def replay(self, seed: int | None = None, setting: Setting | None = None) -> RunRecord:
         """Replay the run's requests and return the record.
@@ -64,11 +71,17 @@ class Twin:
                 noise. The disturbances of a simulated run are then its own.
             setting: None: the run's own.
         """
-        setting = setting or self.setting
-        replicas = make_replicas(setting, repeat=1 if seed is None else 2 + seed)
-        for _ in run_fleet(replicas, self.items, max_concurrency=self.max_concurrency):
+        return self._replayed(setting or self.setting, seed)
+
+    def _replayed(self, setting: Setting, seed: int | None, *, in_order: bool = False) -> RunRecord:
+        if self.learned is None:
+            [replica] = make_replicas(setting, repeat=1 if seed is None else 2 + seed)
+        else:
+            pipeline = self.learned.pipeline(setting, seed, in_order=in_order)
+            replica = Replica(pipeline, setting.config.scheduler, setting.plan)
+        for _ in run_fleet([replica], self.items, max_concurrency=self.max_concurrency):
             pass
-        return replicas[0].record
+        return replica.record
 
     def changed(self, overrides: Mapping[str, Any]) -> Setting:
         """Return the run's setting with some keys of its config changed.
@@ -80,12 +93,26 @@ class Twin:
         Raises:
             ConfigError: an unknown key, a wrong value, or what does not fit.
         """
-        return make_setting(changed_config(self.setting.config, overrides))
+        config = changed_config(self.setting.config, overrides)
+        return make_setting(config) if self.learned is None else self.learned.setting(config)
 
     @cached_property
     def error(self) -> TwinError:
-        """How far the replay is off."""
-        return error_of(self.replay(), self.base)
+        """How far the replay is off.
+
+        Of learned times, it is the median of replays on a machine that is slow when the run's was, each with residuals
+        drawn of those that the run had about then. Without them stages would hardly wait for each other.
+        """
+        seeds: Sequence[int | None] = [None] if self.learned is None else range(_ERROR_SEEDS)
+        errors = [error_of(self._replayed(self.setting, seed, in_order=True), self.base) for seed in seeds]
+        busy = zip(*(error.busy for error in errors), strict=True)
+        return TwinError(
+            makespan=median(error.makespan for error in errors),
+            busy=tuple(median(stage) for stage in busy),
+            bubble=median(error.bubble for error in errors),
+            p99_tbt=median(error.p99_tbt for error in errors),
+            p99_ttft=median(error.p99_ttft for error in errors),
+        )
 
 
 def make_twin(folder: RunFolder) -> Twin:
@@ -100,9 +127,36 @@ def make_twin(folder: RunFolder) -> Twin:
     if not any(span.end > span.begin for span in record.spans) or not record.micro_batches:
         raise ConfigError(f"{folder.path}: no micro-batches to replay")
     config = config_of(folder)
-    setting = make_setting(config)
     found = requests_of(record, config.workload, config.cache.block_size)
-    return Twin(setting, found.items, config.workload.max_concurrency, record, found.notes)
+    if not found.items:
+        raise ConfigError(f"{folder.path}: no request got a token, so that there is nothing to replay")
+    notes, most = found.notes, config.workload.max_concurrency
+    if is_simulated(folder.config):
+        try:
+            return Twin(make_setting(config), found.items, most, record, notes)
+        except ConfigError as error:
+            notes.append(f"stage times are learned from the run, since its cost model cannot be made: {error}")
+    if any(micro_batch.drafts for micro_batch in record.micro_batches):
+        config = replace(config, simulation=replace(config.simulation, draft_acceptance=_acceptance(config, record)))
+    try:
+        learned = learn_run(config, record)
+        return Twin(learned.setting(config), found.items, most, record, notes, learned)
+    except ConfigError as error:
+        raise ConfigError(f"{folder.path}: {error}") from error
+
+
+def _acceptance(config: SimulateConfig, record: RunRecord) -> float:
+    """Return the probability that a draft token was right where those before it were, by the share that was."""
+    drafts = sum(micro_batch.drafts for micro_batch in record.micro_batches)
+    share = sum(micro_batch.accepted for micro_batch in record.micro_batches) / drafts
+    most, low, high = max(1, config.scheduler.drafts), 0.0, 1.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        if sum(middle**place for place in range(1, most + 1)) / most < share:
+            low = middle
+        else:
+            high = middle
+    return (low + high) / 2
 
 
 def config_of(folder: RunFolder) -> SimulateConfig:

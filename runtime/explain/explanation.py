@@ -13,7 +13,6 @@ from ..ledger.explanation import METRICS, Explanation, Outcome
 from ..ledger.ledger import Ledger
 from ..pipeline.protocol import PipelineError
 from ..run_folder.read import RunFolder
-from ..run_folder.titles import is_simulated
 from ..simulation.setting import Setting
 from .changes import Change, Shown, candidates, with_policy
 from .even_split import even_split
@@ -78,7 +77,7 @@ def explain(
         ConfigError: as `make_twin`; a change of `tried` is wrong or does not fit.
     """
     until = perf_counter() + seconds
-    search = _Search(make_twin(folder), is_learned=not is_simulated(folder.config), objective=objective, until=until)
+    search = _Search(make_twin(folder), objective, until)
     search.command_of, search.on_progress = command_of, on_progress
     return search.run(seeds, tried)
 
@@ -112,7 +111,7 @@ class _Screened:
 class _Search:
     """Looks for the changes that save most."""
 
-    def __init__(self, twin: Twin, *, is_learned: bool, objective: Objective, until: float) -> None:
+    def __init__(self, twin: Twin, objective: Objective, until: float) -> None:
         self.twin = twin
         self.until = until
         self.begun = perf_counter()
@@ -121,12 +120,12 @@ class _Search:
         self.ledger = Ledger(twin.base)
         self.run_values = values_of(twin.base)
         self.metric = self._metric(objective)
-        whole = WhatIf(twin, is_learned=is_learned)
+        whole = WhatIf(twin)
         error = twin.error
         self.error = {"duration": error.makespan, "p99_itl_ms": error.p99_tbt, "p99_ttft_ms": error.p99_ttft}
         share = (until - perf_counter()) / (_REPLAYS * whole.seconds)
         items = max(_LEAST_REQUESTS, round(share * len(twin.items)))
-        self.what_if = WhatIf(twin, is_learned=is_learned, items=items) if items < len(twin.items) else whole
+        self.what_if = WhatIf(twin, items=items) if items < len(twin.items) else whole
 
     def run(self, seeds: int, tried: Sequence[Mapping[str, Any]]) -> Explanation:
         screened = list(self._tried(tried)) if tried else self._screened()
@@ -147,7 +146,9 @@ class _Search:
             self.on_progress(wish.change, number, len(chosen) + len(imagined))
             values, beyond = self.what_if.screen(wish.setting)
             few = min(seeds, _HYPOTHETICAL_SEEDS)
-            saves = self.what_if.savings(wish.setting, few, self.error, beyond, values)
+            saves = self.what_if.savings(
+                wish.setting, few, self.error, beyond, values, is_paired=True, is_even=wish.is_even
+            )
             imaginary.append(Outcome(wish.change, (), None, saves))
         imaginary.sort(key=lambda outcome: -outcome.saves[self.metric].middle)
         return Explanation(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
 from statistics import fmean, variance
 from time import perf_counter
 
@@ -16,6 +15,8 @@ from ..ledger.advice import Interval
 from ..ledger.explanation import METRICS
 from ..ledger.latencies import time_to_first_token, tokens_apart
 from ..simulation.setting import Setting
+from .even_split import shape_of
+from .learned_costs import SizesShown
 from .twin import Twin
 
 Values = dict[str, float]  # seconds or milliseconds by metric
@@ -31,21 +32,19 @@ class WhatIf:
 
     Args:
         twin: the run's.
-        is_learned: whether its stage times were learned from spans, and may be off.
         items: how many of its requests are replayed, the first ones; None: all.
     """
 
-    def __init__(self, twin: Twin, *, is_learned: bool, items: int | None = None) -> None:
+    def __init__(self, twin: Twin, *, items: int | None = None) -> None:
         self.twin = twin
         if items is not None and items < len(twin.items):
             self.twin = copy(twin)
             self.twin.items = twin.items[:items]
-        self.is_learned = is_learned
+        self.shown = None if twin.learned is None else twin.learned.shown
         before = perf_counter()
         self.base_record = self.twin.replay()
         self.seconds = perf_counter() - before  # that a replay takes
         self.base = values_of(self.base_record)
-        self._sizes = Sizes.of(twin.base)
         self._replays: list[Values] = []  # of the run as it was, by seed
 
     def replayed(self, seed: int) -> Values:
@@ -63,14 +62,16 @@ class WhatIf:
         """Replay another setting without noise.
 
         Returns:
-            What it comes to, and the share of its compute time in micro-batches larger than any of the run.
+            What it comes to, and the share of its compute time in micro-batches larger than any of the run, where
+            stage times were learned of those.
         """
         record = self.twin.replay(None, setting)
-        return values_of(record), self._sizes.share_beyond(record) if self.is_learned else 0.0
+        return values_of(record), 0.0 if self.shown is None else share_beyond(self.shown, record)
 
     def savings(
-        self, setting: Setting, seeds: int, error: Mapping[str, float], beyond: float, screened: Values
-    ) -> dict[str, Interval]:
+        self, setting: Setting, seeds: int, error: Mapping[str, float], beyond: float, screened: Values,
+        *, is_paired: bool = False, is_even: bool = False,
+    ) -> dict[str, Interval]:  # fmt: skip
         """Replay another setting on seeds, and return by metric the share that it saves.
 
         Args:
@@ -78,14 +79,16 @@ class WhatIf:
             error: the twin's own, by metric.
             beyond: share of compute time beyond the sizes of the run, of `screen`.
             screened: what the setting comes to without noise.
+            is_paired: whether the range is of the mean effect under equal noise, not of a pair of runs.
+            is_even: whether the setting has no noise.
         """
         if not self.is_noisy:
             return self.rough(screened, error, beyond)
         base = [self.replayed(seed) for seed in range(seeds)]
-        changed = [values_of(self.twin.replay(seed, setting)) for seed in range(seeds)]
+        changed = [screened if is_even else values_of(self.twin.replay(seed, setting)) for seed in range(seeds)]
         return {
             metric: interval_of([each[metric] for each in base], [each[metric] for each in changed],
-                                self._model(error[metric], beyond))
+                                self._model(error[metric], beyond), is_paired=is_paired)
             for metric in METRICS
         }  # fmt: skip
 
@@ -102,41 +105,18 @@ class WhatIf:
     def _model(self, error: float, beyond: float) -> tuple[float, float]:
         """Return the standard deviations of the stage times' part in a ratio's logarithm: its share of the ratio, and
         what comes to it."""
-        if not self.is_learned:
+        if self.shown is None:
             return 0.0, 0.0
         return _CHANGE_ERROR, math.hypot(_REPLAY_ERROR * error, _BEYOND_ERROR * beyond)
 
 
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """The largest micro-batches of a run."""
-
-    tokens: int
-    prompt_tokens: int
-    requests: int
-
-    @classmethod
-    def of(cls, record: RunRecord) -> Sizes:
-        batches = record.micro_batches
-        return cls(
-            max((each.num_tokens for each in batches), default=0),
-            max((each.prefill_tokens for each in batches), default=0),
-            max((len(each.decodes) for each in batches), default=0),
-        )
-
-    def share_beyond(self, record: RunRecord) -> float:
-        """Return the share of compute time in micro-batches that are over a tenth larger than any of the run."""
-        beyond = {
-            each.micro_batch
-            for each in record.micro_batches
-            if each.num_tokens > 1.1 * self.tokens
-            or each.prefill_tokens > 1.1 * self.prompt_tokens
-            or len(each.decodes) > 1.1 * self.requests
-        }
-        if not beyond:
-            return 0.0
-        total = sum(span.end - span.begin for span in record.spans)
-        return sum(span.end - span.begin for span in record.spans if span.micro_batch in beyond) / (total or 1.0)
+def share_beyond(shown: SizesShown, record: RunRecord) -> float:
+    """Return the share of compute time in micro-batches larger than those that a run has shown."""
+    beyond = {each.micro_batch for each in record.micro_batches if not shown.hold(shape_of(each))}
+    if not beyond:
+        return 0.0
+    total = sum(span.end - span.begin for span in record.spans)
+    return sum(span.end - span.begin for span in record.spans if span.micro_batch in beyond) / (total or 1.0)
 
 
 def values_of(record: RunRecord) -> Values:
@@ -154,7 +134,9 @@ def values_of(record: RunRecord) -> Values:
     }
 
 
-def interval_of(base: Sequence[float], changed: Sequence[float], model: tuple[float, float]) -> Interval:
+def interval_of(
+    base: Sequence[float], changed: Sequence[float], model: tuple[float, float], *, is_paired: bool = False
+) -> Interval:
     """Return the share that a change saves, with the range of nine of ten pairs of runs: one as it was, one changed.
 
     Each of the two runs has noise of its own, which seeds show. The middle is the mean over the seeds, which are
@@ -164,9 +146,10 @@ def interval_of(base: Sequence[float], changed: Sequence[float], model: tuple[fl
         base: values of the run as it was, one for each seed.
         changed: the same of the change.
         model: standard deviations of the stage times' part, as shares of the logarithm of changed / base, and in it.
+        is_paired: whether the range is of the mean effect under equal noise, not of a pair of runs.
     """
     ratios = [_log_ratio(before, after) for before, after in zip(base, changed, strict=True)]
-    noise = _log_variance(base) + _log_variance(changed)
+    noise = 0.0 if is_paired else _log_variance(base) + _log_variance(changed)
     if len(ratios) > 1:
         noise += variance(ratios) / len(ratios)
     return _interval(fmean(ratios), noise, len(ratios), model)

@@ -12,7 +12,8 @@ import yaml
 
 from gapless.conf.schema import SimulateConfig
 from gapless.runtime.explain.explanation import explain, quick_explanation
-from gapless.runtime.explain.hypotheticals import ChangedCosts, hypotheticals
+from gapless.runtime.explain.hypotheticals import hypotheticals
+from gapless.runtime.explain.scaled_operators import scaled_costs
 from gapless.runtime.explain.twin import make_twin
 from gapless.runtime.explain.what_if import WhatIf, interval_of, values_of
 from gapless.runtime.ledger.explanation import METRICS
@@ -59,7 +60,7 @@ def test_interval_grows_with_the_error_of_learned_times() -> None:
 def test_a_change_of_a_noisy_run_lands_in_its_range(tmp_path: Path) -> None:
     config = jittered(config_of(), 0.2)
     twin = make_twin(written(tmp_path, run(config), config))
-    what_if = WhatIf(twin, is_learned=False)
+    what_if = WhatIf(twin)
     assert what_if.is_noisy
     other = twin.changed({"scheduler.chunk": 64})
     values, beyond = what_if.screen(other)
@@ -84,7 +85,7 @@ def test_hypotheticals_remove_what_they_say(tmp_path: Path) -> None:
     found = {each.change: each for each in hypotheticals(twin.setting, twin.base, ledger)}
     slower = found["stage 0 takes 1.25 times as long"].setting
     assert values_of(twin.replay(None, slower))["duration"] > values_of(twin.base)["duration"]
-    faster = replace(twin.setting, costs=ChangedCosts(twin.setting.costs, links=0.0))
+    faster = replace(twin.setting, costs=scaled_costs(twin.setting.costs, links=0.0))
     record = twin.replay(None, faster)
     spans = {(span.micro_batch, span.stage): span for span in record.spans}
     assert all(spans[number, 1].input == spans[number, 0].end for number, stage in spans if stage == 0)

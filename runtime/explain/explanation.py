@@ -18,7 +18,7 @@ from .changes import Change, Shown, candidates, with_policy
 from .even_split import even_split
 from .hypotheticals import hypotheticals
 from .twin import Twin, make_twin
-from .what_if import Values, WhatIf, values_of
+from .what_if import Screening, Values, WhatIf, values_of
 
 Objective = Literal["auto", "duration", "p99_itl_ms", "p99_ttft_ms"]
 CommandOf = Callable[[Setting, Sequence[str]], str | None]  # the run's command under a setting that overrides make
@@ -103,8 +103,7 @@ class _Screened:
 
     change: Change
     setting: Setting
-    values: Values
-    beyond: float
+    screening: Screening
     saves: float  # share of the metric
 
 
@@ -135,20 +134,19 @@ class _Search:
         outcomes = []
         for number, each in enumerate(chosen):
             self.on_progress(each.change.label, number, len(chosen) + len(imagined))
-            saves = self.what_if.savings(each.setting, seeds, self.error, each.beyond, each.values)
+            saves = self.what_if.savings(each.setting, each.screening, seeds, self.error)
             note = self._note(each, {metric: interval.middle for metric, interval in saves.items()})
             overrides = each.change.overrides
             command = self.command_of(each.setting, overrides)
-            outcomes.append(Outcome(each.change.label, overrides, command, saves, note, each.beyond))
+            outcomes.append(Outcome(each.change.label, overrides, command, saves, note, each.screening.beyond))
         outcomes.sort(key=lambda outcome: -outcome.saves[self.metric].low)
         imaginary = []
         for number, wish in enumerate(imagined, len(chosen)):
             self.on_progress(wish.change, number, len(chosen) + len(imagined))
-            values, beyond = self.what_if.screen(wish.setting)
-            few = min(seeds, _HYPOTHETICAL_SEEDS)
             saves = self.what_if.savings(
-                wish.setting, few, self.error, beyond, values, is_paired=True, is_even=wish.is_even
-            )
+                wish.setting, self.what_if.screen(wish.setting), min(seeds, _HYPOTHETICAL_SEEDS), self.error,
+                is_paired=True, is_even=wish.is_even,
+            )  # fmt: skip
             imaginary.append(Outcome(wish.change, (), None, saves))
         imaginary.sort(key=lambda outcome: -outcome.saves[self.metric].middle)
         return Explanation(
@@ -222,7 +220,7 @@ class _Search:
     def _screen_all(self, changes: Sequence[Change] | Iterator[Change], stop: float) -> Iterator[_Screened]:
         several = list(changes)
         for number, change in enumerate(several):
-            if perf_counter() + self.what_if.seconds > stop:
+            if perf_counter() + self.what_if.quiet_seconds > stop:
                 return
             self.on_progress(change.label, number, len(several))
             try:
@@ -232,10 +230,10 @@ class _Search:
 
     def _screen(self, change: Change) -> _Screened:
         setting = self.twin.changed(change.values)
-        values, beyond = self.what_if.screen(setting)
+        screening = self.what_if.screen(setting)
         before = self.what_if.base[self.metric]
-        saves = 1 - values[self.metric] / before if before else 0.0
-        return _Screened(change, setting, values, beyond, saves)
+        saves = 1 - screening.values[self.metric] / before if before else 0.0
+        return _Screened(change, setting, screening, saves)
 
     def _affordable(self, seeds: int, chosen: int, imagined: int) -> int:
         """Return how many seeds there is time for."""
@@ -251,13 +249,13 @@ class _Search:
             best.setdefault(each.change.families, each)
         worst = [each for each in best.values() if each.saves <= 0 and len(each.change.families) == 1]
         for each in worst[:_MOST_WORSE]:
-            saves = self.what_if.rough(each.values, self.error, each.beyond)
+            saves = self.what_if.rough(each.screening, self.error)
             yield Outcome(each.change.label, each.change.overrides, None, saves)
 
     def _note(self, each: _Screened, saves: Values) -> str:
         notes = []
-        if each.beyond > _NOTED_BEYOND:
-            notes.append(f"{each.beyond:.0%} of its compute time is in micro-batches larger than any of the run")
+        if each.screening.beyond > _NOTED_BEYOND:
+            notes.append(f"{each.screening.beyond:.0%} of its compute time is in micro-batches larger than any of the run")
         for metric in METRICS:
             if metric != self.metric and saves[metric] < -_NOTED_COST:
                 notes.append(f"{_NAMES[metric]} takes {1 - saves[metric]:.2g} times as long")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from copy import copy
+from dataclasses import dataclass, field, replace
 from statistics import fmean, variance
 from time import perf_counter
 
@@ -17,6 +18,7 @@ from ..ledger.latencies import time_to_first_token, tokens_apart
 from ..simulation.setting import Setting
 from .even_split import shape_of
 from .learned_costs import SizesShown
+from .proportional_costs import ProportionalCosts
 from .twin import Twin
 
 Values = dict[str, float]  # seconds or milliseconds by metric
@@ -25,6 +27,8 @@ _Z = 1.6449  # standard normal deviate that one in twenty exceeds: nine of ten l
 _REPLAY_ERROR = 0.5  # share of the twin's own error that a change may keep
 _CHANGE_ERROR = 0.1  # standard deviation of a change's effect that learned stage times foretell, over that effect
 _BEYOND_ERROR = 0.1  # of the logarithm of stage times beyond the sizes that the run has shown
+_RANKS_ERROR = 0.3  # of that of stage times with another number of tensor-parallel ranks, whose sums no run shows
+_TAIL_ERROR = 0.05  # of that of a p99, of which few values decide
 
 
 class WhatIf:
@@ -42,10 +46,11 @@ class WhatIf:
             self.twin.items = twin.items[:items]
         self.shown = None if twin.learned is None else twin.learned.shown
         before = perf_counter()
-        self.base_record = self.twin.replay()
-        self.seconds = perf_counter() - before  # that a replay takes
-        self.base = values_of(self.base_record)
-        self._replays: list[Values] = []  # of the run as it was, by seed
+        self.base = values_of(self.twin.replay())
+        quiet = perf_counter()
+        self._replays = [values_of(self.twin.replay(0))]  # of the run as it was, by seed
+        self.quiet_seconds = quiet - before  # that a replay without noise takes
+        self.seconds = perf_counter() - quiet  # that one with noise takes
 
     def replayed(self, seed: int) -> Values:
         """Return what the run as it was comes to on a seed."""
@@ -58,56 +63,99 @@ class WhatIf:
         """Whether seeds differ: not where a simulated run has no disturbances."""
         return self.replayed(0) != self.base
 
-    def screen(self, setting: Setting) -> tuple[Values, float]:
-        """Replay another setting without noise.
-
-        Returns:
-            What it comes to, and the share of its compute time in micro-batches larger than any of the run, where
-            stage times were learned of those.
-        """
+    def screen(self, setting: Setting) -> Screening:
+        """Replay another setting without noise."""
         record = self.twin.replay(None, setting)
-        return values_of(record), 0.0 if self.shown is None else share_beyond(self.shown, record)
+        values = values_of(record)
+        if self.shown is None:
+            return Screening(values)
+        beyond = share_beyond(self.shown, record)
+        longest = values
+        if beyond > 0:
+            slow = replace(setting, costs=ProportionalCosts(setting.costs, self.shown))
+            longest = values_of(self.twin.replay(None, slow))
+        ranks = setting.config.parallel.tp != self.twin.setting.config.parallel.tp
+        return Screening(values, longest, beyond, other_ranks=ranks)
 
     def savings(
-        self, setting: Setting, seeds: int, error: Mapping[str, float], beyond: float, screened: Values,
-        *, is_paired: bool = False, is_even: bool = False,
+        self, setting: Setting, screening: Screening, seeds: int, error: Mapping[str, float], *,
+        is_paired: bool = False, is_even: bool = False,
     ) -> dict[str, Interval]:  # fmt: skip
         """Replay another setting on seeds, and return by metric the share that it saves.
 
         Args:
-            seeds: replays; where seeds do not differ, the one of `screen` serves.
+            screening: its replay without noise, which serves where seeds do not differ.
+            seeds: replays.
             error: the twin's own, by metric.
-            beyond: share of compute time beyond the sizes of the run, of `screen`.
-            screened: what the setting comes to without noise.
             is_paired: whether the range is of the mean effect under equal noise, not of a pair of runs.
             is_even: whether the setting has no noise.
         """
         if not self.is_noisy:
-            return self.rough(screened, error, beyond)
+            return self.rough(screening, error)
         base = [self.replayed(seed) for seed in range(seeds)]
-        changed = [screened if is_even else values_of(self.twin.replay(seed, setting)) for seed in range(seeds)]
+        quiet = screening.values
+        changed = [quiet if is_even else values_of(self.twin.replay(seed, setting)) for seed in range(seeds)]
         return {
             metric: interval_of([each[metric] for each in base], [each[metric] for each in changed],
-                                self._model(error[metric], beyond), is_paired=is_paired)
+                                self._model(metric, error, screening), is_paired=is_paired)
             for metric in METRICS
         }  # fmt: skip
 
-    def rough(self, screened: Values, error: Mapping[str, float], beyond: float) -> dict[str, Interval]:
+    def rough(self, screening: Screening, error: Mapping[str, float]) -> dict[str, Interval]:
         """Return the savings by a replay without noise, with the noise that replays of the run have had."""
         found = {}
         for metric in METRICS:
             own = [each[metric] for each in self._replays] if self.is_noisy else []
-            noise = 2 * _log_variance(own)
-            ratio = _log_ratio(self.base[metric], screened[metric])
-            found[metric] = _interval(ratio, noise, len(own), self._model(error[metric], beyond))
+            ratio = _log_ratio(self.base[metric], screening.values[metric])
+            model = self._model(metric, error, screening)
+            found[metric] = _interval(ratio, 2 * _log_variance(own), len(own), model)
         return found
 
-    def _model(self, error: float, beyond: float) -> tuple[float, float]:
-        """Return the standard deviations of the stage times' part in a ratio's logarithm: its share of the ratio, and
-        what comes to it."""
+    def _model(self, metric: str, error: Mapping[str, float], screening: Screening) -> ModelError:
+        """Return how far learned stage times may put off a metric's ratio; not at all where they are not learned."""
         if self.shown is None:
-            return 0.0, 0.0
-        return _CHANGE_ERROR, math.hypot(_REPLAY_ERROR * error, _BEYOND_ERROR * beyond)
+            return ModelError()
+        parts = (
+            _REPLAY_ERROR * error[metric],
+            _BEYOND_ERROR * screening.beyond,
+            _RANKS_ERROR * screening.other_ranks,
+            _TAIL_ERROR * (metric != "duration"),
+        )
+        longest = _log_ratio(screening.values[metric], screening.longest[metric])
+        return ModelError(_CHANGE_ERROR, math.hypot(*parts), min(0.0, longest), max(0.0, longest))
+
+
+@dataclass(frozen=True, slots=True)
+class Screening:
+    """What a setting comes to without noise.
+
+    Attributes:
+        values: by metric.
+        longest: the same where micro-batches beyond the sizes of the run take as long as they may.
+        beyond: share of compute time in such micro-batches; 0 where stage times are not learned.
+        other_ranks: whether its stages have another number of ranks than the run's.
+    """
+
+    values: Values
+    longest: Values = field(default_factory=dict)
+    beyond: float = 0.0
+    other_ranks: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ModelError:
+    """How far stage times may put off the logarithm of changed / base.
+
+    Attributes:
+        relative: standard deviation, as a share of the logarithm.
+        absolute: another.
+        low: how much less it may be, at most 0; high: how much more.
+    """
+
+    relative: float = 0.0
+    absolute: float = 0.0
+    low: float = 0.0
+    high: float = 0.0
 
 
 def share_beyond(shown: SizesShown, record: RunRecord) -> float:
@@ -135,7 +183,7 @@ def values_of(record: RunRecord) -> Values:
 
 
 def interval_of(
-    base: Sequence[float], changed: Sequence[float], model: tuple[float, float], *, is_paired: bool = False
+    base: Sequence[float], changed: Sequence[float], model: ModelError, *, is_paired: bool = False
 ) -> Interval:
     """Return the share that a change saves, with the range of nine of ten pairs of runs: one as it was, one changed.
 
@@ -145,7 +193,7 @@ def interval_of(
     Args:
         base: values of the run as it was, one for each seed.
         changed: the same of the change.
-        model: standard deviations of the stage times' part, as shares of the logarithm of changed / base, and in it.
+        model: how far stage times may put it off.
         is_paired: whether the range is of the mean effect under equal noise, not of a pair of runs.
     """
     ratios = [_log_ratio(before, after) for before, after in zip(base, changed, strict=True)]
@@ -155,10 +203,11 @@ def interval_of(
     return _interval(fmean(ratios), noise, len(ratios), model)
 
 
-def _interval(ratio: float, noise: float, count: int, model: tuple[float, float]) -> Interval:
-    relative, absolute = model
-    half = math.hypot(_deviate(count - 1) * math.sqrt(noise), _Z * relative * ratio, _Z * absolute)
-    return Interval(1 - math.exp(ratio), 1 - math.exp(ratio + half), 1 - math.exp(ratio - half))
+def _interval(ratio: float, noise: float, count: int, model: ModelError) -> Interval:
+    spread = (_deviate(count - 1) * math.sqrt(noise), _Z * model.relative * ratio, _Z * model.absolute)
+    half = math.hypot(*spread)
+    shares = [1 - math.exp(each) for each in (ratio, ratio + half + model.high, ratio - half + model.low)]
+    return Interval(*shares)
 
 
 def _deviate(freedom: int) -> float:

@@ -15,7 +15,7 @@ from gapless.runtime.explain.explanation import explain, quick_explanation
 from gapless.runtime.explain.hypotheticals import hypotheticals
 from gapless.runtime.explain.scaled_operators import scaled_costs
 from gapless.runtime.explain.twin import make_twin
-from gapless.runtime.explain.what_if import WhatIf, interval_of, values_of
+from gapless.runtime.explain.what_if import ModelError, WhatIf, interval_of, values_of
 from gapless.runtime.ledger.explanation import METRICS
 from gapless.runtime.ledger.ledger import Ledger
 from gapless.runtime.ledger.summary import summarize
@@ -43,7 +43,7 @@ def test_interval_holds_nine_of_ten_pairs() -> None:
     held, trials = 0, 400
     for _ in range(trials):
         base, changed = 10 * np.exp(0.03 * draw.normal(size=10)), 8 * np.exp(0.05 * draw.normal(size=10))
-        interval = interval_of(base, changed, (0.0, 0.0))
+        interval = interval_of(base, changed, ModelError())
         pair = 1 - 8 * math.exp(0.05 * draw.normal()) / (10 * math.exp(0.03 * draw.normal()))
         held += interval.low <= pair <= interval.high
         assert interval.low < interval.middle < interval.high
@@ -52,7 +52,7 @@ def test_interval_holds_nine_of_ten_pairs() -> None:
 
 def test_interval_grows_with_the_error_of_learned_times() -> None:
     base, changed = [10.0, 10.1, 9.9], [8.0, 8.1, 7.9]
-    exact, off = interval_of(base, changed, (0.0, 0.0)), interval_of(base, changed, (0.1, 0.02))
+    exact, off = interval_of(base, changed, ModelError()), interval_of(base, changed, ModelError(0.1, 0.02, high=0.1))
     assert off.middle == exact.middle
     assert off.low < exact.low < exact.high < off.high
 
@@ -63,8 +63,7 @@ def test_a_change_of_a_noisy_run_lands_in_its_range(tmp_path: Path) -> None:
     what_if = WhatIf(twin)
     assert what_if.is_noisy
     other = twin.changed({"scheduler.chunk": 64})
-    values, beyond = what_if.screen(other)
-    saves = what_if.savings(other, 10, NO_ERROR, beyond, values)["duration"]
+    saves = what_if.savings(other, what_if.screen(other), 10, NO_ERROR)["duration"]
     inside = 0
     for repeat in range(100, 130):  # other draws than the twin's
         pair = []

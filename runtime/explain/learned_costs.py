@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -21,6 +22,8 @@ _HUBER_BOUND = 1.345  # in scales of the residual: 95% as efficient as least squ
 _MAD_TO_SIGMA = 1.4826  # median absolute deviation to standard deviation, for normal errors
 _HEAD_PRIOR = 2.0  # observations that the guess of the head by its parameters counts as
 _SPEED_PRIOR = 4.0  # observations that stages of equal speed count as
+_GAP_PRIOR = 1.0  # observations that a guess counts as where the run shows none
+_FAR_APART = 1.8  # ratio of numbers of rows between which the time of a layer is guessed
 _BEYOND = 1.1  # sizes up to so many times the largest of the run are known
 _DRIFT_WINDOW = 8  # micro-batches
 _NUM_ATTENTION = 5  # chunks, length x prefix, length squared, decodes, context
@@ -232,11 +235,13 @@ class LearnedFit:
         self.shown = SizesShown.of(seen.shapes)
         self.key_share = _key_share(arch)
         self.layers = tuple(layers)
-        self._knots = _knots([shape.rows for shape in seen.shapes])
+        rows = [shape.rows for shape in seen.shapes]
+        self._gaps = _gaps(rows)
+        knots = {*_knots(rows), *(middle for _, middle, _ in self._gaps), max(rows)}
+        self._knots = tuple(sorted(knots))
         self._head_layers = 1.0 if arch is None else arch.embedding_params / arch.layer_params
         columns = [self._columns(shape) for shape in seen.shapes]
-        rows = np.array(columns, np.float64)  # [n, 2, features]: of a whole layer, and of the model's last
-        self._fit(rows, seen, block)
+        self._fit(np.array(columns, np.float64), seen, block)
 
     def _columns(self, shape: MicroBatchShape) -> tuple[list[float], list[float]]:
         """Return the columns of a layer, and of one that computes attention and feed-forward of sampled rows alone."""
@@ -255,11 +260,12 @@ class LearnedFit:
         mixed = [share * a + (1 - share) * b for a, b in zip(products, of_sampled, strict=True)]
         return whole, [*mixed, 0, 0, 0, sampled, shape.context + shape.ended if sampled else 0]
 
-    def _products(self, rows: int) -> list[float]:
+    def _products(self, rows: float) -> list[float]:
         knots = self._knots
         return [1.0, rows, *(min(rows, knot) for knot in knots), *(max(0, rows - knot) for knot in knots)]
 
     def _fit(self, columns: Floats, seen: Observations, block: int) -> None:
+        """Fit to `columns` of [n, 2, features]: of a whole layer, and of the model's last."""
         n, stages = seen.seconds.shape
         whole, last = columns[:, 0], columns[:, 1]
         design = np.zeros((stages, n, whole.shape[1] + _NUM_OTHER))
@@ -276,12 +282,15 @@ class LearnedFit:
         guess[: whole.shape[1] - _NUM_ATTENTION] = -self._head_layers * np.array(self._products(int(middle)))
         slower, drift = np.ones(stages), np.ones(n)
         predicted, scale = times.copy(), np.full(stages, 0.3)
+        weights: Floats | None = None
         for _ in range(_PASSES):
             residual = times / predicted - 1
             bound = _HUBER_BOUND * np.maximum(scale, 1e-4)[:, None]
             weight = np.minimum(1.0, bound / np.maximum(np.abs(residual), 1e-12)) / predicted**2
             scaled = design * (slower[:, None] * drift)[:, :, None]
             prior = _HEAD_PRIOR * np.outer(guess, guess) / float(np.median(times)) ** 2
+            if weights is not None:
+                prior += self._prior_of_gaps(weights)
             gram = np.einsum("sni,sn,snj->ij", scaled, weight, scaled, optimize=True) + prior
             moment = np.einsum("sni,sn,sn->i", scaled, weight, times, optimize=True)
             weights = non_negative_least_squares(gram, moment)
@@ -296,10 +305,41 @@ class LearnedFit:
         predicted /= drift
         self._prior = prior
         self._grams, self._moments = _by_block(scaled, times, weight, block)
+        assert weights is not None
         # Means count for a run's length, where the fit is of typical times.
         slower *= times.sum(axis=1) / predicted.sum(axis=1)
         self.weights = LayerWeights(self._knots, tuple(weights.tolist()))
         self.slower = tuple(slower.tolist())
+
+    def _prior_of_gaps(self, weights: Floats) -> Floats:
+        """Return the normal equations of what is guessed where the run shows no micro-batch, by a fit so far.
+
+        Between two numbers of rows a layer's time lies between the straight line and the bend of a roofline: it stays
+        as it is, or is proportional to the rows, whichever is longer. Beyond the most rows it goes on as before, or
+        becomes proportional. The middle is guessed each time.
+        """
+        n = len(self._products(1))
+        found = np.zeros((len(weights), len(weights)))
+
+        def at(rows: float) -> Floats:
+            return np.array(self._products(rows))
+
+        def add(row: Floats, guess: Floats) -> None:
+            seconds = float(row @ weights[:n])
+            if seconds > 0:
+                off = (row - guess) / seconds
+                found[:n, :n] += _GAP_PRIOR * np.outer(off, off)
+
+        for low, middle, high in self._gaps:
+            share = (middle - low) / (high - low)
+            line = (1 - share) * at(low) + share * at(high)
+            flat, proportional = at(low), at(high) * middle / high
+            bend = flat if float((flat - proportional) @ weights[:n]) > 0 else proportional
+            add(at(middle), (line + bend) / 2)
+        most = self.shown.rows
+        straight = 3 * at(most) - 2 * at(most / 2)
+        add(at(2 * most), (straight + 2 * at(most)) / 2)
+        return found
 
     def draw(self, generator: np.random.Generator) -> LayerWeights:
         """Return the weights of a fit to blocks of the run that are drawn with repetition: a bootstrap."""
@@ -374,6 +414,19 @@ def _knots(rows: Sequence[int]) -> tuple[int, ...]:
     if len(found) > _MOST_KNOTS:
         found = [found[round(i)] for i in np.linspace(0, len(found) - 1, _MOST_KNOTS)]
     return tuple(found)
+
+
+def _gaps(rows: Sequence[int]) -> list[tuple[int, int, int]]:
+    """Return places between numbers of rows that lie far apart: the number below, the place, and the one above."""
+    known = np.unique(np.maximum(rows, 1)).tolist()
+    found = []
+    for low, high in pairwise(known):
+        parts = int(np.log(high / low) / np.log(_FAR_APART))
+        for part in range(1, parts + 1):
+            middle = round(low * (high / low) ** (part / (parts + 1)))
+            if low < middle < high:
+                found.append((low, middle, high))
+    return found
 
 
 def _key_share(arch: Architecture | None) -> float:

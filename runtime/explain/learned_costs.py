@@ -34,21 +34,18 @@ _NUM_OTHER = 3  # the micro-batch, the head, a sampled row
 class LayerWeights:
     """Seconds that a layer, the head and a stage's host take, on a stage of speed 1.
 
-    A layer's products take `constant` + `tokens` x rows, less or more beyond each of `knots`: `below` weighs the rows
-    up to it, `above` those beyond. So their time may bend either way, as it does where few rows are bound by reading
-    weights, and many by arithmetic.
+    The time of a layer's products may bend either way at each of `knots`, numbers of rows: few rows are bound by
+    reading weights, and many by arithmetic. It may also grow in steps of `tile` rows.
     """
 
     knots: tuple[int, ...]
-    values: tuple[float, ...]  # constant, tokens, below, above, attention's, and others' in the order of the columns
+    tile: int
+    values: tuple[float, ...]  # of the columns of `product_columns`, of attention, and the others
 
     def products(self, rows: int) -> float:
         """Return the seconds of a layer's products over `rows`."""
-        values = self.values
-        seconds = values[0] + values[1] * rows
-        for place, knot in enumerate(self.knots):
-            seconds += values[2 + place] * min(rows, knot) + values[2 + len(self.knots) + place] * max(0, rows - knot)
-        return seconds
+        columns = product_columns(rows, self.knots, self.tile)
+        return sum(weight * column for weight, column in zip(self.values, columns, strict=False))
 
     @property
     def attention(self) -> tuple[float, ...]:
@@ -59,6 +56,13 @@ class LayerWeights:
     def others(self) -> tuple[float, ...]:
         """Seconds of the host for a micro-batch, of the head, and of the head a sampled row."""
         return self.values[-_NUM_OTHER:]
+
+
+def product_columns(rows: float, knots: Sequence[int], tile: int) -> list[float]:
+    """Return what the seconds of a layer's products are linear in: 1, the rows, the rows padded to tiles, and of each
+    knot the rows up to it and those beyond."""
+    padded = -(-rows // tile) * tile
+    return [1.0, rows, padded, *(min(rows, knot) for knot in knots), *(max(0, rows - knot) for knot in knots)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,15 +230,17 @@ class LearnedFit:
     Args:
         layers: number of decoder layers of each stage.
         arch: of the model; None: not known.
+        tile: rows that a matrix product pads to.
         block: micro-batches of a block, which are drawn together.
     """
 
     def __init__(
-        self, seen: Observations, layers: Sequence[int], arch: Architecture | None, *, block: int
+        self, seen: Observations, layers: Sequence[int], arch: Architecture | None, *, tile: int, block: int
     ) -> None:  # fmt: skip
         self.shown = SizesShown.of(seen.shapes)
         self.key_share = _key_share(arch)
         self.layers = tuple(layers)
+        self._tile = tile
         rows = [shape.rows for shape in seen.shapes]
         self._gaps = _gaps(rows)
         knots = {*_knots(rows), *(middle for _, middle, _ in self._gaps), max(rows)}
@@ -261,8 +267,7 @@ class LearnedFit:
         return whole, [*mixed, 0, 0, 0, sampled, shape.context + shape.ended if sampled else 0]
 
     def _products(self, rows: float) -> list[float]:
-        knots = self._knots
-        return [1.0, rows, *(min(rows, knot) for knot in knots), *(max(0, rows - knot) for knot in knots)]
+        return product_columns(rows, self._knots, self._tile)
 
     def _fit(self, columns: Floats, seen: Observations, block: int) -> None:
         """Fit to `columns` of [n, 2, features]: of a whole layer, and of the model's last."""
@@ -308,7 +313,7 @@ class LearnedFit:
         assert weights is not None
         # Means count for a run's length, where the fit is of typical times.
         slower *= times.sum(axis=1) / predicted.sum(axis=1)
-        self.weights = LayerWeights(self._knots, tuple(weights.tolist()))
+        self.weights = LayerWeights(self._knots, self._tile, tuple(weights.tolist()))
         self.slower = tuple(slower.tolist())
 
     def _prior_of_gaps(self, weights: Floats) -> Floats:
@@ -347,7 +352,7 @@ class LearnedFit:
         counts = np.bincount(generator.integers(n, size=n), minlength=n)
         gram = np.tensordot(counts, self._grams, 1) + self._prior
         found = non_negative_least_squares(gram, np.tensordot(counts, self._moments, 1))
-        return LayerWeights(self._knots, tuple(found.tolist()))
+        return LayerWeights(self._knots, self._tile, tuple(found.tolist()))
 
     def costs(self, layers: Sequence[int], links: Sequence[LinkSeconds], *, tp: int = 1, old_tp: int = 1) -> StageCosts:
         """Return the costs of so many layers in each stage, over `tp` ranks each instead of the run's `old_tp`.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -21,6 +22,8 @@ _HUBER_BOUND = 1.345  # in scales of the residual: 95% as efficient as least squ
 _MAD_TO_SIGMA = 1.4826  # median absolute deviation to standard deviation, for normal errors
 _HEAD_PRIOR = 2.0  # observations that the guess of the head by its parameters counts as
 _SPEED_PRIOR = 4.0  # observations that stages of equal speed count as
+_GAP_PRIOR = 1.0  # observations that a guess counts as where the run shows none
+_FAR_APART = 1.8  # ratio of numbers of rows between which the time of a layer is guessed
 _BEYOND = 1.1  # sizes up to so many times the largest of the run are known
 _DRIFT_WINDOW = 8  # micro-batches
 _NUM_ATTENTION = 5  # chunks, length x prefix, length squared, decodes, context
@@ -31,21 +34,18 @@ _NUM_OTHER = 3  # the micro-batch, the head, a sampled row
 class LayerWeights:
     """Seconds that a layer, the head and a stage's host take, on a stage of speed 1.
 
-    A layer's products take `constant` + `tokens` x rows, less or more beyond each of `knots`: `below` weighs the rows
-    up to it, `above` those beyond. So their time may bend either way, as it does where few rows are bound by reading
-    weights, and many by arithmetic.
+    The time of a layer's products may bend either way at each of `knots`, numbers of rows: few rows are bound by
+    reading weights, and many by arithmetic. It may also grow in steps of `tile` rows.
     """
 
     knots: tuple[int, ...]
-    values: tuple[float, ...]  # constant, tokens, below, above, attention's, and others' in the order of the columns
+    tile: int
+    values: tuple[float, ...]  # of the columns of `product_columns`, of attention, and the others
 
     def products(self, rows: int) -> float:
         """Return the seconds of a layer's products over `rows`."""
-        values = self.values
-        seconds = values[0] + values[1] * rows
-        for place, knot in enumerate(self.knots):
-            seconds += values[2 + place] * min(rows, knot) + values[2 + len(self.knots) + place] * max(0, rows - knot)
-        return seconds
+        columns = product_columns(rows, self.knots, self.tile)
+        return sum(weight * column for weight, column in zip(self.values, columns, strict=False))
 
     @property
     def attention(self) -> tuple[float, ...]:
@@ -56,6 +56,13 @@ class LayerWeights:
     def others(self) -> tuple[float, ...]:
         """Seconds of the host for a micro-batch, of the head, and of the head a sampled row."""
         return self.values[-_NUM_OTHER:]
+
+
+def product_columns(rows: float, knots: Sequence[int], tile: int) -> list[float]:
+    """Return what the seconds of a layer's products are linear in: 1, the rows, the rows padded to tiles, and of each
+    knot the rows up to it and those beyond."""
+    padded = -(-rows // tile) * tile
+    return [1.0, rows, padded, *(min(rows, knot) for knot in knots), *(max(0, rows - knot) for knot in knots)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,20 +230,24 @@ class LearnedFit:
     Args:
         layers: number of decoder layers of each stage.
         arch: of the model; None: not known.
+        tile: rows that a matrix product pads to.
         block: micro-batches of a block, which are drawn together.
     """
 
     def __init__(
-        self, seen: Observations, layers: Sequence[int], arch: Architecture | None, *, block: int
+        self, seen: Observations, layers: Sequence[int], arch: Architecture | None, *, tile: int, block: int
     ) -> None:  # fmt: skip
         self.shown = SizesShown.of(seen.shapes)
         self.key_share = _key_share(arch)
         self.layers = tuple(layers)
-        self._knots = _knots([shape.rows for shape in seen.shapes])
+        self._tile = tile
+        rows = [shape.rows for shape in seen.shapes]
+        self._gaps = _gaps(rows)
+        knots = {*_knots(rows), *(middle for _, middle, _ in self._gaps), max(rows)}
+        self._knots = tuple(sorted(knots))
         self._head_layers = 1.0 if arch is None else arch.embedding_params / arch.layer_params
         columns = [self._columns(shape) for shape in seen.shapes]
-        rows = np.array(columns, np.float64)  # [n, 2, features]: of a whole layer, and of the model's last
-        self._fit(rows, seen, block)
+        self._fit(np.array(columns, np.float64), seen, block)
 
     def _columns(self, shape: MicroBatchShape) -> tuple[list[float], list[float]]:
         """Return the columns of a layer, and of one that computes attention and feed-forward of sampled rows alone."""
@@ -255,11 +266,11 @@ class LearnedFit:
         mixed = [share * a + (1 - share) * b for a, b in zip(products, of_sampled, strict=True)]
         return whole, [*mixed, 0, 0, 0, sampled, shape.context + shape.ended if sampled else 0]
 
-    def _products(self, rows: int) -> list[float]:
-        knots = self._knots
-        return [1.0, rows, *(min(rows, knot) for knot in knots), *(max(0, rows - knot) for knot in knots)]
+    def _products(self, rows: float) -> list[float]:
+        return product_columns(rows, self._knots, self._tile)
 
     def _fit(self, columns: Floats, seen: Observations, block: int) -> None:
+        """Fit to `columns` of [n, 2, features]: of a whole layer, and of the model's last."""
         n, stages = seen.seconds.shape
         whole, last = columns[:, 0], columns[:, 1]
         design = np.zeros((stages, n, whole.shape[1] + _NUM_OTHER))
@@ -276,12 +287,15 @@ class LearnedFit:
         guess[: whole.shape[1] - _NUM_ATTENTION] = -self._head_layers * np.array(self._products(int(middle)))
         slower, drift = np.ones(stages), np.ones(n)
         predicted, scale = times.copy(), np.full(stages, 0.3)
+        weights: Floats | None = None
         for _ in range(_PASSES):
             residual = times / predicted - 1
             bound = _HUBER_BOUND * np.maximum(scale, 1e-4)[:, None]
             weight = np.minimum(1.0, bound / np.maximum(np.abs(residual), 1e-12)) / predicted**2
             scaled = design * (slower[:, None] * drift)[:, :, None]
             prior = _HEAD_PRIOR * np.outer(guess, guess) / float(np.median(times)) ** 2
+            if weights is not None:
+                prior += self._prior_of_gaps(weights)
             gram = np.einsum("sni,sn,snj->ij", scaled, weight, scaled, optimize=True) + prior
             moment = np.einsum("sni,sn,sn->i", scaled, weight, times, optimize=True)
             weights = non_negative_least_squares(gram, moment)
@@ -296,10 +310,41 @@ class LearnedFit:
         predicted /= drift
         self._prior = prior
         self._grams, self._moments = _by_block(scaled, times, weight, block)
+        assert weights is not None
         # Means count for a run's length, where the fit is of typical times.
         slower *= times.sum(axis=1) / predicted.sum(axis=1)
-        self.weights = LayerWeights(self._knots, tuple(weights.tolist()))
+        self.weights = LayerWeights(self._knots, self._tile, tuple(weights.tolist()))
         self.slower = tuple(slower.tolist())
+
+    def _prior_of_gaps(self, weights: Floats) -> Floats:
+        """Return the normal equations of what is guessed where the run shows no micro-batch, by a fit so far.
+
+        Between two numbers of rows a layer's time lies between the straight line and the bend of a roofline: it stays
+        as it is, or is proportional to the rows, whichever is longer. Beyond the most rows it goes on as before, or
+        becomes proportional. The middle is guessed each time.
+        """
+        n = len(self._products(1))
+        found = np.zeros((len(weights), len(weights)))
+
+        def at(rows: float) -> Floats:
+            return np.array(self._products(rows))
+
+        def add(row: Floats, guess: Floats) -> None:
+            seconds = float(row @ weights[:n])
+            if seconds > 0:
+                off = (row - guess) / seconds
+                found[:n, :n] += _GAP_PRIOR * np.outer(off, off)
+
+        for low, middle, high in self._gaps:
+            share = (middle - low) / (high - low)
+            line = (1 - share) * at(low) + share * at(high)
+            flat, proportional = at(low), at(high) * middle / high
+            bend = flat if float((flat - proportional) @ weights[:n]) > 0 else proportional
+            add(at(middle), (line + bend) / 2)
+        most = self.shown.rows
+        straight = 3 * at(most) - 2 * at(most / 2)
+        add(at(2 * most), (straight + 2 * at(most)) / 2)
+        return found
 
     def draw(self, generator: np.random.Generator) -> LayerWeights:
         """Return the weights of a fit to blocks of the run that are drawn with repetition: a bootstrap."""
@@ -307,7 +352,7 @@ class LearnedFit:
         counts = np.bincount(generator.integers(n, size=n), minlength=n)
         gram = np.tensordot(counts, self._grams, 1) + self._prior
         found = non_negative_least_squares(gram, np.tensordot(counts, self._moments, 1))
-        return LayerWeights(self._knots, tuple(found.tolist()))
+        return LayerWeights(self._knots, self._tile, tuple(found.tolist()))
 
     def costs(self, layers: Sequence[int], links: Sequence[LinkSeconds], *, tp: int = 1, old_tp: int = 1) -> StageCosts:
         """Return the costs of so many layers in each stage, over `tp` ranks each instead of the run's `old_tp`.
@@ -374,6 +419,19 @@ def _knots(rows: Sequence[int]) -> tuple[int, ...]:
     if len(found) > _MOST_KNOTS:
         found = [found[round(i)] for i in np.linspace(0, len(found) - 1, _MOST_KNOTS)]
     return tuple(found)
+
+
+def _gaps(rows: Sequence[int]) -> list[tuple[int, int, int]]:
+    """Return places between numbers of rows that lie far apart: the number below, the place, and the one above."""
+    known = np.unique(np.maximum(rows, 1)).tolist()
+    found = []
+    for low, high in pairwise(known):
+        parts = int(np.log(high / low) / np.log(_FAR_APART))
+        for part in range(1, parts + 1):
+            middle = round(low * (high / low) ** (part / (parts + 1)))
+            if low < middle < high:
+                found.append((low, middle, high))
+    return found
 
 
 def _key_share(arch: Architecture | None) -> float:

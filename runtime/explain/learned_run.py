@@ -111,7 +111,7 @@ def learn_run(config: SimulateConfig, record: RunRecord) -> LearnedRun:
     host = LearnedHost.of(record)
     layers = [len(each) for each in plan.layers]
     block = max(1, len(seen) // _BOOTSTRAP_BLOCKS)
-    fit = LearnedFit(seen, layers, plan.arch if is_known else None, block=block)
+    fit = LearnedFit(seen, layers, plan.arch if is_known else None, tile=config.hardware.tile, block=block)
     costs = fit.costs(layers, host.links)
     predicted = np.array([costs.seconds(shape) for shape in seen.shapes])
     noise = Noise(seen.begins, seen.seconds, predicted, host)

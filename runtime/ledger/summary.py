@@ -107,10 +107,11 @@ def summarize(record: RunRecord, ledger: Ledger, slo: SloConfig | None = None) -
 
     Token counts and latencies are over completed requests, as vLLM's are. `duration` is the seconds from the first
     arrival to the last token or compute. `bubble_seconds` holds each cause and sums to the idle seconds.
-    `request_goodput` (requests/s that met `slo`) is there only where `slo` has a bound.
+    `request_goodput` (requests/s that met `slo`) is there only where `slo` has a bound, and `unknown` only where the
+    run was read from a trace that does not say all; numbers of what it does not say are 0.
     """
     last = max((request.token_times[-1] for request in record.requests if request.token_times), default=ledger.t1)
-    return totals(
+    summary = totals(
         [(record, ledger)],
         served=[(request, ledger.bubble_of_request(request.request)) for request in record.requests],
         duration=max(last, ledger.t1) - ledger.t0,
@@ -120,6 +121,7 @@ def summarize(record: RunRecord, ledger: Ledger, slo: SloConfig | None = None) -
         notes=list(record.notes),
         slo=slo,
     ).summary()
+    return summary | ({"unknown": list(record.unknown)} if record.unknown else {})
 
 
 def totals(

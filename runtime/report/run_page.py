@@ -131,9 +131,10 @@ def _bubble_table(ledger: Ledger) -> str:
     groups = [
         (
             "bubbles", BUBBLES,
-            "Idle time without starved, recovery, fill and drain: work was there, and the stage waited for it.",
+            "Idle time without starved, unknown, recovery, fill and drain: work was there, and the stage waited for it.",
         ),
         ("starved", STARVED, "No admissible work existed."),
+        ("", (Cause.UNKNOWN,) if total[Cause.UNKNOWN] else (), ""),
         ("", (Cause.RECOVERY,) if total[Cause.RECOVERY] else (), ""),
         ("", (Cause.FILL_DRAIN,), ""),
     ]  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -25,6 +25,7 @@ class Step:
         label: the trace's own name for it.
         prefill_requests: prompts or chunks in it.
         prefill_tokens: their tokens.
+        prefill_prefix: sum of the KV tokens that lie before the chunks.
         decode_requests: requests that decode in it.
         decode_tokens: their tokens: more than requests where drafts are verified.
         decode_context: sum of the KV tokens that the decodes attend to.
@@ -35,6 +36,7 @@ class Step:
     label: str = ""
     prefill_requests: int | None = None
     prefill_tokens: int | None = None
+    prefill_prefix: int | None = None
     decode_requests: int | None = None
     decode_tokens: int | None = None
     decode_context: int | None = None
@@ -43,6 +45,11 @@ class Step:
     def has_tokens(self) -> bool:
         """Whether the trace says how many tokens it held."""
         return self.prefill_tokens is not None and self.decode_tokens is not None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the engine passed through without a token: to hand out what has ended, or to keep ranks in step."""
+        return self.prefill_tokens == 0 and self.decode_tokens == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +72,9 @@ class Transfer:
     bytes: int | None = None
     group: str = ""
     sequence: int | None = None
+
+    def shifted(self, seconds: float) -> Transfer:
+        return replace(self, start=self.start + seconds, end=self.end + seconds) if seconds else self
 
 
 @dataclass(slots=True)

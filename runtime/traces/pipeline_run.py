@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from ...conf.errors import ConfigError
 from ..core.messages import Span
 from ..core.run_record import DecodesRecord, MicroBatchRecord, RunRecord, SegmentRecord, Unknown, Wait
+from .common_clock import align_clocks
 from .matching import MatchedTransfer, match_transfers, shift_between
 from .rank_trace import Engine, RankTrace, Step
 from .scheduler_view import depth_of, waits_of_first_stage
@@ -41,6 +42,7 @@ def run_of_traces(traces: Sequence[RankTrace]) -> ImportedRun:
     """
     notes: list[str] = []
     lanes = _one_rank_a_stage(traces, notes)
+    notes += align_clocks(lanes)
     spans = [stage_spans(trace) for trace in lanes]
     for trace, own in zip(lanes, spans, strict=True):
         if not own:
@@ -144,7 +146,8 @@ def _shares(total: int, count: int) -> list[int]:
 
 
 def _spans(number: int, rows: Sequence[Sequence[StageSpan]]) -> list[Span]:
-    """The spans of one micro-batch. A send that outlasts the stage's idle time did not hold it up."""
+    """The spans of one micro-batch. A send that outlasts the stage's idle time did not hold it up, nor did what it
+    waited for its receiver: that one was late, and the stage waits for it anyway."""
     found = []
     for stage, span in enumerate(rows[number]):
         before = rows[number - 1][stage].end if number else span.begin
@@ -154,7 +157,7 @@ def _spans(number: int, rows: Sequence[Sequence[StageSpan]]) -> list[Span]:
         sent = max([span.end, *(send.end for send in span.sends)])
         if stage + 1 < len(rows[number]):
             for pair in match_transfers(span, rows[number][stage + 1]):
-                sent = min(sent, max(span.end, pair.receive.end))
+                sent = max(span.end, min(sent, pair.receive.end) - pair.sender_wait)
         found.append(Span(number, stage, ready, got, span.begin, span.end, span.end if sent > after else sent))
     return found
 
@@ -191,9 +194,4 @@ def _notes(
                 f"Stage {stage}: kernels or operators fill {computed / busy:.0%} of its compute time; in the rest it "
                 "was launching, or waiting inside a micro-batch."
             )
-    bounds = [trace.clock_offset_error for trace in lanes]
-    if any(trace.clock_offset for trace in lanes) or any(bounds):
-        known = max((bound for bound in bounds if bound is not None), default=0.0)
-        said = f"within {known * 1e3:.3f} ms" if None not in bounds else "without a bound for some ranks"
-        notes.append(f"The ranks' clocks are brought together by their sends and receives, {said}.")
     return notes

@@ -1,4 +1,4 @@
-"""Records torch profiler traces of vLLM's CPU build over pipeline stages: `python -m benchmarks.vllm_trace --vllm PYTHON`.
+"""Records torch profiler traces of vLLM's CPU build over stages: `python -m benchmarks.vllm_trace --vllm PYTHON`.
 
 A llama of random weights serves one workload. FOLDER gets a trace of each rank, and `engine.log` with vLLM's iteration
 log; `gapless report import=kineto FOLDER` reads them.

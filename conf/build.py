@@ -77,11 +77,12 @@ def build(cls: type[C], mapping: Mapping[str, Any], key: str = "") -> C:
                     raise ConfigError(f"{_join(key, name)}: unknown key of {what}; {having_it(having)}")
             raise ConfigError(f"{_join(key, name)}: unknown key{_nearest_key(cls, key, name)}")
     values = {name: _convert(hints[name], value, _join(key, name)) for name, value in mapping.items()}
+    attributes = {key_of(field.name): field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
     for field in dataclasses.fields(cls):  # type: ignore[arg-type]
         required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         if required and field.name not in values:
             raise ConfigError(f"{_join(key, field.name)}: missing; it has no default")
-    return cls(**values)
+    return cls(**{attributes[name]: value for name, value in values.items()})
 
 
 def to_mapping(config: Any) -> dict[str, Any]:
@@ -97,9 +98,14 @@ def to_mapping(config: Any) -> dict[str, Any]:
 
 @cache
 def fields(cls: type) -> Mapping[str, Any]:
-    """Return the fields of a dataclass of the schema, with their resolved types."""
+    """Return the keys of a dataclass of the schema, with their resolved types."""
     hints = typing.get_type_hints(cls)
-    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
+    return {key_of(field.name): hints[field.name] for field in dataclasses.fields(cls)}
+
+
+def key_of(field: str) -> str:
+    """Return the key of a field: `import_` is `import`, which is no name in Python."""
+    return field.removesuffix("_")
 
 
 def leaf_fields(cls: type, key: str = "") -> Iterator[tuple[str, Any, type]]:

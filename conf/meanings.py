@@ -49,7 +49,7 @@ def field_meaning(cls: type, name: str) -> tuple[type, str]:
 def _docstrings(module: str) -> dict[tuple[str, str], str]:
     """The docstring of each field of a module's classes, by class and field."""
     return {
-        (cls.name, field.target.id): " ".join(text.value.value.split())
+        (cls.name, field.target.id.removesuffix("_")): " ".join(text.value.value.split())
         for cls in ast.parse(inspect.getsource(sys.modules[module])).body
         if isinstance(cls, ast.ClassDef)
         for field, text in pairwise(cls.body)

@@ -438,8 +438,10 @@ class ReportConfig:
 
     runs: tuple[str, ...] = ()
     """run folders, or folders that hold some (a sweep's, a benchmark's); the bare arguments"""
+    import_: Literal["kineto"] | None = None
+    """read traces of another engine in place of run folders: `kineto` (torch profiler), one of each rank"""
     out: str | None = None
-    """folder for the report; null: into the run folder, or a new one beside several"""
+    """folder for the report; null: into the run folder, a new one beside several, or `imported` beside traces"""
     figures: bool = True
     """write PNGs too"""
     sort: str = "output_throughput"

@@ -123,12 +123,13 @@ COMMANDS = {
         ),
         Command(
             "report",
-            "reads run folders: the report of one again, or the comparison of several as table, plots and HTML",
+            "reads run folders: the report of one again, or the comparison of several; also other engines' traces",
             ReportConfig,
             "report",
             (
                 "gapless report runs/DATE_TIME",
                 "gapless report multirun/DATE_TIME sort=p99_itl_ms out=comparison",
+                "gapless report import=kineto TRACES",
             ),
             positional="runs",
         ),

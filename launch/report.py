@@ -13,23 +13,27 @@ from rich.text import Text
 
 from ..conf.errors import ConfigError, nearest
 from ..conf.schema import ReportConfig
+from . import import_traces
 from .output_path import check_folder
 from .progress import print_words, shown, throughput
 from .prompts import TextInput
 
 if TYPE_CHECKING:
     from ..runtime.run_folder.read import RunFolder
+    from ..runtime.traces.pipeline_run import ImportedRun
 
 NEW_FOLDER = "comparison"
 SWEEP = "multirun.yaml"  # the file that hydra writes into the folder of a sweep
 
 
-def prepare(config: ReportConfig, stdin: TextInput) -> list[RunFolder]:
-    """Check and read the folders before anything is written.
+def prepare(config: ReportConfig, stdin: TextInput) -> list[RunFolder] | ImportedRun:
+    """Check and read the folders, or the traces to import, before anything is written.
 
     Raises:
         ConfigError: no such folder, one that is no run's and holds none, an unknown `sort`, an `out` that is a file.
     """
+    if config.import_ is not None:
+        return import_traces.read(config)
     from ..runtime.report.metrics import number_keys
 
     found = folders(config.runs)
@@ -46,8 +50,9 @@ def prepare(config: ReportConfig, stdin: TextInput) -> list[RunFolder]:
     return found
 
 
-def run(config: ReportConfig, found: Sequence[RunFolder], run_dir: Path) -> None:
-    """Write the report of one run, or the comparison of several, and print it as text.
+def run(config: ReportConfig, found: Sequence[RunFolder] | ImportedRun, run_dir: Path) -> None:
+    """Write the report of one run, or the comparison of several, and print it as text. Imported traces become a run
+    folder first.
 
     Raises:
         ValueError: what the user can mend; a damaged run folder too.
@@ -58,6 +63,9 @@ def run(config: ReportConfig, found: Sequence[RunFolder], run_dir: Path) -> None
     from ..runtime.report.write_comparison import write_comparison
 
     console = Console(highlight=False)
+    if not isinstance(found, Sequence):
+        _show_one(console, config, import_traces.write(config, found))
+        return
     if len(found) == 1:
         _show_one(console, config, found[0])
         return
@@ -157,7 +165,7 @@ def _show_one(console: Console, config: ReportConfig, folder: RunFolder) -> None
     fleet = load_fleet(folder)
     fleet.check()
     summary = folder.summary | fleet.summarize(config.slo)
-    path = Path(config.out).expanduser() if config.out is not None else folder.path
+    path = folder.path if config.out is None or config.import_ is not None else Path(config.out).expanduser()
     path.mkdir(parents=True, exist_ok=True)
     if len(fleet.records) > 1:
         write_fleet_report(path, folder, figures=config.figures)
@@ -168,8 +176,11 @@ def _show_one(console: Console, config: ReportConfig, folder: RunFolder) -> None
             write_figures(path / "figures", charts_of_run(run), simulated=is_simulated(folder.config))
             write_timeline(path / "figures" / "timeline.png", {folder.title: timeline_window(ledger)})
     print_words(console, Text(folder.title, "bold"))
-    print_words(console, Text(throughput(summary)))
-    console.print(latency_table(summary))
+    if "requests" in summary.get("unknown", ()):
+        print_words(console, Text(import_traces.said(summary)))
+    else:
+        print_words(console, Text(throughput(summary)))
+        console.print(latency_table(summary))
     console.print(bubble_table(fleet))
     for line in (*fault_lines(summary), *straggler_lines(summary), *_remarks(summary)):
         print_words(console, Text(line))

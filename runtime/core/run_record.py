@@ -15,7 +15,12 @@ from .request_record import RequestRecord
 
 # Why the coordinator could not dispatch: the depth was reached, the scheduler had nothing admissible, all requests that
 # ran waited for their KV from another pipeline, or the pipeline had failed and did not stand again.
-Blocked = Literal["depth_full", "no_request", "in_flight", "kv_full", "kv_transfer", "recovery"]
+# In a run that was read from a trace the reason may be unknown.
+Blocked = Literal["depth_full", "no_request", "in_flight", "kv_full", "kv_transfer", "recovery", "unknown"]
+
+# What the trace of another engine may not say: its requests, its KV cache, its queue, what each micro-batch held, the
+# KV tokens that decodes attend to. A micro-batch without tokens is one of which nothing is known.
+Unknown = Literal["requests", "kv", "queue", "tokens", "context"]
 
 # What ended an epoch: a rank's process ended, one raised, nothing made progress, or a connection between ranks broke.
 FaultReason = Literal["process", "error", "hang", "connection"]
@@ -165,6 +170,7 @@ class RunRecord:
     batch: int = 0  # B, most requests of a micro-batch
     depth: int = 0  # most micro-batches in flight
     faults: list[FaultRecord] = field(default_factory=list)
+    unknown: list[Unknown] = field(default_factory=list)  # what a trace did not say; nothing, where gapless recorded
 
     @property
     def standing_stages(self) -> int:

@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..core.micro_batch_columns import Floats, Ints, MicroBatchColumns, values_at
-from ..core.run_record import MicroBatchRecord
+from ..core.run_record import MicroBatchRecord, Unknown
 from .causes import DELAYS_FROM_OUTSIDE, Cause
 from .idle import IdleColumns
 from .lanes import Lane
@@ -41,7 +41,9 @@ _WAIT_CODES = {
     "kv_full": Cause.STARVED_KV_FULL.code,
     "kv_transfer": Cause.TRANSPORT.code,
     "recovery": Cause.RECOVERY.code,
+    "unknown": Cause.UNKNOWN.code,
 }
+_ALIKE = 0.1  # times on one stage that differ by less, as a share of the longer, are of micro-batches that are alike
 
 
 def attribute(
@@ -51,6 +53,7 @@ def attribute(
     leaving: Lane,
     t0: float,
     t1: float,
+    unknown: Sequence[Unknown] = (),
 ) -> list[IdleColumns]:
     """All idle intervals of each stage, in stage order.
 
@@ -60,6 +63,7 @@ def attribute(
         leaving: them as they left the pipeline; the lane of the last stage, if it is the same one throughout.
         t0: begin of the run, in seconds.
         t1: its end.
+        unknown: what the record does not say of its micro-batches.
     """
     idle: list[IdleColumns] = []
     for stage, lane in enumerate(lanes):
@@ -70,9 +74,10 @@ def attribute(
         if stage == 0:
             waits = _Waits.of(records, micro_batches.places(gaps.awaited))
             awaited = _awaited_by_stage_0(gaps, waits, leaving)
-            pieces = _stage_0(gaps, waits, lane.sent[:-1], _pair_bubbles(micro_batches, gaps.finished, awaited))
+            pair = _pair_bubbles(micro_batches, gaps.finished, awaited, leaving, unknown)
+            pieces = _stage_0(gaps, waits, lane.sent[:-1], pair)
         else:
-            pair = _pair_bubbles(micro_batches, gaps.finished, gaps.awaited)
+            pair = _pair_bubbles(micro_batches, gaps.finished, gaps.awaited, lanes[stage - 1], unknown)
             pieces = _later_stage(lane, gaps, pair, lanes[stage - 1], idle[-1])
         fill = _fill_or_drain(t0, float(lane.begin[0]), place=0)
         drain = _fill_or_drain(float(lane.end[-1]), t1, place=-1)
@@ -100,8 +105,14 @@ class _Gaps:
         return cls(lane.end[:-1], lane.begin[1:], lane.micro_batch[:-1], lane.micro_batch[1:], place)
 
 
-def _pair_bubbles(micro_batches: MicroBatchColumns, finished: Ints, awaited: Ints) -> Ints:
-    """The codes of the bubbles that pairs of micro-batches make, by the paper's rules (3.2)."""
+def _pair_bubbles(
+    micro_batches: MicroBatchColumns, finished: Ints, awaited: Ints, holder: Lane, unknown: Sequence[Unknown]
+) -> Ints:
+    """The codes of the bubbles that pairs of micro-batches make, by the paper's rules (3.2).
+
+    `holder`: of the stage that this one waited for. Its times stand in for what is `unknown` of the micro-batches.
+    """
+    is_alike = _alike(holder, finished, awaited) if "tokens" in unknown or "context" in unknown else None
     finished, awaited = micro_batches.places(finished), micro_batches.places(awaited)
     was, now = values_at(micro_batches.prefill, finished), values_at(micro_batches.prefill, awaited)
     context_was, context_now = values_at(micro_batches.context, finished), values_at(micro_batches.context, awaited)
@@ -110,7 +121,28 @@ def _pair_bubbles(micro_batches: MicroBatchColumns, finished: Ints, awaited: Int
         Cause.PB2_PREFILL_DECODE: (was > 0) != (now > 0),
         Cause.PB3_DECODE_CONTEXT: (was == 0) & (now == 0) & (context_was != context_now),
     }
-    return np.select(list(rules.values()), [cause.code for cause in rules], Cause.STAGE_IMBALANCE.code)
+    if "context" in unknown:  # decodes that took another time are others
+        rules[Cause.PB3_DECODE_CONTEXT] = (was == 0) & (now == 0) & (is_alike == 0)
+    codes = np.select(list(rules.values()), [cause.code for cause in rules], Cause.STAGE_IMBALANCE.code)
+    if "tokens" in unknown:
+        tokens = micro_batches.tokens
+        has_none = (values_at(tokens, finished) == 0) | (values_at(tokens, awaited) == 0)
+        codes = np.where(has_none, np.where(is_alike == 1, Cause.STAGE_IMBALANCE.code, Cause.UNKNOWN.code), codes)
+    return codes
+
+
+def _alike(holder: Lane, finished: Ints, awaited: Ints) -> Ints:
+    """Whether a stage took alike times for both micro-batches of a pair: 1, 0, or -1 where it lacks one."""
+    order = np.argsort(holder.micro_batch, kind="stable")
+    numbers, seconds = holder.micro_batch[order], np.append(holder.seconds[order], np.nan)
+
+    def seconds_of(wanted: Ints) -> Floats:
+        place = np.searchsorted(numbers, wanted)
+        return seconds[np.where(np.append(numbers, -1)[place] == wanted, place, -1)]
+
+    was, now = seconds_of(finished), seconds_of(awaited)
+    is_known = np.isfinite(was) & np.isfinite(now)
+    return np.where(is_known, np.abs(was - now) <= _ALIKE * np.fmax(was, now), -1).astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True)

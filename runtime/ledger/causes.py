@@ -17,6 +17,7 @@ class Cause(StrEnum):
     STARVED_NO_REQUEST = "starved_no_request"
     STARVED_IN_FLIGHT = "starved_in_flight"
     STARVED_KV_FULL = "starved_kv_full"
+    UNKNOWN = "unknown"
     RECOVERY = "recovery"
     FILL_DRAIN = "fill_drain"
 
@@ -43,6 +44,7 @@ _MEANINGS = {
     Cause.STARVED_NO_REQUEST: "No request was there to work on.",
     Cause.STARVED_IN_FLIGHT: "Every request with work left was already in flight, waiting for its token.",
     Cause.STARVED_KV_FULL: "Requests waited, but the KV cache had no room for them.",
+    Cause.UNKNOWN: "The run was read from another engine's trace, which does not say what this cause would need.",
     Cause.RECOVERY: "The pipeline had failed: from its last sign of progress until all stages stood again.",
     Cause.FILL_DRAIN: "Before the stage's first and after its last micro-batch of the run.",
 }
@@ -52,7 +54,9 @@ UNEVEN_WORK = (  # more even micro-batches or stages remove them
     Cause.PB1_PREFILL_SIZE, Cause.PB2_PREFILL_DECODE, Cause.PB3_DECODE_CONTEXT, Cause.STAGE_IMBALANCE,
 )  # fmt: skip
 STARVED = (Cause.STARVED_NO_REQUEST, Cause.STARVED_IN_FLIGHT, Cause.STARVED_KV_FULL)
-BUBBLES = (*UNEVEN_WORK, Cause.TRANSPORT, Cause.CONTROL)  # idle time without starved, recovery, fill and drain
-DELAYS_FROM_OUTSIDE = (Cause.TRANSPORT, Cause.CONTROL, *STARVED)  # they come down the pipeline with a micro-batch
+BUBBLES = (*UNEVEN_WORK, Cause.TRANSPORT, Cause.CONTROL)  # idle time without starved, unknown, recovery, fill and drain
+DELAYS_FROM_OUTSIDE = (  # they come down the pipeline with a micro-batch
+    Cause.TRANSPORT, Cause.CONTROL, *STARVED, Cause.UNKNOWN,
+)  # fmt: skip
 
 _CODES = {cause: code for code, cause in enumerate(CAUSES)}

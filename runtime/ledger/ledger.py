@@ -42,7 +42,7 @@ class Ledger:
         self.micro_batches = MicroBatchColumns(record.micro_batches)
         waited = with_waits_of_dropped(record)
         leaving = leaving_lane(self.lanes, [lost_since(record.faults, stage) for stage in range(self.num_stages)])
-        idle = attribute(waited, self.micro_batches, self.lanes, leaving, self.t0, self.t1)
+        idle = attribute(waited, self.micro_batches, self.lanes, leaving, self.t0, self.t1, record.unknown)
         self.idle_columns = name_recovery(idle, record.faults)
         self._busy = [float(lane.seconds.sum()) for lane in self.lanes]
         by_cause = [np.bincount(idle.cause, idle.seconds, len(CAUSES)) for idle in self.idle_columns]
@@ -89,7 +89,7 @@ class Ledger:
 
     @property
     def bubble_fraction_inner(self) -> float:
-        """The bubbles: idle time without starved, recovery and fill_drain, over total stage-seconds."""
+        """The bubbles: idle time of the causes in `BUBBLES`, over total stage-seconds."""
         return inner_bubble_fraction(self.seconds_by_cause(), self.stage_seconds)
 
     def gaps(self, stage: int) -> tuple[Floats, Ints]:
@@ -139,7 +139,7 @@ class Ledger:
 
 
 def inner_bubble_fraction(seconds: Mapping[Cause, float], stage_seconds: float) -> float:
-    """The bubbles: idle time without starved, recovery and fill_drain, over total stage-seconds; 0 for an empty run.
+    """The bubbles: idle time of the causes in `BUBBLES`, over total stage-seconds; 0 for an empty run.
 
     Args:
         seconds: idle, by cause.

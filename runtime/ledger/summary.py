@@ -11,7 +11,7 @@ import numpy as np
 from ...conf.workloads import SloConfig
 from ..core.micro_batch_columns import Floats
 from ..core.request_record import RequestRecord
-from ..core.run_record import RunRecord
+from ..core.run_record import RunRecord, Unknown
 from .causes import STARVED, Cause
 from .latencies import NOT_COMPLETED, latencies, statistics
 from .ledger import Ledger, inner_bubble_fraction
@@ -19,6 +19,16 @@ from .predictions import predicted_and_measured, prediction_error
 from .recovery import down_seconds, fault_summary, replay_seconds
 from .slo import has_bound, meets
 from .stragglers import find_stragglers
+
+_KEYS_OF: dict[Unknown, tuple[str, ...]] = {  # of what a trace may not say; latencies come with requests
+    "requests": (
+        *("completed", "failed", "total_input_tokens", "cached_input_tokens", "total_output_tokens"),
+        *("request_throughput", "output_throughput", "total_token_throughput", "median_bubble_ms_per_request"),
+        *("draft_tokens", "accepted_tokens", "accepted_tokens_per_decode", "preemptions"),
+    ),
+    "kv": ("peak_kv_fraction",),
+    "tokens": ("mean_tokens_per_micro_batch",),
+}
 
 
 @dataclass(slots=True)
@@ -52,6 +62,7 @@ class Totals:
     stragglers: list[dict[str, Any]] | None  # `Straggler.summary` of each; None: not looked for
     notes: list[str]
     met_slo: int | None  # requests; None without an SLO
+    unknown: Sequence[Unknown] = ()  # what a trace did not say; what is of it is left out
 
     def rate(self, count: int) -> float:
         """The count per second of `duration`."""
@@ -99,6 +110,12 @@ class Totals:
             summary["stragglers"] = self.stragglers
         if self.met_slo is not None:
             summary["request_goodput"] = self.rate(self.met_slo)
+        if self.unknown:
+            absent = {key for unknown in self.unknown for key in _KEYS_OF.get(unknown, ())}
+            if "requests" in self.unknown:
+                absent |= {f"{statistic}_{name}_ms" for name, row in self.latency.items() for statistic in row}
+            summary = {key: value for key, value in summary.items() if key not in absent}
+            summary["unknown"] = list(self.unknown)
         return summary
 
 
@@ -107,7 +124,8 @@ def summarize(record: RunRecord, ledger: Ledger, slo: SloConfig | None = None) -
 
     Token counts and latencies are over completed requests, as vLLM's are. `duration` is the seconds from the first
     arrival to the last token or compute. `bubble_seconds` holds each cause and sums to the idle seconds.
-    `request_goodput` (requests/s that met `slo`) is there only where `slo` has a bound.
+    `request_goodput` (requests/s that met `slo`) is there only where `slo` has a bound, and `unknown` only where the
+    run was read from a trace that does not say all; keys of what it does not say are missing.
     """
     last = max((request.token_times[-1] for request in record.requests if request.token_times), default=ledger.t1)
     return totals(
@@ -188,6 +206,7 @@ def totals(
             for each in find_stragglers(ledger)
         ],
         notes=notes,
+        unknown=list(dict.fromkeys(unknown for record, _ in parts for unknown in record.unknown)),
         met_slo=sum(meets(request, slo) for request in done) if slo is not None and has_bound(slo) else None,
     )
 

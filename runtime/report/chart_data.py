@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..core.micro_batch_columns import Floats
-from ..core.run_record import RunRecord
+from ..core.run_record import RunRecord, Unknown
 from ..ledger.causes import Cause
 from ..ledger.fleet import Fleet
 from ..ledger.latencies import NOT_COMPLETED, completed_requests, latencies
@@ -39,6 +39,7 @@ class ChartData:
         busy: Compute time of each stage.
         by_cause: For each stage, its idle time by cause.
         predictions: For each stage, the predicted and the measured times of the micro-batches that had a prediction.
+        unknown: What the run's trace did not say; the arrays of it hold nothing.
     """
 
     span: float
@@ -56,6 +57,7 @@ class ChartData:
     busy: list[float]
     by_cause: list[dict[Cause, float]]
     predictions: list[tuple[Floats, Floats]]
+    unknown: tuple[Unknown, ...] = ()
 
     @property
     def num_stages(self) -> int:
@@ -90,6 +92,7 @@ def chart_data(record: RunRecord, ledger: Ledger) -> ChartData:
         busy=[ledger.busy_seconds(stage) for stage in range(ledger.num_stages)],
         by_cause=[ledger.seconds_by_cause(stage) for stage in range(ledger.num_stages)],
         predictions=predicted_and_measured(record, ledger),
+        unknown=tuple(record.unknown),
     )
 
 

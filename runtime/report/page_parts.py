@@ -16,7 +16,7 @@ from .formatting import css_name
 # What the shares of idle time are called, the same on every page; docs/ledger.md has the definitions.
 IDLE_WORDS = (
     '<p class="hint">Idle: share of all stage time without compute. Bubbles: the part of it that is not starved, '
-    "recovery, fill or drain, over the same stage time (docs/ledger.md#idle-and-bubbles).</p>"
+    "unknown, recovery, fill or drain, over the same stage time (docs/ledger.md#idle-and-bubbles).</p>"
 )
 
 # The hatch of each cause, by its class in the style sheet. Causes that follow each other differ in it, and causes with
@@ -31,6 +31,7 @@ HATCHES = {
     Cause.STARVED_NO_REQUEST: "slash",
     Cause.STARVED_IN_FLIGHT: "backslash",
     Cause.STARVED_KV_FULL: "cross",
+    Cause.UNKNOWN: "dots",
     Cause.RECOVERY: "upright",
     Cause.FILL_DRAIN: "level",
 }

@@ -40,14 +40,20 @@ def charts_of_run(run: ChartData) -> list[Chart]:
     """Return all charts of one run, in the page's order."""
     return [
         bubbles_by_cause({f"stage {stage}": [stage] for stage in range(run.num_stages)}, run),
-        bubble_cdf({"all requests": run}),
-        completions({"completed": run}),
-        stage_times(run),
-        *batch_composition({"": run}),
-        kv_use(run),
-        queue(run),
-        *latency_histograms(run),
+        *charts_of_micro_batches(run),
+        *([] if "requests" in run.unknown else latency_histograms(run)),
         *([predictions(run)] if _has_predictions(run) else []),
+    ]
+
+
+def charts_of_micro_batches(run: ChartData) -> list[Chart]:
+    """Return the charts of requests and micro-batches, but for those of what is unknown."""
+    return [
+        *([] if "requests" in run.unknown else [bubble_cdf({"all requests": run}), completions({"completed": run})]),
+        stage_times(run),
+        *([] if "tokens" in run.unknown else batch_composition({"": run})),
+        *([] if "kv" in run.unknown else [kv_use(run)]),
+        *([] if "queue" in run.unknown else [queue(run)]),
     ]
 
 

@@ -58,13 +58,10 @@ def render_report(record: RunRecord, ledger: Ledger, summary: Mapping[str, Any],
             "bubbles": _bubble_table(ledger),
             "stages": _stage_bars(ledger),
             "faults": faults_section(summary.get("faults", [])) + stragglers_section(summary),
-            "charts": figures([charts.bubble_cdf({"all requests": run}), charts.completions({"completed": run}),
-                               charts.stage_times(run), *charts.batch_composition({"": run}), charts.kv_use(run),
-                               charts.queue(run)]),
+            "charts_of": "Micro-batches" if "requests" in record.unknown else "Requests and micro-batches",
+            "charts": figures(charts.charts_of_micro_batches(run)),
             "predictions": _predictions(run),
-            "latencies": _latency_table(summary) + figures(charts.latency_histograms(run)),
-            "requests": _requests(record, ledger),
-            "requests_note": _requests_note(record),
+            "of_requests": "" if "requests" in record.unknown else _of_requests(record, ledger, summary, run),
             "config": html.escape(yaml.safe_dump(summary.get("config") or {}, sort_keys=False, allow_unicode=True)),
             "versions": pairs_table(summary.get("versions") or {}),
             "scripts": timeline_scripts(tick, [columns]),
@@ -74,12 +71,15 @@ def render_report(record: RunRecord, ledger: Ledger, summary: Mapping[str, Any],
 
 def _subtitle(record: RunRecord, summary: Mapping[str, Any]) -> str:
     stages = f"{record.num_stages} stage{'' if record.num_stages == 1 else 's'}"
-    parts = [stages, f"{len(record.micro_batches):,} micro-batches", f"{len(record.requests):,} requests"]
+    parts = [stages, f"{len(record.micro_batches):,} micro-batches"]
+    parts += [] if "requests" in record.unknown else [f"{len(record.requests):,} requests"]
     return " · ".join([*parts, str(summary.get("date", ""))]).rstrip(" ·")
 
 
 def _cards(summary: Mapping[str, Any]) -> str:
     """Render the main numbers as cards: a name, a value with its unit, and a note."""
+    if "requests" in summary.get("unknown", ()):
+        return _card_rows(_cards_of_trace(summary))
     failed = f"{summary['failed']} failed" if summary["failed"] else "none failed"
     cards = [
         ("Output", f"{summary['output_throughput']:,.1f}", "tok/s",
@@ -96,6 +96,24 @@ def _cards(summary: Mapping[str, Any]) -> str:
     if drafts := summary.get("draft_tokens"):
         accepted = f"{summary['accepted_tokens']:,} of {drafts:,} accepted"
         cards.append(("Drafts", f"{summary['accepted_tokens_per_decode']:.2f}", "a decode", accepted))
+    return _card_rows(cards)
+
+
+def _cards_of_trace(summary: Mapping[str, Any]) -> Iterable[tuple[str, str, str, str]]:
+    """Make the cards of a run whose trace says nothing of its requests."""
+    count = summary["micro_batches"]
+    yield ("Micro-batches", f"{count:,}", "", f"{count / (summary['duration'] or 1.0):,.1f} a second")
+    if (tokens := summary.get("mean_tokens_per_micro_batch")) is not None:
+        rate = tokens * count / (summary["duration"] or 1.0)
+        yield ("Tokens computed", f"{rate:,.0f}", "tok/s", f"{tokens:,.1f} a micro-batch, with prompts")
+    inner, unknown = summary["bubble_fraction_inner"], summary["bubble_seconds"]["unknown"]
+    stage_seconds = sum(summary["bubble_seconds"].values()) / (summary["bubble_fraction"] or 1.0)
+    yield ("Idle", f"{summary['bubble_fraction'] * 100:.1f}", "%",
+           f"bubbles {percent_text(inner)}, unknown {percent_text(unknown / (stage_seconds or 1.0))}")  # fmt: skip
+    yield ("Duration", *_value_and_unit(seconds_text(summary["duration"])), f"{summary['depth']} in flight at most")
+
+
+def _card_rows(cards: Iterable[tuple[str, str, str, str]]) -> str:
     return "\n".join(
         f'<div class="card"><h3>{name}</h3><p class="value">{value} <small>{unit}</small></p><p>{note}</p></div>'
         for name, value, unit, note in cards
@@ -131,9 +149,10 @@ def _bubble_table(ledger: Ledger) -> str:
     groups = [
         (
             "bubbles", BUBBLES,
-            "Idle time without starved, recovery, fill and drain: work was there, and the stage waited for it.",
+            "Idle time without starved, unknown, recovery, fill and drain: work was there, the stage waited for it.",
         ),
         ("starved", STARVED, "No admissible work existed."),
+        ("", (Cause.UNKNOWN,) if total[Cause.UNKNOWN] else (), ""),
         ("", (Cause.RECOVERY,) if total[Cause.RECOVERY] else (), ""),
         ("", (Cause.FILL_DRAIN,), ""),
     ]  # fmt: skip
@@ -210,6 +229,16 @@ def _predictions(run: ChartData) -> str:
         "micro-batch's time on a stage, as the scheduler foresaw it at dispatch.</p>\n"
         f'  <div class="beside">{figures([charts.predictions(run)])}<div class="scroll"><table><thead><tr><th></th>'
         f"<th>micro-batches</th><th>p50</th><th>p90</th></tr></thead><tbody>{body}</tbody></table></div></div>\n</section>"
+    )
+
+
+def _of_requests(record: RunRecord, ledger: Ledger, summary: Mapping[str, Any], run: ChartData) -> str:
+    """Render the sections on latencies and requests."""
+    latencies = _latency_table(summary) + figures(charts.latency_histograms(run))
+    return (
+        f'<section>\n  <h2>Latency</h2>\n{latencies}\n</section>\n\n<section>\n  <h2>Requests</h2>\n'
+        f'  <p class="hint">{_requests_note(record)}</p>\n  <div class="scroll tall">\n{_requests(record, ledger)}\n'
+        "  </div>\n</section>"
     )
 
 

@@ -108,9 +108,10 @@ def _bubbles_of(times: StageActivity, title: str | None, stages: Mapping[int, st
     table.add_row("idle", seconds_text(idle), percent_text(idle / whole), *values, style="bold")
     values = (seconds_text(times.busy_seconds(stage)) for stage in stages)
     table.add_row("compute", seconds_text(busy), percent_text(busy / whole), *values)
+    others = "starved, unknown, recovery" if total[Cause.UNKNOWN] else "starved, recovery"
     table.caption = (
         f"bubbles: {percent_text(times.bubble_fraction_inner)} of stage time\n"
-        "(idle time without starved, recovery, fill and drain)"
+        f"(idle time without {others}, fill and drain)"
     )
     return table
 

@@ -24,7 +24,8 @@
   // runs have a heading each. A single run has strips for its KV cache and its queue at the bottom.
   const AXIS = 24, GAP = 6, STRIP = 34, HEADING = 26, STRIPS = several ? 15 : 20;
   const OVERVIEW = 2 + runs.length * STRIPS;
-  const counters = several || !runs.length || !runs[0].data.microBatch.length ? null : runs[0];
+  const isUnknown = (run, what) => (run.unknown || []).includes(what);
+  const counters = several || !runs.length || !runs[0].data.microBatch.length || isUnknown(runs[0], "kv") ? null : runs[0];
   const stages = Math.max(1, ...runs.map(run => run.stages));
   const laneHeights = several ? [[2, 42], [4, 32], [Infinity, 22]] : [[2, 62], [4, 50], [8, 38], [Infinity, 26]];
   const lane = laneHeights.find(([limit]) => stages <= limit)[1];
@@ -375,13 +376,14 @@
     } else if (at.box !== undefined) {
       const i = at.box, row = at.row, took = l.end[i] - l.begin[i];
       title = `micro-batch ${data.microBatch[row]} on stage ${l.stage}: ${composition(data, row)}`;
-      rows.push(["requests", requestsOf(data, row)], ["measured", duration(took)]);
+      if (!isUnknown(l.run, "requests")) rows.push(["requests", requestsOf(data, row)]);
+      rows.push(["measured", duration(took)]);
       if (l.predicted && l.predicted[i]) {
         const off = 100 * (l.predicted[i] / Math.max(1, took) - 1);
         rows.push(["predicted", `${duration(l.predicted[i])} (${off < 0 ? "−" : "+"}${Math.abs(off).toFixed(0)}%)`]);
       }
       rows.push(["began", (l.begin[i] * head.tick).toFixed(4) + " s"]);
-      if (data.decodes[row]) rows.push(["decode context", data.context[row].toLocaleString("en") + " tokens"]);
+      if (data.decodes[row] && !isUnknown(l.run, "context")) rows.push(["decode context", data.context[row].toLocaleString("en") + " tokens"]);
       const before = i ? l.begin[i] - l.end[i - 1] : 0;
       if (before > 0) rows.push(["idle before", duration(before)]);
     } else {

@@ -40,7 +40,7 @@ function composition(data, row) {
   const chunks = data.chunks[row], prefill = data.prefill[row], decodes = data.decodes[row], parts = [];
   if (chunks) parts.push((chunks === 1 ? "chunk " : chunks + " chunks ") + prefill);
   if (decodes) parts.push(decodes + (decodes === 1 ? " decode" : " decodes"));
-  return parts.join(" + ") || "empty";
+  return parts.join(" + ") || "tokens unknown";
 }
 
 // The requests that the columns name for a micro-batch, as text; the others are counted.

@@ -100,6 +100,8 @@ def pack_columns(record: RunRecord, ledger: Ledger, tick: float, max_boxes: int 
         "shown": len(shown),
         "arrays": layout,
     }
+    if record.unknown:
+        head["unknown"] = list(record.unknown)
     if record.faults:
         ups = [ledger.t1 if fault.up is None else fault.up for fault in record.faults]
         since, until = ticks(np.array([fault.since for fault in record.faults])), ticks(np.array(ups))
@@ -118,7 +120,7 @@ def _micro_batch_arrays(record: RunRecord, ledger: Ledger, shown: npt.NDArray[np
     requests: list[int] = []
     offsets = [0]
     for at in place.tolist():
-        if at >= 0:
+        if at >= 0 and "requests" not in record.unknown:
             micro_batch = record.micro_batches[at]
             named = [part.request for part in micro_batch.chunks[:NAMED_REQUESTS]]
             requests += named

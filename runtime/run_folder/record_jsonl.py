@@ -18,6 +18,7 @@ from ..core.run_record import (
     MicroBatchRecord,
     RunRecord,
     SegmentRecord,
+    Unknown,
     Wait,
 )
 
@@ -30,6 +31,7 @@ class RunLine(msgspec.Struct, array_like=True, tag="run"):
     notes: list[str] = []
     batch: int = 0
     depth: int = 0
+    unknown: list[Unknown] = []
 
 
 class FaultLine(msgspec.Struct, array_like=True, tag="fault"):
@@ -95,7 +97,7 @@ def record_lines(record: RunRecord, origin: float) -> Iterator[Line]:
     def maybe(seconds: float | None) -> float | None:
         return None if seconds is None else since_origin(seconds)
 
-    yield RunLine(record.num_stages, record.num_blocks, record.notes, record.batch, record.depth)
+    yield RunLine(record.num_stages, record.num_blocks, record.notes, record.batch, record.depth, record.unknown)
     for f in record.faults:
         yield FaultLine(
             f.epoch, f.reason, f.text, since_origin(f.since), since_origin(f.detected), maybe(f.up),
@@ -130,7 +132,10 @@ def read_record(lines: Iterable[bytes]) -> RunRecord:
     for text in lines:
         line = decode(text)
         if isinstance(line, RunLine):
-            record = RunRecord(line.num_stages, line.num_blocks, notes=line.notes, batch=line.batch, depth=line.depth)
+            record = RunRecord(
+                line.num_stages, line.num_blocks, notes=line.notes, batch=line.batch, depth=line.depth,
+                unknown=line.unknown,
+            )  # fmt: skip
         elif record is None:
             raise ValueError("its first line is not the run's")
         elif isinstance(line, FaultLine):

@@ -39,6 +39,7 @@ _COLOURS = {
     Cause.STARVED_NO_REQUEST: "white",
     Cause.STARVED_IN_FLIGHT: "grey",
     Cause.STARVED_KV_FULL: "black",
+    Cause.UNKNOWN: "generic_work",
     Cause.RECOVERY: "cq_build_failed",
     Cause.FILL_DRAIN: "white",
 }

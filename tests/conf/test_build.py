@@ -17,6 +17,7 @@ from gapless.conf.build import (
     build,
     compose_engine,
     dotted_keys,
+    fields,
     group_names,
     leaf_fields,
     load_command,
@@ -280,7 +281,7 @@ def test_parallel_choices_mean_their_names() -> None:
 ])  # fmt: skip
 def test_command_yaml_says_the_schema_s_defaults(command: str, cls: type) -> None:
     own, choices = load_command(command)
-    names = {field.name for field in dataclasses.fields(cls)}
+    names = set(fields(cls))
     assert set(choices) == set(GROUPS) & names
     assert set(own) | set(choices) == names
     model = {"model": {"weights": "shipped"}} if "model" in choices else {}

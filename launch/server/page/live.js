@@ -142,7 +142,7 @@
     const percent = (seconds, whole) => whole > 0 ? `${(100 * seconds / whole).toFixed(1)}%` : "–";
     const idle = sums.reduce((a, b) => a + b, 0);
     element("idle").textContent = total > 0 ? (100 * idle / total).toFixed(1) : "–";
-    const inner = causes.reduce((sum, cause, n) => sum + (/^(starved|recovery|fill)/.test(cause.css) ? 0 : sums[n]), 0);
+    const inner = causes.reduce((sum, cause, n) => sum + (/^(starved|unknown|recovery|fill)/.test(cause.css) ? 0 : sums[n]), 0);
     element("bubbles").textContent = percent(inner, total);
     if (bars.children.length !== stages.length) bars.replaceChildren(...stages.map((_, stage) => bar(stage, causes)));
     stages.forEach((row, stage) => {

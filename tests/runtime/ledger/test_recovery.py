@@ -102,7 +102,7 @@ def test_replay_is_the_time_of_tokens_that_had_been_computed_before() -> None:
 
 
 def test_recovery_is_a_group_of_its_own() -> None:
-    assert set(CAUSES) == {*BUBBLES, *STARVED, Cause.RECOVERY, Cause.FILL_DRAIN}
+    assert set(CAUSES) == {*BUBBLES, *STARVED, Cause.UNKNOWN, Cause.RECOVERY, Cause.FILL_DRAIN}
 
 
 def random_run(seed: int, epochs: int = 4) -> RunRecord:

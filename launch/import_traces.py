@@ -1,0 +1,67 @@
+"""`gapless report import=FORMAT`: traces that another engine recorded become a run folder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..conf.errors import ConfigError
+from ..conf.schema import ReportConfig
+from .output_path import check_folder
+
+if TYPE_CHECKING:
+    from ..runtime.run_folder.read import RunFolder
+    from ..runtime.traces.pipeline_run import ImportedRun
+
+NEW_FOLDER = "imported"
+
+
+def read(config: ReportConfig) -> ImportedRun:
+    """Read the traces of `config.runs`: folders that hold them, or files.
+
+    Raises:
+        ConfigError: there is none, one is damaged or foreign, or `out` takes no folder.
+    """
+    from ..runtime.traces.read import READERS
+
+    assert config.import_ is not None
+    if not config.runs:
+        raise ConfigError(f"runs: give the folder of the traces, as in gapless report import={config.import_} TRACES")
+    check_folder(_destination(config), "out")
+    return READERS[config.import_]([Path(text).expanduser() for text in config.runs])
+
+
+def write(config: ReportConfig, run: ImportedRun) -> RunFolder:
+    """Write the run folder: `out`, or `imported` beside the traces. The report itself is not written yet."""
+    from ..runtime.run_folder.read import read_run_folder
+    from ..runtime.run_folder.write import write_run_data
+
+    path = _destination(config)
+    title = f"{run.engine}, imported from {config.import_} traces: {_name(config)}"
+    names = [Path(text).name for text in config.runs]
+    settings = {"import": {"format": config.import_, "engine": run.engine, "traces": names}}
+    write_run_data(path, run.record, config=settings, title=title)
+    return read_run_folder(path)
+
+
+def said(summary: Mapping[str, Any]) -> str:
+    """What an imported run computed, in a line."""
+    count, duration = summary["micro_batches"], summary["duration"]
+    line = f"{count} micro-batches in {duration:.1f} s"
+    if (mean := summary.get("mean_tokens_per_micro_batch")) is None:
+        return line
+    tokens = round(mean * count)
+    return f"{line}: {tokens} tokens computed, prompts included, {tokens / (duration or 1.0):.1f} tok/s"
+
+
+def _destination(config: ReportConfig) -> Path:
+    if config.out is not None:
+        return Path(config.out).expanduser()
+    first = Path(config.runs[0]).expanduser()
+    return (first if first.is_dir() else first.parent) / NEW_FOLDER
+
+
+def _name(config: ReportConfig) -> str:
+    first = Path(config.runs[0]).expanduser().resolve()
+    return (first if first.is_dir() else first.parent).name

@@ -1,0 +1,83 @@
+"""Reads a Chrome trace event by event, so that a file of many hundreds of megabytes needs little memory."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from ...conf.errors import ConfigError
+
+_AT_ONCE = 1 << 20  # characters
+_HEAD = 64 << 20  # most characters before the events: metadata; more is no trace
+_KEY = '"traceEvents"'
+_SPACE = " \t\r\n,"
+
+
+class ChromeTrace:
+    """A file in Chrome's trace format, plain or gzipped: an object with `traceEvents`, or the list of events alone.
+
+    Attributes:
+        metadata: what the object holds beside its events; complete once they have been read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.metadata: dict[str, Any] = {}
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """The events in the file's order.
+
+        Raises:
+            ConfigError: the file cannot be read, is no such trace, or is cut off.
+        """
+        try:
+            with self.path.open("rb") as file:
+                is_gzip = file.read(2) == b"\x1f\x8b"
+                file.seek(0)
+                binary: Any = gzip.GzipFile(fileobj=file) if is_gzip else file
+                yield from self._read(io.TextIOWrapper(binary, encoding="utf-8", errors="replace"))
+        except (OSError, EOFError, zlib.error) as error:
+            raise ConfigError(f"{self.path}: cannot be read as a trace, damaged or cut off ({error})") from error
+
+    def _read(self, file: IO[str]) -> Iterator[dict[str, Any]]:
+        head = file.read(_AT_ONCE)
+        if head.lstrip()[:1] not in ("{", "["):
+            raise ConfigError(f"{self.path}: not a Chrome trace, which is JSON")
+        rest, before = head.lstrip(), ""
+        if rest[0] == "{":
+            while (place := rest.find(_KEY)) < 0:
+                more = file.read(_AT_ONCE)
+                if not more or len(rest) > _HEAD:
+                    raise ConfigError(f"{self.path}: not a Chrome trace, it has no traceEvents")
+                rest += more
+            before, rest = rest[:place], rest[place + len(_KEY) :]
+        while "[" not in rest and (more := file.read(_AT_ONCE)):
+            rest += more
+        rest = rest[rest.find("[") + 1 :]
+        decode, end = json.JSONDecoder().raw_decode, 0
+        while True:
+            while end < len(rest) and rest[end] in _SPACE:
+                end += 1
+            if end < len(rest) and rest[end] == "]":
+                break
+            try:
+                event, end = decode(rest, end)
+            except ValueError:  # an event that goes on beyond what has been read
+                more = file.read(_AT_ONCE)
+                if not more:
+                    raise ConfigError(f"{self.path}: damaged or cut off, its list of events does not end") from None
+                rest, end = rest[end:] + more, 0
+                continue
+            if isinstance(event, dict):
+                yield event
+        tail = rest[end + 1 :] + file.read()
+        if before:
+            try:
+                self.metadata = json.loads(before + _KEY + ":[]" + (tail if tail.strip() else "}"))
+            except ValueError:
+                raise ConfigError(f"{self.path}: damaged or cut off after its events") from None

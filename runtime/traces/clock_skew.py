@@ -1,0 +1,284 @@
+"""How far the clocks of a pipeline's ranks lie apart, bounded by what must have come before what.
+
+A receive cannot end before its send began, and no rank leaves a collective that another has not entered. Each such
+pair bounds the difference of two clocks from one side; messages back bound it from the other. Over ranks that send
+each other nothing the bounds add: all of them together are shortest paths in a graph whose edges are the bounds.
+Where no constant difference fits, one that grows linearly may: a line over time between the hulls of the bounds
+(Duda, Harrus, Haddad and Bernard, "Estimating global time in distributed systems", ICDCS 1987).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from ..core.micro_batch_columns import Floats
+from .drift import DriftLine, drift_between
+
+_ROUNDING = 1e-6  # seconds: traces round times to microseconds
+_RELAXED_UNTIL = 1e-9  # seconds to which a contradiction is found
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Events of rank `first` that came before events of rank `second`, an entry each.
+
+    Attributes:
+        before: times of the earlier events, in seconds on the clock of `first`.
+        after: times of the later ones, in seconds on the clock of `second`.
+        least: seconds that lie between them at least: of a transfer, its bytes over the fastest link.
+    """
+
+    first: int
+    second: int
+    before: Floats
+    after: Floats
+    least: float | Floats = 0.0
+
+    @property
+    def room(self) -> Floats:
+        """By how much the clock of `second` may be ahead of that of `first` at most, by each pair of events."""
+        return self.after - self.before - self.least
+
+
+@dataclass(frozen=True, slots=True)
+class ClockFit:
+    """Where a rank's clock lies beside the reference rank's, and how well the trace says so.
+
+    When the reference's clock shows `at`, the rank's shows `ahead` seconds more; each second it gains `drift` seconds.
+
+    Attributes:
+        low: least value of `ahead`; -infinity where nothing bounds it from below.
+        high: its greatest value; infinity where nothing bounds it from above.
+        same_clock: both read one clock.
+        pairs: pairs of events that bound it.
+        by_other_ranks: ways over other ranks bound it closer than events between the two.
+        contradiction: seconds by which the pairs contradict each other under every offset and drift.
+    """
+
+    rank: int
+    reference: int
+    ahead: float = 0.0
+    low: float = -math.inf
+    high: float = math.inf
+    drift: float = 0.0
+    at: float = 0.0
+    same_clock: bool = False
+    pairs: int = 0
+    by_other_ranks: bool = False
+    contradiction: float = 0.0
+
+    @property
+    def half_width(self) -> float | None:
+        """How far `ahead` may be off, in seconds; None where nothing bounds it from one side."""
+        if math.isinf(self.low) or math.isinf(self.high):
+            return None
+        return max(self.high - self.ahead, self.ahead - self.low, 0.0)
+
+    def on_reference(self, times: Floats) -> Floats:
+        """Put times of this rank on the reference's clock."""
+        return self.at + (times - self.at - self.ahead) / (1.0 + self.drift)
+
+    @property
+    def line(self) -> str:
+        """A sentence for people."""
+        clocks, theirs = f"clocks of rank {self.rank}", f"rank {self.reference}'s"
+        messages = f"{self.pairs:,} {'message' if self.pairs == 1 else 'messages'}"
+        if self.same_clock:
+            return f"ranks {self.reference} and {self.rank} read one clock: their offset is 0"
+        if not self.pairs:
+            return f"{clocks}: no message bounds their offset from {theirs}; times are as recorded"
+        if self.contradiction > 0:
+            return (
+                f"{clocks}: no offset from {theirs} fits all {messages}; {_lie(self.ahead)} {theirs}, "
+                f"{_shown(self.contradiction / 2)} are left unexplained at most"
+            )
+        if self.half_width is None:
+            side = f"at most {_lie(self.high)}" if math.isinf(self.low) else f"at least {_lie(self.low)}"
+            shifted = "times are as recorded" if self.ahead == 0 else "times are shifted by this bound"
+            return f"{clocks} lie {side} {theirs}, bounded from one side only, from {messages}; {shifted}"
+        ways = "over other ranks" if self.by_other_ranks else "both ways"
+        drift = f" and gain {self.drift * 1e6:+.1f} µs a second" if self.drift else ""
+        return f"{clocks} lie {_lie(self.ahead, self.half_width)} {theirs}{drift}, from {messages} {ways}"
+
+
+def _lie(ahead: float, half_width: float | None = None) -> str:
+    off = "" if half_width is None else f" ± {_shown(half_width)}"
+    return f"{_shown(abs(ahead))}{off} {'ahead of' if ahead > 0 else 'behind'}"
+
+
+def _shown(seconds: float) -> str:
+    return f"{seconds:.3f} s" if seconds >= 10 else f"{seconds * 1e3:.3f} ms"
+
+
+def collective(ranks: Sequence[int], entered: Floats, left: Floats) -> list[Order]:
+    """What collectives say: no rank leaves one before every other has entered it.
+
+    Args:
+        ranks: that take part, n of them.
+        entered: [collectives, n] seconds on each rank's clock.
+        left: [collectives, n] the same.
+    """
+    numbered = list(enumerate(ranks))
+    return [Order(a, b, entered[:, i], left[:, j]) for i, a in numbered for j, b in numbered if i != j]
+
+
+def fit_clocks(clocks: Mapping[int, str], orders: Iterable[Order]) -> dict[int, ClockFit]:
+    """Where the clock of each rank lies beside that of the first rank, the reference.
+
+    Args:
+        clocks: by rank, the name of its clock; ranks that name the same one read it together, and "" is a clock of
+            the rank's own.
+        orders: what came before what.
+    """
+    names = {rank: name or f"of rank {rank} alone" for rank, name in clocks.items()}
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(names.values()))}
+    clock = {rank: numbers[name] for rank, name in names.items()}
+    between = [replace(order, first=clock[order.first], second=clock[order.second]) for order in orders]
+    fits = _fit(len(numbers), [order for order in between if order.first != order.second and len(order.before)])
+    reference = next(iter(clocks), 0)
+    of_rank = {}
+    for rank in clocks:
+        same_clock = clock[rank] == 0 and rank != reference
+        of_rank[rank] = replace(fits[clock[rank]], rank=rank, reference=reference, same_clock=same_clock)
+    return of_rank
+
+
+def _fit(num_clocks: int, orders: Sequence[Order]) -> list[ClockFit]:
+    """The fit of each clock to clock 0; `orders` are between clocks."""
+    constant = _Constant.of(num_clocks, orders)
+    lines: dict[int, DriftLine] = {}
+    if constant.contradiction:
+        lines = _drifts(num_clocks, orders)
+        mapped = [_mapped(order, lines) for order in orders]
+        rest = _Constant.of(num_clocks, mapped)
+        if rest.contradiction < constant.contradiction:
+            constant = rest if rest.contradiction or not _fits(mapped) else rest.unmoved()
+        else:
+            lines = {}
+    touching = [sum(len(o.before) for o in orders if clock in (o.first, o.second)) for clock in range(num_clocks)]
+    fits = []
+    for clock in range(num_clocks):
+        line = lines.get(clock, DriftLine())
+        ahead = line.ahead + (1.0 + line.drift) * float(constant.ahead[clock])
+        low, high = float(constant.low[clock]), float(constant.high[clock])
+        if clock in lines:
+            low, high = ahead - line.half_width, ahead + line.half_width
+        direct = [sum(len(o.before) for o in orders if {o.first, o.second} == {0, clock})]
+        fits.append(
+            ClockFit(
+                clock, 0, ahead, low, high, line.drift, line.at, False,
+                direct[0] if constant.is_direct[clock] else touching[clock],
+                not constant.is_direct[clock], constant.contradiction,
+            )
+        )  # fmt: skip
+    return fits
+
+
+@dataclass(frozen=True, slots=True)
+class _Constant:
+    """Offsets of clocks that do not drift, by clock: seconds ahead of clock 0, with their bounds."""
+
+    ahead: Floats
+    low: Floats
+    high: Floats
+    is_direct: npt.NDArray[np.bool_]
+    contradiction: float
+
+    @classmethod
+    def of(cls, num_clocks: int, orders: Sequence[Order]) -> _Constant:
+        room = np.full((num_clocks, num_clocks), np.inf)
+        np.fill_diagonal(room, 0.0)
+        for order in orders:
+            room[order.first, order.second] = min(room[order.first, order.second], float(order.room.min()))
+        relaxed = _least_relaxation(room)
+        room += relaxed
+        most = _closed(room)
+        is_direct = (room[0] <= most[0]) & (room[:, 0] <= most[:, 0])
+        contradiction = 2 * relaxed if relaxed > _ROUNDING else 0.0
+        return cls(_chosen(most), -most[:, 0], most[0], is_direct, contradiction)
+
+    def unmoved(self) -> _Constant:
+        """The same bounds with all offsets at 0, which they allow."""
+        return replace(self, ahead=np.zeros(len(self.ahead)))
+
+
+def _closed(room: Floats) -> Floats:
+    """Shortest paths (Floyd and Warshall): how far each clock may be ahead of each other one, by way of all."""
+    most = room.copy()
+    for via in range(len(most)):
+        most = np.minimum(most, most[:, via, None] + most[None, via])
+    return most
+
+
+def _least_relaxation(room: Floats) -> float:
+    """The least seconds by which every bound must give way, so that some offsets fit all of them."""
+
+    def fits(relaxed: float) -> bool:
+        return bool((np.diag(_closed(room + relaxed)) >= -_RELAXED_UNTIL).all())
+
+    for tried in (0.0, _ROUNDING):
+        if fits(tried):
+            return tried
+    low, high = _ROUNDING, max(-float(room.min()), 2 * _ROUNDING)
+    while high - low > _RELAXED_UNTIL + 1e-6 * low:
+        middle = (low + high) / 2
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    return high
+
+
+def _chosen(most: Floats) -> Floats:
+    """Offsets that fit all bounds: the middle between two, and of one bound alone what moves the clock least.
+
+    The middles fit each other: a bound between two clocks is no more than the ways over clock 0. The others are set
+    one after the other, each within the bounds that those set before leave it.
+    """
+    ahead = np.zeros(len(most))
+    both = np.isfinite(most[0]) & np.isfinite(most[:, 0])
+    ahead[both] = (most[0, both] - most[both, 0]) / 2
+    chosen = np.flatnonzero(both).tolist()
+    for clock in np.flatnonzero(~both).tolist():
+        low = max(float(ahead[other] - most[clock, other]) for other in chosen)
+        high = min(float(ahead[other] + most[other, clock]) for other in chosen)
+        two_sided = math.isfinite(low) and math.isfinite(high)
+        ahead[clock] = (low + high) / 2 if two_sided else min(max(0.0, low), high)
+        chosen.append(clock)
+    return ahead
+
+
+def _drifts(num_clocks: int, orders: Sequence[Order]) -> dict[int, DriftLine]:
+    """Lines of the clocks that messages both ways connect with clock 0, directly or clock by clock."""
+    lines = {0: DriftLine()}
+    reached = [0]
+    for known in reached:
+        for clock in range(num_clocks):
+            if clock in lines:
+                continue
+            out = [order for order in orders if (order.first, order.second) == (known, clock)]
+            back = [order for order in orders if (order.first, order.second) == (clock, known)]
+            if not out or not back:
+                continue
+            line = drift_between(
+                np.concatenate([lines[known].on_reference(order.before) for order in out]),
+                np.concatenate([order.after - order.least for order in out]),
+                np.concatenate([lines[known].on_reference(order.after) for order in back]),
+                np.concatenate([order.before + order.least for order in back]),
+            )
+            if line is not None:
+                lines[clock] = replace(line, half_width=line.half_width + lines[known].half_width)
+                reached.append(clock)
+    return lines
+
+
+def _mapped(order: Order, lines: Mapping[int, DriftLine]) -> Order:
+    before = lines.get(order.first, DriftLine()).on_reference(order.before)
+    after = lines.get(order.second, DriftLine()).on_reference(order.after)
+    return replace(order, before=before, after=after)
+
+
+def _fits(orders: Sequence[Order]) -> bool:
+    return all(float(order.room.min()) >= -_ROUNDING for order in orders)

@@ -1,0 +1,105 @@
+"""Puts the traces of a pipeline's ranks on one clock, as far as their messages bound where the clocks lie."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from .clock_skew import ClockFit, Order, fit_clocks
+from .matching import match_transfers, shift_between
+from .rank_trace import RankTrace, Transfer
+from .stage_spans import stage_spans
+
+_FASTEST_LINK = 0.9e12  # bytes/s: NVLink 5, one way (NVIDIA GB200 NVL72's data sheet, 1.8 TB/s both ways)
+_ONE_CLOCK = 1e-3  # seconds that two processes' times of one clock may be off
+
+
+def align_clocks(lanes: Sequence[RankTrace]) -> list[str]:
+    """Set `clock_offset` and `clock_offset_error` of the ranks, one for each stage in order; lines for people.
+
+    The clock of the first is the common one. A clock that drifts has its times stretched in place.
+    """
+    orders = _orders(lanes)
+    fits = fit_clocks(_clocks(lanes, orders), orders)
+    for trace in lanes:
+        fit = fits[trace.rank]
+        if fit.drift:
+            _stretch(trace, fit)
+        else:
+            trace.clock_offset = -fit.ahead
+        trace.clock_offset_error = fit.half_width
+    others = [fits[trace.rank] for trace in lanes[1:]]
+    if others and all(fit.same_clock for fit in others):
+        every = "Both" if len(lanes) == 2 else f"All {len(lanes)}"
+        return [f"{every} ranks read one clock: their offset is 0."]
+    return [f"{fit.line[0].upper()}{fit.line[1:]}." for fit in others]
+
+
+def _clocks(lanes: Sequence[RankTrace], orders: Sequence[Order]) -> dict[int, str]:
+    """The name of each rank's clock: its host, unless messages between ranks of that host say otherwise."""
+    host = {trace.rank: trace.host for trace in lanes}
+    wrong = {
+        host[order.first]
+        for order in orders
+        if host[order.first] == host[order.second] and float(order.room.min()) < -_ONE_CLOCK
+    }
+    return {rank: "" if name in wrong else name for rank, name in host.items()}
+
+
+def _orders(lanes: Sequence[RankTrace]) -> list[Order]:
+    orders = []
+    spans = [stage_spans(trace) for trace in lanes]
+    for stage in range(1, len(lanes)):
+        shift = shift_between(spans[stage - 1], spans[stage])
+        matched = [
+            (pair.send, pair.receive)
+            for i, span in enumerate(spans[stage - 1])
+            if 0 <= i + shift < len(spans[stage])
+            for pair in match_transfers(span, spans[stage][i + shift])
+        ]
+        orders += _order(lanes[stage - 1].rank, lanes[stage].rank, matched)
+    for sender in lanes:
+        for receiver in lanes:
+            neighbours = lanes.index(receiver) - lanes.index(sender) == 1
+            if sender is not receiver and not neighbours:
+                orders += _order(sender.rank, receiver.rank, list(_by_peer(sender, receiver)))
+    return orders
+
+
+def _by_peer(sender: RankTrace, receiver: RankTrace) -> Iterator[tuple[Transfer, Transfer]]:
+    """The transfers between two ranks that name each other, matched in order.
+
+    Where one trace has more than the other, its last sends are taken to have no receive, and its first receives no
+    send: of all ways to match them it is the one that says least, as the sends are the earliest, the receives the
+    latest.
+    """
+    sent = [send for send in sender.sends if send.peer == receiver.rank]
+    got = [receive for receive in receiver.receives if receive.peer == sender.rank]
+    for group in dict.fromkeys(send.group for send in sent):
+        out = [send for send in sent if send.group == group]
+        back = [receive for receive in got if receive.group == group]
+        count = min(len(out), len(back))
+        out, back = out[:count], back[len(back) - count :]
+        if [send.bytes for send in out] == [receive.bytes for receive in back]:
+            yield from zip(out, back, strict=True)
+
+
+def _order(first: int, second: int, matched: Sequence[tuple[Transfer, Transfer]]) -> list[Order]:
+    if not matched:
+        return []
+    before = np.array([send.start for send, _ in matched])
+    after = np.array([receive.end for _, receive in matched])
+    least = np.array([(send.bytes or 0) / _FASTEST_LINK for send, _ in matched])
+    return [Order(first, second, before, after, least)]
+
+
+def _stretch(trace: RankTrace, fit: ClockFit) -> None:
+    def moved(time: float) -> float:
+        return float(fit.on_reference(np.array(time)))
+
+    trace.computes = fit.on_reference(trace.computes)
+    trace.steps = [replace(step, start=moved(step.start), end=moved(step.end)) for step in trace.steps]
+    trace.sends = [replace(send, start=moved(send.start), end=moved(send.end)) for send in trace.sends]
+    trace.receives = [replace(each, start=moved(each.start), end=moved(each.end)) for each in trace.receives]

@@ -1,0 +1,108 @@
+"""An Nsight Systems report that was exported to SQLite: its tables, as far as this version of nsys writes them.
+
+Schema: docs.nvidia.com/nsight-systems, "SQLite Schema Reference". Tables are made only where there are rows for them,
+and columns come and go between versions, so only what is there is asked for.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ...conf.errors import ConfigError
+
+REPORTS = (".nsys-rep", ".qdrep", ".qdstrm")
+EXPORTS = (".sqlite", ".sqlite3", ".db")
+_HEADER = b"SQLite format 3\0"
+
+
+class NsysExport:
+    """One export, opened for reading only. Times in it are nanoseconds from the start of its session.
+
+    Raises:
+        ConfigError: not an export, or one without any table of Nsight Systems.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            with path.open("rb") as file:
+                header = file.read(len(_HEADER))
+        except OSError as error:
+            raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
+        if header != _HEADER:
+            raise ConfigError(f"{path}: not an SQLite file; make one by {export_command(path)}")
+        self._connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
+        try:
+            rows = self._connection.execute("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')").fetchall()
+            self.tables = {name: self._columns(name) for (name,) in rows}
+        except sqlite3.Error as error:
+            raise self.damaged(error) from error
+        if "StringIds" not in self.tables:
+            raise ConfigError(f"{path}: not exported by Nsight Systems: it has no table StringIds")
+
+    def _columns(self, table: str) -> frozenset[str]:
+        return frozenset(row[1] for row in self._connection.execute(f'PRAGMA table_info("{table}")'))
+
+    def damaged(self, error: Exception) -> ConfigError:
+        return ConfigError(f"{self.path}: damaged, or not exported by Nsight Systems ({error})")
+
+    def has(self, table: str, *columns: str) -> bool:
+        """Whether the table is there with these columns."""
+        return self.tables.get(table, frozenset()).issuperset(columns) and table in self.tables
+
+    def rows(self, query: str, parameters: Sequence[object] = ()) -> list[Any]:
+        """The rows of a query.
+
+        Raises:
+            ConfigError: the file is damaged.
+        """
+        try:
+            return self._connection.execute(query, parameters).fetchall()
+        except sqlite3.Error as error:
+            raise self.damaged(error) from error
+
+    def value(self, table: str, column: str, where: str = "1") -> Any:
+        """The column of the first row that fits; None where there is none, or no such table or column."""
+        if not self.has(table, column):
+            return None
+        rows = self.rows(f'SELECT "{column}" FROM "{table}" WHERE {where} LIMIT 1')
+        return rows[0][0] if rows else None
+
+    @property
+    def started_ns(self) -> int | None:
+        """When the session started, in nanoseconds since 1970 by its host; None where the export does not say."""
+        found = self.value("TARGET_INFO_SESSION_START_TIME", "utcEpochNs")
+        return int(found) if found is not None else None
+
+    @property
+    def host(self) -> str:
+        """Name of the machine; empty where the export does not say."""
+        if not self.has("TARGET_INFO_SYSTEM_ENV", "name", "value"):
+            return ""
+        return str(self.value("TARGET_INFO_SYSTEM_ENV", "value", "name = 'Hostname'") or "")
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def export_command(report: Path) -> str:
+    """The command that exports a report."""
+    return f"nsys export --type sqlite --output {report.with_suffix('.sqlite').name} {report.name}"
+
+
+def exports_in(folder: Path) -> list[Path]:
+    """The exports of a folder, by name.
+
+    Raises:
+        ConfigError: it has none; the line says what it has instead.
+    """
+    found = sorted(path for path in folder.rglob("*") if path.suffix in EXPORTS and path.is_file())
+    if found:
+        return found
+    reports = sorted(path for path in folder.rglob("*") if path.suffix in REPORTS)
+    if reports:
+        raise ConfigError(f"{reports[0]}: a report of Nsight Systems; export it first: {export_command(reports[0])}")
+    raise ConfigError(f"{folder}: no export of Nsight Systems in it (*.sqlite)")

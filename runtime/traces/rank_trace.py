@@ -1,0 +1,157 @@
+"""What one rank's trace says, whatever file it came from: each importer makes `RankTrace`s."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import numpy as np
+
+from ..core.micro_batch_columns import Floats
+
+Engine = Literal["vLLM", "SGLang", "Megatron-LM", "unknown engine"]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One pass of an engine through a rank's layers, a micro-batch; times in seconds on the rank's clock.
+
+    Counts are None where the trace does not say them. On a GPU the times are the device's where the trace has them.
+
+    Attributes:
+        start: when the rank turned to it.
+        end: when it was done with it.
+        label: the trace's own name for it.
+        prefill_requests: prompts or chunks in it.
+        prefill_tokens: their tokens.
+        prefill_prefix: sum of the KV tokens that lie before the chunks.
+        decode_requests: requests that decode in it.
+        decode_tokens: their tokens: more than requests where drafts are verified.
+        decode_context: sum of the KV tokens that the decodes attend to.
+    """
+
+    start: float
+    end: float
+    label: str = ""
+    prefill_requests: int | None = None
+    prefill_tokens: int | None = None
+    prefill_prefix: int | None = None
+    decode_requests: int | None = None
+    decode_tokens: int | None = None
+    decode_context: int | None = None
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether the trace says how many tokens it held."""
+        return self.prefill_tokens is not None and self.decode_tokens is not None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the engine passed through without a token: to hand out what has ended, or to keep ranks in step."""
+        return self.prefill_tokens == 0 and self.decode_tokens == 0
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """One send or one receive of a rank; times in seconds on its clock.
+
+    `start`: the rank stood ready for it (its kernel began, its call was entered). `end`: it was over for this rank. A
+    receive that starts before its sender does holds the wait for the sender; matching both sides takes it out.
+
+    Attributes:
+        peer: the other rank, by its number in the whole job; None where the trace does not say.
+        bytes: None where the trace does not say.
+        group: name of the process group. Transfers between two ranks are in order within a group.
+        sequence: number of the transfer in its group and direction, where the trace has one.
+    """
+
+    start: float
+    end: float
+    peer: int | None = None
+    bytes: int | None = None
+    group: str = ""
+    sequence: int | None = None
+
+    def shifted(self, seconds: float) -> Transfer:
+        return replace(self, start=self.start + seconds, end=self.end + seconds) if seconds else self
+
+
+@dataclass(slots=True)
+class RankTrace:
+    """The trace of one rank. Times are seconds on its own clock; `clock_offset` puts them on the clock of all ranks.
+
+    Attributes:
+        name: of the file, for messages.
+        rank: its number in the whole job.
+        stage: None where the trace does not say; `pipeline_run.py` reads it off the transfers then.
+        tensor_rank: its number among the ranks of its stage.
+        host: name of the machine; ranks of one host share a clock. Empty where the trace does not say.
+        engine: who wrote the trace.
+        computes: [n, 2] begin and end of compute (device kernels, or the CPU's operators), merged: ascending, and none
+            overlaps another. Communication is not in it.
+        steps: in order of time.
+        sends: in order of time.
+        receives: in order of time.
+        clock_offset: seconds to add to this rank's times.
+        clock_offset_error: how far the offset may be off, in seconds; None where nothing bounds it.
+        notes: what a reader must know about this rank's trace, a line each.
+    """
+
+    name: str
+    rank: int
+    stage: int | None = None
+    tensor_rank: int = 0
+    host: str = ""
+    engine: Engine = "unknown engine"
+    computes: Floats = field(default_factory=lambda: np.zeros((0, 2)))
+    steps: list[Step] = field(default_factory=list)
+    sends: list[Transfer] = field(default_factory=list)
+    receives: list[Transfer] = field(default_factory=list)
+    clock_offset: float = 0.0
+    clock_offset_error: float | None = 0.0
+    notes: list[str] = field(default_factory=list)
+
+
+def merged(start: Sequence[float] | Floats, end: Sequence[float] | Floats) -> Floats:
+    """The union of intervals as [n, 2]: ascending, and none overlaps or touches another. Empty ones are dropped."""
+    begins, ends = np.asarray(start, np.float64), np.asarray(end, np.float64)
+    kept = ends > begins
+    begins, ends = begins[kept], ends[kept]
+    order = np.argsort(begins, kind="stable")
+    begins, ends = begins[order], np.maximum.accumulate(ends[order])
+    is_new = np.ones(len(begins), bool)
+    is_new[1:] = begins[1:] > ends[:-1]
+    first = np.flatnonzero(is_new)
+    last = np.append(first[1:], len(begins)) - 1 if len(first) else first
+    return np.stack([begins[first], ends[last]], axis=1)
+
+
+def without(intervals: Floats, holes: Floats) -> Floats:
+    """`intervals` less `holes`; both as `merged` makes them, and so is what comes back."""
+    if not len(holes) or not len(intervals):
+        return intervals
+    edges = np.unique(np.concatenate([intervals.ravel(), holes.ravel()]))
+    start, end = edges[:-1], edges[1:]
+    kept = _covers(intervals, start) & ~_covers(holes, start)
+    return merged(start[kept], end[kept])
+
+
+def seconds_within(intervals: Floats, start: Floats, end: Floats) -> Floats:
+    """Seconds of `intervals` (as `merged` makes them) in each [start, end)."""
+    if not len(intervals):
+        return np.zeros(len(start))
+    begins, ends = intervals[:, 0], intervals[:, 1]
+    until = np.concatenate([[0.0], np.cumsum(ends - begins)])
+
+    def before(times: Floats) -> Floats:
+        place = np.searchsorted(begins, times, side="right")
+        over = np.where(place > 0, np.maximum(0.0, ends[np.maximum(place - 1, 0)] - times), 0.0)
+        return until[place] - over
+
+    return before(np.asarray(end)) - before(np.asarray(start))
+
+
+def _covers(intervals: Floats, times: Floats) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
+    place = np.searchsorted(intervals[:, 0], times, side="right") - 1
+    return (place >= 0) & (times < intervals[np.maximum(place, 0), 1])

@@ -1,0 +1,161 @@
+"""Reads vLLM's iteration log: what each engine iteration held, and how long the engine waited for it.
+
+`--enable-logging-iteration-details` makes vLLM write a line for each iteration (vLLM pull request 31193; read here as
+0.14 to 0.32 write it, by `vllm/v1/engine/core.py` first and by `vllm/v1/metrics/loggers.py` later):
+
+    INFO 11-24 23:23:10 [loggers.py:199] Engine 000: Iteration(3): 1 context requests, 256 context tokens, 2 generation
+    requests, 2 generation tokens, iteration elapsed time: 8.48 ms, GPU KV cache usage: 0.5%
+
+A line carries whole seconds, so when an iteration ended is bounded by its own line and those around it: an iteration
+ends no earlier than the one before it and its own elapsed time, and no later than its line.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+
+from ...conf.errors import ConfigError
+from ..core.micro_batch_columns import Floats
+from .rank_trace import RankTrace, Step, merged
+
+_COLOR = re.compile(r"\x1b\[[0-9;]*m")
+_LINE = re.compile(
+    r"(?P<month>\d\d)-(?P<day>\d\d) (?P<time>\d\d:\d\d:\d\d)(?P<fraction>[.,]\d+)?\s.*?"
+    r"(?:Engine (?P<engine>\d+): )?Iteration\((?P<index>\d+)\): "
+    r"(?P<prefill_requests>\d+) context requests, (?P<prefill_tokens>\d+) context tokens, "
+    r"(?P<decode_requests>\d+) generation requests, (?P<decode_tokens>\d+) generation tokens, "
+    r"iteration elapsed time: (?P<elapsed>[\d.]+) ms(?P<dummy> \(dummy\))?"
+)
+_LEAP_YEAR = 2000  # a line has no year
+_DAY = 86400.0
+_HOW = "start vLLM with --enable-logging-iteration-details, and without --disable-log-stats"
+
+
+@dataclass(frozen=True, slots=True)
+class Iteration:
+    """A line of the log.
+
+    Attributes:
+        logged: when the line was written, in seconds of its year, by the log's own clock and time zone.
+        resolution: seconds of the line's last digit.
+        elapsed: seconds that the engine waited for the iteration's result.
+    """
+
+    engine: int
+    index: int
+    logged: float
+    resolution: float
+    elapsed: float
+    prefill_requests: int
+    prefill_tokens: int
+    decode_requests: int
+    decode_tokens: int
+
+
+def read_iterations(path: Path) -> list[Iteration]:
+    """The iterations of a log's engine in their order, without dummy ones of data parallelism.
+
+    Of a log of several runs of the server it is the run with the most iterations, of several engines the first.
+
+    Raises:
+        ConfigError: it has none.
+    """
+    runs: list[list[Iteration]] = [[]]
+    lines = list(_lines(path))
+    engine = min((line.engine for line in lines), default=0)
+    for line in lines:
+        if line.engine != engine:
+            continue
+        last = runs[-1][-1] if runs[-1] else None
+        if last is not None and line.index <= last.index:
+            runs.append([])
+            last = None
+        if last is not None and line.logged < last.logged - _DAY:  # over New Year's Eve
+            line = replace(line, logged=line.logged + 366 * _DAY)
+        runs[-1].append(line)
+    longest = max(runs, key=len)
+    if not longest:
+        raise ConfigError(f"{path}: no line of vLLM's iteration log; {_HOW}")
+    return longest
+
+
+def _lines(path: Path) -> Iterator[Iteration]:
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            for text in file:
+                found = _LINE.search(_COLOR.sub("", text)) if "Iteration(" in text else None
+                if found is not None and not found["dummy"]:
+                    yield _iteration(found)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
+
+
+def _iteration(found: re.Match[str]) -> Iteration:
+    fraction = (found["fraction"] or "").replace(",", ".")
+    date = f"{_LEAP_YEAR}-{found['month']}-{found['day']} {found['time']}"
+    try:
+        since = datetime.strptime(date, "%Y-%m-%d %H:%M:%S").replace(tzinfo=UTC)
+    except ValueError:
+        raise ConfigError(f"{found[0]}: no such date") from None
+    return Iteration(
+        int(found["engine"] or 0), int(found["index"]),
+        (since - datetime(_LEAP_YEAR, 1, 1, tzinfo=UTC)).total_seconds() + float(fraction or 0.0),
+        10.0 ** -max(0, len(fraction) - 1), float(found["elapsed"]) / 1e3,
+        int(found["prefill_requests"]), int(found["prefill_tokens"]),
+        int(found["decode_requests"]), int(found["decode_tokens"]),
+    )  # fmt: skip
+
+
+def iteration_times(iterations: Sequence[Iteration]) -> tuple[Floats, Floats, float]:
+    """Begin and end of each iteration in seconds from the first begin, and how far an end may be off, in seconds.
+
+    An end lies in the middle of what the lines and the elapsed times leave it, which fits all of them.
+    """
+    logged = np.array([iteration.logged for iteration in iterations])
+    logged -= logged[0]
+    until = logged + np.array([iteration.resolution for iteration in iterations])
+    worked = np.cumsum([iteration.elapsed for iteration in iterations])
+    earliest = worked + np.maximum.accumulate(logged - worked)
+    earliest -= max(0.0, float((earliest - until).max()))  # lines that were written late
+    latest = worked + np.minimum.accumulate((until - worked)[::-1])[::-1]
+    end = (earliest + latest) / 2
+    begin = end - np.array([iteration.elapsed for iteration in iterations])
+    return begin - begin[0], end - begin[0], float((latest - earliest).max()) / 2
+
+
+def log_trace(path: Path) -> RankTrace:
+    """The log as the trace of one rank: the engine's view, busy while it waits for an iteration.
+
+    Raises:
+        ConfigError: it has no iterations.
+    """
+    iterations = read_iterations(path)
+    begin, end, off = iteration_times(iterations)
+    return RankTrace(
+        path.name, 0, 0, engine="vLLM", computes=merged(begin, end),
+        steps=[
+            named(Step(start, until), iteration)
+            for iteration, start, until in zip(iterations, begin.tolist(), end.tolist(), strict=True)
+        ],
+        notes=[
+            f"{path.name}: the engine's view of {len(iterations):,} iterations. It counts as busy while it waits for a "
+            "result; what each stage did meanwhile only a trace of the ranks says.",
+            f"{path.name}: iterations are as long as the log says; where they lie in the run may be off by "
+            f"{off * 1e3:.0f} ms.",
+        ],
+    )  # fmt: skip
+
+
+def named(step: Step, iteration: Iteration) -> Step:
+    """The step with the make-up of the iteration, and its number as the label."""
+    return replace(
+        step, label=step.label or f"Iteration({iteration.index})",
+        prefill_requests=iteration.prefill_requests, prefill_tokens=iteration.prefill_tokens,
+        decode_requests=iteration.decode_requests, decode_tokens=iteration.decode_tokens,
+    )  # fmt: skip

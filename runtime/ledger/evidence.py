@@ -77,7 +77,7 @@ def _of_few_requests(record: RunRecord, ledger: Ledger) -> Evidence:
 
 
 def running_while_in_flight(ledger: Ledger) -> float:
-    """How many requests ran while all were in flight and stage 0 was idle: the median by time; 0 without such a time."""
+    """How many requests ran while all were in flight and stage 0 was idle, the median by time; 0 without such time."""
     idle, lane = ledger.idle_columns[0], ledger.lanes[0]
     is_one = (idle.cause == Cause.STARVED_IN_FLIGHT.code) & (idle.place >= 0)
     places = ledger.micro_batches.places(lane.micro_batch[idle.place[is_one]])

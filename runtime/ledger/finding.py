@@ -113,6 +113,7 @@ def find_causes_of_totals(
     idle: Floats,
     slow: Sequence[Straggler] = (),
     layers: Sequence[int] | None = None,
+    evidence: Mapping[Root, Mapping[str, float]] | None = None,
 ) -> Findings:
     """Find the roots of idle time of which only the sums by stage are known, as of a server's last minute.
 
@@ -121,6 +122,7 @@ def find_causes_of_totals(
         idle: seconds [stages, causes].
         slow: the stages that are slow now.
         layers: of each stage, where they are known.
+        evidence: of roots, what is known beside the sums.
     """
     busy, idle = np.asarray(busy, np.float64), np.asarray(idle, np.float64)
     whole = float(busy.sum() + idle.sum())
@@ -129,11 +131,12 @@ def find_causes_of_totals(
     none = np.zeros_like(busy)
     balance = StageBalance(busy, None, None, none if slow else longer, longer if slow else none, none, none)
     balanced = balance if len(busy) > 1 and busy.min() > 0 else None
-    kind, stage, evidence = _slowest(balanced, layers)
-    found = _ranked(
-        _split(idle, balanced, 0.0, is_shallow=False), whole, kind, stage, evidence, _worst(slow, len(busy))
-    )
-    return Findings(tuple(found), float(busy.sum()) / whole if whole > 0 else 0.0, len(busy))
+    kind, stage, ratios = _slowest(balanced, layers)
+    split = _split(idle, balanced, 0.0, is_shallow=False)
+    found = _ranked(split, whole, kind, stage, ratios, _worst(slow, len(busy)))
+    known = evidence or {}
+    named = [replace(each, evidence={**known.get(each.root, {}), **each.evidence}) for each in found]
+    return Findings(tuple(named), float(busy.sum()) / whole if whole > 0 else 0.0, len(busy))
 
 
 def join_findings(parts: Sequence[tuple[str, Findings, float]], span: float) -> Findings:
@@ -182,8 +185,8 @@ def _split(idle: Floats, balance: StageBalance | None, under_way: float, *, is_s
 
     Waits for stages that differ are taken from the causes of waits for another stage, in proportion, and then from
     `starved_in_flight`, as far as each stage has them. Of the other waits for another stage, chance and content have
-    shares as in lockstep. Waits beyond that are for activations: a stage that waits for a micro-batch in flight waits for
-    its way too. What is left is for the depth, where fewer micro-batches are in flight than there are stages.
+    shares as in lockstep. Waits beyond that are for activations: who waits for a micro-batch in flight waits for its
+    way too. What is left is for the depth, where fewer micro-batches are in flight than there are stages.
 
     Args:
         under_way: seconds of all activations.
@@ -228,7 +231,7 @@ def _slowest(balance: StageBalance | None, layers: Sequence[int] | None) -> tupl
     prompts, decodes = balance.ratio_of_prompts, balance.ratio_of_decodes
     if stage == last and prompts is not None and decodes is not None:
         of_prompts, of_decodes = _beside_others(prompts, stage), _beside_others(decodes, stage)
-        if of_decodes > _LEAST_RATIO and of_prompts - 1 < 0.5 * (of_decodes - 1):
+        if of_decodes > _LEAST_RATIO and of_prompts - 1 < min(0.3, 0.5 * (of_decodes - 1)):
             return Root.LM_HEAD, stage, evidence | {"ratio_of_prompts": of_prompts, "ratio_of_decodes": of_decodes}
     return Root.SLOW_STAGE, stage, evidence
 

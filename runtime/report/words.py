@@ -53,6 +53,8 @@ def sentences(
     largest = findings.largest
     if largest is None:
         return [_nothing(findings), *_advised(advice)]
+    if not findings.busy_share and largest.root == Root.FEW_REQUESTS:
+        return ["No request was there."]
     first = _WRITERS[largest.root](largest)
     if largest.root == Root.TRANSPORT:
         first = _transport(largest, token_bytes)

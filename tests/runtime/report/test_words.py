@@ -1,4 +1,4 @@
-"""A run in words: a cause that was planted in a simulated run is what its first sentence names, under several policies."""
+"""A run in words: its first sentence names the cause that was planted in a simulated run, under several policies."""
 
 from __future__ import annotations
 

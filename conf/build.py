@@ -148,6 +148,15 @@ def leaves(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield f"{prefix}{key}", value
 
 
+def value_text(value: Any) -> str:
+    """Write a plain value as the command line takes it; the mapping of a policy is written by its name."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, dict):
+        return str(value["name"])
+    return f"[{','.join(map(value_text, value))}]" if isinstance(value, list | tuple) else str(value)
+
+
 def group_names(group: str) -> list[str]:
     """Return the choices of a config group, sorted: the names of its YAML files, `folder/name` for one in a folder."""
 

@@ -125,7 +125,7 @@ def _run_plain(command: Command, arguments: list[str]) -> None:
     from . import compose
 
     assert command.positional
-    config = compose.from_arguments(arguments, command.config, command.positional)
+    config = compose.from_arguments(arguments, command.config, command.positional, command.others)
     module = import_module(f".{command.module}", __package__)
     module.run(config, module.prepare(config, StandardInput()), Path.cwd())
 

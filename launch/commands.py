@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..conf.explaining import ExplainConfig
 from ..conf.profiling import ProfileConfig
 from ..conf.schema import BenchConfig, EngineConfig, GenerateConfig, ReportConfig, ServeConfig, SimulateConfig
 from ..conf.tuning import CapacityConfig, TuneConfig
@@ -17,16 +18,17 @@ class Command:
     workload, prompts), and `run(config, prepared, run_dir)`, which takes it.
 
     `positional` is the key that its bare arguments make up; such a command runs no requests, has no groups and no
-    sweep, and writes into the folder that it is given. For the others that YAML is hydra's, and `run` takes a
-    `launcher` too.
+    sweep, and writes into the folder that it is given. Its `others` is the key that takes overrides of other keys. For
+    the commands without a positional key that YAML is hydra's, and `run` takes a `launcher` too.
     """
 
     name: str
     summary: str
-    config: type[EngineConfig] | type[ReportConfig]
+    config: type[EngineConfig] | type[ReportConfig] | type[ExplainConfig]
     module: str
     examples: tuple[str, ...]
     positional: str | None = None
+    others: str | None = None
     has_ranks: bool = True  # whether it has ranks, which a launcher starts
     folder: str = "runs/DATE_TIME"  # the default of hydra.run.dir, as help shows it
     compares: bool = False  # whether a sweep ends with a comparison of its runs
@@ -128,6 +130,18 @@ COMMANDS = {
                 "gapless report multirun/DATE_TIME sort=p99_itl_ms out=comparison",
             ),
             positional="runs",
+        ),
+        Command(
+            "explain",
+            "what would change a run, and by how much: replays it with other policies, chunks, depths and splits",
+            ExplainConfig,
+            "explain",
+            (
+                "gapless explain runs/DATE_TIME",
+                "gapless explain runs/DATE_TIME scheduler.chunk=256,512 parallel.depth=3 objective=p99_itl_ms",
+            ),
+            positional="run",
+            others="changes",
         ),
     )
 }

@@ -124,8 +124,11 @@ def rewrite(overrides: Sequence[str], cls: type[EngineConfig], command: str, *, 
     return [*result, f"policies={policies}"] if policies else result
 
 
-def from_arguments(arguments: Sequence[str], cls: type[C], positional: str) -> C:
+def from_arguments(arguments: Sequence[str], cls: type[C], positional: str, others: str | None = None) -> C:
     """Build the config of a command without hydra: bare words become the list of the key `positional`.
+
+    Args:
+        others: the key whose list takes the overrides of keys that `cls` does not have; None: they are errors.
 
     Raises:
         ConfigError: an unknown key, a value that is no YAML, a wrong type or value.
@@ -139,13 +142,17 @@ def from_arguments(arguments: Sequence[str], cls: type[C], positional: str) -> C
             words.append(text)
             continue
         key, value = match["key"], match["value"]
+        if key not in valid and others is not None:
+            mapping.setdefault(others, []).append(text)
+            continue
         if key not in valid:
             raise ConfigError(f"{key}: unknown key{unknown_key(cls, key)}")
         try:
             parsed = yaml.safe_load(value)
         except yaml.YAMLError:
             raise ConfigError(f"{key}={value}: not a value that YAML can read") from None
-        texts = isinstance(parsed, str) or str in typing.get_args(valid[key]) or valid[key] is str
+        is_list = isinstance(parsed, list) and typing.get_origin(valid[key]) is tuple
+        texts = isinstance(parsed, str) or (str in typing.get_args(valid[key]) and not is_list) or valid[key] is str
         assign(mapping, key, value if texts and parsed is not None else parsed, cls)
     return build(cls, mapping)
 

@@ -10,11 +10,10 @@ import textwrap
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from ..conf.build import GROUPS, describe, dotted_keys, group_names, leaves, load_command, load_group
+from ..conf.build import GROUPS, describe, dotted_keys, group_names, leaves, load_command, load_group, value_text
 from ..conf.meanings import meanings
 from ..conf.schema import EngineConfig
 from .options import OPTIONS
-from .overrides import value_text
 
 if TYPE_CHECKING:
     from .commands import Command
@@ -48,6 +47,7 @@ def overview(commands: Iterable[Command]) -> str:
 
 {_usage("gapless COMMAND [-m] [GROUP=CHOICE ...] [KEY=VALUE ...]")}
        gapless report FOLDER ... [KEY=VALUE ...]
+       gapless explain FOLDER [KEY=VALUE ...]
 
 commands:
 {listed}
@@ -67,6 +67,7 @@ def command(command: Command) -> str:
         if choice is not None:
             defaults |= {f"{group}.{key}": value for key, value in leaves(load_group(group, choice))}
     usage = "FOLDER ... [KEY=VALUE ...]" if command.positional else "[-m] [GROUP=CHOICE ...] [KEY=VALUE ...]"
+    usage = usage.replace(" ...", "", 1) if command.others else usage
     lines = [*_wrapped(f"gapless {command.name}: {command.summary}"), "", _usage(f"gapless {command.name} {usage}"), ""]
     if chosen:
         lines.append("groups (GROUP=CHOICE):")

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from typing import Any
 
-from ..conf.build import build, group_names, leaves, load_command, load_group, to_mapping
+from ..conf.build import build, group_names, leaves, load_command, load_group, to_mapping, value_text
 from ..conf.policy_file import policy_mapping
 from ..conf.schema import EngineConfig
 
 _SHELL_SAFE = "=,.[]/-_:@%+"  # that a shell leaves alone within a word, as letters and digits
 
 
-def command_line(config: EngineConfig, command: str, *extra: str) -> str:
-    """Write `gapless COMMAND ...` as a shell takes it."""
-    words = ["gapless", command, *overrides(config, command), *extra]
+def command_line(config: EngineConfig, command: str, *extra: str, named: Sequence[str] = ()) -> str:
+    """Write `gapless COMMAND ...` as a shell takes it; overrides of `config` that are `named` stand there even where
+    they are defaults."""
+    own = overrides(config, command)
+    words = ["gapless", command, *own, *(text for text in named if text not in own), *extra]
     return " ".join(w if all(c.isalnum() or c in _SHELL_SAFE for c in w) else shlex.quote(w) for w in words)
 
 
@@ -53,12 +56,3 @@ def _choice(group: str, part: dict[str, Any], default: str) -> tuple[str, dict[s
     else:
         choice = part["name"] if part["name"] in names else default
     return choice, load_group(group, choice)
-
-
-def value_text(value: Any) -> str:
-    """Write a plain value as the command line takes it; the mapping of a policy is written by its name."""
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, dict):
-        return str(value["name"])
-    return f"[{','.join(map(value_text, value))}]" if isinstance(value, list) else str(value)

@@ -131,6 +131,10 @@ class StageCosts:
             self.layers, self.operators, host=self._counts_host, last_layer=self.last_layer, scale=scale
         )
 
+    def with_operators(self, operators: Sequence[Operators]) -> StageCosts:
+        """Return stages of as many layers by other operators, one of each stage."""
+        return StageCosts(self.layers, operators, host=self._counts_host, last_layer=self.last_layer, scale=self.scale)
+
     @property
     def num_stages(self) -> int:
         return len(self.layers)

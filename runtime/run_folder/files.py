@@ -8,6 +8,7 @@ SPANS = "spans.csv.gz"
 REQUESTS = "requests.csv"
 STAGE_TIMES = "stage_times.json"
 TRACE = "trace.json.gz"
+EXPLANATION = "explain.json"
 REQUIRED = (SUMMARY, RECORD, SPANS)  # a folder that has them is a run folder
 
 REPLICAS_KEY = "replicas"  # of a fleet's summary: how many run folders lie inside it

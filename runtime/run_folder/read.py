@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import math
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +42,11 @@ class RunFolder:
         """The run's config as it was composed; empty where it was not recorded."""
         found = self.summary.get("config")
         return found if isinstance(found, dict) else {}
+
+    @property
+    def composed(self) -> dict[str, Any]:
+        """The same with the infinities that JSON has not (`workload.request_rate`, `burstiness`)."""
+        return _with_infinities(self.config)
 
     @property
     def replicas(self) -> list[RunFolder]:
@@ -112,6 +118,13 @@ def is_run_folder(path: Path) -> bool:
 def _is_fleet_folder(path: Path) -> bool:
     replica = path / replica_folder(0)
     return (path / SUMMARY).is_file() and all((replica / name).is_file() for name in REQUIRED)
+
+
+def _with_infinities(mapping: dict[str, Any]) -> dict[str, Any]:
+    def restored(value: Any) -> Any:
+        return _with_infinities(value) if isinstance(value, dict) else math.inf if value == "inf" else value
+
+    return {key: restored(value) for key, value in mapping.items()}
 
 
 def _damaged(path: Path, error: Exception) -> ConfigError:

@@ -1,0 +1,142 @@
+"""`gapless explain`: what would change a run, and by how much, by replays of its twin."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+from rich.console import Console
+from rich.text import Text
+
+from ..conf.build import dotted_keys, load_group, unknown_key
+from ..conf.errors import ConfigError
+from ..conf.explaining import ExplainConfig
+from ..conf.schema import SimulateConfig
+from .output_path import check_folder
+from .progress import Steps, print_words, shown
+from .prompts import TextInput
+from .report import folders
+from .run_command import command_writer
+
+if TYPE_CHECKING:
+    from ..runtime.run_folder.read import RunFolder
+
+_CHANGEABLE = ("scheduler", "parallel", "cache")
+_OF_SIMULATIONS = ("simulation", "hardware", "cluster")
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """The run to explain, and the user's own changes, each as values by dotted key."""
+
+    folder: RunFolder
+    tried: list[dict[str, Any]]
+
+
+def prepare(config: ExplainConfig, stdin: TextInput) -> Prepared:
+    """Check the folder and the changes before anything is replayed.
+
+    Raises:
+        ConfigError: no such run folder, or several; a change of a key that is unknown or cannot be replayed; an `out`
+            that is a file.
+    """
+    from ..runtime.run_folder.titles import is_simulated
+
+    if len(config.run) != 1:
+        what = "one at a time" if config.run else "give the run folder"
+        raise ConfigError(f"run: {what}, as in gapless explain runs/DATE_TIME")
+    found = folders(config.run)
+    if len(found) > 1:
+        raise ConfigError(f"{config.run[0]}: holds {len(found)} runs; give one of them, as {shown(found[0].path)}")
+    if config.out is not None:
+        check_folder(Path(config.out).expanduser(), "out")
+    simulated = is_simulated(found[0].config)
+    return Prepared(found[0], list(_changes(config.changes, simulated=simulated)))
+
+
+def run(config: ExplainConfig, prepared: Prepared, run_dir: Path) -> None:
+    """Replay the run as it was and with changes, print what they would do, and write `explain.json`.
+
+    Raises:
+        ValueError: what the user can mend; a damaged run folder too.
+    """
+    from ..runtime.explain.explanation import explain
+    from ..runtime.report import explanation_tables as tables
+    from ..runtime.run_folder.explain_json import write_explanation
+
+    console, errors = Console(highlight=False), Console(stderr=True, highlight=False)
+    folder = prepared.folder
+    with Steps(errors, "explain") as steps:
+        explanation = explain(
+            folder, seeds=config.seeds, objective=config.objective, seconds=config.seconds, tried=prepared.tried,
+            command_of=command_writer(folder), on_progress=steps.update,
+        )  # fmt: skip
+    print_words(console, Text(folder.title, "bold"))
+    print_words(console, Text(tables.error_line(explanation)))
+    print_words(console, Text(tables.values_line(explanation)))
+    if explanation.outcomes:
+        console.print(tables.changes_table(explanation))
+    elif not prepared.tried:
+        print_words(console, Text("no change that was tried would help"))
+    if (best := explanation.best) is not None and best.command is not None:
+        console.print(Text("best:", "bold"))
+        console.print(Text(f"  {best.command}"), soft_wrap=True)
+        if best.note:
+            print_words(console, Text(f"  with it, {best.note}"))
+    if explanation.hypotheticals:
+        console.print(tables.hypotheticals_table(explanation))
+    for line in (tables.worse_line(explanation), *explanation.notes):
+        if line:
+            print_words(console, Text(line))
+    path = folder.path if config.out is None else Path(config.out).expanduser()
+    path.mkdir(parents=True, exist_ok=True)
+    console.print(Text.assemble(("numbers  ", "bold"), shown(write_explanation(path, explanation))), soft_wrap=True)
+
+
+def _changes(overrides: Sequence[str], *, simulated: bool) -> Iterator[dict[str, Any]]:
+    """Yield the changes that overrides of a run make: each value of a key with each of the others.
+
+    Raises:
+        ConfigError: a key that is unknown or cannot be replayed.
+    """
+    values = dict(_values(text, simulated=simulated) for text in overrides)
+    for point in product(*values.values()) if values else ():
+        change: dict[str, Any] = {}
+        for key, value in zip(values, point, strict=True):
+            if key == "parallel":
+                grid = load_group("parallel", str(value))
+                change |= {"parallel.pp": grid["pp"], "parallel.tp": grid["tp"]}
+            else:
+                change[key] = value
+        yield change
+
+
+def _values(text: str, *, simulated: bool) -> tuple[str, list[Any]]:
+    key, is_set, value = text.partition("=")
+    if not is_set:
+        raise ConfigError(f"changes={text!r}: not understood; changes are KEY=VALUE, as scheduler.chunk=512")
+    allowed = (*_CHANGEABLE, *_OF_SIMULATIONS) if simulated else _CHANGEABLE
+    is_key = key in dict(dotted_keys(SimulateConfig))
+    if key not in ("scheduler", "parallel") and not is_key:
+        raise ConfigError(f"{key}: unknown key{unknown_key(SimulateConfig, key)}")
+    if key.partition(".")[0] not in allowed:
+        raise ConfigError(f"{key}: cannot be replayed; a change is of {', '.join(allowed[:-1])} or {allowed[-1]}")
+    try:
+        return key, [yaml.safe_load(part) for part in _split(value)]
+    except yaml.YAMLError:
+        raise ConfigError(f"{text}: not a value that YAML can read") from None
+
+
+def _split(text: str) -> Iterator[str]:
+    """Yield the parts between commas that stand outside of brackets."""
+    depth, begin = 0, 0
+    for place, character in enumerate(text):
+        depth += (character in "[{(") - (character in "]})")
+        if character == "," and depth == 0:
+            yield text[begin:place]
+            begin = place + 1
+    yield text[begin:]

@@ -1,0 +1,1 @@
+"""What a run would be under another setting: its twin, replayed on the simulated pipeline."""

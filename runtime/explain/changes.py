@@ -1,0 +1,191 @@
+"""The changes of a run's setting that are tried: keys of its config, and what no key makes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+from ...conf.build import value_text
+from ...conf.policies import POLICY_CONFIGS, SarathiConfig, SchedulerConfig
+from ...conf.schema import SimulateConfig
+from ..core.run_record import RunRecord
+from ..ledger.causes import Cause
+from ..ledger.ledger import Ledger
+from ..simulation.setting import Setting
+from ..workload import WorkItem
+
+_CHUNK_KEYS = ("chunk", "budget", "max_batched_tokens", "max_prefill_tokens")  # prompt tokens of a micro-batch
+_LEAST_CHUNK = 16
+_FULL = 0.9  # share of B, or of the KV blocks, from which on they count as used up
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Keys of a config that are set to other values.
+
+    Attributes:
+        families: what it changes; two changes of one family exclude each other.
+        values: plain values by dotted key, as `Twin.changed` takes them. `scheduler` is the name of a policy.
+    """
+
+    families: frozenset[str]
+    values: Mapping[str, Any] = field(hash=False)
+
+    @classmethod
+    def of(cls, family: str, values: Mapping[str, Any]) -> Change:
+        """Return a change of one thing."""
+        return cls(frozenset([family]), values)
+
+    @property
+    def overrides(self) -> tuple[str, ...]:
+        """The keys as the command line takes them."""
+        return tuple(f"{key}={value_text(value)}" for key, value in self.values.items())
+
+    @property
+    def label(self) -> str:
+        """The overrides for people: without groups where that is clear, and without values of null beside others."""
+        shown = {key: value for key, value in self.values.items() if value is not None} or self.values
+        return " ".join(
+            f"{key.removeprefix('scheduler.').removeprefix('parallel.')}={value_text(value)}"
+            for key, value in shown.items()
+        )
+
+    @property
+    def size(self) -> int | None:
+        """The prompt tokens of a micro-batch, where they are all that it changes."""
+        value = next(iter(self.values.values()))
+        return value if self.families == {"chunk"} and isinstance(value, int) else None
+
+    def doubled(self) -> Change:
+        """Return the change to twice the `size`."""
+        assert self.size is not None
+        return Change(self.families, dict.fromkeys(self.values, 2 * self.size))
+
+    def and_then(self, other: Change) -> Change:
+        """Return both changes as one; the keys of `other` hold."""
+        return Change(self.families | other.families, {**self.values, **other.values})
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What a run has shown of itself, by which changes that cannot matter are left out.
+
+    Attributes:
+        chunk: median number of prompt tokens of the micro-batches that have some.
+        most_requests: most requests of one micro-batch.
+        has_queue: requests waited for admission.
+        kv_full: the KV cache was full: requests waited for it, or were preempted.
+        users: there are several.
+        deadlines: requests have some.
+    """
+
+    chunk: int
+    most_requests: int
+    has_queue: bool
+    kv_full: bool
+    users: bool
+    deadlines: bool
+
+    @classmethod
+    def of(cls, record: RunRecord, ledger: Ledger, items: Sequence[WorkItem]) -> Shown:
+        batches = record.micro_batches
+        chunks = [tokens for each in batches if (tokens := each.prefill_tokens)]
+        idle = ledger.seconds_by_cause()[Cause.STARVED_KV_FULL] > 0
+        peak = max((each.kv_blocks_used for each in batches), default=0)
+        preempted = any(request.preemptions for request in record.requests)
+        return cls(
+            chunk=round(median(chunks)) if chunks else 0,
+            most_requests=max((len(each.chunks) + len(each.decodes) for each in batches), default=0),
+            has_queue=any(each.num_waiting for each in batches),
+            kv_full=(idle or preempted) and peak >= _FULL * record.num_blocks,
+            users=len({item.user for item in items}) > 1,
+            deadlines=any(item.deadline is not None for item in items),
+        )
+
+
+def candidates(setting: Setting, shown: Shown) -> Iterator[Change]:
+    """Yield the changes of a setting that may matter, each of one thing, those of the policy first.
+
+    Some may not fit, or may not be foretold: making their setting says so.
+    """
+    config, limits = setting.config, setting.plan.limits
+    policy, pp, tp = config.scheduler, config.parallel.pp, config.parallel.tp
+    yield from (with_policy(policy, name) for name in POLICY_CONFIGS if name != policy.name)
+    yield from _chunks(policy, shown)
+    yield from _own_keys(policy)
+    for depth in range(pp, pp + 3):
+        if (limits.depth.least, limits.depth.most) != (depth, depth):
+            yield Change.of("depth", {"parallel.depth": depth})
+    for other_tp in range(1, pp * tp + 1):
+        if other_tp != tp and pp * tp % other_tp == 0:
+            yield Change.of("grid", _grid(config, pp * tp // other_tp, other_tp))
+    if shown.has_queue:
+        for order in ("fcfs", "shortest_prompt", "relative_slack"):
+            if order != policy.order:
+                yield Change.of("order", {"scheduler.order": order})
+        if shown.users and policy.order != "fair_share":
+            yield Change.of("order", {"scheduler.order": "fair_share"})
+        if shown.deadlines and policy.order != "deadline":
+            yield Change.of("order", {"scheduler.order": "deadline"})
+    yield from _admission(setting, shown)
+
+
+def with_policy(policy: SchedulerConfig, name: str) -> Change:
+    """Return the change to another policy, with its defaults and as many tokens a chunk as the run's own has."""
+    own, key = chunk_key(policy), chunk_key(POLICY_CONFIGS[name]) if name in POLICY_CONFIGS else None
+    values: dict[str, Any] = {"scheduler": name}
+    if own in ("chunk", "budget") and key in ("chunk", "budget"):  # the others bound a batch of prompts
+        chunk = getattr(policy, own)
+        if chunk != "auto" or key == "chunk":
+            values[f"scheduler.{key}"] = chunk
+    return Change.of("policy", values)
+
+
+def _chunks(policy: SchedulerConfig, shown: Shown) -> Iterator[Change]:
+    key = chunk_key(policy)
+    if key is None:
+        return
+    value = getattr(policy, key)
+    base = max(_LEAST_CHUNK, shown.chunk) if value == "auto" else int(value)
+    sizes = [round(base * factor) for factor in (0.5, 1, 2, 4)]
+    for size in sizes:
+        if size != value and size >= min(_LEAST_CHUNK, base):
+            yield Change.of("chunk", {f"scheduler.{key}": size})
+    if key == "chunk" and value != "auto":
+        yield Change.of("chunk", {"scheduler.chunk": "auto"})
+
+
+def _own_keys(policy: SchedulerConfig) -> Iterator[Change]:
+    """Yield changes of keys that the policy alone has."""
+    if isinstance(policy, SarathiConfig):
+        yield Change.of("balance", {"scheduler.balance_decodes": not policy.balance_decodes})
+    if (iterations := getattr(policy, "iterations", None)) is not None:
+        yield Change.of("iterations", {"scheduler.iterations": max(1, iterations // 2)})
+        yield Change.of("iterations", {"scheduler.iterations": 2 * iterations})
+
+
+def _grid(config: SimulateConfig, pp: int, tp: int) -> dict[str, Any]:
+    """Return the keys of another grid. What was set for the stages of the old one is reset."""
+    parallel = config.parallel
+    of_stages = {"layers": parallel.layers, "stage_speeds": parallel.stage_speeds, "depth": parallel.depth}
+    reset = {f"parallel.{key}": None for key, value in of_stages.items() if value is not None}
+    return {"parallel.pp": pp, "parallel.tp": tp, **reset}
+
+
+def _admission(setting: Setting, shown: Shown) -> Iterator[Change]:
+    policy, most = setting.config.scheduler, setting.plan.limits.batch
+    key = "scheduler.max_batch" if policy.batch is None else "scheduler.batch"
+    if shown.most_requests >= _FULL * most:
+        yield Change.of("admission", {key: 2 * most})
+    if shown.most_requests >= 4:
+        yield Change.of("admission", {key: shown.most_requests // 2})
+    if shown.kv_full and setting.config.cache.num_blocks is not None:
+        yield Change.of("memory", {"cache.num_blocks": None})
+
+
+def chunk_key(policy: SchedulerConfig | type[SchedulerConfig]) -> str | None:
+    """Return the key that bounds the prompt tokens of a policy's micro-batch; None if it has none."""
+    names = policy.__dataclass_fields__
+    return next((key for key in _CHUNK_KEYS if key in names), None)

@@ -1,0 +1,65 @@
+"""The layer split that evens the stages of a run, by the stage times of its own micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ...conf.errors import ConfigError
+from ..core.run_record import MicroBatchRecord
+from ..cost.stage_costs import MicroBatchShape, StageCosts
+from ..simulation.setting import Setting
+from .changes import Change
+
+_MOST_SHAPES = 64  # micro-batches by which splits are compared
+_LEAST_GAIN = 0.005  # share of the slowest stage's time that a layer's move must save
+
+
+def even_split(
+    setting: Setting, changed: Callable[[Mapping[str, Any]], Setting], micro_batches: Sequence[MicroBatchRecord]
+) -> Change | None:
+    """Return the change of `parallel.layers` that makes the slowest stage fastest; None where no layer's move does.
+
+    Layers move one by one from the slowest stage to the fastest.
+
+    Args:
+        setting: the run's.
+        changed: makes its setting with some keys changed, as `Twin.changed`.
+        micro_batches: the run's, of which some are timed.
+    """
+    if len(setting.plan.layers) < 2:
+        return None
+    step = -(-len(micro_batches) // _MOST_SHAPES)
+    shapes = [shape_of(each) for each in micro_batches[::step]]
+    begun = counts = [len(layers) for layers in setting.plan.layers]
+    seconds = mean_seconds(setting.costs, shapes)
+    for _ in range(sum(counts)):
+        slowest, fastest = seconds.index(max(seconds)), seconds.index(min(seconds))
+        if counts[slowest] < 2 or slowest == fastest:
+            break
+        moved = list(counts)
+        moved[slowest] -= 1
+        moved[fastest] += 1
+        try:
+            after = mean_seconds(changed({"parallel.layers": moved}).costs, shapes)
+        except ConfigError:  # the stage that takes it has no memory for it
+            break
+        if max(after) > (1 - _LEAST_GAIN) * max(seconds):
+            break
+        counts, seconds = moved, after
+    return Change.of("split", {"parallel.layers": counts}) if counts != begun else None
+
+
+def shape_of(micro_batch: MicroBatchRecord) -> MicroBatchShape:
+    """Return the sizes of a recorded micro-batch. Its first chunks are taken to be those that end their prompts."""
+    chunks = [(chunk.tokens, chunk.start) for chunk in micro_batch.chunks]
+    sampled = micro_batch.sampled_rows
+    return MicroBatchShape(chunks, len(micro_batch.decodes), micro_batch.decode_context, sampled)
+
+
+def mean_seconds(costs: StageCosts, shapes: Sequence[MicroBatchShape]) -> list[float]:
+    """Return the mean seconds of each stage for one of `shapes`."""
+    totals = [0.0] * costs.num_stages
+    for shape in shapes:
+        totals = [total + seconds for total, seconds in zip(totals, costs.seconds(shape), strict=True)]
+    return [total / max(1, len(shapes)) for total in totals]

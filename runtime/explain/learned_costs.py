@@ -1,0 +1,442 @@
+"""Stage costs learned from the spans of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from ...conf.schema import Architecture
+from ...parallel.placement import StageLink
+from ..core.micro_batch_columns import Floats
+from ..core.run_record import RunRecord
+from ..cost.operators import HostTimes, Linear
+from ..cost.stage_costs import MicroBatchShape, StageCosts
+from .non_negative import non_negative_least_squares
+
+_MOST_KNOTS = 5
+_PASSES = 24  # of the fit, each by the weights and speeds of the one before
+_HUBER_BOUND = 1.345  # in scales of the residual: 95% as efficient as least squares where errors are normal
+_MAD_TO_SIGMA = 1.4826  # median absolute deviation to standard deviation, for normal errors
+_HEAD_PRIOR = 2.0  # observations that the guess of the head by its parameters counts as
+_SPEED_PRIOR = 4.0  # observations that stages of equal speed count as
+_GAP_PRIOR = 1.0  # observations that a guess counts as where the run shows none
+_FAR_APART = 1.8  # ratio of numbers of rows between which the time of a layer is guessed
+_BEYOND = 1.1  # sizes up to so many times the largest of the run are known
+_DRIFT_WINDOW = 8  # micro-batches
+_NUM_ATTENTION = 5  # chunks, length x prefix, length squared, decodes, context
+_NUM_OTHER = 3  # the micro-batch, the head, a sampled row
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """Seconds that a layer, the head and a stage's host take, on a stage of speed 1.
+
+    The time of a layer's products may bend either way at each of `knots`, numbers of rows: few rows are bound by
+    reading weights, and many by arithmetic. It may also grow in steps of `tile` rows.
+    """
+
+    knots: tuple[int, ...]
+    tile: int
+    values: tuple[float, ...]  # of the columns of `product_columns`, of attention, and the others
+
+    def products(self, rows: int) -> float:
+        """Return the seconds of a layer's products over `rows`."""
+        columns = product_columns(rows, self.knots, self.tile)
+        return sum(weight * column for weight, column in zip(self.values, columns, strict=False))
+
+    @property
+    def attention(self) -> tuple[float, ...]:
+        """Seconds a chunk, a token times a token of the prefix, a token squared, a decode and a token of context."""
+        return self.values[-_NUM_OTHER - _NUM_ATTENTION : -_NUM_OTHER]
+
+    @property
+    def others(self) -> tuple[float, ...]:
+        """Seconds of the host for a micro-batch, of the head, and of the head a sampled row."""
+        return self.values[-_NUM_OTHER:]
+
+
+def product_columns(rows: float, knots: Sequence[int], tile: int) -> list[float]:
+    """Return what the seconds of a layer's products are linear in: 1, the rows, the rows padded to tiles, and of each
+    knot the rows up to it and those beyond."""
+    padded = -(-rows // tile) * tile
+    return [1.0, rows, padded, *(min(rows, knot) for knot in knots), *(max(0, rows - knot) for knot in knots)]
+
+
+@dataclass(frozen=True, slots=True)
+class LinkSeconds:
+    """Seconds from a stage's end to the begin of the next, which waited: for a message, and a row."""
+
+    message: float
+    row: float
+
+    def __call__(self, rows: int) -> float:
+        return self.message + self.row * rows
+
+
+class LearnedOperators:
+    """The operators of one stage, by weights that were learned. An `Operators`.
+
+    Args:
+        key_share: share of a layer's products in those of queries, keys and values.
+        slower: how many times longer the stage takes than one of speed 1.
+        slices: of each product, so many times as many ranks hold slices as in the run.
+        link: to the next stage; None after the last.
+    """
+
+    def __init__(
+        self, weights: LayerWeights, *, key_share: float, slower: float, slices: float = 1.0,
+        link: LinkSeconds | None = None,
+    ) -> None:  # fmt: skip
+        self.weights = weights
+        self.key_share = key_share
+        self.slower = slower
+        self.slices = slices
+        self.link = link
+        share = slower / slices
+        step, self._head, self._sampled_row = (slower * seconds for seconds in weights.others)
+        self._chunk, self._prefix, self._square, self._decode, self._context = (
+            share * seconds for seconds in weights.attention
+        )
+        self.host = HostTimes(step=step)
+        self._share = share
+
+    def linear(self, operator: Linear, rows: int) -> float:
+        """Return a product's seconds: all that do not make queries, keys and values count as `ffn_ln1`."""
+        if operator == "head":
+            return (self._head + self._sampled_row * rows) / self.slices
+        if operator == "preproj":
+            return self._share * self.key_share * self.weights.products(rows)
+        return self._share * (1 - self.key_share) * self.weights.products(rows) if operator == "ffn_ln1" else 0.0
+
+    def others(self, rows: int) -> float:
+        return 0.0  # in the products
+
+    def routing(self, rows: int) -> float:
+        return 0.0
+
+    def embedding(self, rows: int) -> float:
+        return 0.0
+
+    def chunk_attention(self, length: int, prefix: int) -> float:
+        return self._chunk + length * (self._prefix * prefix + self._square * length)
+
+    def decode_attention(self, requests: int, context: int) -> float:
+        return self._decode * requests + self._context * context
+
+    def all_reduce(self, rows: int) -> float:
+        """Return the seconds of a sum over ranks where the run had none, as long as two sends of a rank's share."""
+        if self.slices <= 1 or self.link is None:
+            return 0.0
+        return 2 * self.link.message + 2 * (1 - 1 / self.slices) * self.link.row * rows
+
+    def send(self, rows: int, *, link: StageLink, scatter_gather: bool) -> float:
+        return self.link(rows) if self.link is not None else 0.0
+
+    def drawn(self, weights: LayerWeights) -> LearnedOperators:
+        """Return the same stage by other weights."""
+        return LearnedOperators(
+            weights, key_share=self.key_share, slower=self.slower, slices=self.slices, link=self.link
+        )
+
+
+@dataclass(slots=True)
+class Observations:
+    """What the stages of a run took: micro-batches that all stages computed, in their order.
+
+    Attributes:
+        shapes: their sizes.
+        seconds: of each stage, [n, S].
+        begins: when the first stage began each, in seconds.
+    """
+
+    shapes: list[MicroBatchShape]
+    seconds: Floats
+    begins: Floats
+
+    @classmethod
+    def of(cls, record: RunRecord) -> Observations:
+        """Collect the spans of a run."""
+        stages = record.num_stages
+        times: dict[int, list[float]] = {}
+        begins: dict[int, float] = {}
+        for span in record.spans:
+            times.setdefault(span.micro_batch, [0.0] * stages)[span.stage] = span.end - span.begin
+            if span.stage == 0:
+                begins[span.micro_batch] = span.begin
+        prompts = {request.request: request.prompt_tokens for request in record.requests}
+        shapes, seconds, at = [], [], []
+        for micro_batch in record.micro_batches:
+            own = times.get(micro_batch.micro_batch)
+            if own is None or min(own) <= 0 or micro_batch.micro_batch not in begins:
+                continue
+            decodes, chunks = len(micro_batch.decodes), micro_batch.chunks
+            ended = [c.start + c.tokens for c in chunks if c.start + c.tokens == prompts.get(c.request)]
+            known = decodes + len(ended) == micro_batch.sampled_rows
+            shapes.append(
+                MicroBatchShape(
+                    [(chunk.tokens, chunk.start) for chunk in chunks], decodes, micro_batch.decode_context if decodes
+                    else 0, micro_batch.sampled_rows, sum(ended) if known else None,
+                )
+            )  # fmt: skip
+            seconds.append(own)
+            at.append(begins[micro_batch.micro_batch])
+        return cls(shapes, np.array(seconds, np.float64).reshape(-1, stages), np.array(at, np.float64))
+
+    def __len__(self) -> int:
+        return len(self.shapes)
+
+
+@dataclass(frozen=True, slots=True)
+class SizesShown:
+    """The largest micro-batches of a run: its times beyond them are extrapolated."""
+
+    rows: int
+    context: int
+    prefix: int
+
+    @classmethod
+    def of(cls, shapes: Sequence[MicroBatchShape]) -> SizesShown:
+        return cls(
+            max((shape.rows for shape in shapes), default=0),
+            max((shape.context for shape in shapes), default=0),
+            max((prefix for shape in shapes for _, prefix in shape.chunks), default=0),
+        )
+
+    def hold(self, shape: MicroBatchShape) -> bool:
+        """Whether a micro-batch is no larger than those that the run has shown, or hardly."""
+        prefix = max((prefix for _, prefix in shape.chunks), default=0)
+        return (
+            shape.rows <= _BEYOND * self.rows
+            and shape.context <= _BEYOND * self.context
+            and prefix <= _BEYOND * self.prefix
+        )
+
+
+class LearnedFit:
+    """Weights of a layer's features, shared by all stages, with a speed of each stage, fitted to a run's spans.
+
+    The fit allows for a machine whose speed drifts. It is non-negative, on relative errors, and outliers
+    count less (Huber). Where the run does not tell the LM
+    head from the layers, its time is guessed from its number of parameters.
+
+    Attributes:
+        weights: the fit.
+        slower: by stage, how many times longer it takes than one of speed 1.
+        shown: sizes of the micro-batches that it was fitted to.
+
+    Args:
+        layers: number of decoder layers of each stage.
+        arch: of the model; None: not known.
+        tile: rows that a matrix product pads to.
+        block: micro-batches of a block, which are drawn together.
+    """
+
+    def __init__(
+        self, seen: Observations, layers: Sequence[int], arch: Architecture | None, *, tile: int, block: int
+    ) -> None:  # fmt: skip
+        self.shown = SizesShown.of(seen.shapes)
+        self.key_share = _key_share(arch)
+        self.layers = tuple(layers)
+        self._tile = tile
+        rows = [shape.rows for shape in seen.shapes]
+        self._gaps = _gaps(rows)
+        knots = {*_knots(rows), *(middle for _, middle, _ in self._gaps), max(rows)}
+        self._knots = tuple(sorted(knots))
+        self._head_layers = 1.0 if arch is None else arch.embedding_params / arch.layer_params
+        columns = [self._columns(shape) for shape in seen.shapes]
+        self._fit(np.array(columns, np.float64), seen, block)
+
+    def _columns(self, shape: MicroBatchShape) -> tuple[list[float], list[float]]:
+        """Return the columns of a layer, and of one that computes attention and feed-forward of sampled rows alone."""
+        rows, sampled = shape.rows, shape.sampled
+        products = self._products(rows)
+        chunks = shape.chunks
+        attention = [
+            len(chunks), sum(n * prefix for n, prefix in chunks), sum(n * n for n, _ in chunks), shape.decodes,
+            shape.context,
+        ]  # fmt: skip
+        whole = [*products, *attention]
+        if sampled >= rows:
+            return whole, whole
+        of_sampled = self._products(sampled) if sampled else [0.0] * len(products)
+        share = self.key_share
+        mixed = [share * a + (1 - share) * b for a, b in zip(products, of_sampled, strict=True)]
+        return whole, [*mixed, 0, 0, 0, sampled, shape.context + shape.ended if sampled else 0]
+
+    def _products(self, rows: float) -> list[float]:
+        return product_columns(rows, self._knots, self._tile)
+
+    def _fit(self, columns: Floats, seen: Observations, block: int) -> None:
+        """Fit to `columns` of [n, 2, features]: of a whole layer, and of the model's last."""
+        n, stages = seen.seconds.shape
+        whole, last = columns[:, 0], columns[:, 1]
+        design = np.zeros((stages, n, whole.shape[1] + _NUM_OTHER))
+        for stage, count in enumerate(self.layers):
+            is_last = stage == stages - 1
+            design[stage, :, : whole.shape[1]] = (count - is_last) * whole + (last if is_last else 0.0)
+            design[stage, :, -_NUM_OTHER] = 1.0
+        sampled = np.array([shape.sampled for shape in seen.shapes], np.float64)
+        design[-1, :, -2], design[-1, :, -1] = sampled > 0, sampled
+        times = seen.seconds.T  # [S, n]
+        guess = np.zeros(design.shape[2])
+        middle = float(np.median(sampled[sampled > 0])) if sampled.any() else 1.0
+        guess[-2:] = 1.0, middle
+        guess[: whole.shape[1] - _NUM_ATTENTION] = -self._head_layers * np.array(self._products(int(middle)))
+        slower, drift = np.ones(stages), np.ones(n)
+        predicted, scale = times.copy(), np.full(stages, 0.3)
+        weights: Floats | None = None
+        for _ in range(_PASSES):
+            residual = times / predicted - 1
+            bound = _HUBER_BOUND * np.maximum(scale, 1e-4)[:, None]
+            weight = np.minimum(1.0, bound / np.maximum(np.abs(residual), 1e-12)) / predicted**2
+            scaled = design * (slower[:, None] * drift)[:, :, None]
+            prior = _HEAD_PRIOR * np.outer(guess, guess) / float(np.median(times)) ** 2
+            if weights is not None:
+                prior += self._prior_of_gaps(weights)
+            gram = np.einsum("sni,sn,snj->ij", scaled, weight, scaled, optimize=True) + prior
+            moment = np.einsum("sni,sn,sn->i", scaled, weight, times, optimize=True)
+            weights = non_negative_least_squares(gram, moment)
+            alone = np.maximum(design @ weights, 1e-9)  # [S, n] on a stage of speed 1
+            shares = weight * (alone * drift) ** 2
+            ratios = times / (alone * drift)
+            slower = ((shares * ratios).sum(axis=1) + _SPEED_PRIOR) / (shares.sum(axis=1) + _SPEED_PRIOR)
+            slower /= slower.mean()
+            drift = _drift(times / (alone * slower[:, None]))
+            predicted = np.maximum(alone * slower[:, None] * drift, 1e-9)
+            scale = _MAD_TO_SIGMA * np.median(np.abs(times / predicted - 1), axis=1)
+        predicted /= drift
+        self._prior = prior
+        self._grams, self._moments = _by_block(scaled, times, weight, block)
+        assert weights is not None
+        # Means count for a run's length, where the fit is of typical times.
+        slower *= times.sum(axis=1) / predicted.sum(axis=1)
+        self.weights = LayerWeights(self._knots, self._tile, tuple(weights.tolist()))
+        self.slower = tuple(slower.tolist())
+
+    def _prior_of_gaps(self, weights: Floats) -> Floats:
+        """Return the normal equations of what is guessed where the run shows no micro-batch, by a fit so far.
+
+        Between two numbers of rows a layer's time lies between the straight line and the bend of a roofline: it stays
+        as it is, or is proportional to the rows, whichever is longer. Beyond the most rows it goes on as before, or
+        becomes proportional. The middle is guessed each time.
+        """
+        n = len(self._products(1))
+        found = np.zeros((len(weights), len(weights)))
+
+        def at(rows: float) -> Floats:
+            return np.array(self._products(rows))
+
+        def add(row: Floats, guess: Floats) -> None:
+            seconds = float(row @ weights[:n])
+            if seconds > 0:
+                off = (row - guess) / seconds
+                found[:n, :n] += _GAP_PRIOR * np.outer(off, off)
+
+        for low, middle, high in self._gaps:
+            share = (middle - low) / (high - low)
+            line = (1 - share) * at(low) + share * at(high)
+            flat, proportional = at(low), at(high) * middle / high
+            bend = flat if float((flat - proportional) @ weights[:n]) > 0 else proportional
+            add(at(middle), (line + bend) / 2)
+        most = self.shown.rows
+        straight = 3 * at(most) - 2 * at(most / 2)
+        add(at(2 * most), (straight + 2 * at(most)) / 2)
+        return found
+
+    def draw(self, generator: np.random.Generator) -> LayerWeights:
+        """Return the weights of a fit to blocks of the run that are drawn with repetition: a bootstrap."""
+        n = len(self._grams)
+        counts = np.bincount(generator.integers(n, size=n), minlength=n)
+        gram = np.tensordot(counts, self._grams, 1) + self._prior
+        found = non_negative_least_squares(gram, np.tensordot(counts, self._moments, 1))
+        return LayerWeights(self._knots, self._tile, tuple(found.tolist()))
+
+    def costs(self, layers: Sequence[int], links: Sequence[LinkSeconds], *, tp: int = 1, old_tp: int = 1) -> StageCosts:
+        """Return the costs of so many layers in each stage, over `tp` ranks each instead of the run's `old_tp`.
+
+        A stage whose ranks were of several stages takes as long as the slowest of them. Each link is the run's, or the
+        mean of the run's where the stages differ.
+        """
+        ranks = [self.slower[rank // old_tp] for rank in range(len(self.slower) * old_tp)]
+        same = (len(layers), tp) == (len(self.slower), old_tp)
+        mean = None
+        if links:
+            mean = LinkSeconds(
+                sum(link.message for link in links) / len(links), sum(link.row for link in links) / len(links)
+            )
+        operators = [
+            LearnedOperators(
+                self.weights, key_share=self.key_share, slower=max(ranks[stage * tp : (stage + 1) * tp]),
+                slices=tp / old_tp, link=links[stage] if same and stage < len(links) else mean,
+            )
+            for stage in range(len(layers))
+        ]  # fmt: skip
+        return StageCosts(layers, operators)
+
+
+def _drift(ratios: Floats) -> Floats:
+    """Return how many times longer micro-batches took than typical at their time, [n], smooth over a few of them.
+
+    A machine that others use too is slower for seconds at a time. What the features explain is left to them: the drift
+    of a window is shrunk towards none by as much as windows differ by chance.
+
+    Args:
+        ratios: of times to predicted ones, without drift, [S, n].
+    """
+    stages, n = ratios.shape
+    logs = np.log(np.maximum(ratios, 1e-9))
+    windows = np.arange(n) // _DRIFT_WINDOW
+    middles = np.array([np.median(logs[:, windows == window]) for window in range(windows[-1] + 1)])
+    inside = _MAD_TO_SIGMA * float(np.median(np.abs(logs - middles[windows])))
+    chance = np.pi / 2 * inside**2 / (stages * _DRIFT_WINDOW)  # variance of a median
+    between = max(0.0, float(np.var(middles)) - chance)
+    return np.exp(middles * between / (between + chance + 1e-12))[windows]
+
+
+def _by_block(design: Floats, times: Floats, weight: Floats, block: int) -> tuple[Floats, Floats]:
+    """Return the normal equations of each block: [blocks, f, f] and [blocks, f]."""
+    grams, moments = [], []
+    for first in range(0, times.shape[1], block):
+        part = slice(first, first + block)
+        x, w, y = design[:, part], weight[:, part], times[:, part]
+        grams.append(np.einsum("sni,sn,snj->ij", x, w, x, optimize=True))
+        moments.append(np.einsum("sni,sn,sn->i", x, w, y, optimize=True))
+    return np.array(grams), np.array(moments)
+
+
+def _knots(rows: Sequence[int]) -> tuple[int, ...]:
+    """Return numbers of rows, apart by a factor of 1.5 at least, at which a layer's time may bend."""
+    if not rows:
+        return ()
+    found: list[int] = []
+    for quantile in np.percentile(rows, np.linspace(10, 95, 12)):
+        knot = round(float(quantile))
+        if knot >= 2 and knot < 0.8 * max(rows) and (not found or knot >= 1.5 * found[-1]):
+            found.append(knot)
+    if len(found) > _MOST_KNOTS:
+        found = [found[round(i)] for i in np.linspace(0, len(found) - 1, _MOST_KNOTS)]
+    return tuple(found)
+
+
+def _gaps(rows: Sequence[int]) -> list[tuple[int, int, int]]:
+    """Return places between numbers of rows that lie far apart: the number below, the place, and the one above."""
+    known = np.unique(np.maximum(rows, 1)).tolist()
+    found = []
+    for low, high in pairwise(known):
+        parts = int(np.log(high / low) / np.log(_FAR_APART))
+        for part in range(1, parts + 1):
+            middle = round(low * (high / low) ** (part / (parts + 1)))
+            if low < middle < high:
+                found.append((low, middle, high))
+    return found
+
+
+def _key_share(arch: Architecture | None) -> float:
+    """Return the share of the products of queries, keys and values in a layer's, by their parameters."""
+    if arch is None:
+        return 0.25
+    made = arch.hidden_size * arch.head_dim * (arch.num_heads + 2 * arch.num_kv_heads)
+    return made / arch.layer_params

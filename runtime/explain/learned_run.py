@@ -1,0 +1,161 @@
+"""What is learned of a run whose stage times no cost model knows, and the settings and pipelines made of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ...conf.errors import ConfigError
+from ...conf.schema import Architecture, SimulateConfig
+from ..core.run_record import RunRecord
+from ..cost.error import CostError
+from ..engine.plan import Plan, make_plan
+from ..scheduler.base import Limits
+from ..simulation.pipeline import SimulatedPipeline
+from ..simulation.setting import Setting
+from .learned_costs import LearnedFit, Observations, SizesShown
+from .learned_host import LearnedHost
+from .noise import DrawnNoise, Noise
+from .noisy_pipeline import NoisyPipeline
+from .scaled_operators import drawn_costs
+
+_BOOTSTRAP_BLOCKS = 32  # of a run's micro-batches
+_LEAST = 8  # micro-batches that something can be learned of
+
+
+@dataclass(frozen=True, slots=True)
+class LearnedRun:
+    """The stage costs, the host, the links and the noise of a run.
+
+    Attributes:
+        plan: the run's, its KV blocks and B as recorded.
+        is_model_known: its layers are those of the model, and can be split otherwise.
+    """
+
+    config: SimulateConfig
+    plan: Plan
+    fit: LearnedFit
+    host: LearnedHost
+    noise: Noise
+    error: CostError
+    is_model_known: bool
+
+    @property
+    def shown(self) -> SizesShown:
+        return self.fit.shown
+
+    def setting(self, config: SimulateConfig) -> Setting:
+        """Return the setting of the run's config, or of one that differs from it.
+
+        Raises:
+            ConfigError: it does not fit, has another number of ranks, or splits layers of a model that is not known.
+        """
+        ranks, parallel, own = self.config.parallel.world_size, config.parallel, self.config.parallel
+        if parallel.world_size != ranks:
+            raise ConfigError(
+                f"parallel.pp={parallel.pp}, parallel.tp={parallel.tp}: must come to the {ranks} ranks of the run, by "
+                "whose times it is replayed"
+            )
+        plan = self.plan if config == self.config else self._plan_of(config)
+        costs = self.fit.costs([len(each) for each in plan.layers], self.host.links, tp=parallel.tp, old_tp=own.tp)
+        return Setting(config, plan, costs, self.host.times, self.error)
+
+    def _plan_of(self, config: SimulateConfig) -> Plan:
+        parallel, own = config.parallel, self.config.parallel
+        is_split_alike = (parallel.pp, parallel.tp, parallel.layers) == (own.pp, own.tp, own.layers)
+        if not self.is_model_known:
+            if not is_split_alike:
+                raise ConfigError(
+                    f"parallel: no other split of the layers, since model.weights={config.model.weights} is not there"
+                )
+            return _plan_without_model(config, self.plan.arch, self.plan.num_blocks, self.plan.limits)
+        plan = make_plan(config)
+        if is_split_alike and config.cache == self.config.cache:
+            plan = replace(plan, num_blocks=self.plan.num_blocks)
+        return plan
+
+    def pipeline(self, setting: Setting, seed: int | None, *, in_order: bool = False) -> SimulatedPipeline:
+        """Make the pipeline of a setting; `seed` draws the fit's uncertainty and the run's noise, None neither.
+
+        With `in_order` the machine is slow when it was in the run, and the fit is as it is.
+        """
+        plan, control, config = setting.plan, setting.control, setting.config
+        drafts = config.simulation.draft_acceptance if config.scheduler.drafts else None
+        if seed is None:
+            return SimulatedPipeline(
+                setting.costs, depth=plan.limits.depth.most, num_blocks=plan.num_blocks, dispatch_s=control.dispatch,
+                result_s=control.result, turnaround_s=control.turnaround, draft_acceptance=drafts, seed=config.seed,
+            )  # fmt: skip
+        costs = setting.costs if in_order else drawn_costs(setting.costs, self.fit.draw(np.random.default_rng(seed)))
+        tp, own_tp = config.parallel.tp, self.config.parallel.tp
+        stages = [stage * tp // own_tp for stage in range(config.parallel.pp)]
+        return NoisyPipeline(
+            costs, control, DrawnNoise(self.noise, seed, stages, in_order=in_order),
+            depth=plan.limits.depth.most, num_blocks=plan.num_blocks, draft_acceptance=drafts, seed=config.seed + seed,
+        )  # fmt: skip
+
+
+def learn_run(config: SimulateConfig, record: RunRecord) -> LearnedRun:
+    """Learn the stage times, the host's and those of links from the spans of a run.
+
+    Raises:
+        ConfigError: the run was too short to learn of, or its pipeline lost a stage.
+    """
+    if record.standing_stages != record.num_stages:
+        raise ConfigError("its pipeline went on with fewer stages after a fault, and cannot be replayed")
+    seen = Observations.of(record)
+    if len(seen) < _LEAST:
+        raise ConfigError(f"{len(seen)} whole micro-batches: too few to learn stage times of")
+    plan, is_known = _recorded_plan(config, record)
+    host = LearnedHost.of(record)
+    layers = [len(each) for each in plan.layers]
+    block = max(1, len(seen) // _BOOTSTRAP_BLOCKS)
+    fit = LearnedFit(seen, layers, plan.arch if is_known else None, tile=config.hardware.tile, block=block)
+    costs = fit.costs(layers, host.links)
+    predicted = np.array([costs.seconds(shape) for shape in seen.shapes])
+    noise = Noise(seen.begins, seen.seconds, predicted, host)
+    ratios = (seen.seconds / predicted).ravel().tolist()
+    error = CostError.from_ratios(ratios, "the run's micro-batches, to which they were fitted")
+    return LearnedRun(config, plan, fit, host, noise, error, is_known)
+
+
+def _recorded_plan(config: SimulateConfig, record: RunRecord) -> tuple[Plan, bool]:
+    """Return the plan of a run, its KV blocks and B as recorded, and whether its model is known."""
+    try:
+        plan, is_known = make_plan(config), True
+    except ConfigError:
+        longest = max(request.prompt_tokens + request.output_tokens for request in record.requests)
+        layers = config.parallel.layers or (1,) * record.num_stages
+        arch = Architecture(
+            vocab_size=1, hidden_size=1, num_layers=sum(layers), num_heads=1, num_kv_heads=1, head_dim=1, ffn_size=1,
+            max_position=config.model.max_model_len or longest,
+        )  # fmt: skip
+        limits = Limits(
+            record.batch, config.scheduler.depth(record.num_stages, config.parallel.depth), tile=config.hardware.tile,
+            stages=record.num_stages,
+        )  # fmt: skip
+        plan, is_known = _plan_without_model(config, arch, record.num_blocks, limits), False
+    limits = plan.limits
+    if record.batch:
+        limits = replace(limits, batch=record.batch, depth=limits.depth.within(record.depth))
+    return replace(plan, num_blocks=record.num_blocks, limits=limits), is_known
+
+
+def _plan_without_model(config: SimulateConfig, arch: Architecture, num_blocks: int, limits: Limits) -> Plan:
+    """Return a plan of a model of which only the number of layers is known, if that."""
+    parallel = config.parallel
+    counts = parallel.layers or (arch.num_layers // parallel.pp,) * parallel.pp
+    ends = np.cumsum(counts).tolist()
+    depth = config.scheduler.depth(parallel.pp, parallel.depth)
+    slots = num_blocks * config.cache.block_size // arch.max_position
+    return Plan(
+        arch=arch,
+        layers=tuple(range(end - count, end) for count, end in zip(counts, ends, strict=True)),
+        num_blocks=num_blocks,
+        block_size=config.cache.block_size,
+        replicate_embedding=False,
+        limits=replace(limits, batch=config.scheduler.batch_of(slots, depth.most), depth=depth),
+        tokenizer=None,
+        prefix_caching=config.cache.prefix_caching,
+    )

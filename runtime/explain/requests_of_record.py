@@ -1,0 +1,141 @@
+"""The requests of a run, from its record: lengths, arrivals, users, and what the prefix cache knew of each prompt."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import count
+
+from ...conf.workloads import WorkloadConfig
+from ..core.request_record import RequestRecord
+from ..core.run_record import FaultRecord, RunRecord
+from ..workload import WorkItem
+from ..workload.prefix_ids import PrefixIds
+
+
+@dataclass(slots=True)
+class RequestsOfRecord:
+    """The requests of a run in the order of their arrival, and what is not as it was, a line each."""
+
+    items: list[WorkItem]
+    notes: list[str] = field(default_factory=list)
+
+
+def requests_of(record: RunRecord, workload: WorkloadConfig | None, block_size: int) -> RequestsOfRecord:
+    """Return the requests of a run, with prompts of zeros.
+
+    Each gets as many tokens as it got in the run. Arrivals are seconds from the run's start, without the seconds for
+    which the pipeline had failed. A prompt that the prefix cache knew in part begins like an earlier one.
+
+    Args:
+        workload: of the run's config, for its users, deadline and closed loop; None: it has none.
+        block_size: tokens of a KV block.
+    """
+    notes: list[str] = []
+    served = [request for request in record.requests if request.token_times]
+    if lost := len(record.requests) - len(served):
+        notes.append(f"{lost} requests that got no token are left out")
+    if cut := sum(request.finish_reason in (None, "abort", "error") for request in served):
+        notes.append(f"{cut} requests that did not end by themselves get the tokens that they got")
+    served.sort(key=lambda request: (request.arrival, request.request))
+    known = {request.request for request in record.requests}
+    crossing = _crossing(record, known)
+    if crossing:
+        notes.append(
+            f"{len(crossing)} requests that came before the recorded window or outlasted it are replayed as far as it "
+            "holds them, those that came before without their earlier context"
+        )
+    arrivals = _arrivals(served, workload.max_concurrency if workload is not None else None)
+    if record.faults:
+        arrivals = [at - _down_before(record.faults, at) for at in arrivals]
+        notes.append(f"the time of {len(record.faults)} faults is left out")
+    prefixes = _prefixes(served, block_size)
+    users = workload.users if workload is not None else 1
+    deadline = None
+    if workload is not None and workload.deadline_ms is not None:
+        deadline = workload.deadline_ms / 1e3
+    numbers = {request.request: place for place, request in enumerate(sorted(served, key=lambda r: r.request))}
+    items = [
+        WorkItem(
+            bytes(request.prompt_tokens), request.output_tokens, at,
+            f"user-{numbers[request.request] % users}" if users > 1 else "", deadline, prefixes.get(request.request),
+        )
+        for request, at in zip(served, arrivals, strict=True)
+    ]  # fmt: skip
+    if crossing:
+        items = sorted([*items, *crossing], key=lambda item: item.arrival)
+    return RequestsOfRecord(items, notes)
+
+
+def _arrivals(served: Sequence[RequestRecord], max_concurrency: int | None) -> list[float]:
+    """Return when each request was due.
+
+    A request of a closed loop that was held back is recorded when it was let in. It was due when the one before it was,
+    at the earliest, and that is taken.
+    """
+    if max_concurrency is None:
+        return [request.arrival for request in served]
+    due: list[float] = []
+    ends: list[float] = []
+    for place, request in enumerate(served):
+        unfinished = place - bisect_left(ends, request.arrival)
+        was_held = unfinished >= max_concurrency
+        due.append(due[-1] if was_held and due else request.arrival)
+        insort(ends, request.finished if request.finished is not None else float("inf"))
+    return due
+
+
+def _down_before(faults: Sequence[FaultRecord], at: float) -> float:
+    """Return the seconds before `at` in which the pipeline had failed."""
+    ends = [(fault.since, at if fault.up is None else fault.up) for fault in faults]
+    return sum(max(0.0, min(at, up) - since) for since, up in ends)
+
+
+def _prefixes(served: Sequence[RequestRecord], block_size: int) -> dict[int, PrefixIds]:
+    """Return ids of the blocks of each prompt, by which the prefix cache finds as many tokens as it did in the run.
+
+    The record says how many tokens each prompt had in the cache, but not of which request. They are taken to be those
+    of the latest request before it that has as many.
+    """
+    if not any(request.cached_tokens for request in served):
+        return {}
+    fresh = count()
+    begun = sorted(served, key=lambda r: r.arrival if r.first_dispatched is None else r.first_dispatched)
+    ids: dict[int, list[int]] = {}
+    latest: list[tuple[int, list[int]]] = []  # blocks and ids, of requests whose prompts are in the cache
+    waiting: list[tuple[float, int, list[int]]] = []  # the same of those that are not, by the time of the first token
+    for request in begun:
+        at = request.arrival if request.first_dispatched is None else request.first_dispatched
+        for _, blocks, own in [entry for entry in waiting if entry[0] <= at]:
+            latest.append((blocks, own))
+        waiting = [entry for entry in waiting if entry[0] > at]
+        wanted = request.cached_tokens // block_size
+        found: list[int] = []
+        if wanted:
+            found = next((own for blocks, own in reversed(latest) if blocks >= wanted), [])
+            found = found or max((own for _, own in latest), key=len, default=[])
+        whole = request.prompt_tokens // block_size
+        own = found[:wanted]
+        own = own + [next(fresh) for _ in range(whole - len(own))]
+        ids[request.request] = own
+        waiting.append((request.token_times[0], whole, own))
+    return {number: PrefixIds(own, block_size) for number, own in ids.items()}
+
+
+def _crossing(record: RunRecord, known: set[int]) -> list[WorkItem]:
+    """Return the requests of a window's micro-batches that its record does not hold, as far as the window does."""
+    prompts: defaultdict[int, int] = defaultdict(int)
+    tokens: defaultdict[int, int] = defaultdict(int)
+    first: dict[int, float] = {}
+    for micro_batch in record.micro_batches:
+        for chunk in micro_batch.chunks:
+            if chunk.request not in known:
+                first.setdefault(chunk.request, micro_batch.dispatched)
+                prompts[chunk.request] += chunk.tokens
+        for number in micro_batch.decodes.requests:
+            if number not in known:
+                first.setdefault(number, micro_batch.dispatched)
+                tokens[number] += 1
+    return [WorkItem(bytes(max(1, prompts[number])), max(1, tokens[number]), at) for number, at in first.items()]

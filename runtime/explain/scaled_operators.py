@@ -1,0 +1,74 @@
+"""Operators some of which take longer or shorter than those of a setting: a slower node, a faster link."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ...parallel.placement import StageLink
+from ..cost.operators import HostTimes, Linear, Operators
+from ..cost.stage_costs import StageCosts
+from .learned_costs import LayerWeights, LearnedOperators
+
+
+class ScaledOperators:
+    """The operators of a stage, all of whose computation takes `compute` times as long, and sends `send` times."""
+
+    def __init__(self, source: Operators, compute: float = 1.0, send: float = 1.0) -> None:
+        self.source = source
+        self.compute = compute
+        self.sends = send
+
+    @property
+    def host(self) -> HostTimes:
+        host = self.source.host
+        return replace(
+            host, step=self.compute * host.step, row=self.compute * host.row, layer=self.compute * host.layer,
+            prompt=self.compute * host.prompt,
+        )  # fmt: skip
+
+    def linear(self, operator: Linear, rows: int) -> float:
+        return self.compute * self.source.linear(operator, rows)
+
+    def others(self, rows: int) -> float:
+        return self.compute * self.source.others(rows)
+
+    def routing(self, rows: int) -> float:
+        return self.compute * self.source.routing(rows)
+
+    def embedding(self, rows: int) -> float:
+        return self.compute * self.source.embedding(rows)
+
+    def chunk_attention(self, length: int, prefix: int) -> float:
+        return self.compute * self.source.chunk_attention(length, prefix)
+
+    def decode_attention(self, requests: int, context: int) -> float:
+        return self.compute * self.source.decode_attention(requests, context)
+
+    def all_reduce(self, rows: int) -> float:
+        return self.compute * self.source.all_reduce(rows)
+
+    def send(self, rows: int, *, link: StageLink, scatter_gather: bool) -> float:
+        return self.sends * self.source.send(rows, link=link, scatter_gather=scatter_gather)
+
+
+def scaled_costs(costs: StageCosts, *, stages: Sequence[float] | None = None, links: float = 1.0) -> StageCosts:
+    """Return costs whose stages take `stages` times as long, one factor each, and links `links` times."""
+    factors = stages or [1.0] * costs.num_stages
+    assert len(factors) == costs.num_stages
+    return costs.with_operators(
+        [ScaledOperators(source, factor, links) for source, factor in zip(costs.operators, factors, strict=True)]
+    )
+
+
+def drawn_costs(costs: StageCosts, weights: LayerWeights) -> StageCosts:
+    """Return learned costs by other weights; others as they are."""
+    return costs.with_operators([_drawn(source, weights) for source in costs.operators])
+
+
+def _drawn(source: Operators, weights: LayerWeights) -> Operators:
+    if isinstance(source, LearnedOperators):
+        return source.drawn(weights)
+    if isinstance(source, ScaledOperators):
+        return ScaledOperators(_drawn(source.source, weights), source.compute, source.sends)
+    return source

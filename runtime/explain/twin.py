@@ -1,0 +1,216 @@
+"""The twin of a run: its setting and its requests, from its run folder alone, and how far its replay is off."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from ...conf.build import assign, build, fields, load_group, to_mapping
+from ...conf.errors import ConfigError
+from ...conf.policies import SchedulerConfig
+from ...conf.schema import SimulateConfig
+from ..core.micro_batch_columns import Floats
+from ..core.run_record import RunRecord
+from ..ledger.latencies import latencies
+from ..ledger.ledger import Ledger
+from ..run_folder.read import RunFolder
+from ..run_folder.titles import is_simulated
+from ..simulation.replicas import Replica, make_replicas, run_fleet
+from ..simulation.setting import Setting, make_setting
+from ..workload import WorkItem
+from .learned_run import LearnedRun, learn_run
+from .requests_of_record import requests_of
+
+_ERROR_SEEDS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class TwinError:
+    """Relative errors of a replay against the run: replayed / real - 1; 0 where the run has nothing to compare."""
+
+    makespan: float
+    busy: tuple[float, ...]  # seconds of compute by stage
+    bubble: float  # share of stage time that is idle between the first and the last micro-batch
+    p99_tbt: float
+    p99_ttft: float
+
+
+class Twin:
+    """A run that can be replayed, and replayed otherwise.
+
+    Attributes:
+        setting: the run's, with its stage costs and the host's times.
+        items: its requests, with prompts of zeros; arrivals are seconds from the run's start.
+        max_concurrency: most unfinished requests of its closed loop; None: none.
+        base: the run itself.
+        notes: what the twin leaves out or assumes, a line each.
+        learned: what its times were learned from; None: they are those of the run's own cost model.
+    """
+
+    def __init__(
+        self, setting: Setting, items: list[WorkItem], max_concurrency: int | None, base: RunRecord,
+        notes: list[str], learned: LearnedRun | None = None,
+    ) -> None:  # fmt: skip
+        self.setting = setting
+        self.items = items
+        self.max_concurrency = max_concurrency
+        self.base = base
+        self.notes = notes
+        self.learned = learned
+
+    def replay(self, seed: int | None = None, setting: Setting | None = None) -> RunRecord:
+        """Replay the run's requests and return the record.
+
+        Args:
+            seed: draws noise; the same seed draws the same for every setting as far as settings can share it. None: no
+                noise. The disturbances of a simulated run are then its own.
+            setting: None: the run's own.
+        """
+        return self._replayed(setting or self.setting, seed)
+
+    def _replayed(self, setting: Setting, seed: int | None, *, in_order: bool = False) -> RunRecord:
+        if self.learned is None:
+            [replica] = make_replicas(setting, repeat=1 if seed is None else 2 + seed)
+        else:
+            pipeline = self.learned.pipeline(setting, seed, in_order=in_order)
+            replica = Replica(pipeline, setting.config.scheduler, setting.plan)
+        for _ in run_fleet([replica], self.items, max_concurrency=self.max_concurrency):
+            pass
+        return replica.record
+
+    def changed(self, overrides: Mapping[str, Any]) -> Setting:
+        """Return the run's setting with some keys of its config changed.
+
+        Args:
+            overrides: plain values by dotted key. `scheduler` is the name of another policy, which keeps the keys that
+                all policies have. A change of `parallel.pp` or `parallel.tp` resets layers, speeds and depth.
+
+        Raises:
+            ConfigError: an unknown key, a wrong value, or what does not fit.
+        """
+        config = changed_config(self.setting.config, overrides)
+        return make_setting(config) if self.learned is None else self.learned.setting(config)
+
+    @cached_property
+    def error(self) -> TwinError:
+        """How far the replay is off.
+
+        Of learned times, it is the median of replays on a machine that is slow when the run's was, each with residuals
+        drawn of those that the run had about then. Without them stages would hardly wait for each other.
+        """
+        seeds: Sequence[int | None] = [None] if self.learned is None else range(_ERROR_SEEDS)
+        errors = [error_of(self._replayed(self.setting, seed, in_order=True), self.base) for seed in seeds]
+        busy = zip(*(error.busy for error in errors), strict=True)
+        return TwinError(
+            makespan=median(error.makespan for error in errors),
+            busy=tuple(median(stage) for stage in busy),
+            bubble=median(error.bubble for error in errors),
+            p99_tbt=median(error.p99_tbt for error in errors),
+            p99_ttft=median(error.p99_ttft for error in errors),
+        )
+
+
+def make_twin(folder: RunFolder) -> Twin:
+    """Make the twin of a run.
+
+    Raises:
+        ConfigError: the folder holds a fleet or no micro-batches, its config is unknown, or it is damaged.
+    """
+    if len(replicas := folder.replicas) > 1:
+        raise ConfigError(f"{folder.path}: {len(replicas)} pipelines; give the run of one, as {replicas[0].path}")
+    record = folder.load()
+    if not any(span.end > span.begin for span in record.spans) or not record.micro_batches:
+        raise ConfigError(f"{folder.path}: no micro-batches to replay")
+    config = config_of(folder)
+    found = requests_of(record, config.workload, config.cache.block_size)
+    if not found.items:
+        raise ConfigError(f"{folder.path}: no request got a token, so that there is nothing to replay")
+    notes, most = found.notes, config.workload.max_concurrency
+    if is_simulated(folder.config):
+        try:
+            return Twin(make_setting(config), found.items, most, record, notes)
+        except ConfigError as error:
+            notes.append(f"stage times are learned from the run, since its cost model cannot be made: {error}")
+    if any(micro_batch.drafts for micro_batch in record.micro_batches):
+        config = replace(config, simulation=replace(config.simulation, draft_acceptance=_acceptance(config, record)))
+    try:
+        learned = learn_run(config, record)
+        return Twin(learned.setting(config), found.items, most, record, notes, learned)
+    except ConfigError as error:
+        raise ConfigError(f"{folder.path}: {error}") from error
+
+
+def _acceptance(config: SimulateConfig, record: RunRecord) -> float:
+    """Return the probability that a draft token was right where those before it were, by the share that was."""
+    drafts = sum(micro_batch.drafts for micro_batch in record.micro_batches)
+    share = sum(micro_batch.accepted for micro_batch in record.micro_batches) / drafts
+    most, low, high = max(1, config.scheduler.drafts), 0.0, 1.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        if sum(middle**place for place in range(1, most + 1)) / most < share:
+            low = middle
+        else:
+            high = middle
+    return (low + high) / 2
+
+
+def config_of(folder: RunFolder) -> SimulateConfig:
+    """Return a run's config as that of a simulation.
+
+    Raises:
+        ConfigError: it was not recorded, or is of another version.
+    """
+    found = folder.composed
+    if "model" not in found:
+        raise ConfigError(f"{folder.path}: its summary.json holds no config, so that the run cannot be replayed")
+    mapping = {key: value for key, value in found.items() if key in fields(SimulateConfig)}
+    mapping |= {"policies": (), "repeats": 1, "experiment": None}
+    try:
+        return build(SimulateConfig, mapping)
+    except ConfigError as error:
+        raise ConfigError(f"{folder.path}: its config does not hold here: {error}") from error
+
+
+def changed_config(config: SimulateConfig, overrides: Mapping[str, Any]) -> SimulateConfig:
+    """Return a config with `overrides`, as of `Twin.changed`."""
+    mapping = to_mapping(config)
+    if (policy := overrides.get("scheduler")) is not None:
+        common = {name: mapping["scheduler"][name] for name in fields(SchedulerConfig) if name != "name"}
+        mapping["scheduler"] = load_group("scheduler", policy) | common
+    grid = (config.parallel.pp, config.parallel.tp)
+    if (overrides.get("parallel.pp", grid[0]), overrides.get("parallel.tp", grid[1])) != grid:
+        mapping["parallel"] |= {"layers": None, "stage_speeds": None, "depth": None}
+    for key, value in overrides.items():
+        if key != "scheduler":
+            assign(mapping, key, value, SimulateConfig)
+    return build(SimulateConfig, mapping)
+
+
+def error_of(replayed: RunRecord, real: RunRecord) -> TwinError:
+    """Compare a replay with the run."""
+    ours, its = Ledger(replayed), Ledger(real)
+    latency, its_latency = latencies(replayed.requests), latencies(real.requests)
+
+    def p99(name: str) -> float:
+        return _relative(_p99(latency[name]), _p99(its_latency[name]))
+
+    return TwinError(
+        makespan=_relative(ours.span_seconds, its.span_seconds),
+        busy=tuple(_relative(ours.busy_seconds(s), its.busy_seconds(s)) for s in range(its.num_stages)),
+        bubble=_relative(ours.bubble_fraction_inner, its.bubble_fraction_inner),
+        p99_tbt=p99("itl"),
+        p99_ttft=p99("ttft"),
+    )
+
+
+def _p99(values: Floats) -> float:
+    return float(np.percentile(values, 99)) if len(values) else 0.0
+
+
+def _relative(ours: float, its: float) -> float:
+    return ours / its - 1 if its > 0 else 0.0

@@ -1,0 +1,232 @@
+"""Replays of a run's twin under other settings, paired by seed with replays of the run as it was."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, field, replace
+from statistics import fmean, variance
+from time import perf_counter
+
+import numpy as np
+
+from ..core.run_record import RunRecord
+from ..ledger.advice import Interval
+from ..ledger.explanation import METRICS
+from ..ledger.latencies import time_to_first_token, tokens_apart
+from ..simulation.setting import Setting
+from .even_split import shape_of
+from .learned_costs import SizesShown
+from .proportional_costs import ProportionalCosts
+from .twin import Twin
+
+Values = dict[str, float]  # seconds or milliseconds by metric
+
+_Z = 1.6449  # standard normal deviate that one in twenty exceeds: nine of ten lie within it on both sides
+_REPLAY_ERROR = 0.5  # share of the twin's own error that a change may keep
+_CHANGE_ERROR = 0.1  # standard deviation of a change's effect that learned stage times foretell, over that effect
+_BEYOND_ERROR = 0.1  # of the logarithm of stage times beyond the sizes that the run has shown
+_RANKS_ERROR = 0.3  # of that of stage times with another number of tensor-parallel ranks, whose sums no run shows
+_TAIL_ERROR = 0.05  # of that of a p99, of which few values decide
+
+
+class WhatIf:
+    """A run's twin, and what its replays came to so far.
+
+    Args:
+        twin: the run's.
+        items: how many of its requests are replayed, the first ones; None: all.
+    """
+
+    def __init__(self, twin: Twin, *, items: int | None = None) -> None:
+        self.twin = twin
+        if items is not None and items < len(twin.items):
+            self.twin = copy(twin)
+            self.twin.items = twin.items[:items]
+        self.shown = None if twin.learned is None else twin.learned.shown
+        before = perf_counter()
+        self.base = values_of(self.twin.replay())
+        quiet = perf_counter()
+        self._replays = [values_of(self.twin.replay(0))]  # of the run as it was, by seed
+        self.quiet_seconds = quiet - before  # that a replay without noise takes
+        self.seconds = perf_counter() - quiet  # that one with noise takes
+
+    def replayed(self, seed: int) -> Values:
+        """Return what the run as it was comes to on a seed."""
+        while len(self._replays) <= seed:
+            self._replays.append(values_of(self.twin.replay(len(self._replays))))
+        return self._replays[seed]
+
+    @property
+    def is_noisy(self) -> bool:
+        """Whether seeds differ: not where a simulated run has no disturbances."""
+        return self.replayed(0) != self.base
+
+    def screen(self, setting: Setting) -> Screening:
+        """Replay another setting without noise."""
+        record = self.twin.replay(None, setting)
+        values = values_of(record)
+        if self.shown is None:
+            return Screening(values)
+        beyond = share_beyond(self.shown, record)
+        longest = values
+        if beyond > 0:
+            slow = replace(setting, costs=ProportionalCosts(setting.costs, self.shown))
+            longest = values_of(self.twin.replay(None, slow))
+        ranks = setting.config.parallel.tp != self.twin.setting.config.parallel.tp
+        return Screening(values, longest, beyond, other_ranks=ranks)
+
+    def savings(
+        self, setting: Setting, screening: Screening, seeds: int, error: Mapping[str, float], *,
+        is_paired: bool = False, is_even: bool = False,
+    ) -> dict[str, Interval]:  # fmt: skip
+        """Replay another setting on seeds, and return by metric the share that it saves.
+
+        Args:
+            screening: its replay without noise, which serves where seeds do not differ.
+            seeds: replays.
+            error: the twin's own, by metric.
+            is_paired: whether the range is of the mean effect under equal noise, not of a pair of runs.
+            is_even: whether the setting has no noise.
+        """
+        if not self.is_noisy:
+            return self.rough(screening, error)
+        base = [self.replayed(seed) for seed in range(seeds)]
+        quiet = screening.values
+        changed = [quiet if is_even else values_of(self.twin.replay(seed, setting)) for seed in range(seeds)]
+        return {
+            metric: interval_of([each[metric] for each in base], [each[metric] for each in changed],
+                                self._model(metric, error, screening), is_paired=is_paired)
+            for metric in METRICS
+        }  # fmt: skip
+
+    def rough(self, screening: Screening, error: Mapping[str, float]) -> dict[str, Interval]:
+        """Return the savings by a replay without noise, with the noise that replays of the run have had."""
+        found = {}
+        for metric in METRICS:
+            own = [each[metric] for each in self._replays] if self.is_noisy else []
+            ratio = _log_ratio(self.base[metric], screening.values[metric])
+            model = self._model(metric, error, screening)
+            found[metric] = _interval(ratio, 2 * _log_variance(own), len(own), model)
+        return found
+
+    def _model(self, metric: str, error: Mapping[str, float], screening: Screening) -> ModelError:
+        """Return how far learned stage times may put off a metric's ratio; not at all where they are not learned."""
+        if self.shown is None:
+            return ModelError()
+        parts = (
+            _REPLAY_ERROR * error[metric],
+            _BEYOND_ERROR * screening.beyond,
+            _RANKS_ERROR * screening.other_ranks,
+            _TAIL_ERROR * (metric != "duration"),
+        )
+        longest = _log_ratio(screening.values[metric], screening.longest[metric])
+        return ModelError(_CHANGE_ERROR, math.hypot(*parts), min(0.0, longest), max(0.0, longest))
+
+
+@dataclass(frozen=True, slots=True)
+class Screening:
+    """What a setting comes to without noise.
+
+    Attributes:
+        values: by metric.
+        longest: the same where micro-batches beyond the sizes of the run take as long as they may.
+        beyond: share of compute time in such micro-batches; 0 where stage times are not learned.
+        other_ranks: whether its stages have another number of ranks than the run's.
+    """
+
+    values: Values
+    longest: Values = field(default_factory=dict)
+    beyond: float = 0.0
+    other_ranks: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ModelError:
+    """How far stage times may put off the logarithm of changed / base.
+
+    Attributes:
+        relative: standard deviation, as a share of the logarithm.
+        absolute: another.
+        low: how much less it may be, at most 0; high: how much more.
+    """
+
+    relative: float = 0.0
+    absolute: float = 0.0
+    low: float = 0.0
+    high: float = 0.0
+
+
+def share_beyond(shown: SizesShown, record: RunRecord) -> float:
+    """Return the share of compute time in micro-batches larger than those that a run has shown."""
+    beyond = {each.micro_batch for each in record.micro_batches if not shown.hold(shape_of(each))}
+    if not beyond:
+        return 0.0
+    total = sum(span.end - span.begin for span in record.spans)
+    return sum(span.end - span.begin for span in record.spans if span.micro_batch in beyond) / (total or 1.0)
+
+
+def values_of(record: RunRecord) -> Values:
+    """Return what a run came to, by metric, as `summary.json` has it."""
+    requests = record.requests
+    begin = min([*(request.arrival for request in requests), *(span.begin for span in record.spans)], default=0.0)
+    tokens = [request.token_times[-1] for request in requests if request.token_times]
+    end = max([*tokens, *(span.end for span in record.spans)], default=begin)
+    firsts = [seconds for request in requests if (seconds := time_to_first_token(request)) is not None]
+    gaps = [tokens_apart(request) for request in requests]
+    return {
+        "duration": end - begin,
+        "p99_itl_ms": 1e3 * _p99(np.concatenate(gaps) if gaps else np.empty(0)),
+        "p99_ttft_ms": 1e3 * _p99(np.array(firsts, np.float64)),
+    }
+
+
+def interval_of(
+    base: Sequence[float], changed: Sequence[float], model: ModelError, *, is_paired: bool = False
+) -> Interval:
+    """Return the share that a change saves, with the range of nine of ten pairs of runs: one as it was, one changed.
+
+    Each of the two runs has noise of its own, which seeds show. The middle is the mean over the seeds, which are
+    paired.
+
+    Args:
+        base: values of the run as it was, one for each seed.
+        changed: the same of the change.
+        model: how far stage times may put it off.
+        is_paired: whether the range is of the mean effect under equal noise, not of a pair of runs.
+    """
+    ratios = [_log_ratio(before, after) for before, after in zip(base, changed, strict=True)]
+    noise = 0.0 if is_paired else _log_variance(base) + _log_variance(changed)
+    if len(ratios) > 1:
+        noise += variance(ratios) / len(ratios)
+    return _interval(fmean(ratios), noise, len(ratios), model)
+
+
+def _interval(ratio: float, noise: float, count: int, model: ModelError) -> Interval:
+    spread = (_deviate(count - 1) * math.sqrt(noise), _Z * model.relative * ratio, _Z * model.absolute)
+    half = math.hypot(*spread)
+    shares = [1 - math.exp(each) for each in (ratio, ratio + half + model.high, ratio - half + model.low)]
+    return Interval(*shares)
+
+
+def _deviate(freedom: int) -> float:
+    """Return what Student's t exceeds once in twenty, by the first terms of its expansion (Abramowitz and Stegun,
+    26.7.5)."""
+    if freedom < 1:
+        return _Z
+    first, second = (_Z**3 + _Z) / 4, (5 * _Z**5 + 16 * _Z**3 + 3 * _Z) / 96
+    return _Z + first / freedom + second / freedom**2
+
+
+def _log_ratio(before: float, after: float) -> float:
+    return math.log(after / before) if before > 0 and after > 0 else 0.0
+
+
+def _log_variance(values: Sequence[float]) -> float:
+    logs = [math.log(value) for value in values if value > 0]
+    return variance(logs) if len(logs) > 1 else 0.0
+
+
+def _p99(values: np.ndarray) -> float:
+    return float(np.percentile(values, 99)) if len(values) else 0.0

@@ -1,0 +1,74 @@
+"""The explanation of a run: what its replay is off by, and what changes of its setting would do. Data only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from .advice import Advice, Interval
+
+METRICS = ("duration", "p99_itl_ms", "p99_ttft_ms")  # keys of summary.json that changes are judged by
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a change of a run's setting would do.
+
+    Attributes:
+        change: in words or as keys, as in "scheduler=equal_time" or "links twice as fast".
+        overrides: of the command line, which make the change; empty where no key does.
+        command: the run's command with them; None where no key makes the change, or the command is not known.
+        saves: by metric, the share of the run's own value that the change saves; negative where it costs.
+        note: what a reader should know: other metrics that grow, sizes that the run has not shown.
+        beyond: share of its compute time in micro-batches larger than any of the run, where stage times are learned.
+    """
+
+    change: str
+    overrides: tuple[str, ...]
+    command: str | None
+    saves: Mapping[str, Interval]
+    note: str = ""
+    beyond: float = 0.0
+
+    def advice(self, metric: str) -> Advice:
+        """Return what the change does to one metric."""
+        return Advice(self.change, self.overrides, self.command, metric, self.saves[metric], self.note)
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What a run's replay is off by, and what changes would do, the best first.
+
+    Attributes:
+        metric: by which changes are ranked.
+        run: the run's own value of each metric.
+        error: by metric, the replay of the run as it was against the run: replayed / measured - 1.
+        outcomes: changes that keys make, by the low end of what they save.
+        worse: changes that would not help, without seeds: the one of each kind that costs least.
+        hypotheticals: changes that no key makes, by what they save.
+        requests: of the run. replayed: the first of them, which were replayed.
+        seeds: replays of each change.
+        notes: what the replay leaves out or assumes, a line each.
+    """
+
+    metric: str
+    run: Mapping[str, float]
+    error: Mapping[str, float]
+    outcomes: tuple[Outcome, ...]
+    worse: tuple[Outcome, ...]
+    hypotheticals: tuple[Outcome, ...]
+    requests: int
+    replayed: int
+    seeds: int
+    notes: tuple[str, ...] = ()
+
+    @property
+    def advices(self) -> list[Advice]:
+        """The changes that are worth making: nine of ten outcomes save something."""
+        found = [outcome.advice(self.metric) for outcome in self.outcomes]
+        return [advice for advice in found if advice.saves.low > 0]
+
+    @property
+    def best(self) -> Advice | None:
+        """The advice with the highest low end; None where no change is worth making."""
+        return next(iter(self.advices), None)

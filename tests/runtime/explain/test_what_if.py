@@ -1,0 +1,147 @@
+"""Replays paired by seed, and the ranges that they give."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from gapless.conf.schema import SimulateConfig
+from gapless.runtime.explain.explanation import explain, quick_explanation
+from gapless.runtime.explain.hypotheticals import hypotheticals
+from gapless.runtime.explain.scaled_operators import scaled_costs
+from gapless.runtime.explain.twin import make_twin
+from gapless.runtime.explain.what_if import ModelError, WhatIf, interval_of, values_of
+from gapless.runtime.ledger.explanation import METRICS
+from gapless.runtime.ledger.ledger import Ledger
+from gapless.runtime.ledger.summary import summarize
+from gapless.runtime.run_folder.explain_json import read_explanation, write_explanation
+from gapless.runtime.simulation.run import simulated, start
+from gapless.runtime.simulation.setting import make_setting
+
+from .test_twin import config_of, run, workload_of, written
+
+NO_ERROR = dict.fromkeys(METRICS, 0.0)
+
+
+def jittered(config: SimulateConfig, jitter: float) -> SimulateConfig:
+    return replace(config, simulation=replace(config.simulation, jitter=jitter))
+
+
+def test_values_are_those_of_the_summary() -> None:
+    record = run(config_of(request_rate=20.0))
+    summary = summarize(record, Ledger(record))
+    assert values_of(record) == pytest.approx({metric: summary[metric] for metric in METRICS})
+
+
+def test_interval_holds_nine_of_ten_pairs() -> None:
+    draw = np.random.default_rng(0)
+    held, trials = 0, 400
+    for _ in range(trials):
+        base, changed = 10 * np.exp(0.03 * draw.normal(size=10)), 8 * np.exp(0.05 * draw.normal(size=10))
+        interval = interval_of(base, changed, ModelError())
+        pair = 1 - 8 * math.exp(0.05 * draw.normal()) / (10 * math.exp(0.03 * draw.normal()))
+        held += interval.low <= pair <= interval.high
+        assert interval.low < interval.middle < interval.high
+    assert 0.86 < held / trials < 0.95
+
+
+def test_interval_grows_with_the_error_of_learned_times() -> None:
+    base, changed = [10.0, 10.1, 9.9], [8.0, 8.1, 7.9]
+    exact, off = interval_of(base, changed, ModelError()), interval_of(base, changed, ModelError(0.1, 0.02, high=0.1))
+    assert off.middle == exact.middle
+    assert off.low < exact.low < exact.high < off.high
+
+
+def test_a_change_of_a_noisy_run_lands_in_its_range(tmp_path: Path) -> None:
+    config = jittered(config_of(), 0.2)
+    twin = make_twin(written(tmp_path, run(config), config))
+    what_if = WhatIf(twin)
+    assert what_if.is_noisy
+    other = twin.changed({"scheduler.chunk": 64})
+    saves = what_if.savings(other, what_if.screen(other), 10, NO_ERROR)["duration"]
+    inside = 0
+    for repeat in range(100, 130):  # other draws than the twin's
+        pair = []
+        for setting in (twin.setting, other):
+            replicas, ends = start(setting, workload_of(config), repeat=repeat + 1000 * (setting is other))
+            for _ in ends:
+                pass
+            pair.append(values_of(replicas[0].record)["duration"])
+        inside += saves.low <= 1 - pair[1] / pair[0] <= saves.high
+    assert saves.low < saves.high
+    assert inside >= 24
+
+
+def test_hypotheticals_remove_what_they_say(tmp_path: Path) -> None:
+    config = replace(config_of(request_rate=30.0), parallel=replace(config_of().parallel, layers=(20, 12)))
+    twin = make_twin(written(tmp_path, run(config), config))
+    ledger = Ledger(twin.base)
+    found = {each.change: each for each in hypotheticals(twin.setting, twin.base, ledger)}
+    slower = found["stage 0 takes 1.25 times as long"].setting
+    assert values_of(twin.replay(None, slower))["duration"] > values_of(twin.base)["duration"]
+    faster = replace(twin.setting, costs=scaled_costs(twin.setting.costs, links=0.0))
+    record = twin.replay(None, faster)
+    spans = {(span.micro_batch, span.stage): span for span in record.spans}
+    assert all(spans[number, 1].input == spans[number, 0].end for number, stage in spans if stage == 0)
+    for each in found.values():
+        if each.removes is not None:
+            left = Ledger(twin.replay(None, each.setting)).seconds_by_cause()[each.removes]
+            assert left < 0.05 * ledger.seconds_by_cause()[each.removes]
+
+
+def test_explanation_names_the_planted_cause(tmp_path: Path) -> None:
+    config = replace(config_of(), parallel=replace(config_of().parallel, layers=(24, 8)))
+    folder = written(tmp_path, run(config), config)
+    explanation = explain(folder, seconds=20)
+    assert explanation.metric == "duration"
+    assert max(map(abs, explanation.error.values())) < 1e-6
+    assert explanation.best is not None
+    assert any(text.startswith("parallel.layers=") for text in explanation.best.overrides)
+    lows = [outcome.saves["duration"].low for outcome in explanation.outcomes]
+    assert lows == sorted(lows, reverse=True)
+    assert all(outcome.saves["duration"].middle <= 0 for outcome in explanation.worse)
+    write_explanation(tmp_path, explanation)
+    assert read_explanation(tmp_path) == explanation
+
+
+def test_advice_is_what_the_run_with_it_shows(tmp_path: Path) -> None:
+    config = replace(config_of(), scheduler=replace(config_of().scheduler, chunk=16))  # type: ignore[call-arg]
+    folder = written(tmp_path, run(config), config)
+    explanation = explain(folder, seconds=20)
+    assert explanation.best is not None
+    twin = make_twin(folder)
+    for outcome in explanation.outcomes[:3]:
+        values = {key: yaml.safe_load(value) for key, value in (text.split("=", 1) for text in outcome.overrides)}
+        record = simulated(make_setting(twin.changed(values).config), workload_of(config))[0].record
+        for metric in METRICS:
+            saved = 1 - values_of(record)[metric] / explanation.run[metric]
+            assert saved == pytest.approx(outcome.saves[metric].middle, abs=1e-6)
+
+
+def test_arrivals_that_bound_a_run_make_a_tail_the_metric(tmp_path: Path) -> None:
+    config = config_of(request_rate=5.0)
+    folder = written(tmp_path, run(config), config)
+    assert explain(folder, seconds=5).metric in ("p99_itl_ms", "p99_ttft_ms")
+    assert explain(folder, seconds=5, objective="duration").metric == "duration"
+
+
+def test_a_long_run_is_replayed_in_part(tmp_path: Path) -> None:
+    config = config_of(num_prompts=200)
+    folder = written(tmp_path, run(config), config)
+    explanation = explain(folder, seconds=0.02)
+    assert 50 <= explanation.replayed < explanation.requests == 200
+
+
+def test_quick_explanation_keeps_to_its_time_or_says_nothing(tmp_path: Path) -> None:
+    config = config_of()
+    folder = written(tmp_path, run(config), config)
+    quick = quick_explanation(folder, seconds=2.0)
+    assert quick is not None
+    assert quick_explanation(folder, seconds=1e-3) is None
+    unknown = replace(folder, summary={key: value for key, value in folder.summary.items() if key != "config"})
+    assert quick_explanation(unknown) is None

@@ -70,7 +70,7 @@ def run(
     tell_cut(errors, workload, prepared.context)
     with starting(errors, config) as on_progress:
         from ..runtime.engine.llm import LLM
-        from ..runtime.ledger.ledger import Ledger
+        from ..runtime.ledger.fleet import Fleet
         from ..runtime.run_folder.read import read_run_folder
 
         first, *others = policies(config)
@@ -101,7 +101,7 @@ def run(
     if len(plan) == 1 and brief:
         return
     if len(plan) == 1:
-        show_one(console, run_dir, summary, Ledger(llm.record), config.slo)
+        show_one(console, run_dir, summary, Fleet([llm.record]), config.slo)
         return
     folders = [read_run_folder(run_dir / turn.folder) for turn in plan]
     compare(console, run_dir, config, plan, folders, len(workload), workload.num_cut)

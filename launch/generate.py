@@ -19,6 +19,7 @@ from ..conf.schema import GenerateConfig
 from .output_path import check_writable
 from .progress import Meter, print_words, shown, starting, throughput, versions
 from .prompts import Prompt, TextInput, read_prompts
+from .results import show_words
 
 if TYPE_CHECKING:
     from ..runtime.engine.outputs import CompletionOutput, Logprob, RequestOutput
@@ -79,6 +80,7 @@ def run(config: GenerateConfig, prepared: Prepared, run_dir: Path, launcher: Lau
         from ..runtime.engine.llm import LLM
         from ..runtime.ledger.ledger import Ledger
         from ..runtime.pipeline.protocol import PipelineError
+        from ..runtime.report.run_words import words_of_run
         from ..runtime.report.terminal import bubble_table, fault_lines, latency_table, straggler_lines
         from ..runtime.report.write_folder import write_run_folder
 
@@ -110,6 +112,7 @@ def run(config: GenerateConfig, prepared: Prepared, run_dir: Path, launcher: Lau
             console.print(Text(f"… and the texts of {rest} more {of} in {shown(path)}", "dim"), soft_wrap=True)
     ledger = Ledger(record)
     print_words(console, Text.assemble((throughput(summary), "bold")))
+    show_words(console, words_of_run(record, ledger, summary["config"]))
     console.print(latency_table(summary))
     console.print(bubble_table(ledger))
     for line in (*fault_lines(summary), *straggler_lines(summary)):

@@ -17,6 +17,7 @@ from . import import_traces
 from .output_path import check_folder
 from .progress import print_words, shown, throughput
 from .prompts import TextInput
+from .results import show_words
 
 if TYPE_CHECKING:
     from ..runtime.run_folder.read import RunFolder
@@ -156,6 +157,7 @@ def _show_one(console: Console, config: ReportConfig, folder: RunFolder) -> None
     from ..runtime.report.png import write_figures
     from ..runtime.report.run_charts import charts_of_run
     from ..runtime.report.run_page import render_report
+    from ..runtime.report.run_words import words_of_fleet
     from ..runtime.report.terminal import bubble_table, fault_lines, latency_table, straggler_lines
     from ..runtime.report.timeline_png import timeline_window, write_timeline
     from ..runtime.report.write_fleet import write_fleet_report
@@ -166,20 +168,23 @@ def _show_one(console: Console, config: ReportConfig, folder: RunFolder) -> None
     fleet.check()
     summary = folder.summary | fleet.summarize(config.slo)
     path = folder.path if config.out is None or config.import_ is not None else Path(config.out).expanduser()
+    words = words_of_fleet(fleet, folder.config)
     path.mkdir(parents=True, exist_ok=True)
     if len(fleet.records) > 1:
-        write_fleet_report(path, folder, figures=config.figures)
+        write_fleet_report(path, folder, figures=config.figures, words=words)
     else:
         (record,), (ledger,), run = fleet.records, fleet.ledgers, fleet_chart_data(fleet)
-        (path / "report.html").write_text(render_report(record, ledger, summary, run), encoding="utf-8")
+        (path / "report.html").write_text(render_report(record, ledger, summary, run, words), encoding="utf-8")
         if config.figures:
             write_figures(path / "figures", charts_of_run(run), simulated=is_simulated(folder.config))
             write_timeline(path / "figures" / "timeline.png", {folder.title: timeline_window(ledger)})
     print_words(console, Text(folder.title, "bold"))
     if "requests" in summary.get("unknown", ()):
         print_words(console, Text(import_traces.said(summary)))
+        show_words(console, words)
     else:
         print_words(console, Text(throughput(summary)))
+        show_words(console, words)
         console.print(latency_table(summary))
     console.print(bubble_table(fleet))
     for line in (*fault_lines(summary), *straggler_lines(summary), *_remarks(summary)):

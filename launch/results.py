@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from ..runtime.core.run_record import RunRecord
     from ..runtime.cost.error import CostError
     from ..runtime.ledger.fleet import Fleet
-    from ..runtime.report.terminal import StageActivity
     from ..runtime.run_folder.read import RunFolder
     from ..runtime.workload import Workload
 
@@ -84,18 +83,26 @@ def _own(config: ComparisonConfig, turn: Turn) -> dict[str, Any]:
     return to_mapping(replace(config, scheduler=turn.policy, policies=(), repeats=1))
 
 
-def show_one(console: Console, run_dir: Path, summary: Mapping[str, Any], times: StageActivity, slo: SloConfig) -> None:
-    """Print the tables of a run that stands alone."""
+def show_one(console: Console, run_dir: Path, summary: Mapping[str, Any], fleet: Fleet, slo: SloConfig) -> None:
+    """Print a run that stands alone: in words, then its tables."""
+    from ..runtime.report.run_words import words_of_fleet
     from ..runtime.report.terminal import bubble_table, fault_lines, latency_table, straggler_lines
 
+    show_words(console, words_of_fleet(fleet, summary["config"]))
     if "request_goodput" in summary:
         bounds = " ".join(f"{key}={bound:g}" for key, bound in to_mapping(slo).items() if bound is not None)
         console.print(f"goodput: {summary['request_goodput']:.2f} requests/s within {bounds}")
     console.print(latency_table(summary))
-    console.print(bubble_table(times))
+    console.print(bubble_table(fleet))
     for line in (*fault_lines(summary), *straggler_lines(summary)):
         print_words(console, Text(line))
     console.print(Text.assemble(("report   ", "bold"), shown(run_dir / "report.html")), soft_wrap=True)
+
+
+def show_words(console: Console, words: Sequence[str]) -> None:
+    """Print the sentences of a run, the first one bold."""
+    for place, sentence in enumerate(words):
+        print_words(console, Text(sentence, "bold" if place == 0 else ""))
 
 
 def compare(

@@ -154,7 +154,8 @@ async def _serve(config: ServeConfig, prepared: Prepared, listener: socket.socke
         client = Fleet(
             config, intake.tokenizer, metrics, say_since_start, num_blocks=plan.num_blocks, numbers=numbers
         )
-    live = [Live(name, client, number) for number in range(len(client.replicas))]
+    layers, policy = config.parallel.layers, config.scheduler.name
+    live = [Live(name, client, number, layers=layers, policy=policy) for number in range(len(client.replicas))]
     recorders = [Recorder(each, run_dir, plain(to_mapping(config)), versions()) for each in client.replicas]
     host, port = listener.getsockname()[:2]
     journaling = None if journal is None else Journaling(journal, _say)

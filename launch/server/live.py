@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from ...runtime.report.timeline_block import causes_head
 from ...runtime.serving.messages import StageSpans
 from .errors import ApiError
 from .fleet import Engine
+from .live_words import words_of_minute
 from .streaming import until_gone
 
 if TYPE_CHECKING:
@@ -73,11 +74,23 @@ class Live:
         model: the model's name.
         engine: the engine, or several.
         replica: which of several engines is shown. The seconds of its last minute are ended here.
+        layers: of each stage, where the config names them.
+        policy: name of the policy.
     """
 
-    def __init__(self, model: str, engine: Engine, replica: int = 0) -> None:
+    def __init__(
+        self,
+        model: str,
+        engine: Engine,
+        replica: int = 0,
+        *,
+        layers: Sequence[int] | None = None,
+        policy: str | None = None,
+    ) -> None:
         self._model = model
         self._replica = replica
+        self._layers = layers
+        self._policy = policy
         self._num_replicas = len(engine.replicas)
         self._client = client = engine.replicas[replica]
         self._last_minute = client.last_minute
@@ -176,6 +189,7 @@ class Live:
             "percentiles_ms": minute.percentiles_ms, "stage_seconds": minute.stage_seconds,
             "tokens_per_s": round(minute.tokens_per_s, 1),
             "newest_faults": [] if found is None else found.recovery.newest,
+            "words": words_of_minute(minute, found, layers=self._layers, policy=self._policy),
         }  # fmt: skip
 
 

@@ -40,6 +40,7 @@ from .metrics import (
 from .page_parts import IDLE_WORDS, error_notes, notes_list, pairs_table, template, whole_page
 from .row_units import RowUnit, ratio_text, row_unit
 from .run_groups import RunGroup, differing_keys, settings
+from .run_words import words_section
 from .svg import figures
 from .timeline_block import timeline_scripts, timeline_section
 from .timeline_columns import MAX_BOXES, TimelineColumns, pack_columns, tick_seconds
@@ -117,7 +118,7 @@ def charts_of_drawn(drawn: DrawnRuns) -> list[Chart]:
 
 def render_comparison(
     groups: Sequence[RunGroup], drawn: DrawnRuns, title: str, sort: str, *, compared: str = "setting",
-    whole: Mapping[str, Any] | None = None,
+    whole: Mapping[str, Any] | None = None, words: Sequence[str] = (),
 ) -> str:  # fmt: skip
     """Render the page of a comparison.
 
@@ -129,6 +130,7 @@ def render_comparison(
         compared: What a group is. Charts over settings are only made for "setting".
         whole: Summary of the fleet, where the groups are its prefill and its decode replicas. These do different work,
             so that none is called better.
+        words: The sentences that the page begins with, where it has no verdict.
     """
     over_settings = charts_of_settings(groups, sort) if compared == "setting" else []
     heads = []
@@ -144,7 +146,7 @@ def render_comparison(
             "title": html.escape(title),
             "subtitle": html.escape(_subtitle(groups, compared)),
             "notes": notes_list(error_notes(run.summary for group in groups for run in group.runs)),
-            "verdict": _verdict(groups) if compared == "setting" else "",
+            "verdict": _verdict(groups) if compared == "setting" else words_section(words),
             "table": (_side_by_side if len(groups) <= MAX_COLUMNS else _ranking)(groups, sort, judged=whole is None),
             "table_note": html.escape(_table_note(groups, sort) if whole is None else _pools_note(whole)),
             "timeline": timeline_section(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import yaml
@@ -27,6 +27,7 @@ from .page_parts import (
     template,
     whole_page,
 )
+from .run_words import words_section
 from .svg import figures
 from .timeline_block import timeline_scripts, timeline_section
 from .timeline_columns import pack_columns, tick_seconds
@@ -34,7 +35,9 @@ from .timeline_columns import pack_columns, tick_seconds
 MAX_REQUEST_ROWS = 200
 
 
-def render_report(record: RunRecord, ledger: Ledger, summary: Mapping[str, Any], run: ChartData) -> str:
+def render_report(
+    record: RunRecord, ledger: Ledger, summary: Mapping[str, Any], run: ChartData, words: Sequence[str] = ()
+) -> str:
     """Render the page of a run.
 
     Args:
@@ -42,6 +45,7 @@ def render_report(record: RunRecord, ledger: Ledger, summary: Mapping[str, Any],
         ledger: Its ledger.
         summary: What its `summary.json` holds.
         run: The data of its charts.
+        words: The sentences that the page begins with.
     """
     tick = tick_seconds(ledger.span_seconds)
     columns = pack_columns(record, ledger, tick)
@@ -52,6 +56,7 @@ def render_report(record: RunRecord, ledger: Ledger, summary: Mapping[str, Any],
             "title": html.escape(title),
             "subtitle": html.escape(_subtitle(record, summary)),
             "notes": notes_list([*record.notes, *error_notes([summary])]),
+            "words": words_section(words),
             "cards": _cards(summary),
             "idle_words": IDLE_WORDS,
             "timeline": timeline_section("The pipeline over time", ledger.seconds_by_cause()),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from .metrics import THROUGHPUT
 from .png import write_figures
 from .run_charts import batch_composition
 from .run_groups import RunGroup
+from .run_words import words_of_fleet
 from .timeline_png import write_timeline
 from .write_folder import write_run_folder
 
@@ -41,17 +42,18 @@ def write_fleet_folder(
             title=f"{title_of(config)}, {fleet.replica_name(number)}", slo=slo, cost_error=cost_error, ledger=ledger,
         )  # fmt: skip
     summary = write_fleet_totals(path, fleet, config=config, versions=versions, slo=slo, cost_error=cost_error)
-    write_fleet_report(path, RunFolder(path, summary), figures=False)
+    write_fleet_report(path, RunFolder(path, summary), figures=False, words=words_of_fleet(fleet, config))
     return summary
 
 
-def write_fleet_report(path: Path, folder: RunFolder, *, figures: bool) -> None:
+def write_fleet_report(path: Path, folder: RunFolder, *, figures: bool, words: Sequence[str] = ()) -> None:
     """Write the report of a fleet, its replicas side by side, into `path`.
 
     Args:
         path: Where the report goes.
         folder: The fleet's run folder.
         figures: Whether PNGs are written too.
+        words: The sentences that the page begins with.
     """
     num_prefill = folder.summary.get(PREFILL_KEY, 0)
     groups = [RunGroup(replica_name(number, num_prefill), [run]) for number, run in enumerate(folder.replicas)]
@@ -59,7 +61,7 @@ def write_fleet_report(path: Path, folder: RunFolder, *, figures: bool) -> None:
     sort = "total_token_throughput" if num_prefill else THROUGHPUT.key
     drawn = read_drawn_runs(groups, sort)
     whole = folder.summary if num_prefill else None
-    page = render_comparison(groups, drawn, folder.title, sort, compared="replica", whole=whole)
+    page = render_comparison(groups, drawn, folder.title, sort, compared="replica", whole=whole, words=words)
     (path / "report.html").write_text(page, encoding="utf-8")
     if figures:
         charts, simulated = [*charts_of_drawn(drawn), *batch_composition(drawn.runs)], is_simulated(folder.config)

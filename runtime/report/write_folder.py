@@ -13,6 +13,7 @@ from ..ledger.ledger import Ledger
 from ..run_folder.write import write_run_data
 from .chart_data import chart_data
 from .run_page import render_report
+from .run_words import words_of_run
 
 
 @without_collector()
@@ -35,6 +36,6 @@ def write_run_folder(
     summary = write_run_data(
         path, record, config=config, versions=versions, title=title, slo=slo, cost_error=cost_error, ledger=ledger
     )
-    page = render_report(record, ledger, summary, chart_data(record, ledger))
+    page = render_report(record, ledger, summary, chart_data(record, ledger), words_of_run(record, ledger, config))
     (path / "report.html").write_text(page, encoding="utf-8")
     return summary

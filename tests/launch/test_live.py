@@ -17,12 +17,14 @@ from typing import Any
 import httpx2
 import numpy as np
 import pytest
+from msgspec import structs
 
 from gapless.conf.schema import ServeConfig
 from gapless.launch import compose
 from gapless.launch.server.engine_client import EngineClient
 from gapless.launch.server.last_minute import SECONDS, LastMinute
 from gapless.launch.server.live import MAX_EVENTS, Live, Viewer
+from gapless.launch.server.live_words import words_of_minute
 from gapless.launch.server.metrics import Metrics
 from gapless.launch.server.page import page_files
 from gapless.runtime.engine.intake import Intake
@@ -30,7 +32,7 @@ from gapless.runtime.engine.plan import make_plan
 from gapless.runtime.ledger.causes import CAUSES, Cause
 from gapless.runtime.ledger.ledger import Ledger
 from gapless.runtime.run_folder.read import read_run_folder
-from gapless.runtime.serving.messages import Snapshot, StageSpans
+from gapless.runtime.serving.messages import Slow, Snapshot, StageSpans
 from tests.support.browser import CHROMIUM, CONTROL, DRIVER, ENTER, RIGHT, Browser, browsing
 from tests.support.server import Server, serving
 
@@ -129,6 +131,9 @@ def test_events_tell_all_that_the_stages_did(server: Server) -> None:
     assert row[1] > 0  # tokens/s
     assert 0 < row[7] <= row[8]  # TBT, p50 and p99
     assert found["second"][-1]["percentiles_ms"]["ttft"][0] > 0
+    words = found["second"][-1]["words"]
+    assert 1 <= len(words) <= 3
+    assert all(sentence.endswith(".") for sentence in words)
     busy, *idle = map(sum, zip(*found["second"][-1]["stage_seconds"], strict=True))
     assert busy > 0
     assert sum(idle) > 0
@@ -206,6 +211,37 @@ def test_the_last_minute_is_one() -> None:
     assert (busy, idle[Cause.STARVED_NO_REQUEST.code]) == pytest.approx((0, SECONDS))
 
 
+def test_the_last_minute_in_words() -> None:
+    """A server that computes a quarter of the time and dispatches late says so; one that is idle too."""
+    minute = LastMinute(100, 0.0)
+    assert words_of_minute(minute, None) == []
+    for second in range(1, SECONDS):
+        minute.end_second(snapshot(second), float(second))
+    late = words_of_minute(minute, snapshot(SECONDS), policy="sarathi")
+    assert late[0].startswith("The coordinator dispatched late for 75.0% of stage time: work was there")
+    for second in range(SECONDS, 3 * SECONDS):
+        minute.end_second(snapshot(SECONDS, is_idle=True), float(second))
+    assert words_of_minute(minute, snapshot(SECONDS, is_idle=True)) == ["No request was there."]
+
+
+def test_a_slow_stage_of_a_server_is_named() -> None:
+    minute = LastMinute(100, 0.0)
+    idle = [[0.0] * len(CAUSES) for _ in range(2)]
+    idle[0][Cause.PB3_DECODE_CONTEXT.code] = 5.5
+    idle[1][Cause.STARVED_NO_REQUEST.code] = 0.5
+    state = Snapshot(10.0, 3, 1, 50, 0, [], False, 0, 0, 0, [4.5, 9.5], idle, [10.0, 10.0], False)
+    minute.end_second(None, 0.0)
+    minute.end_second(state, 10.0)
+    assert words_of_minute(minute, state)[0] == (
+        "Stage 1 takes 2.1 times as long as the other for the same micro-batches: the other stage waits for it for "
+        "25.0% of all stage time."
+    )
+    uneven = words_of_minute(minute, state, layers=[4, 8])
+    assert uneven[0].startswith("Stage 1 holds 8 of 12 layers and takes 2.1 times as long as the other")
+    slow = words_of_minute(minute, structs.replace(state, slow=[Slow(1, 5.0, 3.0, 4.0)]))
+    assert slow[0].startswith("Stage 1 computed 3.0 times as long as usual: the other stage waits for it")
+
+
 def snapshot(second: int, is_idle: bool = False) -> Snapshot:
     """The state of an engine that computes a quarter of the time."""
     idle = [0.0] * len(CAUSES)
@@ -229,6 +265,7 @@ def test_a_browser_shows_the_pipeline_and_tries_the_model(server: Server, tmp_pa
             browser.until("parseFloat(document.getElementById('rate').innerText) > 0")
             browser.until("parseFloat(document.getElementById('tbt99').innerText) > 0")
             browser.until("document.querySelectorAll('#causes tbody tr').length > 3")
+            browser.until("document.getElementById('words').innerText.endsWith('.')")
             check_lanes(browser)
         check_prompt_box(browser, server)
         for width in (400, 1600):

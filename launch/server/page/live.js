@@ -131,8 +131,18 @@
     for (const [id, value] of [["ttft50", ttft[0]], ["ttft99", ttft[1]], ["tbt50", tbt[0]], ["tbt99", tbt[1]]]) {
       element(id).textContent = value === null ? "–" : value >= 1000 ? `${numberText(value / 1e3)} s` : `${numberText(value)} ms`;
     }
+    showWords(minute.words);
     showStages(minute.stage_seconds);
     faults.show(minute.newest_faults, latest.time);
+  }
+
+  // The last minute in sentences, the first one the largest.
+  function showWords([first = "", ...rest]) {
+    const words = element("words"), more = words.lastElementChild;
+    words.hidden = !first;
+    words.querySelector("b").textContent = first;
+    more.textContent = rest.join(" ");
+    more.hidden = !rest.length;
   }
 
   // The seconds of a stage: those busy, then those idle by cause.

@@ -1,0 +1,102 @@
+"""Causes that were planted in real pipelines: the first sentence of the run names them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gapless.conf.build import to_mapping
+from gapless.conf.policy_file import policy_config
+from gapless.conf.schema import BenchConfig
+from gapless.launch.compose import compose_one
+from gapless.launch.turns import requests
+from gapless.runtime.engine.llm import LLM
+from gapless.runtime.ledger.ledger import Ledger
+from gapless.runtime.report.run_words import words_of_run
+from tests.support.process_launcher import ProcessLauncher
+
+LATE = """
+import time
+from gapless.runtime.scheduler import Scheduler
+
+class Late(Scheduler):
+    def fill(self, batch):
+        self.take_decodes(batch, self.decode_share)
+        self.take_prompts(batch, 64)
+        if batch:
+            time.sleep(0.04)
+"""
+SLOW = """
+if rank == 1:
+    import os, time
+    from gapless.runtime.pipeline.stage_worker import StageWorker
+    forward = StageWorker.forward
+    def slow(self, *arguments):
+        out = forward(self, *arguments)
+        if os.path.exists({flag!r}):
+            time.sleep(0.04)
+        return out
+    StageWorker.forward = slow
+"""
+
+
+class Pipeline:
+    """A pipeline of two stages, the second of which is slow while `flag` exists."""
+
+    def __init__(self, folder: Path) -> None:
+        self.flag = folder / "slow"
+        late = folder / "late.py"
+        late.write_text(LATE)
+        self.config = self.config_of()
+        policy = policy_config(str(late))(name=late.name, file=str(late))  # type: ignore[call-arg]
+        self.policies = {"sarathi": self.config.scheduler, "late": policy}
+        self.llm = LLM.from_config(
+            replace(self.config, scheduler=self.policies["sarathi"]), policies=[self.policies["late"]],
+            launcher=ProcessLauncher(SLOW.format(flag=str(self.flag))),
+        )  # fmt: skip
+
+    @staticmethod
+    def config_of(*overrides: str) -> BenchConfig:
+        return compose_one(
+            ["model=tiny", "parallel=pp2", "parallel.threads=1", "cache.num_blocks=600", "workload=fixed",
+             "workload.num_prompts=12", "workload.input_len=100", "workload.output_len=12", *overrides],
+            BenchConfig, "bench",
+        )  # fmt: skip
+
+    def words(self, policy: str = "sarathi", *overrides: str) -> list[str]:
+        workload, _ = requests(self.config_of(*overrides))
+        self.llm.reset(self.policies[policy])
+        for _ in self.llm.replay(workload):
+            pass
+        record = self.llm.record
+        return words_of_run(record, Ledger(record), to_mapping(self.config))
+
+
+@pytest.fixture(scope="module")
+def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
+    made = Pipeline(tmp_path_factory.mktemp("planted"))
+    with made.llm:
+        yield made
+
+
+def test_a_slow_stage(pipeline: Pipeline) -> None:
+    pipeline.flag.touch()
+    try:
+        words = pipeline.words()
+    finally:
+        pipeline.flag.unlink()
+    assert words[0].startswith("Stage 1 takes "), words
+    assert " times as long as the other for the same micro-batches" in words[0]
+
+
+def test_a_late_coordinator(pipeline: Pipeline) -> None:
+    words = pipeline.words("late")
+    assert words[0].startswith("The coordinator dispatched late for "), words
+
+
+def test_a_starved_queue(pipeline: Pipeline) -> None:
+    words = pipeline.words("sarathi", "workload.request_rate=6", "workload.output_len=2")
+    assert words[0].startswith("Too few requests: no request was there for "), words

@@ -8,7 +8,7 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3 python; do \
 	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$p" && break; done)
 TORCH := $(shell grep '^torch==' constraints.txt)
 
-.PHONY: run test lint compile fidelity paper clean
+.PHONY: run test lint docs compile fidelity paper clean
 
 run: $(VENV)/.installed
 	$(BIN)/gapless generate parallel=pp2 prompts=shipped sampling.temperature=0.7 sampling.top_p=0.9 $(ARGS)
@@ -20,6 +20,14 @@ test: $(VENV)/.installed
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
 	.ci/check-wheel $(BIN)/python
+
+# The documents as a site, in site/: strictly, and with every link checked.
+docs: $(VENV)/.docs
+	$(BIN)/python -m docs.site $(ARGS)
+
+$(VENV)/.docs: $(VENV)/.installed
+	@$(PIP) install -c constraints.txt -e '.[docs]'
+	@touch $@
 
 # Profiles this machine, runs policies for real, simulates the same: `benchmarks/fidelity.py`.
 fidelity: $(VENV)/.installed
@@ -45,4 +53,4 @@ paper: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.paper $(ARGS)
 
 clean:
-	rm -rf $(VENV) build *.egg-info
+	rm -rf $(VENV) build site *.egg-info

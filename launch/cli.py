@@ -94,6 +94,8 @@ def _dispatch(arguments: list[str]) -> int:
             valid = [option.name for option in OPTIONS if not option.with_runs]
             raise ConfigError(f"{name}: unknown option{nearest(name, valid)}")
         raise ConfigError(f"{name}: unknown command{nearest(name, COMMANDS)}")
+    if "matplotlib" not in sys.modules:  # figures go into files; a notebook's backend may be missing here
+        os.environ["MPLBACKEND"] = "agg"
     return _run_command(COMMANDS[name], rest)
 
 

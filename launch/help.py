@@ -61,11 +61,7 @@ examples:
 
 def command(command: Command) -> str:
     """Write the text of `gapless COMMAND --help`."""
-    own, chosen = load_command(command.name)
-    defaults = dict(leaves(own))
-    for group, choice in chosen.items():
-        if choice is not None:
-            defaults |= {f"{group}.{key}": value for key, value in leaves(load_group(group, choice))}
+    defaults, chosen = defaults_of(command)
     usage = "FOLDER ... [KEY=VALUE ...]" if command.positional else "[-m] [GROUP=CHOICE ...] [KEY=VALUE ...]"
     usage = usage.replace(" ...", "", 1) if command.others else usage
     lines = [*_wrapped(f"gapless {command.name}: {command.summary}"), "", _usage(f"gapless {command.name} {usage}"), ""]
@@ -80,7 +76,7 @@ def command(command: Command) -> str:
                           "scheduler then applies to those that have it.", "  ")
     lines += ["", "keys (KEY=VALUE), with the defaults of the groups above:" if chosen else "keys (KEY=VALUE):"]
     meaning = meanings(command.config)
-    for heading, keys in _sections(command):
+    for heading, keys in sections(command):
         lines += ["", *_wrapped(f"{heading}:")]
         for key, hint in keys:
             default = f"={value_text(defaults[key])}" if key in defaults else ""
@@ -95,7 +91,17 @@ def command(command: Command) -> str:
     return "\n".join([*lines, "", "examples:", *map(_command_line, command.examples)])
 
 
-def _sections(command: Command) -> list[tuple[str, list[tuple[str, Any]]]]:
+def defaults_of(command: Command) -> tuple[dict[str, Any], dict[str, str | None]]:
+    """Return the defaults of a command: of its keys with those of the groups that it chooses, and these choices."""
+    own, chosen = load_command(command.name)
+    defaults = dict(leaves(own))
+    for group, choice in chosen.items():
+        if choice is not None:
+            defaults |= {f"{group}.{key}": value for key, value in leaves(load_group(group, choice))}
+    return defaults, chosen
+
+
+def sections(command: Command) -> list[tuple[str, list[tuple[str, Any]]]]:
     """Put the keys under headings: those used most, the command's own, those of each group, constants of the device."""
     by_itself = command.config.INSTEAD if issubclass(command.config, EngineConfig) else {}
     keys = [(key, hint) for key, hint in dotted_keys(command.config) if key not in by_itself]

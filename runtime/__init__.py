@@ -1,7 +1,8 @@
 """When does it compute? Requests, schedulers, coordinator, pipelines real and simulated, ledger, reports.
 
-The Python API, `from gapless import LLM, SamplingParams`, is found here. It loads on first use, so that the command
-line's help and the schedulers' tests need no torch. Import this before torch: it chooses how torch's threads wait.
+The Python API, `from gapless import LLM, SamplingParams, read_run`, is found here. It loads on first use, so that the
+command line's help and the schedulers' tests need no torch. Import this before torch: it chooses how torch's threads
+wait.
 """
 
 from __future__ import annotations
@@ -17,11 +18,23 @@ if TYPE_CHECKING:
     from .engine.llm import LLM as LLM
     from .engine.outputs import CompletionOutput as CompletionOutput
     from .engine.outputs import RequestOutput as RequestOutput
+    from .notebook.run import Run as Run
+    from .notebook.run import read_run as read_run
+    from .notebook.table import Table as Table
 
 choose_waiting()
 compiled.install()
 
-__all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams", "StructuredOutputs"]
+__all__ = [
+    "LLM",
+    "CompletionOutput",
+    "RequestOutput",
+    "Run",
+    "SamplingParams",
+    "StructuredOutputs",
+    "Table",
+    "read_run",
+]
 
 
 def __getattr__(name: str) -> Any:
@@ -41,4 +54,12 @@ def __getattr__(name: str) -> Any:
         from .engine import outputs
 
         return getattr(outputs, name)
+    if name in ("Run", "read_run"):
+        from .notebook import run
+
+        return getattr(run, name)
+    if name == "Table":
+        from .notebook.table import Table
+
+        return Table
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -34,7 +34,7 @@ from .start import start_pipeline
 
 
 class LLM:
-    """A model served by pipeline and tensor parallel ranks, or by one rank in this process.
+    """A model served by pipeline and tensor parallel ranks, or by one rank in this process::
 
         with LLM(model="path/to/folder", pp=2, scheduler="sarathi", launcher="ray") as llm:
             for output in llm.generate(["def main("], SamplingParams(max_tokens=64)):

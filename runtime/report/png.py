@@ -16,6 +16,7 @@ from .page_parts import template
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 WIDTH, HEIGHT, DPI = 3.4, 2.25, 200  # inches: a column of a two-column paper
 FONT = 7.5
@@ -35,26 +36,30 @@ def write_figures(path: Path, charts: Sequence[Chart], *, simulated: bool = Fals
         charts = [replace(chart, title=f"{chart.title}, simulated") for chart in charts]
     if not charts:
         return []
-    from matplotlib import rc_context
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     path.mkdir(parents=True, exist_ok=True)
-    palette = light_palette()
     written = []
-    with rc_context(paper_style()):
-        for chart in charts:
-            rows = len(chart.categories) if chart.kind == "bars" else len(chart.series) if chart.kind == "heat" else 0
-            height = max(HEIGHT, 1.0 + 0.26 * rows) + 0.13 * len(numbered_points(chart))
-            figure = Figure(figsize=(WIDTH, height), dpi=DPI, layout="constrained")
-            FigureCanvasAgg(figure)
-            axes = figure.add_subplot()
-            _DRAW[chart.kind](axes, chart, palette)
-            _finish(axes, chart)
-            file = path / f"{chart.name}.png"
-            figure.savefig(file, dpi=DPI, metadata={"Software": None, "Title": chart.title})
-            written.append(file)
+    for chart in charts:
+        figure = Figure(dpi=DPI, layout="constrained")
+        draw_chart(chart, figure)
+        file = path / f"{chart.name}.png"
+        figure.savefig(file, dpi=DPI, metadata={"Software": None, "Title": chart.title})
+        written.append(file)
     return written
+
+
+def draw_chart(chart: Chart, figure: Figure) -> None:
+    """Draw a chart that has data into an empty figure, and give the figure the chart's size."""
+    from matplotlib import rc_context
+
+    rows = len(chart.categories) if chart.kind == "bars" else len(chart.series) if chart.kind == "heat" else 0
+    height = max(HEIGHT, 1.0 + 0.26 * rows) + 0.13 * len(numbered_points(chart))
+    figure.set_size_inches(WIDTH, height)
+    with rc_context(paper_style()):
+        axes = figure.add_subplot()
+        _DRAW[chart.kind](axes, chart, light_palette())
+        _finish(axes, chart)
 
 
 def paper_style() -> Any:

@@ -21,6 +21,7 @@ from .typical_window import TimeShares, typical_windows
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
@@ -94,19 +95,26 @@ def windows_of(runs: Sequence[TimelineWindow]) -> list[tuple[float, float]]:
 
 def write_timeline(path: Path, runs: Mapping[str, TimelineWindow]) -> Path:
     """Draw windows of runs below each other, on one scale of time, into the PNG `path`; return `path`."""
-    from matplotlib import rc_context
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+
+    figure = Figure(dpi=DPI, layout="constrained")
+    draw_timeline(runs, figure)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=DPI, metadata={"Software": None})
+    return path
+
+
+def draw_timeline(runs: Mapping[str, TimelineWindow], figure: Figure) -> None:
+    """Draw windows of runs below each other, on one scale of time, into an empty figure, and give it their size."""
+    from matplotlib import rc_context
 
     windows = windows_of(list(runs.values()))
     seconds = max(end - start for start, end in windows)
     heights = [len(run.lanes) for run in runs.values()]
     seen: set[Cause] = set()
     reasons: list[str] = []
+    figure.set_size_inches(WIDTH, LANE_HEIGHT * 1.25 * sum(heights) + 0.6 * len(runs) + 0.7)
     with rc_context(paper_style()):
-        size = (WIDTH, LANE_HEIGHT * 1.25 * sum(heights) + 0.6 * len(runs) + 0.7)
-        figure = Figure(figsize=size, dpi=DPI, layout="constrained")
-        FigureCanvasAgg(figure)
         rows = figure.subplots(len(runs), 1, squeeze=False, height_ratios=heights)[:, 0]
         for axes, (name, run), (start, end) in zip(rows, runs.items(), windows, strict=True):
             seen |= _draw(axes, run, start, end, seconds)
@@ -119,9 +127,6 @@ def write_timeline(path: Path, runs: Mapping[str, TimelineWindow]) -> Path:
         figure.legend(
             handles=handles, loc="outside lower center", ncols=5, handlelength=1.6, title=title, title_fontsize=FONT - 1
         )
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=DPI, metadata={"Software": None})
-    return path
 
 
 def idle_text(shares: TimeShares, start: float, end: float) -> str:

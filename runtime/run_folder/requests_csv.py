@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,16 +40,13 @@ def request_row(request: RequestRecord, origin: float, bubble: float) -> dict[st
     }
 
 
-def write_requests(path: Path, record: RunRecord, ledger: Ledger) -> None:
-    """Write a run's requests, in the order of the record."""
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(_HEADER)
-        writer.writerows(_row_of(request, ledger, ledger.t0) for request in record.requests)
+def request_rows(record: RunRecord, ledger: Ledger) -> tuple[list[str], list[list[Any]]]:
+    """The columns of a run's requests and their rows, in the order of the record."""
+    return list(_HEADER), [_row_of(request, ledger, ledger.t0) for request in record.requests]
 
 
-def write_fleet_requests(path: Path, fleet: Fleet) -> None:
-    """Write the requests of all replicas, in the order of their numbers; `arrival_s` is from the fleet's start.
+def fleet_request_rows(fleet: Fleet) -> tuple[list[str], list[list[Any]]]:
+    """The same of all replicas, in the order of the requests' numbers; `arrival_s` is from the fleet's start.
 
     With a prefill pool, `replica` is of that pool, and the times are over both pools.
     """
@@ -61,9 +59,14 @@ def write_fleet_requests(path: Path, fleet: Fleet) -> None:
         rows.append([*request_row(each.record, 0.0, each.bubble).values(), each.prefill, each.decode, *times])
     rows.sort(key=lambda row: row[0])
     of_pools = ("decode_replica", "kv_wait_ms", "kv_transfer_ms") if fleet.num_prefill else ()
+    return [*_HEADER, "replica", *of_pools], rows
+
+
+def write_requests(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Write what `request_rows` or `fleet_request_rows` gave."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        writer.writerow([*_HEADER, "replica", *of_pools])
+        writer.writerow(columns)
         writer.writerows(rows)
 
 

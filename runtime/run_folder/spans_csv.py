@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from operator import attrgetter
 
 import numpy as np
 
 from ..core.messages import Span
-from ..core.micro_batch_columns import values_at
+from ..core.micro_batch_columns import Floats, Ints, values_at
 from ..core.run_record import RunRecord
 from ..ledger.causes import CAUSES
 from ..ledger.ledger import Ledger
@@ -24,16 +25,37 @@ SPAN_COLUMNS = (
 _ROWS_AT_ONCE = 1 << 16
 
 
-def span_rows(record: RunRecord, ledger: Ledger) -> Iterator[bytes]:
-    """Header and rows, by micro-batch, then by stage, in pieces of many rows."""
-    yield ",".join(SPAN_COLUMNS).encode() + b"\n"
-    spans, micro_batches = record.spans, ledger.micro_batches
+@dataclass(frozen=True, slots=True)
+class SpanTable:
+    """The spans of a run as arrays, an entry each, by micro-batch, then by stage.
+
+    Attributes:
+        micro_batch, stage: Numbers.
+        times: For each of `SPAN_COLUMNS[2:7]`, seconds on the record's clock.
+        place: Of the micro-batch in the ledger's columns; -1 of one without a record.
+        idle: Idle seconds right before each.
+        cause: The code of the cause that most of them have; -1 where there are none.
+        predicted: Compute seconds that the scheduler predicted; NaN where it did not.
+    """
+
+    micro_batch: Ints
+    stage: Ints
+    times: list[Floats]
+    place: Ints
+    idle: Floats
+    cause: Ints
+    predicted: Floats
+
+
+def span_table(record: RunRecord, ledger: Ledger) -> SpanTable:
+    """Put a run's spans in order, each with what its ledger and its prediction say."""
+    spans = record.spans
     stage, micro_batch = (np.array(list(map(attrgetter(name), spans)), np.int64) for name in ("stage", "micro_batch"))
     order = np.lexsort((stage, micro_batch))
     stage, micro_batch = stage[order], micro_batch[order]
     times = [np.array(list(map(attrgetter(name), spans)), np.float64)[order] for name in SPAN_COLUMNS[2:7]]
 
-    place = micro_batches.places(micro_batch)  # -1 of a micro-batch without a record: no prediction, the last row
+    place = ledger.micro_batches.places(micro_batch)  # without a record there is no prediction: the last row
     unknown = [np.nan] * record.num_stages
     predictions = np.array([m.predicted or unknown for m in record.micro_batches] + [unknown], np.float64)
 
@@ -41,22 +63,27 @@ def span_rows(record: RunRecord, ledger: Ledger) -> Iterator[bytes]:
     idle, cause = (np.concatenate([gap[i] for gap in gaps]) for i in range(2))  # by stage, then by time
     lane = np.repeat(np.arange(ledger.num_stages), [len(lane.micro_batch) for lane in ledger.lanes])
     by_span = np.lexsort((lane, np.concatenate([lane.micro_batch for lane in ledger.lanes])))
-    idle, cause = idle[by_span], cause[by_span]
+    return SpanTable(micro_batch, stage, times, place, idle[by_span], cause[by_span], predictions[place, stage])
 
+
+def span_rows(record: RunRecord, ledger: Ledger) -> Iterator[bytes]:
+    """Header and rows, by micro-batch, then by stage, in pieces of many rows."""
+    yield ",".join(SPAN_COLUMNS).encode() + b"\n"
+    spans, micro_batches = span_table(record, ledger), ledger.micro_batches
     counts = micro_batches.prefill, micro_batches.decodes, micro_batches.context, micro_batches.chunk_prefix
-    for first in range(0, len(micro_batch), _ROWS_AT_ONCE):
+    for first in range(0, len(spans.place), _ROWS_AT_ONCE):
         rows = slice(first, first + _ROWS_AT_ONCE)
-        at = place[rows]
-        known, predicted = at >= 0, predictions[at, stage[rows]]
+        at, predicted = spans.place[rows], spans.predicted[rows]
+        known = at >= 0
         yield csv_rows(
             [
-                integers(micro_batch[rows]),
-                integers(stage[rows]),
-                *(decimals(nanoseconds(time[rows] - ledger.t0), 9) for time in times),
+                integers(spans.micro_batch[rows]),
+                integers(spans.stage[rows]),
+                *(decimals(nanoseconds(time[rows] - ledger.t0), 9) for time in spans.times),
                 decimals(nanoseconds(values_at(micro_batches.dispatched, at) - ledger.t0), 9, known),
                 *(integers(values_at(count, at), known) for count in counts),
-                decimals(nanoseconds(idle[rows]), 6),
-                text_by_code(cause[rows], CAUSES),
+                decimals(nanoseconds(spans.idle[rows]), 6),
+                text_by_code(spans.cause[rows], CAUSES),
                 decimals(nanoseconds(np.nan_to_num(predicted)), 6, np.isfinite(predicted)),
             ]
         )

@@ -22,7 +22,7 @@ from ..ledger.summary import summarize
 from .files import RECORD, REQUESTS, SPANS, STAGE_TIMES, SUMMARY, TRACE
 from .gzip_stream import GzipStream
 from .record_jsonl import record_lines
-from .requests_csv import write_fleet_requests, write_requests
+from .requests_csv import fleet_request_rows, request_rows, write_requests
 from .spans_csv import span_rows
 from .stage_times_json import stage_times_text
 from .titles import is_simulated, title_of
@@ -63,7 +63,7 @@ def write_run_data(
     title = title or title_of(config)
     numbers = summarize(record, ledger, slo)
     summary = write_summary(path, title, numbers, config=config, versions=versions, slo=slo, cost_error=cost_error)
-    write_requests(path / REQUESTS, record, ledger)
+    write_requests(path / REQUESTS, *request_rows(record, ledger))
     with GzipStream(path / SPANS) as stream:
         for rows in span_rows(record, ledger):
             stream.write(rows)
@@ -95,7 +95,7 @@ def write_fleet_totals(
     summary = write_summary(
         path, title, fleet.summarize(slo), config=config, versions=versions, slo=slo, cost_error=cost_error
     )
-    write_fleet_requests(path / REQUESTS, fleet)
+    write_requests(path / REQUESTS, *fleet_request_rows(fleet))
     return summary
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -47,6 +50,15 @@ def test_one_run(runs: Path, capsys: pytest.CaptureFixture[str]):
     assert "multirun/a/0/report.html" in out.splitlines()[-1]
     assert "gapless: tiny, sarathi" in (folder / "report.html").read_text(encoding="utf-8")
     assert (folder / "figures" / "predictions.png").is_file()
+
+
+def test_figures_where_a_notebook_s_backend_is_missing(runs: Path):
+    """A notebook hands the name of its own down to the commands that it runs."""
+    command = [sys.executable, "-m", "gapless", "report", str(runs / "a" / "0")]
+    environment = os.environ | {"MPLBACKEND": "module://no_such_package.backend"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert (runs / "a" / "0" / "figures" / "timeline.png").is_file()
 
 
 def test_a_sweep(runs: Path, capsys: pytest.CaptureFixture[str]):

@@ -1,0 +1,52 @@
+"""Builds the site: `python -m docs.site`, or `make docs`.
+
+It puts the documents and the pages that it makes of the code into `build/docs/source`, runs Sphinx there, which ends at
+the first warning, and checks every link of the pages that come out in `site/`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+from .api_reference import api_pages
+from .check import dead_links
+from .key_reference import key_pages
+from .staging import ROOT, stage
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Build the documents as a site, and check its links.")
+    parser.add_argument("--out", type=Path, default=ROOT / "site", help="folder of the site; default: site")
+    parser.add_argument("--work", type=Path, default=ROOT / "build/docs", help="folder for what it is made of")
+    out, work = (path.resolve() for path in vars(parser.parse_args()).values())
+    source = work / "source"
+    for folder in (source, out):
+        shutil.rmtree(folder, ignore_errors=True)
+    stage(source, {**key_pages(), **api_pages()})
+    paths = [sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)]  # the notebook calls gapless
+    environment = os.environ | {
+        "PATH": os.pathsep.join(paths),
+        "GAPLESS_COMPILED": "0",  # autodoc reads signatures of sources
+        "JUPYTER_PLATFORM_DIRS": "1",
+        "PYDEVD_DISABLE_FILE_VALIDATION": "1",
+    }
+    command = [sys.executable, "-m", "sphinx", "-b", "html", "-q", "--fail-on-warning", "--keep-going"]
+    command += ["-c", str(Path(__file__).parent), "-d", str(work / "doctrees"), str(source), str(out)]
+    if code := subprocess.run(command, env=environment, cwd=work).returncode:
+        return code
+    dead = dead_links(out)
+    for line in dead:
+        print(line, file=sys.stderr)
+    pages = len(list(out.rglob("*.html")))
+    print(f"{out}: {pages} pages, {f'{len(dead)} dead links' if dead else 'no dead link'}")
+    return 1 if dead else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,34 @@
+"""The pictures of a report as matplotlib figures, which notebooks show without further ado."""
+
+from __future__ import annotations
+
+import io
+
+from matplotlib.figure import Figure
+
+from ..report.chart import Chart
+from ..report.png import DPI, draw_chart
+from ..report.timeline_png import TimelineWindow, draw_timeline
+
+
+class NotebookFigure(Figure):
+    """A figure that a notebook shows, with or without pyplot."""
+
+    def _repr_png_(self) -> bytes:
+        file = io.BytesIO()
+        self.savefig(file, format="png", dpi=DPI, metadata={"Software": None})
+        return file.getvalue()
+
+
+def chart_figure(chart: Chart) -> Figure:
+    """Draw a chart that has data."""
+    figure = NotebookFigure(dpi=DPI, layout="constrained")
+    draw_chart(chart, figure)
+    return figure
+
+
+def timeline_figure(runs: dict[str, TimelineWindow]) -> Figure:
+    """Draw windows of runs, by label, below each other."""
+    figure = NotebookFigure(dpi=DPI, layout="constrained")
+    draw_timeline(runs, figure)
+    return figure

@@ -1,0 +1,220 @@
+"""A run folder in Python: its numbers, its tables and its pictures."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...conf.errors import ConfigError, nearest
+from ..core.run_record import RunRecord
+from ..ledger.causes import CAUSES
+from ..ledger.fleet import Fleet
+from ..ledger.ledger import Ledger
+from ..report.chart import Chart
+from ..report.chart_data import fleet_chart_data
+from ..report.formatting import cause_label, ms_text, percent_text, seconds_text
+from ..report.run_charts import charts_of_run
+from ..report.timeline_png import timeline_window
+from ..run_folder.read import RunFolder, load_fleet, read_run_folder
+from ..run_folder.requests_csv import fleet_request_rows, request_rows
+from ..run_folder.titles import is_simulated
+from .table import Table, joined_tables, table_of_rows
+from .tables import idle_of, micro_batches_of, spans_of, tokens_of
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+TIMELINE = "timeline"
+
+
+def read_run(folder: str | Path) -> Run:
+    """Read a run folder, or the folder of a fleet of replicas.
+
+    Raises:
+        ConfigError: not a run folder, or its summary is damaged.
+    """
+    return Run(read_run_folder(Path(folder).expanduser()))
+
+
+class Run:
+    """A run, read from its folder by `read_run`. What is large is read when it is first asked for.
+
+    Tables are `Table`s of numpy columns, named as in the folder's files. Times are seconds from the run's start; a
+    column whose name ends in `_ms` holds milliseconds. Of a fleet, tables hold the rows of all replicas with a column
+    `replica`, and times are from the fleet's start.
+    """
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder = folder
+
+    @property
+    def path(self) -> Path:
+        return self._folder.path
+
+    @property
+    def title(self) -> str:
+        return self._folder.title
+
+    @property
+    def summary(self) -> Mapping[str, Any]:
+        """What `summary.json` holds."""
+        return self._folder.summary
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """The run's config as it was composed; empty where it was not recorded."""
+        return self._folder.config
+
+    @cached_property
+    def replicas(self) -> list[Run]:
+        """The runs of a fleet, by number; of a run that stands alone, the run itself."""
+        found = self._folder.replicas
+        return [self] if found == [self._folder] else [Run(folder) for folder in found]
+
+    @property
+    def is_fleet(self) -> bool:
+        """Whether it is of several replicas."""
+        return self.replicas != [self]
+
+    @cached_property
+    def fleet(self) -> Fleet:
+        """The ledgers of all replicas on one clock; a run that stands alone is a fleet of one.
+
+        Raises:
+            ConfigError: one of the files is damaged.
+        """
+        fleet = load_fleet(self._folder)
+        fleet.check()
+        return fleet
+
+    @property
+    def record(self) -> RunRecord:
+        """What the coordinator and the stages recorded. Times are seconds from the run's start.
+
+        Raises:
+            ConfigError: it is a fleet, or one of the files is damaged.
+        """
+        self._check_alone("record")
+        return self.fleet.records[0]
+
+    @property
+    def ledger(self) -> Ledger:
+        """Every idle second of every stage, with its cause.
+
+        Raises:
+            ConfigError: it is a fleet, or one of the files is damaged.
+        """
+        self._check_alone("ledger")
+        return self.fleet.ledgers[0]
+
+    @cached_property
+    def requests(self) -> Table:
+        """A row for each request: the columns of `requests.csv`."""
+        columns, rows = fleet_request_rows(self.fleet) if self.is_fleet else request_rows(self.record, self.ledger)
+        return table_of_rows("requests", columns, rows)
+
+    @cached_property
+    def micro_batches(self) -> Table:
+        """A row for each micro-batch: when it was dispatched and completed, what it held, its bubble time."""
+        return self._table([micro_batches_of(*part) for part in self._parts])
+
+    @cached_property
+    def spans(self) -> Table:
+        """A row for each micro-batch on each stage: the columns of `spans.csv.gz`."""
+        return self._table([spans_of(*part) for part in self._parts])
+
+    @cached_property
+    def idle(self) -> Table:
+        """A row for each idle interval of each stage, with its cause."""
+        span = self.fleet.span_seconds
+        return self._table([idle_of(record, ledger, start, start + span) for record, ledger, start in self._parts])
+
+    @cached_property
+    def tokens(self) -> Table:
+        """A row for each output token: when it came, and how long after the one before (`tbt_ms`)."""
+        return self._table([tokens_of(record, start) for record, _, start in self._parts])
+
+    @cached_property
+    def figures(self) -> list[str]:
+        """The names of the pictures that `plot` draws."""
+        return [TIMELINE, *self._charts]
+
+    def plot(self, name: str = TIMELINE, window: tuple[float, float] | None = None) -> Figure:
+        """Draw a picture of the report as a matplotlib figure.
+
+        Args:
+            name: one of `figures`.
+            window: of the timeline: start and end, in seconds from the run's start; by default some micro-batches whose
+                idle time is like the whole run's.
+
+        Raises:
+            ConfigError: an unknown name, a window of another picture, or one that is empty.
+        """
+        from .figures import chart_figure, timeline_figure
+
+        if name == TIMELINE:
+            if window is not None and not window[0] < window[1]:
+                raise ConfigError(f"window={window}: must be its start, then its end, in seconds from the run's start")
+            runs = zip(self.replicas, self.fleet.ledgers, strict=True)
+            return timeline_figure({run.title: timeline_window(ledger, window) for run, ledger in runs})
+        if window is not None:
+            raise ConfigError(f"window: only the {TIMELINE} has one")
+        if name not in self._charts:
+            raise ConfigError(f"plot({name!r}): no such picture{nearest(name, self.figures)}")
+        return chart_figure(self._charts[name])
+
+    def __repr__(self) -> str:
+        return f"{self.title} ({', '.join(f'{name.lower()} {value}' for name, value in self._main_numbers().items())})"
+
+    def _repr_html_(self) -> str:
+        """Title, main numbers, and idle time by cause, for notebooks."""
+        numbers = "".join(f"<tr><th>{name}</th><td>{value}</td></tr>" for name, value in self._main_numbers().items())
+        seconds = self.summary["bubble_seconds"]
+        share = self.summary["bubble_fraction"] / (sum(seconds.values()) or 1.0)
+        causes = "".join(
+            f"<tr><th>{cause_label(cause)}</th><td>{seconds_text(seconds[cause])}</td>"
+            f"<td>{percent_text(share * seconds[cause])}</td></tr>"
+            for cause in sorted(CAUSES, key=lambda cause: -seconds.get(cause, 0.0))
+            if seconds.get(cause, 0.0) > 0.0
+        )
+        heads = "<tr><th>idle because of</th><th>stage-seconds</th><th>of stage time</th></tr>"
+        return (
+            f"<p><strong>{html.escape(self.title)}</strong></p><table><tbody>{numbers}</tbody></table>"
+            f"<table><thead>{heads}</thead><tbody>{causes}</tbody></table>"
+        )
+
+    @cached_property
+    def _charts(self) -> dict[str, Chart]:
+        """The charts that have data, by name."""
+        charts, mark = charts_of_run(fleet_chart_data(self.fleet)), ", simulated" if is_simulated(self.config) else ""
+        return {chart.name: replace(chart, title=chart.title + mark) for chart in charts if not chart.is_empty}
+
+    def _main_numbers(self) -> dict[str, str]:
+        summary = self.summary
+        return {
+            "Output": f"{summary['output_throughput']:,.1f} tok/s",
+            "TTFT": f"{ms_text(summary['median_ttft_ms'])} p50, {ms_text(summary['p99_ttft_ms'])} p99",
+            "TBT": f"{ms_text(summary['median_itl_ms'])} p50, {ms_text(summary['p99_itl_ms'])} p99",
+            "Idle": f"{percent_text(summary['bubble_fraction'])}, bubbles "
+            f"{percent_text(summary['bubble_fraction_inner'])}",
+            "Requests": f"{summary['completed']:,} done, {summary['failed']:,} failed",
+            "Duration": seconds_text(summary["duration"]),
+        }
+
+    @property
+    def _parts(self) -> list[tuple[RunRecord, Ledger, float]]:
+        """The record and the ledger of each replica, and the fleet's start on its clock."""
+        fleet = self.fleet
+        parts = zip(fleet.records, fleet.ledgers, fleet.starts, strict=True)
+        return [(record, ledger, ledger.t0 - start) for record, ledger, start in parts]
+
+    def _table(self, tables: list[Table]) -> Table:
+        return joined_tables(tables, "replica") if self.is_fleet else tables[0]
+
+    def _check_alone(self, what: str) -> None:
+        if self.is_fleet:
+            raise ConfigError(f"{what}: {self.path} is of {len(self.replicas)} replicas; ask replicas[NUMBER].{what}")

@@ -1,0 +1,120 @@
+"""A table of numpy columns, shown in notebooks, and as a frame of pandas or polars."""
+
+from __future__ import annotations
+
+import html
+import importlib
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...conf.errors import ConfigError, nearest
+
+if TYPE_CHECKING:
+    import pandas
+    import polars
+
+Column = npt.NDArray[Any]
+_SHOWN_ROWS = 10
+
+
+class Table(Mapping[str, Column]):
+    """Columns of one length by name: `table["begin"]` is a numpy array.
+
+    Numbers that are not there are NaN, texts are empty.
+
+    Args:
+        name: what the rows are, in words: `spans`.
+        columns: the arrays, in the order of the frames' columns.
+    """
+
+    def __init__(self, name: str, columns: Mapping[str, Column]) -> None:
+        self.name = name
+        self._columns = dict(columns)
+        assert len({len(column) for column in columns.values()}) == 1, "columns of one table are of one length"
+
+    def __getitem__(self, column: str) -> Column:
+        if column not in self._columns:
+            raise ConfigError(f"{self.name}[{column!r}]: no such column{nearest(column, self._columns)}")
+        return self._columns[column]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._columns)
+
+    def __contains__(self, column: object) -> bool:
+        return column in self._columns
+
+    def __len__(self) -> int:
+        """The number of columns, as of any mapping; `num_rows` counts rows."""
+        return len(self._columns)
+
+    @property
+    def num_rows(self) -> int:
+        return len(next(iter(self._columns.values())))
+
+    def pandas(self) -> pandas.DataFrame:
+        """The table as a pandas frame.
+
+        Raises:
+            ConfigError: pandas is not installed.
+        """
+        frame: pandas.DataFrame = _package("pandas").DataFrame(self._columns)
+        return frame
+
+    def polars(self) -> polars.DataFrame:
+        """The table as a polars frame.
+
+        Raises:
+            ConfigError: polars is not installed.
+        """
+        frame: polars.DataFrame = _package("polars").DataFrame(self._columns)
+        return frame
+
+    def __repr__(self) -> str:
+        return f"{self.name}: {self.num_rows:,} rows of {', '.join(self._columns)}"
+
+    def _repr_html_(self) -> str:
+        """The first rows, for notebooks."""
+        heads = "".join(f"<th>{html.escape(name)}</th>" for name in self._columns)
+        texts = [[_text(value) for value in column[:_SHOWN_ROWS].tolist()] for column in self._columns.values()]
+        rows = "".join(
+            f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in zip(*texts, strict=True)
+        )
+        shown = min(self.num_rows, _SHOWN_ROWS)
+        note = f"{self.name}: {shown} of {self.num_rows:,} rows" if shown < self.num_rows else self.name
+        return f"<table><caption>{note}</caption><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>"
+
+
+def table_of_rows(name: str, columns: list[str], rows: list[list[Any]]) -> Table:
+    """Turn rows into a table; None is NaN among numbers, empty among texts."""
+    return Table(name, {column: _array([row[place] for row in rows]) for place, column in enumerate(columns)})
+
+
+def joined_tables(tables: list[Table], column: str) -> Table:
+    """Put tables of the same columns below each other; a first column `column` says which of them each row is of."""
+    numbers = np.repeat(np.arange(len(tables)), [table.num_rows for table in tables])
+    joined = {name: np.concatenate([table[name] for table in tables]) for name in tables[0]}
+    return Table(tables[0].name, {column: numbers, **joined})
+
+
+def _array(values: list[Any]) -> Column:
+    if any(isinstance(value, str) for value in values):
+        return np.array(["" if value is None else value for value in values], np.str_)
+    if any(value is None or isinstance(value, float) for value in values):
+        return np.array([np.nan if value is None else value for value in values], np.float64)
+    return np.array(values, np.int64)
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, float):
+        return str(value)
+    return "" if np.isnan(value) else f"{value:.6g}"
+
+
+def _package(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ConfigError(f"{name}: not installed; pip install {name}, or use the columns, which are numpy") from error

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from ..ledger.causes import Cause
 from ..ledger.difference import SPEED, STAGES, WORK
-from ..ledger.tail_difference import TailDifference
+from ..ledger.tail_difference import Latency, TailDifference
 from .chart import series_colour
 from .chart_data import fleet_chart_data
 from .comparison_page import DrawnRuns, charts_of_drawn
-from .difference_terminal import Row, makespan_rows, request_rows, tail_requests
+from .difference_terminal import Row, makespan_rows, ranked_stages, request_rows, tail_requests
 from .difference_words import LATENCY_NAMES, TAIL_LABELS, paragraphs, part_label, signed_text
 from .formatting import css_name, seconds_text
 from .page_parts import error_notes, notes_list, template, whole_page
@@ -85,13 +85,8 @@ def _colour(part: str) -> str:
 
 
 def _shown_stages(difference: RunDifference) -> list[int]:
-    """The stages that have a column and a picture: all, or of many the first, those that differ most, and the last."""
-    by_stage = difference.makespan.by_stage
-    if len(by_stage) < 2:
-        return []
-    ranked = sorted(range(len(by_stage)), key=lambda stage: -max(map(abs, by_stage[stage].values())))
-    first = dict.fromkeys([0, len(by_stage) - 1, difference.makespan.origin.stage or 0, *ranked])
-    return sorted(list(first)[:MAX_STAGES])
+    """The stages that have a column and a picture."""
+    return sorted(ranked_stages(difference.makespan)[:MAX_STAGES])
 
 
 def _waterfalls(difference: RunDifference) -> str:
@@ -119,8 +114,25 @@ def _tails(difference: RunDifference) -> str:
         "A P99 is made of what the intervals around it are made of: the nearest 1% of all, 20 at least. "
         "Behind others: stages computed other micro-batches. Compute: of the micro-batch with the request."
     )
-    pictures = "".join(drawn)
-    return f'<section><h2>The tails</h2><p class="hint">{hint}</p><div class="figures">{pictures}</div></section>\n\n'
+    pictures = f'<div class="figures">{"".join(drawn)}</div>'
+    tables = "".join(_tail_stages(difference, name) for name in difference.tails)
+    return f'<section><h2>The tails</h2><p class="hint">{hint}</p>{pictures}{tables}</section>\n\n'
+
+
+def _tail_stages(difference: RunDifference, latency: Latency) -> str:
+    """Render what each stage has of the change of a P99; empty where there is one stage, or stages are not the same."""
+    shown, tail = _shown_stages(difference), difference.tails[latency]
+    if not shown:
+        return ""
+    names = difference.makespan.stage_names[1]
+    heads = "".join(f"<th>{html.escape(names[stage])}</th>" for stage in shown)
+    rows = "".join(
+        f"<tr><th>{TAIL_LABELS[part]}</th><td>{signed_text(tail.parts[part])}</td>"
+        f"{''.join(f'<td>{signed_text(tail.by_stage[stage][part])}</td>' for stage in shown)}</tr>"
+        for part in tail.by_stage[0]
+    )
+    head = f"<thead><tr><th>{LATENCY_NAMES[latency]}, by stage</th><th>change</th>{heads}</tr></thead>"
+    return f'<div class="scroll"><table>{head}<tbody>{rows}</tbody></table></div>'
 
 
 def _tail_note(tail: TailDifference) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ..ledger.causes import Cause
 from ..ledger.difference import SPEED, STAGES, WAITS, WORK, MakespanDifference, Origin
@@ -43,6 +43,7 @@ _PART_LABELS = {WORK: "work", SPEED: "speed", STAGES: "number of stages"}
 
 _SAME = 5e-4  # of the number; less is no change in words
 _WORTH_NAMING = 0.15  # of the change, from which on another part has a place in the words
+_MOST = 0.6  # of a part: a stage with so much is named
 _OTHER = 0.1  # of a tail's prompt tokens: less are as many
 _ALIKE = 0.02  # of a stage's speed: less is as fast
 _MAX_CHANGED, _MAX_REQUESTS = 4, 2  # that are named
@@ -70,7 +71,8 @@ def paragraphs(difference: RunDifference) -> list[list[str]]:
         origin = list(_origin(found))
         makespan += [chance, *origin] if noise is not None and noise.covers else [*origin, chance]
     makespan += _requests(difference)
-    tails = [_tail(LATENCY_NAMES[n], tail, difference.tail_noise(n)) for n, tail in difference.tails.items()]
+    names = found.stage_names[1] if found.by_stage else []
+    tails = [_tail(LATENCY_NAMES[n], tail, difference.tail_noise(n), names) for n, tail in difference.tails.items()]
     return [[text for text in texts if text] for texts in ([_changed(difference)], makespan, tails)]
 
 
@@ -123,7 +125,8 @@ def _origin(found: MakespanDifference) -> Iterator[str]:
     least = _WORTH_NAMING * max(abs(found.change), abs(origin.seconds))
     large = sorted((part for part in others if abs(others[part]) >= least), key=lambda part: -abs(others[part]))
     if large:
-        yield f"Beside it: {', '.join(_more_or_less(part, others[part]) for part in large[:2])} (mean of the stages)."
+        where = "Beside it" if len(found.stage_names[1]) == 1 else "Beside it, in the mean of the stages"
+        yield f"{where}: {', '.join(_more_or_less(part, others[part]) for part in large[:2])}."
 
 
 def _more_or_less(part: str, seconds: float) -> str:
@@ -215,7 +218,7 @@ def _noise(noise: Noise | None) -> str:
     return f"The difference {within}: {how}, a run varies so far: {ranges}."
 
 
-def _tail(name: str, found: TailDifference, noise: Noise | None) -> str:
+def _tail(name: str, found: TailDifference, noise: Noise | None, stage_names: Sequence[str]) -> str:
     base, run = ms_text(found.base.seconds * 1e3), ms_text(found.run.seconds * 1e3)
     if abs(found.change) <= _SAME * found.base.seconds:
         return f"{name} is the same: {run}."
@@ -227,7 +230,7 @@ def _tail(name: str, found: TailDifference, noise: Noise | None) -> str:
         change = f"{ms_text(abs(found.change) * 1e3)}{share} {'longer' if found.change > 0 else 'shorter'}"
     sign = 1 if found.change > 0 else -1
     part = max(found.parts, key=lambda each: sign * found.parts[each])
-    stage = _tail_stage(found, part, sign)
+    stage = _tail_stage(found, part, sign, stage_names)
     chance = ", which may be chance" if noise is not None and noise.covers else ""
     return (
         f"{name} is {change}{chance}: {run} against {base}; {ms_text(abs(found.parts[part]) * 1e3)} of the change is "
@@ -235,12 +238,12 @@ def _tail(name: str, found: TailDifference, noise: Noise | None) -> str:
     )
 
 
-def _tail_stage(found: TailDifference, part: str, sign: int) -> str:
+def _tail_stage(found: TailDifference, part: str, sign: int, names: Sequence[str]) -> str:
     """Name the stage that has most of a part, where one has more than half."""
     seconds = [sign * parts[part] for parts in found.by_stage if part in parts]
-    if len(seconds) < 2 or max(seconds) < 0.6 * sum(map(abs, seconds)):
+    if len(seconds) < 2 or not names or max(seconds) < _MOST * sum(map(abs, seconds)):
         return ""
-    return f", most of it on stage {seconds.index(max(seconds))}"
+    return f", most of it on {names[seconds.index(max(seconds))]}"
 
 
 def _held(found: TailDifference, part: str) -> str:

@@ -66,6 +66,9 @@ def test_everything_sums_to_the_change(
         assert sum(parts[part] for part in COMPUTE_PARTS) == pytest.approx(busy, abs=1e-9)
         for cause, seconds in other.seconds_by_cause(stage).items():
             assert parts[cause] == pytest.approx(seconds - base.seconds_by_cause(stage)[cause], abs=1e-9)
+    back = compare_makespans(other, base)
+    for part, seconds in found.parts.items():
+        assert back.parts[part] == pytest.approx(-seconds, abs=1e-6)
     requests = compare_requests(base, other, found.weights)
     assert sum(each.change for each in requests.changes) == exact
     for part, seconds in found.before.items():

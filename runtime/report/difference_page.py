@@ -16,7 +16,6 @@ from .difference_words import LATENCY_NAMES, TAIL_LABELS, paragraphs, part_label
 from .formatting import css_name, seconds_text
 from .page_parts import error_notes, notes_list, template, whole_page
 from .run_difference import BASE, RUN, RunDifference
-from .run_groups import group_runs
 from .svg import figures
 from .timeline_block import timeline_scripts, timeline_section
 from .timeline_columns import MAX_BOXES, pack_columns, tick_seconds
@@ -24,6 +23,7 @@ from .timeline_png import timeline_window
 from .waterfall import Step, Waterfall, ends, waterfall_figure
 
 MAX_STAGES = 8  # that have a waterfall each
+_MAX_NAMED = 2  # changed settings in the title
 _COLOURS = {
     WORK: "chunk", SPEED: "decode", STAGES: "s3", "queue": "queue", "no_room": "starved-kv-full",
     "turn": "starved-in-flight", "kv_transfer": "s5", "recovery": "recovery", "control": "control", "result": "s3",
@@ -63,10 +63,12 @@ def render_difference(difference: RunDifference) -> str:
 
 
 def _title(difference: RunDifference) -> str:
-    groups = group_runs(difference.folders)
-    if len(groups) < 2:
-        return f"Difference of two runs: {groups[0].label}"
-    return f"Difference: {groups[0].label} \N{RIGHTWARDS ARROW} {groups[1].label}"
+    changed = difference.changed
+    if not changed:
+        return "Difference of two runs of one setting"
+    named = [f"{each.name}: {each.base} \N{RIGHTWARDS ARROW} {each.run}" for each in changed[:_MAX_NAMED]]
+    more = f" and {len(changed) - _MAX_NAMED} more" if len(changed) > _MAX_NAMED else ""
+    return f"Difference: {'; '.join(named)}{more}"
 
 
 _REQUESTS_HINT = (

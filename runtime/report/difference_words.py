@@ -213,9 +213,11 @@ def _noise(noise: Noise | None) -> str:
         f"{name} {seconds_text(max(0.0, low))} to {seconds_text(high)}"
         for name, (low, high) in ((BASE, noise.base), (RUN, noise.run))
     )
-    how = "by its repeats" if max(noise.repeats) > 1 else "by the scatter of its stage times"
+    by_repeats = max(noise.repeats) > 1
+    how = "by its repeats" if by_repeats else "by the scatter of its stage times"
     within = "may be chance" if noise.covers else "is more than chance"
-    return f"The difference {within}: {how}, a run varies so far: {ranges}."
+    hint = "" if by_repeats else "; only repeats show what else varies from run to run"
+    return f"The difference {within}: {how}, a run varies so far: {ranges}{hint}."
 
 
 def _tail(name: str, found: TailDifference, noise: Noise | None, stage_names: Sequence[str]) -> str:

@@ -149,6 +149,13 @@ def test_a_slow_link(before: tuple[int, ...], stage: int) -> None:
     assert (found.origin.part, found.origin.stage) == ("transport", stage)
 
 
+def test_another_policy() -> None:
+    lengths = [(50, 3 + n % 5) for n in range(40)]
+    found = compare_makespans(fleet(*lengths, host=False), fleet(*lengths, host=False, policy="orca_worst"))
+    assert (found.origin.part, found.origin.stage) == ("pb2_prefill_decode", 1)
+    assert found.origin.seconds > 0.9 * found.change > 0
+
+
 def test_one_long_request_more() -> None:
     base, other = fleet(*ARRIVING), fleet(*ARRIVING[:20], (90, 30, 0.03 * 20), *ARRIVING[20:])
     found, requests = compare_makespans(base, other), by_request(base, other)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from ..ledger.causes import Cause
 from ..ledger.difference import SPEED, STAGES, WORK
-from ..ledger.tail_difference import Latency, TailDifference
+from ..ledger.tail_difference import Latency, Tail, TailDifference
 from .chart import series_colour
 from .chart_data import fleet_chart_data
 from .comparison_page import DrawnRuns, charts_of_drawn
@@ -140,10 +140,15 @@ def _tail_stages(difference: RunDifference, latency: Latency) -> str:
 def _tail_note(tail: TailDifference) -> str:
     texts = [
         f"{name}: {each.intervals:,} intervals, of {tail_requests(each)}; their micro-batches held "
-        f"{each.prefill:,.0f} prompt tokens and {each.decodes:,.0f} decodes in the mean"
+        f"{each.prefill:,.0f} prompt tokens and {each.decodes:,.0f} decodes in the mean{_prompts(each)}"
         for name, each in ((BASE, tail.base), (RUN, tail.run))
     ]
     return ". ".join(texts) + "."
+
+
+def _prompts(tail: Tail, most: int = 3) -> str:
+    named = ", ".join(f"{request} ({count / tail.intervals:.0%})" for request, count in tail.prompts[:most])
+    return f", the prompts of {named}{' and others' if len(tail.prompts) > most else ''}" if named else ""
 
 
 def _changed(difference: RunDifference) -> str:

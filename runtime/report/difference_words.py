@@ -43,6 +43,7 @@ _PART_LABELS = {WORK: "work", SPEED: "speed", STAGES: "number of stages"}
 
 _SAME = 5e-4  # of the number; less is no change in words
 _WORTH_NAMING = 0.15  # of the change, from which on another part has a place in the words
+_MANY = 0.3  # of the intervals of a tail, or of the change: a request with so much is named
 _MOST = 0.6  # of a part: a stage with so much is named
 _OTHER = 0.1  # of a tail's prompt tokens: less are as many
 _ALIKE = 0.02  # of a stage's speed: less is as fast
@@ -199,6 +200,10 @@ def _requests(difference: RunDifference) -> Iterator[str]:
             named = "; ".join(map(_request, ranked[:_MAX_REQUESTS]))
             more = f"; and {len(only) - _MAX_REQUESTS} more" if len(only) > _MAX_REQUESTS else ""
             yield f"Only in {where}: {named}{more}."
+    change = difference.makespan.change
+    most = max(requests.changes, key=lambda each: each.change * (1 if change > 0 else -1))
+    if most.requests == (1, 1) and abs(most.change) > _MANY * abs(change) and _moves(difference.makespan):
+        yield f"{_capital(most.name)} alone has {signed_text(most.change)}."
 
 
 def _request(change: RequestChange) -> str:
@@ -236,8 +241,19 @@ def _tail(name: str, found: TailDifference, noise: Noise | None, stage_names: Se
     chance = ", which may be chance" if noise is not None and noise.covers else ""
     return (
         f"{name} is {change}{chance}: {run} against {base}; {ms_text(abs(found.parts[part]) * 1e3)} of the change is "
-        f"{_TAIL_WORDS[part]}{stage}{_held(found, part)}."
+        f"{_TAIL_WORDS[part]}{stage}{_held(found, part)}.{_beside(found)}"
     )
+
+
+def _beside(found: TailDifference) -> str:
+    """Name the prompt whose chunks many intervals of the run's tail end with, but not of the base's."""
+    if found.change <= 0 or not found.run.prompts or len(found.run.requests) < 2:
+        return ""
+    request, count = found.run.prompts[0]
+    share = count / found.run.intervals
+    if share <= _MANY or dict(found.base.prompts).get(request, 0) / found.base.intervals > share / 2:
+        return ""
+    return f" {share:.0%} of these intervals share their micro-batch with the prompt of request {request}."
 
 
 def _tail_stage(found: TailDifference, part: str, sign: int, names: Sequence[str]) -> str:

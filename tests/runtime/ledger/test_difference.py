@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gapless.conf.policies import POLICY_CONFIGS
 from gapless.runtime.core.run_record import RunRecord
 from gapless.runtime.ledger.difference import COMPUTE_PARTS, LEDGER_PARTS, PARTS, SPEED, STAGES, WORK, compare_makespans
 from gapless.runtime.ledger.fleet import Fleet
@@ -22,7 +23,7 @@ REQUESTS = [(8 + 7 * n % 60, 4 + 5 * n % 17) for n in range(40)]
 ARRIVING = [(*lengths, 0.03 * n) for n, lengths in enumerate(REQUESTS)]
 
 
-def simulated(*requests: tuple[int, ...], policy: str = "sarathi", **how: Any) -> RunRecord:
+def simulated(*requests: tuple[int, ...], policy: Any = "sarathi", **how: Any) -> RunRecord:
     replica = make_replica(policy, **how)
     assert run(replica, items(*requests)) == len(requests)
     return replica.record
@@ -190,3 +191,14 @@ def test_replicas_are_one_run() -> None:
     assert (found.origin.part, found.origin.stage) == (SPEED, 3)
     assert sum(found.parts.values()) == pytest.approx(other.span_seconds - base.span_seconds)
     assert by_request(base, other)
+
+
+def test_the_prompt_beside_a_tail_s_intervals() -> None:
+    even = [(8, 12, 0.02 * n) for n in range(60)]
+    how = {"policy": POLICY_CONFIGS["sarathi"](chunk=16), "batch": 6}  # the long prompt has seven chunks
+    base, other = fleet(*even, **how), fleet(*even[:30], (110, 2, 0.6), *even[30:], **how)
+    tail = compare_tails(base, other)["itl"]
+    assert tail.change > 0
+    assert tail.run.prompts[0][0] == 30
+    assert sum(count for _, count in tail.run.requests) == tail.run.intervals
+    assert max(tail.parts, key=lambda part: tail.parts[part]) in ("compute", "wait")

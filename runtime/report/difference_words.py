@@ -186,7 +186,7 @@ def _idle(found: MakespanDifference, origin: Origin) -> str:
     if origin.stage is None:
         return f"{first}."
     where = found.stage_names[1][origin.stage]
-    return f"{first}, most of it on {where}." if origin.part in WAITS else f"{first}, beginning on {where}."
+    return f"{first}, the most on {where}." if origin.part in WAITS else f"{first}, beginning on {where}."
 
 
 def _requests(difference: RunDifference) -> Iterator[str]:

@@ -118,7 +118,7 @@ def test_two_runs_that_differ_in_one_thing(other: str, changed: str, words: str,
 def test_a_bubble_that_a_policy_makes(capsys: pytest.CaptureFixture[str]):
     out = diff(capsys, "even", "worst", "out=out_worst")
     assert "What differs: scheduler: sarathi -> orca_worst." in out
-    assert " of that is idle time (PB2 prefill / decode), most of it on stage 1." in out
+    assert " of that is idle time (PB2 prefill / decode), the most on stage 1." in out
     out = diff(capsys, "even", "base", "out=out_even")
     assert "The two served other requests; these are compared by length." in out
 

@@ -1,7 +1,7 @@
 """The change of the makespan from one run to another: by part and stage, exactly, and where it begins.
 
 A run's makespan is, on each stage, its compute seconds plus the idle seconds of all causes. So the change of the
-makespan is the change of these, on each stage, and in the mean of the stages where their numbers differ.
+makespan is the change of these, on each stage, and in the mean of the stages where these are not the same.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ class MakespanDifference:
     Attributes:
         base, run: seconds of each run.
         parts: change by part, in the mean of the stages; sums to `change`.
-        by_stage: the same on each stage, each of which sums to `change`; empty where the runs' stages differ in number.
+        by_stage: the same on each stage, each of which sums to `change`; empty where the runs' stages are not the same
+            ones, as where they differ in number.
         slowdown: how many times as long the same micro-batch takes, over all stages; `slowdowns` on each.
         weights: seconds that the base run takes for each feature, over all stages.
         stage_names: of each run's stages.
@@ -101,8 +102,9 @@ def compare_makespans(base: Fleet, run: Fleet) -> MakespanDifference:
     sides = [_Side(base), _Side(run)]
     before, after = sides
     whole = before.compare(after)
+    names = before.stage_names, after.stage_names
     slots = len(before.busy), len(after.busy)
-    if slots[0] == slots[1]:
+    if names[0] == names[1]:
         stages = [before.compare(after, stage) for stage in range(slots[0])]
         by_stage = [
             _parts(compute, 0.0, after.idle[stage] - before.idle[stage]) for stage, compute in enumerate(stages)
@@ -116,8 +118,8 @@ def compare_makespans(base: Fleet, run: Fleet) -> MakespanDifference:
         parts = _parts(compute, float(shared), after.idle.mean(axis=0) - before.idle.mean(axis=0))
     found = MakespanDifference(
         base.span_seconds, run.span_seconds, parts, by_stage, whole.slowdown, [each.slowdown for each in stages],
-        whole.weights, ([base.stage_name(s) for s in range(slots[0])], [run.stage_name(s) for s in range(slots[1])]),
-        before.mean, after.mean, (before.micro_batches, after.micro_batches), (before.tokens, after.tokens),
+        whole.weights, names, before.mean, after.mean, (before.micro_batches, after.micro_batches),
+        (before.tokens, after.tokens),
     )  # fmt: skip
     found.check()
     return found
@@ -132,6 +134,7 @@ class _Side:
 
     def __init__(self, fleet: Fleet) -> None:
         numbers = range(fleet.num_stages)
+        self.stage_names = [fleet.stage_name(stage) for stage in numbers]
         self.busy: Floats = np.array([fleet.busy_seconds(stage) for stage in numbers])
         self.idle: Floats = np.array([list(fleet.seconds_by_cause(stage).values()) for stage in numbers])
         self._work = [Work(record.micro_batches).features for record in fleet.records]

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
-from ..core.micro_batch_columns import values_at
+from ..core.micro_batch_columns import Floats, values_at
 from .fleet import Fleet
 from .latencies import NOT_COMPLETED
 from .token_intervals import Part, StagePart, TokenIntervals, stage_part
@@ -40,7 +41,8 @@ class Tail:
         by_stage: the seconds of each stage's `StagePart`s.
         intervals: how many were read.
         requests: which requests they are of, with their number, the most first.
-        prefill, decodes: mean prompt tokens and decodes of the micro-batches that ended them.
+        prompts: which requests had chunks in the micro-batches that ended them, with the number of intervals.
+        prefill, decodes: mean prompt tokens and decodes of these micro-batches.
     """
 
     seconds: float
@@ -50,6 +52,7 @@ class Tail:
     by_stage: Sequence[Mapping[str, float]]
     intervals: int
     requests: Sequence[tuple[int, int]]
+    prompts: Sequence[tuple[int, int]]
     prefill: float
     decodes: float
 
@@ -99,34 +102,32 @@ class _Intervals:
     """The intervals of all completed requests of a run, or of all replicas of a fleet, by column."""
 
     def __init__(self, fleet: Fleet) -> None:
-        seconds, requests, micro_batches, is_ttft, parts, held = [], [], [], [], [], []
-        stage = of_run = 0
-        num_columns = len(Part) + len(StagePart) * fleet.num_stages
+        columns: list[tuple[npt.NDArray[Any], ...]] = []  # of each replica
+        tables: list[Floats] = []
+        self._chunks: list[list[int]] = []  # requests that have some, by micro-batch
+        self._num_stages = fleet.num_stages
+        num_columns, rows, stage = len(Part) + len(StagePart) * fleet.num_stages, 0, 0
         for record, ledger in zip(fleet.records, fleet.ledgers, strict=True):
             intervals = TokenIntervals(record, ledger.lanes)
             done = np.array([r.finish_reason not in NOT_COMPLETED for r in record.requests], np.bool_)
             kept = np.flatnonzero(done[intervals.place]) if len(done) else np.zeros(0, np.int64)
-            places = ledger.micro_batches.places(intervals.micro_batch[kept])
-            columns = (ledger.micro_batches.prefill, ledger.micro_batches.decodes)
-            held.append(np.stack([values_at(column, places) for column in columns], axis=1))
-            own = np.zeros((len(intervals.table), num_columns))
-            own[:, : len(Part)] = intervals.table[:, : len(Part)]
+            place = ledger.micro_batches.places(intervals.micro_batch[kept])
+            held = [values_at(each, place) for each in (ledger.micro_batches.prefill, ledger.micro_batches.decodes)]
+            in_all = np.where(place < 0, -1, place + len(self._chunks))
+            is_ttft, row = intervals.is_ttft[kept], intervals.row[kept] + rows
+            columns.append((intervals.seconds[kept], intervals.request[kept], in_all, is_ttft, row, *held))
+            self._chunks += [[chunk.request for chunk in m.chunks] for m in record.micro_batches]
+            table = np.zeros((len(intervals.table), num_columns))
+            table[:, : len(Part)] = intervals.table[:, : len(Part)]
             first = stage_part(StagePart.WAIT, stage)
-            own[:, first : first + len(StagePart) * record.num_stages] = intervals.table[:, len(Part) :]
-            parts.append((own, intervals.row[kept]))
-            seconds.append(intervals.seconds[kept])
-            requests.append(intervals.request[kept])
-            micro_batches.append(intervals.micro_batch[kept] + of_run)
-            is_ttft.append(intervals.is_ttft[kept])
+            table[:, first : first + len(StagePart) * record.num_stages] = intervals.table[:, len(Part) :]
+            tables.append(table)
+            rows += len(table)
             stage += record.num_stages
-            of_run += len(record.micro_batches) + 1
-        self._num_stages = fleet.num_stages
-        self._seconds, self._requests = np.concatenate(seconds), np.concatenate(requests)
-        self._micro_batches, self._is_ttft = np.concatenate(micro_batches), np.concatenate(is_ttft)
-        self._held = np.concatenate(held)
-        rows = np.cumsum([0, *(len(table) for table, _ in parts)])
-        self._table = np.concatenate([table for table, _ in parts])
-        self._row = np.concatenate([row + first for (_, row), first in zip(parts, rows.tolist(), strict=False)])
+        self._table = np.concatenate(tables)
+        joined = [np.concatenate(column) for column in zip(*columns, strict=True)]
+        self._seconds, self._requests, self._micro_batches, self._is_ttft, self._row, *of_batch = joined
+        self._held = np.stack(of_batch, axis=1)
 
     def tail(self, latency: Latency) -> Tail | None:
         """The P99, as `summary.json` has it, and its parts; None where there is no interval."""
@@ -152,9 +153,12 @@ class _Intervals:
         of_stages = parts[len(Part) :].reshape(self._num_stages, len(StagePart))
         summed = [*parts[: len(Part)].tolist(), *of_stages.sum(axis=0).tolist()]
         counts = Counter(self._requests[band].tolist()).most_common()
+        places = [place for place in self._micro_batches[band].tolist() if place >= 0]
+        beside = Counter(request for place in places for request in set(self._chunks[place]))
         prefill, decodes = self._held[band].mean(axis=0).tolist()
         names = [part.name.lower() for part in StagePart]
         return Tail(
             exact, low, high, dict(zip(TAIL_PARTS, summed, strict=True)),
-            [dict(zip(names, row, strict=True)) for row in of_stages.tolist()], size, counts, prefill, decodes,
+            [dict(zip(names, row, strict=True)) for row in of_stages.tolist()], size, counts,
+            beside.most_common(), prefill, decodes,
         )  # fmt: skip

@@ -7,16 +7,15 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from ..ledger.causes import Cause
 from ..ledger.difference import SPEED, STAGES, WORK
-from ..ledger.tail_difference import TailDifference
+from ..ledger.tail_difference import Latency, Tail, TailDifference
 from .chart import series_colour
 from .chart_data import fleet_chart_data
 from .comparison_page import DrawnRuns, charts_of_drawn
-from .difference_terminal import Row, makespan_rows, request_rows, tail_requests
+from .difference_terminal import Row, makespan_rows, ranked_stages, request_rows, tail_requests
 from .difference_words import LATENCY_NAMES, TAIL_LABELS, paragraphs, part_label, signed_text
 from .formatting import css_name, seconds_text
 from .page_parts import error_notes, notes_list, template, whole_page
 from .run_difference import BASE, RUN, RunDifference
-from .run_groups import group_runs
 from .svg import figures
 from .timeline_block import timeline_scripts, timeline_section
 from .timeline_columns import MAX_BOXES, pack_columns, tick_seconds
@@ -24,6 +23,7 @@ from .timeline_png import timeline_window
 from .waterfall import Step, Waterfall, ends, waterfall_figure
 
 MAX_STAGES = 8  # that have a waterfall each
+_MAX_NAMED = 2  # changed settings in the title
 _COLOURS = {
     WORK: "chunk", SPEED: "decode", STAGES: "s3", "queue": "queue", "no_room": "starved-kv-full",
     "turn": "starved-in-flight", "kv_transfer": "s5", "recovery": "recovery", "control": "control", "result": "s3",
@@ -63,10 +63,12 @@ def render_difference(difference: RunDifference) -> str:
 
 
 def _title(difference: RunDifference) -> str:
-    groups = group_runs(difference.folders)
-    if len(groups) < 2:
-        return f"Difference of two runs: {groups[0].label}"
-    return f"Difference: {groups[0].label} \N{RIGHTWARDS ARROW} {groups[1].label}"
+    changed = difference.changed
+    if not changed:
+        return "Difference of two runs of one setting"
+    named = [f"{each.name}: {each.base} \N{RIGHTWARDS ARROW} {each.run}" for each in changed[:_MAX_NAMED]]
+    more = f" and {len(changed) - _MAX_NAMED} more" if len(changed) > _MAX_NAMED else ""
+    return f"Difference: {'; '.join(named)}{more}"
 
 
 _REQUESTS_HINT = (
@@ -85,13 +87,8 @@ def _colour(part: str) -> str:
 
 
 def _shown_stages(difference: RunDifference) -> list[int]:
-    """The stages that have a column and a picture: all, or of many the first, those that differ most, and the last."""
-    by_stage = difference.makespan.by_stage
-    if len(by_stage) < 2:
-        return []
-    ranked = sorted(range(len(by_stage)), key=lambda stage: -max(map(abs, by_stage[stage].values())))
-    first = dict.fromkeys([0, len(by_stage) - 1, difference.makespan.origin.stage or 0, *ranked])
-    return sorted(list(first)[:MAX_STAGES])
+    """The stages that have a column and a picture."""
+    return sorted(ranked_stages(difference.makespan)[:MAX_STAGES])
 
 
 def _waterfalls(difference: RunDifference) -> str:
@@ -119,17 +116,39 @@ def _tails(difference: RunDifference) -> str:
         "A P99 is made of what the intervals around it are made of: the nearest 1% of all, 20 at least. "
         "Behind others: stages computed other micro-batches. Compute: of the micro-batch with the request."
     )
-    pictures = "".join(drawn)
-    return f'<section><h2>The tails</h2><p class="hint">{hint}</p><div class="figures">{pictures}</div></section>\n\n'
+    pictures = f'<div class="figures">{"".join(drawn)}</div>'
+    tables = "".join(_tail_stages(difference, name) for name in difference.tails)
+    return f'<section><h2>The tails</h2><p class="hint">{hint}</p>{pictures}{tables}</section>\n\n'
+
+
+def _tail_stages(difference: RunDifference, latency: Latency) -> str:
+    """Render what each stage has of the change of a P99; empty where there is one stage, or stages are not the same."""
+    shown, tail = _shown_stages(difference), difference.tails[latency]
+    if not shown:
+        return ""
+    names = difference.makespan.stage_names[1]
+    heads = "".join(f"<th>{html.escape(names[stage])}</th>" for stage in shown)
+    rows = "".join(
+        f"<tr><th>{TAIL_LABELS[part]}</th><td>{signed_text(tail.parts[part])}</td>"
+        f"{''.join(f'<td>{signed_text(tail.by_stage[stage][part])}</td>' for stage in shown)}</tr>"
+        for part in tail.by_stage[0]
+    )
+    head = f"<thead><tr><th>{LATENCY_NAMES[latency]}, by stage</th><th>change</th>{heads}</tr></thead>"
+    return f'<div class="scroll"><table>{head}<tbody>{rows}</tbody></table></div>'
 
 
 def _tail_note(tail: TailDifference) -> str:
     texts = [
         f"{name}: {each.intervals:,} intervals, of {tail_requests(each)}; their micro-batches held "
-        f"{each.prefill:,.0f} prompt tokens and {each.decodes:,.0f} decodes in the mean"
+        f"{each.prefill:,.0f} prompt tokens and {each.decodes:,.0f} decodes in the mean{_prompts(each)}"
         for name, each in ((BASE, tail.base), (RUN, tail.run))
     ]
     return ". ".join(texts) + "."
+
+
+def _prompts(tail: Tail, most: int = 3) -> str:
+    named = ", ".join(f"{request} ({count / tail.intervals:.0%})" for request, count in tail.prompts[:most])
+    return f", the prompts of {named}{' and others' if len(tail.prompts) > most else ''}" if named else ""
 
 
 def _changed(difference: RunDifference) -> str:

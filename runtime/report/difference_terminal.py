@@ -49,9 +49,20 @@ def makespan_rows(found: MakespanDifference) -> list[Row]:
 def makespan_table(found: MakespanDifference) -> RenderableType:
     """Make the table of the makespan's change by part, in the mean of the stages, and on each stage.
 
-    If the console has no room for all stages, the one where the change begins has a column; if that is too wide, none.
+    Stages that the console has no room for are left out.
     """
     return _MakespanTable(found)
+
+
+def ranked_stages(found: MakespanDifference) -> list[int]:
+    """The stages in the order in which they are worth showing: where the change begins, the first, the last, then those
+    that differ most. None of a pipeline of one stage, or where the runs' stages are not the same."""
+    stages = range(len(found.by_stage)) if len(found.by_stage) > 1 else range(0)
+    if not stages:
+        return []
+    most = sorted(stages, key=lambda stage: -max(map(abs, found.by_stage[stage].values())))
+    first = [] if found.origin.stage is None else [found.origin.stage]
+    return list(dict.fromkeys([*first, 0, stages[-1], *most]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +70,9 @@ class _MakespanTable:
     found: MakespanDifference
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        stages = list(range(len(self.found.by_stage))) if len(self.found.by_stage) > 1 else []
-        origin = self.found.origin.stage
-        few = sorted({0, len(stages) - 1, origin or 0}) if stages else []
-        for shown in (stages, few, [origin] if origin is not None else [], []):
-            table = self._table(shown)
+        ranked = ranked_stages(self.found)
+        for number in range(len(ranked), -1, -1):
+            table = self._table(sorted(ranked[:number]))
             if _width(table, console, options) <= options.max_width:
                 break
         yield table
@@ -159,7 +168,7 @@ def request_rows(found: RequestDifference, most: int = _MAX_REQUESTS) -> list[Re
     if others:
         parts = {part: sum(each.parts[part] for each in others) for part in LEDGER_PARTS}
         rows.append(RequestRow(f"{len(others):,} others", "", sum(parts.values()), _most(parts)))
-    rows += [RequestRow(each.name, "", each.change, _most(each.parts)) for each in rest]
+    rows += [RequestRow(each.name, "", each.change, _most(each.parts)) for each in rest if abs(each.change) > _LEAST]
     return rows
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ..ledger.causes import Cause
 from ..ledger.difference import SPEED, STAGES, WAITS, WORK, MakespanDifference, Origin
@@ -43,6 +43,8 @@ _PART_LABELS = {WORK: "work", SPEED: "speed", STAGES: "number of stages"}
 
 _SAME = 5e-4  # of the number; less is no change in words
 _WORTH_NAMING = 0.15  # of the change, from which on another part has a place in the words
+_MANY = 0.3  # of the intervals of a tail, or of the change: a request with so much is named
+_MOST = 0.6  # of a part: a stage with so much is named
 _OTHER = 0.1  # of a tail's prompt tokens: less are as many
 _ALIKE = 0.02  # of a stage's speed: less is as fast
 _MAX_CHANGED, _MAX_REQUESTS = 4, 2  # that are named
@@ -70,7 +72,8 @@ def paragraphs(difference: RunDifference) -> list[list[str]]:
         origin = list(_origin(found))
         makespan += [chance, *origin] if noise is not None and noise.covers else [*origin, chance]
     makespan += _requests(difference)
-    tails = [_tail(LATENCY_NAMES[n], tail, difference.tail_noise(n)) for n, tail in difference.tails.items()]
+    names = found.stage_names[1] if found.by_stage else []
+    tails = [_tail(LATENCY_NAMES[n], tail, difference.tail_noise(n), names) for n, tail in difference.tails.items()]
     return [[text for text in texts if text] for texts in ([_changed(difference)], makespan, tails)]
 
 
@@ -123,7 +126,8 @@ def _origin(found: MakespanDifference) -> Iterator[str]:
     least = _WORTH_NAMING * max(abs(found.change), abs(origin.seconds))
     large = sorted((part for part in others if abs(others[part]) >= least), key=lambda part: -abs(others[part]))
     if large:
-        yield f"Beside it: {', '.join(_more_or_less(part, others[part]) for part in large[:2])} (mean of the stages)."
+        where = "Beside it" if len(found.stage_names[1]) == 1 else "Beside it, in the mean of the stages"
+        yield f"{where}: {', '.join(_more_or_less(part, others[part]) for part in large[:2])}."
 
 
 def _more_or_less(part: str, seconds: float) -> str:
@@ -182,7 +186,7 @@ def _idle(found: MakespanDifference, origin: Origin) -> str:
     if origin.stage is None:
         return f"{first}."
     where = found.stage_names[1][origin.stage]
-    return f"{first}, most of it on {where}." if origin.part in WAITS else f"{first}, beginning on {where}."
+    return f"{first}, the most on {where}." if origin.part in WAITS else f"{first}, beginning on {where}."
 
 
 def _requests(difference: RunDifference) -> Iterator[str]:
@@ -196,6 +200,10 @@ def _requests(difference: RunDifference) -> Iterator[str]:
             named = "; ".join(map(_request, ranked[:_MAX_REQUESTS]))
             more = f"; and {len(only) - _MAX_REQUESTS} more" if len(only) > _MAX_REQUESTS else ""
             yield f"Only in {where}: {named}{more}."
+    change = difference.makespan.change
+    most = max(requests.changes, key=lambda each: each.change * (1 if change > 0 else -1))
+    if most.requests == (1, 1) and abs(most.change) > _MANY * abs(change) and _moves(difference.makespan):
+        yield f"{_capital(most.name)} alone has {signed_text(most.change)}."
 
 
 def _request(change: RequestChange) -> str:
@@ -210,12 +218,14 @@ def _noise(noise: Noise | None) -> str:
         f"{name} {seconds_text(max(0.0, low))} to {seconds_text(high)}"
         for name, (low, high) in ((BASE, noise.base), (RUN, noise.run))
     )
-    how = "by its repeats" if max(noise.repeats) > 1 else "by the scatter of its stage times"
+    by_repeats = max(noise.repeats) > 1
+    how = "by its repeats" if by_repeats else "by the scatter of its stage times"
     within = "may be chance" if noise.covers else "is more than chance"
-    return f"The difference {within}: {how}, a run varies so far: {ranges}."
+    hint = "" if by_repeats else "; only repeats show what else varies from run to run"
+    return f"The difference {within}: {how}, a run varies so far: {ranges}{hint}."
 
 
-def _tail(name: str, found: TailDifference, noise: Noise | None) -> str:
+def _tail(name: str, found: TailDifference, noise: Noise | None, stage_names: Sequence[str]) -> str:
     base, run = ms_text(found.base.seconds * 1e3), ms_text(found.run.seconds * 1e3)
     if abs(found.change) <= _SAME * found.base.seconds:
         return f"{name} is the same: {run}."
@@ -227,20 +237,31 @@ def _tail(name: str, found: TailDifference, noise: Noise | None) -> str:
         change = f"{ms_text(abs(found.change) * 1e3)}{share} {'longer' if found.change > 0 else 'shorter'}"
     sign = 1 if found.change > 0 else -1
     part = max(found.parts, key=lambda each: sign * found.parts[each])
-    stage = _tail_stage(found, part, sign)
+    stage = _tail_stage(found, part, sign, stage_names)
     chance = ", which may be chance" if noise is not None and noise.covers else ""
     return (
         f"{name} is {change}{chance}: {run} against {base}; {ms_text(abs(found.parts[part]) * 1e3)} of the change is "
-        f"{_TAIL_WORDS[part]}{stage}{_held(found, part)}."
+        f"{_TAIL_WORDS[part]}{stage}{_held(found, part)}.{_beside(found)}"
     )
 
 
-def _tail_stage(found: TailDifference, part: str, sign: int) -> str:
+def _beside(found: TailDifference) -> str:
+    """Name the prompt whose chunks many intervals of the run's tail end with, but not of the base's."""
+    if found.change <= 0 or not found.run.prompts or len(found.run.requests) < 2:
+        return ""
+    request, count = found.run.prompts[0]
+    share = count / found.run.intervals
+    if share <= _MANY or dict(found.base.prompts).get(request, 0) / found.base.intervals > share / 2:
+        return ""
+    return f" {share:.0%} of these intervals share their micro-batch with the prompt of request {request}."
+
+
+def _tail_stage(found: TailDifference, part: str, sign: int, names: Sequence[str]) -> str:
     """Name the stage that has most of a part, where one has more than half."""
     seconds = [sign * parts[part] for parts in found.by_stage if part in parts]
-    if len(seconds) < 2 or max(seconds) < 0.6 * sum(map(abs, seconds)):
+    if len(seconds) < 2 or not names or max(seconds) < _MOST * sum(map(abs, seconds)):
         return ""
-    return f", most of it on stage {seconds.index(max(seconds))}"
+    return f", most of it on {names[seconds.index(max(seconds))]}"
 
 
 def _held(found: TailDifference, part: str) -> str:

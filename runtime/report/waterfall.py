@@ -16,6 +16,7 @@ LEFT, RIGHT = 140, 66  # margins: of the labels, and of the numbers
 TOP, BOTTOM, ROW, BAR = 6, 36, 21, 13
 MAX_PARTS = 9  # rows; the smallest parts of more are one
 _LEAST = 0.004  # of the picture's width; parts that are shorter are one
+_WRITTEN = 5e-7  # seconds; shorter parts are written as 0 and left out
 _CUT = 0.5  # of the highest level: where all are above it, the axis begins beyond 0
 
 
@@ -44,7 +45,7 @@ class Waterfall:
         low, high = ends([self])
         ranked = sorted(self.steps, key=lambda step: -abs(step.seconds))
         shown = [step for step in ranked[:MAX_PARTS] if abs(step.seconds) >= _LEAST * (high - low)]
-        rest = [step for step in ranked if step not in shown and step.seconds]
+        rest = [step for step in ranked if step not in shown and abs(step.seconds) >= _WRITTEN]
         if len(rest) > 1:
             return [*shown, Step(f"{len(rest)} others", sum(step.seconds for step in rest), "s7")]
         return [*shown, *rest]

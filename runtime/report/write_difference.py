@@ -86,6 +86,7 @@ def _side(tail: Tail) -> dict[str, Any]:
         "parts": dict(tail.parts),
         "intervals": tail.intervals,
         "requests": [{"request": request, "intervals": count} for request, count in tail.requests],
+        "prompts": [{"request": request, "intervals": count} for request, count in tail.prompts],
         "prefill_tokens": tail.prefill,
         "decodes": tail.decodes,
     }

@@ -27,6 +27,7 @@ from gapless.conf.build import (
     to_mapping,
 )
 from gapless.conf.clusters import ClusterConfig
+from gapless.conf.difference import DiffConfig
 from gapless.conf.errors import ConfigError
 from gapless.conf.policies import POLICY_CONFIGS, OrcaBestConfig, SarathiConfig, SchedulerConfig
 from gapless.conf.profiling import ProfileConfig
@@ -278,6 +279,7 @@ def test_parallel_choices_mean_their_names() -> None:
 
 @pytest.mark.parametrize(("command", "cls"), [
     ("generate", GenerateConfig), ("bench", BenchConfig), ("report", ReportConfig),
+    ("diff", DiffConfig),
 ])  # fmt: skip
 def test_command_yaml_says_the_schema_s_defaults(command: str, cls: type) -> None:
     own, choices = load_command(command)

@@ -43,6 +43,9 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     slow = {"devices": ["fast", "slow"]}
     write(path / "base")
     write(path / "orca", policy="orca_best")
+    even = [(50, 3 + n % 5) for n in range(40)]
+    write(path / "even", requests=even)
+    write(path / "worst", requests=even, policy="orca_worst")
     write(path / "slow", devices=[Device(), Device(1.5)], config={"hardware": slow})
     write(path / "late", dispatch_s=0.004)
     write(path / "link", devices=[Device(send_s=0.01), Device()], config={"cluster": {"name": "ethernet"}})
@@ -112,6 +115,14 @@ def test_two_runs_that_differ_in_one_thing(other: str, changed: str, words: str,
     assert html.escape(words) in page
 
 
+def test_a_bubble_that_a_policy_makes(capsys: pytest.CaptureFixture[str]):
+    out = diff(capsys, "even", "worst", "out=out_worst")
+    assert "What differs: scheduler: sarathi -> orca_worst." in out
+    assert " of that is idle time (PB2 prefill / decode), the most on stage 1." in out
+    out = diff(capsys, "even", "base", "out=out_even")
+    assert "The two served other requests; these are compared by length." in out
+
+
 def test_what_does_not_differ(capsys: pytest.CaptureFixture[str]):
     out = diff(capsys, "base", "base")
     assert "No setting and no version differs." in out
@@ -137,6 +148,9 @@ def test_repeats_say_what_is_chance(capsys: pytest.CaptureFixture[str]):
     assert "The difference may be chance: by its repeats, " in out
     assert "The difference is more than chance: " in diff(capsys, "repeats", "slower", "out=out_slower")
     assert "The difference is more than chance: " in diff(capsys, "repeats/0", "slower", "out=out_one")
+    out = diff(capsys, "repeats/0", "slower/0", "out=out_single")
+    assert "by the scatter of its stage times, a run varies so far: " in out
+    assert "; only repeats show what else varies from run to run." in out
     found = json.loads(Path("out_repeats/diff.json").read_text())
     assert found["repeats"] == [3, 3]
     durations = {

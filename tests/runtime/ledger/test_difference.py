@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gapless.conf.policies import POLICY_CONFIGS
 from gapless.runtime.core.run_record import RunRecord
 from gapless.runtime.ledger.difference import COMPUTE_PARTS, LEDGER_PARTS, PARTS, SPEED, STAGES, WORK, compare_makespans
 from gapless.runtime.ledger.fleet import Fleet
@@ -22,7 +23,7 @@ REQUESTS = [(8 + 7 * n % 60, 4 + 5 * n % 17) for n in range(40)]
 ARRIVING = [(*lengths, 0.03 * n) for n, lengths in enumerate(REQUESTS)]
 
 
-def simulated(*requests: tuple[int, ...], policy: str = "sarathi", **how: Any) -> RunRecord:
+def simulated(*requests: tuple[int, ...], policy: Any = "sarathi", **how: Any) -> RunRecord:
     replica = make_replica(policy, **how)
     assert run(replica, items(*requests)) == len(requests)
     return replica.record
@@ -66,6 +67,9 @@ def test_everything_sums_to_the_change(
         assert sum(parts[part] for part in COMPUTE_PARTS) == pytest.approx(busy, abs=1e-9)
         for cause, seconds in other.seconds_by_cause(stage).items():
             assert parts[cause] == pytest.approx(seconds - base.seconds_by_cause(stage)[cause], abs=1e-9)
+    back = compare_makespans(other, base)
+    for part, seconds in found.parts.items():
+        assert back.parts[part] == pytest.approx(-seconds, abs=1e-6)
     requests = compare_requests(base, other, found.weights)
     assert sum(each.change for each in requests.changes) == exact
     for part, seconds in found.before.items():
@@ -146,6 +150,13 @@ def test_a_slow_link(before: tuple[int, ...], stage: int) -> None:
     assert (found.origin.part, found.origin.stage) == ("transport", stage)
 
 
+def test_another_policy() -> None:
+    lengths = [(50, 3 + n % 5) for n in range(40)]
+    found = compare_makespans(fleet(*lengths, host=False), fleet(*lengths, host=False, policy="orca_worst"))
+    assert (found.origin.part, found.origin.stage) == ("pb2_prefill_decode", 1)
+    assert found.origin.seconds > 0.9 * found.change > 0
+
+
 def test_one_long_request_more() -> None:
     base, other = fleet(*ARRIVING), fleet(*ARRIVING[:20], (90, 30, 0.03 * 20), *ARRIVING[20:])
     found, requests = compare_makespans(base, other), by_request(base, other)
@@ -180,3 +191,14 @@ def test_replicas_are_one_run() -> None:
     assert (found.origin.part, found.origin.stage) == (SPEED, 3)
     assert sum(found.parts.values()) == pytest.approx(other.span_seconds - base.span_seconds)
     assert by_request(base, other)
+
+
+def test_the_prompt_beside_a_tail_s_intervals() -> None:
+    even = [(8, 12, 0.02 * n) for n in range(60)]
+    how = {"policy": POLICY_CONFIGS["sarathi"](chunk=16), "batch": 6}  # the long prompt has seven chunks
+    base, other = fleet(*even, **how), fleet(*even[:30], (110, 2, 0.6), *even[30:], **how)
+    tail = compare_tails(base, other)["itl"]
+    assert tail.change > 0
+    assert tail.run.prompts[0][0] == 30
+    assert sum(count for _, count in tail.run.requests) == tail.run.intervals
+    assert max(tail.parts, key=lambda part: tail.parts[part]) in ("compute", "wait")

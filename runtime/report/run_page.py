@@ -9,14 +9,18 @@ from typing import Any
 import yaml
 
 from ..core.run_record import RunRecord
+from ..ledger.blame import Blame
 from ..ledger.causes import BUBBLES, STARVED, Cause
 from ..ledger.ledger import Ledger
+from ..ledger.moments import worst_moments
 from ..ledger.predictions import prediction_error
 from ..run_folder.requests_csv import request_row
 from . import run_charts as charts
+from .blame_section import blame_section
 from .chart_data import ChartData
 from .faults import faults_section, stragglers_section
 from .formatting import cause_label, css_name, ms_text, percent_text, seconds_text
+from .moments import moments_section
 from .page_parts import (
     HATCHES,
     IDLE_WORDS,
@@ -34,7 +38,9 @@ from .timeline_columns import pack_columns, tick_seconds
 MAX_REQUEST_ROWS = 200
 
 
-def render_report(record: RunRecord, ledger: Ledger, summary: Mapping[str, Any], run: ChartData) -> str:
+def render_report(
+    record: RunRecord, ledger: Ledger, summary: Mapping[str, Any], run: ChartData, blame: Blame | None = None
+) -> str:
     """Render the page of a run.
 
     Args:
@@ -42,7 +48,9 @@ def render_report(record: RunRecord, ledger: Ledger, summary: Mapping[str, Any],
         ledger: Its ledger.
         summary: What its `summary.json` holds.
         run: The data of its charts.
+        blame: Its blame, where it has been made.
     """
+    blame = blame or Blame.of_run(record, ledger)
     tick = tick_seconds(ledger.span_seconds)
     columns = pack_columns(record, ledger, tick)
     title = str(summary.get("title", "gapless"))
@@ -57,6 +65,10 @@ def render_report(record: RunRecord, ledger: Ledger, summary: Mapping[str, Any],
             "timeline": timeline_section("The pipeline over time", ledger.seconds_by_cause()),
             "bubbles": _bubble_table(ledger),
             "stages": _stage_bars(ledger),
+            "moments": moments_section(
+                worst_moments(ledger, blame.intervals, blame), record, ledger, blame, columns.end * tick
+            ),
+            "blame": blame_section(record, blame),
             "faults": faults_section(summary.get("faults", [])) + stragglers_section(summary),
             "charts": figures([charts.bubble_cdf({"all requests": run}), charts.completions({"completed": run}),
                                charts.stage_times(run), *charts.batch_composition({"": run}), charts.kv_use(run),

@@ -6,8 +6,11 @@ import csv
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ..core.request_record import RequestRecord
 from ..core.run_record import RunRecord
+from ..ledger.blame import Blame
 from ..ledger.fleet import Fleet
 from ..ledger.latencies import time_to_first_token, tokens_apart
 from ..ledger.ledger import Ledger
@@ -39,12 +42,16 @@ def request_row(request: RequestRecord, origin: float, bubble: float) -> dict[st
     }
 
 
-def write_requests(path: Path, record: RunRecord, ledger: Ledger) -> None:
-    """Write a run's requests, in the order of the record."""
+def write_requests(path: Path, record: RunRecord, ledger: Ledger, blame: Blame) -> None:
+    """Write a run's requests, in the order of the record, each with the TTFT and TBT that it cost others."""
+    costs = [np.round(1e3 * charges.cost, 3).tolist() for charges in (blame.ttft, blame.tbt)]
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        writer.writerow(_HEADER)
-        writer.writerows(_row_of(request, ledger, ledger.t0) for request in record.requests)
+        writer.writerow([*_HEADER, "cost_others_ttft_ms", "cost_others_tbt_ms"])
+        writer.writerows(
+            [*_row_of(request, ledger, ledger.t0), *cost]
+            for request, *cost in zip(record.requests, *costs, strict=True)
+        )
 
 
 def write_fleet_requests(path: Path, fleet: Fleet) -> None:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ..runtime.traces.pipeline_run import ImportedRun
 
 NEW_FOLDER = "comparison"
+_MOST_MOMENTS = 3  # that the terminal shows of a run
 SWEEP = "multirun.yaml"  # the file that hydra writes into the folder of a sweep
 
 
@@ -153,12 +154,15 @@ def _destination(config: ReportConfig) -> Path:
 
 
 def _show_one(console: Console, config: ReportConfig, folder: RunFolder) -> None:
+    from ..runtime.ledger.blame import Blame
+    from ..runtime.ledger.moments import worst_moments
     from ..runtime.report.chart_data import fleet_chart_data
+    from ..runtime.report.moments import moment_text
     from ..runtime.report.png import write_figures
     from ..runtime.report.run_charts import charts_of_run
     from ..runtime.report.run_page import render_report
     from ..runtime.report.run_words import words_of_fleet
-    from ..runtime.report.terminal import bubble_table, fault_lines, latency_table, straggler_lines
+    from ..runtime.report.terminal import blame_table, bubble_table, fault_lines, latency_table, straggler_lines
     from ..runtime.report.timeline_png import timeline_window, write_timeline
     from ..runtime.report.write_fleet import write_fleet_report
     from ..runtime.run_folder.read import load_fleet
@@ -170,11 +174,14 @@ def _show_one(console: Console, config: ReportConfig, folder: RunFolder) -> None
     path = folder.path if config.out is None or config.import_ is not None else Path(config.out).expanduser()
     words = words_of_fleet(fleet, folder.config)
     path.mkdir(parents=True, exist_ok=True)
+    blame = None
     if len(fleet.records) > 1:
         write_fleet_report(path, folder, figures=config.figures, words=words)
     else:
         (record,), (ledger,), run = fleet.records, fleet.ledgers, fleet_chart_data(fleet)
-        (path / "report.html").write_text(render_report(record, ledger, summary, run, words), encoding="utf-8")
+        blame = Blame.of_run(record, ledger) if "requests" not in record.unknown else None
+        page = render_report(record, ledger, summary, run, words, blame)
+        (path / "report.html").write_text(page, encoding="utf-8")
         if config.figures:
             write_figures(path / "figures", charts_of_run(run), simulated=is_simulated(folder.config))
             write_timeline(path / "figures" / "timeline.png", {folder.title: timeline_window(ledger)})
@@ -187,6 +194,10 @@ def _show_one(console: Console, config: ReportConfig, folder: RunFolder) -> None
         show_words(console, words)
         console.print(latency_table(summary))
     console.print(bubble_table(fleet))
+    if blame is not None:
+        console.print(blame_table(record, blame))
+        for moment in worst_moments(ledger, blame.intervals, blame)[:_MOST_MOMENTS]:
+            print_words(console, Text(" ".join(moment_text(moment, record, ledger.t0))))
     for line in (*fault_lines(summary), *straggler_lines(summary), *_remarks(summary)):
         print_words(console, Text(line))
     _print_paths(console, path, figures=config.figures, numbers=False)

@@ -25,11 +25,13 @@ import numpy as np
 from ..core.features import FEATURES
 from ..core.micro_batch_columns import Floats, Ints
 from ..core.run_record import RunRecord
+from .ledger import Ledger
 from .micro_batch_paths import Point, WaitClass
 from .stage_weights import stage_weights
 from .token_intervals import StagePart, TokenIntervals, stage_part
 
 _CONSTANT = FEATURES.index("constant")
+_NOTHING = 1e-30  # seconds of a micro-batch without tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,7 @@ class Blame:
     Attributes:
         ttft: of all times to the first token.
         tbt: of all times between tokens.
+        intervals: the run's token intervals.
 
     Args:
         record: the run.
@@ -60,7 +63,7 @@ class Blame:
     """
 
     def __init__(self, record: RunRecord, intervals: TokenIntervals) -> None:
-        self._intervals = intervals
+        self.intervals = intervals
         self._num_requests = len(record.requests)
         paths, lanes = intervals.paths, intervals.lanes
         self._rows = len(paths.completed)
@@ -68,25 +71,39 @@ class Blame:
         self._weights = stage_weights(record, paths, lanes, features)
         self._of_tokens = self._weights.copy()
         self._of_tokens[:, _CONSTANT] = 0.0
-        self._marginal = features @ self._of_tokens.T  # [R, stages] seconds that a micro-batch's tokens cost
-        self._whole = features @ self._weights.T
+        marginal = features @ self._of_tokens.T  # [R, stages] seconds that a micro-batch's tokens cost
+        self._has_tokens = marginal.sum(axis=1) > 0
+        self._marginal = np.maximum(marginal, _NOTHING)
+        self._whole = np.maximum(features @ self._weights.T, _NOTHING)
         until = intervals.waits.until
         held = np.maximum(np.append(-np.inf, paths.completed)[:-1], paths.dispatched)
-        # When each was the oldest in flight, counted in seconds of waits to be dispatched.
-        self._oldest = until(held, *_WAITS), until(paths.completed, *_WAITS)
+        # When each that holds anything was the oldest in flight, counted in seconds of waits to be dispatched.
+        self._oldest = until(held, *_WAITS), until(np.where(self._has_tokens, paths.completed, held), *_WAITS)
         is_ttft = intervals.is_ttft[intervals.windows.interval]
         self.ttft = self._charges(np.flatnonzero(is_ttft))
         self.tbt = self._charges(np.flatnonzero(~is_ttft))
 
+    @classmethod
+    def of_run(cls, record: RunRecord, ledger: Ledger) -> Blame:
+        """The blame of a run whose ledger is there."""
+        return cls(record, TokenIntervals(record, ledger.lanes))
+
+    def micro_batches_of(self, place: int, stretch: tuple[float, float]) -> set[int]:
+        """Numbers of the micro-batches that carried a request and were under way in a stretch of time."""
+        carried, paths = self.intervals.carried, self.intervals.paths
+        row = carried.row[carried.place == place]
+        under_way = (paths.completed[row] > stretch[0]) & (paths.dispatched[row] < stretch[1])
+        return set(paths.micro_batch[row[under_way]].tolist())
+
     def of(self, chosen: Ints) -> Charges:
         """The charges of some intervals alone, given by their indices."""
-        is_chosen = np.zeros(len(self._intervals), np.bool_)
+        is_chosen = np.zeros(len(self.intervals), np.bool_)
         is_chosen[chosen] = True
-        return self._charges(np.flatnonzero(is_chosen[self._intervals.windows.interval]))
+        return self._charges(np.flatnonzero(is_chosen[self.intervals.windows.interval]))
 
     def _charges(self, chosen: Ints) -> Charges:
         """The charges of some windows."""
-        windows, carried, n = self._intervals.windows, self._intervals.carried, self._num_requests
+        windows, carried, n = self.intervals.windows, self.intervals.carried, self._num_requests
         times = np.bincount(windows.kind[chosen], minlength=len(windows.row)).astype(np.float64)
         kinds = np.flatnonzero(times)
         times = times[kinds]
@@ -120,8 +137,8 @@ class Blame:
 
     def _behind_on(self, stage: int, kinds: Ints, times: Floats) -> tuple[Floats, Floats]:
         """What waits for a stage cost: by the micro-batch that it computed, and by kind."""
-        paths, lane, windows = self._intervals.paths, self._intervals.lanes[stage], self._intervals.windows
-        here = np.flatnonzero(paths.lane_place[:, stage] >= 0)
+        paths, lane, windows = self.intervals.paths, self.intervals.lanes[stage], self.intervals.windows
+        here = np.flatnonzero((paths.lane_place[:, stage] >= 0) & self._has_tokens)
         here = here[np.argsort(paths.lane_place[here, stage], kind="stable")]
         place = paths.lane_place[here, stage]
         points = paths.points[windows.row[kinds], stage]
@@ -135,7 +152,7 @@ class Blame:
 
     def _behind_dispatch(self, kinds: Ints, times: Floats) -> tuple[Floats, Floats]:
         """What waits to be dispatched cost: by the oldest micro-batch in flight, and by kind."""
-        windows, until = self._intervals.windows, self._intervals.waits.until
+        windows, until = self.intervals.windows, self.intervals.waits.until
         start, gone = until(windows.start[kinds], *_WAITS), until(windows.gone[kinds], *_WAITS)
         suffered, seconds = _overlaps(*self._oldest, start, gone, times)
         away = np.flatnonzero(windows.back[kinds] > windows.gone[kinds])

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...conf.errors import ConfigError, nearest
 from ..core.run_record import RunRecord
+from ..ledger.blame import Blame
 from ..ledger.causes import CAUSES
 from ..ledger.fleet import Fleet
 from ..ledger.ledger import Ledger
@@ -114,8 +115,19 @@ class Run:
     @cached_property
     def requests(self) -> Table:
         """A row for each request: the columns of `requests.csv`."""
-        columns, rows = fleet_request_rows(self.fleet) if self.is_fleet else request_rows(self.record, self.ledger)
-        return table_of_rows("requests", columns, rows)
+        if self.is_fleet:
+            return table_of_rows("requests", *fleet_request_rows(self.fleet))
+        return table_of_rows("requests", *request_rows(self.record, self.ledger, self.blame))
+
+    @cached_property
+    def blame(self) -> Blame:
+        """Which requests cost others how much TTFT and TBT.
+
+        Raises:
+            ConfigError: it is a fleet, or one of the files is damaged.
+        """
+        self._check_alone("blame")
+        return Blame.of_run(self.record, self.ledger)
 
     @cached_property
     def micro_batches(self) -> Table:

@@ -9,14 +9,18 @@ from typing import Any
 import yaml
 
 from ..core.run_record import RunRecord
+from ..ledger.blame import Blame
 from ..ledger.causes import BUBBLES, STARVED, Cause
 from ..ledger.ledger import Ledger
+from ..ledger.moments import worst_moments
 from ..ledger.predictions import prediction_error
 from ..run_folder.requests_csv import request_row
 from . import run_charts as charts
+from .blame_section import blame_section
 from .chart_data import ChartData
 from .faults import faults_section, stragglers_section
 from .formatting import cause_label, css_name, ms_text, percent_text, seconds_text
+from .moments import moments_section
 from .page_parts import (
     HATCHES,
     IDLE_WORDS,
@@ -36,7 +40,12 @@ MAX_REQUEST_ROWS = 200
 
 
 def render_report(
-    record: RunRecord, ledger: Ledger, summary: Mapping[str, Any], run: ChartData, words: Sequence[str] = ()
+    record: RunRecord,
+    ledger: Ledger,
+    summary: Mapping[str, Any],
+    run: ChartData,
+    words: Sequence[str] = (),
+    blame: Blame | None = None,
 ) -> str:
     """Render the page of a run.
 
@@ -46,7 +55,10 @@ def render_report(
         summary: What its `summary.json` holds.
         run: The data of its charts.
         words: The sentences that the page begins with.
+        blame: Its blame, where it has been made.
     """
+    if blame is None and "requests" not in record.unknown:
+        blame = Blame.of_run(record, ledger)
     tick = tick_seconds(ledger.span_seconds)
     columns = pack_columns(record, ledger, tick)
     title = str(summary.get("title", "gapless"))
@@ -62,6 +74,10 @@ def render_report(
             "timeline": timeline_section("The pipeline over time", ledger.seconds_by_cause()),
             "bubbles": _bubble_table(ledger),
             "stages": _stage_bars(ledger),
+            "moments": "" if blame is None else moments_section(
+                worst_moments(ledger, blame.intervals, blame), record, ledger, blame, columns.end * tick
+            ),
+            "blame": "" if blame is None else blame_section(record, blame),
             "faults": faults_section(summary.get("faults", [])) + stragglers_section(summary),
             "charts_of": "Micro-batches" if "requests" in record.unknown else "Requests and micro-batches",
             "charts": figures(charts.charts_of_micro_batches(run)),

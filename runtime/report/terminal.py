@@ -12,7 +12,10 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from ..core.run_record import RunRecord
+from ..ledger.blame import Blame
 from ..ledger.causes import CAUSES, Cause
+from .blame_section import request_name, top_requests
 from .formatting import cause_label, ms_text, percent_text, seconds_text
 from .metrics import (
     BY_CAUSE,
@@ -35,6 +38,7 @@ from .metrics import (
 from .run_groups import RunGroup
 
 _MAX_FAULTS = 10  # that have a line each
+_MOST_BLAMED = 3
 
 # Metrics of a ranking, the most important first: the last ones are left out where the terminal is narrow.
 RANKING_METRICS = tuple(map(metric_of, (
@@ -131,6 +135,23 @@ def latency_table(summary: Mapping[str, Any], *, title: str | None = "Latency") 
     for key, name in names.items():
         values = (summary[f"{statistic}_{key}_ms"] for statistic in ("mean", "median", "p90", "p99"))
         table.add_row(name, *(ms_text(value) for value in values))
+    return table
+
+
+def blame_table(record: RunRecord, blame: Blame) -> RenderableType:
+    """Make the table of the requests that cost others most; "" if none cost others anything."""
+    places = top_requests(blame, _MOST_BLAMED)
+    if not places:
+        return ""
+    table = Table(title="Who cost others time", title_justify="left")
+    table.add_column("", no_wrap=True, overflow="ellipsis")
+    for name in ("prompt", "output", "cost TTFT", "cost TBT", "lost"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for place in places:
+        request, charges = record.requests[place], (blame.ttft, blame.tbt)
+        seconds = *(one.cost[place] for one in charges), sum(one.lost[place] for one in charges)
+        sizes = f"{request.prompt_tokens:,}", f"{request.output_tokens:,}"
+        table.add_row(Text(request_name(request)), *sizes, *(seconds_text(float(value)) for value in seconds))
     return table
 
 

@@ -501,8 +501,17 @@
     const name = { "+": "in", "=": "in", "-": "out", "0": "fit", ArrowLeft: "left", ArrowRight: "right" }[event.key];
     if (name) { event.preventDefault(); act[name](); }
   });
+  // `#t=12.3-12.9` after the page's address shows these seconds of the run.
+  function showAddress() {
+    const found = /^#t=([\d.]+)-([\d.]+)$/.exec(location.hash);
+    if (!found) return;
+    show(Number(found[1]) / head.tick, Number(found[2]) / head.tick);
+    picture.parentElement.scrollIntoView({ block: "start" });
+  }
+  addEventListener("hashchange", showAddress);
   new ResizeObserver(() => { if (picture.clientWidth !== width) draw(); }).observe(picture);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { colours = readColours(); draw(); });
   draw();
+  showAddress();
   document.body.dataset.drawn = String(Math.round(performance.now()));
 })();

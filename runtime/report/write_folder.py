@@ -9,6 +9,7 @@ from typing import Any
 from ...conf.workloads import SloConfig
 from ..core.garbage_collection import without_collector
 from ..core.run_record import RunRecord
+from ..ledger.blame import Blame
 from ..ledger.ledger import Ledger
 from ..run_folder.write import write_run_data
 from .chart_data import chart_data
@@ -33,9 +34,12 @@ def write_run_folder(
     `write_run_data` says what the arguments are.
     """
     ledger = ledger or Ledger(record)
+    blame = Blame.of_run(record, ledger) if "requests" not in record.unknown else None
     summary = write_run_data(
-        path, record, config=config, versions=versions, title=title, slo=slo, cost_error=cost_error, ledger=ledger
-    )
-    page = render_report(record, ledger, summary, chart_data(record, ledger), words_of_run(record, ledger, config))
+        path, record, config=config, versions=versions, title=title, slo=slo, cost_error=cost_error, ledger=ledger,
+        blame=blame,
+    )  # fmt: skip
+    words = words_of_run(record, ledger, config)
+    page = render_report(record, ledger, summary, chart_data(record, ledger), words, blame)
     (path / "report.html").write_text(page, encoding="utf-8")
     return summary

@@ -7,8 +7,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ..core.request_record import RequestRecord
 from ..core.run_record import RunRecord
+from ..ledger.blame import Blame
 from ..ledger.fleet import Fleet
 from ..ledger.latencies import time_to_first_token, tokens_apart
 from ..ledger.ledger import Ledger
@@ -40,9 +43,15 @@ def request_row(request: RequestRecord, origin: float, bubble: float) -> dict[st
     }
 
 
-def request_rows(record: RunRecord, ledger: Ledger) -> tuple[list[str], list[list[Any]]]:
-    """The columns of a run's requests and their rows, in the order of the record."""
-    return list(_HEADER), [_row_of(request, ledger, ledger.t0) for request in record.requests]
+def request_rows(record: RunRecord, ledger: Ledger, blame: Blame) -> tuple[list[str], list[list[Any]]]:
+    """The columns of a run's requests, with the TTFT and TBT that each cost others, and their rows, in the order of the
+    record."""
+    costs = [np.round(1e3 * charges.cost, 3).tolist() for charges in (blame.ttft, blame.tbt)]
+    rows = [
+        [*_row_of(request, ledger, ledger.t0), *cost]
+        for request, *cost in zip(record.requests, *costs, strict=True)
+    ]
+    return [*_HEADER, "cost_others_ttft_ms", "cost_others_tbt_ms"], rows
 
 
 def fleet_request_rows(fleet: Fleet) -> tuple[list[str], list[list[Any]]]:

@@ -15,6 +15,7 @@ import msgspec
 from ...conf.workloads import SloConfig
 from ..core.garbage_collection import without_collector
 from ..core.run_record import RunRecord
+from ..ledger.blame import Blame
 from ..ledger.fleet import Fleet
 from ..ledger.ledger import Ledger
 from ..ledger.slo import has_bound
@@ -44,6 +45,7 @@ def write_run_data(
     slo: SloConfig | None = None,
     cost_error: Mapping[str, Any] | None = None,
     ledger: Ledger | None = None,
+    blame: Blame | None = None,
 ) -> dict[str, Any]:
     """Write a run's files into `path` (made if need be) and return what `summary.json` holds.
 
@@ -57,13 +59,14 @@ def write_run_data(
         slo: with bounds, the summary has `request_goodput`.
         cost_error: of a simulation: how far its stage times may be off; the summary has it under this name.
         ledger: the record's, where it has been made. Its conservation of time is checked first.
+        blame: the same.
     """
     ledger = ledger or Ledger(record)
     ledger.check()
     title = title or title_of(config)
     numbers = summarize(record, ledger, slo)
     summary = write_summary(path, title, numbers, config=config, versions=versions, slo=slo, cost_error=cost_error)
-    write_requests(path / REQUESTS, *request_rows(record, ledger))
+    write_requests(path / REQUESTS, *request_rows(record, ledger, blame or Blame.of_run(record, ledger)))
     with GzipStream(path / SPANS) as stream:
         for rows in span_rows(record, ledger):
             stream.write(rows)

@@ -163,7 +163,7 @@ def test_the_page_is_whole_and_needs_nothing_from_outside(num_stages: int):
     checker.feed(page)
     checker.close()
     assert checker.open == []
-    assert checker.references == []
+    assert [reference for reference in checker.references if not reference.startswith("#t=")] == []
     assert not re.search(r"https?:|//cdn|@import|url\(", page)
     assert "{{" not in page.replace("{{title}}", "", 1)  # the one that the config holds, as text
     assert "gapless generate: a &lt;run&gt; &amp; more" in page

@@ -17,6 +17,7 @@ from gapless.conf.workloads import SloConfig
 from gapless.runtime.core.messages import Span
 from gapless.runtime.core.request_record import RequestRecord
 from gapless.runtime.core.run_record import DecodesRecord, FaultRecord, MicroBatchRecord, RunRecord, SegmentRecord, Wait
+from gapless.runtime.ledger.blame import Blame
 from gapless.runtime.ledger.ledger import Ledger
 from gapless.runtime.ledger.summary import summarize
 from gapless.runtime.report.write_folder import write_run_folder
@@ -102,6 +103,11 @@ def test_requests(folder: Path, record: RunRecord):
     assert (first["preemptions"], first["finish_reason"], first["output_tokens"]) == ("1", "length", "20")
     assert (aborted["ttft_ms"], aborted["max_tbt_ms"], aborted["finish_reason"]) == ("", "", "abort")
     assert [row["user"] for row in rows] == ["", "ann", "", ""]
+    blame = Blame.of_run(record, ledger)
+    for name, charges in (("ttft", blame.ttft), ("tbt", blame.tbt)):
+        costs = [float(row[f"cost_others_{name}_ms"]) for row in rows]
+        assert costs == pytest.approx(1e3 * charges.cost, abs=1e-3)
+        assert max(costs) > 0
 
 
 def test_spans(folder: Path, record: RunRecord):

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from operator import attrgetter
 
 import numpy as np
 
 from ...conf.schema import Architecture
 from ...parallel.placement import StageLink
+from ..core.messages import Span
 from ..core.micro_batch_columns import Floats
 from ..core.run_record import RunRecord
 from ..cost.operators import HostTimes, Linear
@@ -18,6 +20,7 @@ from .non_negative import non_negative_least_squares
 
 _MOST_KNOTS = 5
 _PASSES = 24  # of the fit, each by the weights and speeds of the one before
+_CONVERGED = 1e-4  # mean relative change of what is predicted
 _HUBER_BOUND = 1.345  # in scales of the residual: 95% as efficient as least squares where errors are normal
 _MAD_TO_SIGMA = 1.4826  # median absolute deviation to standard deviation, for normal errors
 _HEAD_PRIOR = 2.0  # observations that the guess of the head by its parameters counts as
@@ -148,42 +151,56 @@ class Observations:
 
     Attributes:
         shapes: their sizes.
-        seconds: of each stage, [n, S].
-        begins: when the first stage began each, in seconds.
+        begin_times, end_times, ready_times: of each stage, in seconds, [n, S]; a stage is ready for its next input from
+            then on.
+        dispatched, completed: by the coordinator, [n]; NaN where the run ended before a result.
     """
 
     shapes: list[MicroBatchShape]
-    seconds: Floats
-    begins: Floats
+    begin_times: Floats
+    end_times: Floats
+    ready_times: Floats
+    dispatched: Floats
+    completed: Floats
 
     @classmethod
     def of(cls, record: RunRecord) -> Observations:
         """Collect the spans of a run."""
         stages = record.num_stages
-        times: dict[int, list[float]] = {}
-        begins: dict[int, float] = {}
+        spans: dict[int, list[Span | None]] = {}
         for span in record.spans:
-            times.setdefault(span.micro_batch, [0.0] * stages)[span.stage] = span.end - span.begin
-            if span.stage == 0:
-                begins[span.micro_batch] = span.begin
+            spans.setdefault(span.micro_batch, [None] * stages)[span.stage] = span
         prompts = {request.request: request.prompt_tokens for request in record.requests}
-        shapes, seconds, at = [], [], []
-        for micro_batch in record.micro_batches:
-            own = times.get(micro_batch.micro_batch)
-            if own is None or min(own) <= 0 or micro_batch.micro_batch not in begins:
+        shapes, times, coordinator = [], [], []
+        for micro_batch in sorted(record.micro_batches, key=attrgetter("micro_batch")):
+            own = [span for span in spans.get(micro_batch.micro_batch, ()) if span is not None]
+            if len(own) < stages or any(span.end <= span.begin for span in own):
                 continue
             decodes, chunks = len(micro_batch.decodes), micro_batch.chunks
             ended = [c.start + c.tokens for c in chunks if c.start + c.tokens == prompts.get(c.request)]
-            known = decodes + len(ended) == micro_batch.sampled_rows
+            are_known = decodes + len(ended) == micro_batch.sampled_rows
             shapes.append(
                 MicroBatchShape(
-                    [(chunk.tokens, chunk.start) for chunk in chunks], decodes, micro_batch.decode_context if decodes
-                    else 0, micro_batch.sampled_rows, sum(ended) if known else None,
+                    [(chunk.tokens, chunk.start) for chunk in chunks], decodes, micro_batch.decode_context,
+                    micro_batch.sampled_rows, sum(ended) if are_known else None,
                 )
             )  # fmt: skip
-            seconds.append(own)
-            at.append(begins[micro_batch.micro_batch])
-        return cls(shapes, np.array(seconds, np.float64).reshape(-1, stages), np.array(at, np.float64))
+            times.append([(span.begin, span.end, span.ready) for span in own])
+            done = micro_batch.completed
+            coordinator.append((micro_batch.dispatched, float("nan") if done is None else done))
+        each = np.array(times, np.float64).reshape(-1, stages, 3)
+        own_times = np.array(coordinator, np.float64).reshape(-1, 2)
+        return cls(shapes, each[..., 0], each[..., 1], each[..., 2], own_times[:, 0], own_times[:, 1])
+
+    @property
+    def seconds(self) -> Floats:
+        """Of each stage, [n, S]."""
+        return self.end_times - self.begin_times
+
+    @property
+    def begins(self) -> Floats:
+        """When the first stage began each, [n]."""
+        return self.begin_times[:, 0]
 
     def __len__(self) -> int:
         return len(self.shapes)
@@ -305,7 +322,9 @@ class LearnedFit:
             slower = ((shares * ratios).sum(axis=1) + _SPEED_PRIOR) / (shares.sum(axis=1) + _SPEED_PRIOR)
             slower /= slower.mean()
             drift = _drift(times / (alone * slower[:, None]))
-            predicted = np.maximum(alone * slower[:, None] * drift, 1e-9)
+            before, predicted = predicted, np.maximum(alone * slower[:, None] * drift, 1e-9)
+            if np.abs(predicted / before - 1).mean() < _CONVERGED:
+                break
             scale = _MAD_TO_SIGMA * np.median(np.abs(times / predicted - 1), axis=1)
         predicted /= drift
         self._prior = prior
@@ -388,8 +407,9 @@ def _drift(ratios: Floats) -> Floats:
     """
     stages, n = ratios.shape
     logs = np.log(np.maximum(ratios, 1e-9))
-    windows = np.arange(n) // _DRIFT_WINDOW
-    middles = np.array([np.median(logs[:, windows == window]) for window in range(windows[-1] + 1)])
+    windows = np.minimum(np.arange(n) // _DRIFT_WINDOW, max(0, n // _DRIFT_WINDOW - 1))
+    whole = logs[:, : n // _DRIFT_WINDOW * _DRIFT_WINDOW].reshape(stages, -1, _DRIFT_WINDOW)
+    middles = np.median(whole.swapaxes(0, 1).reshape(whole.shape[1], -1), axis=1)
     inside = _MAD_TO_SIGMA * float(np.median(np.abs(logs - middles[windows])))
     chance = np.pi / 2 * inside**2 / (stages * _DRIFT_WINDOW)  # variance of a median
     between = max(0.0, float(np.var(middles)) - chance)

@@ -108,13 +108,13 @@ def learn_run(config: SimulateConfig, record: RunRecord) -> LearnedRun:
     if len(seen) < _LEAST:
         raise ConfigError(f"{len(seen)} whole micro-batches: too few to learn stage times of")
     plan, is_known = _recorded_plan(config, record)
-    host = LearnedHost.of(record)
+    host = LearnedHost.of(record, seen)
     layers = [len(each) for each in plan.layers]
     block = max(1, len(seen) // _BOOTSTRAP_BLOCKS)
     fit = LearnedFit(seen, layers, plan.arch if is_known else None, tile=config.hardware.tile, block=block)
     costs = fit.costs(layers, host.links)
     predicted = np.array([costs.seconds(shape) for shape in seen.shapes])
-    noise = Noise(seen.begins, seen.seconds, predicted, host)
+    noise = Noise(seen, predicted, host)
     ratios = (seen.seconds / predicted).ravel().tolist()
     error = CostError.from_ratios(ratios, "the run's micro-batches, to which they were fitted")
     return LearnedRun(config, plan, fit, host, noise, error, is_known)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -13,7 +14,7 @@ from ...conf.schema import Architecture
 from ...parallel.placement import StageLink
 from ..core.messages import Span
 from ..core.micro_batch_columns import Floats
-from ..core.run_record import RunRecord
+from ..core.run_record import MicroBatchRecord, RunRecord
 from ..cost.operators import HostTimes, Linear
 from ..cost.stage_costs import MicroBatchShape, StageCosts
 from .non_negative import non_negative_least_squares
@@ -208,27 +209,37 @@ class Observations:
 
 @dataclass(frozen=True, slots=True)
 class SizesShown:
-    """The largest micro-batches of a run: its times beyond them are extrapolated."""
+    """The sizes of a run's micro-batches: times of others are guessed.
 
-    rows: int
+    Attributes:
+        rows: all numbers of tokens, ascending.
+        context: most KV tokens that decodes attended to.
+        prefix: most KV tokens before a chunk.
+    """
+
+    rows: tuple[int, ...]
     context: int
     prefix: int
 
     @classmethod
     def of(cls, shapes: Sequence[MicroBatchShape]) -> SizesShown:
         return cls(
-            max((shape.rows for shape in shapes), default=0),
+            tuple(sorted({shape.rows for shape in shapes})),
             max((shape.context for shape in shapes), default=0),
             max((prefix for shape in shapes for _, prefix in shape.chunks), default=0),
         )
 
-    def hold(self, shape: MicroBatchShape) -> bool:
-        """Whether a micro-batch is no larger than those that the run has shown, or hardly."""
-        prefix = max((prefix for _, prefix in shape.chunks), default=0)
+    def hold(self, micro_batch: MicroBatchRecord) -> bool:
+        """Whether a micro-batch is no larger than those that the run has shown, or hardly, and as one of about its
+        number of tokens."""
+        rows = micro_batch.num_tokens
+        place = bisect_left(self.rows, rows)
+        near = self.rows[max(0, place - 1) : place + 1]
         return (
-            shape.rows <= _BEYOND * self.rows
-            and shape.context <= _BEYOND * self.context
-            and prefix <= _BEYOND * self.prefix
+            rows <= _BEYOND * self.rows[-1]
+            and any(rows <= _FAR_APART * known and known <= _FAR_APART * rows for known in near)
+            and micro_batch.decode_context <= _BEYOND * self.context
+            and all(chunk.start <= _BEYOND * self.prefix for chunk in micro_batch.chunks)
         )
 
 
@@ -310,17 +321,23 @@ class LearnedFit:
             bound = _HUBER_BOUND * np.maximum(scale, 1e-4)[:, None]
             weight = np.minimum(1.0, bound / np.maximum(np.abs(residual), 1e-12)) / predicted**2
             scaled = design * (slower[:, None] * drift)[:, :, None]
-            prior = _HEAD_PRIOR * np.outer(guess, guess) / float(np.median(times)) ** 2
-            if weights is not None:
-                prior += self._prior_of_gaps(weights)
+            if weights is None:
+                prior = _HEAD_PRIOR * np.outer(guess, guess) / float(np.median(times)) ** 2
+            else:
+                head = -float(guess[:-2] @ weights[:-2])
+                prior = _HEAD_PRIOR * np.outer(guess, guess) / head**2 + self._prior_of_gaps(weights)
             gram = np.einsum("sni,sn,snj->ij", scaled, weight, scaled, optimize=True) + prior
             moment = np.einsum("sni,sn,sn->i", scaled, weight, times, optimize=True)
-            weights = non_negative_least_squares(gram, moment)
+            if weights is None:
+                weights = non_negative_least_squares(gram, moment)
+            else:
+                alone = design @ weights * drift
+                cross = np.einsum("sni,sn,sn->si", scaled, weight, alone, optimize=True)
+                square = (weight * alone**2).sum(axis=1)
+                toward = (weight * alone * times).sum(axis=1)
+                weights, faster = _with_speeds(gram, moment, cross, square, toward, slower)
+                slower = np.clip(slower + faster, 0.5 * slower, 2 * slower)
             alone = np.maximum(design @ weights, 1e-9)  # [S, n] on a stage of speed 1
-            shares = weight * (alone * drift) ** 2
-            ratios = times / (alone * drift)
-            slower = ((shares * ratios).sum(axis=1) + _SPEED_PRIOR) / (shares.sum(axis=1) + _SPEED_PRIOR)
-            slower /= slower.mean()
             drift = _drift(times / (alone * slower[:, None]))
             before, predicted = predicted, np.maximum(alone * slower[:, None] * drift, 1e-9)
             if np.abs(predicted / before - 1).mean() < _CONVERGED:
@@ -360,7 +377,7 @@ class LearnedFit:
             flat, proportional = at(low), at(high) * middle / high
             bend = flat if float((flat - proportional) @ weights[:n]) > 0 else proportional
             add(at(middle), (line + bend) / 2)
-        most = self.shown.rows
+        most = self.shown.rows[-1]
         straight = 3 * at(most) - 2 * at(most / 2)
         add(at(2 * most), (straight + 2 * at(most)) / 2)
         return found
@@ -394,6 +411,35 @@ class LearnedFit:
             for stage in range(len(layers))
         ]  # fmt: skip
         return StageCosts(layers, operators)
+
+
+def _with_speeds(
+    gram: Floats, moment: Floats, cross: Floats, square: Floats, toward: Floats, slower: Floats
+) -> tuple[Floats, Floats]:
+    """Return the weights of the next pass, and what is to be added to how much slower each stage is, the first apart.
+
+    A stage's time is the product of both, so one step of Gauss and Newton finds both at once. Found by turns, what a
+    slow last stage takes longer would stay with the head.
+
+    Args:
+        gram, moment: normal equations of the weights, [f, f] and [f].
+        cross: products of a stage's columns and its times at speed 1, [S, f].
+        square, toward: products of the latter with themselves, and with the times that were measured, [S].
+    """
+    later = len(slower) - 1
+    f = len(moment)
+    whole = np.zeros((f + 2 * later, f + 2 * later))  # a step may be negative: it is the difference of two parts
+    target = np.zeros(f + 2 * later)
+    whole[:f, :f], target[:f] = gram, moment
+    for stage in range(1, later + 1):
+        for sign, place in ((1.0, f + stage - 1), (-1.0, f + later + stage - 1)):
+            whole[place, :f] = whole[:f, place] = sign * cross[stage]
+            target[place] = sign * (toward[stage] + _SPEED_PRIOR * (1 - slower[stage]))
+        up, down = f + stage - 1, f + later + stage - 1
+        whole[up, up] = whole[down, down] = square[stage] + _SPEED_PRIOR
+        whole[up, down] = whole[down, up] = -square[stage] - _SPEED_PRIOR
+    found = non_negative_least_squares(whole, target)
+    return found[:f], np.array([0.0, *(found[f : f + later] - found[f + later :])])
 
 
 def _drift(ratios: Floats) -> Floats:

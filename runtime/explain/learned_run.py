@@ -14,7 +14,7 @@ from ..engine.plan import Plan, make_plan
 from ..scheduler.base import Limits
 from ..simulation.pipeline import SimulatedPipeline
 from ..simulation.setting import Setting
-from .learned_costs import LearnedFit, Observations, SizesShown
+from .learned_costs import LearnedFit, Observations
 from .learned_host import LearnedHost
 from .noise import DrawnNoise, Noise
 from .noisy_pipeline import NoisyPipeline
@@ -40,10 +40,6 @@ class LearnedRun:
     noise: Noise
     error: CostError
     is_model_known: bool
-
-    @property
-    def shown(self) -> SizesShown:
-        return self.fit.shown
 
     def setting(self, config: SimulateConfig) -> Setting:
         """Return the setting of the run's config, or of one that differs from it.

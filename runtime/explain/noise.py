@@ -69,21 +69,20 @@ class _Block:
         self._begins = begins
         self._sizes = sizes
         self._longer = longer
+        weights = np.array(sizes)  # so that the block's seconds are those that it had
+        means = [np.average([getattr(each, name) for each in longer], axis=0, weights=weights).tolist()
+                 for name in Longer._fields]  # fmt: skip
+        self._mean = Longer(*means)
 
     def at(self, begin: float, size: float) -> Longer:
-        """Return that of the micro-batch nearest in time whose size is about the same, or else nearest in size."""
+        """Return that of the micro-batch nearest in time whose size is about the same, or else the block's mean."""
         sizes, low, high = self._sizes, size / _ALIKE, size * _ALIKE
         place = bisect_left(self._begins, begin)
-        nearest, least = place, float("inf")
         for distance in range(_FARTHEST):
             for index in (place - distance, place + distance):
-                if 0 <= index < len(sizes):
-                    if low <= sizes[index] <= high:
-                        return self._longer[index]
-                    off = abs(sizes[index] - size)
-                    if off < least:
-                        nearest, least = index, off
-        return self._longer[min(nearest, len(sizes) - 1)]
+                if 0 <= index < len(sizes) and low <= sizes[index] <= high:
+                    return self._longer[index]
+        return self._mean
 
 
 class DrawnNoise:

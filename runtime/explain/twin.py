@@ -35,7 +35,7 @@ class TwinError:
 
     makespan: float
     busy: tuple[float, ...]  # seconds of compute by stage
-    bubble: float  # share of stage time that is idle between the first and the last micro-batch
+    bubble: float  # seconds of bubbles, of all stages
     p99_tbt: float
     p99_ttft: float
 
@@ -134,15 +134,19 @@ def make_twin(folder: RunFolder) -> Twin:
     if not any(span.end > span.begin for span in record.spans) or not record.micro_batches:
         raise ConfigError(f"{folder.path}: no micro-batches to replay")
     config = config_of(folder)
-    found = requests_of(record, config.workload, config.cache.block_size)
-    if not found.items:
+    if not any(request.token_times for request in record.requests):
         raise ConfigError(f"{folder.path}: no request got a token, so that there is nothing to replay")
-    notes, most = found.notes, config.workload.max_concurrency
+    block_size, most, notes = config.cache.block_size, config.workload.max_concurrency, []
     if is_simulated(folder.config):
         try:
-            return Twin(make_setting(config), found.items, most, record, notes)
+            setting = make_setting(config)
         except ConfigError as error:
-            notes.append(f"stage times are learned from the run, since its cost model cannot be made: {error}")
+            notes = [f"stage times are learned from the run, since its cost model cannot be made: {error}"]
+        else:
+            found = requests_of(record, config.workload, block_size)
+            return Twin(setting, found.items, most, record, found.notes)
+    found = requests_of(record, config.workload, block_size, without_faults=True)
+    notes += found.notes
     if any(micro_batch.drafts for micro_batch in record.micro_batches):
         config = replace(config, simulation=replace(config.simulation, draft_acceptance=_acceptance(config, record)))
     try:
@@ -199,17 +203,18 @@ def changed_config(config: SimulateConfig, overrides: Mapping[str, Any]) -> Simu
 
 
 def error_of(replayed: RunRecord, real: RunRecord) -> TwinError:
-    """Compare a replay with the run."""
+    """Compare a replay with the run; where only the run had faults, without the seconds for which it had failed."""
     ours, its = Ledger(replayed), Ledger(real)
+    down = 0.0 if replayed.faults else sum(fault.seconds or 0.0 for fault in real.faults)
     latency, its_latency = latencies(replayed.requests), latencies(real.requests)
 
     def p99(name: str) -> float:
         return _relative(_p99(latency[name]), _p99(its_latency[name]))
 
     return TwinError(
-        makespan=_relative(ours.span_seconds, its.span_seconds),
+        makespan=_relative(ours.span_seconds, its.span_seconds - down),
         busy=tuple(_relative(ours.busy_seconds(s), its.busy_seconds(s)) for s in range(its.num_stages)),
-        bubble=_relative(ours.bubble_fraction_inner, its.bubble_fraction_inner),
+        bubble=_relative(ours.bubble_fraction_inner * ours.span_seconds, its.bubble_fraction_inner * its.span_seconds),
         p99_tbt=p99("itl"),
         p99_ttft=p99("ttft"),
     )

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -25,8 +24,6 @@ from ..simulation.setting import Setting, make_setting
 from ..workload import WorkItem
 from .learned_run import LearnedRun, learn_run
 from .requests_of_record import requests_of
-
-_ERROR_SEEDS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,51 +104,49 @@ class Twin:
     def error(self) -> TwinError:
         """How far the replay is off.
 
-        Of learned times, it is the median of replays on a machine that is slow when the run's was, each with residuals
-        drawn of those that the run had about then. Without them stages would hardly wait for each other.
+        Learned times are replayed on a machine that is slow when the run's was, so that what is left is the twin's own
+        error. How much the machine's noise matters shows in the replays of several seeds.
         """
-        seeds: Sequence[int | None] = [None] if self.learned is None else range(_ERROR_SEEDS)
-        errors = [error_of(self._replayed(self.setting, seed, in_order=True), self.base) for seed in seeds]
-        busy = zip(*(error.busy for error in errors), strict=True)
-        return TwinError(
-            makespan=median(error.makespan for error in errors),
-            busy=tuple(median(stage) for stage in busy),
-            bubble=median(error.bubble for error in errors),
-            p99_tbt=median(error.p99_tbt for error in errors),
-            p99_ttft=median(error.p99_ttft for error in errors),
-        )
+        return error_of(self._replayed(self.setting, None if self.learned is None else 0, in_order=True), self.base)
 
 
 def make_twin(folder: RunFolder) -> Twin:
-    """Make the twin of a run.
+    """Make the twin of a run. Stage times of a simulated one are those of its cost model, where that can be made again.
 
     Raises:
         ConfigError: the folder holds a fleet or no micro-batches, its config is unknown, or it is damaged.
     """
     if len(replicas := folder.replicas) > 1:
         raise ConfigError(f"{folder.path}: {len(replicas)} pipelines; give the run of one, as {replicas[0].path}")
-    record = folder.load()
-    if not any(span.end > span.begin for span in record.spans) or not record.micro_batches:
+    record, config = folder.load(), config_of(folder)
+    if not record.micro_batches or not any(span.end > span.begin for span in record.spans):
         raise ConfigError(f"{folder.path}: no micro-batches to replay")
-    config = config_of(folder)
     if not any(request.token_times for request in record.requests):
         raise ConfigError(f"{folder.path}: no request got a token, so that there is nothing to replay")
-    block_size, most, notes = config.cache.block_size, config.workload.max_concurrency, []
+    if config.simulation.disaggregation.is_on:
+        raise ConfigError(f"{folder.path}: of a prefill or a decode pool, which cannot be replayed without the other")
+    notes: list[str] = []
+    if (number := config.simulation.replicas) > 1:
+        config = replace(
+            config, simulation=replace(config.simulation, replicas=1),
+            workload=replace(config.workload, max_concurrency=None),
+        )  # fmt: skip
+        notes.append(f"one of {number} replicas, with the requests that the router gave it, when it did")
+    block_size, most = config.cache.block_size, config.workload.max_concurrency
     if is_simulated(folder.config):
         try:
             setting = make_setting(config)
         except ConfigError as error:
-            notes = [f"stage times are learned from the run, since its cost model cannot be made: {error}"]
+            notes.append(f"stage times are learned from the run, since its cost model cannot be made: {error}")
         else:
             found = requests_of(record, config.workload, block_size)
-            return Twin(setting, found.items, most, record, found.notes)
+            return Twin(setting, found.items, most, record, notes + found.notes)
     found = requests_of(record, config.workload, block_size, without_faults=True)
-    notes += found.notes
     if any(micro_batch.drafts for micro_batch in record.micro_batches):
         config = replace(config, simulation=replace(config.simulation, draft_acceptance=_acceptance(config, record)))
     try:
         learned = learn_run(config, record)
-        return Twin(learned.setting(config), found.items, most, record, notes, learned)
+        return Twin(learned.setting(config), found.items, most, record, notes + found.notes, learned)
     except ConfigError as error:
         raise ConfigError(f"{folder.path}: {error}") from error
 

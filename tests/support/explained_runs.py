@@ -30,8 +30,13 @@ def simulated_config(policy: str = "sarathi", **workload: object) -> SimulateCon
 
 
 def run(config: SimulateConfig) -> RunRecord:
+    return runs(config)[0]
+
+
+def runs(config: SimulateConfig) -> list[RunRecord]:
+    """Return the records of all replicas."""
     workload = make_workload(config.workload, vocab_size=32000, context=2048, tokenizer=ByteTokenizer(32000))
-    return simulated(make_setting(config), workload)[0].record
+    return [replica.record for replica in simulated(make_setting(config), workload)]
 
 
 def written(path: Path, record: RunRecord, config: SimulateConfig) -> RunFolder:

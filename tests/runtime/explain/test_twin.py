@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from gapless.conf.build import build, to_mapping
+from gapless.conf.disaggregation import DisaggregationConfig
 from gapless.conf.errors import ConfigError
 from gapless.conf.policies import OrcaBestConfig, SarathiConfig
 from gapless.conf.schema import EngineConfig, SimulateConfig
@@ -24,7 +25,7 @@ from gapless.runtime.simulation.replicas import make_replicas, run_fleet
 from gapless.runtime.simulation.setting import make_setting
 from gapless.runtime.workload import WorkItem
 from gapless.runtime.workload.prefix_ids import PrefixIds
-from tests.support.explained_runs import run, simulated_config, written
+from tests.support.explained_runs import run, runs, simulated_config, written
 from tests.support.process_launcher import ProcessLauncher
 
 
@@ -127,6 +128,37 @@ def test_model_that_is_gone(tmp_path: Path) -> None:
     assert Ledger(replayed).span_seconds == pytest.approx(Ledger(other).span_seconds, rel=0.1)
     with pytest.raises(ConfigError, match="no other split of the layers"):
         twin.changed({"parallel.layers": (10, 22)})
+
+
+def test_one_replica_of_a_fleet(tmp_path: Path) -> None:
+    config = simulated_config(request_rate=30.0)
+    config = replace(config, simulation=replace(config.simulation, replicas=2))
+    for number, replica in enumerate(runs(config)):
+        twin = make_twin(written(tmp_path / str(number), replica, config))
+        assert off(twin.error) < 1e-6
+        assert twin.notes == ["one of 2 replicas, with the requests that the router gave it, when it did"]
+
+
+def test_pools_are_refused(tmp_path: Path) -> None:
+    config = simulated_config(request_rate=30.0)
+    pools = replace(config.simulation, disaggregation=DisaggregationConfig(prefill_replicas=1))
+    config = replace(config, simulation=pools)
+    with pytest.raises(ConfigError, match="of a prefill or a decode pool"):
+        make_twin(written(tmp_path, runs(config)[1], config))
+
+
+def test_drafts_are_accepted_as_often(tmp_path: Path) -> None:
+    config = simulated_config()
+    config = replace(config, scheduler=SarathiConfig(drafts=4, max_batch=4))
+    record = run(replace(config, simulation=replace(config.simulation, draft_acceptance=0.8)))
+    mapping = to_mapping(config)
+    del mapping["simulation"]
+    write_run_data(tmp_path, record, config=mapping)
+    twin = make_twin(read_run_folder(tmp_path))
+    found = [sum(m.accepted for m in each.micro_batches) for each in (record, twin.replay())]
+    assert found[0] > 100
+    assert found[1] == pytest.approx(found[0], rel=0.1)
+    assert abs(twin.error.makespan) < 0.1
 
 
 def test_what_cannot_be_replayed_is_refused_in_one_line(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from ..conf.errors import ConfigError, nearest
 from ..conf.schema import ReportConfig
+from .advising import kept_advice
 from .output_path import check_folder
 from .progress import print_words, shown, throughput
 from .prompts import TextInput
@@ -156,7 +157,7 @@ def _show_one(console: Console, config: ReportConfig, folder: RunFolder) -> None
     fleet.check()
     summary = folder.summary | fleet.summarize(config.slo)
     path = Path(config.out).expanduser() if config.out is not None else folder.path
-    words = words_of_fleet(fleet, folder.config)
+    words = words_of_fleet(fleet, folder.config, kept_advice(folder.path))
     path.mkdir(parents=True, exist_ok=True)
     if len(fleet.records) > 1:
         write_fleet_report(path, folder, figures=config.figures, words=words)

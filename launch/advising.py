@@ -13,17 +13,19 @@ if TYPE_CHECKING:
     from ..runtime.run_folder.read import RunFolder
 
 _SECONDS = 2.0  # of replays, at most
-_SHARE = 0.1  # of the run's own time, at most
 _LEAST_S = 0.5  # less finds nothing
 
 
-def quick_advice(folder: RunFolder) -> list[Advice] | None:
+def quick_advice(folder: RunFolder, *, share: float = 0.1) -> list[Advice] | None:
     """Replay a run with the likeliest changes for a short time, and keep what they would do in its folder.
 
+    Args:
+        share: of the run's own time that this may take, up to `_SECONDS`.
+
     Returns:
-        The changes worth making; None where the run is short or cannot be replayed.
+        The changes worth making; None where the run is too short or cannot be replayed.
     """
-    seconds = min(_SECONDS, _SHARE * _duration(folder.summary))
+    seconds = min(_SECONDS, share * _duration(folder.summary))
     if seconds < _LEAST_S:
         return None
     from ..runtime.explain.explanation import quick_explanation

@@ -14,9 +14,11 @@ from pathlib import Path
 import msgspec
 
 from ...parallel.frames import FrameBuffer
+from ...runtime.ledger.advice import Advice
 from ...runtime.ledger.ledger import Ledger
 from ...runtime.report.run_words import words_of_run
 from ...runtime.report.write_folder import write_run_folder
+from ...runtime.run_folder.read import RunFolder
 from ...runtime.run_folder.titles import title_of
 from ...runtime.serving.recording import join_parts
 from ..advising import kept_advice, quick_advice
@@ -34,12 +36,16 @@ def main() -> None:
     config = about["config"]
     ledger = Ledger(record)
     write_run_folder(
-        folder, record, config=config, versions=about["versions"], ledger=ledger, advise=quick_advice,
+        folder, record, config=config, versions=about["versions"], ledger=ledger, advise=_advise,
         title=f"{title_of(config)}, recorded while it served",
     )  # fmt: skip
     parts.unlink()
     words = words_of_run(record, ledger, config, kept_advice(folder))
     sys.stdout.buffer.write(msgspec.json.encode(words))
+
+
+def _advise(folder: RunFolder) -> list[Advice] | None:
+    return quick_advice(folder, share=1.0)  # a recording is made to be explained
 
 
 def _frames(file: Path) -> Iterator[bytes]:

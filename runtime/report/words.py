@@ -63,7 +63,7 @@ def sentences(
     lines += _advised(advice) or [_change(largest, policy)]
     rest = [finding for finding in findings.found[1:] if finding.share >= LEAST_SHARE]
     if rest:
-        lines.append(f"Next comes {_name(rest[0])} with {percent_text(rest[0].share)}.")
+        lines.append(f"Next: {_name(rest[0])}, {percent_text(rest[0].share)} of stage time.")
     return lines
 
 

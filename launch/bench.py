@@ -86,7 +86,8 @@ def run(
         for turn in plan:
             name = turn.label if len(plan) == 1 else f"{len(done) + 1}/{len(plan)} {turn.label}"
             try:
-                summary = _run(llm, turn, workload, run_dir / turn.folder, config, errors, name)
+                is_alone = len(plan) == 1 and not brief
+                summary = _run(llm, turn, workload, run_dir / turn.folder, config, errors, name, advised=is_alone)
             except BaseException:
                 if done:
                     before = f"runs finished before that: {len(done)}; gapless report {shown(run_dir)}"
@@ -120,7 +121,8 @@ def _warm_up(llm: LLM, workload: Workload) -> None:
 
 
 def _run(
-    llm: LLM, turn: Turn, workload: Workload, folder: Path, config: BenchConfig, errors: Console, name: str
+    llm: LLM, turn: Turn, workload: Workload, folder: Path, config: BenchConfig, errors: Console, name: str,
+    *, advised: bool,
 ) -> dict[str, Any]:
     """Run one policy once and return the summary."""
     llm.reset(turn.policy)
@@ -136,4 +138,4 @@ def _run(
             write_turn(folder, record, config, turn)
             errors.print(f"gapless: the report until then: {shown(folder / 'report.html')}", soft_wrap=True)
         raise
-    return write_turn(folder, record, config, turn)
+    return write_turn(folder, record, config, turn, advised=advised)

@@ -16,6 +16,7 @@ from rich.text import Text
 from ..conf.build import to_mapping
 from ..conf.errors import ConfigError
 from ..conf.schema import GenerateConfig
+from .advising import kept_advice, quick_advice
 from .output_path import check_writable
 from .progress import Meter, print_words, shown, starting, throughput, versions
 from .prompts import Prompt, TextInput, read_prompts
@@ -102,7 +103,9 @@ def run(config: GenerateConfig, prepared: Prepared, run_dir: Path, launcher: Lau
             write_run_folder(run_dir, record, config=to_mapping(config), versions=versions())
             errors.print(f"gapless: the report until then: {shown(run_dir / 'report.html')}", soft_wrap=True)
         raise
-    summary = write_run_folder(run_dir, record, config=to_mapping(config), versions=versions())
+    summary = write_run_folder(
+        run_dir, record, config=to_mapping(config), versions=versions(), advise=quick_advice
+    )
     if config.print_texts:
         for output in outputs.in_order[:SHOWN_TEXTS]:
             _print_texts(console, output)
@@ -112,7 +115,7 @@ def run(config: GenerateConfig, prepared: Prepared, run_dir: Path, launcher: Lau
             console.print(Text(f"… and the texts of {rest} more {of} in {shown(path)}", "dim"), soft_wrap=True)
     ledger = Ledger(record)
     print_words(console, Text.assemble((throughput(summary), "bold")))
-    show_words(console, words_of_run(record, ledger, summary["config"]))
+    show_words(console, words_of_run(record, ledger, summary["config"], kept_advice(run_dir)))
     console.print(latency_table(summary))
     console.print(bubble_table(ledger))
     for line in (*fault_lines(summary), *straggler_lines(summary)):

@@ -14,6 +14,7 @@ from rich.text import Text
 from ..conf.errors import ConfigError, nearest
 from ..conf.schema import ReportConfig
 from . import import_traces
+from .advising import kept_advice
 from .output_path import check_folder
 from .progress import print_words, shown, throughput
 from .prompts import TextInput
@@ -172,7 +173,7 @@ def _show_one(console: Console, config: ReportConfig, folder: RunFolder) -> None
     fleet.check()
     summary = folder.summary | fleet.summarize(config.slo)
     path = folder.path if config.out is None or config.import_ is not None else Path(config.out).expanduser()
-    words = words_of_fleet(fleet, folder.config)
+    words = words_of_fleet(fleet, folder.config, kept_advice(folder.path))
     path.mkdir(parents=True, exist_ok=True)
     blame = None
     if len(fleet.records) > 1:

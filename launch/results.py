@@ -16,6 +16,7 @@ from rich.text import Text
 from ..conf.build import to_mapping
 from ..conf.schema import ComparisonConfig
 from ..conf.workloads import SloConfig
+from .advising import kept_advice, quick_advice
 from .progress import print_words, shown, versions
 from .turns import Turn
 
@@ -49,12 +50,19 @@ def write_counted(
 
 
 def write_turn(
-    folder: Path, run: RunRecord | Fleet, config: ComparisonConfig, turn: Turn, cost_error: CostError | None = None
+    folder: Path,
+    run: RunRecord | Fleet,
+    config: ComparisonConfig,
+    turn: Turn,
+    cost_error: CostError | None = None,
+    *,
+    advised: bool = False,
 ) -> dict[str, Any]:
     """Write the run folder of one turn, or of a fleet, with its own config; return its summary.
 
     Args:
         cost_error: of a simulation, how far its stage times may be off; None: not known.
+        advised: a run, not a fleet, is replayed for a short time with other settings.
     """
     from ..runtime.ledger.fleet import Fleet
     from ..runtime.report.write_folder import write_run_folder
@@ -64,6 +72,7 @@ def write_turn(
     if cost_error is not None:
         about["cost_error"] = cost_error.numbers
     if not isinstance(run, Fleet):
+        about |= {"advise": quick_advice} if advised else {}
         summary = write_run_folder(folder, run, **about)
     elif len(run.records) == 1:
         summary = write_run_folder(folder, run.records[0], ledger=run.ledgers[0], **about)
@@ -88,7 +97,7 @@ def show_one(console: Console, run_dir: Path, summary: Mapping[str, Any], fleet:
     from ..runtime.report.run_words import words_of_fleet
     from ..runtime.report.terminal import bubble_table, fault_lines, latency_table, straggler_lines
 
-    show_words(console, words_of_fleet(fleet, summary["config"]))
+    show_words(console, words_of_fleet(fleet, summary["config"], kept_advice(run_dir)))
     if "request_goodput" in summary:
         bounds = " ".join(f"{key}={bound:g}" for key, bound in to_mapping(slo).items() if bound is not None)
         console.print(f"goodput: {summary['request_goodput']:.2f} requests/s within {bounds}")

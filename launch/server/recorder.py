@@ -42,7 +42,8 @@ class Recorder:
         self._is_recording = False
 
     async def record(self, seconds: float) -> dict[str, Any]:
-        """Record so many seconds; return the folder and the names of its files once they are written.
+        """Record so many seconds; return the folder, the names of its files and the window in words once they are
+        written.
 
         Raises:
             ApiError: a recording is under way, the engine is not ready or failed, or the folder could not be written.
@@ -59,7 +60,7 @@ class Recorder:
             with parts.open("wb") as file:
                 file.write(pack(DATA, self._head))
                 await self._take(lambda payload: file.write(pack(DATA, payload)), seconds)
-            await _write(parts, folder)
+            words = await _write(parts, folder)
             summary = read_run_folder(folder).summary
         except OSError as error:
             shutil.rmtree(folder, ignore_errors=True)
@@ -71,7 +72,8 @@ class Recorder:
             self._is_recording = False
         names = sorted(file.name for file in folder.iterdir())
         keys = ("duration", "completed", "micro_batches", "output_throughput", "bubble_fraction")
-        return {"folder": str(folder), "files": names, "seconds": seconds, **{key: summary[key] for key in keys}}
+        return {"folder": str(folder), "files": names, "seconds": seconds, "words": words,
+                **{key: summary[key] for key in keys}}  # fmt: skip
 
     def _new_folder(self) -> Path:
         folders = (self._run_dir / f"recording_{number}" for number in itertools.count(1))
@@ -112,21 +114,23 @@ class Recorder:
             raise ApiError(503, self._client.reason)
 
 
-async def _write(parts: Path, folder: Path) -> None:
-    """Write the run folder in a process of its own.
+async def _write(parts: Path, folder: Path) -> list[str]:
+    """Write the run folder in a process of its own; return the window in words.
 
     Raises:
         ApiError: it failed.
     """
     module = "gapless.launch.server.write_recording"
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", module, str(parts), str(folder), stderr=asyncio.subprocess.PIPE
-    )
+        sys.executable, "-m", module, str(parts), str(folder), stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
     try:
-        _, errors = await process.communicate()
+        words, errors = await process.communicate()
     except BaseException:
         process.kill()
         raise
     if process.returncode:
         lines = errors.decode(errors="replace").strip().splitlines()
         raise ApiError(500, f"the recording cannot be written: {lines[-1] if lines else 'its process has died'}")
+    return msgspec.json.decode(words, type=list[str])

@@ -15,18 +15,18 @@ from .words import sentences
 
 
 def words_of_run(
-    record: RunRecord, ledger: Ledger, config: Mapping[str, Any], advice: Sequence[Advice] = ()
+    record: RunRecord, ledger: Ledger, config: Mapping[str, Any], advice: Sequence[Advice] | None = None
 ) -> list[str]:
     """Say of one pipeline what cost most, what that comes from, and what would change it.
 
     Args:
         config: as `summary.json` keeps it; keys that it lacks are not known.
-        advice: changes that were replayed.
+        advice: changes that are worth making by replays, the best first; None where nothing was replayed.
     """
     return _words(find_causes(record, ledger, stage_layers(config)), config, advice)
 
 
-def words_of_fleet(fleet: Fleet, config: Mapping[str, Any], advice: Sequence[Advice] = ()) -> list[str]:
+def words_of_fleet(fleet: Fleet, config: Mapping[str, Any], advice: Sequence[Advice] | None = None) -> list[str]:
     """The same of replicas side by side, all in all, and on which of them it is."""
     if len(fleet.records) == 1:
         return words_of_run(fleet.records[0], fleet.ledgers[0], config, advice)
@@ -53,7 +53,7 @@ def stage_layers(config: Mapping[str, Any]) -> list[int] | None:
     return None if layers is None else list(layers)
 
 
-def _words(findings: Findings, config: Mapping[str, Any], advice: Sequence[Advice]) -> list[str]:
+def _words(findings: Findings, config: Mapping[str, Any], advice: Sequence[Advice] | None) -> list[str]:
     return sentences(findings, advice, policy=_group(config, "scheduler").get("name"), token_bytes=_token_bytes(config))
 
 

@@ -32,7 +32,7 @@ _METRICS = {"duration": "the run", "p99_itl_ms": "the p99 TBT", "p99_ttft_ms": "
 
 def sentences(
     findings: Findings,
-    advice: Sequence[Advice] = (),
+    advice: Sequence[Advice] | None = None,
     *,
     policy: str | None = None,
     token_bytes: float | None = None,
@@ -41,7 +41,8 @@ def sentences(
 
     Args:
         findings: where the run's stage time went.
-        advice: changes that were replayed, if any were; the best is named with its interval.
+        advice: changes that are worth making by replays, the best first, which is named with its interval; None where
+            nothing was replayed.
         policy: the run's, which is not recommended again.
         token_bytes: of one token's activation between two stages, where they are known.
 
@@ -62,7 +63,7 @@ def sentences(
     lines += _advised(advice) or [_change(largest, policy)]
     rest = [finding for finding in findings.found[1:] if finding.share >= LEAST_SHARE]
     if rest:
-        lines.append(f"Next comes {_name(rest[0])} with {percent_text(rest[0].share)}.")
+        lines.append(f"Next: {_name(rest[0])}, {percent_text(rest[0].share)} of stage time.")
     return lines
 
 
@@ -91,14 +92,13 @@ def _placed(finding: Finding, text: str) -> str:
     return f"{text} Most of it is on {finding.where}."
 
 
-def _advised(advice: Sequence[Advice]) -> list[str]:
-    """Name the change that would save most for certain; say so where none would."""
-    if not advice:
+def _advised(advice: Sequence[Advice] | None) -> list[str]:
+    """Name the best change that would save something for certain; say so where none would."""
+    if advice is None:
         return []
-    certain = [each for each in advice if each.saves.low > 0]
-    if not certain:
+    best = next((each for each in advice if each.saves.low > 0), None)
+    if best is None:
         return ["No change that was replayed would save anything for certain."]
-    best = max(certain, key=lambda each: (each.metric == "duration", each.saves.middle))
     saves = best.saves
     interval = f"{100 * saves.low:.1f} to {100 * saves.high:.1f}"
     whole = _METRICS.get(best.metric, best.metric)

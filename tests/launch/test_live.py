@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import html
 import json
 import re
 import threading
@@ -266,6 +267,8 @@ def test_a_browser_shows_the_pipeline_and_tries_the_model(server: Server, tmp_pa
             browser.until("parseFloat(document.getElementById('tbt99').innerText) > 0")
             browser.until("document.querySelectorAll('#causes tbody tr').length > 3")
             browser.until("document.getElementById('words').innerText.endsWith('.')")
+            browser.run("document.getElementById('explain').click()")
+            browser.until("document.getElementById('explained').innerText.startsWith('Of 5 s in ')", 60)
             check_lanes(browser)
         check_prompt_box(browser, server)
         for width in (400, 1600):
@@ -341,11 +344,12 @@ def test_a_recording_is_a_run_folder(server: Server) -> None:
     assert (refused.status_code, "under way" in refused.text) == (409, True)
     found = answer.json()
     folder = Path(found["folder"])
-    assert folder.name == "recording_1"
+    assert re.fullmatch(r"recording_\d+", folder.name)
     names = {"summary.json", "report.html", "trace.json.gz", "requests.csv", "spans.csv.gz", "record.jsonl.gz"}
     assert names <= set(found["files"])
     assert set(found["files"]) == {file.name for file in folder.iterdir()}
     assert "right" not in (folder / "summary.json").read_text()
+    assert found["words"][0] in html.unescape((folder / "report.html").read_text())
     kept = read_run_folder(folder)
     run = kept.load()
     ledger = Ledger(run)

@@ -14,6 +14,7 @@
     connect();
   });
   replica.addEventListener("change", connect);
+  element("explain").addEventListener("click", explain);
   pause.addEventListener("click", () => {
     const isPaused = lanes.frozen === null;
     lanes.frozen = isPaused ? lanes.to ?? null : null;
@@ -138,11 +139,29 @@
 
   // The last minute in sentences, the first one the largest.
   function showWords([first = "", ...rest]) {
-    const words = element("words"), more = words.lastElementChild;
-    words.hidden = !first;
+    const words = element("words"), more = words.querySelector("p + p");
+    words.hidden = !first && element("explained").hidden;
     words.querySelector("b").textContent = first;
     more.textContent = rest.join(" ");
     more.hidden = !rest.length;
+  }
+
+  // Records a window; its folder says what would change it, by replays.
+  async function explain() {
+    const button = element("explain"), answer = element("explained");
+    button.disabled = true;
+    element("words").hidden = answer.hidden = false;
+    answer.textContent = "Records 5 s.";
+    try {
+      const headers = apiKey ? { authorization: `Bearer ${apiKey}` } : {};
+      const response = await fetch(`/record?seconds=5&replica=${replica.value || 0}`, { method: "POST", headers });
+      const found = await response.json();
+      if (!response.ok) throw new Error(found.error.message);
+      answer.textContent = `Of ${found.seconds} s in ${found.folder}: ${found.words.join(" ") || "nothing was computed."}`;
+    } catch (error) {
+      answer.textContent = `Not recorded: ${error.message}`;
+    }
+    button.disabled = false;
   }
 
   // The seconds of a stage: those busy, then those idle by cause.

@@ -191,8 +191,8 @@ class _File:
         steps = self._steps("gpu_user_annotation" if on_device else "user_annotation")
         if not steps:
             notes.append(
-                f"{self.path.name} names no steps{' on the device' if on_device else ''}: micro-batches are told apart "
-                "by sends and receives, and what they held is unknown."
+                f"The traces name no steps{' on the device' if on_device else ''}: micro-batches are told apart by "
+                "sends and receives, and what they held is unknown."
             )
         if on_device:
             computes = merged(*self.kernels)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ..runtime.traces.pipeline_run import ImportedRun
 
 NEW_FOLDER = "imported"
+SOURCES = {"kineto": "torch profiler traces", "nsys": "Nsight Systems exports", "vllm_log": "its iteration log"}
 
 
 def read(config: ReportConfig) -> ImportedRun:
@@ -38,7 +39,7 @@ def write(config: ReportConfig, run: ImportedRun) -> RunFolder:
     from ..runtime.run_folder.write import write_run_data
 
     path = _destination(config)
-    title = f"{run.engine}, imported from {config.import_} traces: {_name(config)}"
+    title = f"{run.engine}, imported from {SOURCES[config.import_ or '']}: {_name(config)}"
     names = [Path(text).name for text in config.runs]
     settings = {"import": {"format": config.import_, "engine": run.engine, "traces": names}}
     write_run_data(path, run.record, config=settings, title=title)

@@ -1,10 +1,10 @@
-"""Reads a folder of Nsight Systems exports, one for each rank or with several ranks in it."""
+"""Reads exports of Nsight Systems: one for each rank, or with several ranks in it."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -13,7 +13,7 @@ import numpy as np
 
 from ...conf.errors import ConfigError
 from .nccl_payload import NcclCall
-from .nsys_export import NsysExport, exports_in
+from .nsys_export import NsysExport, export_files
 from .nsys_ranks import NsysRank, NvtxRange, launched_within, ranks_of
 from .rank_trace import Engine, RankTrace, Step, Transfer, merged
 from .step_names import step_of
@@ -37,14 +37,15 @@ class _Source:
         return self.started + nanoseconds * _SECOND
 
 
-def read_nsys(folder: Path) -> list[RankTrace]:
-    """The ranks of all exports in a folder, or of one file; times are seconds from the first session's start.
+def read_nsys(paths: Iterable[Path]) -> list[RankTrace]:
+    """Read the exports of an engine's ranks: folders that hold them, or files. Times are seconds from the first
+    session's start.
 
     Raises:
         ConfigError: no export, a report that is not exported yet, a damaged file, or no kernel in any.
     """
     sources: list[_Source] = []
-    exports = [NsysExport(path) for path in ([folder] if folder.is_file() else exports_in(folder))]
+    exports = [NsysExport(path) for path in export_files(paths)]
     begins = [export.started_ns for export in exports]
     first = min((begin for begin in begins if begin is not None), default=0)
     for export, began in zip(exports, begins, strict=True):
@@ -55,7 +56,7 @@ def read_nsys(folder: Path) -> list[RankTrace]:
             sources.append(_Source(rank, name, f"{export.host or 'host'} session of {export.path.name}", started))
         export.close()
     if not sources:
-        raise ConfigError(f"{folder}: no kernel in any export; record with nsys profile --trace cuda,nvtx")
+        raise ConfigError(f"{exports[0].path}: no kernel in it; record with nsys profile --trace cuda,nvtx")
     for source in sources:
         source.numbers = _numbers(source.rank)
     ranks = _job_ranks(sources)

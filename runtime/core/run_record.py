@@ -15,8 +15,9 @@ from .request_record import RequestRecord
 
 # Why the coordinator could not dispatch: the depth was reached, the scheduler had nothing admissible, all requests that
 # ran waited for their KV from another pipeline, or the pipeline had failed and did not stand again.
-# In a run that was read from a trace the reason may be unknown.
-Blocked = Literal["depth_full", "no_request", "in_flight", "kv_full", "kv_transfer", "recovery", "unknown"]
+# In a run that was read from a trace the reason may be unknown, or that stage 0 was held up by its own send: in other
+# engines a send may wait for its receiver.
+Blocked = Literal["depth_full", "no_request", "in_flight", "kv_full", "kv_transfer", "recovery", "unknown", "send"]
 
 # What the trace of another engine may not say: its requests, its KV cache, its queue, what each micro-batch held, the
 # KV tokens that decodes attend to. A micro-batch without tokens is one of which nothing is known.

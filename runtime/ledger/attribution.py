@@ -42,6 +42,7 @@ _WAIT_CODES = {
     "kv_transfer": Cause.TRANSPORT.code,
     "recovery": Cause.RECOVERY.code,
     "unknown": Cause.UNKNOWN.code,
+    "send": Cause.TRANSPORT.code,
 }
 _ALIKE = 0.1  # times on one stage that differ by less, as a share of the longer, are of micro-batches that are alike
 

@@ -124,6 +124,8 @@ class _File:
                     file._take(event, float(event["ts"]) - first, float(event.get("dur", 0.0)))
                 elif event.get("ph") == "M" and event.get("name") == "process_name":
                     file._take_process(str(event.get("args", {}).get("name", "")))
+            except ConfigError:
+                raise
             except (KeyError, TypeError, ValueError, AttributeError) as error:
                 raise ConfigError(f"{path}: damaged, or not the torch profiler's ({error!r} in an event)") from error
         file._take_metadata(trace.metadata, first or 0.0)

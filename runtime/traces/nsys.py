@@ -20,6 +20,8 @@ from .step_names import step_of
 
 _SECOND = 1e-9  # of a nanosecond
 _SEND, _RECEIVE, _INIT = "ncclSend", "ncclRecv", "ncclCommInit"
+_VLLM_FORWARD = "gpu_model_runner: forward"  # with VLLM_NVTX_SCOPES_FOR_PROFILING=1, vLLM 0.32
+_MEGATRON_STEPS = {"Prefill": (), "Decode": (0, 0)}  # megatron-core 0.17, inference/engines/dynamic_engine.py
 _OF_RANK = re.compile(r"rank[_\-.]?(\d+)", re.IGNORECASE)
 
 
@@ -134,13 +136,13 @@ def _trace(source: _Source, rank: int, peers: _Peers) -> RankTrace:
 
 def _steps(source: _Source) -> tuple[list[Step], Engine]:
     """The steps that NVTX ranges name, on the device: those that say what they held, where any does."""
-    named = [(each, *step) for each in source.rank.ranges if (step := step_of(each.text, 0.0, 0.0)) is not None]
+    named = [(each, *step) for each in source.rank.ranges if (step := _step_of(each.text, 0.0, 0.0)) is not None]
     if any(step.has_tokens for _, step, _ in named):
         named = [found for found in named if found[1].has_tokens]
     ranges = _outermost([each for each, _, _ in named])
     steps = []
     for each, start, end in _device_times(ranges, source.rank):
-        found = step_of(each.text, source.seconds(start), source.seconds(end))
+        found = _step_of(each.text, source.seconds(start), source.seconds(end))
         assert found is not None
         steps.append(found[0])
     return steps, named[0][2] if named else "unknown engine"
@@ -181,6 +183,15 @@ def _transfers(source: _Source, rank: int, peers: _Peers) -> tuple[list[Transfer
                     start, end = source.seconds(int(kernels.start[kernel])), source.seconds(int(kernels.end[kernel]))
                     transfers.append(Transfer(start, end, peers.of(each.call, rank), each.call.bytes, group))
     return tuple(sorted(transfers, key=lambda transfer: transfer.start) for transfers in done.values())  # type: ignore[return-value]
+
+
+def _step_of(name: str, start: float, end: float) -> tuple[Step, Engine] | None:
+    """The step of a range; engines push some that they do not name in the torch profiler's traces."""
+    if name == _VLLM_FORWARD:
+        return Step(start, end, name), "vLLM"
+    if name in _MEGATRON_STEPS:
+        return Step(start, end, name, *_MEGATRON_STEPS[name]), "Megatron-LM"
+    return step_of(name, start, end)
 
 
 def _outermost(ranges: Sequence[NvtxRange]) -> list[NvtxRange]:

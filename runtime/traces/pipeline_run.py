@@ -52,7 +52,8 @@ def run_of_traces(traces: Sequence[RankTrace]) -> ImportedRun:
         raise ConfigError(f"{lanes[0].name} and the other ranks' traces have no micro-batch in common")
     left_out = max(len(own) for own in spans) - len(rows)
     if left_out:
-        notes.append(f"{left_out} micro-batches that not every stage has recorded are left out.")
+        are = "micro-batch is" if left_out == 1 else "micro-batches are"
+        notes.append(f"{left_out} {are} left out: not every stage has recorded them.")
     transfers = {
         stage: [pair for row in rows for pair in match_transfers(row[stage - 1], row[stage])]
         for stage in range(1, len(lanes))
@@ -61,10 +62,17 @@ def run_of_traces(traces: Sequence[RankTrace]) -> ImportedRun:
     left = list(itertools.accumulate((row[-1].end for row in rows), max))
     first = [row[0] for row in rows]
     record.depth = depth_of(first, left)
-    for number, (row, waits) in enumerate(zip(rows, waits_of_first_stage(first, left), strict=True)):
+    held = [_held(rows, number) for number in range(len(rows))]
+    for number, (row, waits) in enumerate(zip(rows, waits_of_first_stage(first, left, held), strict=True)):
         record.micro_batches.append(_micro_batch(number, row, waits))
-        record.spans += _spans(number, rows)
+        record.spans += _spans(number, rows, held[number])
     record.batch = max(len(m.chunks) + m.decode_tokens for m in record.micro_batches)
+    late = sum(w.end - w.start for m in record.micro_batches for w in m.waits if w.end == m.dispatched)
+    if late:
+        record.notes.append(
+            f"Stage 0 waited {late:.3f} s, with nothing left to wait for, before micro-batches without decodes: no "
+            "prompt had come, or the engine had not scheduled it. The trace does not say which."
+        )
     engine = Counter(trace.engine for trace in lanes).most_common(1)[0][0]
     return ImportedRun(record, engine, transfers)
 
@@ -81,12 +89,12 @@ def _one_rank_a_stage(traces: Sequence[RankTrace], notes: list[str]) -> list[Ran
     for stage in range(max(lanes)):
         if stage not in lanes:
             raise ConfigError(
-                f"no trace of stage {stage}, but one of stage {max(lanes)}: give the traces of all stages"
+                f"no trace of stage {stage}, though one of stage {max(lanes)}: give those of all stages"
             )
     beside = len(staged) - len(lanes)
     if beside:
         ranks = ", ".join(str(trace.rank) for trace in sorted(lanes.values(), key=lambda trace: trace.rank))
-        notes.append(f"{beside} further ranks of the stages are left out; the lanes are those of ranks {ranks}.")
+        notes.append(f"Of each stage one rank stands for all: {ranks}. The other {beside} are left out.")
     return [lanes[stage] for stage in sorted(lanes)]
 
 
@@ -145,9 +153,19 @@ def _shares(total: int, count: int) -> list[int]:
     return [total // count + (i < total % count) for i in range(count)]
 
 
-def _spans(number: int, rows: Sequence[Sequence[StageSpan]]) -> list[Span]:
-    """The spans of one micro-batch. A send that outlasts the stage's idle time did not hold it up, nor did what it
-    waited for its receiver: that one was late, and the stage waits for it anyway."""
+def _held(rows: Sequence[Sequence[StageSpan]], number: int) -> tuple[float, float]:
+    """From when the receiver stood until the send was over, where the first stage had to wait for the receiver."""
+    row, after = rows[number], rows[number + 1][0].begin if number + 1 < len(rows) else math.inf
+    pairs = match_transfers(row[0], row[1]) if len(row) > 1 else []
+    blocked = [pair for pair in pairs if pair.sender_wait > 0 and pair.receive.start > row[0].end]
+    if not blocked or blocked[-1].send.end > after:
+        return 0.0, 0.0
+    return blocked[0].stood, max(blocked[0].stood, min(blocked[-1].send.end, blocked[-1].receive.end))
+
+
+def _spans(number: int, rows: Sequence[Sequence[StageSpan]], held: tuple[float, float]) -> list[Span]:
+    """The spans of one micro-batch. A send that outlasts the stage's idle time did not hold it up; one that waited for
+    its receiver (`held`) is among the waits of the first stage."""
     found = []
     for stage, span in enumerate(rows[number]):
         before = rows[number - 1][stage].end if number else span.begin
@@ -157,7 +175,9 @@ def _spans(number: int, rows: Sequence[Sequence[StageSpan]]) -> list[Span]:
         sent = max([span.end, *(send.end for send in span.sends)])
         if stage + 1 < len(rows[number]):
             for pair in match_transfers(span, rows[number][stage + 1]):
-                sent = max(span.end, min(sent, pair.receive.end) - pair.sender_wait)
+                sent = min(sent, max(span.end, pair.receive.end))
+        if stage == 0 and held[1] > 0.0:
+            sent = span.end
         found.append(Span(number, stage, ready, got, span.begin, span.end, span.end if sent > after else sent))
     return found
 

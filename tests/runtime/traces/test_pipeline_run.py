@@ -1,0 +1,184 @@
+"""Ranks' traces as one run: waits and transfers are split exactly, and no second is lost."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gapless.conf.errors import ConfigError
+from gapless.runtime.ledger.causes import Cause
+from gapless.runtime.ledger.ledger import Ledger
+from gapless.runtime.traces.pipeline_run import run_of_traces
+from gapless.runtime.traces.rank_trace import RankTrace, Step, Transfer, merged, seconds_within, without
+
+from .synthetic import MicroBatch, micro_batches, two_ranks
+
+
+@given(micro_batches, st.floats(-5.0, 5.0))
+def test_receives_are_split_in_wait_and_transfer_whatever_the_clocks(work: list[MicroBatch], skew: float) -> None:
+    traces, handovers = two_ranks(work, skew)
+    run = run_of_traces(traces)
+    found = run.transfers[1]
+    assert [pair.wait for pair in found] == pytest.approx([each.wait for each in handovers], abs=1e-9)
+    assert [pair.transfer for pair in found] == pytest.approx([each.transfer for each in handovers], abs=1e-9)
+    stood = [max(0.0, each.received_from - each.sent_from) for each in handovers]
+    assert [pair.sender_wait for pair in found] == pytest.approx(stood, abs=1e-9)
+
+
+@given(micro_batches, st.floats(-5.0, 5.0))
+def test_every_second_has_a_cause_and_compute_is_the_traces(work: list[MicroBatch], skew: float) -> None:
+    traces, _ = two_ranks(work, skew)
+    ledger = Ledger(run_of_traces(traces).record)
+    ledger.check()
+    assert ledger.busy_seconds(0) == pytest.approx(sum(one.first for one in work))
+    assert ledger.busy_seconds(1) == pytest.approx(sum(one.second for one in work))
+
+
+@given(micro_batches)
+def test_where_all_is_decodes_nothing_is_unknown(work: list[MicroBatch]) -> None:
+    """Once the last micro-batch has left, decodes are admissible, and the engine alone is late; before, they wait."""
+    traces, _ = two_ranks([replace(one, prefill=0) for one in work])
+    assert Ledger(run_of_traces(traces).record).seconds_by_cause()[Cause.UNKNOWN] == 0.0
+
+
+@given(micro_batches, st.integers(0, 3), st.integers(0, 3))
+def test_traces_that_begin_and_end_apart_are_aligned(work: list[MicroBatch], head: int, tail: int) -> None:
+    work = work * (1 + 10 // len(work))
+    traces, handovers = two_ranks(work)
+    first, second = traces
+    kept = range(head, len(work) - tail)  # rank 1's profiler began later and stopped earlier
+    second.steps, second.receives = [second.steps[i] for i in kept], [second.receives[i] for i in kept]
+    run = run_of_traces([first, second])
+    assert len(run.record.micro_batches) == len(kept)
+    assert [pair.wait for pair in run.transfers[1]] == pytest.approx([handovers[i].wait for i in kept], abs=1e-9)
+    assert any("left out" in note for note in run.record.notes) == bool(head + tail)
+
+
+@given(micro_batches)
+def test_without_steps_micro_batches_are_told_apart_by_transfers(work: list[MicroBatch]) -> None:
+    traces, handovers = two_ranks(work)
+    bare = [replace(trace, steps=[], stage=None) for trace in traces]
+    run = run_of_traces(bare)
+    assert run.record.unknown == ["requests", "kv", "queue", "tokens"]
+    assert [pair.wait for pair in run.transfers[1]] == pytest.approx([each.wait for each in handovers], abs=1e-9)
+    ledger = Ledger(run.record)
+    ledger.check()
+    named = {cause for cause, seconds in ledger.seconds_by_cause().items() if seconds > 1e-9}
+    assert named <= {Cause.STAGE_IMBALANCE, Cause.TRANSPORT, Cause.UNKNOWN, Cause.FILL_DRAIN}
+
+
+def test_a_slower_first_stage_is_imbalance_where_nothing_is_known_of_micro_batches() -> None:
+    traces, _ = two_ranks([MicroBatch(0.06, 0.02, 0.001, 0.0, 8, 1)] * 20)
+    ledger = Ledger(run_of_traces([replace(trace, steps=[]) for trace in traces]).record)
+    idle = ledger.seconds_by_cause(1)
+    assert idle[Cause.STAGE_IMBALANCE] == pytest.approx(19 * 0.04, rel=0.05)
+    assert idle[Cause.UNKNOWN] == 0.0
+
+
+def test_uneven_micro_batches_of_which_nothing_is_known_are_unknown() -> None:
+    short, long = MicroBatch(0.01, 0.01, 0.001, 0.0, 8, 1), MicroBatch(0.05, 0.05, 0.001, 0.0, 40, 1)
+    traces, _ = two_ranks([short, long] * 10)
+    idle = Ledger(run_of_traces([replace(trace, steps=[]) for trace in traces]).record).seconds_by_cause(1)
+    known = Ledger(run_of_traces(traces).record).seconds_by_cause(1)
+    assert idle[Cause.UNKNOWN] == pytest.approx(known[Cause.PB1_PREFILL_SIZE])
+    assert idle[Cause.UNKNOWN] > 0.3
+
+
+def test_decodes_of_unknown_context_are_pb3_where_they_took_another_time() -> None:
+    short, long = MicroBatch(0.01, 0.01, 0.001, 0.0, 0, 2), MicroBatch(0.05, 0.05, 0.001, 0.0, 0, 6)
+    traces, _ = two_ranks([short, long] * 10)
+    for trace in traces:
+        trace.steps = [replace(step, decode_context=None) for step in trace.steps]
+    record = run_of_traces(traces).record
+    idle = Ledger(record).seconds_by_cause(1)
+    assert record.unknown == ["requests", "kv", "queue", "context"]
+    assert idle[Cause.PB3_DECODE_CONTEXT] > 0.3
+    assert idle[Cause.STAGE_IMBALANCE] == idle[Cause.UNKNOWN] == 0.0
+
+
+def test_prompts_that_come_when_nothing_is_in_flight_may_be_late_or_new() -> None:
+    one = MicroBatch(0.01, 0.01, 0.001, 0.5, 32, 1)
+    traces, _ = two_ranks([one] * 3)
+    for trace in traces:
+        trace.steps = [replace(step, decode_requests=0, decode_tokens=0) for step in trace.steps]
+    record = run_of_traces(traces).record
+    idle = Ledger(record).seconds_by_cause(0)
+    assert idle[Cause.UNKNOWN] == pytest.approx(2 * 0.5, rel=0.05)
+    assert any("does not say which" in note for note in record.notes)
+
+
+def test_a_lazy_send_does_not_hold_the_first_stage() -> None:
+    """A send that the rank waits for only before its next one is over when the receiver has it."""
+    traces, _ = two_ranks([MicroBatch(0.02, 0.01, 0.001, 0.1, 8, 1)] * 4)
+    sends = traces[0].sends
+    traces[0].sends = [replace(s, end=n.start) for s, n in zip(sends, [*sends[1:], sends[-1]], strict=True)]
+    idle = Ledger(run_of_traces(traces).record).seconds_by_cause(0)
+    assert idle[Cause.TRANSPORT] < 0.01 < 0.26 < idle[Cause.CONTROL]
+
+
+def test_one_rank_of_a_stage_stands_for_its_tensor_parallel_ranks() -> None:
+    (first, second), _ = two_ranks([MicroBatch(0.02, 0.01, 0.001, 0.0, 8, 1)] * 4)
+    beside = [replace(first, rank=2, tensor_rank=1), replace(second, rank=3, tensor_rank=1)]
+    record = run_of_traces([*beside, first, second]).record
+    assert record.num_stages == 2
+    assert len(record.spans) == 8
+    assert "Of each stage one rank stands for all: 0, 1. The other 2 are left out." in record.notes
+
+
+def test_stages_are_read_off_who_sends_to_whom() -> None:
+    (first, second), _ = two_ranks([MicroBatch(0.02, 0.01, 0.001, 0.0, 8, 1)] * 4)
+    first = replace(first, stage=None, rank=4, sends=[replace(s, peer=6) for s in first.sends])
+    record = run_of_traces([replace(second, stage=None, rank=6), first]).record
+    assert record.num_stages == 2
+    assert record.spans[0].begin < record.spans[1].begin
+
+
+@pytest.mark.parametrize(("traces", "line"), [
+    ([], "no trace of a rank"),
+    ([RankTrace("a", 0, 0)], "a: rank 0 has no micro-batch: no step and no compute of one"),
+    ([RankTrace("a", 0, 1)], "no trace of stage 0, though one of stage 1: give those of all stages"),
+])  # fmt: skip
+def test_what_makes_no_run(traces: list[RankTrace], line: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        run_of_traces(traces)
+    assert str(error.value) == line
+
+
+def test_empty_steps_are_no_micro_batches() -> None:
+    trace = RankTrace("a", 0, 0, steps=[Step(0.0, 1.0, "x", 0, 0, 0, 0, 0), Step(2.0, 3.0, "y", 1, 4, 0, 0, 0)])
+    trace.computes = merged([0.0, 2.0], [1.0, 3.0])
+    record = run_of_traces([trace]).record
+    assert [m.prefill_tokens for m in record.micro_batches] == [4]
+
+
+intervals = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 12)), max_size=12)
+
+
+@given(intervals, intervals)
+def test_unions_and_differences_of_intervals(one: list[tuple[int, int]], other: list[tuple[int, int]]) -> None:
+    def instants(parts: list[tuple[int, int]]) -> set[int]:
+        return {at for start, length in parts for at in range(start, start + length)}
+
+    def union(parts: list[tuple[int, int]]) -> np.ndarray:
+        return merged([float(start) for start, _ in parts], [float(start + length) for start, length in parts])
+
+    def covered(found: np.ndarray) -> set[int]:
+        return {at for start, end in found for at in range(int(start), int(end))}
+
+    a, b = union(one), union(other)
+    assert covered(a) == instants(one)
+    assert (np.diff(a.ravel()) > 0).all()
+    assert covered(without(a, b)) == instants(one) - instants(other)
+    window = seconds_within(a, np.array([5.0]), np.array([40.0]))
+    assert window[0] == len(instants(one) & set(range(5, 40)))
+
+
+def test_the_wait_lies_within_the_receive() -> None:
+    from gapless.runtime.traces.matching import MatchedTransfer
+
+    late_send = MatchedTransfer(Transfer(9.0, 9.5), Transfer(1.0, 2.0))  # clocks that disagree by seconds
+    assert (late_send.wait, late_send.transfer, late_send.sender_wait) == (1.0, 0.0, 0.0)

@@ -39,7 +39,8 @@ def write(config: ReportConfig, run: ImportedRun) -> RunFolder:
     from ..runtime.run_folder.write import write_run_data
 
     path = _destination(config)
-    title = f"{run.engine}, imported from {SOURCES[config.import_ or '']}: {_name(config)}"
+    named = "" if run.engine == "unknown engine" else f"{run.engine}: "
+    title = f"{named}{_name(config)}, imported from {SOURCES[config.import_ or '']}"
     names = [Path(text).name for text in config.runs]
     settings = {"import": {"format": config.import_, "engine": run.engine, "traces": names}}
     write_run_data(path, run.record, config=settings, title=title)

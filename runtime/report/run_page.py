@@ -99,7 +99,7 @@ def _cards(summary: Mapping[str, Any]) -> str:
     return _card_rows(cards)
 
 
-def _cards_of_trace(summary: Mapping[str, Any]) -> Iterable[tuple[str, str, str, str]]:
+def _cards_of_trace(summary: Mapping[str, Any]) -> Iterable[tuple[str, ...]]:
     """Make the cards of a run whose trace says nothing of its requests."""
     count = summary["micro_batches"]
     yield ("Micro-batches", f"{count:,}", "", f"{count / (summary['duration'] or 1.0):,.1f} a second")
@@ -113,7 +113,7 @@ def _cards_of_trace(summary: Mapping[str, Any]) -> Iterable[tuple[str, str, str,
     yield ("Duration", *_value_and_unit(seconds_text(summary["duration"])), f"{summary['depth']} in flight at most")
 
 
-def _card_rows(cards: Iterable[tuple[str, str, str, str]]) -> str:
+def _card_rows(cards: Iterable[tuple[str, ...]]) -> str:
     return "\n".join(
         f'<div class="card"><h3>{name}</h3><p class="value">{value} <small>{unit}</small></p><p>{note}</p></div>'
         for name, value, unit, note in cards

@@ -166,7 +166,7 @@ class _File:
                 self.kernels[1].append(end)
         elif category == "cpu_op":
             if found := _CPU_TRANSFER.match(name):
-                self.cpu_transfers.append((found[1] or found[2], Transfer(start, end)))
+                self.cpu_transfers.append((_direction(found[1] or found[2]), Transfer(start, end)))
             elif name.startswith(_BACKWARD):
                 raise ConfigError(f"{self.path}: a trace of training, it has backward passes; only inference is read")
             elif not _OTHER_COMMUNICATION.match(name):
@@ -174,15 +174,15 @@ class _File:
                 starts.append(start)
                 ends.append(end)
         elif category in ("user_annotation", "gpu_user_annotation"):
-            if found := step_of(name, start, end):
-                step, engine = found
+            if named := step_of(name, start, end):
+                step, engine = named
                 self.steps.setdefault(category, []).append((step, event.get("tid")))
                 self.engine = engine if self.engine == "unknown engine" else self.engine
             elif category == "gpu_user_annotation" and (nccl := _NCCL_RANGE.match(name)):
                 direction, peer = (nccl[1], nccl[2]) if nccl[1] else (nccl[3], nccl[4])
-                self.ranges.append((direction, Transfer(start, end, int(peer))))
+                self.ranges.append((_direction(direction), Transfer(start, end, int(peer))))
             elif category == "user_annotation" and (gloo := _CPU_TRANSFER.match(name)):
-                self.cpu_transfers.append((gloo[1] or gloo[2], Transfer(start, end)))
+                self.cpu_transfers.append((_direction(gloo[1] or gloo[2]), Transfer(start, end)))
 
     def trace(self, origin_ns: int, last_stage: int) -> RankTrace:
         """The rank's trace, in seconds from `origin_ns`."""
@@ -191,17 +191,16 @@ class _File:
         steps = self._steps("gpu_user_annotation" if on_device else "user_annotation")
         if not steps:
             notes.append(
-                f"{self.path.name} names no steps{' on the device' if on_device else ''}: micro-batches are told apart "
-                "by sends and receives, and what they held is unknown."
+                f"The traces name no steps{' on the device' if on_device else ''}: micro-batches are told apart by "
+                "sends and receives, and what they held is unknown."
             )
         if on_device:
             computes = merged(*self.kernels)
-            transfers = self._directed(steps, computes, last_stage)
+            transfers = self._directed(steps, last_stage)
         else:
             threads = {thread for _, thread in self.steps.get("user_annotation", [])} & set(self.operators)
             used = [self.operators[thread] for thread in threads] or list(self.operators.values())
             starts, ends = (np.concatenate([columns[i] for columns in used]) for i in range(2))
-            blocked = [transfer for _, transfer in self.cpu_transfers]
             inside = [step for step in steps if not step.is_empty]
             computes = merged(
                 np.concatenate([starts, [step.start for step in inside]]),
@@ -209,7 +208,7 @@ class _File:
             )
             if steps:  # what an empty step does is no compute
                 computes = without(computes, merged(*_edges(step for step in steps if step.is_empty)))
-            transfers = [(d, t) for (d, _), t in zip(self.cpu_transfers, blocked, strict=True)]
+            transfers = self.cpu_transfers
         assert self.rank is not None
         shift = (self.base_ns - origin_ns) / 1e9
 
@@ -237,9 +236,7 @@ class _File:
                 kept.append(step)
         return kept
 
-    def _directed(
-        self, steps: Sequence[Step], computes: np.ndarray[Any, Any], last_stage: int
-    ) -> list[tuple[Direction, Transfer]]:
+    def _directed(self, steps: Sequence[Step], last_stage: int) -> list[tuple[Direction, Transfer]]:
         """NCCL's sends and receives, each with its direction: the kernel's own, that of the range around it, or, where
         the engine calls NCCL past torch, by its place: the first stage sends, the last receives, and one between
         receives before a step and sends after it."""
@@ -262,6 +259,10 @@ class _File:
         if not self.transfers:
             known = list(ranges)
         return known
+
+
+def _direction(word: str) -> Direction:
+    return "send" if word == "send" else "recv"
 
 
 def _by_place(transfer: Transfer, steps: Sequence[Step]) -> Direction | None:

@@ -70,8 +70,8 @@ def run_of_traces(traces: Sequence[RankTrace]) -> ImportedRun:
     late = sum(w.end - w.start for m in record.micro_batches for w in m.waits if w.end == m.dispatched)
     if late:
         record.notes.append(
-            f"Stage 0 waited {late:.3f} s, with nothing left to wait for, before micro-batches without decodes: no "
-            "prompt had come, or the engine had not scheduled it. The trace does not say which."
+            f"Stage 0 waited {late:.3f} s with nothing left to wait for, before micro-batches that may be new prompts: "
+            "none had come, or the engine had not scheduled it. The trace does not say which."
         )
     engine = Counter(trace.engine for trace in lanes).most_common(1)[0][0]
     return ImportedRun(record, engine, transfers)

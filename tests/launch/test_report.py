@@ -93,3 +93,47 @@ def test_errors(runs: Path, arguments: list[str], message: str, capsys: pytest.C
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("gapless: error: ")
     assert message in line
+
+
+TRACES = Path(__file__).parents[1] / "runtime/traces/vllm_pp2"
+
+
+def test_traces_of_another_engine_become_a_run_folder(
+    tmp_path: Path, runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    traces = tmp_path / "traces"
+    traces.mkdir()
+    for path in TRACES.iterdir():
+        (traces / path.name).write_bytes(path.read_bytes())
+    assert main(["report", "import=kineto", str(traces)]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("vLLM: traces, imported from kineto traces\n11 micro-batches in 0.3 s: ")
+    assert "Receives of stage 1 took" in out
+    assert "TTFT" not in out
+    folder = traces / "imported"
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["unknown"] == ["requests", "kv", "queue"]
+    assert not {"completed", "median_ttft_ms", "peak_kv_fraction", "output_throughput"} & set(summary)
+    assert sorted(path.stem for path in (folder / "figures").iterdir()) == [
+        "batch_composition", "bubbles_by_stage", "stage_times", "timeline",
+    ]  # fmt: skip
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    assert "<h2>Micro-batches</h2>" in page
+    assert "<h2>Requests</h2>" not in page
+    assert "<h2>Latency</h2>" not in page
+    assert main(["report", str(folder), "figures=false"]) == 0  # it is read back as what it was
+    again = capsys.readouterr().out
+    assert out.splitlines()[1] == again.splitlines()[1]
+    beside = ["report", str(folder), str(runs / "a" / "0"), "sort=bubble_fraction", "out=both", "figures=false"]
+    assert main(beside) == 0
+
+
+@pytest.mark.parametrize(("arguments", "line"), [
+    ([], "runs: give the folder of the traces, as in gapless report import=kineto TRACES"),
+    (["nowhere"], "nowhere: no such file or folder"),
+    (["multirun"], "multirun: holds no trace, which is a .json or .json.gz file"),
+    (["multirun/a/0/summary.json"], "multirun/a/0/summary.json: not a Chrome trace, it has no traceEvents"),
+])  # fmt: skip
+def test_what_holds_no_trace(arguments: list[str], line: str, runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", "import=kineto", *arguments]) == 2
+    assert line in capsys.readouterr().err

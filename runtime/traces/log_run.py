@@ -35,17 +35,28 @@ def run_of_log(paths: Sequence[Path]) -> ImportedRun:
     ]
     trace = RankTrace(path.name, 0, 0, engine="vLLM", computes=merged(begin, end), steps=steps, notes=notes)
     run = run_of_traces([trace])
-    _doubt(run.record, off)
+    doubted = _doubt(run.record, off)
+    run.record.notes = list(notes)
+    if doubted:
+        run.record.notes.append(
+            f"{doubted:.3f} s of idle time lie near iterations of prompts alone: the engine may have had no request."
+        )
     return run
 
 
-def _doubt(record: RunRecord, off: float) -> None:
+def _doubt(record: RunRecord, off: float) -> float:
     """Name the gaps `unknown` near which there were prompts only: what seems control may be the time before they came.
 
     Args:
         off: seconds by which the record's times may be off.
+
+    Returns:
+        The seconds of these gaps.
     """
+    doubted = 0.0
     lone = np.array([m.dispatched for m in record.micro_batches if m.decode_tokens == 0])
     for (before, _), (span, batch) in pairwise(zip(record.spans, record.micro_batches, strict=True)):
         if span.begin > before.end and len(lone) and float(np.abs(lone - span.begin).min()) <= off:
             batch.waits = [Wait(before.end, span.begin, "unknown")]
+            doubted += span.begin - before.end
+    return doubted

@@ -175,6 +175,7 @@ def test_alone_it_is_a_run_of_one_lane(tmp_path: Path) -> None:
     ledger.check()
     idle = {cause: seconds for cause, seconds in ledger.seconds_by_cause().items() if seconds}
     assert set(idle) == {Cause.CONTROL, Cause.UNKNOWN}
+    assert f"{idle[Cause.UNKNOWN]:.3f} s of idle time lie near" in record.notes[-1]
     first_prompts = record.spans[FIRST_TRACED].begin  # nobody knows when they came
     near = [i for i in ledger.idle if abs(i.end - first_prompts) < 0.1]
     assert {i.cause for i in near} == {Cause.UNKNOWN}

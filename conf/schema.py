@@ -438,8 +438,8 @@ class ReportConfig:
 
     runs: tuple[str, ...] = ()
     """run folders, or folders that hold some (a sweep's, a benchmark's); the bare arguments"""
-    import_: Literal["kineto"] | None = None
-    """read traces of another engine in place of run folders: `kineto` (torch profiler), one of each rank"""
+    import_: Literal["kineto", "nsys", "vllm_log"] | None = None
+    """read another engine's traces: of the torch profiler, of Nsight Systems (exported), or vLLM's iteration log"""
     out: str | None = None
     """folder for the report; null: into the run folder, a new one beside several, or `imported` beside traces"""
     figures: bool = True

@@ -130,6 +130,7 @@ COMMANDS = {
                 "gapless report runs/DATE_TIME",
                 "gapless report multirun/DATE_TIME sort=p99_itl_ms out=comparison",
                 "gapless report import=kineto TRACES",
+                "gapless report import=nsys TRACES",
             ),
             positional="runs",
         ),

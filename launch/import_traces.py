@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ..runtime.traces.pipeline_run import ImportedRun
 
 NEW_FOLDER = "imported"
+SOURCES = {"kineto": "torch profiler traces", "nsys": "Nsight Systems exports", "vllm_log": "its iteration log"}
 
 
 def read(config: ReportConfig) -> ImportedRun:
@@ -39,7 +40,7 @@ def write(config: ReportConfig, run: ImportedRun) -> RunFolder:
 
     path = _destination(config)
     named = "" if run.engine == "unknown engine" else f"{run.engine}: "
-    title = f"{named}{_name(config)}, imported from {config.import_} traces"
+    title = f"{named}{_name(config)}, imported from {SOURCES[config.import_ or '']}"
     names = [Path(text).name for text in config.runs]
     settings = {"import": {"format": config.import_, "engine": run.engine, "traces": names}}
     write_run_data(path, run.record, config=settings, title=title)

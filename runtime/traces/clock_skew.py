@@ -98,9 +98,12 @@ class ClockFit:
                 f"{_shown(self.contradiction / 2)} are left unexplained at most"
             )
         if self.half_width is None:
-            side = f"at most {_lie(self.high)}" if math.isinf(self.low) else f"at least {_lie(self.low)}"
-            shifted = "times are as recorded" if self.ahead == 0 else "times are shifted by this bound"
-            return f"{clocks} lie {side} {theirs}, bounded from one side only, from {messages}; {shifted}"
+            bound, is_upper = (self.high, True) if math.isinf(self.low) else (self.low, False)
+            most = "at most" if is_upper == (bound > 0) else "at least"
+            return (
+                f"{clocks} lie {most} {_lie(bound)} {theirs}, bounded from one side only, by {messages}; taken as just "
+                "that, as if the fastest took no time"
+            )
         ways = "over other ranks" if self.by_other_ranks else "both ways"
         drift = f" and gain {self.drift * 1e6:+.1f} µs a second" if self.drift else ""
         return f"{clocks} lie {_lie(self.ahead, self.half_width)} {theirs}{drift}, from {messages} {ways}"
@@ -232,10 +235,11 @@ def _least_relaxation(room: Floats) -> float:
 
 
 def _chosen(most: Floats) -> Floats:
-    """Offsets that fit all bounds: the middle between two, and of one bound alone what moves the clock least.
+    """Offsets that fit all bounds: the middle between two, and the bound itself where there is one alone.
 
     The middles fit each other: a bound between two clocks is no more than the ways over clock 0. The others are set
-    one after the other, each within the bounds that those set before leave it.
+    one after the other, each within the bounds that those set before leave it. A bound alone is close where it
+    matters: a stage that waits stands before its message comes, and then nothing but the transfer lies between.
     """
     ahead = np.zeros(len(most))
     both = np.isfinite(most[0]) & np.isfinite(most[:, 0])
@@ -244,8 +248,8 @@ def _chosen(most: Floats) -> Floats:
     for clock in np.flatnonzero(~both).tolist():
         low = max(float(ahead[other] - most[clock, other]) for other in chosen)
         high = min(float(ahead[other] + most[other, clock]) for other in chosen)
-        two_sided = math.isfinite(low) and math.isfinite(high)
-        ahead[clock] = (low + high) / 2 if two_sided else min(max(0.0, low), high)
+        bounds = [bound for bound in (low, high) if math.isfinite(bound)]
+        ahead[clock] = sum(bounds) / max(1, len(bounds))
         chosen.append(clock)
     return ahead
 

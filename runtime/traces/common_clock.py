@@ -14,12 +14,15 @@ from .stage_spans import stage_spans
 
 _FASTEST_LINK = 0.9e12  # bytes/s: NVLink 5, one way (NVIDIA GB200 NVL72's data sheet, 1.8 TB/s both ways)
 _ONE_CLOCK = 1e-3  # seconds that two processes' times of one clock may be off
+_ROUNDING = 1e-5  # seconds that traces may be off by rounding
+_UNNAMED = "unnamed"  # stands for the host of traces that name none
 
 
 def align_clocks(lanes: Sequence[RankTrace]) -> list[str]:
     """Set `clock_offset` and `clock_offset_error` of the ranks, one for each stage in order; lines for people.
 
-    The clock of the first is the common one. A clock that drifts has its times stretched in place.
+    The clock of the first is the common one. Offsets that are set already count. A clock that drifts has its times
+    stretched in place.
     """
     orders = _orders(lanes)
     fits = fit_clocks(_clocks(lanes, orders), orders)
@@ -28,22 +31,26 @@ def align_clocks(lanes: Sequence[RankTrace]) -> list[str]:
         if fit.drift:
             _stretch(trace, fit)
         else:
-            trace.clock_offset = -fit.ahead
+            trace.clock_offset -= fit.ahead
         trace.clock_offset_error = fit.half_width
     others = [fits[trace.rank] for trace in lanes[1:]]
     if others and all(fit.same_clock for fit in others):
         every = "Both" if len(lanes) == 2 else f"All {len(lanes)}"
-        return [f"{every} ranks read one clock: their offset is 0."]
+        if all(trace.host for trace in lanes):
+            return [f"{every} ranks read one clock: their offset is 0."]
+        return [f"{every} ranks are taken to read one clock: the traces name no host, and no message contradicts it."]
     return [f"{fit.line[0].upper()}{fit.line[1:]}." for fit in others]
 
 
 def _clocks(lanes: Sequence[RankTrace], orders: Sequence[Order]) -> dict[int, str]:
-    """The name of each rank's clock: its host, unless messages between ranks of that host say otherwise."""
-    host = {trace.rank: trace.host for trace in lanes}
+    """The name of each rank's clock: its host, unless messages between ranks of that host say otherwise. Ranks whose
+    traces name no host are taken to be of one."""
+    host = {trace.rank: trace.host or _UNNAMED for trace in lanes}
     wrong = {
         host[order.first]
         for order in orders
-        if host[order.first] == host[order.second] and float(order.room.min()) < -_ONE_CLOCK
+        if host[order.first] == host[order.second]
+        and float(order.room.min()) < -(_ROUNDING if host[order.first] == _UNNAMED else _ONE_CLOCK)
     }
     return {rank: "" if name in wrong else name for rank, name in host.items()}
 
@@ -75,8 +82,8 @@ def _by_peer(sender: RankTrace, receiver: RankTrace) -> Iterator[tuple[Transfer,
     send: of all ways to match them it is the one that says least, as the sends are the earliest, the receives the
     latest.
     """
-    sent = [send for send in sender.sends if send.peer == receiver.rank]
-    got = [receive for receive in receiver.receives if receive.peer == sender.rank]
+    sent = [send.shifted(sender.clock_offset) for send in sender.sends if send.peer == receiver.rank]
+    got = [each.shifted(receiver.clock_offset) for each in receiver.receives if each.peer == sender.rank]
     for group in dict.fromkeys(send.group for send in sent):
         out = [send for send in sent if send.group == group]
         back = [receive for receive in got if receive.group == group]
@@ -96,10 +103,12 @@ def _order(first: int, second: int, matched: Sequence[tuple[Transfer, Transfer]]
 
 
 def _stretch(trace: RankTrace, fit: ClockFit) -> None:
-    def moved(time: float) -> float:
-        return float(fit.on_reference(np.array(time)))
+    offset, trace.clock_offset = trace.clock_offset, 0.0
 
-    trace.computes = fit.on_reference(trace.computes)
+    def moved(time: float) -> float:
+        return float(fit.on_reference(np.array(time + offset)))
+
+    trace.computes = fit.on_reference(trace.computes + offset)
     trace.steps = [replace(step, start=moved(step.start), end=moved(step.end)) for step in trace.steps]
     trace.sends = [replace(send, start=moved(send.start), end=moved(send.end)) for send in trace.sends]
     trace.receives = [replace(each, start=moved(each.start), end=moved(each.end)) for each in trace.receives]

@@ -226,13 +226,18 @@ class _File:
         )  # fmt: skip
 
     def _steps(self, category: str) -> list[Step]:
-        """The steps in order of time: those that say what they held, where any does; none inside another."""
+        """The steps in order of time: those that say what they held, where any does; none inside another. A device has
+        an annotation on each stream that it used: together they are one step."""
         steps = [step for step, _ in self.steps.get(category, [])]
         if any(step.has_tokens for step in steps):
             steps = [step for step in steps if step.has_tokens or step.label.startswith("step[")]
         kept: list[Step] = []
         for step in sorted(steps, key=lambda step: (step.start, -step.end)):
-            if not kept or step.start >= kept[-1].end or step.end > kept[-1].end:
+            if not kept or step.start >= kept[-1].end:
+                kept.append(step)
+            elif step.label == kept[-1].label:
+                kept[-1] = replace(kept[-1], end=max(kept[-1].end, step.end))
+            elif step.end > kept[-1].end:
                 kept.append(step)
         return kept
 

@@ -1,10 +1,10 @@
-"""Reads a folder of Nsight Systems exports, one for each rank or with several ranks in it."""
+"""Reads exports of Nsight Systems: one for each rank, or with several ranks in it."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -13,13 +13,15 @@ import numpy as np
 
 from ...conf.errors import ConfigError
 from .nccl_payload import NcclCall
-from .nsys_export import NsysExport, exports_in
+from .nsys_export import NsysExport, export_files
 from .nsys_ranks import NsysRank, NvtxRange, launched_within, ranks_of
 from .rank_trace import Engine, RankTrace, Step, Transfer, merged
 from .step_names import step_of
 
 _SECOND = 1e-9  # of a nanosecond
 _SEND, _RECEIVE, _INIT = "ncclSend", "ncclRecv", "ncclCommInit"
+_VLLM_FORWARD = "gpu_model_runner: forward"  # with VLLM_NVTX_SCOPES_FOR_PROFILING=1, vLLM 0.32
+_MEGATRON_STEPS = {"Prefill": (), "Decode": (0, 0)}  # megatron-core 0.17, inference/engines/dynamic_engine.py
 _OF_RANK = re.compile(r"rank[_\-.]?(\d+)", re.IGNORECASE)
 
 
@@ -37,14 +39,15 @@ class _Source:
         return self.started + nanoseconds * _SECOND
 
 
-def read_nsys(folder: Path) -> list[RankTrace]:
-    """The ranks of all exports in a folder, or of one file; times are seconds from the first session's start.
+def read_nsys(paths: Iterable[Path]) -> list[RankTrace]:
+    """Read the exports of an engine's ranks: folders that hold them, or files. Times are seconds from the first
+    session's start.
 
     Raises:
         ConfigError: no export, a report that is not exported yet, a damaged file, or no kernel in any.
     """
     sources: list[_Source] = []
-    exports = [NsysExport(path) for path in ([folder] if folder.is_file() else exports_in(folder))]
+    exports = [NsysExport(path) for path in export_files(paths)]
     begins = [export.started_ns for export in exports]
     first = min((begin for begin in begins if begin is not None), default=0)
     for export, began in zip(exports, begins, strict=True):
@@ -55,7 +58,7 @@ def read_nsys(folder: Path) -> list[RankTrace]:
             sources.append(_Source(rank, name, f"{export.host or 'host'} session of {export.path.name}", started))
         export.close()
     if not sources:
-        raise ConfigError(f"{folder}: no kernel in any export; record with nsys profile --trace cuda,nvtx")
+        raise ConfigError(f"{exports[0].path}: no kernel in it; record with nsys profile --trace cuda,nvtx")
     for source in sources:
         source.numbers = _numbers(source.rank)
     ranks = _job_ranks(sources)
@@ -133,13 +136,13 @@ def _trace(source: _Source, rank: int, peers: _Peers) -> RankTrace:
 
 def _steps(source: _Source) -> tuple[list[Step], Engine]:
     """The steps that NVTX ranges name, on the device: those that say what they held, where any does."""
-    named = [(each, *step) for each in source.rank.ranges if (step := step_of(each.text, 0.0, 0.0)) is not None]
+    named = [(each, *step) for each in source.rank.ranges if (step := _step_of(each.text, 0.0, 0.0)) is not None]
     if any(step.has_tokens for _, step, _ in named):
         named = [found for found in named if found[1].has_tokens]
     ranges = _outermost([each for each, _, _ in named])
     steps = []
     for each, start, end in _device_times(ranges, source.rank):
-        found = step_of(each.text, source.seconds(start), source.seconds(end))
+        found = _step_of(each.text, source.seconds(start), source.seconds(end))
         assert found is not None
         steps.append(found[0])
     return steps, named[0][2] if named else "unknown engine"
@@ -180,6 +183,15 @@ def _transfers(source: _Source, rank: int, peers: _Peers) -> tuple[list[Transfer
                     start, end = source.seconds(int(kernels.start[kernel])), source.seconds(int(kernels.end[kernel]))
                     transfers.append(Transfer(start, end, peers.of(each.call, rank), each.call.bytes, group))
     return tuple(sorted(transfers, key=lambda transfer: transfer.start) for transfers in done.values())  # type: ignore[return-value]
+
+
+def _step_of(name: str, start: float, end: float) -> tuple[Step, Engine] | None:
+    """The step of a range; engines push some that they do not name in the torch profiler's traces."""
+    if name == _VLLM_FORWARD:
+        return Step(start, end, name), "vLLM"
+    if name in _MEGATRON_STEPS:
+        return Step(start, end, name, *_MEGATRON_STEPS[name]), "Megatron-LM"
+    return step_of(name, start, end)
 
 
 def _outermost(ranges: Sequence[NvtxRange]) -> list[NvtxRange]:

@@ -7,7 +7,7 @@ and columns come and go between versions, so only what is there is asked for.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -93,16 +93,22 @@ def export_command(report: Path) -> str:
     return f"nsys export --type sqlite --output {report.with_suffix('.sqlite').name} {report.name}"
 
 
-def exports_in(folder: Path) -> list[Path]:
-    """The exports of a folder, by name.
+def export_files(paths: Iterable[Path]) -> list[Path]:
+    """The exports that `paths` are or hold.
 
     Raises:
-        ConfigError: it has none; the line says what it has instead.
+        ConfigError: there is none; the line says what there is instead.
     """
-    found = sorted(path for path in folder.rglob("*") if path.suffix in EXPORTS and path.is_file())
-    if found:
-        return found
-    reports = sorted(path for path in folder.rglob("*") if path.suffix in REPORTS)
-    if reports:
-        raise ConfigError(f"{reports[0]}: a report of Nsight Systems; export it first: {export_command(reports[0])}")
-    raise ConfigError(f"{folder}: no export of Nsight Systems in it (*.sqlite)")
+    found: list[Path] = []
+    for path in paths:
+        if not path.exists():
+            raise ConfigError(f"{path}: no such file or folder")
+        inside = [path] if path.is_file() else sorted(path.iterdir())
+        exports = [file for file in inside if file.suffix in EXPORTS] or [path] * path.is_file()
+        reports = [file for file in inside if file.suffix in REPORTS]
+        if reports and (path.is_file() or not exports):
+            raise ConfigError(f"{reports[0]}: a report of Nsight Systems; export it by {export_command(reports[0])}")
+        if not exports:
+            raise ConfigError(f"{path}: holds no export of Nsight Systems, which is an .sqlite file")
+        found += exports
+    return found

@@ -56,14 +56,16 @@ def stage_spans(trace: RankTrace) -> list[StageSpan]:
             turned += [steps[place + 1].start]
             turned += [receive.start for receive in receives[place + 1] if receive.start >= step.end]
         begin, end = _hull(trace, start, max(start, min(turned, default=np.inf)))
-        computed = float(seconds_within(trace.computes, np.array([begin]), np.array([end]))[0])
         spans.append(
             StageSpan(
-                step, begin + offset, end + offset, computed,
+                step, begin, end, 0.0,
                 [receive.shifted(offset) for receive in receives[place]],
                 [send.shifted(offset) for send in sends[place]],
             )
         )  # fmt: skip
+    edges = np.array([(span.begin, span.end) for span in spans]).reshape(-1, 2)
+    for span, computed in zip(spans, seconds_within(trace.computes, edges[:, 0], edges[:, 1]).tolist(), strict=True):
+        span.begin, span.end, span.computed = span.begin + offset, span.end + offset, computed
     return spans
 
 

@@ -17,10 +17,7 @@ _PLAIN: dict[str, Engine] = {
     "run_batch": "SGLang",
     "forward_step": "Megatron-LM",
     "forward-step": "Megatron-LM",
-    "gpu_model_runner: forward": "vLLM",
-    "Prefill": "Megatron-LM",  # of its dynamic inference engine; it may hold decodes too
 }
-_MEGATRON_DECODE = "Decode"
 
 
 def step_of(name: str, start: float, end: float) -> tuple[Step, Engine] | None:
@@ -34,8 +31,6 @@ def step_of(name: str, start: float, end: float) -> tuple[Step, Engine] | None:
         return Step(start, end, name, prompts, tokens, None, decodes, rows), "vLLM"
     if found := _SGLANG.match(name):
         return _sglang(found, Step(start, end, name)), "SGLang"
-    if name == _MEGATRON_DECODE:
-        return Step(start, end, name, 0, 0), "Megatron-LM"
     if name in _PLAIN:
         return Step(start, end, name), _PLAIN[name]
     return None

@@ -13,7 +13,7 @@ ends no earlier than the one before it and its own elapsed time, and no later th
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,7 +22,7 @@ import numpy as np
 
 from ...conf.errors import ConfigError
 from ..core.micro_batch_columns import Floats
-from .rank_trace import RankTrace, Step, merged
+from .rank_trace import Step
 
 _COLOR = re.compile(r"\x1b\[[0-9;]*m")
 _LINE = re.compile(
@@ -34,6 +34,7 @@ _LINE = re.compile(
 )
 _LEAP_YEAR = 2000  # a line has no year
 _DAY = 86400.0
+_NAMES = ("*.log", "*.txt", "*.out")
 _HOW = "start vLLM with --enable-logging-iteration-details, and without --disable-log-stats"
 
 
@@ -113,43 +114,79 @@ def _iteration(found: re.Match[str]) -> Iteration:
 
 
 def iteration_times(iterations: Sequence[Iteration]) -> tuple[Floats, Floats, float]:
-    """Begin and end of each iteration in seconds from the first begin, and how far an end may be off, in seconds.
+    """Begin and end of each iteration in seconds from the first begin, and how far they, and the idle time between the
+    first and the last, may be off, in seconds.
 
-    An end lies in the middle of what the lines and the elapsed times leave it, which fits all of them.
+    Of all times that fit the lines and the elapsed times, they are those that spread the time between iterations most
+    evenly; the first and the last end lie in the middle of what is possible.
     """
     logged = np.array([iteration.logged for iteration in iterations])
     logged -= logged[0]
     until = logged + np.array([iteration.resolution for iteration in iterations])
-    worked = np.cumsum([iteration.elapsed for iteration in iterations])
-    earliest = worked + np.maximum.accumulate(logged - worked)
-    earliest -= max(0.0, float((earliest - until).max()))  # lines that were written late
-    latest = worked + np.minimum.accumulate((until - worked)[::-1])[::-1]
-    end = (earliest + latest) / 2
-    begin = end - np.array([iteration.elapsed for iteration in iterations])
-    return begin - begin[0], end - begin[0], float((latest - earliest).max()) / 2
+    elapsed = np.array([iteration.elapsed for iteration in iterations])
+    worked = np.cumsum(elapsed)
+    least = np.maximum.accumulate(logged - worked)  # seconds without work, until each end
+    most = np.minimum.accumulate((until - worked)[::-1])[::-1]
+    least -= max(0.0, float((least - most).max()))  # lines that were written late
+    idle = taut_string(least, most)
+    off = float(np.maximum(most - idle, idle - least).max())
+    in_all, least_in_all = idle[-1] - idle[0], max(0.0, float(least[-1] - most[0]))
+    off = max(off, float(most[-1] - least[0] - in_all), float(in_all - least_in_all))
+    end = worked + idle
+    begin = end - elapsed
+    return begin - begin[0], end - begin[0], off
 
 
-def log_trace(path: Path) -> RankTrace:
-    """The log as the trace of one rank: the engine's view, busy while it waits for an iteration.
+def taut_string(low: Floats, high: Floats) -> Floats:
+    """The shortest line between two that ascend, over places 0 to n - 1, from the middle between them to the middle."""
+    line = (low + high) / 2
+    low, high = low.copy(), high.copy()
+    place, last = 0, len(line) - 1
+    low[last] = high[last] = line[last]
+    while place < last:
+        value, steps = line[place], np.arange(1, last - place + 1)
+        steepest = (high[place + 1 :] - value) / steps
+        flattest = (low[place + 1 :] - value) / steps
+        ceiling, floor = np.minimum.accumulate(steepest), np.maximum.accumulate(flattest)
+        crossed = np.flatnonzero(floor > ceiling)
+        if not len(crossed):
+            reach, slope = len(steps), flattest[-1]
+        elif flattest[crossed[0]] > ceiling[crossed[0]]:  # up, around the last corner of `high`
+            reach = int(np.flatnonzero(steepest[: crossed[0]] == ceiling[crossed[0] - 1])[-1]) + 1
+            slope = ceiling[crossed[0] - 1]
+        else:
+            reach = int(np.flatnonzero(flattest[: crossed[0]] == floor[crossed[0] - 1])[-1]) + 1
+            slope = floor[crossed[0] - 1]
+        line[place + 1 : place + reach + 1] = value + slope * steps[:reach]
+        place += reach
+    return line
+
+
+def log_file(paths: Iterable[Path]) -> Path:
+    """The log with the most iterations of those that `paths` are or hold.
 
     Raises:
-        ConfigError: it has no iterations.
+        ConfigError: none has one.
     """
-    iterations = read_iterations(path)
-    begin, end, off = iteration_times(iterations)
-    return RankTrace(
-        path.name, 0, 0, engine="vLLM", computes=merged(begin, end),
-        steps=[
-            named(Step(start, until), iteration)
-            for iteration, start, until in zip(iterations, begin.tolist(), end.tolist(), strict=True)
-        ],
-        notes=[
-            f"{path.name}: the engine's view of {len(iterations):,} iterations. It counts as busy while it waits for a "
-            "result; what each stage did meanwhile only a trace of the ranks says.",
-            f"{path.name}: iterations are as long as the log says; where they lie in the run may be off by "
-            f"{off * 1e3:.0f} ms.",
-        ],
-    )  # fmt: skip
+    candidates = list(dict.fromkeys(log for path in paths for log in logs_in(path)))
+    most = max(candidates, key=lambda log: sum(1 for _ in _lines(log)), default=None)
+    if most is None:
+        raise ConfigError(f"{next(iter(paths))}: holds no line of vLLM's iteration log ({', '.join(_NAMES)}); {_HOW}")
+    return most
+
+
+def logs_in(path: Path) -> list[Path]:
+    """The logs in a folder that have iterations, by name; a file itself.
+
+    Raises:
+        ConfigError: no such file or folder.
+    """
+    if not path.exists():
+        raise ConfigError(f"{path}: no such file or folder")
+    if path.is_file():
+        return [path]
+    files = sorted(file for name in _NAMES for file in path.glob(name) if file.is_file())
+    return [file for file in files if next(_lines(file), None) is not None]
 
 
 def named(step: Step, iteration: Iteration) -> Step:

@@ -15,6 +15,7 @@ from gapless.runtime.core.messages import Span
 from gapless.runtime.core.request_record import RequestRecord
 from gapless.runtime.core.run_record import DecodesRecord, MicroBatchRecord, RunRecord, SegmentRecord
 from gapless.runtime.report.write_folder import write_run_folder
+from tests.support.nsys_files import MicroBatch, pipeline_events, write_export
 
 
 def run_folder(path: Path, chunk: int, seconds: float) -> Path:
@@ -120,7 +121,7 @@ def test_traces_of_another_engine_become_a_run_folder(
         (traces / path.name).write_bytes(path.read_bytes())
     assert main(["report", "import=kineto", str(traces)]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("vLLM: traces, imported from kineto traces\n11 micro-batches in 0.3 s: ")
+    assert out.startswith("vLLM: traces, imported from torch profiler traces\n11 micro-batches in 0.3 s: ")
     assert "Receives of stage 1 took" in out
     assert "TTFT" not in out
     folder = traces / "imported"
@@ -139,6 +140,43 @@ def test_traces_of_another_engine_become_a_run_folder(
     assert out.splitlines()[1] == again.splitlines()[1]
     beside = ["report", str(folder), str(runs / "a" / "0"), "sort=bubble_fraction", "out=both", "figures=false"]
     assert main(beside) == 0
+
+
+def test_exports_of_nsight_systems_become_a_run_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ranks, _ = pipeline_events([MicroBatch(256 * (i % 2), 1 + i % 3, (2000, 2500)) for i in range(12)])
+    for events in ranks:
+        write_export(tmp_path / f"rank{events.rank}.sqlite", [events], started=0, host=f"node{events.rank}")
+    assert main(["report", "import=nsys", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"vLLM: {tmp_path.name}, imported from Nsight Systems exports\n12 micro-batches in")
+    assert "Clocks of rank 1 lie at most" in out.replace("\n", " ")
+    assert (tmp_path / "imported" / "report.html").is_file()
+
+
+def test_the_log_of_vllm_becomes_a_run_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = tmp_path / "serve.log"
+    log.write_bytes((TRACES.parent / "recorded" / "vllm_iterations.log").read_bytes())
+    assert main(["report", "import=vllm_log", str(log)]) == 0
+    assert "imported from its iteration log\n100 micro-batches in" in capsys.readouterr().out
+    assert (tmp_path / "imported" / "report.html").is_file()
+
+
+@pytest.mark.parametrize(("arguments", "line"), [
+    (["nsys", "multirun"], "multirun: holds no export of Nsight Systems, which is an .sqlite file"),
+    (["nsys", "run.nsys-rep"], "export it by nsys export --type sqlite --output run.sqlite run.nsys-rep"),
+    (["nsys", "multirun/a/0/summary.json"], "summary.json: not an SQLite file"),
+    (["vllm_log", "multirun"], "multirun: holds no line of vLLM's iteration log"),
+    (["vllm_log", "nowhere"], "nowhere: no such file or folder"),
+    (["vllm"], "import='vllm': must be null, kineto, nsys or vllm_log"),
+])  # fmt: skip
+def test_what_holds_no_export_and_no_log(
+    arguments: list[str], line: str, runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (runs.parent / "run.nsys-rep").write_bytes(b"")
+    assert main(["report", f"import={arguments[0]}", *arguments[1:]]) == 2
+    error = capsys.readouterr().err
+    assert line in error
+    assert len(error.splitlines()) == 1
 
 
 @pytest.mark.parametrize(("arguments", "line"), [

@@ -75,6 +75,7 @@ def gpu_ranks(transfer: Callable[[str, float, float], Events]) -> list[Events]:
             gpu_event("kernel", "gemm", start, start + 0.01),
             gpu_event("kernel", "gemm", start + 0.009, start + 0.02),
             gpu_event("user_annotation", name, start - 0.001, start + 0.002),
+            gpu_event("gpu_user_annotation", name, start + 0.018, start + 0.0205),  # the same on another stream
         ]
         over = max(start + 0.02, free) + 0.001
         ranks[0] += transfer("send", start + 0.02, over)

@@ -14,6 +14,7 @@ from gapless.runtime.ledger.ledger import Ledger
 from gapless.runtime.traces.nsys import read_nsys
 from gapless.runtime.traces.pipeline_run import run_of_traces
 from gapless.runtime.traces.rank_trace import RankTrace
+from gapless.runtime.traces.read import READERS
 from tests.support.nsys_files import MicroBatch, RankEvents, pipeline_events, write_export
 
 RUN = [
@@ -55,14 +56,14 @@ def check(traces: list[RankTrace], ranks: list[RankEvents], spans: list[list[tup
 
 
 def test_a_file_for_each_rank(tmp_path: Path, run: tuple[list[RankEvents], list[list[tuple[int, int]]]]) -> None:
-    traces = read_nsys(files(tmp_path, run[0]))
+    traces = read_nsys([files(tmp_path, run[0])])
     check(traces, *run)
     assert traces[0].host != traces[1].host  # each session has a clock of its own
 
 
 def test_all_ranks_in_one_file(tmp_path: Path, run: tuple[list[RankEvents], list[list[tuple[int, int]]]]) -> None:
     write_export(tmp_path / "all.sqlite", list(reversed(run[0])), started=0)
-    traces = read_nsys(tmp_path / "all.sqlite")
+    traces = read_nsys([tmp_path / "all.sqlite"])
     check(traces, *run)
     assert traces[0].host == traces[1].host
 
@@ -77,7 +78,7 @@ def test_all_ranks_in_one_file(tmp_path: Path, run: tuple[list[RankEvents], list
 def test_columns_that_a_version_does_not_write(
     tmp_path: Path, run: tuple[list[RankEvents], list[list[tuple[int, int]]]], without: list[str]
 ) -> None:
-    traces = read_nsys(files(tmp_path, run[0], without=without))
+    traces = read_nsys([files(tmp_path, run[0], without=without)])
     assert [len(trace.steps) for trace in traces] == [len(RUN)] * 2
     assert [len(trace.sends) for trace in traces] == [len(RUN)] * 2
 
@@ -85,13 +86,13 @@ def test_columns_that_a_version_does_not_write(
 def test_sessions_that_began_apart(tmp_path: Path, run: tuple[list[RankEvents], list[list[tuple[int, int]]]]) -> None:
     for events, started in zip(run[0], (0, 700_000), strict=True):
         write_export(tmp_path / f"rank{events.rank}.sqlite", [events], started=started)
-    check(read_nsys(tmp_path), *run)
+    check(read_nsys([tmp_path]), *run)
 
 
 def test_the_run_of_an_export(tmp_path: Path, run: tuple[list[RankEvents], list[list[tuple[int, int]]]]) -> None:
     """Spans are the pipeline's to the nanosecond, and the ledger tells messages from waits for the other stage."""
     write_export(tmp_path / "all.sqlite", run[0], started=0)
-    record = run_of_traces(read_nsys(tmp_path)).record
+    record = run_of_traces(read_nsys([tmp_path])).record
     assert [(m.prefill_tokens, m.decode_tokens) for m in record.micro_batches] == [(b.prefill, b.decodes) for b in RUN]
     for stage, own in enumerate(run[1]):
         spans = [(round(s.begin * 1e9), round(s.end * 1e9)) for s in record.spans if s.stage == stage]
@@ -112,7 +113,7 @@ def test_clocks_apart_are_brought_together(
     """Rank 1's host is `ahead` nanoseconds ahead. Each message takes 40 us one way and tokens come back in 40."""
     write_export(tmp_path / "rank0.sqlite", [run[0][0]], started=0, host="a")
     write_export(tmp_path / "rank1.sqlite", [run[0][1]], started=0, host="b", ahead=ahead)
-    record = run_of_traces(read_nsys(tmp_path)).record
+    record = run_of_traces(read_nsys([tmp_path])).record
     line = next(note for note in record.notes if "Clocks of rank 1" in note)
     assert f"lie {abs(ahead) / 1e6:.3f} ms ± " in line
     assert f"{'ahead of' if ahead > 0 else 'behind'} rank 0's, from 10 messages both ways." in line
@@ -123,10 +124,43 @@ def test_clocks_apart_are_brought_together(
     Ledger(record).check()
 
 
+def test_a_log_beside_the_exports_names_what_steps_held(tmp_path: Path) -> None:
+    """Ranges that say no tokens (VLLM_NVTX_SCOPES_FOR_PROFILING=1) and the iteration log of the same run."""
+    tokens = [(512, 0), (300, 1), (0, 2), (0, 2), (256, 2), (0, 3), (90, 3), (0, 4)] * 2
+    batches = [
+        MicroBatch(prefill, decodes, (900 + 8 * prefill + 37 * i, 1000 + 8 * prefill + 41 * i))
+        for i, (prefill, decodes) in enumerate(tokens)
+    ]
+    ranks, spans = pipeline_events(batches)
+    lines = []
+    for number, (before, after) in enumerate(zip([(0, spans[1][0][0]), *spans[1]], spans[1], strict=False)):
+        batch, elapsed = batches[number], (after[1] - before[1]) / 1e6
+        lines.append(
+            f"INFO 11-24 10:00:{after[1] // 10**9:02d} [loggers.py:199] Engine 000: Iteration({number}): "
+            f"{int(batch.prefill > 0)} context requests, {batch.prefill} context tokens, {batch.decodes} generation "
+            f"requests, {batch.decodes} generation tokens, iteration elapsed time: {elapsed:.2f} ms"
+        )
+    (tmp_path / "serve.log").write_text("\n".join([*lines[:1], *lines]))
+    for events in ranks:
+        for each in events.ranges:
+            each.text = "gpu_model_runner: forward" if each.text.startswith("execute") else each.text
+        write_export(tmp_path / f"rank{events.rank}.sqlite", [events], started=0)
+    record = READERS["nsys"]([tmp_path]).record
+    held = [(m.prefill_tokens, m.decode_tokens) for m in record.micro_batches]
+    assert held == [(b.prefill, b.decodes) for b in batches]
+    assert "tokens" not in record.unknown
+    assert any("its iterations 0 to 15" in note for note in record.notes)
+    assert Ledger(record).seconds_by_cause(0)[Cause.PB2_PREFILL_DECODE] > 0
+    (tmp_path / "serve.log").unlink()
+    record = READERS["nsys"]([tmp_path]).record
+    assert "tokens" in record.unknown
+    assert Ledger(record).seconds_by_cause()[Cause.UNKNOWN] > 0
+
+
 def test_without_payloads_peers_are_unknown_and_calls_still_match_kernels(
     tmp_path: Path, run: tuple[list[RankEvents], list[list[tuple[int, int]]]]
 ) -> None:
-    traces = read_nsys(files(tmp_path, run[0], without=["NVTX_EVENTS.binaryData"]))
+    traces = read_nsys([files(tmp_path, run[0], without=["NVTX_EVENTS.binaryData"])])
     assert [len(trace.sends) for trace in traces] == [len(RUN)] * 2
     assert {transfer.peer for trace in traces for transfer in [*trace.sends, *trace.receives]} == {None}
 
@@ -136,7 +170,7 @@ def test_without_nvtx_a_note_says_what_to_record(
 ) -> None:
     for events in run[0]:
         write_export(tmp_path / f"{events.rank}.sqlite", [RankEvents(events.rank, events.launches)], started=0)
-    trace = read_nsys(tmp_path)[0]
+    trace = read_nsys([tmp_path])[0]
     assert not trace.steps
     assert "--trace cuda,nvtx" in trace.notes[0]
 
@@ -144,13 +178,18 @@ def test_without_nvtx_a_note_says_what_to_record(
 def test_what_is_no_export_is_refused_in_one_line(tmp_path: Path) -> None:
     def refused(*words: str) -> None:
         with pytest.raises(ConfigError) as error:
-            read_nsys(tmp_path)
+            read_nsys([tmp_path])
         assert all(word in str(error.value) for word in words), str(error.value)
         assert "\n" not in str(error.value)
 
-    refused("no export of Nsight Systems")
+    refused("holds no export of Nsight Systems")
     (tmp_path / "run.nsys-rep").write_bytes(b"report")
-    refused("run.nsys-rep", "nsys export --type sqlite --output run.sqlite run.nsys-rep")
+    command = "nsys export --type sqlite --output run.sqlite run.nsys-rep"
+    refused("run.nsys-rep", command)
+    with pytest.raises(ConfigError, match=command):
+        read_nsys([tmp_path / "run.nsys-rep"])
+    with pytest.raises(ConfigError, match="no such file or folder"):
+        read_nsys([tmp_path / "none"])
     export = tmp_path / "run.sqlite"
     export.write_bytes(b"text, not a database")
     refused("not an SQLite file", "nsys export")

@@ -30,11 +30,7 @@ def main() -> int:
     for folder in (source, out):
         shutil.rmtree(folder, ignore_errors=True)
     paths = [sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)]  # notebooks call gapless
-    os.environ |= {
-        "PATH": os.pathsep.join(paths),
-        "GAPLESS_COMPILED": "0",  # autodoc reads signatures of sources
-        "PYDEVD_DISABLE_FILE_VALIDATION": "1",
-    }
+    os.environ |= {"PATH": os.pathsep.join(paths), "PYDEVD_DISABLE_FILE_VALIDATION": "1"}
     try:
         stage(source, {**key_pages(), **api_pages()})
         for notebook in source.rglob("*.ipynb"):
@@ -44,7 +40,8 @@ def main() -> int:
         return 1
     command = [sys.executable, "-m", "sphinx", "-b", "html", "-q", "--fail-on-warning", "--keep-going"]
     command += ["-c", str(Path(__file__).parent), "-d", str(work / "doctrees"), str(source), str(out)]
-    if code := subprocess.run(command, cwd=work).returncode:
+    environment = os.environ | {"GAPLESS_COMPILED": "0"}  # autodoc reads docstrings and signatures of sources
+    if code := subprocess.run(command, cwd=work, env=environment).returncode:
         return code
     dead = dead_links(out)
     for line in dead:

@@ -159,6 +159,8 @@ EVERY = {
     "docs/scheduling.md": names_and_own_keys(POLICY_CONFIGS),
     "docs/bench.md": names_and_own_keys(WORKLOAD_CONFIGS),
     "docs/ledger.md": [*map(str, CAUSES)],
+    "docs/glossary.md": [*map(str, CAUSES)],
+    "docs/reading_a_report.md": [*map(str, CAUSES)],
     "docs/serve.md": [f"serve.{name}" for name in ServingConfig.__dataclass_fields__],
     "docs/generate.md": [*SamplingParams.__dataclass_fields__],
 }

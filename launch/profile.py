@@ -16,7 +16,7 @@ from rich.text import Text
 
 from ..conf.errors import ConfigError
 from ..conf.profiling import ProfileConfig
-from .progress import shown, starting, versions
+from .progress import can_redraw, shown, starting, versions
 from .prompts import TextInput
 
 if TYPE_CHECKING:
@@ -194,7 +194,7 @@ def _meter(errors: Console, total: int, what: str) -> Iterator[Callable[[], None
     """Show a bar on a terminal, else a plain line at the start."""
     bar = Progress(
         TextColumn(what, markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(),
-        console=errors, disable=not errors.is_terminal, transient=True, refresh_per_second=4,
+        console=errors, disable=not can_redraw(errors), transient=True, refresh_per_second=4,
     )  # fmt: skip
     task = bar.add_task("", total=total)
     errors.print(f"gapless: {what}: {total} to measure", soft_wrap=True)

@@ -107,6 +107,11 @@ class Steps:
             self._console.print(f"gapless: {self._name}: {done}/{of} {what}", soft_wrap=True)
 
 
+def can_redraw(console: Console) -> bool:
+    """Whether a bar can move. FORCE_COLOR, which a notebook sets, makes a pipe a terminal for rich, but not this."""
+    return console.is_terminal and console.file.isatty()
+
+
 def _bar(console: Console, name: str, text: TextColumn) -> Progress:
     """A bar that leaves nothing behind; none where the console is no terminal.
 
@@ -116,7 +121,7 @@ def _bar(console: Console, name: str, text: TextColumn) -> Progress:
     columns: list[ProgressColumn] = [TextColumn(name, markup=False), MofNCompleteColumn(), text]
     if room >= _LEAST_BAR:
         columns = [SpinnerColumn(), columns[0], BarColumn(min(40, room)), *columns[1:], TimeElapsedColumn()]
-    return Progress(*columns, console=console, disable=not console.is_terminal, transient=True, refresh_per_second=4)
+    return Progress(*columns, console=console, disable=not can_redraw(console), transient=True, refresh_per_second=4)
 
 
 @contextmanager
@@ -127,7 +132,7 @@ def starting(console: Console, config: EngineConfig) -> Iterator[Callable[[str],
     text = f"starting {config.model.name} on {ranks} (pp={parallel.pp} x tp={parallel.tp}, {parallel.launcher})"
     if hint := oversubscription(config):
         console.print(Text(f"gapless: hint: {hint}"), soft_wrap=True)
-    if console.is_terminal:
+    if can_redraw(console):
         with console.status(Text(text)) as status:
             yield lambda progress: status.update(Text(f"{text}: {progress}"))
     else:

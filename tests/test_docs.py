@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
 import shlex
@@ -91,15 +92,22 @@ CONFIGS = {
 }  # fmt: skip
 
 
+def notebook_cells() -> list[str]:
+    """The code of the quickstart notebook, by cell."""
+    cells = json.loads(text_of("docs/quickstart.ipynb"))["cells"]
+    return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+
+
 def commands() -> list[tuple[str, str]]:
     """On each command line of the documents' shell blocks, the command that hydra composes and what follows it."""
     found = []
-    for document in DOCUMENTS:
-        for block in blocks(document, "sh"):
-            for line in block.replace("\\\n", " ").splitlines():
-                for name in CONFIGS:
-                    if f" {name} " in line:
-                        found.append((name, line.split(f" {name} ", 1)[1]))
+    shell = [block for document in DOCUMENTS for block in blocks(document, "sh")]
+    shell += [cell for cell in notebook_cells() if cell.startswith("%%bash")]
+    for block in shell:
+        for line in block.replace("\\\n", " ").splitlines():
+            for name in CONFIGS:
+                if f" {name} " in line:
+                    found.append((name, line.split(f" {name} ", 1)[1]))
     return found
 
 
@@ -151,6 +159,8 @@ EVERY = {
     "docs/scheduling.md": names_and_own_keys(POLICY_CONFIGS),
     "docs/bench.md": names_and_own_keys(WORKLOAD_CONFIGS),
     "docs/ledger.md": [*map(str, CAUSES)],
+    "docs/glossary.md": [*map(str, CAUSES)],
+    "docs/reading_a_report.md": [*map(str, CAUSES)],
     "docs/serve.md": [f"serve.{name}" for name in ServingConfig.__dataclass_fields__],
     "docs/generate.md": [*SamplingParams.__dataclass_fields__],
 }

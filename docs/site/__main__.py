@@ -1,7 +1,7 @@
 """Builds the site: `python -m docs.site`, or `make docs`.
 
-It puts the documents and the pages that it makes of the code into `build/docs/source`, runs Sphinx there, which ends at
-the first warning, and checks every link of the pages that come out in `site/`.
+It puts the documents and the pages that it makes of the code into `build/docs/source`, runs the notebooks there, then
+Sphinx, for which a warning is an error, and checks every link of the pages that come out in `site/`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 from .api_reference import api_pages
 from .check import dead_links
 from .key_reference import key_pages
+from .notebook import run_notebook
 from .staging import ROOT, stage
 
 
@@ -28,17 +29,19 @@ def main() -> int:
     source = work / "source"
     for folder in (source, out):
         shutil.rmtree(folder, ignore_errors=True)
-    stage(source, {**key_pages(), **api_pages()})
-    paths = [sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)]  # the notebook calls gapless
-    environment = os.environ | {
-        "PATH": os.pathsep.join(paths),
-        "GAPLESS_COMPILED": "0",  # autodoc reads signatures of sources
-        "JUPYTER_PLATFORM_DIRS": "1",
-        "PYDEVD_DISABLE_FILE_VALIDATION": "1",
-    }
+    paths = [sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)]  # notebooks call gapless
+    os.environ |= {"PATH": os.pathsep.join(paths), "PYDEVD_DISABLE_FILE_VALIDATION": "1"}
+    try:
+        stage(source, {**key_pages(), **api_pages()})
+        for notebook in source.rglob("*.ipynb"):
+            run_notebook(notebook)
+    except ValueError as error:  # a link leads to nothing, a cell raised
+        print(error, file=sys.stderr)
+        return 1
     command = [sys.executable, "-m", "sphinx", "-b", "html", "-q", "--fail-on-warning", "--keep-going"]
     command += ["-c", str(Path(__file__).parent), "-d", str(work / "doctrees"), str(source), str(out)]
-    if code := subprocess.run(command, env=environment, cwd=work).returncode:
+    environment = os.environ | {"GAPLESS_COMPILED": "0"}  # autodoc reads docstrings and signatures of sources
+    if code := subprocess.run(command, cwd=work, env=environment).returncode:
         return code
     dead = dead_links(out)
     for line in dead:

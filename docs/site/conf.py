@@ -20,11 +20,7 @@ pygments_style, pygments_dark_style = "default", "github-dark"
 myst_heading_anchors = 6  # as code hosts make them
 myst_enable_extensions = ["attrs_inline"]
 myst_linkify_fuzzy_links = False
-nb_execution_mode = "force"
-nb_execution_raise_on_error = True
-nb_execution_timeout = 120  # seconds of a cell
-nb_execution_in_temp = True
-nb_merge_streams = True
+nb_execution_mode = "off"  # notebook.py has run them
 
 default_role = "code"  # docstrings mark code as Markdown does
 autodoc_member_order = "bysource"

@@ -236,6 +236,6 @@ def predictions(run: ChartData) -> Chart:
             text = f"stage {stage}: off by {percent_text(error['median'])} (p50), {percent_text(error['p90'])} (p90)"
             series.append(Series(text, x, y, series_colour(stage)))
     return Chart(
-        "predictions", "Predicted and measured time of a micro-batch", "scatter", Axis("measured", unit),
+        "predictions", "Predicted and measured stage times", "scatter", Axis("measured", unit),
         Axis("predicted", unit), tuple(series), diagonal=True, note="On the line the prediction was right.",
     )  # fmt: skip

@@ -4,6 +4,7 @@ dead. `make docs` builds it, strictly."""
 from __future__ import annotations
 
 import importlib
+import json
 import re
 from pathlib import Path, PurePosixPath
 
@@ -107,3 +108,34 @@ def test_dead_links_are_found(tmp_path: Path) -> None:
 
 def test_the_site_is_not_committed() -> None:
     assert "/site/" in (ROOT / ".gitignore").read_text(encoding="utf-8").splitlines()
+
+
+def test_the_notebook_is_committed_without_outputs() -> None:
+    cells = json.loads((ROOT / "docs/quickstart.ipynb").read_text(encoding="utf-8"))["cells"]
+    assert len(cells) > 20
+    assert all(not cell["outputs"] and cell["execution_count"] is None for cell in cells if cell["cell_type"] == "code")
+
+
+def test_the_pieces_of_a_stream_are_joined_progress_first() -> None:
+    nbformat = pytest.importorskip("nbformat")
+    pytest.importorskip("nbclient")
+    from docs.site.notebook import in_order
+
+    pieces = [("stdout", "a "), ("stderr", "1/2\n"), ("stdout", "b\n"), ("stderr", "2/2\n")]
+    shown = nbformat.v4.new_output("display_data", data={"text/plain": "figure"})
+    given = [*(nbformat.v4.new_output("stream", name=name, text=text) for name, text in pieces), shown]
+    errors, output, last = in_order(given)
+    assert (errors.name, errors.text, output.name, output.text) == ("stderr", "1/2\n2/2\n", "stdout", "a b\n")
+    assert last == shown
+
+
+def test_a_notebook_that_raises_is_an_error(tmp_path: Path) -> None:
+    nbformat = pytest.importorskip("nbformat")
+    pytest.importorskip("ipykernel")
+    pytest.importorskip("nbclient")
+    from docs.site.notebook import run_notebook
+
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("print(1)\nnothing")])
+    nbformat.write(notebook, tmp_path / "broken.ipynb")
+    with pytest.raises(ValueError, match=r"^broken\.ipynb: (.|\n)*NameError"):
+        run_notebook(tmp_path / "broken.ipynb")

@@ -52,6 +52,16 @@ def piped(*arguments: str) -> list[str]:
     return done.stdout.splitlines()
 
 
+def test_a_pipe_that_wants_colours_gets_no_bar_that_moves(tmp_path: Path) -> None:
+    """A notebook sets FORCE_COLOR, and shows what moves a cursor as garbage."""
+    command = [*GAPLESS, "simulate", "workload.num_prompts=2", f"hydra.run.dir={tmp_path / 'run'}"]
+    environment = os.environ | {"FORCE_COLOR": "1", "TERM": "xterm"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+    assert "\x1b[1m" in done.stdout
+    assert "\x1b[?" not in done.stderr
+    assert "2/2 requests" in done.stderr
+
+
 def without_paths(lines: list[str]) -> list[str]:
     """Without the lines that name files: a path stays in one piece, so that it can be copied."""
     return [line for line in lines if not re.match(r"(numbers|figures|report|outputs) +/", line)]

@@ -32,5 +32,7 @@ def _shrunk(shape: MicroBatchShape, rows: int) -> MicroBatchShape:
     """Return a micro-batch with fewer rows, its parts in the same proportion."""
     share = rows / shape.rows
     chunks = [(max(1, round(share * length)), prefix) for length, prefix in shape.chunks]
-    decodes, sampled = round(share * shape.decodes), max(1, round(share * shape.sampled))
-    return MicroBatchShape(chunks, decodes, round(share * shape.context), min(sampled, rows), round(share * shape.ended))
+    decodes, context, sampled, ended = (
+        round(share * count) for count in (shape.decodes, shape.context, shape.sampled, shape.ended)
+    )
+    return MicroBatchShape(chunks, decodes, context, min(max(1, sampled), rows), ended)

@@ -122,7 +122,7 @@ class WhatIf:
             _TAIL_ERROR * (metric != "duration"),
         )
         longest = _log_ratio(screening.values[metric], screening.longest[metric])
-        return ModelError(_CHANGE_ERROR, math.hypot(*parts), min(0.0, longest), max(0.0, longest))
+        return ModelError(_CHANGE_ERROR, math.hypot(*parts), abs(longest))
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,13 +149,12 @@ class ModelError:
     Attributes:
         relative: standard deviation, as a share of the logarithm.
         absolute: another.
-        low: how much less it may be, at most 0; high: how much more.
+        reach: how much it may be off either way in nine of ten runs, beyond the sizes that the run has shown.
     """
 
     relative: float = 0.0
     absolute: float = 0.0
-    low: float = 0.0
-    high: float = 0.0
+    reach: float = 0.0
 
 
 def share_beyond(shown: SizesShown, record: RunRecord) -> float:
@@ -205,9 +204,8 @@ def interval_of(
 
 def _interval(ratio: float, noise: float, count: int, model: ModelError) -> Interval:
     spread = (_deviate(count - 1) * math.sqrt(noise), _Z * model.relative * ratio, _Z * model.absolute)
-    half = math.hypot(*spread)
-    shares = [1 - math.exp(each) for each in (ratio, ratio + half + model.high, ratio - half + model.low)]
-    return Interval(*shares)
+    half = math.hypot(*spread, model.reach)
+    return Interval(1 - math.exp(ratio), 1 - math.exp(ratio + half), 1 - math.exp(ratio - half))
 
 
 def _deviate(freedom: int) -> float:

@@ -52,7 +52,7 @@ def test_interval_holds_nine_of_ten_pairs() -> None:
 
 def test_interval_grows_with_the_error_of_learned_times() -> None:
     base, changed = [10.0, 10.1, 9.9], [8.0, 8.1, 7.9]
-    exact, off = interval_of(base, changed, ModelError()), interval_of(base, changed, ModelError(0.1, 0.02, high=0.1))
+    exact, off = interval_of(base, changed, ModelError()), interval_of(base, changed, ModelError(0.1, 0.02, reach=0.1))
     assert off.middle == exact.middle
     assert off.low < exact.low < exact.high < off.high
 

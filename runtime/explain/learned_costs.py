@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from operator import attrgetter
 
 import numpy as np
 
 from ...conf.schema import Architecture
 from ...parallel.placement import StageLink
+from ..core.messages import Span
 from ..core.micro_batch_columns import Floats
-from ..core.run_record import RunRecord
+from ..core.run_record import MicroBatchRecord, RunRecord
 from ..cost.operators import HostTimes, Linear
 from ..cost.stage_costs import MicroBatchShape, StageCosts
 from .non_negative import non_negative_least_squares
 
 _MOST_KNOTS = 5
 _PASSES = 24  # of the fit, each by the weights and speeds of the one before
+_CONVERGED = 1e-4  # mean relative change of what is predicted
 _HUBER_BOUND = 1.345  # in scales of the residual: 95% as efficient as least squares where errors are normal
 _MAD_TO_SIGMA = 1.4826  # median absolute deviation to standard deviation, for normal errors
 _HEAD_PRIOR = 2.0  # observations that the guess of the head by its parameters counts as
@@ -148,42 +152,56 @@ class Observations:
 
     Attributes:
         shapes: their sizes.
-        seconds: of each stage, [n, S].
-        begins: when the first stage began each, in seconds.
+        begin_times, end_times, ready_times: of each stage, in seconds, [n, S]; a stage is ready for its next input from
+            then on.
+        dispatched, completed: by the coordinator, [n]; NaN where the run ended before a result.
     """
 
     shapes: list[MicroBatchShape]
-    seconds: Floats
-    begins: Floats
+    begin_times: Floats
+    end_times: Floats
+    ready_times: Floats
+    dispatched: Floats
+    completed: Floats
 
     @classmethod
     def of(cls, record: RunRecord) -> Observations:
         """Collect the spans of a run."""
         stages = record.num_stages
-        times: dict[int, list[float]] = {}
-        begins: dict[int, float] = {}
+        spans: dict[int, list[Span | None]] = {}
         for span in record.spans:
-            times.setdefault(span.micro_batch, [0.0] * stages)[span.stage] = span.end - span.begin
-            if span.stage == 0:
-                begins[span.micro_batch] = span.begin
+            spans.setdefault(span.micro_batch, [None] * stages)[span.stage] = span
         prompts = {request.request: request.prompt_tokens for request in record.requests}
-        shapes, seconds, at = [], [], []
-        for micro_batch in record.micro_batches:
-            own = times.get(micro_batch.micro_batch)
-            if own is None or min(own) <= 0 or micro_batch.micro_batch not in begins:
+        shapes, times, coordinator = [], [], []
+        for micro_batch in sorted(record.micro_batches, key=attrgetter("micro_batch")):
+            own = [span for span in spans.get(micro_batch.micro_batch, ()) if span is not None]
+            if len(own) < stages or any(span.end <= span.begin for span in own):
                 continue
             decodes, chunks = len(micro_batch.decodes), micro_batch.chunks
             ended = [c.start + c.tokens for c in chunks if c.start + c.tokens == prompts.get(c.request)]
-            known = decodes + len(ended) == micro_batch.sampled_rows
+            are_known = decodes + len(ended) == micro_batch.sampled_rows
             shapes.append(
                 MicroBatchShape(
-                    [(chunk.tokens, chunk.start) for chunk in chunks], decodes, micro_batch.decode_context if decodes
-                    else 0, micro_batch.sampled_rows, sum(ended) if known else None,
+                    [(chunk.tokens, chunk.start) for chunk in chunks], decodes, micro_batch.decode_context,
+                    micro_batch.sampled_rows, sum(ended) if are_known else None,
                 )
             )  # fmt: skip
-            seconds.append(own)
-            at.append(begins[micro_batch.micro_batch])
-        return cls(shapes, np.array(seconds, np.float64).reshape(-1, stages), np.array(at, np.float64))
+            times.append([(span.begin, span.end, span.ready) for span in own])
+            done = micro_batch.completed
+            coordinator.append((micro_batch.dispatched, float("nan") if done is None else done))
+        each = np.array(times, np.float64).reshape(-1, stages, 3)
+        own_times = np.array(coordinator, np.float64).reshape(-1, 2)
+        return cls(shapes, each[..., 0], each[..., 1], each[..., 2], own_times[:, 0], own_times[:, 1])
+
+    @property
+    def seconds(self) -> Floats:
+        """Of each stage, [n, S]."""
+        return self.end_times - self.begin_times
+
+    @property
+    def begins(self) -> Floats:
+        """When the first stage began each, [n]."""
+        return self.begin_times[:, 0]
 
     def __len__(self) -> int:
         return len(self.shapes)
@@ -191,27 +209,37 @@ class Observations:
 
 @dataclass(frozen=True, slots=True)
 class SizesShown:
-    """The largest micro-batches of a run: its times beyond them are extrapolated."""
+    """The sizes of a run's micro-batches: times of others are guessed.
 
-    rows: int
+    Attributes:
+        rows: all numbers of tokens, ascending.
+        context: most KV tokens that decodes attended to.
+        prefix: most KV tokens before a chunk.
+    """
+
+    rows: tuple[int, ...]
     context: int
     prefix: int
 
     @classmethod
     def of(cls, shapes: Sequence[MicroBatchShape]) -> SizesShown:
         return cls(
-            max((shape.rows for shape in shapes), default=0),
+            tuple(sorted({shape.rows for shape in shapes})),
             max((shape.context for shape in shapes), default=0),
             max((prefix for shape in shapes for _, prefix in shape.chunks), default=0),
         )
 
-    def hold(self, shape: MicroBatchShape) -> bool:
-        """Whether a micro-batch is no larger than those that the run has shown, or hardly."""
-        prefix = max((prefix for _, prefix in shape.chunks), default=0)
+    def hold(self, micro_batch: MicroBatchRecord) -> bool:
+        """Whether a micro-batch is no larger than those that the run has shown, or hardly, and as one of about its
+        number of tokens."""
+        rows = micro_batch.num_tokens
+        place = bisect_left(self.rows, rows)
+        near = self.rows[max(0, place - 1) : place + 1]
         return (
-            shape.rows <= _BEYOND * self.rows
-            and shape.context <= _BEYOND * self.context
-            and prefix <= _BEYOND * self.prefix
+            rows <= _BEYOND * self.rows[-1]
+            and any(rows <= _FAR_APART * known and known <= _FAR_APART * rows for known in near)
+            and micro_batch.decode_context <= _BEYOND * self.context
+            and all(chunk.start <= _BEYOND * self.prefix for chunk in micro_batch.chunks)
         )
 
 
@@ -293,19 +321,27 @@ class LearnedFit:
             bound = _HUBER_BOUND * np.maximum(scale, 1e-4)[:, None]
             weight = np.minimum(1.0, bound / np.maximum(np.abs(residual), 1e-12)) / predicted**2
             scaled = design * (slower[:, None] * drift)[:, :, None]
-            prior = _HEAD_PRIOR * np.outer(guess, guess) / float(np.median(times)) ** 2
-            if weights is not None:
-                prior += self._prior_of_gaps(weights)
+            if weights is None:
+                prior = _HEAD_PRIOR * np.outer(guess, guess) / float(np.median(times)) ** 2
+            else:
+                head = -float(guess[:-2] @ weights[:-2])
+                prior = _HEAD_PRIOR * np.outer(guess, guess) / head**2 + self._prior_of_gaps(weights)
             gram = np.einsum("sni,sn,snj->ij", scaled, weight, scaled, optimize=True) + prior
             moment = np.einsum("sni,sn,sn->i", scaled, weight, times, optimize=True)
-            weights = non_negative_least_squares(gram, moment)
+            if weights is None:
+                weights = non_negative_least_squares(gram, moment)
+            else:
+                alone = design @ weights * drift
+                cross = np.einsum("sni,sn,sn->si", scaled, weight, alone, optimize=True)
+                square = (weight * alone**2).sum(axis=1)
+                toward = (weight * alone * times).sum(axis=1)
+                weights, faster = _with_speeds(gram, moment, cross, square, toward, slower)
+                slower = np.clip(slower + faster, 0.5 * slower, 2 * slower)
             alone = np.maximum(design @ weights, 1e-9)  # [S, n] on a stage of speed 1
-            shares = weight * (alone * drift) ** 2
-            ratios = times / (alone * drift)
-            slower = ((shares * ratios).sum(axis=1) + _SPEED_PRIOR) / (shares.sum(axis=1) + _SPEED_PRIOR)
-            slower /= slower.mean()
             drift = _drift(times / (alone * slower[:, None]))
-            predicted = np.maximum(alone * slower[:, None] * drift, 1e-9)
+            before, predicted = predicted, np.maximum(alone * slower[:, None] * drift, 1e-9)
+            if np.abs(predicted / before - 1).mean() < _CONVERGED:
+                break
             scale = _MAD_TO_SIGMA * np.median(np.abs(times / predicted - 1), axis=1)
         predicted /= drift
         self._prior = prior
@@ -341,7 +377,7 @@ class LearnedFit:
             flat, proportional = at(low), at(high) * middle / high
             bend = flat if float((flat - proportional) @ weights[:n]) > 0 else proportional
             add(at(middle), (line + bend) / 2)
-        most = self.shown.rows
+        most = self.shown.rows[-1]
         straight = 3 * at(most) - 2 * at(most / 2)
         add(at(2 * most), (straight + 2 * at(most)) / 2)
         return found
@@ -377,6 +413,35 @@ class LearnedFit:
         return StageCosts(layers, operators)
 
 
+def _with_speeds(
+    gram: Floats, moment: Floats, cross: Floats, square: Floats, toward: Floats, slower: Floats
+) -> tuple[Floats, Floats]:
+    """Return the weights of the next pass, and what is to be added to how much slower each stage is, the first apart.
+
+    A stage's time is the product of both, so one step of Gauss and Newton finds both at once. Found by turns, what a
+    slow last stage takes longer would stay with the head.
+
+    Args:
+        gram, moment: normal equations of the weights, [f, f] and [f].
+        cross: products of a stage's columns and its times at speed 1, [S, f].
+        square, toward: products of the latter with themselves, and with the times that were measured, [S].
+    """
+    later = len(slower) - 1
+    f = len(moment)
+    whole = np.zeros((f + 2 * later, f + 2 * later))  # a step may be negative: it is the difference of two parts
+    target = np.zeros(f + 2 * later)
+    whole[:f, :f], target[:f] = gram, moment
+    for stage in range(1, later + 1):
+        for sign, place in ((1.0, f + stage - 1), (-1.0, f + later + stage - 1)):
+            whole[place, :f] = whole[:f, place] = sign * cross[stage]
+            target[place] = sign * (toward[stage] + _SPEED_PRIOR * (1 - slower[stage]))
+        up, down = f + stage - 1, f + later + stage - 1
+        whole[up, up] = whole[down, down] = square[stage] + _SPEED_PRIOR
+        whole[up, down] = whole[down, up] = -square[stage] - _SPEED_PRIOR
+    found = non_negative_least_squares(whole, target)
+    return found[:f], np.array([0.0, *(found[f : f + later] - found[f + later :])])
+
+
 def _drift(ratios: Floats) -> Floats:
     """Return how many times longer micro-batches took than typical at their time, [n], smooth over a few of them.
 
@@ -388,8 +453,9 @@ def _drift(ratios: Floats) -> Floats:
     """
     stages, n = ratios.shape
     logs = np.log(np.maximum(ratios, 1e-9))
-    windows = np.arange(n) // _DRIFT_WINDOW
-    middles = np.array([np.median(logs[:, windows == window]) for window in range(windows[-1] + 1)])
+    windows = np.minimum(np.arange(n) // _DRIFT_WINDOW, max(0, n // _DRIFT_WINDOW - 1))
+    whole = logs[:, : n // _DRIFT_WINDOW * _DRIFT_WINDOW].reshape(stages, -1, _DRIFT_WINDOW)
+    middles = np.median(whole.swapaxes(0, 1).reshape(whole.shape[1], -1), axis=1)
     inside = _MAD_TO_SIGMA * float(np.median(np.abs(logs - middles[windows])))
     chance = np.pi / 2 * inside**2 / (stages * _DRIFT_WINDOW)  # variance of a median
     between = max(0.0, float(np.var(middles)) - chance)

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from operator import attrgetter
 
 import numpy as np
+import numpy.typing as npt
 
-from ..core.messages import Span
 from ..core.micro_batch_columns import Floats
-from ..core.run_record import MicroBatchRecord, RunRecord
+from ..core.run_record import RunRecord
 from ..cost.operators import HostTimes
-from .learned_costs import LinkSeconds
+from .learned_costs import LinkSeconds, Observations
 from .non_negative import non_negative_least_squares
 
 _PASSES = 3  # of telling waits for an input from waits for a stage's host
@@ -22,117 +19,78 @@ _LONGEST_TURN = 0.02  # seconds that the coordinator may take from a result to t
 
 @dataclass(frozen=True, slots=True)
 class LearnedHost:
-    """Seconds that a run took between stages, as samples.
+    """Seconds that a run took between stages, by micro-batch. NaN: hidden behind something that took longer.
 
     Attributes:
-        dispatch: from a result until the first stage, which was free, begins the next micro-batch.
-        result: from the end of the last stage until the coordinator has the result.
-        turnaround: from the end of a stage's micro-batch to the begin of the next, whose input was there.
-        links: to each stage but the first, which waited.
-        link_ratios: of all links, samples over what `links` say.
+        dispatch: from a result until the first stage, which was free, begins the next micro-batch, [n].
+        result: from the end of the last stage until the coordinator has the result, [n].
+        turnaround: from the end of a stage's micro-batch to the begin of this one, whose input was there, [n, S].
+        sends: from the end of a stage to the begin of the next, which waited, over what `links` say, [n, S - 1].
+        links: typical seconds of each link.
+        times: the means.
     """
 
     dispatch: Floats
     result: Floats
     turnaround: Floats
+    sends: Floats
     links: tuple[LinkSeconds, ...]
-    link_ratios: Floats
-
-    @property
-    def times(self) -> HostTimes:
-        """The means."""
-        return HostTimes(dispatch=_mean(self.dispatch), result=_mean(self.result), turnaround=_mean(self.turnaround))
+    times: HostTimes
 
     @classmethod
-    def of(cls, record: RunRecord) -> LearnedHost:
-        """Learn from a run's spans and dispatches."""
-        order = sorted(record.micro_batches, key=attrgetter("micro_batch"))
-        lanes: list[dict[int, Span]] = [{} for _ in range(record.num_stages)]
-        for span in record.spans:
-            lanes[span.stage][span.micro_batch] = span
-        turns = _turns(order)
-        dispatch, turnaround = _entries(order, lanes[0])
-        links, ratios = [], []
-        for before, after in pairwise(lanes):
-            link, ratio, own = _link(order, before, after)
+    def of(cls, record: RunRecord, seen: Observations) -> LearnedHost:
+        """Learn from the spans and the dispatches of a run."""
+        begins, ends = seen.begin_times, seen.end_times
+        n, stages = begins.shape
+        free = np.vstack([np.full(stages, -np.inf), ends[:-1]])
+        turnaround, sends = np.full((n, stages), np.nan), np.full((n, stages - 1), np.nan)
+        dispatch = np.full(n, np.nan)
+        is_input = _waits_for_input(seen.dispatched, free[:, 0], begins[:, 0])
+        dispatch[is_input] = (begins[:, 0] - seen.dispatched)[is_input] + _turn(record)
+        turnaround[~is_input, 0] = (begins - free)[~is_input, 0]
+        links, rows = [], np.array([shape.rows for shape in seen.shapes], np.float64)
+        for stage in range(1, stages):
+            given, waits = ends[:, stage - 1], begins[:, stage] - ends[:, stage - 1]
+            is_input = _waits_for_input(given, free[:, stage], begins[:, stage])
+            link = _fit_link(rows[is_input], waits[is_input])
             links.append(link)
-            ratios.append(ratio)
-            turnaround.append(own)
-        last = lanes[-1]
-        result = [
-            m.completed - last[m.micro_batch].end
-            for m in order
-            if m.completed is not None and m.micro_batch in last
-        ]  # fmt: skip
-        waits = np.concatenate(turnaround) if turnaround else np.empty(0)
-        if not len(waits):  # no stage ever had its next input ready: what it takes until it waits for one
-            lanes_in_order = [[lane[number] for number in sorted(lane)] for lane in lanes]
-            waits = np.array([
-                max(0.0, after.ready - before.end) for spans in lanes_in_order for before, after in pairwise(spans)
-            ])  # fmt: skip
-            waits = np.minimum(waits, np.median(waits)) if len(waits) else waits
+            sends[is_input, stage - 1] = waits[is_input] / np.maximum(1e-9, link.message + link.row * rows[is_input])
+            turnaround[~is_input, stage] = (begins - free)[~is_input, stage]
+        result = np.maximum(seen.completed - ends[:, -1], 0.0)
+        turn = _mean(turnaround)
+        if not np.isfinite(turnaround).any():  # no stage ever had its next input ready
+            turn = max(0.0, float(np.median(seen.ready_times[1:] - ends[:-1]))) if n > 1 else 0.0
         return cls(
-            dispatch + (float(np.median(turns)) if len(turns) else 0.0), np.maximum(result, 0.0), waits, tuple(links),
-            np.concatenate(ratios) if ratios else np.empty(0),
+            dispatch, result, turnaround, sends, tuple(links),
+            HostTimes(dispatch=_mean(dispatch), result=_mean(result), turnaround=turn),
         )  # fmt: skip
 
 
-def _turns(order: Sequence[MicroBatchRecord]) -> Floats:
+def _turn(record: RunRecord) -> float:
     """Return the coordinator's own seconds from a result to the dispatch that it made room for."""
-    done = np.sort([m.completed for m in order if m.completed is not None])
-    at = np.array([m.dispatched for m in order])
+    done = np.sort([m.completed for m in record.micro_batches if m.completed is not None])
+    at = np.array([m.dispatched for m in record.micro_batches])
     place = np.searchsorted(done, at, side="right") - 1
     turns = (at - done[np.maximum(place, 0)])[place >= 0] if len(done) else np.empty(0)
-    return turns[turns < _LONGEST_TURN]
+    turns = turns[turns < _LONGEST_TURN]
+    return float(np.median(turns)) if len(turns) else 0.0
 
 
-def _entries(order: Sequence[MicroBatchRecord], lane: dict[int, Span]) -> tuple[Floats, list[Floats]]:
-    """Return the samples of dispatches, and those of turnarounds of the first stage."""
-    pairs = [(m.dispatched, lane[m.micro_batch]) for m in order if m.micro_batch in lane]
-    if len(pairs) < 2:
-        return np.array([span.begin - at for at, span in pairs]), []
-    given = np.array([at for at, _ in pairs])
-    begin = np.array([span.begin for _, span in pairs])
-    free = np.array([-np.inf, *(span.end for _, span in pairs[:-1])])
-    waits, own = _split(given, free, begin, np.zeros(len(given)))
-    return waits, [own]
-
-
-def _link(
-    order: Sequence[MicroBatchRecord], before: dict[int, Span], after: dict[int, Span]
-) -> tuple[LinkSeconds, Floats, Floats]:
-    """Return a link, the ratios of its samples to it, and the samples of turnarounds of the stage behind it."""
-    both = [m for m in order if m.micro_batch in before and m.micro_batch in after]
-    rows = np.array([m.num_tokens for m in both], np.float64)
-    given = np.array([before[m.micro_batch].end for m in both])
-    begin = np.array([after[m.micro_batch].begin for m in both])
-    free = np.array([-np.inf, *(after[m.micro_batch].end for m in both[:-1])])
-    link = LinkSeconds(0.0, 0.0)
+def _waits_for_input(given: Floats, free: Floats, begin: Floats) -> npt.NDArray[np.bool_]:
+    """Return of each micro-batch whether a stage, `free` from then on, waited for its input, which is under way since
+    `given`; else its host was not ready for it."""
+    is_input = given >= free
     for _ in range(_PASSES):
-        expected = link.message + link.row * rows
-        is_waiting = given + expected >= free
-        if not is_waiting.any():
+        if not is_input.any():
             break
-        link = _fit_link(rows[is_waiting], (begin - given)[is_waiting])
-    expected = link.message + link.row * rows
-    is_waiting = given + expected >= free
-    ratios = (begin - given)[is_waiting] / np.maximum(expected[is_waiting], 1e-9)
-    return link, ratios, (begin - free)[~is_waiting]
-
-
-def _split(given: Floats, free: Floats, begin: Floats, extra: Floats) -> tuple[Floats, Floats]:
-    """Return the seconds from `given` to `begin` where the stage waited for its input, and from `free` where not."""
-    level = 0.0
-    is_waiting = given >= free
-    for _ in range(_PASSES):
-        if is_waiting.any():
-            level = float(np.median((begin - given)[is_waiting]))
-        is_waiting = given + level >= free
-    return (begin - given)[is_waiting], (begin - free)[~is_waiting]
+        is_input = given + np.median((begin - given)[is_input]) >= free
+    return is_input
 
 
 def _fit_link(rows: Floats, seconds: Floats) -> LinkSeconds:
     """Fit a message's and a row's seconds, by typical samples, so that their sum is that of the samples."""
+    if not len(rows):
+        return LinkSeconds(0.0, 0.0)
     design = np.stack([np.ones(len(rows)), rows], axis=1)
     predicted = np.full(len(rows), max(1e-9, float(np.median(seconds))))
     found = np.array([predicted[0], 0.0])
@@ -146,4 +104,5 @@ def _fit_link(rows: Floats, seconds: Floats) -> LinkSeconds:
 
 
 def _mean(samples: Floats) -> float:
-    return max(0.0, float(samples.mean())) if len(samples) else 0.0
+    known = samples[np.isfinite(samples)]
+    return max(0.0, float(known.mean())) if len(known) else 0.0

@@ -14,7 +14,7 @@ from ..engine.plan import Plan, make_plan
 from ..scheduler.base import Limits
 from ..simulation.pipeline import SimulatedPipeline
 from ..simulation.setting import Setting
-from .learned_costs import LearnedFit, Observations, SizesShown
+from .learned_costs import LearnedFit, Observations
 from .learned_host import LearnedHost
 from .noise import DrawnNoise, Noise
 from .noisy_pipeline import NoisyPipeline
@@ -40,10 +40,6 @@ class LearnedRun:
     noise: Noise
     error: CostError
     is_model_known: bool
-
-    @property
-    def shown(self) -> SizesShown:
-        return self.fit.shown
 
     def setting(self, config: SimulateConfig) -> Setting:
         """Return the setting of the run's config, or of one that differs from it.
@@ -108,13 +104,13 @@ def learn_run(config: SimulateConfig, record: RunRecord) -> LearnedRun:
     if len(seen) < _LEAST:
         raise ConfigError(f"{len(seen)} whole micro-batches: too few to learn stage times of")
     plan, is_known = _recorded_plan(config, record)
-    host = LearnedHost.of(record)
+    host = LearnedHost.of(record, seen)
     layers = [len(each) for each in plan.layers]
     block = max(1, len(seen) // _BOOTSTRAP_BLOCKS)
     fit = LearnedFit(seen, layers, plan.arch if is_known else None, tile=config.hardware.tile, block=block)
     costs = fit.costs(layers, host.links)
     predicted = np.array([costs.seconds(shape) for shape in seen.shapes])
-    noise = Noise(seen.begins, seen.seconds, predicted, host)
+    noise = Noise(seen, predicted, host)
     ratios = (seen.seconds / predicted).ravel().tolist()
     error = CostError.from_ratios(ratios, "the run's micro-batches, to which they were fitted")
     return LearnedRun(config, plan, fit, host, noise, error, is_known)

@@ -21,35 +21,37 @@ class NoisyPipeline(SimulatedPipeline):
     """
 
     def __init__(self, costs: StageCosts, control: HostTimes, noise: DrawnNoise, **how: Any) -> None:
-        self._noisy = _NoisyCosts(costs, noise)
-        super().__init__(self._noisy, **how)
+        self._next = _NextTimes(costs)
+        super().__init__(self._next, **how)
+        self._quiet = costs
         self._control = control
         self._noise = noise
+        self._longer_sends: list[float] = []
 
     def submit(self, micro_batch: MicroBatchMessage) -> None:
-        control, noise = self._control, self._noise
-        self._noisy.now = self.clock.seconds
-        self.dispatch_s = control.dispatch * noise.dispatch()
-        self.result_s = control.result * noise.result()
-        self.turnaround_s = control.turnaround * noise.turnaround()
+        control, times = self._control, self._quiet.seconds(MicroBatchShape.of(micro_batch))
+        longer = self._noise.at(self.clock.seconds, sum(times))
+        self._next.times = [seconds * factor for seconds, factor in zip(times, longer.stages, strict=True)]
+        self._longer_sends = longer.sends
+        self.dispatch_s = control.dispatch * longer.dispatch
+        self.result_s = control.result * longer.result
+        self._free_at = [
+            end + control.turnaround * factor for end, factor in zip(self._free_at, longer.turnaround, strict=True)
+        ]
         super().submit(micro_batch)
 
     def _send(self, rows: int) -> list[float]:
         sends = super()._send(rows)
-        self._sends.clear()  # each send draws its own
-        return [seconds * self._noise.link() for seconds in sends]
+        self._sends.clear()  # each send takes its own time
+        return [*(seconds * factor for seconds, factor in zip(sends, self._longer_sends, strict=False)), 0.0]
 
 
-class _NoisyCosts(StageCosts):
-    """Stage costs at a time, `now`, that noise depends on."""
+class _NextTimes(StageCosts):
+    """Stage costs that hold the times of the next micro-batch."""
 
-    def __init__(self, costs: StageCosts, noise: DrawnNoise) -> None:
+    def __init__(self, costs: StageCosts) -> None:
         super().__init__(costs.layers, costs.operators)
-        self.now = 0.0
-        self._quiet = costs
-        self._noise = noise
+        self.times: list[float] = []
 
     def seconds(self, shape: MicroBatchShape) -> list[float]:
-        times = self._quiet.seconds(shape)
-        factors = self._noise.stages(self.now, sum(times))
-        return [seconds * factor for seconds, factor in zip(times, factors, strict=True)]
+        return self.times

@@ -96,6 +96,13 @@ class Twin:
         config = changed_config(self.setting.config, overrides)
         return make_setting(config) if self.learned is None else self.learned.setting(config)
 
+    def unlike(self, record: RunRecord) -> float:
+        """Return the share of a replay's micro-batches of sizes that the run has not shown, whose times are guessed."""
+        if self.learned is None or not record.micro_batches:
+            return 0.0
+        shown = self.learned.fit.shown
+        return sum(not shown.hold(each) for each in record.micro_batches) / len(record.micro_batches)
+
     @cached_property
     def error(self) -> TwinError:
         """How far the replay is off.

@@ -2,46 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from gapless.conf.build import build, load_group, to_mapping
+from gapless.conf.build import build, to_mapping
 from gapless.conf.errors import ConfigError
-from gapless.conf.schema import SimulateConfig
-from gapless.models.tokenizer import ByteTokenizer
-from gapless.runtime.core.run_record import RunRecord
-from gapless.runtime.explain.twin import Twin, TwinError, make_twin
-from gapless.runtime.run_folder.read import RunFolder, read_run_folder
+from gapless.conf.policies import OrcaBestConfig, SarathiConfig
+from gapless.conf.schema import EngineConfig, SimulateConfig
+from gapless.runtime.core.run_record import FaultRecord, RunRecord
+from gapless.runtime.engine.llm import LLM
+from gapless.runtime.explain.twin import TwinError, make_twin
+from gapless.runtime.ledger.ledger import Ledger
+from gapless.runtime.run_folder.read import read_run_folder
 from gapless.runtime.run_folder.write import write_run_data
-from gapless.runtime.simulation.run import simulated
+from gapless.runtime.simulation.replicas import make_replicas, run_fleet
 from gapless.runtime.simulation.setting import make_setting
-from gapless.runtime.workload import Workload
-from gapless.runtime.workload.make import make_workload
-
-
-def config_of(policy: str = "sarathi", **workload: object) -> SimulateConfig:
-    return build(SimulateConfig, {
-        "model": load_group("model", "llama-7b"),
-        "hardware": load_group("hardware", "a100-80g"),
-        "parallel": load_group("parallel", "pp2"),
-        "scheduler": load_group("scheduler", policy),
-        "workload": load_group("workload", "zipf") | {"num_prompts": 60, "min_len": 100, "max_len": 800} | workload,
-    })  # fmt: skip
-
-
-def workload_of(config: SimulateConfig) -> Workload:
-    return make_workload(config.workload, vocab_size=32000, context=2048, tokenizer=ByteTokenizer(32000))
-
-
-def run(config: SimulateConfig) -> RunRecord:
-    return simulated(make_setting(config), workload_of(config))[0].record
-
-
-def written(path: Path, record: RunRecord, config: SimulateConfig) -> RunFolder:
-    write_run_data(path, record, config=to_mapping(config))
-    return read_run_folder(path)
+from gapless.runtime.workload import WorkItem
+from gapless.runtime.workload.prefix_ids import PrefixIds
+from tests.support.explained_runs import run, simulated_config, written
+from tests.support.process_launcher import ProcessLauncher
 
 
 def off(error: TwinError) -> float:
@@ -49,14 +32,18 @@ def off(error: TwinError) -> float:
     return max(map(abs, (error.makespan, *error.busy, error.bubble, error.p99_tbt, error.p99_ttft)))
 
 
+def ends(record: RunRecord) -> list[float]:
+    return [span.end for span in record.spans]
+
+
 @pytest.mark.parametrize(
     "config",
     [
-        config_of(),
-        config_of("equal_time", request_rate=30.0),
-        config_of("orca_best", request_rate=20.0, burstiness=0.25, max_concurrency=16),
-        config_of("token_budget", users=3, deadline_ms=100.0, max_concurrency=8),
-        replace(config_of(), simulation=replace(config_of().simulation, jitter=0.1, straggler_rate=0.02)),
+        simulated_config(),
+        simulated_config("equal_time", request_rate=30.0),
+        simulated_config("orca_best", request_rate=20.0, burstiness=0.25, max_concurrency=16),
+        simulated_config("token_budget", users=3, deadline_ms=100.0, max_concurrency=8),
+        replace(simulated_config(), simulation=replace(simulated_config().simulation, jitter=0.1, straggler_rate=0.02)),
     ],
     ids=["all at once", "rate", "closed loop and rate", "closed loop", "disturbed"],
 )
@@ -67,23 +54,117 @@ def test_twin_of_a_simulated_run_is_the_run(tmp_path: Path, config: SimulateConf
 
 
 def test_changed_setting_is_that_of_the_changed_config(tmp_path: Path) -> None:
-    config = config_of(request_rate=20.0)
+    config = simulated_config(request_rate=20.0)
     twin = make_twin(written(tmp_path, run(config), config))
     other = twin.changed({"scheduler": "token_budget", "scheduler.budget": 96, "parallel.layers": (14, 18)})
-    found = replay_spans(twin, other)
-    expected = run(other.config)
-    assert found == pytest.approx([span.end for span in expected.spans], abs=1e-6)
+    assert ends(twin.replay(setting=other)) == pytest.approx(ends(run(other.config)), abs=1e-6)
 
 
-def replay_spans(twin: Twin, setting: object) -> list[float]:
-    return [span.end for span in twin.replay(setting=setting).spans]  # type: ignore[arg-type]
+def test_another_policy_keeps_the_keys_that_all_policies_have(tmp_path: Path) -> None:
+    config = simulated_config()
+    config = replace(config, scheduler=SarathiConfig(chunk=96, max_batch=12, order="shortest_prompt"))
+    twin = make_twin(written(tmp_path, run(config), config))
+    assert twin.changed({"scheduler": "orca_best"}).config.scheduler == OrcaBestConfig(
+        max_batch=12, order="shortest_prompt"
+    )
 
 
-def test_fleet_is_refused(tmp_path: Path) -> None:
-    config = config_of()
+def test_shared_prefixes_are_found_again(tmp_path: Path) -> None:
+    """Prompts that begin with one of two long texts: the replay computes what the run computed."""
+    config = simulated_config()
+    [replica] = make_replicas(make_setting(config))
+    items = [
+        WorkItem(bytes(320 + n), 8, 0.02 * n, prefix=PrefixIds([100 * (n % 2) + k for k in range(15)] + [1000 + n], 16))
+        for n in range(40)
+    ]
+    for _ in run_fleet([replica], items):
+        pass
+    assert sum(request.cached_tokens for request in replica.record.requests) > 5000
+    twin = make_twin(written(tmp_path, replica.record, config))
+    replayed = twin.replay()
+    assert [r.cached_tokens for r in replayed.requests] == [r.cached_tokens for r in replica.record.requests]
+    assert ends(replayed) == pytest.approx(ends(replica.record), abs=1e-6)
+
+
+def test_profile_that_is_gone_leaves_times_to_be_learned(tmp_path: Path) -> None:
+    config = simulated_config()
     record = run(config)
-    written(tmp_path / "replica_0", record, config)
-    written(tmp_path / "replica_1", record, config)
-    (tmp_path / "summary.json").write_text('{"replicas": 2, "config": {}}')
-    with pytest.raises(ConfigError, match="2 pipelines; give the run of one"):
-        make_twin(read_run_folder(tmp_path))
+    gone = replace(config, simulation=replace(config.simulation, profile=str(tmp_path / "gone")))
+    twin = make_twin(written(tmp_path / "run", record, gone))
+    assert abs(twin.error.makespan) < 0.02
+    assert "learned from the run" in twin.notes[0]
+
+
+def test_model_that_is_gone(tmp_path: Path) -> None:
+    """Other policies can be replayed; layers, of which nothing is known, cannot be split otherwise."""
+    config = simulated_config()
+    mapping = to_mapping(config)
+    del mapping["simulation"]
+    mapping["model"] |= {"weights": str(tmp_path / "gone"), "architecture": None}
+    write_run_data(tmp_path / "run", run(config), config=mapping)
+    twin = make_twin(read_run_folder(tmp_path / "run"))
+    assert abs(twin.error.makespan) < 0.05
+    other = run(replace(config, scheduler=OrcaBestConfig()))
+    replayed = twin.replay(setting=twin.changed({"scheduler": "orca_best"}))
+    assert Ledger(replayed).span_seconds == pytest.approx(Ledger(other).span_seconds, rel=0.1)
+    with pytest.raises(ConfigError, match="no other split of the layers"):
+        twin.changed({"parallel.layers": (10, 22)})
+
+
+def test_what_cannot_be_replayed_is_refused_in_one_line(tmp_path: Path) -> None:
+    config = simulated_config()
+    record = run(config)
+    written(tmp_path / "fleet" / "replica_0", record, config)
+    written(tmp_path / "fleet" / "replica_1", record, config)
+    (tmp_path / "fleet" / "summary.json").write_text('{"replicas": 2, "config": {}}')
+    write_run_data(tmp_path / "no_config", record, config={})
+    mapping = to_mapping(config)
+    del mapping["simulation"]
+    record.faults.append(FaultRecord(1, "process", "rank 1 ended", 1.0, 1.1, up=1.2, stages=1))
+    write_run_data(tmp_path / "fewer", record, config=mapping)
+    empty = RunRecord(2, 100, requests=record.requests, batch=8, depth=2)
+    write_run_data(tmp_path / "empty", empty, config=mapping)
+    for name, line in (
+        ("fleet", "2 pipelines; give the run of one"), ("no_config", "holds no config"),
+        ("fewer", "went on with fewer stages"), ("empty", "no micro-batches"),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match=line) as refused:
+            make_twin(read_run_folder(tmp_path / name))
+        assert "\n" not in str(refused.value)
+        assert str(tmp_path / name) in str(refused.value)
+
+
+@pytest.fixture(scope="module")
+def real_run() -> Iterator[tuple[RunRecord, dict[str, Any]]]:
+    """A run over two stages that are processes, and its config."""
+    config = build(EngineConfig, {
+        "model": {"weights": "shipped"}, "cache": {"num_blocks": 300},
+        "parallel": {"pp": 2, "launcher": "ray", "threads": 1}, "scheduler": {"name": "sarathi", "chunk": 32},
+    })  # fmt: skip
+    items = [WorkItem([(7 * n + k) % 250 for k in range(30 + 5 * n)], 12, 0.004 * n) for n in range(24)]
+    with LLM.from_config(config, launcher=ProcessLauncher()) as llm:
+        for _ in llm.replay(items[:4]):  # to warm up
+            pass
+        llm.reset()
+        for _ in llm.replay(items):
+            pass
+        yield llm.record, to_mapping(config)
+
+
+def test_twin_of_a_real_run(tmp_path: Path, real_run: tuple[RunRecord, dict[str, Any]]) -> None:
+    record, mapping = real_run
+    write_run_data(tmp_path, record, config=mapping)
+    twin = make_twin(read_run_folder(tmp_path))
+    assert twin.learned is not None
+    assert twin.setting.plan.num_blocks == record.num_blocks
+    assert [len(item.prompt) for item in twin.items] == [30 + 5 * n for n in range(24)]
+    replayed = twin.replay()
+    Ledger(replayed).check()
+    assert [request.output_tokens for request in replayed.requests] == [12] * 24
+    assert sum(m.num_tokens for m in replayed.micro_batches) == sum(m.num_tokens for m in record.micro_batches)
+    assert abs(twin.error.makespan) < 0.25  # on a machine of many tests; docs/explain.md has measured ones
+    assert max(map(abs, twin.error.busy)) < 0.4
+    changed = twin.replay(1, twin.changed({"scheduler": "orca_best", "parallel.depth": 3}))
+    Ledger(changed).check()
+    with pytest.raises(ConfigError, match="must come to the 2 ranks of the run"):
+        twin.changed({"parallel.pp": 3})

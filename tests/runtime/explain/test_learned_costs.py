@@ -1,0 +1,81 @@
+"""Costs that are learned from a run's spans, held against the model that the run was simulated by."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from gapless.parallel.placement import StageLink
+from gapless.runtime.cost.stage_costs import MicroBatchShape
+from gapless.runtime.explain.learned_run import learn_run
+from gapless.runtime.explain.scaled_operators import scaled_costs
+from gapless.runtime.explain.twin import Twin, error_of
+from tests.support.explained_runs import learned_twin, run, simulated_config
+
+
+@pytest.fixture(scope="module", params=["sarathi", "orca_best", "token_budget"])
+def twin(request: pytest.FixtureRequest) -> Twin:
+    return learned_twin(simulated_config(request.param, num_prompts=120))
+
+
+def test_replay_is_the_run(twin: Twin) -> None:
+    error = error_of(twin.replay(), twin.base)
+    assert abs(error.makespan) < 0.01
+    assert max(map(abs, error.busy)) < 0.01
+    assert max(abs(error.p99_tbt), abs(error.p99_ttft)) < 0.02
+
+
+@pytest.mark.parametrize(
+    ("overrides", "within"),
+    [
+        ({"parallel.layers": (13, 19)}, 0.03),
+        ({"parallel.depth": 3}, 0.02),
+        ({"scheduler": "token_budget"}, 0.06),
+        ({"scheduler": "orca_best"}, 0.06),
+        ({"scheduler": "sarathi", "scheduler.chunk": 128}, 0.06),
+        ({"parallel.pp": 1, "parallel.tp": 2}, 0.10),
+    ],
+    ids=["layers", "depth", "token_budget", "orca_best", "chunk", "tp"],
+)
+def test_what_is_learned_carries_over(twin: Twin, overrides: Mapping[str, object], within: float) -> None:
+    setting = twin.changed(overrides)
+    error = error_of(twin.replay(setting=setting), run(setting.config))
+    assert abs(error.makespan) < within
+    assert max(map(abs, error.busy)) < within
+
+
+def test_sizes_that_the_run_has_not_shown_are_counted(twin: Twin) -> None:
+    assert twin.unlike(twin.replay()) == 0
+    longer = [msgspec.structs.replace(item, prompt=bytes(len(item.prompt) + 900)) for item in twin.items]
+    other = Twin(twin.setting, longer, None, twin.base, [], twin.learned)
+    assert other.unlike(other.replay()) > 0.1
+
+
+def test_a_seed_draws_the_same_again(twin: Twin) -> None:
+    spans = [[span.end for span in twin.replay(seed).spans] for seed in (1, 1, 2)]
+    assert spans[0] == spans[1]
+    assert spans[0] != spans[2]
+    assert spans[2][-1] == pytest.approx(spans[0][-1], rel=0.1)
+
+
+def test_slower_stage_and_faster_links(twin: Twin) -> None:
+    costs, shape, link = twin.setting.costs, MicroBatchShape([(200, 100)], 4, 900, 4), StageLink(between_nodes=True)
+    scaled = scaled_costs(costs, stages=[1.0, 2.0], links=0.5)
+    first, second = costs.seconds(shape)
+    assert scaled.seconds(shape) == pytest.approx([first, 2 * second])
+    sends = [each.operators[0].send(50, link=link, scatter_gather=True) for each in (costs, scaled)]
+    assert sends[1] == pytest.approx(sends[0] / 2)
+    assert sends[0] > 0
+
+
+def test_slow_stage_is_told_from_the_head() -> None:
+    config = simulated_config(num_prompts=120)
+    whole = learned_twin(config)
+    slow = replace(whole.setting, costs=scaled_costs(whole.setting.costs, stages=[1.0, 1.4]))
+    fit = learn_run(config, whole.replay(setting=slow)).fit
+    assert whole.learned is not None
+    before = whole.learned.fit.slower
+    assert fit.slower[1] / fit.slower[0] == pytest.approx(1.4 * before[1] / before[0], rel=0.03)

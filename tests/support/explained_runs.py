@@ -1,0 +1,47 @@
+"""Simulated runs in their folders, and twins of them whose stage times are learned."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gapless.conf.build import build, load_group, to_mapping
+from gapless.conf.schema import SimulateConfig
+from gapless.models.tokenizer import ByteTokenizer
+from gapless.runtime.core.run_record import RunRecord
+from gapless.runtime.explain.learned_run import learn_run
+from gapless.runtime.explain.requests_of_record import requests_of
+from gapless.runtime.explain.twin import Twin
+from gapless.runtime.run_folder.read import RunFolder, read_run_folder
+from gapless.runtime.run_folder.write import write_run_data
+from gapless.runtime.simulation.run import simulated
+from gapless.runtime.simulation.setting import make_setting
+from gapless.runtime.workload.make import make_workload
+
+
+def simulated_config(policy: str = "sarathi", **workload: object) -> SimulateConfig:
+    """Return the config of 60 requests of 100 to 800 tokens through LLaMA 7B on two A100s."""
+    return build(SimulateConfig, {
+        "model": load_group("model", "llama-7b"),
+        "hardware": load_group("hardware", "a100-80g"),
+        "parallel": load_group("parallel", "pp2"),
+        "scheduler": load_group("scheduler", policy),
+        "workload": load_group("workload", "zipf") | {"num_prompts": 60, "min_len": 100, "max_len": 800} | workload,
+    })  # fmt: skip
+
+
+def run(config: SimulateConfig) -> RunRecord:
+    workload = make_workload(config.workload, vocab_size=32000, context=2048, tokenizer=ByteTokenizer(32000))
+    return simulated(make_setting(config), workload)[0].record
+
+
+def written(path: Path, record: RunRecord, config: SimulateConfig) -> RunFolder:
+    write_run_data(path, record, config=to_mapping(config))
+    return read_run_folder(path)
+
+
+def learned_twin(config: SimulateConfig) -> Twin:
+    """Return the twin of a simulated run as if its cost model were not known."""
+    record = run(config)
+    learned = learn_run(config, record)
+    found = requests_of(record, config.workload, config.cache.block_size)
+    return Twin(learned.setting(config), found.items, config.workload.max_concurrency, record, found.notes, learned)

@@ -2,8 +2,8 @@
 
 A LLaMA of about 160M parameters serves requests of 256 to 1,024 tokens over two pipeline stages of one thread each
 (`support/real_pipeline.py`), in settings that are bad each in its own way. Each is run, and explained from its run
-folder alone. Then it and its three best advices take turns. A try is one change in one round: the share that it saved of
-the metric that the explanation ranks by, beside the run of that round as it was.
+folder alone. Then it and its three best advices take turns. A try is one change in one round: the share that it saved
+of the metric that the explanation ranks by, beside the run of that round as it was.
 
 Prints for each advice the range that was foretold, what was measured (the median of the rounds), and how many tries lie
 within the range; 9 of 10 should. Further arguments are overrides of `gapless bench`. About half an hour on 2 cores that

@@ -262,7 +262,7 @@ class _Search:
         notes = []
         if each.screening.beyond > _NOTED_BEYOND:
             share = f"{each.screening.beyond:.0%}"
-            notes.append(f"{share} of its compute time is in micro-batches larger than any of the run")
+            notes.append(f"{share} of its compute time is in micro-batches of sizes that the run has not shown")
         for metric in METRICS:
             if metric != self.metric and saves[metric] < -_NOTED_COST:
                 notes.append(f"{_NAMES[metric]} takes {1 - saves[metric]:.2g} times as long")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from statistics import fmean, variance
 from time import perf_counter
 
@@ -16,9 +16,8 @@ from ..ledger.advice import Interval
 from ..ledger.explanation import METRICS
 from ..ledger.latencies import time_to_first_token, tokens_apart
 from ..simulation.setting import Setting
-from .even_split import shape_of
+from .bounded_costs import BoundedCosts
 from .learned_costs import SizesShown
-from .proportional_costs import ProportionalCosts
 from .twin import Twin
 
 Values = dict[str, float]  # seconds or milliseconds by metric
@@ -44,7 +43,7 @@ class WhatIf:
         if items is not None and items < len(twin.items):
             self.twin = copy(twin)
             self.twin.items = twin.items[:items]
-        self.shown = None if twin.learned is None else twin.learned.shown
+        self.shown = None if twin.learned is None else twin.learned.fit.shown
         before = perf_counter()
         self.base = values_of(self.twin.replay())
         quiet = perf_counter()
@@ -69,13 +68,8 @@ class WhatIf:
         values = values_of(record)
         if self.shown is None:
             return Screening(values)
-        beyond = share_beyond(self.shown, record)
-        longest = values
-        if beyond > 0:
-            slow = replace(setting, costs=ProportionalCosts(setting.costs, self.shown))
-            longest = values_of(self.twin.replay(None, slow))
         ranks = setting.config.parallel.tp != self.twin.setting.config.parallel.tp
-        return Screening(values, longest, beyond, other_ranks=ranks)
+        return Screening(values, share_beyond(self.shown, record), ranks)
 
     def savings(
         self, setting: Setting, screening: Screening, seeds: int, error: Mapping[str, float], *,
@@ -92,12 +86,13 @@ class WhatIf:
         """
         if not self.is_noisy:
             return self.rough(screening, error)
+        bounds = self._bounds(setting) if screening.beyond > 0 else []
         base = [self.replayed(seed) for seed in range(seeds)]
         quiet = screening.values
         changed = [quiet if is_even else values_of(self.twin.replay(seed, setting)) for seed in range(seeds)]
         return {
             metric: interval_of([each[metric] for each in base], [each[metric] for each in changed],
-                                self._model(metric, error, screening), is_paired=is_paired)
+                                self._model(metric, error, screening, bounds), is_paired=is_paired)
             for metric in METRICS
         }  # fmt: skip
 
@@ -111,7 +106,16 @@ class WhatIf:
             found[metric] = _interval(ratio, 2 * _log_variance(own), len(own), model)
         return found
 
-    def _model(self, metric: str, error: Mapping[str, float], screening: Screening) -> ModelError:
+    def _bounds(self, setting: Setting) -> list[Values]:
+        """Replay a setting with the shortest and the longest times of what is beyond the sizes of the run."""
+        assert self.shown is not None
+        shortest = BoundedCosts(setting.costs, self.shown, "shortest")
+        longest = BoundedCosts(setting.costs, self.shown, "longest")
+        return [values_of(self.twin.replay(None, replace(setting, costs=costs))) for costs in (shortest, longest)]
+
+    def _model(
+        self, metric: str, error: Mapping[str, float], screening: Screening, bounds: Sequence[Values] = ()
+    ) -> ModelError:
         """Return how far learned stage times may put off a metric's ratio; not at all where they are not learned."""
         if self.shown is None:
             return ModelError()
@@ -121,8 +125,8 @@ class WhatIf:
             _RANKS_ERROR * screening.other_ranks,
             _TAIL_ERROR * (metric != "duration"),
         )
-        longest = _log_ratio(screening.values[metric], screening.longest[metric])
-        return ModelError(_CHANGE_ERROR, math.hypot(*parts), abs(longest))
+        reach = [0.0, *(_log_ratio(screening.values[metric], each[metric]) for each in bounds)]
+        return ModelError(_CHANGE_ERROR, math.hypot(*parts), min(reach), max(reach))
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,13 +135,12 @@ class Screening:
 
     Attributes:
         values: by metric.
-        longest: the same where micro-batches beyond the sizes of the run take as long as they may.
-        beyond: share of compute time in such micro-batches; 0 where stage times are not learned.
+        beyond: share of compute time in micro-batches of sizes that the run has not shown; 0 where stage times are not
+            learned.
         other_ranks: whether its stages have another number of ranks than the run's.
     """
 
     values: Values
-    longest: Values = field(default_factory=dict)
     beyond: float = 0.0
     other_ranks: bool = False
 
@@ -149,17 +152,18 @@ class ModelError:
     Attributes:
         relative: standard deviation, as a share of the logarithm.
         absolute: another.
-        reach: how much it may be off either way in nine of ten runs, beyond the sizes that the run has shown.
+        low: how much less it may be beyond the sizes that the run has shown, at most 0; high: how much more.
     """
 
     relative: float = 0.0
     absolute: float = 0.0
-    reach: float = 0.0
+    low: float = 0.0
+    high: float = 0.0
 
 
 def share_beyond(shown: SizesShown, record: RunRecord) -> float:
-    """Return the share of compute time in micro-batches larger than those that a run has shown."""
-    beyond = {each.micro_batch for each in record.micro_batches if not shown.hold(shape_of(each))}
+    """Return the share of compute time in micro-batches of sizes that a run has not shown."""
+    beyond = {each.micro_batch for each in record.micro_batches if not shown.hold(each)}
     if not beyond:
         return 0.0
     total = sum(span.end - span.begin for span in record.spans)
@@ -204,8 +208,8 @@ def interval_of(
 
 def _interval(ratio: float, noise: float, count: int, model: ModelError) -> Interval:
     spread = (_deviate(count - 1) * math.sqrt(noise), _Z * model.relative * ratio, _Z * model.absolute)
-    half = math.hypot(*spread, model.reach)
-    return Interval(1 - math.exp(ratio), 1 - math.exp(ratio + half), 1 - math.exp(ratio - half))
+    most, least = ratio + math.hypot(*spread, model.high), ratio - math.hypot(*spread, model.low)
+    return Interval(1 - math.exp(ratio), 1 - math.exp(most), 1 - math.exp(least))
 
 
 def _deviate(freedom: int) -> float:

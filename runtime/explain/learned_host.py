@@ -13,6 +13,7 @@ from ..cost.operators import HostTimes
 from .learned_costs import LinkSeconds, Observations
 from .non_negative import non_negative_least_squares
 
+_WAITING = 5  # percentile of the seconds of results: those for which the coordinator waited
 _PASSES = 3  # of telling waits for an input from waits for a stage's host
 _LONGEST_TURN = 0.02  # seconds that the coordinator may take from a result to the next dispatch
 
@@ -36,6 +37,12 @@ class LearnedHost:
     sends: Floats
     links: tuple[LinkSeconds, ...]
     times: HostTimes
+
+    @property
+    def least_result(self) -> float:
+        """Seconds until a coordinator that waits has a result."""
+        known = self.result[np.isfinite(self.result)]
+        return float(np.percentile(known, _WAITING)) if len(known) else 0.0
 
     @classmethod
     def of(cls, record: RunRecord, seen: Observations) -> LearnedHost:

@@ -88,6 +88,7 @@ class LearnedRun:
         stages = [stage * tp // own_tp for stage in range(config.parallel.pp)]
         return NoisyPipeline(
             costs, control, DrawnNoise(self.noise, seed, stages, in_order=in_order),
+            least_result=self.host.least_result,
             depth=plan.limits.depth.most, num_blocks=plan.num_blocks, draft_acceptance=drafts, seed=config.seed + seed,
         )  # fmt: skip
 

@@ -15,6 +15,8 @@ from .learned_host import LearnedHost
 
 _BLOCKS = 16  # of a run's time
 _ALIKE = 1.3  # most ratio of the sizes of micro-batches that are alike
+_SIZES = 12  # classes of size of a run's micro-batches
+_LEAST_ALIKE = 8  # micro-batches of such a class
 _FARTHEST = 64  # micro-batches, either way in time, among which one that is alike is looked for
 
 
@@ -43,18 +45,38 @@ class Noise:
         times, begins = host.times, seen.begins
         first, last = float(begins.min()), float(begins.max())
         self.stretch = max(1e-6, (last - first) / _BLOCKS)
+        ratios, sizes = seen.seconds / predicted, predicted.sum(axis=1)
         longer = list(map(
-            Longer, (seen.seconds / predicted).tolist(), _ratios(host.turnaround, times.turnaround).tolist(),
+            Longer, ratios.tolist(), _ratios(host.turnaround, times.turnaround).tolist(),
             _ratios(host.sends, 1.0).tolist(), _ratios(host.dispatch, times.dispatch).tolist(),
             _ratios(host.result, times.result).tolist(),
         ))  # fmt: skip
+        of_size = _SizeRatios(sizes, ratios)
+        usual = np.array([of_size(size) for size in sizes.tolist()])
         numbers = np.minimum((begins - first) / self.stretch, _BLOCKS - 1).astype(np.int64)
-        sizes = predicted.sum(axis=1)
         self.blocks: list[_Block] = []
         for number in range(_BLOCKS):
             if len(rows := np.flatnonzero(numbers == number)):
                 since = (begins[rows] - first - number * self.stretch).tolist()
-                self.blocks.append(_Block(since, sizes[rows].tolist(), [longer[row] for row in rows]))
+                weather = np.average(ratios[rows] / usual[rows], axis=0, weights=sizes[rows]).tolist()
+                self.blocks.append(_Block(since, sizes[rows].tolist(), [longer[row] for row in rows], weather, of_size))
+
+
+class _SizeRatios:
+    """The mean ratios, by stage, of micro-batches of about the same predicted seconds, in the whole run."""
+
+    def __init__(self, sizes: Floats, ratios: Floats) -> None:
+        order = np.argsort(sizes, kind="stable")
+        window = max(_LEAST_ALIKE, len(order) // _SIZES)
+        sums = np.vstack([np.zeros(ratios.shape[1]), np.cumsum(ratios[order], axis=0)])
+        places = np.arange(len(order))
+        low, high = np.maximum(0, places - window // 2), np.minimum(len(order), places + window // 2 + 1)
+        self._sizes = sizes[order].tolist()
+        self._means = ((sums[high] - sums[low]) / (high - low)[:, None]).tolist()
+
+    def __call__(self, size: float) -> list[float]:
+        means: list[float] = self._means[min(bisect_left(self._sizes, size), len(self._sizes) - 1)]
+        return means
 
 
 class _Block:
@@ -63,26 +85,34 @@ class _Block:
     Args:
         begins: seconds since the begin of the stretch, ascending.
         sizes: predicted seconds of all stages.
+        weather: by stage, how many times longer they took than is usual of their sizes.
     """
 
-    def __init__(self, begins: list[float], sizes: list[float], longer: list[Longer]) -> None:
+    def __init__(
+        self, begins: list[float], sizes: list[float], longer: list[Longer], weather: list[float], usual: _SizeRatios
+    ) -> None:
         self._begins = begins
         self._sizes = sizes
         self._longer = longer
-        weights = np.array(sizes)  # so that the block's seconds are those that it had
-        means = [np.average([getattr(each, name) for each in longer], axis=0, weights=weights).tolist()
-                 for name in Longer._fields]  # fmt: skip
-        self._mean = Longer(*means)
+        self._weather = weather
+        self._usual = usual
+        self._turnaround, self._sends, self._dispatch, self._result = (
+            np.mean([getattr(each, name) for each in longer], axis=0).tolist() for name in Longer._fields[1:]
+        )
 
     def at(self, begin: float, size: float) -> Longer:
-        """Return that of the micro-batch nearest in time whose size is about the same, or else the block's mean."""
+        """Return that of the micro-batch nearest in time whose size is about the same.
+
+        Where the block has none, it is what is usual of that size in the whole run, in the weather of the block.
+        """
         sizes, low, high = self._sizes, size / _ALIKE, size * _ALIKE
         place = bisect_left(self._begins, begin)
         for distance in range(_FARTHEST):
             for index in (place - distance, place + distance):
                 if 0 <= index < len(sizes) and low <= sizes[index] <= high:
                     return self._longer[index]
-        return self._mean
+        stages = [usual * weather for usual, weather in zip(self._usual(size), self._weather, strict=True)]
+        return Longer(stages, self._turnaround, self._sends, self._dispatch, self._result)
 
 
 class DrawnNoise:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
-from ..core.messages import MicroBatchMessage
+from ..core.messages import MicroBatchMessage, MicroBatchResult
 from ..cost.operators import HostTimes
 from ..cost.stage_costs import MicroBatchShape, StageCosts
 from ..simulation.pipeline import SimulatedPipeline
@@ -14,19 +15,26 @@ from .noise import DrawnNoise
 class NoisyPipeline(SimulatedPipeline):
     """A `SimulatedPipeline` whose stages, links and host take as much longer as `noise` says.
 
+    A coordinator that gets a result late finds those that have come meanwhile too, and takes them together.
+
     Args:
         costs: seconds of each stage without noise.
         control: the host's seconds without noise.
+        least_result: least seconds from the end of the last stage until a coordinator that waits has the result.
         how: the other arguments of `SimulatedPipeline`.
     """
 
-    def __init__(self, costs: StageCosts, control: HostTimes, noise: DrawnNoise, **how: Any) -> None:
+    def __init__(
+        self, costs: StageCosts, control: HostTimes, noise: DrawnNoise, *, least_result: float, **how: Any
+    ) -> None:
         self._next = _NextTimes(costs)
         super().__init__(self._next, **how)
         self._quiet = costs
         self._control = control
         self._noise = noise
         self._longer_sends: list[float] = []
+        self._least_result = least_result
+        self._come: deque[float] = deque()  # of each result that is outstanding: when it comes
 
     def submit(self, micro_batch: MicroBatchMessage) -> None:
         control, times = self._control, self._quiet.seconds(MicroBatchShape.of(micro_batch))
@@ -39,6 +47,17 @@ class NoisyPipeline(SimulatedPipeline):
             end + control.turnaround * factor for end, factor in zip(self._free_at, longer.turnaround, strict=True)
         ]
         super().submit(micro_batch)
+        at, _ = self._results[-1]
+        self._come.append(at - self.result_s + min(self.result_s, self._least_result))
+
+    def wait(self, deadline: float) -> list[MicroBatchResult]:
+        results = super().wait(deadline)
+        if results:
+            self._come.popleft()
+            while self._come and self._come[0] <= self.clock.seconds:
+                self._come.popleft()
+                results.append(self._results.popleft()[1])
+        return results
 
     def _send(self, rows: int) -> list[float]:
         sends = super()._send(rows)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -13,6 +13,8 @@ from ..core.request_record import RequestRecord
 from ..core.run_record import FaultRecord, RunRecord
 from ..workload import WorkItem
 from ..workload.prefix_ids import PrefixIds
+
+_LET_IN = 0.02  # most seconds from the end of a request until the one that it held back is let in
 
 
 @dataclass(slots=True)
@@ -23,15 +25,18 @@ class RequestsOfRecord:
     notes: list[str] = field(default_factory=list)
 
 
-def requests_of(record: RunRecord, workload: WorkloadConfig | None, block_size: int) -> RequestsOfRecord:
+def requests_of(
+    record: RunRecord, workload: WorkloadConfig | None, block_size: int, *, without_faults: bool = False
+) -> RequestsOfRecord:
     """Return the requests of a run, with prompts of zeros.
 
-    Each gets as many tokens as it got in the run. Arrivals are seconds from the run's start, without the seconds for
-    which the pipeline had failed. A prompt that the prefix cache knew in part begins like an earlier one.
+    Each gets as many tokens as it got in the run. Arrivals are seconds from the run's start. A prompt that the prefix
+    cache knew in part begins like an earlier one.
 
     Args:
         workload: of the run's config, for its users, deadline and closed loop; None: it has none.
         block_size: tokens of a KV block.
+        without_faults: arrivals leave out the seconds for which the pipeline had failed.
     """
     notes: list[str] = []
     served = [request for request in record.requests if request.token_times]
@@ -48,10 +53,10 @@ def requests_of(record: RunRecord, workload: WorkloadConfig | None, block_size: 
             "holds them, those that came before without their earlier context"
         )
     arrivals = _arrivals(served, workload.max_concurrency if workload is not None else None)
-    if record.faults:
+    if record.faults and without_faults:
         arrivals = [at - _down_before(record.faults, at) for at in arrivals]
-        notes.append(f"the time of {len(record.faults)} faults is left out")
-    prefixes = _prefixes(served, block_size)
+        notes.append(f"{len(record.faults)} faults are left out: their time, and what was computed again after them")
+    prefixes = _prefixes(served, _cached(record), block_size)
     users = workload.users if workload is not None else 1
     deadline = None
     if workload is not None and workload.deadline_ms is not None:
@@ -72,17 +77,19 @@ def requests_of(record: RunRecord, workload: WorkloadConfig | None, block_size: 
 def _arrivals(served: Sequence[RequestRecord], max_concurrency: int | None) -> list[float]:
     """Return when each request was due.
 
-    A request of a closed loop that was held back is recorded when it was let in. It was due when the one before it was,
-    at the earliest, and that is taken.
+    A request of a closed loop that was held back is recorded when it was let in, right after another one had ended. It
+    was due when the one before it was, at the earliest, and that is taken.
     """
     if max_concurrency is None:
         return [request.arrival for request in served]
     due: list[float] = []
     ends: list[float] = []
-    for place, request in enumerate(served):
-        unfinished = place - bisect_left(ends, request.arrival)
-        was_held = unfinished >= max_concurrency
-        due.append(due[-1] if was_held and due else request.arrival)
+    for number, request in enumerate(served):
+        at = request.arrival
+        last = bisect_right(ends, at)  # of those that had ended, after the one that made room
+        was_full = last > 0 and number - bisect_left(ends, ends[last - 1]) >= max_concurrency
+        was_held = was_full and at - ends[last - 1] <= _LET_IN
+        due.append(due[-1] if was_held else at)
         insort(ends, request.finished if request.finished is not None else float("inf"))
     return due
 
@@ -93,13 +100,22 @@ def _down_before(faults: Sequence[FaultRecord], at: float) -> float:
     return sum(max(0.0, min(at, up) - since) for since, up in ends)
 
 
-def _prefixes(served: Sequence[RequestRecord], block_size: int) -> dict[int, PrefixIds]:
+def _cached(record: RunRecord) -> dict[int, int]:
+    """Return how many tokens of each prompt came from the prefix cache: those before its first chunk."""
+    found: dict[int, int] = {}
+    for micro_batch in record.micro_batches:
+        for chunk in micro_batch.chunks:
+            found.setdefault(chunk.request, chunk.start)
+    return found
+
+
+def _prefixes(served: Sequence[RequestRecord], cached: Mapping[int, int], block_size: int) -> dict[int, PrefixIds]:
     """Return ids of the blocks of each prompt, by which the prefix cache finds as many tokens as it did in the run.
 
     The record says how many tokens each prompt had in the cache, but not of which request. They are taken to be those
     of the latest request before it that has as many.
     """
-    if not any(request.cached_tokens for request in served):
+    if not any(cached.get(request.request) for request in served):
         return {}
     fresh = count()
     begun = sorted(served, key=lambda r: r.arrival if r.first_dispatched is None else r.first_dispatched)
@@ -111,7 +127,7 @@ def _prefixes(served: Sequence[RequestRecord], block_size: int) -> dict[int, Pre
         for _, blocks, own in [entry for entry in waiting if entry[0] <= at]:
             latest.append((blocks, own))
         waiting = [entry for entry in waiting if entry[0] > at]
-        wanted = request.cached_tokens // block_size
+        wanted = cached.get(request.request, 0) // block_size
         found: list[int] = []
         if wanted:
             found = next((own for blocks, own in reversed(latest) if blocks >= wanted), [])

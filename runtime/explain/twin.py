@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -26,8 +25,6 @@ from ..workload import WorkItem
 from .learned_run import LearnedRun, learn_run
 from .requests_of_record import requests_of
 
-_ERROR_SEEDS = 5
-
 
 @dataclass(frozen=True, slots=True)
 class TwinError:
@@ -35,7 +32,7 @@ class TwinError:
 
     makespan: float
     busy: tuple[float, ...]  # seconds of compute by stage
-    bubble: float  # share of stage time that is idle between the first and the last micro-batch
+    bubble: float  # seconds of bubbles, of all stages
     p99_tbt: float
     p99_ttft: float
 
@@ -107,47 +104,49 @@ class Twin:
     def error(self) -> TwinError:
         """How far the replay is off.
 
-        Of learned times, it is the median of replays on a machine that is slow when the run's was, each with residuals
-        drawn of those that the run had about then. Without them stages would hardly wait for each other.
+        Learned times are replayed on a machine that is slow when the run's was, so that what is left is the twin's own
+        error. How much the machine's noise matters shows in the replays of several seeds.
         """
-        seeds: Sequence[int | None] = [None] if self.learned is None else range(_ERROR_SEEDS)
-        errors = [error_of(self._replayed(self.setting, seed, in_order=True), self.base) for seed in seeds]
-        busy = zip(*(error.busy for error in errors), strict=True)
-        return TwinError(
-            makespan=median(error.makespan for error in errors),
-            busy=tuple(median(stage) for stage in busy),
-            bubble=median(error.bubble for error in errors),
-            p99_tbt=median(error.p99_tbt for error in errors),
-            p99_ttft=median(error.p99_ttft for error in errors),
-        )
+        return error_of(self._replayed(self.setting, None if self.learned is None else 0, in_order=True), self.base)
 
 
 def make_twin(folder: RunFolder) -> Twin:
-    """Make the twin of a run.
+    """Make the twin of a run. Stage times of a simulated one are those of its cost model, where that can be made again.
 
     Raises:
         ConfigError: the folder holds a fleet or no micro-batches, its config is unknown, or it is damaged.
     """
     if len(replicas := folder.replicas) > 1:
         raise ConfigError(f"{folder.path}: {len(replicas)} pipelines; give the run of one, as {replicas[0].path}")
-    record = folder.load()
-    if not any(span.end > span.begin for span in record.spans) or not record.micro_batches:
+    record, config = folder.load(), config_of(folder)
+    if not record.micro_batches or not any(span.end > span.begin for span in record.spans):
         raise ConfigError(f"{folder.path}: no micro-batches to replay")
-    config = config_of(folder)
-    found = requests_of(record, config.workload, config.cache.block_size)
-    if not found.items:
+    if not any(request.token_times for request in record.requests):
         raise ConfigError(f"{folder.path}: no request got a token, so that there is nothing to replay")
-    notes, most = found.notes, config.workload.max_concurrency
+    if config.simulation.disaggregation.is_on:
+        raise ConfigError(f"{folder.path}: of a prefill or a decode pool, which cannot be replayed without the other")
+    notes: list[str] = []
+    if (number := config.simulation.replicas) > 1:
+        config = replace(
+            config, simulation=replace(config.simulation, replicas=1),
+            workload=replace(config.workload, max_concurrency=None),
+        )  # fmt: skip
+        notes.append(f"one of {number} replicas, with the requests that the router gave it, when it did")
+    block_size, most = config.cache.block_size, config.workload.max_concurrency
     if is_simulated(folder.config):
         try:
-            return Twin(make_setting(config), found.items, most, record, notes)
+            setting = make_setting(config)
         except ConfigError as error:
             notes.append(f"stage times are learned from the run, since its cost model cannot be made: {error}")
+        else:
+            found = requests_of(record, config.workload, block_size)
+            return Twin(setting, found.items, most, record, notes + found.notes)
+    found = requests_of(record, config.workload, block_size, without_faults=True)
     if any(micro_batch.drafts for micro_batch in record.micro_batches):
         config = replace(config, simulation=replace(config.simulation, draft_acceptance=_acceptance(config, record)))
     try:
         learned = learn_run(config, record)
-        return Twin(learned.setting(config), found.items, most, record, notes, learned)
+        return Twin(learned.setting(config), found.items, most, record, notes + found.notes, learned)
     except ConfigError as error:
         raise ConfigError(f"{folder.path}: {error}") from error
 
@@ -199,17 +198,18 @@ def changed_config(config: SimulateConfig, overrides: Mapping[str, Any]) -> Simu
 
 
 def error_of(replayed: RunRecord, real: RunRecord) -> TwinError:
-    """Compare a replay with the run."""
+    """Compare a replay with the run; where only the run had faults, without the seconds for which it had failed."""
     ours, its = Ledger(replayed), Ledger(real)
+    down = 0.0 if replayed.faults else sum(fault.seconds or 0.0 for fault in real.faults)
     latency, its_latency = latencies(replayed.requests), latencies(real.requests)
 
     def p99(name: str) -> float:
         return _relative(_p99(latency[name]), _p99(its_latency[name]))
 
     return TwinError(
-        makespan=_relative(ours.span_seconds, its.span_seconds),
+        makespan=_relative(ours.span_seconds, its.span_seconds - down),
         busy=tuple(_relative(ours.busy_seconds(s), its.busy_seconds(s)) for s in range(its.num_stages)),
-        bubble=_relative(ours.bubble_fraction_inner, its.bubble_fraction_inner),
+        bubble=_relative(ours.bubble_fraction_inner * ours.span_seconds, its.bubble_fraction_inner * its.span_seconds),
         p99_tbt=p99("itl"),
         p99_ttft=p99("ttft"),
     )

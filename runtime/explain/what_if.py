@@ -24,10 +24,12 @@ Values = dict[str, float]  # seconds or milliseconds by metric
 
 _Z = 1.6449  # standard normal deviate that one in twenty exceeds: nine of ten lie within it on both sides
 _REPLAY_ERROR = 0.5  # share of the twin's own error that a change may keep
-_CHANGE_ERROR = 0.1  # standard deviation of a change's effect that learned stage times foretell, over that effect
-_BEYOND_ERROR = 0.1  # of the logarithm of stage times beyond the sizes that the run has shown
-_RANKS_ERROR = 0.3  # of that of stage times with another number of tensor-parallel ranks, whose sums no run shows
-_TAIL_ERROR = 0.05  # of that of a p99, of which few values decide
+# Standard deviations of the logarithm of what learned stage times foretell. Those of `_FIT_ERROR` are from savings that
+# twins of simulated runs foretold, learned as of real ones, beside the true ones (docs/explain.md#how-good-ranges-are).
+_FIT_ERROR = {"duration": 0.012, "p99_itl_ms": 0.08, "p99_ttft_ms": 0.04}
+_CHANGE_ERROR = 0.1  # over the change's effect
+_BEYOND_ERROR = 0.1  # of compute time in sizes that the run has not shown
+_RANKS_ERROR = 0.3  # with another number of tensor-parallel ranks, whose sums no run shows
 
 
 class WhatIf:
@@ -120,10 +122,10 @@ class WhatIf:
         if self.shown is None:
             return ModelError()
         parts = (
+            _FIT_ERROR[metric],
             _REPLAY_ERROR * error[metric],
             _BEYOND_ERROR * screening.beyond,
             _RANKS_ERROR * screening.other_ranks,
-            _TAIL_ERROR * (metric != "duration"),
         )
         reach = [0.0, *(_log_ratio(screening.values[metric], each[metric]) for each in bounds)]
         return ModelError(_CHANGE_ERROR, math.hypot(*parts), min(reach), max(reach))

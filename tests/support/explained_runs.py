@@ -35,7 +35,12 @@ def workload_of(config: SimulateConfig) -> Workload:
 
 
 def run(config: SimulateConfig) -> RunRecord:
-    return simulated(make_setting(config), workload_of(config))[0].record
+    return runs(config)[0]
+
+
+def runs(config: SimulateConfig) -> list[RunRecord]:
+    """Return the records of all replicas."""
+    return [replica.record for replica in simulated(make_setting(config), workload_of(config))]
 
 
 def written(path: Path, record: RunRecord, config: SimulateConfig) -> RunFolder:

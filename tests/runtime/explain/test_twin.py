@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from gapless.conf.build import build, to_mapping
+from gapless.conf.disaggregation import DisaggregationConfig
 from gapless.conf.errors import ConfigError
 from gapless.conf.policies import OrcaBestConfig, SarathiConfig
 from gapless.conf.schema import EngineConfig, SimulateConfig
+from gapless.conf.simulation import FaultsConfig
 from gapless.runtime.core.run_record import FaultRecord, RunRecord
 from gapless.runtime.engine.llm import LLM
 from gapless.runtime.explain.twin import TwinError, make_twin
@@ -23,7 +25,7 @@ from gapless.runtime.simulation.replicas import make_replicas, run_fleet
 from gapless.runtime.simulation.setting import make_setting
 from gapless.runtime.workload import WorkItem
 from gapless.runtime.workload.prefix_ids import PrefixIds
-from tests.support.explained_runs import run, simulated_config, written
+from tests.support.explained_runs import run, runs, simulated_config, written
 from tests.support.process_launcher import ProcessLauncher
 
 
@@ -44,13 +46,18 @@ def ends(record: RunRecord) -> list[float]:
         simulated_config("orca_best", request_rate=20.0, burstiness=0.25, max_concurrency=16),
         simulated_config("token_budget", users=3, deadline_ms=100.0, max_concurrency=8),
         replace(simulated_config(), simulation=replace(simulated_config().simulation, jitter=0.1, straggler_rate=0.02)),
+        replace(
+            simulated_config(request_rate=30.0),
+            simulation=replace(simulated_config().simulation, faults=FaultsConfig(at=(0.5, 1.5))),
+        ),
     ],
-    ids=["all at once", "rate", "closed loop and rate", "closed loop", "disturbed"],
+    ids=["all at once", "rate", "closed loop and rate", "closed loop", "disturbed", "faults"],
 )
 def test_twin_of_a_simulated_run_is_the_run(tmp_path: Path, config: SimulateConfig) -> None:
     twin = make_twin(written(tmp_path, run(config), config))
     assert off(twin.error) < 1e-6
     assert twin.notes == []
+    assert len(twin.replay().faults) == len(twin.base.faults)
 
 
 def test_changed_setting_is_that_of_the_changed_config(tmp_path: Path) -> None:
@@ -86,6 +93,18 @@ def test_shared_prefixes_are_found_again(tmp_path: Path) -> None:
     assert ends(replayed) == pytest.approx(ends(replica.record), abs=1e-6)
 
 
+def test_time_of_faults_is_left_out_where_times_are_learned(tmp_path: Path) -> None:
+    config = simulated_config(request_rate=30.0)
+    record = run(replace(config, simulation=replace(config.simulation, faults=FaultsConfig(at=(0.5, 1.5)))))
+    assert sum(fault.seconds or 0.0 for fault in record.faults) > 2
+    mapping = to_mapping(config)
+    del mapping["simulation"]
+    write_run_data(tmp_path, record, config=mapping)
+    twin = make_twin(read_run_folder(tmp_path))
+    assert twin.notes == ["2 faults are left out: their time, and what was computed again after them"]
+    assert -0.2 < twin.error.makespan < 0.02  # what was computed again took a tenth
+
+
 def test_profile_that_is_gone_leaves_times_to_be_learned(tmp_path: Path) -> None:
     config = simulated_config()
     record = run(config)
@@ -109,6 +128,37 @@ def test_model_that_is_gone(tmp_path: Path) -> None:
     assert Ledger(replayed).span_seconds == pytest.approx(Ledger(other).span_seconds, rel=0.1)
     with pytest.raises(ConfigError, match="no other split of the layers"):
         twin.changed({"parallel.layers": (10, 22)})
+
+
+def test_one_replica_of_a_fleet(tmp_path: Path) -> None:
+    config = simulated_config(request_rate=30.0)
+    config = replace(config, simulation=replace(config.simulation, replicas=2))
+    for number, replica in enumerate(runs(config)):
+        twin = make_twin(written(tmp_path / str(number), replica, config))
+        assert off(twin.error) < 1e-6
+        assert twin.notes == ["one of 2 replicas, with the requests that the router gave it, when it did"]
+
+
+def test_pools_are_refused(tmp_path: Path) -> None:
+    config = simulated_config(request_rate=30.0)
+    pools = replace(config.simulation, disaggregation=DisaggregationConfig(prefill_replicas=1))
+    config = replace(config, simulation=pools)
+    with pytest.raises(ConfigError, match="of a prefill or a decode pool"):
+        make_twin(written(tmp_path, runs(config)[1], config))
+
+
+def test_drafts_are_accepted_as_often(tmp_path: Path) -> None:
+    config = simulated_config()
+    config = replace(config, scheduler=SarathiConfig(drafts=4, max_batch=4))
+    record = run(replace(config, simulation=replace(config.simulation, draft_acceptance=0.8)))
+    mapping = to_mapping(config)
+    del mapping["simulation"]
+    write_run_data(tmp_path, record, config=mapping)
+    twin = make_twin(read_run_folder(tmp_path))
+    found = [sum(m.accepted for m in each.micro_batches) for each in (record, twin.replay())]
+    assert found[0] > 100
+    assert found[1] == pytest.approx(found[0], rel=0.1)
+    assert abs(twin.error.makespan) < 0.1
 
 
 def test_what_cannot_be_replayed_is_refused_in_one_line(tmp_path: Path) -> None:
@@ -162,7 +212,7 @@ def test_twin_of_a_real_run(tmp_path: Path, real_run: tuple[RunRecord, dict[str,
     Ledger(replayed).check()
     assert [request.output_tokens for request in replayed.requests] == [12] * 24
     assert sum(m.num_tokens for m in replayed.micro_batches) == sum(m.num_tokens for m in record.micro_batches)
-    assert abs(twin.error.makespan) < 0.25  # on a machine of many tests; docs/explain.md has measured ones
+    assert abs(twin.error.makespan) < 0.25  # on a machine that many tests share
     assert max(map(abs, twin.error.busy)) < 0.4
     changed = twin.replay(1, twin.changed({"scheduler": "orca_best", "parallel.depth": 3}))
     Ledger(changed).check()

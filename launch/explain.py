@@ -82,11 +82,12 @@ def run(config: ExplainConfig, prepared: Prepared, run_dir: Path) -> None:
         console.print(tables.changes_table(explanation))
     elif not prepared.tried:
         print_words(console, Text("no change that was tried would help"))
-    if (best := explanation.best) is not None and best.command is not None:
-        console.print(Text("best:", "bold"))
-        console.print(Text(f"  {best.command}"), soft_wrap=True)
-        if best.note:
-            print_words(console, Text(f"  with it, {best.note}"))
+    if explanation.outcomes and (first := explanation.outcomes[0]).command is not None:
+        what = "best" if explanation.best is not None else "nothing is sure to help; the least unsure"
+        console.print(Text(f"{what}:", "bold"))
+        console.print(Text(f"  {first.command}"), soft_wrap=True)
+        if first.note:
+            print_words(console, Text(f"  with it, {first.note}"))
     if explanation.hypotheticals:
         console.print(tables.hypotheticals_table(explanation))
     for line in (tables.worse_line(explanation), *explanation.notes):

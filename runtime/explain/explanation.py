@@ -27,9 +27,10 @@ OnProgress = Callable[[str, int, int], None]
 _MOST_CHANGES = 8  # that are replayed on seeds
 _MOST_OF_A_FAMILY = 2  # of them that change the same
 _MOST_WORSE = 5
-_LEAST_GAIN = 0.005  # share of the metric that a chunk of twice the size must save to be tried further
+_LEAST_GAIN = 0.005  # share of the metric that a chunk of twice the size, or a second change, must save on top
 _SCREENING_SHARE = 0.5  # of the time: one replay without noise of each change
 _LEAST_SEEDS = 3
+_LEAST_OUTCOMES = 3  # that are replayed on seeds however long it takes
 _HYPOTHETICAL_SEEDS = 4
 _REPLAYS = 50  # that should fit into the time; else fewer of the requests are replayed
 _LEAST_REQUESTS = 50
@@ -133,6 +134,8 @@ class _Search:
         seeds = self._affordable(seeds, len(chosen), len(imagined))
         outcomes = []
         for number, each in enumerate(chosen):
+            if number >= _LEAST_OUTCOMES and perf_counter() > self.until:
+                break
             self.on_progress(each.change.label, number, len(chosen) + len(imagined))
             saves = self.what_if.savings(each.setting, each.screening, seeds, self.error)
             note = self._note(each, {metric: interval.middle for metric, interval in saves.items()})
@@ -142,6 +145,8 @@ class _Search:
         outcomes.sort(key=lambda outcome: -outcome.saves[self.metric].low)
         imaginary = []
         for number, wish in enumerate(imagined, len(chosen)):
+            if perf_counter() > self.until:
+                break
             self.on_progress(wish.change, number, len(chosen) + len(imagined))
             saves = self.what_if.savings(
                 wish.setting, self.what_if.screen(wish.setting), min(seeds, _HYPOTHETICAL_SEEDS), self.error,
@@ -189,7 +194,8 @@ class _Search:
                 if not change.families & base.change.families
                 and (change.families <= good or ("policy" in base.change.families and change.families == {"chunk"}))
             )
-            found += self._screen_all(rest, stop)
+            both = self._screen_all(rest, stop)
+            found += (each for each in both if each.saves > base.saves + _LEAST_GAIN)
         return found
 
     def _larger_chunks(self, found: Sequence[_Screened], stop: float) -> Iterator[_Screened]:
@@ -255,7 +261,8 @@ class _Search:
     def _note(self, each: _Screened, saves: Values) -> str:
         notes = []
         if each.screening.beyond > _NOTED_BEYOND:
-            notes.append(f"{each.screening.beyond:.0%} of its compute time is in micro-batches larger than any of the run")
+            share = f"{each.screening.beyond:.0%}"
+            notes.append(f"{share} of its compute time is in micro-batches of sizes that the run has not shown")
         for metric in METRICS:
             if metric != self.metric and saves[metric] < -_NOTED_COST:
                 notes.append(f"{_NAMES[metric]} takes {1 - saves[metric]:.2g} times as long")
@@ -265,10 +272,11 @@ class _Search:
 def _choice(screened: Sequence[_Screened]) -> list[_Screened]:
     """Return the changes that save most, at most a few of each family."""
     chosen: list[_Screened] = []
-    seen: set[frozenset[str]] = set()
-    for each in sorted(screened, key=lambda each: -each.saves):
+    outcomes: set[tuple[float, ...]] = set()
+    for each in sorted(screened, key=lambda each: (-each.saves, len(each.change.overrides))):
         alike = sum(other.change.families == each.change.families for other in chosen)
-        if each.saves > 0 and alike < _MOST_OF_A_FAMILY and (same := frozenset(each.change.overrides)) not in seen:
-            seen.add(same)
+        outcome = tuple(each.screening.values.values())
+        if each.saves > 0 and alike < _MOST_OF_A_FAMILY and outcome not in outcomes:  # which may be another's
+            outcomes.add(outcome)
             chosen.append(each)
     return chosen[:_MOST_CHANGES]

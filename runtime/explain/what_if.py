@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from statistics import fmean, variance
 from time import perf_counter
 
@@ -16,19 +16,20 @@ from ..ledger.advice import Interval
 from ..ledger.explanation import METRICS
 from ..ledger.latencies import time_to_first_token, tokens_apart
 from ..simulation.setting import Setting
-from .even_split import shape_of
+from .bounded_costs import BoundedCosts
 from .learned_costs import SizesShown
-from .proportional_costs import ProportionalCosts
 from .twin import Twin
 
 Values = dict[str, float]  # seconds or milliseconds by metric
 
 _Z = 1.6449  # standard normal deviate that one in twenty exceeds: nine of ten lie within it on both sides
 _REPLAY_ERROR = 0.5  # share of the twin's own error that a change may keep
-_CHANGE_ERROR = 0.1  # standard deviation of a change's effect that learned stage times foretell, over that effect
-_BEYOND_ERROR = 0.1  # of the logarithm of stage times beyond the sizes that the run has shown
-_RANKS_ERROR = 0.3  # of that of stage times with another number of tensor-parallel ranks, whose sums no run shows
-_TAIL_ERROR = 0.05  # of that of a p99, of which few values decide
+# Standard deviations of the logarithm of what learned stage times foretell. Those of `_FIT_ERROR` are from savings that
+# twins of simulated runs foretold, learned as of real ones, beside the true ones (docs/explain.md#how-good-ranges-are).
+_FIT_ERROR = {"duration": 0.012, "p99_itl_ms": 0.08, "p99_ttft_ms": 0.04}
+_CHANGE_ERROR = 0.1  # over the change's effect
+_BEYOND_ERROR = 0.1  # of compute time in sizes that the run has not shown
+_RANKS_ERROR = 0.3  # with another number of tensor-parallel ranks, whose sums no run shows
 
 
 class WhatIf:
@@ -44,7 +45,7 @@ class WhatIf:
         if items is not None and items < len(twin.items):
             self.twin = copy(twin)
             self.twin.items = twin.items[:items]
-        self.shown = None if twin.learned is None else twin.learned.shown
+        self.shown = None if twin.learned is None else twin.learned.fit.shown
         before = perf_counter()
         self.base = values_of(self.twin.replay())
         quiet = perf_counter()
@@ -69,13 +70,8 @@ class WhatIf:
         values = values_of(record)
         if self.shown is None:
             return Screening(values)
-        beyond = share_beyond(self.shown, record)
-        longest = values
-        if beyond > 0:
-            slow = replace(setting, costs=ProportionalCosts(setting.costs, self.shown))
-            longest = values_of(self.twin.replay(None, slow))
         ranks = setting.config.parallel.tp != self.twin.setting.config.parallel.tp
-        return Screening(values, longest, beyond, other_ranks=ranks)
+        return Screening(values, share_beyond(self.shown, record), ranks)
 
     def savings(
         self, setting: Setting, screening: Screening, seeds: int, error: Mapping[str, float], *,
@@ -92,12 +88,13 @@ class WhatIf:
         """
         if not self.is_noisy:
             return self.rough(screening, error)
+        bounds = self._bounds(setting) if screening.beyond > 0 else []
         base = [self.replayed(seed) for seed in range(seeds)]
         quiet = screening.values
         changed = [quiet if is_even else values_of(self.twin.replay(seed, setting)) for seed in range(seeds)]
         return {
             metric: interval_of([each[metric] for each in base], [each[metric] for each in changed],
-                                self._model(metric, error, screening), is_paired=is_paired)
+                                self._model(metric, error, screening, bounds), is_paired=is_paired)
             for metric in METRICS
         }  # fmt: skip
 
@@ -111,18 +108,27 @@ class WhatIf:
             found[metric] = _interval(ratio, 2 * _log_variance(own), len(own), model)
         return found
 
-    def _model(self, metric: str, error: Mapping[str, float], screening: Screening) -> ModelError:
+    def _bounds(self, setting: Setting) -> list[Values]:
+        """Replay a setting with the shortest and the longest times of what is beyond the sizes of the run."""
+        assert self.shown is not None
+        shortest = BoundedCosts(setting.costs, self.shown, "shortest")
+        longest = BoundedCosts(setting.costs, self.shown, "longest")
+        return [values_of(self.twin.replay(None, replace(setting, costs=costs))) for costs in (shortest, longest)]
+
+    def _model(
+        self, metric: str, error: Mapping[str, float], screening: Screening, bounds: Sequence[Values] = ()
+    ) -> ModelError:
         """Return how far learned stage times may put off a metric's ratio; not at all where they are not learned."""
         if self.shown is None:
             return ModelError()
         parts = (
+            _FIT_ERROR[metric],
             _REPLAY_ERROR * error[metric],
             _BEYOND_ERROR * screening.beyond,
             _RANKS_ERROR * screening.other_ranks,
-            _TAIL_ERROR * (metric != "duration"),
         )
-        longest = _log_ratio(screening.values[metric], screening.longest[metric])
-        return ModelError(_CHANGE_ERROR, math.hypot(*parts), min(0.0, longest), max(0.0, longest))
+        reach = [0.0, *(_log_ratio(screening.values[metric], each[metric]) for each in bounds)]
+        return ModelError(_CHANGE_ERROR, math.hypot(*parts), min(reach), max(reach))
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,13 +137,12 @@ class Screening:
 
     Attributes:
         values: by metric.
-        longest: the same where micro-batches beyond the sizes of the run take as long as they may.
-        beyond: share of compute time in such micro-batches; 0 where stage times are not learned.
+        beyond: share of compute time in micro-batches of sizes that the run has not shown; 0 where stage times are not
+            learned.
         other_ranks: whether its stages have another number of ranks than the run's.
     """
 
     values: Values
-    longest: Values = field(default_factory=dict)
     beyond: float = 0.0
     other_ranks: bool = False
 
@@ -149,7 +154,7 @@ class ModelError:
     Attributes:
         relative: standard deviation, as a share of the logarithm.
         absolute: another.
-        low: how much less it may be, at most 0; high: how much more.
+        low: how much less it may be beyond the sizes that the run has shown, at most 0; high: how much more.
     """
 
     relative: float = 0.0
@@ -159,8 +164,8 @@ class ModelError:
 
 
 def share_beyond(shown: SizesShown, record: RunRecord) -> float:
-    """Return the share of compute time in micro-batches larger than those that a run has shown."""
-    beyond = {each.micro_batch for each in record.micro_batches if not shown.hold(shape_of(each))}
+    """Return the share of compute time in micro-batches of sizes that a run has not shown."""
+    beyond = {each.micro_batch for each in record.micro_batches if not shown.hold(each)}
     if not beyond:
         return 0.0
     total = sum(span.end - span.begin for span in record.spans)
@@ -205,9 +210,8 @@ def interval_of(
 
 def _interval(ratio: float, noise: float, count: int, model: ModelError) -> Interval:
     spread = (_deviate(count - 1) * math.sqrt(noise), _Z * model.relative * ratio, _Z * model.absolute)
-    half = math.hypot(*spread)
-    shares = [1 - math.exp(each) for each in (ratio, ratio + half + model.high, ratio - half + model.low)]
-    return Interval(*shares)
+    most, least = ratio + math.hypot(*spread, model.high), ratio - math.hypot(*spread, model.low)
+    return Interval(1 - math.exp(ratio), 1 - math.exp(most), 1 - math.exp(least))
 
 
 def _deviate(freedom: int) -> float:

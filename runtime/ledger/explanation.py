@@ -20,7 +20,7 @@ class Outcome:
         command: the run's command with them; None where no key makes the change, or the command is not known.
         saves: by metric, the share of the run's own value that the change saves; negative where it costs.
         note: what a reader should know: other metrics that grow, sizes that the run has not shown.
-        beyond: share of its compute time in micro-batches larger than any of the run, where stage times are learned.
+        beyond: share of its compute time in micro-batches of sizes that the run has not shown, where times are learned.
     """
 
     change: str

@@ -15,6 +15,7 @@ from ..ledger.explanation import METRICS, Explanation, Outcome
 from .formatting import ms_text, percent_text, seconds_text
 
 METRIC_NAMES = {"duration": "duration", "p99_itl_ms": "p99 TBT", "p99_ttft_ms": "p99 TTFT"}
+_NOTED_BEYOND = 0.05  # share of compute time in sizes that the run has not shown from which on a row is marked
 _LEAST_LABEL = 24  # columns of a change's text
 
 
@@ -41,8 +42,8 @@ def changes_table(explanation: Explanation) -> RenderableType:
     caption = "share that the change saves"
     if any(saves.low < saves.high for outcome in explanation.outcomes for saves in outcome.saves.values()):
         caption += ", in brackets in nine of ten pairs of runs"
-    if any(outcome.beyond > 0 for outcome in explanation.outcomes):
-        caption += "\n* with micro-batches larger than any of the run, whose times are less certain"
+    if any(outcome.beyond > _NOTED_BEYOND for outcome in explanation.outcomes):
+        caption += "\n* partly in micro-batches of sizes that the run has not shown, whose times are less certain"
     return _Outcomes("What would change it", explanation.outcomes, explanation.metric, caption)
 
 
@@ -91,7 +92,7 @@ class _Outcomes:
         for metric in metrics:
             table.add_column(METRIC_NAMES[metric], justify="right", no_wrap=True)
         for outcome in self.outcomes:
-            mark = " *" if outcome.beyond > 0 else ""
+            mark = " *" if outcome.beyond > _NOTED_BEYOND else ""
             cells = (saving_text(outcome.saves[metric], whole=ranges or metric == self.metric) for metric in metrics)
             is_worth = outcome.saves[self.metric].low > 0 and outcome.overrides
             table.add_row(Text(outcome.change + mark), *cells, style="bold" if is_worth else "")

@@ -15,6 +15,7 @@ from gapless.runtime.run_folder.read import RunFolder, read_run_folder
 from gapless.runtime.run_folder.write import write_run_data
 from gapless.runtime.simulation.run import simulated
 from gapless.runtime.simulation.setting import make_setting
+from gapless.runtime.workload import Workload
 from gapless.runtime.workload.make import make_workload
 
 
@@ -29,14 +30,17 @@ def simulated_config(policy: str = "sarathi", **workload: object) -> SimulateCon
     })  # fmt: skip
 
 
+def workload_of(config: SimulateConfig) -> Workload:
+    return make_workload(config.workload, vocab_size=32000, context=2048, tokenizer=ByteTokenizer(32000))
+
+
 def run(config: SimulateConfig) -> RunRecord:
     return runs(config)[0]
 
 
 def runs(config: SimulateConfig) -> list[RunRecord]:
     """Return the records of all replicas."""
-    workload = make_workload(config.workload, vocab_size=32000, context=2048, tokenizer=ByteTokenizer(32000))
-    return [replica.record for replica in simulated(make_setting(config), workload)]
+    return [replica.record for replica in simulated(make_setting(config), workload_of(config))]
 
 
 def written(path: Path, record: RunRecord, config: SimulateConfig) -> RunFolder:

@@ -12,10 +12,8 @@ from gapless.conf.schema import SimulateConfig
 from gapless.runtime.explain.changes import Change, Shown, candidates, with_policy
 from gapless.runtime.explain.even_split import even_split, mean_seconds, shape_of
 from gapless.runtime.explain.twin import changed_config
-from gapless.runtime.simulation.run import simulated
 from gapless.runtime.simulation.setting import make_setting
-
-from .test_twin import workload_of
+from tests.support.explained_runs import run
 
 SHOWN = Shown(chunk=200, most_requests=40, has_queue=True, kv_full=False, users=False, deadlines=False)
 
@@ -91,7 +89,7 @@ def test_grid_resets_what_was_set_for_the_stages() -> None:
 def test_split_evens_the_stages(layers: list[int]) -> None:
     config = config_of(parallel={"layers": layers})
     setting = make_setting(config)
-    record = simulated(setting, workload_of(config))[0].record
+    record = run(config)
 
     def changed(values: object) -> object:
         return make_setting(changed_config(config, values))  # type: ignore[arg-type]

@@ -11,6 +11,8 @@ import pytest
 import yaml
 
 from gapless.conf.schema import SimulateConfig
+from gapless.runtime.cost.stage_costs import MicroBatchShape, StageCosts
+from gapless.runtime.explain.bounded_costs import BoundedCosts
 from gapless.runtime.explain.explanation import explain, quick_explanation
 from gapless.runtime.explain.hypotheticals import hypotheticals
 from gapless.runtime.explain.scaled_operators import scaled_costs
@@ -20,10 +22,8 @@ from gapless.runtime.ledger.explanation import METRICS
 from gapless.runtime.ledger.ledger import Ledger
 from gapless.runtime.ledger.summary import summarize
 from gapless.runtime.run_folder.explain_json import read_explanation, write_explanation
-from gapless.runtime.simulation.run import simulated, start
-from gapless.runtime.simulation.setting import make_setting
-
-from .test_twin import config_of, run, workload_of, written
+from gapless.runtime.simulation.run import start
+from tests.support.explained_runs import learned_twin, run, simulated_config, workload_of, written
 
 NO_ERROR = dict.fromkeys(METRICS, 0.0)
 
@@ -33,7 +33,7 @@ def jittered(config: SimulateConfig, jitter: float) -> SimulateConfig:
 
 
 def test_values_are_those_of_the_summary() -> None:
-    record = run(config_of(request_rate=20.0))
+    record = run(simulated_config(request_rate=20.0))
     summary = summarize(record, Ledger(record))
     assert values_of(record) == pytest.approx({metric: summary[metric] for metric in METRICS})
 
@@ -52,13 +52,14 @@ def test_interval_holds_nine_of_ten_pairs() -> None:
 
 def test_interval_grows_with_the_error_of_learned_times() -> None:
     base, changed = [10.0, 10.1, 9.9], [8.0, 8.1, 7.9]
-    exact, off = interval_of(base, changed, ModelError()), interval_of(base, changed, ModelError(0.1, 0.02, high=0.1))
+    exact = interval_of(base, changed, ModelError())
+    off = interval_of(base, changed, ModelError(0.1, 0.02, low=-0.1, high=0.1))
     assert off.middle == exact.middle
     assert off.low < exact.low < exact.high < off.high
 
 
 def test_a_change_of_a_noisy_run_lands_in_its_range(tmp_path: Path) -> None:
-    config = jittered(config_of(), 0.2)
+    config = jittered(simulated_config(), 0.2)
     twin = make_twin(written(tmp_path, run(config), config))
     what_if = WhatIf(twin)
     assert what_if.is_noisy
@@ -78,7 +79,8 @@ def test_a_change_of_a_noisy_run_lands_in_its_range(tmp_path: Path) -> None:
 
 
 def test_hypotheticals_remove_what_they_say(tmp_path: Path) -> None:
-    config = replace(config_of(request_rate=30.0), parallel=replace(config_of().parallel, layers=(20, 12)))
+    config = simulated_config(request_rate=30.0)
+    config = replace(config, parallel=replace(config.parallel, layers=(20, 12)))
     twin = make_twin(written(tmp_path, run(config), config))
     ledger = Ledger(twin.base)
     found = {each.change: each for each in hypotheticals(twin.setting, twin.base, ledger)}
@@ -95,7 +97,7 @@ def test_hypotheticals_remove_what_they_say(tmp_path: Path) -> None:
 
 
 def test_explanation_names_the_planted_cause(tmp_path: Path) -> None:
-    config = replace(config_of(), parallel=replace(config_of().parallel, layers=(24, 8)))
+    config = replace(simulated_config(), parallel=replace(simulated_config().parallel, layers=(24, 8)))
     folder = written(tmp_path, run(config), config)
     explanation = explain(folder, seconds=20)
     assert explanation.metric == "duration"
@@ -110,38 +112,74 @@ def test_explanation_names_the_planted_cause(tmp_path: Path) -> None:
 
 
 def test_advice_is_what_the_run_with_it_shows(tmp_path: Path) -> None:
-    config = replace(config_of(), scheduler=replace(config_of().scheduler, chunk=16))  # type: ignore[call-arg]
+    config = replace(simulated_config(), scheduler=replace(simulated_config().scheduler, chunk=16))  # type: ignore[call-arg]
     folder = written(tmp_path, run(config), config)
     explanation = explain(folder, seconds=20)
     assert explanation.best is not None
     twin = make_twin(folder)
     for outcome in explanation.outcomes[:3]:
         values = {key: yaml.safe_load(value) for key, value in (text.split("=", 1) for text in outcome.overrides)}
-        record = simulated(make_setting(twin.changed(values).config), workload_of(config))[0].record
+        record = run(twin.changed(values).config)
         for metric in METRICS:
             saved = 1 - values_of(record)[metric] / explanation.run[metric]
             assert saved == pytest.approx(outcome.saves[metric].middle, abs=1e-6)
 
 
 def test_arrivals_that_bound_a_run_make_a_tail_the_metric(tmp_path: Path) -> None:
-    config = config_of(request_rate=5.0)
+    config = simulated_config(request_rate=5.0)
     folder = written(tmp_path, run(config), config)
     assert explain(folder, seconds=5).metric in ("p99_itl_ms", "p99_ttft_ms")
     assert explain(folder, seconds=5, objective="duration").metric == "duration"
 
 
 def test_a_long_run_is_replayed_in_part(tmp_path: Path) -> None:
-    config = config_of(num_prompts=200)
+    config = simulated_config(num_prompts=200)
     folder = written(tmp_path, run(config), config)
     explanation = explain(folder, seconds=0.02)
     assert 50 <= explanation.replayed < explanation.requests == 200
 
 
 def test_quick_explanation_keeps_to_its_time_or_says_nothing(tmp_path: Path) -> None:
-    config = config_of()
+    config = simulated_config()
     folder = written(tmp_path, run(config), config)
     quick = quick_explanation(folder, seconds=2.0)
     assert quick is not None
     assert quick_explanation(folder, seconds=1e-3) is None
     unknown = replace(folder, summary={key: value for key, value in folder.summary.items() if key != "config"})
     assert quick_explanation(unknown) is None
+
+
+def test_sizes_that_a_run_has_not_shown_widen_the_range() -> None:
+    config = jittered(simulated_config(), 0.05)
+    config = replace(config, scheduler=replace(config.scheduler, chunk=64))  # type: ignore[call-arg]
+    what_if = WhatIf(learned_twin(config))
+    assert what_if.is_noisy
+    smaller, larger = (what_if.twin.changed({"scheduler.chunk": chunk}) for chunk in (48, 256))
+    known, unknown = what_if.screen(smaller), what_if.screen(larger)
+    assert known.beyond < 0.05 < 0.5 < unknown.beyond <= 1
+    known_range, range_ = (
+        what_if.savings(setting, screening, 5, NO_ERROR)["duration"]
+        for setting, screening in ((smaller, known), (larger, unknown))
+    )
+    assert range_.high - range_.low > 2 * (known_range.high - known_range.low)
+    truth = values_of(run(replace(config, scheduler=larger.config.scheduler)))["duration"]
+    assert range_.low < 1 - truth / values_of(what_if.twin.base)["duration"] < range_.high
+
+
+def test_times_of_sizes_not_shown_lie_between_line_and_roofline() -> None:
+    twin = learned_twin(jittered(simulated_config(), 0.02))
+    assert twin.learned is not None
+    shown, costs = twin.learned.fit.shown, twin.setting.costs
+    shortest, longest = BoundedCosts(costs, shown, "shortest"), BoundedCosts(costs, shown, "longest")
+
+    def seconds(of: StageCosts, rows: int) -> list[float]:
+        return of.seconds(MicroBatchShape([(rows, 0)], sampled=1))
+
+    for rows in (shown.rows[0], shown.rows[-1]):
+        assert seconds(shortest, rows) == seconds(longest, rows) == seconds(costs, rows)
+    most = shown.rows[-1]
+    gaps = [rows for rows in range(shown.rows[0], most) if rows not in shown.rows]
+    for rows in (*gaps, 2 * most):
+        times = zip(seconds(shortest, rows), seconds(costs, rows), seconds(longest, rows), strict=True)
+        assert all(0 < short <= learned <= long for short, learned, long in times)
+    assert all(long >= 1.99 * at for long, at in zip(seconds(longest, 2 * most), seconds(costs, most), strict=True))

@@ -73,20 +73,28 @@ def _of_few_requests(record: RunRecord, ledger: Ledger) -> Evidence:
     arrivals = np.sort(np.array([request.arrival for request in record.requests], np.float64))
     apart = float(arrivals[-1] - arrivals[0]) if len(arrivals) > 1 else 0.0
     rate: Evidence = {"requests_per_s": (len(arrivals) - 1) / apart} if apart > 0 else {}
-    return {"running": running_while_in_flight(ledger)} | rate
+    running, waiting = while_in_flight(ledger)
+    return {"running": running, "waiting": waiting} | rate
 
 
-def running_while_in_flight(ledger: Ledger) -> float:
-    """How many requests ran while all were in flight and stage 0 was idle, the median by time; 0 without such time."""
+def while_in_flight(ledger: Ledger) -> tuple[float, float]:
+    """How many requests ran and how many waited while all that ran were in flight and stage 0 was idle.
+
+    They are medians by time, and 0 without such time.
+    """
     idle, lane = ledger.idle_columns[0], ledger.lanes[0]
     is_one = (idle.cause == Cause.STARVED_IN_FLIGHT.code) & (idle.place >= 0)
     places = ledger.micro_batches.places(lane.micro_batch[idle.place[is_one]])
-    running, seconds = ledger.micro_batches.counters[places, 1], idle.seconds[is_one]
+    _, running, waiting = ledger.micro_batches.counters[places].T
+    return _median_by(idle.seconds[is_one], running), _median_by(idle.seconds[is_one], waiting)
+
+
+def _median_by(seconds: Floats, values: Ints) -> float:
     if not len(seconds):
         return 0.0
-    order = np.argsort(running, kind="stable")
+    order = np.argsort(values, kind="stable")
     until = np.cumsum(seconds[order])
-    return float(running[order][np.searchsorted(until, until[-1] / 2)])
+    return float(values[order][np.searchsorted(until, until[-1] / 2)])
 
 
 def _of_requests(record: RunRecord, ledger: Ledger) -> Evidence:

@@ -15,7 +15,7 @@ import numpy as np
 from ..core.micro_batch_columns import Floats
 from ..core.run_record import RunRecord
 from .causes import UNEVEN_WORK, Cause
-from .evidence import evidence_of, running_while_in_flight
+from .evidence import evidence_of, while_in_flight
 from .hops import hops_of
 from .ledger import Ledger
 from .roots import Root
@@ -102,8 +102,9 @@ def find_causes(record: RunRecord, ledger: Ledger, layers: Sequence[int] | None 
     split = _split(idle, balance, under_way, is_shallow=0 < record.depth < ledger.num_stages)
     kind, stage, evidence = _slowest(balance, layers)
     worst = _worst(stragglers, ledger.num_stages, ledger.t0)
-    are_many = running_while_in_flight(ledger) >= _MANY * ledger.num_stages
-    found = _ranked(split, whole, kind, stage, evidence, worst, are_many=are_many)
+    running, waiting = while_in_flight(ledger)
+    are_there = running >= _MANY * ledger.num_stages or waiting >= 1
+    found = _ranked(split, whole, kind, stage, evidence, worst, are_there=are_there)
     named = [_with_evidence(each, record, ledger) for each in found]
     return Findings(tuple(named), float(busy.sum()) / whole if whole > 0 else 0.0, ledger.num_stages)
 
@@ -260,12 +261,13 @@ def _ranked(
     ratios: dict[str, float],
     straggler: tuple[int | None, dict[str, float]],
     *,
-    are_many: bool = False,
+    are_there: bool = False,
 ) -> list[Finding]:
-    """All roots that take time, the largest first; `are_many`: many requests run while all are in flight."""
+    """All roots that take time, the largest first; `are_there`: while all that run are in flight, many run, or others
+    wait."""
     rest = dict(zip(Cause, split.rest.tolist(), strict=True))
     causes_of: dict[Root, tuple[Cause, ...]] = {Root.MICRO_BATCHES: UNEVEN_WORK, Root.FEW_REQUESTS: _FEW}
-    if are_many:
+    if are_there:
         causes_of |= {Root.FEW_REQUESTS: _FEW[:1], Root.DEALING: _FEW[1:]}
     parts = {root: {cause: rest[cause] for cause in causes} for root, causes in causes_of.items()}
     rows: list[tuple[Root, Cause, float, int | None, dict[str, float]]] = [

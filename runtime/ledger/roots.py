@@ -17,7 +17,7 @@ class Root(StrEnum):
     DEPTH = "depth"  # fewer micro-batches are in flight than there are stages
     TRANSPORT = "transport"
     CONTROL = "control"
-    DEALING = "dealing"  # many requests run, in fewer micro-batches than are in flight
+    DEALING = "dealing"  # the policy puts requests into fewer micro-batches than there are stages, or admits few
     FEW_REQUESTS = "few_requests"  # none is there, or all are in flight
     KV_FULL = "kv_full"
     RECOVERY = "recovery"

@@ -20,7 +20,7 @@ _SHORT = {
     Root.DEPTH: "too few micro-batches in flight",
     Root.TRANSPORT: "transport",
     Root.CONTROL: "late dispatches",
-    Root.DEALING: "requests in too few micro-batches",
+    Root.DEALING: "requests that the policy leaves out or puts together",
     Root.FEW_REQUESTS: "too few requests",
     Root.KV_FULL: "a full KV cache",
     Root.RECOVERY: "recovery",
@@ -229,22 +229,25 @@ def _few_requests(finding: Finding) -> str:
     text = " and ".join(text for _, text in parts)
     why = []
     if "requests_per_s" in evidence and none >= 0.1 * whole:
-        why.append(f"{_few(evidence['requests_per_s'])} requests/s arrive")
+        why.append(f"{_few(evidence['requests_per_s'])} requests/s arrived")
     if "running" in evidence and flying >= 0.1 * whole:
-        why.append(f"{_few(evidence['running'])} run at a time")
+        why.append(f"{_few(evidence['running'])} ran at a time")
     return f"Too few requests: {text}{', as ' if why else ''}{' and '.join(why)}."
 
 
 def _dealing(finding: Finding) -> str:
-    return (
-        f"All requests were in flight for {percent_text(finding.share)} of stage time, "
-        f"{finding.evidence.get('running', 0):,.0f} at a time: the policy put them into fewer micro-batches than there "
-        "are stages."
-    )
+    evidence, share = finding.evidence, percent_text(finding.share)
+    running, waiting = evidence.get("running", 0.0), evidence.get("waiting", 0.0)
+    text = f"All requests that ran were in flight for {share} of stage time, {_few(running)} at a time"
+    if waiting >= 1:
+        return f"{text}, while {_few(waiting)} waited: the policy took no more of them."
+    return f"{text}: the policy put them into fewer micro-batches than there are stages."
 
 
 def _few(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 1 else f"{value:.2g}"
+    if value >= 100 or value == round(value):
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if value >= 1 else f"{value:.2g}"
 
 
 def _kv_full(finding: Finding) -> str:
@@ -271,7 +274,7 @@ def _recovery(finding: Finding) -> str:
 def _fill_drain(finding: Finding) -> str:
     evidence, share = finding.evidence, percent_text(finding.share)
     if evidence.get("unused_s", 0.0) > 0 and finding.where:
-        return f"Replicas that begin later or end earlier than others are idle for {share} of stage time."
+        return f"No work was there for {share} of stage time, before the first and after the last micro-batch."
     count = f", which has {evidence['micro_batches']:,.0f} micro-batches" if "micro_batches" in evidence else ""
     return f"Filling and draining the pipeline takes {share} of stage time of this short run{count}."
 
@@ -310,7 +313,7 @@ _CHANGES = {
     Root.DEPTH: "As many micro-batches in flight as stages (parallel.depth)",
     Root.TRANSPORT: "A faster link, or smaller micro-batches,",
     Root.CONTROL: "A core of its own for the coordinator, or fewer and larger micro-batches (scheduler.chunk),",
-    Root.DEALING: "A policy that deals decodes over all micro-batches (scheduler=equal_time)",
+    Root.DEALING: "A policy that deals requests over all micro-batches (scheduler=equal_time, scheduler.max_batch)",
     Root.RECOVERY: "Ranks that stand by (parallel.spares)",
 }
 
@@ -321,7 +324,7 @@ def _change(finding: Finding, policy: str | None) -> str:
         return "More requests at once would fill that time, or fewer devices (parallel.pp, parallel.tp) would do."
     if finding.root == Root.FILL_DRAIN:
         if finding.where:
-            return "Requests that are dealt more evenly, or a longer run, would fill that time."
+            return "Fewer such replicas, requests that are dealt more evenly, or a longer run would fill that time."
         return "A longer run has less of it."
     if finding.root == Root.KV_FULL:
         return (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 
 import pytest
@@ -33,7 +34,8 @@ def fleet_of(*overrides: str) -> tuple[Fleet, SimulateConfig]:
     setting = make_setting(config)
     workload, _ = requests(config, {config.scheduler: setting.plan})
     replicas = simulated(setting, workload)
-    return Fleet([replica.record for replica in replicas]), config
+    num_prefill = config.simulation.disaggregation.prefill_replicas or 0
+    return Fleet([replica.record for replica in replicas], num_prefill=num_prefill), config
 
 
 def words_of(*overrides: str) -> list[str]:
@@ -79,6 +81,8 @@ def test_uneven_micro_batches_are_told_from_stages_that_vary() -> None:
     varying = words_of("scheduler=equal_time", "simulation.jitter=0.2")
     assert varying[0].startswith("Stage times that vary by chance take 7"), varying
     assert "16 at a time: the policy put them into fewer micro-batches" in words_of("scheduler=prefill_first")[0]
+    batches = words_of("scheduler=request_level", "cache.num_blocks=400")
+    assert re.search(r", 1 at a time, while \d+ waited: the policy took no more of them\.$", batches[0]), batches
 
 
 def test_replicas() -> None:
@@ -86,6 +90,8 @@ def test_replicas() -> None:
     assert idle[0].startswith("Too few requests: no request was there for"), idle
     slow = words_of("simulation.replicas=2", EVEN, "simulation.devices=[a100-80g,a6000]", "workload.num_prompts=80")
     assert slow[0].startswith(("Replica 0: stage 1 takes 2.", "Replica 1: stage 1 takes 2.")), slow
+    pools = words_of("simulation.disaggregation.prefill_replicas=1")
+    assert pools[0].startswith("Prefill 0: no work was there for "), pools
 
 
 ADVICE = Advice("scheduler=equal_time", ("scheduler=equal_time",), None, "duration", Interval(0.072, 0.061, 0.080))

@@ -183,7 +183,8 @@ def _transfers(source: _Source, rank: int, peers: _Peers) -> tuple[list[Transfer
                     group = "" if each.call.communicator is None else f"{each.call.communicator:016x}"
                     start, end = source.seconds(int(kernels.start[kernel])), source.seconds(int(kernels.end[kernel]))
                     transfers.append(Transfer(start, end, peers.of(each.call, rank), each.call.bytes, group))
-    return tuple(sorted(transfers, key=lambda transfer: transfer.start) for transfers in done.values())  # type: ignore[return-value]
+    sends, receives = (sorted(transfers, key=lambda transfer: transfer.start) for transfers in done.values())
+    return sends, receives
 
 
 @lru_cache(1024)

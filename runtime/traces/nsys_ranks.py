@@ -83,7 +83,8 @@ def ranks_of(export: NsysExport, is_wanted: Callable[[str], bool]) -> list[NsysR
     ranges = _ranges(export, is_wanted)
     ranks = []
     for (process, device), (table, kind) in sorted(kernels.items()):
-        rank = NsysRank(process, device, *(table.of(kind == each) for each in (_COMPUTE, _PAIRWISE, _COLLECTIVE)))
+        computes, pairwise, collectives = (table.of(kind == each) for each in (_COMPUTE, _PAIRWISE, _COLLECTIVE))
+        rank = NsysRank(process, device, computes, pairwise, collectives)
         for each in ranges.get(process, []):
             if each.text.startswith("nccl"):
                 rank.calls.setdefault(each.text, []).append(each)

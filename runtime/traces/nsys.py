@@ -6,6 +6,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -51,7 +52,7 @@ def read_nsys(paths: Iterable[Path]) -> list[RankTrace]:
     begins = [export.started_ns for export in exports]
     first = min((begin for begin in begins if begin is not None), default=0)
     for export, began in zip(exports, begins, strict=True):
-        found = ranks_of(export)
+        found = ranks_of(export, _is_step)
         for rank in found:
             name = export.path.name if len(found) == 1 else f"{export.path.name} process {_pid(rank.process)}"
             started = 0.0 if began is None else (began - first) * _SECOND
@@ -182,7 +183,13 @@ def _transfers(source: _Source, rank: int, peers: _Peers) -> tuple[list[Transfer
                     group = "" if each.call.communicator is None else f"{each.call.communicator:016x}"
                     start, end = source.seconds(int(kernels.start[kernel])), source.seconds(int(kernels.end[kernel]))
                     transfers.append(Transfer(start, end, peers.of(each.call, rank), each.call.bytes, group))
-    return tuple(sorted(transfers, key=lambda transfer: transfer.start) for transfers in done.values())  # type: ignore[return-value]
+    sends, receives = (sorted(transfers, key=lambda transfer: transfer.start) for transfers in done.values())
+    return sends, receives
+
+
+@lru_cache(1024)
+def _is_step(name: str) -> bool:
+    return _step_of(name, 0.0, 0.0) is not None
 
 
 def _step_of(name: str, start: float, end: float) -> tuple[Step, Engine] | None:

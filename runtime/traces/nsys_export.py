@@ -7,7 +7,7 @@ and columns come and go between versions, so only what is there is asked for.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -53,16 +53,24 @@ class NsysExport:
         """Whether the table is there with these columns."""
         return self.tables.get(table, frozenset()).issuperset(columns) and table in self.tables
 
-    def rows(self, query: str, parameters: Sequence[object] = ()) -> list[Any]:
-        """The rows of a query.
+    def each(self, query: str) -> Iterator[Any]:
+        """The rows of a query, one by one.
 
         Raises:
             ConfigError: the file is damaged.
         """
         try:
-            return self._connection.execute(query, parameters).fetchall()
+            yield from self._connection.execute(query)
         except sqlite3.Error as error:
             raise self.damaged(error) from error
+
+    def rows(self, query: str) -> list[Any]:
+        """All rows of a query.
+
+        Raises:
+            ConfigError: the file is damaged.
+        """
+        return list(self.each(query))
 
     def value(self, table: str, column: str, where: str = "1") -> Any:
         """The column of the first row that fits; None where there is none, or no such table or column."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,6 +18,7 @@ _PROCESS = -16777216  # mask of a global thread id that leaves its process: the 
 _RANGES = (59, 60)  # NvtxPushPopRange, NvtxStartEndRange
 _DEVICE_TO_DEVICE = 8  # ENUM_CUDA_MEMCPY_OPER
 _NO_LAUNCH = -1
+_COMPUTE, _PAIRWISE, _COLLECTIVE = range(3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,15 +73,18 @@ class NsysRank:
     calls: dict[str, list[NvtxRange]] = field(default_factory=dict)
 
 
-def ranks_of(export: NsysExport) -> list[NsysRank]:
-    """The ranks of an export, by process and device. Those that ran no kernel are none."""
+def ranks_of(export: NsysExport, is_wanted: Callable[[str], bool]) -> list[NsysRank]:
+    """The ranks of an export, by process and device. Those that ran no kernel are none.
+
+    Args:
+        is_wanted: whether to keep the NVTX ranges of this text; NCCL's are kept anyway.
+    """
     kernels = _kernels(export)
-    ranges = _ranges(export)
+    ranges = _ranges(export, is_wanted)
     ranks = []
-    for (process, device), (table, names) in sorted(kernels.items()):
-        is_nccl = np.array(["nccl" in name.lower() for name in names], bool)
-        pairwise = is_nccl & np.array([_is_point_to_point(name) for name in names], bool)
-        rank = NsysRank(process, device, table.of(~is_nccl), table.of(pairwise), table.of(is_nccl & ~pairwise))
+    for (process, device), (table, kind) in sorted(kernels.items()):
+        computes, pairwise, collectives = (table.of(kind == each) for each in (_COMPUTE, _PAIRWISE, _COLLECTIVE))
+        rank = NsysRank(process, device, computes, pairwise, collectives)
         for each in ranges.get(process, []):
             if each.text.startswith("nccl"):
                 rank.calls.setdefault(each.text, []).append(each)
@@ -89,38 +94,39 @@ def ranks_of(export: NsysExport) -> list[NsysRank]:
     return ranks
 
 
-def _is_point_to_point(name: str) -> bool:
-    """Whether a kernel of NCCL sends or receives: ncclDevKernel_SendRecv, before NCCL 2.19 ncclKernel_SendRecv_..."""
-    return "sendrecv" in name.lower().replace("_", "")
+def _kind(name: str) -> int:
+    """What a kernel of NCCL does; ncclDevKernel_SendRecv (before 2.19 ncclKernel_SendRecv_...) sends and receives."""
+    return _PAIRWISE if "sendrecv" in name.lower().replace("_", "") else _COLLECTIVE
 
 
-def _kernels(export: NsysExport) -> dict[tuple[int, int], tuple[Kernels, list[str]]]:
-    """The device's work by (process, device), with the name of each kernel."""
-    rows = []
+def _kernels(export: NsysExport) -> dict[tuple[int, int], tuple[Kernels, Ints]]:
+    """The device's work by (process, device), with the kind of each kernel. Rows are read one by one."""
+    nccl = export.rows("SELECT id, value FROM StringIds WHERE value LIKE '%nccl%'")
+    kinds = {number: _kind(name) for number, name in nccl}
+    columns: dict[tuple[int, int], array[int]] = defaultdict(lambda: array("q"))
     for table, name, where in (
         ("CUPTI_ACTIVITY_KIND_KERNEL", "shortName", "1"),
         ("CUPTI_ACTIVITY_KIND_GRAPH_TRACE", None, "1"),  # graphs that nsys traced as a whole
         ("CUPTI_ACTIVITY_KIND_MEMCPY", None, f"k.copyKind = {_DEVICE_TO_DEVICE}"),
     ):
         if export.has(table, "start", "end"):
-            rows += export.rows(_with_launches(export, table, name, where))
-    by_rank: dict[tuple[int, int], list[tuple[int, int, int, int, str]]] = defaultdict(list)
-    for start, end, process, device, launched, thread, name in rows:
-        by_rank[process, device].append((start, end, launched, thread, name))
+            for row in export.each(_with_launches(export, table, name, where)):
+                start, end, process, device, launched, thread, text = row
+                columns[process, device].extend((start, end, launched, thread, kinds.get(text, _COMPUTE)))
     found = {}
-    for key, own in by_rank.items():
-        own.sort()
-        start, end, launched, thread = np.array([row[:4] for row in own], np.int64).T
-        found[key] = Kernels(start, end, launched, thread), [row[4] for row in own]
+    for key, values in columns.items():
+        table_of_rank = np.frombuffer(values, np.int64).reshape(-1, 5)
+        own = table_of_rank[np.argsort(table_of_rank[:, 0], kind="stable")].T
+        found[key] = Kernels(own[0], own[1], own[2], own[3]), own[4]
     return found
 
 
 def _with_launches(export: NsysExport, table: str, name: str | None, where: str) -> str:
-    """The query of start, end, process, device, launch, launching thread and name; the process is the thread's where
-    the table does not say it."""
+    """The query of start, end, process, device, launch, launching thread and name's id; the process is the thread's
+    where the table does not say it."""
     has_process = export.has(table, "globalPid")
     device = "IFNULL(k.deviceId, 0)" if export.has(table, "deviceId") else "0"
-    text = f"(SELECT value FROM StringIds WHERE id = k.{name})" if name and export.has(table, name) else "''"
+    text = f"k.{name}" if name and export.has(table, name) else "NULL"
     runtime = "CUPTI_ACTIVITY_KIND_RUNTIME"
     if not export.has(table, "correlationId") or not export.has(runtime, "start", "correlationId", "globalTid"):
         process = "IFNULL(k.globalPid, 0)" if has_process else "0"
@@ -135,8 +141,8 @@ def _with_launches(export: NsysExport, table: str, name: str | None, where: str)
     )
 
 
-def _ranges(export: NsysExport) -> dict[int, list[NvtxRange]]:
-    """The NVTX ranges of each process, in order of their begin."""
+def _ranges(export: NsysExport, is_wanted: Callable[[str], bool]) -> dict[int, list[NvtxRange]]:
+    """The NVTX ranges of each process, in order of their begin: NCCL's, and those that are wanted."""
     table = "NVTX_EVENTS"
     if not export.has(table, "start", "end", "eventType", "globalTid"):
         return {}
@@ -144,14 +150,16 @@ def _ranges(export: NsysExport) -> dict[int, list[NvtxRange]]:
     own = "n.text" if export.has(table, "text") else "NULL"
     registered = "(SELECT value FROM StringIds WHERE id = n.textId)" if export.has(table, "textId") else "NULL"
     data = "CAST(n.binaryData AS BLOB)" if export.has(table, "binaryData") else "NULL"
-    rows = export.rows(
+    rows = export.each(
         f'SELECT n.start, n."end", n.globalTid, COALESCE({own}, {registered}, \'\'), {data} FROM {table} n '
         f'WHERE n.eventType IN {_RANGES} AND n."end" IS NOT NULL ORDER BY n.start'
     )
     by_process: dict[int, list[NvtxRange]] = defaultdict(list)
     for start, end, thread, text, payload in rows:
-        call = payloads.read(payload) if text.startswith("nccl") else NcclCall()
-        by_process[thread & _PROCESS].append(NvtxRange(start, end, thread, text, call))
+        if text.startswith("nccl"):
+            by_process[thread & _PROCESS].append(NvtxRange(start, end, thread, text, payloads.read(payload)))
+        elif is_wanted(text):
+            by_process[thread & _PROCESS].append(NvtxRange(start, end, thread, text, NcclCall()))
     return by_process
 
 

@@ -60,8 +60,25 @@ class Carried:
         self.begins_again: Bools = self.begins_prefill & (~follows | (start <= before))
         self.first: Ints = np.searchsorted(self._key, np.arange(len(numbers)) * num_rows)
 
-    def last_until(self, place: Ints, times: Floats) -> Ints:
-        """The last entry of each request that was completed by then; the one before its first where there is none."""
+    def entries_of_tokens(self, place: Ints, token: Ints, times: Floats) -> Ints:
+        """The last entry of each token's request that was completed by its time; the one before the request's first
+        where there is none.
+
+        Args:
+            place: [n] of the requests in the record; their tokens follow each other.
+            token: [n] which token of the request it is.
+            times: [n].
+        """
+        found = self._last_until(place[token == 0], times[token == 0])
+        found = np.repeat(found, np.diff(np.append(np.flatnonzero(token == 0), len(token)))) + token
+        # Nearly always the request's next entry brings its next token.
+        completed = np.append(self._completed, np.inf)[np.append(self.row, -1)[np.clip(found, -1, len(self.row))]]
+        beyond = found >= np.append(self.first, len(self.row))[place + 1]  # entries of its request
+        other = np.flatnonzero(beyond | (np.abs(completed - times) > _ROUNDING))
+        found[other] = self._last_until(place[other], times[other])
+        return found
+
+    def _last_until(self, place: Ints, times: Floats) -> Ints:
         row = np.searchsorted(self._completed, times + _ROUNDING, side="right") - 1
         found = np.searchsorted(self._key, place * self._num_rows + row, side="right") - 1
         return np.maximum(found, self.first[place] - 1) if len(place) else np.zeros(0, np.int64)

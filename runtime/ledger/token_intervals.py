@@ -125,7 +125,7 @@ class TokenIntervals:
         self.waits = CoordinatorWaits(record.micro_batches)
         self._read_tokens(record)
         self.carried = carried = Carried(record, self.paths)
-        last = carried.last_until(self.place, self.end)
+        last = carried.entries_of_tokens(self.place, self.token, self.end)
         is_first = self.token == 0
         before = np.append(-1, last[:-1])
         before[is_first] = carried.first[self.place[is_first]] - 1

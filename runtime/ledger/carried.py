@@ -41,10 +41,14 @@ class Carried:
         chunks = [(c.request, row, c.start, c.tokens) for row, m in enumerate(kept) for c in m.chunks]
         self._chunks = np.array(chunks, np.int64).reshape(-1, 4)
         self._chunks_sampled = np.array([m.sampled_rows for m in kept], np.int64) - num_decodes
-        chunk_keys = places_of(numbers, self._chunks[:, 0]) * num_rows + self._chunks[:, 1]
-        decode_keys = places_of(numbers, decoded) * num_rows + np.repeat(np.arange(len(kept)), num_decodes)
-        keys = np.concatenate([chunk_keys, decode_keys])
-        self._order = np.argsort(keys, kind="stable")
+        places = np.concatenate([places_of(numbers, self._chunks[:, 0]), places_of(numbers, decoded)])
+        rows = np.concatenate([self._chunks[:, 1], np.repeat(np.arange(len(kept)), num_decodes)])
+        keys = places * num_rows + rows
+        # Where each prompt comes before its decodes, the order of requests is all; numpy sorts small numbers fastest.
+        small = (places + 1).astype(np.uint16) if len(numbers) < 65_535 else places
+        self._order = np.argsort(small, kind="stable")
+        if (keys[self._order[1:]] < keys[self._order[:-1]]).any():  # after a preemption or a fault
+            self._order = np.argsort(keys, kind="stable")
         keys = keys[self._order]
         is_new = np.append(True, keys[1:] != keys[:-1])[: len(keys)]  # drafts are several rows of a request
         self._begins = np.flatnonzero(is_new)
@@ -52,7 +56,7 @@ class Carried:
         self.place: Ints = self._key // num_rows
         self.row: Ints = self._key - self.place * num_rows
         part = self._order[self._begins]  # a chunk comes before decodes of the same request
-        self.begins_prefill: Bools = part < len(chunk_keys)
+        self.begins_prefill: Bools = part < len(self._chunks)
         start = np.full(len(part), -1)
         start[self.begins_prefill] = self._chunks[part[self.begins_prefill], 2]
         before = np.append(-1, start)[:-1]
@@ -60,8 +64,25 @@ class Carried:
         self.begins_again: Bools = self.begins_prefill & (~follows | (start <= before))
         self.first: Ints = np.searchsorted(self._key, np.arange(len(numbers)) * num_rows)
 
-    def last_until(self, place: Ints, times: Floats) -> Ints:
-        """The last entry of each request that was completed by then; the one before its first where there is none."""
+    def entries_of_tokens(self, place: Ints, token: Ints, times: Floats) -> Ints:
+        """The last entry of each token's request that was completed by its time; the one before the request's first
+        where there is none.
+
+        Args:
+            place: [n] of the requests in the record; their tokens follow each other.
+            token: [n] which token of the request it is.
+            times: [n].
+        """
+        found = self._last_until(place[token == 0], times[token == 0])
+        found = np.repeat(found, np.diff(np.append(np.flatnonzero(token == 0), len(token)))) + token
+        # Nearly always the request's next entry brings its next token.
+        completed = np.append(self._completed, np.inf)[np.append(self.row, -1)[np.clip(found, -1, len(self.row))]]
+        beyond = found >= np.append(self.first, len(self.row))[place + 1]  # entries of its request
+        other = np.flatnonzero(beyond | (np.abs(completed - times) > _ROUNDING))
+        found[other] = self._last_until(place[other], times[other])
+        return found
+
+    def _last_until(self, place: Ints, times: Floats) -> Ints:
         row = np.searchsorted(self._completed, times + _ROUNDING, side="right") - 1
         found = np.searchsorted(self._key, place * self._num_rows + row, side="right") - 1
         return np.maximum(found, self.first[place] - 1) if len(place) else np.zeros(0, np.int64)

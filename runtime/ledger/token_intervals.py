@@ -28,7 +28,7 @@ from .lanes import Lane, lanes_of
 from .micro_batch_paths import CoordinatorWaits, MicroBatchPaths, Point, WaitClass
 
 _ROUNDING = 1e-9  # seconds; records round to it
-_WIDEST = 64  # micro-batches from one of a request to its next: so far apart tokens can share a row
+_WIDEST = 64  # micro-batches from one of a request to its next, up to which a table finds those that are alike
 
 
 class Part(IntEnum):
@@ -70,8 +70,8 @@ class Windows:
     Many requests share a window: those that decode in the same two micro-batches. `kind` names it.
 
     Attributes:
-        interval: [W] the interval that the window is part of; ascending.
-        entry: [W] the request in the micro-batch, an entry of `Carried`; ascending.
+        interval: [W] the interval that the window is part of.
+        entry: [W] the request in the micro-batch, an entry of `Carried`.
         kind: [W] a row of the arrays below.
         row: [K] the micro-batch, a row of the paths.
         start: [K] seconds.
@@ -125,7 +125,7 @@ class TokenIntervals:
         self.waits = CoordinatorWaits(record.micro_batches)
         self._read_tokens(record)
         self.carried = carried = Carried(record, self.paths)
-        last = carried.last_until(self.place, self.end)
+        last = carried.entries_of_tokens(self.place, self.token, self.end)
         is_first = self.token == 0
         before = np.append(-1, last[:-1])
         before[is_first] = carried.first[self.place[is_first]] - 1
@@ -136,7 +136,7 @@ class TokenIntervals:
             brought = brought | shares
         rows = np.append(carried.row, -1)[last]
         self.micro_batch: Ints = np.where(brought, np.append(self.paths.micro_batch, -1)[rows], -1)
-        self.windows = self._cut(record, carried, before, last - before)
+        self.windows = self._cut(record, before, last, rows)
         self.row, self.table = self._join(last - before)
 
     def _read_tokens(self, record: RunRecord) -> None:
@@ -173,34 +173,51 @@ class TokenIntervals:
         times = np.bincount(self.row[chosen], minlength=len(self.table))
         return dict(zip(self.names, (times @ self.table).tolist(), strict=True))
 
-    def _cut(self, record: RunRecord, carried: Carried, before: Ints, counts: Ints) -> Windows:
-        """Cut intervals into windows, and windows into parts. `counts`: of micro-batches of each interval, those after
-        the entry `before` of `carried`."""
-        interval = np.repeat(np.arange(len(counts)), counts)
+    def _cut(self, record: RunRecord, before: Ints, last: Ints, rows: Ints) -> Windows:
+        """Cut intervals into windows, and windows into parts.
+
+        Args:
+            before: [n] the entry before the first of each interval, in `carried`.
+            last: [n] its last entry.
+            rows: [n] the micro-batch of that.
+        """
+        carried = self.carried
+        is_timely = np.abs(np.append(self.paths.completed, np.inf)[rows] - self.end) <= _ROUNDING
+        plain = (last - before == 1) & is_timely & ~np.append(carried.begins_prefill, True)[last]
+        plain[1:] &= is_timely[:-1]
+        plain[self.token == 0] = False
+        if record.faults:
+            plain[:] = False
+        decodes, others = np.flatnonzero(plain), np.flatnonzero(~plain)
+        counts = (last - before)[others]
+        interval = np.repeat(others, counts)
         nth = np.arange(len(interval)) - np.repeat(np.cumsum(counts) - counts, counts)
         entry = before[interval] + 1 + nth
-        row = carried.row[entry]
-        is_first, is_last = nth == 0, nth + 1 == counts[interval]
-        came_before = np.append(carried.row, -1)[entry - 1]
+        row, came_before = carried.row[entry], np.append(carried.row, -1)[entry - 1]
+        is_first, is_last = nth == 0, entry == last[interval]
         starts, ends = self.start[interval], self.end[interval]
         completed = np.append(self.paths.completed, 0.0)
         start = np.where(is_first, starts, np.clip(completed[came_before], starts, ends))
         end = np.where(is_last, ends, np.clip(completed[row], starts, ends))
-        place = self.place[interval]
         queued = carried.begins_prefill[entry] & (is_first | carried.begins_again[entry])
-        away = self._away(record, place, start, row, (self.token[interval] == 0) & is_first)
-        alone = queued | (self.token[interval] == 0) | (np.abs(start - completed[came_before]) > _ROUNDING)
-        alone |= np.abs(end - completed[row]) > _ROUNDING
-        alone[list(away)] = True
-        kind, chosen = _kinds(row, came_before, alone)
-        kind_row, start, end = row[chosen], start[chosen], end[chosen]
+        away = self._away(record, self.place[interval], start, row, (self.token[interval] == 0) & is_first)
+        shared, chosen = _kinds(rows[decodes], rows[decodes - 1])
+        decodes_chosen = decodes[chosen]
+        kind_row = np.concatenate([rows[decodes_chosen], row])
+        start = np.concatenate([self.start[decodes_chosen], start])
+        end = np.concatenate([self.end[decodes_chosen], end])
+        queued = np.concatenate([np.zeros(len(chosen), np.bool_), queued])
         dispatched = np.clip(self.paths.dispatched[kind_row], start, end)
-        parts = np.zeros((len(chosen), len(self.names)))
-        away_by_kind = {int(kind[window]): when for window, when in away.items()}
-        waiting, gone, back = self._cut_wait(start, dispatched, queued[chosen], away_by_kind)
+        parts = np.zeros((len(kind_row), len(self.names)))
+        away_by_kind = {len(chosen) + window: when for window, when in away.items()}
+        waiting, gone, back = self._cut_wait(start, dispatched, queued, away_by_kind)
         parts[:, : Part.RESULT] = waiting
         self._cut_path(parts, kind_row, dispatched, end)
-        return Windows(interval, entry, kind, kind_row, start, gone, back, dispatched, end, parts)
+        kind = np.concatenate([shared, len(chosen) + np.arange(len(row))])
+        return Windows(
+            np.concatenate([decodes, interval]), np.concatenate([last[decodes], entry]), kind, kind_row, start, gone,
+            back, dispatched, end, parts,
+        )  # fmt: skip
 
     def _away(
         self, record: RunRecord, place: Ints, start: Floats, row: Ints, is_first: Bools
@@ -269,8 +286,8 @@ class TokenIntervals:
         """The row of each interval and all rows: those of the windows' kinds, then those of intervals that have several
         windows, or none."""
         windows = self.windows
-        first = np.cumsum(counts) - counts
-        row = np.append(windows.kind, -1)[np.minimum(first, len(windows.kind))]
+        row = np.empty(len(counts), np.int64)
+        row[windows.interval] = windows.kind
         others = np.flatnonzero(counts != 1)
         row[others] = len(windows.parts) + np.arange(len(others))
         joined = np.zeros((len(others), len(self.names)))
@@ -282,24 +299,21 @@ class TokenIntervals:
         return row, np.concatenate([windows.parts, joined])
 
 
-def _kinds(row: Ints, came_before: Ints, alone: Bools) -> tuple[Ints, Ints]:
-    """The kind of each window, and a window of each kind. Windows of one micro-batch whose requests had the same one
-    before are alike, but for those that are `alone`."""
+def _kinds(row: Ints, came_before: Ints) -> tuple[Ints, Ints]:
+    """The kind of each window of a decode, and a window of each kind: those of one micro-batch, whose requests had the
+    same one before, are alike."""
     apart = row - came_before
-    shared = np.flatnonzero(~alone & (apart > 0) & (apart < _WIDEST) & (came_before >= 0))
-    code = row[shared] * _WIDEST + apart[shared]
-    window_of = np.full((int(row.max(initial=-1)) + 1) * _WIDEST, -1)
-    window_of[code] = shared
+    widest = int(apart.max(initial=0)) + 1
+    if widest > _WIDEST:
+        _, chosen, kind = np.unique(row * widest + apart, return_index=True, return_inverse=True)
+        return kind, chosen
+    code = row * widest + apart
+    window_of = np.full((int(row.max(initial=-1)) + 1) * widest, -1)
+    window_of[code] = np.arange(len(code))
     used = np.flatnonzero(window_of >= 0)
     number_of = np.empty(len(window_of), np.int64)
     number_of[used] = np.arange(len(used))
-    is_own = np.ones(len(row), np.bool_)
-    is_own[shared] = False
-    own = np.flatnonzero(is_own)
-    kind = np.empty(len(row), np.int64)
-    kind[shared] = number_of[code]
-    kind[own] = len(used) + np.arange(len(own))
-    return kind, np.concatenate([window_of[used], own])
+    return number_of[code], window_of[used]
 
 
 def _lost_work(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from ..conf.build import build, fields
 from ..conf.errors import ConfigError
@@ -28,8 +28,9 @@ def command_writer(folder: RunFolder) -> Callable[[Setting, Sequence[str]], str 
     None where the run's own command is not known."""
     mapping = folder.composed
     name, cls = next(((name, cls) for key, name, cls in _COMMANDS if key in mapping), ("", EngineConfig))
+    known = fields(cast(type, cls))
     try:
-        config = build(cls, {key: value for key, value in mapping.items() if key in fields(cls)}) if name else None
+        config = build(cls, {key: value for key, value in mapping.items() if key in known}) if name else None
     except ConfigError:  # of another version
         config = None
 

@@ -106,13 +106,13 @@ class Shown:
 
 
 def candidates(setting: Setting, shown: Shown) -> Iterator[Change]:
-    """Yield the changes of a setting that may matter, each of one thing, those of the policy first.
+    """Yield the changes of a setting that may matter, each of one thing, of a kind the likeliest first.
 
     Some may not fit, or may not be foretold: making their setting says so.
     """
     config, limits = setting.config, setting.plan.limits
     policy, pp, tp = config.scheduler, config.parallel.pp, config.parallel.tp
-    yield from (with_policy(policy, name) for name in POLICY_CONFIGS if name != policy.name)
+    yield from (with_policy(policy, name) for name in reversed(POLICY_CONFIGS) if name != policy.name)
     yield from _chunks(policy, shown)
     yield from _own_keys(policy)
     for depth in range(pp, pp + 3):
@@ -149,12 +149,12 @@ def _chunks(policy: SchedulerConfig, shown: Shown) -> Iterator[Change]:
         return
     value = getattr(policy, key)
     base = max(_LEAST_CHUNK, shown.chunk) if value == "auto" else int(value)
-    sizes = [round(base * factor) for factor in (0.5, 1, 2, 4)]
+    if key == "chunk" and value != "auto":
+        yield Change.of("chunk", {"scheduler.chunk": "auto"})
+    sizes = [round(base * factor) for factor in (2, 4, 0.5, 1)]
     for size in sizes:
         if size != value and size >= min(_LEAST_CHUNK, base):
             yield Change.of("chunk", {f"scheduler.{key}": size})
-    if key == "chunk" and value != "auto":
-        yield Change.of("chunk", {"scheduler.chunk": "auto"})
 
 
 def _own_keys(policy: SchedulerConfig) -> Iterator[Change]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from time import perf_counter
 from typing import Any, Literal
 
@@ -16,7 +17,7 @@ from ..run_folder.read import RunFolder
 from ..simulation.setting import Setting
 from .changes import Change, Shown, candidates, with_policy
 from .even_split import even_split
-from .hypotheticals import hypotheticals
+from .hypotheticals import Hypothetical, hypotheticals
 from .twin import Twin, make_twin
 from .what_if import Screening, Values, WhatIf, values_of
 
@@ -86,14 +87,17 @@ def explain(
 def quick_explanation(
     folder: RunFolder, *, seconds: float = 2.0, command_of: CommandOf = lambda setting, overrides: None
 ) -> Explanation | None:
-    """Explain a run in about `seconds`, for the end of a command: the likeliest changes on few seeds.
+    """Explain a run in about `seconds`, for the end of a command: the likeliest changes on few seeds, no hypotheticals.
 
     None where the run cannot be replayed, or not in that time.
     """
     if folder.summary.get("micro_batches", 0) * _SECONDS_A_MICRO_BATCH * 4 > seconds:
         return None
+    until = perf_counter() + seconds
     try:
-        return explain(folder, seeds=_LEAST_SEEDS + 1, seconds=seconds, command_of=command_of)
+        search = _Search(make_twin(folder), "auto", until)
+        search.command_of = command_of
+        return search.run(_LEAST_SEEDS + 1, imagines=False)
     except (ConfigError, PipelineError):
         return None
 
@@ -127,10 +131,13 @@ class _Search:
         items = max(_LEAST_REQUESTS, round(share * len(twin.items)))
         self.what_if = WhatIf(twin, items=items) if items < len(twin.items) else whole
 
-    def run(self, seeds: int, tried: Sequence[Mapping[str, Any]]) -> Explanation:
+    def run(self, seeds: int, tried: Sequence[Mapping[str, Any]] = (), *, imagines: bool = True) -> Explanation:
+        """Return the explanation; without `imagines` there are no hypotheticals in it."""
         screened = list(self._tried(tried)) if tried else self._screened()
         chosen = screened if tried else _choice(screened)
-        imagined = [] if tried else list(hypotheticals(self.twin.setting, self.twin.base, self.ledger))
+        imagined: list[Hypothetical] = []
+        if imagines and not tried:
+            imagined += hypotheticals(self.twin.setting, self.twin.base, self.ledger)
         seeds = self._affordable(seeds, len(chosen), len(imagined))
         outcomes = []
         for number, each in enumerate(chosen):
@@ -220,8 +227,11 @@ class _Search:
             found.append(split)
         idle = self.ledger.seconds_by_cause()
         likely = _LIKELY[max(_LIKELY, key=lambda cause: idle[cause])]
-        order = list(dict.fromkeys([*likely, *_USUALLY]))
-        return sorted(found, key=lambda change: min(map(order.index, change.families)))
+        by_family: dict[str, list[Change]] = {family: [] for family in (*likely, *_USUALLY)}
+        for change in found:
+            by_family[min(change.families)].append(change)
+        rounds = zip_longest(*by_family.values())  # the first of each family, then the second of each
+        return [change for one_of_each in rounds for change in one_of_each if change is not None]
 
     def _screen_all(self, changes: Sequence[Change] | Iterator[Change], stop: float) -> Iterator[_Screened]:
         several = list(changes)

@@ -75,13 +75,17 @@ def span_rows(record: RunRecord, ledger: Ledger) -> Iterator[bytes]:
         rows = slice(first, first + _ROWS_AT_ONCE)
         at, predicted = spans.place[rows], spans.predicted[rows]
         known = at >= 0
+        said = known & (values_at(micro_batches.tokens, at) > 0) if "tokens" in record.unknown else known
         yield csv_rows(
             [
                 integers(spans.micro_batch[rows]),
                 integers(spans.stage[rows]),
                 *(decimals(nanoseconds(time[rows] - ledger.t0), 9) for time in spans.times),
                 decimals(nanoseconds(values_at(micro_batches.dispatched, at) - ledger.t0), 9, known),
-                *(integers(values_at(count, at), known) for count in counts),
+                *(
+                    integers(values_at(count, at), said & (name != "decode_context" or "context" not in record.unknown))
+                    for name, count in zip(SPAN_COLUMNS[8:12], counts, strict=True)
+                ),
                 decimals(nanoseconds(spans.idle[rows]), 6),
                 text_by_code(spans.cause[rows], CAUSES),
                 decimals(nanoseconds(np.nan_to_num(predicted)), 6, np.isfinite(predicted)),

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from gapless.conf.errors import ConfigError
 from gapless.runtime.ledger.causes import Cause
 from gapless.runtime.ledger.ledger import Ledger
+from gapless.runtime.run_folder.spans_csv import span_rows
 from gapless.runtime.traces.pipeline_run import run_of_traces
 from gapless.runtime.traces.rank_trace import RankTrace, Step, Transfer, merged, seconds_within, without
 
@@ -98,6 +99,16 @@ def test_decodes_of_unknown_context_are_pb3_where_they_took_another_time() -> No
     assert record.unknown == ["requests", "kv", "queue", "context"]
     assert idle[Cause.PB3_DECODE_CONTEXT] > 0.3
     assert idle[Cause.STAGE_IMBALANCE] == idle[Cause.UNKNOWN] == 0.0
+
+
+def test_spans_leave_empty_what_is_unknown() -> None:
+    traces, _ = two_ranks([MicroBatch(0.01, 0.01, 0.001, 0.0, 8, 2)] * 2)
+    unlabelled = [replace(trace, steps=[]) for trace in traces]
+    no_context = [replace(t, steps=[replace(s, decode_context=None) for s in t.steps]) for t in traces]
+    for given_traces, counts in ((traces, "8,2,9,0"), (no_context, "8,2,,0"), (unlabelled, ",,,")):
+        record = run_of_traces(given_traces).record
+        row = b"".join(span_rows(record, Ledger(record))).decode().splitlines()[1]
+        assert ",".join(row.split(",")[8:12]) == counts
 
 
 def test_prompts_that_come_when_nothing_is_in_flight_may_be_late_or_new() -> None:

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
-from operator import attrgetter
 
 import numpy as np
 
 from ...conf.schema import Architecture
-from ...parallel.placement import StageLink
-from ..core.messages import Span
 from ..core.micro_batch_columns import Floats
-from ..core.run_record import MicroBatchRecord, RunRecord
-from ..cost.operators import HostTimes, Linear
 from ..cost.stage_costs import MicroBatchShape, StageCosts
+from .learned_operators import (
+    NUM_ATTENTION,
+    NUM_OTHER,
+    LayerWeights,
+    LearnedOperators,
+    LinkSeconds,
+    product_columns,
+)
 from .non_negative import non_negative_least_squares
+from .observations import FAR_APART, Observations, SizesShown
 
 _MOST_KNOTS = 5
 _PASSES = 24  # of the fit, each by the weights and speeds of the one before
@@ -27,220 +29,7 @@ _MAD_TO_SIGMA = 1.4826  # median absolute deviation to standard deviation, for n
 _HEAD_PRIOR = 2.0  # observations that the guess of the head by its parameters counts as
 _SPEED_PRIOR = 4.0  # observations that stages of equal speed count as
 _GAP_PRIOR = 1.0  # observations that a guess counts as where the run shows none
-_FAR_APART = 1.8  # ratio of numbers of rows between which the time of a layer is guessed
-_BEYOND = 1.1  # sizes up to so many times the largest of the run are known
 _DRIFT_WINDOW = 8  # micro-batches
-_NUM_ATTENTION = 5  # chunks, length x prefix, length squared, decodes, context
-_NUM_OTHER = 3  # the micro-batch, the head, a sampled row
-
-
-@dataclass(frozen=True, slots=True)
-class LayerWeights:
-    """Seconds that a layer, the head and a stage's host take, on a stage of speed 1.
-
-    The time of a layer's products may bend either way at each of `knots`, numbers of rows: few rows are bound by
-    reading weights, and many by arithmetic. It may also grow in steps of `tile` rows.
-    """
-
-    knots: tuple[int, ...]
-    tile: int
-    values: tuple[float, ...]  # of the columns of `product_columns`, of attention, and the others
-
-    def products(self, rows: int) -> float:
-        """Return the seconds of a layer's products over `rows`."""
-        columns = product_columns(rows, self.knots, self.tile)
-        return sum(weight * column for weight, column in zip(self.values, columns, strict=False))
-
-    @property
-    def attention(self) -> tuple[float, ...]:
-        """Seconds a chunk, a token times a token of the prefix, a token squared, a decode and a token of context."""
-        return self.values[-_NUM_OTHER - _NUM_ATTENTION : -_NUM_OTHER]
-
-    @property
-    def others(self) -> tuple[float, ...]:
-        """Seconds of the host for a micro-batch, of the head, and of the head a sampled row."""
-        return self.values[-_NUM_OTHER:]
-
-
-def product_columns(rows: float, knots: Sequence[int], tile: int) -> list[float]:
-    """Return what the seconds of a layer's products are linear in: 1, the rows, the rows padded to tiles, and of each
-    knot the rows up to it and those beyond."""
-    padded = -(-rows // tile) * tile
-    return [1.0, rows, padded, *(min(rows, knot) for knot in knots), *(max(0, rows - knot) for knot in knots)]
-
-
-@dataclass(frozen=True, slots=True)
-class LinkSeconds:
-    """Seconds from a stage's end to the begin of the next, which waited: for a message, and a row."""
-
-    message: float
-    row: float
-
-    def __call__(self, rows: int) -> float:
-        return self.message + self.row * rows
-
-
-class LearnedOperators:
-    """The operators of one stage, by weights that were learned. An `Operators`.
-
-    Args:
-        key_share: share of a layer's products in those of queries, keys and values.
-        slower: how many times longer the stage takes than one of speed 1.
-        slices: of each product, so many times as many ranks hold slices as in the run.
-        link: to the next stage; None after the last.
-    """
-
-    def __init__(
-        self, weights: LayerWeights, *, key_share: float, slower: float, slices: float = 1.0,
-        link: LinkSeconds | None = None,
-    ) -> None:  # fmt: skip
-        self.weights = weights
-        self.key_share = key_share
-        self.slower = slower
-        self.slices = slices
-        self.link = link
-        share = slower / slices
-        step, self._head, self._sampled_row = (slower * seconds for seconds in weights.others)
-        self._chunk, self._prefix, self._square, self._decode, self._context = (
-            share * seconds for seconds in weights.attention
-        )
-        self.host = HostTimes(step=step)
-        self._share = share
-
-    def linear(self, operator: Linear, rows: int) -> float:
-        """Return a product's seconds: all that do not make queries, keys and values count as `ffn_ln1`."""
-        if operator == "head":
-            return (self._head + self._sampled_row * rows) / self.slices
-        if operator == "preproj":
-            return self._share * self.key_share * self.weights.products(rows)
-        return self._share * (1 - self.key_share) * self.weights.products(rows) if operator == "ffn_ln1" else 0.0
-
-    def others(self, rows: int) -> float:
-        return 0.0  # in the products
-
-    def routing(self, rows: int) -> float:
-        return 0.0
-
-    def embedding(self, rows: int) -> float:
-        return 0.0
-
-    def chunk_attention(self, length: int, prefix: int) -> float:
-        return self._chunk + length * (self._prefix * prefix + self._square * length)
-
-    def decode_attention(self, requests: int, context: int) -> float:
-        return self._decode * requests + self._context * context
-
-    def all_reduce(self, rows: int) -> float:
-        """Return the seconds of a sum over ranks where the run had none, as long as two sends of a rank's share."""
-        if self.slices <= 1 or self.link is None:
-            return 0.0
-        return 2 * self.link.message + 2 * (1 - 1 / self.slices) * self.link.row * rows
-
-    def send(self, rows: int, *, link: StageLink, scatter_gather: bool) -> float:
-        return self.link(rows) if self.link is not None else 0.0
-
-    def drawn(self, weights: LayerWeights) -> LearnedOperators:
-        """Return the same stage by other weights."""
-        return LearnedOperators(
-            weights, key_share=self.key_share, slower=self.slower, slices=self.slices, link=self.link
-        )
-
-
-@dataclass(slots=True)
-class Observations:
-    """What the stages of a run took: micro-batches that all stages computed, in their order.
-
-    Attributes:
-        shapes: their sizes.
-        begin_times, end_times, ready_times: of each stage, in seconds, [n, S]; a stage is ready for its next input from
-            then on.
-        dispatched, completed: by the coordinator, [n]; NaN where the run ended before a result.
-    """
-
-    shapes: list[MicroBatchShape]
-    begin_times: Floats
-    end_times: Floats
-    ready_times: Floats
-    dispatched: Floats
-    completed: Floats
-
-    @classmethod
-    def of(cls, record: RunRecord) -> Observations:
-        """Collect the spans of a run."""
-        stages = record.num_stages
-        spans: dict[int, list[Span | None]] = {}
-        for span in record.spans:
-            spans.setdefault(span.micro_batch, [None] * stages)[span.stage] = span
-        prompts = {request.request: request.prompt_tokens for request in record.requests}
-        shapes, times, coordinator = [], [], []
-        for micro_batch in sorted(record.micro_batches, key=attrgetter("micro_batch")):
-            own = [span for span in spans.get(micro_batch.micro_batch, ()) if span is not None]
-            if len(own) < stages or any(span.end <= span.begin for span in own):
-                continue
-            decodes, chunks = len(micro_batch.decodes), micro_batch.chunks
-            ended = [c.start + c.tokens for c in chunks if c.start + c.tokens == prompts.get(c.request)]
-            are_known = decodes + len(ended) == micro_batch.sampled_rows
-            shapes.append(
-                MicroBatchShape(
-                    [(chunk.tokens, chunk.start) for chunk in chunks], decodes, micro_batch.decode_context,
-                    micro_batch.sampled_rows, sum(ended) if are_known else None,
-                )
-            )  # fmt: skip
-            times.append([(span.begin, span.end, span.ready) for span in own])
-            done = micro_batch.completed
-            coordinator.append((micro_batch.dispatched, float("nan") if done is None else done))
-        each = np.array(times, np.float64).reshape(-1, stages, 3)
-        own_times = np.array(coordinator, np.float64).reshape(-1, 2)
-        return cls(shapes, each[..., 0], each[..., 1], each[..., 2], own_times[:, 0], own_times[:, 1])
-
-    @property
-    def seconds(self) -> Floats:
-        """Of each stage, [n, S]."""
-        return self.end_times - self.begin_times
-
-    @property
-    def begins(self) -> Floats:
-        """When the first stage began each, [n]."""
-        return self.begin_times[:, 0]
-
-    def __len__(self) -> int:
-        return len(self.shapes)
-
-
-@dataclass(frozen=True, slots=True)
-class SizesShown:
-    """The sizes of a run's micro-batches: times of others are guessed.
-
-    Attributes:
-        rows: all numbers of tokens, ascending.
-        context: most KV tokens that decodes attended to.
-        prefix: most KV tokens before a chunk.
-    """
-
-    rows: tuple[int, ...]
-    context: int
-    prefix: int
-
-    @classmethod
-    def of(cls, shapes: Sequence[MicroBatchShape]) -> SizesShown:
-        return cls(
-            tuple(sorted({shape.rows for shape in shapes})),
-            max((shape.context for shape in shapes), default=0),
-            max((prefix for shape in shapes for _, prefix in shape.chunks), default=0),
-        )
-
-    def hold(self, micro_batch: MicroBatchRecord) -> bool:
-        """Whether a micro-batch is no larger than those that the run has shown, or hardly, and as one of about its
-        number of tokens."""
-        rows = micro_batch.num_tokens
-        place = bisect_left(self.rows, rows)
-        near = self.rows[max(0, place - 1) : place + 1]
-        return (
-            rows <= _BEYOND * self.rows[-1]
-            and any(rows <= _FAR_APART * known and known <= _FAR_APART * rows for known in near)
-            and micro_batch.decode_context <= _BEYOND * self.context
-            and all(chunk.start <= _BEYOND * self.prefix for chunk in micro_batch.chunks)
-        )
 
 
 class LearnedFit:
@@ -301,18 +90,18 @@ class LearnedFit:
         """Fit to `columns` of [n, 2, features]: of a whole layer, and of the model's last."""
         n, stages = seen.seconds.shape
         whole, last = columns[:, 0], columns[:, 1]
-        design = np.zeros((stages, n, whole.shape[1] + _NUM_OTHER))
+        design = np.zeros((stages, n, whole.shape[1] + NUM_OTHER))
         for stage, count in enumerate(self.layers):
             is_last = stage == stages - 1
             design[stage, :, : whole.shape[1]] = (count - is_last) * whole + (last if is_last else 0.0)
-            design[stage, :, -_NUM_OTHER] = 1.0
+            design[stage, :, -NUM_OTHER] = 1.0
         sampled = np.array([shape.sampled for shape in seen.shapes], np.float64)
         design[-1, :, -2], design[-1, :, -1] = sampled > 0, sampled
         times = seen.seconds.T  # [S, n]
         guess = np.zeros(design.shape[2])
         middle = float(np.median(sampled[sampled > 0])) if sampled.any() else 1.0
         guess[-2:] = 1.0, middle
-        guess[: whole.shape[1] - _NUM_ATTENTION] = -self._head_layers * np.array(self._products(int(middle)))
+        guess[: whole.shape[1] - NUM_ATTENTION] = -self._head_layers * np.array(self._products(int(middle)))
         slower, drift = np.ones(stages), np.ones(n)
         predicted, scale = times.copy(), np.full(stages, 0.3)
         weights: Floats | None = None
@@ -492,7 +281,7 @@ def _gaps(rows: Sequence[int]) -> list[tuple[int, int, int]]:
     known = np.unique(np.maximum(rows, 1)).tolist()
     found = []
     for low, high in pairwise(known):
-        parts = int(np.log(high / low) / np.log(_FAR_APART))
+        parts = int(np.log(high / low) / np.log(FAR_APART))
         for part in range(1, parts + 1):
             middle = round(low * (high / low) ** (part / (parts + 1)))
             if low < middle < high:

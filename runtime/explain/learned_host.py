@@ -10,8 +10,9 @@ import numpy.typing as npt
 from ..core.micro_batch_columns import Floats
 from ..core.run_record import RunRecord
 from ..cost.operators import HostTimes
-from .learned_costs import LinkSeconds, Observations
+from .learned_operators import LinkSeconds
 from .non_negative import non_negative_least_squares
+from .observations import Observations
 
 _WAITING = 5  # percentile of the seconds of results: those for which the coordinator waited
 _PASSES = 3  # of telling waits for an input from waits for a stage's host

@@ -14,10 +14,11 @@ from ..engine.plan import Plan, make_plan
 from ..scheduler.base import Limits
 from ..simulation.pipeline import SimulatedPipeline
 from ..simulation.setting import Setting
-from .learned_costs import LearnedFit, Observations
+from .learned_costs import LearnedFit
 from .learned_host import LearnedHost
 from .noise import DrawnNoise, Noise
 from .noisy_pipeline import NoisyPipeline
+from .observations import Observations
 from .scaled_operators import drawn_costs
 
 _BOOTSTRAP_BLOCKS = 32  # of a run's micro-batches

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -9,15 +10,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..core.micro_batch_columns import Floats
-from .learned_costs import Observations
+from ..core.micro_batch_columns import Floats, Ints
 from .learned_host import LearnedHost
+from .observations import Observations
 
 _BLOCKS = 16  # of a run's time
 _ALIKE = 1.3  # most ratio of the sizes of micro-batches that are alike
 _SIZES = 12  # classes of size of a run's micro-batches
 _LEAST_ALIKE = 8  # micro-batches of such a class
-_FARTHEST = 64  # micro-batches, either way in time, among which one that is alike is looked for
+_SAME = 1e-9  # relative difference of the predicted seconds of one and the same micro-batch
+_OFFSETS = sorted(range(-64, 65), key=abs)  # places, nearest in time first, where one that is alike is looked for
 
 
 class Longer(NamedTuple):
@@ -45,6 +47,7 @@ class Noise:
         times, begins = host.times, seen.begins
         first, last = float(begins.min()), float(begins.max())
         self.stretch = max(1e-6, (last - first) / _BLOCKS)
+        self.num_stages = predicted.shape[1]
         ratios, sizes = seen.seconds / predicted, predicted.sum(axis=1)
         longer = list(map(
             Longer, ratios.tolist(), _ratios(host.turnaround, times.turnaround).tolist(),
@@ -54,12 +57,18 @@ class Noise:
         of_size = _SizeRatios(sizes, ratios)
         usual = np.array([of_size(size) for size in sizes.tolist()])
         numbers = np.minimum((begins - first) / self.stretch, _BLOCKS - 1).astype(np.int64)
-        self.blocks: list[_Block] = []
-        for number in range(_BLOCKS):
-            if len(rows := np.flatnonzero(numbers == number)):
-                since = (begins[rows] - first - number * self.stretch).tolist()
-                weather = np.average(ratios[rows] / usual[rows], axis=0, weights=sizes[rows]).tolist()
-                self.blocks.append(_Block(since, sizes[rows].tolist(), [longer[row] for row in rows], weather, of_size))
+
+        def block(rows: Ints, start: float) -> _Block:
+            weather = np.average(ratios[rows] / usual[rows], axis=0, weights=sizes[rows]).tolist()
+            since = (begins[rows] - start).tolist()
+            return _Block(since, sizes[rows].tolist(), [longer[row] for row in rows], weather, of_size)
+
+        self.whole = block(np.arange(len(begins)), 0.0)
+        self.blocks = [
+            block(rows, first + number * self.stretch)
+            for number in range(_BLOCKS)
+            if len(rows := np.flatnonzero(numbers == number))
+        ]
 
 
 class _SizeRatios:
@@ -100,17 +109,25 @@ class _Block:
             np.mean([getattr(each, name) for each in longer], axis=0).tolist() for name in Longer._fields[1:]
         )
 
-    def at(self, begin: float, size: float) -> Longer:
+    def at(self, begin: float, size: float, *, other: int | None = None) -> Longer:
         """Return that of the micro-batch nearest in time whose size is about the same.
 
-        Where the block has none, it is what is usual of that size in the whole run, in the weather of the block.
+        Where the block has none, it is what is usual of that size in the whole run, in the weather of the block. With
+        `other`, a micro-batch of just that size does not count, since it would be the very one that is replayed, nor do
+        so many of the nearest.
         """
-        sizes, low, high = self._sizes, size / _ALIKE, size * _ALIKE
+        sizes, low, high, left = self._sizes, size / _ALIKE, size * _ALIKE, other or 0
         place = bisect_left(self._begins, begin)
-        for distance in range(_FARTHEST):
-            for index in (place - distance, place + distance):
-                if 0 <= index < len(sizes) and low <= sizes[index] <= high:
+        for offset in _OFFSETS:
+            index = place + offset
+            if not 0 <= index < len(sizes) or not low <= sizes[index] <= high:
+                continue
+            if other is None:
+                return self._longer[index]
+            if abs(sizes[index] / size - 1) > _SAME:
+                if left == 0:
                     return self._longer[index]
+                left -= 1
         stages = [usual * weather for usual, weather in zip(self._usual(size), self._weather, strict=True)]
         return Longer(stages, self._turnaround, self._sends, self._dispatch, self._result)
 
@@ -120,28 +137,27 @@ class DrawnNoise:
 
     Args:
         stages: of the setting, each the run's stage that it takes after.
-        in_order: blocks come in the run's own order, so that the machine is slow when it was.
+        in_order: the whole run is one block, so that the machine is slow when it was. A micro-batch then takes
+            after another one of about its time, the seed says which.
     """
 
     def __init__(self, noise: Noise, seed: int, stages: Sequence[int], *, in_order: bool = False) -> None:
-        self._noise = noise
+        self._other = seed if in_order else None
+        self._blocks = [noise.whole] if in_order else noise.blocks
+        self._stretch_s = math.inf if in_order else noise.stretch
         self._seed = seed
-        self._is_same = list(stages) == list(range(len(noise.blocks[0].at(0.0, 1.0).stages)))
         self._stages = list(stages)
-        self._in_order = in_order
+        self._is_same = self._stages == list(range(noise.num_stages))
         self._stretch = -1
-        self._block = noise.blocks[0]
+        self._begin = 0.0
+        self._block = noise.whole
 
     def at(self, now: float, seconds: float) -> Longer:
         """Return how much longer a micro-batch that is to take `seconds` in all takes now."""
-        if (stretch := int(now / self._noise.stretch)) != self._stretch:
-            self._stretch = stretch
-            blocks = self._noise.blocks
-            place = stretch % len(blocks)
-            if not self._in_order:
-                place = random.Random(f"{self._seed} {stretch}").randrange(len(blocks))
-            self._block = blocks[place]
-        found = self._block.at(now - stretch * self._noise.stretch, seconds)
+        if (stretch := int(now / self._stretch_s)) != self._stretch:
+            self._stretch, self._begin = stretch, stretch * self._stretch_s if stretch else 0.0
+            self._block = random.Random(f"{self._seed} {stretch}").choice(self._blocks)
+        found = self._block.at(now - self._begin, seconds, other=self._other)
         return found if self._is_same else self._mapped(found)
 
     def _mapped(self, found: Longer) -> Longer:

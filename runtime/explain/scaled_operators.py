@@ -8,7 +8,7 @@ from dataclasses import replace
 from ...parallel.placement import StageLink
 from ..cost.operators import HostTimes, Linear, Operators
 from ..cost.stage_costs import StageCosts
-from .learned_costs import LayerWeights, LearnedOperators
+from .learned_operators import LayerWeights, LearnedOperators
 
 
 class ScaledOperators:

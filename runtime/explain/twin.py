@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,8 @@ from ..simulation.setting import Setting, make_setting
 from ..workload import WorkItem
 from .learned_run import LearnedRun, learn_run
 from .requests_of_record import requests_of
+
+_ERROR_SEEDS = range(5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +107,21 @@ class Twin:
     def error(self) -> TwinError:
         """How far the replay is off.
 
-        Learned times are replayed on a machine that is slow when the run's was, so that what is left is the twin's own
-        error. How much the machine's noise matters shows in the replays of several seeds.
+        Learned times are replayed on a machine that is slow when the run's was: each micro-batch takes after another
+        one of about its time and size. It is the median of a few such replays. How much the machine's noise matters
+        shows in replays of several seeds.
         """
-        return error_of(self._replayed(self.setting, None if self.learned is None else 0, in_order=True), self.base)
+        if self.learned is None:
+            return error_of(self.replay(), self.base)
+        errors = [error_of(self._replayed(self.setting, seed, in_order=True), self.base) for seed in _ERROR_SEEDS]
+        busy = zip(*(error.busy for error in errors), strict=True)
+        return TwinError(
+            makespan=median(error.makespan for error in errors),
+            busy=tuple(median(stage) for stage in busy),
+            bubble=median(error.bubble for error in errors),
+            p99_tbt=median(error.p99_tbt for error in errors),
+            p99_ttft=median(error.p99_ttft for error in errors),
+        )
 
 
 def make_twin(folder: RunFolder) -> Twin:

@@ -83,7 +83,7 @@ def run(config: ExplainConfig, prepared: Prepared, run_dir: Path) -> None:
     elif not prepared.tried:
         print_words(console, Text("no change that was tried would help"))
     if explanation.outcomes and (first := explanation.outcomes[0]).command is not None:
-        what = "best" if explanation.best is not None else "nothing is sure to help; the least unsure"
+        what = "best" if explanation.best is not None else "nothing is sure to help; the most promising"
         console.print(Text(f"{what}:", "bold"))
         console.print(Text(f"  {first.command}"), soft_wrap=True)
         if first.note:

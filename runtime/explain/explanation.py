@@ -9,6 +9,7 @@ from time import perf_counter
 from typing import Any, Literal
 
 from ...conf.errors import ConfigError
+from ..ledger.advice import Interval
 from ..ledger.causes import Cause
 from ..ledger.explanation import METRICS, Explanation, Outcome
 from ..ledger.ledger import Ledger
@@ -149,7 +150,7 @@ class _Search:
             overrides = each.change.overrides
             command = self.command_of(each.setting, overrides)
             outcomes.append(Outcome(each.change.label, overrides, command, saves, note, each.screening.beyond))
-        outcomes.sort(key=lambda outcome: -outcome.saves[self.metric].low)
+        outcomes.sort(key=lambda outcome: _place(outcome.saves[self.metric]))
         imaginary = []
         for number, wish in enumerate(imagined, len(chosen)):
             if perf_counter() > self.until:
@@ -290,3 +291,10 @@ def _choice(screened: Sequence[_Screened]) -> list[_Screened]:
             outcomes.add(outcome)
             chosen.append(each)
     return chosen[:_MOST_CHANGES]
+
+
+def _place(saves: Interval) -> tuple[bool, float]:
+    """Return what orders outcomes: first those that are sure to save, by the low end; then those that are not, by the
+    mean of the low end and the middle, of which a large gain that may fail comes before a small one that may."""
+    is_sure = saves.low > 0
+    return not is_sure, -saves.low if is_sure else -(saves.low + saves.middle) / 2

@@ -26,7 +26,7 @@ _Z = 1.6449  # standard normal deviate that one in twenty exceeds: nine of ten l
 _REPLAY_ERROR = 0.5  # share of the twin's own error that a change may keep
 # Standard deviations of the logarithm of what learned stage times foretell. Those of `_FIT_ERROR` are from savings that
 # twins of simulated runs foretold, learned as of real ones, beside the true ones (docs/explain.md#how-good-ranges-are).
-_FIT_ERROR = {"duration": 0.012, "p99_itl_ms": 0.08, "p99_ttft_ms": 0.04}
+_FIT_ERROR = {"duration": 0.006, "p99_itl_ms": 0.04, "p99_ttft_ms": 0.01}
 _CHANGE_ERROR = 0.1  # over the change's effect
 _BEYOND_ERROR = 0.1  # of compute time in sizes that the run has not shown
 _RANKS_ERROR = 0.3  # with another number of tensor-parallel ranks, whose sums no run shows

@@ -43,7 +43,7 @@ class Explanation:
         metric: by which changes are ranked.
         run: the run's own value of each metric.
         error: by metric, the replay of the run as it was against the run: replayed / measured - 1.
-        outcomes: changes that keys make, by the low end of what they save.
+        outcomes: changes that keys make: those that are sure to save by the low end, then the others.
         worse: changes that would not help, without seeds: the one of each kind that costs least.
         hypotheticals: changes that no key makes, by what they save.
         requests: of the run. replayed: the first of them, which were replayed.

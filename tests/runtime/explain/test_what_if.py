@@ -104,7 +104,8 @@ def test_explanation_names_the_planted_cause(tmp_path: Path) -> None:
     assert max(map(abs, explanation.error.values())) < 1e-6
     assert explanation.best is not None
     assert any(text.startswith("parallel.layers=") for text in explanation.best.overrides)
-    lows = [outcome.saves["duration"].low for outcome in explanation.outcomes]
+    lows = [advice.saves.low for advice in explanation.advices]
+    assert [outcome.advice("duration") for outcome in explanation.outcomes[: len(lows)]] == explanation.advices
     assert lows == sorted(lows, reverse=True)
     assert all(outcome.saves["duration"].middle <= 0 for outcome in explanation.worse)
     write_explanation(tmp_path, explanation)

@@ -74,11 +74,13 @@ class Findings:
         found: idle time by root, the largest first, without what takes no time.
         busy_share: compute, over all stage time.
         num_stages: of all replicas.
+        unknown_share: idle time that another engine's trace does not explain, over all stage time.
     """
 
     found: tuple[Finding, ...]
     busy_share: float
     num_stages: int
+    unknown_share: float = 0.0
 
     @property
     def largest(self) -> Finding | None:
@@ -106,7 +108,10 @@ def find_causes(record: RunRecord, ledger: Ledger, layers: Sequence[int] | None 
     are_there = running >= _MANY * ledger.num_stages or waiting >= 1
     found = _ranked(split, whole, kind, stage, evidence, worst, are_there=are_there)
     named = [_with_evidence(each, record, ledger) for each in found]
-    return Findings(tuple(named), float(busy.sum()) / whole if whole > 0 else 0.0, ledger.num_stages)
+    unknown = float(idle[:, Cause.UNKNOWN.code].sum())
+    if whole <= 0:
+        return Findings(tuple(named), 0.0, ledger.num_stages)
+    return Findings(tuple(named), float(busy.sum()) / whole, ledger.num_stages, unknown / whole)
 
 
 def find_causes_of_totals(

@@ -23,7 +23,8 @@ def words_of_run(
         config: as `summary.json` keeps it; keys that it lacks are not known.
         advice: changes that are worth making by replays, the best first; None where nothing was replayed.
     """
-    return _words(find_causes(record, ledger, stage_layers(config)), config, advice)
+    findings = find_causes(record, ledger, stage_layers(config))
+    return _words(findings, config, advice, is_ours=not record.unknown)
 
 
 def words_of_fleet(fleet: Fleet, config: Mapping[str, Any], advice: Sequence[Advice] | None = None) -> list[str]:
@@ -53,8 +54,13 @@ def stage_layers(config: Mapping[str, Any]) -> list[int] | None:
     return None if layers is None else list(layers)
 
 
-def _words(findings: Findings, config: Mapping[str, Any], advice: Sequence[Advice] | None) -> list[str]:
-    return sentences(findings, advice, policy=_group(config, "scheduler").get("name"), token_bytes=_token_bytes(config))
+def _words(
+    findings: Findings, config: Mapping[str, Any], advice: Sequence[Advice] | None, *, is_ours: bool = True
+) -> list[str]:
+    return sentences(
+        findings, advice, policy=_group(config, "scheduler").get("name"), token_bytes=_token_bytes(config),
+        is_ours=is_ours,
+    )  # fmt: skip
 
 
 def _token_bytes(config: Mapping[str, Any]) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 
 from ..ledger.advice import Advice
@@ -36,6 +37,7 @@ def sentences(
     *,
     policy: str | None = None,
     token_bytes: float | None = None,
+    is_ours: bool = True,
 ) -> list[str]:
     """Say in two or three sentences what cost a run most, what that comes from, and what would change it.
 
@@ -45,6 +47,7 @@ def sentences(
             nothing was replayed.
         policy: the run's, which is not recommended again.
         token_bytes: of one token's activation between two stages, where they are known.
+        is_ours: whether gapless ran it, so that its keys can make a change.
 
     Returns:
         The sentences, the largest cause first; none of a run without stage time.
@@ -53,18 +56,35 @@ def sentences(
         return []
     largest = findings.largest
     if largest is None:
-        return [_nothing(findings), *_advised(advice)]
+        return [*_unexplained(findings), _nothing(findings), *_advised(advice)]
     if not findings.busy_share and largest.root == Root.FEW_REQUESTS:
         return ["No request was there."]
     first = _WRITERS[largest.root](largest)
     if largest.root == Root.TRANSPORT:
         first = _transport(largest, token_bytes)
     lines = [_placed(largest, first)]
-    lines += _advised(advice) or [_change(largest, policy)]
+    change = _change(largest, policy)
+    lines += _advised(advice) or [change if is_ours else _without_keys(change)]
+    lines += _unexplained(findings)
     rest = [finding for finding in findings.found[1:] if finding.share >= LEAST_SHARE]
     if rest:
         lines.append(f"Next: {_name(rest[0])}, {percent_text(rest[0].share)} of stage time.")
     return lines
+
+
+def _unexplained(findings: Findings) -> list[str]:
+    """Say how much idle time a trace does not explain, where that is worth a sentence."""
+    if findings.unknown_share < LEAST_SHARE:
+        return []
+    return [
+        f"For {percent_text(findings.unknown_share)} of stage time the trace does not say why stages were idle: no "
+        "request had come, or the engine had not scheduled it."
+    ]
+
+
+def _without_keys(text: str) -> str:
+    """Leave out the names of keys, which stand in brackets."""
+    return re.sub(r" \([^)]*\)", "", text)
 
 
 def _nothing(findings: Findings) -> str:

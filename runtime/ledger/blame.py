@@ -140,14 +140,14 @@ class Blame:
         carried = self.intervals.carried
         priced = np.flatnonzero(price.any(axis=1))
         if 2 * len(priced) > len(price):
-            whole: Floats = np.bincount(carried.place + 1, carried.cost(price, carried.row), self._num_requests + 1)
-            return whole
+            costs, place = carried.cost(price, carried.row), carried.place
+            return np.bincount(place + 1, costs, self._num_requests + 1).astype(np.float64, copy=False)
         is_priced = np.zeros(len(price), np.bool_)
         is_priced[priced] = True
         entries = np.flatnonzero(is_priced[carried.row])
         costs = carried.cost(price, carried.row[entries], entries)
-        cost: Floats = np.bincount(carried.place[entries] + 1, costs, self._num_requests + 1)
-        return cost
+        place = carried.place[entries]
+        return np.bincount(place + 1, costs, self._num_requests + 1).astype(np.float64, copy=False)
 
     def _behind_on(self, stage: int, kinds: Ints, times: Floats) -> tuple[Floats, Floats]:
         """What waits for a stage cost: by the micro-batch that it computed, and by kind."""

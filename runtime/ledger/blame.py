@@ -127,13 +127,27 @@ class Blame:
         used = kind_place[windows.kind[chosen]]
         own = carried.cost(own_price, used, entry)
         place = carried.place[entry]
-        cost = np.bincount(carried.place + 1, carried.cost(price, carried.row), n + 1)
+        cost = self._cost(price)
         own_cost = np.bincount(place, own, n)
         return Charges(
             np.maximum(cost[1:] - own_cost, 0.0),
             np.maximum(np.bincount(place, lost[used], n) - own_cost, 0.0),
             float(cost[0]),
         )
+
+    def _cost(self, price: Floats) -> Floats:
+        """[1 + requests] what tokens cost at these prices; first those of requests that the record does not have."""
+        carried = self.intervals.carried
+        priced = np.flatnonzero(price.any(axis=1))
+        if 2 * len(priced) > len(price):
+            costs, place = carried.cost(price, carried.row), carried.place
+            return np.bincount(place + 1, costs, self._num_requests + 1).astype(np.float64, copy=False)
+        is_priced = np.zeros(len(price), np.bool_)
+        is_priced[priced] = True
+        entries = np.flatnonzero(is_priced[carried.row])
+        costs = carried.cost(price, carried.row[entries], entries)
+        place = carried.place[entries]
+        return np.bincount(place + 1, costs, self._num_requests + 1).astype(np.float64, copy=False)
 
     def _behind_on(self, stage: int, kinds: Ints, times: Floats) -> tuple[Floats, Floats]:
         """What waits for a stage cost: by the micro-batch that it computed, and by kind."""

@@ -92,8 +92,8 @@ def moments_section(
         low, high = (at - ledger.t0 for at in stretch)
         link = f' <a href="#t={low:.6f}-{high:.6f}">Show in the timeline</a>' if low < drawn_seconds else ""
         first, *rest = map(html.escape, texts)
-        texts = f"<p><b>{first}</b> {' '.join(rest)}{link}</p>"
-        items.append(f'<li>{texts}<div class="scroll">{picture}</div></li>')
+        said = f"<p><b>{first}</b> {' '.join(rest)}{link}</p>"
+        items.append(f'<li>{said}<div class="scroll">{picture}</div></li>')
     heading = "The ten worst moments" if len(moments) == 10 else "The worst moments"
     return (
         f'<section id="moments">\n  <h2>{heading}</h2>\n  <p class="hint">{_HINT}</p>\n'

@@ -17,7 +17,9 @@ def command_line(config: EngineConfig, command: str, *extra: str, named: Sequenc
     """Write `gapless COMMAND ...` as a shell takes it; overrides of `config` that are `named` stand there even where
     they are defaults."""
     own = overrides(config, command)
-    words = ["gapless", command, *own, *(text for text in named if text not in own), *extra]
+    grid = ("parallel.pp=", "parallel.tp=") if any(text.startswith("parallel=") for text in own) else ()
+    more = (text for text in named if text not in own and not text.startswith(grid))
+    words = ["gapless", command, *own, *more, *extra]
     return " ".join(w if all(c.isalnum() or c in _SHELL_SAFE for c in w) else shlex.quote(w) for w in words)
 
 

@@ -125,10 +125,8 @@ def rewrite(overrides: Sequence[str], cls: type[EngineConfig], command: str, *, 
 
 
 def from_arguments(arguments: Sequence[str], cls: type[C], positional: str, others: str | None = None) -> C:
-    """Build the config of a command without hydra: bare words become the list of the key `positional`.
-
-    Args:
-        others: the key whose list takes the overrides of keys that `cls` does not have; None: they are errors.
+    """Build the config of a command without hydra: bare words become the list of the key `positional`, and overrides of
+    keys that `cls` lacks that of `others`, where it is given.
 
     Raises:
         ConfigError: an unknown key, a value that is no YAML, a wrong type or value.
@@ -142,17 +140,17 @@ def from_arguments(arguments: Sequence[str], cls: type[C], positional: str, othe
             words.append(text)
             continue
         key, value = match["key"], match["value"]
-        if key not in valid and others is not None:
-            mapping.setdefault(others, []).append(text)
-            continue
         if key not in valid:
+            if others is not None:
+                mapping.setdefault(others, []).append(text)
+                continue
             raise ConfigError(f"{key}: unknown key{unknown_key(cls, key)}")
         try:
             parsed = yaml.safe_load(value)
         except yaml.YAMLError:
             raise ConfigError(f"{key}={value}: not a value that YAML can read") from None
-        is_list = isinstance(parsed, list) and typing.get_origin(valid[key]) is tuple
-        texts = isinstance(parsed, str) or (str in typing.get_args(valid[key]) and not is_list) or valid[key] is str
+        takes_text = str in typing.get_args(valid[key]) and not isinstance(parsed, list)
+        texts = isinstance(parsed, str) or takes_text or valid[key] is str
         assign(mapping, key, value if texts and parsed is not None else parsed, cls)
     return build(cls, mapping)
 
@@ -206,11 +204,7 @@ def parse(overrides: Sequence[str], loader: ConfigLoader, *, multirun: bool) -> 
 
 
 def compose_one(overrides: Sequence[str], cls: type[E], command: str) -> E:
-    """Compose the config of a command line's overrides.
-
-    Raises:
-        ConfigError: what is wrong, in one line.
-    """
+    """Compose the config of a command line's overrides; a `ConfigError` says in one line what is wrong."""
     (config,) = compose_all(rewrite(overrides, cls, command), cls, command, multirun=False)
     return config
 

@@ -23,6 +23,9 @@ class ExplainConfig:
     objective: Literal["auto", "duration", "p99_itl_ms", "p99_ttft_ms"] = "auto"
     """the key of summary.json by which changes are ranked; auto: the duration, or where arrivals bound it, p99 TTFT if
     requests had to wait for admission, else p99 TBT"""
+    tolerance: float = 0.5
+    """share by which another metric may grow (0.5: half as long again): changes beyond that rank last, as trades; inf:
+    none is one"""
     seeds: int = 10
     """replays of each of the best changes, with other noise"""
     seconds: float = 30.0
@@ -32,5 +35,6 @@ class ExplainConfig:
     """folder for explain.json; null: the run folder"""
 
     def __post_init__(self) -> None:
+        check("tolerance", self.tolerance, self.tolerance >= 0, "0 or more")
         check("seeds", self.seeds, 3 <= self.seeds <= 1000, "3 to 1000")
         check("seconds", self.seconds, 0 < self.seconds <= 1e6, "above 0, at most 1e6")

@@ -20,6 +20,7 @@ from .output_path import check_folder
 from .progress import Steps, print_words, shown
 from .prompts import TextInput
 from .report import folders
+from .results import show_words
 from .run_command import command_writer
 
 if TYPE_CHECKING:
@@ -65,19 +66,24 @@ def run(config: ExplainConfig, prepared: Prepared, run_dir: Path) -> None:
         ValueError: what the user can mend; a damaged run folder too.
     """
     from ..runtime.explain.explanation import explain
+    from ..runtime.ledger.ledger import Ledger
     from ..runtime.report import explanation_tables as tables
+    from ..runtime.report.run_words import words_of_run
     from ..runtime.run_folder.explain_json import write_explanation
 
     console, errors = Console(highlight=False), Console(stderr=True, highlight=False)
     folder = prepared.folder
     with Steps(errors, "explain") as steps:
         explanation = explain(
-            folder, seeds=config.seeds, objective=config.objective, seconds=config.seconds, tried=prepared.tried,
-            command_of=command_writer(folder), on_progress=steps.update,
+            folder, seeds=config.seeds, objective=config.objective, tolerance=config.tolerance, seconds=config.seconds,
+            tried=prepared.tried, command_of=command_writer(folder), on_progress=steps.update,
         )  # fmt: skip
     print_words(console, Text(folder.title, "bold"))
     print_words(console, Text(tables.error_line(explanation)))
     print_words(console, Text(tables.values_line(explanation)))
+    record = folder.load()
+    words = words_of_run(record, Ledger(record), folder.config, None if prepared.tried else explanation.advices)
+    show_words(console, words)
     if explanation.outcomes:
         console.print(tables.changes_table(explanation))
     elif not prepared.tried:

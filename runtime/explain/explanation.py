@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import zip_longest
 from time import perf_counter
 from typing import Any, Literal
 
 from ...conf.errors import ConfigError
 from ..ledger.advice import Interval
-from ..ledger.causes import Cause
 from ..ledger.explanation import METRICS, Explanation, Outcome
+from ..ledger.finding import find_causes
 from ..ledger.ledger import Ledger
+from ..ledger.roots import Root
 from ..pipeline.protocol import PipelineError
 from ..run_folder.read import RunFolder
 from ..simulation.setting import Setting
@@ -28,6 +31,7 @@ OnProgress = Callable[[str, int, int], None]
 
 _MOST_CHANGES = 8  # that are replayed on seeds
 _MOST_OF_A_FAMILY = 2  # of them that change the same
+_MOST_COMBINED = 4  # of them that change several things: what one thing alone does is easier to judge
 _MOST_WORSE = 5
 _LEAST_GAIN = 0.005  # share of the metric that a chunk of twice the size, or a second change, must save on top
 _SCREENING_SHARE = 0.5  # of the time: one replay without noise of each change
@@ -40,18 +44,22 @@ _ARRIVAL_BOUND = 1.1  # a makespan at most so many times as long as until the la
 _NOTED_BEYOND = 0.05  # share of compute time beyond the sizes of the run from which on it is noted
 _NOTED_COST = 0.1  # share by which another metric grows from which on it is noted
 _NAMES = {"duration": "the run", "p99_itl_ms": "p99 TBT", "p99_ttft_ms": "p99 TTFT"}
+TOLERANCE = 0.5  # share by which another metric may grow, by default
 _SECONDS_A_MICRO_BATCH = 60e-6  # of a replay, with its share of reading the record; measured, compiled
 
-# Families of changes that are likely to matter where a cause takes most, the likeliest first.
-_LIKELY: dict[Cause, tuple[str, ...]] = {
-    Cause.PB1_PREFILL_SIZE: ("policy", "chunk", "balance"),
-    Cause.PB2_PREFILL_DECODE: ("policy", "chunk", "balance"),
-    Cause.PB3_DECODE_CONTEXT: ("balance", "policy", "chunk"),
-    Cause.STAGE_IMBALANCE: ("split", "policy"),
-    Cause.TRANSPORT: ("depth", "grid", "chunk"),
-    Cause.CONTROL: ("depth", "chunk", "policy"),
-    Cause.STARVED_IN_FLIGHT: ("depth", "admission", "grid"),
-    Cause.STARVED_KV_FULL: ("memory", "admission", "grid"),
+# Families of changes that are likely to matter where most idle time has this root, the likeliest first.
+_LIKELY: dict[Root, tuple[str, ...]] = {
+    Root.MICRO_BATCHES: ("policy", "chunk", "balance"),
+    Root.SLOW_STAGE: ("split", "policy"),
+    Root.UNEVEN_LAYERS: ("split", "policy"),
+    Root.LM_HEAD: ("split", "policy"),
+    Root.CHANCE: ("depth", "policy"),
+    Root.DEPTH: ("depth", "policy"),
+    Root.DEALING: ("policy", "admission", "balance"),
+    Root.TRANSPORT: ("depth", "grid", "chunk"),
+    Root.CONTROL: ("depth", "chunk", "policy"),
+    Root.FEW_REQUESTS: ("depth", "admission", "grid"),
+    Root.KV_FULL: ("memory", "admission", "grid"),
 }
 _USUALLY = ("chunk", "policy", "split", "depth", "balance", "order", "admission", "memory", "grid", "iterations")
 
@@ -61,6 +69,7 @@ def explain(
     *,
     seeds: int = 10,
     objective: Objective = "auto",
+    tolerance: float = math.inf,
     seconds: float = 30.0,
     tried: Sequence[Mapping[str, Any]] = (),
     command_of: CommandOf = lambda setting, overrides: None,
@@ -71,6 +80,7 @@ def explain(
     Args:
         seeds: replays of each of the best changes.
         objective: the metric by which changes are ranked; `auto`: the duration, or where arrivals bound it, a tail.
+        tolerance: share by which another metric may grow; a change beyond that is a trade.
         seconds: how long it may take, about; with less time fewer changes, seeds or requests are replayed.
         tried: changes to try instead of our own, each as of `Twin.changed`.
         command_of: writes the run's command under another setting.
@@ -80,7 +90,7 @@ def explain(
         ConfigError: as `make_twin`; a change of `tried` is wrong or does not fit.
     """
     until = perf_counter() + seconds
-    search = _Search(make_twin(folder), objective, until)
+    search = _Search(make_twin(folder), objective, tolerance, until)
     search.command_of, search.on_progress = command_of, on_progress
     return search.run(seeds, tried)
 
@@ -96,7 +106,7 @@ def quick_explanation(
         return None
     until = perf_counter() + seconds
     try:
-        search = _Search(make_twin(folder), "auto", until)
+        search = _Search(make_twin(folder), "auto", TOLERANCE, until)
         search.command_of = command_of
         return search.run(_LEAST_SEEDS + 1, imagines=False)
     except (ConfigError, PipelineError):
@@ -111,13 +121,15 @@ class _Screened:
     setting: Setting
     screening: Screening
     saves: float  # share of the metric
+    is_trade: bool  # another metric grows by more than is tolerated
 
 
 class _Search:
     """Looks for the changes that save most."""
 
-    def __init__(self, twin: Twin, objective: Objective, until: float) -> None:
+    def __init__(self, twin: Twin, objective: Objective, tolerance: float, until: float) -> None:
         self.twin = twin
+        self.tolerance = tolerance
         self.until = until
         self.begun = perf_counter()
         self.command_of: CommandOf = lambda setting, overrides: None
@@ -149,8 +161,10 @@ class _Search:
             note = self._note(each, {metric: interval.middle for metric, interval in saves.items()})
             overrides = each.change.overrides
             command = self.command_of(each.setting, overrides)
-            outcomes.append(Outcome(each.change.label, overrides, command, saves, note, each.screening.beyond))
-        outcomes.sort(key=lambda outcome: _place(outcome.saves[self.metric]))
+            outcomes.append(
+                Outcome(each.change.label, overrides, command, saves, note, each.screening.beyond, each.is_trade)
+            )
+        outcomes.sort(key=lambda outcome: _place(outcome.saves[self.metric], is_trade=outcome.is_trade))
         imaginary = []
         for number, wish in enumerate(imagined, len(chosen)):
             if perf_counter() > self.until:
@@ -168,6 +182,13 @@ class _Search:
             requests=len(self.twin.items), replayed=len(self.what_if.twin.items), seeds=seeds,
             notes=tuple(self.twin.notes),
         )  # fmt: skip
+
+    @cached_property
+    def likely(self) -> tuple[str, ...]:
+        """The families of changes that are likely to matter, by the largest root of idle time."""
+        layers = [len(each) for each in self.twin.setting.plan.layers]
+        largest = find_causes(self.twin.base, self.ledger, layers).largest
+        return _LIKELY.get(largest.root, ()) if largest is not None else ()
 
     def _metric(self, objective: Objective) -> str:
         """Return what changes are ranked by. Where arrivals bound the duration, it is p99 TTFT if requests wait for
@@ -193,7 +214,7 @@ class _Search:
         stop = self.begun + _SCREENING_SHARE * (self.until - self.begun)
         found = list(self._screen_all(self._candidates(self.twin.setting, {}), stop))
         found += self._larger_chunks(found, stop)
-        best = sorted((each for each in found if each.saves > 0), key=lambda each: -each.saves)[:2]
+        best = sorted((each for each in found if each.saves > 0), key=lambda each: (each.is_trade, -each.saves))[:2]
         good = frozenset[str]().union(*(each.change.families for each in found if each.saves > 0))
         for base in best:
             rest = (
@@ -226,9 +247,7 @@ class _Search:
         )  # fmt: skip
         if split is not None:
             found.append(split)
-        idle = self.ledger.seconds_by_cause()
-        likely = _LIKELY[max(_LIKELY, key=lambda cause: idle[cause])]
-        by_family: dict[str, list[Change]] = {family: [] for family in (*likely, *_USUALLY)}
+        by_family: dict[str, list[Change]] = {family: [] for family in (*self.likely, *_USUALLY)}
         for change in found:
             by_family[min(change.families)].append(change)
         rounds = zip_longest(*by_family.values())  # the first of each family, then the second of each
@@ -250,7 +269,9 @@ class _Search:
         screening = self.what_if.screen(setting)
         before = self.what_if.base[self.metric]
         saves = 1 - screening.values[self.metric] / before if before else 0.0
-        return _Screened(change, setting, screening, saves)
+        most = {metric: (1 + self.tolerance) * value for metric, value in self.what_if.base.items()}
+        is_trade = any(screening.values[metric] > most[metric] for metric in METRICS if metric != self.metric)
+        return _Screened(change, setting, screening, saves, is_trade)
 
     def _affordable(self, seeds: int, chosen: int, imagined: int) -> int:
         """Return how many seeds there is time for."""
@@ -281,20 +302,24 @@ class _Search:
 
 
 def _choice(screened: Sequence[_Screened]) -> list[_Screened]:
-    """Return the changes that save most, at most a few of each family."""
+    """Return the changes that save most, at most a few of each family and of combinations, trades last."""
     chosen: list[_Screened] = []
     outcomes: set[tuple[float, ...]] = set()
-    for each in sorted(screened, key=lambda each: (-each.saves, len(each.change.overrides))):
+    for each in sorted(screened, key=lambda each: (each.is_trade, -each.saves, len(each.change.overrides))):
         alike = sum(other.change.families == each.change.families for other in chosen)
+        combined = sum(len(other.change.families) > 1 for other in chosen)
         outcome = tuple(each.screening.values.values())
-        if each.saves > 0 and alike < _MOST_OF_A_FAMILY and outcome not in outcomes:  # which may be another's
+        if each.saves <= 0 or alike >= _MOST_OF_A_FAMILY or outcome in outcomes:  # which may be another's
+            continue
+        if len(each.change.families) == 1 or combined < _MOST_COMBINED:
             outcomes.add(outcome)
             chosen.append(each)
     return chosen[:_MOST_CHANGES]
 
 
-def _place(saves: Interval) -> tuple[bool, float]:
-    """Return what orders outcomes: first those that are sure to save, by the low end; then those that are not, by the
-    mean of the low end and the middle, of which a large gain that may fail comes before a small one that may."""
+def _place(saves: Interval, *, is_trade: bool) -> tuple[bool, bool, float]:
+    """Return what orders outcomes: first those that are sure to save, by the low end, trades last; then those that are
+    not, by the mean of the low end and the middle, of which a large gain that may fail comes before a small one that
+    may."""
     is_sure = saves.low > 0
-    return not is_sure, -saves.low if is_sure else -(saves.low + saves.middle) / 2
+    return not is_sure, is_trade, -saves.low if is_sure else -(saves.low + saves.middle) / 2

@@ -24,7 +24,9 @@ class Advice:
         command: the run's command with them; None where no key makes the change, or the command is not known.
         metric: key of `summary.json` that is lowered: `duration`, `p99_itl_ms` or `p99_ttft_ms`.
         saves: share of the metric that the change saves; negative where it costs.
-        note: what a reader should know of the estimate, as that it goes beyond the sizes that the run has shown.
+        note: what a reader should know, as that another metric grows, or that the estimate goes beyond the sizes that
+            the run has shown.
+        is_trade: it makes another metric longer than is tolerated.
     """
 
     change: str
@@ -33,3 +35,4 @@ class Advice:
     metric: str
     saves: Interval
     note: str = ""
+    is_trade: bool = False

@@ -21,6 +21,7 @@ class Outcome:
         saves: by metric, the share of the run's own value that the change saves; negative where it costs.
         note: what a reader should know: other metrics that grow, sizes that the run has not shown.
         beyond: share of its compute time in micro-batches of sizes that the run has not shown, where times are learned.
+        is_trade: it makes another metric longer than is tolerated.
     """
 
     change: str
@@ -29,10 +30,13 @@ class Outcome:
     saves: Mapping[str, Interval]
     note: str = ""
     beyond: float = 0.0
+    is_trade: bool = False
 
     def advice(self, metric: str) -> Advice:
         """Return what the change does to one metric."""
-        return Advice(self.change, self.overrides, self.command, metric, self.saves[metric], self.note)
+        return Advice(
+            self.change, self.overrides, self.command, metric, self.saves[metric], self.note, self.is_trade
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,13 +13,16 @@ from ...conf.errors import ConfigError, nearest
 from ..core.run_record import RunRecord
 from ..ledger.blame import Blame
 from ..ledger.causes import CAUSES
+from ..ledger.explanation import Explanation
 from ..ledger.fleet import Fleet
 from ..ledger.ledger import Ledger
 from ..report.chart import Chart
 from ..report.chart_data import fleet_chart_data
 from ..report.formatting import cause_label, ms_text, percent_text, seconds_text
 from ..report.run_charts import charts_of_run
+from ..report.run_words import words_of_fleet
 from ..report.timeline_png import timeline_window
+from ..run_folder.explain_json import read_explanation
 from ..run_folder.read import RunFolder, load_fleet, read_run_folder
 from ..run_folder.requests_csv import fleet_request_rows, request_rows
 from ..run_folder.titles import is_simulated
@@ -111,6 +114,21 @@ class Run:
         """
         self._check_alone("ledger")
         return self.fleet.ledgers[0]
+
+    @property
+    def explanation(self) -> Explanation | None:
+        """What would change the run, by `gapless explain`; None where that was not asked.
+
+        Raises:
+            ConfigError: `explain.json` is damaged.
+        """
+        return read_explanation(self.path)
+
+    @property
+    def words(self) -> list[str]:
+        """What cost the run most, what that comes from, and what would change it: a sentence each."""
+        advice = None if (found := self.explanation) is None else found.advices
+        return words_of_fleet(self.fleet, self.config, advice)
 
     @cached_property
     def requests(self) -> Table:

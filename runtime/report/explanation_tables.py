@@ -44,6 +44,8 @@ def changes_table(explanation: Explanation) -> RenderableType:
         caption += ", in brackets in nine of ten pairs of runs"
     if any(outcome.beyond > _NOTED_BEYOND for outcome in explanation.outcomes):
         caption += "\n* partly in micro-batches of sizes that the run has not shown, whose times are less certain"
+    if any(outcome.is_trade for outcome in explanation.outcomes):
+        caption += "\n+ a trade: another metric gets longer than is tolerated (tolerance)"
     return _Outcomes("What would change it", explanation.outcomes, explanation.metric, caption)
 
 
@@ -93,6 +95,7 @@ class _Outcomes:
             table.add_column(METRIC_NAMES[metric], justify="right", no_wrap=True)
         for outcome in self.outcomes:
             mark = " *" if outcome.beyond > _NOTED_BEYOND else ""
+            mark += " +" if outcome.is_trade else ""
             cells = (saving_text(outcome.saves[metric], whole=ranges or metric == self.metric) for metric in metrics)
             is_worth = outcome.saves[self.metric].low > 0 and outcome.overrides
             table.add_row(Text(outcome.change + mark), *cells, style="bold" if is_worth else "")

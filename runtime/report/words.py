@@ -12,6 +12,8 @@ from ..ledger.roots import Root
 from .formatting import cause_label, percent_text, seconds_text
 
 _MOST_HERE = 0.8  # of a root's seconds on one replica, from which on a sentence is about that replica
+_MOST_SENTENCES = 3
+_MUCH_MORE = 0.05  # share of a metric that a trade must save beyond the best change to be named too
 _SHORT = {
     Root.SLOW_STAGE: "a slower stage",
     Root.UNEVEN_LAYERS: "uneven layers",
@@ -26,6 +28,17 @@ _SHORT = {
     Root.KV_FULL: "a full KV cache",
     Root.RECOVERY: "recovery",
     Root.FILL_DRAIN: "fill and drain",
+}
+_KEYS: dict[Root, tuple[str, ...]] = {  # that change what the root comes from
+    Root.SLOW_STAGE: ("parallel.layers=",),
+    Root.UNEVEN_LAYERS: ("parallel.layers=",),
+    Root.LM_HEAD: ("parallel.layers=",),
+    Root.MICRO_BATCHES: ("scheduler",),
+    Root.DEALING: ("scheduler",),
+    Root.DEPTH: ("parallel.depth=",),
+    Root.TRANSPORT: ("parallel.",),
+    Root.CONTROL: ("parallel.depth=", "scheduler.chunk="),
+    Root.KV_FULL: ("cache.", "scheduler."),
 }
 _PB = {Cause.PB1_PREFILL_SIZE: "PB1", Cause.PB2_PREFILL_DECODE: "PB2", Cause.PB3_DECODE_CONTEXT: "PB3"}
 _METRICS = {"duration": "the run", "p99_itl_ms": "the p99 TBT", "p99_ttft_ms": "the p99 TTFT"}
@@ -64,10 +77,10 @@ def sentences(
         first = _transport(largest, token_bytes)
     lines = [_placed(largest, first)]
     change = _change(largest, policy)
-    lines += _advised(advice) or [change if is_ours else _without_keys(change)]
+    lines += _advised(advice, largest.root) or [change if is_ours else _without_keys(change)]
     lines += _unexplained(findings)
     rest = [finding for finding in findings.found[1:] if finding.share >= LEAST_SHARE]
-    if rest:
+    if rest and len(lines) < _MOST_SENTENCES:
         lines.append(f"Next: {_name(rest[0])}, {percent_text(rest[0].share)} of stage time.")
     return lines
 
@@ -112,17 +125,34 @@ def _placed(finding: Finding, text: str) -> str:
     return f"{text} Most of it is on {finding.where}."
 
 
-def _advised(advice: Sequence[Advice] | None) -> list[str]:
-    """Name the best change that would save something for certain; say so where none would."""
+def _advised(advice: Sequence[Advice] | None, root: Root | None = None) -> list[str]:
+    """Name the change that saves most for certain, and before it the best one that changes what `root` comes from."""
     if advice is None:
         return []
-    best = next((each for each in advice if each.saves.low > 0), None)
-    if best is None:
+    sure = [each for each in advice if each.saves.low > 0]
+    if not sure:
         return ["No change that was replayed would save anything for certain."]
-    saves = best.saves
-    interval = f"{100 * saves.low:.1f} to {100 * saves.high:.1f}"
-    whole = _METRICS.get(best.metric, best.metric)
-    return [f"{best.change} would save {percent_text(saves.middle)} of {whole} ({interval})."]
+    best, keys = sure[0], _KEYS.get(root, ()) if root is not None else ()
+    of_root = [each for each in sure if each.overrides and all(text.startswith(keys) for text in each.overrides)]
+    if keys and of_root and of_root[0] is not best:
+        return [_advice(of_root[0]), f"{_saving(best, 'would save most,')}{_but(best)}."]
+    trade = next((each for each in sure if each.is_trade and each.saves.low > best.saves.middle + _MUCH_MORE), None)
+    return [_advice(best), *([_advice(trade)] if trade is not None else [])]
+
+
+def _advice(advice: Advice) -> str:
+    return f"{_saving(advice)}{_but(advice)}."
+
+
+def _but(advice: Advice) -> str:
+    return f", but {advice.note}" if advice.is_trade else ""
+
+
+def _saving(advice: Advice, would_save: str = "would save") -> str:
+    saves, whole = advice.saves, _METRICS.get(advice.metric, advice.metric)
+    low, high = f"{100 * saves.low:.1f}", f"{100 * saves.high:.1f}"
+    interval = f" ({low} to {high})" if low != high else ""
+    return f"{advice.change} {would_save} {percent_text(saves.middle)} of {whole}{interval}"
 
 
 def _times(ratio: float) -> str:

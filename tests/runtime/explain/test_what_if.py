@@ -99,7 +99,7 @@ def test_hypotheticals_remove_what_they_say(tmp_path: Path) -> None:
 def test_explanation_names_the_planted_cause(tmp_path: Path) -> None:
     config = replace(simulated_config(), parallel=replace(simulated_config().parallel, layers=(24, 8)))
     folder = written(tmp_path, run(config), config)
-    explanation = explain(folder, seconds=20)
+    explanation = explain(folder, seconds=1000)
     assert explanation.metric == "duration"
     assert max(map(abs, explanation.error.values())) < 1e-6
     assert explanation.best is not None
@@ -112,10 +112,23 @@ def test_explanation_names_the_planted_cause(tmp_path: Path) -> None:
     assert read_explanation(tmp_path) == explanation
 
 
+def test_trades_come_last(tmp_path: Path) -> None:
+    config = replace(simulated_config(), scheduler=replace(simulated_config().scheduler, chunk=16))  # type: ignore[call-arg]
+    folder = written(tmp_path, run(config), config)
+    for tolerance in (0.1, math.inf):
+        explanation = explain(folder, seconds=1000, tolerance=tolerance)
+        for outcome in explanation.outcomes:
+            grows = max(-outcome.saves[metric].middle for metric in METRICS[1:])
+            assert outcome.is_trade == (grows > tolerance)
+        sure = [outcome.is_trade for outcome in explanation.outcomes if outcome.saves["duration"].low > 0]
+        assert sure == sorted(sure)
+        assert any(sure) == (tolerance < math.inf)
+
+
 def test_advice_is_what_the_run_with_it_shows(tmp_path: Path) -> None:
     config = replace(simulated_config(), scheduler=replace(simulated_config().scheduler, chunk=16))  # type: ignore[call-arg]
     folder = written(tmp_path, run(config), config)
-    explanation = explain(folder, seconds=20)
+    explanation = explain(folder, seconds=1000)
     assert explanation.best is not None
     twin = make_twin(folder)
     for outcome in explanation.outcomes[:3]:

@@ -124,6 +124,15 @@ def test_a_fleet_is_its_replicas_on_one_clock(fleet: Run) -> None:
         _ = fleet.ledger
 
 
+def test_words_blame_and_explanation(run: Run, fleet: Run) -> None:
+    assert run.explanation is None
+    assert run.words[0].endswith(".")
+    assert fleet.words[0].endswith(".")
+    charges = run.blame.tbt
+    assert charges.cost.sum() + charges.unrecorded == pytest.approx(charges.lost.sum())
+    assert 1e3 * charges.cost == pytest.approx(run.requests["cost_others_tbt_ms"], abs=1e-3)
+
+
 def test_pictures(run: Run, fleet: Run) -> None:
     assert run.figures[0] == "timeline"
     assert {"bubbles_by_stage", "ttft", "predictions"} <= {*run.figures}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -107,7 +108,21 @@ def test_advice_is_named_with_its_interval() -> None:
 
     assert second(unsure, ADVICE, tail) == "scheduler=equal_time would save 7.2% of the run (6.1 to 8.0)."
     assert second(tail) == "scheduler.chunk=128 would save 30.0% of the p99 TBT (20.0 to 40.0)."
+    trade = replace(ADVICE, saves=Interval(0.4, 0.3, 0.5), note="p99 TBT takes 4 times as long", is_trade=True)
+    assert second(trade).endswith(" of the run (30.0 to 50.0), but p99 TBT takes 4 times as long.")
+    assert second(ADVICE, trade).endswith("7.2% of the run (6.1 to 8.0).")
     assert second(unsure) == second() == "No change that was replayed would save anything for certain."
+
+
+def test_a_change_of_the_root_is_named_before_the_one_that_saves_most() -> None:
+    split = Advice("layers=[16,16]", ("parallel.layers=[16,16]",), None, "duration", Interval(0.05, 0.04, 0.06))
+    fleet, config = fleet_of("scheduler=sarathi", "parallel.layers=[24,8]")
+    lines = words_of_fleet(fleet, to_mapping(config), [ADVICE, split])
+    assert lines[0].startswith("Stage 0 holds 24 of 32 layers"), lines
+    assert lines[1:3] == [
+        "layers=[16,16] would save 5.0% of the run (4.0 to 6.0).",
+        "scheduler=equal_time would save most, 7.2% of the run (6.1 to 8.0).",
+    ]
 
 
 @pytest.mark.parametrize("root", Root)

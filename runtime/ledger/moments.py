@@ -18,6 +18,7 @@ from .token_intervals import Part, StagePart, TokenIntervals, stage_part
 Kind = Literal["tbt", "ttft", "stall"]
 
 _SLOW = 2.0  # times what is typical, from which on an interval counts
+_SLOW_FIRST = 3.0  # the same of first tokens: of requests that come all at once the last waits twice the median
 _MOST_CANDIDATES = 2000
 _MOST_BLAMED = 3
 _NO_STALL = (Cause.FILL_DRAIN, Cause.STARVED_NO_REQUEST)
@@ -98,7 +99,7 @@ class _Candidates:
 def worst_moments(ledger: Ledger, intervals: TokenIntervals, blame: Blame, count: int = 10) -> list[Moment]:
     """The worst `count` moments, the worst first; fewer where the run has no more.
 
-    A moment is an interval that takes twice what is typical or more. Others that overlap it are merged into it: by half
+    A moment is an interval that takes twice what is typical or more, of a first token three times. Others that overlap it are merged into it: by half
     of the longer one, or, of the same kind, by half of the shorter one. It ranks by how many typical intervals all
     requests lost in it.
     """
@@ -143,7 +144,8 @@ def _candidates(ledger: Ledger, intervals: TokenIntervals, typical: dict[Kind, f
 
     def add(kind: Kind, which: Ints, source: Ints, count: Ints) -> None:
         seconds, usual = intervals.seconds[which], typical[kind]
-        slow = np.flatnonzero(seconds >= _SLOW * usual) if usual > 0 else np.zeros(0, np.int64)
+        bound = (_SLOW_FIRST if kind == "ttft" else _SLOW) * usual
+        slow = np.flatnonzero(seconds >= bound) if usual > 0 else np.zeros(0, np.int64)
         score = (count * (seconds / max(usual, 1e-12) - 1.0))[slow]
         start, end, nowhere = intervals.start[which[slow]], intervals.end[which[slow]], np.full(len(slow), -1)
         parts.append(_Candidates([kind] * len(slow), start, end, score, source[slow], nowhere))

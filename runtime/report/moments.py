@@ -14,10 +14,10 @@ from .formatting import cause_label, number_text, seconds_text
 from .strip import strip
 
 _HINT = (
-    "Tokens that took at least twice what is typical, and stages that stood for as long; what overlaps is one moment. "
-    "They rank by how many typical times all requests lost. Upright lines bound the slow interval; micro-batches of "
-    "the request that cost most have an outline. In Perfetto, trace.json.gz begins with the run: a moment is at the "
-    "same second of the ruler."
+    "Tokens that took at least twice what is typical (first tokens three times), and stages that stood for as long; "
+    "what overlaps is one moment. They rank by how many typical times all requests lost. Upright lines bound the slow "
+    "interval; micro-batches of the request that cost most have an outline. In Perfetto, trace.json.gz begins with the "
+    "run: a moment is at the same second of the ruler."
 )
 _PARTS = {
     "queue": "They were queued behind other requests",

@@ -99,9 +99,9 @@ class _Candidates:
 def worst_moments(ledger: Ledger, intervals: TokenIntervals, blame: Blame, count: int = 10) -> list[Moment]:
     """The worst `count` moments, the worst first; fewer where the run has no more.
 
-    A moment is an interval that takes twice what is typical or more, of a first token three times. Others that overlap it are merged into it: by half
-    of the longer one, or, of the same kind, by half of the shorter one. It ranks by how many typical intervals all
-    requests lost in it.
+    A moment is an interval that takes twice what is typical or more, of a first token three times. Others that overlap
+    it are merged into it: by half of the longer one, or, of the same kind, by half of the shorter one. It ranks by how
+    many typical intervals all requests lost in it.
     """
     typical: dict[Kind, float] = {"tbt": _typical(intervals, is_ttft=False), "ttft": _typical(intervals, is_ttft=True)}
     computes = np.concatenate([lane.seconds for lane in ledger.lanes]) if ledger.lanes else np.zeros(0)

@@ -36,7 +36,7 @@ def quick_advice(folder: RunFolder, *, share: float = 0.1) -> list[Advice] | Non
     if explanation is None or not explanation.outcomes:  # of few changes, none of which helps, there is nothing to say
         return None
     write_explanation(folder.path, explanation)
-    return explanation.advices
+    return explanation.foremost
 
 
 def kept_advice(path: Path) -> list[Advice] | None:
@@ -47,7 +47,7 @@ def kept_advice(path: Path) -> list[Advice] | None:
         explanation = read_explanation(path)
     except ConfigError:
         return None
-    return None if explanation is None else explanation.advices
+    return None if explanation is None else explanation.foremost
 
 
 def _duration(summary: Mapping[str, Any]) -> float:

@@ -82,7 +82,7 @@ def run(config: ExplainConfig, prepared: Prepared, run_dir: Path) -> None:
     print_words(console, Text(tables.error_line(explanation)))
     print_words(console, Text(tables.values_line(explanation)))
     record = folder.load()
-    words = words_of_run(record, Ledger(record), folder.config, None if prepared.tried else explanation.advices)
+    words = words_of_run(record, Ledger(record), folder.config, None if prepared.tried else explanation.foremost)
     show_words(console, words)
     if explanation.outcomes:
         console.print(tables.changes_table(explanation))

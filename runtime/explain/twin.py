@@ -50,11 +50,12 @@ class Twin:
         base: the run itself.
         notes: what the twin leaves out or assumes, a line each.
         learned: what its times were learned from; None: they are those of the run's own cost model.
+        is_real: whether the run was no simulation, so that another one of the same setting differs.
     """
 
     def __init__(
         self, setting: Setting, items: list[WorkItem], max_concurrency: int | None, base: RunRecord,
-        notes: list[str], learned: LearnedRun | None = None,
+        notes: list[str], learned: LearnedRun | None = None, *, is_real: bool = False,
     ) -> None:  # fmt: skip
         self.setting = setting
         self.items = items
@@ -62,6 +63,7 @@ class Twin:
         self.base = base
         self.notes = notes
         self.learned = learned
+        self.is_real = is_real
 
     def replay(self, seed: int | None = None, setting: Setting | None = None) -> RunRecord:
         """Replay the run's requests and return the record.
@@ -160,7 +162,10 @@ def make_twin(folder: RunFolder) -> Twin:
         config = replace(config, simulation=replace(config.simulation, draft_acceptance=_acceptance(config, record)))
     try:
         learned = learn_run(config, record)
-        return Twin(learned.setting(config), found.items, most, record, notes + found.notes, learned)
+        return Twin(
+            learned.setting(config), found.items, most, record, notes + found.notes, learned,
+            is_real=not is_simulated(folder.config),
+        )  # fmt: skip
     except ConfigError as error:
         raise ConfigError(f"{folder.path}: {error}") from error
 

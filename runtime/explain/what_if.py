@@ -27,6 +27,9 @@ _REPLAY_ERROR = 0.5  # share of the twin's own error that a change may keep
 # Standard deviations of the logarithm of what learned stage times foretell. Those of `_FIT_ERROR` are from savings that
 # twins of simulated runs foretold, learned as of real ones, beside the true ones (docs/explain.md#how-good-ranges-are).
 _FIT_ERROR = {"duration": 0.006, "p99_itl_ms": 0.04, "p99_ttft_ms": 0.01}
+# Of one real run beside another of the same setting, started anew: more than a single run shows of itself. Pooled over
+# settings that `benchmarks.advice` ran again on two shared CPU cores, by turns (docs/explain.md#how-good-ranges-are).
+_RUN_ERROR = {"duration": 0.024, "p99_itl_ms": 0.05, "p99_ttft_ms": 0.03}
 _CHANGE_ERROR = 0.1  # over the change's effect
 _BEYOND_ERROR = 0.1  # of compute time in sizes that the run has not shown
 _RANKS_ERROR = 0.3  # with another number of tensor-parallel ranks, whose sums no run shows
@@ -94,7 +97,8 @@ class WhatIf:
         changed = [quiet if is_even else values_of(self.twin.replay(seed, setting)) for seed in range(seeds)]
         return {
             metric: interval_of([each[metric] for each in base], [each[metric] for each in changed],
-                                self._model(metric, error, screening, bounds), is_paired=is_paired)
+                                self._model(metric, error, screening, bounds, is_paired=is_paired),
+                                is_paired=is_paired)
             for metric in METRICS
         }  # fmt: skip
 
@@ -116,9 +120,11 @@ class WhatIf:
         return [values_of(self.twin.replay(None, replace(setting, costs=costs))) for costs in (shortest, longest)]
 
     def _model(
-        self, metric: str, error: Mapping[str, float], screening: Screening, bounds: Sequence[Values] = ()
-    ) -> ModelError:
-        """Return how far learned stage times may put off a metric's ratio; not at all where they are not learned."""
+        self, metric: str, error: Mapping[str, float], screening: Screening, bounds: Sequence[Values] = (),
+        *, is_paired: bool = False,
+    ) -> ModelError:  # fmt: skip
+        """Return how far learned stage times, and other runs of a real machine, may put off a metric's ratio; not at
+        all where times are not learned."""
         if self.shown is None:
             return ModelError()
         parts = (
@@ -126,6 +132,7 @@ class WhatIf:
             _REPLAY_ERROR * error[metric],
             _BEYOND_ERROR * screening.beyond,
             _RANKS_ERROR * screening.other_ranks,
+            math.sqrt(2) * _RUN_ERROR[metric] if self.twin.is_real and not is_paired else 0.0,
         )
         reach = [0.0, *(_log_ratio(screening.values[metric], each[metric]) for each in bounds)]
         return ModelError(_CHANGE_ERROR, math.hypot(*parts), min(reach), max(reach))

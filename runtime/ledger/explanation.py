@@ -73,6 +73,12 @@ class Explanation:
         return [advice for advice in found if advice.saves.low > 0]
 
     @property
+    def foremost(self) -> list[Advice]:
+        """The changes that are worth making; where there are none, the first that may be, if one may."""
+        may_be = [outcome.advice(self.metric) for outcome in self.outcomes[:1] if not outcome.is_trade]
+        return self.advices or [advice for advice in may_be if advice.saves.low + advice.saves.middle > 0]
+
+    @property
     def best(self) -> Advice | None:
         """The advice with the highest low end; None where no change is worth making."""
         return next(iter(self.advices), None)

@@ -127,7 +127,7 @@ class Run:
     @property
     def words(self) -> list[str]:
         """What cost the run most, what that comes from, and what would change it: a sentence each."""
-        advice = None if (found := self.explanation) is None else found.advices
+        advice = None if (found := self.explanation) is None else found.foremost
         return words_of_fleet(self.fleet, self.config, advice)
 
     @cached_property

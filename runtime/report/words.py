@@ -131,7 +131,8 @@ def _advised(advice: Sequence[Advice] | None, root: Root | None = None) -> list[
         return []
     sure = [each for each in advice if each.saves.low > 0]
     if not sure:
-        return ["No change that was replayed would save anything for certain."]
+        text = "No change that was replayed is sure to save anything"
+        return [f"{text}; {_saving(each, 'may save')}." for each in advice[:1]] or [f"{text}."]
     best, keys = sure[0], _KEYS.get(root, ()) if root is not None else ()
     of_root = [each for each in sure if each.overrides and all(text.startswith(keys) for text in each.overrides)]
     if keys and of_root and of_root[0] is not best:

@@ -111,7 +111,9 @@ def test_advice_is_named_with_its_interval() -> None:
     trade = replace(ADVICE, saves=Interval(0.4, 0.3, 0.5), note="p99 TBT takes 4 times as long", is_trade=True)
     assert second(trade).endswith(" of the run (30.0 to 50.0), but p99 TBT takes 4 times as long.")
     assert second(ADVICE, trade).endswith("7.2% of the run (6.1 to 8.0).")
-    assert second(unsure) == second() == "No change that was replayed would save anything for certain."
+    nothing = "No change that was replayed is sure to save anything"
+    assert second() == f"{nothing}."
+    assert second(unsure) == f"{nothing}; parallel.depth=3 may save 8.0% of the run (-1.0 to 20.0)."
 
 
 def test_a_change_of_the_root_is_named_before_the_one_that_saves_most() -> None:

@@ -118,9 +118,9 @@ def test_advice_is_named_with_its_interval() -> None:
 
 def test_a_change_of_the_root_is_named_before_the_one_that_saves_most() -> None:
     split = Advice("layers=[16,16]", ("parallel.layers=[16,16]",), None, "duration", Interval(0.05, 0.04, 0.06))
-    fleet, config = fleet_of("scheduler=sarathi", "parallel.layers=[24,8]")
+    fleet, config = fleet_of("scheduler=sarathi", "parallel.layers=[28,12]")
     lines = words_of_fleet(fleet, to_mapping(config), [ADVICE, split])
-    assert lines[0].startswith("Stage 0 holds 24 of 32 layers"), lines
+    assert lines[0].startswith("Stage 0 holds 28 of 40 layers"), lines
     assert lines[1:3] == [
         "layers=[16,16] would save 5.0% of the run (4.0 to 6.0).",
         "scheduler=equal_time would save most, 7.2% of the run (6.1 to 8.0).",

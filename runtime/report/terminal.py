@@ -139,20 +139,45 @@ def latency_table(summary: Mapping[str, Any], *, title: str | None = "Latency") 
 
 
 def blame_table(record: RunRecord, blame: Blame) -> RenderableType:
-    """Make the table of the requests that cost others most; "" if none cost others anything."""
+    """Make the table of the requests that cost others most; "" if none cost others anything.
+
+    Where the console is narrow, it leaves out what the requests themselves lost, then their sizes.
+    """
     places = top_requests(blame, _MOST_BLAMED)
-    if not places:
-        return ""
-    table = Table(title="Who cost others time", title_justify="left")
-    table.add_column("", no_wrap=True, overflow="ellipsis")
-    for name in ("prompt", "output", "cost TTFT", "cost TBT", "lost"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for place in places:
-        request, charges = record.requests[place], (blame.ttft, blame.tbt)
-        seconds = *(one.cost[place] for one in charges), sum(one.lost[place] for one in charges)
-        sizes = f"{request.prompt_tokens:,}", f"{request.output_tokens:,}"
-        table.add_row(Text(request_name(request)), *sizes, *(seconds_text(float(value)) for value in seconds))
-    return table
+    return _BlameTable(record, blame, places) if places else ""
+
+
+@dataclass(frozen=True, slots=True)
+class _BlameTable:
+    """The table of the requests that cost others most, with as many columns as the console has room for."""
+
+    record: RunRecord
+    blame: Blame
+    places: Sequence[int]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        heads = ["cost TTFT", "cost TBT", "prompt", "output", "lost"]
+        while len(heads) > 2 and not _fits(self._table(heads), console, options):
+            heads.pop()
+        yield self._table(heads)
+
+    def _table(self, heads: Sequence[str]) -> Table:
+        table = Table(title="Who cost others time", title_justify="left")
+        table.add_column("", no_wrap=True, overflow="ellipsis")
+        for name in heads:
+            table.add_column(name, justify="right", no_wrap=True)
+        ttft, tbt = self.blame.ttft, self.blame.tbt
+        for place in self.places:
+            request = self.record.requests[place]
+            cells = {
+                "cost TTFT": seconds_text(float(ttft.cost[place])),
+                "cost TBT": seconds_text(float(tbt.cost[place])),
+                "prompt": f"{request.prompt_tokens:,}",
+                "output": f"{request.output_tokens:,}",
+                "lost": seconds_text(float(ttft.lost[place] + tbt.lost[place])),
+            }
+            table.add_row(Text(request_name(request)), *(cells[name] for name in heads))
+        return table
 
 
 def stages_left(count: int) -> str:

@@ -124,7 +124,7 @@ class Lanes {
 
   drawLane(stage) {
     const y = this.top(stage), kinds = 2 + this.causes.length, isCoarse = this.isCoarse(stage);
-    const columns = Math.ceil((this.width - this.left) / Lanes.COLUMN), sums = new Float32Array(columns * kinds);
+    const columns = Math.max(0, Math.ceil((this.width - this.left) / Lanes.COLUMN)), sums = new Float32Array(columns * kinds);
     const scale = (this.width - this.left) / Lanes.COLUMN / this.seconds;
     let last = -Infinity;
     const share = (from, to, kind, weight) => {

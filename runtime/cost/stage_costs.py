@@ -11,6 +11,7 @@ from mypy_extensions import mypyc_attr
 
 from ..core.columns import entries, total
 from ..core.messages import MicroBatchMessage
+from ..core.run_record import MicroBatchRecord
 from .operators import LAYER_LINEARS, HostTimes, Linear, Operators
 
 LastLayer = Literal["sampled", "all"]  # the rows that the model's last layer computes
@@ -61,6 +62,13 @@ class MicroBatchShape:
                 sampled += 1
                 ended += length + chunk.start
         return MicroBatchShape(chunks, count, total(starts) + count, sampled, ended)
+
+    @classmethod
+    def of_record(cls, micro_batch: MicroBatchRecord, ended: int | None = None) -> MicroBatchShape:
+        """Return the shape of a recorded micro-batch; `ended` as of the class."""
+        chunks = [(chunk.tokens, chunk.start) for chunk in micro_batch.chunks]
+        decodes = micro_batch.decodes
+        return MicroBatchShape(chunks, len(decodes), decodes.context, micro_batch.sampled_rows, ended)
 
     @property
     def rows(self) -> int:

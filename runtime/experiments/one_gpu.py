@@ -8,7 +8,7 @@ from typing import Protocol
 from ...conf.policies import OrcaBestConfig, OrcaWorstConfig, SarathiConfig, SchedulerConfig
 from ...conf.schema import SimulateConfig
 from ...conf.workloads import FixedConfig
-from ..core.run_record import MicroBatchRecord, RunRecord
+from ..core.run_record import RunRecord
 from ..cost.make import make_costs
 from ..cost.operators import LAYER_LINEARS
 from ..cost.stage_costs import MicroBatchShape, StageCosts
@@ -141,12 +141,6 @@ def operator_seconds(record: RunRecord, costs: StageCosts) -> dict[str, float]:
     """Return the seconds of a one-stage run by operator."""
     total: dict[str, float] = {}
     for micro_batch in record.micro_batches:
-        for part, seconds in costs.breakdown(shape_of(micro_batch), 0).items():
+        for part, seconds in costs.breakdown(MicroBatchShape.of_record(micro_batch), 0).items():
             total[part] = total.get(part, 0.0) + seconds
     return total
-
-
-def shape_of(micro_batch: MicroBatchRecord) -> MicroBatchShape:
-    """Return the shape of a recorded micro-batch."""
-    chunks = tuple((chunk.tokens, chunk.start) for chunk in micro_batch.chunks)
-    return MicroBatchShape(chunks, micro_batch.decode_tokens, micro_batch.decode_context, micro_batch.sampled_rows)

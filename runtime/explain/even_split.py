@@ -30,7 +30,7 @@ def even_split(
     if len(setting.plan.layers) < 2:
         return None
     step = -(-len(micro_batches) // _MOST_SHAPES)
-    shapes = [shape_of(each) for each in micro_batches[::step]]
+    shapes = [MicroBatchShape.of_record(each) for each in micro_batches[::step]]
     begun = counts = [len(layers) for layers in setting.plan.layers]
     seconds = mean_seconds(setting.costs, shapes)
     for _ in range(sum(counts)):
@@ -48,13 +48,6 @@ def even_split(
             break
         counts, seconds = moved, after
     return Change.of("split", {"parallel.layers": counts}) if counts != begun else None
-
-
-def shape_of(micro_batch: MicroBatchRecord) -> MicroBatchShape:
-    """Return the sizes of a recorded micro-batch. Its first chunks are taken to be those that end their prompts."""
-    chunks = [(chunk.tokens, chunk.start) for chunk in micro_batch.chunks]
-    sampled = micro_batch.sampled_rows
-    return MicroBatchShape(chunks, len(micro_batch.decodes), micro_batch.decode_context, sampled)
 
 
 def mean_seconds(costs: StageCosts, shapes: Sequence[MicroBatchShape]) -> list[float]:

@@ -52,12 +52,7 @@ class Observations:
             decodes, chunks = len(micro_batch.decodes), micro_batch.chunks
             ended = [c.start + c.tokens for c in chunks if c.start + c.tokens == prompts.get(c.request)]
             are_known = decodes + len(ended) == micro_batch.sampled_rows
-            shapes.append(
-                MicroBatchShape(
-                    [(chunk.tokens, chunk.start) for chunk in chunks], decodes, micro_batch.decode_context,
-                    micro_batch.sampled_rows, sum(ended) if are_known else None,
-                )
-            )  # fmt: skip
+            shapes.append(MicroBatchShape.of_record(micro_batch, sum(ended) if are_known else None))
             times.append([(span.begin, span.end, span.ready) for span in own])
             done = micro_batch.completed
             coordinator.append((micro_batch.dispatched, float("nan") if done is None else done))

@@ -9,8 +9,9 @@ import pytest
 from gapless.conf.build import build, load_group
 from gapless.conf.policies import POLICY_CONFIGS
 from gapless.conf.schema import SimulateConfig
+from gapless.runtime.cost.stage_costs import MicroBatchShape
 from gapless.runtime.explain.changes import Change, Shown, candidates, with_policy
-from gapless.runtime.explain.even_split import even_split, mean_seconds, shape_of
+from gapless.runtime.explain.even_split import even_split, mean_seconds
 from gapless.runtime.explain.twin import changed_config
 from gapless.runtime.simulation.setting import make_setting
 from tests.support.explained_runs import run
@@ -96,7 +97,7 @@ def test_split_evens_the_stages(layers: list[int]) -> None:
 
     change = even_split(setting, changed, record.micro_batches)  # type: ignore[arg-type]
     assert change is not None
-    shapes = [shape_of(each) for each in record.micro_batches]
+    shapes = [MicroBatchShape.of_record(each) for each in record.micro_batches]
     before, after = mean_seconds(setting.costs, shapes), mean_seconds(changed(change.values).costs, shapes)  # type: ignore[attr-defined]
     a_layer = max(before) / max(layers)
     assert max(after) - min(after) <= a_layer < max(before) - min(before)

@@ -8,15 +8,12 @@ from functools import cached_property
 from statistics import median
 from typing import Any
 
-import numpy as np
-
 from ...conf.build import assign, build, fields, load_group, to_mapping
 from ...conf.errors import ConfigError
 from ...conf.policies import SchedulerConfig
 from ...conf.schema import SimulateConfig
-from ..core.micro_batch_columns import Floats
 from ..core.run_record import RunRecord
-from ..ledger.latencies import latencies
+from ..ledger.latencies import latencies, p99
 from ..ledger.ledger import Ledger
 from ..run_folder.read import RunFolder
 from ..run_folder.titles import is_simulated
@@ -222,20 +219,16 @@ def error_of(replayed: RunRecord, real: RunRecord) -> TwinError:
     down = 0.0 if replayed.faults else sum(fault.seconds or 0.0 for fault in real.faults)
     latency, its_latency = latencies(replayed.requests), latencies(real.requests)
 
-    def p99(name: str) -> float:
-        return _relative(_p99(latency[name]), _p99(its_latency[name]))
+    def tail(name: str) -> float:
+        return _relative(p99(latency[name]), p99(its_latency[name]))
 
     return TwinError(
         makespan=_relative(ours.span_seconds, its.span_seconds - down),
         busy=tuple(_relative(ours.busy_seconds(s), its.busy_seconds(s)) for s in range(its.num_stages)),
         bubble=_relative(ours.bubble_fraction_inner * ours.span_seconds, its.bubble_fraction_inner * its.span_seconds),
-        p99_tbt=p99("itl"),
-        p99_ttft=p99("ttft"),
+        p99_tbt=tail("itl"),
+        p99_ttft=tail("ttft"),
     )
-
-
-def _p99(values: Floats) -> float:
-    return float(np.percentile(values, 99)) if len(values) else 0.0
 
 
 def _relative(ours: float, its: float) -> float:

@@ -9,12 +9,10 @@ from dataclasses import dataclass, replace
 from statistics import fmean, variance
 from time import perf_counter
 
-import numpy as np
-
 from ..core.run_record import RunRecord
 from ..ledger.advice import Interval
 from ..ledger.explanation import METRICS
-from ..ledger.latencies import time_to_first_token, tokens_apart
+from ..ledger.latencies import latencies, p99
 from ..simulation.setting import Setting
 from .bounded_costs import BoundedCosts
 from .learned_costs import SizesShown
@@ -185,12 +183,11 @@ def values_of(record: RunRecord) -> Values:
     begin = min([*(request.arrival for request in requests), *(span.begin for span in record.spans)], default=0.0)
     tokens = [request.token_times[-1] for request in requests if request.token_times]
     end = max([*tokens, *(span.end for span in record.spans)], default=begin)
-    firsts = [seconds for request in requests if (seconds := time_to_first_token(request)) is not None]
-    gaps = [tokens_apart(request) for request in requests]
+    latency = latencies(requests)
     return {
         "duration": end - begin,
-        "p99_itl_ms": 1e3 * _p99(np.concatenate(gaps) if gaps else np.empty(0)),
-        "p99_ttft_ms": 1e3 * _p99(np.array(firsts, np.float64)),
+        "p99_itl_ms": p99(latency["itl"]),
+        "p99_ttft_ms": p99(latency["ttft"]),
     }
 
 
@@ -237,7 +234,3 @@ def _log_ratio(before: float, after: float) -> float:
 def _log_variance(values: Sequence[float]) -> float:
     logs = [math.log(value) for value in values if value > 0]
     return variance(logs) if len(logs) > 1 else 0.0
-
-
-def _p99(values: np.ndarray) -> float:
-    return float(np.percentile(values, 99)) if len(values) else 0.0

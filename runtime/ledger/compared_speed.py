@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..core.least_squares import non_negative
 from ..core.micro_batch_columns import Floats
 
 # Fits of work and speed by turns, from equal speeds on. Where both runs have micro-batches alike, the first turn finds
@@ -62,12 +63,7 @@ def _fit(base: Floats, base_seconds: Floats, run: Floats, run_seconds: Floats) -
         parts.append((rows * weight[:, None], seconds * weight))
     rows, wanted = np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
     scale = np.abs(rows).max(axis=0)
-    used = np.flatnonzero(scale > 0)
-    weights = np.zeros(rows.shape[1])
-    while len(used):
-        found, *_ = np.linalg.lstsq(rows[:, used] / scale[used], wanted, rcond=None)
-        if found.min() >= 0:
-            weights[used] = found / scale[used]
-            break
-        used = np.delete(used, int(found.argmin()))
-    return weights
+    scale[scale == 0.0] = 1.0
+    rows = rows / scale
+    (weights,) = non_negative((rows.T @ rows)[None], (rows.T @ wanted)[None]) / scale
+    return np.asarray(weights, np.float64)

@@ -41,6 +41,11 @@ def latencies(requests: list[RequestRecord]) -> dict[str, Floats]:
     return {name: values * 1e3 for name, values in seconds.items()}
 
 
+def p99(values: Floats) -> float:
+    """The 99th percentile of a latency; 0 where there is no value."""
+    return float(np.percentile(values, 99)) if len(values) else 0.0
+
+
 def statistics(values: Floats) -> dict[str, float]:
     """The statistics that a summary has of a latency; zeros where there is no value."""
     if not len(values):

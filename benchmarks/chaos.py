@@ -140,7 +140,12 @@ async def until_ready(server: Server) -> None:
 
 
 async def torment(
-    server: Server, faults: Faults, kinds: Sequence[str], minutes: float, every: float, streams: int,
+    server: Server,
+    faults: Faults,
+    kinds: Sequence[str],
+    minutes: float,
+    every: float,
+    streams: int,
     rng: random.Random,
 ) -> tuple[list[dict[str, Any]], Clients, MemoryLog]:
     """Run clients and faults, for as long as each kind has come once; return a row for each fault."""

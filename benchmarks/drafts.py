@@ -77,9 +77,7 @@ def main() -> int:
     return 0 if is_equal else 1
 
 
-def run(
-    llm: LLM, policy: SchedulerConfig, prompts: list[str], at_once: int, params: SamplingParams
-) -> dict[str, Any]:
+def run(llm: LLM, policy: SchedulerConfig, prompts: list[str], at_once: int, params: SamplingParams) -> dict[str, Any]:
     """Serve the prompts, `at_once` of them at a time; return tokens, output tokens/s and the counts of drafts."""
     llm.reset(policy)
     begin = time.perf_counter()

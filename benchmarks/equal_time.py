@@ -27,8 +27,14 @@ from gapless.runtime.simulation.setting import make_setting
 
 from .support.results import add_json_option, write_json
 
-SETTING = ("model=gpt3-175b", "hardware=a100-80g", "parallel=tp8_pp8", "workload=zipf", "simulation.host=false",
-           "simulation.last_layer=all")
+SETTING = (
+    "model=gpt3-175b",
+    "hardware=a100-80g",
+    "parallel=tp8_pp8",
+    "workload=zipf",
+    "simulation.host=false",
+    "simulation.last_layer=all",
+)
 HEAD = f"{'':42}{'makespan':>10}{'idle':>8}{'busiest':>9}{'p50 TBT':>10}{'p99 TBT':>10}{'p99 TTFT':>10}{'bound':>9}"
 
 

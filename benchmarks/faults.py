@@ -24,8 +24,17 @@ from gapless.runtime.simulation.setting import make_setting
 
 from .support.results import add_json_option, write_json
 
-SETTING = ("model=gpt3-175b", "hardware=a100-80g", "parallel=tp8_pp8", "workload=zipf", "workload.request_rate=5",
-           "simulation.record=false", "slo.ttft_ms=10000", "slo.tpot_ms=200", "parallel.max_recoveries=1000000")
+SETTING = (
+    "model=gpt3-175b",
+    "hardware=a100-80g",
+    "parallel=tp8_pp8",
+    "workload=zipf",
+    "workload.request_rate=5",
+    "simulation.record=false",
+    "slo.ttft_ms=10000",
+    "slo.tpot_ms=200",
+    "parallel.max_recoveries=1000000",
+)
 SLOW = ("simulation.faults.start_s=60", "simulation.faults.weights_s=30")
 TIMES = {"a week": 604_800, "a day": 86_400, "an hour": 3_600}
 TABLES = {

@@ -79,9 +79,7 @@ def main() -> int:
     with LLM.from_config(on) as cached, LLM.from_config(off) as plain:
         print("prompts      without s     with s    ratio  [least .. most]   found  TTFT without      with")
         for kind in ("alike", "turns", "different"):
-            rounds = prompts_of(
-                kind, arguments.requests, arguments.prefix, arguments.own, cached.plan.arch.vocab_size
-            )
+            rounds = prompts_of(kind, arguments.requests, arguments.prefix, arguments.own, cached.plan.arch.vocab_size)
             found: dict[LLM, list[dict[str, Any]]] = {plain: [], cached: []}
             for llm in found:
                 run(llm, [each[:1] for each in rounds], params)  # warm up

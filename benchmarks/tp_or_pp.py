@@ -12,8 +12,15 @@ import argparse
 from .faults import row
 from .support.results import add_json_option, write_json
 
-SETTING = ("model=gpt3-175b", "scheduler=sarathi", "workload=fixed", "workload.input_len=1024",
-           "workload.output_len=256", "simulation.record=false", "slo.ttft_ms=10000")
+SETTING = (
+    "model=gpt3-175b",
+    "scheduler=sarathi",
+    "workload=fixed",
+    "workload.input_len=1024",
+    "workload.output_len=256",
+    "simulation.record=false",
+    "slo.ttft_ms=10000",
+)
 CLUSTERS = {
     "dgx-a100": ("hardware=a100-80g", "cluster=dgx-a100"),
     "dgx-h100": ("hardware=h100", "cluster=dgx-h100"),

@@ -41,8 +41,12 @@ class DisaggregationConfig:
             check(f"{_KEY}.{name}", value, value is None or value >= 1, "null or 1 or more")
         check(f"{_KEY}.prefill_chunk", self.prefill_chunk, self.prefill_chunk >= 1, "1 or more")
         layers = self.prefill_layers
-        check(f"{_KEY}.prefill_layers", layers and list(layers), layers is None or min(layers, default=0) >= 1,
-              "null or counts of 1 or more, one a stage")
+        check(
+            f"{_KEY}.prefill_layers",
+            layers and list(layers),
+            layers is None or min(layers, default=0) >= 1,
+            "null or counts of 1 or more, one a stage",
+        )
         for name in ("prefill_tp", "prefill_pp", "prefill_layers", "prefill_hardware"):
             if pool is None and getattr(self, name) is not None:
                 raise ConfigError(f"{_KEY}.{name}: there is no prefill pool without {_KEY}.prefill_replicas")

@@ -25,5 +25,4 @@ class ExpertsConfig:
         count, picked = self.num_experts, self.experts_per_token
         check(f"{_KEY}.num_experts", count, 1 <= count <= _MAX_EXPERTS, f"1 to {_MAX_EXPERTS}")
         check(f"{_KEY}.experts_per_token", picked, 1 <= picked <= count, f"1 to num_experts={count}")
-        check(f"{_KEY}.shared_ffn_size", self.shared_ffn_size, 0 <= self.shared_ffn_size < 1 << 31,
-              "0 to 2147483647")
+        check(f"{_KEY}.shared_ffn_size", self.shared_ffn_size, 0 <= self.shared_ffn_size < 1 << 31, "0 to 2147483647")

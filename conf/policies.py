@@ -148,8 +148,12 @@ class TokenThrottleConfig(SchedulerConfig):
         SchedulerConfig.__post_init__(self)
         check("scheduler.iterations", self.iterations, self.iterations >= 1, "1 or more")
         check("scheduler.min_prefill_tokens", self.min_prefill_tokens, self.min_prefill_tokens >= 1, "1 or more")
-        check("scheduler.max_prefill_tokens", self.max_prefill_tokens,
-              self.max_prefill_tokens >= self.min_prefill_tokens, f"{self.min_prefill_tokens} or more")
+        check(
+            "scheduler.max_prefill_tokens",
+            self.max_prefill_tokens,
+            self.max_prefill_tokens >= self.min_prefill_tokens,
+            f"{self.min_prefill_tokens} or more",
+        )
         check("scheduler.kv_reserve", self.kv_reserve, 0 <= self.kv_reserve < 1, "in [0, 1)")
 
 
@@ -176,8 +180,12 @@ class EqualTimeConfig(SchedulerConfig):
         SchedulerConfig.__post_init__(self)
         check("scheduler.chunk", self.chunk, self.chunk == "auto" or self.chunk >= 1, "auto or 1 or more")
         check("scheduler.target_ms", self.target_ms, self.target_ms is None or self.target_ms > 0, "null or above 0")
-        check("scheduler.iterations", self.iterations, self.iterations is None or self.iterations >= 1,
-              "null or 1 or more")
+        check(
+            "scheduler.iterations",
+            self.iterations,
+            self.iterations is None or self.iterations >= 1,
+            "null or 1 or more",
+        )
         check("scheduler.max_prefill_tokens", self.max_prefill_tokens, self.max_prefill_tokens >= 1, "1 or more")
         check("scheduler.tile", self.tile, self.tile is None or self.tile >= 1, "null or 1 or more")
 

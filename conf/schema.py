@@ -417,8 +417,12 @@ class SimulateConfig(ComparisonConfig):
     def __post_init__(self) -> None:
         ComparisonConfig.__post_init__(self)
         devices = self.simulation.devices
-        check("simulation.devices", devices and list(devices), devices is None or len(devices) == self.parallel.pp,
-              f"null or {self.parallel.pp} names of hardware, one a stage")
+        check(
+            "simulation.devices",
+            devices and list(devices),
+            devices is None or len(devices) == self.parallel.pp,
+            f"null or {self.parallel.pp} names of hardware, one a stage",
+        )
         if self.simulation.disaggregation.is_on:
             _check_disaggregation(self)
 
@@ -428,8 +432,12 @@ def _check_disaggregation(config: SimulateConfig) -> None:
     pool = "simulation.disaggregation.prefill_replicas"
     check("experiment", config.experiment, config.experiment is None, f"null where there is {pool}")
     for policy in (*config.policies, config.scheduler):
-        check("scheduler", policy.name, policy.name not in _WHOLE_BATCHES,
-              f"a policy whose requests come and go one by one where there is {pool}")
+        check(
+            "scheduler",
+            policy.name,
+            policy.name not in _WHOLE_BATCHES,
+            f"a policy whose requests come and go one by one where there is {pool}",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -106,8 +106,12 @@ class SimulationConfig:
         if self.disaggregation.is_on:
             pool = "simulation.disaggregation.prefill_replicas"
             check("simulation.record", "false", self.record, f"true where there is {pool}")
-            check("simulation.devices", self.devices and list(self.devices), self.devices is None,
-                  f"null where there is {pool}; simulation.disaggregation.prefill_hardware is that pool's")
+            check(
+                "simulation.devices",
+                self.devices and list(self.devices),
+                self.devices is None,
+                f"null where there is {pool}; simulation.disaggregation.prefill_hardware is that pool's",
+            )
             if self.faults.are_any:
                 raise ConfigError(f"simulation.faults: pools of replicas have none; leave {pool} or the faults out")
         for key in ("dispatch_ms", "result_ms", "jitter"):
@@ -116,5 +120,9 @@ class SimulationConfig:
         check("simulation.draft_acceptance", self.draft_acceptance, 0 <= self.draft_acceptance <= 1, "in [0, 1]")
         check("simulation.expert_skew", self.expert_skew, 0 <= self.expert_skew <= 10, "in [0, 10]")
         check("simulation.straggler_factor", self.straggler_factor, self.straggler_factor >= 1, "1 or more")
-        check("simulation.cost", self.cost, self.cost != "measured" or self.profile is not None,
-              "auto or analytic where simulation.profile names no folder")
+        check(
+            "simulation.cost",
+            self.cost,
+            self.cost != "measured" or self.profile is not None,
+            "auto or analytic where simulation.profile names no folder",
+        )

@@ -51,14 +51,26 @@ class CapacityConfig(EngineConfig):
     def __post_init__(self) -> None:
         EngineConfig.__post_init__(self)
         check("seeds", self.seeds, 1 <= self.seeds <= 30, "1 to 30")
-        check("max_seeds", self.max_seeds, self.max_seeds is None or self.seeds <= self.max_seeds <= _MAX_SEEDS,
-              f"null or {self.seeds} (seeds) to {_MAX_SEEDS}")
+        check(
+            "max_seeds",
+            self.max_seeds,
+            self.max_seeds is None or self.seeds <= self.max_seeds <= _MAX_SEEDS,
+            f"null or {self.seeds} (seeds) to {_MAX_SEEDS}",
+        )
         check("precision", self.precision, 1e-4 <= self.precision <= 0.5, "in [0.0001, 0.5]")
-        check("workload.max_concurrency", self.workload.max_concurrency, self.workload.max_concurrency is None,
-              "null: requests that are held back wait for no SLO")
+        check(
+            "workload.max_concurrency",
+            self.workload.max_concurrency,
+            self.workload.max_concurrency is None,
+            "null: requests that are held back wait for no SLO",
+        )
         pool = self.simulation.disaggregation.prefill_replicas
-        check("simulation.disaggregation.prefill_replicas", pool, pool is None,
-              "null: gapless simulate has prefill pools, a search has none")
+        check(
+            "simulation.disaggregation.prefill_replicas",
+            pool,
+            pool is None,
+            "null: gapless simulate has prefill pools, a search has none",
+        )
 
     @property
     def most_seeds(self) -> int:

@@ -38,14 +38,26 @@ class WorkloadConfig:
     def __post_init__(self) -> None:
         is_number = self.num_prompts is None or 1 <= self.num_prompts <= MAX_REQUESTS
         check("workload.num_prompts", self.num_prompts, is_number, f"null or 1 to {MAX_REQUESTS}")
-        check("workload.request_rate", self.request_rate, self.request_rate is None or self.request_rate > 0,
-              "null, inf or above 0")
+        check(
+            "workload.request_rate",
+            self.request_rate,
+            self.request_rate is None or self.request_rate > 0,
+            "null, inf or above 0",
+        )
         check("workload.burstiness", self.burstiness, self.burstiness > 0, "above 0")
-        check("workload.max_concurrency", self.max_concurrency,
-              self.max_concurrency is None or self.max_concurrency >= 1, "null or 1 or more")
+        check(
+            "workload.max_concurrency",
+            self.max_concurrency,
+            self.max_concurrency is None or self.max_concurrency >= 1,
+            "null or 1 or more",
+        )
         check("workload.users", self.users, self.users >= 1, "1 or more")
-        check("workload.deadline_ms", self.deadline_ms, self.deadline_ms is None or self.deadline_ms > 0,
-              "null or above 0")
+        check(
+            "workload.deadline_ms",
+            self.deadline_ms,
+            self.deadline_ms is None or self.deadline_ms > 0,
+            "null or above 0",
+        )
         check("workload.seed", self.seed, 0 <= self.seed < 1 << 32, "0 to 4294967295")
 
 
@@ -137,8 +149,9 @@ class ShareGptConfig(WorkloadConfig):
     def __post_init__(self) -> None:
         WorkloadConfig.__post_init__(self)
         check("workload.path", self.path, bool(self.path), "the JSON file of the conversations")
-        check("workload.output_len", self.output_len, self.output_len is None or self.output_len >= 1,
-              "null or 1 or more")
+        check(
+            "workload.output_len", self.output_len, self.output_len is None or self.output_len >= 1, "null or 1 or more"
+        )
 
 
 WORKLOAD_CONFIGS: dict[str, type[WorkloadConfig]] = {

@@ -121,8 +121,15 @@ def _warm_up(llm: LLM, workload: Workload) -> None:
 
 
 def _run(
-    llm: LLM, turn: Turn, workload: Workload, folder: Path, config: BenchConfig, errors: Console, name: str,
-    *, advised: bool,
+    llm: LLM,
+    turn: Turn,
+    workload: Workload,
+    folder: Path,
+    config: BenchConfig,
+    errors: Console,
+    name: str,
+    *,
+    advised: bool,
 ) -> dict[str, Any]:
     """Run one policy once and return the summary."""
     llm.reset(turn.policy)

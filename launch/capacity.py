@@ -144,8 +144,14 @@ def run(config: CapacityConfig, prepared: Prepared, run_dir: Path, launcher: Lau
     asked = asked_rate(config.workload, demands[0])
     if asked is not None and len(unmet) < len(found):
         carried = [label for label, of_seeds in found.items() if min(one.rate for one in of_seeds) >= asked]
-        console.print(Text.assemble(("asked    ", "bold"), f"{rate_text(asked)} requests/s: ",
-                                    f"carried by {', '.join(carried)}" if carried else "not carried"), soft_wrap=True)
+        console.print(
+            Text.assemble(
+                ("asked    ", "bold"),
+                f"{rate_text(asked)} requests/s: ",
+                f"carried by {', '.join(carried)}" if carried else "not carried",
+            ),
+            soft_wrap=True,
+        )
     if len(unmet) == len(found):
         console.print(Text(unmet_note(near), "bold"), soft_wrap=True)
     else:

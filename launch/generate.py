@@ -103,9 +103,7 @@ def run(config: GenerateConfig, prepared: Prepared, run_dir: Path, launcher: Lau
             write_run_folder(run_dir, record, config=to_mapping(config), versions=versions())
             errors.print(f"gapless: the report until then: {shown(run_dir / 'report.html')}", soft_wrap=True)
         raise
-    summary = write_run_folder(
-        run_dir, record, config=to_mapping(config), versions=versions(), advise=quick_advice
-    )
+    summary = write_run_folder(run_dir, record, config=to_mapping(config), versions=versions(), advise=quick_advice)
     if config.print_texts:
         for output in outputs.in_order[:SHOWN_TEXTS]:
             _print_texts(console, output)

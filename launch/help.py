@@ -72,8 +72,11 @@ def command(command: Command) -> str:
         lines += [_entry(f"  {group}={value_text(choice)}", GROUPS[group], 28), *_wrapped(choices, " " * _column(28))]
     if "policies" in defaults:
         how = "by turns on one started pipeline" if command.has_ranks else "one after the other"
-        lines += _wrapped(f"scheduler=NAME,NAME without -m runs each policy {how}, over the same requests; a key of "
-                          "scheduler then applies to those that have it.", "  ")
+        lines += _wrapped(
+            f"scheduler=NAME,NAME without -m runs each policy {how}, over the same requests; a key of "
+            "scheduler then applies to those that have it.",
+            "  ",
+        )
     lines += ["", "keys (KEY=VALUE), with the defaults of the groups above:" if chosen else "keys (KEY=VALUE):"]
     meaning = meanings(command.config)
     for heading, keys in sections(command):
@@ -85,7 +88,7 @@ def command(command: Command) -> str:
         folder = f"The run folder is {command.folder}; hydra.run.dir=FOLDER names another."
         lines += [
             "",
-            *_wrapped("Texts and paths need no quotes of their own within the shell's: prompt=\"Hello, world (=x)\"."),
+            *_wrapped('Texts and paths need no quotes of their own within the shell\'s: prompt="Hello, world (=x)".'),
             *_wrapped(f"{folder} HYDRA_FULL_ERROR=1 shows tracebacks."),
         ]
     return "\n".join([*lines, "", "examples:", *map(_command_line, command.examples)])

@@ -270,9 +270,7 @@ class RayLauncher:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         kind = ray.remote(num_cpus=1, num_gpus=1 if self._uses_gpu else 0, max_restarts=0)(RankActor)
-        strategy = PlacementGroupSchedulingStrategy(
-            placement_group=self._group, placement_group_bundle_index=bundle
-        )
+        strategy = PlacementGroupSchedulingStrategy(placement_group=self._group, placement_group_bundle_index=bundle)
         env = {} if self._uses_gpu else {"TORCHDYNAMO_DISABLE": "1"}
         actor: Any = kind.options(scheduling_strategy=strategy, runtime_env={"env_vars": env}).remote()
         self._places[actor] = actor.place.remote()

@@ -151,9 +151,7 @@ async def _serve(config: ServeConfig, prepared: Prepared, listener: socket.socke
     if config.serve.replicas == 1:
         client = EngineClient(config, intake.tokenizer, metrics, say_since_start, numbers=numbers)
     else:
-        client = Fleet(
-            config, intake.tokenizer, metrics, say_since_start, num_blocks=plan.num_blocks, numbers=numbers
-        )
+        client = Fleet(config, intake.tokenizer, metrics, say_since_start, num_blocks=plan.num_blocks, numbers=numbers)
     layers, policy = config.parallel.layers, config.scheduler.name
     live = [Live(name, client, number, layers=layers, policy=policy) for number in range(len(client.replicas))]
     recorders = [Recorder(each, run_dir, plain(to_mapping(config)), versions()) for each in client.replicas]

@@ -13,8 +13,15 @@ from .weights import load_stage
 
 
 def build_stage(
-    model: ModelConfig, arch: Architecture, groups: Groups, layers: range, *, num_blocks: int, block_size: int,
-    replicate_embedding: bool = False, seed: int = 0,
+    model: ModelConfig,
+    arch: Architecture,
+    groups: Groups,
+    layers: range,
+    *,
+    num_blocks: int,
+    block_size: int,
+    replicate_embedding: bool = False,
+    seed: int = 0,
 ) -> Stage:
     """Build this rank's slice of the stage that holds `layers`, allocate its KV cache and load its weights.
 
@@ -26,8 +33,15 @@ def build_stage(
     assert arch.experts is None, "the plan refuses them"
     dtype = getattr(torch, resolve_dtype(model, groups.device.type))
     stage = Stage(
-        arch, groups, layers, dtype=dtype, attention=model.attention, num_blocks=num_blocks, block_size=block_size,
-        replicate_embedding=replicate_embedding, kernels=model.kernels,
+        arch,
+        groups,
+        layers,
+        dtype=dtype,
+        attention=model.attention,
+        num_blocks=num_blocks,
+        block_size=block_size,
+        replicate_embedding=replicate_embedding,
+        kernels=model.kernels,
     )
     load_stage(stage, resolve_weights(model), seed)
     return stage

@@ -54,7 +54,10 @@ class Attention(nn.Module):
         self.kernels = kernels
         self.shape = (-1, arch.num_kv_heads // groups.mesh.tp, arch.num_heads // arch.num_kv_heads + 2, D)
         self.qkv = ColumnParallelLinear(
-            arch.hidden_size, (arch.num_heads + 2 * arch.num_kv_heads) * D, bias=arch.qkv_bias, dtype=dtype,
+            arch.hidden_size,
+            (arch.num_heads + 2 * arch.num_kv_heads) * D,
+            bias=arch.qkv_bias,
+            dtype=dtype,
             groups=groups,
         )
         self.out = RowParallelLinear(
@@ -118,9 +121,7 @@ class FeedForward(nn.Module):
         self.activation = _ACTIVATIONS[arch.activation]
         width = arch.ffn_size * (2 if self.gated else 1)
         self.fc1 = ColumnParallelLinear(arch.hidden_size, width, bias=arch.ffn_bias, dtype=dtype, groups=groups)
-        self.fc2 = RowParallelLinear(
-            arch.ffn_size, arch.hidden_size, bias=arch.ffn_bias, dtype=dtype, groups=groups
-        )
+        self.fc2 = RowParallelLinear(arch.ffn_size, arch.hidden_size, bias=arch.ffn_bias, dtype=dtype, groups=groups)
 
     def forward(self, x_TH: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         hidden = self.fc1(x_TH)

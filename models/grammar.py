@@ -69,9 +69,7 @@ class Grammars:
         return compiled.deep_copy()
 
 
-def _make_tokenizer(
-    tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Sequence[int]
-) -> llguidance.LLTokenizer:
+def _make_tokenizer(tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Sequence[int]) -> llguidance.LLTokenizer:
     import llguidance
 
     known = vocab_size if isinstance(tokenizer, ByteTokenizer) else tokenizer.vocab_size

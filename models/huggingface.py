@@ -201,9 +201,9 @@ def _eos_ids(config: _Config, folder: Path) -> tuple[int, ...]:
     return tuple(dict.fromkeys(ids))
 
 
-def _rotary(config: _Config, *, default_heads: int | None, default_head_dim: int | None, default_max: int) -> dict[
-    str, Any
-]:
+def _rotary(
+    config: _Config, *, default_heads: int | None, default_head_dim: int | None, default_max: int
+) -> dict[str, Any]:
     """Read the fields of an `Architecture` that LLaMA, Mistral and Qwen share."""
     hidden, heads = config.integer("hidden_size"), config.positive("num_attention_heads")
     if config.get("partial_rotary_factor", 1.0) != 1.0:

@@ -22,8 +22,15 @@ class KVCache:
     """
 
     def __init__(
-        self, *, num_layers: int, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int,
-        dtype: torch.dtype, device: torch.device,
+        self,
+        *,
+        num_layers: int,
+        num_blocks: int,
+        block_size: int,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
         self.block_size = block_size
         self.num_blocks = num_blocks + 1

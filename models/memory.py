@@ -79,9 +79,7 @@ def weight_bytes(
     return elements * dtype_bytes
 
 
-def slot_bound(
-    arch: Architecture, parallel: ParallelConfig, hardware: Hardware, dtype_bytes: int
-) -> int:
+def slot_bound(arch: Architecture, parallel: ParallelConfig, hardware: Hardware, dtype_bytes: int) -> int:
     """Return the paper's B: how many sequences of `arch.max_position` tokens fit into the KV cache at once.
 
     Raises:
@@ -103,7 +101,11 @@ def block_count(
 
 
 def check_blocks(
-    arch: Architecture, parallel: ParallelConfig, hardware: Hardware, block_size: int, num_blocks: int,
+    arch: Architecture,
+    parallel: ParallelConfig,
+    hardware: Hardware,
+    block_size: int,
+    num_blocks: int,
     dtype_bytes: int,
 ) -> None:
     """Check that the `num_blocks` KV blocks that the config asks for fit.
@@ -134,8 +136,13 @@ def most_layers(
 
 
 def _fit(
-    arch: Architecture, parallel: ParallelConfig, hardware: Hardware, num_tokens: int, dtype_bytes: int,
-    content: str = "", key_to_lower: str = "model.max_model_len",
+    arch: Architecture,
+    parallel: ParallelConfig,
+    hardware: Hardware,
+    num_tokens: int,
+    dtype_bytes: int,
+    content: str = "",
+    key_to_lower: str = "model.max_model_len",
 ) -> int:
     """Return how many times the keys and values of `num_tokens` tokens fit beside the weights, on the fullest stage.
 

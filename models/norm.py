@@ -37,9 +37,7 @@ class LayerNorm(nn.Module):
         return F.layer_norm(x, self.shape, self.weight, self.bias, self.eps)
 
 
-def make_norm(
-    arch: Architecture, kernels: Kernels, *, dtype: torch.dtype, device: torch.device
-) -> RMSNorm | LayerNorm:
+def make_norm(arch: Architecture, kernels: Kernels, *, dtype: torch.dtype, device: torch.device) -> RMSNorm | LayerNorm:
     """Make the norm that `arch` names, over the hidden size."""
     if arch.norm == "rms":
         return RMSNorm(arch.hidden_size, arch.norm_eps, kernels, dtype=dtype, device=device)

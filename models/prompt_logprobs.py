@@ -21,9 +21,7 @@ class PendingLogprobs:
         num_tops: how many of the most probable tokens each row asks for.
     """
 
-    def __init__(
-        self, logits_RV: Tensor, rows: Sequence[int], tokens: Sequence[int], num_tops: Sequence[int]
-    ) -> None:
+    def __init__(self, logits_RV: Tensor, rows: Sequence[int], tokens: Sequence[int], num_tops: Sequence[int]) -> None:
         self._tokens = tokens
         self._num_tops = num_tops
         self._downloads = []

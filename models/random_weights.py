@@ -36,6 +36,7 @@ class RandomTensors:
             part = self._block(name, block, per_block)
             parts.append(part[max(rows.start - first, 0) : rows.stop - first, columns])
         return torch.cat(parts) if len(parts) > 1 else parts[0]
+
     def _block(self, name: str, block: int, per_block: int) -> torch.Tensor:
         if self._last is None or self._last[:2] != (name, block):
             digest = hashlib.blake2b(f"{self._seed}/{name}/{block}".encode(), digest_size=8).digest()

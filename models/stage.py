@@ -42,8 +42,17 @@ class Stage(nn.Module):
     """This rank's slice of a stage: the layers `layers` of the model, and their KV cache."""
 
     def __init__(
-        self, arch: Architecture, groups: Groups, layers: range, *, dtype: torch.dtype, attention: str,
-        num_blocks: int, block_size: int, replicate_embedding: bool = False, kernels: str = "auto",
+        self,
+        arch: Architecture,
+        groups: Groups,
+        layers: range,
+        *,
+        dtype: torch.dtype,
+        attention: str,
+        num_blocks: int,
+        block_size: int,
+        replicate_embedding: bool = False,
+        kernels: str = "auto",
     ) -> None:
         super().__init__()
         self.arch = arch
@@ -59,13 +68,24 @@ class Stage(nn.Module):
             if arch.position == "learned":
                 self.position_embedding = nn.Parameter(torch.empty(arch.max_position, H, dtype=dtype, device=device))
         self.cache = KVCache(
-            num_layers=len(layers), num_blocks=num_blocks, block_size=block_size,
-            num_kv_heads=arch.num_kv_heads // self.mesh.tp, head_dim=arch.head_dim, dtype=dtype, device=device,
+            num_layers=len(layers),
+            num_blocks=num_blocks,
+            block_size=block_size,
+            num_kv_heads=arch.num_kv_heads // self.mesh.tp,
+            head_dim=arch.head_dim,
+            dtype=dtype,
+            device=device,
         )
         own = make_kernels(kernels, dtype=dtype, device=device)
         self.attention = make_backend(
-            attention, own, block_size=block_size, num_blocks=self.cache.num_blocks, window=arch.sliding_window,
-            dtype=dtype, device=device, head_dim=arch.head_dim,
+            attention,
+            own,
+            block_size=block_size,
+            num_blocks=self.cache.num_blocks,
+            window=arch.sliding_window,
+            dtype=dtype,
+            device=device,
+            head_dim=arch.head_dim,
         )
         self.decoder = nn.ModuleList(DecoderLayer(arch, groups, self.attention, own, dtype=dtype) for _ in layers)
         self.rope = RotaryEmbedding(arch, dtype=dtype, device=device) if arch.position == "rope" else None

@@ -99,9 +99,7 @@ def _norm_pieces(name: str, norm: nn.Module) -> Iterator[Piece]:
         yield Piece(f"{name}.{kind}", parameter[None])
 
 
-def _layer_pieces(
-    layer: DecoderLayer, names: Names, prefix: str, arch: Architecture, mesh: Mesh
-) -> Iterator[Piece]:
+def _layer_pieces(layer: DecoderLayer, names: Names, prefix: str, arch: Architecture, mesh: Mesh) -> Iterator[Piece]:
     K, G, D, H = arch.num_kv_heads // mesh.tp, arch.num_heads // arch.num_kv_heads, arch.head_dim, arch.hidden_size
     rank, transposed = mesh.tp_rank, names.transposed
     attention, ffn = layer.attention, layer.ffn

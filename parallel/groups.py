@@ -104,8 +104,12 @@ class Groups:
         _bind_to(rendezvous.host or urlsplit(rendezvous.init_method).hostname or "127.0.0.1")
         try:
             dist.init_process_group(
-                backend, init_method=rendezvous.init_method or None, store=store, rank=mesh.rank,
-                world_size=mesh.world_size, timeout=timeout,
+                backend,
+                init_method=rendezvous.init_method or None,
+                store=store,
+                rank=mesh.rank,
+                world_size=mesh.world_size,
+                timeout=timeout,
             )
             parallel_state.initialize_model_parallel(
                 mesh.tp, mesh.pp, create_gloo_process_groups=False, distributed_timeout_minutes=timeout_s / 60

@@ -74,8 +74,14 @@ class RowParallelLinear(tensor_parallel.RowParallelLinear):
 
     def __init__(self, in_size: int, out_size: int, *, bias: bool, dtype: torch.dtype, groups: Groups) -> None:
         super().__init__(
-            in_size, out_size, config=_config(groups, dtype), init_method=_no_init, bias=bias, input_is_parallel=True,
-            skip_bias_add=False, tp_group=groups.tp,
+            in_size,
+            out_size,
+            config=_config(groups, dtype),
+            init_method=_no_init,
+            bias=bias,
+            input_is_parallel=True,
+            skip_bias_add=False,
+            tp_group=groups.tp,
         )
         _forget_group(self)
         self._groups = groups
@@ -100,8 +106,11 @@ class VocabParallelEmbedding(tensor_parallel.VocabParallelEmbedding):
 
     def __init__(self, vocab_size: int, hidden_size: int, *, dtype: torch.dtype, groups: Groups) -> None:
         super().__init__(
-            padded_vocab(vocab_size, groups.mesh.tp), hidden_size, init_method=_no_init,
-            config=_config(groups, dtype), tp_group=groups.tp,
+            padded_vocab(vocab_size, groups.mesh.tp),
+            hidden_size,
+            init_method=_no_init,
+            config=_config(groups, dtype),
+            tp_group=groups.tp,
         )
         _forget_group(self)
         self._groups = groups
@@ -129,9 +138,7 @@ class LMHead(ColumnParallelLinear):
     """Maps [R, H] to logits [R, V] in float32. Every rank gathers the whole vocabulary and drops its padding."""
 
     def __init__(self, hidden_size: int, vocab_size: int, *, dtype: torch.dtype, groups: Groups) -> None:
-        super().__init__(
-            hidden_size, padded_vocab(vocab_size, groups.mesh.tp), bias=False, dtype=dtype, groups=groups
-        )
+        super().__init__(hidden_size, padded_vocab(vocab_size, groups.mesh.tp), bias=False, dtype=dtype, groups=groups)
         self.vocab_size = vocab_size
         self._groups = groups
 

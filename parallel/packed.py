@@ -57,15 +57,19 @@ class PackedWeight:
     def _has_work_for_all_threads(self) -> bool:
         return self._out_size >= _BLOCKS_A_THREAD * _OUTPUTS * torch.get_num_threads()
 
-    def _few_rows(
-        self, x: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None
-    ) -> torch.Tensor:
+    def _few_rows(self, x: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None) -> torch.Tensor:
         x, out = x.contiguous(), x.new_empty(len(x), self._out_size)
         if residual is not None:
             residual = residual.contiguous()
         _product()(
-            x.data_ptr(), self._address, None if bias is None else bias.data_ptr(),
-            None if residual is None else residual.data_ptr(), out.data_ptr(), len(x), self._in_size, self._out_size,
+            x.data_ptr(),
+            self._address,
+            None if bias is None else bias.data_ptr(),
+            None if residual is None else residual.data_ptr(),
+            out.data_ptr(),
+            len(x),
+            self._in_size,
+            self._out_size,
         )
         return out
 

@@ -92,9 +92,7 @@ class SharedMemory:
         R, V = x_RV.shape
         x_RV = x_RV.contiguous()
         out = x_RV.new_empty(R, self._size * V)
-        self._check(
-            self._library.all_gather(*self._common, x_RV.data_ptr(), R, V, self._timeout_s, out.data_ptr())
-        )
+        self._check(self._library.all_gather(*self._common, x_RV.data_ptr(), R, V, self._timeout_s, out.data_ptr()))
         return out
 
     def end(self) -> None:

@@ -45,7 +45,11 @@ def check_parallel(arch: Architecture, parallel: ParallelConfig) -> None:
 
 
 def split_layers(
-    arch: Architecture, pp: int, layers: tuple[int, ...] | None, *, speeds: Sequence[float] | None = None,
+    arch: Architecture,
+    pp: int,
+    layers: tuple[int, ...] | None,
+    *,
+    speeds: Sequence[float] | None = None,
     most: Sequence[int] | None = None,
 ) -> list[range]:
     """Return the layers of each stage, as consecutive ranges of layer indices.

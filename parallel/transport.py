@@ -31,7 +31,11 @@ class Arrival:
     """A receive that has been posted."""
 
     def __init__(
-        self, slice_: torch.Tensor, work: dist.Work, shape: tuple[int, int], groups: Groups,
+        self,
+        slice_: torch.Tensor,
+        work: dist.Work,
+        shape: tuple[int, int],
+        groups: Groups,
         stream: torch.cuda.Stream | None,
     ) -> None:
         self._slice = slice_

@@ -110,8 +110,14 @@ def tokens(task: Task) -> Iterator[Row]:
     }  # fmt: skip
     families: list[transformers.PretrainedConfig] = [
         transformers.GPT2Config(
-            vocab_size=512, n_embd=256, n_layer=4, n_head=4, n_positions=512, initializer_range=0.1,
-            bos_token_id=0, eos_token_id=0,
+            vocab_size=512,
+            n_embd=256,
+            n_layer=4,
+            n_head=4,
+            n_positions=512,
+            initializer_range=0.1,
+            bos_token_id=0,
+            eos_token_id=0,
         ),
         transformers.LlamaConfig(**common),
         transformers.MistralConfig(**common, sliding_window=40),

@@ -37,9 +37,7 @@ def goals(task: Task) -> Iterator[Row]:
     yield from _measure("goals", task, stage, with_graphs(stage).forward)
 
 
-def _measure(
-    part: str, task: Task, stage: Stage, forward: Callable[[StageInputs], torch.Tensor]
-) -> Iterator[Row]:
+def _measure(part: str, task: Task, stage: Stage, forward: Callable[[StageInputs], torch.Tensor]) -> Iterator[Row]:
     """Time chunks, decodes and both together; the last layer computes the rows that sample alone, as in a run."""
     arch, element = stage.arch, dtype_of(task.device).itemsize
     gemm, bandwidth = task.value("floor", GEMM), task.value("floor", BANDWIDTH)

@@ -42,7 +42,12 @@ class Space(Generic[C]):
 
 
 def fit(
-    space: Space[C], start: C, predict: Callable[[C], Array], seconds: Array, *, weights: Array | None = None,
+    space: Space[C],
+    start: C,
+    predict: Callable[[C], Array],
+    seconds: Array,
+    *,
+    weights: Array | None = None,
     steps: int = 40,
 ) -> tuple[C, float]:
     """Fit predictions to `seconds`; returns the config and its loss, the mean Huber loss of the log ratios.

@@ -194,9 +194,7 @@ def read_send(folder: Path, *, between_nodes: bool) -> dict[str, list[Message]]:
     return _messages(found, "send_recv")
 
 
-def _messages(
-    found: Mapping[str, Iterable[tuple[int, int, dict[str, str]]]], column: str
-) -> dict[str, list[Message]]:
+def _messages(found: Mapping[str, Iterable[tuple[int, int, dict[str, str]]]], column: str) -> dict[str, list[Message]]:
     by_file = {}
     for name, lines in found.items():
         timed = [

@@ -74,8 +74,17 @@ class Vidur:
         return run.stdout.strip()
 
     def simulate(
-        self, model: Model, pp: int, workload: Workload, *, policy: str, tokens: int, most_requests: int,
-        num_blocks: int, follow: bool, metrics: bool,
+        self,
+        model: Model,
+        pp: int,
+        workload: Workload,
+        *,
+        policy: str,
+        tokens: int,
+        most_requests: int,
+        num_blocks: int,
+        follow: bool,
+        metrics: bool,
     ) -> tuple[npt.NDArray[np.float64], float]:
         """Simulate; returns [requests, 3], arrival, first token and end in simulated seconds, and the CPU seconds."""
         trace = self._scratch / "trace.csv"

@@ -42,7 +42,6 @@ class Keys:
         matches = [hmac.compare_digest(given.strip().encode(), key) for key in self._keys]
         return f"{_NAME}{matches.index(True)}" if scheme.lower() == "bearer" and any(matches) else None
 
-
     def mark(self, holder: str) -> str:
         """Return what stands for the key of that name in a file, also after keys were added or removed. Nobody can tell
         the key from it. "" stands for none."""

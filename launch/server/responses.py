@@ -57,9 +57,7 @@ class ResponseAnswer(Answer):
     def whole(self, outputs: Sequence[CompletionOutput], prompts: PromptLogprobs) -> bytes:
         (output,) = outputs
         self._count_all(outputs)
-        return msgspec.json.encode(
-            self._body(_status(output.finish_reason), [self._message("completed", output.text)])
-        )
+        return msgspec.json.encode(self._body(_status(output.finish_reason), [self._message("completed", output.text)]))
 
     def _named(self, name: str, **fields: Any) -> bytes:
         body = msgspec.json.encode({"type": name, "sequence_number": self._sequence, **fields})

@@ -16,9 +16,7 @@ class AttentionBackend(Protocol):
         """Compute what the layers share for a micro-batch: slots and masks. Called once a micro-batch."""
         ...
 
-    def attend(
-        self, q_TKGD: torch.Tensor, keys_SKD: torch.Tensor, values_SKD: torch.Tensor, plan: Any
-    ) -> torch.Tensor:
+    def attend(self, q_TKGD: torch.Tensor, keys_SKD: torch.Tensor, values_SKD: torch.Tensor, plan: Any) -> torch.Tensor:
         """Compute one layer's attention: queries [T, K, G, D], with G query heads a KV head, to [T, K * G * D].
 
         The keys and values of this batch must be in the cache already.

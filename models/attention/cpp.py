@@ -69,13 +69,25 @@ class CppBackend:
         out = torch.empty_like(q_TKGD)
         for chunk in plan.chunks:
             self.kernels.attend_chunk(
-                q_TKGD[chunk.rows], keys_SKD, values_SKD, chunk.runs, begin=chunk.begin, start=chunk.start,
-                window=self.window, out_NKGD=out[chunk.rows],
+                q_TKGD[chunk.rows],
+                keys_SKD,
+                values_SKD,
+                chunk.runs,
+                begin=chunk.begin,
+                start=chunk.start,
+                window=self.window,
+                out_NKGD=out[chunk.rows],
             )
         if plan.decodes is not None:
             rows, decodes = plan.decodes.rows, plan.decodes.decodes
             self.kernels.attend_decodes(
-                q_TKGD[rows], keys_SKD, values_SKD, decodes.starts, decodes.tables, block_size=self.block_size,
-                window=self.window, out_BKGD=out[rows],
+                q_TKGD[rows],
+                keys_SKD,
+                values_SKD,
+                decodes.starts,
+                decodes.tables,
+                block_size=self.block_size,
+                window=self.window,
+                out_BKGD=out[rows],
             )
         return out.view(plan.num_tokens, -1)

@@ -154,14 +154,21 @@ def attend_chunks(
     for plan in plans:
         q = q_TKGD[plan.rows].reshape(-1, K * G, D).transpose(0, 1).unsqueeze(0)
         attended = F.scaled_dot_product_attention(
-            q, _read(keys_SKD, plan.slots), _read(values_SKD, plan.slots), attn_mask=plan.mask,
-            is_causal=plan.is_causal, enable_gqa=G > 1,
+            q,
+            _read(keys_SKD, plan.slots),
+            _read(values_SKD, plan.slots),
+            attn_mask=plan.mask,
+            is_causal=plan.is_causal,
+            enable_gqa=G > 1,
         )
         out[plan.rows].view(-1, K * G, D).copy_(attended[0].transpose(0, 1))
 
 
 def attend_decodes(
-    q_TKGD: torch.Tensor, keys_SKD: torch.Tensor, values_SKD: torch.Tensor, plan: list[SegmentPlan] | PaddedPlan,
+    q_TKGD: torch.Tensor,
+    keys_SKD: torch.Tensor,
+    values_SKD: torch.Tensor,
+    plan: list[SegmentPlan] | PaddedPlan,
     out: torch.Tensor,
 ) -> None:
     """Compute the attention of each decode into its row of `out`, [T, K * G * D].

@@ -14,8 +14,15 @@ from .xformers import XformersBackend, why_not, why_not_paged
 
 
 def make_backend(
-    name: str, kernels: Kernels, *, block_size: int, num_blocks: int, window: int | None, dtype: torch.dtype,
-    device: torch.device, head_dim: int,
+    name: str,
+    kernels: Kernels,
+    *,
+    block_size: int,
+    num_blocks: int,
+    window: int | None,
+    dtype: torch.dtype,
+    device: torch.device,
+    head_dim: int,
 ) -> AttentionBackend:
     """Make the backend `sdpa` or `xformers`. `auto` is xformers or the C++ one where it runs, else sdpa.
 
@@ -26,7 +33,11 @@ def make_backend(
         reason = why_not(dtype, device, head_dim)
         if reason is None:
             return XformersBackend(
-                block_size=block_size, num_blocks=num_blocks, window=window, dtype=dtype, device=device,
+                block_size=block_size,
+                num_blocks=num_blocks,
+                window=window,
+                dtype=dtype,
+                device=device,
                 paged=why_not_paged(dtype, device, head_dim, block_size) is None,
             )
         if name == "xformers":

@@ -55,7 +55,13 @@ class XformersBackend:
     """
 
     def __init__(
-        self, *, block_size: int, num_blocks: int, window: int | None, dtype: torch.dtype, device: torch.device,
+        self,
+        *,
+        block_size: int,
+        num_blocks: int,
+        window: int | None,
+        dtype: torch.dtype,
+        device: torch.device,
         paged: bool = False,
     ) -> None:
         self.paged = paged
@@ -93,8 +99,11 @@ class XformersBackend:
         most = int(starts.max()) // self.block_size + 1
         (blocks,) = upload([tables[:, :most].astype(np.int64).reshape(-1)], self.device)
         bias = PagedBlockDiagonalCausalWithOffsetPaddedKeysMask.from_seqlens(
-            [1] * len(starts), (starts + 1).tolist(), block_tables=blocks.to(torch.int32).view(len(starts), most),
-            page_size=self.block_size, device=self.device,
+            [1] * len(starts),
+            (starts + 1).tolist(),
+            block_tables=blocks.to(torch.int32).view(len(starts), most),
+            page_size=self.block_size,
+            device=self.device,
         )
         return PartPlan(slice(batch.num_chunk_tokens, batch.num_tokens), bias, is_paged=True)
 
@@ -130,9 +139,7 @@ class XformersBackend:
         return out
 
 
-def _attention(
-    q_TKGD: torch.Tensor, keys_SKD: torch.Tensor, values_SKD: torch.Tensor, part: PartPlan
-) -> torch.Tensor:
+def _attention(q_TKGD: torch.Tensor, keys_SKD: torch.Tensor, values_SKD: torch.Tensor, part: PartPlan) -> torch.Tensor:
     """Compute attention, [T, K * G * D]. Keys and values are expanded to their G query heads without a copy."""
     from xformers.ops import fmha
 

@@ -57,8 +57,13 @@ class CppKernels:
         return out
 
     def rotate_and_write(
-        self, qk_TKED: torch.Tensor, values_TKD: torch.Tensor, rope: tuple[torch.Tensor, torch.Tensor] | None,
-        slots_T: torch.Tensor, key_cache_SKD: torch.Tensor, value_cache_SKD: torch.Tensor,
+        self,
+        qk_TKED: torch.Tensor,
+        values_TKD: torch.Tensor,
+        rope: tuple[torch.Tensor, torch.Tensor] | None,
+        slots_T: torch.Tensor,
+        key_cache_SKD: torch.Tensor,
+        value_cache_SKD: torch.Tensor,
     ) -> torch.Tensor:
         T, K, E, D = qk_TKED.shape
         queries = qk_TKED.new_empty(T, K, E - 1, D)
@@ -67,15 +72,35 @@ class CppKernels:
         assert key_cache_SKD.stride()[::2] == value_cache_SKD.stride()[::2] == (D, 1)
         cos, sin = (None, None) if rope is None else (rope[0].data_ptr(), rope[1].data_ptr())
         self._library.rotate_and_write(
-            qk_TKED.data_ptr(), *qk_TKED.stride()[:2], values_TKD.data_ptr(), *values_TKD.stride()[:2], cos, sin,
-            slots_T.data_ptr(), key_cache_SKD.data_ptr(), value_cache_SKD.data_ptr(), key_cache_SKD.stride(1),
-            queries.data_ptr(), T, K, E - 1, D,
+            qk_TKED.data_ptr(),
+            *qk_TKED.stride()[:2],
+            values_TKD.data_ptr(),
+            *values_TKD.stride()[:2],
+            cos,
+            sin,
+            slots_T.data_ptr(),
+            key_cache_SKD.data_ptr(),
+            value_cache_SKD.data_ptr(),
+            key_cache_SKD.stride(1),
+            queries.data_ptr(),
+            T,
+            K,
+            E - 1,
+            D,
         )
         return queries
 
     def attend_decodes(
-        self, q_BKGD: torch.Tensor, keys_SKD: torch.Tensor, values_SKD: torch.Tensor, starts_B: np.ndarray,
-        tables_BM: np.ndarray, *, block_size: int, window: int, out_BKGD: torch.Tensor,
+        self,
+        q_BKGD: torch.Tensor,
+        keys_SKD: torch.Tensor,
+        values_SKD: torch.Tensor,
+        starts_B: np.ndarray,
+        tables_BM: np.ndarray,
+        *,
+        block_size: int,
+        window: int,
+        out_BKGD: torch.Tensor,
     ) -> None:
         """Compute the attention of B decodes into `out_BKGD`; it and `q_BKGD` are contiguous.
 
@@ -91,13 +116,34 @@ class CppKernels:
         assert tables_BM.flags.c_contiguous
         assert starts_B.flags.c_contiguous
         self._library.attend_decodes(
-            q_BKGD.data_ptr(), keys_SKD.data_ptr(), values_SKD.data_ptr(), keys_SKD.stride(1), starts_B.ctypes.data,
-            tables_BM.ctypes.data, tables_BM.shape[1], block_size, window, out_BKGD.data_ptr(), B, K, G, D, D**-0.5,
+            q_BKGD.data_ptr(),
+            keys_SKD.data_ptr(),
+            values_SKD.data_ptr(),
+            keys_SKD.stride(1),
+            starts_B.ctypes.data,
+            tables_BM.ctypes.data,
+            tables_BM.shape[1],
+            block_size,
+            window,
+            out_BKGD.data_ptr(),
+            B,
+            K,
+            G,
+            D,
+            D**-0.5,
         )
 
     def attend_chunk(
-        self, q_NKGD: torch.Tensor, keys_SKD: torch.Tensor, values_SKD: torch.Tensor, runs: np.ndarray, *, begin: int,
-        start: int, window: int, out_NKGD: torch.Tensor,
+        self,
+        q_NKGD: torch.Tensor,
+        keys_SKD: torch.Tensor,
+        values_SKD: torch.Tensor,
+        runs: np.ndarray,
+        *,
+        begin: int,
+        start: int,
+        window: int,
+        out_NKGD: torch.Tensor,
     ) -> None:
         """Compute the attention of a chunk of N tokens into `out_NKGD`; it and `q_NKGD` are contiguous.
 
@@ -109,6 +155,18 @@ class CppKernels:
         assert out_NKGD.is_contiguous()
         assert keys_SKD.stride()[::2] == values_SKD.stride()[::2] == (D, 1)
         self._library.attend_chunk(
-            q_NKGD.data_ptr(), keys_SKD.data_ptr(), values_SKD.data_ptr(), keys_SKD.stride(1), runs.ctypes.data, begin,
-            start, N, window, out_NKGD.data_ptr(), K, G, D, D**-0.5,
+            q_NKGD.data_ptr(),
+            keys_SKD.data_ptr(),
+            values_SKD.data_ptr(),
+            keys_SKD.stride(1),
+            runs.ctypes.data,
+            begin,
+            start,
+            N,
+            window,
+            out_NKGD.data_ptr(),
+            K,
+            G,
+            D,
+            D**-0.5,
         )

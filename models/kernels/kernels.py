@@ -26,8 +26,13 @@ class Kernels(Protocol):
         ...
 
     def rotate_and_write(
-        self, qk_TKED: torch.Tensor, values_TKD: torch.Tensor, rope: tuple[torch.Tensor, torch.Tensor] | None,
-        slots_T: torch.Tensor, key_cache_SKD: torch.Tensor, value_cache_SKD: torch.Tensor,
+        self,
+        qk_TKED: torch.Tensor,
+        values_TKD: torch.Tensor,
+        rope: tuple[torch.Tensor, torch.Tensor] | None,
+        slots_T: torch.Tensor,
+        key_cache_SKD: torch.Tensor,
+        value_cache_SKD: torch.Tensor,
     ) -> torch.Tensor:
         """Rotate queries and keys by position, and write keys and values to their slots of the cache.
 
@@ -52,8 +57,13 @@ class TorchKernels:
         return F.silu(gate).mul_(up)
 
     def rotate_and_write(
-        self, qk_TKED: torch.Tensor, values_TKD: torch.Tensor, rope: tuple[torch.Tensor, torch.Tensor] | None,
-        slots_T: torch.Tensor, key_cache_SKD: torch.Tensor, value_cache_SKD: torch.Tensor,
+        self,
+        qk_TKED: torch.Tensor,
+        values_TKD: torch.Tensor,
+        rope: tuple[torch.Tensor, torch.Tensor] | None,
+        slots_T: torch.Tensor,
+        key_cache_SKD: torch.Tensor,
+        value_cache_SKD: torch.Tensor,
     ) -> torch.Tensor:
         if rope is not None:
             qk_TKED = rotate(qk_TKED, *rope)

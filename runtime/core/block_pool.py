@@ -22,9 +22,7 @@ class BlockPool:
     count as free. They are evicted when there is no other free block.
     """
 
-    def __init__(
-        self, num_blocks: int, block_size: int, lane_blocks: int = 1, *, prefix_caching: bool = False
-    ) -> None:
+    def __init__(self, num_blocks: int, block_size: int, lane_blocks: int = 1, *, prefix_caching: bool = False) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.num_free = num_blocks

@@ -32,10 +32,19 @@ class AnalyticOperators:
     """
 
     def __init__(
-        self, arch: Architecture, tp: int, costs: CostsConfig, dtype_bytes: int, *,
-        cluster: ClusterConfig | None = None, between_racks: bool = False, replicate_embedding: bool = False,
-        attention: AttentionKernels = "flashinfer", launch: Literal["graphs", "eager"] = "graphs",
-        expert_parallel: bool = False, expert_skew: float = 0.0,
+        self,
+        arch: Architecture,
+        tp: int,
+        costs: CostsConfig,
+        dtype_bytes: int,
+        *,
+        cluster: ClusterConfig | None = None,
+        between_racks: bool = False,
+        replicate_embedding: bool = False,
+        attention: AttentionKernels = "flashinfer",
+        launch: Literal["graphs", "eager"] = "graphs",
+        expert_parallel: bool = False,
+        expert_skew: float = 0.0,
     ) -> None:
         H, D, N, K = arch.hidden_size, arch.head_dim, arch.num_heads // tp, max(1, arch.num_kv_heads // tp)
         ffn, gate = arch.ffn_size if expert_parallel else arch.ffn_size // tp, 2 if arch.gated_ffn else 1

@@ -83,9 +83,9 @@ class AttentionCost:
 
     def decodes(self, requests: int, context: float) -> float:
         """Return the seconds for `requests` decodes, whose contexts sum to `context` tokens."""
-        overhead, per_token, split, per_split_token, max_block_tokens = (
-            self._parts_by_number.get(requests) or self._decode_parts(requests)
-        )
+        overhead, per_token, split, per_split_token, max_block_tokens = self._parts_by_number.get(
+            requests
+        ) or self._decode_parts(requests)
         mean = context / requests
         whole = overhead + per_token * mean
         if split == math.inf:

@@ -61,9 +61,17 @@ def make_operators(
         raise ConfigError(f"simulation.launch=eager: no times of such an engine are known on hardware={hardware.name}")
     element = dtype_bytes(config.model, hardware.device)
     return _analytic(
-        arch, config.parallel.tp, hardware.costs, element, cluster=config.cluster, between_racks=between_racks,
-        replicate_embedding=replicate_embedding, attention=hardware.attention, launch=simulation.launch,
-        expert_parallel=config.parallel.expert_parallel, expert_skew=simulation.expert_skew,
+        arch,
+        config.parallel.tp,
+        hardware.costs,
+        element,
+        cluster=config.cluster,
+        between_racks=between_racks,
+        replicate_embedding=replicate_embedding,
+        attention=hardware.attention,
+        launch=simulation.launch,
+        expert_parallel=config.parallel.expert_parallel,
+        expert_skew=simulation.expert_skew,
     )
 
 
@@ -119,6 +127,10 @@ def _measured(config: SimulateConfig, arch: Architecture) -> Measured | None:
         return None
     dtype = resolve_dtype(config.model, config.hardware.device)
     return read_measured(
-        simulation.profile, arch, pp=parallel.pp, tp=parallel.tp, dtype=dtype,
+        simulation.profile,
+        arch,
+        pp=parallel.pp,
+        tp=parallel.tp,
+        dtype=dtype,
         devices_per_node=config.cluster.devices_per_node,
     )

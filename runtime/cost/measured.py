@@ -129,9 +129,7 @@ def _read(path: Path, key: str, hardware: str, num_bytes: int) -> Measured:
     return Measured(hardware, operators, stage_error(operators, layers, stages))
 
 
-def measured_host(
-    samples: Sequence[OperatorSample], layers: Sequence[int], stages: Sequence[StageSample]
-) -> HostTimes:
+def measured_host(samples: Sequence[OperatorSample], layers: Sequence[int], stages: Sequence[StageSample]) -> HostTimes:
     """Return what a profile shows of the host, by the description that constants have too.
 
     What kernels take longer in the pipeline than in place is `stretch`, as of constants. `row` is 0, since the LM

@@ -135,9 +135,7 @@ class StageCosts:
 
     def scaled(self, scale: float) -> StageCosts:
         """Return the same stages with every time `scale` times as long as by their operators."""
-        return StageCosts(
-            self.layers, self.operators, host=self._counts_host, last_layer=self.last_layer, scale=scale
-        )
+        return StageCosts(self.layers, self.operators, host=self._counts_host, last_layer=self.last_layer, scale=scale)
 
     def with_operators(self, operators: Sequence[Operators]) -> StageCosts:
         """Return stages of as many layers by other operators, one of each stage."""

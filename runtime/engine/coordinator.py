@@ -83,9 +83,7 @@ class Coordinator:
         self.clock = pipeline.clock
         self.epoch = epoch
         limits = scheduler.limits
-        self.record = RunRecord(
-            pipeline.num_stages, pipeline.num_blocks, batch=limits.batch, depth=limits.depth.most
-        )
+        self.record = RunRecord(pipeline.num_stages, pipeline.num_blocks, batch=limits.batch, depth=limits.depth.most)
         self._num_stages = pipeline.num_stages
         self._on_fewer_stages = on_fewer_stages
         self._stop_check = stop_check

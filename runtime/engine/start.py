@@ -35,6 +35,4 @@ def start_pipeline(
         smaller, new = plan_fewer_stages(config, plan, num_stages)
         return make_setup(smaller, replace(new, limits=plan.limits))
 
-    return RemotePipeline(
-        starter, config.parallel, config.hardware, config.cluster, setup, on_progress, fewer_stages
-    )
+    return RemotePipeline(starter, config.parallel, config.hardware, config.cluster, setup, on_progress, fewer_stages)

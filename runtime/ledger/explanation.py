@@ -34,9 +34,7 @@ class Outcome:
 
     def advice(self, metric: str) -> Advice:
         """Return what the change does to one metric."""
-        return Advice(
-            self.change, self.overrides, self.command, metric, self.saves[metric], self.note, self.is_trade
-        )
+        return Advice(self.change, self.overrides, self.command, metric, self.saves[metric], self.note, self.is_trade)
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,9 +34,7 @@ def _of_split_stages(
     split: Mapping[int, list[int]], places: Mapping[int, Place], hosts: Mapping[int, str], tp: int,
     cluster: ClusterConfig,
 ) -> list[str]:  # fmt: skip
-    stages = "; ".join(
-        f"stage {stage} on {', '.join(hosts[rank] for rank in ranks)}" for stage, ranks in split.items()
-    )
+    stages = "; ".join(f"stage {stage} on {', '.join(hosts[rank] for rank in ranks)}" for stage, ranks in split.items())
     lines = [
         f"stages over several nodes ({stages}): each of their all-reduces crosses the network; a smaller parallel.tp, "
         "with more stages, keeps each stage on a node"

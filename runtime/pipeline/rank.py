@@ -279,9 +279,7 @@ class _ServingRank:
         ready, begin, end = (self.clock.seconds(moment) for moment in (done.free, done.begin, done.end))
         arrived = done.heard if done.arrived is None else self.clock.seconds(done.arrived)
         number = done.message.micro_batch
-        span = Span(
-            number, self.mesh.stage, ready, min(max(ready, arrived), begin), begin, end, max(end, done.sent)
-        )
+        span = Span(number, self.mesh.stage, ready, min(max(ready, arrived), begin), begin, end, max(end, done.sent))
         sampled = None if done.sampled is None else done.sampled.read()
         self.client.send(encoder.encode(MicroBatchResult(done.message.epoch, number, [span], sampled)))
 

@@ -127,9 +127,7 @@ class RemotePipeline:
     def _late(self, ranks: set[int], what: str) -> PipelineError:
         limit = self._parallel.start_timeout_s
         names = ", ".join(map(self._name, sorted(ranks)))
-        return PipelineError(
-            f"{names} {what} parallel.start_timeout_s={limit:g}; raise it if that takes longer here"
-        )
+        return PipelineError(f"{names} {what} parallel.start_timeout_s={limit:g}; raise it if that takes longer here")
 
     def _name(self, rank: int) -> str:
         return f"rank {rank} (stage {rank // self._parallel.tp})"

@@ -81,7 +81,12 @@ def plan_profile(config: ProfileConfig) -> ProfilePlan:
 
 
 def _setup(
-    config: ProfileConfig, arch: Architecture, stages: int, num_layers: int, threads: int, points: Sequence[Point],
+    config: ProfileConfig,
+    arch: Architecture,
+    stages: int,
+    num_layers: int,
+    threads: int,
+    points: Sequence[Point],
     replicate_embedding: bool,
 ) -> Setup:
     block = config.cache.block_size

@@ -77,9 +77,7 @@ def fault_parts(faults: Sequence[Mapping[str, Any]]) -> Chart:
         for name, colour in [*((name, series_colour(n)) for n, name in enumerate(names)), *_AFTER.items()]
         if any(row.get(name, 0.0) > 0 for row in rows)
     ]
-    labels = tuple(
-        f"{fault.get('run', number)}: {fault['time']:,.1f} s" for number, fault in enumerate(faults, 1)
-    )
+    labels = tuple(f"{fault.get('run', number)}: {fault['time']:,.1f} s" for number, fault in enumerate(faults, 1))
     title = "Parts of each fault and its repair"
     if num_faults > _MAX_BARS:
         title = f"Parts of the first {_MAX_BARS} of {num_faults:,} faults and their repairs"

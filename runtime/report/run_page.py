@@ -257,7 +257,7 @@ def _of_requests(record: RunRecord, ledger: Ledger, summary: Mapping[str, Any], 
     """Render the sections on latencies and requests."""
     latencies = _latency_table(summary) + figures(charts.latency_histograms(run))
     return (
-        f'<section>\n  <h2>Latency</h2>\n{latencies}\n</section>\n\n<section>\n  <h2>Requests</h2>\n'
+        f"<section>\n  <h2>Latency</h2>\n{latencies}\n</section>\n\n<section>\n  <h2>Requests</h2>\n"
         f'  <p class="hint">{_requests_note(record)}</p>\n  <div class="scroll tall">\n{_requests(record, ledger)}\n'
         "  </div>\n</section>"
     )

@@ -48,8 +48,7 @@ def request_rows(record: RunRecord, ledger: Ledger, blame: Blame) -> tuple[list[
     record."""
     costs = [np.round(1e3 * charges.cost, 3).tolist() for charges in (blame.ttft, blame.tbt)]
     rows = [
-        [*_row_of(request, ledger, ledger.t0), *cost]
-        for request, *cost in zip(record.requests, *costs, strict=True)
+        [*_row_of(request, ledger, ledger.t0), *cost] for request, *cost in zip(record.requests, *costs, strict=True)
     ]
     return [*_HEADER, "cost_others_ttft_ms", "cost_others_tbt_ms"], rows
 

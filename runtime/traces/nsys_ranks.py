@@ -151,7 +151,7 @@ def _ranges(export: NsysExport, is_wanted: Callable[[str], bool]) -> dict[int, l
     registered = "(SELECT value FROM StringIds WHERE id = n.textId)" if export.has(table, "textId") else "NULL"
     data = "CAST(n.binaryData AS BLOB)" if export.has(table, "binaryData") else "NULL"
     rows = export.each(
-        f'SELECT n.start, n."end", n.globalTid, COALESCE({own}, {registered}, \'\'), {data} FROM {table} n '
+        f"SELECT n.start, n.\"end\", n.globalTid, COALESCE({own}, {registered}, ''), {data} FROM {table} n "
         f'WHERE n.eventType IN {_RANGES} AND n."end" IS NOT NULL ORDER BY n.start'
     )
     by_process: dict[int, list[NvtxRange]] = defaultdict(list)

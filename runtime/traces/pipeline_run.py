@@ -88,9 +88,7 @@ def _one_rank_a_stage(traces: Sequence[RankTrace], notes: list[str]) -> list[Ran
         lanes.setdefault(trace.stage, trace)
     for stage in range(max(lanes)):
         if stage not in lanes:
-            raise ConfigError(
-                f"no trace of stage {stage}, though one of stage {max(lanes)}: give those of all stages"
-            )
+            raise ConfigError(f"no trace of stage {stage}, though one of stage {max(lanes)}: give those of all stages")
     beside = len(staged) - len(lanes)
     if beside:
         ranks = ", ".join(str(trace.rank) for trace in sorted(lanes.values(), key=lambda trace: trace.rank))

@@ -324,7 +324,6 @@ UNNAMED = """return [...document.querySelectorAll("button, input, textarea, canv
   .map(one => one.outerHTML)"""
 
 
-
 def record(server: Server, seconds: str = "1", headers: dict[str, str] = KEY) -> httpx2.Response:
     return httpx2.post(f"{server.url}/record?seconds={seconds}", headers=headers, timeout=60)
 

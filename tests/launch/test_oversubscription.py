@@ -25,9 +25,7 @@ from gapless.parallel.openmp import others_running, waiting
         (2, None, 2, 2.0, "2.0 processes already want the 2 cores of this machine, so that times will vary"),
     ],
 )  # fmt: skip
-def test_what_is_short_is_said(
-    ranks: int, threads: int | None, cores: int, load: float, expected: str | None
-) -> None:
+def test_what_is_short_is_said(ranks: int, threads: int | None, cores: int, load: float, expected: str | None) -> None:
     assert oversubscription._hint(ranks, threads, cores, load) == expected
 
 

@@ -140,9 +140,7 @@ def test_what_is_missing_is_measured_in_rounds() -> None:
     (["check=none"], "check=none: no profile there (profile.yaml); gapless profile makes one"),
     (["sampls=3"], "sampls: unknown key; did you mean 'samples'?"),
 ])  # fmt: skip
-def test_mistakes_are_one_line(
-    overrides: list[str], line: str, here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_mistakes_are_one_line(overrides: list[str], line: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["profile", *overrides]) == 2
     told = capsys.readouterr().err
     assert told.startswith(f"gapless: error: {line}")

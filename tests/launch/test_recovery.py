@@ -127,9 +127,7 @@ def test_what_hangs_raises_or_is_cut_off_recovers_too(
     Ledger(llm.record).check()
 
 
-def test_faults_come_during_a_repair(
-    two_stages: tuple[LLM, ProcessLauncher], expected: list[list[int]]
-) -> None:
+def test_faults_come_during_a_repair(two_stages: tuple[LLM, ProcessLauncher], expected: list[list[int]]) -> None:
     llm, launcher = two_stages
 
     def again() -> None:

@@ -427,8 +427,13 @@ def test_keys_chats_a_full_queue_and_a_drain(tmp_path: Path) -> None:
     (tmp_path / "keys").write_text("other\nright\n")
     shutil.copytree(SHIPPED, tmp_path / "model")
     (tmp_path / "model/chat_template.jinja").write_text(CHAT)
-    overrides = ("model=./model", "serve.api_keys=[@keys]", "serve.max_waiting=3", "serve.model_name=mine",
-                 "serve.isolate_keys=true")
+    overrides = (
+        "model=./model",
+        "serve.api_keys=[@keys]",
+        "serve.max_waiting=3",
+        "serve.model_name=mine",
+        "serve.isolate_keys=true",
+    )
     with serving(tmp_path, *overrides) as server:
         assert httpx2.get(f"{server.url}/v1/models").status_code == 401
         wrong = httpx2.get(f"{server.url}/v1/models", headers={"authorization": "Bearer wrong"})

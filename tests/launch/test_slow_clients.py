@@ -100,9 +100,7 @@ def test_500_clients_that_send_a_byte_at_a_time_hold_up_nobody(server: Server) -
 
 
 @pytest.mark.parametrize(("status", "megabytes", "pause_s"), [(408, 20, 0.05), (413, 40, 0.0)])
-def test_a_client_that_still_sends_gets_its_answer(
-    server: Server, status: int, megabytes: int, pause_s: float
-) -> None:
+def test_a_client_that_still_sends_gets_its_answer(server: Server, status: int, megabytes: int, pause_s: float) -> None:
     """It sends on for 0.3 s after the answer has come, before it reads. Soon after that, its connection is closed."""
     sock = connect(server)
     reader = selectors.DefaultSelector()

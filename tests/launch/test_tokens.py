@@ -69,9 +69,7 @@ class Reference:
     sampled: list[list[int]]
 
 
-def start(
-    folder: Path, layout: str, num_blocks: int, launcher: RayLauncher | None, prefix_caching: bool = True
-) -> LLM:
+def start(folder: Path, layout: str, num_blocks: int, launcher: RayLauncher | None, prefix_caching: bool = True) -> LLM:
     pp, tp = LAYOUTS[layout]
     config = EngineConfig(
         model=ModelConfig(weights=str(folder), tokenizer="none"),

@@ -203,9 +203,7 @@ def test_a_policy_that_meets_the_slo_at_no_rate_is_named_beside_one_that_does(
     (["capacity", "max_seeds=2"], "max_seeds=2: must be null or 3 (seeds) to 60"),
     (["capacity", "seeds=0"], "seeds=0: must be 1 to 30"),
 ])  # fmt: skip
-def test_each_error_is_one_line(
-    arguments: list[str], line: str, here: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_each_error_is_one_line(arguments: list[str], line: str, here: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 2
     assert capfd.readouterr() == ("", f"gapless: error: {line}\n")
     assert not list(here.iterdir())

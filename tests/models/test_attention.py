@@ -90,7 +90,10 @@ def test_xformers_plan_sees_what_sdpa_sees(batch: RaggedBatch, window: int | Non
         k, v = (x if part.gather is None else x[part.gather] for x in (keys, values))
         mask = part.bias.materialize((part.rows.stop - part.rows.start, len(k)))
         out = F.scaled_dot_product_attention(
-            q[part.rows].flatten(1, 2).transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1), attn_mask=mask,
+            q[part.rows].flatten(1, 2).transpose(0, 1),
+            k.transpose(0, 1),
+            v.transpose(0, 1),
+            attn_mask=mask,
             enable_gqa=True,
         )
         torch.testing.assert_close(out.transpose(0, 1).reshape(-1, K * G * D), expected[part.rows])
@@ -120,7 +123,10 @@ def test_xformers_reads_scattered_decodes_by_their_block_tables(batch: RaggedBat
         mask = part.bias.materialize((len(decodes), tables.numel() * BLOCK))
         k, v = keys[: mask.shape[1]], values[: mask.shape[1]]
         out = F.scaled_dot_product_attention(
-            q[part.rows].flatten(1, 2).transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1), attn_mask=mask,
+            q[part.rows].flatten(1, 2).transpose(0, 1),
+            k.transpose(0, 1),
+            v.transpose(0, 1),
+            attn_mask=mask,
             enable_gqa=True,
         )
         torch.testing.assert_close(out.transpose(0, 1).reshape(-1, K * G * D), expected[part.rows])
@@ -177,7 +183,13 @@ def test_cuda_gives_what_the_cpu_gives(batch: RaggedBatch, name: str) -> None:
     expected = cpu.attend(q, keys, values, cpu.plan(batch))
     device = torch.device("cuda")
     backend = make_backend(
-        name, TorchKernels(), block_size=BLOCK, num_blocks=10, window=None, dtype=torch.bfloat16, device=device,
+        name,
+        TorchKernels(),
+        block_size=BLOCK,
+        num_blocks=10,
+        window=None,
+        dtype=torch.bfloat16,
+        device=device,
         head_dim=D,
     )
     q, keys, values = (x.to(device, torch.bfloat16) for x in (q, keys, values))

@@ -20,7 +20,12 @@ LLAMA: dict[str, Any] = {
     "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
 GPT2: dict[str, Any] = {
-    "architectures": ["GPT2LMHeadModel"], "vocab_size": 100, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64
+    "architectures": ["GPT2LMHeadModel"],
+    "vocab_size": 100,
+    "n_embd": 32,
+    "n_layer": 2,
+    "n_head": 4,
+    "n_positions": 64,
 }
 
 

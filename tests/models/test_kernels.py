@@ -82,9 +82,7 @@ def batches(draw: st.DrawFn) -> tuple[RaggedBatch, int]:
     window=st.sampled_from([None, 1, 5, 130]), seed=st.integers(0, 99),
 )  # fmt: skip
 @settings(max_examples=60, deadline=None)
-def test_attention(
-    found: tuple[RaggedBatch, int], heads: tuple[int, int, int], window: int | None, seed: int
-) -> None:
+def test_attention(found: tuple[RaggedBatch, int], heads: tuple[int, int, int], window: int | None, seed: int) -> None:
     """Over chunks and decodes, pages in any order, groups of queries, head sizes and windows."""
     (batch, blocks), (K, G, D) = found, heads
     torch.manual_seed(seed)

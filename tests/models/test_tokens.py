@@ -41,9 +41,7 @@ FAMILIES: dict[str, transformers.PretrainedConfig] = {
     "llama-llama3": transformers.LlamaConfig(**COMMON, rope_parameters=LLAMA3),
     "mistral-window": transformers.MistralConfig(**COMMON | {"num_key_value_heads": 2}, sliding_window=9),
     "qwen2": transformers.Qwen2Config(**COMMON | {"num_key_value_heads": 2, "tie_word_embeddings": True}),
-    "qwen2-window": transformers.Qwen2Config(
-        **COMMON, use_sliding_window=True, sliding_window=6, max_window_layers=0
-    ),
+    "qwen2-window": transformers.Qwen2Config(**COMMON, use_sliding_window=True, sliding_window=6, max_window_layers=0),
     "qwen3": transformers.Qwen3Config(**COMMON | {"num_key_value_heads": 2}, head_dim=16),
 }
 
@@ -99,13 +97,9 @@ def job(out: Path, **over: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("chunks", "scattered"), [([64], False), ([7], True), ([5, 3], False), ([1, 10, 2], True)]
-)
+@pytest.mark.parametrize(("chunks", "scattered"), [([64], False), ([7], True), ([5, 3], False), ([1, 10, 2], True)])
 @pytest.mark.parametrize("name", FAMILIES)
-def test_one_rank(
-    name: str, chunks: list[int], scattered: bool, folders: dict[str, Any], tmp_path: Path
-) -> None:
+def test_one_rank(name: str, chunks: list[int], scattered: bool, folders: dict[str, Any], tmp_path: Path) -> None:
     from tests.support.stage_driver import run_mesh
 
     folder, tokens, logits = folders[name]

@@ -53,8 +53,10 @@ def test_links_cross_what_their_stages_lie_apart(pp: int, tp: int, cluster: Clus
             assert link.between_racks == (racks[0] != racks[1])
             ranks = -(-tp // len(before))
             if link.between_nodes:  # in order, only one stage's ranks leave a node at a time, beside all-reduces
-                assert link.per_adapter == max(1 + (tp > cluster.devices_per_node),
-                                               (1 + (tp > cluster.devices_per_node)) * ranks / cluster.adapters)
+                assert link.per_adapter == max(
+                    1 + (tp > cluster.devices_per_node),
+                    (1 + (tp > cluster.devices_per_node)) * ranks / cluster.adapters,
+                )
             assert link.per_uplink >= 1
             assert link.between_racks or link.per_uplink == 1
 

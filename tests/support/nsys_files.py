@@ -91,7 +91,12 @@ class RankEvents:
 
 
 def write_export(
-    path: Path, ranks: Sequence[RankEvents], *, started: int, host: str = "node", ahead: int = 0,
+    path: Path,
+    ranks: Sequence[RankEvents],
+    *,
+    started: int,
+    host: str = "node",
+    ahead: int = 0,
     without: Sequence[str] = (),
 ) -> None:
     """Write an export of a session that began at `started` nanoseconds of true time, whose clock is `ahead`.
@@ -116,11 +121,24 @@ def write_export(
     insert("TARGET_INFO_SYSTEM_ENV", devStateName="", name="Hostname", value=host)
     insert("META_DATA_EXPORT", name="EXPORT_SCHEMA_VERSION", value="3.16.1")
     for schema, entries in _ENTRIES.items():
-        insert("NVTX_PAYLOAD_SCHEMAS", domainId=_NCCL_DOMAIN, schemaId=schema, type=1, numEntries=len(entries),
-               payloadSize=24)
+        insert(
+            "NVTX_PAYLOAD_SCHEMAS",
+            domainId=_NCCL_DOMAIN,
+            schemaId=schema,
+            type=1,
+            numEntries=len(entries),
+            payloadSize=24,
+        )
         for index, (kind, name, offset) in enumerate(entries):
-            insert("NVTX_PAYLOAD_SCHEMA_ENTRIES", domainId=_NCCL_DOMAIN, schemaId=schema, idx=index, type=kind,
-                   name=name, offset=offset)
+            insert(
+                "NVTX_PAYLOAD_SCHEMA_ENTRIES",
+                domainId=_NCCL_DOMAIN,
+                schemaId=schema,
+                idx=index,
+                type=kind,
+                name=name,
+                offset=offset,
+            )
     for events in ranks:
         pid = 4000 + events.rank
         process = 1 << 56 | pid << 24
@@ -129,17 +147,43 @@ def write_export(
         insert("ThreadNames", nameId=string("python"), globalTid=thread)
         for number, launch in enumerate(events.launches, 1):
             start, end, at = launch.start - started, launch.end - started, launch.at - started
-            insert("CUPTI_ACTIVITY_KIND_KERNEL", start=start, end=end, deviceId=events.rank, globalPid=process,
-                   correlationId=number, shortName=string(launch.name),
-                   demangledName=string(f"void {launch.name}(Params)"))
-            insert("CUPTI_ACTIVITY_KIND_RUNTIME", start=at, end=at + 3000, globalTid=thread, correlationId=number,
-                   nameId=string("cudaLaunchKernel_v7000"))
+            insert(
+                "CUPTI_ACTIVITY_KIND_KERNEL",
+                start=start,
+                end=end,
+                deviceId=events.rank,
+                globalPid=process,
+                correlationId=number,
+                shortName=string(launch.name),
+                demangledName=string(f"void {launch.name}(Params)"),
+            )
+            insert(
+                "CUPTI_ACTIVITY_KIND_RUNTIME",
+                start=at,
+                end=at + 3000,
+                globalTid=thread,
+                correlationId=number,
+                nameId=string("cudaLaunchKernel_v7000"),
+            )
         copy = events.launches[0].start - started - 50_000
-        insert("CUPTI_ACTIVITY_KIND_MEMCPY", start=copy, end=copy + 1000, deviceId=events.rank, globalPid=process,
-               bytes=64, copyKind=_H2D)
+        insert(
+            "CUPTI_ACTIVITY_KIND_MEMCPY",
+            start=copy,
+            end=copy + 1000,
+            deviceId=events.rank,
+            globalPid=process,
+            bytes=64,
+            copyKind=_H2D,
+        )
         for each in events.ranges:
-            insert("NVTX_EVENTS", start=each.start - started, end=each.end - started, eventType=_PUSH_POP,
-                   globalTid=thread, **_message(each, string))
+            insert(
+                "NVTX_EVENTS",
+                start=each.start - started,
+                end=each.end - started,
+                eventType=_PUSH_POP,
+                globalTid=thread,
+                **_message(each, string),
+            )
     connection.executemany("INSERT INTO StringIds VALUES (?, ?)", [(number, text) for text, number in strings.items()])
     for name in without:
         table, column = name.split(".")
@@ -215,8 +259,15 @@ def pipeline_events(
             sent = free[stage] = end
             if stage + 1 < stages:
                 stands = max(free[stage + 1], end)
-                _nccl(events, "ncclSend", end, stands + transfer * US, at + 100 * US, stage + 1,
-                      batch.prefill + batch.decodes)
+                _nccl(
+                    events,
+                    "ncclSend",
+                    end,
+                    stands + transfer * US,
+                    at + 100 * US,
+                    stage + 1,
+                    batch.prefill + batch.decodes,
+                )
             elif back:
                 _nccl(events, "ncclSend", end, end + transfer * US, at + 100 * US, 0, 8)
         returned.append(end + transfer * US)

@@ -61,7 +61,11 @@ def step(
 
 
 def greedy(
-    stage: Stage, prompts: list[list[int]], num_new: int, chunks: list[int], tables: list[list[int]],
+    stage: Stage,
+    prompts: list[list[int]],
+    num_new: int,
+    chunks: list[int],
+    tables: list[list[int]],
     forward: Callable[..., torch.Tensor],
 ) -> tuple[list[list[int]], list[list[np.ndarray]]]:
     """Each iteration runs a chunk of up to `chunks[i]` tokens of up to len(chunks) prompts, and every ready decode."""
@@ -70,9 +74,7 @@ def greedy(
     logits: list[list[np.ndarray]] = [[] for _ in prompts]
     while any(len(t) < len(p) + num_new for t, p in zip(texts, prompts, strict=True)):
         prefilling = [r for r, p in enumerate(prompts) if done[r] < len(p)][: len(chunks)]
-        decoding = [
-            r for r, p in enumerate(prompts) if done[r] >= len(p) and len(texts[r]) < len(p) + num_new
-        ]
+        decoding = [r for r, p in enumerate(prompts) if done[r] >= len(p) and len(texts[r]) < len(p) + num_new]
         tokens: list[int] = []
         parts, sampled, rows = [], [], []
         for r, size in zip(prefilling, chunks, strict=False):
@@ -102,9 +104,7 @@ def run(job: dict, groups: Groups) -> None:
     mesh = groups.mesh
     given = Architecture(**job["architecture"]) if "architecture" in job else None
     kernels: Any = "torch" if job.get("plain") else "auto"
-    model = ModelConfig(
-        weights=job.get("weights", "random"), architecture=given, dtype="float32", kernels=kernels
-    )
+    model = ModelConfig(weights=job.get("weights", "random"), architecture=given, dtype="float32", kernels=kernels)
     arch = resolve_architecture(model)
     tables, num_blocks = block_tables([len(p) + job["num_new"] for p in job["prompts"]], job["scattered"])
     layers = split_layers(arch, mesh.pp, tuple(job["layers"]) if job.get("layers") else None)[mesh.stage]

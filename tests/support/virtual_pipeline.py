@@ -30,8 +30,15 @@ class VirtualPipeline:
     REPAIR_S = 0.3
 
     def __init__(
-        self, num_stages: int, depth: int, num_blocks: int, block_size: int, stage_time: StageTime,
-        repeats: bool = False, faults: Sequence[float] = (), loses_stages: bool = False,
+        self,
+        num_stages: int,
+        depth: int,
+        num_blocks: int,
+        block_size: int,
+        stage_time: StageTime,
+        repeats: bool = False,
+        faults: Sequence[float] = (),
+        loses_stages: bool = False,
     ) -> None:
         self.now_s = 0.0
         self.clock = self
@@ -124,9 +131,7 @@ class VirtualPipeline:
         before = {request: len(tokens) for request, tokens in self._sampled.items()}
         tokens = self._replay(micro_batch)
         self._undelivered[micro_batch.micro_batch] = [
-            request
-            for request, sampled in self._sampled.items()
-            for _ in range(len(sampled) - before.get(request, 0))
+            request for request, sampled in self._sampled.items() for _ in range(len(sampled) - before.get(request, 0))
         ]
         return tokens
 

@@ -30,9 +30,7 @@ def round_seconds(stages: Sequence[StageCost], groups: int, decodes: float, cont
     return max(through, groups * slowest)
 
 
-def best_groups(
-    stages: Sequence[StageCost], most: int, now: int, decodes: int, context: int, tile: int = 1
-) -> int:
+def best_groups(stages: Sequence[StageCost], most: int, now: int, decodes: int, context: int, tile: int = 1) -> int:
     """Return the number of micro-batches, `most` at most, over which decodes alone come round the soonest.
 
     It is `most` unless fewer are clearly better, and `now` where the best number is hardly better. With equal stages

@@ -165,9 +165,7 @@ def test_scatter_gather_pays_where_links_between_nodes_are_slow() -> None:
     sharded, whole = (source.send(4096, link=FAR, scatter_gather=s) for s in (True, False))
     assert sharded < whole / 3
     alone = operators(tp=1)
-    assert alone.send(64, link=FAR, scatter_gather=True) == alone.send(
-        64, link=FAR, scatter_gather=False
-    )
+    assert alone.send(64, link=FAR, scatter_gather=True) == alone.send(64, link=FAR, scatter_gather=False)
 
 
 def test_what_a_layer_computes_beside_products_follows_the_architecture() -> None:

@@ -105,8 +105,13 @@ def test_more_skew_never_gives_the_busiest_rank_less(
 
 @law
 @given(
-    st.sampled_from(MODELS), st.sampled_from(DEVICES), st.sampled_from((1, 2, 4, 8)), st.booleans(),
-    st.sampled_from(SKEWS), st.integers(1, 9000), st.integers(0, 500),
+    st.sampled_from(MODELS),
+    st.sampled_from(DEVICES),
+    st.sampled_from((1, 2, 4, 8)),
+    st.booleans(),
+    st.sampled_from(SKEWS),
+    st.integers(1, 9000),
+    st.integers(0, 500),
 )
 def test_more_tokens_never_take_less(
     model: str, device: str, tp: int, whole: bool, skew: float, tokens: int, more: int

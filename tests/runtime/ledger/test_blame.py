@@ -146,9 +146,7 @@ def test_it_is_what_the_rule_gives_slowly(fleet: dict[str, Any]) -> None:
     few = [(1 + prompt % 40, 1 + output % 6, at) for prompt, output, at in fleet["requests"][:6]]
     for replica in ran(fleet | {"requests": few}, faults=[[] for _ in fleet["faults"]]):
         record = replica.record
-        record.stage_times = [
-            [0.001, 2e-5 * (stage + 1), 1e-7, 2e-7, 1e-6, 1e-5] for stage in range(record.num_stages)
-        ]
+        record.stage_times = [[0.001, 2e-5 * (stage + 1), 1e-7, 2e-7, 1e-6, 1e-5] for stage in range(record.num_stages)]
         assert len(record.stage_times[0]) == len(FEATURES)
         _, blame = check(record)
         charged = slowly(record)

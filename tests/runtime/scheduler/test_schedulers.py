@@ -380,7 +380,7 @@ def test_a_tight_cache_preempts_the_newest() -> None:
         "abort": None,
         "auto": False,
         "order": "fcfs",
-            "drafts": 0,
+        "drafts": 0,
         "requests": [(16, 40, 0.0, True)] * 4,
     }
     _, _, requests = run("sarathi", w)
@@ -403,7 +403,7 @@ def test_chunks_of_one_prompt_follow_each_other() -> None:
         "abort": None,
         "auto": False,
         "order": "fcfs",
-            "drafts": 0,
+        "drafts": 0,
         "requests": [(150, 2, 0.0, True)],
     }
     coordinator, pipeline, _ = run("sarathi", w)

@@ -38,7 +38,8 @@ def config(**keys: Any) -> TuneConfig:
     """Returns a config of LLaMA-7B on a node of two A100s with few short requests, changed by `keys`."""
     mapping: dict[str, Any] = {
         "model": load_group("model", "llama-7b"),
-        "hardware": load_group("hardware", "a100-80g"), "cluster": {"devices_per_node": 2},
+        "hardware": load_group("hardware", "a100-80g"),
+        "cluster": {"devices_per_node": 2},
         "workload": {"name": "fixed", "input_len": 700, "output_len": 12, "num_prompts": 60, "range_ratio": 0.5},
         "slo": {"ttft_p99_ms": 500.0, "tbt_p99_ms": 60.0},
         "seeds": 1,

@@ -329,8 +329,10 @@ def test_files_that_are_no_sharegpt(tmp_path: Path) -> None:
         (b'[{"conversations": [{"value": 3}]}]', "Expected `str`, got `int`"),
         (b"[{}]", f"{path}: no conversation of two turns of 4 tokens or more in it"),
         (b"\xff", f"{path}: not ShareGPT's JSON, a list of"),
-        (b'[{"conversations": [{"value": "a prompt", "value": "b"}, {"value": "an answer"}]}]',
-         f"{path}: key 'value' is given twice"),
+        (
+            b'[{"conversations": [{"value": "a prompt", "value": "b"}, {"value": "an answer"}]}]',
+            f"{path}: key 'value' is given twice",
+        ),
     ]:
         path.write_bytes(content)
         assert line in error(ShareGptConfig(path=str(path)))

@@ -13,17 +13,13 @@ one on the first, where one is in flight at a time. One request decodes, or 31 d
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import os
-import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections import deque
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -48,7 +44,7 @@ from gapless.runtime.run_folder.read import read_run_folder
 from gapless.runtime.scheduler import Limits
 from gapless.runtime.scheduler.policies import make_scheduler
 
-from .support.results import add_json_option, write_json
+from .support.harness import Benchmark, Row, medians, scratch, words
 
 CHUNK, PROMPT, CONTEXT, BLOCK_SIZE = 256, 4096, 512, 16  # tokens
 DECODES = (1, 31, 128, 256)
@@ -108,13 +104,11 @@ class EmptyPipeline:
         now, number = self.clock.now(), done.micro_batch
         rows = sum(chunk.sample for chunk in done.chunks) + len(done.decodes)
         last = self.num_stages - 1
-        return [
-            MicroBatchResult(
-                done.epoch, number, [Span(number, stage, now, now, now, now, now)],
-                Sampled([0] * rows) if stage == last else None,
-            )
-            for stage in range(self.num_stages)
-        ]  # fmt: skip
+        found = []
+        for stage in range(self.num_stages):
+            sampled = Sampled([0] * rows) if stage == last else None
+            found.append(MicroBatchResult(done.epoch, number, [Span(number, stage, now, now, now, now, now)], sampled))
+        return found
 
     def close(self) -> None:
         pass
@@ -132,7 +126,7 @@ def make_worker(num_blocks: int, groups: Groups, depth: int) -> StageWorker:
     )
 
 
-def measure(decodes: int, stages: int, micro_batches: int, groups: Groups) -> dict[str, Any]:
+def measure(decodes: int, stages: int, micro_batches: int, groups: Groups) -> Row:
     """Return the median microseconds by part of micro-batches of one chunk and `decodes` decodes."""
     outputs = 4 * micro_batches // stages + PROMPT // 2  # more than a decode gets before enough are measured
     blocks_a_request = -(-max(CONTEXT + outputs, PROMPT + 1) // BLOCK_SIZE)
@@ -169,74 +163,44 @@ def measure(decodes: int, stages: int, micro_batches: int, groups: Groups) -> di
             seconds = watch.take()
             seconds["coordinator"] = total - sum(seconds.values())
             found.append(seconds)
-    row: dict[str, Any] = {"stages": stages, "decodes": decodes}
-    for part in PARTS:
-        row[f"{part}_us"] = statistics.median(each[part] for each in found) * 1e6
-    row["sum_us"] = statistics.median(sum(each[part] for part in PARTS) for each in found) * 1e6
-    return row
+    rows = [{f"{part}_us": each[part] * 1e6 for part in PARTS} for each in found]
+    return {"stages": stages, "decodes": decodes, **medians([row | {"sum_us": sum(row.values())} for row in rows])}
 
 
-def round_trip(stages: int, decodes: int, folder: Path) -> dict[str, Any]:
+def round_trip(stages: int, decodes: int) -> Row:
     """Return the median microseconds of each leg of the round trip, over processes that compute a tiny model."""
-    command = [
-        "bench", "model=tiny", "model.architecture.num_layers=16", f"parallel.pp={stages}", "parallel.launcher=ray",
-        "parallel.threads=1", "parallel.depth=1", "scheduler=sarathi", f"workload.num_prompts={decodes}",
-        "workload.input_len=32", "workload.output_len=200", "warmup=false", f"hydra.run.dir={folder}",
-    ]  # fmt: skip
-    done = subprocess.run([sys.executable, "-m", "gapless", *command], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(done.stderr)
-    record = read_run_folder(folder).load()
+    keys = (
+        f"model=tiny model.architecture.num_layers=16 parallel.pp={stages} parallel.launcher=ray parallel.threads=1 "
+        f"parallel.depth=1 scheduler=sarathi workload.num_prompts={decodes} workload.input_len=32 "
+        "workload.output_len=200 warmup=false"
+    )
+    with scratch() as folder:
+        command = [sys.executable, "-m", "gapless", "bench", *words(keys, f"hydra.run.dir={folder / 'run'}")]
+        subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True)
+        record = read_run_folder(folder / "run").load()
     at = {(span.micro_batch, span.stage): span for span in record.spans}
     only_decodes = [found for found in record.micro_batches if not found.chunks]
-    legs: dict[str, list[float]] = {"result": [], "dispatch": [], "start": [], "round_trip": []}
+    legs = []
     for this, following in itertools.pairwise(only_decodes):
         ended, began = at[this.micro_batch, stages - 1].end, at[following.micro_batch, 0].begin
         assert this.completed is not None
-        legs["result"].append(this.completed - ended)
-        legs["dispatch"].append(following.dispatched - this.completed)
-        legs["start"].append(began - following.dispatched)
-        legs["round_trip"].append(began - ended)
-    medians = {f"{leg}_us": statistics.median(seconds) * 1e6 for leg, seconds in legs.items()}
-    return {"stages": stages, "decodes": decodes} | medians
-
-
-def print_round_trips() -> list[dict[str, Any]]:
-    """Measure round trips, and print them as a table."""
-    rows = []
-    with tempfile.TemporaryDirectory() as folder:
-        for stages in (2, 4):
-            for decodes in (1, 31):
-                rows.append(round_trip(stages, decodes, Path(folder) / f"{stages}_{decodes}"))
-    print("\nmicroseconds from the last stage's end to the first stage's next start, over processes")
-    print(f"{'stages':>6}{'decodes':>9}{'to coordinator':>16}{'dispatch':>10}{'to first stage':>16}{'in all':>9}")
-    for row in rows:
-        print(
-            f"{row['stages']:>6}{row['decodes']:>9}{row['result_us']:>16.1f}{row['dispatch_us']:>10.1f}"
-            f"{row['start_us']:>16.1f}{row['round_trip_us']:>9.1f}"
-        )
-    return rows
+        between = {"result": this.completed - ended, "dispatch": following.dispatched - this.completed}
+        between |= {"start": began - following.dispatched, "round_trip": began - ended}
+        legs.append({f"{leg}_us": seconds * 1e6 for leg, seconds in between.items()})
+    return {"stages": stages, "decodes": decodes, **medians(legs)}
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--micro-batches", type=int, default=200, help="that are measured in each setting")
-    add_json_option(parser)
-    arguments = parser.parse_args()
-    print(f"microseconds a micro-batch of one chunk of {CHUNK} and the decodes")
-    print(f"{'stages':>6}{'decodes':>9}" + "".join(f"{part:>13}" for part in (*PARTS, "sum")))
-    rows = []
+    bench = Benchmark(__doc__, micro_batches=200)
     torch.set_num_threads(1)
     groups = Groups.start(Rendezvous(0, 1, device="cpu"), Mesh(1, 1), 60.0)
-    for stages in STAGES:
-        for decodes in DECODES:
-            row = measure(decodes, stages, arguments.micro_batches, groups)
-            rows.append(row)
-            print(f"{stages:>6}{decodes:>9}" + "".join(f"{row[f'{part}_us']:>13.1f}" for part in (*PARTS, "sum")))
+    for stages, decodes in itertools.product(STAGES, DECODES):
+        bench.row("micro_batches", **measure(decodes, stages, bench.given.micro_batches, groups))
     groups.close()
-    write_json(arguments.json, "control", {"micro_batches": rows, "round_trips": print_round_trips()})
-    return 0
+    for stages, decodes in itertools.product((2, 4), (1, 31)):
+        bench.row("round_trips", **round_trip(stages, decodes))
+    return bench.end()
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(main())

@@ -11,112 +11,70 @@ Overrides of `gapless simulate` go behind the options. Five to ten minutes with 
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Callable
-from typing import Any
+import sys
+from functools import cache, partial
 
-from gapless.conf.schema import SimulateConfig
 from gapless.conf.workloads import SloConfig
-from gapless.launch.compose import compose_one
-from gapless.launch.turns import requests
-from gapless.runtime.ledger.fleet import Fleet
 from gapless.runtime.ledger.slo import meets
-from gapless.runtime.simulation.run import simulated
-from gapless.runtime.simulation.setting import make_setting
+from gapless.runtime.ledger.summary import summarize
 
-from .support.results import add_json_option, write_json
+from .support.harness import Benchmark, Row, figures
+from .support.simulated import configure, fleet_of
 
-SETTING = ("model=llama2-70b", "hardware=a100-80g", "parallel.tp=4", "parallel.pp=1", "workload=fixed")
+SETTING = "model=llama2-70b hardware=a100-80g parallel.tp=4 parallel.pp=1 workload=fixed"
 WORKLOADS = {  # prompt and output tokens, and the rate for all
     "256 in, 512 out": (256, 512, 4.0),
     "1024 in, 256 out": (1024, 256, 4.0),
     "3584 in, 128 out": (3584, 128, 1.5),
 }
-MIXED = "simulation.replicas=4"
 POOLS = {
-    f"{prefill} prefill, {4 - prefill} decode": (
-        f"simulation.disaggregation.prefill_replicas={prefill}", f"simulation.replicas={4 - prefill}",
-        "scheduler=sarathi",
-    )
+    f"{prefill} prefill, {4 - prefill} decode": f"simulation.disaggregation.prefill_replicas={prefill} "
+    f"simulation.replicas={4 - prefill} scheduler=sarathi"
     for prefill in (1, 2, 3)
-}  # fmt: skip
+}
 SETTINGS = {
-    "4 token_budget 512": (MIXED, "scheduler=token_budget", "scheduler.budget=512"),
-    "4 token_budget 1024": (MIXED, "scheduler=token_budget", "scheduler.budget=1024"),
-    "4 sarathi 256": (MIXED, "scheduler=sarathi"),
-    "4 equal_time 256": (MIXED, "scheduler=equal_time"),
+    "4 token_budget 512": "simulation.replicas=4 scheduler=token_budget scheduler.budget=512",
+    "4 token_budget 1024": "simulation.replicas=4 scheduler=token_budget scheduler.budget=1024",
+    "4 sarathi 256": "simulation.replicas=4 scheduler=sarathi",
+    "4 equal_time 256": "simulation.replicas=4 scheduler=equal_time",
     **POOLS,
-    "2 and 2, 25 Gbit/s": (*POOLS["2 prefill, 2 decode"], "cluster=ethernet-25g"),
-}  # fmt: skip
+    "2 and 2, 25 Gbit/s": f"{POOLS['2 prefill, 2 decode']} cluster=ethernet-25g",
+}
 SLOS = {bound: SloConfig(ttft_ms=2000.0, tpot_ms=bound) for bound in (50.0, 100.0)}
 RATES = [0.25 * 1.1**step for step in range(56)]
 _SHARE = 0.9  # of the requests, that must meet the SLO
 
 
-def simulate(*keys: str) -> Fleet:
-    config = compose_one((*SETTING, *keys), SimulateConfig, "simulate")
-    setting = make_setting(config)
-    replicas = simulated(setting, requests(config, {config.scheduler: setting.plan})[0])
-    num_prefill = config.simulation.disaggregation.prefill_replicas or 0
-    return Fleet([replica.record for replica in replicas], num_prefill=num_prefill)
+def simulate(given: tuple[str, ...], rate: float) -> tuple[Row, dict[float, float]]:
+    """Return the figures at a rate, and the share of requests that met each SLO."""
+    fleet = fleet_of(configure(SETTING, *given, f"workload.request_rate={rate}"))
+    met = {bound: [meets(request, slo) for request, _ in fleet.served] for bound, slo in SLOS.items()}
+    summary = summarize(fleet)
+    moved = {key: summary.get(key) for key in ("p99_kv_wait_ms", "p99_kv_transfer_ms")}
+    shares = {bound: sum(each) / len(each) for bound, each in met.items()}
+    return {"at_rate": rate, **figures(summary, "p99_ttft_ms", "p99_tbt_ms"), **moved}, shares
 
 
-def share_within(fleet: Fleet, slo: SloConfig) -> float:
-    """The share of requests that met the SLO."""
-    met = [meets(request, slo) for request, _ in fleet.served]
-    return sum(met) / len(met)
+def main() -> int:
+    bench = Benchmark(__doc__, requests=1500, overrides=True)
+    number = f"workload.num_prompts={bench.given.requests}"
+    for workload, (prompt, output, rate) in WORKLOADS.items():
+        lengths = f"workload.input_len={prompt} workload.output_len={output}"
+        for name, keys in SETTINGS.items():
+            at = cache(partial(simulate, (keys, lengths, number, *bench.given.overrides)))
 
+            def highest(bound: float, at=at) -> float:
+                """Return the highest rate at which the SLO is met, or 0; lower rates are taken to meet it."""
+                low, high = -1, len(RATES)
+                while high - low > 1:
+                    middle = (low + high) // 2
+                    low, high = (middle, high) if at(RATES[middle])[1][bound] >= _SHARE else (low, middle)
+                return RATES[low] if low >= 0 else 0.0
 
-def highest(is_met: Callable[[int], bool]) -> float:
-    """The highest rate at which the SLO is met, 0 where it is met at none; taken to be met at all lower rates."""
-    low, high = -1, len(RATES)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if is_met(middle) else (low, middle)
-    return RATES[low] if low >= 0 else 0.0
-
-
-def row(workload: str, setting: str, *more: str) -> dict[str, Any]:
-    prompt, output, rate = WORKLOADS[workload]
-    given = (*SETTINGS[setting], f"workload.input_len={prompt}", f"workload.output_len={output}", *more)
-    known: dict[int, dict[float, float]] = {}
-
-    def is_met(step: int, bound: float) -> bool:
-        if step not in known:
-            fleet = simulate(*given, f"workload.request_rate={RATES[step]}")
-            known[step] = {bound: share_within(fleet, slo) for bound, slo in SLOS.items()}
-        return known[step][bound] >= _SHARE
-
-    found: dict[str, Any] = {"workload": workload, "setting": setting}
-    found |= {f"rate_tpot_{bound:.0f}_ms": highest(lambda step, bound=bound: is_met(step, bound)) for bound in SLOS}
-    fleet = simulate(*given, f"workload.request_rate={rate}")
-    summary = fleet.summarize()
-    found |= {"at_rate": rate, "p99_ttft_ms": summary["p99_ttft_ms"], "p99_tbt_ms": summary["p99_itl_ms"]}
-    return found | {key: summary.get(key) for key in ("p99_kv_wait_ms", "p99_kv_transfer_ms")}
-
-
-def text(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1f} ms"
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
-    parser.add_argument("--requests", type=int, default=1500)
-    add_json_option(parser)
-    arguments = parser.parse_args()
-    rows = []
-    for workload, (*_, rate) in WORKLOADS.items():
-        at = f"at {rate:.1f}/s: p99 TTFT"
-        print(f"\n{workload:22}{'TPOT 50 ms':>12}{'100 ms':>10}{at:>24}{'TBT':>11}{'KV waits':>12}{'KV moves':>11}")
-        for setting in SETTINGS:
-            found = row(workload, setting, f"workload.num_prompts={arguments.requests}", *arguments.overrides)
-            rows.append(found)
-            print(f"{setting:22}{found['rate_tpot_50_ms']:10.2f}/s{found['rate_tpot_100_ms']:8.2f}/s"
-                  f"{text(found['p99_ttft_ms']):>24}{text(found['p99_tbt_ms']):>11}{text(found['p99_kv_wait_ms']):>12}"
-                  f"{text(found['p99_kv_transfer_ms']):>11}", flush=True)  # fmt: skip
-    write_json(arguments.json, "disaggregation", {"disaggregation": rows})
+            rates = {f"rate_tpot_{bound:.0f}_ms": highest(bound) for bound in SLOS}
+            bench.row("disaggregation", workload=workload, setting=name, **rates, **at(rate)[0])
+    return bench.end()
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -9,18 +9,19 @@ differs. About three minutes on 2 cores.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from gapless import LLM, SamplingParams
 from gapless.conf.policies import SchedulerConfig
 
-from .support.results import ROOT, add_json_option, write_json
+from .support.harness import Benchmark, by_turns, spread
+from .support.results import ROOT
 
 WORDS = ("name", "path", "size", "mode", "owner", "group", "index", "value")
 REPETITIVE = [
@@ -30,51 +31,31 @@ REPETITIVE = [
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--drafts", type=int, default=8)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--output", type=int, default=96, help="output tokens of a request")
-    add_json_option(parser)
-    arguments = parser.parse_args()
+    bench = Benchmark(__doc__, rounds=5, drafts=8, threads=2, output=96)
+    given = bench.given
     plain = [json.loads(line)["prompt"] for line in (ROOT / "conf/shipped_prompts.jsonl").read_text().splitlines()]
-    greedy = SamplingParams(max_tokens=arguments.output, ignore_eos=True)
-    hot = replace(greedy, temperature=2.0, seed=1)
-    rows: list[dict[str, Any]] = []
+    greedy = SamplingParams(max_tokens=given.output, ignore_eos=True)
+    workloads = {
+        "repetitive": (REPETITIVE, greedy),
+        "plain": (plain, greedy),
+        "random": (plain, replace(greedy, temperature=2.0, seed=1)),
+    }
     is_equal = True
-    with LLM("shipped", **{"parallel.threads": arguments.threads}) as llm:
-        without, drafted = (replace(llm.config.scheduler, drafts=drafts) for drafts in (0, arguments.drafts))
-        print(f"{'':24}{'without':>9}{'drafts':>9}{'ratio':>8}  [least .. most]  drafted  accepted a decode")
-        for name, prompts, params in (
-            ("repetitive", REPETITIVE, greedy), ("plain", plain, greedy), ("random", plain, hot),
-        ):  # fmt: skip
+    with LLM("shipped", **{"parallel.threads": given.threads}) as llm:
+        policies = {n: replace(llm.config.scheduler, drafts=n) for n in (0, given.drafts)}
+        for name, (prompts, params) in workloads.items():
             for at_once in (1, len(prompts)):
-                run(llm, without, prompts[:1], 1, params)  # warm up
-                found: dict[SchedulerConfig, list[dict[str, Any]]] = {without: [], drafted: []}
-                for turn in range(arguments.rounds):
-                    for policy in (without, drafted) if turn % 2 == 0 else (drafted, without):
-                        found[policy].append(run(llm, policy, prompts, at_once, params))
-                is_equal &= all(a["tokens"] == b["tokens"] for a, b in zip(*found.values(), strict=True))
-                rates = {policy: [one["tokens_per_s"] for one in each] for policy, each in found.items()}
-                ratios = [b / a for a, b in zip(*rates.values(), strict=True)]
-                last = found[drafted][-1]
-                row = {
-                    "workload": name, "at_once": at_once, "without_tokens_per_s": statistics.median(rates[without]),
-                    "drafts_tokens_per_s": statistics.median(rates[drafted]), "ratio": statistics.median(ratios),
-                    "least_ratio": min(ratios), "most_ratio": max(ratios), "draft_tokens": last["drafts"],
-                    "accepted_per_decode": last["accepted"] / last["decodes"],
-                }  # fmt: skip
-                rows.append(row)
-                print(
-                    f"{f'{name}, {at_once} at once':24}{row['without_tokens_per_s']:9.1f}"
-                    f"{row['drafts_tokens_per_s']:9.1f}{row['ratio']:8.3f}  [{min(ratios):.2f} .. {max(ratios):.2f}]"
-                    f"{row['draft_tokens']:13}{row['accepted_per_decode']:19.2f}",
-                    flush=True,
-                )
-    write_json(arguments.json, "drafts", {"runs": rows})
-    if not is_equal:
-        print("an output differs", file=sys.stderr)
-    return 0 if is_equal else 1
+                run(llm, policies[0], prompts[:1], 1, params)  # warm up
+                variants = {n: partial(run, llm, policy, prompts, at_once, params) for n, policy in policies.items()}
+                without, drafted = by_turns(given.rounds, variants).values()
+                is_equal &= all(a["tokens"] == b["tokens"] for a, b in zip(without, drafted, strict=True))
+                ratios = [b["tokens_per_s"] / a["tokens_per_s"] for a, b in zip(without, drafted, strict=True)]
+                rates = [statistics.median(one["tokens_per_s"] for one in each) for each in (without, drafted)]
+                speeds = dict(zip(("without_tokens_per_s", "drafts_tokens_per_s"), rates, strict=True))
+                used = {key: drafted[-1][key] for key in ("draft_tokens", "accepted_per_decode")}
+                bench.row("runs", workload=name, at_once=at_once, **speeds, **spread(ratios, "ratio"), **used)
+    bench.row("outputs", alike=is_equal)
+    return bench.end(is_equal)
 
 
 def run(llm: LLM, policy: SchedulerConfig, prompts: list[str], at_once: int, params: SamplingParams) -> dict[str, Any]:
@@ -86,14 +67,12 @@ def run(llm: LLM, policy: SchedulerConfig, prompts: list[str], at_once: int, par
         for first in range(0, len(prompts), at_once)
         for output in llm.generate(prompts[first : first + at_once], params)
     ]
-    seconds = time.perf_counter() - begin
-    micro_batches = llm.record.micro_batches
-    drafts = sum(m.drafts for m in micro_batches)
-    return {
-        "tokens": tokens, "tokens_per_s": sum(map(len, tokens)) / seconds, "drafts": drafts,
-        "accepted": sum(m.accepted for m in micro_batches),
-        "decodes": sum(m.decode_tokens for m in micro_batches) - drafts,
-    }  # fmt: skip
+    rate = sum(map(len, tokens)) / (time.perf_counter() - begin)
+    drafts, accepted, decodes = (
+        sum(getattr(each, of) for each in llm.record.micro_batches) for of in ("drafts", "accepted", "decode_tokens")
+    )
+    each = accepted / (decodes - drafts)
+    return {"tokens": tokens, "tokens_per_s": rate, "draft_tokens": drafts, "accepted_per_decode": each}
 
 
 if __name__ == "__main__":

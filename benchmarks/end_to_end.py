@@ -12,9 +12,9 @@ corrected (`hardware.costs.error`).
 
 from __future__ import annotations
 
-import argparse
 import csv
 import itertools
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,15 +27,28 @@ from gapless.conf.schema import Architecture
 from gapless.runtime.cost.analytic import AnalyticOperators
 from gapless.runtime.cost.stage_costs import MicroBatchShape, StageCosts
 
+from .support.harness import Benchmark, say
+
 DEVICES = {"a100-80gb": "a100-80g", "h100-80gb": "h100"}
 BLOOM = Architecture(  # bigscience/bloom; its positions are ALiBi, which no kernel of ours adds
-    vocab_size=250880, hidden_size=14336, num_layers=70, num_heads=112, num_kv_heads=112, head_dim=128,
-    ffn_size=57344, max_position=2048, norm="layer", activation="gelu", gated_ffn=False, position="learned",
-)  # fmt: skip
+    vocab_size=250880,
+    hidden_size=14336,
+    num_layers=70,
+    num_heads=112,
+    num_kv_heads=112,
+    head_dim=128,
+    ffn_size=57344,
+    max_position=2048,
+    norm="layer",
+    activation="gelu",
+    gated_ffn=False,
+    position="learned",
+)
 MODELS = {"llama2-70b": Architecture(**load_group("model", "llama2-70b")["architecture"]), "bloom-176b": BLOOM}
 _BAD = (2, 64)  # TP and batch whose requests did not fit in memory together
 _FITTED = (2, 8)
 _MANY_TOKENS = 4096  # of prompts in a batch; from there on, that engine's time grows faster than its work
+_FREE = ("layer_us", "row_us", "step_us", "prompt_us", "stretch", "bulk_gbps")
 _WORST = 0.5  # what a row may count for in the fit
 
 
@@ -67,7 +80,7 @@ def read(folder: Path, model: str = "llama2-70b") -> Iterator[Step]:
 
 
 def predicted(steps: list[Step], host: HostConfig) -> np.ndarray:
-    """The seconds of steps of one device in an engine with `host`."""
+    """Return the seconds of steps of one device in an engine with `host`."""
     constants = load_hardware(steps[0].device).costs
     assert constants is not None
     costs = replace(constants, eager_host=host)
@@ -80,7 +93,7 @@ def _stage(arch: Architecture, costs: CostsConfig, tp: int) -> StageCosts:
 
 
 def errors(steps: list[Step], host: HostConfig) -> np.ndarray:
-    """What each predicted step is off, as a share of the published one, with its sign."""
+    """Return how far off each predicted step is, as a share of the published one, with its sign."""
     return predicted(steps, host) / np.array([step.seconds for step in steps]) - 1
 
 
@@ -103,52 +116,56 @@ def fit(steps: list[Step]) -> HostConfig:
             times = times + (step_us + sampled * row_us + ranks * prompt_us) * 1e-6
             error = float(np.minimum(np.abs(times / seconds - 1), _WORST).mean())
             if error < least:
-                found, least = HostConfig(
-                    step_us=float(step_us), row_us=float(row_us), layer_us=float(layer_us), stretch=stretch,
-                    prompt_us=float(prompt_us), bulk_gbps=float(bulk_gbps),
-                ), error  # fmt: skip
+                constants = map(float, (layer_us, row_us, step_us, prompt_us, stretch, bulk_gbps))
+                found, least = HostConfig(**dict(zip(_FREE, constants, strict=True))), error
     return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--model", choices=MODELS, default="llama2-70b")
-    parser.add_argument("--fit", action="store_true", help="search the constants on LLaMA 2 70B at TP 2 and 8")
-    arguments = parser.parse_args()
-    file = arguments.folder / "end_to_end" / f"{arguments.model}.csv"
-    if not file.is_file():
+KINDS: dict[str, Callable[[Step], bool]] = {
+    "decodes": lambda step: not step.is_prompt,
+    f"prompts, below {_MANY_TOKENS:,} tokens": lambda step: step.is_prompt and step.shape.rows < _MANY_TOKENS,
+    f"prompts, {_MANY_TOKENS:,} tokens and more": lambda step: step.is_prompt and step.shape.rows >= _MANY_TOKENS,
+    "all prompts": lambda step: step.is_prompt,
+    "all": lambda step: True,
+}
+
+
+def main() -> int:
+    bench = Benchmark(
+        __doc__,
+        {"folder": Path},
+        model={"choices": MODELS, "default": "llama2-70b"},
+        fit={"action": "store_true", "help": "search the constants on LLaMA 2 70B at TP 2 and 8"},
+    )
+    folder, model = bench.given.folder, bench.given.model
+    if not (file := folder / "end_to_end" / f"{model}.csv").is_file():
         print(f"{file}: no published times there; nothing is compared")
-        return
-    steps = list(read(arguments.folder, arguments.model))
-    kinds: dict[str, Callable[[Step], bool]] = {
-        "decodes": lambda step: not step.is_prompt,
-        f"prompts, below {_MANY_TOKENS:,} tokens": lambda step: step.is_prompt and step.shape.rows < _MANY_TOKENS,
-        f"prompts, {_MANY_TOKENS:,} tokens and more": lambda step: step.is_prompt and step.shape.rows >= _MANY_TOKENS,
-        "all prompts": lambda step: step.is_prompt,
-        "all": lambda step: True,
-    }
+        return 0
+    steps = list(read(folder, model))
     for device in DEVICES.values():
-        own = [step for step in steps if step.device == device]
         costs = load_hardware(device).costs
         assert costs is not None
         assert costs.eager_host is not None
         host = costs.eager_host
-        if arguments.fit:
-            fitted = [s for s in read(arguments.folder) if s.device == device and s.tp in _FITTED]
-            host = fit(fitted)
-            print(f"hardware={device}: {host}")
-        print(f"\n{arguments.model} on {device:<20}{'rows':>5}{'eager':>9}{'90%':>8}{'correct by':>20}"
-              f"{'device alone':>16}{'90%':>8}")  # fmt: skip
-        for tp, (name, is_kind) in itertools.product((2, 4, 8), kinds.items()):
-            rows = [step for step in own if step.tp == tp and is_kind(step)]
+        if bench.given.fit:
+            host = fit([s for s in read(folder) if s.device == device and s.tp in _FITTED])
+            say(f"hardware={device}: {host}")
+        for tp, (name, is_kind) in itertools.product((2, 4, 8), KINDS.items()):
+            rows = [step for step in steps if step.device == device and step.tp == tp and is_kind(step)]
             if not rows:
                 continue
             signed, alone = errors(rows, host), np.abs(errors(rows, HostConfig()))
-            off, (low, high) = np.abs(signed), np.percentile(1 / (1 + signed) - 1, (10, 90))
-            print(f"tp {tp}, {name:<28}{len(rows):>5}{np.median(off):>9.1%}{np.percentile(off, 90):>8.1%}"
-                  f"{low:>+12.1%}{high:>+8.1%}{np.median(alone):>16.1%}{np.percentile(alone, 90):>8.1%}")  # fmt: skip
+            found = {"eager": np.percentile(np.abs(signed), (50, 90)), "device_alone": np.percentile(alone, (50, 90))}
+            found["correct_by"] = np.percentile(1 / (1 + signed) - 1, (10, 90))
+            ends = {"correct_by": ("p10", "p90")}
+            columns = {
+                f"{key}_{end}_share": value
+                for key, both in found.items()
+                for end, value in zip(ends.get(key, ("median", "p90")), both.tolist(), strict=True)
+            }
+            bench.row("errors", device=device, tp=tp, steps=name, number=len(rows), **columns)
+    return bench.end()
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -24,12 +24,11 @@ the options. Three to four minutes for each seed on two cores, compiled.
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
 from itertools import product
 from pathlib import Path
@@ -40,24 +39,22 @@ import numpy as np
 
 from gapless.conf.policies import POLICY_CONFIGS, EqualTimeConfig, SchedulerConfig
 from gapless.conf.schema import SimulateConfig
-from gapless.launch.compose import compose_one
 from gapless.launch.turns import requests
-from gapless.runtime.ledger.fleet import Fleet
-from gapless.runtime.simulation.run import simulated
-from gapless.runtime.simulation.setting import make_setting
+from gapless.runtime.ledger.summary import summarize
 from gapless.runtime.workload import Workload
 from gapless.runtime.workload.arrivals import arrivals
 
-from .support.results import add_json_option, write_json
+from .support.harness import Benchmark, Row, figures, say
+from .support.simulated import configure, fleet_of
 from .support.winners import draw_winners
 
 CLUSTERS = {
-    "llama-13b pp2": ("model=llama-13b", "parallel=pp2"),
-    "llama2-70b tp4_pp2": ("model=llama2-70b", "parallel=tp4_pp2"),
-    "gpt3-175b tp8_pp8": ("model=gpt3-175b", "parallel=tp8_pp8"),
+    "llama-13b pp2": "model=llama-13b parallel=pp2",
+    "llama2-70b tp4_pp2": "model=llama2-70b parallel=tp4_pp2",
+    "gpt3-175b tp8_pp8": "model=gpt3-175b parallel=tp8_pp8",
 }
-FIXED = ("workload=fixed", "workload.input_len=1024", "workload.output_len=256")
-WORKLOADS = {"fixed": FIXED, "zipf": ("workload=zipf",), "trace": ("workload=trace",), "long": FIXED}
+FIXED = "workload=fixed workload.input_len=1024 workload.output_len=256"
+WORKLOADS = {"fixed": FIXED, "zipf": "workload=zipf", "trace": "workload=trace", "long": FIXED}
 LONG, LONG_SHARE = (16_000, 32_000), 0.04  # tokens of a long prompt; of the requests
 CONTEXT = 33_000
 LOADS = ("25%", "50%", "75%", "95%", "120%")
@@ -65,10 +62,9 @@ AT_ONCE = "at once"
 OWN = "equal_time"
 ITERATIONS: tuple[int | None, ...] = (8, None)  # with which `equal_time` runs too, beside its default
 SAME, BEHIND, IDLE_POINTS, USABLE = 0.99, 1.05, 0.5, 10.0  # see above
-TRADED = {"requests_per_s": "requests/s", "p99_ttft_s": "p99 TTFT", "p99_tbt_ms": "p99 TBT"}
+TRADED = {"requests_per_s": "requests_per_s_ratio", "p99_ttft_s": "p99_ttft_ratio", "p99_tbt_ms": "p99_tbt_ratio"}
+CELL = ("cluster", "workload", "load")
 METRICS = ("requests_per_s", "p50_ttft_s", "p99_ttft_s", "p99_tbt_ms", "inner_idle_share")
-
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,69 +88,64 @@ class Cell:
     seed: int
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
-    parser.add_argument("--trace", type=Path, metavar="FILE", help="also simulate a stretch of this trace")
-    parser.add_argument("--seed", type=int, action="append", help="of lengths and arrivals; may be given several times")
-    parser.add_argument("--requests", type=int, default=400, help="in each cell")
-    parser.add_argument("--jobs", type=int, default=2, help="processes")
-    parser.add_argument("--picture", type=Path, metavar="FILE", help="draw where each policy wins, as PNG")
-    add_json_option(parser)
-    arguments = parser.parse_args()
-    if any(override.startswith("scheduler=") for override in arguments.overrides):
-        parser.error("every policy runs: leave scheduler= out")
-    if arguments.trace and not arguments.trace.is_file():
-        parser.error(f"--trace {arguments.trace}: no such file")
-    grid = Grid(arguments.trace, arguments.requests, tuple(arguments.overrides))
-    seeds = arguments.seed or [0]
-    rows = simulate_grid(grid, seeds, arguments.jobs)
+def main() -> int:
+    bench = Benchmark(
+        __doc__,
+        overrides=True,
+        trace={"type": Path, "metavar": "FILE", "help": "also simulate a stretch of this trace"},
+        seed={"type": int, "action": "append", "help": "of lengths and arrivals; may be given several times"},
+        requests=400,
+        jobs=2,
+        picture={"type": Path, "metavar": "FILE", "help": "draw where each policy wins, as PNG"},
+    )
+    given = bench.given
+    if any(override.startswith("scheduler=") for override in given.overrides):
+        bench.parser.error("every policy runs: leave scheduler= out")
+    if given.trace and not given.trace.is_file():
+        bench.parser.error(f"--trace {given.trace}: no such file")
+    seeds = given.seed or [0]
+    rows = simulate_grid(Grid(given.trace, given.requests, tuple(given.overrides)), seeds, given.jobs)
     mean = means(rows)
-    cells = compare(mean, OWN)
-    print_cells(cells)
     by_seed = {f"seed {seed}": [row for row in rows if row["seed"] == seed] for seed in seeds}
     if len(seeds) > 1:
         by_seed["mean"] = mean
-    summaries = [{"seed": seed, **counts(compare(some, own))} for seed, some in by_seed.items() for own in own_labels()]
-    print_summary(summaries)
-    traded = trades(mean)
-    print_trades(traded)
-    if arguments.picture:
-        draw_winners(arguments.picture, cells, tuple(POLICY_CONFIGS))
-    tables = {"policies": mean, "cells": cells, "summary": summaries, "trades": traded}
-    write_json(arguments.json, "every_policy", tables)
+    bench.tables |= {
+        "policies": mean,
+        "cells": compare(mean, OWN),
+        "summary": [
+            {"seed": seed, **counts(compare(some, own))} for seed, some in by_seed.items() for own in own_labels()
+        ],
+        "trades": trades(mean),
+    }
+    if given.picture:
+        draw_winners(given.picture, bench.tables["cells"], tuple(POLICY_CONFIGS))
+    shown = [key for key in bench.tables["cells"][0] if "of_seven" not in key and key != "own"]
+    return bench.end(hidden=["policies"], columns={"cells": shown})
 
 
 def simulate_grid(grid: Grid, seeds: Sequence[int], jobs: int) -> list[Row]:
     """Simulate all cells, those at once first: they say what 100% load is. Return a row for each policy of each."""
     drawn = list(product(CLUSTERS, grid.workloads, seeds))
-    at_once = [Cell(cluster, workload, AT_ONCE, seed) for cluster, workload, seed in drawn]
-    at_rates = [Cell(cluster, workload, load, seed) for cluster, workload, seed in drawn for load in LOADS]
     rows: list[Row] = []
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
-        total = len(at_once) + len(at_rates)
-        for found in pool.map(partial(simulate_cell, grid), at_once, [None] * len(at_once)):
-            rows += found
-            progress(len(rows), total)
+
+        def simulate_cells(cells: list[Cell], rates: Sequence[float | None]) -> None:
+            for cell, found in zip(cells, pool.map(partial(simulate_cell, grid), cells, rates), strict=True):
+                say(f"{cell.cluster}, {cell.workload}, {cell.load}, seed {cell.seed}")
+                rows.extend(found)
+
+        at_once = [Cell(cluster, workload, AT_ONCE, seed) for cluster, workload, seed in drawn]
+        simulate_cells(at_once, [None] * len(at_once))
         saturation = {
             (row["cluster"], row["workload"], row["seed"]): row["requests_per_s"]
-            for row in rows if row["policy"] == "token_budget"
-        }  # fmt: skip
-        rates = [
-            float(cell.load.rstrip("%")) / 100 * saturation[cell.cluster, cell.workload, cell.seed]
-            for cell in at_rates
-        ]  # fmt: skip
-        for found in pool.map(partial(simulate_cell, grid), at_rates, rates):
-            rows += found
-            progress(len(rows), total)
+            for row in rows
+            if row["policy"] == "token_budget"
+        }
+        cells = [Cell(cluster, workload, load, seed) for cluster, workload, seed in drawn for load in LOADS]
+        rates = [float(one.load.rstrip("%")) / 100 * saturation[one.cluster, one.workload, one.seed] for one in cells]
+        simulate_cells(cells, rates)
     order = {key: number for number, key in enumerate(product(CLUSTERS, WORKLOADS, (*LOADS, AT_ONCE)))}
     return sorted(rows, key=lambda row: (order[row["cluster"], row["workload"], row["load"]], row["seed"]))
-
-
-def progress(num_rows: int, num_cells: int) -> None:
-    if sys.stderr.isatty():
-        done = num_rows // (len(POLICY_CONFIGS) + len(ITERATIONS))
-        print(f"\r{done} of {num_cells} cells", end="\n" if done == num_cells else "", file=sys.stderr, flush=True)
 
 
 def simulate_cell(grid: Grid, cell: Cell, rate: float | None) -> list[Row]:
@@ -163,24 +154,18 @@ def simulate_cell(grid: Grid, cell: Cell, rate: float | None) -> list[Row]:
     workload = drawn(grid, cell.cluster, cell.workload, cell.seed)
     timed = replace(config.workload, request_rate=rate or float("inf"), seed=cell.seed)
     workload = replace(workload, arrivals=arrivals(timed, len(workload)))
-    found = []
-    for label, policy in labelled(config.policies).items():
-        row = simulate(replace(config, scheduler=policy, policies=(), seed=cell.seed), workload)
-        found.append({"cluster": cell.cluster, "workload": cell.workload, "load": cell.load, "seed": cell.seed,
-                      "policy": label, **row})  # fmt: skip
-    return found
+    return [
+        asdict(cell)
+        | {"policy": label, **simulate(replace(config, scheduler=policy, policies=(), seed=cell.seed), workload)}
+        for label, policy in labelled(config.policies).items()
+    ]
 
 
 @lru_cache
 def composed(grid: Grid, cluster: str, workload: str) -> SimulateConfig:
-    policies = ",".join(POLICY_CONFIGS)
-    given = ["hardware=a100-80g", *CLUSTERS[cluster], f"model.architecture.max_position={CONTEXT}",
-             f"scheduler={policies}", *WORKLOADS[workload], *grid.overrides]  # fmt: skip
-    if workload == "trace":
-        given.append(f"workload.path={grid.trace}")
-    else:
-        given.append(f"workload.num_prompts={grid.num_requests}")
-    return compose_one(given, SimulateConfig, "simulate")
+    which = f"workload.path={grid.trace}" if workload == "trace" else f"workload.num_prompts={grid.num_requests}"
+    context = f"model.architecture.max_position={CONTEXT} scheduler={','.join(POLICY_CONFIGS)}"
+    return configure("hardware=a100-80g", CLUSTERS[cluster], context, WORKLOADS[workload], *grid.overrides, which)
 
 
 def drawn(grid: Grid, cluster: str, workload: str, seed: int) -> Workload:
@@ -214,67 +199,76 @@ def own_labels() -> list[str]:
     return [OWN, *(f"{OWN} iterations={'null' if number is None else number}" for number in ITERATIONS)]
 
 
-def simulate(config: SimulateConfig, workload: Workload) -> dict[str, float]:
-    """The figures of one policy's run, checked."""
-    fleet = Fleet([replica.record for replica in simulated(make_setting(config), workload)])
+def simulate(config: SimulateConfig, workload: Workload) -> Row:
+    """Return the figures of one policy's run, checked."""
+    fleet = fleet_of(config, workload)
     ended = sum(request.finished is not None for record in fleet.records for request in record.requests)
     assert ended == len(workload), f"{config.scheduler.name}: {ended} of {len(workload)} requests ended"
     fleet.check()
-    summary = fleet.summarize()
-    assert summary["total_output_tokens"] == int(workload.output_lens.sum())
-    assert summary["failed"] == 0
-    values = (summary["request_throughput"], summary["median_ttft_ms"] / 1e3, summary["p99_ttft_ms"] / 1e3,
-              summary["p99_itl_ms"], summary["bubble_fraction_inner"])  # fmt: skip
-    return {metric: float(f"{value:.6g}") for metric, value in zip(METRICS, values, strict=True)}
+    summary = summarize(fleet)
+    assert (summary["total_output_tokens"], summary["failed"]) == (int(workload.output_lens.sum()), 0)
+    names = [name.replace("p50", "median") for name in METRICS]
+    return dict(zip(METRICS, map(_rounded, figures(summary, *names).values()), strict=True))
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.6g}")
+
+
+def by(rows: Iterable[Row], *keys: str) -> dict[tuple[str, ...], list[Row]]:
+    """Return the rows of each combination of these columns."""
+    found: dict[tuple[str, ...], list[Row]] = {}
+    for row in rows:
+        found.setdefault(tuple(row[key] for key in keys), []).append(row)
+    return found
 
 
 def means(rows: Iterable[Row]) -> list[Row]:
-    """The mean over the seeds, for each policy of each cell."""
-    found: dict[tuple[str, ...], list[Row]] = {}
-    for row in rows:
-        found.setdefault((row["cluster"], row["workload"], row["load"], row["policy"]), []).append(row)
-    keys = ("cluster", "workload", "load", "policy")
+    """Return the mean over the seeds, for each policy of each cell."""
+    keys = (*CELL, "policy")
     return [
         dict(zip(keys, names, strict=True))
-        | {metric: float(f"{np.mean([row[metric] for row in same]):.6g}") for metric in METRICS}
-        for names, same in found.items()
+        | {metric: _rounded(float(np.mean([row[metric] for row in same]))) for metric in METRICS}
+        for names, same in by(rows, *keys).items()
     ]
 
 
 def compare(rows: Iterable[Row], own: str) -> list[Row]:
     """Say for each cell who wins, and how `own`, one of `equal_time`'s labels, stands beside the others."""
-    cells: dict[tuple[str, ...], dict[str, Row]] = {}
-    for row in rows:
-        if row["policy"] == own or row["policy"] not in own_labels():
-            cells.setdefault((row["cluster"], row["workload"], row["load"]), {})[row["policy"]] = row
-    return [
-        {"cluster": cluster, "workload": workload, "load": load, "own": own, **winners(list(of_cell.values())),
-         **beside(of_cell[own], [row for name, row in of_cell.items() if name != own])}
-        for (cluster, workload, load), of_cell in cells.items()
-    ]  # fmt: skip
+    cells = by((row for row in rows if row["policy"] == own or row["policy"] not in own_labels()), *CELL)
+    found = []
+    for names, of_cell in cells.items():
+        (mine,) = (row for row in of_cell if row["policy"] == own)
+        cell = dict(zip(CELL, names, strict=True)) | {"own": own, **winners(of_cell)}
+        cell |= beside(mine, [row for row in of_cell if row is not mine])
+        found.append(cell | {"flags": flags(cell)})
+    return found
 
 
 def winners(rows: Sequence[Row]) -> Row:
-    """Who carries the most, and who has the shortest tails of those that carry as much."""
+    """Return who carries the most, and who has the shortest tails of those that carry as much."""
     most = max(rows, key=lambda row: row["requests_per_s"])
     alike = usable(row for row in rows if row["requests_per_s"] >= SAME * most["requests_per_s"])
     ttft, tbt = (min(alike, key=lambda row: row[key]) for key in ("p99_ttft_s", "p99_tbt_ms"))
     return {
-        "most_by": most["policy"], "most_requests_per_s": most["requests_per_s"],
-        "ttft_by": ttft["policy"], "shortest_p99_ttft_s": ttft["p99_ttft_s"],
-        "tbt_by": tbt["policy"], "shortest_p99_tbt_ms": tbt["p99_tbt_ms"],
-    }  # fmt: skip
+        "most_by": most["policy"],
+        "most_requests_per_s": most["requests_per_s"],
+        "ttft_by": ttft["policy"],
+        "shortest_p99_ttft_s": ttft["p99_ttft_s"],
+        "tbt_by": tbt["policy"],
+        "shortest_p99_tbt_ms": tbt["p99_tbt_ms"],
+    }
 
 
 def usable(rows: Iterable[Row]) -> list[Row]:
-    """Those of the rows whose p99 TTFT is at most ten times the shortest."""
+    """Return those of the rows whose p99 TTFT is at most ten times the shortest."""
     found = list(rows)
     most = USABLE * min((row["p99_ttft_s"] for row in found), default=0.0)
     return [row for row in found if row["p99_ttft_s"] <= most]
 
 
 def beside(own: Row, others: Sequence[Row]) -> Row:
-    """How `equal_time` stands beside its rivals. A ratio is None where nobody else carries as much."""
+    """Return how `equal_time` stands beside its rivals. A ratio is None where nobody else carries as much."""
     carriers = [row for row in others if row["requests_per_s"] >= SAME * own["requests_per_s"]]
     rivals = [row for row in usable([own, *carriers]) if row is not own]
 
@@ -282,53 +276,43 @@ def beside(own: Row, others: Sequence[Row]) -> Row:
         return own[key] / min(row[key] for row in rows) if rows else None
 
     ahead = [row["policy"] for row in rivals if dominates(row, own)]
-    idle = [100 * (own["inner_idle_share"] - min(row["inner_idle_share"] for row in rows)) if rows else None
-            for rows in (rivals, carriers)]  # fmt: skip
+    idle = [
+        100 * (own["inner_idle_share"] - min(row["inner_idle_share"] for row in rows)) if rows else None
+        for rows in (rivals, carriers)
+    ]
     return {
         "requests_per_s_ratio": own["requests_per_s"] / max(row["requests_per_s"] for row in others),
-        "p99_ttft_ratio": ratio("p99_ttft_s", rivals), "p99_tbt_ratio": ratio("p99_tbt_ms", rivals),
-        "idle_points": idle[0], "p99_ttft_ratio_of_seven": ratio("p99_ttft_s", carriers),
-        "p99_tbt_ratio_of_seven": ratio("p99_tbt_ms", carriers), "idle_points_of_seven": idle[1],
+        "p99_ttft_ratio": ratio("p99_ttft_s", rivals),
+        "p99_tbt_ratio": ratio("p99_tbt_ms", rivals),
+        "idle_points": idle[0],
+        "p99_ttft_ratio_of_seven": ratio("p99_ttft_s", carriers),
+        "p99_tbt_ratio_of_seven": ratio("p99_tbt_ms", carriers),
+        "idle_points_of_seven": idle[1],
         "dominated_by": " ".join(ahead),
-    }  # fmt: skip
+    }
 
 
 def dominates(row: Row, own: Row) -> bool:
-    """Whether a rival is level or ahead in both tails, and ahead by over 5% in one."""
+    """Return whether a rival is level or ahead in both tails, and ahead by over 5% in one."""
     ratios = [own[key] / row[key] for key in ("p99_ttft_s", "p99_tbt_ms")]
     return min(ratios) >= 1 and max(ratios) > BEHIND
 
 
 def flags(cell: Mapping[str, Any], suffix: str = "") -> str:
-    """Letters for what `equal_time` is behind in."""
+    """Return letters for what `equal_time` is behind in."""
     found = "T" * (cell["requests_per_s_ratio"] < SAME)
-    for letter, key, most in (("F", "p99_ttft_ratio", BEHIND), ("B", "p99_tbt_ratio", BEHIND),
-                              ("I", "idle_points", IDLE_POINTS)):  # fmt: skip
+    for letter, key, most in (
+        ("F", "p99_ttft_ratio", BEHIND),
+        ("B", "p99_tbt_ratio", BEHIND),
+        ("I", "idle_points", IDLE_POINTS),
+    ):
         value = cell[key + suffix]
         found += letter * (value is not None and value > most)
     return found + "D" * bool(cell["dominated_by"])
 
 
-def print_cells(cells: Iterable[Row]) -> None:
-    print(f"{'':35}{'most requests/s':24}{'shortest p99 TTFT':26}{'shortest p99 TBT':26}"
-          f"{OWN}: requests/s, p99 TTFT, p99 TBT, idle")  # fmt: skip
-    for cell in cells:
-        ratios = "".join(
-            f"{'-':>7}" if cell[key] is None else f"{cell[key]:7.2f}"
-            for key in ("requests_per_s_ratio", "p99_ttft_ratio", "p99_tbt_ratio")
-        )
-        idle = f"{'-':>7}" if cell["idle_points"] is None else f"{cell['idle_points']:+7.1f}"
-        text = (
-            f"{cell['cluster']:19}{cell['workload']:6}{cell['load']:>8}"
-            f"{cell['most_requests_per_s']:9.2f} {cell['most_by']:14}"
-            f"{cell['shortest_p99_ttft_s']:9.2f} s {cell['ttft_by']:14}"
-            f"{cell['shortest_p99_tbt_ms']:8.1f} ms {cell['tbt_by']:14}{ratios}{idle}  {flags(cell)}"
-        )
-        print(text.rstrip())
-
-
 def counts(cells: Sequence[Row]) -> Row:
-    """In how many cells `equal_time` is level or ahead."""
+    """Count the cells in which `equal_time` is level or ahead."""
     found: Row = {"policy": cells[0]["own"], "cells": len(cells)}
     for name, suffix in (("", ""), (" of seven", "_of_seven")):
         letters = [flags(cell, suffix) for cell in cells]
@@ -339,43 +323,18 @@ def counts(cells: Sequence[Row]) -> Row:
     return found
 
 
-def trades(rows: Iterable[Row]) -> list[Row]:
-    """For each load, what the others have of `equal_time`'s numbers: geometric means over the cells."""
-    rows = list(rows)
-    own = {(row["cluster"], row["workload"], row["load"]): row for row in rows if row["policy"] == OWN}
-    ratios: dict[tuple[str, str], list[list[float]]] = {}
-    for row in rows:
-        if row["policy"] != OWN:
-            base = own[row["cluster"], row["workload"], row["load"]]
-            ratios.setdefault((row["policy"], row["load"]), []).append([row[key] / base[key] for key in TRADED])
+def trades(rows: Sequence[Row]) -> list[Row]:
+    """Return for each load what the others have of `equal_time`'s numbers: geometric means over the cells."""
+    own = {tuple(row[key] for key in CELL): row for row in rows if row["policy"] == OWN}
+    ratios = {
+        names: [[row[key] / own[tuple(row[key] for key in CELL)][key] for row in same] for key in TRADED]
+        for names, same in by((row for row in rows if row["policy"] != OWN), "policy", "load").items()
+    }
     return [
-        {"policy": policy, "load": load} | dict(zip(TRADED, map(geometric_mean, zip(*found, strict=True)), strict=True))
+        {"policy": policy, "load": load} | dict(zip(TRADED.values(), map(geometric_mean, found), strict=True))
         for (policy, load), found in ratios.items()
     ]
 
 
-def print_trades(found: Sequence[Row]) -> None:
-    loads = [*dict.fromkeys(row["load"] for row in found)]
-    for key, title in TRADED.items():
-        print(f"\n{title + f', times that of {OWN}':42}" + "".join(f"{load:>9}" for load in loads))
-        for policy in dict.fromkeys(row["policy"] for row in found):
-            of_load = {row["load"]: row[key] for row in found if row["policy"] == policy}
-            print(f"{policy:42}" + "".join(f"{of_load[load]:9.2f}" for load in loads))
-
-
-def print_summary(summaries: Sequence[Row]) -> None:
-    """Print in how many cells each of `equal_time`'s settings is level."""
-    columns = ("requests/s", "TTFT", "TBT", "both tails", "idle", "not dominated")
-    print(f"\nIn how many of {summaries[0]['cells']} cells it is within 1% of the most requests/s, within 5% of the "
-          "shortest p99 TTFT and p99 TBT of its rivals,\nwithin 0.5 points of their least idle time, and dominated by "
-          f"none. In brackets: of all policies that carry as much.\n{'':36}"
-          + "".join(f"{name:>15}" for name in columns))  # fmt: skip
-    for row in summaries:
-        texts = [
-            f"{row[key]}" + (f" ({row[f'{key} of seven']})" if f"{key} of seven" in row else "") for key in columns
-        ]
-        print(f"{row['seed']:8}{row['policy']:28}" + "".join(f"{text:>15}" for text in texts))
-
-
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

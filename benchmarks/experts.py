@@ -8,7 +8,11 @@ vllm-project/vllm.
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -20,6 +24,8 @@ from gapless.runtime.cost.analytic import AnalyticOperators
 from gapless.runtime.cost.gemm import Gemm, Products
 from gapless.runtime.cost.pointwise import Pointwise
 from gapless.runtime.cost.stage_costs import MicroBatchShape, StageCosts
+
+from .support.harness import Benchmark
 
 
 @dataclass(frozen=True)
@@ -111,25 +117,26 @@ def run_seconds(run: Run, batch: int) -> float:
     return seconds
 
 
-def _table(title: str, what: str, published: dict[int, float], found: list[float], digits: int) -> None:
-    errors = [predicted / seconds - 1 for predicted, seconds in zip(found, published.values(), strict=True)]
-    print(f"\n{title}\n{what:<10}" + "".join(f"{size:>8}" for size in published))
-    print(f"{'published':<10}" + "".join(f"{each:>8.{digits}f}" for each in published.values()))
-    print(f"{'model':<10}" + "".join(f"{each:>8.{digits}f}" for each in found))
-    print(f"{'error':<10}" + "".join(f"{each:>8.1%}" for each in errors))
-    print(f"median error {np.median(np.abs(errors)):.1%}")
+def main() -> int:
+    bench = Benchmark(__doc__)
 
+    def compare(size: str, unit: str, published: dict[int, float], predict: Callable[[int], float], **of: Any) -> None:
+        errors = []
+        for number, value in published.items():
+            predicted = predict(number)
+            errors.append(predicted / value - 1)
+            numbers = {size: number, f"published_{unit}": value, f"model_{unit}": predicted, "error_share": errors[-1]}
+            bench.row("layers" if unit == "us" else "batches", **of, **numbers)
+        bench.row("errors", **of, median_error_share=float(np.median(np.abs(errors))))
 
-def main() -> None:
     for layer in LAYERS:
-        found = [layer_us(layer, tokens) for tokens in layer.published]
-        title = f"{layer.name}, {layer.device}, us a layer ({layer.source})"
-        _table(title, "tokens", layer.published, found, 0)
+        setting = f"{layer.name}, {layer.device} ({layer.source})"
+        compare("tokens", "us", layer.published, partial(layer_us, layer), setting=setting)
     for run in RUNS:
-        found = [run_seconds(run, batch) for batch in run.published]
-        title = f"{run.model}, {run.device}, TP {run.tp}, {run.input_len} tokens in, {run.output_len} out, s"
-        _table(f"{title} ({run.source})", "batch", run.published, found, 2)
+        setting = f"{run.model}, {run.device}, TP {run.tp}, {run.input_len} in, {run.output_len} out ({run.source})"
+        compare("batch", "s", run.published, partial(run_seconds, run), setting=setting)
+    return bench.end()
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -7,70 +7,76 @@ small model on two cores; in the others a start is assumed to take a minute, and
 
 `down`: share of the time from a fault until the stages stand again. `again`: tokens whose KV was lost and computed
 again, over all tokens that were computed; a copy of the KV on another rank could save these at most. `goodput`:
-requests/s with a TTFT of 10 s and a TPOT of 200 ms at most. Overrides of `gapless simulate` go behind the options:
-`model=llama2-70b workload.request_rate=8`. Three minutes at most; --requests bounds them.
+requests/s with a TTFT of 10 s and a TPOT of 200 ms at most. Three minutes at most; --requests bounds them.
+
+`--copies` simulates what such a copy costs while nothing fails, with each stage's blocks on the next stage's ranks too:
+a send of all new keys and values to the neighbour, and the memory that they take there. The same requests come at about
+70, 95 and 120% of what the cluster carries: as it is; with a network that is as much slower as the copies make each
+message longer; and with half the KV blocks beside that. A minute and a half (`--requests 6000`).
 """
 
 from __future__ import annotations
 
-import argparse
-from typing import Any
+import sys
 
-from gapless.conf.schema import SimulateConfig
-from gapless.launch.compose import compose_one
-from gapless.launch.turns import requests
-from gapless.runtime.simulation.run import simulated
-from gapless.runtime.simulation.setting import make_setting
+from gapless.runtime.engine.plan import make_plan
 
-from .support.results import add_json_option, write_json
+from .support.harness import Benchmark, Row, figures
+from .support.simulated import configure, replicas_of
 
 SETTING = (
-    "model=gpt3-175b",
-    "hardware=a100-80g",
-    "parallel=tp8_pp8",
-    "workload=zipf",
-    "workload.request_rate=5",
-    "simulation.record=false",
-    "slo.ttft_ms=10000",
-    "slo.tpot_ms=200",
-    "parallel.max_recoveries=1000000",
+    "model=gpt3-175b hardware=a100-80g parallel=tp8_pp8 workload=zipf workload.request_rate=5 simulation.record=false "
+    "slo.ttft_ms=10000 slo.tpot_ms=200 parallel.max_recoveries=1000000"
 )
-SLOW = ("simulation.faults.start_s=60", "simulation.faults.weights_s=30")
+SLOW = "simulation.faults.start_s=60 simulation.faults.weights_s=30"
 TIMES = {"a week": 604_800, "a day": 86_400, "an hour": 3_600}
 TABLES = {
-    "a start of 2.9 s, weights in 0.2 s": ((), ("never", *TIMES)),
-    "a start of 60 s, weights in 30 s": (SLOW, ("a week", "a day")),
+    "a start of 2.9 s, weights in 0.2 s": ([], ["never", *TIMES]),
+    "a start of 60 s, weights in 30 s": ([SLOW], ["a week", "a day"]),
 }
-HEAD = (
-    f"  {'a rank fails once':28}{'faults':>7}{'down':>8}{'again':>8}{'goodput':>9}{'p99 TTFT':>10}{'p99 TBT':>10}"
-    f"{'p99 e2e':>10}"
-)
+RATES = (5, 7, 9)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
-    parser.add_argument("--requests", type=int, default=24_000)
-    add_json_option(parser)
-    arguments = parser.parse_args()
-    given = (*SETTING, f"workload.num_prompts={arguments.requests}", *arguments.overrides)
-    rows = []
+def main() -> int:
+    bench = Benchmark(__doc__, requests=24_000, copies=False, overrides=True)
+    given = (SETTING, f"workload.num_prompts={bench.given.requests}", *bench.given.overrides)
+    (copies if bench.given.copies else faults)(bench, *given)
+    return bench.end()
+
+
+def faults(bench: Benchmark, *given: str) -> None:
     for title, (repair, means) in TABLES.items():
-        print(f"\n{title}\n{HEAD}", flush=True)
         for mean in means:
-            for spares in (0,) if mean == "never" else (0, 1):
-                keys = () if mean == "never" else (f"simulation.faults.rank_mtbf_s={TIMES[mean]}", *repair)
+            keys = [] if mean == "never" else [f"simulation.faults.rank_mtbf_s={TIMES[mean]}", *repair]
+            for spares in (0, 1) if keys else (0,):
                 name = f"{mean}, {'with a spare' if spares else 'without'}" if keys else mean
-                found = row(*given, *keys, f"parallel.spares={spares}")
-                print(text(name, found), flush=True)
-                rows.append({"repair": title, "rank_fails": name, **found})
-    write_json(arguments.json, "faults", {"faults": rows})
+                found = simulate(*given, *keys, f"parallel.spares={spares}")
+                bench.row("faults", repair=title, rank_fails=name, **found)
 
 
-def row(*keys: str) -> dict[str, Any]:
+def copies(bench: Benchmark, *given: str) -> None:
+    config = configure(*given)
+    costs = config.hardware.costs
+    if costs is None:
+        bench.parser.error(f"hardware={config.hardware.name}: its network is not known; choose an a100 or h100")
+    plan = make_plan(config)
+    per_token = 2 * max(len(layers) for layers in plan.layers)  # keys and values, in vectors of the hidden size
+    slower = f"hardware.costs.network.gbps={costs.network.gbps / (1 + per_token)}"
+    variants = {
+        "no copies": [],
+        f"a network {1 + per_token} times as slow": [slower],
+        "half the KV blocks beside it": [slower, f"cache.num_blocks={plan.num_blocks // 2}"],
+    }
+    for rate in RATES:
+        for name, keys in variants.items():
+            found = simulate(*given, f"workload.request_rate={rate}", *keys)
+            bench.row("kv_copies", rate=rate, variant=name, **found)
+
+
+def simulate(*keys: str) -> Row:
     """Simulate a setting, and return its numbers."""
-    config = compose_one(keys, SimulateConfig, "simulate")
-    (replica,) = simulated(make_setting(config), requests(config)[0])
+    config = configure(*keys)
+    (replica,) = replicas_of(config)
     assert replica.totals is not None
     summary = replica.totals.summary(replica.record)
     assert summary["completed"] == config.workload.num_prompts
@@ -80,21 +86,9 @@ def row(*keys: str) -> dict[str, Any]:
         "faults": len(summary["faults"]),
         "down_share": summary["recovery_seconds"] / summary["duration"],
         "again_share": again / (again + tokens),
-        "goodput_requests_per_s": summary["request_goodput"],
-        "p99_ttft_s": summary["p99_ttft_ms"] / 1e3,
-        "p99_tbt_ms": summary["p99_itl_ms"],
-        "p99_e2e_s": summary["p99_e2el_ms"] / 1e3,
-        "makespan_s": summary["duration"],
+        **figures(summary, "goodput_requests_per_s", "p99_ttft_s", "p99_tbt_ms", "p99_e2e_s", "makespan_s"),
     }
 
 
-def text(name: str, found: dict[str, Any]) -> str:
-    return (
-        f"  {name:28}{found['faults']:7}{found['down_share']:8.2%}{found['again_share']:8.2%}"
-        f"{found['goodput_requests_per_s']:7.2f}/s{found['p99_ttft_s']:8.1f} s{found['p99_tbt_ms']:7.0f} ms"
-        f"{found['p99_e2e_s']:8.1f} s"
-    )
-
-
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

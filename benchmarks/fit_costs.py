@@ -11,10 +11,8 @@ one core.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import functools
-import itertools
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -41,26 +39,30 @@ from gapless.runtime.cost.link import Link
 from gapless.runtime.cost.pointwise import Pointwise
 
 from .support import measurements as m
+from .support.harness import Benchmark, Row, say
 from .support.least_squares import Array, Kind, Space, fit
 
-GEMM: dict[str, Kind] = {
-    "tflops": "positive", "whole_waves": "share", "fade": "positive", "sustained_tflops": "positive",
-    "launch_us": "positive", "wave_us": "positive", "split_us": "positive", "split_share": "positive",
-    "memory_gbps": "positive", "knee": "above_one",
-}  # fmt: skip
-POINTWISE: dict[str, Kind] = {field.name: "positive" for field in dataclasses.fields(PointwiseConfig)}
-CHUNKS: dict[str, Kind] = {
-    "chunk_launch_us": "positive", "chunk_split_us": "positive", "chunk_tflops": "positive", "chunk_self": "above_half",
-    "chunk_waves": "share", "chunk_spread": "above_one", "chunk_copy_gbps": "positive", "chunk_wave_us": "positive",
-    "chunk_token_ns": "positive",
-}  # fmt: skip
-DECODES: dict[str, Kind] = {
-    "decode_launch_us": "positive", "decode_split_us": "positive", "decode_wave_us": "positive",
-    "decode_gbps": "positive", "decode_waves": "share", "decode_spread": "above_one", "decode_token_ns": "positive",
-    "decode_tokens": "positive",
-}  # fmt: skip
-LINK: dict[str, Kind] = {"least_us": "positive", "ramp_us": "positive", "gbps": "positive", "knee": "above_one"}
 
+def free(text: str) -> dict[str, Kind]:
+    """Return the constants that vary and how each is bounded, `NAME:KIND`; without a kind it is positive."""
+    parts = [word.partition(":") for word in text.split()]
+    return {name: kind or "positive" for name, _, kind in parts}  # type: ignore[misc]
+
+
+GEMM = free(
+    "tflops whole_waves:share fade sustained_tflops launch_us wave_us split_us split_share memory_gbps knee:above_one"
+)
+POINTWISE = free(" ".join(field.name for field in dataclasses.fields(PointwiseConfig)))
+CHUNKS = free(
+    "chunk_launch_us chunk_split_us chunk_tflops chunk_self:above_half chunk_waves:share chunk_spread:above_one "
+    "chunk_copy_gbps chunk_wave_us chunk_token_ns"
+)
+DECODES = free(
+    "decode_launch_us decode_split_us decode_wave_us decode_gbps decode_waves:share decode_spread:above_one "
+    "decode_token_ns decode_tokens"
+)
+LINK = free("least_us ramp_us gbps knee:above_one")
+SHARED = ("launch_us", "element_ns")  # constants that all row-by-row kernels share
 SAMPLE_SIZE = 1200  # matrix products on which the starts of a fit are compared
 STARTS = 4
 FOLDS = 4
@@ -88,14 +90,18 @@ class Measured:
         chunks, decodes, copies = m.read_attention(folder)
         fi_chunks, fi_decodes = m.read_flashinfer(folder)
         return cls(
-            products, rows + copies, _measured(flash_attention=chunks, flashinfer=fi_chunks),
-            _measured(flash_attention=decodes, flashinfer=fi_decodes), m.read_all_reduce(folder),
-            m.read_send(folder, between_nodes=False), m.read_send(folder, between_nodes=True),
-        )  # fmt: skip
+            products,
+            rows + copies,
+            _measured(flash_attention=chunks, flashinfer=fi_chunks),
+            _measured(flash_attention=decodes, flashinfer=fi_decodes),
+            m.read_all_reduce(folder),
+            m.read_send(folder, between_nodes=False),
+            m.read_send(folder, between_nodes=True),
+        )
 
 
 def _measured(**by_kernels: Any) -> Any:
-    """The libraries of which there are measurements."""
+    """Return the libraries of which there are measurements."""
     return {kernels: rows for kernels, rows in by_kernels.items() if rows}
 
 
@@ -130,7 +136,7 @@ def _attention(
 
 
 def messages_seconds(config: LinkConfig, messages: Sequence[m.Message]) -> Array:
-    """Predicted seconds of messages. In an all-reduce each of n ranks sends 2 (n - 1) / n of the bytes."""
+    """Return the predicted seconds of messages. In an all-reduce each of n ranks sends 2 (n - 1) / n of the bytes."""
     link: Any = Link(config)
     return np.asarray(link.seconds(np.array([s * (2 * (n - 1) / n if n > 1 else 1) for n, s, _ in messages])))
 
@@ -141,9 +147,9 @@ def fit_all(measured: Measured, base: CostsConfig) -> CostsConfig:
     if measured.products:
         found["gemm"] = fit_gemm(base.gemm, measured.products, base.multiprocessors)
     if measured.rows:
-        kinds = {row.operator for row in measured.rows}
-        free = {name: kind for name, kind in POINTWISE.items() if name in SHARED or name.removesuffix("_gbps") in kinds}
-        found["pointwise"] = _fit(base.pointwise, free, measured.rows, rows_seconds)
+        names = {*SHARED, *(f"{row.operator}_gbps" for row in measured.rows)}
+        chosen = {name: kind for name, kind in POINTWISE.items() if name in names}
+        found["pointwise"] = _fit(base.pointwise, chosen, measured.rows, rows_seconds)
     found["attention"] = fit_attention(base, measured)
     for name in ("all_reduce", "node", "network"):
         if files := getattr(measured, name):
@@ -160,15 +166,14 @@ def fit_attention(base: CostsConfig, measured: Measured) -> AttentionFamilies:
         config, chunks, decodes = found.of(kernels), measured.chunks.get(kernels), measured.decodes.get(kernels)
         if chunks:
             # FlashInfer's kernels were timed alone, FlashAttention's with the copies of what they read and write.
-            free = {name: kind for name, kind in CHUNKS.items() if kernels != "flashinfer" or name != "chunk_copy_gbps"}
-            config = _fit(config, free, chunks, lambda c, x: chunks_seconds(c, x, cores))
+            chosen = {
+                name: kind for name, kind in CHUNKS.items() if kernels != "flashinfer" or name != "chunk_copy_gbps"
+            }
+            config = _fit(config, chosen, chunks, lambda c, x: chunks_seconds(c, x, cores))
         if decodes:
             config = _fit(config, DECODES, decodes, lambda c, x: decodes_seconds(c, x, cores))
         found = dataclasses.replace(found, **{kernels: config})
     return found
-
-
-SHARED = ("launch_us", "element_ns")  # constants that all row-by-row kernels share
 
 
 def fit_gemm(base: GemmConfig, products: Sequence[m.MatrixProduct], multiprocessors: int) -> GemmConfig:
@@ -201,7 +206,7 @@ def fit_link(base: LinkConfig, files: dict[str, list[m.Message]], name: str) -> 
 
 
 def _kept(files: dict[str, list[m.Message]], name: str) -> list[str]:
-    """The files that a link is fitted to: for sends those by hidden size, if there are any.
+    """Return the files that a link is fitted to: for sends those by hidden size, if there are any.
 
     The other file of sends measures another network between nodes, and kernels without their launch within a node.
     """
@@ -223,63 +228,60 @@ def _seconds(measured: Sequence[Any]) -> Array:
     return np.array([each.seconds for each in measured])
 
 
-class Table:
-    """Prints a table of errors with one line for each group."""
-
-    def __init__(self, title: str) -> None:
-        print(f"\n{title}\n{'':<52}{'rows':>7}{'median':>9}{'90%':>9}")
-
-    def line(self, name: str, predicted: Array, measured: Sequence[Any]) -> None:
-        if len(measured):
-            errors = np.abs(predicted / _seconds(measured) - 1)
-            print(f"{name:<52}{len(errors):>7}{np.median(errors):>9.1%}{np.percentile(errors, 90):>9.1%}")
-
-    def by(self, names: Callable[[Any], str], predicted: Array, measured: Sequence[Any]) -> None:
-        """Print a line for each group of measurements with the same name, in order of first appearance."""
-        labels = [names(each) for each in measured]
-        for label in dict.fromkeys(labels):
-            at = [i for i, other in enumerate(labels) if other == label]
-            self.line(label, predicted[at], [measured[i] for i in at])
+def errors(name: str, predicted: Array, measured: Sequence[Any]) -> list[Row]:
+    """Return a row of errors, none without measurements."""
+    if not len(measured):
+        return []
+    off = np.abs(predicted / _seconds(measured) - 1)
+    shares = {"median_share": float(np.median(off)), "p90_share": float(np.percentile(off, 90))}
+    return [{"of": name, "rows": len(measured), **shares}]
 
 
-def show(title: str, costs: CostsConfig, measured: Measured) -> None:
-    """Print the table of errors of `costs`."""
-    table, cores = Table(title), costs.multiprocessors
-    if measured.products:
-        show_products(table, costs, measured.products)
-    if measured.rows:
-        table.by(lambda row: f"row by row, {row.operator}", rows_seconds(costs.pointwise, measured.rows), measured.rows)
-    for kernels in costs.attention.known:
-        config = costs.attention.of(kernels)
-        if chunks := measured.chunks.get(kernels):
-            table.line(f"{kernels}, chunks", chunks_seconds(config, chunks, cores), chunks)
-        if decodes := measured.decodes.get(kernels):
-            table.line(f"{kernels}, decodes", decodes_seconds(config, decodes, cores), decodes)
+def errors_by(name: Callable[[Any], str], predicted: Array, measured: Sequence[Any]) -> list[Row]:
+    """Return a row of errors for each group of measurements with the same name, in order of first appearance."""
+    groups: dict[str, list[int]] = {}
+    for place, each in enumerate(measured):
+        groups.setdefault(name(each), []).append(place)
+    return [row for key, at in groups.items() for row in errors(key, predicted[at], [measured[i] for i in at])]
+
+
+def errors_of(costs: CostsConfig, measured: Measured) -> list[Row]:
+    """Return the errors of `costs`."""
+    cores, rows = costs.multiprocessors, []
+    if products := measured.products:
+        predicted = products_seconds(costs.gemm, products, cores)
+        rows += _errors_of_products(predicted, products)
+        order = sorted(range(len(products)), key=lambda i: products[i].rows)
+        rows += errors_by(_band, predicted[order], [products[i] for i in order])
+        rows += errors("matrix products", predicted, products)
+    if kernels := measured.rows:
+        rows += errors_by(lambda row: f"row by row, {row.operator}", rows_seconds(costs.pointwise, kernels), kernels)
+    for library in costs.attention.known:
+        config = costs.attention.of(library)
+        if chunks := measured.chunks.get(library):
+            rows += errors(f"{library}, chunks", chunks_seconds(config, chunks, cores), chunks)
+        if decodes := measured.decodes.get(library):
+            rows += errors(f"{library}, decodes", decodes_seconds(config, decodes, cores), decodes)
     for name, word in (("all_reduce", "all-reduce"), ("node", "send in a node"), ("network", "send between nodes")):
         files, link = getattr(measured, name), getattr(costs, name)
         for file, messages in files.items():
-            table.line(f"{word}, {file}", messages_seconds(link, messages), messages)
+            rows += errors(f"{word}, {file}", messages_seconds(link, messages), messages)
             if file not in _kept(files, name):
                 own = _fit(link, LINK, messages[::2], messages_seconds)
                 text = f"  constants of its own: {own.least_us:.0f} us, {own.gbps:.1f} GB/s"
-                table.line(text, messages_seconds(own, messages[1::2]), messages[1::2])
+                rows += errors(text, messages_seconds(own, messages[1::2]), messages[1::2])
+    return rows
 
 
-def show_products(table: Table, costs: CostsConfig, products: Sequence[m.MatrixProduct]) -> None:
-    predicted = products_seconds(costs.gemm, products, costs.multiprocessors)
-    table.by(lambda p: f"{p.model}", predicted, products)
-    table.by(lambda p: f"  {p.operator}", predicted, products)
-    table.by(lambda p: f"  tp {p.tp}", predicted, products)
-    bounds = (1, 8, 64, 128, 256, 512, 1024, 2048, 1 << 30)
-    bands = list(itertools.pairwise(bounds))
+def _errors_of_products(predicted: Array, products: Sequence[m.MatrixProduct]) -> list[Row]:
+    names = (lambda p: f"{p.model}", lambda p: f"  {p.operator}", lambda p: f"  tp {p.tp}")
+    return [row for name in names for row in errors_by(name, predicted, products)]
 
-    def band(product: m.MatrixProduct) -> str:
-        low, high = next((a, b) for a, b in bands if a <= product.rows <= b or b == bounds[-1])
-        return f"  {low}+ rows" if high == bounds[-1] else f"  up to {high} rows"
 
-    order = sorted(range(len(products)), key=lambda i: products[i].rows)
-    table.by(band, predicted[order], [products[i] for i in order])
-    table.line("matrix products", predicted, products)
+def _band(product: m.MatrixProduct) -> str:
+    bounds = (8, 64, 128, 256, 512, 1024, 2048)
+    most = next((bound for bound in bounds if product.rows <= bound), None)
+    return f"  {bounds[-1]}+ rows" if most is None else f"  up to {most} rows"
 
 
 def split_rows(measured: Measured) -> tuple[Measured, Measured]:
@@ -304,38 +306,20 @@ def split_rows(measured: Measured) -> tuple[Measured, Measured]:
     )
 
 
-def show_unseen_shapes(base: CostsConfig, products: Sequence[m.MatrixProduct]) -> None:
-    """Print the errors on each quarter of the weight shapes, with constants fitted to the other three quarters."""
-    shapes = sorted({(p.inputs, p.outputs) for p in products})
-    quarter = {shapes[i]: at % FOLDS for at, i in enumerate(np.random.default_rng(0).permutation(len(shapes)).tolist())}
-    predicted = np.empty(len(products))
-    for fold in range(FOLDS):
-        others = [p for p in products if quarter[p.inputs, p.outputs] != fold]
-        gemm = fit_gemm(base.gemm, others, base.multiprocessors)
-        at = [i for i, p in enumerate(products) if quarter[p.inputs, p.outputs] == fold]
+def unseen(base: CostsConfig, products: Sequence[m.MatrixProduct], part: Callable[[Any], object]) -> Array:
+    """Predict the products of each part with constants fitted to the other parts."""
+    parts, predicted = [part(p) for p in products], np.empty(len(products))
+    for held_out in dict.fromkeys(parts):
+        at = [i for i, own in enumerate(parts) if own == held_out]
+        gemm = fit_gemm(
+            base.gemm, [p for p, own in zip(products, parts, strict=True) if own != held_out], base.multiprocessors
+        )
         predicted[at] = products_seconds(gemm, [products[i] for i in at], base.multiprocessors)
-    table = Table("Matrix products of each quarter of the weights' shapes, after a fit to the other shapes alone")
-    table.by(lambda p: p.model, predicted, products)
-    table.by(lambda p: f"  {p.operator}", predicted, products)
-    table.by(lambda p: f"  tp {p.tp}", predicted, products)
-    table.line("matrix products", predicted, products)
-
-
-def show_unseen_models(base: CostsConfig, products: Sequence[m.MatrixProduct]) -> None:
-    """Print the errors on each model, with constants fitted to the other models."""
-    table = Table("Matrix products of each model, after a fit to the other models alone")
-    for model in dict.fromkeys(p.model for p in products):
-        others = [p for p in products if p.model != model]
-        gemm = fit_gemm(base.gemm, others, base.multiprocessors)
-        out = [p for p in products if p.model == model]
-        predicted = products_seconds(gemm, out, base.multiprocessors)
-        table.line(model, predicted, out)
-        table.by(lambda p: f"  {p.operator}", predicted, out)
-        table.by(lambda p: f"  tp {p.tp}", predicted, out)
+    return predicted
 
 
 def block(costs: CostsConfig) -> str:
-    """The constants as YAML, rounded to four digits."""
+    """Return the constants as YAML, rounded to four digits."""
 
     def short(value: Any) -> Any:
         if isinstance(value, dict):
@@ -348,39 +332,49 @@ def block(costs: CostsConfig) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--check", metavar="hardware=NAME", help="only print the errors of that file's constants")
-    parser.add_argument("--base", default="a100-80g", metavar="NAME", help="hardware that the fit starts from")
-    parser.add_argument("--quick", action="store_true", help="only fit all rows, hold nothing out")
-    arguments = parser.parse_args()
-    measured = Measured.of(arguments.folder)
+    bench = Benchmark(
+        __doc__,
+        {"folder": Path},
+        check={"metavar": "hardware=NAME", "help": "only print the errors of that file's constants"},
+        base={"default": "a100-80g", "metavar": "NAME", "help": "hardware that the fit starts from"},
+        quick={"action": "store_true", "help": "only fit all rows, hold nothing out"},
+    )
+    given, tables = bench.given, bench.tables
+    measured = Measured.of(given.folder)
     if not any(getattr(measured, field.name) for field in dataclasses.fields(measured)):
-        print(f"{arguments.folder}: no measurements there; nothing is checked")
+        print(f"{given.folder}: no measurements there; nothing is checked")
         return 0
-    name = arguments.check.removeprefix("hardware=") if arguments.check else arguments.base
+    name = given.check.removeprefix("hardware=") if given.check else given.base
     try:
         base = load_hardware(name).costs
     except ConfigError as error:
-        print(error, file=sys.stderr)
+        say(str(error))
         return 2
     if base is None:
-        print(f"hardware={name}: has no constants", file=sys.stderr)
+        say(f"hardware={name}: has no constants")
         return 2
-    if arguments.check:
-        show(f"hardware={name} against all measurements of {arguments.folder.name}", base, measured)
-        return 0
+    if given.check:
+        tables[f"hardware={name} against all measurements of {given.folder.name}"] = errors_of(base, measured)
+        return bench.end()
     fitted = fit_all(measured, base)
-    show("On the rows that were fitted", fitted, measured)
-    if not arguments.quick:
+    tables["on the rows that were fitted"] = errors_of(fitted, measured)
+    products = measured.products
+    if not given.quick:
         kept, out = split_rows(measured)
-        show("On every third row, left out of the fit", fit_all(kept, fitted), out)
-        if measured.products:
-            show_unseen_shapes(fitted, measured.products)
-        if len({p.model for p in measured.products}) > 1:
-            show_unseen_models(fitted, measured.products)
-    print(f"\n{block(fitted)}", end="")
-    return 0
+        tables["on every third row, left out of the fit"] = errors_of(fit_all(kept, fitted), out)
+        shapes = sorted({(p.inputs, p.outputs) for p in products})
+        order = np.random.default_rng(0).permutation(len(shapes)).tolist()
+        quarter = {shapes[i]: at % FOLDS for at, i in enumerate(order)}
+        for what, part in (
+            ("quarter of the weights' shapes", lambda p: quarter[p.inputs, p.outputs]),
+            ("model", lambda p: p.model),
+        ):
+            if len({part(p) for p in products}) > 1:
+                predicted = unseen(fitted, products, part)
+                rows = _errors_of_products(predicted, products) + errors("matrix products", predicted, products)
+                tables[f"matrix products of each {what}, after a fit to the others alone"] = rows
+    print(block(fitted), end="")
+    return bench.end()
 
 
 if __name__ == "__main__":

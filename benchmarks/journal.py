@@ -8,20 +8,16 @@ journal, by turns. Words after the options are overrides of the server.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
-import statistics
 import sys
-import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 from gapless.runtime.serving.journal import Journal, payloads
 
-from .soak import roles_of
-from .support.results import add_json_option, write_json
+from .support.harness import Benchmark, Row, medians, scratch
+from .support.processes import roles_of
 from .support.server import Server, gapless_server
 from .support.unbroken import Clients, questions
 
@@ -30,7 +26,7 @@ _REPEATS = 5
 
 
 def control_seconds(server: Server) -> float:
-    """CPU time of the front and its engine so far."""
+    """Return the CPU time of the front and its engine so far."""
     seconds = 0.0
     for pid, role in roles_of(server.process.pid).items():
         if role.startswith(("front", "engine")):
@@ -54,7 +50,7 @@ async def load(server: Server, streams: int, seconds: float, journal: Path | Non
 
 
 def seconds_to_write(data: bytes, folder: Path) -> float:
-    """CPU time that the records of a journal take to be written, at the least."""
+    """Return the CPU time that the records of a journal take to be written, at the least."""
     written = [bytes(payload) for payload in payloads(memoryview(data))]
     found = []
     for number in range(_REPEATS):
@@ -67,48 +63,33 @@ def seconds_to_write(data: bytes, folder: Path) -> float:
     return min(found)
 
 
-def turn(streams: int, seconds: float, overrides: list[str]) -> dict[str, Any]:
+def turn(streams: int, seconds: float, overrides: list[str]) -> Row:
     """Load a server with a journal, and one without."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "journal"
-        with gapless_server(["parallel=pp2", "parallel.threads=1", f"serve.journal={path}", *overrides]) as server:
-            asyncio.run(load(server, streams, 1.0, path))
-            control, tokens, data = asyncio.run(load(server, streams, seconds, path))
-        writing = seconds_to_write(data, Path(folder))
-    with gapless_server(["parallel=pp2", "parallel.threads=1", *overrides]) as server:
-        asyncio.run(load(server, streams, 1.0, None))
-        control_without, tokens_without, _ = asyncio.run(load(server, streams, seconds, None))
-    return {
-        "streams": streams, "tokens": tokens, "bytes_per_token": len(data) / tokens,
-        "records": sum(1 for _ in payloads(memoryview(data))), "journal_s": writing, "control_s": control,
-        "journal_share": writing / control, "with_us_per_token": 1e6 * control / tokens,
-        "without_us_per_token": 1e6 * control_without / tokens_without,
-    }  # fmt: skip
+    found = []
+    with scratch() as folder:
+        for path in (folder / "journal", None):
+            journal = f"serve.journal={path or 'null'}"
+            with gapless_server(["parallel=pp2 parallel.threads=1", journal, *overrides]) as server:
+                asyncio.run(load(server, streams, 1.0, path))
+                found.append(asyncio.run(load(server, streams, seconds, path)))
+        (control, tokens, data), (control_without, tokens_without, _) = found
+        writing = seconds_to_write(data, folder)
+    records = sum(1 for _ in payloads(memoryview(data)))
+    written = {"tokens": tokens, "bytes_per_token": len(data) / tokens, "records": records, "journal_s": writing}
+    each = {"with_us_per_token": 1e6 * control / tokens, "without_us_per_token": 1e6 * control_without / tokens_without}
+    return {"streams": streams, **written, "control_s": control, "journal_share": writing / control, **each}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=12.0, help="of load, each time")
-    parser.add_argument("--streams", type=int, nargs="+", default=[8, 32, 96])
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
-    add_json_option(parser)
-    arguments = parser.parse_args()
-    rows = []
-    for number in range(arguments.turns):
-        for streams in arguments.streams:
-            rows.append(turn(streams, arguments.seconds, arguments.overrides))
-            print(f"turn {number}: {streams} streams, {rows[-1]['journal_share']:.2%}", file=sys.stderr, flush=True)
-    print(f"{'streams':>7}{'records':>9}{'bytes/token':>13}{'journal':>11}{'control':>10}{'share':>8}{'us/token':>10}"
-          f"{'without':>9}")  # fmt: skip
-    for streams in arguments.streams:
-        found = [row for row in rows if row["streams"] == streams]
-        middle = {key: statistics.median(row[key] for row in found) for key in found[0]}
-        print(f"{streams:7}{middle['records']:9.0f}{middle['bytes_per_token']:13.1f}{middle['journal_s']:9.3f} s"
-              f"{middle['control_s']:8.1f} s{middle['journal_share']:8.2%}{middle['with_us_per_token']:10.1f}"
-              f"{middle['without_us_per_token']:9.1f}")  # fmt: skip
-    write_json(arguments.json, "journal", {"journal": rows})
+def main() -> int:
+    bench = Benchmark(__doc__, turns=3, seconds=12.0, streams=[8, 32, 96], overrides=True)
+    given = bench.given
+    for _ in range(given.turns):
+        for streams in given.streams:
+            bench.row("journal", **turn(streams, given.seconds, given.overrides))
+    for streams in given.streams:
+        bench.row("medians", **medians([row for row in bench.tables["journal"] if row["streams"] == streams]))
+    return bench.end(hidden=["journal"])
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

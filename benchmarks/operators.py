@@ -8,9 +8,8 @@ are measured in the same run. Small tensors come from caches and may be faster t
 
 from __future__ import annotations
 
-import argparse
 import functools
-import tempfile
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -20,18 +19,18 @@ from typing import Any
 
 import numpy as np
 
+from gapless import LLM
 from gapless.conf.sampling import SamplingParams
 from gapless.conf.schema import ModelConfig
 from gapless.models.huggingface import resolve_architecture
 from gapless.models.kernels.cpp import CppKernels
 from gapless.parallel.layers import LMHead
 from gapless.parallel.packed import PackedWeight
-from gapless.runtime import LLM
 from gapless.runtime.pipeline.stage_worker import StageWorker
 
 from .peer import MODELS
+from .support.harness import Benchmark, scratch
 from .support.peer_floor import ROWS, Products
-from .support.results import add_json_option, write_json
 
 ELEMENT = 4  # bytes
 FEW_ROWS = 32
@@ -93,7 +92,7 @@ def product(weight: Any, x: Any, *_: Any) -> tuple[str, float, float]:
 
 
 def head(layer: Any, x: Any) -> tuple[str, float, float]:
-    """The LM head where its weight is not packed, as it is the embedding's; else the product inside is counted."""
+    """Return the cost of the LM head where its weight, the embedding's, is not packed; else its product is counted."""
     if layer.packed is not None:
         return "rest of the stage", 0.0, 0.0
     return "LM head (tied)", 2.0 * len(x) * layer.weight.numel(), ELEMENT * layer.weight.numel()
@@ -112,7 +111,7 @@ def chunk(_: Any, q: Any, *__: Any, start: int, **___: Any) -> tuple[str, float,
 
 
 def small(name: str, factor: float) -> Callable[..., tuple[str, float, float]]:
-    """A cost by the bytes of the first tensor, `factor` times."""
+    """Return a cost by the bytes of the first tensor, `factor` times."""
     return lambda _, x, *__, **___: (name, 0.0, factor * x.numel() * ELEMENT)
 
 
@@ -120,63 +119,57 @@ def other(name: str) -> Callable[..., tuple[str, float, float]]:
     return lambda *_, **__: (name, 0.0, 0.0)
 
 
+CALLS: tuple[tuple[type, str, Callable[..., tuple[str, float, float]]], ...] = (
+    (PackedWeight, "linear", product),
+    (LMHead, "forward", head),
+    (CppKernels, "attend_decodes", decodes),
+    (CppKernels, "attend_chunk", chunk),
+    (CppKernels, "rms_norm", small("norm, gate, rotation, cache", 2.0)),
+    (CppKernels, "gated_silu", small("norm, gate, rotation, cache", 1.5)),
+    (CppKernels, "rotate_and_write", small("norm, gate, rotation, cache", 2.5)),
+    (StageWorker, "prepare", other("preparing")),
+    (StageWorker, "sample", other("sampling")),
+    (StageWorker, "forward", other("rest of the stage")),
+)
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--model", choices=MODELS, default="llama-12x768")
-    parser.add_argument("--requests", type=int, default=32)
-    parser.add_argument("--output", type=int, default=64)
-    parser.add_argument("--png", type=Path, metavar="FILE")
-    add_json_option(parser)
-    arguments = parser.parse_args()
-    lengths = np.random.default_rng(0).integers(128, 513, arguments.requests)
-    with tempfile.TemporaryDirectory() as folder:
-        MODELS[arguments.model].save(Path(folder))
+    model = {"choices": MODELS, "default": "llama-12x768"}
+    bench = Benchmark(__doc__, model=model, requests=32, output=64, png={"type": Path, "metavar": "FILE"})
+    given = bench.given
+    lengths = np.random.default_rng(0).integers(128, 513, given.requests)
+    with scratch() as scratched:
+        folder = str(scratched / "model")
+        MODELS[given.model](Path(folder))
         arch = resolve_architecture(ModelConfig(weights=folder))
         products = Products(arch)
         rate = 2 * products.elements * ROWS / products.seconds(ROWS)
         bandwidth = ELEMENT * products.elements / products.seconds(1)
         del products
         watch = Stopwatch(rate, bandwidth)
-        for owner, method, cost in (
-            (PackedWeight, "linear", product), (LMHead, "forward", head),
-            (CppKernels, "attend_decodes", decodes), (CppKernels, "attend_chunk", chunk),
-            (CppKernels, "rms_norm", small("norm, gate, rotation, cache", 2.0)),
-            (CppKernels, "gated_silu", small("norm, gate, rotation, cache", 1.5)),
-            (CppKernels, "rotate_and_write", small("norm, gate, rotation, cache", 2.5)),
-            (StageWorker, "prepare", other("preparing")), (StageWorker, "sample", other("sampling")),
-            (StageWorker, "forward", other("rest of the stage")),
-        ):  # fmt: skip
-            watch.time(owner, method, cost)
+        for call in CALLS:
+            watch.time(*call)
         ids = np.random.default_rng(1)
         prompts = [ids.integers(5, arch.vocab_size, n).tolist() for n in lengths]
         with LLM(folder, **{"model.tokenizer": "none", "scheduler": "equal_time"}) as llm:
             llm.generate(prompts[:4], SamplingParams(max_tokens=4, ignore_eos=True))
             watch.operators.clear()
             begin = time.perf_counter()
-            llm.generate(prompts, SamplingParams(max_tokens=arguments.output, ignore_eos=True))
+            llm.generate(prompts, SamplingParams(max_tokens=given.output, ignore_eos=True))
             seconds = time.perf_counter() - begin
     measured = sum(operator.seconds for operator in watch.operators.values())
     watch.operators["scheduler, coordinator, outputs"] = Operator(seconds=seconds - measured)
-    rows = [
-        {
-            "operator": name, "calls": of.calls, "seconds": of.seconds, "time_share": of.seconds / seconds,
-            "floor_s": of.floor_s, "gflops": of.flops / of.seconds / 1e9, "gb_per_s": of.bytes / of.seconds / 1e9,
-        }
-        for name, of in sorted(watch.operators.items(), key=lambda item: -item[1].seconds)
-    ]  # fmt: skip
-    print(f"{arguments.model}: {seconds:.2f} s; best products {rate / 1e9:.0f} GFLOP/s, weights read at "
-          f"{bandwidth / 1e9:.1f} GB/s")  # fmt: skip
-    print(f"{'':<34}{'calls':>7}{'seconds':>9}{'share':>8}{'floor':>8}{'GFLOP/s':>9}{'GB/s':>7}")
-    for row in rows:
-        print(f"{row['operator']:<34}{row['calls']:>7}{row['seconds']:>9.3f}{row['time_share']:>8.1%}"
-              f"{row['floor_s']:>8.3f}{row['gflops']:>9.0f}{row['gb_per_s']:>7.1f}")  # fmt: skip
+    for name, of in sorted(watch.operators.items(), key=lambda item: -item[1].seconds):
+        rates = {"gflops": of.flops / of.seconds / 1e9, "gb_per_s": of.bytes / of.seconds / 1e9}
+        times = {"seconds": of.seconds, "time_share": of.seconds / seconds, "floor_s": of.floor_s}
+        bench.row("operators", operator=name, calls=of.calls, **times, **rates)
+    rows = bench.tables["operators"]
     floor = sum(row["floor_s"] for row in rows)
-    print(f"{'in all':<41}{seconds:>9.3f}{'':>8}{floor:>8.3f}  ({floor / seconds:.0%} of the time)")
-    if arguments.png:
-        draw(arguments.png, f"{arguments.model}, one process: {seconds:.1f} s", rows)
-    rates = {"seconds": seconds, "gflops": rate / 1e9, "gb_per_s": bandwidth / 1e9, "floor_s": floor}
-    write_json(arguments.json, "operators", {"run": [rates], "operators": rows})
-    return 0
+    best = {"gflops": rate / 1e9, "gb_per_s": bandwidth / 1e9, "floor_s": floor, "floor_share": floor / seconds}
+    bench.row("run", seconds=seconds, **best)
+    if given.png:
+        draw(given.png, f"{given.model}, one process: {seconds:.1f} s", rows)
+    return bench.end()
 
 
 def draw(path: Path, title: str, rows: list[dict[str, Any]]) -> None:
@@ -203,4 +196,4 @@ def draw(path: Path, title: str, rows: list[dict[str, Any]]) -> None:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(main())

@@ -60,7 +60,7 @@ def main(arguments: list[str]) -> int:
 
 
 def page() -> str:
-    """The text of the page, all experiments in the paper's order; copies their pictures to `docs/images`."""
+    """Return the text of the page, all experiments in the paper's order; copies their pictures to `docs/images`."""
     sections = []
     for name in EXPERIMENTS:
         folder = RUNS / name
@@ -72,7 +72,7 @@ def page() -> str:
 
 
 def overview() -> str:
-    """A table of how far our numbers are from the paper's, by artifact."""
+    """Return a table of how far our numbers are from the paper's, by artifact."""
     lines = ["| | numbers of the paper | deviation of ours, median | largest |", "| --- | ---: | ---: | ---: |"]
     for name in EXPERIMENTS:
         rows = [Row(**row) for row in json.loads((RUNS / name / "paper.json").read_text(encoding="utf-8"))]

@@ -17,17 +17,15 @@ are gapless overrides, as `scheduler=equal_time`.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import os
 import shutil
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,151 +33,123 @@ import numpy as np
 
 import gapless.models
 
+from .support.harness import Benchmark, Row, by_turns, scratch
 from .support.processes import tree_memory
-from .support.results import add_json_option, write_json
+from .support.server import logged
 
 GRIDS = {"one": (1, 1), "pp2": (2, 1), "tp2": (1, 2)}
-ENGINES = Path(__file__).parent / "support"
+SCRIPTS = Path(__file__).parent / "support"
 LIMIT_S = 900
 
 
-@dataclass(frozen=True)
-class Model:
-    """A model's shape, and the Hugging Face config that makes it."""
+def save(kind: str, keys: Row, folder: Path) -> None:
+    """Save a model of random weights, made of a Hugging Face config."""
+    import torch
+    import transformers
 
-    kind: str
-    keys: dict[str, Any]
-
-    def save(self, folder: Path) -> None:
-        import torch
-        import transformers
-
-        torch.manual_seed(0)
-        config = getattr(transformers, f"{self.kind}Config")(**self.keys)
-        transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{kind}Config")(initializer_range=0.05, **keys)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
 
 
-class Shipped:
-    """The model of the package."""
+def llama(vocabulary: int, hidden: int, ffn: int, layers: int, heads: int, kv_heads: int, tied: bool = False) -> Any:
+    """Return a function that saves a LLaMA into a folder."""
+    sizes = {"vocab_size": vocabulary, "hidden_size": hidden, "intermediate_size": ffn, "num_hidden_layers": layers}
+    attention = {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "max_position_embeddings": 2048}
+    return partial(save, "Llama", sizes | attention | {"tie_word_embeddings": tied})
 
-    def save(self, folder: Path) -> None:
-        shutil.copytree(Path(gapless.models.__path__[0]) / "shipped", folder)
+
+MODELS: dict[str, Callable[[Path], object]] = {
+    "shipped": partial(shutil.copytree, Path(gapless.models.__path__[0]) / "shipped"),
+    "llama-12x768": llama(32000, 768, 3072, 12, 12, 4),
+    "gpt2": partial(save, "GPT2", {"bos_token_id": 1, "eos_token_id": 2}),
+    "llama-1b": llama(128256, 2048, 8192, 16, 32, 8, tied=True),
+}
 
 
-MODELS = {
-    "shipped": Shipped(),
-    "llama-12x768": Model("Llama", {
-        "vocab_size": 32000, "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12,
-        "num_attention_heads": 12, "num_key_value_heads": 4, "max_position_embeddings": 2048,
-        "tie_word_embeddings": False, "initializer_range": 0.05,
-    }),
-    "gpt2": Model("GPT2", {"initializer_range": 0.05, "bos_token_id": 1, "eos_token_id": 2}),
-    "llama-1b": Model("Llama", {
-        "vocab_size": 128256, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
-        "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 2048,
-        "tie_word_embeddings": True, "initializer_range": 0.05,
-    }),
-}  # fmt: skip
+def vllm_environment(cores: list[str]) -> dict[str, str]:
+    """Return what vLLM's CPU build needs: the cores of each rank, as `0-1`."""
+    return {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "|".join(cores), "HF_HUB_OFFLINE": "1"}
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--vllm", type=Path, metavar="PYTHON")
-    parser.add_argument("--model", choices=MODELS, default="llama-12x768")
-    parser.add_argument("--grids", default=",".join(GRIDS))
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--requests", type=int, default=32)
-    parser.add_argument("--prompt", type=int, nargs=2, default=(128, 512), metavar=("LEAST", "MOST"))
-    parser.add_argument("--output", type=int, default=64)
-    parser.add_argument("--chunk", type=int, default=256)
-    parser.add_argument("overrides", nargs="*")
-    add_json_option(parser)
-    arguments = parser.parse_args()
-    grids = arguments.grids.split(",")
-    lengths = np.random.default_rng(0).integers(arguments.prompt[0], arguments.prompt[1] + 1, arguments.requests)
-    engines = ["gapless", *(["vllm"] if arguments.vllm else [])]
-    runs: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    floors: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch, "model")
-        MODELS[arguments.model].save(folder)
-        job = {
-            "model": str(folder), "prompts": str(Path(scratch, "prompts.json")), "output": arguments.output,
-            "chunk": arguments.chunk, "overrides": dict(word.split("=", 1) for word in arguments.overrides),
-        }  # fmt: skip
-        vocabulary = json.loads((folder / "config.json").read_text())["vocab_size"]
+    bench = Benchmark(
+        __doc__,
+        overrides=True,
+        vllm={"type": Path, "metavar": "PYTHON"},
+        model={"choices": MODELS, "default": "llama-12x768"},
+        grids=list(GRIDS),
+        rounds=3,
+        requests=32,
+        prompt=[128, 512],
+        output=64,
+        chunk=256,
+    )
+    given = bench.given
+    lengths = np.random.default_rng(0).integers(given.prompt[0], given.prompt[1] + 1, given.requests)
+    outputs = given.requests * given.output
+    with scratch() as folder:
+        MODELS[given.model](folder / "model")
+        vocabulary = json.loads((folder / "model" / "config.json").read_text())["vocab_size"]
         ids = np.random.default_rng(1)
-        Path(job["prompts"]).write_text(json.dumps([ids.integers(5, vocabulary, n).tolist() for n in lengths]))
-        for number in range(arguments.rounds):
-            floors.append(run("floor", sys.executable, job, (1, 1)))
-            for name in grids:
-                for engine in engines if number % 2 == 0 else engines[::-1]:
-                    python = str(arguments.vllm) if engine == "vllm" else sys.executable
-                    found = run(engine, python, job, GRIDS[name])
-                    runs.setdefault((name, engine), []).append(found)
-                    said = f"round {number + 1}: {name}, {engine}: {found['seconds']:.2f} s"
-                    print(said, file=sys.stderr, flush=True)
-    rate = statistics.median(each["gflops"] for each in floors)
-    tokens = int(lengths.sum()) + arguments.requests * (arguments.output - 1)
-    flops = tokens * floors[0]["flops_a_token"] + arguments.requests * arguments.output * floors[0]["flops_a_sample"]
-    floor = flops / rate / 1e9
-    print(f"{arguments.model}: {arguments.requests} requests, {lengths.sum()} prompt and "
-          f"{arguments.requests * arguments.output} output tokens, {flops / 1e12:.2f} TFLOP")  # fmt: skip
-    rates = ", ".join(f"{each['gflops']:.0f}" for each in floors)
-    print(f"floor: {floor:.2f} s at {rate:.0f} GFLOP/s (rounds: {rates})")
-    print(f"{'':<14}{'seconds':>9}{'least':>8}{'most':>8}{'out tok/s':>11}{'x vLLM':>8}{'of floor':>10}"
-          f"{'start':>8}{'MB':>7}  tokens")  # fmt: skip
-    rows = []
-    for (name, engine), found in runs.items():
-        seconds = [each["seconds"] for each in found]
-        middle = statistics.median(seconds)
-        peer = runs.get((name, "vllm"))
-        ratio = statistics.median(each["seconds"] for each in peer) / middle if peer else None
-        same = len({each["tokens"] for key, each_run in runs.items() for each in each_run}) == 1
-        row = {
-            "grid": name, "engine": engine, "seconds": middle, "least_s": min(seconds), "most_s": max(seconds),
-            "output_tokens_per_s": arguments.requests * arguments.output / middle, "times_vllm": ratio,
-            "of_floor_share": floor / middle, "start_s": statistics.median(each["start"] for each in found),
-            "peak_mb": max(each["mb"] for each in found), "same_tokens": same,
-        }  # fmt: skip
-        rows.append(row)
-        shown = f"{ratio:.2f}" if ratio else "-"
-        print(f"{name + ', ' + engine:<14}{middle:>9.2f}{min(seconds):>8.2f}{max(seconds):>8.2f}"
-              f"{row['output_tokens_per_s']:>11.1f}{shown:>8}{floor / middle:>10.0%}{row['start_s']:>8.1f}"
-              f"{row['peak_mb']:>7.0f}  {'same' if same else 'differ'}")  # fmt: skip
-    floor_row = {"seconds": floor, "gflops": rate, "tflop": flops / 1e12}
-    write_json(arguments.json, "peer", {"floor": [floor_row], "runs": rows})
-    return 0
+        requests = [{"prompt": ids.integers(5, vocabulary, n).tolist(), "output": given.output} for n in lengths]
+        (folder / "rounds.json").write_text(json.dumps([{"pause": 0.0, "requests": requests}]))
+        job = {"model": str(folder / "model"), "rounds": str(folder / "rounds.json"), "chunk": given.chunk}
+        job["overrides"] = dict(word.split("=", 1) for word in given.overrides)
+        pythons = {"gapless": sys.executable, **({"vllm": str(given.vllm)} if given.vllm else {})}
+        cases = {
+            (g, engine): partial(run, engine, pythons[engine], job, *GRIDS[g])
+            for g in given.grids
+            for engine in pythons
+        }
+        runs = by_turns(given.rounds, {("one", "floor"): partial(run, "floor", sys.executable, job, 1, 1), **cases})
+    floors = runs.pop(("one", "floor"))
+    gflops = statistics.median(each["gflops"] for each in floors)
+    flops = (int(lengths.sum()) + outputs - given.requests) * floors[0]["flops_a_token"]
+    flops += outputs * floors[0]["flops_a_sample"]
+    floor = flops / gflops / 1e9
+    bench.row("floor", seconds=floor, gflops=gflops, tflop=flops / 1e12, prompt_tokens=int(lengths.sum()))
+    same = len({each["tokens"] for found in runs.values() for each in found}) == 1
+    middle = {key: statistics.median(each["seconds"] for each in found) for key, found in runs.items()}
+    for (grid, engine), found in runs.items():
+        seconds, theirs = middle[grid, engine], middle.get((grid, "vllm"))
+        bench.row(
+            "runs",
+            grid=grid,
+            engine=engine,
+            seconds=seconds,
+            least_s=min(each["seconds"] for each in found),
+            most_s=max(each["seconds"] for each in found),
+            output_tokens_per_s=outputs / seconds,
+            times_vllm=theirs / seconds if theirs else None,
+            of_floor_share=floor / seconds,
+            start_s=statistics.median(each["start"] for each in found),
+            peak_mb=max(each["mb"] for each in found),
+            same_tokens=same,
+        )
+    return bench.end()
 
 
-def run(engine: str, python: str, job: dict[str, Any], grid: tuple[int, int]) -> dict[str, Any]:
+def run(engine: str, python: str, job: Row, pp: int, tp: int) -> Row:
     """Run one engine in a process of its own; it prints `first` at its first token, then its numbers as JSON."""
-    pp, tp = grid
-    cores = os.cpu_count() or 1
-    environment = dict(os.environ)
+    environment: dict[str, str] = {}
     if engine == "vllm":
-        each = cores // (pp * tp)
-        binding = "|".join(f"{r * each}-{(r + 1) * each - 1}" for r in range(pp * tp))
-        environment |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": binding, "HF_HUB_OFFLINE": "1"}
-    began = time.perf_counter()
-    start, most = 0.0, 0.0
-    words = [python, str(ENGINES / f"peer_{engine}.py"), json.dumps(job | {"pp": pp, "tp": tp})]
-    with tempfile.TemporaryDirectory() as folder:
-        out, log = Path(folder, "out"), Path(folder, "log")
-        with out.open("w") as stdout, log.open("w") as stderr:
-            process = subprocess.Popen(words, env=environment, stdout=stdout, stderr=stderr)
-        try:
-            while process.poll() is None and time.perf_counter() - began < LIMIT_S:
-                if not start and "first\n" in out.read_text():
-                    start = time.perf_counter() - began
-                most = max(most, tree_memory(process.pid))
-                time.sleep(1.0 if start else 0.1)
-        finally:
-            process.kill()
-        if process.wait():
-            raise SystemExit(f"{engine} failed:\n{log.read_text()[-3000:]}")
-        lines = out.read_text().splitlines()
-    found: dict[str, Any] = json.loads(next(line for line in lines if line.startswith("{")))
+        each = (os.cpu_count() or 1) // (pp * tp)
+        environment = vllm_environment([f"{r * each}-{(r + 1) * each - 1}" for r in range(pp * tp)])
+        keys: Row = {"pipeline_parallel_size": pp, "tensor_parallel_size": tp, "max_num_batched_tokens": job["chunk"]}
+        job = job | {"keys": keys | ({"distributed_executor_backend": "mp"} if pp * tp > 1 else {})}
+    began, start, most = time.perf_counter(), 0.0, 0.0
+    command = [python, str(SCRIPTS / f"peer_{engine}.py"), json.dumps(job | {"pp": pp, "tp": tp})]
+    with logged(command, environment) as (process, log):
+        while process.poll() is None and time.perf_counter() - began < LIMIT_S:
+            if not start and "first\n" in log.read_text():
+                start = time.perf_counter() - began
+            most = max(most, tree_memory(process.pid))
+            time.sleep(1.0 if start else 0.1)
+        text = log.read_text()
+        if process.poll() != 0:
+            raise SystemExit(f"{engine} failed:\n{text[-3000:]}")
+    found: Row = json.loads(next(line for line in text.splitlines() if line.startswith("{")))
     if "outputs" in found:
         found["tokens"] = hashlib.md5(json.dumps(found.pop("outputs")).encode()).hexdigest()
     return found | {"start": start, "mb": most / 1e6}

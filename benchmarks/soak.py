@@ -9,68 +9,47 @@ warm-up, the first quarter. Words after the options are overrides of the server;
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import random
-import re
 import statistics
 import sys
 import time
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass, field
-from pathlib import Path
 
-from .support.processes import MemoryLog, descendants_of
-from .support.results import add_json_option, write_json
+from .support.harness import Benchmark, say
+from .support.processes import MemoryLog, roles_of
 from .support.server import Server, gapless_server
+from .support.streams import http_post
 
 MOST_GROWTH = 2.0  # MiB a minute
 MOST_SECONDS_OFF = 0.5  # between a stage's seconds and wall time
-_INTERVAL_S = 1.0
 _WORDS = ("import os\n", "def read(self, size=-1):\n", "class Queue:\n", "    return self.value\n", "for x in y:\n")
 
 
-def stage_seconds(server: Server) -> dict[str, float]:
-    """Busy and idle seconds of each stage."""
-    seconds: dict[str, float] = {}
-    pattern = r'^gapless:stage_(?:busy|idle)_seconds_total\{.*replica="(\d+)",stage="(\d+)"\} (\S+)$'
-    for replica, stage, value in re.findall(pattern, server.get("/metrics"), re.MULTILINE):
-        name = f"replica {replica} stage {stage}"
-        seconds[name] = seconds.get(name, 0.0) + float(value)
+def stage_seconds(server: Server) -> Counter[str]:
+    """Return the busy and idle seconds of each stage."""
+    seconds: Counter[str] = Counter()
+    for kind in ("busy", "idle"):
+        for labels, value in server.metrics(f"stage_{kind}_seconds_total"):
+            seconds[f"replica {labels['replica']} stage {labels['stage']}"] += value  # type: ignore[assignment]
     return seconds
 
 
-def roles_of(front: int) -> dict[int, str]:
-    """The processes to watch: the front, and below it engines and Ray's actors."""
-    roles, ranks = {front: "front"}, 0
-    for child in descendants_of(front):
-        command = Path(f"/proc/{child}/cmdline").read_bytes()
-        if b"spawn_main" in command:
-            roles[child] = f"engine {sum(role.startswith('engine') for role in roles.values())}"
-        elif command.startswith(b"ray::RankActor"):
-            roles[child] = f"rank process {ranks}"
-            ranks += 1
-    return roles
-
-
-@dataclass
 class Watch:
     """What was sampled: memory by process, running requests, KV usage."""
 
-    memory: MemoryLog = field(default_factory=MemoryLog)
-    running: list[float] = field(default_factory=list)
-    usage: list[float] = field(default_factory=list)
+    def __init__(self) -> None:
+        self.memory, self.running, self.usage = MemoryLog(), list[float](), list[float]()
 
     async def sample(self, server: Server) -> None:
         roles = roles_of(server.process.pid)
         while True:
-            text = await asyncio.to_thread(server.get, "/metrics")
-            for into, name in ((self.running, "num_requests_running"), (self.usage, "kv_cache_usage_perc")):
-                into.append(sum(map(float, re.findall(rf"^gapless:{name}\{{.*\}} (\S+)$", text, re.MULTILINE))))
+            self.running.append(await asyncio.to_thread(server.gauge, "num_requests_running"))
+            self.usage.append(await asyncio.to_thread(server.gauge, "kv_cache_usage_perc"))
             self.memory.sample(roles)
-            await asyncio.sleep(_INTERVAL_S)
+            await asyncio.sleep(1.0)
 
 
 class Clients:
@@ -99,17 +78,19 @@ class Clients:
         try:
             tokens = rng.randint(1, 80)
             body = {
-                "prompt": "".join(rng.choices(_WORDS, k=rng.randint(1, 40))), "max_tokens": tokens, "ignore_eos": True,
-                "temperature": rng.choice((0, 0.8)), "stream": "stream" in kind,
-            }  # fmt: skip
+                "prompt": "".join(rng.choices(_WORDS, k=rng.randint(1, 40))),
+                "max_tokens": tokens,
+                "ignore_eos": True,
+                "temperature": rng.choice((0, 0.8)),
+                "stream": "stream" in kind,
+            }
             if kind == "too long":
                 body["max_tokens"] = 10**6
             content = json.dumps(body).encode()
             if kind == "bad body":
                 content = content[: rng.randrange(len(content))]
-            path = "/nothing" if kind == "no path" else "/v1/completions"
-            head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(content)}\r\nconnection: close\r\n\r\n"
-            writer.write(head.encode() + (content[: len(content) // 2] if kind == "leaves a body" else content))
+            request = http_post("/nothing" if kind == "no path" else "/v1/completions", content)
+            writer.write(request[: -(len(content) // 2)] if kind == "leaves a body" else request)
             await writer.drain()
             if kind == "leaves a stream":
                 for _ in range(rng.randint(1, 12)):
@@ -143,58 +124,37 @@ async def soak(server: Server, clients: int, minutes: float) -> tuple[Watch, Cli
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--minutes", type=float, default=20.0)
-    parser.add_argument("--clients", type=int, default=16)
-    add_json_option(parser)
-    arguments, overrides = parser.parse_known_args()
-    with gapless_server(overrides or ["parallel=pp2", "parallel.threads=1"]) as running:
+    bench = Benchmark(__doc__, minutes=20.0, clients=16, overrides=True)
+    with gapless_server(bench.given.overrides or ["parallel=pp2 parallel.threads=1"]) as running:
         asyncio.run(soak(running, 4, 0.1))
         time.sleep(1.0)
         before, began = stage_seconds(running), time.monotonic()
-        watch, clients = asyncio.run(soak(running, arguments.clients, arguments.minutes))
+        watch, clients = asyncio.run(soak(running, bench.given.clients, bench.given.minutes))
         time.sleep(2.0)
         after, wall = stage_seconds(running), time.monotonic() - began
-        left = {"requests": running.gauge("num_requests_running") + running.gauge("num_requests_waiting"),
-                "kv_usage": running.gauge("kv_cache_usage_perc")}  # fmt: skip
-    processes = watch.memory.growth()
-    counted = {name: after[name] - before[name] for name in after}
-    stages = [
-        {"stage": name, "counted_s": seconds, "wall_s": wall, "off_s": seconds - wall}
-        for name, seconds in counted.items()
-    ]
-    kinds = [{"kind": kind, "requests": count} for kind, count in sorted(clients.done.items())]
-    rates = [{
-        "requests_per_s": sum(clients.done.values()) / wall, "mean_running": statistics.fmean(watch.running),
-        "most_running": max(watch.running), "most_kv_usage_share": max(watch.usage),
-        "unexpected": len(clients.unexpected), "requests_left": left["requests"],
-        "kv_usage_left_share": left["kv_usage"],
-    }]  # fmt: skip
-    print(f"{'process':<18}{'first':>10}{'last':>10}{'most':>10} MiB{'MiB a minute':>16}")
-    for row in processes:
-        print(f"{row['process']:<18}{row['first_mib']:10.1f}{row['last_mib']:10.1f}{row['most_mib']:10.1f}"
-              f"{row['mib_per_minute']:20.2f}")  # fmt: skip
-    print(f"\n{'stage':<20}{'counted':>12}{'wall':>12}{'off':>10}")
-    for row in stages:
-        print(f"{row['stage']:<20}{row['counted_s']:10.1f} s{row['wall_s']:10.1f} s{row['off_s']:8.3f} s")
-    (rate,) = rates
-    print(f"\n{rate['requests_per_s']:.1f} requests/s; {rate['mean_running']:.1f} run at once, "
-          f"{rate['most_running']:.0f} at most; KV usage {rate['most_kv_usage_share']:.2%} at most")  # fmt: skip
-    print(", ".join(f"{row['kind']} {row['requests']:,}" for row in kinds))
-    print(f"left at the end: {rate['requests_left']:.0f} requests, {rate['kv_usage_left_share']:.0%} of the KV blocks; "
-          f"unexpected answers: {rate['unexpected']}")  # fmt: skip
-    for text in clients.unexpected[:10]:
-        print(text, file=sys.stderr)
-    write_json(arguments.json, Path(__file__).stem, {
-        "processes": processes, "stages": stages, "rates": rates, "requests": kinds,
-    })  # fmt: skip
-    holds = (
-        not clients.unexpected and not any(left.values())
-        and all(abs(row["off_s"]) < MOST_SECONDS_OFF for row in stages)
-        and all(row["mib_per_minute"] < MOST_GROWTH for row in processes)
-    )  # fmt: skip
-    print("all holds" if holds else "FAILED", file=sys.stderr)
-    return 0 if holds else 1
+        left, usage = running.left(), running.gauge("kv_cache_usage_perc")
+    for row in watch.memory.growth():
+        bench.row("processes", **row)
+    for name in after:
+        counted = after[name] - before[name]
+        bench.row("stages", stage=name, counted_s=counted, wall_s=wall, off_s=counted - wall)
+    bench.row(
+        "rates",
+        requests_per_s=sum(clients.done.values()) / wall,
+        mean_running=statistics.fmean(watch.running),
+        most_running=max(watch.running),
+        most_kv_usage_share=max(watch.usage),
+        unexpected=len(clients.unexpected),
+        requests_left=left,
+        kv_usage_left_share=usage,
+    )
+    for kind, count in sorted(clients.done.items()):
+        bench.row("requests", kind=kind, requests=count)
+    say(*clients.unexpected[:10])
+    holds = not clients.unexpected and not left and not usage
+    holds &= all(abs(row["off_s"]) < MOST_SECONDS_OFF for row in bench.tables["stages"])
+    holds &= all(row["mib_per_minute"] < MOST_GROWTH for row in bench.tables["processes"])
+    return bench.end(holds)
 
 
 if __name__ == "__main__":

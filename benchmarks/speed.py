@@ -9,81 +9,57 @@ four minutes.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import resource
-import statistics
 import subprocess
 import sys
 import time
+from functools import partial
 from typing import Any
 
-from .support.results import add_json_option, write_json
+from .support.harness import Benchmark, by_turns, spread
 
-POLICIES = ("sarathi", "equal_time")
-FIGURE_12 = (
-    "model=gpt3-175b", "hardware=a100-80g", "parallel=tp8_pp8", "workload=zipf", "scheduler.batch=27",
-    "simulation.host=false",
-)  # fmt: skip
+FIGURE_12 = "model=gpt3-175b hardware=a100-80g parallel=tp8_pp8 workload=zipf scheduler.batch=27 simulation.host=false"
+CODE = {"sources": "0", "compiled": "1"}  # the values of GAPLESS_COMPILED
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--requests", type=int, default=10_000)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--one", metavar="POLICY", help=argparse.SUPPRESS)
-    add_json_option(parser)
-    arguments = parser.parse_args()
-    if arguments.one:
-        print(json.dumps(measure(arguments.one, arguments.requests)))
+    bench = Benchmark(__doc__, requests=10_000, rounds=3, one={"metavar": "POLICY", "help": "in this process, as JSON"})
+    if bench.given.one:
+        print(json.dumps(measure(bench.given.one, bench.given.requests)))
         return 0
-    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for number in range(arguments.rounds):
-        for policy in POLICIES:
-            for way in ("0", "1"):
-                command = [sys.executable, "-m", "benchmarks.speed", "--one", policy]
-                command.append(f"--requests={arguments.requests}")
-                environment = os.environ | {"GAPLESS_COMPILED": way}
-                done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-                one = json.loads(done.stdout)
-                if way == "1" and not one["compiled"]:
-                    print("nothing is compiled: python -m gapless.launch.compile", file=sys.stderr)
-                    return 2
-                found.setdefault((policy, "compiled" if way == "1" else "sources"), []).append(one)
-        print(f"round {number + 1} of {arguments.rounds}", file=sys.stderr, flush=True)
-    print(f"{'':<22}{'micro-batches':>14}{'decodes':>12}{'seconds':>9}{'least':>8}{'most':>8}{'us each':>9}{'MB':>6}")
-    rows = []
-    for (policy, code), runs in found.items():
-        seconds, first = [run["seconds"] for run in runs], runs[0]
-        row = {
-            "policy": policy, "code": code, "micro_batches": first["micro_batches"], "decodes": first["decodes"],
-            "median_s": statistics.median(seconds), "least_s": min(seconds), "most_s": max(seconds),
-            "median_us_per_micro_batch": statistics.median(seconds) / first["micro_batches"] * 1e6,
-            "megabytes": max(run["megabytes"] for run in runs),
-        }  # fmt: skip
-        rows.append(row)
-        print(
-            f"{policy + ', ' + code:<22}{row['micro_batches']:>14,}{row['decodes']:>12,}{row['median_s']:>9.2f}"
-            f"{row['least_s']:>8.2f}{row['most_s']:>8.2f}{row['median_us_per_micro_batch']:>9.0f}"
-            f"{row['megabytes']:>6.0f}"
-        )
-    write_json(arguments.json, "speed", {"runs": rows})
-    return 0
+
+    def run(policy: str, code: str) -> dict[str, Any]:
+        command = [sys.executable, "-m", "benchmarks.speed", f"--one={policy}", f"--requests={bench.given.requests}"]
+        environment = os.environ | {"GAPLESS_COMPILED": CODE[code]}
+        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+        found: dict[str, Any] = json.loads(done.stdout)
+        if found["compiled"] != (code == "compiled"):
+            raise SystemExit("nothing is compiled: python -m gapless.launch.compile")
+        return found
+
+    cases = [(policy, code) for policy in ("sarathi", "equal_time") for code in CODE]
+    for (policy, code), runs in by_turns(bench.given.rounds, {case: partial(run, *case) for case in cases}).items():
+        seconds = spread(run["seconds"] for run in runs)
+        number = {key: runs[0][key] for key in ("micro_batches", "decodes")}
+        each = {"median_us_per_micro_batch": seconds["median_s"] / number["micro_batches"] * 1e6}
+        most = {"megabytes": max(run["megabytes"] for run in runs)}
+        bench.row("runs", policy=policy, code=code, **number, **seconds, **each, **most)
+    return bench.end()
 
 
 def measure(policy: str, requests: int) -> dict[str, Any]:
     """Simulate one run in this process; its seconds, counts and peak memory."""
-    from gapless.conf.schema import SimulateConfig
-    from gapless.launch.compose import compose_one
     from gapless.launch.turns import requests as make_requests
     from gapless.runtime import compiled
     from gapless.runtime.cost.stage_costs import MicroBatchShape
     from gapless.runtime.simulation.replicas import make_replicas, run_fleet
     from gapless.runtime.simulation.setting import make_setting
 
-    overrides = [*FIGURE_12, f"scheduler={policy}", f"workload.num_prompts={requests}"]
-    config = compose_one(overrides, SimulateConfig, "simulate")
+    from .support.simulated import configure
+
+    config = configure(FIGURE_12, f"scheduler={policy} workload.num_prompts={requests}")
     workload, _ = make_requests(config)
     setting = make_setting(config)
     plan, costs = setting.plan, setting.costs

@@ -7,56 +7,39 @@ rack of its own. Overrides of `gapless simulate` go behind the options. Half a m
 
 from __future__ import annotations
 
-import argparse
+import sys
 
-from .faults import row
-from .support.results import add_json_option, write_json
+from .faults import simulate
+from .support.harness import Benchmark
 
 SETTING = (
-    "model=gpt3-175b",
-    "scheduler=sarathi",
-    "workload=fixed",
-    "workload.input_len=1024",
-    "workload.output_len=256",
-    "simulation.record=false",
-    "slo.ttft_ms=10000",
+    "model=gpt3-175b scheduler=sarathi workload=fixed workload.input_len=1024 workload.output_len=256 "
+    "simulation.record=false slo.ttft_ms=10000"
 )
 CLUSTERS = {
-    "dgx-a100": ("hardware=a100-80g", "cluster=dgx-a100"),
-    "dgx-h100": ("hardware=h100", "cluster=dgx-h100"),
-    "ethernet-100g": ("hardware=a100-80g", "cluster=ethernet-100g"),
-    "ethernet-25g": ("hardware=a100-80g", "cluster=ethernet-25g"),
-    "ethernet-25g, 2 racks, 4:1": (
-        "hardware=a100-80g", "cluster=ethernet-25g", "cluster.nodes_per_rack=1", "cluster.oversubscription=4",
-    ),
-    "pcie": ("hardware=a100-80g", "cluster=pcie"),
-}  # fmt: skip
+    "dgx-a100": "hardware=a100-80g cluster=dgx-a100",
+    "dgx-h100": "hardware=h100 cluster=dgx-h100",
+    "ethernet-100g": "hardware=a100-80g cluster=ethernet-100g",
+    "ethernet-25g": "hardware=a100-80g cluster=ethernet-25g",
+    "ethernet-25g, 2 racks, 4:1": "hardware=a100-80g cluster=ethernet-25g cluster.nodes_per_rack=1 "
+    "cluster.oversubscription=4",
+    "pcie": "hardware=a100-80g cluster=pcie",
+}
 GRIDS = ((16, 1), (8, 2), (4, 4), (2, 8))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
-    parser.add_argument("--requests", type=int, default=400)
-    add_json_option(parser)
-    arguments = parser.parse_args()
-    rows = []
-    print(f"{'cluster':28}{'tp':>4}{'pp':>4}{'all at once':>13}{'p99 TBT':>11}{'alone: TTFT':>13}{'TBT':>11}")
+def main() -> int:
+    bench = Benchmark(__doc__, requests=400, overrides=True)
     for cluster, keys in CLUSTERS.items():
         for tp, pp in GRIDS:
-            given = (*SETTING, *keys, f"parallel.tp={tp}", f"parallel.pp={pp}", *arguments.overrides)
-            full = row(*given, f"workload.num_prompts={arguments.requests}")
-            alone = row(*given, "workload.num_prompts=20", "workload.request_rate=0.02")
-            rows.append({
-                "cluster": cluster, "tp": tp, "pp": pp, "makespan_s": full["makespan_s"],
-                "p99_tbt_ms": full["p99_tbt_ms"], "alone_ttft_ms": 1e3 * alone["p99_ttft_s"],
-                "alone_tbt_ms": alone["p99_tbt_ms"],
-            })  # fmt: skip
-            found = rows[-1]
-            print(f"{cluster:28}{tp:4}{pp:4}{found['makespan_s']:11.1f} s{found['p99_tbt_ms']:8.1f} ms"
-                  f"{found['alone_ttft_ms']:10.1f} ms{found['alone_tbt_ms']:8.1f} ms", flush=True)  # fmt: skip
-    write_json(arguments.json, "tp_or_pp", {"tp_or_pp": rows})
+            given = (SETTING, keys, f"parallel.tp={tp} parallel.pp={pp}", *bench.given.overrides)
+            full = simulate(*given, f"workload.num_prompts={bench.given.requests}")
+            alone = simulate(*given, "workload.num_prompts=20 workload.request_rate=0.02")
+            shown = {"makespan_s": full["makespan_s"], "p99_tbt_ms": full["p99_tbt_ms"]}
+            shown |= {"alone_ttft_ms": 1e3 * alone["p99_ttft_s"], "alone_tbt_ms": alone["p99_tbt_ms"]}
+            bench.row("tp_or_pp", cluster=cluster, tp=tp, pp=pp, **shown)
+    return bench.end()
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

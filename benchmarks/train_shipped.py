@@ -132,7 +132,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def make_optimizers(model: LlamaForCausalLM, args) -> list[torch.optim.Optimizer]:
-    """Matrices of the layers go to Muon (or AdamW), the rest to AdamW."""
+    """Give the matrices of the layers to Muon (or AdamW), the rest to AdamW."""
     matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "layers." in n]
     norms = [p for p in model.parameters() if p.ndim < 2]
     embed = [model.get_input_embeddings().weight]
@@ -152,7 +152,7 @@ def make_optimizers(model: LlamaForCausalLM, args) -> list[torch.optim.Optimizer
 
 
 def lr_scale(progress: float, step: int, warmup: int, hold: float) -> float:
-    """Trapezoid: linear warm-up, a plateau up to ``hold``, a line to (almost) 0."""
+    """Follow a trapezoid: linear warm-up, a plateau up to ``hold``, a line to (almost) 0."""
     up = min(1.0, (step + 1) / warmup)
     down = 1.0 if progress < hold else max(0.02, (1 - progress) / (1 - hold))
     return min(up, down)
@@ -170,7 +170,7 @@ def token_losses(model: LlamaForCausalLM, batch: torch.Tensor) -> torch.Tensor:
 
 @torch.no_grad()
 def evaluate(model, stream: np.ndarray, length: int, windows: int | None = None) -> torch.Tensor:
-    """Mean loss at each position, over evenly spread windows of the stream."""
+    """Return the mean loss at each position, over evenly spread windows of the stream."""
     model.eval()
     total = (len(stream) - 1) // length
     windows = min(windows or total, total)

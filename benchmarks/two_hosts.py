@@ -8,7 +8,6 @@ that of a run on one host without a pipeline. Five minutes.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
@@ -18,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +26,14 @@ import numpy as np
 from gapless import LLM, SamplingParams
 from gapless.runtime.run_folder.read import read_run_folder
 
-from .support.results import add_json_option, write_json
+from .support.harness import Benchmark, Row, say, scratch, words
 
 HOSTS = ("10.77.0.1", "10.77.0.2")
 GCS_PORT, TORCHRUN_PORT = 6379, 29501
-RUN = ("model=tiny", "parallel.threads=1", "sampling.max_tokens=1200", "sampling.ignore_eos=true",
-       "cache.num_blocks=1024", "print_texts=false")  # fmt: skip
+RUN = (
+    "model=tiny parallel.threads=1 sampling.max_tokens=1200 sampling.ignore_eos=true cache.num_blocks=1024 "
+    "print_texts=false"
+)
 PROMPTS = [f"{number} times {number} are " for number in range(1, 65)]
 _TIE = 1e-4  # of log-probabilities, within which rounding decides
 _UNPLUG_AFTER_S = 3.0  # of the run
@@ -41,46 +42,34 @@ _TOKEN = {"RAY_AUTH_MODE": "token"}  # which Ray asks of whoever comes from anot
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--unplugged", nargs="+", type=float, default=[4.0, 14.0], metavar="SECONDS")
-    parser.add_argument("--launchers", nargs="+", choices=["ray", "torchrun"], default=["ray", "torchrun"])
-    add_json_option(parser)
-    arguments = parser.parse_args()
+    bench = Benchmark(__doc__, unplugged=[4.0, 14.0], launchers=["ray", "torchrun"])
+    given, starts = bench.given, {"ray": start_ray, "torchrun": start_torchrun}
     if os.geteuid() != 0 or shutil.which("ip") is None:
-        print("benchmarks.two_hosts: needs root and the command `ip`, to make network namespaces", file=sys.stderr)
+        say("benchmarks.two_hosts: needs root and the command `ip`, to make network namespaces")
         return 2
     runs: list[tuple[str, float, Path, int]] = []
-    with tempfile.TemporaryDirectory(prefix="gl") as name:
-        folder = Path(name)
+    with scratch() as folder:
         (folder / "prompts.txt").write_text("\n".join(PROMPTS) + "\n")
-        command = generate(folder, "expected", "parallel=local")
-        quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        subprocess.run([sys.executable, "-m", "gapless.launch.cli", *command], check=True, **quiet)
+        command = [sys.executable, "-m", "gapless.launch.cli", *generate(folder, "expected", "parallel=local")]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         expected = texts(folder / "expected")
-        for launcher in arguments.launchers:
-            for seconds in (0.0, *arguments.unplugged):
+        for launcher in given.launchers:
+            for seconds in (0.0, *given.unplugged):
                 out = f"{launcher}_{seconds:g}"
-                with ExitStack() as stack:
-                    spaces = stack.enter_context(two_namespaces())
-                    start = {"ray": start_ray, "torchrun": start_torchrun}[launcher]
-                    run = start(spaces, folder, out)
+                with two_namespaces() as spaces:
+                    run = starts[launcher](spaces, folder, out)
                     unplug(run, spaces, folder / f"{out}.log", seconds)
                     code = run.wait(_RUN_S)
                 runs.append((launcher, seconds, folder / out, code))
                 if code:
-                    print((folder / f"{out}.log").read_text()[-6000:], file=sys.stderr)
-        rows = [row(*run, expected) for run in runs]  # at last: an LLM in this process binds what it starts to loopback
-    names = ("unplugged", "longest", "after it", "differ", "rounding")
-    print(f"{'launcher':<10}" + "".join(f"{name:>10}" for name in names) + "  exit  faults")
-    for each in rows:
-        print(f"{each['launcher']:<10}{each['unplugged_s']:8.1f} s{each['longest_s']:8.2f} s{each['after_s']:8.2f} s"
-              f"{each['different']:10}{each['rounding']:10}{each['exit']:6}  {each['faults'] or '-'}")  # fmt: skip
-    write_json(arguments.json, Path(__file__).stem, {"two_hosts": rows})
-    return 0
+                    say((folder / f"{out}.log").read_text()[-6000:])
+        for each in runs:  # at last: an LLM in this process binds what it starts to loopback
+            bench.row("two_hosts", **row(*each, expected))
+    return bench.end()
 
 
-def generate(folder: Path, out: str, *words: str) -> list[str]:
-    return ["generate", *RUN, f"prompts={folder / 'prompts.txt'}", f"hydra.run.dir={folder / out}", *words]
+def generate(folder: Path, out: str, *keys: str) -> list[str]:
+    return ["generate", *words(RUN, f"prompts={folder / 'prompts.txt'}", f"hydra.run.dir={folder / out}", *keys)]
 
 
 def texts(folder: Path) -> list[Any]:
@@ -95,12 +84,12 @@ def two_namespaces() -> Iterator[list[str]]:
     cables = [f"gl{os.getpid()}{side}" for side in "ab"]
     try:
         for space in spaces:
-            ip("netns", "add", space)
-        ip("link", "add", cables[0], "netns", spaces[0], "type", "veth", "peer", "name", cables[1], "netns", spaces[1])
+            ip(f"netns add {space}")
+        ip(f"link add {cables[0]} netns {spaces[0]} type veth peer name {cables[1]} netns {spaces[1]}")
         for space, cable, host in zip(spaces, cables, HOSTS, strict=True):
-            ip("-n", space, "addr", "add", f"{host}/24", "dev", cable)
-            ip("-n", space, "link", "set", cable, "up")
-            ip("-n", space, "link", "set", "lo", "up")
+            ip(f"-n {space} addr add {host}/24 dev {cable}")
+            ip(f"-n {space} link set {cable} up")
+            ip(f"-n {space} link set lo up")
         yield spaces
     finally:
         for space in spaces:
@@ -111,41 +100,42 @@ def two_namespaces() -> Iterator[list[str]]:
             subprocess.run(["ip", "netns", "del", space], check=False)
 
 
-def ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True)
+def ip(arguments: str) -> None:
+    subprocess.run(["ip", *arguments.split()], check=True)
 
 
-def within(space: str, words: Sequence[str], log: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+def within(space: str, command: Sequence[str], log: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:
     """Start a process in a namespace."""
+    command = ["ip", "netns", "exec", space, *command]
     with log.open("ab") as file:
-        return subprocess.Popen(
-            ["ip", "netns", "exec", space, *words], stdout=file, stderr=file, env=os.environ | environment
-        )
+        return subprocess.Popen(command, stdout=file, stderr=file, env=os.environ | environment)
 
 
 def start_ray(spaces: Sequence[str], folder: Path, out: str) -> subprocess.Popen[bytes]:
-    log = folder / f"{out}.log"
-    ray = str(Path(sys.executable).parent / "ray")
-    scratch = {"RAY_TMPDIR": tempfile.mkdtemp(dir=folder)}
-    head = [ray, "start", "--head", f"--node-ip-address={HOSTS[0]}", f"--port={GCS_PORT}", "--num-cpus=1",
-            "--include-dashboard=false", "--disable-usage-stats"]  # fmt: skip
-    other = [ray, "start", f"--address={HOSTS[0]}:{GCS_PORT}", f"--node-ip-address={HOSTS[1]}", "--num-cpus=1"]
-    for space, words, environment in ((spaces[0], head, {}), (spaces[1], other, _TOKEN)):
-        if code := within(space, words, log, scratch | environment).wait(60):
+    log, ray = folder / f"{out}.log", str(Path(sys.executable).parent / "ray")
+    head, address = (
+        f"--head --port={GCS_PORT} --include-dashboard=false --disable-usage-stats",
+        f"{HOSTS[0]}:{GCS_PORT}",
+    )
+    environment = {"RAY_TMPDIR": tempfile.mkdtemp(dir=folder)}
+    for space, host, which in zip(spaces, HOSTS, (head, f"--address={address}"), strict=True):
+        command = [ray, "start", *which.split(), f"--node-ip-address={host}", "--num-cpus=1"]
+        if code := within(space, command, log, environment).wait(60):
             raise SystemExit(f"ray start ended with {code}: {log.read_text()[-2000:]}")
-    words = generate(folder, out, "parallel=pp2", f"parallel.ray_address={HOSTS[0]}:{GCS_PORT}",
-                     f"parallel.host={HOSTS[0]}")  # fmt: skip
-    return within(spaces[0], [sys.executable, "-m", "gapless.launch.cli", *words], log, scratch | _TOKEN)
+        environment |= _TOKEN
+    command = generate(folder, out, f"parallel=pp2 parallel.ray_address={address} parallel.host={HOSTS[0]}")
+    return within(spaces[0], [sys.executable, "-m", "gapless.launch.cli", *command], log, environment)
 
 
 def start_torchrun(spaces: Sequence[str], folder: Path, out: str) -> subprocess.Popen[bytes]:
-    words = generate(folder, out, "parallel=pp2", f"parallel.host={HOSTS[0]}")
+    command = generate(folder, out, f"parallel=pp2 parallel.host={HOSTS[0]}")
     agents = []
     for rank, space in enumerate(spaces):
-        agent = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--node-rank", str(rank),
-                 "--nproc-per-node", "1", "--master-addr", HOSTS[0], "--master-port", str(TORCHRUN_PORT),
-                 "-m", "gapless.launch.torchrun", *words]  # fmt: skip
-        agents.append(within(space, agent, folder / f"{out}.log", {}))
+        agent = (
+            f"-m torch.distributed.run --nnodes 2 --node-rank {rank} --nproc-per-node 1 --master-addr {HOSTS[0]} "
+            f"--master-port {TORCHRUN_PORT} -m gapless.launch.torchrun"
+        )
+        agents.append(within(space, [sys.executable, *agent.split(), *command], folder / f"{out}.log", {}))
     return agents[0]
 
 
@@ -159,14 +149,16 @@ def unplug(run: subprocess.Popen[bytes], spaces: Sequence[str], log: Path, secon
     time.sleep(_UNPLUG_AFTER_S)
     if seconds:
         cable = f"gl{os.getpid()}a"
-        ip("-n", spaces[0], "link", "set", cable, "down")
+        ip(f"-n {spaces[0]} link set {cable} down")
         time.sleep(seconds)
-        ip("-n", spaces[0], "link", "set", cable, "up")
+        ip(f"-n {spaces[0]} link set {cable} up")
 
 
 def ties(number: int, one: list[int], other: list[int]) -> bool:
-    """Whether the first token that differs is as likely as the one in its place: micro-batches of other sizes round
-    otherwise."""
+    """Return whether the first token that differs is as likely as the one in its place.
+
+    Micro-batches of other sizes round otherwise.
+    """
     place = next(at for at, pair in enumerate(zip(one, other, strict=True)) if pair[0] != pair[1])
     with LLM("tiny", **{"parallel.threads": 1}) as llm:
         ids = [*llm.tokenizer.encode(PROMPTS[number]), *one[:place]]
@@ -177,7 +169,7 @@ def ties(number: int, one: list[int], other: list[int]) -> bool:
     )
 
 
-def row(launcher: str, seconds: float, folder: Path, code: int, expected: list[Any]) -> dict[str, Any]:
+def row(launcher: str, seconds: float, folder: Path, code: int, expected: list[Any]) -> Row:
     faults, longest, different, rounding = "the run ended", 0.0, len(expected), 0
     if (folder / "summary.json").exists():
         record = read_run_folder(folder).load()
@@ -190,10 +182,8 @@ def row(launcher: str, seconds: float, folder: Path, code: int, expected: list[A
         whole = [n for n in other if n < len(found) and len(found[n][0]) == len(expected[n][0])]
         rounding = sum(ties(number, expected[number][0], found[number][0]) for number in whole)
         different = len(other) - rounding
-    return {
-        "launcher": launcher, "unplugged_s": seconds, "longest_s": longest, "after_s": max(0.0, longest - seconds),
-        "different": different, "rounding": rounding, "exit": code, "faults": faults,
-    }  # fmt: skip
+    row = {"launcher": launcher, "unplugged_s": seconds, "longest_s": longest, "after_s": max(0.0, longest - seconds)}
+    return row | {"different": different, "rounding": rounding, "exit": code, "faults": faults}
 
 
 if __name__ == "__main__":

@@ -23,54 +23,50 @@ The third compares predicted times of single micro-batches, by operator, with th
 
 from __future__ import annotations
 
-import argparse
 import resource
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from gapless.conf.schema import SimulateConfig
-from gapless.launch.compose import compose_one
 from gapless.launch.turns import requests
 from gapless.runtime.cost.make import make_costs
 from gapless.runtime.cost.stage_costs import MicroBatchShape
 from gapless.runtime.engine.plan import make_plan
+from gapless.runtime.ledger.fleet import Fleet
 from gapless.runtime.ledger.latencies import completed_requests
-from gapless.runtime.ledger.ledger import Ledger
 from gapless.runtime.ledger.summary import summarize
-from gapless.runtime.simulation.run import simulated
-from gapless.runtime.simulation.setting import make_setting
 from gapless.runtime.workload import Workload
 
 from .support import measurements
-from .support.results import add_json_option, write_json
+from .support.harness import Benchmark, say, scratch, words
+from .support.simulated import configure, replicas_of
 from .support.vidur_process import CODELLAMA, LLAMA, TP, Model, Vidur
 
 NO_BOUND = 1 << 20
 HIDDEN = 8192  # of both models
 ASSUMED = (
-    "simulation.host=false", "simulation.scatter_gather=false", "simulation.overlap_sends=false",
-    "simulation.last_layer=all", "hardware.attention=flash_attention",
-)  # fmt: skip
+    "simulation.host=false simulation.scatter_gather=false simulation.overlap_sends=false simulation.last_layer=all "
+    "hardware.attention=flash_attention"
+)
 OURS = {
-    "sarathi": ("scheduler=token_budget", "scheduler.budget={tokens}"),
-    "vllm": ("scheduler=prefill_first", "scheduler.max_batched_tokens={tokens}"),
-    "orca": ("scheduler=token_budget", f"scheduler.budget={NO_BOUND}"),
+    "sarathi": "scheduler=token_budget scheduler.budget={tokens}",
+    "vllm": "scheduler=prefill_first scheduler.max_batched_tokens={tokens}",
+    "orca": f"scheduler=token_budget scheduler.budget={NO_BOUND}",
 }
-ZIPF = ("workload=zipf", "workload.pd_ratio=10")  # 1,024 to 4,096 tokens
-CHAT = ("workload=fixed", "workload.input_len=1024", "workload.output_len=256", "workload.range_ratio=0.8")
-WRITING = ("workload=fixed", "workload.input_len=256", "workload.output_len=512", "workload.range_ratio=0.5")
-RATE = "workload.request_rate=3"
+WORKLOADS = {
+    "zipf": "workload=zipf workload.pd_ratio=10",  # 1,024 to 4,096 tokens
+    "chat": "workload=fixed workload.input_len=1024 workload.output_len=256 workload.range_ratio=0.8",
+    "writing": "workload=fixed workload.input_len=256 workload.output_len=512 workload.range_ratio=0.5",
+}
 COMMAND = "import benchmarks, sys; from gapless.launch.cli import main; sys.exit(main(sys.argv[1:]))"
+FIGURES = ("makespan", "mean_ttft", "p99_ttft", "mean_e2e", "p99_e2e")
 
 Floats = npt.NDArray[np.float64]
 
@@ -89,31 +85,38 @@ class Setting:
     policy: str
     tokens: int
     batch: int
-    workload: tuple[str, ...]
+    lengths: str
+    rate: int | None = None
     follow: bool = True
 
     def __str__(self) -> str:
-        words = {ZIPF: "zipf", CHAT: "chat", WRITING: "writing"}
-        lengths = next(word for keys, word in words.items() if self.workload[: len(keys)] == keys)
         policy = self.policy + (f" {self.tokens}" if self.tokens else "") + ("" if self.follow else ", chunks wait")
-        arrivals = "at 3/s" if RATE in self.workload else "at once"
-        return f"{self.model.short} pp {self.pp}, {policy}, {lengths} {arrivals}"
+        arrivals = f"at {self.rate}/s" if self.rate else "at once"
+        return f"{self.model.short} pp {self.pp}, {policy}, {self.lengths} {arrivals}"
+
+    def overrides(self, num: int) -> list[str]:
+        return words(
+            self.model.overrides,
+            f"hardware=a100-80g parallel.tp={TP} parallel.pp={self.pp} {OURS[self.policy].format(tokens=self.tokens)}",
+            f"scheduler.batch={self.batch} {WORKLOADS[self.lengths]} workload.num_prompts={num} {ASSUMED}",
+            *([f"workload.request_rate={self.rate}"] if self.rate else []),
+        )
 
 
 SETTINGS = (
-    Setting(CODELLAMA, 1, "sarathi", 512, 64, ZIPF),
-    Setting(CODELLAMA, 2, "sarathi", 512, 64, ZIPF),
-    Setting(CODELLAMA, 4, "sarathi", 512, 64, ZIPF),
-    Setting(CODELLAMA, 4, "sarathi", 512, 64, ZIPF, follow=False),
-    Setting(CODELLAMA, 4, "sarathi", 256, 32, ZIPF),
-    Setting(CODELLAMA, 2, "sarathi", 512, 64, (*CHAT, RATE)),
-    Setting(CODELLAMA, 2, "sarathi", 512, 64, (*CHAT, RATE), follow=False),
-    Setting(CODELLAMA, 4, "sarathi", 512, 128, WRITING),
-    Setting(CODELLAMA, 1, "vllm", 4096, 64, CHAT),
-    Setting(CODELLAMA, 4, "vllm", 4096, 32, ZIPF),
-    Setting(CODELLAMA, 2, "orca", 0, 64, (*CHAT, RATE)),
-    Setting(LLAMA, 4, "sarathi", 512, 64, (*CHAT, RATE)),
-    Setting(LLAMA, 4, "vllm", 4096, 64, ZIPF),
+    Setting(CODELLAMA, 1, "sarathi", 512, 64, "zipf"),
+    Setting(CODELLAMA, 2, "sarathi", 512, 64, "zipf"),
+    Setting(CODELLAMA, 4, "sarathi", 512, 64, "zipf"),
+    Setting(CODELLAMA, 4, "sarathi", 512, 64, "zipf", follow=False),
+    Setting(CODELLAMA, 4, "sarathi", 256, 32, "zipf"),
+    Setting(CODELLAMA, 2, "sarathi", 512, 64, "chat", 3),
+    Setting(CODELLAMA, 2, "sarathi", 512, 64, "chat", 3, follow=False),
+    Setting(CODELLAMA, 4, "sarathi", 512, 128, "writing"),
+    Setting(CODELLAMA, 1, "vllm", 4096, 64, "chat"),
+    Setting(CODELLAMA, 4, "vllm", 4096, 32, "zipf"),
+    Setting(CODELLAMA, 2, "orca", 0, 64, "chat", 3),
+    Setting(LLAMA, 4, "sarathi", 512, 64, "chat", 3),
+    Setting(LLAMA, 4, "vllm", 4096, 64, "zipf"),
 )
 # Micro-batches whose sizes were measured: (new tokens, context with them) of each request.
 MICRO_BATCHES = {
@@ -132,93 +135,80 @@ class Simulated:
     times: Floats
     seconds: float
 
-    def figures(self) -> list[float]:
-        """Makespan, mean and p99 TTFT, mean and p99 end-to-end latency, in simulated seconds."""
+    def figures(self) -> dict[str, float]:
+        """Return makespan, mean and p99 TTFT, mean and p99 end-to-end latency, in simulated seconds."""
         arrival, first, end = self.times.T
-        return [
-            float(value) for value in (
-                end.max(), (first - arrival).mean(), np.percentile(first - arrival, 99), (end - arrival).mean(),
-                np.percentile(end - arrival, 99),
-            )
-        ]  # fmt: skip
+        latencies = [f(each) for each in (first - arrival, end - arrival) for f in (np.mean, _p99)]
+        return dict(zip(FIGURES, map(float, (end.max(), *latencies)), strict=True))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("python", type=Path)
-    parser.add_argument("data", type=Path)
-    parser.add_argument("--cache", type=Path, help="where Vidur keeps what it learned; default: a temporary folder")
-    parser.add_argument("--requests", type=int, default=500)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", type=int, nargs="*", help="numbers of settings, from 1; default: all")
-    add_json_option(parser)
-    arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as scratch:
-        vidur = Vidur(arguments.python, arguments.data, arguments.cache or Path(scratch), Path(scratch))
-        print(f"Vidur {vidur.version()} / gapless; A100 80 GB, tp {TP}, {arguments.requests} requests each")
+def _p99(values: Floats) -> float:
+    return float(np.percentile(values, 99))
+
+
+def main() -> int:
+    bench = Benchmark(
+        __doc__,
+        {"python": Path, "data": Path},
+        cache={"type": Path, "help": "where Vidur keeps what it learned; default: a temporary folder"},
+        requests=500,
+        rounds=3,
+        only={"type": int, "nargs": "*", "help": "numbers of settings, from 1; default: all"},
+    )
+    given = bench.given
+    with scratch() as folder:
+        vidur = Vidur(given.python, given.data, given.cache or folder, folder)
+        say(f"Vidur {vidur.version()}")
         start = time.perf_counter()
         for model in (CODELLAMA, LLAMA):
             vidur.operators(model, 2, [[(1, 1)]])
-        print(f"Vidur has learned the times of operators, {time.perf_counter() - start:.0f} s")
-        chosen = [SETTINGS[number - 1] for number in arguments.only] if arguments.only else SETTINGS
-        tables = compare(vidur, chosen, arguments.requests, arguments.rounds)
-        tables["operators"] = by_operator(vidur, arguments.data)
-    write_json(arguments.json, "vidur", tables)
+        say(f"Vidur has learned the times of operators, {time.perf_counter() - start:.0f} s")
+        for setting in [SETTINGS[number - 1] for number in given.only] if given.only else SETTINGS:
+            compare(bench, vidur, setting)
+        by_operator(bench, vidur, given.data)
+    return bench.end()
 
 
-def compare(vidur: Vidur, settings: Sequence[Setting], num: int, rounds: int) -> dict[str, list[dict[str, Any]]]:
-    """Simulate all settings; print and return the tables of simulated times and of speed."""
-    tables: dict[str, list[dict[str, Any]]] = {"simulated": [], "speed": []}
-    table(("", "makespan", "ours", "mean TTFT", "p99 TTFT", "mean e2e", "p99 e2e"))
-    speeds = []
-    for setting in settings:
-        config = configure(setting, num)
-        workload, _ = requests(config)
-        turns = [turn(vidur, setting, config, workload) for _ in range(rounds)]
-        a, b = (side.figures() for side in turns[0][0])
-        pairs = [f"{x:.2f} / {y:.2f} s" for x, y in zip(a, b, strict=True)]
-        table((str(setting), pairs[0], f"{b[0] / a[0] - 1:+.1%}", *pairs[1:]))
-        names = ("makespan", "mean_ttft", "p99_ttft", "mean_e2e", "p99_e2e")
-        tables["simulated"].append({
-            "setting": str(setting), "makespan_difference_share": b[0] / a[0] - 1,
-            **{f"vidur_{name}_s": value for name, value in zip(names, a, strict=True)},
-            **{f"gapless_{name}_s": value for name, value in zip(names, b, strict=True)},
-        })  # fmt: skip
-        speeds.append([
-            [statistics.median(each[level][side].seconds for each in turns) for side in range(2)] for level in range(3)
-        ])  # fmt: skip
-    table(("", "requests/s", "times", "with metrics", "times", "whole command", "times"))
-    for setting, levels in zip(settings, speeds, strict=True):
-        texts = [f"{num / a:.0f} / {num / b:.0f}" for a, b in levels[:2]]
-        texts.append("{:.1f} / {:.1f} s".format(*levels[2]))
-        times = [f"{a / b:.1f}" for a, b in levels]
-        table((str(setting), *(cell for pair in zip(texts, times, strict=True) for cell in pair)))
-        (bare, metrics, command) = levels
-        tables["speed"].append({
-            "setting": str(setting),
-            "vidur_requests_per_s": num / bare[0], "gapless_requests_per_s": num / bare[1],
-            "speed_ratio": bare[0] / bare[1],
-            "vidur_with_metrics_requests_per_s": num / metrics[0],
-            "gapless_with_metrics_requests_per_s": num / metrics[1],
-            "with_metrics_speed_ratio": metrics[0] / metrics[1],
-            "vidur_command_s": command[0], "gapless_command_s": command[1],
-            "command_speed_ratio": command[0] / command[1],
-        })  # fmt: skip
-    return tables
+def compare(bench: Benchmark, vidur: Vidur, setting: Setting) -> None:
+    """Simulate a setting by turns; show simulated times and speed."""
+    num, config = bench.given.requests, configure(*setting.overrides(bench.given.requests))
+    workload, _ = requests(config)
+    turns = [turn(vidur, setting, config, workload) for _ in range(bench.given.rounds)]
+    theirs, ours = (side.figures() for side in turns[0][0])
+    times = {f"vidur_{name}_s": value for name, value in theirs.items()}
+    times |= {f"gapless_{name}_s": value for name, value in ours.items()}
+    off = ours["makespan"] / theirs["makespan"] - 1
+    bench.row("simulated", setting=str(setting), makespan_difference_share=off, **times)
+    speeds: dict[str, float] = {}
+    for level, name in enumerate(("", "with_metrics_", "command_")):
+        seconds = [statistics.median(each[level][side].seconds for each in turns) for side in range(2)]
+        for who, taken in zip(("vidur", "gapless"), seconds, strict=True):
+            if name == "command_":
+                speeds[f"{who}_command_s"] = taken
+            else:
+                speeds[f"{who}_{name}requests_per_s"] = num / taken
+        speeds[f"{name}speed_ratio"] = seconds[0] / seconds[1]
+    bench.row("speed", setting=str(setting), **speeds)
 
 
 def turn(vidur: Vidur, setting: Setting, config: SimulateConfig, workload: Workload) -> list[list[Simulated]]:
     """Run both simulators once; (Vidur's, ours) of the simulation alone, with metrics, and of a whole command."""
+    num_blocks = make_plan(config).num_blocks
 
     def theirs(metrics: bool) -> tuple[Simulated, Simulated]:
         """Run Vidur; its simulation, and the same with the CPU time of its whole process."""
-        plan = make_plan(config)
         before = _seconds_of_children()
         times, seconds = vidur.simulate(
-            setting.model, setting.pp, workload, policy=setting.policy, tokens=setting.tokens, metrics=metrics,
-            follow=setting.follow and setting.policy == "sarathi" and setting.pp > 1, num_blocks=plan.num_blocks,
-            most_requests=setting.batch * (1 if setting.policy == "orca" else setting.pp),
-        )  # fmt: skip
+            setting.model,
+            setting.pp,
+            workload,
+            policy=setting.policy,
+            tokens=setting.tokens,
+            metrics=metrics,
+            follow=setting.follow and setting.policy == "sarathi" and setting.pp > 1,
+            num_blocks=num_blocks,
+            batch_size_cap=setting.batch * (1 if setting.policy == "orca" else setting.pp),
+        )
         return Simulated(times, seconds), Simulated(times, _seconds_of_children() - before)
 
     bare, _ = theirs(metrics=False)
@@ -233,9 +223,9 @@ def turn(vidur: Vidur, setting: Setting, config: SimulateConfig, workload: Workl
 
 def simulate(config: SimulateConfig, workload: Workload, *, metrics: bool) -> Simulated:
     start = time.process_time()
-    (replica,) = simulated(make_setting(config), workload)
+    (replica,) = replicas_of(config, workload)
     if metrics:
-        summarize(replica.record, Ledger(replica.record))
+        summarize(Fleet([replica.record]))
     seconds = time.process_time() - start
     done = completed_requests(replica.record)
     assert len(done) == len(workload)
@@ -243,37 +233,21 @@ def simulate(config: SimulateConfig, workload: Workload, *, metrics: bool) -> Si
 
 
 def whole_command(setting: Setting, num: int) -> float:
-    """CPU seconds of `gapless simulate`, run folder and page included."""
-    with tempfile.TemporaryDirectory() as folder:
+    """Return the CPU seconds of `gapless simulate`, run folder and page included."""
+    with scratch() as folder:
         before = _seconds_of_children()
-        subprocess.run(
-            [sys.executable, "-c", COMMAND, "simulate", *overrides(setting, num), f"hydra.run.dir={folder}/run"],
-            check=True, capture_output=True,
-        )  # fmt: skip
+        keys = [*setting.overrides(num), f"hydra.run.dir={folder / 'run'}"]
+        subprocess.run([sys.executable, "-c", COMMAND, "simulate", *keys], check=True, capture_output=True)
         return _seconds_of_children() - before
 
 
-def overrides(setting: Setting, num: int) -> list[str]:
-    return [
-        *setting.model.overrides, "hardware=a100-80g", f"parallel.tp={TP}", f"parallel.pp={setting.pp}",
-        *(word.format(tokens=setting.tokens) for word in OURS[setting.policy]), f"scheduler.batch={setting.batch}",
-        *setting.workload, f"workload.num_prompts={num}", *ASSUMED,
-    ]  # fmt: skip
-
-
-def configure(setting: Setting, num: int) -> SimulateConfig:
-    return compose_one(overrides(setting, num), SimulateConfig, "simulate")
-
-
-def by_operator(vidur: Vidur, data: Path) -> list[dict[str, Any]]:
-    """Print and return microseconds of each operator of one layer: Vidur's, ours, measured."""
-    found = []
-    setting = Setting(CODELLAMA, 2, "sarathi", 512, 64, ZIPF)
-    config = configure(setting, 1)
+def by_operator(bench: Benchmark, vidur: Vidur, data: Path) -> None:
+    """Show microseconds of each operator of one layer of CodeLlama 34B at tp 2: Vidur's, ours, measured."""
+    setting = SETTINGS[1]
+    config = configure(*setting.overrides(1))
     plan = make_plan(config)
     costs, layers = make_costs(config, plan), len(plan.layers[0])
     theirs = vidur.operators(CODELLAMA, setting.pp, list(MICRO_BATCHES.values()))
-    print("\none layer of CodeLlama 34B at tp 2, microseconds: theirs / ours / measured")
     for (name, micro_batch), a in zip(MICRO_BATCHES.items(), theirs, strict=True):
         chunks = tuple((tokens, context - tokens) for tokens, context in micro_batch if tokens > 1)
         contexts = [context for tokens, context in micro_batch if tokens == 1]
@@ -282,19 +256,15 @@ def by_operator(vidur: Vidur, data: Path) -> list[dict[str, Any]]:
         c = measured(data, shape)
         rows = [(part, a[part], b[part], c[part]) for part in a]
         rows.append(("sum", *(sum(row[i] for row in rows) for i in (1, 2, 3))))
-        print(f"  {name}")
         for part, *times in rows:
             x, y, z = (1e3 * time for time in times)
-            print(f"    {part:12}{x:8.0f} /{y:6.0f} /{z:6.0f}   {x / z - 1:+7.1%} {y / z - 1:+7.1%}")
-            found.append({
-                "micro_batch": name, "operator": part, "vidur_us": x, "gapless_us": y, "measured_us": z,
-                "vidur_error_share": x / z - 1, "gapless_error_share": y / z - 1,
-            })  # fmt: skip
-    return found
+            errors = {"vidur_error_share": x / z - 1, "gapless_error_share": y / z - 1}
+            us = {"vidur_us": x, "gapless_us": y, "measured_us": z}
+            bench.row("operators", micro_batch=name, operator=part, **us, **errors)
 
 
 def measured(data: Path, shape: MicroBatchShape) -> dict[str, float]:
-    """Measured milliseconds of each operator of a CodeLlama layer; of messages, those of the nearest size."""
+    """Return the measured milliseconds of each operator of a CodeLlama layer; messages' are of the nearest size."""
     products, rows = measurements.read_linear(data, CODELLAMA.measured.removeprefix("mlp_"))
     chunks, decodes, _ = measurements.read_attention(data)
     reduced = [each for each in measurements.read_all_reduce(data)["dgx_all_reduce"] if each.ranks == TP]
@@ -316,16 +286,10 @@ def measured(data: Path, shape: MicroBatchShape) -> dict[str, float]:
     return {name: value * 1e3 for name, value in seconds.items()}
 
 
-def table(cells: Sequence[str]) -> None:
-    """Print a row of a table, or its headings if the first cell is empty."""
-    first, *others = cells
-    print(("" if first else "\n") + f"{first:48}" + "".join(f"{cell:>19}" for cell in others), flush=True)
-
-
 def _seconds_of_children() -> float:
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

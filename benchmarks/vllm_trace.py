@@ -20,67 +20,66 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from .peer import LIMIT_S, Model
+from .peer import LIMIT_S, SCRIPTS, llama, vllm_environment
+from .support.harness import Benchmark, scratch
 
 LAYERS, VOCABULARY = 8, 4096
-MODEL = Model("Llama", {
-    "vocab_size": VOCABULARY, "hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": LAYERS,
-    "num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": 2048,
-    "tie_word_embeddings": False, "initializer_range": 0.05,
-})  # fmt: skip
 WORKLOADS = ("mixed", "uneven", "starved")
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--vllm", type=Path, metavar="PYTHON", required=True)
-    parser.add_argument("--workload", choices=WORKLOADS, default="mixed")
-    parser.add_argument("--requests", type=int, default=12)
-    parser.add_argument("--output", type=int, default=24, help="output tokens of a request, at most")
-    parser.add_argument("--stages", type=int, default=2)
-    parser.add_argument("--chunk", type=int, default=256, help="most tokens of a micro-batch")
-    parser.add_argument("--seqs", type=int, default=8, help="most requests of a micro-batch")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="default: runs/vllm_trace/WORKLOAD")
-    arguments = parser.parse_args()
-    folder = (arguments.out or Path("runs", "vllm_trace", arguments.workload)).absolute()
+    given = Benchmark(
+        __doc__,
+        vllm={"type": Path, "metavar": "PYTHON", "required": True},
+        workload={"choices": WORKLOADS, "default": "mixed"},
+        requests=12,
+        output={"type": int, "default": 24, "help": "tokens of a request, at most"},
+        stages=2,
+        chunk={"type": int, "default": 256, "help": "most tokens of a micro-batch"},
+        seqs={"type": int, "default": 8, "help": "most requests of a micro-batch"},
+        seed=0,
+        out={"type": Path, "metavar": "FOLDER", "help": "default: runs/vllm_trace/WORKLOAD"},
+    ).given
+    folder = (given.out or Path("runs", "vllm_trace", given.workload)).absolute()
     folder.mkdir(parents=True, exist_ok=True)
     if any(folder.glob("*.pt.trace.json*")):
         raise SystemExit(f"{folder}: holds traces already")
-    with tempfile.TemporaryDirectory() as scratch:
-        model, rounds = Path(scratch, "model"), Path(scratch, "rounds.json")
-        MODEL.save(model)
-        rounds.write_text(json.dumps(workload(arguments)))
-        job = {
-            "model": str(model), "rounds": str(rounds), "folder": str(folder), "stages": arguments.stages,
-            "chunk": arguments.chunk, "seqs": arguments.seqs,
-        }  # fmt: skip
-        environment = os.environ | {
-            "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1",
-            "VLLM_CPU_OMP_THREADS_BIND": "|".join(str(n % (os.cpu_count() or 1)) for n in range(arguments.stages)),
-        }  # fmt: skip
-        if arguments.workload == "uneven":
-            rest = LAYERS // 4 // (arguments.stages - 1)
-            split = [LAYERS - rest * (arguments.stages - 1)] + [rest] * (arguments.stages - 1)
-            environment["VLLM_PP_LAYER_PARTITION"] = ",".join(map(str, split))
-        words = [str(arguments.vllm), str(Path(__file__).parent / "support" / "trace_vllm.py"), json.dumps(job)]
-        with Path(folder, "engine.log").open("w") as log:
-            done = subprocess.run(words, env=environment, stdout=log, stderr=log, timeout=LIMIT_S, check=False)
+    profiler = {"profiler": "torch", "torch_profiler_dir": str(folder), "torch_profiler_with_stack": False}
+    keys = {
+        "max_num_batched_tokens": given.chunk,
+        "max_num_seqs": given.seqs,
+        "pipeline_parallel_size": given.stages,
+        "distributed_executor_backend": "mp",
+        "enable_logging_iteration_details": True,
+        "disable_log_stats": False,
+        "profiler_config": profiler | {"detailed_trace_annotation": True},
+    }
+    cores = [str(n % (os.cpu_count() or 1)) for n in range(given.stages)]
+    environment = os.environ | vllm_environment(cores)
+    if given.workload == "uneven":
+        rest = LAYERS // 4 // (given.stages - 1)
+        split = [LAYERS - rest * (given.stages - 1)] + [rest] * (given.stages - 1)
+        environment["VLLM_PP_LAYER_PARTITION"] = ",".join(map(str, split))
+    with scratch() as files, (folder / "engine.log").open("w") as log:
+        llama(VOCABULARY, 512, 1536, LAYERS, 8, 4)(files / "model")
+        (files / "rounds.json").write_text(json.dumps(workload(given)))
+        job = {"model": str(files / "model"), "rounds": str(files / "rounds.json"), "keys": keys}
+        command = [str(given.vllm), str(SCRIPTS / "peer_vllm.py"), json.dumps(job)]
+        done = subprocess.run(command, env=environment, stdout=log, stderr=log, timeout=LIMIT_S, check=False)
     if done.returncode:
-        print(Path(folder, "engine.log").read_text()[-3000:], file=sys.stderr)
+        print((folder / "engine.log").read_text()[-3000:], file=sys.stderr)
         return 1
     print(*sorted(folder.glob("*.pt.trace.json*")), sep="\n")
     return 0
 
 
 def workload(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Rounds of requests, each with seconds of `pause` before it; the next round begins when all of one are done."""
+    """Return rounds of requests, each with seconds of `pause` before it; one begins when the one before is done."""
     random = np.random.default_rng(arguments.seed)
 
     def request() -> dict[str, Any]:

@@ -9,11 +9,10 @@ in the page cache any more (`posix_fadvise`), as on a node that has never read i
 
 from __future__ import annotations
 
-import argparse
 import os
-import statistics
-import tempfile
+import sys
 import time
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -24,56 +23,51 @@ from safetensors.torch import save_file
 from gapless.models.checkpoint import SafetensorsFolder
 from gapless.models.weights import Piece
 
-from .support.results import add_json_option, write_json
+from .support.harness import Benchmark, by_turns, scratch, spread
 
 SIDE = 4096
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--gib", type=float, default=2.0)
-    parser.add_argument("--rounds", type=int, default=5)
-    add_json_option(parser)
-    arguments = parser.parse_args()
-    count = max(1, round(arguments.gib * 2**30 / (2 * SIDE * SIDE)))
+def main() -> int:
+    bench = Benchmark(__doc__, gib=2.0, rounds=5)
+    rounds, count = bench.given.rounds, max(1, round(bench.given.gib * 2**30 / (2 * SIDE * SIDE)))
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    peer = get_context("spawn").Process(target=_send, args=(store.port, count, arguments.rounds), daemon=True)
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+    peer = get_context("spawn").Process(target=_send, args=(store.port, count, rounds), daemon=True)
+    with scratch() as folder:
         weights = {f"layer.{i}": torch.randn(SIDE, SIDE).bfloat16() for i in range(count)}
         save_file(weights, folder / "model.safetensors")
         os.sync()  # only what is written can leave the page cache
         targets = [torch.empty(1, SIDE, SIDE, dtype=torch.bfloat16) for _ in range(count)]
         peer.start()
         dist.init_process_group("gloo", store=store, rank=0, world_size=2)
-        found: dict[str, list[float]] = {"page cache": [], "peer": [], "disk": []}
-        for _ in range(arguments.rounds):
-            for kind, seconds in found.items():
-                if kind == "disk":
-                    _evict(folder / "model.safetensors")
-                begun = time.monotonic()
-                if kind == "peer":
-                    dist.barrier()
-                    for target in targets:
-                        dist.recv(target, 1)
-                else:
-                    source = SafetensorsFolder(folder)
-                    for i, target in enumerate(targets):
-                        Piece(f"layer.{i}", target).load(source)
-                    source.close()
-                seconds.append(time.monotonic() - begun)
-                assert torch.equal(targets[-1][0], weights[f"layer.{count - 1}"]) or kind == "peer"
+
+        def seconds(kind: str) -> float:
+            if kind == "disk":
+                _evict(folder / "model.safetensors")
+            begun = time.monotonic()
+            if kind == "peer":
+                dist.barrier()
+                for target in targets:
+                    dist.recv(target, 1)
+            else:
+                source = SafetensorsFolder(folder)
+                for i, target in enumerate(targets):
+                    Piece(f"layer.{i}", target).load(source)
+                source.close()
+            taken = time.monotonic() - begun
+            assert torch.equal(targets[-1][0], weights[f"layer.{count - 1}"]) or kind == "peer"
+            return taken
+
+        found = by_turns(rounds, {kind: partial(seconds, kind) for kind in ("page cache", "peer", "disk")})
     peer.join()
     gib = count * 2 * SIDE * SIDE / 2**30
-    rows = []
-    print(f"{gib:.2f} GiB of bfloat16 from{'seconds':>10}{'least':>8}{'most':>8}{'GiB/s':>8}{'times':>8}")
-    for kind, seconds in found.items():
-        median = statistics.median(seconds)
-        times = median / statistics.median(found["page cache"])
-        rows.append({"from": kind, "gib": gib, "seconds": median, "least_s": min(seconds), "most_s": max(seconds),
-                     "gib_per_s": gib / median, "times_page_cache": times})  # fmt: skip
-        print(f"{kind:25}{median:10.2f}{min(seconds):8.2f}{max(seconds):8.2f}{gib / median:8.2f}{times:8.2f}")
-    write_json(arguments.json, Path(__file__).stem, {"weights": rows})
+    for kind, times in found.items():
+        taken = spread(times)
+        over = taken["median_s"] / spread(found["page cache"])["median_s"]
+        bench.row(
+            "weights", **{"from": kind}, gib=gib, **taken, gib_per_s=gib / taken["median_s"], times_page_cache=over
+        )
+    return bench.end()
 
 
 def _send(port: int, count: int, rounds: int) -> None:
@@ -93,4 +87,4 @@ def _evict(file: Path) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -61,6 +61,8 @@ def build(cls: type[C], mapping: Mapping[str, Any], key: str = "") -> C:
     the user's own that of its `file`.
 
     Args:
+        cls: of the result.
+        mapping: its fields by name; those with a default may be missing.
         key: the dotted key of `mapping` itself, for errors.
 
     Raises:
@@ -75,14 +77,14 @@ def build(cls: type[C], mapping: Mapping[str, Any], key: str = "") -> C:
                 if issubclass(cls, base) and (having := members_with(base, name)):
                     what = f"{word} {mapping.get('name', cls.__name__)}"
                     raise ConfigError(f"{_join(key, name)}: unknown key of {what}; {having_it(having)}")
-            raise ConfigError(f"{_join(key, name)}: unknown key{_nearest_key(cls, key, name)}")
+            hint = nearest(_join(key, name), (_join(key, valid) for valid in hints)) if key else unknown_key(cls, name)
+            raise ConfigError(f"{_join(key, name)}: unknown key{hint}")
     values = {name: _convert(hints[name], value, _join(key, name)) for name, value in mapping.items()}
-    attributes = {key_of(field.name): field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    names = {key_of(field.name): field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
     for field in dataclasses.fields(cls):  # type: ignore[arg-type]
-        required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-        if required and field.name not in values:
+        if field.default is field.default_factory is dataclasses.MISSING and field.name not in values:
             raise ConfigError(f"{_join(key, field.name)}: missing; it has no default")
-    return cls(**{attributes[name]: value for name, value in values.items()})
+    return cls(**{names[name]: value for name, value in values.items()})
 
 
 def to_mapping(config: Any) -> dict[str, Any]:
@@ -109,8 +111,10 @@ def key_of(field: str) -> str:
 
 
 def leaf_fields(cls: type, key: str = "") -> Iterator[tuple[str, Any, type]]:
-    """Yield each leaf of `cls` as (dotted key, type, the dataclass that holds it). `scheduler` yields the keys of one
-    policy after the other, `workload` those of one workload after the other."""
+    """Yield each leaf of `cls` as (dotted key, type, the dataclass that holds it).
+
+    `scheduler` yields the keys of one policy after the other, `workload` those of one workload after the other.
+    """
     for owner in _FAMILIES[cls][1].values() if cls in _FAMILIES else (cls,):
         for name, hint in fields(owner).items():
             nested = next((h for h in _options(hint) if dataclasses.is_dataclass(h)), None)
@@ -134,8 +138,10 @@ def families(cls: type) -> dict[str, type]:
 
 
 def members_with(base: type, key: str, own: Mapping[str, type] | None = None) -> list[str]:
-    """Return the names of the policies (`SchedulerConfig`) or workloads (`WorkloadConfig`) that have `key`, the user's
-    `own` among them."""
+    """Return the names of the policies (`SchedulerConfig`) or workloads (`WorkloadConfig`) that have `key`.
+
+    The user's `own` are among them.
+    """
     return [name for name, cls in (dict(_FAMILIES[base][1]) | dict(own or {})).items() if key in fields(cls)]
 
 
@@ -176,24 +182,24 @@ def group_names(group: str) -> list[str]:
     return sorted(names(resources.files(__package__).joinpath(group), ""))
 
 
-def load_group(group: str, name: str) -> dict[str, Any]:
+def load_group(group: str, name: str, key: str | None = None) -> dict[str, Any]:
     """Load one choice of a config group from `conf/<group>/<name>.yaml`.
 
     Raises:
-        ConfigError: no such choice.
+        ConfigError: no such choice, naming `key` or the group.
     """
     names = group_names(group)
     if name not in names:
-        raise ConfigError(f"{group}={name}: unknown{nearest(name, names)}")
-    text = resources.files(__package__).joinpath(group, f"{name}.yaml").read_text(encoding="utf-8")
-    return typing.cast(dict[str, Any], yaml.load(text, _Loader) or {})
+        raise ConfigError(f"{key or group}={name}: unknown{nearest(name, names)}")
+    return typing.cast(dict[str, Any], _read(f"{group}/{name}"))
 
 
 def load_command(command: str) -> tuple[dict[str, Any], dict[str, str | None]]:
-    """Load from `conf/<command>.yaml` a command's own keys, and its groups with their default choices (None: none is
-    chosen)."""
-    text = resources.files(__package__).joinpath(f"{command}.yaml").read_text(encoding="utf-8")
-    primary = yaml.load(text, _Loader)
+    """Load a command's own keys, and its groups with their default choices, from `conf/<command>.yaml`.
+
+    None stands for a group of which nothing is chosen.
+    """
+    primary = _read(command)
     choices = {
         group: entry[group]
         for entry in primary.get("defaults", ())
@@ -210,9 +216,12 @@ def load_hardware(name: str, key: str = "hardware") -> HardwareConfig:
     Raises:
         ConfigError: no such choice, naming `key`.
     """
-    if name not in (names := group_names("hardware")):
-        raise ConfigError(f"{key}={name}: unknown{nearest(name, names)}")
-    return build(HardwareConfig, load_group("hardware", name), "hardware")
+    return build(HardwareConfig, load_group("hardware", name, key), "hardware")
+
+
+def _read(name: str) -> Any:
+    text = resources.files(__package__).joinpath(f"{name}.yaml").read_text(encoding="utf-8")
+    return yaml.load(text, _Loader) or {}
 
 
 def model_choice(model: str | os.PathLike[str]) -> tuple[str, dict[str, str]]:
@@ -260,7 +269,7 @@ def compose_engine(
     model: str | os.PathLike[str],
     pp: int = 1,
     tp: int = 1,
-    scheduler: str = "sarathi",
+    scheduler: str = "equal_time",
     launcher: str | None = None,
     hardware: str = "cpu",
     overrides: Mapping[str, Any] | None = None,
@@ -269,8 +278,11 @@ def compose_engine(
 
     Args:
         model: a choice of the model group, or a Hugging Face folder.
+        pp: number of stages.
+        tp: ranks of a stage.
         scheduler: a choice of the scheduler group, or a file with a policy of your own.
         launcher: None takes `local` for one rank and `ray` for more.
+        hardware: a choice of the hardware group.
         overrides: plain Python values by dotted key (`{"scheduler.chunk": 48}`).
 
     Raises:
@@ -292,8 +304,10 @@ def compose_engine(
 
 
 def unknown_key(cls: type, key: str) -> str:
-    """Write the hint for a dotted key that `cls` does not have: `; did you mean ...?` with a key of the same last name,
-    a near key or a sibling, or the valid keys."""
+    """Write the hint for a dotted key that `cls` does not have.
+
+    It is `; did you mean ...?` with a key of the same last name, a near key or a sibling, or the valid keys.
+    """
     keys = [k for k, _ in dotted_keys(cls)]
     parent, _, leaf = key.rpartition(".")
     for candidates, cutoff in (
@@ -307,13 +321,6 @@ def unknown_key(cls: type, key: str) -> str:
             return f"; did you mean '{near[0]}'?"
     siblings = [k for k in keys if parent and k.startswith(f"{parent}.")]
     return f"; valid: {', '.join(sorted(siblings or fields(cls)))}"
-
-
-def _nearest_key(cls: type, key: str, name: str) -> str:
-    """Write the hint for the unknown key `name` in the mapping at `key`."""
-    if not key:
-        return unknown_key(cls, name)
-    return nearest(_join(key, name), (_join(key, n) for n in fields(cls)))
 
 
 def member(base: type, mapping: Mapping[str, Any], key: str) -> type:
@@ -364,51 +371,33 @@ def _convert(hint: Any, value: Any, key: str) -> Any:
     options = _options(hint)
     if value is None and type(None) in options:
         return None
-    for option in options:
-        if option is type(None):
-            continue
-        if dataclasses.is_dataclass(option):
-            if isinstance(value, typing.cast(type, option)):
-                return value
-            if isinstance(value, Mapping):
-                return build(typing.cast(type, option), value, key)
-        elif typing.get_origin(option) is tuple:
-            element = typing.get_args(option)[0]
-            items = list(value) if isinstance(value, list | tuple) else [value]
-            if dataclasses.is_dataclass(element):
-                return tuple(_convert(element, item, f"{key}[{index}]") for index, item in enumerate(items))
-            convert = _convert if typing.get_origin(element) in (tuple, Literal) else _scalar
-            converted = [convert(element, item, key) for item in items]
-            if value is not None and None not in converted:
-                return tuple(converted)
-        elif typing.get_origin(option) is dict:
-            if isinstance(value, Mapping):
-                return dict(value)
-        elif typing.get_origin(option) is Literal:
-            if any(value == valid and type(value) is type(valid) for valid in typing.get_args(option)):
-                return value
-        else:
-            converted_value = _scalar(option, value, key)
-            if converted_value is not None:
-                return converted_value
+    for option in options if value is not None else ():
+        if (converted := _of_type(option, value, key)) is not None:
+            return converted
     raise ConfigError(f"{key}={value!r}: must be {_right(options, value)}")
 
 
-def is_unicode(text: str) -> bool:
-    """Return whether `text` can be written as UTF-8: it holds no half of a surrogate pair."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _scalar(hint: type, value: Any, key: str) -> Any:
-    """Convert `value` to the type `hint`; None where it is not of that type.
+def _of_type(hint: Any, value: Any, key: str) -> Any:
+    """Convert `value` to the type `hint`; None where it is of another type.
 
     Raises:
-        ConfigError: a number that is not finite or too large, or a text that is not Unicode.
+        ConfigError: what it holds is wrong; a number that is not finite or too large; a text that is not Unicode.
     """
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if dataclasses.is_dataclass(hint):
+        built = build(typing.cast(type, hint), value, key) if isinstance(value, Mapping) else value
+        return built if isinstance(built, typing.cast(type, hint)) else None
+    if origin is Literal:
+        return value if any(value == valid and type(value) is type(valid) for valid in arguments) else None
+    if origin is dict:
+        return dict(value) if isinstance(value, Mapping) else None
+    if origin is tuple:
+        items, element = value if isinstance(value, list | tuple) else [value], arguments[0]
+        if element in _SCALARS:
+            found = [_of_type(element, item, key) for item in items]
+            return None if None in found else tuple(found)
+        where = f"{key}[{{}}]" if dataclasses.is_dataclass(element) else key
+        return tuple(_convert(element, item, where.format(index)) for index, item in enumerate(items))
     if hint is bool or isinstance(value, bool):
         return value if hint is bool and isinstance(value, bool) else None
     if hint is int:
@@ -418,6 +407,15 @@ def _scalar(hint: type, value: Any, key: str) -> Any:
     if isinstance(value, str) and not is_unicode(value):
         raise ConfigError(f"{key}={value!r}: must be text in UTF-8")
     return value if isinstance(value, hint) else None
+
+
+def is_unicode(text: str) -> bool:
+    """Return whether `text` can be written as UTF-8: it holds no half of a surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _bounded(value: int, key: str) -> int:

@@ -1,4 +1,4 @@
-"""Where ranks lie and what joins them, in a simulated cluster and in a real one: `cluster.KEY=VALUE`."""
+"""The nodes and racks of a cluster, and the links between them, simulated or real: `cluster.KEY=VALUE`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ AllReduceAlgorithm = Literal["ring", "tree", "two_level"]
 class ClusterConfig:
     """Nodes of devices in racks, and the links that a simulation sends over.
 
-    A link that is null is that of the hardware's constants (`hardware.costs`); `spine` is then `network`. Links carry
-    as much each way at the same time. Ranks fill nodes in order, and nodes fill racks.
+    If a link is null, that of the hardware's constants (`hardware.costs`) is used; for `spine`, the link of `network`.
+    Links are full duplex. Ranks fill nodes in order, and nodes fill racks.
     """
 
     name: str = "default"
@@ -24,14 +24,14 @@ class ClusterConfig:
     devices_per_node: int = 8
     """ranks that share a node and its fast links"""
     network_adapters: int | None = None
-    """network adapters of a node, which the ranks share that send at the same time; null: one a device"""
+    """network adapters of a node, shared by the ranks that send at the same time; null: one a device"""
     nodes_per_rack: int | None = None
-    """nodes behind one switch; what leaves them crosses cluster.spine. null: all"""
+    """nodes behind one switch; messages to other nodes cross cluster.spine. null: all nodes are behind one"""
     oversubscription: float = 1.0
     """rate of all adapters of a rack over the rate of its links to the other racks"""
     all_reduce_algorithms: tuple[AllReduceAlgorithm, ...] = ("ring", "tree")
-    """what the library chooses from for an all-reduce over several nodes: ring, tree, two_level (in the nodes, then
-    across); the fastest is taken"""
+    """algorithms of the library for an all-reduce over several nodes: ring, tree, two_level (within the nodes, then
+    between them); it takes the fastest"""
     all_reduce: LinkConfig | None = None
     """all-reduces within a node"""
     node: LinkConfig | None = None
@@ -61,5 +61,5 @@ class ClusterConfig:
 
     @property
     def uplinks(self) -> float:
-        """Rate of the links of a rack to the others, in rates of an adapter."""
+        """Rate of a rack's links to the other racks, as a multiple of the rate of one adapter."""
         return (self.nodes_per_rack or 1) * self.adapters / self.oversubscription

@@ -1,4 +1,4 @@
-"""Constants of the analytic cost model for one kind of device; `conf/hardware/*.yaml` names the source of each."""
+"""The constants of the analytic cost model for one kind of device; `conf/hardware/*.yaml` names their sources."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _KEY = "hardware.costs"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GemmConfig:
-    """Matrix products in tiles (`runtime/cost/gemm.py`).
+    """The cost of matrix products in tiles (`runtime/cost/gemm.py`).
 
-    `tiles`, `tflops` and `whole_waves` have one length: a library chooses among these tiles, each of which may lie
-    either way.
+    `tiles`, `tflops` and `whole_waves` have a value for each tile shape. A library chooses among these shapes and their
+    transposes.
     """
 
     tiles: tuple[str, ...]
@@ -28,7 +28,7 @@ class GemmConfig:
     fade: float  # relative to a product of 1e11 FLOP
     """how clocks fall as products grow: x times the work takes x**(1 + fade) times as long"""
     sustained_tflops: float
-    """rate of large matrix products that power sustains"""
+    """rate of large matrix products that the device's power can sustain"""
     launch_us: float
     """time to launch a matrix product"""
     wave_us: float  # to read the first operands and to write results
@@ -39,8 +39,8 @@ class GemmConfig:
     """share of the bytes of partial results that costs time"""
     memory_gbps: float
     """rate at which a matrix product reads weights"""
-    knee: float  # order of the norm that joins the two times; a high one takes the longer of them
-    """how sharply memory time goes over into compute time; 1 adds them"""
+    knee: float  # order of the norm that joins the two times
+    """how memory time and compute time join: 1 adds them, a high value takes the longer one"""
 
     def __post_init__(self) -> None:
         key = f"{_KEY}.gemm"
@@ -59,7 +59,7 @@ class GemmConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PointwiseConfig:
-    """Kernels that compute row by row (`runtime/cost/pointwise.py`).
+    """The cost of kernels that compute row by row (`runtime/cost/pointwise.py`).
 
     A kernel takes the longer of two times: its launch plus one row on a multiprocessor, or all its bytes at its rate.
     """
@@ -89,7 +89,7 @@ class PointwiseConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionConfig:
-    """Attention kernels (`runtime/cost/attention.py`)."""
+    """The cost of attention kernels (`runtime/cost/attention.py`)."""
 
     chunk_launch_us: float
     """time to launch a chunk's attention"""
@@ -102,7 +102,7 @@ class AttentionConfig:
     chunk_waves: float
     """as gemm.whole_waves"""
     chunk_spread: float
-    """most slots for blocks that the work of one block is spread over"""
+    """time per key where keys are split, relative to work that is spread evenly over all multiprocessors"""
     chunk_copy_gbps: float
     """rate of copies of the chunk's queries, keys, values and outputs"""
     chunk_wave_us: float = 0.0
@@ -147,7 +147,7 @@ AttentionKernels = Literal["flashinfer", "flash_attention", "xformers"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionFamilies:
-    """Attention by the library whose kernels compute it; null where its times on the device are not known."""
+    """The cost of attention with each library's kernels; null where their times on the device are not known."""
 
     flashinfer: AttentionConfig | None = None
     flash_attention: AttentionConfig | None = None
@@ -164,7 +164,7 @@ class AttentionFamilies:
         return tuple(name for name in names if getattr(self, name) is not None)
 
     def of(self, kernels: AttentionKernels) -> AttentionConfig:
-        """The constants of a library that is known."""
+        """Return the constants of a library that is known."""
         found: AttentionConfig | None = getattr(self, kernels)
         assert found is not None, kernels
         return found
@@ -172,16 +172,16 @@ class AttentionFamilies:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkConfig:
-    """Messages over a link (`runtime/cost/link.py`)."""
+    """The cost of messages over a link (`runtime/cost/link.py`)."""
 
     least_us: float
     """shortest time of a message"""
     ramp_us: float
-    """time that a message of 1 MB takes longer; it grows with the root of the bytes"""
+    """extra time of a message of 1 MB; it grows with the square root of the bytes"""
     gbps: float
     """rate of a message"""
     knee: float  # order of the norm that joins the two times
-    """how sharply least_us goes over into the time of the bytes; 1 adds them"""
+    """how least_us and the time of the bytes join: 1 adds them, a high value takes the longer one"""
 
     def check(self, key: str) -> None:
         """Check the values of the constants that `key` names.
@@ -196,12 +196,12 @@ class LinkConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostConfig:
-    """An engine's host: what it takes for a micro-batch. simulation.host=false leaves all of it out."""
+    """The time that an engine's host takes for a micro-batch. `simulation.host=false` leaves all of it out."""
 
     step_us: float = 0.0
     """time that the host adds to a stage per micro-batch"""
     row_us: float = 0.0
-    """time that it adds per token that is sampled"""
+    """time that the host adds per token that is sampled"""
     layer_us: float = 0.0
     """time to launch a layer, while the device computes: a stage takes at least that for all of its layers"""
     stretch: float = 1.0
@@ -209,13 +209,13 @@ class HostConfig:
     prompt_us: float = 0.0
     """time that a micro-batch with prompt tokens adds per rank of a stage"""
     dispatch_us: float = 0.0
-    """from the coordinator's dispatch to the begin of the first stage's compute"""
+    """time from the coordinator's dispatch to the begin of the first stage's compute"""
     result_us: float = 0.0
-    """from the end of the last stage's compute until the coordinator has the result"""
+    """time from the end of the last stage's compute until the coordinator has the result"""
     turnaround_us: float = 0.0
-    """from the end of a stage's micro-batch to the begin of its next, whose input is there"""
+    """time from the end of a stage's micro-batch to the begin of its next one, if the input is already there"""
     bulk_gbps: float = 0.0
-    """rate of all-reduces of bulk_mib and more among over two ranks, in an engine; 0: that of the kernels alone"""
+    """rate, in an engine, of all-reduces of bulk_mib or more by over two ranks; 0: that of the kernels alone"""
     bulk_mib: float = 64.0
     """MiB of hidden states from which bulk_gbps holds"""
 
@@ -232,7 +232,7 @@ class HostConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorConfig:
-    """How far the times of stages may be off: the 10th and the 90th percentile of real / predicted - 1."""
+    """The error of predicted stage times: the 10th and the 90th percentile of real / predicted - 1."""
 
     low: float
     """share by which real times are longer at the low end; below 0 they are shorter"""
@@ -248,22 +248,22 @@ class ErrorConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostsConfig:
-    """A device by its kernels. Rates are what these reach, not what the data sheet says."""
+    """The constants of a device's kernels. Rates are those that kernels reach, not those of the data sheet."""
 
     multiprocessors: int
     """multiprocessors of the device, among which kernels deal their tiles"""
     gemm: GemmConfig
     pointwise: PointwiseConfig
     attention: AttentionFamilies
-    all_reduce: LinkConfig  # its bytes: those that a rank sends, 2 (tp - 1) / tp of the hidden states
+    all_reduce: LinkConfig  # within a node; it counts the bytes that a rank sends, 2 (tp - 1) / tp of the hidden states
     node: LinkConfig  # sends within a node
     network: LinkConfig  # sends between nodes
     host: HostConfig = field(default_factory=HostConfig)  # of an engine with CUDA graphs
-    eager_host: HostConfig | None = None  # of one without; null: not known
+    eager_host: HostConfig | None = None  # of an engine without CUDA graphs; null: not known
     error: ErrorConfig | None = None  # null: not known
 
     def host_of(self, launch: Literal["graphs", "eager"]) -> HostConfig:
-        """The host of an engine that launches kernels so; that with CUDA graphs where the other is not known."""
+        """Return the host of an engine that launches so. Without `eager_host`, that is always the one with graphs."""
         return self.host if launch == "graphs" or self.eager_host is None else self.eager_host
 
     def __post_init__(self) -> None:

@@ -53,4 +53,5 @@ class DisaggregationConfig:
 
     @property
     def is_on(self) -> bool:
+        """Whether there is a prefill pool."""
         return self.prefill_replicas is not None

@@ -1,4 +1,4 @@
-"""What each config key means: the docstring under its field, read from the schema's source."""
+"""Reads what each config key means: the docstring under its field in the schema's source."""
 
 from __future__ import annotations
 
@@ -17,27 +17,28 @@ _MEMBERS = {member: name for family in (POLICY_CONFIGS, WORKLOAD_CONFIGS) for na
 
 
 def meanings(cls: type) -> dict[str, str]:
-    """The meaning of every leaf under `cls`, by its dotted key.
+    """Return the meaning of every leaf under `cls`, by its dotted key.
 
-    What a policy or workload says of a key of its own begins with its name: `zipf: exponent of the law of P + D`.
+    If only some policies or workloads have a key, its meaning begins with their names: `zipf: exponent of the law of
+    P + D`. If they give it different meanings, all of them are listed.
     """
-    speakers: dict[str, dict[str, list[str]]] = {}  # by key and meaning: the policies or workloads that say it
+    names_by_meaning: dict[str, dict[str, list[str]]] = {}  # by key, then by meaning: the policies or workloads
     for key, _, owner in leaf_fields(cls):
-        documented, meaning = field_meaning(owner, key.rpartition(".")[2])
-        names = speakers.setdefault(key, {}).setdefault(meaning, [])
-        if documented in _MEMBERS:
-            names.append(_MEMBERS[documented])
+        documenting_class, meaning = field_meaning(owner, key.rpartition(".")[2])
+        names = names_by_meaning.setdefault(key, {}).setdefault(meaning, [])
+        if documenting_class in _MEMBERS:
+            names.append(_MEMBERS[documenting_class])
     return {
         key: "; ".join(f"{', '.join(names)}: {meaning}" if names else meaning for meaning, names in of_key.items())
-        for key, of_key in speakers.items()
+        for key, of_key in names_by_meaning.items()
     }
 
 
 def field_meaning(cls: type, name: str) -> tuple[type, str]:
-    """The docstring of a field, in one line, and the class that documents it: `cls` or a base.
+    """Return the docstring of a field, in one line, and the class that documents it: `cls` or a base.
 
     Raises:
-        LookupError: the field has none.
+        LookupError: the field has no docstring.
     """
     for base in filter(dataclasses.is_dataclass, cls.__mro__):
         if (base.__name__, name) in (found := _docstrings(base.__module__)):
@@ -47,12 +48,17 @@ def field_meaning(cls: type, name: str) -> tuple[type, str]:
 
 @lru_cache
 def _docstrings(module: str) -> dict[tuple[str, str], str]:
-    """The docstring of each field of a module's classes, by class and field."""
-    return {
-        (cls.name, field.target.id.removesuffix("_")): " ".join(text.value.value.split())
-        for cls in ast.parse(inspect.getsource(sys.modules[module])).body
-        if isinstance(cls, ast.ClassDef)
-        for field, text in pairwise(cls.body)
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
-        if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant) and isinstance(text.value.value, str)
-    }
+    """Return the docstring of each field of a module's classes, by class and field."""
+    found: dict[tuple[str, str], str] = {}
+    for cls in ast.parse(inspect.getsource(sys.modules[module])).body:
+        if not isinstance(cls, ast.ClassDef):
+            continue
+        for field, following in pairwise(cls.body):
+            if not (isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)):
+                continue
+            if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
+                text = following.value.value
+                if isinstance(text, str):
+                    name = field.target.id.removesuffix("_")  # the field `import_` holds the key `import`
+                    found[cls.name, name] = " ".join(text.split())
+    return found

@@ -22,11 +22,11 @@ class Depth:
 
     @classmethod
     def fixed(cls, depth: int) -> Depth:
-        """A depth that leaves the policy no choice."""
+        """Return a depth that leaves the policy no choice."""
         return cls(depth, depth)
 
     def within(self, most: int) -> Depth:
-        """The depth on a pipeline that takes `most` micro-batches at once."""
+        """Return the depth on a pipeline that takes `most` micro-batches at once."""
         return Depth(min(self.least, most), min(self.most, most))
 
 
@@ -56,12 +56,19 @@ class SchedulerConfig:
         check("scheduler.max_prefill_share", share, 0 < share <= 1, "above 0, 1 at most")
         check("scheduler.drafts", self.drafts, 0 <= self.drafts <= _MOST_DRAFTS, f"0 to {_MOST_DRAFTS}")
 
+    @property
+    def rule(self) -> str:
+        """The file among the policies that holds the rule."""
+        return self.name
+
     def depth(self, pp: int, fixed: int | None = None) -> Depth:
-        """The depth over `pp` stages, where `parallel.depth` is `fixed`; None leaves it to the policy."""
+        """Return the depth over `pp` stages, where `parallel.depth` is `fixed`; None leaves it to the policy."""
         return Depth.fixed(fixed or pp)
 
     def batch_of(self, slots: int, depth: int) -> int:
-        """B with `depth` micro-batches in flight. `slots`: requests whose whole context fits into the memory at once.
+        """Return B with `depth` micro-batches in flight.
+
+        `slots`: requests whose whole context fits into the memory at once.
 
         The slot bound is the paper's (4.3.1): each request that is admitted could grow to the longest context. Without
         it requests are admitted as the blocks of their tokens fit, and few ever need a whole context.
@@ -73,16 +80,22 @@ class SchedulerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestLevelConfig(SchedulerConfig):
+    """FasterTransformer's policy: a batch of requests enters together, and the next one when all of them are done."""
+
     name: Literal["request_level"] = "request_level"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrcaWorstConfig(SchedulerConfig):
+    """Orca's policy at its worst: the requests of a micro-batch start and end together."""
+
     name: Literal["orca_worst"] = "orca_worst"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrcaBestConfig(SchedulerConfig):
+    """Orca's policy at its best: every ready decode, and the whole prompt of at most one new request."""
+
     name: Literal["orca_best"] = "orca_best"
 
 
@@ -115,6 +128,11 @@ class SarathiConfig(SchedulerConfig):
         SchedulerConfig.__post_init__(self)
         check("scheduler.chunk", self.chunk, self.chunk == "auto" or self.chunk >= 1, "auto or 1 or more")
         check("scheduler.tile", self.tile, self.tile is None or self.tile >= 1, "null or 1 or more")
+
+    @property
+    def rule(self) -> str:
+        """That of the paper, unless decodes are balanced."""
+        return "balanced_sarathi" if self.balance_decodes else self.name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,7 +208,10 @@ class EqualTimeConfig(SchedulerConfig):
         check("scheduler.tile", self.tile, self.tile is None or self.tile >= 1, "null or 1 or more")
 
     def depth(self, pp: int, fixed: int | None = None) -> Depth:
-        """Up to one more than the stages: the next micro-batch then lies ready when stage 0 ends one."""
+        """Return a depth of up to one more than the stages.
+
+        The next micro-batch then lies ready when stage 0 ends one.
+        """
         return Depth.fixed(fixed or pp) if fixed or pp == 1 else Depth(pp, pp + 1)
 
 

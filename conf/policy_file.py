@@ -1,7 +1,7 @@
-"""A policy of the user's own: a Python file that holds a `Scheduler` and, where it has keys, their `Config`.
+"""Loads a policy of the user's own: a Python file with a `Scheduler` and, if the policy has keys, a `Config` of them.
 
-`scheduler=./FILE.py` and `LLM(..., scheduler="./FILE.py")` name it. This module knows the file and its keys;
-`runtime.scheduler` finds the policy in it.
+`scheduler=./FILE.py` and `LLM(..., scheduler="./FILE.py")` name it. This module loads the file and reads its keys;
+`runtime.scheduler` finds the `Scheduler` in it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .errors import ConfigError
 from .policies import SchedulerConfig
 
 SUFFIX = ".py"
-MODULE_PREFIX = "gapless_policy_"  # of the modules that policy files become
+MODULE_PREFIX = "gapless_policy_"  # begins the name of each module that a policy file is loaded as
 
 
 def is_policy_file(choice: str) -> bool:
@@ -29,7 +29,7 @@ def is_policy_file(choice: str) -> bool:
 
 
 def policy_mapping(file: str) -> dict[str, Any]:
-    """Return the choice that a file stands for: its name, its path, and its keys with their defaults.
+    """Return the mapping of `scheduler` that a file stands for: its name, its path, and its keys with their defaults.
 
     Raises:
         ConfigError: as `load_policy_file` and `policy_config`.
@@ -40,12 +40,13 @@ def policy_mapping(file: str) -> dict[str, Any]:
 
 
 def policy_config(file: str) -> type[SchedulerConfig]:
-    """Return the file's `Config`, or `SchedulerConfig` where it has none, with two more keys: `name`, the name of the
-    file, and `file`, its path.
+    """Return the file's `Config`, or `SchedulerConfig` where it has none, with two more keys.
+
+    These are `name`, the name of the file, and `file`, its path.
 
     Raises:
-        ConfigError: as `load_policy_file`; a `Config` that is no frozen dataclass over `SchedulerConfig`, or a key of
-            it without a default.
+        ConfigError: as `load_policy_file`; also if `Config` is not a frozen dataclass that extends `SchedulerConfig`,
+            or a key of it has no default.
     """
     return _config(load_policy_file(file), file)
 
@@ -54,7 +55,7 @@ def load_policy_file(file: str) -> ModuleType:
     """Load the file as a module, once for each version of it.
 
     Raises:
-        ConfigError: no such file, or it does not run, with the line that fails.
+        ConfigError: there is no such file, or it fails when it is run; the text then names the line.
     """
     path = _found(file)
     return _run(str(path), path.stat().st_mtime_ns)
@@ -89,7 +90,7 @@ def _run(path: str, changed: int) -> ModuleType:
 @lru_cache(maxsize=64)
 def _config(module: ModuleType, file: str) -> type[SchedulerConfig]:
     own = getattr(module, "Config", SchedulerConfig)
-    # Without a decorator of its own it has the fields of the class that it extends.
+    # A class without `@dataclass` inherits `__dataclass_fields__`, but has none of its own.
     if not (isinstance(own, type) and issubclass(own, SchedulerConfig) and "__dataclass_fields__" in vars(own)):
         raise ConfigError(f"{file}: Config must be a frozen dataclass that extends SchedulerConfig")
     for field in dataclasses.fields(own):
@@ -97,6 +98,11 @@ def _config(module: ModuleType, file: str) -> type[SchedulerConfig]:
         if required and field.name != "name":
             raise ConfigError(f"{file}: Config.{field.name} must have a default")
     return dataclasses.make_dataclass(
-        own.__name__, [("name", str), ("file", str)], bases=(own,), namespace={"__module__": module.__name__},
-        frozen=True, slots=True, kw_only=True,
-    )  # fmt: skip
+        own.__name__,
+        [("name", str), ("file", str)],
+        bases=(own,),
+        namespace={"__module__": module.__name__},
+        frozen=True,
+        slots=True,
+        kw_only=True,
+    )

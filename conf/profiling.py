@@ -10,7 +10,7 @@ from .schema import EngineConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileConfig(EngineConfig):
-    """`gapless profile`: operator times of a model's layers on this machine.
+    """The config of `gapless profile`, which measures the operators of a model's layers on this machine.
 
     It measures a grid of micro-batches. Other stages of the node compute at the same time, as they do in a run.
     """
@@ -28,7 +28,7 @@ class ProfileConfig(EngineConfig):
     neighbours: int | None = None
     """other stages that compute at the same time; null: those that share a node"""
     pipeline: bool = True
-    """time whole micro-batches through the real pipeline too: sends, dispatch, and stages to check the cost model by"""
+    """also time whole micro-batches in the real pipeline: sends, dispatch, and stages that check the cost model"""
     check: str | None = None
     """measure nothing; show the errors of this profile folder"""
 

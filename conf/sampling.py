@@ -16,11 +16,11 @@ _NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_pen
 class SamplingParams:
     """Sampling parameters of one request.
 
-    Without a `seed`, the run's seed and the request's number stand in for it. `logprobs` are those of the model after
-    penalties, before temperature and truncation; `prompt_logprobs` are those of the model alone.
+    Without a `seed`, one is derived from the run's seed and the request's number. `logprobs` are taken after penalties
+    and before temperature and truncation; `prompt_logprobs` are the model's own.
 
     Raises:
-        ConfigError: a value out of its range, by name.
+        ConfigError: a value is out of its range; the text names the key.
     """
 
     n: int = 1
@@ -38,7 +38,7 @@ class SamplingParams:
     min_p: float = 0.0
     """drop tokens less likely than this times the most likely one"""
     seed: int | None = None
-    """same seed, same output, whatever the batch, policy, tp or pp; null: from seed and the request"""
+    """one seed gives one output, whatever the batch, policy, tp or pp; null: by the run's seed and the request"""
     repetition_penalty: float = 1.0
     """above 1 disfavours tokens of the prompt and the output"""
     presence_penalty: float = 0.0
@@ -58,15 +58,15 @@ class SamplingParams:
     logprobs: int | None = None
     """log-probabilities of this many most likely tokens (0: of the sampled one only); null: none"""
     prompt_logprobs: int | None = None
-    """the same of each token of the prompt but the first; null: none"""
+    """the same for each token of the prompt but the first; null: none"""
     logit_bias: dict[int, float] | None = field(default=None, hash=False)
     """-100 to 100 by token id, added to the logits; null: none"""
     allowed_token_ids: tuple[int, ...] = ()
-    """token ids of which each token is one; none: all"""
+    """the only token ids that may be sampled; empty: all"""
     bad_words: tuple[str, ...] = ()
-    """words that an output does not hold, at its start or after a space"""
+    """words that an output may not contain, at its start or after a space"""
     bad_words_ids: tuple[tuple[int, ...], ...] = ()
-    """the same as sequences of token ids: the last of each is not sampled after the others"""
+    """the same as sequences of token ids: the last id of a sequence is not sampled right after the others"""
     structured_outputs: StructuredOutputs | None = None
     """what the text must match; null: nothing"""
 
@@ -116,28 +116,32 @@ class SamplingParams:
         object.__setattr__(self, "bad_words_ids", tuple(sequences))
         object.__setattr__(self, "logit_bias", {int(token): float(bias) for token, bias in biases.items()} or None)
         if self.structured_outputs is not None and self.ignore_eos:
-            raise ConfigError("sampling.ignore_eos=True: structured_outputs end with the end-of-sequence token")
+            raise ConfigError(
+                "sampling.ignore_eos=True: must be false with structured_outputs, which end with that token"
+            )
 
     @property
     def is_greedy(self) -> bool:
+        """Whether the most likely token is always taken: the temperature is 0."""
         return self.temperature == 0.0
 
     @property
     def edits_logits(self) -> bool:
-        """Whether logits change by a rule that knows no past tokens."""
+        """Whether a rule changes the logits that does not depend on the tokens so far."""
         return self.logit_bias is not None or bool(self.allowed_token_ids)
 
     @property
     def depends_on_past(self) -> bool:
-        """Whether logits are changed by the tokens that came before, so that sampling must know these."""
+        """Whether the tokens so far change the logits, so that the sampler must know them."""
         return self.has_penalties or bool(self.bad_words_ids) or self.structured_outputs is not None
 
     @property
     def has_penalties(self) -> bool:
+        """Whether a penalty changes the logits of tokens that are in the text already."""
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
 
 def _is_bias(token: object, bias: object) -> bool:
-    """Whether a bias is within its range, and of a token id: an integer, or one in digits, as keys of JSON are."""
+    """Return whether `token` is a token id (an integer, or digits, as in JSON's keys) and `bias` is in its range."""
     is_id = token.isdecimal() and len(token) < 20 if isinstance(token, str) else type(token) is int
     return is_id and isinstance(bias, int | float) and not isinstance(bias, bool) and -100 <= bias <= 100

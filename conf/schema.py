@@ -14,7 +14,7 @@ from .clusters import ClusterConfig
 from .costs import AttentionKernels, CostsConfig
 from .errors import ConfigError, check
 from .experts import ExpertsConfig
-from .policies import SarathiConfig, SchedulerConfig
+from .policies import EqualTimeConfig, SchedulerConfig
 from .sampling import SamplingParams
 from .serving import ServingConfig
 from .simulation import SimulationConfig
@@ -39,7 +39,7 @@ class RopeScaling:
     high_freq_factor: float = 4.0
     """llama3: faster frequencies than this stay"""
     original_max_position: int = 8192
-    """llama3: the context length of the training before"""
+    """llama3: context length of the training before the stretch"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,6 +151,7 @@ class Architecture:
 
     @property
     def num_params(self) -> int:
+        """The number of all weights; an LM head that is tied to the embedding counts once."""
         head = 0 if self.tie_embeddings else self.embedding_params
         learned = self.max_position * self.hidden_size if self.position == "learned" else 0
         return self.num_layers * self.layer_params + self.embedding_params + head + learned
@@ -168,8 +169,8 @@ class Architecture:
 class ModelConfig:
     """A model: an architecture, and where its weights and tokenizer come from.
 
-    Where `weights` is a folder, the architecture is read from its `config.json`. With `tokenizer` `none` prompts are
-    token ids only.
+    Where `weights` is a folder, the architecture is read from its `config.json`. With `tokenizer=none`, prompts can
+    only be token ids.
     """
 
     name: str = "custom"
@@ -183,7 +184,7 @@ class ModelConfig:
     attention: Literal["auto", "sdpa", "xformers"] = "auto"
     """auto: xformers on CUDA and C++ on CPU (model.kernels) where they run, else sdpa"""
     kernels: Literal["auto", "cpp", "torch"] = "auto"
-    """the small operators of a layer; auto: C++ compiled once, for float32 on a CPU with a compiler, else torch's"""
+    """code of a layer's small operators; auto: C++, compiled once, for float32 on a CPU with a compiler, else torch"""
     cuda_graphs: bool = True
     """on CUDA, a stage's kernels between two layers' attention are launched as one graph, for up to 512 tokens"""
     max_model_len: int | None = None
@@ -224,9 +225,9 @@ class HardwareConfig:
     def speed(self) -> float | None:
         """Relative speed at which the device computes layers; None where no constants of it are known.
 
-        It is a weighted geometric mean of the rates of memory (3/4) and of matrix products (1/4). An H100 is then 2.1
-        times an A100. That splits Llama 2 70B (tp 4 and 8) and GPT-3 (tp 8) within 1% of the fastest split that was
-        found by simulation, in micro-batches of 256 tokens.
+        It is a weighted geometric mean of the rates of memory (3/4) and of matrix products (1/4). By it an H100 is 2.1
+        times as fast as an A100. In simulations with micro-batches of 256 tokens, splits of Llama 2 70B (tp 4 and 8)
+        and of GPT-3 (tp 8) by this speed are within 1% of the fastest split.
         """
         if self.costs is None:
             return None
@@ -243,7 +244,7 @@ class HardwareConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelConfig:
-    """The rank grid, how deep the pipeline is filled, and who starts the ranks.
+    """The rank grid, the depth to which the pipeline is filled, and what starts the ranks.
 
     Where `depth` is null, `SchedulerConfig.depth` chooses it. `replicate_embedding` saves the first stage an
     all-reduce, which would make it slower than the others.
@@ -256,7 +257,7 @@ class ParallelConfig:
     expert_parallel: bool = False
     """each of the tp ranks holds whole experts of a mixture of experts; false: a slice of every expert"""
     layers: tuple[int, ...] | None = None
-    """layers of each stage ([5,7]); null: balanced by the speed of each stage's devices, the head weighed in"""
+    """layers of each stage ([5,7]); null: balanced by the speed of each stage's devices, with the LM head counted"""
     stage_speeds: tuple[float, ...] | None = None
     """speed of each stage's devices relative to each other ([1,1.9]), for layers=null; null: as hardware says"""
     depth: int | None = None
@@ -264,7 +265,7 @@ class ParallelConfig:
     replicate_embedding: bool | None = None
     """each rank of stage 0 holds the whole embedding; null: where that takes little memory"""
     launcher: str = "local"
-    """who starts the ranks: local (in this process, one rank), ray or torchrun"""
+    """what starts the ranks: local (in this process, one rank), ray or torchrun"""
     threads: int | None = None
     """CPU threads per rank; null: cores of the node over its ranks"""
     host: str = "127.0.0.1"
@@ -272,17 +273,17 @@ class ParallelConfig:
     ray_address: str | None = None
     """null: start Ray on this machine; auto or an address: join that cluster"""
     start_timeout_s: float = 120.0
-    """seconds until ranks that have not started are given up"""
+    """seconds that ranks may take to start; then the run fails"""
     step_timeout_s: float = 300.0
-    """seconds without progress that make a hung stage, at most: learned times may make it sooner"""
+    """seconds without progress after which a stage counts as hung; learned stage times may shorten this"""
     max_recoveries: int = 5
-    """faults within recovery_window_s that are repaired; one more ends the run. 0: every fault does"""
+    """faults within recovery_window_s that are repaired; one more ends the run. 0: the first fault does"""
     recovery_window_s: float = 600.0
     """seconds in which faults are counted for max_recoveries"""
     spares: int = 0
     """processes that stand by to take a dead rank's place, with everything imported"""
     resplit_after_s: float | None = 30.0
-    """seconds until the layers of a stage for which a cluster has no place any more go to the others; null: never"""
+    """seconds after which a stage that finds no place in the cluster gives its layers to the others; null: never"""
 
     def __post_init__(self) -> None:
         check("parallel.pp", self.pp, 1 <= self.pp <= _MAX_RANKS, f"1 to {_MAX_RANKS}")
@@ -318,6 +319,7 @@ class ParallelConfig:
 
     @property
     def world_size(self) -> int:
+        """The number of ranks of one pipeline, pp x tp, without spares."""
         return self.pp * self.tp
 
 
@@ -330,7 +332,7 @@ class CacheConfig:
     num_blocks: int | None = None
     """KV blocks of a rank; null: all that fit beside the weights (the minimum over the ranks)"""
     prefix_caching: bool = True
-    """whether requests share the KV blocks of the tokens that they begin with alike"""
+    """whether requests that begin with the same tokens share the KV blocks of these"""
 
     def __post_init__(self) -> None:
         check("cache.block_size", self.block_size, self.block_size >= 1, "1 or more")
@@ -339,15 +341,15 @@ class CacheConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """All that an engine needs to start; the config of every command that runs requests extends it."""
+    """All that an engine needs to start. The config of every command that runs requests extends it."""
 
-    INSTEAD: ClassVar[Mapping[str, str]] = {}  # keys that a command sets by itself, and what to give instead
+    INSTEAD: ClassVar[Mapping[str, str]] = {}  # keys that a command sets itself: what to give instead
 
     model: ModelConfig
     hardware: HardwareConfig = field(default_factory=HardwareConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
-    scheduler: SchedulerConfig = field(default_factory=SarathiConfig)
+    scheduler: SchedulerConfig = field(default_factory=EqualTimeConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
     seed: int = 0
     """seed of random weights, of sampling where sampling.seed is null, and of a simulation's jitter and stragglers"""
@@ -385,7 +387,7 @@ class ComparisonConfig(EngineConfig):
 
     workload: WorkloadConfig = field(default_factory=FixedConfig)
     policies: tuple[SchedulerConfig, ...] = ()
-    """several policies whole, as scheduler=NAME,NAME makes them; empty: scheduler alone"""
+    """the config of each of several policies, as scheduler=NAME,NAME makes them; empty: only scheduler"""
     repeats: int = 1
     """runs of each policy"""
     slo: SloConfig = field(default_factory=SloConfig)
@@ -407,8 +409,10 @@ class BenchConfig(ComparisonConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulateConfig(ComparisonConfig):
-    """`gapless simulate`: a comparison over simulated pipelines. Repeats differ by their seed. An `experiment` of the
-    paper runs instead of the workload."""
+    """The config of `gapless simulate`, a comparison over simulated pipelines.
+
+    Repeats differ by their seed. An `experiment` of the paper runs instead of the workload.
+    """
 
     simulation: SimulationConfig = field(default_factory=SimulationConfig)
     experiment: str | None = None
@@ -428,7 +432,11 @@ class SimulateConfig(ComparisonConfig):
 
 
 def _check_disaggregation(config: SimulateConfig) -> None:
-    """Check what else is asked for beside a prefill pool."""
+    """Check that nothing is asked for that cannot go with a prefill pool.
+
+    Raises:
+        ConfigError: an experiment, or a policy whose requests enter together.
+    """
     pool = "simulation.disaggregation.prefill_replicas"
     check("experiment", config.experiment, config.experiment is None, f"null where there is {pool}")
     for policy in (*config.policies, config.scheduler):
@@ -446,12 +454,12 @@ class ReportConfig:
 
     runs: tuple[str, ...] = ()
     """run folders, or folders that hold some (a sweep's, a benchmark's); the bare arguments"""
-    import_: Literal["kineto", "nsys", "vllm_log"] | None = None
-    """read another engine's traces: of the torch profiler, of Nsight Systems (exported), or vLLM's iteration log"""
+    import_: Literal["kineto", "vllm_log"] | None = None
+    """read another engine's traces: of the torch profiler, or vLLM's iteration log"""
     out: str | None = None
-    """folder for the report; null: into the run folder, a new one beside several, or `imported` beside traces"""
+    """folder for the report; null: the run folder, a new folder beside several, or `imported` beside traces"""
     figures: bool = True
     """write PNGs too"""
     sort: str = "output_throughput"
-    """the key of summary.json by which several runs are ranked"""
+    """key of summary.json by which several runs are ranked"""
     slo: SloConfig = field(default_factory=SloConfig)

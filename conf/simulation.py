@@ -1,4 +1,4 @@
-"""A simulated cluster, beside its model, hardware and rank grid: `simulation.KEY=VALUE`."""
+"""The keys that only a simulation has: stage times, replicas, disturbances, faults: `simulation.KEY=VALUE`."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from .errors import ConfigError, check
 class FaultsConfig:
     """When ranks of a simulated pipeline fail, and how long a repair takes.
 
-    Seconds are those of a small model on two CPU cores under Ray (docs/simulate.md); put in those of your own cluster.
-    `parallel.spares`, `max_recoveries` and `recovery_window_s` hold as in a real run.
+    The default seconds were measured with a small model on two CPU cores under Ray (docs/simulate.md); give those of
+    your own cluster. `parallel.spares`, `max_recoveries` and `recovery_window_s` hold as in a real run.
     """
 
     rank_mtbf_s: float | None = None
-    """mean seconds between faults of one rank, drawn by seed from an exponential law; null: no faults by chance"""
+    """mean seconds between faults of one rank, drawn by seed from an exponential law; null: no random faults"""
     at: tuple[float, ...] | None = None
-    """seconds since the start at which a rank of the first replica fails, drawn by seed; null: by rank_mtbf_s"""
+    """seconds since the start at which a rank, drawn by seed, of the first replica fails; null: by rank_mtbf_s"""
     hang_share: float = 0.0
     """share of faults in which a rank hangs; in the others its process ends"""
     detect_process_s: float = 0.03
-    """from the end of a rank's process until it is noticed"""
+    """time from the end of a rank's process until it is noticed"""
     detect_hang_s: float = 12.0
-    """from when a rank hangs, with work before it, until it is noticed"""
+    """time from when a rank that has work hangs until it is noticed"""
     stop_s: float = 0.02
-    """until the processes of the ranks that failed are ended"""
+    """then, time until the processes of the failed ranks have ended"""
     start_s: float = 2.9
-    """until others have started and joined in their place"""
+    """then, time until new ranks have started and joined in their place"""
     start_with_spare_s: float = 0.1
-    """the same, where a spare stands by (parallel.spares); another stands by start_s later"""
+    """the same where a spare stands by (parallel.spares); the next spare is ready start_s later"""
     rendezvous_s: float = 0.1
-    """until all ranks have connected with each other"""
+    """then, time until all ranks have connected with each other"""
     weights_s: float = 0.2
-    """until those that were started have loaded their weights"""
+    """then, time until the new ranks have loaded their weights"""
 
     def __post_init__(self) -> None:
         key, mtbf, at = "simulation.faults", self.rank_mtbf_s, self.at
@@ -44,12 +44,20 @@ class FaultsConfig:
         check(f"{key}.at", at and list(at), at is None or min(at, default=0.0) >= 0, "null or seconds of 0 or more")
         check(f"{key}.at", at and list(at), at is None or mtbf is None, f"null where {key}.rank_mtbf_s draws them")
         check(f"{key}.hang_share", self.hang_share, 0 <= self.hang_share <= 1, "in [0, 1]")
-        for name in ("detect_process_s", "detect_hang_s", "stop_s", "start_s", "start_with_spare_s", "rendezvous_s",
-                     "weights_s"):  # fmt: skip
+        for name in (
+            "detect_process_s",
+            "detect_hang_s",
+            "stop_s",
+            "start_s",
+            "start_with_spare_s",
+            "rendezvous_s",
+            "weights_s",
+        ):
             check(f"{key}.{name}", getattr(self, name), getattr(self, name) >= 0, "0 or more")
 
     @property
     def are_any(self) -> bool:
+        """Whether any rank may fail in the simulation."""
         return self.rank_mtbf_s is not None or bool(self.at)
 
 
@@ -69,18 +77,18 @@ class SimulationConfig:
     replicas: int = 1
     """pipelines that serve side by side"""
     router: Literal["round_robin", "least_requests", "least_tokens"] = "round_robin"
-    """which replica a request goes to: by turns, or to that with the fewest requests or tokens"""
+    """which replica a request goes to: by turns, or the one with the fewest requests or tokens"""
     scatter_gather: bool = True
     """each tensor-parallel rank sends a slice to the next stage, and the receivers gather"""
     overlap_sends: bool = True
-    """a stage computes on while it sends"""
+    """a stage goes on computing while it sends"""
     host: bool = True
     """count the host's overhead; false: as if the device always hid it"""
     launch: Literal["graphs", "eager"] = "graphs"
     """whether the engine launches a layer's kernels as CUDA graphs, or each from its host"""
     last_layer: Literal["sampled", "all"] = "sampled"
-    """the rows whose attention and feed-forward the model's last layer computes: those that sample a token, as the real
-    stage does, or all, as the paper's system does"""
+    """rows for which the model's last layer computes attention and feed-forward; sampled: those that sample a token, as
+    in the real stage; all: every row, as in the paper's system"""
     dispatch_ms: float = 0.0
     """time of a micro-batch's message from the coordinator to the ranks"""
     result_ms: float = 0.0
@@ -90,7 +98,7 @@ class SimulationConfig:
     straggler_rate: float = 0.0
     """share of stage times that take straggler_factor times as long"""
     straggler_factor: float = 2.0
-    """how much longer those take"""
+    """how many times as long those take"""
     draft_acceptance: float = 0.5
     """probability that a draft token (scheduler.drafts) is accepted, given that those before it were"""
     expert_skew: float = 0.0
@@ -113,7 +121,7 @@ class SimulationConfig:
                 f"null where there is {pool}; simulation.disaggregation.prefill_hardware is that pool's",
             )
             if self.faults.are_any:
-                raise ConfigError(f"simulation.faults: pools of replicas have none; leave {pool} or the faults out")
+                raise ConfigError(f"simulation.faults: must be empty where there is {pool}; leave one of the two out")
         for key in ("dispatch_ms", "result_ms", "jitter"):
             check(f"simulation.{key}", getattr(self, key), getattr(self, key) >= 0, "0 or more")
         check("simulation.straggler_rate", self.straggler_rate, 0 <= self.straggler_rate <= 1, "in [0, 1]")

@@ -1,4 +1,4 @@
-"""JSON of a user's file, read strictly: a key that stands twice in an object is an error, not silently the last one."""
+"""Parses JSON of a user's file. A key that stands twice in an object is an error; `json` itself takes the last one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ def loads(text: str) -> Any:
     """Parse JSON.
 
     Raises:
-        ConfigError: a key stands twice in one object. ValueError, RecursionError: as `json.loads`.
+        ConfigError: a key stands twice in one object.
+        ValueError, RecursionError: as `json.loads`.
     """
     return json.loads(text, object_pairs_hook=_object)
 

@@ -91,8 +91,10 @@ class FixedConfig(WorkloadConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZipfConfig(WorkloadConfig):
-    """P + D drawn from a Zipf law over `min_len` .. `max_len` (paper 5.3: `theta` 0.4, 1K to 4K), split by
-    `pd_ratio`."""
+    """P + D drawn from a Zipf law over `min_len` .. `max_len`, split by `pd_ratio`.
+
+    The paper's 5.3 has `theta` 0.4, and 1K to 4K.
+    """
 
     name: Literal["zipf"] = "zipf"
     theta: float = 0.4
@@ -137,8 +139,10 @@ class TraceConfig(WorkloadConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShareGptConfig(WorkloadConfig):
-    """Conversations of a ShareGPT JSON: the first turn of each is the prompt, the length of the second that of the
-    output."""
+    """Conversations of a ShareGPT JSON.
+
+    The first turn of each is the prompt, the length of the second that of the output.
+    """
 
     name: Literal["sharegpt"] = "sharegpt"
     path: str = ""

@@ -1,1 +1,1 @@
-"""The start of a run: command line, Ray, torchrun."""
+"""Starts runs: command line, Ray, torchrun, HTTP server."""

@@ -1,54 +1,33 @@
-"""Advice on a run that has just ended, or that was explained before: from `explain.json` in its folder."""
+"""Finds advice on a run that has just ended."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from ..conf.errors import ConfigError
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ..runtime.ledger.advice import Advice
-    from ..runtime.run_folder.read import RunFolder
+    from ..runtime.explain.analysed_run import AnalysedRun
+    from ..runtime.explain.explanation import Explanation
 
 _SECONDS = 2.0  # of replays, at most
-_LEAST_S = 0.5  # less finds nothing
+_LEAST_S = 0.5  # of replays; in less time none finds anything
 
 
-def quick_advice(folder: RunFolder, *, share: float = 0.1) -> list[Advice] | None:
-    """Replay a run with the likeliest changes for a short time, and keep what they would do in its folder.
+def quick_advice(run: AnalysedRun, *, share: float = 0.1) -> Explanation | None:
+    """Replay a run for a short time with the changes that are most likely to help.
 
     Args:
+        run: a run that stands alone, not one of a comparison.
         share: of the run's own time that this may take, up to `_SECONDS`.
 
     Returns:
-        The changes worth making; None where the run is too short or cannot be replayed.
+        What these changes would do. None if the run is too short or cannot be replayed, or if no change saves time.
     """
-    seconds = min(_SECONDS, share * _duration(folder.summary))
+    seconds = min(_SECONDS, share * float(run.summary["duration"]))
     if seconds < _LEAST_S:
         return None
-    from ..runtime.explain.explanation import quick_explanation
-    from ..runtime.run_folder.explain_json import write_explanation
+    from ..runtime.explain.explain_run import quick_explanation
     from .run_command import command_writer
 
-    explanation = quick_explanation(folder, seconds=seconds, command_of=command_writer(folder))
-    if explanation is None or not explanation.outcomes:  # of few changes, none of which helps, there is nothing to say
-        return None
-    write_explanation(folder.path, explanation)
-    return explanation.foremost
-
-
-def kept_advice(path: Path) -> list[Advice] | None:
-    """The changes worth making by the explanation in a run folder; None without one, or where it is damaged."""
-    from ..runtime.run_folder.explain_json import read_explanation
-
-    try:
-        explanation = read_explanation(path)
-    except ConfigError:
-        return None
-    return None if explanation is None else explanation.foremost
-
-
-def _duration(summary: Mapping[str, Any]) -> float:
-    return float(summary.get("duration", 0.0))
+    command_of = command_writer(run.info.config)
+    explanation = quick_explanation(run, seconds=seconds, command_of=command_of)
+    return explanation if explanation is not None and explanation.outcomes else None

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from msgspec import structs
 from rich.console import Console
@@ -15,22 +16,25 @@ from ..conf.policies import SchedulerConfig
 from ..conf.schema import BenchConfig
 from .progress import Meter, print_words, shown, starting, throughput
 from .prompts import TextInput
-from .results import compare, show_one, tell_cut, write_turn
+from .results import compare, folder_of, log_cut_requests, show_one, write_turn
 from .turns import Turn, make_plans, policies, requests, turns
 
 if TYPE_CHECKING:
     from ..runtime.engine.llm import LLM
     from ..runtime.engine.plan import Plan
+    from ..runtime.explain.analysed_run import AnalysedRun
     from ..runtime.pipeline.launcher import Launcher
+    from ..runtime.run_folder.read import RunFolder
     from ..runtime.workload import Workload
 
+_log = logging.getLogger(__name__)
 WARMUP_REQUESTS = 4
 WARMUP_PROMPT = 512  # tokens, at most
 WARMUP_OUTPUT = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedBench:
     """A checked comparison: the plan of each policy, and the requests, of at most `context` tokens each."""
 
     plans: dict[SchedulerConfig, Plan]
@@ -38,7 +42,7 @@ class Prepared:
     context: int
 
 
-def prepare(config: BenchConfig, stdin: TextInput) -> Prepared:
+def prepare(config: BenchConfig, stdin: TextInput) -> PreparedBench:
     """Check a comparison before anything starts.
 
     Raises:
@@ -48,11 +52,16 @@ def prepare(config: BenchConfig, stdin: TextInput) -> Prepared:
 
     check_launcher(config.parallel, config.hardware)
     plans = make_plans(config)
-    return Prepared(plans, *requests(config, plans))
+    return PreparedBench(plans, *requests(config, plans))
 
 
 def run(
-    config: BenchConfig, prepared: Prepared, run_dir: Path, launcher: Launcher | None = None, *, brief: bool = False
+    config: BenchConfig,
+    prepared: PreparedBench,
+    run_dir: Path,
+    launcher: Launcher | None = None,
+    *,
+    brief: bool = False,
 ) -> None:
     """Run the workload through each policy, and write a run folder of each and what compares them.
 
@@ -67,19 +76,20 @@ def run(
     errors = Console(stderr=True, highlight=False)
     plan = turns(config, interleave=config.interleave)
     workload = prepared.workload
-    tell_cut(errors, workload, prepared.context)
+    log_cut_requests(workload, prepared.context)
     with starting(errors, config) as on_progress:
         from ..runtime.engine.llm import LLM
-        from ..runtime.ledger.fleet import Fleet
-        from ..runtime.run_folder.read import read_run_folder
 
         first, *others = policies(config)
         llm = LLM.from_config(
-            replace(config, scheduler=first), launcher=launcher, on_progress=on_progress, policies=others,
+            replace(config, scheduler=first),
+            launcher=launcher,
+            on_progress=on_progress,
+            policies=others,
             plans=prepared.plans,
-        )  # fmt: skip
+        )
     printed: set[str] = set()
-    done: list[Turn] = []
+    done: list[RunFolder] = []
     with llm:
         if config.warmup:
             _warm_up(llm, workload)
@@ -87,14 +97,13 @@ def run(
             name = turn.label if len(plan) == 1 else f"{len(done) + 1}/{len(plan)} {turn.label}"
             try:
                 is_alone = len(plan) == 1 and not brief
-                summary = _run(llm, turn, workload, run_dir / turn.folder, config, errors, name, advised=is_alone)
+                run = _run(llm, turn, workload, run_dir / turn.folder, config, errors, name, advised=is_alone)
             except BaseException:
                 if done:
-                    before = f"runs finished before that: {len(done)}; gapless report {shown(run_dir)}"
-                    errors.print(f"gapless: {before}", soft_wrap=True)
+                    _log.info("runs finished before that: %d; gapless report %s", len(done), shown(run_dir))
                 raise
-            done.append(turn)
-            print_words(console, Text.assemble((f"{name}: ", "bold"), throughput(summary)))
+            done.append(folder_of(run_dir / turn.folder, run))
+            print_words(console, Text.assemble((f"{name}: ", "bold"), throughput(run.summary)))
             for note in (f"{turn.label}: {note}" for note in llm.record.notes):
                 if note not in printed:
                     printed.add(note)
@@ -102,10 +111,9 @@ def run(
     if len(plan) == 1 and brief:
         return
     if len(plan) == 1:
-        show_one(console, run_dir, summary, Fleet([llm.record]), config.slo)
+        show_one(console, run_dir, run)
         return
-    folders = [read_run_folder(run_dir / turn.folder) for turn in plan]
-    compare(console, run_dir, config, plan, folders, len(workload), workload.num_cut)
+    compare(console, run_dir, config, plan, done, len(workload), workload.num_cut)
 
 
 def _warm_up(llm: LLM, workload: Workload) -> None:
@@ -130,8 +138,10 @@ def _run(
     name: str,
     *,
     advised: bool,
-) -> dict[str, Any]:
-    """Run one policy once and return the summary."""
+) -> AnalysedRun:
+    """Run one policy once, write its folder, and return it analysed."""
+    from ..runtime.ledger.fleet import Fleet
+
     llm.reset(turn.policy)
     record = llm.record
     try:
@@ -142,7 +152,7 @@ def _run(
                 meter.update(tokens, finished, llm.live_bubble_fraction)
     except BaseException:
         with suppress(Exception):
-            write_turn(folder, record, config, turn)
-            errors.print(f"gapless: the report until then: {shown(folder / 'report.html')}", soft_wrap=True)
+            write_turn(folder, Fleet([record]), config, turn)
+            _log.info("the report until then: %s", shown(folder / "report.html"))
         raise
-    return write_turn(folder, record, config, turn, advised=advised)
+    return write_turn(folder, Fleet([record]), config, turn, advised=advised)

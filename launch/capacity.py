@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -24,24 +25,28 @@ from .turns import labels
 if TYPE_CHECKING:
     from ..runtime.pipeline.launcher import Launcher
     from ..runtime.simulation.setting import Setting
+    from ..runtime.tuning.capacity import Capacity
+    from ..runtime.tuning.closest import Approach
     from ..runtime.tuning.demand import Demand
+    from ..runtime.tuning.error_range import ErrorRange
+    from ..runtime.tuning.paired import Comparison
     from ..runtime.tuning.tables import TextTable
     from ..runtime.tuning.trial import Trial
 
 
-_LEAST_REASON_WIDTH = 24  # letters of the column of reasons
+_LEAST_REASON_WIDTH = 24  # characters of the last column, which says why a rate is not higher
 SLO_NOT_MET = 3  # exit code of a search whose SLO no setting meets at any rate
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
-    """A checked search: the setting of each policy, by its label, and the demand of each seed."""
+class PreparedCapacity:
+    """A checked search: the setting of each policy, by the policy's label, and the demand of each seed."""
 
     settings: dict[str, Setting]
     demands: list[Demand]
 
 
-def prepare(config: CapacityConfig, stdin: TextInput) -> Prepared:
+def prepare(config: CapacityConfig, stdin: TextInput) -> PreparedCapacity:
     """Check a search before anything is simulated.
 
     Raises:
@@ -54,122 +59,217 @@ def prepare(config: CapacityConfig, stdin: TextInput) -> Prepared:
     settings = {}
     for label, policy in zip(labels(policies), policies, strict=True):
         own = SimulateConfig(
-            model=config.model, hardware=config.hardware, cluster=config.cluster, parallel=config.parallel,
-            scheduler=policy, cache=config.cache, seed=config.seed, workload=config.workload,
+            model=config.model,
+            hardware=config.hardware,
+            cluster=config.cluster,
+            parallel=config.parallel,
+            scheduler=policy,
+            cache=config.cache,
+            seed=config.seed,
+            workload=config.workload,
             simulation=config.simulation,
-        )  # fmt: skip
+        )
         settings[label] = make_setting(own)
     plans = [setting.plan for setting in settings.values()]
     more = config.most_seeds - config.seeds if len(settings) > 1 else 0
     room = min(plan.room for plan in plans)
-    return Prepared(settings, make_demands(config.workload, plans[0], room, config.seeds, more))
+    return PreparedCapacity(settings, make_demands(config.workload, plans[0], room, config.seeds, more))
 
 
-def run(config: CapacityConfig, prepared: Prepared, run_dir: Path, launcher: Launcher | None = None) -> int:
-    """Find the capacity of each policy on each seed, and print and write them. Returns the exit code.
+@dataclass(frozen=True, slots=True)
+class _Search:
+    """The results of a search.
+
+    Attributes:
+        found: by policy, its capacity on each seed.
+        compared: the policies compared with the best one.
+        ranges: by policy, its capacity if stage times are off; None where their error is not known.
+        near: the settings that come closest to the SLO, of policies that meet it at no rate.
+    """
+
+    config: CapacityConfig
+    settings: dict[str, Setting]
+    demands: list[Demand]
+    found: dict[str, list[Capacity]]
+    compared: Comparison
+    ranges: dict[str, ErrorRange | None]
+    near: list[Approach]
+
+    @property
+    def unmet(self) -> list[str]:
+        """The policies that meet the SLO at no rate, on any seed."""
+        return [label for label, of_seeds in self.found.items() if not any(one.rate for one in of_seeds)]
+
+    @property
+    def is_met(self) -> bool:
+        """Whether at least one policy meets the SLO at some rate."""
+        return len(self.unmet) < len(self.found)
+
+    @property
+    def ties(self) -> list[str]:
+        """The policies that cannot be told apart from the best."""
+        names = list(self.found)
+        return [names[number] for number in self.compared.tied] if self.is_met else []
+
+    @property
+    def ties_note(self) -> str:
+        """The sentence that names the policies that cannot be told apart; empty if there are none."""
+        from ..runtime.tuning.tables import tie_text
+
+        behind = [self.compared.differences[number] for number in self.compared.tied] if self.ties else []
+        return tie_text(self.ties, behind, "They are in the order in which they were named.")
+
+    @property
+    def asked(self) -> float | None:
+        """The rate that the workload asks for, in requests/s; None if it asks for none."""
+        from ..runtime.tuning.demand import asked_rate
+
+        return asked_rate(self.config.workload, self.demands[0])
+
+
+def run(config: CapacityConfig, prepared: PreparedCapacity, run_dir: Path, launcher: Launcher | None = None) -> int:
+    """Find the capacity of each policy on each seed, print and write them, and return the exit code.
 
     Raises:
-        ValueError: what the user can mend.
+        ValueError: what the user can correct.
     """
+    console, errors = Console(highlight=False), Console(stderr=True, highlight=False)
+    with Steps(errors, "capacity") as steps:
+        search = _search(config, prepared, steps)
+    for line in _lines(search, console.width):
+        console.print(line, soft_wrap=isinstance(line, Text))
+    path = run_dir / "capacity.json"
+    path.write_text(json.dumps(_numbers(search), indent=2) + "\n", encoding="utf-8")
+    console.print(Text.assemble(("numbers  ", "bold"), shown(path)), soft_wrap=True)
+    return 0 if search.is_met else SLO_NOT_MET
+
+
+def _search(config: CapacityConfig, prepared: PreparedCapacity, steps: Steps) -> _Search:
+    from ..runtime.tuning.bounds import Bounds
+    from ..runtime.tuning.capacity import SeededCapacities
+    from ..runtime.tuning.closest import closest
+    from ..runtime.tuning.error_range import error_range
+    from ..runtime.tuning.paired import compare
+    from ..runtime.tuning.tables import rate_text
+
+    settings, demands = prepared.settings, prepared.demands
+    names, slo, precision = list(settings), config.slo, config.precision
+    steps.update(names[0], 0, len(names))
+
+    def report(number: int, trial: Trial) -> None:
+        word = "carried" if trial.carried else "not carried"
+        steps.update(f"{names[number]}: {rate_text(trial.rate)} requests/s {word}", number, len(names))
+
+    by_seed = SeededCapacities(list(settings.values()), demands, slo, precision, on_trial=report)
+    least = min(config.seeds, len(demands))
+    compared = compare(by_seed.rate, len(names), least=least, most=len(demands), resolution=precision)
+    found = dict(zip(names, by_seed.found, strict=True))
+    ranges = {}
+    for number, (label, of_seeds) in enumerate(found.items()):
+        steps.update(f"{label}: if stage times are off", number, len(names))
+        ranges[label] = error_range(settings[label], demands[0], slo, of_seeds, precision)
+    search = _Search(config, settings, demands, found, compared, ranges, [])
+    if search.unmet:
+        steps.update("which comes closest to the SLO", len(settings), len(settings))
+        unmet = {label: settings[label] for label in search.unmet}
+        search.near.extend(closest(unmet, demands[0], slo, Bounds(demands[0], slo)))
+    return search
+
+
+def _lines(search: _Search, width: int) -> Iterator[Table | Text]:
+    """Yield what the terminal shows of a search."""
     from ..runtime.cost.error import error_text
     from ..runtime.run_folder.titles import setting_of
-    from ..runtime.tuning.bounds import Bounds
-    from ..runtime.tuning.capacity import Interval, SeededCapacities
-    from ..runtime.tuning.closest import closest, unmet_note
-    from ..runtime.tuning.demand import asked_rate
-    from ..runtime.tuning.error_range import error_range, range_note
-    from ..runtime.tuning.paired import compare
-    from ..runtime.tuning.tables import TextTable, behind_text, limit_text, range_text, rate_text, tie_text
+    from ..runtime.tuning.closest import unmet_note
+    from ..runtime.tuning.error_range import range_note
+    from ..runtime.tuning.tables import rate_text
 
-    console, errors = Console(highlight=False), Console(stderr=True, highlight=False)
-    settings, demands = prepared.settings, prepared.demands
-    names = list(settings)
-    with Steps(errors, "capacity") as steps:
-        steps.update(names[0], 0, len(names))
-
-        def report(number: int, trial: Trial) -> None:
-            word = "carried" if trial.carried else "not carried"
-            steps.update(f"{names[number]}: {rate_text(trial.rate)} requests/s {word}", number, len(names))
-
-        by_seed = SeededCapacities(list(settings.values()), demands, config.slo, config.precision, on_trial=report)
-        compared = compare(by_seed.rate, len(names), least=min(config.seeds, len(demands)), most=len(demands),
-                           resolution=config.precision)  # fmt: skip
-        found = dict(zip(names, by_seed.found, strict=True))
-        off = {}
-        for number, (label, of_seeds) in enumerate(found.items()):
-            steps.update(f"{label}: if stage times are off", number, len(names))
-            off[label] = error_range(settings[label], demands[0], config.slo, of_seeds, config.precision)
-        unmet = {label: settings[label] for label, each in found.items() if not any(one.rate for one in each)}
-        if unmet:
-            steps.update("which comes closest to the SLO", len(settings), len(settings))
-        near = closest(unmet, demands[0], config.slo, Bounds(demands[0], config.slo)) if unmet else []
-
-    several = len(found) > 1 and len(unmet) < len(found)
-    rows: list[dict[str, Any]] = []
-    lines = []
-    for (label, of_seeds), behind, verdict in zip(found.items(), compared.differences, compared.verdicts, strict=True):
-        interval = Interval.from_rates([capacity.rate for capacity in of_seeds])
-        own = of_seeds[0]
-        ttft, tbt = (own.trial.ttft_p99_ms, own.trial.tbt_p99_ms) if own.trial else (None, None)
-        rates = " ".join(rate_text(capacity.rate) for capacity in of_seeds)
-        less = behind_text(behind, verdict) if several else "-"
-        lines.append((label, interval.text, range_text(off[label]), less, _ms(ttft), _ms(tbt), rates, limit_text(own)))
-        rows.append({
-            "policy": label, "mean": interval.mean, "half_width_95": interval.half,
-            "if_times_are_off": None if (known := off[label]) is None else asdict(known),
-            "verdict": verdict, "less_than_best": asdict(behind),
-            "by_seed": [capacity.rate for capacity in of_seeds], "p99_ttft_ms": ttft, "p99_tbt_ms": tbt,
-            "limit": own.why, "not_monotone": any(capacity.not_monotone for capacity in of_seeds),
-            "simulations": sum(len(capacity.trials) for capacity in of_seeds),
-            "requests": sum(capacity.requests for capacity in of_seeds),
-        })  # fmt: skip
-    heads = ("policy", "requests/s", "if times are off", "less than the best", "TTFT p99", "TBT p99", "by seed",
-             "what keeps it from more")  # fmt: skip
-    console.print(Text(f"Simulated: {setting_of(to_mapping(config))}", "bold"), soft_wrap=True)
-    shown_rows = TextTable(heads, lines, frozenset({0, 7}), optional_columns=(2, 3, 4, 5, 6))
-    title = f"capacity within {slo_text(config.slo)}, {len(demands[0])} requests"
-    console.print(terminal_table(shown_rows, title, console.width))
-    ties = compared.tied if several else []
-    tie_note = tie_text([names[number] for number in ties], [compared.differences[number] for number in ties],
-                        "They are in the order in which they were named.")  # fmt: skip
-    if tie_note:
-        console.print(Text(tie_note, "bold"), soft_wrap=True)
-    for label, of_seeds in found.items():
+    config, demand = search.config, search.demands[0]
+    yield Text(f"Simulated: {setting_of(to_mapping(config))}", "bold")
+    yield terminal_table(_rows(search), f"capacity within {slo_text(config.slo)}, {len(demand)} requests", width)
+    if search.ties_note:
+        yield Text(search.ties_note, "bold")
+    for label, of_seeds in search.found.items():
         if any(capacity.not_monotone for capacity in of_seeds):
-            console.print(f"{label}: a higher rate passed too, but not one below it: the lower one counts")
+            yield Text(f"{label}: a higher rate passed too, but a rate between the two failed: the lower one counts")
         if of_seeds[0].rate > 0.0:
-            workload = demands[0].config_at(config.workload, of_seeds[0].rate)
-            again = replace(settings[label].config, workload=workload)
-            console.print(Text(f"{command_line(again, 'simulate')}"), soft_wrap=True)
-    asked = asked_rate(config.workload, demands[0])
-    if asked is not None and len(unmet) < len(found):
-        carried = [label for label, of_seeds in found.items() if min(one.rate for one in of_seeds) >= asked]
-        console.print(
-            Text.assemble(
-                ("asked    ", "bold"),
-                f"{rate_text(asked)} requests/s: ",
-                f"carried by {', '.join(carried)}" if carried else "not carried",
-            ),
-            soft_wrap=True,
-        )
-    if len(unmet) == len(found):
-        console.print(Text(unmet_note(near), "bold"), soft_wrap=True)
+            workload = demand.config_at(config.workload, of_seeds[0].rate)
+            yield Text(command_line(replace(search.settings[label].config, workload=workload), "simulate"))
+    asked = search.asked
+    if asked is not None and search.is_met:
+        carried = [label for label, of_seeds in search.found.items() if min(one.rate for one in of_seeds) >= asked]
+        by = f"carried by {', '.join(carried)}" if carried else "not carried"
+        yield Text.assemble(("asked    ", "bold"), f"{rate_text(asked)} requests/s: {by}")
+    if search.is_met:
+        yield from (Text(f"meets the SLO at no rate: {approach.text}") for approach in search.near)
     else:
-        for approach in near:
-            console.print(Text(f"meets the SLO at no rate: {approach.text}"), soft_wrap=True)
-    error = settings[names[0]].error
-    said = error_text(error)
-    note = f"{said}. {range_note(error)}".strip() if len(unmet) < len(found) else f"{said}."
-    console.print(Text.assemble(("error    ", "bold"), note), soft_wrap=True)
-    numbers = {
-        "config": plain(to_mapping(config)), "versions": versions(), "asked_rate": asked, "capacities": rows,
+        yield Text(unmet_note(search.near), "bold")
+    error = next(iter(search.settings.values())).error
+    note = f"{error_text(error)}. {range_note(error) if search.is_met else ''}".strip()
+    yield Text.assemble(("error    ", "bold"), note)
+
+
+def _rows(search: _Search) -> TextTable:
+    from ..runtime.tuning.capacity import ConfidenceInterval
+    from ..runtime.tuning.tables import TextTable, behind_text, limit_text, range_text, rate_text
+
+    rows = []
+    compared = zip(search.compared.differences, search.compared.verdicts, strict=True)
+    for (label, of_seeds), (behind, verdict) in zip(search.found.items(), compared, strict=True):
+        trial = of_seeds[0].trial
+        rows.append(
+            (
+                label,
+                ConfidenceInterval.from_rates([capacity.rate for capacity in of_seeds]).text,
+                range_text(search.ranges[label]),
+                behind_text(behind, verdict) if search.is_met and len(search.found) > 1 else "-",
+                _ms(trial.ttft_p99_ms if trial else None),
+                _ms(trial.tbt_p99_ms if trial else None),
+                " ".join(rate_text(capacity.rate) for capacity in of_seeds),
+                limit_text(of_seeds[0]),
+            )
+        )
+    heads = ("policy", "requests/s", "if times are off", "less than the best", "TTFT p99", "TBT p99", "by seed")
+    return TextTable((*heads, "what keeps it from more"), rows, frozenset({0, 7}), optional_columns=(2, 3, 4, 5, 6))
+
+
+def _numbers(search: _Search) -> dict[str, Any]:
+    """Return what `capacity.json` holds."""
+    from ..runtime.tuning.capacity import ConfidenceInterval
+
+    rows = []
+    compared = zip(search.compared.differences, search.compared.verdicts, strict=True)
+    for (label, of_seeds), (behind, verdict) in zip(search.found.items(), compared, strict=True):
+        own, off = of_seeds[0], search.ranges[label]
+        interval = ConfidenceInterval.from_rates([capacity.rate for capacity in of_seeds])
+        rows.append(
+            {
+                "policy": label,
+                "mean": interval.mean,
+                "half_width_95": interval.half,
+                "if_times_are_off": None if off is None else asdict(off),
+                "verdict": verdict,
+                "less_than_best": asdict(behind),
+                "by_seed": [capacity.rate for capacity in of_seeds],
+                "p99_ttft_ms": own.trial and own.trial.ttft_p99_ms,
+                "p99_tbt_ms": own.trial and own.trial.tbt_p99_ms,
+                "limit": own.why,
+                "not_monotone": any(capacity.not_monotone for capacity in of_seeds),
+                "simulations": sum(len(capacity.trials) for capacity in of_seeds),
+                "requests": sum(capacity.requests for capacity in of_seeds),
+            }
+        )
+    error = next(iter(search.settings.values())).error
+    return {
+        "config": plain(to_mapping(search.config)),
+        "versions": versions(),
+        "asked_rate": search.asked,
+        "capacities": rows,
         "cost_error": None if error is None else error.numbers,
-        "ties": [names[number] for number in ties], "ties_note": tie_note,
-        "closest": [approach.numbers() for approach in near],
-    }  # fmt: skip
-    (run_dir / "capacity.json").write_text(json.dumps(numbers, indent=2) + "\n", encoding="utf-8")
-    console.print(Text.assemble(("numbers  ", "bold"), shown(run_dir / "capacity.json")), soft_wrap=True)
-    return SLO_NOT_MET if len(unmet) == len(found) else 0
+        "ties": search.ties,
+        "ties_note": search.ties_note,
+        "closest": [approach.numbers() for approach in search.near],
+    }
 
 
 def slo_text(slo: Any) -> str:
@@ -179,13 +279,13 @@ def slo_text(slo: Any) -> str:
 
 
 def _ms(value: float | None) -> str:
-    from ..runtime.report.formatting import ms_text
+    from ..runtime.drawing.formatting import ms_text
 
     return ms_text(value)
 
 
 def terminal_table(rows: TextTable, title: str, width: int) -> Table:
-    """Make the terminal's table of `rows`, with the columns for which there is room."""
+    """Make the terminal's table of `rows`, with the columns that fit into `width` characters."""
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
     kept = rows.fitting_columns(width, gap=3, last_width=_LEAST_REASON_WIDTH)
     for number in kept:

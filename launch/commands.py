@@ -1,4 +1,4 @@
-"""The commands: what each is called, does, and takes."""
+"""The commands: the name, summary, config and examples of each."""
 
 from __future__ import annotations
 
@@ -13,14 +13,23 @@ from ..conf.tuning import CapacityConfig, TuneConfig
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command: its config's schema, and the module of this room that runs it. `conf/<name>.yaml` holds its defaults.
+    """A command of `gapless`. `conf/<name>.yaml` holds the defaults of its config.
 
-    The module has `prepare(config, stdin)`, which checks a run and returns all that is worked out for that (plans,
-    workload, prompts), and `run(config, prepared, run_dir)`, which takes it.
+    Its module has two functions. `prepare(config, stdin)` checks a run and returns what it has made for that: plans,
+    workload, prompts. `run(config, prepared, run_dir)` takes that and does the work.
 
-    `positional` is the key that its bare arguments make up; such a command runs no requests, has no groups and no
-    sweep, and writes into the folder that it is given. Its `others` is the key that takes overrides of other keys. For
-    the commands without a positional key that YAML is hydra's, and `run` takes a `launcher` too.
+    A command with a `positional` key runs no requests. Hydra does not compose it: it has no groups and no sweep, and it
+    writes into the folder that it is given. For the other commands `conf/<name>.yaml` is hydra's, and `run` also takes
+    a `launcher`.
+
+    Attributes:
+        config: the schema of its config.
+        module: the name of the module in `launch/` that runs it.
+        positional: the key whose value is the list of bare arguments.
+        others: the key whose value is the list of overrides of keys that `config` lacks.
+        has_ranks: whether it has ranks, which a launcher starts.
+        folder: the default of `hydra.run.dir`, as help shows it.
+        compares: whether a sweep ends with a comparison of its runs.
     """
 
     name: str
@@ -30,9 +39,9 @@ class Command:
     examples: tuple[str, ...]
     positional: str | None = None
     others: str | None = None
-    has_ranks: bool = True  # whether it has ranks, which a launcher starts
-    folder: str = "runs/DATE_TIME"  # the default of hydra.run.dir, as help shows it
-    compares: bool = False  # whether a sweep ends with a comparison of its runs
+    has_ranks: bool = True
+    folder: str = "runs/DATE_TIME"
+    compares: bool = False
 
 
 COMMANDS = {
@@ -75,7 +84,7 @@ COMMANDS = {
         ),
         Command(
             "simulate",
-            "the same over a simulated cluster, by measured or fitted operator times",
+            "one workload through one or several policies on a simulated cluster, by measured or fitted operator times",
             SimulateConfig,
             "simulate",
             (
@@ -89,7 +98,7 @@ COMMANDS = {
         ),
         Command(
             "profile",
-            "measures a model's operators on this machine, for gapless simulate, and how well they foretell",
+            "measures a model's operators on this machine, for gapless simulate, and how well they predict",
             ProfileConfig,
             "profile",
             (
@@ -130,13 +139,13 @@ COMMANDS = {
                 "gapless report runs/DATE_TIME",
                 "gapless report multirun/DATE_TIME sort=p99_itl_ms out=comparison",
                 "gapless report import=kineto TRACES",
-                "gapless report import=nsys TRACES",
+                "gapless report import=vllm_log LOG",
             ),
             positional="runs",
         ),
         Command(
             "diff",
-            "two runs: what was changed, and which cause, stage and requests the change in makespan and tails is of",
+            "compares two runs: what was changed, and which causes, stages and requests changed makespan and tails",
             DiffConfig,
             "diff",
             (

@@ -1,16 +1,18 @@
 """`python -m gapless.launch.compile` compiles the control path to C by mypyc, in about a minute.
 
-Simulations then take a third of the time, or two fifths; a real run's coordinator is compiled too. After an edit of
-these sources Python runs them, until they are compiled again. It needs a C compiler and mypy
+Simulations then take a third to two fifths of the time. A real run's coordinator is compiled too. After an edit of
+these sources, Python runs them until they are compiled again. It needs a C compiler and mypy
 (`pip install gapless[compile]`).
 """
 
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from pathlib import Path
 
@@ -34,10 +36,11 @@ setup(name="gapless_control", packages=[], ext_modules=mypycify(
 
 
 def main() -> int:
+    """Compile the control path if it has not been compiled. Return the exit code."""
     try:
         target = compiled.folder()
     except (OSError, RuntimeError) as error:
-        return _without(str(error))
+        return _say_not_compiled(str(error))
     if not compiled.damage(target):
         print(f"the control path is compiled: {target}")
         return 0
@@ -47,7 +50,7 @@ def main() -> int:
             shutil.rmtree(target)
         _compile(target)
     except (OSError, subprocess.SubprocessError) as error:
-        return _without(str(error))
+        return _say_not_compiled(str(error))
     print(f"compiled: {target}")
     for old in compiled.unused():
         shutil.rmtree(old, ignore_errors=True)
@@ -61,6 +64,9 @@ def _compile(target: Path) -> None:
         OSError: the disk is full.
         SubprocessError: mypy or the C compiler is missing or failed; the text is the last line that it wrote.
     """
+    compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")[0]
+    if shutil.which(compiler) is None:  # checked first: mypyc takes half a minute before it calls the compiler
+        raise subprocess.SubprocessError(f"{compiler}: no such C compiler")
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as work:
         root = Path(work, "gapless")
@@ -81,11 +87,12 @@ def _compile(target: Path) -> None:
         try:
             os.replace(Path(work, "built"), target)
         except OSError:
-            if not target.is_dir():  # another process was first
+            if not target.is_dir():  # else another process was first
                 raise
 
 
-def _without(why: str) -> int:
+def _say_not_compiled(why: str) -> int:
+    """Print why the control path is not compiled. Return the exit code."""
     print(f"the control path is not compiled, Python runs it: {why}", file=sys.stderr)
     return 1
 

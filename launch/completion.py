@@ -1,7 +1,7 @@
-"""Tab completion of commands, options, keys and choices: `eval "$(gapless --shell-completion install=bash)"`.
+"""Completes commands, options, keys and choices at Tab: `eval "$(gapless --shell-completion install=bash)"`.
 
-The shell's function calls `--shell-completion query=SHELL` with the line in COMP_LINE and the cursor in COMP_POINT, and
-gets one candidate a line. Where there is none, the shell completes files.
+The shell's function calls `--shell-completion query=SHELL` with the line in COMP_LINE and the cursor in COMP_POINT. It
+gets one candidate a line. If there is none, the shell completes files.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def answer(request: str) -> str:
     """Return what `--shell-completion REQUEST` prints.
 
     Raises:
-        ConfigError: it asks for something else, or for another shell.
+        ConfigError: the request or its shell is unknown.
     """
     what, _, shell = request.partition("=")
     if what not in ("install", "uninstall", "query"):
@@ -84,14 +84,13 @@ def answer(request: str) -> str:
     line = os.environ.get("COMP_LINE", "")
     point = os.environ.get("COMP_POINT", "")
     found = candidates(line[: int(point)] if point.isdecimal() else line)
-    if shell != "fish":  # the others are to add no space of their own, after `key=` for instance
+    if shell != "fish":  # bash and zsh add no space by themselves, as none may follow `key=`
         found = [text if text.endswith(".") or "=" in text else f"{text} " for text in found]
     return "\n".join(found)
 
 
 def candidates(line: str) -> list[str]:
-    """Return what the last word of `line` may become, the words before it being whole. A dotted key goes on to its next
-    dot."""
+    """Return the candidates for the last word of `line`. A dotted key is completed up to its next dot."""
     words = line.split()[1:]  # without the program
     word = words.pop() if words and not line[-1].isspace() else ""
     if not words:
@@ -133,7 +132,7 @@ def _to_next_dot(key: str, start: int) -> str:
 
 
 def _choices(key: str, command: Command) -> Iterable[str]:
-    """Return the values that a key may have, where they are listed."""
+    """Return the values that a key may have; none if they cannot be listed."""
     if key in _OF_HYDRA:
         return _OF_HYDRA[key]
     if key in load_command(command.name)[1]:
@@ -141,5 +140,9 @@ def _choices(key: str, command: Command) -> Iterable[str]:
     hint = dict(dotted_keys(command.config)).get(key)
     if hint is bool:
         return ("true", "false")
-    return [str(value) for part in (hint, *typing.get_args(hint)) for value in typing.get_args(part)
-            if typing.get_origin(part) is typing.Literal]  # fmt: skip
+    return [
+        str(value)
+        for part in (hint, *typing.get_args(hint))
+        for value in typing.get_args(part)
+        if typing.get_origin(part) is typing.Literal
+    ]

@@ -1,19 +1,20 @@
 """Composes configs from the overrides of a command line: hydra composes, `conf.build` checks, each error is one line.
 
-Everything is checked before hydra makes a folder: keys against the schema, group choices against the YAML files, and
-each config of a sweep by building it. Free-text values are quoted for hydra's grammar. Where several policies or
-workloads are named, a key applies to those of them that have it.
+Everything is checked before a folder is made: keys against the schema, group choices against the YAML files, and each
+config of a sweep by building it. Free-text values are quoted for hydra's grammar. Where several policies or workloads
+are named, a key applies to those of them that have it.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import yaml
 
@@ -26,6 +27,7 @@ from ..conf.build import (
     fields,
     group_names,
     having_it,
+    leaves,
     load_command,
     load_group,
     locate,
@@ -33,6 +35,7 @@ from ..conf.build import (
     members_with,
     model_choice,
     unknown_key,
+    value_text,
 )
 from ..conf.errors import ConfigError, nearest
 from ..conf.policies import SchedulerConfig
@@ -54,105 +57,88 @@ FREE_TEXT = (
     *("workload.path", "scheduler.profile", "simulation.profile", "check"),
 )
 EXTRAS = {"hydra/launcher=joblib": "sweep"}  # choices of hydra's that an extra installs
-_TOKEN = re.compile(r"(?P<mark>\+{0,2}|~)(?P<key>[^=+~\s][^=\s]*)=(?P<value>.*)", re.DOTALL)
+_OVERRIDE = re.compile(r"(?P<mark>\+{0,2}|~)(?P<key>[^=+~\s][^=\s]*)=(?P<value>.*)", re.DOTALL)
 _POLICY_FILE = re.compile(r"[^,()\s'\"]+\.py(?![^,()\s'\"])")
 _INTERPOLATION = re.compile(r"(\\*)\$\{")
 
 
 @dataclass(frozen=True, slots=True)
-class Token:
-    """One override of the command line without its `+` or `++`; where hydra needs them, the schema says."""
+class ComposedRun(Generic[E]):
+    """A composed run: the only one of a command line, or a point of its sweep."""
 
-    key: str
-    value: str
-
-    @property
-    def for_hydra(self) -> bool:
-        """Whether the override is for hydra itself (`hydra.run.dir`, `hydra/launcher`), not for the run's config."""
-        return self.key.startswith(("hydra.", "hydra/"))
+    config: E
+    composed: DictConfig  # with hydra's own part
+    overrides: tuple[str, ...]  # from which hydra composed it
+    loader: ConfigLoader
+    dropped: tuple[str, ...]  # keys that were left out: its policy or workload lacks them, another point's has them
 
 
-def rewrite(overrides: Sequence[str], cls: type[EngineConfig], command: str, *, multirun: bool = False) -> list[str]:
-    """Rewrite overrides for hydra: quote free text, spell out `model=FOLDER`, add `++` where a YAML lacks the key.
+def compose_all(
+    overrides: Sequence[str], cls: type[E], command: str, *, multirun: bool = False
+) -> list[ComposedRun[E]]:
+    """Compose the run of a command line, or each point of the sweep that it asks for.
 
-    Several policies without a sweep (`scheduler=a,b` of a command that has `policies`) become the first of them and
-    `policies`, each whole.
+    `scheduler=a,b` of a command that has the key `policies` is no sweep but one run: its `scheduler` is the first of
+    them, and its `policies` holds the config of each. With `multirun` it is a sweep.
 
     Raises:
-        ConfigError: no `KEY=VALUE`, an unknown key, or a key that cannot be set so.
+        ConfigError: the command line is wrong; the text says in one line what.
     """
-    last = {token.key: token for token in map(_token, overrides)}  # of one key given twice, the later holds
-    for key in last:
-        if key in cls.INSTEAD:
-            raise ConfigError(f"{key}: {command} searches it; {cls.INSTEAD[key]} fixes it")
-    own = _take_policy_files(last)
-    valid = dict(dotted_keys(cls)) | {f"scheduler.{key}": str for mapping in own.values() for key in mapping}
-    parents = {key.rpartition(".")[0] for key in valid} - {""}
-    groups = load_command(command)[1]
-    for key in last:
-        if not (last[key].for_hydra or key in groups or key in valid or key in parents):
-            raise ConfigError(f"{key}: unknown key{unknown_key(cls, key)}")
-    policies = ""
-    shipped = [policy["name"] for policy in load_command(command)[0].get("policies", ())]
-    if shipped and "policies" not in last:  # what is compared where the command line names no policy
-        if "scheduler" in last:
-            policies = "[]"
-        else:
-            last["scheduler"] = Token("scheduler", ",".join(shipped))
-            policies = _take_policies(last, own)
-    if multirun:
-        _check_members(last, cls, own)
-    elif "policies" in valid:
-        policies = _take_policies(last, own) or policies
-    present = _keys_in_yaml(command, last.values())
-    result: list[str] = []
-    for key, token in last.items():
-        value = token.value
-        if token.for_hydra:
-            if key.startswith("hydra/"):
-                _check_hydra_choice(token)
-            result.append(f"{key}={value}" if key.startswith("hydra/") else f"++{key}={value}")
-        elif key == "model":
-            choice, extra = model_choice(value)
-            result.append(f"model={choice}")
-            result += [f"++model.{k}={quote(v)}" for k, v in extra.items() if f"model.{k}" not in last]
-        elif key in groups:
-            result.append(f"{key}={value}")
-        else:
-            text = quote(value) if _is_free_text(token) else value
-            result.append(f"{'' if key in present else '++'}{key}={text}")
-    return [*result, f"policies={policies}"] if policies else result
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    given = _by_key(overrides)
+    own = _take_policy_files(given)
+    _check_keys(given, cls, command, own)
+    with _hydra(command) as loader:
+        try:
+            return _CommandLine(cls, command, given, own, loader, multirun).points()
+        except (HydraException, OmegaConfBaseException) as error:
+            raise ConfigError(_one_line(error)) from None
+
+
+def compose_one(overrides: Sequence[str], cls: type[E], command: str) -> E:
+    """Compose the config of a command line's overrides.
+
+    Raises:
+        ConfigError: as `compose_all`.
+    """
+    return compose_all(overrides, cls, command)[0].config
 
 
 def from_arguments(arguments: Sequence[str], cls: type[C], positional: str, others: str | None = None) -> C:
-    """Build the config of a command without hydra: bare words become the list of the key `positional`, and overrides of
-    keys that `cls` lacks that of `others`, where it is given.
+    """Build the config of a command without hydra.
+
+    Bare words become the value of the key `positional`. Overrides of keys that `cls` lacks become the value of the key
+    `others`, if there is one.
 
     Raises:
-        ConfigError: an unknown key, a value that is no YAML, a wrong type or value.
+        ConfigError: a key is unknown, or its value is not YAML or has a wrong type or range.
     """
     words: list[str] = []
     mapping: dict[str, Any] = {positional: words}
     valid = dict(dotted_keys(cls))
     for text in arguments:
-        match = _TOKEN.fullmatch(text)
+        match = _OVERRIDE.fullmatch(text)
         if match is None or os.path.exists(text):
             words.append(text)
-            continue
-        key, value = match["key"], match["value"]
-        if key not in valid:
-            if others is not None:
-                mapping.setdefault(others, []).append(text)
-                continue
+        elif (key := match["key"]) in valid:
+            assign(mapping, key, _from_yaml(key, match["value"], valid[key]), cls)
+        elif others is not None:
+            mapping.setdefault(others, []).append(text)
+        else:
             raise ConfigError(f"{key}: unknown key{unknown_key(cls, key)}")
-        try:
-            parsed = yaml.safe_load(value)
-        except yaml.YAMLError:
-            raise ConfigError(f"{key}={value}: not a value that YAML can read") from None
-        takes_text = str in typing.get_args(valid[key]) and not isinstance(parsed, list)
-        texts = isinstance(parsed, str) or takes_text or valid[key] is str
-        assign(mapping, key, value if texts and parsed is not None else parsed, cls)
     return build(cls, mapping)
+
+
+def _from_yaml(key: str, text: str, hint: Any) -> Any:
+    """Parse a value. If the key takes a string, `5` stays text."""
+    try:
+        parsed = yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise ConfigError(f"{key}={text}: not a value that YAML can read") from None
+    takes_text = hint is str or (str in typing.get_args(hint) and not isinstance(parsed, list))
+    return text if parsed is not None and (takes_text or isinstance(parsed, str)) else parsed
 
 
 def quote(text: str) -> str:
@@ -163,184 +149,231 @@ def quote(text: str) -> str:
     return QuotedString(literal, Quote.single).with_quotes()
 
 
-def compose_all(overrides: Sequence[str], cls: type[E], command: str, *, multirun: bool) -> list[E]:
-    """Compose the configs of the rewritten `overrides`: one, or one per point of the sweep.
-
-    Raises:
-        ConfigError: what is wrong, in one line.
-    """
-    from hydra.errors import HydraException
-    from omegaconf.errors import OmegaConfBaseException
-
-    with hydra_loader() as loader:
-        parsed = parse(overrides, loader, multirun=multirun)
-        several = _several(parsed, cls) if multirun else set()
-        try:
-            points = _points(parsed) if multirun else [list(overrides)]
-            return [_compose(point, cls, command, several) for point in points]
-        except (HydraException, OmegaConfBaseException) as error:
-            raise ConfigError(one_line(error)) from None
-
-
-def parse(overrides: Sequence[str], loader: ConfigLoader, *, multirun: bool) -> list[Override]:
-    """Parse and check the rewritten `overrides`.
-
-    Raises:
-        ConfigError: one is not in hydra's grammar, chooses what a group lacks, or has several values without a sweep.
-    """
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import HydraException
-
-    parser = OverridesParser.create(config_loader=loader)
-    parsed = []
-    for text in overrides:
-        try:
-            (override,) = parser.parse_overrides([text])
-        except HydraException as error:
-            raise ConfigError(f"{text.lstrip('+')}: {_grammar(error)}") from None
-        _check_sweep(override, multirun)
-        parsed.append(override)
-    return parsed
-
-
-def compose_one(overrides: Sequence[str], cls: type[E], command: str) -> E:
-    """Compose the config of a command line's overrides; a `ConfigError` says in one line what is wrong."""
-    (config,) = compose_all(rewrite(overrides, cls, command), cls, command, multirun=False)
-    return config
-
-
 def to_config(composed: DictConfig, cls: type[E]) -> E:
     """Build and check the config that hydra composed.
 
     Raises:
-        ConfigError: an unknown key, a wrong type or value, a missing folder, an interpolation that leads nowhere.
+        ConfigError: a key is unknown, its type or value is wrong, a folder is missing, or an interpolation fails.
     """
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
+    own = OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"])
     try:
-        mapping = OmegaConf.to_container(composed, resolve=True)
+        mapping = OmegaConf.to_container(own, resolve=True)
     except OmegaConfBaseException as error:
-        raise ConfigError(one_line(error)) from None
-    assert isinstance(mapping, dict)
-    plain = {str(key): value for key, value in mapping.items()}
-    return locate(build(cls, plain))
+        raise ConfigError(_one_line(error)) from None
+    return locate(build(cls, typing.cast(dict[str, Any], mapping)))
 
 
-def output_folder(overrides: Sequence[str], command: str, kind: Literal["run", "sweep"]) -> str | None:
-    """Return what `hydra.run.dir` or `hydra.sweep.dir` comes to now; None where it depends on the keys of a run."""
-    from hydra import compose
-    from hydra.errors import HydraException
-    from omegaconf.errors import OmegaConfBaseException
+@dataclass(frozen=True, slots=True)
+class _CommandLine(Generic[E]):
+    """The overrides of a command line, and what composes configs of them."""
 
-    own = [text for text in overrides if text.startswith(("hydra/", "++hydra."))]
-    with hydra_loader():
-        try:
-            return str(compose(command, own, return_hydra_config=True).hydra[kind].dir)
-        except (HydraException, OmegaConfBaseException):
-            return None
+    cls: type[E]
+    command: str
+    given: Mapping[str, str]  # value by key; the keys are known
+    own: Mapping[str, Choice]  # policies of the user's own files, by name
+    loader: ConfigLoader
+    multirun: bool
 
+    def points(self) -> list[ComposedRun[E]]:
+        """Compose each point: every combination of the values that keys have.
 
-def swept_families(overrides: Sequence[str], cls: type[EngineConfig]) -> set[str]:
-    """Return which of `scheduler` and `workload` have several choices in the rewritten `overrides` of a sweep."""
-    with hydra_loader() as loader:
+        Raises:
+            ConfigError: an override cannot be read, or does not go with the others.
+        """
+        given = dict(self.given)
+        takes_policies = "policies" in fields(typing.cast(type, self.cls)) and not (
+            self.multirun and "scheduler" in given
+        )
+        shipped = [policy["name"] for policy in load_command(self.command)[0].get("policies", ())]
+        if shipped and not given.keys() & {"scheduler", "policies"}:
+            given["scheduler"] = ",".join(shipped)
+        texts = {key: quote(value) if _is_free_text(key, value) else value for key, value in given.items()}
+        if "model" in given:
+            texts["model"], folder = model_choice(given["model"])
+            texts = {f"model.{key}": quote(value) for key, value in folder.items()} | texts
+        parsed = {key: self._parse(key, text, takes_policies) for key, text in texts.items()}
+        values = {key: _values(override) for key, override in parsed.items()}
+        several = {group: values[group] for group in families(self.cls) if len(values.get(group, ())) > 1}
+        if takes_policies and "scheduler" in several:  # no sweep: one run compares the policies
+            names = several.pop("scheduler")
+            policies = self._whole_policies(names, parsed)
+            values = {key: each for key, each in values.items() if key in parsed}
+            values |= {"scheduler": names[:1], "policies": [policies]}
+        elif shipped and "policies" not in given:
+            values["policies"] = ["[]"]
+        for group, names in several.items():
+            for key in _keys_of(values, group):
+                self._members_with(group, key, names)  # checks that one of `names` has the key
+        points = (dict(zip(values, point, strict=True)) for point in itertools.product(*values.values()))
+        return [self._compose(point, several) for point in points]
+
+    def _parse(self, key: str, text: str, takes_policies: bool) -> Override:
+        """Parse an override.
+
+        Raises:
+            ConfigError: hydra cannot read the value, it is a sweep without `-m`, or a group has no such choice.
+        """
         from hydra.core.override_parser.overrides_parser import OverridesParser
+        from hydra.errors import HydraException
 
-        return _several(OverridesParser.create(config_loader=loader).parse_overrides(list(overrides)), cls)
-
-
-def drop_foreign(composed: DictConfig, cls: type[EngineConfig], swept: set[str]) -> list[str]:
-    """Remove from one point of a sweep the keys that its policy or workload lacks and others have; return them."""
-    from omegaconf import open_dict
-
-    dropped: list[str] = []
-    for group in swept:
-        mapping = composed[group]
-        named = {key: mapping[key] for key in ("name", "file") if key in mapping}
-        known = fields(member(families(cls)[group], named, group))
-        for key in list(mapping):
-            if key not in known:
-                with open_dict(mapping):
-                    del mapping[key]
-                dropped.append(f"{group}.{key}")
-    return dropped
-
-
-def _several(parsed: Sequence[Override], cls: type[EngineConfig]) -> set[str]:
-    return {o.key_or_group for o in parsed if o.key_or_group in families(cls) and o.is_sweep_override()}
-
-
-def _choices(token: Token | None) -> list[str]:
-    """Return the choices of a group where there are several; else nothing."""
-    if token is None or not re.search(r"[,(]", token.value):
-        return []
-    override = _parse(token)
-    return _swept(override) if override.is_sweep_override() else []
-
-
-def _parse(token: Token) -> Override:
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import HydraException
-
-    with hydra_loader() as loader:
         try:
-            (override,) = OverridesParser.create(config_loader=loader).parse_overrides([f"{token.key}={token.value}"])
+            (override,) = OverridesParser.create(config_loader=self.loader).parse_overrides([f"{key}={text}"])
+            names = _values(override)
         except HydraException as error:
-            raise ConfigError(f"{token.key}={token.value}: {_grammar(error)}") from None
-    return override
+            reason = f"({_one_line(error)}); quote it, as in KEY='...' within the shell's own quotes"
+            raise ConfigError(f"{key}={text}: not a value that hydra can read {reason}") from None
+        if override.is_sweep_override() and not (self.multirun or (takes_policies and key == "scheduler")):
+            raise ConfigError(f"{key}={text}: several values are a sweep; add -m to run each")
+        if key.startswith("hydra/") or key in GROUPS:
+            valid = group_names(key) if key in GROUPS else self.loader.get_group_options(key)
+            if not valid:
+                raise ConfigError(f"{key}: unknown group of hydra's")
+            for name in (name for name in names if name not in (*valid, *self.own)):
+                if extra := EXTRAS.get(f"{key}={name}"):
+                    raise ConfigError(f"{key}={name}: not installed; pip install 'gapless[{extra}]' installs it")
+                hint = " (or a path with a / in it)" if key == "model" else ""
+                raise ConfigError(f"{key}={name}: unknown{nearest(name, valid)}{hint}")
+        return override
+
+    def _members_with(self, group: str, key: str, names: Sequence[str]) -> list[str]:
+        """Return the names of the policies or workloads that have the key.
+
+        Raises:
+            ConfigError: some have it, but none of `names` does.
+        """
+        base = families(self.cls)[group]
+        own = {name: member(base, choice, group) for name, choice in self.own.items()} if group == "scheduler" else {}
+        having = members_with(base, key, own)
+        if having and not set(having) & set(names):
+            raise ConfigError(f"{group}.{key}: unknown key of {', '.join(names)}; {having_it(having)}")
+        return having
+
+    def _whole_policies(self, names: Sequence[str], parsed: dict[str, Override]) -> str:
+        """Return the config of each policy, as a list in hydra's grammar.
+
+        This removes from `parsed` the keys that the first policy lacks, since hydra composes `scheduler` of it.
+
+        Raises:
+            ConfigError: a policy is named twice or its config is wrong, or `policies` or `scheduler.name` is given too.
+        """
+        if "policies" in parsed:
+            raise ConfigError("scheduler and policies both name policies; give one of them")
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise ConfigError(f"scheduler={','.join(names)}: {twice[0]} is named twice; repeats=2 runs each so often")
+        if "scheduler.name" in parsed:
+            raise ConfigError("scheduler.name: choose policies by scheduler=NAME,NAME")
+        mappings = [self.own.get(name) or load_group("scheduler", name) for name in names]
+        for leaf in _keys_of(parsed, "scheduler"):
+            key = f"scheduler.{leaf}"
+            value = self.given[key] if _is_free_text(key, self.given[key]) else parsed[key].value()
+            having = self._members_with("scheduler", leaf, names)
+            mappings = [mapping | {leaf: value} if mapping["name"] in having else mapping for mapping in mappings]
+            if names[0] not in having:
+                del parsed[key]
+        for mapping in mappings:
+            build(SchedulerConfig, mapping, "scheduler")
+        return _literal(mappings)
+
+    def _compose(self, point: dict[str, str], swept: Iterable[str]) -> ComposedRun[E]:
+        """Compose a point. In the groups that are `swept`, keys that the point's own choice lacks are left out."""
+        from hydra import compose
+
+        dropped: list[str] = []
+        for group in swept:
+            choice = self.own.get(point[group]) or load_group(group, point[group])
+            known = fields(member(families(self.cls)[group], choice, group))
+            dropped += [f"{group}.{key}" for key in _keys_of(point, group) if key.partition(".")[0] not in known]
+        point = {key: text for key, text in point.items() if key not in dropped}
+        own, chosen = load_command(self.command)
+        # An experiment also chooses from the other groups.
+        choices = {} if "experiment" in point else {group: point.get(group, name) for group, name in chosen.items()}
+        groups = {group: load_group(group, name) for group, name in choices.items() if name in group_names(group)}
+        present = {key for key, _ in leaves(own | groups)} | chosen.keys()  # hydra takes other keys only with ++
+        texts = [f"{'' if key in present or '/' in key else '++'}{key}={text}" for key, text in point.items()]
+        mode = f"hydra.mode={'MULTIRUN' if self.multirun else 'RUN'}"
+        composed = compose(self.command, [*texts, mode], return_hydra_config=True)
+        return ComposedRun(to_config(composed, self.cls), composed, tuple(texts), self.loader, tuple(dropped))
 
 
-def _check_members(tokens: Mapping[str, Token], cls: type[EngineConfig], own: Mapping[str, Choice]) -> None:
-    """Check that one of the swept policies or workloads has each key that is set; points without the key drop it."""
-    for group, base in families(cls).items():
-        names = _choices(tokens.get(group))
-        if not set(names) <= {*group_names(group), *own}:
-            continue  # an unknown choice is an error when the sweep is composed
-        for key in _keys_of(tokens, group) if names else ():
-            _check_had(group, key, base, names, own)
+@contextmanager
+def _hydra(job: str) -> Iterator[ConfigLoader]:
+    from hydra import initialize_config_module
+    from hydra.core.global_hydra import GlobalHydra
+
+    with initialize_config_module(CONFIG_MODULE, job, version_base="1.3"):
+        yield GlobalHydra.instance().config_loader()
 
 
-def _check_had(group: str, key: str, base: type, names: Sequence[str], own: Mapping[str, Choice]) -> None:
-    having = _having(base, key, own)
-    if having and not set(having) & set(names):
-        raise ConfigError(f"{group}.{key}: unknown key of {', '.join(names)}; {having_it(having)}")
-
-
-def _check_hydra_choice(token: Token) -> None:
-    """Check that hydra's own group, `hydra/launcher` for instance, has the choice; plug-ins add to them."""
-    from hydra.core.object_type import ObjectType
-
-    with hydra_loader() as loader:
-        valid = loader.get_group_options(token.key, ObjectType.CONFIG)
-    if not valid:
-        raise ConfigError(f"{token.key}: unknown group of hydra's")
-    if token.value not in valid and (extra := EXTRAS.get(f"{token.key}={token.value}")):
-        raise ConfigError(f"{token.key}={token.value}: not installed; pip install 'gapless[{extra}]' installs it")
-    if token.value not in valid:
-        raise ConfigError(f"{token.key}={token.value}: unknown{nearest(token.value, valid)}")
-
-
-def _keys_of(tokens: Mapping[str, Token], group: str) -> list[str]:
-    return [key.removeprefix(f"{group}.") for key in tokens if key.startswith(f"{group}.")]
-
-
-def _having(base: type, key: str, own: Mapping[str, Choice]) -> list[str]:
-    """Return the names of the policies or workloads that have `key`, the user's own policies among them."""
-    if base is not SchedulerConfig:
-        return members_with(base, key)
-    return members_with(base, key, {name: member(base, choice, "scheduler") for name, choice in own.items()})
-
-
-def _take_policy_files(tokens: dict[str, Token]) -> dict[str, Choice]:
-    """Make each policy file in `scheduler` a choice of hydra's, under the name of the file; return these choices.
+def _by_key(overrides: Sequence[str]) -> dict[str, str]:
+    """Return the value of each key, whose `+` or `++` is left out: `_compose` adds it where hydra needs it.
 
     Raises:
-        ConfigError: a file that is not there or holds no policy's config, or two of one name.
+        ConfigError: a text is not UTF-8, not `KEY=VALUE`, or removes a key (`~KEY`).
     """
-    token = tokens.get("scheduler")
-    if token is None or SUFFIX not in token.value:
-        return {}
+    values: dict[str, str] = {}
+    for text in overrides:
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise ConfigError(f"{text.encode(errors='replace').decode()}: not UTF-8") from None
+        match = _OVERRIDE.fullmatch(text)
+        if text.startswith("~"):
+            raise ConfigError(f"{text}: keys cannot be removed; set KEY=VALUE")
+        if match is None:
+            raise ConfigError(f"{text!r}: not understood; overrides are KEY=VALUE")
+        values[match["key"]] = match["value"]
+    return values
+
+
+def _check_keys(given: Mapping[str, str], cls: type[EngineConfig], command: str, own: Mapping[str, Choice]) -> None:
+    valid = {key for key, _ in dotted_keys(cls)} | {f"scheduler.{key}" for choice in own.values() for key in choice}
+    valid |= {key.rpartition(".")[0] for key in valid} - {""}
+    valid |= load_command(command)[1].keys()
+    for key in given:
+        if key in cls.INSTEAD:
+            raise ConfigError(f"{key}: {command} searches it; {cls.INSTEAD[key]} fixes it")
+        if key.startswith("hydra.callbacks"):
+            raise ConfigError(f"{key}: {command} calls none of hydra's callbacks")
+        if key.startswith(("hydra.sweeper", "hydra/sweeper")):
+            raise ConfigError(f"{key}: sweeps are made of values with commas, as in -m scheduler.chunk=128,256")
+        if key not in valid and not key.startswith(("hydra.", "hydra/")):
+            raise ConfigError(f"{key}: unknown key{unknown_key(cls, key)}")
+
+
+def _is_free_text(key: str, value: str) -> bool:
+    """Return whether the value is free text. `null` is not, unless it is a prompt: that may be this word."""
+    return key in FREE_TEXT and (value != "null" or key == "prompt")
+
+
+def _values(override: Override) -> list[str]:
+    """Return the values of an override in hydra's grammar: all of a sweep, else the one."""
+    if override.is_sweep_override():
+        return list(override.sweep_string_iterator())
+    if override.key_or_group in GROUPS:
+        return [str(override.value())]
+    return [(override.input_line or "").partition("=")[2]]
+
+
+def _keys_of(overrides: Iterable[str], group: str) -> list[str]:
+    """Return the keys of a group among the keys of `overrides`, without the group's name."""
+    return [key.removeprefix(f"{group}.") for key in overrides if key.startswith(f"{group}.")]
+
+
+def _take_policy_files(given: dict[str, str]) -> dict[str, Choice]:
+    """Make each policy file in `scheduler` a choice of that group in hydra, and return these choices by name.
+
+    In `given`, the name of the choice takes the place of the file.
+
+    Raises:
+        ConfigError: a file is missing or its `Config` is wrong, or two files have one name.
+    """
+    value = given.get("scheduler", "")
     own: dict[str, Choice] = {}
+    if SUFFIX not in value:
+        return own
 
     def choose(file: str) -> str:
         from hydra.core.config_store import ConfigStore
@@ -348,48 +381,13 @@ def _take_policy_files(tokens: dict[str, Token]) -> dict[str, Choice]:
         choice = policy_mapping(file)
         name = choice["name"] = re.sub(r"[^\w.-]", "_", choice["name"])
         if own.setdefault(name, choice)["file"] != choice["file"]:
-            raise ConfigError(f"scheduler={token.value}: two files are called {name}; rename one")
+            raise ConfigError(f"scheduler={value}: two files are called {name}; rename one")
         ConfigStore.instance().store(group="scheduler", name=name, node=choice)
         return name
 
-    whole = is_policy_file(token.value) and os.path.isfile(os.path.expanduser(token.value))
-    value = choose(token.value) if whole else _POLICY_FILE.sub(lambda match: choose(match[0]), token.value)
-    tokens["scheduler"] = Token("scheduler", value)
+    whole = is_policy_file(value) and os.path.isfile(os.path.expanduser(value))
+    given["scheduler"] = choose(value) if whole else _POLICY_FILE.sub(lambda match: choose(match[0]), value)
     return own
-
-
-def _take_policies(tokens: dict[str, Token], own: Mapping[str, Choice]) -> str:
-    """Leave only the first of several policies in `tokens`, with the keys it has; return all of them in hydra's
-    grammar."""
-    names = _choices(tokens.get("scheduler"))
-    if not names:
-        return ""
-    if "policies" in tokens:
-        raise ConfigError("scheduler and policies both name policies; give one of them")
-    mappings = [dict(own[name]) if name in own else load_group("scheduler", name) for name in names]
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ConfigError(f"scheduler={','.join(names)}: {twice} is named twice; repeats=2 runs each so often")
-    for key in _keys_of(tokens, "scheduler"):
-        token = tokens[f"scheduler.{key}"]
-        if key == "name":
-            raise ConfigError("scheduler.name: choose policies by scheduler=NAME,NAME")
-        _check_had("scheduler", key, SchedulerConfig, names, own)
-        value: Any = token.value
-        if not _is_free_text(token):
-            override = _parse(token)
-            _check_sweep(override, multirun=False)
-            value = override.value()
-        having = _having(SchedulerConfig, key, own)
-        for mapping in mappings:
-            if mapping["name"] in having:
-                mapping[key] = value
-        if names[0] not in having:
-            del tokens[token.key]
-    for mapping in mappings:
-        build(SchedulerConfig, mapping, "scheduler")
-    tokens["scheduler"] = Token("scheduler", names[0])
-    return _literal(mappings)
 
 
 def _literal(value: Any) -> str:
@@ -398,102 +396,10 @@ def _literal(value: Any) -> str:
         return "{" + ",".join(f"{key}:{_literal(below)}" for key, below in value.items()) + "}"
     if isinstance(value, list):
         return "[" + ",".join(map(_literal, value)) + "]"
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    return quote(value) if isinstance(value, str) else str(value)
+    return quote(value) if isinstance(value, str) else value_text(value)
 
 
-def _token(text: str) -> Token:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise ConfigError(f"{text.encode(errors='replace').decode()}: not UTF-8") from None
-    match = _TOKEN.fullmatch(text)
-    if match is None:
-        if text.startswith("~"):
-            raise ConfigError(f"{text}: keys cannot be removed; set KEY=VALUE")
-        raise ConfigError(f"{text!r}: not understood; overrides are KEY=VALUE")
-    if match["mark"] == "~":
-        raise ConfigError(f"{text}: keys cannot be removed; set KEY=VALUE")
-    return Token(match["key"], match["value"])
-
-
-def _is_free_text(token: Token) -> bool:
-    """Return whether the value is free text. `null` is no file and no folder, but a prompt may be that word."""
-    return token.key in FREE_TEXT and (token.value != "null" or token.key == "prompt")
-
-
-def _keys_in_yaml(command: str, tokens: Iterable[Token]) -> set[str]:
-    """Return the dotted keys that the composed YAML holds; hydra wants `+` for the others."""
-    own, chosen = load_command(command)
-    present = set(_flatten(own))
-    given = {token.key: token.value for token in tokens if token.key in chosen}
-    if "experiment" in given:  # which chooses of the other groups
-        return present
-    for group, choice in (chosen | given).items():
-        name = model_choice(choice)[0] if group == "model" and choice else choice
-        if name in group_names(group):
-            present |= {f"{group}.{key}" for key in _flatten(load_group(group, name))}
-    return present
-
-
-def _flatten(mapping: dict[str, Any]) -> Iterator[str]:
-    for key, value in mapping.items():
-        yield key
-        if isinstance(value, dict):
-            yield from (f"{key}.{below}" for below in _flatten(value))
-
-
-@contextmanager
-def hydra_loader(job: str = "app") -> Iterator[ConfigLoader]:
-    """Initialize hydra for jobs of the name `job`, and yield what composes their configs."""
-    from hydra import initialize_config_module
-    from hydra.core.global_hydra import GlobalHydra
-
-    with initialize_config_module(CONFIG_MODULE, job, version_base="1.3"):
-        yield GlobalHydra.instance().config_loader()
-
-
-def _check_sweep(override: Override, multirun: bool) -> None:
-    key = override.key_or_group
-    if override.is_sweep_override() and not multirun:
-        value = (override.input_line or "").partition("=")[2]
-        raise ConfigError(f"{key}={value}: several values are a sweep; add -m to run each")
-    if key in GROUPS:
-        names = _swept(override) if override.is_sweep_override() else [str(override.value())]
-        for name in names:
-            is_own = key == "scheduler" and is_policy_file(name)  # looked at when it was made a choice
-            if name not in group_names(key) and not is_own:
-                hint = " (or a path with a / in it)" if key == "model" else ""
-                raise ConfigError(f"{key}={name}: unknown{nearest(name, group_names(key))}{hint}")
-
-
-def _swept(override: Override) -> list[str]:
-    return list(override.sweep_string_iterator()) if override.is_discrete_sweep() else []
-
-
-def _points(parsed: list[Override]) -> list[list[str]]:
-    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
-
-    (points,) = BasicSweeper.split_arguments(parsed, max_batch_size=None)
-    return points
-
-
-def _compose(overrides: list[str], cls: type[E], command: str, swept: set[str]) -> E:
-    from hydra import compose
-
-    composed = compose(command, overrides)
-    drop_foreign(composed, cls, swept)
-    return to_config(composed, cls)
-
-
-def _grammar(error: Exception) -> str:
-    """Shorten hydra's error of its grammar to one line."""
-    first = one_line(error)
-    return f"not a value that hydra can read ({first}); quote it, as in KEY='...' within the shell's own quotes"
-
-
-def one_line(error: BaseException) -> str:
+def _one_line(error: BaseException) -> str:
     """Shorten an error of hydra's to one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     key = getattr(error, "full_key", None)

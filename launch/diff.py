@@ -45,10 +45,10 @@ def run(config: DiffConfig, sides: Sides, run_dir: Path) -> None:
     Raises:
         ValueError: what the user can mend; a damaged run folder too.
     """
-    from ..runtime.report.difference_terminal import makespan_table, request_table, tail_table
-    from ..runtime.report.difference_words import paragraphs
-    from ..runtime.report.run_difference import BASE, RUN, RunDifference
-    from ..runtime.report.write_difference import NUMBERS, PAGE, write_difference
+    from ..runtime.difference.difference_terminal import makespan_table, request_table, tail_table
+    from ..runtime.difference.difference_words import paragraphs
+    from ..runtime.difference.run_difference import BASE, RUN, RunDifference
+    from ..runtime.difference.write_difference import NUMBERS, PAGE, write_difference
 
     difference = RunDifference(*sides)
     path = Path(config.out).expanduser() if config.out is not None else _new_folder(Path(config.runs[1]).expanduser())
@@ -81,6 +81,6 @@ def _side(text: str) -> list[RunFolder]:
 
 
 def _new_folder(beside: Path) -> Path:
-    """A folder that is not there yet, beside a run's."""
+    """Return a folder that is not there yet, beside a run's."""
     names = (NEW_FOLDER if number == 1 else f"{NEW_FOLDER}_{number}" for number in range(1, 10_000))
     return next(path for path in (beside.absolute().parent / name for name in names) if not path.exists())

@@ -1,7 +1,8 @@
-"""`gapless simulate experiment=paper/NAME`: a figure or table of the paper, beside the paper's numbers."""
+"""`gapless simulate experiment=paper/NAME`: simulates a figure or table of the paper, beside the paper's numbers."""
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,12 +24,14 @@ if TYPE_CHECKING:
     from ..runtime.simulation.setting import Setting
     from ..runtime.workload import Workload
 
+_log = logging.getLogger(__name__)
+
 
 def check(config: SimulateConfig) -> None:
     """Check an experiment before it starts.
 
     Raises:
-        ConfigError: no such experiment, keys that it has no use for, memory or hardware.
+        ConfigError: there is no such experiment, it does not use a given key, or memory or hardware is wrong.
     """
     from ..runtime.experiments import check_experiment
 
@@ -40,7 +43,7 @@ def run(config: SimulateConfig, run_dir: Path) -> None:
     """Run an experiment, print its table, and write `paper.json`, `paper.md` and the plots into `run_dir`.
 
     Raises:
-        ValueError: what the user can mend.
+        ValueError: what the user can correct.
         PipelineError: a request was lost.
     """
     from rich.markdown import Markdown
@@ -110,6 +113,6 @@ def _progress(console: Console, experiment: str) -> Iterator[Callable[[str], Non
         nonlocal printed
         if time.monotonic() - printed >= PLAIN_EVERY_S:
             printed = time.monotonic()
-            console.print(Text(f"gapless: {experiment}: {name}"), soft_wrap=True)
+            _log.info("%s: %s", experiment, name)
 
     yield plain

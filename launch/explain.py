@@ -31,14 +31,14 @@ _OF_SIMULATIONS = ("simulation", "hardware", "cluster")
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedExplanation:
     """The run to explain, and the user's own changes, each as values by dotted key."""
 
     folder: RunFolder
     tried: list[dict[str, Any]]
 
 
-def prepare(config: ExplainConfig, stdin: TextInput) -> Prepared:
+def prepare(config: ExplainConfig, stdin: TextInput) -> PreparedExplanation:
     """Check the folder and the changes before anything is replayed.
 
     Raises:
@@ -56,34 +56,43 @@ def prepare(config: ExplainConfig, stdin: TextInput) -> Prepared:
     if config.out is not None:
         check_folder(Path(config.out).expanduser(), "out")
     simulated = is_simulated(found[0].config)
-    return Prepared(found[0], list(_changes(config.changes, simulated=simulated)))
+    return PreparedExplanation(found[0], list(_changes(config.changes, simulated=simulated)))
 
 
-def run(config: ExplainConfig, prepared: Prepared, run_dir: Path) -> None:
+def run(config: ExplainConfig, prepared: PreparedExplanation, run_dir: Path) -> None:
     """Replay the run as it was and with changes, print what they would do, and write `explain.json`.
 
     Raises:
         ValueError: what the user can mend; a damaged run folder too.
     """
-    from ..runtime.explain.explanation import explain
-    from ..runtime.ledger.ledger import Ledger
-    from ..runtime.report import explanation_tables as tables
-    from ..runtime.report.run_words import words_of_run
-    from ..runtime.run_folder.explain_json import write_explanation
+    from ..runtime.explain import explanation_tables as tables
+    from ..runtime.explain.analysed_run import AnalysedRun
+    from ..runtime.explain.explain_json import write_explanation
+    from ..runtime.explain.explain_run import explain
+    from ..runtime.explain.twin import make_twin
+    from ..runtime.ledger.fleet import Fleet
+    from ..runtime.run_folder.run_info import RunInfo
 
     console, errors = Console(highlight=False), Console(stderr=True, highlight=False)
     folder = prepared.folder
     with Steps(errors, "explain") as steps:
+        twin = make_twin(folder)
         explanation = explain(
-            folder, seeds=config.seeds, objective=config.objective, tolerance=config.tolerance, seconds=config.seconds,
-            tried=prepared.tried, command_of=command_writer(folder), on_progress=steps.update,
-        )  # fmt: skip
+            twin,
+            seeds=config.seeds,
+            objective=config.objective,
+            tolerance=config.tolerance,
+            seconds=config.seconds,
+            tried=prepared.tried,
+            command_of=command_writer(folder.config),
+            on_progress=steps.update,
+        )
     print_words(console, Text(folder.title, "bold"))
     print_words(console, Text(tables.error_line(explanation)))
     print_words(console, Text(tables.values_line(explanation)))
-    record = folder.load()
-    words = words_of_run(record, Ledger(record), folder.config, None if prepared.tried else explanation.foremost)
-    show_words(console, words)
+    fleet = Fleet([twin.base], ledgers=[twin.ledger])
+    run = AnalysedRun(fleet, RunInfo(folder.config), lambda run: None if prepared.tried else explanation)
+    show_words(console, run.words)
     if explanation.outcomes:
         console.print(tables.changes_table(explanation))
     elif not prepared.tried:

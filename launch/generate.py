@@ -1,8 +1,9 @@
-"""`gapless generate`: prompts in; texts to the terminal, JSONL to a file, and a run folder with its report."""
+"""`gapless generate`: runs prompts, prints texts, and writes JSONL and a run folder with its report."""
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -16,7 +17,7 @@ from rich.text import Text
 from ..conf.build import to_mapping
 from ..conf.errors import ConfigError
 from ..conf.schema import GenerateConfig
-from .advising import kept_advice, quick_advice
+from .advising import quick_advice
 from .output_path import check_writable
 from .progress import Meter, print_words, shown, starting, throughput, versions
 from .prompts import Prompt, TextInput, read_prompts
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from ..runtime.engine.plan import Plan
     from ..runtime.pipeline.launcher import Launcher
 
+_log = logging.getLogger(__name__)
 PROMPT_TAIL = 240  # characters of a prompt that are shown
 SHOWN_TEXTS = 3  # prompts whose outputs are shown
 _CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), 127, *range(128, 160)) if code not in (9, 10)}
@@ -67,10 +69,10 @@ def prepare(config: GenerateConfig, stdin: TextInput) -> Prepared:
 
 
 def run(config: GenerateConfig, prepared: Prepared, run_dir: Path, launcher: Launcher | None = None) -> None:
-    """Run the prompts and write the run folder. `launcher` stands in for the one that `config` names.
+    """Run the prompts and write the run folder. A given `launcher` is used instead of the one that `config` names.
 
     Raises:
-        ValueError: what the user can mend (a bad checkpoint).
+        ValueError: what the user can correct (a bad checkpoint).
         PipelineError: the ranks failed.
     """
     prompts = prepared.prompts
@@ -79,18 +81,18 @@ def run(config: GenerateConfig, prepared: Prepared, run_dir: Path, launcher: Lau
     errors = Console(stderr=True, highlight=False)
     with starting(errors, config) as on_progress:
         from ..runtime.engine.llm import LLM
-        from ..runtime.ledger.ledger import Ledger
+        from ..runtime.explain.analysed_run import AnalysedRun
         from ..runtime.pipeline.protocol import PipelineError
-        from ..runtime.report.run_words import words_of_run
         from ..runtime.report.terminal import bubble_table, fault_lines, latency_table, straggler_lines
         from ..runtime.report.write_folder import write_run_folder
+        from ..runtime.run_folder.run_info import RunInfo
 
         plans = {config.scheduler: prepared.plan}
         llm = LLM.from_config(config, launcher=launcher, on_progress=on_progress, plans=plans)
-    record = llm.record
+    record, info = llm.record, RunInfo(to_mapping(config), versions())
     try:
         with llm, OutputsFile(path, run_dir / "outputs.jsonl") as outputs, Meter(errors, len(prompts)) as meter:
-            tokens: dict[int, int] = {}  # by request, so far
+            tokens: dict[int, int] = {}  # by request: output tokens so far
             for output in llm.stream([p.content for p in prompts], [p.params for p in prompts]):
                 before = tokens.get(output.request_id, 0)
                 tokens[output.request_id] = sum(len(completion.token_ids) for completion in output.outputs)
@@ -98,12 +100,13 @@ def run(config: GenerateConfig, prepared: Prepared, run_dir: Path, launcher: Lau
                 if output.finished:
                     outputs.append(output)
     except BaseException:
-        # Finished outputs are in the file already; the report shows how far the failed run came.
+        # Finished outputs are in the file already. The report shows the run until it failed.
         with suppress(Exception):
-            write_run_folder(run_dir, record, config=to_mapping(config), versions=versions())
-            errors.print(f"gapless: the report until then: {shown(run_dir / 'report.html')}", soft_wrap=True)
+            write_run_folder(run_dir, AnalysedRun.of(record, info))
+            _log.info("the report until then: %s", shown(run_dir / "report.html"))
         raise
-    summary = write_run_folder(run_dir, record, config=to_mapping(config), versions=versions(), advise=quick_advice)
+    analysed = AnalysedRun.of(record, info, quick_advice)
+    write_run_folder(run_dir, analysed)
     if config.print_texts:
         for output in outputs.in_order[:SHOWN_TEXTS]:
             _print_texts(console, output)
@@ -111,11 +114,11 @@ def run(config: GenerateConfig, prepared: Prepared, run_dir: Path, launcher: Lau
         if rest > 0:
             of = "prompt" if rest == 1 else "prompts"
             console.print(Text(f"… and the texts of {rest} more {of} in {shown(path)}", "dim"), soft_wrap=True)
-    ledger = Ledger(record)
+    summary = analysed.summary
     print_words(console, Text.assemble((throughput(summary), "bold")))
-    show_words(console, words_of_run(record, ledger, summary["config"], kept_advice(run_dir)))
+    show_words(console, analysed.words)
     console.print(latency_table(summary))
-    console.print(bubble_table(ledger))
+    console.print(bubble_table(analysed.ledger))
     for line in (*fault_lines(summary), *straggler_lines(summary)):
         print_words(console, Text(line))
     for label, file in (("outputs", path), ("report", run_dir / "report.html")):
@@ -129,15 +132,15 @@ def run(config: GenerateConfig, prepared: Prepared, run_dir: Path, launcher: Lau
 
 
 class OutputsFile:
-    """Writes `outputs.jsonl`: a line per prompt, appended as it finishes, sorted by prompt at the end.
+    """Writes `outputs.jsonl`: a line for each prompt when it finishes, and at the end the lines in order of prompts.
 
     A line holds `index` (of the prompt), `prompt`, `num_prompt_tokens` and `outputs`, each with `index`, `text`,
-    `token_ids`, `finish_reason` and, where asked for, `logprobs`. Where asked for, it has `prompt_logprobs`.
+    `token_ids`, `finish_reason` and, where asked for, `logprobs`. Where asked for, the line also has `prompt_logprobs`.
 
-    Where the file takes no more, the finished outputs go to `spare`, a file in the run folder.
+    If the file cannot be written any more, the finished outputs go to `spare`, a file in the run folder.
 
     Raises:
-        OSError: the file cannot be written; the error names the key, the file, and what was kept.
+        OSError: the file cannot be written. The text names the key and the file, and says what was kept.
     """
 
     def __init__(self, path: Path, spare: Path) -> None:
@@ -156,7 +159,7 @@ class OutputsFile:
             try:
                 sorted_file.write_text("".join(map(_json_line, self.in_order)), encoding="utf-8")
                 os.replace(sorted_file, self._path)
-            except OSError:  # no room for both: the rows stay as they finished
+            except OSError:  # no room for a second file: the lines stay in the order in which they finished
                 sorted_file.unlink(missing_ok=True)
 
     @property
@@ -172,13 +175,13 @@ class OutputsFile:
             while written < len(line):
                 written += self._file.write(line[written:]) or 0
         except OSError as error:
-            with suppress(OSError):  # a device cannot be cut
+            with suppress(OSError):  # a device file cannot be truncated
                 self._file.truncate(self._file.tell() - written)
             raise OSError(f"outputs={self._path}: {_lower(error)}; {self._keep(output)}") from None
         self._done.append(output)
 
     def _keep(self, last: RequestOutput) -> str:
-        """Write the outputs and the `last` to the spare file, if that can be done, and say what was kept."""
+        """Write the outputs and the `last` one to the spare file if possible. Return a text that says what was kept."""
         if self._spare.resolve() != self._path.resolve():
             with suppress(OSError):
                 self._spare.write_text("".join(map(_json_line, [*self._done, last])), encoding="utf-8")
@@ -231,5 +234,5 @@ def _print_texts(console: Console, output: RequestOutput) -> None:
 
 
 def _printable(text: str) -> str:
-    """Spell out control characters, so that no text steers the terminal."""
+    """Spell out control characters, so that no text can control the terminal."""
     return text.translate(_CONTROL)

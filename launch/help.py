@@ -20,18 +20,20 @@ if TYPE_CHECKING:
 
 NARROWEST, WIDEST = 50, 118
 FIRST_KEYS = (  # of each command those that it has, before all others
-    "prompt", "prompts", "outputs", "serve.port", "serve.host", "serve.api_keys", "serve.model_name",
-    "sampling.max_tokens", "sampling.temperature", "nodes", "slo.ttft_ms", "slo.tbt_ms",
-    "workload.num_prompts", "workload.request_rate", "parallel.tp", "parallel.pp", "scheduler.chunk", "scheduler.batch",
-    "simulation.replicas", "runs", "figures", "out",
-)  # fmt: skip
-_SECTIONS = ("", "serve", "search", "sampling", "workload", "slo", "simulation", "parallel", "scheduler", "cache",
-             "model", "hardware", "cluster")  # fmt: skip
+    *("prompt", "prompts", "outputs", "serve.port", "serve.host", "serve.api_keys", "serve.model_name"),
+    *("sampling.max_tokens", "sampling.temperature", "nodes", "slo.ttft_ms", "slo.tbt_ms"),
+    *("workload.num_prompts", "workload.request_rate", "parallel.tp", "parallel.pp"),
+    *("scheduler.chunk", "scheduler.batch", "simulation.replicas", "runs", "figures", "out"),
+)
+_SECTIONS = (
+    *("", "serve", "search", "sampling", "workload", "slo", "simulation"),
+    *("parallel", "scheduler", "cache", "model", "hardware", "cluster"),
+)
 _COSTS = "hardware.costs"
 
 
 def width() -> int:
-    """Columns of the terminal, or of COLUMNS; where there is neither, as in a pipe, `WIDEST`."""
+    """Return the columns of the terminal, or of COLUMNS; where there is neither, as in a pipe, `WIDEST`."""
     return min(WIDEST, max(NARROWEST, shutil.get_terminal_size((WIDEST + 1, 24)).columns - 1))
 
 
@@ -120,7 +122,7 @@ def sections(command: Command) -> list[tuple[str, list[tuple[str, Any]]]]:
 
 
 def _column(column: int) -> int:
-    """Where texts begin beside their heads: `column`, or earlier on a narrow terminal."""
+    """Return where texts begin beside their heads: `column`, or earlier on a narrow terminal."""
     return min(column, width() * 3 // 8)
 
 
@@ -131,7 +133,7 @@ def _wrapped(text: str, indent: str = "") -> list[str]:
 
 
 def _usage(usage: str) -> str:
-    """How a command is called; a key and its value stay on one line."""
+    """Return how a command is called; a key and its value stay on one line."""
     whole = usage.replace(" ...]", "\0...]")
     lines = textwrap.wrap(f"usage: {whole}", width(), subsequent_indent=" " * 7, break_on_hyphens=False)
     return "\n".join(lines).replace("\0", " ")
@@ -150,7 +152,7 @@ def _entry(head: str, text: str, column: int) -> str:
 
 
 def _command_line(command: str) -> str:
-    """A command as one can copy it: longer than the terminal, it goes on behind backslashes."""
+    """Return a command as one can copy it: longer than the terminal, it goes on behind backslashes."""
     lines = ["  "]
     words: list[str] = []
     for word in command.split(" "):  # a word with an open quote goes on

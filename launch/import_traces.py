@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ..runtime.traces.pipeline_run import ImportedRun
 
 NEW_FOLDER = "imported"
-SOURCES = {"kineto": "torch profiler traces", "nsys": "Nsight Systems exports", "vllm_log": "its iteration log"}
+SOURCES = {"kineto": "torch profiler traces", "vllm_log": "its iteration log"}
 
 
 def read(config: ReportConfig) -> ImportedRun:
@@ -35,7 +35,8 @@ def read(config: ReportConfig) -> ImportedRun:
 
 def write(config: ReportConfig, run: ImportedRun) -> RunFolder:
     """Write the run folder: `out`, or `imported` beside the traces. The report itself is not written yet."""
-    from ..runtime.run_folder.read import read_run_folder
+    from ..runtime.explain.analysed_run import AnalysedRun
+    from ..runtime.run_folder.run_info import RunInfo
     from ..runtime.run_folder.write import write_run_data
 
     path = _destination(config)
@@ -43,12 +44,13 @@ def write(config: ReportConfig, run: ImportedRun) -> RunFolder:
     title = f"{named}{_name(config)}, imported from {SOURCES[config.import_ or '']}"
     names = [Path(text).name for text in config.runs]
     settings = {"import": {"format": config.import_, "engine": run.engine, "traces": names}}
-    write_run_data(path, run.record, config=settings, title=title)
-    return read_run_folder(path)
+    analysed = AnalysedRun.of(run.record, RunInfo(settings, title=title))
+    write_run_data(path, analysed.summary, analysed.record, analysed.ledger, analysed.blame)
+    return analysed.folder(path)
 
 
 def said(summary: Mapping[str, Any]) -> str:
-    """What an imported run computed, in a line."""
+    """Return what an imported run computed, in a line."""
     count, duration = summary["micro_batches"], summary["duration"]
     line = f"{count} micro-batches in {duration:.1f} s"
     if (mean := summary.get("mean_tokens_per_micro_batch")) is None:

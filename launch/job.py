@@ -1,87 +1,175 @@
-"""One run by hydra, composed once: for the checks before it starts, for its folder, and for the command.
-
-`hydra.main` would compose it twice more: to find out that it is no sweep, and to run it.
-"""
+"""Runs what a command line composes to, after all is checked and prepared: one run, or a sweep's points in turn."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import logging
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property, partial
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic
+from typing import TYPE_CHECKING, Any, cast
+
+import yaml
 
 from ..conf.errors import ConfigError
-from .compose import E, hydra_loader, one_line, parse, to_config
+from ..conf.schema import EngineConfig, GenerateConfig
+from .commands import Command
+from .compose import ComposedRun, compose_all, to_config
+from .hydra_job import run_by_launcher, run_here
 from .output_path import check_folder
+from .stderr_log import PROGRAM, messages_on_stderr
 
 if TYPE_CHECKING:
-    from hydra.core.config_loader import ConfigLoader
     from omegaconf import DictConfig
 
+    from ..runtime.pipeline.launcher import Launcher
 
-@dataclass(frozen=True, slots=True)
-class Job(Generic[E]):
-    """A composed run."""
-
-    config: E
-    composed: DictConfig  # with hydra's own part
-    loader: ConfigLoader
-
-    def run(self, command: Callable[[Path], int | None]) -> int:
-        """Make the run folder with hydra's files in it, call `command` with the folder, and return its exit code."""
-        from hydra._internal.callbacks import Callbacks
-        from hydra.core.hydra_config import HydraConfig
-        from hydra.core.utils import configure_log, run_job
-        from hydra.types import HydraContext
-
-        failed: Exception | None = None
-        code = 0
-
-        def task(_: DictConfig) -> None:
-            nonlocal failed, code
-            try:
-                code = command(Path(HydraConfig.get().runtime.output_dir)) or 0
-            except Exception as error:  # hydra would print it in its own way
-                failed = error
-                raise
-
-        composed = self.composed
-        configure_log(composed.hydra.hydra_logging, composed.hydra.verbose)
-        callbacks = Callbacks(composed)
-        context = HydraContext(config_loader=self.loader, callbacks=callbacks)
-        name = composed.hydra.job.config_name
-        callbacks.on_run_start(config=composed, config_name=name)
-        job = run_job(task, composed, "hydra.run.dir", None, context)
-        callbacks.on_run_end(config=composed, config_name=name, job_return=job)
-        if failed is not None:
-            raise failed
-        return code
+_log = logging.getLogger(__name__)
 
 
-def compose_job(overrides: Sequence[str], cls: type[E], command: str) -> Job[E]:
-    """Compose the run of the rewritten `overrides`, and check that its folder can be written.
+class StandardInput:
+    """Standard input, read once however many runs a sweep has."""
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether standard input is a terminal or closed, so that no data waits in it."""
+        return sys.stdin is None or sys.stdin.closed or sys.stdin.isatty()
+
+    @cached_property
+    def data(self) -> bytes:
+        """All of standard input. It is read when first asked for, and kept."""
+        return sys.stdin.buffer.read()
+
+
+def run(command: Command, overrides: Sequence[str], *, multirun: bool) -> int:
+    """Run the command once, or at each point of a sweep, and return its exit code.
 
     Raises:
-        ConfigError: what is wrong, in one line.
+        ConfigError: what is wrong, in one line; nothing has been started.
     """
-    from hydra.errors import HydraException
-    from hydra.types import RunMode
+    from ..runtime.core.garbage_collection import without_collector
+
+    cls = command.config
+    assert issubclass(cls, EngineConfig)
+    if not command.has_ranks:  # numpy's threads would start, spin and multiply nothing
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    stdin = StandardInput()
+    module = import_module(f".{command.module}", __package__)
+    with without_collector():
+        points = compose_all(overrides, cls, command.name, multirun=multirun)
+        configs = [point.config for point in points]
+        sweep_folder = _check_folder(points, "sweep" if multirun else "run")
+        prepared = {config: module.prepare(config, stdin) for config in dict.fromkeys(configs)}
+    brief = {"brief": True} if multirun and command.compares else {}
+
+    def run_config(config: EngineConfig, folder: Path, launcher: Launcher | None = None) -> int:
+        # In a process of its own, and for a second run of one config, nothing is prepared.
+        own = prepared.pop(config) if config in prepared else module.prepare(config, stdin)
+        return module.run(config, own, folder, launcher, **brief) or 0
+
+    if not multirun:
+        return run_here(points[0], lambda _, folder: run_config(configs[0], folder))
+    outputs = [config.outputs for config in configs if isinstance(config, GenerateConfig) and config.outputs]
+    if len(set(outputs)) < len(outputs):
+        raise ConfigError(f"outputs={outputs[0]}: the runs of a sweep would overwrite it; without it each has its own")
+    if sweep_folder is not None:
+        _write_sweep(Path(sweep_folder), points[0], overrides)
+    if _have_launcher(points):
+        prepared.clear()
+    code = _run_sweep(points, run_config, has_ranks=command.has_ranks)
+    if sweep_folder is not None and len(set(configs)) > 1:
+        if command.compares:
+            from . import report
+
+            report.compare_sweep(sweep_folder)
+        else:
+            _log.info("to compare these runs: %s report %s", PROGRAM, sweep_folder)
+    return code
+
+
+def _run_sweep(points: Sequence[ComposedRun[EngineConfig]], run_config: Callable[..., int], *, has_ranks: bool) -> int:
+    """Run all points, each config once, and return the highest exit code."""
+    first: dict[EngineConfig, int] = {}
+    same_as = [first.setdefault(point.config, number) for number, point in enumerate(points)]
+    skipped = {
+        number: f"run {number} is run {same_as[number]} again, without {', '.join(point.dropped)}: skipped"
+        for number, point in enumerate(points)
+        if point.dropped and same_as[number] != number
+    }
+    cls = type(points[0].config)
+
+    def run_point(composed: DictConfig, folder: Path, launcher: Launcher | None = None) -> int:
+        from hydra.core.hydra_config import HydraConfig
+
+        hydra = HydraConfig.get()
+        with messages_on_stderr():
+            _log.info("run %s: %s", hydra.job.num, " ".join(text.lstrip("+") for text in hydra.overrides.task))
+            if hydra.job.num not in skipped:
+                return run_config(to_config(composed, cls), folder, launcher)
+            _log.info(skipped[hydra.job.num])
+            shutil.rmtree(folder)
+            return 0
+
+    if _have_launcher(points):
+        return max(run_by_launcher(points, run_point))
+    with _kept_launcher([point.config for point in points] if has_ranks else ()) as launcher:
+        run_kept = partial(run_point, launcher=launcher)
+        return max(run_here(point, run_kept, number) for number, point in enumerate(points))
+
+
+def _have_launcher(points: Sequence[ComposedRun[EngineConfig]]) -> bool:
+    """Return whether a launcher of hydra's runs them, each in a process of its own."""
+    return any(text.startswith("hydra/launcher=") for text in points[0].overrides)
+
+
+def _check_folder(points: Sequence[ComposedRun[EngineConfig]], kind: str) -> str | None:
+    """Check that the folder of a run or a sweep can be written; return it, or None where only a running job knows it.
+
+    The time in its name is that of the first point.
+    """
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    with hydra_loader(command) as loader:
-        parse(overrides, loader, multirun=False)
-        try:
-            composed = loader.load_configuration(
-                command, [*overrides, "hydra.mode=RUN"], RunMode.RUN, from_shell=False
-            )  # fmt: skip
-        except (HydraException, OmegaConfBaseException) as error:
-            raise ConfigError(one_line(error)) from None
+    composed = points[0].composed
     try:
-        folder = composed.hydra.run.dir
+        folder = str(composed.hydra[kind].dir)
     except OmegaConfBaseException:
-        pass  # it takes what only a running job has
-    else:
-        check_folder(Path(folder), "hydra.run.dir")
-    own = OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"])
-    return Job(to_config(own, cls), composed, loader)
+        return None
+    check_folder(Path(folder), f"hydra.{kind}.dir")
+    for point in points[1:]:
+        OmegaConf.copy_cache(composed, point.composed)
+    return folder
+
+
+def _write_sweep(folder: Path, first: ComposedRun[EngineConfig], overrides: Sequence[str]) -> None:
+    """Write the file that says a folder is a sweep's: the config of its first point, and the sweep's overrides."""
+    from omegaconf import OmegaConf
+
+    from .report import SWEEP
+
+    whole = cast(dict[str, Any], OmegaConf.to_container(first.composed, enum_to_str=True))
+    whole["hydra"]["overrides"]["task"] = list(overrides)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / SWEEP).write_text(yaml.safe_dump(whole, sort_keys=False, allow_unicode=True), encoding="utf-8")
+
+
+@contextmanager
+def _kept_launcher(configs: Sequence[EngineConfig]) -> Iterator[Launcher | None]:
+    """Make a launcher that keeps Ray and its actors from one run to the next, for a sweep whose ranks are all alike."""
+    grids = [config.parallel for config in configs]
+    ranks = {(grid.pp, grid.tp, grid.launcher, grid.ray_address) for grid in grids}
+    devices = {config.hardware.device for config in configs}
+    if len(configs) <= 1 or len(ranks) > 1 or len(devices) > 1 or grids[0].launcher != "ray":
+        yield None
+        return
+    from .ray_launcher import RayLauncher
+
+    launcher = RayLauncher(keep=True)
+    try:
+        yield launcher
+    finally:
+        launcher.shutdown()

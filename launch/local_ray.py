@@ -31,9 +31,13 @@ class LocalRay:
         try:
             with _loopback(), _signals_held():
                 ray.init(
-                    address="local", num_cpus=num_cpus, include_dashboard=False, _node_ip_address="127.0.0.1",
-                    _temp_dir=self._folder, **INIT_OPTIONS,
-                )  # fmt: skip
+                    address="local",
+                    num_cpus=num_cpus,
+                    include_dashboard=False,
+                    _node_ip_address="127.0.0.1",
+                    _temp_dir=self._folder,
+                    **INIT_OPTIONS,
+                )
         except BaseException:
             self._sweep()
             ray.shutdown()
@@ -94,8 +98,11 @@ def _start_watchdog(folder: str) -> subprocess.Popen[bytes] | None:
     script = Path(__file__).with_name("watchdog.py")
     return subprocess.Popen(
         [sys.executable, "-I", "-S", str(script), folder, str(os.getpid())],
-        stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-    )  # fmt: skip
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The options of a command line (`-m`, `--cfg job`): what each takes, and which of hydra's cannot serve here."""
+"""The options of a command line (`-m`, `--cfg job`): what each takes, and which of hydra's are refused."""
 
 from __future__ import annotations
 
@@ -13,47 +13,62 @@ from .commands import Command
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """An option. `values` are those it takes; `value` names them in help, or any value where there is no list."""
+    """An option of the command line."""
 
     name: str
     short: str
     meaning: str
-    value: str = ""
-    values: tuple[str, ...] = ()
-    default: str = ""  # where the value may be left out
-    with_runs: bool = True  # whether only commands have it that hydra composes
+    value: str = ""  # the value's name in help; empty: help lists `values`
+    values: tuple[str, ...] = ()  # the only values that it takes; empty: any, if `value` is given, else none
+    default: str = ""  # of the value, where that may be left out
+    with_runs: bool = True  # whether only commands that hydra composes have it
 
     @property
     def usage(self) -> str:
+        """The option with its value, as a line of help shows it: `-n, --name VALUE`."""
         value = self.value or "|".join(self.values)
         value = f"[{value}]" if self.default else value
         return ", ".join(name for name in (self.short, self.name) if name) + (f" {value}" if value else "")
 
 
 OPTIONS = (
-    Option("--help", "-h", "after a command: every key with its default, type and meaning; groups and their choices",
-           with_runs=False),
+    Option(
+        "--help",
+        "-h",
+        "after a command: every key with its default, type and meaning; groups and their choices",
+        with_runs=False,
+    ),
     Option("--version", "-V", "the version", with_runs=False),
-    Option("--shell-completion", "-sc", "the code that lets a shell complete commands and keys, or takes that back",
-           value="install=SHELL|uninstall=SHELL", with_runs=False),
+    Option(
+        "--shell-completion",
+        "-sc",
+        "print the code that makes a shell complete commands and keys, or that undoes it",
+        value="install=SHELL|uninstall=SHELL",
+        with_runs=False,
+    ),
     Option("--multirun", "-m", "a sweep: a value with commas is several runs"),
     Option("--cfg", "-c", "print the composed config, run nothing", values=("job", "hydra", "all")),
     Option("--package", "-p", "with --cfg: print only this part of it", value="KEY"),
-    Option("--resolve", "", "with --cfg: print what its interpolations lead to"),
-    Option("--info", "-i", "print what hydra composes from, run nothing: all, config, defaults, defaults-tree, plugins "
-           "or searchpath", default="all", value="WHAT",
-           values=("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")),
+    Option("--resolve", "", "with --cfg: print values in place of interpolations"),
+    Option(
+        "--info",
+        "-i",
+        "print what hydra composes from, run nothing: all, config, defaults, defaults-tree, plugins or searchpath",
+        default="all",
+        value="WHAT",
+        values=("all", "config", "defaults", "defaults-tree", "plugins", "searchpath"),
+    ),
     Option("--hydra-help", "", "hydra's own help"),
-    Option("--run", "-r", "one run, as without it"),
-)  # fmt: skip
+    Option("--run", "-r", "one run; this is the default"),
+)
 INSTEAD = {
     ("--config-name", "-cn"): "a command has its own config",
     ("--config-path", "-cp"): "a command has its own config",
     ("--config-dir", "-cd"): "groups have the choices that gapless ships; a model of your own is model=FOLDER, "
-                             "a policy scheduler=./FILE.py",
+    "a policy scheduler=./FILE.py",
     ("--experimental-rerun",): "give the overrides of the run again; they are in .hydra/overrides.yaml of its folder",
-}  # fmt: skip
-"""Options of hydra's that cannot serve here, and what does."""
+}
+"""Options of hydra's that are refused, and what to give instead."""
 
 
 def options_of(command: Command) -> list[Option]:
@@ -65,7 +80,7 @@ def parse(arguments: Sequence[str], command: Command) -> tuple[dict[str, str], l
     """Split `arguments` into options by their long name, each with its value ("" where it takes none), and the rest.
 
     Raises:
-        ConfigError: an unknown option, one that cannot serve here, a wrong value, or two that do not go together.
+        ConfigError: an option is unknown or refused, its value is wrong, or two options do not go together.
     """
     by_name = {name: option for option in options_of(command) for name in (option.name, option.short) if name}
     found: dict[str, str] = {}
@@ -108,7 +123,7 @@ def _check_together(found: dict[str, str]) -> None:
 
 
 def _unknown(name: str, value: str, command: Command) -> str:
-    """Say of an option that the command lacks why, or what was meant: a near option, or a key that is given so."""
+    """Write the error of an option that the command lacks: why, or which option or key was probably meant."""
     for names, instead in INSTEAD.items():
         if name in names:
             return f"{name}: {instead}"
@@ -125,7 +140,7 @@ def _unknown(name: str, value: str, command: Command) -> str:
 
 
 def _key_like(name: str, command: Command) -> str | None:
-    """Find the key that a user may have meant by the option `--name`."""
+    """Find the key that the user probably meant by the option `--name`; None if none is near."""
     keys = [*load_command(command.name)[1], *(key for key, _ in dotted_keys(command.config))]
     by_leaf: dict[str, str] = {}
     for key in keys:
@@ -134,6 +149,6 @@ def _key_like(name: str, command: Command) -> str | None:
         return name
     if name in by_leaf:
         return by_leaf[name]
-    begun = [key for key in keys if "." not in key and key.startswith(name)]
-    near = begun[:1] if len(begun) == 1 else difflib.get_close_matches(name, by_leaf, n=1, cutoff=0.75)
+    longer = [key for key in keys if "." not in key and key.startswith(name)]
+    near = longer if len(longer) == 1 else difflib.get_close_matches(name, by_leaf, n=1, cutoff=0.75)
     return by_leaf[near[0]] if near else None

@@ -14,8 +14,10 @@ _SHELL_SAFE = "=,.[]/-_:@%+"  # that a shell leaves alone within a word, as lett
 
 
 def command_line(config: EngineConfig, command: str, *extra: str, named: Sequence[str] = ()) -> str:
-    """Write `gapless COMMAND ...` as a shell takes it; overrides of `config` that are `named` stand there even where
-    they are defaults."""
+    """Write `gapless COMMAND ...` as a shell takes it.
+
+    Overrides of `config` that are `named` stand there even where they are defaults.
+    """
     own = overrides(config, command)
     grid = ("parallel.pp=", "parallel.tp=") if any(text.startswith("parallel=") for text in own) else ()
     more = (text for text in named if text not in own and not text.startswith(grid))

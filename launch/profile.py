@@ -1,7 +1,8 @@
-"""`gapless profile`: measures the operators of a model on this machine, and the error of the cost model of them."""
+"""`gapless profile`: measures a model's operators on this machine, and the error of a cost model fitted to them."""
 
 from __future__ import annotations
 
+import logging
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -27,12 +28,17 @@ if TYPE_CHECKING:
     from ..runtime.profiling.prediction_error import PredictionError
     from ..runtime.profiling.profile_plan import ProfilePlan
 
+_log = logging.getLogger(__name__)
+
 
 def prepare(config: ProfileConfig, stdin: TextInput) -> ProfilePlan | ProfileFolder:
-    """Check a profile before anything is measured: what is measured, or the folder whose errors are shown.
+    """Check a profile before anything is measured.
+
+    Returns:
+        What to measure; or, with `check`, the folder whose errors to show.
 
     Raises:
-        ConfigError: of the model, the memory, the grid, the launcher or the folder to check.
+        ConfigError: the model, the memory, the grid, the launcher or the folder of `check` is wrong.
     """
     from ..runtime.cost.profile_folder import ProfileFolder
     from ..runtime.pipeline.launcher import check_launcher
@@ -53,10 +59,10 @@ def prepare(config: ProfileConfig, stdin: TextInput) -> ProfilePlan | ProfileFol
 def run(
     config: ProfileConfig, prepared: ProfilePlan | ProfileFolder, run_dir: Path, launcher: Launcher | None = None
 ) -> None:
-    """Measure what `run_dir` does not hold yet, then show the error of the cost model where it was not fitted.
+    """Measure what `run_dir` does not hold yet, then show the error of the cost model on points it was not fitted to.
 
     Raises:
-        ValueError: what the user can mend.
+        ValueError: what the user can correct.
         PipelineError: a rank failed.
     """
     from ..runtime.cost.profile_folder import ProfileFolder
@@ -80,7 +86,8 @@ def run(
 def measure_operators(plan: ProfilePlan, folder: ProfileFolder, samples: int, errors: Console) -> None:
     """Measure operators, on ranks side by side, until each micro-batch has `samples` measurements on each stage."""
     from ..runtime.cost.profile_folder import OperatorSample
-    from ..runtime.profiling.session import missing, run
+    from ..runtime.profiling.session import missing
+    from ..runtime.profiling.session import run as measure
 
     have: dict[int, Counter[Point]] = {stage: Counter() for stage in range(plan.setup.pp)}
     for sample in folder.operators():
@@ -91,7 +98,7 @@ def measure_operators(plan: ProfilePlan, folder: ProfileFolder, samples: int, er
         return
     about = plan.about
     with _meter(errors, total, f"operators on {_side_by_side(about.ranks, about.threads)}") as advance:
-        for stage, point, seconds in run(plan.setup, about.device, plan.operators, todo):
+        for stage, point, seconds in measure(plan.setup, about.device, plan.operators, todo):
             folder.add_operators([OperatorSample(stage, point, seconds)])
             advance()
 
@@ -133,7 +140,7 @@ def measure_pipeline(
 
 
 def _placed(points: Iterable[Point], pipeline: Pipeline, block_size: int) -> Iterator[tuple[Point, int]]:
-    """Yield each point with a first KV block, drawn at random."""
+    """Yield each point with the number of its first KV block, drawn at random."""
     draw = random.Random(0)
     for point in points:
         yield point, draw.randint(0, pipeline.num_blocks - point.slots(block_size) // block_size)
@@ -143,7 +150,7 @@ def show_errors(console: Console, folder: ProfileFolder) -> None:
     """Print the tables of `held_out_errors` and `stage_errors` of a profile.
 
     Raises:
-        ConfigError: a damaged or unfinished profile.
+        ConfigError: the profile is damaged or unfinished.
     """
     from ..runtime.cost.measured import MeasuredOperators, measured_host, stage_error
     from ..runtime.cost.stage_costs import StageCosts
@@ -153,7 +160,7 @@ def show_errors(console: Console, folder: ProfileFolder) -> None:
     try:
         found = MeasuredOperators(operators)
     except ValueError:
-        raise ConfigError(f"{folder.path}: unfinished; the same command goes on where it ended") from None
+        raise ConfigError(f"{folder.path}: unfinished; run the same command again to go on") from None
     ranks = _side_by_side(about.ranks, about.threads)
     console.print(f"{about.model} on {ranks}: {len(operators)} measurements of operators", soft_wrap=True)
     console.print(_table("held-out points", [*held_out_errors(operators), *send_errors(stages)]))
@@ -162,8 +169,8 @@ def show_errors(console: Console, folder: ProfileFolder) -> None:
         console.print(_table("whole stages", stage_errors(costs, stages)))
         host = measured_host(operators, about.layers, stages)
         console.print(
-            f"micro-batches through the pipeline take {host.stretch:.3f} times what their operators take in place; so "
-            "they do in a simulation",
+            f"micro-batches take {host.stretch:.3f} times as long in the pipeline as their operators alone, also in "
+            "simulations",
             soft_wrap=True,
         )
         console.print(
@@ -193,11 +200,18 @@ def _side_by_side(ranks: int, threads: int) -> str:
 def _meter(errors: Console, total: int, what: str) -> Iterator[Callable[[], None]]:
     """Show a bar on a terminal, else a plain line at the start."""
     bar = Progress(
-        TextColumn(what, markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(),
-        console=errors, disable=not can_redraw(errors), transient=True, refresh_per_second=4,
-    )  # fmt: skip
+        TextColumn(what, markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=errors,
+        disable=not can_redraw(errors),
+        transient=True,
+        refresh_per_second=4,
+    )
     task = bar.add_task("", total=total)
-    errors.print(f"gapless: {what}: {total} to measure", soft_wrap=True)
+    _log.info("%s: %d to measure", what, total)
     with bar:
         yield lambda: bar.advance(task)
 
@@ -214,4 +228,4 @@ def _check_devices(ranks: int) -> None:
     import torch
 
     if (there := torch.cuda.device_count()) < ranks:
-        raise ConfigError(f"neighbours: {ranks} ranks measure at once, torch finds {there} CUDA devices")
+        raise ConfigError(f"neighbours: {ranks} ranks measure at once, but torch finds only {there} CUDA devices")

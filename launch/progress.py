@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -25,6 +26,7 @@ from rich.text import Text
 from ..conf.schema import EngineConfig
 from .oversubscription import oversubscription
 
+_log = logging.getLogger(__name__)
 PACKAGES = ("gapless", "torch", "megatron-core", "ray", "xformers", "numpy")
 PLAIN_EVERY_S = 5.0
 _TEXT_WIDTH = 64  # columns of a terminal that stand beside the bar and its name
@@ -38,7 +40,6 @@ class Meter:
     """
 
     def __init__(self, console: Console, num_requests: int, name: str = "") -> None:
-        self._console = console
         self._num_requests = num_requests
         self._name = name
         self._tokens = 0
@@ -77,16 +78,16 @@ class Meter:
         self._printed = time.monotonic()
         name = f"{self._name}: " if self._name else ""
         tokens = f", {self._tokens} tokens, {self._rates}" if self._tokens else ""
-        line = f"gapless: {name}{self._done}/{self._num_requests} requests{tokens}"
-        self._console.print(line, soft_wrap=True)
+        _log.info("%s%d/%d requests%s", name, self._done, self._num_requests, tokens)
 
 
 class Steps:
-    """Progress of a command that works in steps, on standard error: a bar on a terminal, else a plain line every few
-    seconds."""
+    """Progress of a command that works in steps, on standard error.
+
+    It is a bar on a terminal, else a plain line every few seconds.
+    """
 
     def __init__(self, console: Console, name: str) -> None:
-        self._console = console
         self._name = name
         self._bar = _bar(console, name, TextColumn("{task.fields[what]}", markup=False))
         self._task = self._bar.add_task("", total=None, what="")
@@ -104,16 +105,19 @@ class Steps:
         self._bar.update(self._task, completed=done, total=of, what=what)
         if self._bar.disable and time.monotonic() - self._printed >= PLAIN_EVERY_S:
             self._printed = time.monotonic()
-            self._console.print(f"gapless: {self._name}: {done}/{of} {what}", soft_wrap=True)
+            _log.info("%s: %d/%d %s", self._name, done, of, what)
 
 
 def can_redraw(console: Console) -> bool:
-    """Whether a bar can move. FORCE_COLOR, which a notebook sets, makes a pipe a terminal for rich, but not this."""
+    """Return whether a bar can move.
+
+    FORCE_COLOR, which a notebook sets, makes a pipe a terminal for rich, but not this.
+    """
     return console.is_terminal and console.file.isatty()
 
 
 def _bar(console: Console, name: str, text: TextColumn) -> Progress:
-    """A bar that leaves nothing behind; none where the console is no terminal.
+    """Make a bar that leaves nothing behind; none where the console is no terminal.
 
     A narrow terminal has a shorter bar, or none, so that no number is cut off.
     """
@@ -131,20 +135,13 @@ def starting(console: Console, config: EngineConfig) -> Iterator[Callable[[str],
     ranks = f"{parallel.world_size} rank{'s' if parallel.world_size > 1 else ''}"
     text = f"starting {config.model.name} on {ranks} (pp={parallel.pp} x tp={parallel.tp}, {parallel.launcher})"
     if hint := oversubscription(config):
-        console.print(Text(f"gapless: hint: {hint}"), soft_wrap=True)
+        _log.info("hint: %s", hint)
     if can_redraw(console):
         with console.status(Text(text)) as status:
             yield lambda progress: status.update(Text(f"{text}: {progress}"))
     else:
-        printed: set[str] = set()
-
-        def plain(progress: str) -> None:
-            if progress not in printed:
-                printed.add(progress)
-                console.print(Text(f"gapless: {progress}"), soft_wrap=True)
-
-        plain(text)
-        yield plain
+        _log.info(text)
+        yield _log.info
 
 
 def print_words(console: Console, text: Text) -> None:
@@ -153,12 +150,12 @@ def print_words(console: Console, text: Text) -> None:
 
 
 def shown(file: Path) -> str:
-    """A path as a user at this folder would write it."""
+    """Return a path as a user at this folder would write it."""
     return str(file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file)
 
 
 def throughput(summary: Mapping[str, Any]) -> str:
-    """A run's requests, tokens and tokens per second, of its `summary.json`."""
+    """Return a run's requests, tokens and tokens per second, of its `summary.json`."""
     return (
         f"{summary['completed']} requests in {summary['duration']:.1f} s: "
         f"{summary['total_input_tokens']} prompt and {summary['total_output_tokens']} output tokens, "
@@ -167,7 +164,7 @@ def throughput(summary: Mapping[str, Any]) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Versions of what a run depends on, by package, for its summary."""
+    """Return the versions of what a run depends on, by package, for its summary."""
     found = {"python": python_version()}
     for name in PACKAGES:
         with suppress(metadata.PackageNotFoundError):

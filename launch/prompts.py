@@ -25,10 +25,14 @@ class TextInput(Protocol):
     """Standard input, or what stands in for it."""
 
     @property
-    def is_terminal(self) -> bool: ...
+    def is_terminal(self) -> bool:
+        """Whether the input is a terminal or closed, so that no data waits in it."""
+        ...
 
     @property
-    def data(self) -> bytes: ...
+    def data(self) -> bytes:
+        """All bytes of the input, the same however often it is asked for."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Ranks as Ray actors: Ray places, starts, watches and ends them; steps and activations go past it."""
+"""Runs ranks as Ray actors. Ray places, starts, watches and ends them; micro-batches do not go through Ray."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from ..parallel.control import Endpoint
 from ..parallel.real_placement import Place, in_order, stages_together
 from ..runtime.pipeline.protocol import PipelineError
 from .local_ray import INIT_OPTIONS, LocalRay
+from .stderr_log import messages_on_stderr
 
-# Ray's usage reports, its habit of rebuilding the environment under `uv run`, and that of running its workers at a
-# niceness of 15, where a stage would give way to every other process of its node.
 _RAY_ENV = {
-    "RAY_worker_niceness": "0",
+    "RAY_worker_niceness": "0",  # Ray's is 15, where a stage would give way to every other process of its node
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # else Ray rebuilds the environment under `uv run`
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else Ray hides all GPUs from actors that asked for none, and warns
 }
-_LOCAL_RAY_ENV = {"RAY_task_events_report_interval_ms": "0"}  # nobody reads them, and a dead GCS is sent them for 5 s
+# Task events are off: nobody reads them, and they are sent for 5 s to a GCS that has ended.
+_LOCAL_RAY_ENV = {"RAY_task_events_report_interval_ms": "0"}
 
-_ANSWER_S = 3.0
-_ROOM_S = 5.0  # for nodes to have room for several stages each, before each stage is placed alone
+_ANSWER_S = 3.0  # for a server at a given address to answer
+_ROOM_S = 5.0  # for nodes to have room for several stages each; after that each stage is placed alone
 _RACK = "rack"  # the label of a Ray node that names its rack
 
 
@@ -38,7 +38,7 @@ class RankActor:
     """One rank's process. It may serve again after a run has ended."""
 
     def place(self) -> tuple[str, int]:
-        """Return the node's id and this process's."""
+        """Return the ids of this actor's node and process."""
         import ray
 
         return ray.get_runtime_context().get_node_id(), os.getpid()
@@ -50,9 +50,11 @@ class RankActor:
         warm_up()
 
     def run(self, endpoint: Endpoint, rank: int, device: str, timeout_s: float) -> None:
+        """Serve one run as `rank`; return when it ends. The arguments are those of `run_rank`."""
         from ..runtime.pipeline.rank import run_rank
 
-        run_rank(endpoint, rank, device, timeout_s)
+        with messages_on_stderr():
+            run_rank(endpoint, rank, device, timeout_s)
 
 
 class RayLauncher:
@@ -70,14 +72,14 @@ class RayLauncher:
         self._keep = keep
         self._actors: list[Any] = []
         self._runs: dict[Any, int] = {}  # reference of an actor's run: its rank
-        self._ended: dict[int, str] = {}
+        self._ended: dict[int, str] = {}  # by rank: how it ended
         self._places: dict[Any, Any] = {}  # by actor: the reference of its `place`
         self._bundles: dict[Any, int] = {}  # by actor: its bundle of the placement group
         self._spares: list[Any] = []
         self._parallel: ParallelConfig | None = None
         self._uses_gpu = False
         self._group: Any = None
-        self._connected = False  # by us
+        self._connected = False  # to Ray, by this launcher, which must then disconnect
         self._local: LocalRay | None = None
 
     def check(self, parallel: ParallelConfig, hardware: HardwareConfig) -> None:
@@ -96,6 +98,7 @@ class RayLauncher:
     def start(
         self, endpoint: Endpoint, parallel: ParallelConfig, hardware: HardwareConfig, cluster: ClusterConfig
     ) -> None:
+        """See `Launcher.start`. Actors of an earlier run serve again if there are enough of them."""
         uses_gpu = hardware.device == "cuda"
         self._connect(parallel)
         if len(self._actors) < parallel.world_size or len(self._spares) < parallel.spares:
@@ -109,6 +112,7 @@ class RayLauncher:
             self._run(rank, endpoint)
 
     def places(self) -> dict[int, Place]:
+        """See `Launcher.places`. They are read from Ray's placement group."""
         assert self._parallel is not None
         where = self._places_of_bundles()
         return {rank: where[self._bundles[self._actors[rank]]] for rank in range(self._parallel.world_size)}
@@ -121,12 +125,13 @@ class RayLauncher:
 
     @property
     def can_replace(self) -> bool:
+        """True: another actor can take the bundle of a rank that ended, or a spare one."""
         return True
 
     def replace(self, ranks: Collection[int], endpoint: Endpoint) -> None:
-        """End `ranks` and start others: spares that stand by, while there are any, else new actors.
+        """End `ranks` and start others: spares while there are any, then new actors.
 
-        A spare's place is taken by a new one, which starts where the dead rank was.
+        For each spare that is used, a new spare starts in the bundle of the dead rank.
         """
         assert self._parallel is not None
         for rank in sorted(ranks):
@@ -144,6 +149,7 @@ class RayLauncher:
             self._run(rank, endpoint)
 
     def unplaced(self) -> set[int]:
+        """See `Launcher.unplaced`. A rank has no place if its bundle lies on no node that is alive."""
         import ray
         from ray.util import placement_group_table
 
@@ -152,16 +158,17 @@ class RayLauncher:
         return {rank for rank, actor in enumerate(self._actors) if node_of.get(self._bundles[actor]) not in alive}
 
     def keep(self, ranks: Sequence[int], endpoint: Endpoint, parallel: ParallelConfig) -> None:
+        """See `Launcher.keep`. An actor that stays begins its next run when the one before has ended."""
         for rank in set(range(len(self._actors))) - set(ranks):
             self._kill(self._actors[rank])
             del self._bundles[self._actors[rank]]
         self._actors = [self._actors[rank] for rank in ranks]
         self._parallel, self._runs, self._ended = parallel, {}, {}
         for rank in range(len(ranks)):
-            self._run(rank, endpoint)  # which begins when its run before has ended
+            self._run(rank, endpoint)
 
     def _kill(self, actor: Any) -> None:
-        """End an actor's process, also one that has been stopped and hears nothing."""
+        """End an actor's process, also one that is suspended and does not react to Ray."""
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -176,7 +183,7 @@ class RayLauncher:
             if node == ray.get_runtime_context().get_node_id():
                 os.kill(process, signal.SIGKILL)
             else:
-                there = NodeAffinitySchedulingStrategy(node, soft=False)  # on another node it is another process
+                there = NodeAffinitySchedulingStrategy(node, soft=False)  # the process id holds on its own node only
                 ray.remote(os.kill).options(scheduling_strategy=there, num_cpus=0).remote(process, signal.SIGKILL)
 
     def _connect(self, parallel: ParallelConfig) -> None:
@@ -196,10 +203,10 @@ class RayLauncher:
             else:
                 self._local = LocalRay(max(os.cpu_count() or 1, parallel.world_size + parallel.spares))
         except (ConnectionError, ray.exceptions.RayError) as error:
-            # Ray shows its token to a given address in this mode only; that is for the user to decide.
+            # Only in this mode does Ray send its token to a given address. The user must decide whether it may.
             hint = "" if os.environ.get("RAY_AUTH_MODE") == "token" else "; if it wants a token: RAY_AUTH_MODE=token"
             raise ConfigError(
-                f"parallel.ray_address={address}: no Ray cluster lets us in there ({error}){hint}"
+                f"parallel.ray_address={address}: cannot join a Ray cluster there ({error}){hint}"
             ) from error
         self._connected = True
         if threading.current_thread() is threading.main_thread():
@@ -209,19 +216,19 @@ class RayLauncher:
         import ray
 
         pp, tp = parallel.pp, parallel.tp
-        each = {"CPU": 1.0} | ({"GPU": 1.0} if uses_gpu else {})  # rank
-        stage = {name: amount * tp for name, amount in each.items()}
-        self._check_resources(stage, pp)
+        per_rank = {"CPU": 1.0} | ({"GPU": 1.0} if uses_gpu else {})
+        per_stage = {name: amount * tp for name, amount in per_rank.items()}
+        self._check_resources(per_stage, pp)
         self._uses_gpu = uses_gpu
-        together = [1]
+        together = [1]  # numbers of stages in a bundle to try, most first
         if uses_gpu:
             nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-            rooms = [min(int(node.get(name, 0)) for name in each) for node in nodes]
-            together = stages_together(pp, tp, cluster.devices_per_node, rooms)
-        while not self._reserve(together[0], parallel, stage, each):
+            ranks_that_fit = [min(int(node.get(name, 0)) for name in per_rank) for node in nodes]
+            together = stages_together(pp, tp, cluster.devices_per_node, ranks_that_fit)
+        while not self._reserve(together[0], parallel, per_stage, per_rank):
             if len(together) == 1:
                 raise PipelineError(
-                    f"Ray could not place {pp} stages of {_text(stage)} each within "
+                    f"Ray could not place {pp} stages of {_text(per_stage)} each within "
                     f"parallel.start_timeout_s={parallel.start_timeout_s:g}: is the cluster busy?"
                 )
             del together[0]
@@ -234,7 +241,7 @@ class RayLauncher:
     def _reserve(
         self, together: int, parallel: ParallelConfig, stage: dict[str, float], spare: dict[str, float]
     ) -> bool:
-        """Make the placement group, with a bundle for so many stages `together`; False where there is no room."""
+        """Make the placement group, with `together` stages in a bundle. Return whether there was room for it."""
         from ray.util.placement_group import placement_group, remove_placement_group
 
         sizes = [min(together, parallel.pp - first) for first in range(0, parallel.pp, together)]
@@ -247,9 +254,10 @@ class RayLauncher:
         return False
 
     def _order(self, pp: int, together: int) -> list[int]:
-        """Return the bundles of the stages, `together` in each, so that nodes and racks follow each other.
+        """Return the bundles, each of `together` stages, in the order in which consecutive stages take them.
 
-        Where the last one holds fewer stages, it stays the last.
+        Bundles of one node follow each other, and so do those of one rack. If the last bundle holds fewer stages, it
+        stays the last.
         """
         where, num_full = self._places_of_bundles(), pp // together
         last = where[num_full] if pp % together else None
@@ -265,7 +273,7 @@ class RayLauncher:
         return {bundle: Place(node, rack_of.get(node)) for bundle, node in node_of.items()}
 
     def _new_actor(self, bundle: int) -> Any:
-        """Start an actor on a bundle of the placement group: that of a stage, or behind them of a spare."""
+        """Start an actor on a bundle of the placement group. Bundles of stages come first, then those of spares."""
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -278,7 +286,7 @@ class RayLauncher:
         return actor
 
     def _check_reach(self, endpoint: Endpoint) -> None:
-        """Check that no rank is on another node, where the coordinator listens on loopback."""
+        """Check that no rank is on another node if the coordinator listens on loopback."""
         import ray
         from ray.util import placement_group_table
 
@@ -307,6 +315,11 @@ class RayLauncher:
             )
 
     def poll(self) -> dict[int, str]:
+        """See `Launcher.poll`.
+
+        Raises:
+            PipelineError: the Ray that this process started has ended.
+        """
         import ray
 
         if self._local is not None and (fault := self._local.fault):
@@ -327,13 +340,14 @@ class RayLauncher:
         return self._ended
 
     def stop(self) -> None:
+        """See `Launcher.stop`. A launcher that keeps its actors ends them only if one of them does not become idle."""
         if not self._keep or (self._local is not None and self._local.fault):
             self.shutdown()
         elif not self._settled():
             self._end_actors()
 
     def _settled(self) -> bool:
-        """Return whether all actors are idle again, and so can serve the next start."""
+        """Return whether all actors are idle again, and so can serve the next `start`."""
         import ray
 
         if not self._runs:
@@ -383,7 +397,7 @@ class RayLauncher:
 
 
 def _speaks_grpc(host: str, port: int) -> bool:
-    """Whether a port answers the first bytes of HTTP/2 with a frame of settings, as a gRPC server such as Ray's does.
+    """Return whether a port answers the first bytes of HTTP/2 with a frame of settings, as Ray's gRPC server does.
 
     Raises:
         OSError: nobody listens there.

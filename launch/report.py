@@ -1,4 +1,4 @@
-"""`gapless report`: run folders in; of one its report again, of several their comparison."""
+"""`gapless report`: writes the report of one run folder again, or the comparison of several."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from rich.text import Text
 from ..conf.errors import ConfigError, nearest
 from ..conf.schema import ReportConfig
 from . import import_traces
-from .advising import kept_advice
 from .output_path import check_folder
 from .progress import print_words, shown, throughput
 from .prompts import TextInput
@@ -25,15 +24,15 @@ if TYPE_CHECKING:
     from ..runtime.traces.pipeline_run import ImportedRun
 
 NEW_FOLDER = "comparison"
-_MOST_MOMENTS = 3  # that the terminal shows of a run
-SWEEP = "multirun.yaml"  # the file that hydra writes into the folder of a sweep
+_MOST_MOMENTS = 3  # of a run, that the terminal shows
+SWEEP = "multirun.yaml"  # the file in a sweep's own folder
 
 
 def prepare(config: ReportConfig, stdin: TextInput) -> list[RunFolder] | ImportedRun:
     """Check and read the folders, or the traces to import, before anything is written.
 
     Raises:
-        ConfigError: no such folder, one that is no run's and holds none, an unknown `sort`, an `out` that is a file.
+        ConfigError: a folder does not exist or has no run in it, `sort` is unknown, or `out` cannot be written to.
     """
     if config.import_ is not None:
         return import_traces.read(config)
@@ -54,13 +53,14 @@ def prepare(config: ReportConfig, stdin: TextInput) -> list[RunFolder] | Importe
 
 
 def run(config: ReportConfig, found: Sequence[RunFolder] | ImportedRun, run_dir: Path) -> None:
-    """Write the report of one run, or the comparison of several, and print it as text. Imported traces become a run
-    folder first.
+    """Write the report of one run, or the comparison of several, and print it as text.
+
+    Imported traces become a run folder first.
 
     Raises:
-        ValueError: what the user can mend; a damaged run folder too.
+        ValueError: what the user can correct; also a damaged run folder.
     """
-    from ..runtime.report.page_parts import error_notes
+    from ..runtime.drawing.page_parts import error_notes
     from ..runtime.report.run_groups import group_runs
     from ..runtime.report.terminal import comparison_table
     from ..runtime.report.write_comparison import write_comparison
@@ -72,7 +72,7 @@ def run(config: ReportConfig, found: Sequence[RunFolder] | ImportedRun, run_dir:
     if len(found) == 1:
         _show_one(console, config, found[0])
         return
-    candidates = group_runs([_judged(folder, config) for folder in found])
+    candidates = group_runs([_with_goodput(folder, config) for folder in found])
     path = _destination(config)
     write_comparison(path, candidates, figures=config.figures, sort=config.sort)
     console.print(comparison_table(candidates, sort=config.sort))
@@ -80,24 +80,25 @@ def run(config: ReportConfig, found: Sequence[RunFolder] | ImportedRun, run_dir:
         print_words(console, Text(note))
     if len(candidates) == 2:
         base, other = (shown(candidate.median_run.path) for candidate in candidates)
-        line = f"which cause, stage and requests the change is of: gapless diff {base} {other}"
+        line = f"to see which causes, stages and requests make the change: gapless diff {base} {other}"
         console.print(Text(line), soft_wrap=True)
     _print_paths(console, path, figures=config.figures, numbers=True)
 
 
 def compare_sweep(folder: str) -> None:
     """Write the comparison of a sweep's runs into its folder and print it, where there are two or more."""
-    if len(list(_below(Path(folder)))) > 1:
+    if len(list(_run_folders_below(Path(folder)))) > 1:
         config = ReportConfig(runs=(folder,))
         run(config, folders(config.runs), Path.cwd())
 
 
 def folders(paths: Sequence[str]) -> list[RunFolder]:
-    """Read the runs of `paths`, each a run folder or a folder that holds some at any depth. They are ordered by date,
-    those of a sweep by number.
+    """Read the runs of `paths`, each a run folder or a folder that holds run folders at any depth.
+
+    The runs of a path are ordered by date; those of a sweep, by number.
 
     Raises:
-        ConfigError: a path that is neither.
+        ConfigError: a path is neither.
     """
     from ..runtime.run_folder.read import is_run_folder, read_run_folder
 
@@ -108,23 +109,24 @@ def folders(paths: Sequence[str]) -> list[RunFolder]:
         path = Path(text).expanduser()
         if not path.is_dir():
             raise ConfigError(f"{text}: {'not a folder' if path.exists() else 'no such folder'}")
-        inside = [path] if is_run_folder(path) else sorted(_below(path), key=_natural)
+        inside = [path] if is_run_folder(path) else sorted(_run_folders_below(path), key=_natural)
         if not inside:
             raise ConfigError(f"{text}: not a run folder, and holds none")
         read = [read_run_folder(folder) for folder in inside]
-        if not (path / SWEEP).is_file():  # whose runs are numbered, and may run side by side
+        if not (path / SWEEP).is_file():  # a sweep's runs stay in the order of their numbers: they may run side by side
             read.sort(key=lambda folder: str(folder.summary.get("date", "")))
         for folder in read:
             found.setdefault(folder.path.resolve(), folder)
     return list(found.values())
 
 
-def _below(path: Path) -> Iterator[Path]:
+def _run_folders_below(path: Path) -> Iterator[Path]:
+    """Yield the run folders at any depth below `path`, but not the replicas of a fleet, which are part of its run."""
     from ..runtime.run_folder.read import is_run_folder
 
     for summary in path.rglob("summary.json"):
         folder = summary.parent
-        if is_run_folder(folder) and not is_run_folder(folder.parent):  # a fleet's replicas are part of it
+        if is_run_folder(folder) and not is_run_folder(folder.parent):
             yield folder
 
 
@@ -134,17 +136,18 @@ def _natural(path: Path) -> list[tuple[int, int, str]]:
     return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in parts if part]
 
 
-def _judged(folder: RunFolder, config: ReportConfig) -> RunFolder:
-    """Add the goodput within the config's SLO, where there is one; the run's record is read for that."""
+def _with_goodput(folder: RunFolder, config: ReportConfig) -> RunFolder:
+    """Add the goodput within the config's SLO to the summary, if there is an SLO. This reads the run's record."""
     if config.slo == type(config.slo)():
         return folder
-    from ..runtime.run_folder.read import load_fleet
+    from ..runtime.explain.analysed_run import AnalysedRun
 
-    return replace(folder, summary=folder.summary | load_fleet(folder).summarize(config.slo))
+    run = AnalysedRun.read(folder, config.slo)
+    return replace(folder, summary=run.summary)
 
 
 def _destination(config: ReportConfig) -> Path:
-    """Choose the folder of a comparison: `out`, the folder that holds the runs, or a new one beside several."""
+    """Choose the folder of a comparison: `out`, the one folder given, or a new one beside the first of several."""
     if config.out is not None:
         return Path(config.out).expanduser()
     first = Path(config.runs[0]).expanduser()
@@ -155,57 +158,33 @@ def _destination(config: ReportConfig) -> Path:
 
 
 def _show_one(console: Console, config: ReportConfig, folder: RunFolder) -> None:
-    from ..runtime.ledger.blame import Blame
-    from ..runtime.ledger.moments import worst_moments
-    from ..runtime.report.chart_data import fleet_chart_data
-    from ..runtime.report.moments import moment_text
-    from ..runtime.report.png import write_figures
-    from ..runtime.report.run_charts import charts_of_run
-    from ..runtime.report.run_page import render_report
-    from ..runtime.report.run_words import words_of_fleet
+    from ..runtime.explain.analysed_run import AnalysedRun
+    from ..runtime.report.moments_section import moment_text
     from ..runtime.report.terminal import blame_table, bubble_table, fault_lines, latency_table, straggler_lines
-    from ..runtime.report.timeline_png import timeline_window, write_timeline
-    from ..runtime.report.write_fleet import write_fleet_report
-    from ..runtime.run_folder.read import load_fleet
-    from ..runtime.run_folder.titles import is_simulated
+    from ..runtime.report.write_folder import write_report
 
-    fleet = load_fleet(folder)
-    fleet.check()
-    summary = folder.summary | fleet.summarize(config.slo)
+    run = AnalysedRun.read(folder, config.slo)
+    summary = run.summary
     path = folder.path if config.out is None or config.import_ is not None else Path(config.out).expanduser()
-    words = words_of_fleet(fleet, folder.config, kept_advice(folder.path))
     path.mkdir(parents=True, exist_ok=True)
-    blame = None
-    if len(fleet.records) > 1:
-        write_fleet_report(path, folder, figures=config.figures, words=words)
-    else:
-        (record,), (ledger,), run = fleet.records, fleet.ledgers, fleet_chart_data(fleet)
-        blame = Blame.of_run(record, ledger) if "requests" not in record.unknown else None
-        page = render_report(record, ledger, summary, run, words, blame)
-        (path / "report.html").write_text(page, encoding="utf-8")
-        if config.figures:
-            write_figures(path / "figures", charts_of_run(run), simulated=is_simulated(folder.config))
-            write_timeline(path / "figures" / "timeline.png", {folder.title: timeline_window(ledger)})
+    write_report(path, run, figures=config.figures)
     print_words(console, Text(folder.title, "bold"))
-    if "requests" in summary.get("unknown", ()):
-        print_words(console, Text(import_traces.said(summary)))
-        show_words(console, words)
-    else:
-        print_words(console, Text(throughput(summary)))
-        show_words(console, words)
+    print_words(console, Text(throughput(summary) if run.knows_requests else import_traces.said(summary)))
+    show_words(console, run.words)
+    if run.knows_requests:
         console.print(latency_table(summary))
-    console.print(bubble_table(fleet))
-    if blame is not None:
-        console.print(blame_table(record, blame))
-        for moment in worst_moments(ledger, blame.intervals, blame)[:_MOST_MOMENTS]:
-            print_words(console, Text(" ".join(moment_text(moment, record, ledger.t0))))
+    console.print(bubble_table(run.fleet))
+    if run.knows_requests and not run.fleet.is_several:
+        console.print(blame_table(run.record, run.blame))
+        for moment in run.moments[:_MOST_MOMENTS]:
+            print_words(console, Text(" ".join(moment_text(moment, run.record, run.ledger.t0))))
     for line in (*fault_lines(summary), *straggler_lines(summary), *_remarks(summary)):
         print_words(console, Text(line))
     _print_paths(console, path, figures=config.figures, numbers=False)
 
 
 def _remarks(summary: dict[str, Any]) -> Iterator[str]:
-    from ..runtime.report.page_parts import error_notes
+    from ..runtime.drawing.page_parts import error_notes
 
     error = summary.get("prediction_error")
     if error:

@@ -1,10 +1,11 @@
-"""The end of a comparison: its tables, `bench.json`, its report."""
+"""Writes and prints the results of runs: run folders, tables, `bench.json`, and the report of a comparison."""
 
 from __future__ import annotations
 
 import json
+import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,76 +16,86 @@ from rich.text import Text
 
 from ..conf.build import to_mapping
 from ..conf.schema import ComparisonConfig
-from ..conf.workloads import SloConfig
-from .advising import kept_advice, quick_advice
+from .advising import quick_advice
 from .progress import print_words, shown, versions
 from .turns import Turn
 
 if TYPE_CHECKING:
-    from ..runtime.core.run_record import RunRecord
     from ..runtime.cost.error import CostError
+    from ..runtime.explain.analysed_run import AnalysedRun
     from ..runtime.ledger.fleet import Fleet
     from ..runtime.run_folder.read import RunFolder
+    from ..runtime.run_folder.run_info import RunInfo
     from ..runtime.workload import Workload
 
 
-def tell_cut(errors: Console, workload: Workload, context: int) -> None:
-    """Print how many requests are cut to the `context`, where some are."""
+_log = logging.getLogger(__name__)
+_MOST_SPANS = 200_000  # of a run whose record stays in memory until the comparison: some 50 MB
+
+
+def log_cut_requests(workload: Workload, context: int) -> None:
+    """Log how many requests are cut to the `context`, in tokens, if any are."""
     if workload.num_cut:
-        cut = f"{workload.num_cut} of {len(workload)} requests were longer than the context of {context} tokens"
-        errors.print(f"gapless: {cut}: cut to it", soft_wrap=True)
+        text = "%d of %d requests were longer than the context of %d tokens: cut to it"
+        _log.info(text, workload.num_cut, len(workload), context)
 
 
 def write_counted(
-    folder: Path, summary: dict[str, Any], config: ComparisonConfig, turn: Turn, cost_error: CostError | None = None
+    folder: Path, numbers: dict[str, Any], config: ComparisonConfig, turn: Turn, cost_error: CostError | None = None
 ) -> dict[str, Any]:
-    """Write `summary.json` alone, for a run that kept no record."""
-    from ..runtime.run_folder.titles import title_of
+    """Write `summary.json` alone, for a run that kept no record, and return what it holds."""
     from ..runtime.run_folder.write import write_summary
 
-    own = plain(_own(config, turn))
-    return write_summary(
-        folder, title_of(own), summary, config=own, versions=versions(), slo=config.slo,
-        cost_error=cost_error.numbers if cost_error is not None else None,
-    )  # fmt: skip
+    summary = _info(config, turn, cost_error).summary(numbers)
+    write_summary(folder, summary)
+    return summary
 
 
 def write_turn(
     folder: Path,
-    run: RunRecord | Fleet,
+    fleet: Fleet,
     config: ComparisonConfig,
     turn: Turn,
     cost_error: CostError | None = None,
     *,
     advised: bool = False,
-) -> dict[str, Any]:
-    """Write the run folder of one turn, or of a fleet, with its own config; return its summary.
+) -> AnalysedRun:
+    """Write the run folder of one turn with its own config, and return the run analysed.
 
     Args:
-        cost_error: of a simulation, how far its stage times may be off; None: not known.
-        advised: a run, not a fleet, is replayed for a short time with other settings.
+        folder: the run folder, which is made if need be.
+        fleet: what was recorded.
+        config: of the whole comparison.
+        turn: names the policy and the repeat.
+        cost_error: how far the stage times of a simulation may be off; None: not known.
+        advised: whether to look for advice by short replays with other settings; only for a run that stands alone.
     """
-    from ..runtime.ledger.fleet import Fleet
+    from ..runtime.explain.analysed_run import AnalysedRun
     from ..runtime.report.write_folder import write_run_folder
 
-    own = _own(config, turn)
-    about: dict[str, Any] = {"config": plain(own), "versions": versions(), "slo": config.slo}
-    if cost_error is not None:
-        about["cost_error"] = cost_error.numbers
-    if not isinstance(run, Fleet):
-        about |= {"advise": quick_advice} if advised else {}
-        summary = write_run_folder(folder, run, **about)
-    elif len(run.records) == 1:
-        summary = write_run_folder(folder, run.records[0], ledger=run.ledgers[0], **about)
-    else:
-        from ..runtime.report.write_fleet import write_fleet_folder
-
-        summary = write_fleet_folder(folder, run, **about)
-    if turn.folder:  # what hydra writes of a run that stands alone
+    info = _info(config, turn, cost_error)
+    run = AnalysedRun(fleet, info, quick_advice) if advised else AnalysedRun(fleet, info)
+    write_run_folder(folder, run)
+    if turn.folder:  # hydra writes the config of a run that stands alone; a turn of several gets the same here
         (folder / ".hydra").mkdir(exist_ok=True)
-        text = yaml.safe_dump(own, sort_keys=False)
+        text = yaml.safe_dump(_own(config, turn), sort_keys=False)
         (folder / ".hydra" / "config.yaml").write_text(text, encoding="utf-8")
-    return summary
+    return run
+
+
+def folder_of(path: Path, run: AnalysedRun) -> RunFolder:
+    """Return the folder of a run that was written, for a comparison. A large record does not stay in memory."""
+    from ..runtime.run_folder.read import RunFolder
+
+    is_large = sum(len(record.spans) for record in run.fleet.records) > _MOST_SPANS
+    return RunFolder(path, run.summary) if is_large else run.folder(path)
+
+
+def _info(config: ComparisonConfig, turn: Turn, cost_error: CostError | None) -> RunInfo:
+    from ..runtime.run_folder.run_info import RunInfo
+
+    error = cost_error.numbers if cost_error is not None else None
+    return RunInfo(plain(_own(config, turn)), versions(), slo=config.slo, cost_error=error)
 
 
 def _own(config: ComparisonConfig, turn: Turn) -> dict[str, Any]:
@@ -92,17 +103,17 @@ def _own(config: ComparisonConfig, turn: Turn) -> dict[str, Any]:
     return to_mapping(replace(config, scheduler=turn.policy, policies=(), repeats=1))
 
 
-def show_one(console: Console, run_dir: Path, summary: Mapping[str, Any], fleet: Fleet, slo: SloConfig) -> None:
+def show_one(console: Console, run_dir: Path, run: AnalysedRun) -> None:
     """Print a run that stands alone: in words, then its tables."""
-    from ..runtime.report.run_words import words_of_fleet
     from ..runtime.report.terminal import bubble_table, fault_lines, latency_table, straggler_lines
 
-    show_words(console, words_of_fleet(fleet, summary["config"], kept_advice(run_dir)))
-    if "request_goodput" in summary:
+    summary, slo = run.summary, run.info.slo
+    show_words(console, run.words)
+    if "request_goodput" in summary and slo is not None:
         bounds = " ".join(f"{key}={bound:g}" for key, bound in to_mapping(slo).items() if bound is not None)
         console.print(f"goodput: {summary['request_goodput']:.2f} requests/s within {bounds}")
     console.print(latency_table(summary))
-    console.print(bubble_table(fleet))
+    console.print(bubble_table(run.fleet))
     for line in (*fault_lines(summary), *straggler_lines(summary)):
         print_words(console, Text(line))
     console.print(Text.assemble(("report   ", "bold"), shown(run_dir / "report.html")), soft_wrap=True)
@@ -132,7 +143,7 @@ def compare(
     runs: dict[str, list[RunFolder]] = {}
     for turn, folder in zip(plan, folders, strict=True):
         runs.setdefault(turn.label, []).append(folder)
-    candidates = [RunGroup(label, of_it) for label, of_it in runs.items()]
+    candidates = [RunGroup(label, of_label) for label, of_label in runs.items()]
     comparison = write_comparison(run_dir, candidates)
     numbers = {
         "config": plain(to_mapping(config)),
@@ -153,7 +164,7 @@ def compare(
 
 
 def plain(value: Any) -> Any:
-    """Replace infinities, which JSON has not, by `\"inf\"`."""
+    """Replace infinities, which JSON cannot hold, by `"inf"`."""
     if isinstance(value, dict):
         return {key: plain(below) for key, below in value.items()}
     if isinstance(value, list):

@@ -6,16 +6,18 @@ import asyncio
 import errno
 import hashlib
 import itertools
+import logging
 import os
 import signal
 import socket
-import sys
 import time
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -27,23 +29,27 @@ from .prompts import TextInput
 from .results import plain
 
 if TYPE_CHECKING:
+    import uvicorn
+
     from ..runtime.engine.intake import Intake
     from ..runtime.engine.plan import Plan
     from ..runtime.pipeline.launcher import Launcher
     from ..runtime.serving.journal import Journal
     from .server.chat_template import ChatTemplate
-    from .server.journaling import Journaling
+    from .server.engine_client import State
     from .server.keys import Keys
-    from .server.metrics import Metrics
+    from .server.prometheus import Metrics
+    from .server.replica_set import Engine
     from .server.service import Service
 
+_log = logging.getLogger(__name__)
 _SECOND_SIGNAL_S = 1.0  # after the first; torchrun passes on the Ctrl-C that its ranks have had already
 _BACKLOG = 2048
 _STALL_INTERVAL_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedServer:
     """A checked server."""
 
     plan: Plan
@@ -52,7 +58,7 @@ class Prepared:
     keys: Keys
 
 
-def prepare(config: ServeConfig, stdin: TextInput) -> Prepared:
+def prepare(config: ServeConfig, stdin: TextInput) -> PreparedServer:
     """Check a server before anything starts.
 
     Raises:
@@ -74,10 +80,10 @@ def prepare(config: ServeConfig, stdin: TextInput) -> Prepared:
     _bind(config).close()
     if (journal := _open_journal(config)) is not None:
         journal.close()
-    return Prepared(plan, Intake(plan), load_chat_template(plan.tokenizer), keys)
+    return PreparedServer(plan, Intake(plan), load_chat_template(plan.tokenizer), keys)
 
 
-def run(config: ServeConfig, prepared: Prepared, run_dir: Path, launcher: Launcher | None = None) -> int:
+def run(config: ServeConfig, prepared: PreparedServer, run_dir: Path, launcher: Launcher | None = None) -> int:
     """Serve until a signal. The exit code is 0 after a drain, 1 where the engine failed.
 
     Raises:
@@ -119,81 +125,38 @@ def _open_journal(config: ServeConfig) -> Journal | None:
     return Journal(Path(config.serve.journal), model.name, fingerprint)
 
 
-def _say(text: str) -> None:
-    print(f"gapless: {text}", file=sys.stderr, flush=True)
-
-
-async def _serve(config: ServeConfig, prepared: Prepared, listener: socket.socket, run_dir: Path) -> int:
-    import uvicorn
-
+async def _serve(config: ServeConfig, prepared: PreparedServer, listener: socket.socket, run_dir: Path) -> int:
     from ..runtime.pipeline.protocol import PipelineError
-    from .server.app import make_app
-    from .server.connections import protocol_of
-    from .server.engine_client import EngineClient
-    from .server.fleet import Engine, Fleet
-    from .server.journaling import Journaling
-    from .server.live import Live
-    from .server.metrics import Metrics as ServerMetrics
-    from .server.recorder import Recorder
-    from .server.service import Service
+    from .server.engine_client import TAKES_REQUESTS
 
-    began = time.monotonic()
-    plan, intake = prepared.plan, prepared.intake
-    name = config.serve.model_name or config.model.name
-    metrics = ServerMetrics(name, plan.num_blocks)
-
-    def say_since_start(text: str) -> None:
-        _say(f"{time.monotonic() - began:5.1f} s  {text}")
-
-    journal = _open_journal(config)
-    numbers = itertools.count(journal.next_number if journal is not None else 0)
-    client: Engine
-    if config.serve.replicas == 1:
-        client = EngineClient(config, intake.tokenizer, metrics, say_since_start, numbers=numbers)
-    else:
-        client = Fleet(config, intake.tokenizer, metrics, say_since_start, num_blocks=plan.num_blocks, numbers=numbers)
-    layers, policy = config.parallel.layers, config.scheduler.name
-    live = [Live(name, client, number, layers=layers, policy=policy) for number in range(len(client.replicas))]
-    recorders = [Recorder(each, run_dir, plain(to_mapping(config)), versions()) for each in client.replicas]
+    log = partial(_log_since, time.monotonic())
     host, port = listener.getsockname()[:2]
-    journaling = None if journal is None else Journaling(journal, _say)
-    service = Service(
-        config.serve, prepared.keys, name, plan.max_model_len, intake, prepared.template, client, metrics, live,
-        recorders, ip_address(host).is_loopback, journaling,
-    )  # fmt: skip
-    if journal is not None and journaling is not None:
-        await _take_up(service, journaling, journal)
-    app = make_app(service)
-    settings = uvicorn.Config(
-        app, http=protocol_of(config.serve), ws="none", lifespan="off", log_level="warning", access_log=False,
-        server_header=False, timeout_graceful_shutdown=1,
-    )  # fmt: skip
-    server = uvicorn.Server(settings)
-    server.capture_signals = nullcontext  # type: ignore[assignment, method-assign]  # ours drain first
+    journal = _open_journal(config)
+    service = _make_service(config, prepared, journal, run_dir, log, is_local=ip_address(host).is_loopback)
+    if journal is not None:
+        await _take_up(service, journal)
+    client, metrics = service.client, service.metrics
+    server = _make_http_server(service)
     ended = _Signals(asyncio.get_running_loop())
     serving = asyncio.create_task(server.serve([listener]))
-    watching = [asyncio.create_task(each) for each in (_watch_stalls(metrics), *(one.run() for one in live))]
-    shown = f"[{host}]" if ":" in host else host
-    _say(f"listens at http://{shown}:{port}; the live page is at /, health at /health")
+    watching = [asyncio.create_task(each) for each in (_watch_stalls(metrics), *(one.run() for one in service.live))]
+    address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    _log.info("listens at %s; the live page is at /, health at /health", address)
     try:
         await client.start()
         await asyncio.to_thread(prepared.intake.prepare_structured_outputs)
-        await _until_ready(client, ended)
-        if client.state in ("ready", "recovering"):
+        await _while_in(("starting",), client, ended)
+        if client.state in TAKES_REQUESTS:
             metrics.longest_stall = metrics.longest_own_stall = 0.0
-            say_since_start(f"{name} takes requests at http://{shown}:{port}/v1")
-            failed = asyncio.create_task(_until_failed(client))
-            stop = asyncio.create_task(ended.first.wait())
-            await asyncio.wait({failed, stop}, return_when=asyncio.FIRST_COMPLETED)
-            failed.cancel()
-            stop.cancel()
+            log(logging.INFO, f"{service.model} takes requests at {address}/v1")
+            await _while_in(TAKES_REQUESTS, client, ended)
         if ended.first.is_set() and client.state != "failed":
             await _drain(client, config.serve.drain_s)
     finally:
         for task in watching:
             task.cancel()
-        if journaling is not None:
-            journaling.close()
+        if service.journaling is not None:
+            service.journaling.close()
         server.should_exit = True
         await client.close()
         await serving
@@ -204,24 +167,100 @@ async def _serve(config: ServeConfig, prepared: Prepared, listener: socket.socke
     return 0
 
 
-async def _take_up(service: Service, journaling: Journaling, journal: Journal) -> None:
+def _log_since(began: float, level: int, text: str) -> None:
+    _log.log(level, "%5.1f s  %s", time.monotonic() - began, text)
+
+
+def _make_service(
+    config: ServeConfig,
+    prepared: PreparedServer,
+    journal: Journal | None,
+    run_dir: Path,
+    log: Callable[[int, str], None],
+    *,
+    is_local: bool,
+) -> Service:
+    """Make the parts of the server; the engine is not started yet. `log` is told of the engine's states."""
+    from .server.engine_client import EngineClient
+    from .server.journaling import Journaling
+    from .server.live import Live
+    from .server.prometheus import Metrics as ServerMetrics
+    from .server.recorder import Recorder
+    from .server.replica_set import ReplicaSet
+    from .server.service import Service
+
+    plan, intake = prepared.plan, prepared.intake
+    name = config.serve.model_name or config.model.name
+    metrics = ServerMetrics(name, plan.num_blocks)
+    numbers = itertools.count(journal.next_number if journal is not None else 0)
+    client: Engine
+    if config.serve.replicas == 1:
+        client = EngineClient(config, intake.tokenizer, metrics, log, numbers=numbers)
+    else:
+        client = ReplicaSet(config, intake.tokenizer, metrics, log, num_blocks=plan.num_blocks, numbers=numbers)
+    layers, policy = config.parallel.layers, config.scheduler.name
+    return Service(
+        config=config.serve,
+        keys=prepared.keys,
+        model=name,
+        max_model_len=plan.max_model_len,
+        intake=intake,
+        template=prepared.template,
+        client=client,
+        metrics=metrics,
+        live=[Live(name, client, number, layers=layers, policy=policy) for number in range(len(client.replicas))],
+        recorders=[Recorder(each, run_dir, plain(to_mapping(config)), versions()) for each in client.replicas],
+        is_local=is_local,
+        journaling=None if journal is None else Journaling(journal),
+    )
+
+
+def _make_http_server(service: Service) -> uvicorn.Server:
+    import uvicorn
+
+    from .server.app import make_app
+    from .server.connections import protocol_of
+
+    settings = uvicorn.Config(
+        make_app(service),
+        http=protocol_of(service.config),
+        ws="none",
+        lifespan="off",
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=1,
+    )
+    server = uvicorn.Server(settings)
+    server.capture_signals = nullcontext  # type: ignore[assignment, method-assign]  # ours drain first
+    return server
+
+
+async def _take_up(service: Service, journal: Journal) -> None:
     """Have the engine go on with what the server before has left, and write what this one does."""
     from ..runtime.serving.journal import KEY
+    from ..runtime.serving.messages import Started, Tokens
+    from .server.engine_client import TAKES_REQUESTS
     from .server.resume import resume
+
+    journaling = service.journaling
+    assert journaling is not None
 
     named = f"{KEY}={service.config.journal}"
     if journal.cut_bytes:
-        _say(f"{named}: the last {journal.cut_bytes} bytes were not written whole, and are dropped")
+        _log.info("%s: the last %d bytes were not written whole, and are dropped", named, journal.cut_bytes)
     unfinished = await resume(service, journaling, journal.saved)
     if journal.saved:
-        _say(f"{named}: requests taken up again: {len(journal.saved)}; their unfinished outputs: {len(unfinished)}")
+        text = "%s: requests taken up again: %d; their unfinished outputs: %d"
+        _log.info(text, named, len(journal.saved), len(unfinished))
 
-    def submit() -> None:
-        while unfinished:
+    def submit(message: Started, payload: bytes) -> None:
+        while unfinished and service.client.state in TAKES_REQUESTS:
             unfinished.pop(0)()
 
     for replica in service.client.replicas:
-        replica.on_ready, replica.on_tokens = submit, journaling.take_tokens
+        replica.listen(Started, submit)
+        replica.listen(Tokens, journaling.take_tokens)
 
 
 class _Signals:
@@ -239,7 +278,7 @@ class _Signals:
             self.first.set()
             self._at = time.monotonic()
         elif time.monotonic() - self._at > _SECOND_SIGNAL_S:
-            _say("ends at once")
+            _log.info("ends at once")
             os._exit(128 + number)
 
 
@@ -253,9 +292,10 @@ async def _watch_stalls(metrics: Metrics) -> None:
         metrics.longest_own_stall = max(metrics.longest_own_stall, min(late, time.thread_time() - computed))
 
 
-async def _until_ready(client: Any, ended: _Signals) -> None:
+async def _while_in(states: Sequence[State], client: Engine, ended: _Signals) -> None:
+    """Wait until the engine's state is none of `states`, or a signal has come."""
     stop = asyncio.create_task(ended.first.wait())
-    while client.state == "starting" and not stop.done():
+    while client.state in states and not stop.done():
         client.changed.clear()
         changed = asyncio.create_task(client.changed.wait())
         await asyncio.wait({changed, stop}, return_when=asyncio.FIRST_COMPLETED)
@@ -263,19 +303,13 @@ async def _until_ready(client: Any, ended: _Signals) -> None:
     stop.cancel()
 
 
-async def _until_failed(client: Any) -> None:
-    while client.state in ("ready", "recovering"):
-        client.changed.clear()
-        await client.changed.wait()
-
-
-async def _drain(client: Any, seconds: float) -> None:
+async def _drain(client: Engine, seconds: float) -> None:
     """Finish what runs, within `seconds`."""
     client.drain()
     deadline = time.monotonic() + seconds
     if client.num_unfinished:
-        _say(f"shuts down: {client.num_unfinished} requests get up to {seconds:g} s to finish")
+        _log.info("shuts down: %d requests get up to %g s to finish", client.num_unfinished, seconds)
     while client.num_unfinished and client.state == "draining" and time.monotonic() < deadline:
         await asyncio.sleep(0.05)
     if client.num_unfinished:
-        _say(f"ends {client.num_unfinished} requests that are unfinished after serve.drain_s={seconds:g}")
+        _log.info("ends %d requests that are unfinished after serve.drain_s=%g", client.num_unfinished, seconds)

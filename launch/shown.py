@@ -23,8 +23,7 @@ def show(command: Command, overrides: Sequence[str], options: Mapping[str, str])
     """
     cls = command.config
     assert issubclass(cls, EngineConfig)
-    rewritten = compose.rewrite(overrides, cls, command.name)
-    compose.compose_all(rewritten, cls, command.name, multirun=False)  # which checks them
+    (point,) = compose.compose_all(overrides, cls, command.name)
 
     import hydra
 
@@ -32,7 +31,7 @@ def show(command: Command, overrides: Sequence[str], options: Mapping[str, str])
     start = hydra.main(config_path=f"pkg://{compose.CONFIG_MODULE}", config_name=command.name, version_base="1.3")
     before, root = sys.argv, logging.getLogger()
     level, handlers = root.level, list(root.handlers)
-    sys.argv = [f"gapless {command.name}", *given, *rewritten]
+    sys.argv = [f"gapless {command.name}", *given, *point.overrides]
     messages = io.StringIO()
     try:
         with redirect_stderr(messages):

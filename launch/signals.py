@@ -22,10 +22,12 @@ class Ended(KeyboardInterrupt):
 
     @property
     def word(self) -> str:
+        """The signal in a word for people: `interrupted`, say."""
         return _WORDS[signal.Signals(self.signum).name]
 
     @property
     def exit_code(self) -> int:
+        """The exit code that a shell gives a command that this signal ended: 128 + its number."""
         return 128 + self.signum
 
 

@@ -16,19 +16,20 @@ from ..conf.schema import SimulateConfig
 from . import experiment
 from .progress import Meter, print_words, throughput
 from .prompts import TextInput
-from .results import compare, show_one, tell_cut, write_counted, write_turn
+from .results import compare, folder_of, log_cut_requests, show_one, write_counted, write_turn
 from .turns import Turn, labels, policies, requests, turns
 
 if TYPE_CHECKING:
     from ..runtime.engine.plan import Plan
     from ..runtime.pipeline.launcher import Launcher
+    from ..runtime.run_folder.read import RunFolder
     from ..runtime.simulation.replicas import Replica
     from ..runtime.simulation.setting import Setting
     from ..runtime.workload import Workload
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedSimulation:
     """A checked comparison: the setting of each policy, and the requests, of at most `context` tokens each."""
 
     settings: dict[SchedulerConfig, Setting]
@@ -36,7 +37,7 @@ class Prepared:
     context: int
 
 
-def prepare(config: SimulateConfig, stdin: TextInput) -> Prepared | None:
+def prepare(config: SimulateConfig, stdin: TextInput) -> PreparedSimulation | None:
     """Check a simulation before it starts. An experiment, which varies the config, prepares each simulation by itself.
 
     Raises:
@@ -48,7 +49,7 @@ def prepare(config: SimulateConfig, stdin: TextInput) -> Prepared | None:
     from ..runtime.simulation.setting import make_setting
 
     settings = {policy: make_setting(replace(config, scheduler=policy)) for policy in policies(config)}
-    return Prepared(settings, *requests(config, _plans(settings)))
+    return PreparedSimulation(settings, *requests(config, _plans(settings)))
 
 
 def _plans(settings: Mapping[SchedulerConfig, Setting]) -> dict[SchedulerConfig, Plan]:
@@ -56,9 +57,13 @@ def _plans(settings: Mapping[SchedulerConfig, Setting]) -> dict[SchedulerConfig,
 
 
 def run(
-    config: SimulateConfig, prepared: Prepared | None, run_dir: Path, launcher: Launcher | None = None, *,
+    config: SimulateConfig,
+    prepared: PreparedSimulation | None,
+    run_dir: Path,
+    launcher: Launcher | None = None,
+    *,
     brief: bool = False,
-) -> None:  # fmt: skip
+) -> None:
     """Simulate each policy, and write a run folder of each and what compares them; `brief` prints a line a run.
 
     Raises:
@@ -72,13 +77,12 @@ def run(
     from ..runtime.cost.error import error_text
     from ..runtime.ledger.fleet import Fleet
     from ..runtime.report.terminal import fault_lines, latency_table, straggler_lines
-    from ..runtime.run_folder.read import read_run_folder
     from ..runtime.run_folder.titles import comparison_title, title_of
 
     console, errors = Console(highlight=False), Console(stderr=True, highlight=False)
     plan = turns(config, interleave=False)
     workload = prepared.workload
-    tell_cut(errors, workload, prepared.context)
+    log_cut_requests(workload, prepared.context)
     configs = [to_mapping(replace(config, scheduler=turn.policy)) for turn in plan]
     title = title_of(configs[0]) if len(plan) == 1 else comparison_title(configs, labels(policies(config)))
     one_line = len(plan) == 1 and brief
@@ -86,6 +90,7 @@ def run(
     if not one_line:
         console.print(Text(title, "bold"), soft_wrap=True)
     printed: set[str] = set()
+    folders: list[RunFolder] = []
     for done, turn in enumerate(plan, 1):
         name = turn.label if len(plan) == 1 else f"{done}/{len(plan)} {turn.label}"
         replicas = simulate(config, prepared, turn, errors, name)
@@ -99,8 +104,10 @@ def run(
         with without_collector():
             num_prefill = config.simulation.disaggregation.prefill_replicas or 0
             fleet = Fleet([replica.record for replica in replicas], num_prefill=num_prefill)
-        summary = write_turn(run_dir / turn.folder, fleet, config, turn, error)
-        print_words(console, Text.assemble((f"{title if one_line else name}: ", "bold"), throughput(summary)))
+        run = write_turn(run_dir / turn.folder, fleet, config, turn, error)
+        if len(plan) > 1:
+            folders.append(folder_of(run_dir / turn.folder, run))
+        print_words(console, Text.assemble((f"{title if one_line else name}: ", "bold"), throughput(run.summary)))
         for note in (f"{turn.label}: {note}" for note in fleet.notes):
             if note not in printed:
                 printed.add(note)
@@ -108,14 +115,15 @@ def run(
     if one_line:
         return
     if config.simulation.record and len(plan) == 1:
-        show_one(console, run_dir, summary, fleet, config.slo)
+        show_one(console, run_dir, run)
     elif config.simulation.record:
-        folders = [read_run_folder(run_dir / turn.folder) for turn in plan]
         compare(console, run_dir, config, plan, folders, len(workload), workload.num_cut, "simulate.json")
     print_words(console, Text(error_text(error)))
 
 
-def simulate(config: SimulateConfig, prepared: Prepared, turn: Turn, errors: Console, name: str) -> list[Replica]:
+def simulate(
+    config: SimulateConfig, prepared: PreparedSimulation, turn: Turn, errors: Console, name: str
+) -> list[Replica]:
     """Simulate one turn and return its replicas, each with its record."""
     from ..runtime.simulation.run import start
 

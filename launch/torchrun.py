@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import logging
 import os
 import signal
 import socket
@@ -29,7 +30,9 @@ from ..conf.schema import HardwareConfig, ParallelConfig
 from ..parallel.control import Endpoint
 from ..parallel.openmp import choose_waiting
 from ..parallel.real_placement import Place
+from .stderr_log import messages_on_stderr
 
+_log = logging.getLogger(__name__)
 _START = "gapless/start"  # followed by rank and number: a JSON object for that rank's process with that number
 _ENDED = "gapless/ended"  # how many processes have ended by themselves; followed by rank and number: how
 _ROLE_ENV = "GAPLESS_ROLE"  # of a child: "keeper" or "rank"
@@ -54,6 +57,7 @@ class TorchrunLauncher:
         self._address: dict[str, Any] = {}
 
     def check(self, parallel: ParallelConfig, hardware: HardwareConfig) -> None:
+        """Raise `ConfigError` where torchrun did not start this process, or not as many ranks as the grid has."""
         world = parallel.world_size
         if "TORCHELASTIC_RUN_ID" not in os.environ:
             raise ConfigError(
@@ -69,14 +73,18 @@ class TorchrunLauncher:
     def start(
         self, endpoint: Endpoint, parallel: ParallelConfig, hardware: HardwareConfig, cluster: ClusterConfig
     ) -> None:
+        """See `Launcher.start`. The keepers find in torchrun's store what to start; rank 0's is started here."""
         self._address = {
-            "device": hardware.device, "timeout_s": parallel.start_timeout_s, "stands_by": parallel.spares > 0,
-        }  # fmt: skip
+            "device": hardware.device,
+            "timeout_s": parallel.start_timeout_s,
+            "stands_by": parallel.spares > 0,
+        }
         for rank in range(parallel.world_size):
             self._tell(rank, endpoint)
         self._keeper = subprocess.Popen(_SELF, env=os.environ | {_ROLE_ENV: "keeper"})
 
     def places(self) -> dict[int, Place]:
+        """Return nothing: torchrun does not tell where its processes are."""
         return {}
 
     def _tell(self, rank: int, endpoint: Endpoint | None) -> None:
@@ -86,17 +94,21 @@ class TorchrunLauncher:
         _store().set(f"{_START}/{rank}/{number}", json.dumps(address))
 
     def replace(self, ranks: Collection[int], endpoint: Endpoint) -> None:
+        """See `Launcher.replace`. The keeper of each rank ends its process and starts the next."""
         for rank in ranks:
             self._ended.pop(rank, None)
             self._tell(rank, endpoint)
 
     def unplaced(self) -> set[int]:
+        """Return nothing: a rank starts again under its own keeper."""
         return set()  # a keeper runs on where it is; when it ends, torchrun ends all of them
 
     def keep(self, ranks: Sequence[int], endpoint: Endpoint, parallel: ParallelConfig) -> None:
+        """Fail: it is called only where a rank has no place."""
         raise AssertionError("each rank has a place")
 
     def poll(self) -> dict[int, str]:
+        """See `Launcher.poll`. Ends come from the keepers through torchrun's store, or from that of rank 0 itself."""
         num_ended = _store().add(_ENDED, 0)
         if num_ended != self._num_ended:
             self._num_ended = num_ended
@@ -107,6 +119,7 @@ class TorchrunLauncher:
         return self._ended if code is None else self._ended | {0: f"its keeper ended {_how(code)}"}
 
     def stop(self) -> None:
+        """See `Launcher.stop`. The keepers end their ranks; rank 0's is killed after `2 * _END_S` seconds."""
         with suppress(RuntimeError):  # torchrun's agent is gone, and its store
             for rank in list(self._number):
                 self._tell(rank, None)
@@ -218,7 +231,8 @@ def _serve() -> None:
     address = json.loads(line)
     local = int(os.environ["LOCAL_RANK"])
     device = f"cuda:{local}" if address["device"] == "cuda" else "cpu"
-    run_rank(Endpoint(**address["endpoint"]), int(os.environ["RANK"]), device, address["timeout_s"])
+    with messages_on_stderr():
+        run_rank(Endpoint(**address["endpoint"]), int(os.environ["RANK"]), device, address["timeout_s"])
 
 
 def _end_with_parent() -> None:
@@ -232,6 +246,7 @@ def _end_with_parent() -> None:
 
 
 def main() -> int:
+    """Run as what torchrun started: the driver, a rank's keeper or a rank. Return the exit code."""
     _end_with_parent()
     choose_waiting()
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
@@ -241,10 +256,8 @@ def main() -> int:
         _serve()
         return 0
     if "RANK" not in os.environ:
-        print(
-            "gapless: error: start it as `torchrun --nproc-per-node N -m gapless.launch.torchrun COMMAND ...`",
-            file=sys.stderr,
-        )
+        with messages_on_stderr():
+            _log.error("start it as `torchrun --nproc-per-node N -m gapless.launch.torchrun COMMAND ...`")
         return 2
     if os.environ["RANK"] != "0" or _ROLE_ENV in os.environ:
         _Keeper().run()

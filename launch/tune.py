@@ -43,7 +43,7 @@ def run(config: TuneConfig, search: Search, run_dir: Path, launcher: Launcher | 
     Raises:
         ValueError: what the user can mend.
     """
-    from ..runtime.report.png import write_figures
+    from ..runtime.drawing.png import write_figures
     from ..runtime.tuning import page, tables
     from ..runtime.tuning.charts import charts
     from ..runtime.tuning.closest import unmet_note
@@ -82,17 +82,27 @@ def run(config: TuneConfig, search: Search, run_dir: Path, launcher: Launcher | 
         console.print(Text(unmet_note(found.closest), "bold"), soft_wrap=True)
         console.print(Text.assemble(("error    ", "bold"), page.error_note(found)), soft_wrap=True)
     else:
-        console.print(Text.assemble(("best     ", "bold"), f"{found.winner.candidate.label}: ",
-                                    f"{tables.rate_text(found.winner.interval.mean)} requests/s, ",
-                                    page.interval_note(found)), soft_wrap=True)  # fmt: skip
+        console.print(
+            Text.assemble(
+                ("best     ", "bold"),
+                f"{found.winner.candidate.label}: ",
+                f"{tables.rate_text(found.winner.interval.mean)} requests/s, ",
+                page.interval_note(found),
+            ),
+            soft_wrap=True,
+        )
         if found.ties:
             console.print(Text.assemble(("ties     ", "bold"), page.ties_note(found)), soft_wrap=True)
         if lead := page.lead_note(found):
             console.print(Text.assemble(("lead     ", "bold"), lead), soft_wrap=True)
         console.print(Text.assemble(("error    ", "bold"), page.error_note(found)), soft_wrap=True)
         if found.asked is not None:
-            console.print(Text.assemble(("asked    ", "bold"), f"{tables.rate_text(found.asked)} requests/s: ",
-                                        page.asked_note(found)), soft_wrap=True)  # fmt: skip
+            console.print(
+                Text.assemble(
+                    ("asked    ", "bold"), f"{tables.rate_text(found.asked)} requests/s: ", page.asked_note(found)
+                ),
+                soft_wrap=True,
+            )
         for what, command in commands.items():
             console.print(Text(f"{what}:", "bold"), soft_wrap=True)
             console.print(Text(f"  {command}"), soft_wrap=True)
@@ -115,9 +125,15 @@ def _commands(search: Search, found: SearchResult) -> dict[str, str]:
     if winner.candidate.replicas > 1:
         share = search.demand.config_at(config.workload, winner.rate / winner.candidate.replicas)
     real = BenchConfig(
-        model=config.model, hardware=config.hardware, cluster=config.cluster, parallel=config.parallel,
-        scheduler=config.scheduler, cache=config.cache, seed=config.seed, workload=share,
-    )  # fmt: skip
+        model=config.model,
+        hardware=config.hardware,
+        cluster=config.cluster,
+        parallel=config.parallel,
+        scheduler=config.scheduler,
+        cache=config.cache,
+        seed=config.seed,
+        workload=share,
+    )
     one = "one of its replicas" if winner.candidate.replicas > 1 else "it"
     return simulated | {f"runs {one} on the real devices": command_line(real, "bench")}
 
@@ -163,7 +179,10 @@ def _numbers(search: Search, found: SearchResult, commands: dict[str, str]) -> d
         "misfits": [{"tp": m.tp, "pp": m.pp, "replicas": m.replicas, "why": m.why} for m in found.misfits],
         "tried": [
             {
-                "setting": t.candidate.label, "reached": t.reached, "carried": t.low, "bound": t.bound.rate,
+                "setting": t.candidate.label,
+                "reached": t.reached,
+                "carried": t.low,
+                "bound": t.bound.rate,
                 "why": t.why,
                 "p99_ttft_ms": t.low_trial.ttft_p99_ms if t.low_trial else None,
                 "p99_tbt_ms": t.low_trial.tbt_p99_ms if t.low_trial else None,
@@ -174,4 +193,4 @@ def _numbers(search: Search, found: SearchResult, commands: dict[str, str]) -> d
         "simulations": found.simulations,
         "requests": found.requests,
         "confirming_requests": found.confirming_requests,
-    }  # fmt: skip
+    }

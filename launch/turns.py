@@ -43,6 +43,7 @@ def requests(config: ComparisonConfig, plans: Mapping[SchedulerConfig, Plan] | N
     """Make the requests of a comparison; return them, and the most tokens of one under any of its policies.
 
     Args:
+        config: of the comparison.
         plans: of each policy; None: they are made here.
 
     Raises:
@@ -82,8 +83,10 @@ def turns(config: ComparisonConfig, *, interleave: bool) -> list[Turn]:
 
 
 def labels(compared: Sequence[SchedulerConfig]) -> list[str]:
-    """Return a unique label for each policy: its name, with the keys in which those of one name differ (`sarathi
-    chunk=128`)."""
+    """Return a unique label for each policy.
+
+    It is the policy's name, with the keys in which those of one name differ (`sarathi chunk=128`).
+    """
     names: list[str] = []
     for policy in compared:
         alike = [to_mapping(other) for other in compared if other.name == policy.name]

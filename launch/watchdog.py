@@ -39,6 +39,7 @@ def users_of(folder: str) -> Iterator[int]:
 
 
 def main(folder: str, driver: int) -> None:
+    """Wait until the process `driver` ends; then kill all that use `folder`, and delete it."""
     wait_for_end(driver)
     deadline = time.monotonic() + _KILL_S
     while (left := set(users_of(folder)) - {driver, os.getpid()}) and time.monotonic() < deadline:

@@ -79,10 +79,12 @@ class RaggedBatch:
 
     @property
     def num_tokens(self) -> int:
+        """T, the tokens of all chunks and decodes."""
         return len(self.token_ids)
 
     @property
     def num_chunk_tokens(self) -> int:
+        """The tokens of all chunks, which come before those of the decodes."""
         return len(self.token_ids) - len(self.decodes)
 
     def sampled(self) -> RaggedBatch:

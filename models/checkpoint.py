@@ -94,10 +94,12 @@ class SafetensorsFolder:
         return tuple(tensor.get_shape())
 
     def read(self, name: str, rows: slice, columns: slice | None) -> torch.Tensor:
+        """See `TensorSource.read`. A file is opened anew once much of it has been read, to release its memory."""
         tensor = self._slice(name, "pt")
         shape = tensor.get_shape()
         self._mapped_bytes += (rows.stop - rows.start) * math.prod(shape[1:]) * 4
-        return tensor[rows] if columns is None else tensor[rows, columns]
+        share: torch.Tensor = tensor[rows] if columns is None else tensor[rows, columns]
+        return share
 
     def where(self, name: str) -> str:
         """Return the file that holds a tensor, or the folder where none does: for errors."""

@@ -124,6 +124,7 @@ class FeedForward(nn.Module):
         self.fc2 = RowParallelLinear(arch.ffn_size, arch.hidden_size, bias=arch.ffn_bias, dtype=dtype, groups=groups)
 
     def forward(self, x_TH: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """Return `residual` + fc2(act(fc1(x))), [T, H]."""
         hidden = self.fc1(x_TH)
         if self.gated and self.activation is _silu:
             hidden = self.kernels.gated_silu(hidden)
@@ -132,7 +133,8 @@ class FeedForward(nn.Module):
             hidden = self.activation(gate).mul_(up)
         else:
             hidden = self.activation(hidden)
-        return self.fc2(hidden, residual)
+        out: torch.Tensor = self.fc2(hidden, residual)
+        return out
 
 
 class DecoderLayer(nn.Module):
@@ -150,6 +152,7 @@ class DecoderLayer(nn.Module):
     def forward(
         self, x_TH: torch.Tensor, context: BatchContext, keys_SKD: torch.Tensor, values_SKD: torch.Tensor
     ) -> torch.Tensor:
+        """Compute the layer for `context.rows` (None: all); write the keys and values of all tokens to the cache."""
         queries = self.before_attention(x_TH, context, keys_SKD, values_SKD)
         residual = x_TH if context.rows is None else x_TH[context.rows]
         if context.is_empty:
@@ -165,4 +168,5 @@ class DecoderLayer(nn.Module):
     def after_attention(self, attended: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """Return the layer's output of the same rows. The residual is what the layer was given."""
         x = self.attention.out(attended, residual)
-        return self.ffn(self.ffn_norm(x), x)
+        out: torch.Tensor = self.ffn(self.ffn_norm(x), x)
+        return out

@@ -131,6 +131,6 @@ def _invalid(wanted: StructuredOutputs, error: str) -> ConfigError:
 
 
 def _line(text: str) -> str:
-    """The beginning of a text on one line."""
+    """Return the beginning of a text on one line."""
     text = " ".join(text.split())
     return text if len(text) <= _LONGEST_ERROR else f"{text[:_LONGEST_ERROR]} …"

@@ -19,9 +19,13 @@ from ..conf.schema import Architecture, ModelConfig, RopeScaling
 
 _SIZE_FIELDS = ("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "ffn_size")
 _ACTIVATIONS: dict[str, Literal["silu", "gelu", "gelu_tanh", "relu"]] = {
-    "silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
     "relu": "relu",
-}  # fmt: skip
+}
 
 _DTYPES = ("float32", "bfloat16", "float16", "float64", "float", "half", "auto")  # of the weights; read as any
 
@@ -30,6 +34,7 @@ def resolve_weights(model: ModelConfig, *, tensors: bool = True) -> Path | None:
     """Return the folder that holds the weights; None for random weights.
 
     Args:
+        model: names the folder, or random weights.
         tensors: there must be safetensors files too; a simulation needs config.json alone.
 
     Raises:
@@ -66,6 +71,7 @@ def resolve_architecture(model: ModelConfig, *, tensors: bool = True) -> Archite
     `model.max_model_len` replaces its `max_position`.
 
     Args:
+        model: names the folder, or gives the architecture.
         tensors: as of `resolve_weights`.
 
     Raises:
@@ -400,11 +406,17 @@ _READERS: dict[str, Callable[[_Config], dict[str, Any]]] = {
     "Qwen3MoeForCausalLM": _qwen3_moe,
 }
 _NAME_BY_MODEL_TYPE = {
-    "llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM", "gpt2": "GPT2LMHeadModel", "mixtral": "MixtralForCausalLM",
-    "qwen2_moe": "Qwen2MoeForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM",
-}  # fmt: skip
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "gpt2": "GPT2LMHeadModel",
+    "mixtral": "MixtralForCausalLM",
+    "qwen2_moe": "Qwen2MoeForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+}
 _NOT_MODELLED = {
-    "DeepseekV2ForCausalLM": "multi-head latent attention", "DeepseekV3ForCausalLM": "multi-head latent attention",
+    "DeepseekV2ForCausalLM": "multi-head latent attention",
+    "DeepseekV3ForCausalLM": "multi-head latent attention",
     "GptOssForCausalLM": "layers that alternate between full and sliding attention",
-}  # fmt: skip
+}

@@ -4,20 +4,18 @@ The paper's formula (4.3.1) is B = floor((M_G - M_S) / (L * m_kv)). M_G is the m
 memory of its weights, L the length of the longest sequence, and m_kv the memory of one token's keys and values. Stages
 with fewer layers have room for more sequences, so B is the minimum over the stages.
 
-In the functions below, `hardware` is that of all ranks, or a list with that of each stage where nodes differ. This
-file imports no torch.
+This file imports no torch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from ..conf.errors import ConfigError
 from ..conf.schema import Architecture, HardwareConfig, ModelConfig, ParallelConfig
 from ..parallel.mesh import Mesh
 from ..parallel.split import split_layers
-
-Hardware = HardwareConfig | Sequence[HardwareConfig]
 
 _GIB = 1 << 30
 _MAX_REPLICA_SHARE = 0.02  # of a rank's memory, for the rest of the embedding
@@ -39,22 +37,6 @@ def dtype_bytes(model: ModelConfig, device: str) -> int:
 def kv_bytes_per_token(arch: Architecture, num_layers: int, tp: int, dtype_bytes: int) -> int:
     """Return m_kv: the bytes of one token's keys and values on one rank of a stage with `num_layers` layers."""
     return 2 * num_layers * max(1, arch.num_kv_heads // tp) * arch.head_dim * dtype_bytes
-
-
-def replicates_embedding(
-    arch: Architecture, parallel: ParallelConfig, hardware: HardwareConfig, dtype_bytes: int
-) -> bool:
-    """Return whether each rank of the first stage, on `hardware`, holds the whole embedding instead of a slice.
-
-    With one stage, or one rank a stage, none does. Otherwise `parallel.replicate_embedding` decides. If that is null,
-    ranks hold the whole embedding where all beyond their slice takes at most 2% of their memory.
-    """
-    if parallel.pp == 1 or parallel.tp == 1:
-        return False
-    if parallel.replicate_embedding is not None:
-        return parallel.replicate_embedding
-    rest_bytes = arch.embedding_params * dtype_bytes * (parallel.tp - 1) / parallel.tp
-    return rest_bytes <= _MAX_REPLICA_SHARE * hardware.memory_gib * _GIB
 
 
 def weight_bytes(
@@ -79,97 +61,108 @@ def weight_bytes(
     return elements * dtype_bytes
 
 
-def slot_bound(arch: Architecture, parallel: ParallelConfig, hardware: Hardware, dtype_bytes: int) -> int:
-    """Return the paper's B: how many sequences of `arch.max_position` tokens fit into the KV cache at once.
+@dataclass(frozen=True, slots=True)
+class MemoryModel:
+    """The memory of the ranks of a pipeline.
 
-    Raises:
-        ConfigError: the weights do not fit, or no sequence fits beside them.
+    Attributes:
+        arch: of the whole model.
+        parallel: the grid of ranks, and the split of the layers.
+        stages: the hardware of each stage's ranks.
+        dtype_bytes: of one element of the weights and of the KV cache.
     """
-    return _fit(arch, parallel, hardware, arch.max_position, dtype_bytes)
 
+    arch: Architecture
+    parallel: ParallelConfig
+    stages: Sequence[HardwareConfig]
+    dtype_bytes: int
 
-def block_count(
-    arch: Architecture, parallel: ParallelConfig, hardware: Hardware, block_size: int, dtype_bytes: int
-) -> int:
-    """Return how many KV blocks of `block_size` tokens fit.
+    def slots(self) -> int:
+        """Return the paper's B: how many sequences of `arch.max_position` tokens fit into the KV cache at once.
 
-    Raises:
-        ConfigError: the weights do not fit, or no sequence of `arch.max_position` tokens fits beside them.
-    """
-    _fit(arch, parallel, hardware, -(-arch.max_position // block_size) * block_size, dtype_bytes)
-    return _fit(arch, parallel, hardware, block_size, dtype_bytes)
+        Raises:
+            ConfigError: the weights do not fit, or no sequence fits beside them.
+        """
+        return self._fit(self.arch.max_position)
 
+    def blocks(self, block_size: int) -> int:
+        """Return how many KV blocks of `block_size` tokens fit.
 
-def check_blocks(
-    arch: Architecture,
-    parallel: ParallelConfig,
-    hardware: Hardware,
-    block_size: int,
-    num_blocks: int,
-    dtype_bytes: int,
-) -> None:
-    """Check that the `num_blocks` KV blocks that the config asks for fit.
+        Raises:
+            ConfigError: the weights do not fit, or no sequence of `arch.max_position` tokens fits beside them.
+        """
+        self._fit(-(-self.arch.max_position // block_size) * block_size)
+        return self._fit(block_size)
 
-    Raises:
-        ConfigError: the weights do not fit, or the blocks do not fit beside them.
-    """
-    content, key_to_lower = f"{num_blocks} KV blocks of {block_size} tokens", "cache.num_blocks"
-    _fit(arch, parallel, hardware, num_blocks * block_size, dtype_bytes, content, key_to_lower)
+    def check_blocks(self, block_size: int, num_blocks: int) -> None:
+        """Check that the `num_blocks` KV blocks that the config asks for fit.
 
+        Raises:
+            ConfigError: the weights do not fit, or the blocks do not fit beside them.
+        """
+        self._fit(num_blocks * block_size, f"{num_blocks} KV blocks of {block_size} tokens", "cache.num_blocks")
 
-def most_layers(
-    arch: Architecture, parallel: ParallelConfig, hardware: Sequence[HardwareConfig], num_tokens: int, dtype_bytes: int
-) -> list[int]:
-    """Return how many layers fit into each stage, beside their keys and values of `num_tokens` tokens.
+    def most_layers(self, num_tokens: int) -> list[int]:
+        """Return how many layers fit into each stage, beside their keys and values of `num_tokens` tokens."""
+        found = []
+        for stage, own in enumerate(self.stages):
+            fixed, weights = (self._weights(stage, range(count)) for count in (0, 1))
+            one = weights - fixed + num_tokens * self._kv_bytes_per_token(1)
+            found.append(max(0, _available(own) - fixed) // one)
+        return found
 
-    `hardware` is that of each stage.
-    """
-    found = []
-    for stage, own in enumerate(hardware):
-        mesh = Mesh(parallel.pp, parallel.tp, stage * parallel.tp)
-        whole = replicates_embedding(arch, parallel, own, dtype_bytes)
-        fixed = weight_bytes(arch, mesh, range(0), dtype_bytes, replicate_embedding=whole)
-        one = weight_bytes(arch, mesh, range(1), dtype_bytes, replicate_embedding=whole) - fixed
-        one += num_tokens * kv_bytes_per_token(arch, 1, parallel.tp, dtype_bytes)
-        found.append(max(0, int(own.memory_gib * _GIB) - fixed) // one)
-    return found
+    def replicates_embedding(self, stage: int = 0) -> bool:
+        """Return whether each rank of the first stage, on `stage`'s hardware, holds the whole embedding, not a slice.
 
+        With one stage, or one rank a stage, none does. Otherwise `parallel.replicate_embedding` decides. If that is
+        null, ranks hold the whole embedding where all beyond their slice takes at most 2% of their memory.
+        """
+        parallel = self.parallel
+        if parallel.pp == 1 or parallel.tp == 1:
+            return False
+        if parallel.replicate_embedding is not None:
+            return parallel.replicate_embedding
+        rest_bytes = self.arch.embedding_params * self.dtype_bytes * (parallel.tp - 1) / parallel.tp
+        return rest_bytes <= _MAX_REPLICA_SHARE * self.stages[stage].memory_gib * _GIB
 
-def _fit(
-    arch: Architecture,
-    parallel: ParallelConfig,
-    hardware: Hardware,
-    num_tokens: int,
-    dtype_bytes: int,
-    content: str = "",
-    key_to_lower: str = "model.max_model_len",
-) -> int:
-    """Return how many times the keys and values of `num_tokens` tokens fit beside the weights, on the fullest stage.
+    def _weights(self, stage: int, layers: range) -> int:
+        mesh, whole = (
+            Mesh(self.parallel.pp, self.parallel.tp, stage * self.parallel.tp),
+            self.replicates_embedding(stage),
+        )
+        return weight_bytes(self.arch, mesh, layers, self.dtype_bytes, replicate_embedding=whole)
 
-    The error describes those tokens as `content`, and names `key_to_lower`, the config key that makes them fewer.
+    def _kv_bytes_per_token(self, num_layers: int) -> int:
+        return kv_bytes_per_token(self.arch, num_layers, self.parallel.tp, self.dtype_bytes)
 
-    Raises:
-        ConfigError: they do not fit once.
-    """
-    by_stage = [hardware] * parallel.pp if isinstance(hardware, HardwareConfig) else hardware
-    fits = []
-    for stage, (layers, own) in enumerate(zip(split_layers(arch, parallel.pp, parallel.layers), by_stage, strict=True)):
-        available = int(own.memory_gib * _GIB)
-        mesh = Mesh(parallel.pp, parallel.tp, stage * parallel.tp)
-        whole = replicates_embedding(arch, parallel, own, dtype_bytes)
-        weights = weight_bytes(arch, mesh, layers, dtype_bytes, replicate_embedding=whole)
-        unit = num_tokens * kv_bytes_per_token(arch, len(layers), parallel.tp, dtype_bytes)
-        if weights + unit > available:
-            key = f"hardware.memory_gib={own.memory_gib:g}{'' if own is by_stage[0] else f' of {own.name}'}"
-            if weights > available:
+    def _fit(self, num_tokens: int, content: str = "", key_to_lower: str = "model.max_model_len") -> int:
+        """Return how often the keys and values of `num_tokens` tokens fit beside the weights, on the fullest stage.
+
+        The error describes those tokens as `content`, and names `key_to_lower`, the config key that makes them fewer.
+
+        Raises:
+            ConfigError: they do not fit once.
+        """
+        fits = []
+        split = split_layers(self.arch, self.parallel.pp, self.parallel.layers)
+        for stage, (layers, own) in enumerate(zip(split, self.stages, strict=True)):
+            available, weights = _available(own), self._weights(stage, layers)
+            unit = num_tokens * self._kv_bytes_per_token(len(layers))
+            if weights + unit > available:
+                key = f"hardware.memory_gib={own.memory_gib:g}{'' if own is self.stages[0] else f' of {own.name}'}"
+                if weights > available:
+                    raise ConfigError(
+                        f"{key}: the weights of stage {stage} alone take {weights / _GIB:.3g} GiB a rank; raise it, "
+                        "parallel.pp or parallel.tp"
+                    )
                 raise ConfigError(
-                    f"{key}: the weights of stage {stage} alone take {weights / _GIB:.3g} GiB a rank; raise it, "
-                    "parallel.pp or parallel.tp"
+                    f"{key}: stage {stage} needs {(weights + unit) / _GIB:.3g} GiB a rank for its weights and "
+                    f"{content or f'one sequence of {self.arch.max_position} tokens'}; raise it, parallel.pp or "
+                    f"parallel.tp, or lower {key_to_lower}"
                 )
-            raise ConfigError(
-                f"{key}: stage {stage} needs {(weights + unit) / _GIB:.3g} GiB a rank for its weights and "
-                f"{content or f'one sequence of {arch.max_position} tokens'}; raise it, parallel.pp or parallel.tp, "
-                f"or lower {key_to_lower}"
-            )
-        fits.append((available - weights) // unit)
-    return min(fits)
+            fits.append((available - weights) // unit)
+        return min(fits)
+
+
+def _available(hardware: HardwareConfig) -> int:
+    return int(hardware.memory_gib * _GIB)

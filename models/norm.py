@@ -20,6 +20,7 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Normalize the last dimension of x, [..., H]."""
         return self.kernels.rms_norm(x, self.weight, self.eps)
 
 
@@ -34,6 +35,7 @@ class LayerNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Normalize the last dimension of x, [..., H]."""
         return F.layer_norm(x, self.shape, self.weight, self.bias, self.eps)
 
 
@@ -55,6 +57,7 @@ class HeadNorm(nn.Module):
         self.eps = eps
 
     def forward(self, qk: torch.Tensor) -> torch.Tensor:
+        """Normalize each head of queries and keys, [T, K, G + 1, D]; the last head of each group is the key."""
         normed = F.rms_norm(qk, self.shape, None, self.eps)
         normed[:, :, :-1] *= self.query_weight
         normed[:, :, -1] *= self.key_weight

@@ -85,7 +85,8 @@ class PiecewiseStage:
         """Compute a micro-batch as `Stage.forward` does."""
         T, rows = inputs.num_tokens, bucket(inputs.num_tokens)
         if rows is None:
-            return self.stage(inputs, hidden_TH)
+            out: torch.Tensor = self.stage(inputs, hidden_TH)
+            return out
         self._load(inputs, hidden_TH, rows)
         self._pieces[rows, 0]()
         cache, last = self.stage.cache, len(self._layers) - 1

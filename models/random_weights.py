@@ -24,9 +24,11 @@ class RandomTensors:
         self._last: tuple[str, int, torch.Tensor] | None = None
 
     def shape(self, name: str) -> tuple[int, ...] | None:
+        """Return the shape of a tensor, None if the architecture has none of this name."""
         return self._shapes.get(name)
 
     def read(self, name: str, rows: slice, columns: slice | None) -> torch.Tensor:
+        """Draw a tensor's rows and columns; they are the same however the tensor is cut."""
         if columns is None:
             return torch.full((rows.stop - rows.start,), 0.0 if name.endswith("bias") else 1.0)
         per_block = max(1, _BLOCK_ELEMENTS // self._shapes[name][1])

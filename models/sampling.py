@@ -135,6 +135,8 @@ class _History:
         """Apply steps 1 and 2 to the logits of the token at `position`, in place.
 
         Args:
+            logits_V: of one row, over the whole vocabulary.
+            position: number of tokens before it, of prompt and output.
             is_structured: structured outputs have masked tokens of this row.
             is_over: they allow only tokens that end the output.
         """
@@ -276,6 +278,7 @@ class PendingTokens:
         self._logprobs = logprobs
 
     def read(self) -> list[SampledToken]:
+        """Wait for the device; return a token for each row that samples, with the log-probabilities asked for."""
         if self._download is None:
             return []
         tokens, *columns = (array.tolist() for array in self._download.read())
@@ -356,5 +359,8 @@ def logprobs_of(logits_SV: Tensor, tokens_S: Tensor, num_top: int) -> list[Tenso
     ids = last - (keys.topk(min(num_top, V), dim=-1).values & last)
     masked = logits_SV.gather(-1, ids) == _MASKED_LOGIT
     return [
-        scores_SV.gather(-1, tokens).squeeze(-1), ranks, ids.masked_fill(masked, NO_TOKEN), scores_SV.gather(-1, ids)
-    ]  # fmt: skip
+        scores_SV.gather(-1, tokens).squeeze(-1),
+        ranks,
+        ids.masked_fill(masked, NO_TOKEN),
+        scores_SV.gather(-1, ids),
+    ]

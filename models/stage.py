@@ -77,6 +77,7 @@ class Stage(nn.Module):
             device=device,
         )
         own = make_kernels(kernels, dtype=dtype, device=device)
+        self.no_cpp = own.no_cpp
         self.attention = make_backend(
             attention,
             own,
@@ -147,6 +148,7 @@ class Stage(nn.Module):
         The last layer of the last stage computes attention and feed-forward for the rows that sample alone.
 
         Args:
+            inputs: the micro-batch's tables.
             hidden_TH: the activation from the previous stage; None on the first stage.
 
         Returns:
@@ -163,7 +165,7 @@ class Stage(nn.Module):
     def embed(self, token_ids_T: torch.Tensor | None, positions_T: torch.Tensor) -> torch.Tensor:
         """Return the first layer's input [T, H], on the first stage."""
         assert self.embedding is not None
-        x_TH = self.embedding(token_ids_T)
+        x_TH: torch.Tensor = self.embedding(token_ids_T)
         if self.position_embedding is not None:
             x_TH = x_TH + F.embedding(positions_T, self.position_embedding)
         return x_TH
@@ -172,4 +174,5 @@ class Stage(nn.Module):
         """Return the last layer's output, or its logits, float32, on the last stage."""
         if self.head is None or self.final_norm is None:
             return x_TH
-        return self.head(self.final_norm(x_TH))
+        logits: torch.Tensor = self.head(self.final_norm(x_TH))
+        return logits

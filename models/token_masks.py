@@ -40,7 +40,7 @@ class RowMasks:
         return row in self._places
 
     def has_other_than(self, row: int, tokens: Sequence[int]) -> bool:
-        """Whether a row may take a token that is not one of `tokens`."""
+        """Return whether a row may take a token that is not one of `tokens`."""
         is_allowed = self._is_masked[self._places[row]] == 0
         is_allowed[list(tokens)] = False
         return bool(is_allowed.any())

@@ -29,8 +29,7 @@ class Tokenizer(Protocol):
     eos_token_ids: tuple[int, ...]  # from the tokenizer's own files; the checkpoint may have more
 
     def encode(self, text: str, add_special: bool = True) -> list[int]:
-        """Return the token ids of a prompt, with the special tokens that the tokenizer adds unless `add_special` is
-        false.
+        """Return the token ids of a prompt, with the special tokens that the tokenizer adds only if `add_special`.
 
         Raises:
             ConfigError: the model has no embedding for an id, since tokenizer and weights do not belong together.
@@ -72,18 +71,23 @@ class ByteTokenizer:
         self.vocab_size = vocab_size
 
     def encode(self, text: str, add_special: bool = True) -> list[int]:
+        """Return the bytes of the text in UTF-8; there are no special tokens."""
         return list(_valid(text).encode())
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
+        """Return the text of the bytes; those that are no UTF-8 become replacement characters."""
         return bytes(i for i in ids if i < _NUM_BYTES).decode("utf-8", errors="replace")
 
     def token_bytes(self, token: int) -> bytes:
+        """Return the byte that the token is; nothing for an id above 255."""
         return bytes((token,)) if token < _NUM_BYTES else b""
 
     def is_partial(self, token: int) -> bool:
+        """Return whether the byte is a part of a character of several bytes."""
         return 0x80 <= token < _NUM_BYTES
 
     def is_silent(self, token: int, skip_special: bool = True) -> bool:
+        """Return whether the id is above 255."""
         return token >= _NUM_BYTES
 
 
@@ -96,18 +100,23 @@ class NoTokenizer:
         self.vocab_size = vocab_size
 
     def encode(self, text: str, add_special: bool = True) -> list[int]:
+        """Raise `ConfigError`: there is no way from text to ids."""
         raise ConfigError("model.tokenizer=none: prompts must be token ids; set model.tokenizer for text")
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
+        """Return no text."""
         return ""
 
     def token_bytes(self, token: int) -> bytes:
+        """Return nothing: no token adds to the text."""
         return b""
 
     def is_partial(self, token: int) -> bool:
+        """Return False: no token has text that could change."""
         return False
 
     def is_silent(self, token: int, skip_special: bool = True) -> bool:
+        """Return True: no token has text."""
         return True
 
 
@@ -144,6 +153,7 @@ class FileTokenizer:
         return text
 
     def encode(self, text: str, add_special: bool = True) -> list[int]:
+        """See `Tokenizer.encode`."""
         ids: list[int] = self._inner.encode(_valid(text), add_special_tokens=add_special).ids
         if ids and (largest := max(ids)) >= self._arch_vocab_size:
             raise ConfigError(
@@ -153,10 +163,12 @@ class FileTokenizer:
         return ids
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
+        """See `Tokenizer.decode`."""
         text: str = self._inner.decode(list(ids), skip_special_tokens=skip_special)
         return text
 
     def token_bytes(self, token: int) -> bytes | None:
+        """See `Tokenizer.token_bytes`. Only byte-level tokenizers know them."""
         if self._byte_level is None:
             return None
         content = self._inner.id_to_token(token) or ""
@@ -166,6 +178,7 @@ class FileTokenizer:
             return content.encode()
 
     def is_partial(self, token: int) -> bool:
+        """See `Tokenizer.is_partial`."""
         if self._byte_fallback:
             content = self._inner.id_to_token(token) or ""
             if len(content) == 6 and content.startswith("<0x") and content.endswith(">"):
@@ -173,6 +186,7 @@ class FileTokenizer:
         return self.decode([token], skip_special=False).endswith(_REPLACEMENT)
 
     def is_silent(self, token: int, skip_special: bool = True) -> bool:
+        """See `Tokenizer.is_silent`."""
         return (skip_special and token in self._special) or self._inner.id_to_token(token) is None
 
 

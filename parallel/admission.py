@@ -74,11 +74,13 @@ class Admission:
 
     @property
     def address(self) -> tuple[str, int]:
+        """The host and the port at which ranks connect."""
         host, port = self._listener.getsockname()[:2]
         return host, port
 
     @property
     def is_complete(self) -> bool:
+        """Whether all ranks have been admitted with both connections."""
         return not (self._awaited or self._members or self._admitted)
 
     def next(self, timeout: float) -> Member | None:

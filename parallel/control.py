@@ -62,6 +62,7 @@ class ControlServer:
 
     @property
     def connected(self) -> set[int]:
+        """The ranks whose connection stands."""
         return set(self._ranks)
 
     def accept(self, timeout: float) -> bool:
@@ -135,6 +136,7 @@ class ControlServer:
         connection.socket.close()
 
     def close(self) -> None:
+        """Close the connections of all ranks, the store and the port."""
         for rank in list(self._ranks):
             self._disconnect(rank)
         self._store.close()
@@ -222,7 +224,7 @@ class ControlClient:
         return payloads
 
     def is_cut_off(self) -> bool:
-        """Whether the coordinator has closed the connection, and sent nothing before that is still unread."""
+        """Return whether the coordinator has closed the connection, and sent nothing before that is still unread."""
         try:
             return not self._connection.socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -231,5 +233,6 @@ class ControlClient:
             return True
 
     def close(self) -> None:
+        """Close the control connection and that of the store."""
         self._connection.socket.close()
         self.store_connection.socket.close()

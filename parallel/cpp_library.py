@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import hashlib
+import logging
 import os
 import platform
 import shlex
@@ -23,10 +24,20 @@ import torch
 
 from ..conf.user_cache import user_cache
 
+_log = logging.getLogger(__name__)
 _FLAGS = (
-    "-O3", "-march=native", "-std=c++17", "-fPIC", "-shared", "-fopenmp", "-fno-math-errno", "-fno-trapping-math",
-    "-fno-signed-zeros", "-fassociative-math", "-freciprocal-math",
-)  # fmt: skip
+    "-O3",
+    "-march=native",
+    "-std=c++17",
+    "-fPIC",
+    "-shared",
+    "-fopenmp",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-fno-signed-zeros",
+    "-fassociative-math",
+    "-freciprocal-math",
+)
 
 
 class NoLibraryError(Exception):
@@ -40,6 +51,20 @@ def load(source: Path) -> ctypes.CDLL:
     Raises:
         NoLibraryError: there is no compiler, or it failed.
     """
+    try:
+        return _load(source)
+    except NoLibraryError as error:
+        _log_unused(source.name, str(error))
+        raise
+
+
+@cache
+def _log_unused(name: str, reason: str) -> None:
+    """Say once, not for each weight, that a library is not used."""
+    _log.debug("%s is not used: %s", name, reason)
+
+
+def _load(source: Path) -> ctypes.CDLL:
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         raise NoLibraryError("there is no C++ compiler (c++, g++ or clang++)")
@@ -70,7 +95,7 @@ def _compile(compiler: str, source: Path, target: Path) -> None:
 
 
 def _is_ours_alone(path: Path) -> bool:
-    """Whether no stranger could have put code there, which loading would run."""
+    """Return whether no stranger could have put code there, which loading would run."""
     found = path.stat()
     return found.st_uid in (os.getuid(), 0) and not found.st_mode & stat.S_IWOTH
 

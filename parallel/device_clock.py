@@ -31,9 +31,11 @@ class HostClock:
     """The clock of a CPU."""
 
     def mark(self) -> float:
+        """Return this moment, in seconds on the host's monotonic clock."""
         return time.monotonic()
 
     def seconds(self, moment: float) -> float:
+        """Return the moment itself: it is a time already."""
         return moment
 
 
@@ -53,6 +55,7 @@ class CudaClock:
         self._base = self._now()
 
     def mark(self) -> tuple[torch.cuda.Event, _Base]:
+        """Record an event on the current stream, to ask for its time later."""
         if time.monotonic() - self._base.seconds > _RENEW_S:
             self._base = self._now()
         event = torch.cuda.Event(enable_timing=True)
@@ -60,9 +63,11 @@ class CudaClock:
         return event, self._base
 
     def seconds(self, moment: tuple[torch.cuda.Event, _Base]) -> float:
+        """Wait until the device has reached the moment; return its time in seconds on the host's monotonic clock."""
         event, base = moment
         event.synchronize()
-        return base.seconds + base.event.elapsed_time(event) / 1e3
+        since_base: float = base.event.elapsed_time(event) / 1e3
+        return base.seconds + since_base
 
     def _now(self) -> _Base:
         event = torch.cuda.Event(enable_timing=True)
@@ -72,4 +77,5 @@ class CudaClock:
 
 
 def device_clock(device: torch.device) -> DeviceClock:
+    """Return the clock of a device, by its type."""
     return CudaClock(device) if device.type == "cuda" else HostClock()

@@ -20,6 +20,7 @@ class ConnectionLost(ConnectionError):  # noqa: N818
 
 
 def pack(kind: bytes, payload: bytes) -> bytes:
+    """Return a frame: the length of what follows, one byte of `kind`, then `payload`."""
     return _LENGTH_PREFIX.pack(len(payload) + 1) + kind + payload
 
 
@@ -68,6 +69,7 @@ class FrameSocket:
         self.socket.setblocking(True)
 
     def send(self, kind: bytes, payload: bytes) -> None:
+        """Send one frame; blocks while the socket's buffer is full."""
         self.socket.sendall(pack(kind, payload))
 
     def receive_once(self) -> list[tuple[bytes, bytes]]:

@@ -39,11 +39,13 @@ class Groups:
 
     @property
     def tp(self) -> dist.ProcessGroup:
+        """The group of the ranks of this stage, once `connect` has been called."""
         assert self._connected is not None
         return self._connected[0]
 
     @property
     def pp(self) -> dist.ProcessGroup:
+        """The group of the ranks of all stages that hold this rank's slice, once `connect` has been called."""
         assert self._connected is not None
         return self._connected[1]
 

@@ -61,6 +61,7 @@ class ColumnParallelLinear(tensor_parallel.ColumnParallelLinear):
         self.packed = take_packed(self)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return this rank's share of the output features, [T, out / tp], with their bias."""
         if self.packed is not None:
             return self.packed.linear(x, self.bias)
         return F.linear(x, self.weight, self.bias)
@@ -92,6 +93,7 @@ class RowParallelLinear(tensor_parallel.RowParallelLinear):
         self.packed = take_packed(self)
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """Return the sum of all ranks' products, [T, out], with bias and residual added."""
         if self._groups.mesh.tp == 1:
             if self.packed is not None:
                 return self.packed.linear(x, self.bias, residual)
@@ -116,6 +118,7 @@ class VocabParallelEmbedding(tensor_parallel.VocabParallelEmbedding):
         self._groups = groups
 
     def forward(self, token_ids_T: torch.Tensor) -> torch.Tensor:
+        """Return the embeddings [T, H], summed over the ranks: each adds those of its own share."""
         if self._groups.mesh.tp == 1:
             return F.embedding(token_ids_T, self.weight)
         absent_T = (token_ids_T < self.vocab_start_index) | (token_ids_T >= self.vocab_end_index)
@@ -131,6 +134,7 @@ class ReplicatedEmbedding(nn.Module):
         self.weight = nn.Parameter(torch.empty(vocab_size, hidden_size, dtype=dtype, device=groups.device))
 
     def forward(self, token_ids_T: torch.Tensor) -> torch.Tensor:
+        """Return the embeddings [T, H]."""
         return F.embedding(token_ids_T, self.weight)
 
 
@@ -147,4 +151,5 @@ class LMHead(ColumnParallelLinear):
         self.packed = take_rows(self.weight)
 
     def forward(self, x_RH: torch.Tensor) -> torch.Tensor:
+        """Return the logits of the whole vocabulary, [R, V], float32, on every rank."""
         return self._groups.all_gather(super().forward(x_RH).float())[:, : self.vocab_size]

@@ -21,22 +21,27 @@ class Mesh:
 
     @property
     def world_size(self) -> int:
+        """The number of ranks, pp x tp."""
         return self.pp * self.tp
 
     @property
     def stage(self) -> int:
+        """The stage of this rank, from 0."""
         return self.rank // self.tp
 
     @property
     def tp_rank(self) -> int:
+        """The place of this rank in its stage, from 0."""
         return self.rank % self.tp
 
     @property
     def is_first(self) -> bool:
+        """Whether this rank is of the first stage, which embeds tokens."""
         return self.stage == 0
 
     @property
     def is_last(self) -> bool:
+        """Whether this rank is of the last stage, which computes logits."""
         return self.stage == self.pp - 1
 
     @property

@@ -50,8 +50,10 @@ class PackedWeight:
         if self._address is not None and len(x) <= _FEW_ROWS and self._has_work_for_all_threads:
             return self._few_rows(x, bias, residual)
         if residual is None:
-            return torch.ops.mkldnn._linear_pointwise(x, self._packed, bias, "none", [], "")
-        return torch.ops.mkldnn._linear_pointwise.binary(x, residual, self._packed, bias, "add")
+            out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, bias, "none", [], "")
+        else:
+            out = torch.ops.mkldnn._linear_pointwise.binary(x, residual, self._packed, bias, "add")
+        return out
 
     @property
     def _has_work_for_all_threads(self) -> bool:

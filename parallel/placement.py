@@ -1,4 +1,4 @@
-"""Where stages lie on nodes and racks, and what crosses the links between them. Imports no torch."""
+"""Places stages on nodes and racks, and counts the messages on the links between them. Imports no torch."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from ..conf.clusters import ClusterConfig
 
 @dataclass(frozen=True, slots=True)
 class StageLink:
-    """What a stage's messages to the next one cross, and what else is there at the same time.
+    """The links that a stage's messages to the next stage cross, and how many messages share these links.
 
     Attributes:
         between_nodes: at least one rank sends to another node.
         between_racks: at least one rank sends to another rack.
-        per_adapter: most messages that share a network adapter one way, in a pipeline that is full; 1 or more.
-        per_uplink: the same for a link between racks that is as fast as an adapter.
+        per_adapter: most messages that share a network adapter one way in a full pipeline; 1 or more.
+        per_uplink: the same for a link between racks, if that link is as fast as an adapter.
     """
 
     between_nodes: bool
@@ -51,7 +51,7 @@ def rack_of(node: int, cluster: ClusterConfig) -> int:
 
 
 def stages_span_racks(pp: int, tp: int, cluster: ClusterConfig, replicas: int = 1) -> list[bool]:
-    """Return of each stage whether the ranks of it lie in several racks, in one of the replicas at least."""
+    """Return for each stage whether its ranks lie in several racks, in at least one replica."""
     spans = [False] * pp
     if cluster.nodes_per_rack is not None and tp > cluster.devices_per_node:
         for replica in range(replicas):
@@ -61,15 +61,15 @@ def stages_span_racks(pp: int, tp: int, cluster: ClusterConfig, replicas: int = 
 
 
 def stage_links(pp: int, tp: int, cluster: ClusterConfig, replicas: int = 1) -> list[list[StageLink]]:
-    """Return of each replica the links from each stage to the next, where all of them fill nodes in order.
+    """Return for each replica the links from each stage to the next, where replicas and stages fill nodes in order.
 
-    In a full pipeline all stages send at the same time. So the messages that leave a node share its adapters, as do
-    those that arrive: links carry both ways at once. A stage over several nodes is also always at an all-reduce, which
-    is one more message at the adapters for each of its ranks.
+    In a full pipeline all stages send at the same time. So the messages that leave a node share its adapters, and so do
+    those that arrive; links are full duplex. A stage over several nodes is also always in an all-reduce, which is one
+    more message at the adapters for each of its ranks.
     """
     per_node = cluster.devices_per_node
     placed = [nodes_of_stages(pp, tp, per_node, replica) for replica in range(replicas)]
-    ranks = -(-tp // nodes_of_a_stage(tp, per_node))  # of a stage on one of its nodes, each with a message
+    ranks = -(-tp // nodes_of_a_stage(tp, per_node))  # of a stage on one node; each sends a message
     out, into, out_of_rack, into_rack = Counter[int](), Counter[int](), Counter[int](), Counter[int]()
     for stages in placed:
         sends = [pair for before, after in pairwise(stages) for pair in _crossings(before, after)]
@@ -81,7 +81,7 @@ def stage_links(pp: int, tp: int, cluster: ClusterConfig, replicas: int = 1) -> 
             if rack != next_rack:
                 out_of_rack[rack] += ranks
                 into_rack[next_rack] += ranks
-    of_a_rank = 1.0 if tp <= per_node else 2.0  # its send, and an all-reduce
+    of_a_rank = 1.0 if tp <= per_node else 2.0  # messages: its send, and an all-reduce if the stage spans nodes
     uplinks = cluster.uplinks
 
     def link(before: Sequence[int], after: Sequence[int]) -> StageLink:
@@ -97,5 +97,5 @@ def stage_links(pp: int, tp: int, cluster: ClusterConfig, replicas: int = 1) -> 
 
 
 def _crossings(before: Sequence[int], after: Sequence[int]) -> list[tuple[int, int]]:
-    """Return the pairs that differ of two sequences of places: those that ranks send from, and to."""
+    """Return (source, target) of the messages that leave their place, where places are nodes or racks."""
     return [(a, b) for a, b in zip(before, after, strict=True) if a != b]

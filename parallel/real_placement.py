@@ -19,6 +19,8 @@ def stages_together(pp: int, tp: int, devices_per_node: int, rooms: Sequence[int
     """Return how many consecutive stages are to share a node: the numbers to try, the largest first, 1 last.
 
     Args:
+        pp: number of stages.
+        tp: ranks of a stage.
         devices_per_node: ranks on a node, at most.
         rooms: how many ranks each node has room for.
     """
@@ -33,6 +35,7 @@ def in_order(places: Sequence[Place], last: Place | None = None) -> list[int]:
     """Return the numbers of `places` so that each node's follow each other, and each rack's nodes.
 
     Args:
+        places: in any order.
         last: where the one behind them is; its node and its rack come last.
     """
     where = last or Place("")

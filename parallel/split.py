@@ -54,11 +54,14 @@ def split_layers(
 ) -> list[range]:
     """Return the layers of each stage, as consecutive ranges of layer indices.
 
-    `layers` gives the number of layers of each stage. None balances them: the slowest stage is as fast as possible,
-    where the LM head adds to the last stage's time. Among stages of equal time, the one that needs less memory takes a
-    layer; the embedding and the LM head add to the memory of the first and of the last stage.
+    In a balanced split the slowest stage is as fast as possible, where the LM head adds to the last stage's time. Among
+    stages of equal time, the one that needs less memory takes a layer; the embedding and the LM head add to the
+    memory of the first and of the last stage.
 
     Args:
+        arch: The model's shape.
+        pp: Number of stages.
+        layers: Number of layers of each stage. None: a balanced split.
         speeds: Speed of each stage's devices, relative to each other. None: all alike.
         most: Layers that fit into each stage's memory, which a balanced split keeps to where it can. None: no bound.
     """

@@ -54,29 +54,41 @@ class ControlStore(Store):
             frames: list[tuple[bytes, bytes]] = []
             while not frames:
                 frames = self._connection.receive_once()
-        return _answer.decode(frames[0][1])
+        answer: bytes | int | bool | None = _answer.decode(frames[0][1])
+        return answer
 
     def set(self, key: str, value: str | bytes) -> None:
+        """Set a key's value at the coordinator, for all ranks."""
         self._ask("set", [key], value.encode() if isinstance(value, str) else value)
 
     def get(self, key: str) -> bytes:
+        """Wait until a rank has set the key; return its value. Raises as `wait`."""
         self.wait([key])
         value = self._ask("get", [key])
         assert isinstance(value, bytes), key
         return value
 
     def add(self, key: str, amount: int) -> int:
+        """Add `amount` to the integer of a key, 0 at first; return the sum."""
         total = self._ask("add", [key], amount=amount)
         assert isinstance(total, int)
         return total
 
     def check(self, keys: list[str]) -> bool:
+        """Return whether all of the keys have been set."""
         return bool(self._ask("check", keys))
 
     def delete_key(self, key: str) -> bool:
+        """Delete a key; return whether there was one."""
         return bool(self._ask("delete", [key]))
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        """Wait until all of the keys have been set.
+
+        Raises:
+            TimeoutError: after `timeout`, or the store's own.
+            ConnectionLost: the pipeline is being restarted.
+        """
         limit = self._patience if timeout is None else timeout
         deadline = time.monotonic() + limit.total_seconds()
         pause = _FIRST_PAUSE_S
@@ -88,4 +100,5 @@ class ControlStore(Store):
             pause = min(2 * pause, _LONGEST_PAUSE_S)
 
     def clone(self) -> ControlStore:
+        """Return the store itself, since any thread may call it."""
         return self

@@ -12,11 +12,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import logging
 import os
 import re
 import sys
 import time
-import warnings
 from collections.abc import Iterable, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec
@@ -27,6 +27,7 @@ from types import ModuleType
 
 from ..conf.user_cache import user_cache
 
+_log = logging.getLogger(__name__)
 MARKER = "# Compiled (see runtime/compiled.py)."
 LIBRARY = "gapless_control__mypyc"  # the extension module that holds the code of all compiled modules
 SIZES = "sizes.json"  # in a folder of compiled code: the size of each of its files
@@ -38,14 +39,14 @@ _UNUSED_AFTER = 30 * _DAY
 
 
 def marked_sources() -> list[Path]:
-    """Sources of the modules that are compiled, relative to the package."""
+    """Return the sources of the modules that are compiled, relative to the package."""
     line = f"\n{MARKER}\n".encode()
     found = [path for path in (_PACKAGE / "runtime").rglob("*.py") if line in path.read_bytes()]
     return sorted(path.relative_to(_PACKAGE) for path in found)
 
 
 def folder() -> Path:
-    """Path of the folder for what these sources compile to, whether it exists or not.
+    """Return the path of the folder for what these sources compile to, whether it exists or not.
 
     Raises:
         OSError, RuntimeError: a source or the user's home cannot be read.
@@ -57,7 +58,7 @@ def folder() -> Path:
 
 
 def _with_imports(sources: Iterable[Path]) -> list[Path]:
-    """`sources` and those of the package that they import, where the types of what they use come from."""
+    """Return `sources` and the sources of the package that they import, from which the types of what they use come."""
     found: set[Path] = set()
     for path in sources:
         found.add(path)
@@ -69,7 +70,7 @@ def _with_imports(sources: Iterable[Path]) -> list[Path]:
 
 
 def in_use() -> bool:
-    """Whether this process runs compiled code."""
+    """Return whether this process runs compiled code."""
     return LIBRARY in sys.modules
 
 
@@ -78,14 +79,16 @@ def install() -> None:
     if os.environ.get("GAPLESS_COMPILED") == "0" or any(isinstance(finder, _Finder) for finder in sys.meta_path):
         return
     try:
+        if not _folders():  # the hash of the sources takes 40 ms
+            return
         root = folder()
     except (OSError, RuntimeError):
         return
     if not root.is_dir():
         return
     if why := damage(root):
-        text = f"the sources run, their compiled twin is damaged: {why}; python -m gapless.launch.compile mends it"
-        warnings.warn(text, RuntimeWarning, stacklevel=2)
+        text = "the sources run, their compiled twin is damaged: %s; python -m gapless.launch.compile mends it"
+        _log.warning(text, why)
     else:
         sys.meta_path.insert(0, _Finder(root))
         _note_use(root)
@@ -103,19 +106,27 @@ def _note_use(root: Path) -> None:
 def unused() -> list[Path]:
     """Find the folders of compiled code, of other sources or Pythons, that nothing has run for a month."""
     found = []
-    for root in user_cache().iterdir() if user_cache().is_dir() else ():
+    for root in _folders():
         file = root / SIZES
-        if re.fullmatch("[0-9a-f]{20}", root.name) and root.is_dir():
-            with contextlib.suppress(FileNotFoundError):  # another process has removed it meanwhile
-                last_used = (file if file.exists() else root).stat().st_mtime
-                if time.time() - last_used > _UNUSED_AFTER:
-                    found.append(root)
+        with contextlib.suppress(FileNotFoundError):  # another process has removed it meanwhile
+            last_used = (file if file.exists() else root).stat().st_mtime
+            if time.time() - last_used > _UNUSED_AFTER:
+                found.append(root)
     return found
 
 
+def _folders() -> list[Path]:
+    """Find the folders of compiled code, of any sources and Python."""
+    cache = user_cache()
+    found = cache.iterdir() if cache.is_dir() else ()
+    return [root for root in found if re.fullmatch("[0-9a-f]{20}", root.name) and root.is_dir()]
+
+
 def damage(root: Path) -> str:
-    """Why the compiled modules in `root` cannot be loaded; empty where they can. Loading a truncated library would end
-    the process."""
+    """Return why the compiled modules in `root` cannot be loaded; empty where they can.
+
+    Loading a truncated library would end the process.
+    """
     try:
         expected = _sizes(root)
         found = {name: (root / name).stat().st_size for name in expected}
@@ -132,7 +143,7 @@ def seal(root: Path) -> None:
 
 
 def _sizes(root: Path) -> dict[str, int]:
-    """Bytes of each compiled file in `root`, by its path there."""
+    """Return the bytes of each compiled file in `root`, by its path there."""
     sizes: dict[str, int] = json.loads((root / SIZES).read_text())
     return sizes
 

@@ -1,9 +1,91 @@
-"""What all tests share."""
+"""What all tests share: the two tiers, and which tests begin."""
 
 from __future__ import annotations
 
+import os
+import sys
+import time
+from collections.abc import Generator
+from typing import Any
+
+import pytest
 from hypothesis import settings
 
-# On a shared machine one example may take a hundred times as long as the next.
-settings.register_profile("gapless", deadline=None)
-settings.load_profile("gapless")
+from tests.support import tiers
+
+# On a shared machine one example may take a hundred times as long as the next. The first tier tries the same examples
+# each time; the second draws new ones.
+settings.register_profile("first", max_examples=20, deadline=None, derandomize=True)
+settings.register_profile("whole", deadline=None)
+SLOW = pytest.StashKey[int]()
+ROOMS = ("launch", "benchmarks", "models", "parallel")  # their tests wait for processes, so they begin first
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="what is marked slow too, and all examples of property tests")
+    parser.addoption("--limit", type=float, default=5.0, help="seconds of a test that is not marked slow; 0: no limit")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.option.all:
+        os.environ[tiers.EVERYTHING] = "1"
+    settings.load_profile("whole" if tiers.is_whole() else "first")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what is slow, and begin with what waits for processes."""
+    slow = [] if tiers.is_whole() else [item for item in items if item.get_closest_marker("slow")]
+    config.stash[SLOW] = len(slow)
+    if slow:
+        config.hook.pytest_deselected(items=slow)
+        items[:] = [item for item in items if item not in set(slow)]
+    items.sort(key=_order)
+
+
+def _order(item: pytest.Item) -> int:
+    room = item.path.relative_to(item.config.rootpath / "tests").parts[0]
+    return ROOMS.index(room) if room in ROOMS else len(ROOMS)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    if forked := sys.modules.get("tests.support.forked"):  # some test starts processes
+        forked.begin()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Wait for the server that forks processes before a test that may need it, whose time it is not."""
+    if _order(item) == 0 and (forked := sys.modules.get("tests.support.forked")):
+        forked.await_server()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Fail a test that takes more than the limit and is not marked slow, so that the first tier stays quick."""
+    begin = time.monotonic()
+    result = yield
+    seconds = time.monotonic() - begin
+    limit: float = 0.0 if tiers.is_whole() else item.config.option.limit
+    if limit and seconds > tiers.stretched(limit):
+        pytest.fail(f"took {seconds:.1f} s: make it quicker than {limit:g} s, or mark it slow", pytrace=False)
+    return result
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["slow"] = session.config.stash.get(SLOW, 0)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    node.config.stash[SLOW] = getattr(node, "workeroutput", {}).get("slow", 0)
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Say what this tier left out and what would run it."""
+    reasons = [report.longrepr[2].removeprefix("Skipped: ") for report in terminalreporter.stats.get("skipped", ())]
+    if lines := tiers.left_out(config.stash.get(SLOW, 0), reasons):
+        terminalreporter.section("left out")
+        for line in lines:
+            terminalreporter.write_line(line)

@@ -40,9 +40,7 @@ def config_of(command: str, tmp_path: Path) -> ServeConfig:
         f"model={tmp_path}/my-llama" if text.startswith("model=") else text.replace("$POD_IP", "10.0.0.1")
         for text in overrides
     ]
-    rewritten = compose.rewrite(overrides, ServeConfig, "serve", multirun=False)
-    (config,) = compose.compose_all(rewritten, ServeConfig, "serve", multirun=False)
-    return config
+    return compose.compose_one(overrides, ServeConfig, "serve")
 
 
 def test_the_unit_s_command_composes_and_gets_its_time_to_drain(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ MODULES = "import grimp, json; print(json.dumps(sorted(grimp.build_graph('gaples
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the package laid out as it installs: the linter does not know the mapping of pyproject.toml."""
+    """Lay the package out in a folder as it installs: the linter does not know the mapping of pyproject.toml."""
     folder = tmp_path_factory.mktemp("tree")
     mapping = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-dir"]
     others = shutil.ignore_patterns("package", "shipped", "__pycache__")  # `package` is mapped by itself
@@ -36,7 +36,7 @@ def with_tree(tree: Path, code: str) -> subprocess.CompletedProcess[str]:
 
 
 def modules_of(*folders: str) -> list[str]:
-    """The modules of these folders of the repository, as they are imported."""
+    """Return the modules of these folders of the repository, as they are imported."""
     files = [file.relative_to(ROOT) for folder in folders for file in (ROOT / folder).rglob("*.py")]
     names = [".".join(("gapless", *file.with_suffix("").parts)) for file in files]
     names = [name.replace("gapless.launch.package", "gapless") for name in names]

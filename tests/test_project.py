@@ -1,10 +1,14 @@
-"""What several files of the project say must agree: Python versions, pins, the image's contents."""
+"""What several files of the project say must agree: Python versions, pins, the image's contents, names of classes."""
 
 from __future__ import annotations
 
+import ast
+import os
 import re
 import tomllib
+from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -17,7 +21,7 @@ PYTHONS = re.findall(r"Python :: (3\.\d+)", "\n".join(PROJECT["project"]["classi
 
 
 def pinned(name: str, python: str) -> str:
-    """The one version that constraints.txt gives this Python."""
+    """Return the one version that constraints.txt gives this Python."""
     environment = {"python_version": python}
     (pin,) = [pin for pin in PINS if pin.name == name and (pin.marker is None or pin.marker.evaluate(environment))]
     (only,) = pin.specifier
@@ -37,11 +41,33 @@ def test_each_python_has_one_pin_of_each_package_within_its_bounds(python: str) 
         assert requirement.specifier.contains(pinned(names[requirement.name.lower()], python)), requirement
 
 
-def test_ci_runs_on_the_pythons_that_the_package_names() -> None:
-    workflow = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8"))
-    assert workflow["jobs"]["check"]["strategy"]["matrix"]["python"] == PYTHONS
-    commands = [step["run"] for step in workflow["jobs"]["check"]["steps"] if "run" in step]
-    assert all((ROOT / command).is_file() for command in commands)
+def workflow(name: str) -> dict[Any, Any]:
+    loaded: dict[Any, Any] = yaml.safe_load((ROOT / f".github/workflows/{name}.yml").read_text(encoding="utf-8"))
+    return loaded
+
+
+@pytest.mark.parametrize(("name", "job"), [("ci", "check"), ("release", "test")])
+def test_workflows_run_on_the_pythons_that_the_package_names(name: str, job: str) -> None:
+    assert workflow(name)["jobs"][job]["strategy"]["matrix"]["python"] == PYTHONS
+
+
+@pytest.mark.parametrize(("name", "expected"), [("ci", {"run"}), ("release", {"build-dist", "try-wheel"})])
+def test_scripts_that_workflows_run_are_there(name: str, expected: set[str]) -> None:
+    steps = [step for job in workflow(name)["jobs"].values() for step in job["steps"]]
+    scripts = {word for step in steps for word in step.get("run", "").split() if word.startswith(".ci/")}
+    assert scripts == {f".ci/{script}" for script in expected}
+    assert all(os.access(ROOT / script, os.X_OK) for script in scripts)
+
+
+def test_only_a_pushed_tag_is_published_after_its_wheel_was_tried() -> None:
+    release = workflow("release")
+    assert release[True].keys() == {"push", "workflow_dispatch"}  # to YAML 1.1 `on` is true
+    assert release[True]["push"] == {"tags": ["v*"]}
+    jobs = release["jobs"]
+    assert (jobs["test"]["needs"], jobs["publish"]["needs"]) == ("build", "test")
+    assert jobs["publish"]["if"] == "github.event_name == 'push' && github.ref_type == 'tag'"
+    may_publish = [name for name, job in jobs.items() if "id-token" in job.get("permissions", release["permissions"])]
+    assert may_publish == ["publish"]
 
 
 def test_pre_commit_s_ruff_is_the_pinned_one() -> None:
@@ -62,3 +88,13 @@ def test_issue_forms_have_what_github_needs(form: str) -> None:
     assert {"name", "description", "body"} <= loaded.keys()
     assert all({"type", "attributes"} <= part.keys() and part["attributes"]["label"] for part in loaded["body"])
     assert len({part["id"] for part in loaded["body"]}) == len(loaded["body"])
+
+
+def test_no_two_public_classes_share_a_name() -> None:
+    found: defaultdict[str, list[str]] = defaultdict(list)
+    for room in ("conf", "parallel", "models", "runtime", "launch"):
+        for path in (ROOT / room).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    found[node.name].append(str(path.relative_to(ROOT)))
+    assert {name: paths for name, paths in found.items() if len(paths) > 1} == {}

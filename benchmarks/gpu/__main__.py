@@ -26,8 +26,13 @@ def main() -> int:
     parser.add_argument("--only", default="", metavar="NAME,...", help=", ".join(part.name for part in PARTS))
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--small", action="store_true", help="tiny sizes, for a CPU")
-    parser.add_argument("--runs", type=Path, default=Path("runs/gpu"), metavar="FOLDER",
-                        help="for the profile and the simulations (%(default)s)")  # fmt: skip
+    parser.add_argument(
+        "--runs",
+        type=Path,
+        default=Path("runs/gpu"),
+        metavar="FOLDER",
+        help="for the profile and the simulations (%(default)s)",
+    )
     arguments = parser.parse_args()
     try:
         parts = chosen([name for name in arguments.only.split(",") if name])

@@ -104,10 +104,16 @@ def tokens(task: Task) -> Iterator[Row]:
 
     torch.backends.cuda.matmul.allow_tf32 = False
     common: dict[str, Any] = {
-        "vocab_size": 512, "hidden_size": 256, "intermediate_size": 384, "num_hidden_layers": 4,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512, "initializer_range": 0.1,
+        "vocab_size": 512,
+        "hidden_size": 256,
+        "intermediate_size": 384,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 512,
+        "initializer_range": 0.1,
         "tie_word_embeddings": False,
-    }  # fmt: skip
+    }
     families: list[transformers.PretrainedConfig] = [
         transformers.GPT2Config(
             vocab_size=512,
@@ -164,8 +170,10 @@ def logits(task: Task) -> Iterator[Row]:
 
     exact = last_rows("cpu", "float32", "sdpa")
     for dtype, backend, tolerance in (
-        ("float32", "sdpa", 1e-3), ("bfloat16", "sdpa", 0.1), ("bfloat16", "xformers", 0.1),
-    ):  # fmt: skip
+        ("float32", "sdpa", 1e-3),
+        ("bfloat16", "sdpa", 0.1),
+        ("bfloat16", "xformers", 0.1),
+    ):
         quantity, setting = f"{name} {dtype}, error of the logits", backend
         if backend == "xformers" and (reason := why_not(torch.bfloat16, device, head_dim)) is not None:
             yield Row(part="logits", quantity=quantity, setting=setting, status="skip", note=reason[:120])

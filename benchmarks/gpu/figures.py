@@ -55,8 +55,9 @@ def figure4(task: Task) -> Iterator[Row]:
             for batch in LAYER_BATCHES
             if layer.fits(shape := decodes(batch, LENGTH))
         }
-        yield from of_paper("figure4", layer_rows("a layer of llama-13b", prompts, batches),
-                            f"up to {max(batches)} decodes")  # fmt: skip
+        yield from of_paper(
+            "figure4", layer_rows("a layer of llama-13b", prompts, batches), f"up to {max(batches)} decodes"
+        )
         del layer
         gc.collect()  # its hooks refer to it
         wide = replace(architecture("gpt3-175b", task.small), num_layers=1)
@@ -81,8 +82,13 @@ def figure8(task: Task) -> Iterator[Row]:
         for length, largest in LLAMA_13B_BATCHES.items()
     }
     for length, largest in LLAMA_13B_BATCHES.items():
-        yield Row(part="figure8", quantity="decode speedup", setting=f"{length // 1024}K, B={largest}",
-                  value=found[length][largest], note=_layers(task))  # fmt: skip
+        yield Row(
+            part="figure8",
+            quantity="decode speedup",
+            setting=f"{length // 1024}K, B={largest}",
+            value=found[length][largest],
+            note=_layers(task),
+        )
     costly = {length: {batch: s for batch, s in by.items() if s > 0.0} for length, by in found.items()}
     number, lost = sum(map(len, found.values())), sum(map(len, found.values())) - sum(map(len, costly.values()))
     note = f"{_layers(task)}; {lost} of {number} settings cost nothing measurable"

@@ -40,8 +40,12 @@ def linear_shapes(arch: Architecture) -> dict[str, tuple[int, int]]:
     """Return the inputs and outputs of a layer's linear operators, by the names of the paper's Table 1."""
     H, N, K, D = arch.hidden_size, arch.num_heads, arch.num_kv_heads, arch.head_dim
     gate = 2 if arch.gated_ffn else 1
-    return {"preproj": (H, (N + 2 * K) * D), "postproj": (N * D, H), "ffn_ln1": (H, gate * arch.ffn_size),
-            "ffn_ln2": (arch.ffn_size, H)}  # fmt: skip
+    return {
+        "preproj": (H, (N + 2 * K) * D),
+        "postproj": (N * D, H),
+        "ffn_ln1": (H, gate * arch.ffn_size),
+        "ffn_ln2": (arch.ffn_size, H),
+    }
 
 
 def _gemm_rate(device: str, inputs: int, outputs: int) -> float:

@@ -64,8 +64,9 @@ def _measure(part: str, task: Task, stage: Stage, forward: Callable[[StageInputs
         rate = bytes_read(arch, shape, element) / taken / 1e9
         setting = f"{number} decode{'s' * (number > 1)} over {LENGTH}, {layers}"
         yield Row(part=part, quantity="decode-only iteration (ms)", setting=setting, value=1e3 * taken)
-        yield Row(part=part, quantity="until the host has queued it (ms)", setting=setting,
-                  value=1e3 * host_seconds(shape))  # fmt: skip
+        yield Row(
+            part=part, quantity="until the host has queued it (ms)", setting=setting, value=1e3 * host_seconds(shape)
+        )
         yield Row(part=part, quantity="decode (GB/s)", setting=setting, value=rate)
         yield aimed(part, "decode, share of the bandwidth", setting, rate / bandwidth, DECODE_SHARE)
     for number in (4, batch):
@@ -76,8 +77,14 @@ def _measure(part: str, task: Task, stage: Stage, forward: Callable[[StageInputs
         added = (mixed - seconds(MicroBatchShape(chunk, sampled=1))) / riding
         setting = f"{riding} with a chunk of {CHUNK - riding}, {layers}"
         yield Row(part=part, quantity="a decode that rides along (ms)", setting=setting, value=1e3 * added)
-        yield aimed(part, "a decode that rides along, over one in a decode-only batch", setting, added / alone,
-                    RIDING_SHARE, "<=")  # fmt: skip
+        yield aimed(
+            part,
+            "a decode that rides along, over one in a decode-only batch",
+            setting,
+            added / alone,
+            RIDING_SHARE,
+            "<=",
+        )
 
 
 def flops(arch: Architecture, shape: MicroBatchShape) -> float:

@@ -34,8 +34,9 @@ def architecture(name: str, small: bool) -> Architecture:
     arch = resolve_architecture(build(ModelConfig, load_group("model", name), "model"))
     if not small:
         return arch
-    return replace(arch, vocab_size=512, hidden_size=64, num_heads=2, num_kv_heads=2, head_dim=32, ffn_size=128,
-                   num_layers=2)  # fmt: skip
+    return replace(
+        arch, vocab_size=512, hidden_size=64, num_heads=2, num_kv_heads=2, head_dim=32, ffn_size=128, num_layers=2
+    )
 
 
 def dtype_of(device: str) -> torch.dtype:
@@ -70,9 +71,14 @@ def layers_that_fit(arch: Architecture, device: str, kv_tokens: int) -> int:
 def random_stage(arch: Architecture, groups: Groups, kv_tokens: int) -> Stage:
     """Build a stage of all layers of `arch`, its weights drawn on the device, and a KV cache of `kv_tokens` tokens."""
     stage = Stage(
-        arch, groups, range(arch.num_layers), dtype=dtype_of(groups.device.type), attention="auto",
-        num_blocks=-(-kv_tokens // BLOCK), block_size=BLOCK,
-    )  # fmt: skip
+        arch,
+        groups,
+        range(arch.num_layers),
+        dtype=dtype_of(groups.device.type),
+        attention="auto",
+        num_blocks=-(-kv_tokens // BLOCK),
+        block_size=BLOCK,
+    )
     torch.manual_seed(0)
     for module in stage.modules():
         for name, parameter in module.named_parameters(recurse=False):

@@ -27,15 +27,26 @@ def profile(task: Task) -> Iterator[Row]:
     folder = task.folder / PROFILE
     shutil.rmtree(folder, ignore_errors=True)
     model = _model(task)
-    sizes = ["max_tokens=64", "max_decodes=4", "samples=1"] if task.small else [
-        f"num_layers={LAYERS}", "max_tokens=1024", "max_context=2048", "samples=3"]  # fmt: skip
+    sizes = (
+        ["max_tokens=64", "max_decodes=4", "samples=1"]
+        if task.small
+        else [f"num_layers={LAYERS}", "max_tokens=1024", "max_context=2048", "samples=3"]
+    )
     _gapless("profile", *model, *sizes, "pipeline=false", f"hydra.run.dir={folder}")
     samples = ProfileFolder(folder).operators()
-    yield Row(part="profile", quantity="measurements", value=len(samples),
-              note=f"gapless simulate {' '.join(model)} simulation.profile={folder}")  # fmt: skip
+    yield Row(
+        part="profile",
+        quantity="measurements",
+        value=len(samples),
+        note=f"gapless simulate {' '.join(model)} simulation.profile={folder}",
+    )
     for error in held_out_errors(samples):
-        yield Row(part="profile", quantity=f"{error.what}, median error of left-out points",
-                  setting=f"{error.points} points", value=error.median)  # fmt: skip
+        yield Row(
+            part="profile",
+            quantity=f"{error.what}, median error of left-out points",
+            setting=f"{error.points} points",
+            value=error.median,
+        )
 
 
 def simulate(task: Task) -> Iterator[Row]:
@@ -45,28 +56,49 @@ def simulate(task: Task) -> Iterator[Row]:
     setting = (*_model(task), f"simulation.profile={task.folder / PROFILE}")
     sizes = (64, 16, 8) if task.small else (1024, 128, 200)
     workload = [f"workload.{key}={n}" for key, n in zip(("input_len", "output_len", "num_prompts"), sizes, strict=True)]
-    _gapless("simulate", *setting, f"scheduler={','.join(POLICIES)}", "workload=fixed", *workload,
-             f"hydra.run.dir={folder / 'policies'}")  # fmt: skip
+    _gapless(
+        "simulate",
+        *setting,
+        f"scheduler={','.join(POLICIES)}",
+        "workload=fixed",
+        *workload,
+        f"hydra.run.dir={folder / 'policies'}",
+    )
     number = f"{sizes[2]} requests of {sizes[0]} + {sizes[1]}"
     for policy in POLICIES:
         (path,) = (folder / "policies").glob(f"*_{policy}/summary.json")
         summary = json.loads(path.read_text(encoding="utf-8"))
-        yield Row(part="simulate", quantity="output tokens/s", setting=f"{policy}, {number}",
-                  value=summary["output_throughput"])  # fmt: skip
-    _gapless("simulate", "experiment=paper/figure13", *setting, f"workload.num_prompts={18 if task.small else 90}",
-             f"hydra.run.dir={folder / 'figure13'}")  # fmt: skip
+        yield Row(
+            part="simulate",
+            quantity="output tokens/s",
+            setting=f"{policy}, {number}",
+            value=summary["output_throughput"],
+        )
+    _gapless(
+        "simulate",
+        "experiment=paper/figure13",
+        *setting,
+        f"workload.num_prompts={18 if task.small else 90}",
+        f"hydra.run.dir={folder / 'figure13'}",
+    )
     rows = json.loads((folder / "figure13" / "paper.json").read_text(encoding="utf-8"))
-    yield from of_paper("simulate", [PaperRow(**row) for row in rows if row["quantity"].startswith("throughput")],
-                        "Figure 13, from the profile")  # fmt: skip
+    yield from of_paper(
+        "simulate",
+        [PaperRow(**row) for row in rows if row["quantity"].startswith("throughput")],
+        "Figure 13, from the profile",
+    )
 
 
 def _model(task: Task) -> tuple[str, ...]:
     """Return the overrides of the model and the device, fewer layers where the memory does not hold all."""
     if task.small:
         return (
-            "model=tiny", f"model.architecture.max_position={LONGEST}", "hardware=cpu", "hardware.memory_gib=4",
+            "model=tiny",
+            f"model.architecture.max_position={LONGEST}",
+            "hardware=cpu",
+            "hardware.memory_gib=4",
             "parallel=local",
-        )  # fmt: skip
+        )
     import torch
 
     from .model import KV_TOKENS, architecture, layers_that_fit
@@ -77,9 +109,13 @@ def _model(task: Task) -> tuple[str, ...]:
     layers = layers_that_fit(architecture("llama-13b", small=False), task.device, KV_TOKENS)
     torch.cuda.empty_cache()
     return (
-        "model=llama-13b", "model.dtype=bfloat16", f"model.architecture.num_layers={layers}", f"hardware={hardware}",
-        f"hardware.memory_gib={memory:.1f}", "parallel=local",
-    )  # fmt: skip
+        "model=llama-13b",
+        "model.dtype=bfloat16",
+        f"model.architecture.num_layers={layers}",
+        f"hardware={hardware}",
+        f"hardware.memory_gib={memory:.1f}",
+        "parallel=local",
+    )
 
 
 def _gapless(*command: str) -> None:

@@ -58,18 +58,30 @@ def aimed(part: str, quantity: str, setting: str, value: float, goal: float, rel
     """Make the row of a goal."""
     is_met = value >= goal if relation == ">=" else value <= goal
     return Row(
-        part=part, quantity=quantity, setting=setting, value=value, goal=goal, relation=relation,
+        part=part,
+        quantity=quantity,
+        setting=setting,
+        value=value,
+        goal=goal,
+        relation=relation,
         status="met" if is_met else "missed",
-    )  # fmt: skip
+    )
 
 
 def of_paper(part: str, rows: Iterable[PaperRow], note: str = "") -> list[Row]:
     """Make rows of an experiment's rows."""
     return [
-        Row(part=part, quantity=row.quantity, setting=row.setting, value=row.ours, paper=row.paper,
-            relation=row.relation, note=note)
+        Row(
+            part=part,
+            quantity=row.quantity,
+            setting=row.setting,
+            value=row.ours,
+            paper=row.paper,
+            relation=row.relation,
+            note=note,
+        )
         for row in rows
-    ]  # fmt: skip
+    ]
 
 
 def table(rows: Sequence[Row]) -> str:

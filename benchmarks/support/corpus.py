@@ -8,13 +8,29 @@ import sysconfig
 from pathlib import Path
 
 SKIPPED_FOLDERS = {
-    "__pycache__", "config", "encodings", "ensurepip", "idlelib", "idle_test",
-    "lib-dynload", "lib2to3", "msilib", "pydoc_data", "site-packages", "test",
-    "tests", "turtledemo",
-}  # fmt: skip
+    "__pycache__",
+    "config",
+    "encodings",
+    "ensurepip",
+    "idlelib",
+    "idle_test",
+    "lib-dynload",
+    "lib2to3",
+    "msilib",
+    "pydoc_data",
+    "site-packages",
+    "test",
+    "tests",
+    "turtledemo",
+}
 SKIPPED_FILES = {
-    "antigravity.py", "html/entities.py", "locale.py", "re/_casefix.py", "stringprep.py", "this.py",
-}  # fmt: skip
+    "antigravity.py",
+    "html/entities.py",
+    "locale.py",
+    "re/_casefix.py",
+    "stringprep.py",
+    "this.py",
+}
 
 
 def corpus_files(stdlib: Path) -> list[Path]:

@@ -14,9 +14,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-T = TypeVar("T")
+T = TypeVar("T", bound=Any)  # a tuple with `seconds`
 ELEMENT = 2  # bytes: all are of half precision
 _FLASHINFER_HEADS = {"llama3-8b_tp1": (32, 8, 128)}  # of a rank: queries', keys', and their size
 
@@ -77,7 +77,7 @@ class Message(NamedTuple):
 
 
 def models(folder: Path) -> list[str]:
-    """The models whose linear operators were measured on a device."""
+    """Return the models whose linear operators were measured on a device."""
     return sorted(path.name.removeprefix("mlp_").split(".csv")[0] for path in folder.glob("mlp_*.csv*"))
 
 
@@ -111,10 +111,7 @@ def read_linear(folder: Path, model: str) -> tuple[list[MatrixProduct], list[Row
         for column, (name, width, moved) in kernels.items():
             if (seconds := _median(line, column)) is not None:
                 rows.append(RowKernel(model, name, tp, tokens, width, moved * ELEMENT, seconds))
-    return (
-        [key._replace(seconds=s) for key, s in _medians((p._replace(seconds=0.0), p.seconds) for p in products)],
-        [key._replace(seconds=s) for key, s in _medians((r._replace(seconds=0.0), r.seconds) for r in rows)],
-    )
+    return _medians(products), _medians(rows)
 
 
 def read_flashinfer(folder: Path) -> tuple[list[ChunkAttention], list[DecodeAttention]]:
@@ -144,20 +141,13 @@ def read_attention(folder: Path) -> tuple[list[ChunkAttention], list[DecodeAtten
             cached, is_chunk = int(line["kv_cache_size"]), line["is_prefill"] == "True"
             if (seconds := _median(line, "attn_output_reshape")) is not None:
                 tokens, moved = int(line["prefill_chunk_size" if is_chunk else "batch_size"]), 2 * heads[0] * heads[2]
-                copies.append((RowKernel("", "copy", tp, tokens, 0, moved * ELEMENT, 0.0), seconds))
-            if is_chunk:
-                seconds = _median(line, "attn_prefill")
-                if seconds is not None:
-                    chunks.append((ChunkAttention(*heads, int(line["prefill_chunk_size"]), cached, 0.0), seconds))
-            else:
-                seconds = _median(line, "attn_decode")
-                if seconds is not None:
-                    decodes.append((DecodeAttention(*heads, int(line["batch_size"]), cached, 0.0), seconds))
-    return (
-        [key._replace(seconds=s) for key, s in _medians(chunks)],
-        [key._replace(seconds=s) for key, s in _medians(decodes)],
-        [key._replace(seconds=s) for key, s in _medians(copies)],
-    )
+                copies.append(RowKernel("", "copy", tp, tokens, 0, moved * ELEMENT, seconds))
+            seconds = _median(line, "attn_prefill" if is_chunk else "attn_decode")
+            if seconds is not None and is_chunk:
+                chunks.append(ChunkAttention(*heads, int(line["prefill_chunk_size"]), cached, seconds))
+            elif seconds is not None:
+                decodes.append(DecodeAttention(*heads, int(line["batch_size"]), cached, seconds))
+    return _medians(chunks), _medians(decodes), _medians(copies)
 
 
 def read_all_reduce(folder: Path) -> dict[str, list[Message]]:
@@ -198,12 +188,12 @@ def _messages(found: Mapping[str, Iterable[tuple[int, int, dict[str, str]]]], co
     by_file = {}
     for name, lines in found.items():
         timed = [
-            (Message(ranks, size, 0.0), seconds)
+            Message(ranks, size, seconds)
             for ranks, size, line in lines
             if size > 0 and (seconds := _median(line, column)) is not None
         ]
         if timed:
-            by_file[name] = [key._replace(seconds=s) for key, s in _medians(timed)]
+            by_file[name] = _medians(timed)
     return by_file
 
 
@@ -221,9 +211,9 @@ def _median(line: dict[str, str], column: str) -> float | None:
     return float(text) * 1e-3 if text else None
 
 
-def _medians(timed: Iterable[tuple[T, float]]) -> list[tuple[T, float]]:
-    """The median seconds of each key: files hold a measurement once for each rank or run."""
-    by_key = defaultdict(list)
-    for key, seconds in timed:
-        by_key[key].append(seconds)
-    return [(key, median(seconds)) for key, seconds in by_key.items()]
+def _medians(timed: Iterable[T]) -> list[T]:
+    """Return each measurement once, with its median seconds: files hold it once for each rank or run."""
+    found = defaultdict(list)
+    for each in timed:
+        found[each._replace(seconds=0.0)].append(each.seconds)
+    return [key._replace(seconds=median(seconds)) for key, seconds in found.items()]

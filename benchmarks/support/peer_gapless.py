@@ -7,13 +7,14 @@ import sys
 import time
 from pathlib import Path
 
+from gapless import LLM
 from gapless.conf.sampling import SamplingParams
-from gapless.runtime import LLM
 
 
 def main() -> None:
     job = json.loads(sys.argv[1])
-    prompts = json.loads(Path(job["prompts"]).read_text())
+    (requests,) = (each["requests"] for each in json.loads(Path(job["rounds"]).read_text()))
+    prompts, output = [request["prompt"] for request in requests], requests[0]["output"]
     overrides = {key: int(word) if word.isdigit() else word for key, word in job["overrides"].items()}
     keys = {"model.tokenizer": "none", "scheduler.chunk": job["chunk"], **overrides}
     with LLM(job["model"], pp=job["pp"], tp=job["tp"], **keys) as llm:
@@ -21,7 +22,7 @@ def main() -> None:
         print("first", flush=True)
         llm.generate(prompts[:4], SamplingParams(max_tokens=4, ignore_eos=True))
         begin = time.perf_counter()
-        found = llm.generate(prompts, SamplingParams(max_tokens=job["output"], ignore_eos=True))
+        found = llm.generate(prompts, SamplingParams(max_tokens=output, ignore_eos=True))
         seconds = time.perf_counter() - begin
     print(json.dumps({"seconds": seconds, "outputs": [list(one.outputs[0].token_ids) for one in found]}), flush=True)
 

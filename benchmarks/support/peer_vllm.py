@@ -1,4 +1,7 @@
-"""One run of vLLM's CPU build for `benchmarks/peer.py`, under vLLM's Python. Its argument is the job, as JSON."""
+"""One run of vLLM's CPU build for `benchmarks/peer.py` and `vllm_trace.py`, under vLLM's Python.
+
+Its argument is the job, as JSON. `rounds` is a file with rounds of requests; one begins when the one before is done.
+"""
 
 from __future__ import annotations
 
@@ -13,23 +16,30 @@ def main() -> None:
     from vllm import LLM, SamplingParams  # type: ignore[import-not-found]
 
     job = json.loads(sys.argv[1])
-    prompts = [{"prompt_token_ids": ids} for ids in json.loads(Path(job["prompts"]).read_text())]
-    several: dict[str, Any] = {"distributed_executor_backend": "mp"} if job["pp"] * job["tp"] > 1 else {}
-    llm = LLM(
-        job["model"], skip_tokenizer_init=True, dtype="float32", max_num_batched_tokens=job["chunk"],
-        enable_prefix_caching=False, pipeline_parallel_size=job["pp"], tensor_parallel_size=job["tp"], **several,
-    )  # fmt: skip
+    rounds = json.loads(Path(job["rounds"]).read_text())
+    first = rounds[0]["requests"]
+    llm = LLM(job["model"], skip_tokenizer_init=True, dtype="float32", enable_prefix_caching=False, **job["keys"])
 
-    def generate(requests: list[dict[str, Any]], tokens: int) -> list[list[int]]:
-        sampling = SamplingParams(max_tokens=tokens, ignore_eos=True, temperature=0.0, detokenize=False)
-        return [list(one.outputs[0].token_ids) for one in llm.generate(requests, sampling, use_tqdm=False)]
+    def generate(requests: list[dict[str, Any]], most: int = 1 << 30) -> list[list[int]]:
+        prompts = [{"prompt_token_ids": request["prompt"]} for request in requests]
+        fixed = {"ignore_eos": True, "temperature": 0.0, "detokenize": False}
+        sampling = [SamplingParams(max_tokens=min(most, request["output"]), **fixed) for request in requests]
+        return [list(one.outputs[0].token_ids) for one in llm.generate(prompts, sampling, use_tqdm=False)]
 
-    generate(prompts[:1], 1)
+    generate(first[:1], 1)
     print("first", flush=True)
-    generate(prompts[:4], 4)
-    begin = time.perf_counter()
-    outputs = generate(prompts, job["output"])
-    print(json.dumps({"seconds": time.perf_counter() - begin, "outputs": outputs}), flush=True)
+    generate(first[:4], 4)
+    is_traced = "profiler_config" in job["keys"]
+    if is_traced:
+        llm.start_profile()
+    begin, outputs = time.perf_counter(), []
+    for each in rounds:
+        time.sleep(each["pause"])
+        outputs += generate(each["requests"])
+    seconds = time.perf_counter() - begin
+    if is_traced:
+        llm.stop_profile()
+    print(json.dumps({"seconds": seconds, "outputs": outputs}), flush=True)
 
 
 if __name__ == "__main__":

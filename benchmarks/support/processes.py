@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import statistics
 import time
@@ -33,6 +34,19 @@ def descendants_of(pid: int) -> list[int]:
     return found
 
 
+def roles_of(front: int) -> dict[int, str]:
+    """Return the processes of a server: the front, and below it engines and Ray's actors."""
+    roles, ranks = {front: "front"}, 0
+    for child in descendants_of(front):
+        command = Path(f"/proc/{child}/cmdline").read_bytes()
+        if b"spawn_main" in command:
+            roles[child] = f"engine {sum(role.startswith('engine') for role in roles.values())}"
+        elif command.startswith(b"ray::RankActor"):
+            roles[child] = f"rank process {ranks}"
+            ranks += 1
+    return roles
+
+
 class MemoryLog:
     """Resident MiB of processes by their names, from now on."""
 
@@ -48,14 +62,26 @@ class MemoryLog:
             pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
             self._mib.setdefault(name, []).append(pages * _PAGE / (1 << 20))
 
+    async def watch(self, names: dict[int, str]) -> None:
+        """Note it once a second, until cancelled."""
+        while True:
+            self.sample(names)
+            await asyncio.sleep(1.0)
+
     def growth(self) -> list[dict[str, str | float]]:
-        """A row for each process: its memory after the first quarter, and the slope of the line through it."""
+        """Return a row for each process: its memory after the first quarter, and the slope of the line through it."""
         first = len(self._minutes) // 4
         minutes = self._minutes[first:]
-        return [{
-            "process": name, "first_mib": mib[first], "last_mib": mib[-1], "most_mib": max(mib[first:]),
-            "mib_per_minute": statistics.linear_regression(minutes, mib[first:]).slope,
-        } for name, mib in self._mib.items()]  # fmt: skip
+        return [
+            {
+                "process": name,
+                "first_mib": mib[first],
+                "last_mib": mib[-1],
+                "most_mib": max(mib[first:]),
+                "mib_per_minute": statistics.linear_regression(minutes, mib[first:]).slope,
+            }
+            for name, mib in self._mib.items()
+        ]
 
 
 def tree_memory(pid: int) -> float:

@@ -12,9 +12,11 @@ from .faults import ranks_below
 
 # Ray's default takes many seconds to see that a node is gone.
 _SOON = {
-    "health_check_initial_delay_ms": 0, "health_check_period_ms": 200, "health_check_timeout_ms": 500,
+    "health_check_initial_delay_ms": 0,
+    "health_check_period_ms": 200,
+    "health_check_timeout_ms": 500,
     "health_check_failure_threshold": 2,
-}  # fmt: skip
+}
 _BACK_AFTER_S = 5.0
 
 

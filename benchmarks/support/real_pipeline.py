@@ -1,58 +1,60 @@
-"""The real pipeline that `benchmarks/policies.py` and `benchmarks/real_chunk.py` run on: two stages of one thread each.
+"""Runs of `gapless bench` by turns on the real pipeline.
 
-A LLaMA of about 160M parameters with random weights serves requests of 256 to 1,024 tokens in all. Up to 8 requests
-share a micro-batch, few enough that every slot is refilled several times in a run.
+In `SETTING` a LLaMA of about 160M parameters with random weights serves requests of 256 to 1,024 tokens in all, over
+two stages of one thread each. Up to 8 requests share a micro-batch, few enough that every slot is refilled several
+times in a run.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from .harness import run_gapless, words
 
-from gapless.conf.errors import ConfigError
-from gapless.launch.cli import main as gapless
-
+MACHINE = "model=llama-160m parallel=pp2 parallel.threads=1"
 SETTING = (
-    "model=llama-160m",
-    "hardware.memory_gib=6",
-    "parallel=pp2",
-    "parallel.threads=1",
-    "scheduler.batch=8",
-    "workload=zipf",
-    "workload.theta=0",  # uniform
-    "workload.min_len=256",
-    "workload.max_len=1024",
+    f"{MACHINE} hardware.memory_gib=6 scheduler.batch=8 workload=zipf workload.theta=0 workload.min_len=256 "
+    "workload.max_len=1024"
 )
+Turn = dict[str, dict[str, Any]]  # the summary of each policy
 
 
-def run(folder: Path, policies: Sequence[str], pd_ratio: float, num_prompts: int, overrides: Sequence[str]) -> None:
-    """Run the policies one after the other on one started pipeline, into folders of `folder`.
+def bench_by_turns(
+    out: Path,
+    rounds: int,
+    policies: Sequence[str],
+    cases: Mapping[str, str],
+    overrides: Sequence[str],
+    run: bool = True,
+) -> dict[str, list[Turn]]:
+    """Run the policies on one started pipeline for each case, round after round, into folders of `out`.
 
-    Raises:
-        ConfigError: `gapless bench` failed, and has said why.
+    Args:
+        out: for the run folders.
+        rounds: how often each case runs.
+        policies: their names.
+        cases: overrides by name.
+        overrides: of all cases.
+        run: whether to run; else only the runs that are there are read.
+
+    Returns:
+        By case, the turns that all policies had.
     """
-    command = [
-        "bench", *SETTING, f"scheduler={','.join(policies)}", f"workload.pd_ratio={pd_ratio:g}",
-        f"workload.num_prompts={num_prompts}", f"hydra.run.dir={folder}", *overrides,
-    ]  # fmt: skip
-    if code := gapless(command):
-        raise ConfigError(f"gapless {' '.join(command)} ended with {code}")
+    for number in range(rounds) if run else ():
+        for name, keys in cases.items():
+            folder = f"hydra.run.dir={out / name}_round{number}"
+            run_gapless("bench", *words(keys, f"scheduler={','.join(policies)}", *overrides, folder))
+    turns = {name: [_summaries(Path(f"{out / name}_round{n}"), policies) for n in range(rounds)] for name in cases}
+    return {name: [turn for turn in of if len(turn) == len(policies)] for name, of in turns.items()}
 
 
-def runs(folder: Path, policies: Sequence[str]) -> dict[str, Path]:
-    """Return the run folder of each policy in a folder that `run` filled; empty where one is missing."""
-    found = {name: next(folder.glob(f"*_{name}/summary.json"), None) for name in policies}
-    return {name: path.parent for name, path in found.items() if path is not None} if all(found.values()) else {}
+def _summaries(folder: Path, policies: Sequence[str]) -> Turn:
+    found = {name: next(folder.glob(f"*_{name}"), folder) for name in policies}
+    return {name: summary(path) for name, path in found.items() if (path / "summary.json").is_file()}
 
 
 def summary(run_folder: Path) -> dict[str, Any]:
     return json.loads((run_folder / "summary.json").read_text())  # type: ignore[no-any-return]
-
-
-def compute_seconds(summary: dict[str, Any]) -> float:
-    """Seconds that a stage computed, averaged over the stages."""
-    return float(np.mean(summary["stage_busy_fraction"])) * float(summary["duration"])

@@ -39,7 +39,7 @@ def write_json(
 
 
 def commit() -> str:
-    """The commit that is checked out, with a `+` if files differ from it."""
+    """Return the commit that is checked out, with a `+` if files differ from it."""
     found = subprocess.run(
         ["git", "describe", "--always", "--dirty=+", "--exclude=*"],
         cwd=ROOT,

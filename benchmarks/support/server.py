@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from .harness import words
+
 _START_S = 300
 _END_S = 90
 _ANSWER_S = 30
@@ -39,10 +41,18 @@ class Server:
         text: bytes = urllib.request.urlopen(self.url + path, timeout=_ANSWER_S).read()
         return text.decode()
 
+    def metrics(self, name: str) -> list[tuple[dict[str, str], float]]:
+        """Return the values of one of gapless's metrics, each with its labels."""
+        found = re.findall(rf"^gapless:{name}(?:\{{(.*)\}})? (\S+)$", self.get("/metrics"), re.MULTILINE)
+        return [(dict(re.findall(r'(\w+)="([^"]*)"', labels)), float(value)) for labels, value in found]
+
     def gauge(self, name: str) -> float:
-        """The sum of one of gapless's gauges over the replicas."""
-        found = re.findall(rf"^gapless:{name}\{{.*\}} (\S+)$", self.get("/metrics"), re.MULTILINE)
-        return sum(map(float, found))
+        """Return the sum of one of gapless's gauges over the replicas."""
+        return sum(value for _, value in self.metrics(name))
+
+    def left(self) -> int:
+        """Return how many requests run or wait."""
+        return round(self.gauge("num_requests_running") + self.gauge("num_requests_waiting"))
 
 
 @contextmanager
@@ -52,15 +62,15 @@ def gapless_server(overrides: Sequence[str]) -> Iterator[Server]:
     Raises:
         SystemExit: it does not start.
     """
-    words = [sys.executable, "-m", "gapless.launch.cli", "serve", "serve.port=0", *overrides]
-    with logged(words) as (process, log):
+    command = [sys.executable, "-m", "gapless.launch.cli", "serve", *words("serve.port=0", *overrides)]
+    with logged(command) as (process, log):
         found = await_line(process, log, r"takes requests at http://(\S+):(\d+)/")
         yield Server(found[1], int(found[2]), process)
 
 
 @contextmanager
 def logged(
-    words: Sequence[str], environment: Mapping[str, str] | None = None
+    command: Sequence[str], environment: Mapping[str, str] | None = None
 ) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
     """Start a process in an empty folder; yield it and the file of all that it prints. At the end it is terminated.
 
@@ -70,7 +80,7 @@ def logged(
         log = Path(folder) / "log"
         with log.open("wb") as file:
             process = subprocess.Popen(
-                words, stdout=file, stderr=file, cwd=folder, env=os.environ | dict(environment or {})
+                command, stdout=file, stderr=file, cwd=folder, env=os.environ | dict(environment or {})
             )
         try:
             yield process, log

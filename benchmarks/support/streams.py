@@ -37,6 +37,7 @@ def stream_all(server: Server, prompts: Sequence[Sequence[int]], tokens: int, du
     """Send a request for each prompt when it is due, whatever became of those before; return them when all have ended.
 
     Args:
+        server: is under way already.
         prompts: token ids.
         tokens: of each output.
         due: seconds from the beginning, ascending.
@@ -60,17 +61,18 @@ async def _stream_all(
     return streams
 
 
-def request_of(prompt: Sequence[int], tokens: int, **sampling: float) -> bytes:
-    """The bytes of a request for a stream of `tokens` tokens, greedy unless `sampling` says otherwise."""
-    body = json.dumps({
-        "prompt": list(prompt), "max_tokens": tokens, "ignore_eos": True, "temperature": 0, "stream": True,
-        "return_token_ids": True, **sampling,
-    }).encode()  # fmt: skip
-    head = (
-        "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\nconnection: close\r\n"
+def request_of(prompt: str | Sequence[int], tokens: int, **sampling: float) -> bytes:
+    """Return the bytes of a request for a stream of `tokens` tokens, greedy unless `sampling` says otherwise."""
+    how = {"ignore_eos": True, "temperature": 0, "stream": True, "return_token_ids": True, **sampling}
+    text = prompt if isinstance(prompt, str) else list(prompt)
+    return http_post("/v1/completions", json.dumps({"prompt": text, "max_tokens": tokens, **how}).encode())
+
+
+def http_post(path: str, body: bytes) -> bytes:
+    return (
+        f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\nconnection: close\r\n"
         f"content-length: {len(body)}\r\n\r\n"
-    )
-    return head.encode() + body
+    ).encode() + body
 
 
 async def read(server: Server, request: bytes, stream: Stream, began: float) -> list[tuple[float, bytes]]:

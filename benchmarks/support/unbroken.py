@@ -54,7 +54,7 @@ def questions(count: int, prompt: int, output: int) -> list[Question]:
 
 
 def is_rounding(server: Server, question: Question, expected: list[int], found: list[int]) -> bool:
-    """Whether the first token of `found` that is another than that of `expected` ties with it within rounding."""
+    """Return whether the first token of `found` that differs from `expected` ties with it within rounding."""
     place = next(at for at, (one, other) in enumerate(zip(expected, found, strict=True)) if one != other)
     body = {"prompt": question.prompt + expected[: place + 1], "max_tokens": 1, "prompt_logprobs": _TOP_K + 1}
     request = urllib.request.Request(
@@ -141,6 +141,9 @@ class Clients:
             outcome.others.append((question, expected, stream.token_ids))
 
     def split_others(self) -> tuple[int, int]:
-        """How many texts are another than without faults by rounding, and how many are wrong. The server must run."""
+        """Return how many texts are another than without faults by rounding, and how many are wrong.
+
+        The server must run.
+        """
         ties = sum(is_rounding(self._server, *other) for other in self.outcome.others)
         return ties, len(self.outcome.others) - ties

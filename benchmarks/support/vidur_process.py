@@ -24,6 +24,22 @@ MAX_TOKENS = 65_536  # the largest micro-batch that Vidur learns times for
 ATTENTION = "attention_codellama-34b_tp2"  # the heads of both models
 REVISION = "0" * 40
 DATE = "2023-01-01"  # Vidur replays traces of one date; any date will do
+_TASK: dict[str, object] = {  # what `vidur_script.py` takes, where nothing else is said
+    "seed": 0,
+    "tp": TP,
+    "block_size": 16,
+    "date": DATE,
+    "context": MAX_CONTEXT,
+    "network": "local/dgx",
+    "most_tokens": MAX_TOKENS,
+    "trace": "",
+    "policy": "sarathi",
+    "tokens": 512,
+    "follow": False,
+    "batch_size_cap": 128,
+    "num_blocks": 1024,
+    "metrics": False,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +49,7 @@ class Model:
     short: str
     name: str
     measured: str
-    overrides: tuple[str, ...]
+    overrides: str
 
     @property
     def dataset(self) -> str:
@@ -44,10 +60,10 @@ CODELLAMA = Model(
     "34B",
     "codellama/CodeLlama-34b-Instruct-hf",
     "mlp_codellama-34b-instruct-hf",
-    ("model=llama2-70b", "model.name=codellama-34b", "model.architecture.num_layers=48",
-     "model.architecture.ffn_size=22016", "model.architecture.rope_theta=1000000"),
-)  # fmt: skip
-LLAMA = Model("70B", "meta-llama/Llama-2-70b-hf", "mlp_llama-2-70b-hf", ("model=llama2-70b",))
+    "model=llama2-70b model.name=codellama-34b model.architecture.num_layers=48 model.architecture.ffn_size=22016 "
+    "model.architecture.rope_theta=1000000",
+)
+LLAMA = Model("70B", "meta-llama/Llama-2-70b-hf", "mlp_llama-2-70b-hf", "model=llama2-70b")
 
 
 class Vidur:
@@ -74,27 +90,17 @@ class Vidur:
         return run.stdout.strip()
 
     def simulate(
-        self,
-        model: Model,
-        pp: int,
-        workload: Workload,
-        *,
-        policy: str,
-        tokens: int,
-        most_requests: int,
-        num_blocks: int,
-        follow: bool,
-        metrics: bool,
+        self, model: Model, pp: int, workload: Workload, **keys: object
     ) -> tuple[npt.NDArray[np.float64], float]:
-        """Simulate; returns [requests, 3], arrival, first token and end in simulated seconds, and the CPU seconds."""
+        """Simulate; returns [requests, 3], arrival, first token and end in simulated seconds, and the CPU seconds.
+
+        `keys` are those of `_TASK`.
+        """
         trace = self._scratch / "trace.csv"
         columns = zip(workload.arrivals.tolist(), workload.input_lens, workload.output_lens, strict=True)
         lines = [f"{DATE},{arrival!r},{prompt},{output}" for arrival, prompt, output in columns]
         trace.write_text("\n".join(["Date,Time,PromptTokenCount,CompletionTokenCount", *lines]) + "\n")
-        result = self._run({
-            **self._task(model, pp), "trace": str(trace), "policy": policy, "tokens": tokens, "follow": follow,
-            "batch_size_cap": most_requests, "num_blocks": num_blocks, "metrics": metrics,
-        })  # fmt: skip
+        result = self._run(model, pp, trace=str(trace), **keys)
         return np.array(result["requests"]), result["seconds"]
 
     def operators(
@@ -104,27 +110,17 @@ class Vidur:
 
         A micro-batch is a list of (new tokens, context with them), one pair for each request.
         """
-        times: list[dict[str, float]] = self._run({
-            **self._task(model, pp), "trace": "", "policy": "sarathi", "tokens": 512, "follow": False,
-            "batch_size_cap": 128, "num_blocks": 1024, "metrics": False, "micro_batches": micro_batches,
-        })["times"]  # fmt: skip
+        times: list[dict[str, float]] = self._run(model, pp, micro_batches=micro_batches)["times"]
         return times
 
-    def _task(self, model: Model, pp: int) -> dict[str, Any]:
-        return {
-            "seed": 0, "model": model.name, "pp": pp, "tp": TP, "block_size": 16, "date": DATE, "context": MAX_CONTEXT,
-            "compute": f"local/{model.dataset}", "network": "local/dgx", "most_tokens": MAX_TOKENS,
-            "cache": str(self._cache), "output": str(self._scratch / "output"),
-        }  # fmt: skip
-
-    def _run(self, task: dict[str, Any]) -> dict[str, Any]:
+    def _run(self, model: Model, pp: int, **keys: object) -> dict[str, Any]:
+        folders = {"cache": str(self._cache), "output": str(self._scratch / "output")}
+        task = _TASK | folders | {"model": model.name, "pp": pp, "compute": f"local/{model.dataset}"} | keys
         task_file, result_file = self._scratch / "task.json", self._scratch / "result.json"
         task_file.write_text(json.dumps(task))
         environment = {**os.environ, "HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled", "OMP_NUM_THREADS": "1"}
-        run = subprocess.run(
-            [self._python, "-I", SCRIPT, task_file, result_file], env=environment, capture_output=True, text=True,
-            check=False,
-        )  # fmt: skip
+        command = [self._python, "-I", SCRIPT, task_file, result_file]
+        run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         if run.returncode:
             raise SystemExit(f"Vidur failed:\n{run.stdout[-2000:]}{run.stderr[-4000:]}")
         result: dict[str, Any] = json.loads(result_file.read_text())

@@ -27,10 +27,15 @@ OPERATORS = {  # our names, and the attributes of Vidur's execution time that th
     "ffn_ln1": ("mlp_layer_up_proj_execution_time",),
     "ffn_ln2": ("mlp_layer_down_proj_execution_time",),
     "attn": ("attention_prefill_execution_time", "attention_decode_execution_time"),
-    "others": ("attention_rope_execution_time", "mlp_layer_act_execution_time", "attn_norm_time", "mlp_norm_time",
-               "add_time"),
+    "others": (
+        "attention_rope_execution_time",
+        "mlp_layer_act_execution_time",
+        "attn_norm_time",
+        "mlp_norm_time",
+        "add_time",
+    ),
     "all_reduce": ("tensor_parallel_communication_time", "tensor_parallel_communication_time"),
-}  # fmt: skip
+}
 
 
 def main(task_file: str, result_file: str) -> None:
@@ -76,32 +81,29 @@ def operators(task: dict[str, Any]) -> dict[str, Any]:
 
 
 def configuration(task: dict[str, Any]) -> Any:
+    replica = c.ReplicaConfig(
+        model_name=task["model"],
+        num_pipeline_stages=task["pp"],
+        tensor_parallel_size=task["tp"],
+        enable_sequence_pipeline_parallel=task["follow"],
+        device="a100",
+        network_device="a100_dgx",
+    )
+    cache = c.CacheConfig(block_size=task["block_size"], num_blocks=task["num_blocks"])
+    factors = dict.fromkeys(("prefill_scale_factor", "decode_scale_factor", "time_scale_factor"), 1.0)
+    no_pictures = dict.fromkeys(("write_json_trace", "enable_chrome_trace", "store_plots"), False)
     return c.SimulationConfig(
         seed=task["seed"],
         log_level="error",
         cluster_config=c.ClusterConfig(
-            num_replicas=1,
-            replica_config=c.ReplicaConfig(
-                model_name=task["model"],
-                num_pipeline_stages=task["pp"],
-                tensor_parallel_size=task["tp"],
-                enable_sequence_pipeline_parallel=task["follow"],
-                device="a100",
-                network_device="a100_dgx",
-            ),
-            cache_config=c.CacheConfig(block_size=task["block_size"], num_blocks=task["num_blocks"]),
-            replica_scheduler_config=policy(task),
+            num_replicas=1, replica_config=replica, cache_config=cache, replica_scheduler_config=policy(task)
         ),
         request_generator_config=c.TraceRequestGeneratorConfig(
-            trace_file=task["trace"], date=task["date"], prefill_scale_factor=1.0, decode_scale_factor=1.0,
-            time_scale_factor=1.0, max_tokens=task["context"],
+            trace_file=task["trace"], date=task["date"], max_tokens=task["context"], **factors
         ),
         execution_time_predictor_config=task_predictor(task),
-        metrics_config=c.MetricsConfig(
-            write_metrics=task["metrics"], write_json_trace=False, enable_chrome_trace=False, store_plots=False,
-            output_dir=task["output"],
-        ),
-    )  # fmt: skip
+        metrics_config=c.MetricsConfig(write_metrics=task["metrics"], output_dir=task["output"], **no_pictures),
+    )
 
 
 def policy(task: dict[str, Any]) -> Any:

@@ -20,15 +20,18 @@ def draw_winners(path: Path, cells: Sequence[Mapping[str, Any]], policies: Seque
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch, Polygon
 
-    clusters, workloads, loads = (list(dict.fromkeys(cell[key] for cell in cells))
-                                  for key in ("cluster", "workload", "load"))  # fmt: skip
+    clusters, workloads, loads = (
+        list(dict.fromkeys(cell[key] for cell in cells)) for key in ("cluster", "workload", "load")
+    )
     colors = dict(zip(policies, _COLORS, strict=True))
     figure = Figure(figsize=(3.4 * len(clusters), 0.55 * len(workloads) + 1.4), dpi=_DPI, layout="constrained")
     for panel, cluster in zip(figure.subplots(1, len(clusters), squeeze=False)[0], clusters, strict=True):
         for cell in (cell for cell in cells if cell["cluster"] == cluster):
             x, y = loads.index(cell["load"]), workloads.index(cell["workload"])
-            for policy, corners in ((cell["ttft_by"], [(x, y), (x, y + 1), (x + 1, y)]),
-                                    (cell["tbt_by"], [(x + 1, y + 1), (x, y + 1), (x + 1, y)])):  # fmt: skip
+            for policy, corners in (
+                (cell["ttft_by"], [(x, y), (x, y + 1), (x + 1, y)]),
+                (cell["tbt_by"], [(x + 1, y + 1), (x, y + 1), (x + 1, y)]),
+            ):
                 panel.add_patch(Polygon(corners, facecolor=colors[policy], edgecolor="white"))
         panel.set(xlim=(0, len(loads)), ylim=(len(workloads), 0), title=cluster)
         panel.set_xticks([number + 0.5 for number in range(len(loads))], [load.replace(" ", "\n") for load in loads])
@@ -38,7 +41,12 @@ def draw_winners(path: Path, cells: Sequence[Mapping[str, Any]], policies: Seque
             spine.set_visible(False)
     won = {cell[key] for cell in cells for key in ("ttft_by", "tbt_by")}
     keys = [Patch(facecolor=colors[policy], label=policy) for policy in policies if policy in won]
-    figure.legend(handles=keys, loc="outside lower center", ncols=len(keys), frameon=False,
-                  title="left: shortest p99 TTFT; right: shortest p99 TBT")  # fmt: skip
+    figure.legend(
+        handles=keys,
+        loc="outside lower center",
+        ncols=len(keys),
+        frameon=False,
+        title="left: shortest p99 TTFT; right: shortest p99 TBT",
+    )
     FigureCanvasAgg(figure)
     figure.savefig(path, metadata={"Software": None})

@@ -14,8 +14,13 @@ PAGES: Mapping[str, tuple[str, str, Mapping[str, tuple[str, ...]]]] = {
         "What `from gapless import ...` gives. [generate.md](../docs/generate.md#python) and "
         "[run_folder.md](../docs/run_folder.md#in-python) have examples.",
         {
-            "Generate": ("gapless.LLM", "gapless.SamplingParams", "gapless.StructuredOutputs", "gapless.RequestOutput",
-                         "gapless.CompletionOutput"),
+            "Generate": (
+                "gapless.LLM",
+                "gapless.SamplingParams",
+                "gapless.StructuredOutputs",
+                "gapless.RequestOutput",
+                "gapless.CompletionOutput",
+            ),
             "Read runs": ("gapless.read_run", "gapless.Run", "gapless.Table"),
             "Errors": ("gapless.conf.errors.ConfigError",),
         },
@@ -25,11 +30,19 @@ PAGES: Mapping[str, tuple[str, str, Mapping[str, tuple[str, ...]]]] = {
         "What a policy, a launcher or a pipeline of your own extends or provides. [policies.md](../docs/policies.md) "
         "shows a whole policy.",
         {
-            "Policies": (f"{ROOM}.scheduler.base.Scheduler", f"{ROOM}.scheduler.base.Limits",
-                         "gapless.conf.policies.Depth", "gapless.conf.policies.SchedulerConfig",
-                         f"{ROOM}.scheduler.order.Order"),
-            "What a policy gets": (f"{ROOM}.core.micro_batch.MicroBatch", f"{ROOM}.core.micro_batch.Chunk",
-                                   f"{ROOM}.core.request.Request", f"{ROOM}.core.block_pool.BlockPool"),
+            "Policies": (
+                f"{ROOM}.scheduler.base.Scheduler",
+                f"{ROOM}.scheduler.base.Limits",
+                "gapless.conf.policies.Depth",
+                "gapless.conf.policies.SchedulerConfig",
+                f"{ROOM}.scheduler.waiting.WaitingQueue",
+            ),
+            "What a policy gets": (
+                f"{ROOM}.core.micro_batch.MicroBatch",
+                f"{ROOM}.core.micro_batch.Chunk",
+                f"{ROOM}.core.request.Request",
+                f"{ROOM}.core.block_pool.BlockPool",
+            ),
             "Launchers": (f"{ROOM}.pipeline.launcher.Launcher",),
             "Pipelines": (f"{ROOM}.pipeline.protocol.Pipeline", f"{ROOM}.pipeline.protocol.Clock"),
         },
@@ -38,27 +51,37 @@ PAGES: Mapping[str, tuple[str, str, Mapping[str, tuple[str, ...]]]] = {
         "Data of a run",
         "What `Run.record` and `Run.ledger` hold. [run_folder.md](../docs/run_folder.md) says in which files it lies.",
         {
-            "The record": (f"{ROOM}.core.run_record.RunRecord", f"{ROOM}.core.run_record.MicroBatchRecord",
-                           f"{ROOM}.core.run_record.SegmentRecord", f"{ROOM}.core.run_record.DecodesRecord",
-                           f"{ROOM}.core.run_record.Wait", f"{ROOM}.core.run_record.FaultRecord",
-                           f"{ROOM}.core.messages.Span", f"{ROOM}.core.request_record.RequestRecord"),
-            "The ledger": (f"{ROOM}.ledger.ledger.Ledger", f"{ROOM}.ledger.causes.Cause",
-                           f"{ROOM}.ledger.idle.IdleInterval", f"{ROOM}.ledger.idle.IdleColumns",
-                           f"{ROOM}.ledger.fleet.Fleet"),
+            "The record": (
+                f"{ROOM}.core.run_record.RunRecord",
+                f"{ROOM}.core.run_record.MicroBatchRecord",
+                f"{ROOM}.core.run_record.SegmentRecord",
+                f"{ROOM}.core.run_record.DecodesRecord",
+                f"{ROOM}.core.run_record.Wait",
+                f"{ROOM}.core.run_record.FaultRecord",
+                f"{ROOM}.core.messages.Span",
+                f"{ROOM}.core.request_record.RequestRecord",
+            ),
+            "The ledger": (
+                f"{ROOM}.ledger.ledger.Ledger",
+                f"{ROOM}.ledger.causes.Cause",
+                f"{ROOM}.ledger.idle.IdleInterval",
+                f"{ROOM}.ledger.idle.IdleColumns",
+                f"{ROOM}.ledger.fleet.Fleet",
+            ),
         },
     ),
-}  # fmt: skip
+}
 
 
 def api_pages() -> dict[str, str]:
-    """The pages, by path in the site."""
+    """Return the pages, by path in the site."""
     missing = {f"gapless.{name}" for name in gapless.__all__} - {*names_shown(), "gapless.__version__"}
     assert not missing, f"the pages show all that the package exports: {missing}"
     return {f"reference/{name}.md": _page(*page) for name, page in PAGES.items()}
 
 
 def names_shown() -> Iterator[str]:
-    """The dotted names of all that the pages show."""
+    """Yield the dotted names of all that the pages show."""
     for _, _, parts in PAGES.values():
         for names in parts.values():
             yield from names

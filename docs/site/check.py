@@ -27,7 +27,7 @@ class _Page(HTMLParser):
 
 
 def dead_links(site: Path) -> list[str]:
-    """A line for each link that leads nowhere; links out of the site are not followed."""
+    """Return a line for each link that leads nowhere; links out of the site are not followed."""
     pages = {file.resolve(): _Page(file.read_text(encoding="utf-8")) for file in sorted(site.rglob("*.html"))}
     return [line for file in pages for line in _dead_of(file, pages, site.resolve())]
 

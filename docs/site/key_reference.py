@@ -20,7 +20,7 @@ _ANCHOR = str.maketrans("._", "--")  # of a key: serve.api_keys is #serve-api-ke
 
 
 def key_pages() -> dict[str, str]:
-    """The pages, by path in the site: one that leads to the others, one for each command, one of all groups."""
+    """Return the pages, by path in the site: one that leads to the others, one for each command, one of all groups."""
     commands = {f"{FOLDER}/{command.name}.md": command_page(command) for command in COMMANDS.values()}
     names = [path.removeprefix("reference/") for path in (*commands, GROUPS_PAGE)]
     rows = [(f"[`gapless {command.name}`](keys/{command.name}.md)", command.summary) for command in COMMANDS.values()]
@@ -43,7 +43,7 @@ def key_pages() -> dict[str, str]:
 
 
 def command_page(command: Command) -> str:
-    """A command: how it is called, its groups, its options, and its keys by section."""
+    """Return the page of a command: how it is called, its groups, its options, and its keys by section."""
     defaults, chosen = defaults_of(command)
     meaning = meanings(command.config)
     usage = "FOLDER ... [KEY=VALUE ...]" if command.positional else "[-m] [GROUP=CHOICE ...] [KEY=VALUE ...]"
@@ -71,7 +71,7 @@ def command_page(command: Command) -> str:
 
 
 def groups_page() -> str:
-    """Every group with its choices, each as its file says."""
+    """Return the page of every group with its choices, each as its file says."""
     lines = ["# Groups and their choices", ""]
     for group, meaning in GROUPS.items():
         lines += [f"## {group}", "", f"`{group}=CHOICE`: {_text(meaning)}.", ""]
@@ -91,7 +91,7 @@ def _row(cells: Iterable[str]) -> str:
 
 
 def _text(words: str) -> str:
-    """Words of a docstring or a help text, with what Markdown would take for markup as it stands."""
+    """Return the words of a docstring or a help text, with what Markdown would take for markup as it stands."""
     parts = re.split(r"(`[^`]*`)", words)
     parts[::2] = [re.sub(r"([*_<>\[\]$#])", r"\\\1", part) for part in parts[::2]]
     return "".join(parts)

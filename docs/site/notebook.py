@@ -38,7 +38,7 @@ def run_notebook(file: Path) -> None:
 
 
 def in_order(outputs: list[NotebookNode]) -> list[NotebookNode]:
-    """What a cell gave, with the pieces of each stream in one: first standard error, which tells of progress."""
+    """Return what a cell gave, with the pieces of each stream in one: first standard error, which tells of progress."""
     streams = {name: [each for each in outputs if each.get("name") == name] for name in ("stderr", "stdout")}
     merged = [
         nbformat.v4.new_output("stream", name=name, text="".join(piece.text for piece in pieces))

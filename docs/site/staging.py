@@ -10,9 +10,9 @@ from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).parents[2]
 HOME = PurePosixPath("index.md")  # README.md of the root is the site's first page
-AT_ROOT = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md")
+AT_ROOT = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")
 RESULTS = PurePosixPath("benchmarks/results")
-FOLDERS = ("docs", str(RESULTS), "models/shipped")  # whose Markdown and notebooks are pages
+FOLDERS = ("docs", "benchmarks", "models/shipped")  # whose Markdown and notebooks are pages
 ORPHANS = ("docs/README.md", "models/shipped/README.md")  # pages that others lead to, outside the navigation
 LEFT_OUT = ("docs/plans", "docs/site")  # work under way, and this
 PICTURES = (".png", ".svg")
@@ -20,8 +20,15 @@ SOURCES = "sources"  # of the site: files of the project that pages link to, a p
 _ORPHAN = "---\norphan: true\n---\n"
 _FENCE = re.compile(r"^(```.*?^```)$", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
-_LANGUAGES = {".py": "python", ".yaml": "yaml", ".json": "json", ".sh": "bash", ".conf": "nginx",
-              ".Dockerfile": "docker", ".service": "ini"}  # fmt: skip
+_LANGUAGES = {
+    ".py": "python",
+    ".yaml": "yaml",
+    ".json": "json",
+    ".sh": "bash",
+    ".conf": "nginx",
+    ".Dockerfile": "docker",
+    ".service": "ini",
+}
 
 
 def stage(target: Path, made: Mapping[str, str]) -> None:
@@ -54,7 +61,7 @@ def stage(target: Path, made: Mapping[str, str]) -> None:
 
 
 def documents() -> list[PurePosixPath]:
-    """The files that are pages, from the project's root."""
+    """Return the files that are pages, from the project's root."""
     found = [PurePosixPath(name) for name in AT_ROOT]
     for folder in FOLDERS:
         for file in sorted((ROOT / folder).rglob("*")):
@@ -65,12 +72,12 @@ def documents() -> list[PurePosixPath]:
 
 
 def page_of(path: PurePosixPath) -> PurePosixPath:
-    """Where a document lies in the site's source folder."""
+    """Return where a document lies in the site's source folder."""
     return HOME if path == PurePosixPath("README.md") else path
 
 
 def source_page(path: PurePosixPath) -> PurePosixPath:
-    """The page that shows a file or a folder that is no document."""
+    """Return the page that shows a file or a folder that is no document."""
     return PurePosixPath(SOURCES) / path.parent / f"{path.name}.md"
 
 
@@ -107,7 +114,7 @@ def relinked(
 
 
 def source_text(path: PurePosixPath) -> str:
-    """A page that shows a file, or lists a folder."""
+    """Return a page that shows a file, or lists a folder."""
     file = ROOT / path
     head = f"{_ORPHAN}# {path}\n\n"
     if file.is_dir():
@@ -118,8 +125,10 @@ def source_text(path: PurePosixPath) -> str:
 
 
 def toctrees(path: PurePosixPath, made: Mapping[str, str]) -> str:
-    """The navigation below a page: the sections of the index of the documents for the first page, a folder's for its
-    README."""
+    """Return the navigation below a page.
+
+    That is the sections of the index of the documents for the first page, a folder's documents for its README.
+    """
     if path == PurePosixPath("README.md"):
         trees = [tree(caption, entries) for caption, entries in index_sections(made)]
         return "".join(trees)
@@ -129,25 +138,25 @@ def toctrees(path: PurePosixPath, made: Mapping[str, str]) -> str:
 
 
 def results_index() -> str:
-    """A page that leads to the results of each benchmark."""
+    """Return a page that leads to the results of each benchmark."""
     names = names_of(RESULTS)
     lines = "\n".join(f"- [](./{name})" for name in names)
     return f"# Results of the benchmarks\n\n{lines}\n{tree('', names)}"
 
 
 def names_of(folder: PurePosixPath) -> list[str]:
-    """The names of a folder's Markdown files but its README."""
+    """Return the names of a folder's Markdown files but its README."""
     return sorted(file.name for file in (ROOT / folder).glob("*.md") if file.name != "README.md")
 
 
 def tree(caption: str, entries: list[str]) -> str:
-    """A hidden tree of pages."""
+    """Return a hidden tree of pages."""
     options = [":hidden:", *([f":caption: {caption}"] if caption else [])]
     return "\n".join(["", "```{toctree}", *options, "", *entries, "```", ""])
 
 
 def index_sections(made: Mapping[str, str]) -> Iterator[tuple[str, list[str]]]:
-    """The sections of docs/README.md with their pages, then the pages that are made of the code."""
+    """Yield the sections of docs/README.md with their pages, then the pages that are made of the code."""
     index = (ROOT / "docs/README.md").read_text(encoding="utf-8")
     for section in re.split(r"^## ", index, flags=re.MULTILINE)[1:]:
         links = re.findall(r"^\| \[[^]]*\]\(([^)]+)\)", section, re.MULTILINE)

@@ -10,28 +10,28 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gapless.runtime import LLM as LLM
-    from gapless.runtime import CompletionOutput as CompletionOutput
-    from gapless.runtime import RequestOutput as RequestOutput
-    from gapless.runtime import Run as Run
-    from gapless.runtime import SamplingParams as SamplingParams
-    from gapless.runtime import StructuredOutputs as StructuredOutputs
-    from gapless.runtime import Table as Table
-    from gapless.runtime import read_run as read_run
+    from gapless.conf.sampling import SamplingParams as SamplingParams
+    from gapless.conf.structured_outputs import StructuredOutputs as StructuredOutputs
+    from gapless.runtime.engine.llm import LLM as LLM
+    from gapless.runtime.engine.outputs import CompletionOutput as CompletionOutput
+    from gapless.runtime.engine.outputs import RequestOutput as RequestOutput
+    from gapless.runtime.notebook.run import Run as Run
+    from gapless.runtime.notebook.run import read_run as read_run
+    from gapless.runtime.notebook.table import Table as Table
 
     __version__: str
 
-__all__ = [
-    "LLM",
-    "CompletionOutput",
-    "RequestOutput",
-    "Run",
-    "SamplingParams",
-    "StructuredOutputs",
-    "Table",
-    "__version__",
-    "read_run",
-]
+_MODULES = {
+    "LLM": "runtime.engine.llm",
+    "CompletionOutput": "runtime.engine.outputs",
+    "RequestOutput": "runtime.engine.outputs",
+    "Run": "runtime.notebook.run",
+    "SamplingParams": "conf.sampling",
+    "StructuredOutputs": "conf.structured_outputs",
+    "Table": "runtime.notebook.table",
+    "read_run": "runtime.notebook.run",
+}
+__all__ = ["__version__", *_MODULES]
 
 
 def __getattr__(name: str) -> Any:
@@ -39,10 +39,10 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         return version("gapless")
-    if name in __all__:
-        from gapless import runtime
+    if name in _MODULES:
+        from importlib import import_module
 
-        return getattr(runtime, name)
+        return getattr(import_module(f"gapless.{_MODULES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -1,4 +1,4 @@
-"""What the server answers to completions and chats: whole, and piece by piece. OpenAI's bodies."""
+"""Makes the server's answers to completions and chats in OpenAI's JSON: whole bodies, and the events of streams."""
 
 from __future__ import annotations
 
@@ -15,28 +15,37 @@ from ...runtime.engine.outputs import CompletionOutput, Logprob
 from .engine_client import Delta
 from .requests import StreamOptions
 
-PromptLogprobs = Mapping[int, list[dict[int, Logprob] | None]]  # by output
+PromptLogprobs = Mapping[int, list[dict[int, Logprob] | None]]  # by the index of an output
 
 
 class Answer:
-    """The answer to one request of the API. `chunks` and `whole` give JSON.
+    """The answer to one request of the API.
+
+    `whole` makes the body of an answer. `first_chunks`, `chunk` and `last_chunks` make the events of a stream.
 
     Args:
         model: the model's name.
         prompts: the token ids of each prompt.
         n: outputs of each prompt.
         options: of the stream.
-        tokenizer: names tokens by their bytes.
+        tokenizer: gives the text and the bytes of a token.
+        return_token_ids: whether the answer has token ids, too.
     """
 
-    kind: str  # of a whole answer
-    chunk_kind: str
-    prefix: str  # of ids
+    kind: str  # `object` of a whole answer
+    chunk_kind: str  # `object` of an event
+    prefix: str  # of the answer's id
 
     def __init__(
-        self, model: str, prompts: Sequence[Sequence[int]], n: int, options: StreamOptions | None, tokenizer: Tokenizer,
-        *, return_token_ids: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        model: str,
+        prompts: Sequence[Sequence[int]],
+        n: int,
+        options: StreamOptions | None,
+        tokenizer: Tokenizer,
+        *,
+        return_token_ids: bool = False,
+    ) -> None:
         self.id = self.prefix + secrets.token_hex(12)
         self.created = int(time.time())
         self._model = model
@@ -50,11 +59,11 @@ class Answer:
         self._cached_tokens = 0
 
     def first_chunks(self) -> Iterator[bytes]:
-        """The events before any token."""
+        """Yield the events before any token."""
         return iter(())
 
     def chunk(self, delta: Delta) -> bytes:
-        """The event of one token."""
+        """Return the event of one token."""
         self._count(delta)
         choice = self._choice_of(delta)
         if self._return_token_ids:
@@ -62,12 +71,12 @@ class Answer:
         return self._event([choice], self._options.continuous_usage_stats)
 
     def last_chunks(self) -> Iterator[bytes]:
-        """The events after the last token."""
+        """Yield the events after the last token."""
         if self._options.include_usage:
             yield self._event([], True)
 
     def whole(self, outputs: Sequence[CompletionOutput], prompts: PromptLogprobs) -> bytes:
-        """The body of an answer that is not streamed."""
+        """Return the body of an answer that is not streamed."""
         self._count_all(outputs)
         choices = []
         for output in outputs:
@@ -82,7 +91,7 @@ class Answer:
     def _count(self, delta: Delta) -> None:
         """Add a token to the usage."""
         self._completion_tokens += delta.token is not None
-        if delta.index % self._n == 0:
+        if delta.index % self._n == 0:  # the first output of its prompt
             self._cached_tokens += delta.cached_tokens
 
     def _count_all(self, outputs: Sequence[CompletionOutput]) -> None:
@@ -121,20 +130,24 @@ class Answer:
 class CompletionAnswer(Answer):
     """The answer of `/v1/completions`.
 
-    With `echoes` each output begins with the text of its prompt, and log-probabilities with those of its tokens.
-
     Args:
-        is_echo_only: the answer has no output beside them.
-        num_prompt_logprobs: how many log-probabilities `prompt_logprobs` of the answer has for each token; None: none.
+        echoes: the text of each prompt. Each output begins with that of its prompt, and its log-probabilities with
+            those of the prompt's tokens. None: prompts are not echoed.
+        is_echo_only: whether the answer has the prompts only.
+        num_prompt_logprobs: how many log-probabilities `prompt_logprobs` has for each token; None: no such key.
     """
 
     kind = chunk_kind = "text_completion"
     prefix = "cmpl-"
 
     def __init__(
-        self, *args: Any, echoes: Sequence[str] | None = None, is_echo_only: bool = False,
-        num_prompt_logprobs: int | None = None, **options: Any,
-    ) -> None:  # fmt: skip
+        self,
+        *args: Any,
+        echoes: Sequence[str] | None = None,
+        is_echo_only: bool = False,
+        num_prompt_logprobs: int | None = None,
+        **options: Any,
+    ) -> None:
         super().__init__(*args, **options)
         self._echoes = echoes
         self._is_echo_only = is_echo_only
@@ -143,11 +156,13 @@ class CompletionAnswer(Answer):
         self._offsets: dict[int, int] = {}  # characters of each output so far
 
     def chunk(self, delta: Delta) -> bytes:
+        """Return the event of one token. It has no text if only the prompt was asked for."""
         if self._is_echo_only:
             delta = replace(delta, text="", token=None, logprobs=None, finish_reason="length", stop_reason=None)
         return super().chunk(delta)
 
     def whole(self, outputs: Sequence[CompletionOutput], prompts: PromptLogprobs) -> bytes:
+        """Return the body. It has no generated text if only the prompt was asked for."""
         if self._is_echo_only:
             outputs = [
                 CompletionOutput(output.index, finish_reason="length", logprobs=None if output.logprobs is None else [])
@@ -156,6 +171,7 @@ class CompletionAnswer(Answer):
         return super().whole(outputs, prompts)
 
     def _echo(self, index: int) -> str:
+        """Return the prompt's text at the first call for an output, then an empty text."""
         if self._echoes is None or index in self._begun:
             return ""
         self._begun.add(index)
@@ -169,9 +185,12 @@ class CompletionAnswer(Answer):
         logprobs = self._logprobs(delta.index, tokens, found, delta.prompt_logprobs, offset)
         self._offsets[delta.index] = offset + len(text)
         return {
-            "index": delta.index, "text": text, "logprobs": logprobs, "finish_reason": delta.finish_reason,
+            "index": delta.index,
+            "text": text,
+            "logprobs": logprobs,
+            "finish_reason": delta.finish_reason,
             "stop_reason": delta.stop_reason,
-        }  # fmt: skip
+        }
 
     def _whole_choice(self, output: CompletionOutput, prompt: list[dict[int, Logprob] | None] | None) -> dict[str, Any]:
         echo = self._echo(output.index)
@@ -181,17 +200,25 @@ class CompletionAnswer(Answer):
             best = self._num_prompt_logprobs
             own = self._prompts[output.index // self._n]
             pairs = zip(own, prompt, strict=True)
-            choice["prompt_logprobs"] = [each and _first(each, token, best) for token, each in pairs]
+            choice["prompt_logprobs"] = [each and _most_likely(each, token, best) for token, each in pairs]
         return choice
 
     def _logprobs(
-        self, index: int, tokens: Sequence[int], found: Sequence[dict[int, Logprob]] | None,
-        prompt: Sequence[dict[int, Logprob] | None] | None, offset: int,
-    ) -> dict[str, list[Any]] | None:  # fmt: skip
-        """Those of an output's tokens, after those of its prompt if they are echoed.
+        self,
+        index: int,
+        tokens: Sequence[int],
+        found: Sequence[dict[int, Logprob]] | None,
+        prompt: Sequence[dict[int, Logprob] | None] | None,
+        offset: int,
+    ) -> dict[str, list[Any]] | None:
+        """Return the log-probabilities of an output's tokens, after those of its prompt if they are echoed.
 
         Args:
-            offset: characters of the text before them.
+            index: of the output.
+            tokens: of the output.
+            found: the log-probabilities of each of these tokens; None if they were not asked for.
+            prompt: those of each token of the prompt; None if it is not echoed.
+            offset: characters of the output's text before these tokens.
         """
         pairs: list[tuple[int, dict[int, Logprob] | None]] = list(zip(tokens, found or (), strict=False))
         if self._echoes is not None and prompt is not None:
@@ -210,8 +237,8 @@ class CompletionAnswer(Answer):
         return columns
 
 
-def _first(found: dict[int, Logprob], token: int, number: int) -> dict[int, Logprob]:
-    """The log-probabilities of a token and of the `number` most likely ones, of more."""
+def _most_likely(found: dict[int, Logprob], token: int, number: int) -> dict[int, Logprob]:
+    """Return, of the log-probabilities `found`, those of `token` and of the `number` most likely tokens."""
     return {key: one for key, one in found.items() if key == token or (one.rank or 0) <= number}
 
 
@@ -227,6 +254,7 @@ class ChatAnswer(Answer):
         self._top = top_logprobs
 
     def first_chunks(self) -> Iterator[bytes]:
+        """Yield an event for each choice, which names the role `assistant`."""
         for index in range(self._n):
             delta = {"role": "assistant", "content": ""}
             yield self._event([{"index": index, "delta": delta, "logprobs": None, "finish_reason": None}], False)
@@ -236,9 +264,12 @@ class ChatAnswer(Answer):
         if delta.logprobs is not None and delta.token is not None:
             logprobs = {"content": [self._logprob(delta.token, delta.logprobs)]}
         return {
-            "index": delta.index, "delta": {"content": delta.text}, "logprobs": logprobs,
-            "finish_reason": delta.finish_reason, "stop_reason": delta.stop_reason,
-        }  # fmt: skip
+            "index": delta.index,
+            "delta": {"content": delta.text},
+            "logprobs": logprobs,
+            "finish_reason": delta.finish_reason,
+            "stop_reason": delta.stop_reason,
+        }
 
     def _whole_choice(self, output: CompletionOutput, prompt: list[dict[int, Logprob] | None] | None) -> dict[str, Any]:
         logprobs = None

@@ -21,7 +21,7 @@ from .endpoints import (
     CHATS,
     COMPLETIONS,
     RESPONSES,
-    Endpoint,
+    Route,
     check,
     check_model,
     encode_text,
@@ -31,8 +31,8 @@ from .endpoints import (
 from .engine_client import TAKES_REQUESTS, Call
 from .errors import ApiError, of_status
 from .live import LiveStream
+from .live_page import add_page
 from .openapi import describe
-from .page import add_page
 from .recorder import LONGEST_S
 from .requests import ChatBody, CompletionBody, DetokenizeBody, ResponseBody, TokenizeBody, each_output, read
 from .service import Service
@@ -74,7 +74,7 @@ def _json(body: Any, status: int = 200) -> Response:
 
 
 def _takes(kind: type[BaseModel]) -> dict[str, Any]:
-    """The description of a body, for the OpenAPI document."""
+    """Return the description of a body, for the OpenAPI document."""
     schema = kind.model_json_schema(ref_template="#/components/schemas/{model}")
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
@@ -84,47 +84,52 @@ def _add_health(app: FastAPI, service: Service) -> None:
 
     @app.get("/health/live")
     async def live() -> Response:
-        """The server's process answers."""
+        """Answer that the server's process lives."""
         return _json({"status": "live", "reason": "the process answers"})
 
     @app.get("/health/ready")
     @app.get("/health")
     async def ready() -> Response:
-        """Whether requests are taken: 503 while the engine starts, is repaired or drains, or after it failed."""
+        """Return whether requests are taken: 503 while the engine starts, is repaired or drains, or after it failed."""
         return _json({"status": client.state, "reason": client.reason}, 200 if client.state == "ready" else 503)
 
     @app.get("/metrics")
     async def metrics() -> Response:
-        """Counters for Prometheus."""
+        """Return the counters for Prometheus."""
         return Response(generate_latest(service.metrics.registry), headers={"content-type": CONTENT_TYPE_LATEST})
 
     @app.get("/load")
     async def load() -> Response:
-        """How many requests are unfinished."""
+        """Return how many requests are unfinished."""
         return _json({"server_load": client.num_unfinished})
 
     @app.get("/version")
     async def version() -> Response:
-        """The version of gapless."""
+        """Return the version of gapless."""
         return _json({"version": metadata.version("gapless")})
 
 
 def _add_models(app: FastAPI, service: Service) -> None:
     created = int(time.time())
     card = {
-        "id": service.model, "object": "model", "created": created, "owned_by": "gapless", "root": service.model,
-        "parent": None, "max_model_len": service.max_model_len,
-    }  # fmt: skip
+        "id": service.model,
+        "object": "model",
+        "created": created,
+        "owned_by": "gapless",
+        "root": service.model,
+        "parent": None,
+        "max_model_len": service.max_model_len,
+    }
 
     @app.get("/v1/models")
     async def models(request: Request) -> Response:
-        """The one model that is served."""
+        """Return the one model that is served."""
         _authorize(service, request)
         return _json({"object": "list", "data": [card]})
 
     @app.get("/v1/models/{name:path}")
     async def model(request: Request, name: str) -> Response:
-        """The model of that name."""
+        """Return the model of that name."""
         _authorize(service, request)
         check_model(service, name)
         return _json(card)
@@ -148,17 +153,17 @@ def _add_completions(app: FastAPI, service: Service) -> None:
 
     @app.get(COMPLETIONS.path + "/{id}")
     async def completion_of(request: Request, id: str) -> Response:
-        """The whole answer of a completion that an end of the server interrupted."""
+        """Return the whole answer of a completion that an end of the server interrupted."""
         return await _fetch(service, request, COMPLETIONS, id)
 
     @app.get(CHATS.path + "/{id}")
     async def chat_of(request: Request, id: str) -> Response:
-        """The whole answer of a chat that an end of the server interrupted."""
+        """Return the whole answer of a chat that an end of the server interrupted."""
         return await _fetch(service, request, CHATS, id)
 
     @app.get(RESPONSES.path + "/{id}")
     async def response_of(request: Request, id: str) -> Response:
-        """The whole answer of a conversation that an end of the server interrupted."""
+        """Return the whole answer of a conversation that an end of the server interrupted."""
         return await _fetch(service, request, RESPONSES, id)
 
 
@@ -167,7 +172,7 @@ def _add_live(app: FastAPI, service: Service) -> None:
 
     @app.get("/live/events", include_in_schema=False)
     async def events(request: Request) -> Response:
-        """What the pipeline does, as server-sent events without an end."""
+        """Return what the pipeline does, as server-sent events without an end."""
         _authorize(service, request)
         return LiveStream(service.live[_replica(service, request)])
 
@@ -207,7 +212,7 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
 
     @app.post("/tokenize", openapi_extra=_takes(TokenizeBody))
     async def tokenize(request: Request) -> Response:
-        """The token ids of a prompt, or of a chat."""
+        """Return the token ids of a prompt, or of a chat."""
         _authorize(service, request)
         body = await read(request, TokenizeBody)
         check_model(service, body.model)
@@ -223,7 +228,7 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
 
     @app.post("/detokenize", openapi_extra=_takes(DetokenizeBody))
     async def detokenize(request: Request) -> Response:
-        """The text of token ids."""
+        """Return the text of token ids."""
         _authorize(service, request)
         body = await read(request, DetokenizeBody)
         check_model(service, body.model)
@@ -232,15 +237,15 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
         return _json({"prompt": tokenizer.decode(body.tokens, skip_special=False)})
 
 
-async def _run(service: Service, request: Request, endpoint: Endpoint) -> Response:
+async def _run(service: Service, request: Request, route: Route) -> Response:
     """Send a request to the engine, and answer with what comes of it.
 
     Raises:
         ApiError: it is wrong, or cannot be taken now.
     """
     holder = _authorize(service, request)
-    body = await read(request, endpoint.body)
-    asked = await endpoint.ask(service, body)
+    body = await read(request, route.body)
+    asked = await route.ask(service, body)
     answer, own_id = asked.answer, request.headers.get("x-request-id")
     if own_id is not None:
         answer.id = answer.prefix + _checked_id(own_id)
@@ -258,19 +263,19 @@ async def _run(service: Service, request: Request, endpoint: Endpoint) -> Respon
     deadline = None if body.deadline_ms is None else call.arrival + body.deadline_ms / 1e3
     journaling, owner, given = service.journaling, service.keys.mark(holder), await request.body()
     if journaling is not None:
-        journaling.check_new(endpoint.path, owner, answer.id)
+        journaling.check_new(route.path, owner, answer.id)
     numbers: list[int] = []
     for prompt in asked.prompts:
         numbers += client.submit(call, prompt, each_output(asked.params, body.n), user, salt, deadline)
     if journaling is not None and (body.stream or own_id is not None):  # else its client cannot name it
-        accepted = Accepted(answer.id, owner, endpoint.path, given, answer.created, numbers)
+        accepted = Accepted(answer.id, owner, route.path, given, answer.created, numbers)
         journaling.accept(accepted, asked, call)
     if body.stream:
         return EventStream(answer, client, call, numbers, service.config.timeout_s)
     return await whole(request, answer, client, call, numbers, service.config.timeout_s)
 
 
-async def _fetch(service: Service, request: Request, endpoint: Endpoint, id: str) -> Response:
+async def _fetch(service: Service, request: Request, route: Route, id: str) -> Response:
     """Answer with the outputs of a request that was resumed from the journal, once they have ended.
 
     Raises:
@@ -278,7 +283,7 @@ async def _fetch(service: Service, request: Request, endpoint: Endpoint, id: str
     """
     holder = _authorize(service, request)
     journaling = service.journaling
-    found = journaling.find(endpoint.path, service.keys.mark(holder), id) if journaling is not None else None
+    found = journaling.find(route.path, service.keys.mark(holder), id) if journaling is not None else None
     if journaling is None or found is None:
         raise ApiError(404, f"there is no answer of the id {id!r}", param="id")
     key, resumed = found
@@ -306,7 +311,9 @@ def _authorize(service: Service, request: Request) -> str:
     holder = service.keys.holder(request.headers.get("authorization", ""))
     if holder is None:
         raise ApiError(
-            401, "give a valid API key, as in `Authorization: Bearer KEY`", code="invalid_api_key",
+            401,
+            "give a valid API key, as in `Authorization: Bearer KEY`",
+            code="invalid_api_key",
             headers={"www-authenticate": "Bearer"},
-        )  # fmt: skip
+        )
     return holder

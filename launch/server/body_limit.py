@@ -18,6 +18,7 @@ class BodyLimit:
         self._max_bytes = max_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on to the application, or answer 413 where its body is too large."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

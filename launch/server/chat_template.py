@@ -55,6 +55,8 @@ class ChatTemplate:
         """Return the prompt of a chat.
 
         Args:
+            messages: of the chat, in order.
+            add_generation_prompt: whether the prompt ends where the assistant's answer begins.
             further: names that this request sets (`chat_template_kwargs`).
 
         Raises:
@@ -119,7 +121,7 @@ def _content(token: Any) -> Any:
 
 
 def _to_json(value: Any, indent: int | None = None, **_: Any) -> str:
-    """JSON without jinja's escapes for HTML, as `transformers` has it."""
+    """Return JSON without jinja's escapes for HTML, as `transformers` has it."""
     return json.dumps(value, ensure_ascii=False, indent=indent)
 
 

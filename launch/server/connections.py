@@ -64,6 +64,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._is_refused = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Refuse the connection with 503 if there are too many, else wait for its first request."""
         super().connection_made(cast(asyncio.Transport, LingeringTransport(transport, self._must_linger)))
         transport.set_write_buffer_limits(high=0)  # a single byte that waits calls `pause_writing`
         if len(self.connections) > self.serving.max_connections:
@@ -72,6 +73,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._await_request()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Stop the limits of time that run for this connection."""
         self._request_is_whole()
         self._all_is_sent()
         super().connection_lost(exc)
@@ -79,6 +81,7 @@ class BoundedProtocol(HttpToolsProtocol):
     # What comes from the client.
 
     def data_received(self, data: bytes) -> None:
+        """Parse what has come. A head larger than `_MAX_HEAD` bytes is refused with 431."""
         if self.transport.is_closing():
             return
         if self._reading is None and (self.cycle is None or self.cycle.response_complete):
@@ -90,20 +93,24 @@ class BoundedProtocol(HttpToolsProtocol):
             self._refuse(431, f"the request's head is larger than {_MAX_HEAD >> 10} KiB")
 
     def on_message_begin(self) -> None:
+        """Limit the time in which the request must come, if it is not limited yet."""
         super().on_message_begin()
         if self._reading is None:
             self._await_request()
 
     def on_headers_complete(self) -> None:
+        """Stop counting the bytes of the head: what comes next is body."""
         self._head_bytes = None
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
+        """End the limit on the time of the request, and count the bytes of the next head from 0."""
         self._request_is_whole()
         self._head_bytes = 0
         super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
+        """Refuse what is not HTTP, in the form in which this server answers all errors."""
         self._refuse(400, msg)
 
     def _await_request(self) -> None:
@@ -124,10 +131,12 @@ class BoundedProtocol(HttpToolsProtocol):
     # What goes to the client.
 
     def pause_writing(self) -> None:
+        """Limit the time for which the client may leave its answer unread."""
         super().pause_writing()
         self._await_reader()
 
     def resume_writing(self) -> None:
+        """End the limit on the time of the reader: it has taken all that was sent."""
         self._all_is_sent()
         super().resume_writing()
 
@@ -159,7 +168,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.transport.close()
 
     def _must_linger(self) -> bool:
-        """Whether the client has an answer to a request that it may still be sending."""
+        """Return whether the client has an answer to a request that it may still be sending."""
         is_early = self._reading is not None and self.cycle is not None and self.cycle.response_complete
         has_room = len(self.connections) <= self.serving.max_connections + _MOST_REFUSED
         return has_room and (self._is_refused or is_early)

@@ -20,7 +20,7 @@ _LONG_TEXT = 10_000  # characters; longer ones are encoded in a thread, so that 
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
+class Route:
     """A path of the API that answers with outputs. `ask` reads its body, and raises `ApiError` where that is wrong."""
 
     path: str
@@ -49,10 +49,16 @@ async def _ask_completion(service: Service, body: CompletionBody) -> Asked:
             for p, ids in zip(body.prompts, prompts, strict=True)
         ]
     answer = CompletionAnswer(
-        service.model, prompts, body.n, body.stream_options, tokenizer, echoes=echoes,
-        is_echo_only=body.max_tokens == 0, num_prompt_logprobs=body.prompt_logprobs,
+        service.model,
+        prompts,
+        body.n,
+        body.stream_options,
+        tokenizer,
+        echoes=echoes,
+        is_echo_only=body.max_tokens == 0,
+        num_prompt_logprobs=body.prompt_logprobs,
         return_token_ids=body.return_token_ids,
-    )  # fmt: skip
+    )
     return Asked(body, prompts, params, answer)
 
 
@@ -65,9 +71,14 @@ async def _ask_chat(service: Service, body: ChatBody) -> Asked:
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     params = body.sampling(_room(service, prompts, asked, "messages"), logprobs)
     answer = ChatAnswer(
-        service.model, prompts, body.n, body.stream_options, service.intake.tokenizer,
-        top_logprobs=body.top_logprobs or 0, return_token_ids=body.return_token_ids,
-    )  # fmt: skip
+        service.model,
+        prompts,
+        body.n,
+        body.stream_options,
+        service.intake.tokenizer,
+        top_logprobs=body.top_logprobs or 0,
+        return_token_ids=body.return_token_ids,
+    )
     return Asked(body, prompts, params, answer)
 
 
@@ -83,10 +94,10 @@ async def _ask_response(service: Service, body: ResponseBody) -> Asked:
     return Asked(body, prompts, params, ResponseAnswer(service.model, prompts, 1, None, service.intake.tokenizer))
 
 
-COMPLETIONS = Endpoint("/v1/completions", CompletionBody, _ask_completion)
-CHATS = Endpoint("/v1/chat/completions", ChatBody, _ask_chat)
-RESPONSES = Endpoint("/v1/responses", ResponseBody, _ask_response)
-ENDPOINTS = {endpoint.path: endpoint for endpoint in (COMPLETIONS, CHATS, RESPONSES)}
+COMPLETIONS = Route("/v1/completions", CompletionBody, _ask_completion)
+CHATS = Route("/v1/chat/completions", ChatBody, _ask_chat)
+RESPONSES = Route("/v1/responses", ResponseBody, _ask_response)
+ROUTES = {route.path: route for route in (COMPLETIONS, CHATS, RESPONSES)}
 
 
 async def check(service: Service, asked: Asked) -> Asked:
@@ -118,13 +129,15 @@ def check_model(service: Service, name: str | None) -> None:
     """
     if name is not None and name != service.model:
         raise ApiError(
-            404, f"the model {name!r} does not exist; this server has {service.model!r}", param="model",
+            404,
+            f"the model {name!r} does not exist; this server has {service.model!r}",
+            param="model",
             code="model_not_found",
-        )  # fmt: skip
+        )
 
 
 def user_and_salt(service: Service, holder: str, body: SamplingBody) -> tuple[str, str]:
-    """Whose share of the engine a request of a key's `holder` takes, and the salt of its KV blocks."""
+    """Return whose share of the engine a request of a key's `holder` takes, and the salt of its KV blocks."""
     config = service.config
     user = holder if holder and config.share_by == "key" else body.user or ""
     # The length first, so that no salt of a client reads like one of a key.
@@ -135,14 +148,14 @@ def user_and_salt(service: Service, holder: str, body: SamplingBody) -> tuple[st
 async def _encode(
     service: Service, body: SamplingBody, prompts: Sequence[str | list[int]], max_tokens: int | None, add_special: bool
 ) -> list[list[int]]:
-    """The token ids of prompts, as far as the body wants them with `max_tokens` output tokens behind them."""
+    """Return the token ids of prompts, as far as the body wants them with `max_tokens` output tokens behind them."""
     encoded = [p if not isinstance(p, str) else await encode_text(service, p, add_special) for p in prompts]
     longest = max(1, service.max_model_len - max(1, max_tokens or 1))
     return [body.truncated(prompt, longest) for prompt in encoded]
 
 
 async def encode_text(service: Service, text: str, add_special: bool) -> list[int]:
-    """The token ids of a text.
+    """Return the token ids of a text.
 
     Raises:
         ApiError: it is no text, or far too long.
@@ -160,7 +173,7 @@ async def encode_text(service: Service, text: str, add_special: bool) -> list[in
 def render(
     service: Service, messages: Sequence[Message], add_generation_prompt: bool, further: dict[str, Any] | None
 ) -> str:
-    """The prompt of a chat.
+    """Return the prompt of a chat.
 
     Raises:
         ApiError: the model has no chat template, or it refuses the messages.
@@ -174,7 +187,7 @@ def render(
 
 
 def _room(service: Service, prompts: Sequence[Sequence[int]], asked: int | None, param: str) -> int:
-    """The most output tokens: those that were asked for, or all that the context has room for.
+    """Return the most output tokens: those that were asked for, or all that the context has room for.
 
     Raises:
         ApiError: the context cannot hold the prompt and the output.
@@ -188,6 +201,7 @@ def _room(service: Service, prompts: Sequence[Sequence[int]], asked: int | None,
             400,
             f"the context of this model is {context} tokens; {longest} in the {param} and {asked or 'at least 1'} for "
             f"the output are {over} too many",
-            param=param, code="context_length_exceeded",
-        )  # fmt: skip
+            param=param,
+            code="context_length_exceeded",
+        )
     return left if asked is None else asked

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import multiprocessing
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 from ...conf.build import to_mapping
 from ...conf.sampling import SamplingParams
@@ -22,13 +23,12 @@ from ...runtime.serving.engine import run_engine
 from ...runtime.serving.messages import (
     Abort,
     Failed,
-    Progress,
+    FromEngine,
     Record,
-    Recorded,
     Shutdown,
     Snapshot,
-    StageSpans,
     Started,
+    Starting,
     Submit,
     ToEngine,
     Tokens,
@@ -36,9 +36,11 @@ from ...runtime.serving.messages import (
     encoder,
     from_engine,
 )
+from ..stderr_log import messages_on_stderr
 from .last_minute import LastMinute
-from .metrics import Metrics
+from .prometheus import Metrics
 
+M = TypeVar("M", bound=FromEngine)
 State = Literal["starting", "ready", "recovering", "draining", "failed", "closed"]
 TAKES_REQUESTS: tuple[State, ...] = ("ready", "recovering")  # they wait while the pipeline is repaired
 _CLOSE_S = 15.0  # for the ranks to end
@@ -102,13 +104,16 @@ class Call:
 
     @property
     def finished(self) -> bool:
+        """Whether every output has ended."""
         return all(output.finished for output in self.outputs)
 
     def push(self, delta: Delta) -> None:
+        """Add a token's news, and wake the one that waits for it."""
         self._news.append(delta)
         self._wake()
 
     def fail(self, error: Exception) -> None:
+        """Have the next wait for news raise `error`."""
         self._error = error
         self._wake()
 
@@ -144,10 +149,6 @@ class EngineClient:
         outstanding_tokens: of unfinished requests, prompt tokens without an output yet and output tokens to come, at
             most.
         last_minute: what it did, second by second.
-        on_spans: called with each `StageSpans` that comes.
-        on_recorded: called with each part of a recording.
-        on_tokens: called with the bytes of each message of tokens, before anybody gets them.
-        on_ready: called when the engine stands, before any request is taken.
 
     Args:
         replica: which of several engines it is.
@@ -157,10 +158,17 @@ class EngineClient:
     """
 
     def __init__(
-        self, config: ServeConfig, tokenizer: Tokenizer, metrics: Metrics, on_state: Callable[[str], None], *,
-        replica: int = 0, numbers: Iterator[int] | None = None, changed: asyncio.Event | None = None,
+        self,
+        config: ServeConfig,
+        tokenizer: Tokenizer,
+        metrics: Metrics,
+        on_state: Callable[[int, str], None],
+        *,
+        replica: int = 0,
+        numbers: Iterator[int] | None = None,
+        changed: asyncio.Event | None = None,
         environment: Mapping[str, str] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._config = config
         self._tokenizer = tokenizer
         self._metrics = metrics
@@ -181,14 +189,15 @@ class EngineClient:
         self.changed = changed or asyncio.Event()
         metrics.ready[replica] = False
         self.last_minute = LastMinute(metrics.num_blocks, time.monotonic())
-        self.on_spans: Callable[[StageSpans], None] = lambda spans: None
-        self.on_recorded: Callable[[Recorded], None] = lambda message: None
-        self.on_tokens: Callable[[bytes], None] = lambda payload: None
-        self.on_ready: Callable[[], None] = lambda: None
+        self._listeners: dict[type, Callable[[Any, bytes], None]] = {}
+
+    def listen(self, kind: type[M], listener: Callable[[M, bytes], None]) -> None:
+        """Have `listener` called with each message of a kind and its bytes, before anybody sees what it changed."""
+        self._listeners[kind] = listener
 
     @property
     def replicas(self) -> Sequence[EngineClient]:
-        """Itself, as a `Fleet` has several."""
+        """Itself, as a `ReplicaSet` has several."""
         return [self]
 
     @property
@@ -198,6 +207,7 @@ class EngineClient:
 
     @property
     def num_unfinished(self) -> int:
+        """The number of requests in the engine that have not ended; each output is one."""
         return len(self._generations)
 
     async def start(self) -> None:
@@ -205,18 +215,26 @@ class EngineClient:
         ours, theirs = socket.socketpair()
         context = multiprocessing.get_context("spawn")
         arguments = (to_mapping(self._config), theirs, self._environment)
-        self._process = context.Process(target=run_engine, args=arguments, name="engine")
+        self._process = context.Process(target=_run_engine, args=arguments, name="engine")
         self._process.start()
         theirs.close()
         self._transport, _ = await asyncio.get_running_loop().create_connection(lambda: _Frames(self), sock=ours)
 
     def submit(
-        self, call: Call, prompt: Sequence[int], params: Sequence[SamplingParams], user: str = "",
-        cache_salt: str = "", deadline: float | None = None,
-    ) -> list[int]:  # fmt: skip
+        self,
+        call: Call,
+        prompt: Sequence[int],
+        params: Sequence[SamplingParams],
+        user: str = "",
+        cache_salt: str = "",
+        deadline: float | None = None,
+    ) -> list[int]:
         """Send a prompt to the engine, once for each of `params`; they become the next outputs of `call`.
 
         Args:
+            call: is told of all that comes of them.
+            prompt: token ids.
+            params: of each output.
             user: whose share of the engine the request takes.
             cache_salt: only requests of the same one share KV blocks.
             deadline: when the first token is due, on this process's monotonic clock, in seconds.
@@ -240,9 +258,15 @@ class EngineClient:
         return numbers
 
     def resume(
-        self, call: Call, number: int, text: OutputText, prompt: Sequence[int], params: SamplingParams, user: str,
+        self,
+        call: Call,
+        number: int,
+        text: OutputText,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        user: str,
         cache_salt: str,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Send an output of `call` to the engine that an engine before it has begun: `text` holds its tokens so far.
 
         Raises:
@@ -254,9 +278,16 @@ class EngineClient:
         self._metrics.accepted(len(prompt), 1)
 
     def _submit(
-        self, number: int, call: Call, text: OutputText, prompt: Sequence[int], params: SamplingParams, user: str,
-        cache_salt: str, deadline: float | None,
-    ) -> None:  # fmt: skip
+        self,
+        number: int,
+        call: Call,
+        text: OutputText,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        user: str,
+        cache_salt: str,
+        deadline: float | None,
+    ) -> None:
         output = text.completion
         generation = _Generation(call, output.index, text, prompt, len(output.token_ids), params.max_tokens)
         self._generations[number] = generation
@@ -275,11 +306,11 @@ class EngineClient:
             self._send(Abort(unfinished))
 
     def watch(self, is_on: bool) -> None:
-        """Say whether `on_spans` wants spans."""
+        """Say whether somebody wants the `LiveSpans`."""
         self._send(Watch(is_on))
 
     def record(self, is_on: bool) -> None:
-        """Begin a recording, or end it; its parts go to `on_recorded`."""
+        """Begin a recording, or end it; its parts come as `Recorded`."""
         self._send(Record(is_on))
 
     def drain(self) -> None:
@@ -305,43 +336,41 @@ class EngineClient:
     # What comes from the engine.
 
     def receive(self, payload: bytes) -> None:
+        """Take one message of the engine, encoded as it came."""
         message = from_engine.decode(payload)
         if isinstance(message, Tokens):
-            self.on_tokens(payload)
             self._take_tokens(message)
         elif isinstance(message, Snapshot):
             self.snapshot = message
             self._metrics.snapshots[self._replica] = message
             self._take_recovery(message)
-        elif isinstance(message, StageSpans):
-            self.on_spans(message)
-        elif isinstance(message, Recorded):
-            self.on_recorded(message)
-        elif isinstance(message, Progress):
+        elif isinstance(message, Starting):
             if message.text != self.reason:
-                self._on_state(message.text)
+                self._on_state(logging.INFO, message.text)
             if self.state == "starting":
                 self.reason = message.text
         elif isinstance(message, Started):
             self.started = message
             if self.state == "starting":
                 self._become("ready", "requests are taken")
-                self.on_ready()
-        else:
+        elif isinstance(message, Failed):
             self.error = message
             self._fail(message.error)
+        if (listener := self._listeners.get(type(message))) is not None:
+            listener(message, payload)
 
     def _take_recovery(self, message: Snapshot) -> None:
         if self.state in TAKES_REQUESTS and message.is_recovering:
             reason = f"the pipeline is being repaired, and requests wait: {message.recovery.fault}"
             if reason != self.reason:
                 self._become("recovering", reason)
-                self._on_state(reason)
+                self._on_state(logging.WARNING, reason)
         elif self.state == "recovering" and not message.is_recovering:
             self._become("ready", "requests are taken")
-            self._on_state("the pipeline stands again")
+            self._on_state(logging.WARNING, "the pipeline stands again")
 
     def lost(self) -> None:
+        """Fail all requests, since the engine's process has ended without being told to."""
         if self.state not in ("failed", "closed"):
             self._fail("the engine's process has died")
 
@@ -352,7 +381,7 @@ class EngineClient:
 
     def _fail(self, error: str) -> None:
         self._become("failed", error)
-        self._on_state(f"error: {error}")
+        self._on_state(logging.ERROR, error)
         generations, self._generations = self._generations, {}
         self._num_waiting = self.outstanding_tokens = 0
         self._metrics.snapshots.pop(self._replica, None)
@@ -414,6 +443,12 @@ class EngineClient:
     def _send(self, message: ToEngine) -> None:
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(pack(DATA, encoder.encode(message)))
+
+
+def _run_engine(mapping: dict[str, Any], sock: socket.socket, environment: Mapping[str, str]) -> None:
+    """Be the engine's process."""
+    with messages_on_stderr():
+        run_engine(mapping, sock, environment)
 
 
 class _Frames(asyncio.Protocol):

@@ -17,9 +17,14 @@ class ApiError(Exception):
     """
 
     def __init__(
-        self, status: int, message: str, *, param: str | None = None, code: str | None = None,
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
         headers: dict[str, str] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.message = message
@@ -29,15 +34,17 @@ class ApiError(Exception):
 
     @property
     def body(self) -> dict[str, dict[str, str | None]]:
+        """The error in OpenAI's form."""
         kind = _TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
         # A lone surrogate, quoted from the request, could not be encoded.
         message = self.message.encode(errors="replace").decode()
         return {"error": {"message": message, "type": kind, "param": self.param, "code": self.code}}
 
     def response(self) -> Response:
+        """Return the answer with this error's status, headers and body."""
         return Response(msgspec.json.encode(self.body), self.status, self.headers, "application/json")
 
 
 def of_status(status: int, detail: str = "") -> ApiError:
-    """The error for a bare status, as of a path that does not exist."""
+    """Return the error for a bare status, as of a path that does not exist."""
     return ApiError(status, detail or HTTPStatus(status).phrase)

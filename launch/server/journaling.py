@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from ...runtime.engine.output_text import unnamed
 from ...runtime.serving.journal import KEY, Accepted, Journal, Progress, Record, Settled
+from ...runtime.serving.messages import Tokens
 from .asked import Asked
 from .engine_client import Call
 from .errors import ApiError
 from .resumed import Resumed
 
+_log = logging.getLogger(__name__)
 MOST_KEPT = 1000  # answers that nobody has fetched
 _PREFIXES = ("", "cmpl-", "chatcmpl-", "resp_")
 
@@ -26,15 +29,10 @@ class _Unsettled:
 
 
 class Journaling:
-    """Writes requests and tokens to a journal. Where it cannot be written any more, the server goes on without.
+    """Writes requests and tokens to a journal. Where it cannot be written any more, the server goes on without."""
 
-    Args:
-        say: called with a line for the user.
-    """
-
-    def __init__(self, journal: Journal, say: Callable[[str], None]) -> None:
+    def __init__(self, journal: Journal) -> None:
         self._journal = journal
-        self._say = say
         self._is_written = True
         self._unsettled: dict[Key, _Unsettled] = {}
         self._resumed: dict[Key, Resumed] = {}
@@ -58,7 +56,7 @@ class Journaling:
         call.on_settled = lambda: self.settle(key)
         self._write(lambda: self._journal.write(accepted))
 
-    def take_tokens(self, payload: bytes) -> None:
+    def take_tokens(self, message: Tokens, payload: bytes) -> None:
         """Write a message of the engine's tokens, as it came."""
         if self._unsettled:
             self._write(lambda: self._journal.write_encoded(payload))
@@ -83,7 +81,7 @@ class Journaling:
         self._write(lambda: self._journal.compact(self._records()))
 
     def find(self, path: str, owner: str, id: str) -> tuple[Key, Resumed] | None:
-        """The resumed request of an id, which may lack the prefix of its kind; with it the key, for `settle`."""
+        """Return the resumed request of an id, which may lack the prefix of its kind; with it the key, for `settle`."""
         keys = ((path, owner, prefix + id) for prefix in _PREFIXES)
         return next(((key, self._resumed[key]) for key in keys if key in self._resumed), None)
 
@@ -101,7 +99,8 @@ class Journaling:
                 self._journal.compact(self._records())
         except OSError as error:
             self._is_written = False
-            self._say(f"{KEY}: {(error.strerror or str(error)).lower()}; the server goes on without a journal")
+            reason = (error.strerror or str(error)).lower()
+            _log.warning("%s: %s; the server goes on without a journal", KEY, reason)
 
     def _records(self) -> Iterator[Record]:
         for each in self._unsettled.values():
@@ -110,7 +109,7 @@ class Journaling:
 
 
 def progress_of(accepted: Accepted, asked: Asked, call: Call) -> Iterator[Progress]:
-    """What the outputs of a call have got so far."""
+    """Yield what the outputs of a call have got so far."""
     params = asked.params
     for number, (prompt, _), output in zip(accepted.numbers, asked.outputs, call.outputs, strict=True):
         found = zip(output.token_ids, output.logprobs or (), strict=False)

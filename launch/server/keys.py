@@ -29,6 +29,7 @@ class Keys:
 
     @property
     def are_set(self) -> bool:
+        """Whether a request needs a key."""
         return bool(self._keys)
 
     def holder(self, authorization: str) -> str | None:
@@ -43,8 +44,10 @@ class Keys:
         return f"{_NAME}{matches.index(True)}" if scheme.lower() == "bearer" and any(matches) else None
 
     def mark(self, holder: str) -> str:
-        """Return what stands for the key of that name in a file, also after keys were added or removed. Nobody can tell
-        the key from it. "" stands for none."""
+        """Return what stands for the key of that name in a file, also after keys were added or removed.
+
+        Nobody can tell the key from it. "" stands for none.
+        """
         return "" if not holder else _mark(self._keys[int(holder.removeprefix(_NAME))])
 
     def marked(self, mark: str) -> str:

@@ -3,36 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
+from array import array
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
+from ...runtime.ledger.quantiles import Quantiles
 from ...runtime.serving.messages import Snapshot
 
 SECONDS = 60
-_BINS_PER_E = 50  # a percentile is off by at most 1%
-_LEAST_S = 1e-6
 
 
-class Latencies:
-    """Counts latencies in bins on a log scale. One costs less than a microsecond, and takes no memory of its own."""
-
-    __slots__ = ("bins",)
-
-    def __init__(self) -> None:
-        self.bins: Counter[int] = Counter()
-
-    def add(self, seconds: float) -> None:
-        self.bins[math.floor(math.log(max(seconds, _LEAST_S)) * _BINS_PER_E)] += 1
-
-    def percentile_ms(self, percent: float) -> float | None:
-        """The latency below which so many percent lie, in milliseconds; None without any."""
-        rank = math.ceil(self.bins.total() * percent / 100)
-        for place in sorted(self.bins):
-            rank -= self.bins[place]
-            if rank <= 0:
-                return round(1e3 * math.exp((place + 0.5) / _BINS_PER_E), 3)
-        return None
+def _latencies() -> Quantiles:
+    return Quantiles(resolution=0.02, most=1e6)
 
 
 @dataclass(slots=True)
@@ -41,20 +26,24 @@ class _Second:
 
     began: float
     ended: float = math.inf
-    tokens: int = 0
-    ttft: Latencies = field(default_factory=Latencies)
-    tbt: Latencies = field(default_factory=Latencies)
+    ttft: Quantiles = field(default_factory=_latencies)
+    tbt: Quantiles = field(default_factory=_latencies)
     running: int = 0
     waiting: int = 0
     kv_share: float = 0.0
     stage_seconds: list[list[float]] = field(default_factory=list)
 
     @property
+    def tokens(self) -> int:
+        """Output tokens."""
+        return self.ttft.count + self.tbt.count
+
+    @property
     def row(self) -> list[float | None]:
         """What the charts show: the time; tokens/s; requests; share of the KV blocks; latencies in ms."""
-        percentiles = [each.percentile_ms(percent) for each in (self.ttft, self.tbt) for percent in (50, 99)]
         rate = round(self.tokens / (self.ended - self.began), 1)
-        return [round(self.ended, 3), rate, self.running, self.waiting, round(self.kv_share, 4), *percentiles]
+        state = [round(self.ended, 3), rate, self.running, self.waiting, round(self.kv_share, 4)]
+        return [*state, *_percentiles_ms([self.ttft]), *_percentiles_ms([self.tbt])]
 
 
 class LastMinute:
@@ -69,19 +58,23 @@ class LastMinute:
         self._num_blocks = num_blocks
         self._seconds: deque[_Second] = deque(maxlen=SECONDS + 1)  # the first says only where the minute begins
         self._newest = _Second(now)
+        self._ttft, self._tbt = array("d"), array("d")  # of the newest second
 
     def first_token(self, ttft: float) -> None:
-        self._newest.tokens += 1
-        self._newest.ttft.add(ttft)
+        """Count a request's first token, which came `ttft` seconds after its arrival."""
+        self._ttft.append(ttft)
 
     def next_token(self, seconds: float) -> None:
-        self._newest.tokens += 1
-        self._newest.tbt.add(seconds)
+        """Count a token that came `seconds` after the one before."""
+        self._tbt.append(seconds)
 
     def end_second(self, snapshot: Snapshot | None, now: float) -> None:
         """End the newest second with the state of the engine."""
         second = self._newest
         second.ended = now
+        second.ttft.add(np.array(self._ttft))
+        second.tbt.add(np.array(self._tbt))
+        self._ttft, self._tbt = array("d"), array("d")
         if snapshot is not None:
             second.running, second.waiting = snapshot.running, snapshot.waiting
             second.kv_share = snapshot.kv_blocks_used / self._num_blocks
@@ -96,31 +89,35 @@ class LastMinute:
 
     @property
     def newest_row(self) -> list[float | None]:
+        """The row of the newest second that is over, as in `rows`."""
         return self._seconds[-1].row
 
     @property
     def percentiles_ms(self) -> dict[str, list[float | None]]:
         """p50 and p99 over the minute, in milliseconds, None without a value."""
-        found = {"ttft": Latencies(), "tbt": Latencies()}
-        for second in self._whole:
-            found["ttft"].bins.update(second.ttft.bins)
-            found["tbt"].bins.update(second.tbt.bins)
-        return {name: [each.percentile_ms(50), each.percentile_ms(99)] for name, each in found.items()}
+        whole = self._whole
+        return {
+            "ttft": _percentiles_ms([second.ttft for second in whole]),
+            "tbt": _percentiles_ms([second.tbt for second in whole]),
+        }
 
     @property
     def tokens_per_s(self) -> float:
+        """Output tokens per second over the minute; 0 before the first second is over."""
         whole = self._whole
         seconds = whole[-1].ended - whole[0].began if whole else 0.0
         return sum(second.tokens for second in whole) / seconds if seconds else 0.0
 
     @property
     def means(self) -> dict[str, float]:
-        """Of the minute: requests/s by their first tokens, requests running and waiting, KV blocks and their share in
-        use."""
+        """Return what the last minute had in the mean.
+
+        That is requests/s by their first tokens, requests running and waiting, KV blocks and their share in use.
+        """
         whole = self._whole
         if not whole:
             return {}
-        first_tokens = sum(second.ttft.bins.total() for second in whole)
+        first_tokens = sum(second.ttft.count for second in whole)
         return {
             "requests_per_s": first_tokens / (whole[-1].ended - whole[0].began),
             "running": sum(second.running for second in whole) / len(whole),
@@ -150,8 +147,16 @@ class LastMinute:
         return seconds[1:] if len(seconds) > SECONDS else seconds
 
 
+def _percentiles_ms(parts: Sequence[Quantiles]) -> list[float | None]:
+    """Return p50 and p99 of latencies in seconds, in milliseconds; None without any."""
+    whole = _latencies()
+    for part in parts:
+        whole.merge(part)
+    return [round(1e3 * whole.quantile(share), 3) if whole.count else None for share in (0.5, 0.99)]
+
+
 def _stage_seconds(snapshot: Snapshot, now: float) -> list[list[float]]:
-    """Seconds by stage until now."""
+    """Return the seconds by stage until now."""
     return [[busy, *idle] for busy, idle in zip(snapshot.busy, snapshot.idle_at(now), strict=True)]
 
 

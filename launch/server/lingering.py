@@ -30,14 +30,16 @@ class LingeringTransport:
         return getattr(self._transport, name)
 
     def is_closing(self) -> bool:
-        """Whether no byte that comes or is written counts any more."""
+        """Return whether no byte that comes or is written counts any more."""
         return self._is_lingering or self._transport.is_closing()
 
     def write(self, data: bytes) -> None:
+        """Send data; what comes after `close` is dropped."""
         if not self._is_lingering:
             self._transport.write(data)
 
     def close(self) -> None:
+        """Close at once; if the client may still be sending, send what is left and read on for `_LINGER_S` seconds."""
         if self.is_closing():
             return
         if not self._must_linger():

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from starlette.responses import Response
 
-from ...runtime.report.timeline_block import causes_head
-from ...runtime.serving.messages import StageSpans
+from ...runtime.drawing.timeline_block import causes_head
+from ...runtime.serving.messages import LiveSpans
 from .errors import ApiError
-from .fleet import Engine
 from .live_words import words_of_minute
+from .replica_set import Engine
 from .streaming import until_gone
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ class Viewer:
         self._is_new.set()
 
     def close(self) -> None:
+        """End the stream: `next` returns nothing from now on."""
         self._is_closed = True
         self._is_new.set()
 
@@ -96,7 +97,7 @@ class Live:
         self._last_minute = client.last_minute
         self._viewers: set[Viewer] = set()
         self._was_started = False
-        client.on_spans = self._take_spans
+        client.listen(LiveSpans, self._take_spans)
 
     async def run(self) -> None:
         """End the seconds of the last minute and send the state, until cancelled."""
@@ -117,7 +118,7 @@ class Live:
 
     @contextmanager
     def viewer(self) -> Iterator[Viewer]:
-        """A viewer as long as the context lasts.
+        """Yield a viewer as long as the context lasts.
 
         Raises:
             ApiError: there are too many.
@@ -147,7 +148,7 @@ class Live:
         if is_second:
             self._offer("second", {"row": self._last_minute.newest_row, **self._minute()})
 
-    def _take_spans(self, spans: StageSpans) -> None:
+    def _take_spans(self, spans: LiveSpans, payload: bytes) -> None:
         self._offer("spans", msgspec.structs.asdict(spans))
 
     def _offer(self, name: str, body: dict[str, Any]) -> None:
@@ -161,36 +162,50 @@ class Live:
     def _hello(self) -> bytes:
         started = self._client.started
         body: dict[str, Any] = {
-            "model": self._model, "replica": self._replica, "replicas": self._num_replicas,
+            "model": self._model,
+            "replica": self._replica,
+            "replicas": self._num_replicas,
             "stages": started.num_stages if started else 0,
-            "where": started.where if started else [], "blocks": started.num_blocks if started else 0,
-            "causes": causes_head(), "rows": self._last_minute.rows, **self._state(), **self._minute(),
-        }  # fmt: skip
+            "where": started.where if started else [],
+            "blocks": started.num_blocks if started else 0,
+            "causes": causes_head(),
+            "rows": self._last_minute.rows,
+            **self._state(),
+            **self._minute(),
+        }
         return _event("hello", body)
 
     def _state(self) -> dict[str, Any]:
         client, found = self._client, self._client.snapshot
         body: dict[str, Any] = {
-            "time": time.monotonic(), "state": client.state, "reason": client.reason,
-        }  # fmt: skip
+            "time": time.monotonic(),
+            "state": client.state,
+            "reason": client.reason,
+        }
         if found is not None:
             body |= {
-                "running": found.running, "waiting": found.waiting, "kv_blocks_used": found.kv_blocks_used,
-                "is_short_of_kv": found.is_short_of_kv, "is_idle": found.is_idle, "ends": found.ends,
-                "preemptions": found.preemptions, "fault_since": found.recovery.since,
+                "running": found.running,
+                "waiting": found.waiting,
+                "kv_blocks_used": found.kv_blocks_used,
+                "is_short_of_kv": found.is_short_of_kv,
+                "is_idle": found.is_idle,
+                "ends": found.ends,
+                "preemptions": found.preemptions,
+                "fault_since": found.recovery.since,
                 "faults": sum(found.recovery.repaired.values()) + found.is_recovering,
                 "slow": [msgspec.structs.asdict(each) for each in found.slow],
-            }  # fmt: skip
+            }
         return body
 
     def _minute(self) -> dict[str, Any]:
         minute, found = self._last_minute, self._client.snapshot
         return {
-            "percentiles_ms": minute.percentiles_ms, "stage_seconds": minute.stage_seconds,
+            "percentiles_ms": minute.percentiles_ms,
+            "stage_seconds": minute.stage_seconds,
             "tokens_per_s": round(minute.tokens_per_s, 1),
             "newest_faults": [] if found is None else found.recovery.newest,
             "words": words_of_minute(minute, found, layers=self._layers, policy=self._policy),
-        }  # fmt: skip
+        }
 
 
 class LiveStream(Response):
@@ -204,6 +219,7 @@ class LiveStream(Response):
         self._live = live
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send events as they come, until the viewer has gone or is closed."""
         with self._live.viewer() as viewer:
             gone = asyncio.create_task(until_gone(receive))
             gone.add_done_callback(lambda task: viewer.close())

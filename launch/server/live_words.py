@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ...runtime.ledger.finding import find_causes_of_totals
-from ...runtime.ledger.roots import Root
+from ...runtime.explain.finding import find_causes_of_totals
+from ...runtime.explain.roots import Root
+from ...runtime.explain.words import sentences
 from ...runtime.ledger.stragglers import Straggler
-from ...runtime.report.words import sentences
 from ...runtime.serving.messages import Snapshot
 from .last_minute import LastMinute
 
@@ -22,6 +22,7 @@ def words_of_minute(
     """Say what cost the last minute most, and what would change it; nothing while there is nothing to say it of.
 
     Args:
+        minute: what the front has counted.
         snapshot: the engine's newest state.
         layers: of each stage, where they are known.
         policy: the server's, which is not recommended again.

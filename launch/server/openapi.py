@@ -59,8 +59,9 @@ def describe(app: FastAPI) -> None:
 def _complete(document: dict[str, Any]) -> None:
     schemas: dict[str, Any] = {"Error": _ERROR}
     document["components"] = {
-        "schemas": schemas, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
-    }  # fmt: skip
+        "schemas": schemas,
+        "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+    }
     for path, operations in document["paths"].items():
         for operation in operations.values():
             is_closed = path.startswith("/v1/") or path.endswith("tokenize")

@@ -42,8 +42,10 @@ class Recorder:
         self._is_recording = False
 
     async def record(self, seconds: float) -> dict[str, Any]:
-        """Record so many seconds; return the folder, the names of its files and the window in words once they are
-        written.
+        """Record so many seconds.
+
+        Returns:
+            The folder, the names of its files and the window in words, once they are written.
 
         Raises:
             ApiError: a recording is under way, the engine is not ready or failed, or the folder could not be written.
@@ -72,8 +74,13 @@ class Recorder:
             self._is_recording = False
         names = sorted(file.name for file in folder.iterdir())
         keys = ("duration", "completed", "micro_batches", "output_throughput", "bubble_fraction")
-        return {"folder": str(folder), "files": names, "seconds": seconds, "words": words,
-                **{key: summary[key] for key in keys}}  # fmt: skip
+        return {
+            "folder": str(folder),
+            "files": names,
+            "seconds": seconds,
+            "words": words,
+            **{key: summary[key] for key in keys},
+        }
 
     def _new_folder(self) -> Path:
         folders = (self._run_dir / f"recording_{number}" for number in itertools.count(1))
@@ -83,7 +90,7 @@ class Recorder:
         """Let the engine record, and `write` each part that comes."""
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-        def take(message: Recorded) -> None:
+        def take(message: Recorded, payload: bytes) -> None:
             try:
                 if not ended.done():
                     write(message.part)
@@ -93,7 +100,7 @@ class Recorder:
                 ended.set_exception(error)
 
         client = self._client
-        client.on_recorded = take
+        client.listen(Recorded, take)
         client.record(True)
         try:
             until = asyncio.get_running_loop().time() + seconds
@@ -107,7 +114,7 @@ class Recorder:
             await ended
         finally:
             client.record(False)
-            client.on_recorded = lambda message: None
+            ended.cancel()  # so that nothing is written any more
 
     def _check(self) -> None:
         if self._client.state in ("failed", "closed"):
@@ -122,9 +129,14 @@ async def _write(parts: Path, folder: Path) -> list[str]:
     """
     module = "gapless.launch.server.write_recording"
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", module, str(parts), str(folder), stdout=asyncio.subprocess.PIPE,
+        sys.executable,
+        "-m",
+        module,
+        str(parts),
+        str(folder),
+        stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
+    )
     try:
         words, errors = await process.communicate()
     except BaseException:

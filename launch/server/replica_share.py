@@ -53,7 +53,7 @@ def share_of(config: ServeConfig, replica: int) -> tuple[ServeConfig, dict[str, 
 
 
 def _is_here(parallel: ParallelConfig) -> bool:
-    """Whether all ranks run on this machine."""
+    """Return whether all ranks run on this machine."""
     is_cluster = parallel.ray_address is not None or "RAY_ADDRESS" in os.environ
     return parallel.launcher == "local" or (parallel.launcher == "ray" and not is_cluster)
 

@@ -27,6 +27,8 @@ class _Body(BaseModel):
 
 
 class StreamOptions(_Body):
+    """Options of a streamed answer: whether it ends with the counts of tokens, and whether each event has them."""
+
     include_usage: bool = False
     continuous_usage_stats: bool = False
 
@@ -53,6 +55,8 @@ class TextFormat(JsonSchema):
 
 
 class TextOptions(_Body):
+    """The form of the text that `/v1/responses` generates."""
+
     format: TextFormat | None = None
 
 
@@ -93,7 +97,7 @@ class SamplingBody(_Body):
     guided_grammar: Any = None
 
     def sampling(self, max_tokens: int, logprobs: int | None, prompt_logprobs: int | None = None) -> SamplingParams:
-        """The sampling parameters of one output.
+        """Return the sampling parameters of one output.
 
         Raises:
             ApiError: a value out of its range, or one that this server cannot serve.
@@ -102,29 +106,44 @@ class SamplingBody(_Body):
             raise ApiError(400, "stream_options: only with stream=true", param="stream_options")
         given = {
             name: value
-            for name in ("temperature", "top_p", "presence_penalty", "frequency_penalty", "seed", "top_k", "min_p",
-                         "repetition_penalty", "min_tokens")
+            for name in (
+                "temperature",
+                "top_p",
+                "presence_penalty",
+                "frequency_penalty",
+                "seed",
+                "top_k",
+                "min_p",
+                "repetition_penalty",
+                "min_tokens",
+            )
             if (value := getattr(self, name)) is not None
-        }  # fmt: skip
+        }
         if given.get("top_k") == -1:  # vLLM's word for all
             given["top_k"] = 0
         stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
         try:
             return SamplingParams(
-                max_tokens=max_tokens, logprobs=logprobs, prompt_logprobs=prompt_logprobs, stop=tuple(stop),
-                stop_token_ids=tuple(self.stop_token_ids or ()), logit_bias=self.logit_bias,  # type: ignore[arg-type]
-                allowed_token_ids=tuple(self.allowed_token_ids or ()), bad_words=tuple(self.bad_words or ()),
-                include_stop_str_in_output=self.include_stop_str_in_output, ignore_eos=self.ignore_eos,
+                max_tokens=max_tokens,
+                logprobs=logprobs,
+                prompt_logprobs=prompt_logprobs,
+                stop=tuple(stop),
+                stop_token_ids=tuple(self.stop_token_ids or ()),
+                logit_bias=self.logit_bias,  # type: ignore[arg-type]
+                allowed_token_ids=tuple(self.allowed_token_ids or ()),
+                bad_words=tuple(self.bad_words or ()),
+                include_stop_str_in_output=self.include_stop_str_in_output,
+                ignore_eos=self.ignore_eos,
                 skip_special_tokens=self.skip_special_tokens,
                 structured_outputs=self._structured_outputs(),
                 **{"temperature": 1.0} | given,
-            )  # fmt: skip
+            )
         except ConfigError as error:
             text = str(error).removeprefix("sampling.")
             raise ApiError(400, text, param=re.split("[=:]", text)[0]) from error
 
     def truncated(self, prompt: list[int], longest: int) -> list[int]:
-        """The last `truncate_prompt_tokens` tokens of a prompt; its last `longest` where that is -1.
+        """Return the last `truncate_prompt_tokens` tokens of a prompt; its last `longest` where that is -1.
 
         Raises:
             ApiError: it is 0.
@@ -137,7 +156,7 @@ class SamplingBody(_Body):
         return prompt[-(longest if most == -1 else most) :]
 
     def _structured_outputs(self) -> StructuredOutputs | None:
-        """What the output must match, as OpenAI or vLLM words it.
+        """Return what the output must match, as OpenAI or vLLM words it.
 
         Raises:
             ApiError: both do, or a key that vLLM has removed does.
@@ -204,11 +223,15 @@ class CompletionBody(SamplingBody):
 
 
 class TextPart(_Body):
+    """A piece of text in a message of a chat."""
+
     type: Literal["text"]
     text: str
 
 
 class InputPart(_Body):
+    """A piece of text in the input of `/v1/responses`, written by the user or by the assistant."""
+
     type: Literal["input_text", "output_text"]
     text: str
 
@@ -222,7 +245,7 @@ class Message(_Body):
     content: str | list[TextPart] | None = None
 
     def for_template(self) -> dict[str, Any]:
-        """The message as chat templates read it: its content as one text."""
+        """Return the message as chat templates read it: its content as one text."""
         content = self.content
         text = content if isinstance(content, str) else "".join(part.text for part in content or [])
         return {**(self.model_extra or {}), "role": self.role, "content": text}
@@ -295,7 +318,7 @@ def _of_format(kind: str, schema: JsonSchema | None) -> StructuredOutputs | None
 
 
 def each_output(params: SamplingParams, n: int) -> list[SamplingParams]:
-    """The parameters of each of `n` outputs: alike, but for their seeds."""
+    """Return the parameters of each of `n` outputs: alike, but for their seeds."""
     if params.seed is None:
         return [params] * n
     return [replace(params, seed=params.seed + index) for index in range(n)]

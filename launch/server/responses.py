@@ -33,6 +33,7 @@ class ResponseAnswer(Answer):
         return {"item_id": self._message_id, "output_index": 0, "content_index": 0}
 
     def first_chunks(self) -> Iterator[bytes]:
+        """Yield the events that open the response, its one message and the text in it."""
         begun = self._body("in_progress", [])
         yield self._named("response.created", response=begun)
         yield self._named("response.in_progress", response=begun)
@@ -40,12 +41,14 @@ class ResponseAnswer(Answer):
         yield self._named("response.content_part.added", **self._place, part=_part(""))
 
     def chunk(self, delta: Delta) -> bytes:
+        """Return the event of one token, and keep its text for the last events, which hold all of it."""
         self._count(delta)
         self._text.append(delta.text)
         self._reason = delta.finish_reason
         return self._named("response.output_text.delta", **self._place, delta=delta.text, logprobs=[])
 
     def last_chunks(self) -> Iterator[bytes]:
+        """Yield the events that close the text, the message and the response, each with all of the text."""
         text = "".join(self._text)
         message = self._message("completed", text)
         body = self._body(_status(self._reason), [message])
@@ -55,6 +58,7 @@ class ResponseAnswer(Answer):
         yield self._named(f"response.{body['status']}", response=body)
 
     def whole(self, outputs: Sequence[CompletionOutput], prompts: PromptLogprobs) -> bytes:
+        """Return the response of the only output, in JSON."""
         (output,) = outputs
         self._count_all(outputs)
         return msgspec.json.encode(self._body(_status(output.finish_reason), [self._message("completed", output.text)]))
@@ -79,11 +83,23 @@ class ResponseAnswer(Answer):
                 "total_tokens": self._prompt_tokens + self._completion_tokens,
             }
         return {
-            "id": self.id, "object": "response", "created_at": self.created, "model": self._model, "status": status,
-            "error": None, "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
-            "instructions": None, "metadata": {}, "output": output, "parallel_tool_calls": False, "tool_choice": "none",
-            "tools": [], "temperature": None, "top_p": None, "usage": usage,
-        }  # fmt: skip
+            "id": self.id,
+            "object": "response",
+            "created_at": self.created,
+            "model": self._model,
+            "status": status,
+            "error": None,
+            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "instructions": None,
+            "metadata": {},
+            "output": output,
+            "parallel_tool_calls": False,
+            "tool_choice": "none",
+            "tools": [],
+            "temperature": None,
+            "top_p": None,
+            "usage": usage,
+        }
 
 
 def _part(text: str) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from ...runtime.engine.output_text import OutputText, named_prompt
 from ...runtime.engine.outputs import CompletionOutput
 from ...runtime.serving.journal import Progress, Saved
 from .asked import Asked
-from .endpoints import ENDPOINTS, check, user_and_salt
+from .endpoints import ROUTES, check, user_and_salt
 from .engine_client import Call
 from .errors import ApiError
 from .journaling import Journaling, progress_of
@@ -61,12 +61,12 @@ async def _ask(service: Service, saved: Saved) -> Asked:
     Raises:
         ApiError: it would not be accepted now.
     """
-    endpoint = ENDPOINTS[saved.accepted.path]
+    route = ROUTES[saved.accepted.path]
     try:
-        body = endpoint.body.model_validate(msgspec.json.decode(saved.accepted.body))
+        body = route.body.model_validate(msgspec.json.decode(saved.accepted.body))
     except (ValidationError, msgspec.DecodeError) as error:
         raise ApiError(400, f"the journal's body of the request is not valid any more: {error}") from error
-    asked = await check(service, await endpoint.ask(service, body))
+    asked = await check(service, await route.ask(service, body))
     asked.answer.id, asked.answer.created = saved.accepted.id, saved.accepted.created
     return asked
 

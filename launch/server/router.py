@@ -35,6 +35,7 @@ class Router:
         """Return the replica for a prompt, and count on its going there.
 
         Args:
+            prompt: token ids.
             loads: by replica that takes requests, the tokens that it has still to compute.
             cache_salt: only requests of the same one share blocks.
         """
@@ -66,7 +67,7 @@ class _SentBlocks:
         self._hashes: OrderedDict[bytes, None] = OrderedDict()  # those used last at the end
 
     def known(self, hashes: Sequence[bytes]) -> int:
-        """How many blocks at the beginning of a prompt it was sent."""
+        """Return how many blocks at the beginning of a prompt it was sent."""
         for number, each in enumerate(hashes):
             if each not in self._hashes:
                 return number

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from ...conf.serving import ServingConfig
 from ...runtime.engine.intake import Intake
 from .chat_template import ChatTemplate
-from .fleet import Engine
 from .journaling import Journaling
 from .keys import Keys
 from .live import Live
-from .metrics import Metrics
+from .prometheus import Metrics
 from .recorder import Recorder
+from .replica_set import Engine
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
     """The checked configuration, and the parts of the server that live as long as it."""
 

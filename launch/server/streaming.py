@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -14,7 +15,7 @@ from starlette.responses import Response
 from .answers import Answer
 from .engine_client import Call, EngineError
 from .errors import ApiError
-from .fleet import Engine
+from .replica_set import Engine
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -80,7 +81,7 @@ async def whole(
 
 
 def body_of(answer: Answer, call: Call) -> bytes:
-    """The body of the answer to a call that has ended.
+    """Return the body of the answer to a call that has ended.
 
     Raises:
         ApiError: an output failed.
@@ -101,9 +102,10 @@ class EventStream(Response):
         del self.headers["content-length"]
         self._answer = answer
         self._call = call
-        self._watched = lambda receive: _Watched(client, call, numbers, timeout_s, receive)
+        self._watched = partial(_Watched, client, call, numbers, timeout_s)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send all events. If the client goes before the end, the request is aborted."""
         is_settled = True
         with suppress(ClientGone), self._watched(receive):
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})

@@ -9,43 +9,35 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from ...parallel.frames import FrameBuffer
-from ...runtime.ledger.advice import Advice
-from ...runtime.ledger.ledger import Ledger
-from ...runtime.report.run_words import words_of_run
+from ...runtime.explain.analysed_run import AnalysedRun
 from ...runtime.report.write_folder import write_run_folder
-from ...runtime.run_folder.read import RunFolder
+from ...runtime.run_folder.run_info import RunInfo
 from ...runtime.run_folder.titles import title_of
 from ...runtime.serving.recording import join_parts
-from ..advising import kept_advice, quick_advice
+from ..advising import quick_advice
 
 _READ_BYTES = 1 << 20
 _NICENESS = 10  # the stages come first
 
 
 def main() -> None:
+    """Write a recording's run folder, and to standard output its words as JSON. Delete the file with its parts."""
     parts, folder = Path(sys.argv[1]), Path(sys.argv[2])
     os.nice(_NICENESS)
     frames = _frames(parts)
     about = msgspec.json.decode(next(frames))
     record = join_parts(frames)
-    config = about["config"]
-    ledger = Ledger(record)
-    write_run_folder(
-        folder, record, config=config, versions=about["versions"], ledger=ledger, advise=_advise,
-        title=f"{title_of(config)}, recorded while it served",
-    )  # fmt: skip
+    info = RunInfo(about["config"], about["versions"], f"{title_of(about['config'])}, recorded while it served")
+    run = AnalysedRun.of(record, info, partial(quick_advice, share=1.0))  # a recording is made to be explained
+    write_run_folder(folder, run)
     parts.unlink()
-    words = words_of_run(record, ledger, config, kept_advice(folder))
-    sys.stdout.buffer.write(msgspec.json.encode(words))
-
-
-def _advise(folder: RunFolder) -> list[Advice] | None:
-    return quick_advice(folder, share=1.0)  # a recording is made to be explained
+    sys.stdout.buffer.write(msgspec.json.encode(run.words))
 
 
 def _frames(file: Path) -> Iterator[bytes]:

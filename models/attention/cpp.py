@@ -53,6 +53,7 @@ class CppBackend:
         self.window = window or sys.maxsize
 
     def plan(self, batch: RaggedBatch) -> CppPlan:
+        """Compute for each chunk the runs of slots that its keys lie in; decodes go by their block tables."""
         chunks, row = [], 0
         for chunk in batch.chunks:
             begin = max(0, chunk.start - self.window + 1)
@@ -65,6 +66,7 @@ class CppBackend:
     def attend(
         self, q_TKGD: torch.Tensor, keys_SKD: torch.Tensor, values_SKD: torch.Tensor, plan: CppPlan
     ) -> torch.Tensor:
+        """See `AttentionBackend.attend`. The operators read the cache in place, without gathering keys."""
         q_TKGD = q_TKGD.contiguous()
         out = torch.empty_like(q_TKGD)
         for chunk in plan.chunks:

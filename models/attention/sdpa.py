@@ -57,9 +57,11 @@ class SdpaBackend:
         self.device = device
 
     def plan(self, batch: RaggedBatch) -> SdpaPlan:
+        """Compute the slots of each chunk's and each decode's keys, and the masks."""
         return SdpaPlan(batch.num_tokens, self.plan_chunks(batch), self.plan_decodes(batch))
 
     def plan_chunks(self, batch: RaggedBatch) -> list[SegmentPlan]:
+        """Compute the slots and the mask of each chunk of a batch, in their order."""
         plans = []
         row = 0
         for chunk in batch.chunks:
@@ -78,6 +80,7 @@ class SdpaBackend:
         return SegmentPlan(rows, slots, mask)
 
     def plan_decodes(self, batch: RaggedBatch) -> list[SegmentPlan] | PaddedPlan:
+        """Compute the slots of each decode, or, on a GPU with several, of all of them padded to one length."""
         if self.device.type != "cpu" and len(batch.decodes) > 1:
             return self.plan_padded(batch)
         row = batch.num_chunk_tokens
@@ -107,6 +110,7 @@ class SdpaBackend:
     def attend(
         self, q_TKGD: torch.Tensor, keys_SKD: torch.Tensor, values_SKD: torch.Tensor, plan: SdpaPlan
     ) -> torch.Tensor:
+        """See `AttentionBackend.attend`. Keys and values are gathered from the cache before each call of SDPA."""
         K, G, D = q_TKGD.shape[1:]
         out = q_TKGD.new_empty(plan.num_tokens, K * G * D)
         attend_chunks(q_TKGD, keys_SKD, values_SKD, plan.chunks, out)

@@ -72,6 +72,7 @@ class XformersBackend:
         self.sdpa = SdpaBackend(block_size=block_size, window=window, dtype=dtype, device=device)
 
     def plan(self, batch: RaggedBatch) -> XformersPlan:
+        """Compute the bias of all chunks and that of all decodes; chunks go to SDPA if a context exceeds the window."""
         parts: list[PartPlan] = []
         windowed: list[SegmentPlan] = []
         if self.window is not None and any(c.context > self.window for c in batch.chunks):
@@ -85,7 +86,7 @@ class XformersBackend:
         return XformersPlan(batch.num_tokens, parts, windowed)
 
     def _is_scattered(self, decodes: Sequence[Segment]) -> bool:
-        """Whether some decode's blocks do not follow each other."""
+        """Return whether some decode's blocks do not follow each other."""
         slots = (slots_of(decode.blocks, 0, decode.context, self.block_size) for decode in decodes)
         return not all(isinstance(of_one, range) for of_one in slots)
 
@@ -129,6 +130,7 @@ class XformersBackend:
     def attend(
         self, q_TKGD: torch.Tensor, keys_SKD: torch.Tensor, values_SKD: torch.Tensor, plan: XformersPlan
     ) -> torch.Tensor:
+        """See `AttentionBackend.attend`."""
         K, G, D = q_TKGD.shape[1:]
         out = q_TKGD.new_empty(plan.num_tokens, K * G * D)
         attend_chunks(q_TKGD, keys_SKD, values_SKD, plan.windowed, out)
@@ -147,7 +149,7 @@ def _attention(q_TKGD: torch.Tensor, keys_SKD: torch.Tensor, values_SKD: torch.T
     q = q_TKGD.contiguous()[None]
     keys, values = (x[None, :, :, None].expand(-1, -1, -1, G, -1) for x in (keys_SKD, values_SKD))
     op = fmha.triton_splitk.FwOp if part.is_paged else fmha.flash.FwOp
-    attended = fmha.memory_efficient_attention_forward(q, keys, values, attn_bias=part.bias, op=op)
+    attended: torch.Tensor = fmha.memory_efficient_attention_forward(q, keys, values, attn_bias=part.bias, op=op)
     return attended.reshape(T, -1)
 
 

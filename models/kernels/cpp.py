@@ -15,18 +15,58 @@ _SIGNATURES = {
     "rms_norm": (c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_float),
     "gated_silu": (c_void_p, c_void_p, c_int64, c_int64),
     "rotate_and_write": (
-        c_void_p, c_int64, c_int64, c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p,
-        c_int64, c_void_p, c_int64, c_int64, c_int64, c_int64,
+        c_void_p,
+        c_int64,
+        c_int64,
+        c_void_p,
+        c_int64,
+        c_int64,
+        c_void_p,
+        c_void_p,
+        c_void_p,
+        c_void_p,
+        c_void_p,
+        c_int64,
+        c_void_p,
+        c_int64,
+        c_int64,
+        c_int64,
+        c_int64,
     ),
     "attend_decodes": (
-        c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int64,
-        c_int64, c_int64, c_int64, c_float,
+        c_void_p,
+        c_void_p,
+        c_void_p,
+        c_int64,
+        c_void_p,
+        c_void_p,
+        c_int64,
+        c_int64,
+        c_int64,
+        c_void_p,
+        c_int64,
+        c_int64,
+        c_int64,
+        c_int64,
+        c_float,
     ),
     "attend_chunk": (
-        c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_int64, c_int64, c_int64, c_void_p, c_int64,
-        c_int64, c_int64, c_float,
+        c_void_p,
+        c_void_p,
+        c_void_p,
+        c_int64,
+        c_void_p,
+        c_int64,
+        c_int64,
+        c_int64,
+        c_int64,
+        c_void_p,
+        c_int64,
+        c_int64,
+        c_int64,
+        c_float,
     ),
-}  # fmt: skip
+}
 
 
 class CppKernels:
@@ -38,6 +78,8 @@ class CppKernels:
         NoLibraryError: they cannot be compiled here.
     """
 
+    no_cpp = ""
+
     def __init__(self) -> None:
         library: ctypes.CDLL = load(Path(__file__).with_name("kernels.cpp"))
         for name, arguments in _SIGNATURES.items():
@@ -46,11 +88,13 @@ class CppKernels:
         self._library = library
 
     def rms_norm(self, x_TH: torch.Tensor, weight_H: torch.Tensor, eps: float) -> torch.Tensor:
+        """See `Kernels.rms_norm`."""
         x_TH, out = x_TH.contiguous(), torch.empty_like(x_TH)
         self._library.rms_norm(x_TH.data_ptr(), weight_H.data_ptr(), out.data_ptr(), *x_TH.shape, eps)
         return out
 
     def gated_silu(self, hidden_TF: torch.Tensor) -> torch.Tensor:
+        """See `Kernels.gated_silu`."""
         T, width = hidden_TF.shape
         out = hidden_TF.new_empty(T, width // 2)
         self._library.gated_silu(hidden_TF.contiguous().data_ptr(), out.data_ptr(), T, width // 2)
@@ -65,6 +109,7 @@ class CppKernels:
         key_cache_SKD: torch.Tensor,
         value_cache_SKD: torch.Tensor,
     ) -> torch.Tensor:
+        """See `Kernels.rotate_and_write`."""
         T, K, E, D = qk_TKED.shape
         queries = qk_TKED.new_empty(T, K, E - 1, D)
         assert qk_TKED.stride()[2:] == (D, 1)

@@ -15,7 +15,11 @@ class Kernels(Protocol):
 
     Sizes: T tokens, H hidden size, F feed-forward size, K KV heads with G query heads each, D elements of a head, S
     slots of the KV cache.
+
+    `no_cpp` says why these are not the C++ operators, which are faster, where the device could run them.
     """
+
+    no_cpp: str
 
     def rms_norm(self, x_TH: torch.Tensor, weight_H: torch.Tensor, eps: float) -> torch.Tensor:
         """Return x / rms(x) * weight, [T, H]."""
@@ -38,7 +42,11 @@ class Kernels(Protocol):
 
         Args:
             qk_TKED: Queries and keys: E = G + 1, and the last of each group is the key.
+            values_TKD: Values, one for each key.
             rope: Cosines and sines, each [T, 1, 1, D / 2]; None: no rotation.
+            slots_T: The slot of each token in the cache.
+            key_cache_SKD: Keys of all slots, to write to.
+            value_cache_SKD: Values of all slots, to write to.
 
         Returns:
             The queries, [T, K, G, D].
@@ -49,10 +57,15 @@ class Kernels(Protocol):
 class TorchKernels:
     """Calls torch's operators."""
 
+    def __init__(self, no_cpp: str = "") -> None:
+        self.no_cpp = no_cpp
+
     def rms_norm(self, x_TH: torch.Tensor, weight_H: torch.Tensor, eps: float) -> torch.Tensor:
+        """See `Kernels.rms_norm`."""
         return F.rms_norm(x_TH, weight_H.shape, weight_H, eps)
 
     def gated_silu(self, hidden_TF: torch.Tensor) -> torch.Tensor:
+        """See `Kernels.gated_silu`."""
         gate, up = hidden_TF.chunk(2, dim=-1)
         return F.silu(gate).mul_(up)
 
@@ -65,6 +78,7 @@ class TorchKernels:
         key_cache_SKD: torch.Tensor,
         value_cache_SKD: torch.Tensor,
     ) -> torch.Tensor:
+        """See `Kernels.rotate_and_write`."""
         if rope is not None:
             qk_TKED = rotate(qk_TKED, *rope)
         key_cache_SKD.index_copy_(0, slots_T, qk_TKED[:, :, -1])

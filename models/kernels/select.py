@@ -18,14 +18,13 @@ def make_kernels(name: str, *, dtype: torch.dtype, device: torch.device) -> Kern
     """
     if name == "torch":
         return TorchKernels()
-    reason = None
-    if device.type != "cpu" or dtype != torch.float32:
-        reason = "they are for float32 on a CPU"
-    else:
+    no_library = ""
+    if device.type == "cpu" and dtype == torch.float32:
         try:
             return CppKernels()
         except NoLibraryError as error:
-            reason = str(error)
+            no_library = str(error)
     if name == "cpp":
+        reason = no_library or "they are for float32 on a CPU"
         raise ConfigError(f"model.kernels=cpp: {reason}; torch runs anywhere")
-    return TorchKernels()
+    return TorchKernels(no_library)

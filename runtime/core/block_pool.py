@@ -37,10 +37,11 @@ class BlockPool:
 
     @property
     def num_used(self) -> int:
+        """The blocks that requests own; those kept for the prefix cache alone are not among them."""
         return self.num_blocks - self.num_free
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Number of blocks that hold `num_tokens`."""
+        """Return the number of blocks that hold `num_tokens`."""
         return -(-num_tokens // self.block_size)
 
     def grow(self, blocks: list[int], num_tokens: int) -> bool:
@@ -132,8 +133,10 @@ class BlockPool:
             at = stop
 
     def _next(self, blocks: list[int], need: int) -> int:
-        """The free block from which on the request that owns `blocks` grows by `need` blocks, or by as many as are free
-        in a row."""
+        """Return the free block from which the request that owns `blocks` grows.
+
+        From there on `need` blocks are free in a row, or as many as there are in any row.
+        """
         if blocks:
             after = blocks[-1] + 1
             if after < self.num_blocks and self._is_free[after]:
@@ -147,8 +150,10 @@ class BlockPool:
         return self._gap(need)
 
     def _gap(self, need: int) -> int:
-        """The first of `need` blocks in the middle of the longest of some free runs: the request whose blocks end
-        before that run may grow too."""
+        """Return the first of `need` blocks in the middle of the longest of some free runs.
+
+        So the request whose blocks end before that run may grow too.
+        """
         free, best, length = self._is_free, 0, 0
         for probe in range(_NUM_PROBES):
             first = free.find(1, probe * self.num_blocks // _NUM_PROBES)

@@ -24,10 +24,12 @@ class IntColumn:
         self._writer = BytesWriter()
 
     def append(self, value: i64) -> None:
+        """Append an integer of 64 bits."""
         write_i64_le(self._writer, value)
 
     @property
     def packed(self) -> bytes:
+        """The column as `pack` makes it: eight bytes for each integer."""
         return self._writer.getvalue()
 
 
@@ -42,7 +44,7 @@ def unpack(column: bytes) -> memoryview[int]:
 
 
 def entries(column: bytes) -> int:
-    """Number of integers in a packed column."""
+    """Return the number of integers in a packed column."""
     return len(column) // 8
 
 
@@ -58,7 +60,9 @@ def total(column: bytes) -> int:
 
 
 def append_to_each(lists: list[list[T]], value: T) -> None:
-    """Append `value` to each of `lists`. They share one object, which saves memory: a micro-batch's end is appended for
-    each of its tokens."""
+    """Append `value` to each of `lists`.
+
+    They share one object, which saves memory: a micro-batch's end is appended for each of its tokens.
+    """
     for values in lists:
         values.append(value)

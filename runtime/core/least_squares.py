@@ -5,30 +5,40 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-_RIDGE = 1e-9  # share of the normal equations' diagonal
+_RIDGE = 1e-9  # share of the diagonal, which decides between parts that always occurred together
+_TOLERANCE = 1e-10
 
 
 def non_negative(gram: npt.NDArray[np.float64], moment: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Return the non-negative least squares solution of each system of normal equations, [S, n].
+    """Return the x >= 0 that minimizes x'Gx - 2 m'x for each system, by Lawson and Hanson's active sets.
 
-    Parts that would be negative are left out, the most negative first. `gram` is [S, n, n], `moment` [S, n].
+    Args:
+        gram: G of [..., n, n], symmetric and not negative.
+        moment: m of [..., n].
     """
-    stages, n = moment.shape
-    kept = np.diagonal(gram, axis1=1, axis2=2) > 0.0
-    solution = np.zeros((stages, n))
-    todo = np.arange(stages)
-    for _ in range(n + 1):
-        mask = kept[todo]
-        # The equation of a part that is left out says that it is 0. A little ridge decides between parts that always
-        # occurred together.
-        both = mask[:, :, None] & mask[:, None, :]
-        ridge = _RIDGE * np.where(mask, np.diagonal(gram[todo], axis1=1, axis2=2), 1.0 / _RIDGE)
-        system = np.where(both, gram[todo], 0.0) + ridge[:, :, None] * np.eye(n)
-        found = np.linalg.solve(system, np.where(mask, moment[todo], 0.0)[:, :, None])[:, :, 0]
-        solution[todo] = found
-        negative = (found < 0.0).any(axis=1)
-        if not negative.any():
+    shape, n = moment.shape, moment.shape[-1]
+    scale = np.sqrt(np.maximum(np.diagonal(gram, axis1=-2, axis2=-1), 1e-300)).reshape(-1, n)
+    gram = gram.reshape(-1, n, n) / scale[:, :, None] / scale[:, None, :] + _RIDGE * np.eye(n)
+    moment = moment.reshape(-1, n) / scale
+    tolerance = _TOLERANCE * np.maximum(1.0, np.abs(moment).max(axis=1))
+    x = np.maximum(moment, 0.0)
+    free, systems = x > 0.0, np.arange(len(x))
+    for _ in range(4 * n):
+        found = np.linalg.solve(
+            np.where(free[:, :, None] & free[:, None, :], gram, np.eye(n)), np.where(free, moment, 0.0)[:, :, None]
+        )[:, :, 0]
+        negative = free & (found <= 0.0)
+        blocked = negative.any(axis=1)
+        # Go towards the minimum over the free parts, as far as none turns negative; the first that would is fixed at 0.
+        room = np.where(negative, x / np.maximum(x - found, 1e-300), np.inf)
+        x += np.where(blocked, room.min(axis=1), 1.0)[:, None] * (found - x)
+        free[systems[blocked], room.argmin(axis=1)[blocked]] = False
+        free &= x > 0.0
+        x = np.where(free, x, 0.0)
+        # At the minimum over them, the part that improves it most becomes free too.
+        slope = np.where(free, -np.inf, moment - (gram @ x[:, :, None])[:, :, 0])
+        enters = ~blocked & (slope.max(axis=1) > tolerance)
+        free[systems[enters], slope.argmax(axis=1)[enters]] = True
+        if not (blocked | enters).any():
             break
-        kept[todo[negative], found[negative].argmin(axis=1)] = False
-        todo = todo[negative]
-    return np.maximum(solution, 0.0)
+    return np.asarray(x / scale, np.float64).reshape(shape)

@@ -47,6 +47,7 @@ class SegmentMessage(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def num_tokens(self) -> int:
+        """The tokens that this segment adds to the KV cache."""
         return len(self.tokens)
 
 
@@ -68,6 +69,7 @@ class DecodesMessage(msgspec.Struct, frozen=True, array_like=True):
     def of(
         cls, requests: Sequence[int], starts: Sequence[int], tokens: Sequence[int], blocks: dict[int, list[int]]
     ) -> DecodesMessage:
+        """Pack columns of one integer a decode; `blocks` has the new blocks of some rows."""
         return cls(pack(requests), pack(starts), pack(tokens), blocks)
 
     def __len__(self) -> int:
@@ -82,8 +84,10 @@ class DecodesMessage(msgspec.Struct, frozen=True, array_like=True):
 
 
 class MicroBatchMessage(msgspec.Struct, frozen=True, array_like=True, tag="step"):
-    """A micro-batch, published to all ranks. They forget `dropped` requests (finished or preempted) before they apply
-    its segments."""
+    """A micro-batch, published to all ranks.
+
+    The ranks forget `dropped` requests (finished or preempted) before they apply its segments.
+    """
 
     epoch: int
     micro_batch: int
@@ -94,6 +98,7 @@ class MicroBatchMessage(msgspec.Struct, frozen=True, array_like=True, tag="step"
 
     @property
     def num_tokens(self) -> int:
+        """The tokens of all chunks and decodes, which are rows of the activation."""
         return sum(c.num_tokens for c in self.chunks) + len(self.decodes)
 
 
@@ -118,8 +123,10 @@ class Span(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
-    """The log-probability of one token, its rank among all tokens (the most probable has 1), and the most
-    probable tokens as (token id, log-probability), best first."""
+    """The log-probability of one token, its rank among all tokens, and the most probable tokens.
+
+    The most probable token has rank 1. `top` holds (token id, log-probability), best first.
+    """
 
     logprob: float
     rank: int
@@ -127,8 +134,10 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Sampled(msgspec.Struct, frozen=True, array_like=True):
-    """The tokens that a micro-batch sampled, in its order: one for each chunk that ends its prompt, then one for each
-    row of its decodes. A token of -1 says that the logits were not finite.
+    """The tokens that a micro-batch sampled, in its order.
+
+    There is one for each chunk that ends its prompt, then one for each row of its decodes. A token of -1 says that the
+    logits were not finite.
 
     `logprobs`, by place in `tokens`, and `prompt_logprobs`, of a chunk's targets by its place among the chunks: for
     requests that asked for them.

@@ -19,6 +19,7 @@ class Chunk:
 
     @property
     def ends_prefill(self) -> bool:
+        """Whether the chunk is its prompt's last one."""
         return self.start + self.length == self.request.prefill_target
 
 
@@ -38,18 +39,22 @@ class MicroBatch:
 
     @property
     def num_requests(self) -> int:
+        """The number of chunks and decodes, each of another request."""
         return len(self.chunks) + len(self.decodes)
 
     @property
     def num_prefill_tokens(self) -> int:
+        """The tokens of all chunks."""
         return sum([c.length for c in self.chunks])
 
     @property
     def num_drafts(self) -> int:
+        """The draft tokens of all decodes."""
         return sum([len(tokens) for tokens in self.drafts.values()]) if self.drafts else 0
 
     @property
     def num_tokens(self) -> int:
+        """The tokens that the stages compute: of chunks, decodes and drafts."""
         return self.num_prefill_tokens + len(self.decodes) + self.num_drafts
 
     def __bool__(self) -> bool:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .columns import entries
+from .features import FEATURES, features
 from .run_record import MicroBatchRecord
 
 Floats = npt.NDArray[np.float64]
@@ -18,15 +19,18 @@ N = TypeVar("N", np.int64, np.float64)
 
 
 def values_at(column: npt.NDArray[N], places: Ints) -> npt.NDArray[N]:
-    """The column's values at `places`, and 0 where a place is -1."""
+    """Return the column's values at `places`, and 0 where a place is -1."""
     values, known = np.zeros(len(places), column.dtype), places >= 0
     values[known] = column[places[known]]
     return values
 
 
 class MicroBatchColumns:
-    """`micro_batches` by column, an entry a micro-batch in their order: its number (`micro_batch`), prompt tokens
-    (`prefill`), number of rows of `decodes`, and the sum of the KV tokens that each of them attends to (`context`)."""
+    """The micro-batches of a record by column: an entry for each, in their order.
+
+    The columns are its number (`micro_batch`), its prompt tokens (`prefill`), its rows of `decodes`, and the sum of the
+    KV tokens that each of those rows attends to (`context`).
+    """
 
     def __init__(self, micro_batches: Sequence[MicroBatchRecord]) -> None:
         self.micro_batch: Ints = np.array([s.micro_batch for s in micro_batches], np.int64)
@@ -39,6 +43,7 @@ class MicroBatchColumns:
 
     @property
     def tokens(self) -> Ints:
+        """Tokens of each micro-batch, of chunks and decodes, [N]."""
         return self.prefill + self.decodes
 
     @cached_property
@@ -57,6 +62,12 @@ class MicroBatchColumns:
         return np.array([sum([c.start for c in s.chunks]) for s in self._micro_batches], np.int64)
 
     @cached_property
+    def features(self) -> Floats:
+        """The features of each micro-batch, [N, features]."""
+        rows = [features(s) for s in self._micro_batches]
+        return np.array(rows, np.float64).reshape(-1, len(FEATURES))
+
+    @cached_property
     def counters(self) -> Ints:
         """[micro-batches, 3]: KV blocks used, requests running and waiting, at dispatch."""
         rows = [(s.kv_blocks_used, s.num_running, s.num_waiting) for s in self._micro_batches]
@@ -68,7 +79,7 @@ class MicroBatchColumns:
         return np.argsort(self.micro_batch, kind="stable")
 
     def places(self, numbers: Ints) -> Ints:
-        """Places of the micro-batches with these numbers, -1 for a number that none has."""
+        """Return the places of the micro-batches with these numbers, -1 for a number that none has."""
         place = np.append(self.by_number, -1)[np.searchsorted(self.micro_batch, numbers, sorter=self.by_number)]
         return np.where(np.append(self.micro_batch, -1)[place] == numbers, place, -1)
 

@@ -46,11 +46,12 @@ class PrefixCache:
         self._idle: OrderedDict[int, None] = OrderedDict()  # the first has been idle the longest
 
     def __len__(self) -> int:
-        """Number of cached blocks."""
+        """Return the number of cached blocks."""
         return len(self._hash)
 
     @property
     def num_idle(self) -> int:
+        """The number of blocks that hold tokens but that no request uses."""
         return len(self._idle)
 
     def match(self, hashes: Sequence[bytes], most: int) -> list[int]:

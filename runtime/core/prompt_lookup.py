@@ -27,6 +27,7 @@ class PromptLookup:
         return len(self._tokens) // _BYTES
 
     def extend(self, tokens: Sequence[int]) -> None:
+        """Append tokens of the prompt or the output."""
         self._tokens += array("i", list(tokens)).tobytes()
 
     def guess(self, most: int) -> tuple[int, list[int]]:

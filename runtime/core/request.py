@@ -52,7 +52,7 @@ class Request:
         "record",
         "seed",
         "stop_ids",
-    )  # fmt: skip
+    )
 
     def __init__(
         self,
@@ -111,21 +111,23 @@ class Request:
 
     @property
     def num_output(self) -> int:
+        """The number of tokens sampled so far."""
         return len(self.output)
 
     @property
     def num_tokens(self) -> int:
+        """The number of tokens of the prompt and of the output so far."""
         return self.prompt_len + len(self.output)
 
     def tokens_in(self, start: int, stop: int) -> Sequence[int]:
-        """Its tokens `start` .. `stop - 1`."""
+        """Return the request's tokens `start` .. `stop - 1`."""
         known = self.prompt_len
         if stop <= known:
             return self.prompt[start:stop]
         return [*self.prompt[start:stop], *self.output[max(0, start - known) : stop - known]]
 
     def targets_of(self, start: int, length: int) -> Sequence[int]:
-        """The prompt's tokens that follow those of a chunk, one each, if their log-probabilities are still wanted."""
+        """Return the prompt tokens that follow those of a chunk, one each, where their log-probabilities are wanted."""
         found = self.prompt_logprobs
         if found is None or len(found) >= self.prompt_len - 1:
             return ()
@@ -138,15 +140,19 @@ class Request:
 
     @property
     def in_flight(self) -> bool:
+        """Whether some of its tokens are dispatched whose micro-batch has not come back."""
         return self.num_dispatched > self.num_completed
 
     @property
     def is_finished(self) -> bool:
+        """Whether it has ended, for whatever reason."""
         return self.finish_reason is not None
 
     def finish_reason_after(self, token: int) -> str | None:
-        """The reason for which the request ends with `token`, its newest; None if it goes on. Stop strings are checked
-        elsewhere (`engine/stopping.py`)."""
+        """Return the reason for which the request ends with `token`, its newest; None if it goes on.
+
+        Stop strings are checked elsewhere (`engine/stopping.py`).
+        """
         if self.stop_ids is not None and token in self.stop_ids and self.num_output >= self.params.min_tokens:
             return "stop"
         return "length" if self.num_tokens >= self.max_len else None

@@ -25,4 +25,5 @@ class RequestRecord:
 
     @property
     def output_tokens(self) -> int:
+        """The number of tokens that the request got."""
         return len(self.token_times)

@@ -48,8 +48,10 @@ class SegmentRecord(msgspec.Struct, frozen=True, gc=False):
 
 
 class DecodesRecord(msgspec.Struct, frozen=True, gc=False):
-    """The decodes of a micro-batch by column (`core/columns.py`), an entry a row as in `DecodesMessage`; iterating
-    gives a `SegmentRecord` each."""
+    """The decodes of a micro-batch by column (`core/columns.py`), an entry a row as in `DecodesMessage`.
+
+    Iterating gives a `SegmentRecord` for each.
+    """
 
     request_column: bytes = b""
     start_column: bytes = b""
@@ -61,15 +63,18 @@ class DecodesRecord(msgspec.Struct, frozen=True, gc=False):
 
     @classmethod
     def of(cls, parts: Iterable[SegmentRecord]) -> DecodesRecord:
+        """Make the columns of decodes that are recorded one by one."""
         parts = list(parts)
         return cls.at([part.request for part in parts], [part.start for part in parts])
 
     @property
     def requests(self) -> memoryview[int]:
+        """The request of each decode, by number."""
         return unpack(self.request_column)
 
     @property
     def starts(self) -> memoryview[int]:
+        """The position of each decode's token in its request, which is the number of tokens before it."""
         return unpack(self.start_column)
 
     @property
@@ -116,14 +121,17 @@ class MicroBatchRecord(msgspec.Struct, gc=False):
 
     @property
     def prefill_tokens(self) -> int:
+        """The tokens of all chunks."""
         return sum(c.tokens for c in self.chunks)
 
     @property
     def decode_tokens(self) -> int:
+        """The number of decodes, each of which has one token."""
         return len(self.decodes)
 
     @property
     def num_tokens(self) -> int:
+        """The tokens of all chunks and decodes."""
         return self.prefill_tokens + self.decode_tokens
 
     @property
@@ -167,11 +175,17 @@ class RunRecord:
     spans: list[Span] = field(default_factory=list)
     requests: list[RequestRecord] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)  # the scheduler's own choices and why, a line each
-    stage_times: list[list[float]] | None = None  # weights that it learned (`scheduler/learned/stage_times.py`)
+    stage_weights: list[list[float]] | None = None  # of `Features`, that it learned: [stages, features]
     batch: int = 0  # B, most requests of a micro-batch
     depth: int = 0  # most micro-batches in flight
     faults: list[FaultRecord] = field(default_factory=list)
     unknown: list[Unknown] = field(default_factory=list)  # what a trace did not say; nothing, where gapless recorded
+
+    @property
+    def start(self) -> float:
+        """The first arrival, or the first compute where that is earlier, in seconds; 0 where there is neither."""
+        begun = (span.begin for span in self.spans)
+        return min([*begun, *(request.arrival for request in self.requests)], default=0.0)
 
     @property
     def standing_stages(self) -> int:

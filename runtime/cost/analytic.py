@@ -85,10 +85,14 @@ class AnalyticOperators:
             number = arch.experts.num_experts
             self._router = Products(gemm, [(H, number)])
             # Picking the k best, sorting the pairs by expert, and summing their outputs. Products gather their rows.
-            self._routing = Pointwise(rates, [
-                (number, number * dtype_bytes, rates.norm_gbps), (number, 0, rates.copy_gbps),
-                (0, (routing.pairs + 1) * row, rates.add_gbps),
-            ])  # fmt: skip
+            self._routing = Pointwise(
+                rates,
+                [
+                    (number, number * dtype_bytes, rates.norm_gbps),
+                    (number, 0, rates.copy_gbps),
+                    (0, (routing.pairs + 1) * row, rates.add_gbps),
+                ],
+            )
             for size, rows in ((ffn, routing.pairs), (beside, 1.0)):
                 if size:
                     kernels.append((gate * size, rows * (gate + 1) * size * dtype_bytes, rates.activation_gbps))
@@ -102,6 +106,7 @@ class AnalyticOperators:
         self._row_bytes = row
 
     def linear(self, operator: Linear, rows: int) -> float:
+        """See `Operators.linear`."""
         if operator == "head":
             return self._head.seconds(rows)[0]
         if self._experts is not None and operator in ("ffn_ln1", "ffn_ln2"):
@@ -109,25 +114,31 @@ class AnalyticOperators:
         return self._layer.seconds(rows)[LAYER_LINEARS.index(operator)]
 
     def others(self, rows: int) -> float:
+        """See `Operators.others`."""
         return self._others.seconds(rows)
 
     def routing(self, rows: int) -> float:
+        """See `Operators.routing`."""
         return 0.0 if self._experts is None else self._router.seconds(rows)[0] + self._routing.seconds(rows)
 
     def embedding(self, rows: int) -> float:
+        """See `Operators.embedding`."""
         return self._embedding.seconds(rows) + (0.0 if self._replicates_embedding else self.all_reduce(rows))
 
     def chunk_attention(self, length: int, prefix: int) -> float:
+        """See `Operators.chunk_attention`. A window bounds how far back the chunk attends."""
         if self._window is not None:
             prefix = min(prefix, self._window)
         return self._attention.chunk(length, prefix)
 
     def decode_attention(self, requests: int, context: int) -> float:
+        """See `Operators.decode_attention`. A window bounds the context of each decode."""
         if self._window is not None:
             context = min(context, requests * self._window)
         return self._attention.decodes(requests, context)
 
     def all_reduce(self, rows: int) -> float:
+        """See `Operators.all_reduce`. Large ones take no less than the device's rate for bulk allows."""
         if self.tp == 1:
             return 0.0
         size = rows * self._row_bytes
@@ -137,6 +148,7 @@ class AnalyticOperators:
         return seconds
 
     def send(self, rows: int, *, link: StageLink, scatter_gather: bool) -> float:
+        """See `Operators.send`. With scatter/gather each rank sends its share, and the next stage gathers."""
         size = rows * self._row_bytes
         if not scatter_gather or self.tp == 1:
             return self.topology.send(size, link)

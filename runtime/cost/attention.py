@@ -95,8 +95,11 @@ class AttentionCost:
         return whole if whole < parts else parts
 
     def _decode_parts(self, requests: int) -> tuple[float, float, float, float, float]:
-        """Return the overhead and seconds a token of the mean context, then the same where keys are split (an infinite
-        overhead where they never are), and the most tokens that one block reads then."""
+        """Return what the time of decodes is made of.
+
+        These are the overhead and the seconds a token of the mean context, then the same where keys are split (an
+        infinite overhead where they never are), and the most tokens that one block reads then.
+        """
         blocks = requests * self._kv_heads / self._wave_blocks
         partial = self._decode_whole_waves * (-(-blocks // 1) - blocks)  # what a last wave costs beyond its blocks
         waves = blocks + partial if blocks > _MOST_SPLIT_WAVES else _MOST_SPLIT_WAVES
@@ -107,12 +110,15 @@ class AttentionCost:
             split = self._decode_launch + self._decode_split + split_waves * self._decode_wave
         per_wave = self._decode_wave_per_token
         self._parts_by_number[requests] = parts = (
-            overhead, _joined(self._block_per_token, waves * per_wave), split, split_waves * per_wave,
+            overhead,
+            _joined(self._block_per_token, waves * per_wave),
+            split,
+            split_waves * per_wave,
             self._max_block_tokens * blocks,
-        )  # fmt: skip
+        )
         return parts
 
 
 def _joined(block: float, read: float) -> float:
-    """The time of decodes whose longest block takes one time, and the reading of all bytes another."""
+    """Return the time of decodes whose longest block takes one time, and the reading of all bytes another."""
     return math.pow(math.pow(block, _NORM_ORDER) + math.pow(read, _NORM_ORDER), 1 / _NORM_ORDER)

@@ -83,7 +83,8 @@ class Gemm:
             rows: of all groups, [...].
             row_tiles: tiles that cover the rows of all groups, for each of `tile_rows`: [..., tiles].
             weights: how many weights have rows, [...].
-            inputs, outputs: of each weight.
+            inputs: of each weight.
+            outputs: of each weight.
         """
         sizes = np.array(float(inputs)), np.array(float(outputs))
         compute = self._compute_us(row_tiles[..., None], *sizes, np.ones(1)).min(axis=(-2, -1))  # of the fastest tile

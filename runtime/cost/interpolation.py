@@ -31,6 +31,7 @@ class Curve:
         self._slope = _fit_slope(self.sizes[-_NUM_SLOPE_POINTS:], self.seconds[-_NUM_SLOPE_POINTS:])
 
     def __call__(self, size: float) -> float:
+        """Return the seconds of a size: interpolated, beyond the largest extrapolated, below the smallest constant."""
         sizes, seconds = self.sizes, self.seconds
         if size >= sizes[-1]:
             return seconds[-1] + (size - sizes[-1]) * self._slope
@@ -77,6 +78,7 @@ class ChunkAttention:
         self._curves = [curves[length] for length in self._lengths]
 
     def __call__(self, length: int, prefix: int) -> float:
+        """Return the seconds of a chunk of `length` tokens after `prefix` tokens; longer ones by their work."""
         lengths = self._lengths
         if prefix == 0 or not lengths:
             seconds = self._without_prefix(length)
@@ -142,6 +144,7 @@ class DecodeAttention:
         self._curves = [curves[number] for number in self._numbers]
 
     def __call__(self, requests: int, context: int) -> float:
+        """Return the seconds of `requests` decodes over `context` KV tokens in sum, as if all had the same context."""
         numbers, mean_context = self._numbers, context / requests
         at = bisect_right(numbers, requests)
         if at == 0 or at == len(numbers):

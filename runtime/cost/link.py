@@ -20,4 +20,6 @@ class Link:
     def seconds(self, size: float) -> float:
         """Return the seconds for a message of `size` bytes. `size` may be a numpy array."""
         moving: float = self._ramp * size**0.5 + size / self._bytes_per_second
-        return (self.least_seconds**self._norm_order + moving**self._norm_order) ** (1 / self._norm_order)
+        order = self._norm_order
+        seconds: float = (self.least_seconds**order + moving**order) ** (1 / order)
+        return seconds

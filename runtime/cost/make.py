@@ -31,15 +31,20 @@ def make_costs(config: SimulateConfig, plan: Plan) -> StageCosts:
             sources[kind] = make_operators(config, hardware, plan.arch, plan.replicate_embedding, between_racks)
         operators.append(sources[kind])
     return _stage_costs(
-        tuple(len(layers) for layers in plan.layers), tuple(operators),
-        host=config.simulation.host, last_layer=config.simulation.last_layer,
-    )  # fmt: skip
+        tuple(len(layers) for layers in plan.layers),
+        tuple(operators),
+        host=config.simulation.host,
+        last_layer=config.simulation.last_layer,
+    )
 
 
 def make_operators(
-    config: SimulateConfig, hardware: HardwareConfig, arch: Architecture, replicate_embedding: bool = False,
+    config: SimulateConfig,
+    hardware: HardwareConfig,
+    arch: Architecture,
+    replicate_embedding: bool = False,
     between_racks: bool = False,
-) -> Operators:  # fmt: skip
+) -> Operators:
     """Make the operator times of one kind of device: measured where the profile is of that device, else analytic.
 
     Raises:

@@ -32,9 +32,11 @@ class MeasuredOperators:
     """
 
     def __init__(
-        self, samples: Sequence[OperatorSample], sends: Mapping[int, float] | None = None,
+        self,
+        samples: Sequence[OperatorSample],
+        sends: Mapping[int, float] | None = None,
         host: HostTimes | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         if not samples:
             raise ValueError("no samples")
         first, last = min(s.stage for s in samples), max(s.stage for s in samples)
@@ -58,13 +60,16 @@ class MeasuredOperators:
         self._sends = Curve(sends) if sends else None
 
     def routing(self, rows: int) -> float:
+        """Return 0: the engine that is measured computes no experts."""
         return 0.0  # the engine that is measured computes no experts
 
     def linear(self, operator: Linear, rows: int) -> float:
+        """See `Operators.linear`."""
         return self._linear[operator](rows)
 
     @property
     def has_sends(self) -> bool:
+        """Whether the profile has measured sends between stages."""
         return self._sends is not None
 
     def all_reduce(self, rows: int) -> float:

@@ -42,10 +42,15 @@ class HostTimes:
     def of(cls, config: HostConfig, tp: int) -> HostTimes:
         """Return the times of constants, for stages of `tp` ranks."""
         return cls(
-            step=config.step_us * 1e-6, row=config.row_us * 1e-6, layer=config.layer_us * 1e-6, stretch=config.stretch,
-            prompt=tp * config.prompt_us * 1e-6, dispatch=config.dispatch_us * 1e-6, result=config.result_us * 1e-6,
+            step=config.step_us * 1e-6,
+            row=config.row_us * 1e-6,
+            layer=config.layer_us * 1e-6,
+            stretch=config.stretch,
+            prompt=tp * config.prompt_us * 1e-6,
+            dispatch=config.dispatch_us * 1e-6,
+            result=config.result_us * 1e-6,
             turnaround=config.turnaround_us * 1e-6,
-        )  # fmt: skip
+        )
 
 
 class Operators(Protocol):
@@ -66,8 +71,9 @@ class Operators(Protocol):
         ...
 
     def routing(self, rows: int) -> float:
-        """Return the seconds of what a layer of experts takes beside its products: the router, sorting rows by expert
-        and summing the experts' outputs. 0 without experts.
+        """Return the seconds that a layer of experts takes beside its products; 0 without experts.
+
+        They go to the router, to sorting rows by expert and to summing the experts' outputs.
         """
         ...
 

@@ -23,8 +23,16 @@ OPERATORS = ("preproj", "attn", "postproj", "ffn_ln1", "ffn_ln2", "others", "emb
 _ABOUT_FILE, _OPERATORS_FILE, _STAGES_FILE = "profile.yaml", "operators.csv", "stages.csv"
 _FORMAT = 1
 # Fields of an architecture that do not change how long a layer takes.
-_TIMELESS_FIELDS = ("num_layers", "max_position", "bos_token_id", "eos_token_ids", "norm_eps", "rope_theta",
-                    "rope_scaling", "tie_embeddings")  # fmt: skip
+_TIMELESS_FIELDS = (
+    "num_layers",
+    "max_position",
+    "bos_token_id",
+    "eos_token_ids",
+    "norm_eps",
+    "rope_theta",
+    "rope_scaling",
+    "tie_embeddings",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +95,7 @@ class ProfileFolder:
 
     @property
     def exists(self) -> bool:
+        """Whether a profile has been begun here."""
         return (self.path / _ABOUT_FILE).exists()
 
     @property
@@ -99,6 +108,8 @@ class ProfileFolder:
         """Write `profile.yaml`; where there is one, check that it describes the same measurements.
 
         Args:
+            about: what is measured.
+            versions: of packages, by name.
             device_name: the GPU's.
 
         Raises:
@@ -177,10 +188,17 @@ class ProfileFolder:
         """Append measurements of whole stages to their file."""
         columns = ("in_flight", *Point._fields, "stage", "compute_ms", "wait_ms", "bound", "result_ms")
         rows = [
-            (s.in_flight, *s.point, s.stage, _ms(s.compute), _ms(s.wait), s.bound,
-             "" if s.result is None else _ms(s.result))
+            (
+                s.in_flight,
+                *s.point,
+                s.stage,
+                _ms(s.compute),
+                _ms(s.wait),
+                s.bound,
+                "" if s.result is None else _ms(s.result),
+            )
             for s in samples
-        ]  # fmt: skip
+        ]
         self._append(_STAGES_FILE, columns, rows)
 
     def _append(self, name: str, columns: Iterable[str], rows: Iterable[Iterable[object]]) -> None:

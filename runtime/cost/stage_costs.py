@@ -51,6 +51,7 @@ class MicroBatchShape:
 
     @classmethod
     def of(cls, micro_batch: MicroBatchMessage) -> MicroBatchShape:
+        """Return the shape of a micro-batch that is sent to the ranks."""
         starts: bytes = micro_batch.decodes.starts
         count = sampled = entries(starts)
         ended = 0
@@ -143,6 +144,7 @@ class StageCosts:
 
     @property
     def num_stages(self) -> int:
+        """The number of stages."""
         return len(self.layers)
 
     @property
@@ -151,7 +153,7 @@ class StageCosts:
         return (*self.layers[:-1], self.layers[-1] - 1) if self._skips else self.layers
 
     def seconds(self, shape: MicroBatchShape) -> list[float]:
-        """Seconds of each stage."""
+        """Return the seconds of each stage."""
         rows, kinds = shape.rows, self._kinds
         times = self._by_rows.get(rows) or self._without_attention(rows)
         each = [_attention(source, shape) for source, _ in kinds]
@@ -177,7 +179,10 @@ class StageCosts:
         return times
 
     def _skipped(self, shape: MicroBatchShape, rows: int, attention: float) -> float:
-        """Seconds that the last layer saves by computing sampled rows alone; `attention` is that of all rows."""
+        """Return the seconds that the last layer saves where it computes sampled rows alone.
+
+        `attention` is the time of all rows.
+        """
         source, by_rows = self._kinds[self._kind[-1]]
         of_keys = self._of_keys.get(rows)
         if of_keys is None:
@@ -196,7 +201,7 @@ class StageCosts:
         return seconds
 
     def _without_attention(self, rows: int) -> list[float]:
-        """Seconds of each stage's device for `rows` tokens, without attention and the LM head."""
+        """Return the seconds of each stage's device for `rows` tokens, without attention and the LM head."""
         layer = [self._layer(source, by_rows, rows) for source, by_rows in self._kinds]
         times = [count * layer[kind] for count, kind in zip(self.layers, self._kind, strict=True)]
         first = self._embedding.get(rows)
@@ -207,7 +212,7 @@ class StageCosts:
         return times
 
     def breakdown(self, shape: MicroBatchShape, stage: int) -> dict[str, float]:
-        """Seconds of one stage by operator, which add up to its time."""
+        """Return the seconds of one stage by operator, which add up to its time."""
         source, count, rows = self.operators[stage], self.layers[stage], shape.rows
         parts: dict[str, float] = {name: count * source.linear(name, rows) for name in LAYER_LINEARS}
         parts["attn"] = count * _attention(source, shape)
@@ -251,5 +256,5 @@ def _attention(source: Operators, shape: MicroBatchShape) -> float:
 
 
 def _sampled_attention(source: Operators, shape: MicroBatchShape) -> float:
-    """Attention of the sampled rows alone: each is one query over its whole context."""
+    """Return the attention seconds of the sampled rows alone: each is one query over its whole context."""
     return source.decode_attention(shape.sampled, shape.context + shape.ended)

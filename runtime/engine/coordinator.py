@@ -96,6 +96,7 @@ class Coordinator:
 
     @property
     def has_work(self) -> bool:
+        """Whether a request waits or runs, or a micro-batch is in flight."""
         return self.scheduler.has_work or bool(self._in_flight)
 
     @property
@@ -115,8 +116,11 @@ class Coordinator:
             raise PipelineError(f"the policy takes none of {unfinished} unfinished requests, and nothing is in flight")
 
     def add(self, request: Request) -> None:
-        """Accept a request. It must fit into an empty cache, and requests must be added in the order of their ids,
-        but for those whose KV comes from another pipeline."""
+        """Accept a request.
+
+        It must fit into an empty cache, and requests must be added in the order of their ids, but for those whose KV
+        comes from another pipeline.
+        """
         assert self.scheduler.pool.blocks_for(request.max_len) <= self.scheduler.pool.num_blocks, request
         self._unblocked(request.arrival)
         self.record.requests.append(request.record)
@@ -251,7 +255,7 @@ class Coordinator:
         now = self.clock.now()
         record.completed = now
         self._observe(record, spans)
-        self.record.stage_times = self.scheduler.stage_times
+        self.record.stage_weights = self.scheduler.stage_weights
         self._unblocked(spans[-1].end)
         self.scheduler.completed(batch)
         if sampled.prompt_logprobs:
@@ -292,8 +296,10 @@ class Coordinator:
         now: float,
         events: list[TokenEvent],
     ) -> int:
-        """Do as `_accept` where decodes verify drafts: append to each request its tokens up to the first that its
-        draft did not foresee. What the later rows sampled has another past, and is dropped.
+        """Do as `_accept` where decodes verify drafts.
+
+        Append to each request its tokens up to the first that its draft did not foresee. What the later rows sampled
+        has another past, and is dropped.
 
         Returns:
             The number of draft tokens that joined an output.
@@ -361,7 +367,10 @@ class Coordinator:
 
 
 def _segment(chunk: Chunk, now: float, new: list[NewRequest]) -> SegmentMessage:
-    """The message for a chunk. Where it is the first that the ranks get of its request, a `NewRequest` joins `new`."""
+    """Return the message for a chunk.
+
+    Where it is the first that the ranks get of its request, a `NewRequest` joins `new`.
+    """
     request, start = chunk.request, chunk.start
     if request.num_blocks_sent == 0:
         past = request.tokens_in(0, start) if request.params.depends_on_past else ()
@@ -383,7 +392,7 @@ def _accept_prompt_logprobs(chunks: list[Chunk], found: dict[int, list[TokenLogp
 
 
 def _decodes(batch: MicroBatch) -> DecodesMessage:
-    """The message for the decodes of a micro-batch, whose newest tokens have just been counted as dispatched."""
+    """Return the message for the decodes of a micro-batch, whose newest tokens have just been counted as dispatched."""
     ids, starts, tokens = IntColumn(), IntColumn(), IntColumn()
     blocks: dict[int, list[int]] = {}
     drafts = batch.drafts

@@ -7,9 +7,6 @@ from dataclasses import replace
 from ...conf.errors import ConfigError
 from ...conf.policies import EqualTimeConfig
 from ...conf.schema import EngineConfig
-from ..pipeline.protocol import Pipeline
-from ..scheduler.base import Scheduler
-from ..scheduler.policies import make_scheduler
 from .plan import Plan, make_plan
 
 
@@ -19,6 +16,7 @@ def plan_fewer_stages(config: EngineConfig, plan: Plan, num_stages: int) -> tupl
     Args:
         config: of the run before.
         plan: the same; requests that fitted into it must still fit.
+        num_stages: of the smaller pipeline.
 
     Raises:
         ConfigError: the model, or a request of any length that was accepted, does not fit.
@@ -30,16 +28,8 @@ def plan_fewer_stages(config: EngineConfig, plan: Plan, num_stages: int) -> tupl
     config = replace(config, parallel=parallel, scheduler=scheduler)
     new = make_plan(config)
     if new.room < plan.room:
-        raise ConfigError(f"parallel.pp={num_stages}: its KV cache holds requests of {new.room} tokens at most, and "
-                          f"requests of up to {plan.room} were accepted")  # fmt: skip
+        raise ConfigError(
+            f"parallel.pp={num_stages}: its KV cache holds requests of {new.room} tokens at most, and "
+            f"requests of up to {plan.room} were accepted"
+        )
     return config, new
-
-
-def go_on_with_fewer_stages(
-    config: EngineConfig, plan: Plan, pipeline: Pipeline
-) -> tuple[EngineConfig, Plan, Scheduler]:
-    """Return what a run goes on with, once the pipeline stands with fewer stages: config, plan and a new scheduler."""
-    config, plan = plan_fewer_stages(config, plan, pipeline.num_stages)
-    limits = replace(plan.limits, depth=plan.limits.depth.within(pipeline.depth))
-    plan = replace(plan, num_blocks=pipeline.num_blocks, limits=limits)
-    return config, plan, make_scheduler(config.scheduler, plan.limits, plan.make_pool())

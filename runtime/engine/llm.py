@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
@@ -20,23 +21,25 @@ from ..core.request import Request
 from ..core.run_record import RunRecord
 from ..ledger.live_bubbles import LiveBubbles
 from ..pipeline.launcher import Launcher
-from ..scheduler.base import Scheduler
-from ..scheduler.policies import make_scheduler
 from ..workload import WorkItem
-from .arrivals import exactly, make_request, replay
 from .coordinator import Coordinator, TokenEvent
-from .fewer_stages import go_on_with_fewer_stages
+from .engine_core import EngineCore
 from .intake import Intake, Prompt
 from .output_text import OutputText, named_prompt
 from .outputs import CompletionOutput, RequestOutput
 from .plan import Plan, make_plan
+from .replay import exactly, make_request, replay
 from .start import start_pipeline
+
+_log = logging.getLogger(__name__)
 
 
 class LLM:
-    """A model served by pipeline and tensor parallel ranks, or by one rank in this process::
+    """A model served by pipeline and tensor parallel ranks, or by one rank in this process.
 
-        with LLM(model="path/to/folder", pp=2, scheduler="sarathi", launcher="ray") as llm:
+    For example::
+
+        with LLM(model="path/to/folder", pp=2, scheduler="token_budget", launcher="ray") as llm:
             for output in llm.generate(["def main("], SamplingParams(max_tokens=64)):
                 print(output.outputs[0].text)
 
@@ -55,7 +58,7 @@ class LLM:
         *,
         pp: int = 1,
         tp: int = 1,
-        scheduler: str = "sarathi",
+        scheduler: str = "equal_time",
         launcher: str | Launcher | None = None,
         hardware: str = "cpu",
         **overrides: Any,
@@ -64,7 +67,7 @@ class LLM:
         config = compose_engine(
             model=model, pp=pp, tp=tp, scheduler=scheduler, launcher=name, hardware=hardware, overrides=overrides
         )
-        self._start(config, launcher if not isinstance(launcher, str) else None, lambda text: None)
+        self._start(config, launcher if not isinstance(launcher, str) else None, _log.info)
 
     @classmethod
     def from_config(
@@ -72,15 +75,16 @@ class LLM:
         config: EngineConfig,
         *,
         launcher: Launcher | None = None,
-        on_progress: Callable[[str], None] = lambda text: None,
+        on_progress: Callable[[str], None] = _log.info,
         policies: Sequence[SchedulerConfig] = (),
         plans: Mapping[SchedulerConfig, Plan] | None = None,
     ) -> LLM:
         """Start from a whole config.
 
         Args:
+            config: of the engine, checked.
             launcher: starts the ranks instead of the one that `config.parallel.launcher` names.
-            on_progress: is called with a line of text when a part of the start begins.
+            on_progress: is called with a line of text when a part of the start begins. By default the line is logged.
             policies: will be given to `reset`; the pipeline is as deep, and its cache as large, as any of them needs.
             plans: of `config` under each policy, where they have been made.
         """
@@ -96,21 +100,22 @@ class LLM:
         policies: Sequence[SchedulerConfig] = (),
         plans: Mapping[SchedulerConfig, Plan] | None = None,
     ) -> None:
-        self.config = config
-        self._plans = dict(plans or {})
-        own, *others = [self._plan_of(policy) for policy in (config.scheduler, *policies)]
-        deepest = max((plan.limits for plan in (own, *others)), key=lambda limits: limits.depth.most)
-        self.plan = replace(own, num_blocks=max(plan.num_blocks for plan in (own, *others)))
-        self._intake = Intake(self.plan)
-        self._eos = self.plan.arch.eos_token_ids
-        self._pipeline = start_pipeline(config, replace(self.plan, limits=deepest), launcher, on_progress)
+        every = dict(plans or {})
+        for policy in (config.scheduler, *policies):
+            every[policy] = every.get(policy) or make_plan(replace(config, scheduler=policy))
+        shared = replace(
+            every[config.scheduler],
+            num_blocks=max(plan.num_blocks for plan in every.values()),
+            limits=max((plan.limits for plan in every.values()), key=lambda limits: limits.depth.most),
+        )
+        self._intake = Intake(shared)
+        pipeline = start_pipeline(config, shared, launcher, on_progress)
         self._ids = itertools.count()
         self._closed = False
         self._replaying = False
         self._texts: dict[int, _Text] = {}
-        self._coordinator = self._make_coordinator()
-        self._live = LiveBubbles()
-        self._num_spans = 0
+        self._core = EngineCore(config, every, pipeline, self._check_stop)
+        self._forget_record()
 
     def reset(self, scheduler: SchedulerConfig | None = None) -> None:
         """Begin a new run, with a new record, on the pipeline that stands; with another policy if one is given.
@@ -120,36 +125,27 @@ class LLM:
         """
         if self._texts or self._replaying:
             raise ValueError(f"{len(self._texts)} requests are unfinished" if self._texts else "a replay is unfinished")
-        while self._coordinator.has_work:  # aborted requests on their way through the pipeline
-            self._coordinator.step(self._pipeline.clock.now() + 1.0)
-        if scheduler is not None:
-            self.config = replace(self.config, scheduler=scheduler)
-            plan = self._plan_of(scheduler)
-            limits = replace(plan.limits, depth=plan.limits.depth.within(self._pipeline.depth))
-            self.plan = replace(plan, num_blocks=self._pipeline.num_blocks, limits=limits)
-        last = self._coordinator
-        self._coordinator = self._make_coordinator(last.next_micro_batch, last.epoch)
-        self._coordinator.scheduler.dropped = last.scheduler.dropped
+        self._core.reset(scheduler)
+        self._forget_record()
+
+    def _forget_record(self) -> None:
         self._live = LiveBubbles()
         self._num_spans = 0
+        self._known_faults = (0, False)
 
-    def _plan_of(self, policy: SchedulerConfig) -> Plan:
-        if policy not in self._plans:
-            self._plans[policy] = make_plan(replace(self.config, scheduler=policy))
-        return self._plans[policy]
+    @property
+    def config(self) -> EngineConfig:
+        """The config under which it runs: of the newest policy, and of the stages that are left."""
+        return self._core.config
 
-    def _make_coordinator(self, first_micro_batch: int = 0, epoch: int = 0) -> Coordinator:
-        scheduler = make_scheduler(self.config.scheduler, self.plan.limits, self.plan.make_pool())
-        return Coordinator(
-            self._pipeline, scheduler, on_fewer_stages=self._go_on_with, stop_check=self._check_stop,
-            first_micro_batch=first_micro_batch, epoch=epoch,
-        )  # fmt: skip
+    @property
+    def plan(self) -> Plan:
+        """What `config` comes to."""
+        return self._core.plan
 
-    def _go_on_with(self, num_stages: int) -> Scheduler:
-        assert num_stages == self._pipeline.num_stages
-        self.config, self.plan, scheduler = go_on_with_fewer_stages(self.config, self.plan, self._pipeline)
-        self._plans.clear()
-        return scheduler
+    @property
+    def _coordinator(self) -> Coordinator:
+        return self._core.coordinator
 
     @property
     def record(self) -> RunRecord:
@@ -163,16 +159,18 @@ class LLM:
 
     @property
     def tokenizer(self) -> Tokenizer:
+        """The tokenizer that the config names, with which prompts are encoded and outputs decoded."""
         return self._intake.tokenizer
 
     @property
     def max_model_len(self) -> int:
+        """Most tokens of a request, prompt and output, that the model takes."""
         return self.plan.max_model_len
 
     @property
     def where(self) -> list[str]:
         """Node, process and device of each rank."""
-        return self._pipeline.where
+        return self._core.pipeline.where
 
     def generate(
         self,
@@ -209,8 +207,9 @@ class LLM:
         return (r.snapshot() for batch in batches for r in batch)
 
     def replay(self, items: Iterable[WorkItem], *, max_concurrency: int | None = None) -> Iterator[list[TokenEvent]]:
-        """Run requests that arrive over time, greedily and to their exact lengths; yield the tokens of each
-        micro-batch, without texts.
+        """Run requests that arrive over time, greedily and to their exact lengths.
+
+        Yields the tokens of each micro-batch, without texts.
 
         Each request enters when it is due; while `max_concurrency` are unfinished the next is held back. Closing the
         iterator early aborts the unfinished requests.
@@ -235,7 +234,7 @@ class LLM:
         """End all ranks. A second call does nothing."""
         if not self._closed:
             self._closed = True
-            self._pipeline.close()
+            self._core.pipeline.close()
 
     def __enter__(self) -> LLM:
         return self
@@ -253,20 +252,15 @@ class LLM:
         if self._replaying:
             raise ValueError("a replay is unfinished")
         taken = self._intake.read(prompts, params)
-        now = self._pipeline.clock.now()
+        now = self._coordinator.clock.now()
         return [self._accept(number, *each, now) for number, each in enumerate(taken)]
 
     def _accept(self, number: int, prompt: Prompt, ids: list[int], params: SamplingParams, now: float) -> _Result:
         requests = []
         for index in range(params.n):
-            id_ = next(self._ids)
-            seed = (self.config.seed << 32) + id_ if params.seed is None else params.seed + index
             is_first = index == 0 or params.prompt_logprobs is None
             own = params if is_first else replace(params, prompt_logprobs=None)
-            request = Request(
-                id_, ids, own, arrival=now, seed=seed, max_model_len=self.max_model_len, eos_token_ids=self._eos
-            )
-            requests.append(request)
+            requests.append(self._core.make_request(next(self._ids), ids, own, now, index=index))
         result = _Result(number, prompt if isinstance(prompt, str) else None, ids, requests)
         for request, completion in zip(requests, result.output.outputs, strict=True):
             self._texts[request.id] = _Text(request, completion, self.tokenizer, result)
@@ -297,7 +291,7 @@ class LLM:
                         self._texts.pop(request.id).finish(request.finish_reason)
 
     def _step(self) -> None:
-        for event in self._coordinator.step(self._pipeline.clock.now() + 1.0):
+        for event in self._coordinator.step(self._coordinator.clock.now() + 1.0):
             text = self._texts[event.request.id]
             text.completion.cached_tokens = event.request.record.cached_tokens
             if event.token is not None:
@@ -311,10 +305,20 @@ class LLM:
         self._coordinator.check_progress()
 
     def _watch(self) -> None:
-        """Add the new spans to the live bubble fraction."""
-        for span in self.record.spans[self._num_spans :]:
+        """Add the new spans to the live bubble fraction; log a fault that has come, or is repaired."""
+        record = self.record
+        for span in record.spans[self._num_spans :]:
             self._live.add(span)
-        self._num_spans = len(self.record.spans)
+        self._num_spans = len(record.spans)
+        known = (len(record.faults), self._coordinator.is_recovering)
+        if known == self._known_faults:
+            return
+        fault = record.faults[-1]
+        if known[0] != self._known_faults[0]:
+            _log.warning("%s; the pipeline is repaired meanwhile, and %d requests wait", fault.text, fault.requests)
+        if fault.up is not None:
+            _log.warning("the pipeline stands again, %.1f s after its last sign of progress", fault.seconds)
+        self._known_faults = known
 
     def _checked(self, items: Iterable[WorkItem]) -> Iterator[WorkItem]:
         for number, item in enumerate(items):

@@ -73,7 +73,7 @@ class OutputText:
 
 
 def named(tokenizer: Tokenizer, token: int, logprobs: TokenLogprobs) -> dict[int, Logprob]:
-    """The log-probabilities of a token and of the most likely ones, with their texts."""
+    """Return the log-probabilities of a token and of the most likely ones, with their texts."""
     entries = [(token, logprobs.logprob, logprobs.rank)]
     entries += [(best, value, rank) for rank, (best, value) in enumerate(logprobs.top, 1)]
     return {
@@ -82,7 +82,7 @@ def named(tokenizer: Tokenizer, token: int, logprobs: TokenLogprobs) -> dict[int
 
 
 def unnamed(token: int, logprobs: dict[int, Logprob], num_top: int) -> TokenLogprobs:
-    """The log-probabilities that `named` was given for a token, with those of the `num_top` most likely ones."""
+    """Return the log-probabilities that `named` was given for a token, with those of the `num_top` most likely ones."""
     own = logprobs[token]
     assert own.rank is not None
     best = sorted((one.rank or 0, number, one.logprob) for number, one in logprobs.items())
@@ -92,5 +92,5 @@ def unnamed(token: int, logprobs: dict[int, Logprob], num_top: int) -> TokenLogp
 def named_prompt(
     tokenizer: Tokenizer, prompt: Sequence[int], logprobs: Sequence[TokenLogprobs]
 ) -> list[dict[int, Logprob] | None]:
-    """The log-probabilities of a prompt's tokens, with None for the first."""
+    """Return the log-probabilities of a prompt's tokens, with None for the first."""
     return [None, *(named(tokenizer, token, each) for token, each in zip(prompt[1:], logprobs, strict=True))]

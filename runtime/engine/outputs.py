@@ -16,8 +16,10 @@ class Logprob:
 
 @dataclass(slots=True)
 class CompletionOutput:
-    """A sampled continuation. `finish_reason` is stop, length, abort, or error where the model's logits are not
-    finite (bad weights) or structured outputs became too complex; None while it is unfinished.
+    """A sampled continuation.
+
+    `finish_reason` is stop, length, abort, or error where the model's logits are not finite (bad weights) or structured
+    outputs became too complex; None while it is unfinished.
 
     `token_ids` include the token that ended it; `text` includes neither the stop string nor the end-of-text token.
     `logprobs[i]` maps the sampled token and the most likely tokens at position i to their `Logprob`. `cached_tokens` of
@@ -35,6 +37,7 @@ class CompletionOutput:
 
     @property
     def finished(self) -> bool:
+        """Whether the continuation has ended."""
         return self.finish_reason is not None
 
 
@@ -55,6 +58,7 @@ class RequestOutput:
 
     @property
     def finished(self) -> bool:
+        """Whether all continuations have ended."""
         return all(o.finished for o in self.outputs)
 
     @property

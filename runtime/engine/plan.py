@@ -13,19 +13,12 @@ from ...conf.schema import Architecture, EngineConfig, HardwareConfig, ParallelC
 from ...models.checkpoint import SafetensorsFolder
 from ...models.huggingface import resolve_architecture, resolve_weights
 from ...models.layout import tensor_shapes
-from ...models.memory import (
-    block_count,
-    check_blocks,
-    dtype_bytes,
-    most_layers,
-    replicates_embedding,
-    slot_bound,
-)
+from ...models.memory import MemoryModel, dtype_bytes
 from ...parallel.split import check_parallel, split_layers
 from ..core.block_pool import BlockPool
 from ..pipeline.handshake import Setup
 from ..scheduler.base import Limits
-from ..scheduler.learned.stage_times import read_profile
+from ..scheduler.learned.stage_fit import read_profile
 from ..scheduler.policies import find_policy
 
 # Room for keys and values that a split by the stages' speed leaves, for each stage. With less, too few sequences run to
@@ -53,6 +46,7 @@ class Plan:
 
     @property
     def max_model_len(self) -> int:
+        """Most tokens of a request that the model takes; the KV cache may hold fewer."""
         return self.arch.max_position
 
     @property
@@ -88,16 +82,16 @@ def make_plan(config: EngineConfig) -> Plan:
     find_policy(config.scheduler)
     if isinstance(config.scheduler, EqualTimeConfig):
         read_profile(config.scheduler.profile, config.parallel.pp)
-    element = dtype_bytes(config.model, hardware.device)
+    memory = MemoryModel(arch, config.parallel, stages, dtype_bytes(config.model, hardware.device))
     speeds, most = _speeds(config.parallel, stages), None
     if speeds is not None or len({each.memory_gib for each in stages}) > 1:
-        most = _most_layers(arch, config, stages, element)
+        most = _most_layers(memory, config)
     layers = split_layers(arch, config.parallel.pp, config.parallel.layers, speeds=speeds, most=most)
     parallel = replace(config.parallel, layers=tuple(len(each) for each in layers))
+    memory = replace(memory, parallel=parallel)
     depth = config.scheduler.depth(parallel.pp, parallel.depth)
     if cache.num_blocks is None:
-        slots = slot_bound(arch, parallel, stages, element)
-        fitting = block_count(arch, parallel, stages, cache.block_size, element)
+        slots, fitting = memory.slots(), memory.blocks(cache.block_size)
     else:
         slots = cache.num_blocks * cache.block_size // arch.max_position
         fitting = cache.num_blocks
@@ -105,13 +99,13 @@ def make_plan(config: EngineConfig) -> Plan:
     useful = batch * depth.most * -(-arch.max_position // cache.block_size)
     num_blocks = min(fitting, useful)
     if cache.num_blocks is not None:
-        check_blocks(arch, parallel, stages, cache.block_size, num_blocks, element)
+        memory.check_blocks(cache.block_size, num_blocks)
     return Plan(
         arch=arch,
         layers=tuple(layers),
         num_blocks=num_blocks,
         block_size=cache.block_size,
-        replicate_embedding=replicates_embedding(arch, parallel, stages[0], element),
+        replicate_embedding=memory.replicates_embedding(),
         limits=Limits(batch, depth, tile=hardware.tile, stages=parallel.pp),
         tokenizer=config.model.tokenizer or (str(folder) if folder else None),
         prefix_caching=cache.prefix_caching,
@@ -125,9 +119,7 @@ def _speeds(parallel: ParallelConfig, stages: Sequence[HardwareConfig]) -> list[
     return known if len(known) == len(speeds) and len(set(known)) > 1 else None
 
 
-def _most_layers(
-    arch: Architecture, config: EngineConfig, stages: Sequence[HardwareConfig], dtype_bytes: int
-) -> list[int]:
+def _most_layers(memory: MemoryModel, config: EngineConfig) -> list[int]:
     """Return how many layers each stage may take so that the KV cache has the blocks that it should have.
 
     These are `cache.num_blocks`, or else `_KV_TOKENS_A_STAGE` tokens for each stage and a sequence of the whole context
@@ -135,14 +127,14 @@ def _most_layers(
     """
 
     def most(num_blocks: int) -> list[int]:
-        return most_layers(arch, config.parallel, stages, num_blocks * config.cache.block_size, dtype_bytes)
+        return memory.most_layers(num_blocks * config.cache.block_size)
 
     if config.cache.num_blocks is not None:
         return most(config.cache.num_blocks)
-    least = -(-arch.max_position // config.cache.block_size)
+    least = -(-memory.arch.max_position // config.cache.block_size)
     wanted = max(least, config.parallel.pp * _KV_TOKENS_A_STAGE // config.cache.block_size)
     too_many = bisect_left(
-        range(least + 1, wanted + 1), True, key=lambda num_blocks: sum(most(num_blocks)) < arch.num_layers
+        range(least + 1, wanted + 1), True, key=lambda num_blocks: sum(most(num_blocks)) < memory.arch.num_layers
     )
     return most(least + too_many)
 

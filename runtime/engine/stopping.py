@@ -22,8 +22,9 @@ class StopChecker:
         self._held = ""
 
     def push(self, text: str, active: bool = True) -> tuple[str, bool]:
-        """Take the next piece; return the text that may be shown, and whether a stop string is complete. Later text is
-        dropped.
+        """Take the next piece; return the text that may be shown, and whether a stop string is complete.
+
+        Later text is dropped.
 
         While not `active` (before `min_tokens`) text passes through; stop strings that begin in it are not found.
         """

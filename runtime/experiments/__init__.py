@@ -55,8 +55,10 @@ def check_experiment(config: SimulateConfig) -> None:
         raise ConfigError(f"simulation.record=false: experiment={name} counts what each request lost; leave it true")
     if name == "figure12":
         if not isinstance(policy, SarathiConfig) or policy.chunk == "auto":
-            raise ConfigError(f"scheduler={policy.name}: experiment={name} runs orca_best, sarathi and equal_time; "
-                              "set scheduler.batch, and a number as scheduler.chunk")  # fmt: skip
+            raise ConfigError(
+                f"scheduler={policy.name}: experiment={name} runs orca_best, sarathi and equal_time; "
+                "set scheduler.batch, and a number as scheduler.chunk"
+            )
     elif policy != SarathiConfig():
         raise ConfigError(f"scheduler={policy.name}: experiment={name} runs policies of its own, as the paper has them")
 

@@ -11,8 +11,8 @@ from typing import Literal
 
 from ...conf.schema import SimulateConfig
 from ..core.run_record import RunRecord
-from ..report.chart import Chart
-from ..report.png import write_figures
+from ..drawing.chart import Chart
+from ..drawing.png import write_figures
 
 Relation = Literal["=", "<=", ">="]
 # Simulates a config and returns the record of each replica. The name is shown with its progress.
@@ -94,17 +94,16 @@ def cells(row: Row) -> tuple[str, ...]:
     return row.quantity, row.setting, sign + number(row.paper), number(row.ours), deviation
 
 
-def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Write a Markdown table. The first column is text, the others are numbers."""
-    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]], texts: int = 1) -> str:
+    """Write a Markdown table. The first `texts` columns are text, the others are numbers."""
+    lines = [head, [*["---"] * texts, *["---:"] * (len(head) - texts)], *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _page(artifact: Artifact, figures: Sequence[str]) -> str:
     """Write an artifact as Markdown; `figures` are the file names of its charts."""
-    lines = [f"## {artifact.title}", ""]
-    lines += ["| quantity | setting | paper | ours | deviation |", "| --- | --- | ---: | ---: | ---: |"]
-    lines += [f"| {' | '.join(cells(row))} |" for row in artifact.rows]
+    head = ("quantity", "setting", "paper", "ours", "deviation")
+    lines = [f"## {artifact.title}", "", markdown_table(head, [cells(row) for row in artifact.rows], texts=2)]
     for note in artifact.notes:
         is_table = note.startswith("|")
         lines += ["", note if is_table else textwrap.fill(note, 120, break_on_hyphens=False, break_long_words=False)]

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import numpy.typing as npt
 
+from ..core.micro_batch_columns import Ints
+from ..core.numbers import lower_envelope
 from ..cost.operators import Operators
 from ..cost.stage_costs import MicroBatchShape, StageCosts
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 SIZE_STEP = 8  # tokens between two sizes of a micro-batch that are tried
 MAX_PROMPTS = 16  # whole prompts in a micro-batch
 CHUNKS = (128, 256, 512, 1024, 2048)  # sizes that are tried for the attention of a prompt, tokens
@@ -60,7 +59,7 @@ def _fused(costs: StageCosts, stage: int, tokens: int, fewest: float, longest: i
     """
     sizes = np.array(_sizes(longest), np.int64)
     times = np.array([_without_attention(costs, stage, rows) for rows in sizes.tolist()])
-    kept = lower_envelope(sizes, times)
+    kept = lower_envelope(sizes.tolist(), times.tolist())
     largest = min(tokens / fewest if fewest else math.inf, float(sizes[-1]))
     tried = np.array([size for size in sizes[kept].tolist() if size <= largest] + [largest])
     return tokens * float((np.interp(tried, sizes[kept], times[kept]) / tried).min())
@@ -76,19 +75,6 @@ def _without_attention(costs: StageCosts, stage: int, rows: int) -> float:
     """Return one stage's seconds for `rows` tokens, without attention."""
     parts = costs.breakdown(MicroBatchShape(((rows, 0),)), stage)
     return sum(parts.values()) - parts["attn"]
-
-
-def lower_envelope(x: Ints, y: Floats) -> list[int]:
-    """Return the indices of the points on the lower convex envelope; x must ascend."""
-    kept: list[int] = []
-    for place in range(len(x)):
-        while len(kept) > 1:
-            a, b = kept[-2], kept[-1]
-            if (y[b] - y[a]) * (x[place] - x[a]) < (y[place] - y[a]) * (x[b] - x[a]):
-                break
-            kept.pop()
-        kept.append(place)
-    return kept
 
 
 def _prompt_attention(source: Operators, inputs: Ints) -> float:

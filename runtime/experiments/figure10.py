@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from ...conf.schema import SimulateConfig
-from ..report.chart import Axis, Chart, Series, series_colour
+from ..drawing.chart import Axis
 from .artifact import Artifact, Row, Simulate
+from .charts import bar_chart
 from .figure7 import PAPER as FIGURE_7
 from .one_gpu import balanced, baseline, costs_of, equal_requests, operator_seconds, run_policy, sarathi
 from .table2 import PAPER as TABLE_2
@@ -56,16 +55,18 @@ def figure10(config: SimulateConfig, simulate: Simulate) -> Artifact:
         }
         at = extreme(found, key=lambda setting: found[setting])
         rows.append(Row(NAME, quantity, f"here at {at}", paper, found[at]))
-    charts = tuple(_chart(f"figure10_{chunk}", f"Figure 10: chunk {chunk}", by) for chunk, by in bars.items())
+    axis = Axis("time of a request's operators", "s")
+    charts = tuple(bar_chart(f"figure10_{chunk}", f"Figure 10: chunk {chunk}", axis, by) for chunk, by in bars.items())
     notes = (
         "P:D = C / (B - 1), so that all decodes ride along (5.1.3). The paper's ranges are over its own settings, "
         "whose batches its text does not list; here they are "
-        + "; ".join(f"{', '.join(map(str, by))} at {length // 1024}K" for length, by in BATCHES.items()) + ".",
+        + "; ".join(f"{', '.join(map(str, by))} at {length // 1024}K" for length, by in BATCHES.items())
+        + ".",
         "Ours takes every matrix product by its shape alone, so the feed-forward and the projections gain alike; the "
         "paper measured that its feed-forward gains more and its projections less. Of all linear operators together "
         f"its Table 2 and Figure 7 make {reduction_from_tables():.2f} or more at {PEAK}, between the two; ours is "
         f"{all_linear[PEAK]:.2f}, for the reason that stands under Figure 9.",
-    )  # fmt: skip
+    )
     return Artifact("Figure 10: time by operator", tuple(rows), charts, notes)
 
 
@@ -86,13 +87,3 @@ def _linear(grouped: dict[str, float]) -> float:
 
 def _grouped(seconds: dict[str, float]) -> dict[str, float]:
     return {name: sum(seconds[part] for part in parts) for name, parts in OPERATORS.items()}
-
-
-def _chart(name: str, title: str, bars: dict[str, dict[str, float]]) -> Chart:
-    series = tuple(
-        Series(operator, np.zeros(len(bars)), np.array([parts[operator] for parts in bars.values()]),
-               series_colour(place))
-        for place, operator in enumerate(OPERATORS)
-    )  # fmt: skip
-    x = Axis("time of a request's operators", "s")
-    return Chart(name, title, "bars", x, Axis(""), series, categories=tuple(bars))

@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-import numpy as np
-
+from ...conf.policies import OrcaBestConfig
 from ...conf.schema import SimulateConfig
-from ..report.chart import Axis, Chart, Series, series_colour
+from ..drawing.chart import Axis
 from .artifact import Artifact, Row, Simulate
+from .charts import line_chart
 from .figure9 import gains, gains_chart
-from .one_gpu import (
-    CHUNK,
-    LLAMA_13B_BATCHES,
-    balanced,
-    baseline,
-    equal_requests,
-    makespan,
-    orca_best,
-    run_policy,
-    sarathi,
-)
+from .one_gpu import CHUNK, LLAMA_13B_BATCHES, balanced, baseline, equal_requests, makespan, run_policy, sarathi
 
 NAME = "Figure 11"
 SARATHI = {1024: 1.27, 2048: 1.25, 3072: 1.23}  # throughput over the baseline's, by length (11a)
@@ -34,31 +24,24 @@ def figure11(config: SimulateConfig, simulate: Simulate) -> Artifact:
         requests = equal_requests(config, length, ratio, batch)
         setting = f"{length // 1024}K, B={batch}, P:D {ratio:.1f}"
         slow = makespan(run_policy(requests, baseline(batch), simulate, setting))
-        for name, policy in (("sarathi", sarathi(batch)), ("orca_best", orca_best(batch))):
+        for name, policy in (("sarathi", sarathi(batch)), ("orca_best", OrcaBestConfig(batch=batch))):
             by_length[name][length] = slow / makespan(run_policy(requests, policy, simulate, setting))
+        gain, orca_gain = by_length["sarathi"][length], by_length["orca_best"][length]
+        orca = ORCA_BEST if length == 1024 else None
         rows += [
-            Row(NAME, "throughput of SARATHI over the baseline", setting, SARATHI[length],
-                by_length["sarathi"][length]),
-            Row(NAME, "throughput of Orca's best case over the baseline", setting,
-                ORCA_BEST if length == 1024 else None, by_length["orca_best"][length]),
-        ]  # fmt: skip
+            Row(NAME, "throughput of SARATHI over the baseline", setting, SARATHI[length], gain),
+            Row(NAME, "throughput of Orca's best case over the baseline", setting, orca, orca_gain),
+        ]
     batch = LLAMA_13B_BATCHES[1024]
-    policies = {f"SARATHI C={chunk}": sarathi(batch, chunk) for chunk in PEAKS} | {"Orca, best": orca_best(batch)}
-    by_ratio = gains(config, simulate, 1024, batch, policies)
+    policies = {f"SARATHI C={chunk}": sarathi(batch, chunk) for chunk in PEAKS}
+    by_ratio = gains(config, simulate, 1024, batch, {**policies, "Orca, best": OrcaBestConfig(batch=batch)})
     papers = [*PEAKS.values(), ORCA_BEST]
     for (label, found), paper in zip(by_ratio.items(), papers, strict=True):
         best = max(found, key=lambda ratio: found[ratio])
         setting = f"1K, B={batch}, here at P:D {best}"
         rows.append(Row(NAME, f"{label}: highest over P:D ratios", setting, paper, found[best]))
-    lengths = np.array(list(LLAMA_13B_BATCHES), np.float64)
-    chart = Chart(
-        "figure11a", f"Figure 11a: chunk {CHUNK}, P:D = C / (B - 1)", "lines", Axis("P + D", "tokens"),
-        Axis("throughput over baseline", low=None),
-        tuple(
-            Series(label, lengths, np.array(list(found.values())), series_colour(place))
-            for place, (label, found) in enumerate(by_length.items())
-        ),
-    )  # fmt: skip
+    title, gain_axis = f"Figure 11a: chunk {CHUNK}, P:D = C / (B - 1)", Axis("throughput over baseline", low=None)
+    chart = line_chart("figure11a", title, Axis("P + D", "tokens"), gain_axis, by_length)
     notes = (
         "The paper's text gives Orca's best case at 1K, and of longer sequences that it drops close to the baseline.",
     )

@@ -17,17 +17,17 @@ from ...conf.policies import (
     TokenBudgetConfig,
 )
 from ...conf.schema import SimulateConfig
-from ...models.memory import dtype_bytes, slot_bound
+from ...models.memory import MemoryModel, dtype_bytes
 from ..cost.make import make_costs
+from ..drawing.chart import Axis, Chart, Series, series_colour
+from ..drawing.distributions import Quantity, cdf
+from ..drawing.formatting import time_unit
+from ..drawing.thinning import thin
 from ..engine.plan import make_plan
 from ..ledger.causes import BUBBLES, CAUSES, UNEVEN_WORK, Cause
-from ..report.chart import Axis, Chart, Series, series_colour
-from ..report.distributions import cdf
-from ..report.formatting import time_unit
-from ..report.thinning import thin
 from .artifact import Artifact, Row, Simulate, markdown_table, number
 from .bound import bubble_free_seconds
-from .outcome import Outcome, outcome_of
+from .outcome import RunOutcome, outcome_of
 
 NAME = "Figure 12"
 ORCA, SARATHI, TENSOR, EQUAL = "TP-PP Orca", "TP-PP SARATHI", "TP-only", "TP-PP equal_time"
@@ -69,16 +69,16 @@ def figure12(config: SimulateConfig, simulate: Simulate) -> Artifact:
 
     The policy `equal_time` and the lower bound of the makespan are reported beside them.
     """
-    seen: dict[SimulateConfig, Outcome] = {}
+    seen: dict[SimulateConfig, RunOutcome] = {}
 
-    def outcome(varied: SimulateConfig, name: str) -> Outcome:
+    def outcome(varied: SimulateConfig, name: str) -> RunOutcome:
         if varied not in seen:
             seen[varied] = outcome_of(simulate(varied, name))
         return seen[varied]
 
     ours = {name: outcome(each, name) for name, each in systems(config).items()}
     few = replace(config, workload=replace(config.workload, num_prompts=min(FEWER_REQUESTS, len(ours[SARATHI].inputs))))
-    by_variant: dict[str, dict[str, Outcome]] = {}
+    by_variant: dict[str, dict[str, RunOutcome]] = {}
     for variant, keys in {STATED: {}, **VARIANTS, "all of these": _all(VARIANTS)}.items():
         changed = systems(replace(few, simulation=replace(config.simulation, **keys)))
         by_variant[variant] = {name: outcome(changed[name], f"{name}, {variant}") for name in (ORCA, SARATHI, TENSOR)}
@@ -133,13 +133,13 @@ def _batches(config: SimulateConfig) -> list[Row]:
     for name, each in systems(config).items():
         if name in (SARATHI, TENSOR):
             paper = 27 if name == SARATHI else TENSOR_BATCH
-            slots = slot_bound(arch, each.parallel, config.hardware, element)
+            slots = MemoryModel(arch, each.parallel, [config.hardware] * each.parallel.pp, element).slots()
             setting = f"{config.hardware.memory_gib:g} GiB a GPU, requests of {arch.max_position} tokens"
             rows.append(Row(NAME, f"B that fits: {name}", setting, paper, slots // each.parallel.pp))
     return rows
 
 
-def _ratios(ours: Mapping[str, Outcome], setting: str) -> list[Row]:
+def _ratios(ours: Mapping[str, RunOutcome], setting: str) -> list[Row]:
     rows = []
     for quantity, paper, slow, fast in RATIOS:
         above, below = ours[slow].value(quantity), ours[fast].value(quantity)
@@ -152,15 +152,16 @@ def _all(variants: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     return {key: value for keys in variants.values() for key, value in keys.items()}
 
 
-def _bubbles_chart(ours: Mapping[str, Outcome]) -> Chart:
+def _bubbles_chart(ours: Mapping[str, RunOutcome]) -> Chart:
     seconds = {name: ours[name].bubbles for name in (ORCA, SARATHI, EQUAL)}
     return cdf(
-        "figure12a", "Figure 12a: bubble time per request", "idle time before its micro-batches", seconds,
-        [series_colour(list(ours).index(name)) for name in seconds], counted="requests",
-    )  # fmt: skip
+        Quantity("figure12a", "Figure 12a: bubble time per request", "idle time before its micro-batches", "requests"),
+        seconds,
+        colours=[series_colour(list(ours).index(name)) for name in seconds],
+    )
 
 
-def _completions_chart(ours: Mapping[str, Outcome]) -> Chart:
+def _completions_chart(ours: Mapping[str, RunOutcome]) -> Chart:
     unit, factor = time_unit(max(outcome.seconds for outcome in ours.values()))
     series = []
     for number_, (name, outcome) in enumerate(ours.items()):
@@ -170,7 +171,7 @@ def _completions_chart(ours: Mapping[str, Outcome]) -> Chart:
     return Chart("figure12b", "Figure 12b: requests completed", "steps", x_axis, y_axis, tuple(series))
 
 
-def _notes(ours: Mapping[str, Outcome], least: float) -> tuple[str, ...]:
+def _notes(ours: Mapping[str, RunOutcome], least: float) -> tuple[str, ...]:
     """Report the outcomes with the stated parameters side by side; `least` is the makespan's bound, in seconds."""
     outer = [cause for cause in CAUSES if cause not in BUBBLES]
     each = list(ours.values())
@@ -198,7 +199,7 @@ def _notes(ours: Mapping[str, Outcome], least: float) -> tuple[str, ...]:
 
 
 def _orca_notes(
-    ours: Mapping[str, Outcome], others: Mapping[str, Outcome], stated: Mapping[str, Outcome]
+    ours: Mapping[str, RunOutcome], others: Mapping[str, RunOutcome], stated: Mapping[str, RunOutcome]
 ) -> tuple[str, ...]:
     """Explain Orca's makespan, and compare other baselines over fewer requests.
 
@@ -210,10 +211,14 @@ def _orca_notes(
     orca, fast, base = ours[ORCA], ours[SARATHI], stated[SARATHI]
     whole_ms, decodes_ms = 1e3 * orca.with_chunk.seconds, 1e3 * orca.decodes_only.seconds
     lines = [
-        [name, f"{each.seconds / base.seconds:.2f}", number(each.value("median") / (base.value("median") or np.nan)),
-         f"{each.idle_share(UNEVEN_WORK):.1%}"]
+        [
+            name,
+            f"{each.seconds / base.seconds:.2f}",
+            number(each.value("median") / (base.value("median") or np.nan)),
+            f"{each.idle_share(UNEVEN_WORK):.1%}",
+        ]
         for name, each in {"Orca's best case": stated[ORCA], **others}.items()
-    ]  # fmt: skip
+    ]
     return (
         f"Orca's compute alone, on its busiest stage, would take {number(orca.busiest)} s, "
         f"{orca.busiest / fast.seconds:.2f} times SARATHI's makespan; with bubbles it is "
@@ -229,7 +234,7 @@ def _orca_notes(
     )
 
 
-def _variants_notes(by_variant: Mapping[str, Mapping[str, Outcome]]) -> tuple[str, ...]:
+def _variants_notes(by_variant: Mapping[str, Mapping[str, RunOutcome]]) -> tuple[str, ...]:
     """Report how each variant changes the makespan of each system."""
     names = (ORCA, SARATHI, TENSOR)
     first, last, lines = by_variant[STATED], list(by_variant.values())[-1], []

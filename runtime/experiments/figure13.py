@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from ...conf.schema import SimulateConfig
 from ..cost.stage_costs import MicroBatchShape
-from ..report.chart import Axis, Chart, Series, series_colour
+from ..drawing.chart import Axis
 from .artifact import Artifact, Relation, Row, Simulate
+from .charts import line_chart
 from .figure7 import PAPER as FIGURE_7
 from .figure9 import gains
 from .one_gpu import LLAMA_13B_BATCHES, IterationTimes, costs_of, iteration, sarathi
@@ -40,21 +39,19 @@ def figure13(config: SimulateConfig, simulate: Simulate) -> Artifact:
     setting = f"1K, B={batch}, each at its best P:D ratio"
     rows.append(Row(NAME, "throughput, chunk 256 over 320", setting, None, best[256] / best[320]))
 
-    x = np.array(CHUNKS, np.float64)
-    charts = tuple(
-        Chart(
-            f"figure13{letter}", f"Figure 13{letter}: {what}, chunked over whole", "lines", Axis("chunk", "tokens"),
-            Axis("ratio"),
-            tuple(
-                Series(f"{length // 1024}K", x, np.array(list(by_chunk.values())), series_colour(place))
-                for place, (length, by_chunk) in enumerate(found.items())
-            ),
+    x, ratio, gain = Axis("chunk", "tokens"), Axis("ratio"), Axis("throughput over baseline", low=None)
+    parts = (("a", "attention", attention), ("b", "prefill", whole))
+    charts = [
+        line_chart(
+            f"figure13{letter}",
+            f"Figure 13{letter}: {what}, chunked over whole",
+            x,
+            ratio,
+            {f"{length // 1024}K": by_chunk for length, by_chunk in found.items()},
         )
-        for letter, what, found in (("a", "attention", attention), ("b", "prefill", whole))
-    )  # fmt: skip
-    last = Chart("figure13c", "Figure 13c: throughput", "lines", Axis("chunk", "tokens"),
-                 Axis("throughput over baseline", low=None),
-                 (Series("", x, np.array(list(best.values())), series_colour(0)),))  # fmt: skip
+        for letter, what, found in parts
+    ]
+    charts.append(line_chart("figure13c", "Figure 13c: throughput", x, gain, {"": best}))
     whole_ms = TABLE_2["prefill-only"][2]
     notes = (
         "The paper says of chunk 128 that its prefill is more than twice as slow, of 256 and 512 that they lose "
@@ -66,7 +63,7 @@ def figure13(config: SimulateConfig, simulate: Simulate) -> Artifact:
         "memory, and its attention is launched once a chunk and layer; what else made the paper's attention three "
         "times as slow in chunks of 64 it does not say.",
     )
-    return Artifact("Figure 13: the cost of chunks", tuple(rows), (*charts, last), notes)
+    return Artifact("Figure 13: the cost of chunks", tuple(rows), tuple(charts), notes)
 
 
 def chunked_over_whole(

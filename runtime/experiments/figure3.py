@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from ...conf.schema import SimulateConfig
 from ..cost.stage_costs import MicroBatchShape
-from ..report.chart import Axis, Chart, Series, series_colour
+from ..drawing.chart import Axis
 from .artifact import Artifact, Row, Simulate
+from .charts import bar_chart
 from .one_gpu import IterationTimes, costs_of, decodes, prefill
 
 NAME = "Figure 3"
@@ -24,17 +23,14 @@ def figure3(config: SimulateConfig, simulate: Simulate) -> Artifact:
     """Compute iterations of the transformer blocks alone, without embedding and LM head."""
     first, then = seconds_of_a_token(costs_of(config))
     charts = tuple(
-        Chart(
-            f"figure3{letter}", f"Figure 3: a token of a {name}", "bars", Axis("time", "ms"), Axis(""),
-            tuple(
-                Series(operator, np.zeros(len(BATCHES)), np.array([1e3 * by_batch[b][operator] for b in BATCHES]),
-                       series_colour(place))
-                for place, operator in enumerate(OPERATORS)
-            ),
-            categories=tuple(f"batch {batch}" for batch in BATCHES),
+        bar_chart(
+            f"figure3{letter}",
+            f"Figure 3: a token of a {name}",
+            Axis("time", "ms"),
+            {f"batch {batch}": {part: 1e3 * each for part, each in parts.items()} for batch, parts in by_batch.items()},
         )
         for letter, name, by_batch in (("a", "prefill", first), ("b", "decode", then))
-    )  # fmt: skip
+    )
     notes = (
         f"All 40 layers at {LENGTH} tokens a request. A prefill token costs "
         f"{1e3 * _sum(first[1]):.3f} ms at batch 1 and {1e3 * _sum(first[18]):.3f} ms at batch 18. "

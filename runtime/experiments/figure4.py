@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-import numpy as np
-
 from ...conf.build import build, load_group, load_hardware
 from ...conf.schema import Architecture, ModelConfig, SimulateConfig
 from ...models.huggingface import resolve_architecture
@@ -14,8 +12,9 @@ from ...models.memory import dtype_bytes
 from ..cost.make import make_operators
 from ..cost.operators import LAYER_LINEARS, Operators
 from ..cost.stage_costs import MicroBatchShape, StageCosts
-from ..report.chart import Axis, Chart, Series, series_colour
+from ..drawing.chart import Axis
 from .artifact import Artifact, Row, Simulate
+from .charts import line_chart
 from .one_gpu import IterationTimes, decodes, prefill
 
 NAME = "Figure 4"
@@ -50,19 +49,35 @@ def figure4(config: SimulateConfig, simulate: Simulate) -> Artifact:
     one = f"a layer of {config.model.name} on {config.hardware.name}"
     rows = [
         *layer_rows(one, prompts, batches),
-        Row(NAME, "arithmetic intensity, prefill over decode, at the least", f"batch 1, {LENGTH} tokens: {least}",
-            INTENSITY_RATIO, first[least] / then[least], ">="),
+        Row(
+            NAME,
+            "arithmetic intensity, prefill over decode, at the least",
+            f"batch 1, {LENGTH} tokens: {least}",
+            INTENSITY_RATIO,
+            first[least] / then[least],
+            ">=",
+        ),
         gpt3_row("a layer of GPT-3 on an A100", chunks),
-    ]  # fmt: skip
+    ]
     charts = (
-        _chart("figure4a", "Figure 4a: throughput of a layer", "tokens of a batch", "tokens/ms", {
-            "prefill": prompts, f"decodes over {LENGTH}": batches, "prefill, GPT-3 on A100": chunks,
-        }),
-        _chart("figure4b", "Figure 4b: arithmetic intensity of decodes", "batch", "FLOPs/byte", {
-            operator: {batch: intensity(batch) for batch in BATCHES}
-            for operator, intensity in _intensities(arch, 1, element).items()
-        }),
-    )  # fmt: skip
+        line_chart(
+            "figure4a",
+            "Figure 4a: throughput of a layer",
+            Axis("tokens of a batch"),
+            Axis("tokens/ms"),
+            {"prefill": prompts, f"decodes over {LENGTH}": batches, "prefill, GPT-3 on A100": chunks},
+        ),
+        line_chart(
+            "figure4b",
+            "Figure 4b: arithmetic intensity of decodes",
+            Axis("batch"),
+            Axis("FLOPs/byte"),
+            {
+                operator: {batch: intensity(batch) for batch in BATCHES}
+                for operator, intensity in _intensities(arch, 1, element).items()
+            },
+        ),
+    )
     notes = (
         f"Saturated means {NEAR_PEAK:.0%} of the highest throughput, of powers of two up to {max(TOKENS):,} prompt "
         f"tokens or {max(BATCHES):,} decodes; the paper reads it off its plot. Intensities follow from the shapes of "
@@ -73,14 +88,14 @@ def figure4(config: SimulateConfig, simulate: Simulate) -> Artifact:
 
 def layer_rows(one: str, prompts: dict[int, float], batches: dict[int, float]) -> list[Row]:
     """Return the rows of a layer from its throughput by prompt tokens and by decodes; `one` names the layer."""
+    peak, what = max(prompts.values()), f"least batch of decodes at {NEAR_PEAK:.0%} of their peak"
+    saturating = min(batch for batch, rate in batches.items() if rate >= NEAR_PEAK * max(batches.values()))
     return [
         Row(NAME, "prefill (tokens/ms)", f"{one}, 512 tokens", SATURATED_RATE, prompts[512]),
         Row(NAME, "prefill (tokens/ms)", f"{one}, 1024 tokens", SATURATED_RATE, prompts[1024]),
-        Row(NAME, "prefill at 256 tokens, share of the peak", one, 1 - CHUNK_256_LOSS,
-            prompts[256] / max(prompts.values())),
-        Row(NAME, f"least batch of decodes at {NEAR_PEAK:.0%} of their peak", f"{one}, {LENGTH} of context",
-            SATURATING_BATCH, _saturating_size(batches)),
-    ]  # fmt: skip
+        Row(NAME, "prefill at 256 tokens, share of the peak", one, 1 - CHUNK_256_LOSS, prompts[256] / peak),
+        Row(NAME, what, f"{one}, {LENGTH} of context", SATURATING_BATCH, saturating),
+    ]
 
 
 def gpt3_row(one: str, chunks: dict[int, float]) -> Row:
@@ -100,10 +115,6 @@ def throughput(layer: IterationTimes, shape: MicroBatchShape, tokens: int) -> fl
     return tokens / seconds / 1e3
 
 
-def _saturating_size(by_size: dict[int, float]) -> int:
-    return min(size for size, rate in by_size.items() if rate >= NEAR_PEAK * max(by_size.values()))
-
-
 def _intensities(arch: Architecture, length: int, element: int) -> dict[str, Callable[[int], float]]:
     """Return for each operator a function from batch to arithmetic intensity, in FLOPs/byte.
 
@@ -114,8 +125,12 @@ def _intensities(arch: Architecture, length: int, element: int) -> dict[str, Cal
     """
     H, N, K, D = arch.hidden_size, arch.num_heads, arch.num_kv_heads, arch.head_dim
     gate = 2 if arch.gated_ffn else 1
-    shapes = {"preproj": (H, (N + 2 * K) * D), "postproj": (N * D, H), "ffn_ln1": (H, gate * arch.ffn_size),
-              "ffn_ln2": (arch.ffn_size, H)}  # fmt: skip
+    shapes = {
+        "preproj": (H, (N + 2 * K) * D),
+        "postproj": (N * D, H),
+        "ffn_ln1": (H, gate * arch.ffn_size),
+        "ffn_ln2": (arch.ffn_size, H),
+    }
 
     def linear(inputs: int, outputs: int) -> Callable[[int], float]:
         def intensity(batch: int) -> float:
@@ -130,11 +145,3 @@ def _intensities(arch: Architecture, length: int, element: int) -> dict[str, Cal
         return 4 * pairs * N * D / (element * (2 * cached * K * D + 2 * length * N * D))
 
     return {name: linear(*shape) for name, shape in shapes.items()} | {"attn": attention}
-
-
-def _chart(name: str, title: str, x: str, y: str, lines: dict[str, dict[int, float]]) -> Chart:
-    series = tuple(
-        Series(label, np.array(list(by), np.float64), np.array(list(by.values())), series_colour(place))
-        for place, (label, by) in enumerate(lines.items())
-    )
-    return Chart(name, title, "lines", Axis(x), Axis(y), series)

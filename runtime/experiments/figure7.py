@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from ...conf.schema import SimulateConfig
-from ..report.chart import Axis, Chart, Series, series_colour
+from ..drawing.chart import Axis
 from .artifact import Artifact, Row, Simulate
+from .charts import line_chart
 from .one_gpu import IterationTimes, costs_of, prefill
 
 NAME = "Figure 7"
@@ -17,16 +16,9 @@ MAX_TOKENS = 640
 def figure7(config: SimulateConfig, simulate: Simulate) -> Artifact:
     """Compute iterations of one prompt by the cost model."""
     costs = costs_of(config)
-    tokens = np.arange(1, MAX_TOKENS + 1, dtype=np.float64)
-    times = np.array([_milliseconds(costs, int(count)) for count in tokens])
-    chart = Chart(
-        "figure7", "Figure 7: tile quantization", "lines", Axis("tokens"), Axis("iteration", "ms"),
-        (
-            Series("ours", tokens, times, series_colour(0)),
-            Series("paper, three points", np.array(list(PAPER), np.float64), np.array(list(PAPER.values())),
-                   series_colour(1)),
-        ),
-    )  # fmt: skip
+    times = {tokens: _milliseconds(costs, tokens) for tokens in range(1, MAX_TOKENS + 1)}
+    lines = {"ours": times, "paper, three points": PAPER}
+    chart = line_chart("figure7", "Figure 7: tile quantization", Axis("tokens"), Axis("iteration", "ms"), lines)
     return Artifact("Figure 7: tile quantization", tuple(rows(costs)), (chart,))
 
 

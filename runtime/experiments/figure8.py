@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from ...conf.schema import SimulateConfig
-from ..report.chart import Axis, Chart, Series, series_colour
+from ..drawing.chart import Axis
 from .artifact import Artifact, Row, Simulate
+from .charts import line_chart
 from .one_gpu import CHUNK, LLAMA_13B_BATCHES, costs_of, decode_speedup
 
 NAME = "Figure 8"
@@ -19,20 +18,15 @@ def figure8(config: SimulateConfig, simulate: Simulate) -> Artifact:
         length: {batch: decode_speedup(costs, batch, length) for batch in range(2, largest + 1)}
         for length, largest in LLAMA_13B_BATCHES.items()
     }
-    chart = Chart(
-        "figure8", f"Figure 8: decode speedup, chunk {CHUNK}", "lines", Axis("batch"), Axis("speedup"),
-        tuple(
-            Series(f"{length // 1024}K", np.array(list(by), np.float64), np.array(list(by.values())),
-                   series_colour(place))
-            for place, (length, by) in enumerate(found.items())
-        ),
-    )  # fmt: skip
+    title, lines = f"Figure 8: decode speedup, chunk {CHUNK}", {f"{each // 1024}K": by for each, by in found.items()}
+    chart = line_chart("figure8", title, Axis("batch"), Axis("speedup"), lines)
     notes = (
         "The time of a decode in a decode-only batch over what it adds to a prefill-only batch of the same chunk "
         "(5.1.1). The paper gives the range and not the batches that it holds for; here they go from 2 to "
-        + ", ".join(f"{batch} at {length // 1024}K" for length, batch in LLAMA_13B_BATCHES.items()) + ". "
+        + ", ".join(f"{batch} at {length // 1024}K" for length, batch in LLAMA_13B_BATCHES.items())
+        + ". "
         "The paper's least, 2.8, is above its own Table 4, which has 2.51 at 3K and batch 6.",
-    )  # fmt: skip
+    )
     return Artifact("Figure 8: decode speedup", tuple(rows(found)), (chart,), notes)
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-
 from ...conf.policies import SchedulerConfig
 from ...conf.schema import SimulateConfig
-from ..report.chart import Axis, Chart, Series, series_colour
+from ..drawing.chart import Axis, Chart
 from .artifact import Artifact, Row, Simulate
+from .charts import line_chart
 from .figure7 import PAPER as FIGURE_7
 from .one_gpu import (
     LLAMA_13B_BATCHES,
@@ -99,8 +98,4 @@ def gains(
 
 def gains_chart(name: str, title: str, found: dict[str, dict[int, float]]) -> Chart:
     """Make the chart of `gains`."""
-    series = tuple(
-        Series(label, np.array(list(by), np.float64), np.array(list(by.values())), series_colour(place))
-        for place, (label, by) in enumerate(found.items())
-    )
-    return Chart(name, title, "lines", Axis("P:D"), Axis("throughput over baseline", low=None), series)
+    return line_chart(name, title, Axis("P:D"), Axis("throughput over baseline", low=None), found)

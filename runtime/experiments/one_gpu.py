@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Protocol
 
-from ...conf.policies import OrcaBestConfig, OrcaWorstConfig, SarathiConfig, SchedulerConfig
+from ...conf.policies import OrcaWorstConfig, SarathiConfig, SchedulerConfig
 from ...conf.schema import SimulateConfig
 from ...conf.workloads import FixedConfig
 from ..core.run_record import RunRecord
@@ -114,11 +114,6 @@ def equal_requests(config: SimulateConfig, length: int, ratio: float, batch: int
 def baseline(batch: int) -> SchedulerConfig:
     """Return the paper's baseline (5.1): prefill-only and decode-only batches, the same as `orca_worst` (5.2)."""
     return OrcaWorstConfig(batch=batch)
-
-
-def orca_best(batch: int) -> SchedulerConfig:
-    """Return the policy of Orca's best case (5.2)."""
-    return OrcaBestConfig(batch=batch)
 
 
 def sarathi(batch: int, chunk: int = CHUNK) -> SchedulerConfig:

@@ -23,7 +23,7 @@ class MicroBatchMeans:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RunOutcome:
     """The outcome of a run, without its record. Times are seconds.
 
     Attributes:
@@ -59,7 +59,7 @@ class Outcome:
         return float(np.median(self.bubbles)) if quantity.startswith("median") else self.seconds
 
 
-def outcome_of(records: Sequence[RunRecord]) -> Outcome:
+def outcome_of(records: Sequence[RunRecord]) -> RunOutcome:
     """Compute the outcome of a run from the records of its replicas.
 
     Raises:
@@ -85,7 +85,7 @@ def outcome_of(records: Sequence[RunRecord]) -> Outcome:
         for micro_batch in record.micro_batches:
             kind = with_chunk if micro_batch.chunks else decodes_only
             kind.append((micro_batch.num_tokens, times[micro_batch.micro_batch]))
-    return Outcome(
+    return RunOutcome(
         seconds=max(ends),
         busiest=max(busy),
         inputs=np.array([request.prompt_tokens for request in requests], np.int64),

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from ...conf.schema import SimulateConfig
 from ..cost.stage_costs import MicroBatchShape
-from ..report.chart import Axis, Chart, Series, series_colour
+from ..drawing.chart import Axis
 from .artifact import Artifact, Row, Simulate, number
+from .charts import bar_chart
 from .one_gpu import IterationTimes, costs_of, decode_maximal, decodes, iteration, prefill
 
 NAME = "Table 2"
@@ -28,13 +27,12 @@ SETTINGS = {
 def table2(config: SimulateConfig, simulate: Simulate) -> Artifact:
     """Compute three iterations by the cost model; nothing is scheduled."""
     ours, rest = iterations(costs_of(config))
-    bars = {f"{scheme}, {who}": by[scheme] for scheme in PAPER for who, by in (("paper", PAPER), ("ours", ours))}
-    series = tuple(
-        Series(label, np.zeros(len(bars)), np.array([times[part] for times in bars.values()]), series_colour(part))
-        for part, label in enumerate(("linear", "attn"))
-    )
-    x = Axis("time", "ms")
-    chart = Chart("table2", "Table 2: one iteration", "bars", x, Axis(""), series, categories=tuple(bars))
+    bars = {
+        f"{scheme}, {who}": {"linear": by[scheme][0], "attn": by[scheme][1]}
+        for scheme in PAPER
+        for who, by in (("paper", PAPER), ("ours", ours))
+    }
+    chart = bar_chart("table2", "Table 2: one iteration", Axis("time", "ms"), bars)
     notes = (
         "The table speaks of 4 prompts of 1024, but its 0.229 ms a token is 234.8 ms over 1,024 tokens: one prompt, as "
         "here. The paper's total is linear operators and attention; all else (norms, activations, embedding, LM head) "

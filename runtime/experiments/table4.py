@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
-
 from ...conf.build import build, load_group, load_hardware
 from ...conf.schema import ModelConfig, SimulateConfig
-from ..report.chart import Axis, Chart, Series, series_colour
+from ..drawing.chart import Axis
 from .artifact import Artifact, Row, Simulate
+from .charts import line_chart
 from .one_gpu import (
     CHUNK,
     baseline,
@@ -42,26 +41,23 @@ def table4(config: SimulateConfig, simulate: Simulate) -> Artifact:
     """Compute decode speedups by the cost model, and simulate throughput gains."""
     device = replace(load_hardware("a100-80g"), memory_gib=MEMORY_GIB, attention="flash_attention")
     larger = replace(config, model=build(ModelConfig, load_group("model", "llama-33b"), "model"), hardware=device)
-    rows, series = list[Row](), list[Series]()
-    for place, (each, lines) in enumerate(((config, LLAMA_13B), (larger, LLAMA_33B))):
-        costs, model, gains = costs_of(each), each.model.name, []
+    rows, gains = list[Row](), dict[str, dict[int, float]]()
+    for each, lines in ((config, LLAMA_13B), (larger, LLAMA_33B)):
+        costs, model = costs_of(each), each.model.name
+        ours = gains[f"{model}, ours"] = {}
+        gains[f"{model}, paper"] = {line[0]: line[4] for line in lines}
         for length, batch, ratio, speedup, gain in lines:
             setting = f"{model} on {each.hardware.name}, {length // 1024}K, B={batch}, P:D {ratio}"
             requests = equal_requests(each, length, ratio, batch)
             slow = makespan(run_policy(requests, baseline(batch), simulate, setting))
             fast = makespan(run_policy(requests, sarathi(batch), simulate, setting))
-            gains.append(slow / fast)
+            ours[length] = slow / fast
             rows += [
                 Row(NAME, "decode speedup", setting, speedup, decode_speedup(costs, batch, length)),
                 Row(NAME, "throughput gain", setting, gain, slow / fast),
             ]
-        lengths = np.array([line[0] for line in lines], np.float64)
-        series += [
-            Series(f"{model}, ours", lengths, np.array(gains), series_colour(2 * place)),
-            Series(f"{model}, paper", lengths, np.array([line[4] for line in lines]), series_colour(2 * place + 1)),
-        ]
-    chart = Chart("table4", "Table 4: throughput gain", "lines", Axis("P + D", "tokens"), Axis("gain", low=1.0),
-                  tuple(series))  # fmt: skip
+    x, y = Axis("P + D", "tokens"), Axis("gain", low=1.0)
+    chart = line_chart("table4", "Table 4: throughput gain", x, y, gains)
     notes = (
         f"Chunk {CHUNK}. The baseline makes prefill-only and decode-only batches. Gains are of whole runs of "
         f"{full_batches(config)} full batches, all requests alike and there at the start; the paper does not say how "

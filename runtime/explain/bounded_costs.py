@@ -6,7 +6,7 @@ from bisect import bisect_left
 from typing import Literal
 
 from ..cost.stage_costs import MicroBatchShape, StageCosts
-from .learned_costs import SizesShown
+from .observations import SizesShown
 
 
 class BoundedCosts(StageCosts):
@@ -25,6 +25,7 @@ class BoundedCosts(StageCosts):
         self._longest = bound == "longest"
 
     def seconds(self, shape: MicroBatchShape) -> list[float]:
+        """Return the seconds of each stage: for numbers of rows that the run has not shown, a bound of them."""
         times = self._learned.seconds(shape)
         rows, known = shape.rows, self._shown
         place = bisect_left(known, rows)

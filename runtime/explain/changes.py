@@ -90,6 +90,7 @@ class Shown:
 
     @classmethod
     def of(cls, record: RunRecord, ledger: Ledger, items: Sequence[WorkItem]) -> Shown:
+        """Collect what the record of a run, its ledger and its requests show."""
         batches = record.micro_batches
         chunks = [tokens for each in batches if (tokens := each.prefill_tokens)]
         idle = ledger.seconds_by_cause()[Cause.STARVED_KV_FULL] > 0

@@ -28,13 +28,11 @@ class Hypothetical:
     Attributes:
         change: in words.
         setting: the run's, changed so.
-        removes: the cause of idle time that is gone; None where none is.
         is_even: whether noise is gone too: nothing takes longer than something else.
     """
 
     change: str
     setting: Setting
-    removes: Cause | None = None
     is_even: bool = False
 
 
@@ -51,18 +49,18 @@ def hypotheticals(setting: Setting, record: RunRecord, ledger: Ledger) -> Iterat
         yield Hypothetical("every micro-batch takes the mean on every stage", even, is_even=True)
     if several and idle[Cause.TRANSPORT] > 0:
         free = replace(setting, costs=scaled_costs(costs, links=0.0))
-        yield Hypothetical("links take no time", free, Cause.TRANSPORT)
+        yield Hypothetical("links take no time", free)
         yield Hypothetical("links twice as fast", replace(setting, costs=scaled_costs(costs, links=0.5)))
     if idle[Cause.CONTROL] > 0 and (control.dispatch or control.result or control.turnaround):
         gone = replace(setting, control=HostTimes())
-        yield Hypothetical("the coordinator takes no time", gone, Cause.CONTROL)
+        yield Hypothetical("the coordinator takes no time", gone)
     if setting.config.simulation.faults.are_any and idle[Cause.RECOVERY] > 0:
         simulation = replace(setting.config.simulation, faults=FaultsConfig())
         unbroken = replace(setting, config=replace(setting.config, simulation=simulation))
-        yield Hypothetical("no faults", unbroken, Cause.RECOVERY)
+        yield Hypothetical("no faults", unbroken)
     if idle[Cause.STARVED_KV_FULL] > 0 or any(request.preemptions for request in record.requests):
         plan = replace(setting.plan, num_blocks=2 * setting.plan.num_blocks)
-        yield Hypothetical("twice the KV blocks", replace(setting, plan=plan), Cause.STARVED_KV_FULL)
+        yield Hypothetical("twice the KV blocks", replace(setting, plan=plan))
     busy = [ledger.busy_seconds(stage) for stage in range(costs.num_stages)]
     stages = range(costs.num_stages) if costs.num_stages <= _MOST_STAGES else [busy.index(max(busy))]
     for stage in stages if several else ():
@@ -79,4 +77,5 @@ class EvenCosts(StageCosts):
         self._every = [seconds] * costs.num_stages
 
     def seconds(self, shape: MicroBatchShape) -> list[float]:
+        """Return the same seconds for each stage, whatever the micro-batch holds."""
         return list(self._every)

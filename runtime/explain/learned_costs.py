@@ -8,6 +8,7 @@ from itertools import pairwise
 import numpy as np
 
 from ...conf.schema import Architecture
+from ..core.least_squares import non_negative
 from ..core.micro_batch_columns import Floats
 from ..cost.stage_costs import MicroBatchShape, StageCosts
 from .learned_operators import (
@@ -18,7 +19,6 @@ from .learned_operators import (
     LinkSeconds,
     product_columns,
 )
-from .non_negative import non_negative_least_squares
 from .observations import FAR_APART, Observations, SizesShown
 
 _MOST_KNOTS = 5
@@ -28,11 +28,12 @@ _HUBER_BOUND = 1.345  # in scales of the residual: 95% as efficient as least squ
 _MAD_TO_SIGMA = 1.4826  # median absolute deviation to standard deviation, for normal errors
 _HEAD_PRIOR = 2.0  # observations that the guess of the head by its parameters counts as
 _SPEED_PRIOR = 4.0  # observations that stages of equal speed count as
+_LEAST_HEAD = 1e-3  # of the median time: the least that the guess of the head is held against
 _GAP_PRIOR = 1.0  # observations that a guess counts as where the run shows none
 _DRIFT_WINDOW = 8  # micro-batches
 
 
-class LearnedFit:
+class LayerFit:
     """Weights of a layer's features, shared by all stages, with a speed of each stage, fitted to a run's spans.
 
     The fit allows for a machine whose speed drifts. It is non-negative, on relative errors, and outliers
@@ -53,7 +54,7 @@ class LearnedFit:
 
     def __init__(
         self, seen: Observations, layers: Sequence[int], arch: Architecture | None, *, tile: int, block: int
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.shown = SizesShown.of(seen.shapes)
         self.key_share = _key_share(arch)
         self.layers = tuple(layers)
@@ -72,9 +73,12 @@ class LearnedFit:
         products = self._products(rows)
         chunks = shape.chunks
         attention = [
-            len(chunks), sum(n * prefix for n, prefix in chunks), sum(n * n for n, _ in chunks), shape.decodes,
+            len(chunks),
+            sum(n * prefix for n, prefix in chunks),
+            sum(n * n for n, _ in chunks),
+            shape.decodes,
             shape.context,
-        ]  # fmt: skip
+        ]
         whole = [*products, *attention]
         if sampled >= rows:
             return whole, whole
@@ -87,59 +91,67 @@ class LearnedFit:
         return product_columns(rows, self._knots, self._tile)
 
     def _fit(self, columns: Floats, seen: Observations, block: int) -> None:
-        """Fit to `columns` of [n, 2, features]: of a whole layer, and of the model's last."""
-        n, stages = seen.seconds.shape
-        whole, last = columns[:, 0], columns[:, 1]
-        design = np.zeros((stages, n, whole.shape[1] + NUM_OTHER))
-        for stage, count in enumerate(self.layers):
-            is_last = stage == stages - 1
-            design[stage, :, : whole.shape[1]] = (count - is_last) * whole + (last if is_last else 0.0)
-            design[stage, :, -NUM_OTHER] = 1.0
-        sampled = np.array([shape.sampled for shape in seen.shapes], np.float64)
-        design[-1, :, -2], design[-1, :, -1] = sampled > 0, sampled
+        """Fit to `columns` of [n, 2, features]: of a whole layer, and of the model's last.
+
+        Each pass fits weights and speeds by what the pass before has left of each time, then the machine's drift.
+        """
         times = seen.seconds.T  # [S, n]
-        guess = np.zeros(design.shape[2])
-        middle = float(np.median(sampled[sampled > 0])) if sampled.any() else 1.0
-        guess[-2:] = 1.0, middle
-        guess[: whole.shape[1] - NUM_ATTENTION] = -self._head_layers * np.array(self._products(int(middle)))
-        slower, drift = np.ones(stages), np.ones(n)
-        predicted, scale = times.copy(), np.full(stages, 0.3)
-        weights: Floats | None = None
+        design, guess = self._design(columns, seen), self._guess_of_head(seen)
+        typical = float(np.median(times))
+        slower, drift, scale = np.ones(len(times)), np.ones(times.shape[1]), np.full(len(times), 0.3)
+        predicted, weights = times, None
         for _ in range(_PASSES):
-            residual = times / predicted - 1
-            bound = _HUBER_BOUND * np.maximum(scale, 1e-4)[:, None]
-            weight = np.minimum(1.0, bound / np.maximum(np.abs(residual), 1e-12)) / predicted**2
+            weight = _huber_weight(times, predicted, scale)
             scaled = design * (slower[:, None] * drift)[:, :, None]
+            prior = self._prior_of_head(guess, weights, typical)
+            gram, moment = _normal_equations(scaled, weight, times)
             if weights is None:
-                prior = _HEAD_PRIOR * np.outer(guess, guess) / float(np.median(times)) ** 2
+                weights = non_negative(gram + prior, moment)
             else:
-                head = -float(guess[:-2] @ weights[:-2])
-                prior = _HEAD_PRIOR * np.outer(guess, guess) / head**2 + self._prior_of_gaps(weights)
-            gram = np.einsum("sni,sn,snj->ij", scaled, weight, scaled, optimize=True) + prior
-            moment = np.einsum("sni,sn,sn->i", scaled, weight, times, optimize=True)
-            if weights is None:
-                weights = non_negative_least_squares(gram, moment)
-            else:
+                prior += self._prior_of_gaps(weights)
                 alone = design @ weights * drift
-                cross = np.einsum("sni,sn,sn->si", scaled, weight, alone, optimize=True)
-                square = (weight * alone**2).sum(axis=1)
-                toward = (weight * alone * times).sum(axis=1)
-                weights, faster = _with_speeds(gram, moment, cross, square, toward, slower)
-                slower = np.clip(slower + faster, 0.5 * slower, 2 * slower)
+                weights, slower = _with_speeds(gram + prior, moment, scaled, weight, times, alone, slower)
             alone = np.maximum(design @ weights, 1e-9)  # [S, n] on a stage of speed 1
             drift = _drift(times / (alone * slower[:, None]))
             before, predicted = predicted, np.maximum(alone * slower[:, None] * drift, 1e-9)
             if np.abs(predicted / before - 1).mean() < _CONVERGED:
                 break
             scale = _MAD_TO_SIGMA * np.median(np.abs(times / predicted - 1), axis=1)
-        predicted /= drift
-        self._prior = prior
-        self._grams, self._moments = _by_block(scaled, times, weight, block)
         assert weights is not None
+        self._prior = prior
+        self._grams, self._moments = _by_block(scaled, weight, times, block)
         # Means count for a run's length, where the fit is of typical times.
-        slower *= times.sum(axis=1) / predicted.sum(axis=1)
+        slower *= times.sum(axis=1) / (predicted / drift).sum(axis=1)
         self.weights = LayerWeights(self._knots, self._tile, tuple(weights.tolist()))
         self.slower = tuple(slower.tolist())
+
+    def _design(self, columns: Floats, seen: Observations) -> Floats:
+        """Return what a stage's time is linear in, [S, n, features]: its layers, then the micro-batch and the head."""
+        whole, last = columns[:, 0], columns[:, 1]
+        design = np.zeros((len(self.layers), len(whole), whole.shape[1] + NUM_OTHER))
+        for stage, count in enumerate(self.layers):
+            is_last = stage == len(self.layers) - 1
+            design[stage, :, : whole.shape[1]] = (count - is_last) * whole + (last if is_last else 0.0)
+            design[stage, :, -NUM_OTHER] = 1.0
+        sampled = np.array([shape.sampled for shape in seen.shapes], np.float64)
+        design[-1, :, -2], design[-1, :, -1] = sampled > 0, sampled
+        return design
+
+    def _guess_of_head(self, seen: Observations) -> Floats:
+        """Return [features]: the head's columns of a typical micro-batch, less those of as many layers as it weighs.
+
+        Where a run does not tell the head from the layers, their product with the weights is taken to be 0.
+        """
+        sampled = [shape.sampled for shape in seen.shapes if shape.sampled]
+        middle = float(np.median(sampled)) if sampled else 1.0
+        products = np.array(self._products(int(middle)))
+        return np.concatenate([-self._head_layers * products, np.zeros(NUM_ATTENTION), [0.0, 1.0, middle]])
+
+    def _prior_of_head(self, guess: Floats, weights: Floats | None, typical: float) -> Floats:
+        """Return the normal equations of the head's guess, relative to its time by a fit so far, or a typical one."""
+        seconds = typical if weights is None else max(-float(guess[:-2] @ weights[:-2]), _LEAST_HEAD * typical)
+        prior: Floats = _HEAD_PRIOR * np.outer(guess, guess) / seconds**2
+        return prior
 
     def _prior_of_gaps(self, weights: Floats) -> Floats:
         """Return the normal equations of what is guessed where the run shows no micro-batch, by a fit so far.
@@ -176,7 +188,7 @@ class LearnedFit:
         n = len(self._grams)
         counts = np.bincount(generator.integers(n, size=n), minlength=n)
         gram = np.tensordot(counts, self._grams, 1) + self._prior
-        found = non_negative_least_squares(gram, np.tensordot(counts, self._moments, 1))
+        found = non_negative(gram, np.tensordot(counts, self._moments, 1))
         return LayerWeights(self._knots, self._tile, tuple(found.tolist()))
 
     def costs(self, layers: Sequence[int], links: Sequence[LinkSeconds], *, tp: int = 1, old_tp: int = 1) -> StageCosts:
@@ -194,41 +206,62 @@ class LearnedFit:
             )
         operators = [
             LearnedOperators(
-                self.weights, key_share=self.key_share, slower=max(ranks[stage * tp : (stage + 1) * tp]),
-                slices=tp / old_tp, link=links[stage] if same and stage < len(links) else mean,
+                self.weights,
+                key_share=self.key_share,
+                slower=max(ranks[stage * tp : (stage + 1) * tp]),
+                slices=tp / old_tp,
+                link=links[stage] if same and stage < len(links) else mean,
             )
             for stage in range(len(layers))
-        ]  # fmt: skip
+        ]
         return StageCosts(layers, operators)
 
 
+def _huber_weight(times: Floats, predicted: Floats, scale: Floats) -> Floats:
+    """Return the weight of each time, [S, n]: of its relative error, less where that is large beside `scale` [S]."""
+    bound = _HUBER_BOUND * np.maximum(scale, 1e-4)[:, None]
+    return np.minimum(1.0, bound / np.maximum(np.abs(times / predicted - 1), 1e-12)) / predicted**2
+
+
+def _normal_equations(x: Floats, weight: Floats, y: Floats) -> tuple[Floats, Floats]:
+    """Return the matrix [f, f] and the right side [f] of a weighted fit of `y` [S, n] to `x` [S, n, f]."""
+    gram = np.einsum("sni,sn,snj->ij", x, weight, x, optimize=True)
+    return gram, np.einsum("sni,sn,sn->i", x, weight, y, optimize=True)
+
+
 def _with_speeds(
-    gram: Floats, moment: Floats, cross: Floats, square: Floats, toward: Floats, slower: Floats
+    gram: Floats, moment: Floats, scaled: Floats, weight: Floats, times: Floats, alone: Floats, slower: Floats
 ) -> tuple[Floats, Floats]:
-    """Return the weights of the next pass, and what is to be added to how much slower each stage is, the first apart.
+    """Return the weights of the next pass, and how much slower each stage is, all beside the first.
 
     A stage's time is the product of both, so one step of Gauss and Newton finds both at once. Found by turns, what a
     slow last stage takes longer would stay with the head.
 
     Args:
-        gram, moment: normal equations of the weights, [f, f] and [f].
-        cross: products of a stage's columns and its times at speed 1, [S, f].
-        square, toward: products of the latter with themselves, and with the times that were measured, [S].
+        gram: matrix of the normal equations of the weights, [f, f].
+        moment: their right side, [f].
+        scaled: the stages' columns, [S, n, f].
+        weight: of each time, [S, n].
+        times: that were measured, [S, n].
+        alone: times at speed 1 by the weights so far, [S, n].
+        slower: how many times longer than at speed 1 each stage takes, as found so far, [S].
     """
-    later = len(slower) - 1
-    f = len(moment)
+    cross = np.einsum("sni,sn,sn->si", scaled, weight, alone, optimize=True)
+    square, toward = (weight * alone**2).sum(axis=1), (weight * alone * times).sum(axis=1)
+    f, later = len(moment), len(slower) - 1
     whole = np.zeros((f + 2 * later, f + 2 * later))  # a step may be negative: it is the difference of two parts
     target = np.zeros(f + 2 * later)
     whole[:f, :f], target[:f] = gram, moment
     for stage in range(1, later + 1):
-        for sign, place in ((1.0, f + stage - 1), (-1.0, f + later + stage - 1)):
+        up, down = f + stage - 1, f + later + stage - 1
+        for sign, place in ((1.0, up), (-1.0, down)):
             whole[place, :f] = whole[:f, place] = sign * cross[stage]
             target[place] = sign * (toward[stage] + _SPEED_PRIOR * (1 - slower[stage]))
-        up, down = f + stage - 1, f + later + stage - 1
         whole[up, up] = whole[down, down] = square[stage] + _SPEED_PRIOR
         whole[up, down] = whole[down, up] = -square[stage] - _SPEED_PRIOR
-    found = non_negative_least_squares(whole, target)
-    return found[:f], np.array([0.0, *(found[f : f + later] - found[f + later :])])
+    found = non_negative(whole, target)
+    faster = np.array([0.0, *(found[f : f + later] - found[f + later :])])
+    return found[:f], np.clip(slower + faster, 0.5 * slower, 2 * slower)
 
 
 def _drift(ratios: Floats) -> Floats:
@@ -248,17 +281,14 @@ def _drift(ratios: Floats) -> Floats:
     inside = _MAD_TO_SIGMA * float(np.median(np.abs(logs - middles[windows])))
     chance = np.pi / 2 * inside**2 / (stages * _DRIFT_WINDOW)  # variance of a median
     between = max(0.0, float(np.var(middles)) - chance)
-    return np.exp(middles * between / (between + chance + 1e-12))[windows]
+    drift: Floats = np.exp(middles * between / (between + chance + 1e-12))[windows]
+    return drift
 
 
-def _by_block(design: Floats, times: Floats, weight: Floats, block: int) -> tuple[Floats, Floats]:
+def _by_block(x: Floats, weight: Floats, y: Floats, block: int) -> tuple[Floats, Floats]:
     """Return the normal equations of each block: [blocks, f, f] and [blocks, f]."""
-    grams, moments = [], []
-    for first in range(0, times.shape[1], block):
-        part = slice(first, first + block)
-        x, w, y = design[:, part], weight[:, part], times[:, part]
-        grams.append(np.einsum("sni,sn,snj->ij", x, w, x, optimize=True))
-        moments.append(np.einsum("sni,sn,sn->i", x, w, y, optimize=True))
+    parts = [slice(first, first + block) for first in range(0, y.shape[1], block)]
+    grams, moments = zip(*(_normal_equations(x[:, part], weight[:, part], y[:, part]) for part in parts), strict=True)
     return np.array(grams), np.array(moments)
 
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from ..core.least_squares import non_negative
 from ..core.micro_batch_columns import Floats
 from ..core.run_record import RunRecord
 from ..cost.operators import HostTimes
 from .learned_operators import LinkSeconds
-from .non_negative import non_negative_least_squares
 from .observations import Observations
 
 _WAITING = 5  # percentile of the seconds of results: those for which the coordinator waited
@@ -69,9 +69,13 @@ class LearnedHost:
         if not np.isfinite(turnaround).any():  # no stage ever had its next input ready
             turn = max(0.0, float(np.median(seen.ready_times[1:] - ends[:-1]))) if n > 1 else 0.0
         return cls(
-            dispatch, result, turnaround, sends, tuple(links),
+            dispatch,
+            result,
+            turnaround,
+            sends,
+            tuple(links),
             HostTimes(dispatch=_mean(dispatch), result=_mean(result), turnaround=turn),
-        )  # fmt: skip
+        )
 
 
 def _turn(record: RunRecord) -> float:
@@ -85,8 +89,10 @@ def _turn(record: RunRecord) -> float:
 
 
 def _waits_for_input(given: Floats, free: Floats, begin: Floats) -> npt.NDArray[np.bool_]:
-    """Return of each micro-batch whether a stage, `free` from then on, waited for its input, which is under way since
-    `given`; else its host was not ready for it."""
+    """Return of each micro-batch whether a stage, `free` from then on, waited for its input.
+
+    The input is under way since `given`. Where the stage did not wait for it, its host was not ready.
+    """
     is_input = given >= free
     for _ in range(_PASSES):
         if not is_input.any():
@@ -105,7 +111,7 @@ def _fit_link(rows: Floats, seconds: Floats) -> LinkSeconds:
     for _ in range(8):
         weight = np.minimum(1.0, 1.0 / np.maximum(np.abs(seconds / predicted - 1), 1e-9)) / predicted**2
         weighted = design * weight[:, None]
-        found = non_negative_least_squares(weighted.T @ design, weighted.T @ seconds)
+        found = non_negative(weighted.T @ design, weighted.T @ seconds)
         predicted = np.maximum(design @ found, 1e-9)
     found = found * max(0.0, float(seconds.sum())) / float(predicted.sum())
     return LinkSeconds(float(found[0]), float(found[1]))

@@ -41,8 +41,10 @@ class LayerWeights:
 
 
 def product_columns(rows: float, knots: Sequence[int], tile: int) -> list[float]:
-    """Return what the seconds of a layer's products are linear in: 1, the rows, the rows padded to tiles, and of each
-    knot the rows up to it and those beyond."""
+    """Return what the seconds of a layer's products are linear in.
+
+    That is 1, the rows, the rows padded to tiles, and of each knot the rows up to it and those beyond.
+    """
     padded = -(-rows // tile) * tile
     return [1.0, rows, padded, *(min(rows, knot) for knot in knots), *(max(0, rows - knot) for knot in knots)]
 
@@ -55,6 +57,7 @@ class LinkSeconds:
     row: float
 
     def __call__(self, rows: int) -> float:
+        """Return the seconds of a message of `rows` rows."""
         return self.message + self.row * rows
 
 
@@ -69,9 +72,14 @@ class LearnedOperators:
     """
 
     def __init__(
-        self, weights: LayerWeights, *, key_share: float, slower: float, slices: float = 1.0,
+        self,
+        weights: LayerWeights,
+        *,
+        key_share: float,
+        slower: float,
+        slices: float = 1.0,
         link: LinkSeconds | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.weights = weights
         self.key_share = key_share
         self.slower = slower
@@ -94,18 +102,23 @@ class LearnedOperators:
         return self._share * (1 - self.key_share) * self.weights.products(rows) if operator == "ffn_ln1" else 0.0
 
     def others(self, rows: int) -> float:
+        """Return 0: the weights of the products hold these too."""
         return 0.0  # in the products
 
     def routing(self, rows: int) -> float:
+        """Return 0: the weights of the products hold it too."""
         return 0.0
 
     def embedding(self, rows: int) -> float:
+        """Return 0: the weights of the products hold it too."""
         return 0.0
 
     def chunk_attention(self, length: int, prefix: int) -> float:
+        """See `Operators.chunk_attention`. It is linear in length, length x prefix and length squared."""
         return self._chunk + length * (self._prefix * prefix + self._square * length)
 
     def decode_attention(self, requests: int, context: int) -> float:
+        """See `Operators.decode_attention`. It is linear in both arguments."""
         return self._decode * requests + self._context * context
 
     def all_reduce(self, rows: int) -> float:
@@ -115,6 +128,7 @@ class LearnedOperators:
         return 2 * self.link.message + 2 * (1 - 1 / self.slices) * self.link.row * rows
 
     def send(self, rows: int, *, link: StageLink, scatter_gather: bool) -> float:
+        """Return the seconds to the next stage's begin; 0 where no link was learned, as on the last stage."""
         return self.link(rows) if self.link is not None else 0.0
 
     def drawn(self, weights: LayerWeights) -> LearnedOperators:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -14,9 +15,9 @@ from ..engine.plan import Plan, make_plan
 from ..scheduler.base import Limits
 from ..simulation.pipeline import SimulatedPipeline
 from ..simulation.setting import Setting
-from .learned_costs import LearnedFit
+from .learned_costs import LayerFit
 from .learned_host import LearnedHost
-from .noise import DrawnNoise, Noise
+from .noise import BlockBootstrap, DrawnNoise
 from .noisy_pipeline import NoisyPipeline
 from .observations import Observations
 from .scaled_operators import drawn_costs
@@ -36,9 +37,9 @@ class LearnedRun:
 
     config: SimulateConfig
     plan: Plan
-    fit: LearnedFit
+    fit: LayerFit
     host: LearnedHost
-    noise: Noise
+    noise: BlockBootstrap
     error: CostError
     is_model_known: bool
 
@@ -78,20 +79,20 @@ class LearnedRun:
         With `in_order` the machine is slow when it was in the run, and the fit is as it is.
         """
         plan, control, config = setting.plan, setting.control, setting.config
-        drafts = config.simulation.draft_acceptance if config.scheduler.drafts else None
+        how: dict[str, Any] = {
+            "depth": plan.limits.depth.most,
+            "num_blocks": plan.num_blocks,
+            "draft_acceptance": config.simulation.draft_acceptance if config.scheduler.drafts else None,
+            "seed": config.seed + (seed or 0),
+        }
         if seed is None:
-            return SimulatedPipeline(
-                setting.costs, depth=plan.limits.depth.most, num_blocks=plan.num_blocks, dispatch_s=control.dispatch,
-                result_s=control.result, turnaround_s=control.turnaround, draft_acceptance=drafts, seed=config.seed,
-            )  # fmt: skip
+            how |= {"dispatch_s": control.dispatch, "result_s": control.result, "turnaround_s": control.turnaround}
+            return SimulatedPipeline(setting.costs, **how)
         costs = setting.costs if in_order else drawn_costs(setting.costs, self.fit.draw(np.random.default_rng(seed)))
         tp, own_tp = config.parallel.tp, self.config.parallel.tp
         stages = [stage * tp // own_tp for stage in range(config.parallel.pp)]
-        return NoisyPipeline(
-            costs, control, DrawnNoise(self.noise, seed, stages, in_order=in_order),
-            least_result=self.host.least_result,
-            depth=plan.limits.depth.most, num_blocks=plan.num_blocks, draft_acceptance=drafts, seed=config.seed + seed,
-        )  # fmt: skip
+        noise = DrawnNoise(self.noise, seed, stages, in_order=in_order)
+        return NoisyPipeline(costs, control, noise, least_result=self.host.least_result, **how)
 
 
 def learn_run(config: SimulateConfig, record: RunRecord) -> LearnedRun:
@@ -109,10 +110,10 @@ def learn_run(config: SimulateConfig, record: RunRecord) -> LearnedRun:
     host = LearnedHost.of(record, seen)
     layers = [len(each) for each in plan.layers]
     block = max(1, len(seen) // _BOOTSTRAP_BLOCKS)
-    fit = LearnedFit(seen, layers, plan.arch if is_known else None, tile=config.hardware.tile, block=block)
+    fit = LayerFit(seen, layers, plan.arch if is_known else None, tile=config.hardware.tile, block=block)
     costs = fit.costs(layers, host.links)
     predicted = np.array([costs.seconds(shape) for shape in seen.shapes])
-    noise = Noise(seen, predicted, host)
+    noise = BlockBootstrap(seen, predicted, host)
     ratios = (seen.seconds / predicted).ravel().tolist()
     error = CostError.from_ratios(ratios, "the run's micro-batches, to which they were fitted")
     return LearnedRun(config, plan, fit, host, noise, error, is_known)
@@ -126,13 +127,21 @@ def _recorded_plan(config: SimulateConfig, record: RunRecord) -> tuple[Plan, boo
         longest = max(request.prompt_tokens + request.output_tokens for request in record.requests)
         layers = config.parallel.layers or (1,) * record.num_stages
         arch = Architecture(
-            vocab_size=1, hidden_size=1, num_layers=sum(layers), num_heads=1, num_kv_heads=1, head_dim=1, ffn_size=1,
+            vocab_size=1,
+            hidden_size=1,
+            num_layers=sum(layers),
+            num_heads=1,
+            num_kv_heads=1,
+            head_dim=1,
+            ffn_size=1,
             max_position=config.model.max_model_len or longest,
-        )  # fmt: skip
+        )
         limits = Limits(
-            record.batch, config.scheduler.depth(record.num_stages, config.parallel.depth), tile=config.hardware.tile,
+            record.batch,
+            config.scheduler.depth(record.num_stages, config.parallel.depth),
+            tile=config.hardware.tile,
             stages=record.num_stages,
-        )  # fmt: skip
+        )
         plan, is_known = _plan_without_model(config, arch, record.num_blocks, limits), False
     limits = plan.limits
     if record.batch:

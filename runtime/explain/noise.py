@@ -32,7 +32,7 @@ class Longer(NamedTuple):
     result: float
 
 
-class Noise:
+class BlockBootstrap:
     """What the times of a run were over the learned ones, by micro-batch, in blocks of its time.
 
     A machine is slow for a while, and all its stages with it. So a draw takes whole blocks with repetition, one for
@@ -49,11 +49,16 @@ class Noise:
         self.stretch = max(1e-6, (last - first) / _BLOCKS)
         self.num_stages = predicted.shape[1]
         ratios, sizes = seen.seconds / predicted, predicted.sum(axis=1)
-        longer = list(map(
-            Longer, ratios.tolist(), _ratios(host.turnaround, times.turnaround).tolist(),
-            _ratios(host.sends, 1.0).tolist(), _ratios(host.dispatch, times.dispatch).tolist(),
-            _ratios(host.result, times.result).tolist(),
-        ))  # fmt: skip
+        longer = list(
+            map(
+                Longer,
+                ratios.tolist(),
+                _ratios(host.turnaround, times.turnaround).tolist(),
+                _ratios(host.sends, 1.0).tolist(),
+                _ratios(host.dispatch, times.dispatch).tolist(),
+                _ratios(host.result, times.result).tolist(),
+            )
+        )
         of_size = _SizeRatios(sizes, ratios)
         usual = np.array([of_size(size) for size in sizes.tolist()])
         numbers = np.minimum((begins - first) / self.stretch, _BLOCKS - 1).astype(np.int64)
@@ -133,7 +138,7 @@ class _Block:
 
 
 class DrawnNoise:
-    """One draw of a `Noise`. It is the same for any setting at the same time.
+    """One draw of a `BlockBootstrap`. It is the same for any setting at the same time.
 
     Args:
         stages: of the setting, each the run's stage that it takes after.
@@ -141,7 +146,7 @@ class DrawnNoise:
             after another one of about its time, the seed says which.
     """
 
-    def __init__(self, noise: Noise, seed: int, stages: Sequence[int], *, in_order: bool = False) -> None:
+    def __init__(self, noise: BlockBootstrap, seed: int, stages: Sequence[int], *, in_order: bool = False) -> None:
         self._other = seed if in_order else None
         self._blocks = [noise.whole] if in_order else noise.blocks
         self._stretch_s = math.inf if in_order else noise.stretch
@@ -164,9 +169,12 @@ class DrawnNoise:
         """Return the same for the setting's stages."""
         stages, sends = self._stages, found.sends or [1.0]
         return Longer(
-            [found.stages[stage] for stage in stages], [found.turnaround[stage] for stage in stages],
-            [sends[min(stage, len(sends) - 1)] for stage in stages[:-1]], found.dispatch, found.result,
-        )  # fmt: skip
+            [found.stages[stage] for stage in stages],
+            [found.turnaround[stage] for stage in stages],
+            [sends[min(stage, len(sends) - 1)] for stage in stages[:-1]],
+            found.dispatch,
+            found.result,
+        )
 
 
 def _ratios(samples: Floats, mean: float) -> Floats:

@@ -37,6 +37,7 @@ class NoisyPipeline(SimulatedPipeline):
         self._come: deque[float] = deque()  # of each result that is outstanding: when it comes
 
     def submit(self, micro_batch: MicroBatchMessage) -> None:
+        """See `Pipeline.submit`. Each micro-batch draws factors of its own for stages, links and the host."""
         control, times = self._control, self._quiet.seconds(MicroBatchShape.of(micro_batch))
         longer = self._noise.at(self.clock.seconds, sum(times))
         self._next.times = [seconds * factor for seconds, factor in zip(times, longer.stages, strict=True)]
@@ -51,6 +52,7 @@ class NoisyPipeline(SimulatedPipeline):
         self._come.append(at - self.result_s + min(self.result_s, self._least_result))
 
     def wait(self, deadline: float) -> list[MicroBatchResult]:
+        """See `Pipeline.wait`. Results that came while the coordinator was late are returned together."""
         results = super().wait(deadline)
         if results:
             self._come.popleft()

@@ -62,7 +62,7 @@ class Observations:
 
     @property
     def seconds(self) -> Floats:
-        """Of each stage, [n, S]."""
+        """Compute seconds of each stage, [n, S]."""
         return self.end_times - self.begin_times
 
     @property
@@ -90,6 +90,7 @@ class SizesShown:
 
     @classmethod
     def of(cls, shapes: Sequence[MicroBatchShape]) -> SizesShown:
+        """Collect the sizes of the shapes of a run's micro-batches."""
         return cls(
             tuple(sorted({shape.rows for shape in shapes})),
             max((shape.context for shape in shapes), default=0),
@@ -97,8 +98,10 @@ class SizesShown:
         )
 
     def hold(self, micro_batch: MicroBatchRecord) -> bool:
-        """Whether a micro-batch is no larger than those that the run has shown, or hardly, and as one of about its
-        number of tokens."""
+        """Return whether the run has shown micro-batches about as large.
+
+        It has if this one is no larger than those, or hardly, among those of about its number of tokens.
+        """
         rows = micro_batch.num_tokens
         place = bisect_left(self.rows, rows)
         near = self.rows[max(0, place - 1) : place + 1]

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
+from msgspec import structs
+
 from ...conf.workloads import WorkloadConfig
 from ..core.request_record import RequestRecord
 from ..core.run_record import FaultRecord, RunRecord
@@ -34,6 +36,7 @@ def requests_of(
     cache knew in part begins like an earlier one.
 
     Args:
+        record: of the run.
         workload: of the run's config, for its users, deadline and closed loop; None: it has none.
         block_size: tokens of a KV block.
         without_faults: arrivals leave out the seconds for which the pipeline had failed.
@@ -52,6 +55,7 @@ def requests_of(
             f"{len(crossing)} requests that came before the recorded window or outlasted it are replayed as far as it "
             "holds them, those that came before without their earlier context"
         )
+    start = record.start
     arrivals = _arrivals(served, workload.max_concurrency if workload is not None else None)
     if record.faults and without_faults:
         arrivals = [at - _down_before(record.faults, at) for at in arrivals]
@@ -64,12 +68,17 @@ def requests_of(
     numbers = {request.request: place for place, request in enumerate(sorted(served, key=lambda r: r.request))}
     items = [
         WorkItem(
-            bytes(request.prompt_tokens), request.output_tokens, at,
-            f"user-{numbers[request.request] % users}" if users > 1 else "", deadline, prefixes.get(request.request),
+            bytes(request.prompt_tokens),
+            request.output_tokens,
+            at - start,
+            f"user-{numbers[request.request] % users}" if users > 1 else "",
+            deadline,
+            prefixes.get(request.request),
         )
         for request, at in zip(served, arrivals, strict=True)
-    ]  # fmt: skip
+    ]
     if crossing:
+        crossing = [structs.replace(item, arrival=item.arrival - start) for item in crossing]
         items = sorted([*items, *crossing], key=lambda item: item.arrival)
     return RequestsOfRecord(items, notes)
 

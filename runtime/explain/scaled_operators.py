@@ -21,34 +21,46 @@ class ScaledOperators:
 
     @property
     def host(self) -> HostTimes:
+        """The host's times; those in which the device waits or computes are scaled as computation is."""
         host = self.source.host
         return replace(
-            host, step=self.compute * host.step, row=self.compute * host.row, layer=self.compute * host.layer,
+            host,
+            step=self.compute * host.step,
+            row=self.compute * host.row,
+            layer=self.compute * host.layer,
             prompt=self.compute * host.prompt,
-        )  # fmt: skip
+        )
 
     def linear(self, operator: Linear, rows: int) -> float:
+        """See `Operators.linear`."""
         return self.compute * self.source.linear(operator, rows)
 
     def others(self, rows: int) -> float:
+        """See `Operators.others`."""
         return self.compute * self.source.others(rows)
 
     def routing(self, rows: int) -> float:
+        """See `Operators.routing`."""
         return self.compute * self.source.routing(rows)
 
     def embedding(self, rows: int) -> float:
+        """See `Operators.embedding`."""
         return self.compute * self.source.embedding(rows)
 
     def chunk_attention(self, length: int, prefix: int) -> float:
+        """See `Operators.chunk_attention`."""
         return self.compute * self.source.chunk_attention(length, prefix)
 
     def decode_attention(self, requests: int, context: int) -> float:
+        """See `Operators.decode_attention`."""
         return self.compute * self.source.decode_attention(requests, context)
 
     def all_reduce(self, rows: int) -> float:
+        """See `Operators.all_reduce`. It counts as computation."""
         return self.compute * self.source.all_reduce(rows)
 
     def send(self, rows: int, *, link: StageLink, scatter_gather: bool) -> float:
+        """See `Operators.send`."""
         return self.sends * self.source.send(rows, link=link, scatter_gather=scatter_gather)
 
 

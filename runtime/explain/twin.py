@@ -15,7 +15,7 @@ from ...conf.schema import SimulateConfig
 from ..core.run_record import RunRecord
 from ..ledger.latencies import latencies, p99
 from ..ledger.ledger import Ledger
-from ..run_folder.read import RunFolder
+from ..run_folder.read import RunFolder, with_infinities
 from ..run_folder.titles import is_simulated
 from ..simulation.replicas import Replica, make_replicas, run_fleet
 from ..simulation.setting import Setting, make_setting
@@ -37,6 +37,7 @@ class TwinError:
     p99_ttft: float
 
 
+@dataclass
 class Twin:
     """A run that can be replayed, and replayed otherwise.
 
@@ -45,22 +46,20 @@ class Twin:
         items: its requests, with prompts of zeros; arrivals are seconds from the run's start.
         max_concurrency: most unfinished requests of its closed loop; None: none.
         base: the run itself.
+        ledger: of the run.
         notes: what the twin leaves out or assumes, a line each.
         learned: what its times were learned from; None: they are those of the run's own cost model.
         is_real: whether the run was no simulation, so that another one of the same setting differs.
     """
 
-    def __init__(
-        self, setting: Setting, items: list[WorkItem], max_concurrency: int | None, base: RunRecord,
-        notes: list[str], learned: LearnedRun | None = None, *, is_real: bool = False,
-    ) -> None:  # fmt: skip
-        self.setting = setting
-        self.items = items
-        self.max_concurrency = max_concurrency
-        self.base = base
-        self.notes = notes
-        self.learned = learned
-        self.is_real = is_real
+    setting: Setting
+    items: list[WorkItem]
+    max_concurrency: int | None
+    base: RunRecord
+    ledger: Ledger
+    notes: list[str]
+    learned: LearnedRun | None = None
+    is_real: bool = False
 
     def replay(self, seed: int | None = None, setting: Setting | None = None) -> RunRecord:
         """Replay the run's requests and return the record.
@@ -95,13 +94,6 @@ class Twin:
         config = changed_config(self.setting.config, overrides)
         return make_setting(config) if self.learned is None else self.learned.setting(config)
 
-    def unlike(self, record: RunRecord) -> float:
-        """Return the share of a replay's micro-batches of sizes that the run has not shown, whose times are guessed."""
-        if self.learned is None or not record.micro_batches:
-            return 0.0
-        shown = self.learned.fit.shown
-        return sum(not shown.hold(each) for each in record.micro_batches) / len(record.micro_batches)
-
     @cached_property
     def error(self) -> TwinError:
         """How far the replay is off.
@@ -111,8 +103,10 @@ class Twin:
         shows in replays of several seeds.
         """
         if self.learned is None:
-            return error_of(self.replay(), self.base)
-        errors = [error_of(self._replayed(self.setting, seed, in_order=True), self.base) for seed in _ERROR_SEEDS]
+            return error_of(self.replay(), self.base, self.ledger)
+        errors = [
+            error_of(self._replayed(self.setting, seed, in_order=True), self.base, self.ledger) for seed in _ERROR_SEEDS
+        ]
         busy = zip(*(error.busy for error in errors), strict=True)
         return TwinError(
             makespan=median(error.makespan for error in errors),
@@ -124,47 +118,61 @@ class Twin:
 
 
 def make_twin(folder: RunFolder) -> Twin:
-    """Make the twin of a run. Stage times of a simulated one are those of its cost model, where that can be made again.
+    """Make the twin of a run from its folder, as `twin_of` does.
 
     Raises:
         ConfigError: the folder holds a fleet or no micro-batches, its config is unknown, or it is damaged.
     """
     if len(replicas := folder.replicas) > 1:
         raise ConfigError(f"{folder.path}: {len(replicas)} pipelines; give the run of one, as {replicas[0].path}")
-    record, config = folder.load(), config_of(folder)
+    try:
+        record = folder.load()
+        return twin_of(record, Ledger(record), folder.config)
+    except ConfigError as error:
+        where = f"{folder.path}: "
+        raise error if str(error).startswith(str(folder.path)) else ConfigError(f"{where}{error}") from error
+
+
+def twin_of(record: RunRecord, ledger: Ledger, recorded: Mapping[str, Any]) -> Twin:
+    """Make the twin of a run. Stage times of a simulated one are those of its cost model, where that can be made again.
+
+    Args:
+        record: of the run.
+        ledger: of the same record.
+        recorded: its config, as `summary.json` has it.
+
+    Raises:
+        ConfigError: there are no micro-batches or no tokens, or the config is unknown.
+    """
+    config = config_of(recorded)
     if not record.micro_batches or not any(span.end > span.begin for span in record.spans):
-        raise ConfigError(f"{folder.path}: no micro-batches to replay")
+        raise ConfigError("no micro-batches to replay")
     if not any(request.token_times for request in record.requests):
-        raise ConfigError(f"{folder.path}: no request got a token, so that there is nothing to replay")
+        raise ConfigError("no request got a token, so that there is nothing to replay")
     if config.simulation.disaggregation.is_on:
-        raise ConfigError(f"{folder.path}: of a prefill or a decode pool, which cannot be replayed without the other")
+        raise ConfigError("of a prefill or a decode pool, which cannot be replayed without the other")
     notes: list[str] = []
     if (number := config.simulation.replicas) > 1:
         config = replace(
-            config, simulation=replace(config.simulation, replicas=1),
+            config,
+            simulation=replace(config.simulation, replicas=1),
             workload=replace(config.workload, max_concurrency=None),
-        )  # fmt: skip
+        )
         notes.append(f"one of {number} replicas, with the requests that the router gave it, when it did")
     block_size, most = config.cache.block_size, config.workload.max_concurrency
-    if is_simulated(folder.config):
+    if is_simulated(recorded):
         try:
             setting = make_setting(config)
         except ConfigError as error:
             notes.append(f"stage times are learned from the run, since its cost model cannot be made: {error}")
         else:
             found = requests_of(record, config.workload, block_size)
-            return Twin(setting, found.items, most, record, notes + found.notes)
+            return Twin(setting, found.items, most, record, ledger, notes + found.notes)
     found = requests_of(record, config.workload, block_size, without_faults=True)
     if any(micro_batch.drafts for micro_batch in record.micro_batches):
         config = replace(config, simulation=replace(config.simulation, draft_acceptance=_acceptance(config, record)))
-    try:
-        learned = learn_run(config, record)
-        return Twin(
-            learned.setting(config), found.items, most, record, notes + found.notes, learned,
-            is_real=not is_simulated(folder.config),
-        )  # fmt: skip
-    except ConfigError as error:
-        raise ConfigError(f"{folder.path}: {error}") from error
+    learned, is_real = learn_run(config, record), not is_simulated(recorded)
+    return Twin(learned.setting(config), found.items, most, record, ledger, notes + found.notes, learned, is_real)
 
 
 def _acceptance(config: SimulateConfig, record: RunRecord) -> float:
@@ -181,21 +189,21 @@ def _acceptance(config: SimulateConfig, record: RunRecord) -> float:
     return (low + high) / 2
 
 
-def config_of(folder: RunFolder) -> SimulateConfig:
-    """Return a run's config as that of a simulation.
+def config_of(recorded: Mapping[str, Any]) -> SimulateConfig:
+    """Return a run's config, as `summary.json` has it, as that of a simulation.
 
     Raises:
         ConfigError: it was not recorded, or is of another version.
     """
-    found = folder.composed
+    found = with_infinities(recorded)
     if "model" not in found:
-        raise ConfigError(f"{folder.path}: its summary.json holds no config, so that the run cannot be replayed")
+        raise ConfigError("its summary.json holds no config, so that the run cannot be replayed")
     mapping = {key: value for key, value in found.items() if key in fields(SimulateConfig)}
     mapping |= {"policies": (), "repeats": 1, "experiment": None}
     try:
         return build(SimulateConfig, mapping)
     except ConfigError as error:
-        raise ConfigError(f"{folder.path}: its config does not hold here: {error}") from error
+        raise ConfigError(f"its config does not hold here: {error}") from error
 
 
 def changed_config(config: SimulateConfig, overrides: Mapping[str, Any]) -> SimulateConfig:
@@ -213,9 +221,9 @@ def changed_config(config: SimulateConfig, overrides: Mapping[str, Any]) -> Simu
     return build(SimulateConfig, mapping)
 
 
-def error_of(replayed: RunRecord, real: RunRecord) -> TwinError:
+def error_of(replayed: RunRecord, real: RunRecord, its: Ledger) -> TwinError:
     """Compare a replay with the run; where only the run had faults, without the seconds for which it had failed."""
-    ours, its = Ledger(replayed), Ledger(real)
+    ours = Ledger(replayed)
     down = 0.0 if replayed.faults else sum(fault.seconds or 0.0 for fault in real.faults)
     latency, its_latency = latencies(replayed.requests), latencies(real.requests)
 

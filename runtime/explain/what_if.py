@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass, replace
 from statistics import fmean, variance
 from time import perf_counter
 
 from ..core.run_record import RunRecord
-from ..ledger.advice import Interval
-from ..ledger.explanation import METRICS
 from ..ledger.latencies import latencies, p99
 from ..simulation.setting import Setting
 from .bounded_costs import BoundedCosts
-from .learned_costs import SizesShown
+from .explanation import METRICS, Interval
+from .observations import SizesShown
 from .twin import Twin
 
 Values = dict[str, float]  # seconds or milliseconds by metric
@@ -42,10 +40,7 @@ class WhatIf:
     """
 
     def __init__(self, twin: Twin, *, items: int | None = None) -> None:
-        self.twin = twin
-        if items is not None and items < len(twin.items):
-            self.twin = copy(twin)
-            self.twin.items = twin.items[:items]
+        self.twin = replace(twin, items=twin.items[:items])
         self.shown = None if twin.learned is None else twin.learned.fit.shown
         before = perf_counter()
         self.base = values_of(self.twin.replay())
@@ -75,12 +70,19 @@ class WhatIf:
         return Screening(values, share_beyond(self.shown, record), ranks)
 
     def savings(
-        self, setting: Setting, screening: Screening, seeds: int, error: Mapping[str, float], *,
-        is_paired: bool = False, is_even: bool = False,
-    ) -> dict[str, Interval]:  # fmt: skip
+        self,
+        setting: Setting,
+        screening: Screening,
+        seeds: int,
+        error: Mapping[str, float],
+        *,
+        is_paired: bool = False,
+        is_even: bool = False,
+    ) -> dict[str, Interval]:
         """Replay another setting on seeds, and return by metric the share that it saves.
 
         Args:
+            setting: what is replayed.
             screening: its replay without noise, which serves where seeds do not differ.
             seeds: replays.
             error: the twin's own, by metric.
@@ -94,11 +96,14 @@ class WhatIf:
         quiet = screening.values
         changed = [quiet if is_even else values_of(self.twin.replay(seed, setting)) for seed in range(seeds)]
         return {
-            metric: interval_of([each[metric] for each in base], [each[metric] for each in changed],
-                                self._model(metric, error, screening, bounds, is_paired=is_paired),
-                                is_paired=is_paired)
+            metric: interval_of(
+                [each[metric] for each in base],
+                [each[metric] for each in changed],
+                self._model(metric, error, screening, bounds, is_paired=is_paired),
+                is_paired=is_paired,
+            )
             for metric in METRICS
-        }  # fmt: skip
+        }
 
     def rough(self, screening: Screening, error: Mapping[str, float]) -> dict[str, Interval]:
         """Return the savings by a replay without noise, with the noise that replays of the run have had."""
@@ -118,11 +123,18 @@ class WhatIf:
         return [values_of(self.twin.replay(None, replace(setting, costs=costs))) for costs in (shortest, longest)]
 
     def _model(
-        self, metric: str, error: Mapping[str, float], screening: Screening, bounds: Sequence[Values] = (),
-        *, is_paired: bool = False,
-    ) -> ModelError:  # fmt: skip
-        """Return how far learned stage times, and other runs of a real machine, may put off a metric's ratio; not at
-        all where times are not learned."""
+        self,
+        metric: str,
+        error: Mapping[str, float],
+        screening: Screening,
+        bounds: Sequence[Values] = (),
+        *,
+        is_paired: bool = False,
+    ) -> ModelError:
+        """Return how far off learned stage times, and other runs of a real machine, may put a metric's ratio.
+
+        Where times are not learned, they do not.
+        """
         if self.shown is None:
             return ModelError()
         parts = (
@@ -180,7 +192,7 @@ def share_beyond(shown: SizesShown, record: RunRecord) -> float:
 def values_of(record: RunRecord) -> Values:
     """Return what a run came to, by metric, as `summary.json` has it."""
     requests = record.requests
-    begin = min([*(request.arrival for request in requests), *(span.begin for span in record.spans)], default=0.0)
+    begin = record.start
     tokens = [request.token_times[-1] for request in requests if request.token_times]
     end = max([*tokens, *(span.end for span in record.spans)], default=begin)
     latency = latencies(requests)
@@ -219,8 +231,10 @@ def _interval(ratio: float, noise: float, count: int, model: ModelError) -> Inte
 
 
 def _deviate(freedom: int) -> float:
-    """Return what Student's t exceeds once in twenty, by the first terms of its expansion (Abramowitz and Stegun,
-    26.7.5)."""
+    """Return what Student's t exceeds once in twenty.
+
+    It is computed by the first terms of an expansion (Abramowitz and Stegun, 26.7.5).
+    """
     if freedom < 1:
         return _Z
     first, second = (_Z**3 + _Z) / 4, (5 * _Z**5 + 16 * _Z**3 + 3 * _Z) / 96

@@ -1,4 +1,4 @@
-"""Which cause each idle second has: the rule of ARCHITECTURE.md ("The ledger's rule") for all gaps of a stage at once.
+"""Which cause each idle second has: "The exact rule" of docs/ledger.md, for all gaps of a stage at once.
 
 A stage is idle in the gap [a, b): at a it has finished its last micro-batch, at b it begins the awaited one, i. A later
 stage's gap is read off what the stage before, upstream, did: it had a gap from a' on, and computed i in [B, E).
@@ -56,11 +56,12 @@ def attribute(
     t1: float,
     unknown: Sequence[Unknown] = (),
 ) -> list[IdleColumns]:
-    """All idle intervals of each stage, in stage order.
+    """Return all idle intervals of each stage, in stage order.
 
     Args:
         records: the run's micro-batches.
         micro_batches: the same by column.
+        lanes: the micro-batches of each stage.
         leaving: them as they left the pipeline; the lane of the last stage, if it is the same one throughout.
         t0: begin of the run, in seconds.
         t1: its end.
@@ -109,7 +110,7 @@ class _Gaps:
 def _pair_bubbles(
     micro_batches: MicroBatchColumns, finished: Ints, awaited: Ints, holder: Lane, unknown: Sequence[Unknown]
 ) -> Ints:
-    """The codes of the bubbles that pairs of micro-batches make, by the paper's rules (3.2).
+    """Return the codes of the bubbles that pairs of micro-batches make, by the paper's rules (3.2).
 
     `holder`: of the stage that this one waited for. Its times stand in for what is `unknown` of the micro-batches.
     """
@@ -133,7 +134,7 @@ def _pair_bubbles(
 
 
 def _alike(holder: Lane, finished: Ints, awaited: Ints) -> Ints:
-    """Whether a stage took alike times for both micro-batches of a pair: 1, 0, or -1 where it lacks one."""
+    """Return whether a stage took alike times for both micro-batches of a pair: 1, 0, or -1 where it lacks one."""
     order = np.argsort(holder.micro_batch, kind="stable")
     numbers, seconds = holder.micro_batch[order], np.append(holder.seconds[order], np.nan)
 
@@ -168,7 +169,7 @@ class _Waits:
 
 
 def _awaited_by_stage_0(gaps: _Gaps, waits: _Waits, last: Lane) -> Ints:
-    """The micro-batch that stage 0 awaited in each gap: the one that held the slot, else the next one.
+    """Return the micro-batch that stage 0 awaited in each gap: the one that held the slot, else the next one.
 
     The holder's end on the last stage ended the last wait for a slot. It counts only if it came before the micro-batch
     that stage 0 has finished: with a depth of 1 that one holds the slot itself.
@@ -187,7 +188,7 @@ def _awaited_by_stage_0(gaps: _Gaps, waits: _Waits, last: Lane) -> Ints:
 
 
 def _nearest(times: Floats, to: Floats) -> Ints:
-    """The index of that one of `times`, which ascend, that is nearest to each of `to`; the earlier of two as near."""
+    """Return the index of the one of `times`, ascending, that is nearest to each of `to`: the earlier of a tie."""
     after = np.searchsorted(times, to)
     before, after = np.maximum(after - 1, 0), np.minimum(after, len(times) - 1)
     return np.where(np.abs(times[after] - to) < np.abs(times[before] - to), after, before)
@@ -290,7 +291,9 @@ def _later_stage(lane: Lane, gaps: _Gaps, pair: Ints, upstream: Lane, upstream_i
 def _shared_bubbles(
     gaps: _Gaps, arrivals: _Arrivals, inherited: _UpstreamGaps, bubbles: Ints, gap: Ints, pair: Ints
 ) -> IdleColumns:
-    """Upstream's `bubbles` as they had been without the delays before them, as far as they lie in their `gap` here.
+    """Return the previous stage's `bubbles` as they had been without the delays before them.
+
+    They count as far as they lie in their `gap` here.
 
     A wait for a repair is not shared: `recovery.py` names that time on every stage.
     """
@@ -303,7 +306,7 @@ def _shared_bubbles(
 
 
 def _passed_delays(gaps: _Gaps, arrivals: _Arrivals, inherited: _UpstreamGaps, delays: Ints, gap: Ints) -> IdleColumns:
-    """Upstream's `delays` right before the micro-batch came, as far as they lie in their `gap` here."""
+    """Return the `delays` of the previous stage right before the micro-batch came, as far as in their `gap` here."""
     start = np.maximum(arrivals.arrival[gap] - inherited.delay_from[delays], arrivals.undelayed_arrival[gap])
     end = arrivals.arrival[gap] - inherited.delay_after[delays]
     return IdleColumns.of(start, end, inherited.cause[delays], gaps.place[gap])

@@ -26,7 +26,7 @@ from ..core.features import FEATURES
 from ..core.micro_batch_columns import Floats, Ints
 from ..core.run_record import RunRecord
 from .ledger import Ledger
-from .micro_batch_paths import Point, WaitClass
+from .micro_batch_paths import StageEvent, WaitClass
 from .stage_weights import stage_weights
 from .token_intervals import StagePart, TokenIntervals, stage_part
 
@@ -67,7 +67,7 @@ class Blame:
         self._num_requests = len(record.requests)
         paths, lanes = intervals.paths, intervals.lanes
         self._rows = len(paths.completed)
-        features = intervals.carried.features_by_row()
+        features = intervals.segments.features_by_row()
         self._weights = stage_weights(record, paths, lanes, features)
         self._of_tokens = self._weights.copy()
         self._of_tokens[:, _CONSTANT] = 0.0
@@ -85,25 +85,25 @@ class Blame:
 
     @classmethod
     def of_run(cls, record: RunRecord, ledger: Ledger) -> Blame:
-        """The blame of a run whose ledger is there."""
+        """Return the blame of a run whose ledger is there."""
         return cls(record, TokenIntervals(record, ledger.lanes))
 
     def micro_batches_of(self, place: int, stretch: tuple[float, float]) -> set[int]:
-        """Numbers of the micro-batches that carried a request and were under way in a stretch of time."""
-        carried, paths = self.intervals.carried, self.intervals.paths
-        row = carried.row[carried.place == place]
+        """Return the numbers of the micro-batches that carried a request and were under way in a stretch of time."""
+        segments, paths = self.intervals.segments, self.intervals.paths
+        row = segments.row[segments.place == place]
         under_way = (paths.completed[row] > stretch[0]) & (paths.dispatched[row] < stretch[1])
         return set(paths.micro_batch[row[under_way]].tolist())
 
     def of(self, chosen: Ints) -> Charges:
-        """The charges of some intervals alone, given by their indices."""
+        """Return the charges of some intervals alone, given by their indices."""
         is_chosen = np.zeros(len(self.intervals), np.bool_)
         is_chosen[chosen] = True
         return self._charges(np.flatnonzero(is_chosen[self.intervals.windows.interval]))
 
     def _charges(self, chosen: Ints) -> Charges:
-        """The charges of some windows."""
-        windows, carried, n = self.intervals.windows, self.intervals.carried, self._num_requests
+        """Return the charges of some windows."""
+        windows, segments, n = self.intervals.windows, self.intervals.segments, self._num_requests
         times = np.bincount(windows.kind[chosen], minlength=len(windows.row)).astype(np.float64)
         kinds = np.flatnonzero(times)
         times = times[kinds]
@@ -125,8 +125,8 @@ class Blame:
         kind_place = np.zeros(len(windows.row), np.int64)
         kind_place[kinds] = np.arange(len(kinds))
         used = kind_place[windows.kind[chosen]]
-        own = carried.cost(own_price, used, entry)
-        place = carried.place[entry]
+        own = segments.cost(own_price, used, entry)
+        place = segments.place[entry]
         cost = self._cost(price)
         own_cost = np.bincount(place, own, n)
         return Charges(
@@ -136,36 +136,36 @@ class Blame:
         )
 
     def _cost(self, price: Floats) -> Floats:
-        """[1 + requests] what tokens cost at these prices; first those of requests that the record does not have."""
-        carried = self.intervals.carried
+        """Return what tokens cost at these prices, [1 + requests]: first those of requests not in the record."""
+        segments = self.intervals.segments
         priced = np.flatnonzero(price.any(axis=1))
         if 2 * len(priced) > len(price):
-            costs, place = carried.cost(price, carried.row), carried.place
+            costs, place = segments.cost(price, segments.row), segments.place
             return np.bincount(place + 1, costs, self._num_requests + 1).astype(np.float64, copy=False)
         is_priced = np.zeros(len(price), np.bool_)
         is_priced[priced] = True
-        entries = np.flatnonzero(is_priced[carried.row])
-        costs = carried.cost(price, carried.row[entries], entries)
-        place = carried.place[entries]
+        entries = np.flatnonzero(is_priced[segments.row])
+        costs = segments.cost(price, segments.row[entries], entries)
+        place = segments.place[entries]
         return np.bincount(place + 1, costs, self._num_requests + 1).astype(np.float64, copy=False)
 
     def _behind_on(self, stage: int, kinds: Ints, times: Floats) -> tuple[Floats, Floats]:
-        """What waits for a stage cost: by the micro-batch that it computed, and by kind."""
+        """Return what waits for a stage cost: by the micro-batch that it computed, and by kind."""
         paths, lane, windows = self.intervals.paths, self.intervals.lanes[stage], self.intervals.windows
         here = np.flatnonzero((paths.lane_place[:, stage] >= 0) & self._has_tokens)
         here = here[np.argsort(paths.lane_place[here, stage], kind="stable")]
         place = paths.lane_place[here, stage]
         points = paths.points[windows.row[kinds], stage]
         low, high = windows.dispatched[kinds], windows.end[kinds]
-        start = np.clip(points[:, Point.INPUT], low, high)
-        end = np.clip(points[:, Point.FREE], low, high)
+        start = np.clip(points[:, StageEvent.INPUT], low, high)
+        end = np.clip(points[:, StageEvent.FREE], low, high)
         suffered, seconds = _overlaps(lane.begin[place], lane.end[place], start, end, times)
         by_row = np.zeros(self._rows)
         by_row[here] = suffered
         return by_row, seconds
 
     def _behind_dispatch(self, kinds: Ints, times: Floats) -> tuple[Floats, Floats]:
-        """What waits to be dispatched cost: by the oldest micro-batch in flight, and by kind."""
+        """Return what waits to be dispatched cost: by the oldest micro-batch in flight, and by kind."""
         windows, until = self.intervals.windows, self.intervals.waits.until
         start, gone = until(windows.start[kinds], *_WAITS), until(windows.gone[kinds], *_WAITS)
         suffered, seconds = _overlaps(*self._oldest, start, gone, times)
@@ -183,8 +183,10 @@ _WAITS = (WaitClass.BUSY, WaitClass.NO_ROOM)
 
 
 def _overlaps(begin: Floats, end: Floats, start: Floats, stop: Floats, times: Floats) -> tuple[Floats, Floats]:
-    """How long intervals [start, stop), each counted so many `times`, overlap pieces [begin, end), which are in order
-    and apart: by piece, times counted, and by interval."""
+    """Return how long intervals [start, stop) overlap pieces [begin, end), which are in order and apart.
+
+    Returned are the overlap of each piece, where an interval counts `times` often, and that of each interval.
+    """
     pieces = len(begin)
     if not pieces:
         return np.zeros(0), np.zeros(len(start))

@@ -51,12 +51,18 @@ _MEANINGS = {
 
 CAUSES = tuple(Cause)
 UNEVEN_WORK = (  # more even micro-batches or stages remove them
-    Cause.PB1_PREFILL_SIZE, Cause.PB2_PREFILL_DECODE, Cause.PB3_DECODE_CONTEXT, Cause.STAGE_IMBALANCE,
-)  # fmt: skip
+    Cause.PB1_PREFILL_SIZE,
+    Cause.PB2_PREFILL_DECODE,
+    Cause.PB3_DECODE_CONTEXT,
+    Cause.STAGE_IMBALANCE,
+)
 STARVED = (Cause.STARVED_NO_REQUEST, Cause.STARVED_IN_FLIGHT, Cause.STARVED_KV_FULL)
 BUBBLES = (*UNEVEN_WORK, Cause.TRANSPORT, Cause.CONTROL)  # idle time without starved, unknown, recovery, fill and drain
 DELAYS_FROM_OUTSIDE = (  # they come down the pipeline with a micro-batch
-    Cause.TRANSPORT, Cause.CONTROL, *STARVED, Cause.UNKNOWN,
-)  # fmt: skip
+    Cause.TRANSPORT,
+    Cause.CONTROL,
+    *STARVED,
+    Cause.UNKNOWN,
+)
 
 _CODES = {cause: code for code, cause in enumerate(CAUSES)}

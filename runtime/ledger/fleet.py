@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
 
-import numpy as np
-
-from ...conf.workloads import SloConfig
 from ..core.request_record import RequestRecord
 from ..core.run_record import RunRecord
 from .causes import CAUSES, Cause
-from .latencies import statistics
 from .ledger import Ledger, inner_bubble_fraction
 from .pools import JoinedRequest, join_pools
-from .summary import totals
+from .stragglers import Straggler, find_stragglers
 
 
 class Fleet:
@@ -33,16 +28,22 @@ class Fleet:
         starts: seconds from the fleet's start to each replica's own (its first request); None where the times of all
             records are on one clock.
         num_prefill: how many of the replicas, the first ones, are the prefill pool; 0: each serves whole requests.
+        ledgers: of the records, where they have been made.
     """
 
     def __init__(
-        self, records: Sequence[RunRecord], starts: Sequence[float] | None = None, *, num_prefill: int = 0
+        self,
+        records: Sequence[RunRecord],
+        starts: Sequence[float] | None = None,
+        *,
+        num_prefill: int = 0,
+        ledgers: Sequence[Ledger] | None = None,
     ) -> None:
         assert records
         self.records = list(records)
         self.num_prefill = num_prefill
         self._places = [(replica, own) for replica, record in enumerate(records) for own in range(record.num_stages)]
-        self.ledgers = [Ledger(record) for record in records]
+        self.ledgers = [Ledger(record) for record in records] if ledgers is None else list(ledgers)
         if starts is None:
             used = [bool(record.requests) for record in records]
             first = min((ledger.t0 for ledger, is_used in zip(self.ledgers, used, strict=True) if is_used), default=0.0)
@@ -51,19 +52,33 @@ class Fleet:
         self.span_seconds = max(s + ledger.span_seconds for s, ledger in zip(self.starts, self.ledgers, strict=True))
 
     @property
+    def is_several(self) -> bool:
+        """Whether it has more than one replica."""
+        return len(self.records) > 1
+
+    @property
+    def parts(self) -> list[tuple[RunRecord, Ledger]]:
+        """The record and the ledger of each replica."""
+        return list(zip(self.records, self.ledgers, strict=True))
+
+    @property
     def num_stages(self) -> int:
+        """The number of stages of all pipelines together."""
         return len(self._places)
 
     def stage_name(self, stage: int) -> str:
-        """`stage 3`; of several replicas `replica 2` or `prefill 0` for one with one stage, else `2: stage 3`."""
+        """Return the name of a stage for people.
+
+        It is `stage 3`; of several replicas `replica 2` or `prefill 0` for one with one stage, else `2: stage 3`.
+        """
         replica, own = self._places[stage]
-        if len(self.records) == 1:
+        if not self.is_several:
             return f"stage {own}"
         name = self.replica_name(replica)
         return name if self.records[replica].num_stages == 1 else f"{name.removeprefix('replica ')}: stage {own}"
 
     def replica_name(self, replica: int) -> str:
-        """`replica 2`; with pools `prefill 0` or `decode 2`, numbered over both."""
+        """Return `replica 2`, or with pools `prefill 0` or `decode 2`, numbered over both."""
         return replica_name(replica, self.num_prefill)
 
     @property
@@ -72,14 +87,14 @@ class Fleet:
         return self.span_seconds * self.num_stages
 
     def busy_seconds(self, stage: int | None = None) -> float:
-        """Compute seconds of a stage, or of all."""
+        """Return the compute seconds of a stage; None: of all."""
         if stage is None:
             return sum(ledger.busy_seconds() for ledger in self.ledgers)
         replica, own = self._places[stage]
         return self.ledgers[replica].busy_seconds(own)
 
     def seconds_by_cause(self, stage: int | None = None) -> dict[Cause, float]:
-        """Idle seconds of a stage, or of all, for every cause."""
+        """Return the idle seconds of a stage by cause; None: of all stages."""
         if stage is None:
             each = [self.seconds_by_cause(number) for number in range(self.num_stages)]
             return {cause: sum(seconds[cause] for seconds in each) for cause in CAUSES}
@@ -99,15 +114,14 @@ class Fleet:
         """The requests of both pools; none where there are no pools."""
         if not self.num_prefill:
             return []
-        return join_pools(list(zip(self.records, self.ledgers, strict=True)), self.starts, self.num_prefill)
+        return join_pools(self.parts, self.starts, self.num_prefill)
 
     @property
     def served(self) -> list[tuple[RequestRecord, float]]:
         """Each request once, with its bubble time."""
         if self.num_prefill:
             return [(request.record, request.bubble) for request in self.joined]
-        parts = zip(self.records, self.ledgers, strict=True)
-        return [(r, ledger.bubble_of_request(r.request)) for record, ledger in parts for r in record.requests]
+        return [(r, ledger.bubble_of_request(r.request)) for record, ledger in self.parts for r in record.requests]
 
     @property
     def notes(self) -> list[str]:
@@ -122,45 +136,32 @@ class Fleet:
             accounted = self.busy_seconds(stage) + sum(self.seconds_by_cause(stage).values())
             assert abs(accounted - self.span_seconds) <= 1e-6 * self.span_seconds + 1e-9, (stage, accounted)
 
-    def summarize(self, slo: SloConfig | None = None) -> dict[str, Any]:
-        """The contents of `summary.json`: requests, tokens and latencies of all replicas, throughput over the fleet's
-        duration, seconds summed over all stages. With several replicas it also has their number, their starts and the
-        number of requests of each, with pools how many replicas prefill and for how long KV waited and moved."""
-        summary = totals(
-            list(zip(self.records, self.ledgers, strict=True)),
-            served=self.served,
-            duration=max(start + self._last(n) for n, start in enumerate(self.starts)),
-            idle=self.seconds_by_cause(),
-            busy=[self.busy_seconds(stage) for stage in range(self.num_stages)],
-            span=self.span_seconds,
-            notes=self.notes,
-            slo=slo,
-            starts=self.starts,
-        ).summary()
-        if len(self.records) > 1:
-            summary |= {
-                "replicas": len(self.records),
-                "replica_starts": self.starts,
-                "requests_per_replica": [len(record.requests) for record in self.records],
-            }
-        if self.num_prefill:
-            waits = [request.kv_wait for request in self.joined if request.kv_wait is not None]
-            moves = [request.kv_transfer for request in self.joined if request.kv_transfer is not None]
-            summary |= {"prefill_replicas": self.num_prefill, "kv_transfers": len(moves)}
-            for name, seconds in (("kv_wait", waits), ("kv_transfer", moves)):
-                found = statistics(1e3 * np.array(seconds, np.float64))
-                summary |= {f"{statistic}_{name}_ms": value for statistic, value in found.items()}
-        return summary
+    @cached_property
+    def replicas(self) -> list[Fleet]:
+        """Each replica as a run that stands alone."""
+        return [Fleet([record], ledgers=[ledger]) for record, ledger in self.parts] if self.is_several else [self]
+
+    @cached_property
+    def stragglers(self) -> list[list[Straggler]]:
+        """The stages of each replica that were slow for a while."""
+        if self.is_several:
+            return [replica.stragglers[0] for replica in self.replicas]
+        return [find_stragglers(self.ledgers[0])]
+
+    @property
+    def duration(self) -> float:
+        """Seconds from the first arrival to the last token or compute."""
+        return max(start + self._last(number) for number, start in enumerate(self.starts))
 
     def _last(self, replica: int) -> float:
-        """Seconds from a replica's start to its last token or compute."""
+        """Return the seconds from a replica's start to its last token or compute."""
         record, ledger = self.records[replica], self.ledgers[replica]
         tokens = [request.token_times[-1] for request in record.requests if request.token_times]
         return max([*tokens, ledger.t1]) - ledger.t0
 
 
 def replica_name(replica: int, num_prefill: int) -> str:
-    """The name of a replica of a fleet whose first `num_prefill` replicas are a prefill pool."""
+    """Return the name of a replica of a fleet whose first `num_prefill` replicas are a prefill pool."""
     if not num_prefill:
         return f"replica {replica}"
     return f"prefill {replica}" if replica < num_prefill else f"decode {replica}"

@@ -26,6 +26,7 @@ class IdleInterval:
 
     @property
     def seconds(self) -> float:
+        """The length of the interval."""
         return self.end - self.start
 
 
@@ -43,16 +44,23 @@ class IdleColumns:
 
     @property
     def seconds(self) -> Floats:
+        """The length of each interval."""
         return self.end - self.start
 
     @classmethod
     def of(cls, start: Floats, end: Floats, cause: Ints | Cause, place: Ints) -> IdleColumns:
-        """Intervals that share their cause where it is a `Cause`; those that end before they start hold nothing."""
+        """Make intervals, of one `Cause` or of the causes whose codes are given.
+
+        Those that end before they start are empty.
+        """
         return cls(start, end, np.full(len(start), cause.code) if isinstance(cause, Cause) else cause, place)
 
     @classmethod
     def joined(cls, pieces: Sequence[IdleColumns]) -> IdleColumns:
-        """All pieces in order of time: empty ones are dropped, neighbours of one cause and micro-batch become one."""
+        """Join all pieces in order of time.
+
+        Empty ones are dropped; neighbours of one cause and micro-batch become one.
+        """
         start, end = np.concatenate([p.start for p in pieces]), np.concatenate([p.end for p in pieces])
         cause, place = np.concatenate([p.cause for p in pieces]), np.concatenate([p.place for p in pieces])
         kept = np.flatnonzero(end > start)

@@ -27,17 +27,20 @@ class Lane:
 
     @property
     def seconds(self) -> Floats:
+        """How long each micro-batch took on the stage."""
         return self.end - self.begin
 
     def places(self, row: Ints) -> Ints:
-        """The index in this lane of each of these rows, -1 for one that the stage did not compute."""
+        """Return the index in this lane of each of these rows, -1 for one that the stage did not compute."""
         place = np.full(max(int(self.row.max(initial=-1)), int(row.max(initial=-1))) + 2, -1)
         place[self.row] = np.arange(len(self.row))
         return place[row]
 
 
 def leaving_lane(lanes: Sequence[Lane], lost: Sequence[float]) -> Lane:
-    """The micro-batches as they left the pipeline: those of the last stage, and of others once they are the last one.
+    """Return the micro-batches as they left the pipeline.
+
+    They are those of the last stage, and of other stages once they are the last one.
 
     Args:
         lanes: of each stage.
@@ -54,7 +57,7 @@ def leaving_lane(lanes: Sequence[Lane], lost: Sequence[float]) -> Lane:
 
 
 def lanes_of(spans: Sequence[Span], num_stages: int) -> list[Lane]:
-    """The lane of each stage. Spans that overlap within rounding are cut apart."""
+    """Return the lane of each stage. Spans that overlap within rounding are cut apart."""
     stage = np.array([s.stage for s in spans], np.int64)
     micro_batch = np.array([s.micro_batch for s in spans], np.int64)
     begin = np.array([s.begin for s in spans], np.float64)

@@ -12,23 +12,25 @@ NOT_COMPLETED = (None, "abort", "error")  # finish reasons of requests that coun
 
 
 def completed_requests(record: RunRecord) -> list[RequestRecord]:
-    """The requests that finished by themselves."""
+    """Return the requests that finished by themselves."""
     return [request for request in record.requests if request.finish_reason not in NOT_COMPLETED]
 
 
 def time_to_first_token(request: RequestRecord) -> float | None:
-    """Seconds from arrival to the first token; None before it."""
+    """Return the seconds from arrival to the first token; None before it."""
     return request.token_times[0] - request.arrival if request.token_times else None
 
 
 def tokens_apart(request: RequestRecord) -> Floats:
-    """Seconds between the request's consecutive tokens (TBT, inter-token latency), one fewer than tokens."""
+    """Return the seconds between the request's consecutive tokens (TBT, inter-token latency), one fewer than tokens."""
     return np.diff(np.asarray(request.token_times, np.float64))
 
 
 def latencies(requests: list[RequestRecord]) -> dict[str, Floats]:
-    """Milliseconds by name. `ttft`, `tpot` and `e2el` hold a value for each request that has one, `itl` one for each
-    pair of consecutive tokens."""
+    """Return the latencies by name, in milliseconds.
+
+    `ttft`, `tpot` and `e2el` hold a value for each request that has one, `itl` one for each pair of consecutive tokens.
+    """
     gaps = [tokens_apart(request) for request in requests]
     ttft = [first for request in requests if (first := time_to_first_token(request)) is not None]
     e2el = [request.token_times[-1] - request.arrival for request in requests if request.token_times]
@@ -42,12 +44,12 @@ def latencies(requests: list[RequestRecord]) -> dict[str, Floats]:
 
 
 def p99(values: Floats) -> float:
-    """The 99th percentile of a latency; 0 where there is no value."""
+    """Return the 99th percentile of a latency; 0 where there is no value."""
     return float(np.percentile(values, 99)) if len(values) else 0.0
 
 
 def statistics(values: Floats) -> dict[str, float]:
-    """The statistics that a summary has of a latency; zeros where there is no value."""
+    """Return the statistics that a summary has of a latency; zeros where there is no value."""
     if not len(values):
         values = np.zeros(1)
     p90, p99 = np.percentile(values, [90, 99])

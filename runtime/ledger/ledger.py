@@ -65,15 +65,15 @@ class Ledger:
         return intervals
 
     def stage_name(self, stage: int) -> str:
-        """The name of a stage for people."""
+        """Return the name of a stage for people."""
         return f"stage {stage}"
 
     def busy_seconds(self, stage: int | None = None) -> float:
-        """Compute seconds of a stage, or of all."""
+        """Return the compute seconds of a stage; None: of all."""
         return sum(self._busy) if stage is None else self._busy[stage]
 
     def seconds_by_cause(self, stage: int | None = None) -> dict[Cause, float]:
-        """Idle seconds of a stage, or of all, for every cause."""
+        """Return the idle seconds of a stage by cause; None: of all stages."""
         seconds = self._by_cause.sum(axis=0) if stage is None else self._by_cause[stage]
         return dict(zip(CAUSES, seconds.tolist(), strict=True))
 
@@ -93,8 +93,11 @@ class Ledger:
         return inner_bubble_fraction(self.seconds_by_cause(), self.stage_seconds)
 
     def gaps(self, stage: int) -> tuple[Floats, Ints]:
-        """Idle seconds right before each micro-batch of `stage`, in order, and the code of the cause that most of them
-        have: an index into `CAUSES`, -1 where there was no gap. Fill counts as the gap before the first micro-batch."""
+        """Return the idle seconds right before each micro-batch of `stage`, in order, and the code of their main cause.
+
+        The code is an index into `CAUSES`, of the cause that most of the seconds have; -1 where there was no gap. Fill
+        counts as the gap before the first micro-batch.
+        """
         idle = self.idle_columns[stage]
         awaited = idle.place >= 0
         table = np.zeros((len(self.lanes[stage].micro_batch), len(CAUSES)))
@@ -120,11 +123,11 @@ class Ledger:
         return self.micro_batches.by_request(np.array(seconds, np.float64))
 
     def bubble_of_micro_batch(self, micro_batch: int) -> float:
-        """Bubble time of a micro-batch: idle seconds right before it, summed over the stages, without `fill_drain`."""
+        """Return the bubble time of a micro-batch: idle seconds right before it on all stages, without `fill_drain`."""
         return self._bubble_by_micro_batch.get(micro_batch, 0.0)
 
     def bubble_of_request(self, request: int) -> float:
-        """Bubble time of a request: that of all micro-batches that carried it (paper 5.3)."""
+        """Return the bubble time of a request: that of all micro-batches that carried it (paper 5.3)."""
         return self._bubble_by_request.get(request, 0.0)
 
     def check(self) -> None:
@@ -139,7 +142,7 @@ class Ledger:
 
 
 def inner_bubble_fraction(seconds: Mapping[Cause, float], stage_seconds: float) -> float:
-    """The bubbles: idle time of the causes in `BUBBLES`, over total stage-seconds; 0 for an empty run.
+    """Return the share of bubbles: idle time of the causes in `BUBBLES` over total stage-seconds; 0 for an empty run.
 
     Args:
         seconds: idle, by cause.

@@ -6,13 +6,16 @@ from ..core.messages import Span
 
 
 class LiveBubbles:
-    """Estimates the idle share for a progress bar: idle over elapsed time of each stage, from its first begin to
-    its last end."""
+    """An estimate of the idle share, for a progress bar.
+
+    It is idle over elapsed time of each stage, from its first begin to its last end.
+    """
 
     def __init__(self) -> None:
         self._stages: dict[int, tuple[float, float, float]] = {}  # first begin, last end, busy
 
     def add(self, span: Span) -> None:
+        """Count a span as busy time of its stage."""
         first, last, busy = self._stages.get(span.stage, (span.begin, span.end, 0.0))
         self._stages[span.stage] = (min(first, span.begin), max(last, span.end), busy + span.end - span.begin)
 

@@ -13,8 +13,8 @@ from ..core.run_record import MicroBatchRecord, RunRecord
 from .lanes import Lane
 
 
-class Point(IntEnum):
-    """Points of a micro-batch on one stage, in order of time."""
+class StageEvent(IntEnum):
+    """What happens to a micro-batch on one stage, in order of time."""
 
     INPUT = 0  # its input was there while the stage was busy; else the end of the stage before
     FREE = 1  # the stage had computed the micro-batch before
@@ -41,7 +41,7 @@ class MicroBatchPaths:
         place: [R] their places in the record.
         dispatched: [R].
         completed: [R] when the coordinator had their result; ascending.
-        points: [R, stages, len(Point)], ascending along a row and never beyond `completed`.
+        points: [R, stages, len(StageEvent)], ascending along a row and never beyond `completed`.
         lane_place: [R, stages] place in the stage's lane; -1 where the stage did not compute it.
     """
 
@@ -54,7 +54,9 @@ class MicroBatchPaths:
 
     @property
     def num_stages(self) -> int:
-        return self.points.shape[1]
+        """The number of stages."""
+        num_stages: int = self.points.shape[1]
+        return num_stages
 
     @classmethod
     def of(cls, record: RunRecord, lanes: Sequence[Lane]) -> MicroBatchPaths:
@@ -71,13 +73,13 @@ class MicroBatchPaths:
         numbers, completed = numbers[kept], completed[kept]
         dispatched = np.array([m.dispatched for m in record.micro_batches], np.float64)[kept]
         points, places = _points(record, lanes, numbers, dispatched)
-        flat = points.reshape(len(kept), len(lanes) * len(Point))
+        flat = points.reshape(len(kept), len(lanes) * len(StageEvent))
         flat = np.minimum(np.maximum.accumulate(flat, axis=1), completed[:, None])
         return cls(numbers, kept, dispatched, completed, flat.reshape(points.shape), places)
 
 
 def _in_lane(lane: Lane, numbers: Ints) -> tuple[Ints, Ints, Ints]:
-    """The order that sorts the lane's micro-batches, these sorted, and the place of each of `numbers`, else -1."""
+    """Return the order that sorts the lane's micro-batches, these sorted, and the places of `numbers`, else -1."""
     order = np.argsort(lane.micro_batch, kind="stable")
     known = lane.micro_batch[order]
     at = np.searchsorted(known, numbers)
@@ -86,8 +88,8 @@ def _in_lane(lane: Lane, numbers: Ints) -> tuple[Ints, Ints, Ints]:
 
 
 def _points(record: RunRecord, lanes: Sequence[Lane], numbers: Ints, dispatched: Floats) -> tuple[Floats, Ints]:
-    """The points of each micro-batch on each stage, not in order yet, and their places in the lanes."""
-    points = np.empty((len(numbers), len(lanes), len(Point)))
+    """Return the points of each micro-batch on each stage, not in order yet, and their places in the lanes."""
+    points = np.empty((len(numbers), len(lanes), len(StageEvent)))
     places = np.full((len(numbers), len(lanes)), -1)
     stage_of = np.array([span.stage for span in record.spans], np.int64)
     span_of = np.array([span.micro_batch for span in record.spans], np.int64)
@@ -102,23 +104,26 @@ def _points(record: RunRecord, lanes: Sequence[Lane], numbers: Ints, dispatched:
         free = np.append(-np.inf, lane.end)[np.maximum(place, 0)]  # of the micro-batch before it in the lane
         sent = np.maximum(free, np.append(-np.inf, lane.sent)[np.maximum(place, 0)]) if stage == 0 else free
         at = np.where(is_here, np.append(came, np.inf)[place], np.inf)
-        points[:, stage, Point.INPUT] = np.where(at < free, at, upstream_end)
-        points[:, stage, Point.FREE] = free
-        points[:, stage, Point.SENT] = sent
-        points[:, stage, Point.BEGIN] = np.append(lane.begin, 0.0)[place]
-        points[:, stage, Point.END] = np.append(lane.end, 0.0)[place]
+        points[:, stage, StageEvent.INPUT] = np.where(at < free, at, upstream_end)
+        points[:, stage, StageEvent.FREE] = free
+        points[:, stage, StageEvent.SENT] = sent
+        points[:, stage, StageEvent.BEGIN] = np.append(lane.begin, 0.0)[place]
+        points[:, stage, StageEvent.END] = np.append(lane.end, 0.0)[place]
         points[~is_here, stage] = upstream_end[~is_here, None]
         # A stage begins no micro-batch before it is free of the one before, but clocks of stages differ a little.
-        begin = points[:, stage, Point.BEGIN]
-        np.minimum(points[:, stage, : Point.BEGIN], np.maximum(begin, upstream_end)[:, None],
-                   out=points[:, stage, : Point.BEGIN])  # fmt: skip
-        upstream_end = np.maximum(upstream_end, points[:, stage, Point.END])
+        begin = points[:, stage, StageEvent.BEGIN]
+        np.minimum(
+            points[:, stage, : StageEvent.BEGIN],
+            np.maximum(begin, upstream_end)[:, None],
+            out=points[:, stage, : StageEvent.BEGIN],
+        )
+        upstream_end = np.maximum(upstream_end, points[:, stage, StageEvent.END])
         places[:, stage] = place
     return points, places
 
 
 class CoordinatorWaits:
-    """The coordinator's waits as functions of time: for how many seconds until then it waited, by `WaitClass`.
+    """How long the coordinator had waited at any time, by `WaitClass`.
 
     Args:
         micro_batches: of the record, in its order; also those that a fault has dropped.
@@ -150,5 +155,6 @@ class CoordinatorWaits:
         self._until = np.cumsum(seconds, axis=0)
 
     def until(self, times: Floats, *classes: WaitClass) -> Floats:
-        """Seconds of waits of these classes until each of `times`."""
-        return np.interp(times, self._times, self._until[:, list(classes)].sum(axis=1))
+        """Return the seconds of waits of these classes until each of `times`."""
+        seconds: Floats = np.interp(times, self._times, self._until[:, list(classes)].sum(axis=1))
+        return seconds

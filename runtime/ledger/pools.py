@@ -63,16 +63,20 @@ def join_pools(
                 continue
             rest = halves[decode][number]
             record = replace(
-                rest, prompt_tokens=first.prompt_tokens, arrival=first.arrival,
-                token_times=[*first.token_times, *rest.token_times], first_dispatched=first.first_dispatched,
-                preemptions=first.preemptions + rest.preemptions, cached_tokens=first.cached_tokens,
-            )  # fmt: skip
+                rest,
+                prompt_tokens=first.prompt_tokens,
+                arrival=first.arrival,
+                token_times=[*first.token_times, *rest.token_times],
+                first_dispatched=first.first_dispatched,
+                preemptions=first.preemptions + rest.preemptions,
+                cached_tokens=first.cached_tokens,
+            )
             joined.append(JoinedRequest(record, bubble + parts[decode][1].bubble_of_request(number), replica, decode))
     return sorted(joined, key=lambda request: request.record.request)
 
 
 def _moved(request: RequestRecord, by: float) -> RequestRecord:
-    """The same with all times `by` seconds later."""
+    """Return the same record with all times `by` seconds later."""
     dispatched, finished, moved = request.first_dispatched, request.finished, request.kv_transfer
     return replace(
         request,

@@ -10,7 +10,7 @@ from .ledger import Ledger
 
 
 def predicted_and_measured(record: RunRecord, ledger: Ledger) -> list[tuple[Floats, Floats]]:
-    """For each stage the predicted and the measured seconds of the micro-batches that have a prediction."""
+    """Return for each stage the predicted and the measured seconds of the micro-batches that have a prediction."""
     predictions = {m.micro_batch: m.predicted for m in record.micro_batches if m.predicted}
     pairs = []
     for stage, lane in enumerate(ledger.lanes):
@@ -21,7 +21,7 @@ def predicted_and_measured(record: RunRecord, ledger: Ledger) -> list[tuple[Floa
 
 
 def prediction_error(pairs: list[tuple[Floats, Floats]]) -> dict[str, float] | None:
-    """Median and p90 of |predicted / measured - 1| over all stages; None where nothing was predicted.
+    """Return the median and p90 of |predicted / measured - 1| over all stages; None where nothing was predicted.
 
     Args:
         pairs: predicted and measured seconds of each stage.

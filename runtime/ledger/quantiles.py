@@ -25,18 +25,26 @@ class Quantiles:
         self._sum = self._squares = 0.0
 
     def add(self, values: Floats) -> None:
+        """Count values; those below the least bin or above the last one count as of these."""
         logs = np.log(np.maximum(values, 1e-300))
         bins = np.clip((logs - self._least) / self._width + 1, 0, len(self._counts) - 1).astype(np.int64)
         self._counts += np.bincount(bins, minlength=len(self._counts))
         self._sum += float(values.sum())
         self._squares += float(np.square(values).sum())
 
+    def merge(self, other: Quantiles) -> None:
+        """Count all values of `other`, which has the same bins."""
+        self._counts += other._counts
+        self._sum += other._sum
+        self._squares += other._squares
+
     @property
     def count(self) -> int:
+        """How many values have been counted."""
         return int(self._counts.sum())
 
     def quantile(self, share: float) -> float:
-        """The value below which this share of the values lies; 0 where there are none."""
+        """Return the value below which this share of the values lies; 0 where there are none."""
         if not self.count:
             return 0.0
         place = int(np.searchsorted(np.cumsum(self._counts), share * (self.count - 1), side="right"))
@@ -44,13 +52,20 @@ class Quantiles:
 
     @property
     def mean(self) -> float:
+        """The mean, exact; 0 without values."""
         return self._sum / self.count if self.count else 0.0
 
     @property
     def std(self) -> float:
+        """The standard deviation of all values, exact but for rounding; 0 without values."""
         return math.sqrt(max(0.0, self._squares / self.count - self.mean**2)) if self.count else 0.0
 
     def statistics(self) -> dict[str, float]:
-        """The statistics that a summary has of a latency."""
-        return {"mean": self.mean, "median": self.quantile(0.5), "std": self.std, "p90": self.quantile(0.9),
-                "p99": self.quantile(0.99)}  # fmt: skip
+        """Return the statistics that a summary has of a latency."""
+        return {
+            "mean": self.mean,
+            "median": self.quantile(0.5),
+            "std": self.std,
+            "p90": self.quantile(0.9),
+            "p99": self.quantile(0.99),
+        }

@@ -16,7 +16,7 @@ from .idle import IdleColumns
 
 
 def name_recovery(idle: Sequence[IdleColumns], faults: Sequence[FaultRecord]) -> list[IdleColumns]:
-    """The idle intervals of each stage, cut where a fault began and where its repair ended.
+    """Return the idle intervals of each stage, cut where a fault began and where its repair ended.
 
     What lies between is `recovery`; the rest keeps its cause. A fault that was not repaired lasts to the run's end, and
     so does one for a stage that it has left no place for.
@@ -25,20 +25,20 @@ def name_recovery(idle: Sequence[IdleColumns], faults: Sequence[FaultRecord]) ->
 
 
 def lost_since(faults: Sequence[FaultRecord], stage: int) -> float:
-    """When a fault began that has left no place for a stage; infinity where none has."""
+    """Return when a fault began that has left no place for a stage; infinity where none has."""
     return min(
         (fault.since for fault in faults if fault.stages is not None and stage >= fault.stages), default=math.inf
     )
 
 
 def down_seconds(faults: Sequence[FaultRecord], end: float) -> float:
-    """Seconds until `end` in which the pipeline had failed and did not stand again."""
+    """Return the seconds until `end` in which the pipeline had failed and did not stand again."""
     edges = np.minimum(_edges(faults), end)
     return float((edges[1::2] - edges[::2]).sum())
 
 
 def replay_seconds(record: RunRecord) -> list[float]:
-    """Stage seconds, for each fault, in which tokens were computed again that had been computed before it.
+    """Return the stage seconds, for each fault, in which tokens were computed again that had been computed before it.
 
     They are the mean of the stages. A micro-batch counts by the share of such tokens among its own. A token that a
     further fault has computed once more is that fault's.
@@ -74,9 +74,12 @@ def replay_seconds(record: RunRecord) -> list[float]:
 
 
 def fault_summary(fault: FaultRecord, start: float, replay: float | None = None) -> dict[str, Any]:
-    """A fault as `summary.json` names it: when it began, in seconds since the run's `start`; how long it lasted and the
-    parts of that, in seconds, None and only the first of them before its repair; and what it cost, with the seconds of
-    `replay` where they are known. `stages`: how many stand since, None for all."""
+    """Return a fault as `summary.json` names it.
+
+    It says when the fault began, in seconds since the run's `start`; how long it lasted and the parts of that, in
+    seconds (before the repair None, and only the first of them); and what it cost, with the seconds of `replay` where
+    they are known. `stages` says how many stand since, None for all.
+    """
     return {
         "time": fault.since - start,
         "reason": fault.reason,
@@ -92,13 +95,15 @@ def fault_summary(fault: FaultRecord, start: float, replay: float | None = None)
 
 
 def was_dropped(micro_batch: MicroBatchRecord, faults: Sequence[FaultRecord]) -> bool:
-    """Whether a fault ended it: some stages may have computed it, but its result never comes."""
+    """Return whether a fault ended it: some stages may have computed it, but its result never comes."""
     return micro_batch.completed is None and any(micro_batch.dispatched <= fault.detected for fault in faults)
 
 
 def with_waits_of_dropped(record: RunRecord) -> list[MicroBatchRecord]:
-    """The micro-batches of a record. Waits before one that was dropped, and that stage 0 did not compute, are before
-    the next one."""
+    """Return the micro-batches of a record.
+
+    Waits before one that was dropped, and that stage 0 did not compute, are before the next one.
+    """
     micro_batches = record.micro_batches
     if not record.faults:
         return micro_batches
@@ -114,8 +119,7 @@ def with_waits_of_dropped(record: RunRecord) -> list[MicroBatchRecord]:
 
 
 def _edges(faults: Sequence[FaultRecord], stage: int = 0) -> Floats:
-    """Begin and end of the times in which faults of a stage were not repaired, by turns, in order and apart from each
-    other."""
+    """Return begin and end of the times in which faults of a stage were not repaired, by turns, in order and apart."""
     edges: list[float] = []
     lost = lost_since(faults, stage)
     times = [(fault.since, math.inf if fault.up is None else fault.up) for fault in faults]

@@ -100,8 +100,10 @@ class RunningLedger:
             self._counted -= keep
 
     def _first_needed(self, record: RunRecord) -> int:
-        """The place of the micro-batch from which on each stage computed as many as a later gap may need. A fault can
-        have ended any before a stage computed it."""
+        """Return the place of the micro-batch from which on each stage computed as many as a later gap may need.
+
+        A fault can have ended any before a stage computed it.
+        """
         computed = {(span.stage, span.micro_batch) for span in record.spans}
         missing = [self._overlap] * record.standing_stages
         for place in range(self._counted - 1, -1, -1):
@@ -113,13 +115,15 @@ class RunningLedger:
 
 
 def first_place(ledger: Ledger, lane: Lane, first: int) -> int:
-    """The place in a lane of the ledger of what the stage computed of micro-batch `first` or later ones."""
+    """Return the place in a lane of the ledger of what the stage computed of micro-batch `first` or later ones."""
     return int(np.count_nonzero(lane.micro_batch < ledger.micro_batches.micro_batch[first]))
 
 
 def _computed_by_all(record: RunRecord) -> int:
-    """The last micro-batch of which all stages have sent their span; -1 where there is none. The last stage's may come
-    before an earlier stage's."""
+    """Return the last micro-batch of which all stages have sent their span; -1 where there is none.
+
+    The last stage's may come before an earlier stage's.
+    """
     last = [-1] * record.standing_stages
     unseen = len(last)
     for span in reversed(record.spans):

@@ -22,8 +22,11 @@ _LEAST_SLOW = 2  # rows in succession
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A second or more of the run: its time, its number of micro-batches, samples of what the stages took for them
-    [stages, samples] and of what they held [samples, features], and the stages' waits for each other by micro-batch."""
+    """A second or more of the run.
+
+    It has its time and number of micro-batches, samples of what the stages took for them [stages, samples] and of what
+    they held [samples, features], and the stages' waits for each other by micro-batch.
+    """
 
     begin: float
     end: float

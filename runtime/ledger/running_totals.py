@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from .quantiles import Quantiles
 from .recovery import down_seconds, fault_summary
 from .running_ledger import RunningLedger, first_place
 from .slo import has_bound, meets
-from .summary import Totals
+from .summary import Totals, micro_batch_counts, request_counts
 
 
 class RunningTotals:
@@ -38,14 +39,14 @@ class RunningTotals:
         self._last_token = -math.inf
         self._squares: Floats = np.zeros(0)  # of stage times
         self._computed: Floats = np.zeros(0)  # micro-batches, by stage
-        self._micro_batches = self._tokens = self._decodes = self._drafts = self._accepted = 0
+        none = np.zeros(0, np.int64)
+        self._counts = Counter(request_counts([]) | micro_batch_counts([], none, none))  # by fields of `Totals`
         self._peak_kv = 0.0
         self._bubbles: dict[int, float] = {}  # by unfinished request
         self._errors = Quantiles()
         self._gaps = Quantiles()
         self._latency: dict[str, list[Floats]] = {"ttft": [], "tpot": [], "e2el": [], "bubble": []}
-        self._tokens_cached = 0
-        self._completed = self._failed = self._tokens_in = self._tokens_out = self._preemptions = self._met_slo = 0
+        self._met_slo = 0
         self._notes: list[str] = []
 
     def take(self, record: RunRecord) -> None:
@@ -59,7 +60,10 @@ class RunningTotals:
         self._ledger.drop(record)
 
     def summary(self, record: RunRecord) -> dict[str, Any]:
-        """The contents of `summary.json` for the whole run. Counts what is left in `record` first; call it once."""
+        """Return the contents of `summary.json` for the whole run.
+
+        What is left in `record` is counted first; call it once.
+        """
         self.take(record)
         self._take_requests(record.requests)
         ran = self._ledger.start < math.inf
@@ -76,27 +80,17 @@ class RunningTotals:
         bubbles = latency.pop("bubble")
         rows = {name: statistics(values) for name, values in latency.items()}
         return Totals(
+            **dict[str, Any](self._counts),
             duration=max(self._last_token, end) - start,
-            completed=self._completed,
-            failed=self._failed,
-            input_tokens=self._tokens_in,
-            cached_tokens=self._tokens_cached,
-            output_tokens=self._tokens_out,
             latency={"ttft": rows["ttft"], "tpot": rows["tpot"], "itl": self._gaps.statistics(), "e2el": rows["e2el"]},
             idle=dict(zip(CAUSES, idle.tolist(), strict=True)),
             busy=busy.tolist(),
             span=end - start,
             median_bubble=float(np.median(bubbles)) if len(bubbles) else 0.0,
-            micro_batches=self._micro_batches,
-            tokens=self._tokens,
-            decodes=self._decodes,
-            drafts=self._drafts,
-            accepted=self._accepted,
             cv_stage_time=float(variation.mean()) if len(variation) else 0.0,
             batch=record.batch,
             depth=record.depth,
             peak_kv_fraction=self._peak_kv / record.num_blocks if record.num_blocks else 0.0,
-            preemptions=self._preemptions,
             prediction_error=self._prediction_error,
             faults=[fault_summary(fault, start) for fault in record.faults],
             recovery=down_seconds(record.faults, end),
@@ -131,23 +125,14 @@ class RunningTotals:
             self._errors.add(np.abs(predicted[known] / times[known] - 1.0))
         for request, bubble in ledger.micro_batches.by_request(by_micro_batch).items():
             self._bubbles[request] = self._bubbles.get(request, 0.0) + bubble
-        self._micro_batches += len(new)
-        self._tokens += int(ledger.micro_batches.tokens[first:].sum())
-        drafts = sum(m.drafts for m in new)
-        self._decodes += int(ledger.micro_batches.decodes[first:].sum()) - drafts
-        self._drafts += drafts
-        self._accepted += sum(m.accepted for m in new)
+        columns = ledger.micro_batches
+        self._counts.update(micro_batch_counts(new, columns.tokens[first:], columns.decodes[first:]))
         self._peak_kv = max(self._peak_kv, *(micro_batch.kv_blocks_used for micro_batch in new))
 
     def _take_requests(self, ended: list[RequestRecord]) -> None:
         done = [request for request in ended if request.finish_reason not in NOT_COMPLETED]
         bubbles = {request.request: self._bubbles.pop(request.request, 0.0) for request in ended}
-        self._failed += len(ended) - len(done)
-        self._completed += len(done)
-        self._preemptions += sum(request.preemptions for request in ended)
-        self._tokens_in += sum(request.prompt_tokens for request in done)
-        self._tokens_cached += sum(request.cached_tokens for request in done)
-        self._tokens_out += sum(request.output_tokens for request in done)
+        self._counts.update(request_counts(ended))
         self._last_token = max([self._last_token, *(r.token_times[-1] for r in ended if r.token_times)])
         found = latencies(done)
         self._gaps.add(found.pop("itl"))

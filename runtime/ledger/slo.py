@@ -8,13 +8,15 @@ from .latencies import tokens_apart
 
 
 def has_bound(slo: SloConfig) -> bool:
-    """Whether it bounds any latency."""
+    """Return whether the SLO bounds any latency."""
     return slo != SloConfig()
 
 
 def meets(request: RequestRecord, slo: SloConfig) -> bool:
-    """Whether a finished request kept every bound. A request of one token has no TBT and keeps the bounds on it; one
-    without a token keeps none."""
+    """Return whether a finished request kept every bound.
+
+    A request of one token has no TBT and keeps the bounds on it; one without a token keeps none.
+    """
     if not request.token_times:
         return False
     gaps = tokens_apart(request)

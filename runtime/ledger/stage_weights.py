@@ -18,16 +18,19 @@ _LEAST_SHARE = 1e-6  # of a micro-batch's time that its tokens cost: they share 
 
 
 def stage_weights(record: RunRecord, paths: MicroBatchPaths, lanes: Sequence[Lane], features: Floats) -> Floats:
-    """Seconds a unit of each feature, [stages, features]; each stage has a positive one for tokens.
+    """Return the seconds for a unit of each feature, [stages, features]; each stage has a positive one for tokens.
 
     They are those that the scheduler learned, or else a least squares fit of relative errors over the run's spans.
 
     Args:
+        record: of the run.
+        paths: its completed micro-batches.
+        lanes: the micro-batches of each stage.
         features: [R, features] of each completed micro-batch.
     """
     stages, count = len(lanes), len(FEATURES)
-    if record.stage_times is not None and [len(row) for row in record.stage_times] == [count] * stages:
-        weights = np.array(record.stage_times, np.float64)
+    if record.stage_weights is not None and [len(row) for row in record.stage_weights] == [count] * stages:
+        weights = np.array(record.stage_weights, np.float64)
     else:
         weights = _fitted(paths, lanes, features)
     tokens = max(1.0, float(features[:, _TOKENS].max(initial=0.0)))
@@ -47,4 +50,5 @@ def _fitted(paths: MicroBatchPaths, lanes: Sequence[Lane], features: Floats) -> 
         told = seconds > 0
         rows = features[own[told]] / scale / seconds[told, None]  # so that each has a relative error
         gram[stage], moment[stage] = rows.T @ rows, rows.sum(axis=0)
-    return non_negative(gram, moment) / scale
+    weights: Floats = non_negative(gram, moment) / scale
+    return weights

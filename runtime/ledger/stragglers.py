@@ -42,7 +42,7 @@ class Straggler:
     waited: float
 
     def summary(self, t0: float) -> dict[str, Any]:
-        """The straggler as `summary.json` names it, with seconds since `t0`."""
+        """Return the straggler as `summary.json` names it, with seconds since `t0`."""
         return {
             "stage": self.stage,
             "start": self.start - t0,
@@ -77,7 +77,7 @@ def find_stragglers(ledger: Ledger) -> list[Straggler]:
 
 
 def common_places(lanes: Sequence[Lane]) -> list[Ints]:
-    """The places in each lane of the micro-batches that all of these stages computed."""
+    """Return the places in each lane of the micro-batches that all of these stages computed."""
     rows = lanes[0].row
     for lane in lanes[1:]:
         rows = np.intersect1d(rows, lane.row)
@@ -85,7 +85,7 @@ def common_places(lanes: Sequence[Lane]) -> list[Ints]:
 
 
 def columns_of(ledger: Ledger, lanes: Sequence[Lane], places: Sequence[Ints]) -> tuple[Floats, Floats]:
-    """What the stages took for the micro-batches at these places of their lanes, and what those held.
+    """Return what the stages took for the micro-batches at these places of their lanes, and what those held.
 
     Returns:
         Seconds [stages, N]; tokens and decodes [N, 2].
@@ -104,7 +104,7 @@ class Usual:
     least: float
 
     def of(self, stage: int, seconds: Floats, held: Floats) -> Floats:
-        """Seconds [N] that are usual for micro-batches of which the stages took `seconds` [stages, N]."""
+        """Return the seconds [N] that are usual for micro-batches of which the stages took `seconds` [stages, N]."""
         return np.maximum(_features(stage, seconds, held) @ self.factors, self.least)
 
 
@@ -112,6 +112,7 @@ def fit_usual(stage: int, seconds: Floats, held: Floats) -> Usual:
     """Fit what is usual for a stage, by relative error and without what is slow.
 
     Args:
+        stage: its number.
         seconds: that the stages took for micro-batches, [stages, N].
         held: what these held, [N, 2].
     """
@@ -130,13 +131,16 @@ def fit_usual(stage: int, seconds: Floats, held: Floats) -> Usual:
 
 
 def _features(stage: int, seconds: Floats, held: Floats) -> Floats:
-    """What a stage's time is fitted to [N, 4]: one, the median of the other stages' times, and what is held."""
+    """Return what a stage's time is fitted to [N, 4]: one, the median of the other stages' times, and what is held."""
     others = np.median(np.delete(seconds, stage, axis=0), axis=0)
     return np.column_stack([np.ones(len(others)), others, held])
 
 
 def _slow(ratio: Floats) -> Iterator[tuple[int, int, float]]:
-    """Stretches of a ratio [N] where medians of blocks are `SLOWDOWN` times the usual or more: first, end, times."""
+    """Yield the stretches of a ratio [N] where medians of blocks are `SLOWDOWN` times the usual or more.
+
+    Each is its first place, its end, and how many times the usual it is.
+    """
     num_blocks = len(ratio) // _BLOCK
     medians = np.median(ratio[: num_blocks * _BLOCK].reshape(num_blocks, _BLOCK), axis=1)
     usual = np.median(medians)
@@ -148,20 +152,20 @@ def _slow(ratio: Floats) -> Iterator[tuple[int, int, float]]:
 
 
 def _waits_within(ledger: Ledger, stage: int, start: float, end: float) -> float:
-    """Seconds within [start, end) for which a stage waited for another one."""
+    """Return the seconds within [start, end) for which a stage waited for another one."""
     idle = ledger.idle_columns[stage]
     overlap = np.minimum(idle.end, end) - np.maximum(idle.start, start)
     return float(overlap[np.isin(idle.cause, WAITS) & (overlap > 0)].sum())
 
 
 def _micro_batches_within(ledger: Ledger, stage: int, start: float, end: float) -> int:
-    """How many micro-batches a stage began within [start, end)."""
+    """Return how many micro-batches a stage began within [start, end)."""
     first, after = np.searchsorted(ledger.lanes[stage].begin, [start, end])
     return int(after - first)
 
 
 def _usual_waits(ledger: Ledger, slow: list[tuple[float, float]]) -> list[float]:
-    """Seconds for which each stage waits for another one by micro-batch, without the times in which any is slow."""
+    """Return the seconds for which each stage waits for another one by micro-batch, while none is slow."""
     usual = []
     for stage in range(ledger.num_stages):
         waits, count, after = 0.0, 0, ledger.t0
@@ -175,7 +179,7 @@ def _usual_waits(ledger: Ledger, slow: list[tuple[float, float]]) -> list[float]
 
 
 def _waited(ledger: Ledger, stage: int, start: float, end: float, usual: list[float]) -> float:
-    """Seconds for which all but one stage waited within [start, end), beyond their usual waits by micro-batch."""
+    """Return the seconds for which all but one stage waited in [start, end), beyond the usual by micro-batch."""
     extra = (
         _waits_within(ledger, other, start, end) - usual[other] * _micro_batches_within(ledger, other, start, end)
         for other in range(ledger.num_stages)

@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 
 from ...conf.workloads import SloConfig
-from ..core.micro_batch_columns import Floats
+from ..core.micro_batch_columns import Floats, Ints
 from ..core.request_record import RequestRecord
-from ..core.run_record import RunRecord, Unknown
+from ..core.run_record import MicroBatchRecord, RunRecord, Unknown
 from .causes import STARVED, Cause
+from .fleet import Fleet
 from .latencies import NOT_COMPLETED, latencies, statistics
-from .ledger import Ledger, inner_bubble_fraction
+from .ledger import inner_bubble_fraction
 from .predictions import predicted_and_measured, prediction_error
 from .recovery import down_seconds, fault_summary, replay_seconds
 from .slo import has_bound, meets
-from .stragglers import find_stragglers
 
 _KEYS_OF: dict[Unknown, tuple[str, ...]] = {  # of what a trace may not say; latencies come with requests
     "requests": (
@@ -65,11 +65,11 @@ class Totals:
     unknown: Sequence[Unknown] = ()  # what a trace did not say; what is of it is left out
 
     def rate(self, count: int) -> float:
-        """The count per second of `duration`."""
+        """Return the count per second of `duration`."""
         return count / self.duration if self.duration > 0 else 0.0
 
     def summary(self) -> dict[str, Any]:
-        """The contents of `summary.json`."""
+        """Return the contents of `summary.json`."""
         idle_seconds, stage_seconds = sum(self.idle.values()), self.span * len(self.busy)
         summary: dict[str, Any] = {
             "duration": self.duration,
@@ -119,99 +119,107 @@ class Totals:
         return summary
 
 
-def summarize(record: RunRecord, ledger: Ledger, slo: SloConfig | None = None) -> dict[str, Any]:
-    """The contents of `summary.json`: plain Python values, 0 where a run has nothing to measure.
+def summarize(fleet: Fleet, slo: SloConfig | None = None) -> dict[str, Any]:
+    """Return the contents of `summary.json`: plain Python values, 0 where a run has nothing to measure.
 
-    Token counts and latencies are over completed requests, as vLLM's are. `duration` is the seconds from the first
-    arrival to the last token or compute. `bubble_seconds` holds each cause and sums to the idle seconds.
+    Requests, tokens and latencies are of all replicas, throughput is over the duration, and seconds are summed over all
+    stages. Token counts and latencies are over completed requests, as vLLM's are. `duration` is the seconds from the
+    first arrival to the last token or compute. `bubble_seconds` holds each cause and sums to the idle seconds.
     `request_goodput` (requests/s that met `slo`) is there only where `slo` has a bound, and `unknown` only where the
-    run was read from a trace that does not say all; keys of what it does not say are missing.
+    run was read from a trace that does not say all; keys of what it does not say are missing. Several replicas add
+    their number, their starts and the requests of each; pools add how many replicas prefill and for how long KV waited
+    and moved.
     """
-    last = max((request.token_times[-1] for request in record.requests if request.token_times), default=ledger.t1)
-    return totals(
-        [(record, ledger)],
-        served=[(request, ledger.bubble_of_request(request.request)) for request in record.requests],
-        duration=max(last, ledger.t1) - ledger.t0,
-        idle=ledger.seconds_by_cause(),
-        busy=[ledger.busy_seconds(stage) for stage in range(ledger.num_stages)],
-        span=ledger.span_seconds,
-        notes=list(record.notes),
-        slo=slo,
-    ).summary()
+    summary = totals(fleet, slo).summary()
+    if fleet.is_several:
+        summary |= {
+            "replicas": len(fleet.records),
+            "replica_starts": fleet.starts,
+            "requests_per_replica": [len(record.requests) for record in fleet.records],
+        }
+    if fleet.num_prefill:
+        waits = [request.kv_wait for request in fleet.joined if request.kv_wait is not None]
+        moves = [request.kv_transfer for request in fleet.joined if request.kv_transfer is not None]
+        summary |= {"prefill_replicas": fleet.num_prefill, "kv_transfers": len(moves)}
+        for name, seconds in (("kv_wait", waits), ("kv_transfer", moves)):
+            found = statistics(1e3 * np.array(seconds, np.float64))
+            summary |= {f"{statistic}_{name}_ms": value for statistic, value in found.items()}
+    return summary
 
 
-def totals(
-    parts: Sequence[tuple[RunRecord, Ledger]],
-    *,
-    served: Sequence[tuple[RequestRecord, float]],
-    duration: float,
-    idle: dict[Cause, float],
-    busy: list[float],
-    span: float,
-    notes: list[str],
-    slo: SloConfig | None,
-    starts: Sequence[float] = (0.0,),
-) -> Totals:
-    """The totals of one pipeline, or of several side by side.
+def request_counts(requests: Sequence[RequestRecord]) -> dict[str, Any]:
+    """Return the fields of `Totals` that count requests and their tokens; all but `preemptions` of completed ones."""
+    done = [request for request in requests if request.finish_reason not in NOT_COMPLETED]
+    return {
+        "completed": len(done),
+        "failed": len(requests) - len(done),
+        "input_tokens": sum(request.prompt_tokens for request in done),
+        "cached_tokens": sum(request.cached_tokens for request in done),
+        "output_tokens": sum(request.output_tokens for request in done),
+        "preemptions": sum(request.preemptions for request in requests),
+    }
 
-    Args:
-        parts: the record and the ledger of each pipeline.
-        served: each request once, with its bubble time.
-        slo: with bounds, the requests that met it are counted.
-        starts: seconds from the first start of all to that of each pipeline.
 
-    The other arguments are the fields of `Totals`.
-    """
+def micro_batch_counts(micro_batches: Sequence[MicroBatchRecord], tokens: Ints, decodes: Ints) -> dict[str, Any]:
+    """Return the fields of `Totals` that count micro-batches and what they held: `tokens` and `decodes` of each."""
+    drafts = sum(m.drafts for m in micro_batches)
+    return {
+        "micro_batches": len(micro_batches),
+        "tokens": int(tokens.sum()),
+        "decodes": int(decodes.sum()) - drafts,
+        "drafts": drafts,
+        "accepted": sum(m.accepted for m in micro_batches),
+    }
+
+
+def totals(fleet: Fleet, slo: SloConfig | None) -> Totals:
+    """Return the totals of all replicas; with bounds in `slo`, the requests that met it are counted."""
+    records, ledgers, served = fleet.records, fleet.ledgers, fleet.served
     completed = [(request, bubble) for request, bubble in served if request.finish_reason not in NOT_COMPLETED]
     done, bubbles = [request for request, _ in completed], [bubble for _, bubble in completed]
-    times = [lane.seconds for _, ledger in parts for lane in ledger.lanes if len(lane.micro_batch)]
-    peaks = [
-        max((m.kv_blocks_used for m in record.micro_batches), default=0) / record.num_blocks
-        if record.num_blocks
-        else 0.0
-        for record, _ in parts
-    ]
+    micro_batches = [micro_batch for record in records for micro_batch in record.micro_batches]
+    tokens = np.concatenate([ledger.micro_batches.tokens for ledger in ledgers])
+    decodes = np.concatenate([ledger.micro_batches.decodes for ledger in ledgers])
+    times = [lane.seconds for ledger in ledgers for lane in ledger.lanes if len(lane.micro_batch)]
+    predictions = [pair for part in fleet.parts for pair in predicted_and_measured(*part)]
     return Totals(
-        duration=duration,
-        completed=len(done),
-        failed=len(served) - len(done),
-        input_tokens=sum(request.prompt_tokens for request in done),
-        cached_tokens=sum(request.cached_tokens for request in done),
-        output_tokens=sum(request.output_tokens for request in done),
+        **request_counts([request for request, _ in served]),
+        **micro_batch_counts(micro_batches, tokens, decodes),
+        duration=fleet.duration,
         latency={name: statistics(values) for name, values in latencies(done).items()},
-        idle=idle,
-        busy=busy,
-        span=span,
+        idle=fleet.seconds_by_cause(),
+        busy=[fleet.busy_seconds(stage) for stage in range(fleet.num_stages)],
+        span=fleet.span_seconds,
         median_bubble=float(np.median(bubbles)) if bubbles else 0.0,
-        micro_batches=sum(len(record.micro_batches) for record, _ in parts),
-        tokens=sum(int(ledger.micro_batches.tokens.sum()) for _, ledger in parts),
-        decodes=sum(m.decode_tokens - m.drafts for record, _ in parts for m in record.micro_batches),
-        drafts=sum(m.drafts for record, _ in parts for m in record.micro_batches),
-        accepted=sum(m.accepted for record, _ in parts for m in record.micro_batches),
         cv_stage_time=float(np.mean([variation(values) for values in times])) if times else 0.0,
-        batch=parts[-1][0].batch,
-        depth=parts[-1][0].depth,
-        peak_kv_fraction=max(peaks),
-        preemptions=sum(request.preemptions for request, _ in served),
-        prediction_error=prediction_error([pair for part in parts for pair in predicted_and_measured(*part)]),
+        batch=records[-1].batch,
+        depth=records[-1].depth,
+        peak_kv_fraction=max(_peak_kv(record) for record in records),
+        prediction_error=prediction_error(predictions),
         faults=[
-            fault_summary(fault, ledger.t0 - start, replay) | ({"replica": number} if len(parts) > 1 else {})
-            for number, ((record, ledger), start) in enumerate(zip(parts, starts, strict=True))
+            fault_summary(fault, ledger.t0 - start, replay) | ({"replica": number} if fleet.is_several else {})
+            for number, ((record, ledger), start) in enumerate(zip(fleet.parts, fleet.starts, strict=True))
             for fault, replay in zip(record.faults, replay_seconds(record), strict=True)
         ],
-        recovery=sum(down_seconds(record.faults, ledger.t1) for record, ledger in parts),
+        recovery=sum(down_seconds(record.faults, ledger.t1) for record, ledger in fleet.parts),
         stragglers=[
             each.summary(ledger.t0 - start)
-            for (_, ledger), start in zip(parts, starts, strict=True)
-            for each in find_stragglers(ledger)
+            for ledger, start, found in zip(ledgers, fleet.starts, fleet.stragglers, strict=True)
+            for each in found
         ],
-        notes=notes,
-        unknown=list(dict.fromkeys(unknown for record, _ in parts for unknown in record.unknown)),
+        notes=fleet.notes,
+        unknown=list(dict.fromkeys(unknown for record in records for unknown in record.unknown)),
         met_slo=sum(meets(request, slo) for request in done) if slo is not None and has_bound(slo) else None,
     )
 
 
+def _peak_kv(record: RunRecord) -> float:
+    """Return the largest share of the KV blocks that was in use at a dispatch."""
+    used = max((m.kv_blocks_used for m in record.micro_batches), default=0)
+    return used / record.num_blocks if record.num_blocks else 0.0
+
+
 def variation(values: Floats) -> float:
-    """Coefficient of variation, standard deviation over mean; 0 where there is no value."""
+    """Return the coefficient of variation, standard deviation over mean; 0 where there is no value."""
     mean = float(values.mean()) if len(values) else 0.0
     return float(values.std()) / mean if mean > 0 else 0.0

@@ -23,9 +23,9 @@ import numpy as np
 
 from ..core.micro_batch_columns import Floats, Ints
 from ..core.run_record import RunRecord
-from .carried import Bools, Carried, places_of
 from .lanes import Lane, lanes_of
-from .micro_batch_paths import CoordinatorWaits, MicroBatchPaths, Point, WaitClass
+from .micro_batch_paths import CoordinatorWaits, MicroBatchPaths, StageEvent, WaitClass
+from .request_segments import Bools, RequestSegments, places_of
 
 _ROUNDING = 1e-9  # seconds; records round to it
 _WIDEST = 64  # micro-batches from one of a request to its next, up to which a table finds those that are alike
@@ -53,26 +53,26 @@ class StagePart(IntEnum):
 
 
 def stage_part(part: StagePart, stage: int) -> int:
-    """The column of a stage's part."""
+    """Return the column of a stage's part."""
     return len(Part) + len(StagePart) * stage + part
 
 
 def part_names(num_stages: int) -> list[str]:
-    """The names of all columns, such as `queue` or `compute 0`."""
+    """Return the names of all columns, such as `queue` or `compute 0`."""
     stages = [f"{part.name.lower()} {stage}" for stage in range(num_stages) for part in StagePart]
     return [part.name.lower() for part in Part] + stages
 
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """The windows of micro-batches, in which a request's interval follows one of them, an entry each.
+    """The windows that intervals are cut into: in each, the interval follows one micro-batch of its request.
 
-    Many requests share a window: those that decode in the same two micro-batches. `kind` names it.
+    Requests that decode in the same two micro-batches have windows that are alike: these are of one kind.
 
     Attributes:
         interval: [W] the interval that the window is part of.
-        entry: [W] the request in the micro-batch, an entry of `Carried`.
-        kind: [W] a row of the arrays below.
+        entry: [W] the request in the micro-batch, an entry of `RequestSegments`.
+        kind: [W] a row of the arrays below, [K].
         row: [K] the micro-batch, a row of the paths.
         start: [K] seconds.
         gone: [K] from then on until `back` the request was in a micro-batch that a fault dropped, or its KV under way.
@@ -94,6 +94,25 @@ class Windows:
     parts: Floats
 
 
+@dataclass(frozen=True, slots=True)
+class _LoneWindows:
+    """Windows that share nothing with others, an entry each, before they are cut.
+
+    Attributes:
+        interval, entry, row, start, end: as of `Windows`.
+        queued: the request was not admitted before its dispatch.
+        is_first: it is the first window of a request.
+    """
+
+    interval: Ints
+    entry: Ints
+    row: Ints
+    start: Floats
+    end: Floats
+    queued: Bools
+    is_first: Bools
+
+
 class TokenIntervals:
     """The TTFT and the TBTs of a run by column, an entry a token, in the order of requests, then of tokens.
 
@@ -110,7 +129,7 @@ class TokenIntervals:
         row: [n] the row of each interval.
         windows: of the micro-batches in each interval.
         paths: of the micro-batches.
-        carried: which of them carried each request.
+        segments: of each request in them.
         waits: of the coordinator.
 
     Args:
@@ -124,17 +143,17 @@ class TokenIntervals:
         self.paths = MicroBatchPaths.of(record, self.lanes)
         self.waits = CoordinatorWaits(record.micro_batches)
         self._read_tokens(record)
-        self.carried = carried = Carried(record, self.paths)
-        last = carried.entries_of_tokens(self.place, self.token, self.end)
+        self.segments = segments = RequestSegments(record, self.paths)
+        last = segments.entries_of_tokens(self.place, self.token, self.end)
         is_first = self.token == 0
         before = np.append(-1, last[:-1])
-        before[is_first] = carried.first[self.place[is_first]] - 1
+        before[is_first] = segments.first[self.place[is_first]] - 1
         last = np.maximum(last, before)
         brought = last > before
         if not brought.all():  # another token of the same micro-batch
             shares = ~brought & ~is_first & (self.end <= self.start + _ROUNDING)
             brought = brought | shares
-        rows = np.append(carried.row, -1)[last]
+        rows = np.append(segments.row, -1)[last]
         self.micro_batch: Ints = np.where(brought, np.append(self.paths.micro_batch, -1)[rows], -1)
         self.windows = self._cut(record, before, last, rows)
         self.row, self.table = self._join(last - before)
@@ -174,65 +193,63 @@ class TokenIntervals:
         return dict(zip(self.names, (times @ self.table).tolist(), strict=True))
 
     def _cut(self, record: RunRecord, before: Ints, last: Ints, rows: Ints) -> Windows:
-        """Cut intervals into windows, and windows into parts.
+        """Cut intervals into windows, and windows into parts. Windows of decodes that are alike are cut once.
 
         Args:
-            before: [n] the entry before the first of each interval, in `carried`.
+            record: of the run.
+            before: [n] the entry before the first of each interval, in `segments`.
             last: [n] its last entry.
             rows: [n] the micro-batch of that.
         """
-        carried = self.carried
+        plain = self._is_plain(record, before, last, rows)
+        decodes = np.flatnonzero(plain)
+        kind, chosen = _kinds(rows[decodes], rows[decodes - 1])
+        alike, own = decodes[chosen], self._lone_windows(np.flatnonzero(~plain), before, last)
+        row = np.concatenate([rows[alike], own.row])
+        start, end = np.concatenate([self.start[alike], own.start]), np.concatenate([self.end[alike], own.end])
+        queued = np.concatenate([np.zeros(len(alike), np.bool_), own.queued])
+        away = {len(alike) + window: when for window, when in self._away(record, own).items()}
+        dispatched = np.clip(self.paths.dispatched[row], start, end)
+        parts = np.zeros((len(row), len(self.names)))
+        parts[:, : Part.RESULT], gone, back = self._cut_wait(start, dispatched, queued, away)
+        self._cut_path(parts, row, dispatched, end)
+        interval, entry = np.concatenate([decodes, own.interval]), np.concatenate([last[decodes], own.entry])
+        kind = np.concatenate([kind, len(alike) + np.arange(len(own.row))])
+        return Windows(interval, entry, kind, row, start, gone, back, dispatched, end, parts)
+
+    def _is_plain(self, record: RunRecord, before: Ints, last: Ints, rows: Ints) -> Bools:
+        """Return which intervals, [n], are one decode, from the end of one micro-batch to the end of the next."""
         is_timely = np.abs(np.append(self.paths.completed, np.inf)[rows] - self.end) <= _ROUNDING
-        plain = (last - before == 1) & is_timely & ~np.append(carried.begins_prefill, True)[last]
+        plain: Bools = (last - before == 1) & is_timely & ~np.append(self.segments.begins_prefill, True)[last]
         plain[1:] &= is_timely[:-1]
-        plain[self.token == 0] = False
-        if record.faults:
-            plain[:] = False
-        decodes, others = np.flatnonzero(plain), np.flatnonzero(~plain)
-        counts = (last - before)[others]
-        interval = np.repeat(others, counts)
+        plain &= self.token > 0
+        return plain if not record.faults else np.zeros_like(plain)
+
+    def _lone_windows(self, intervals: Ints, before: Ints, last: Ints) -> _LoneWindows:
+        """Return the windows of some intervals, one for each entry from the first of an interval to its last."""
+        segments, counts = self.segments, (last - before)[intervals]
+        interval = np.repeat(intervals, counts)
         nth = np.arange(len(interval)) - np.repeat(np.cumsum(counts) - counts, counts)
         entry = before[interval] + 1 + nth
-        row, came_before = carried.row[entry], np.append(carried.row, -1)[entry - 1]
-        is_first, is_last = nth == 0, entry == last[interval]
-        starts, ends = self.start[interval], self.end[interval]
-        completed = np.append(self.paths.completed, 0.0)
-        start = np.where(is_first, starts, np.clip(completed[came_before], starts, ends))
-        end = np.where(is_last, ends, np.clip(completed[row], starts, ends))
-        queued = carried.begins_prefill[entry] & (is_first | carried.begins_again[entry])
-        away = self._away(record, self.place[interval], start, row, (self.token[interval] == 0) & is_first)
-        shared, chosen = _kinds(rows[decodes], rows[decodes - 1])
-        decodes_chosen = decodes[chosen]
-        kind_row = np.concatenate([rows[decodes_chosen], row])
-        start = np.concatenate([self.start[decodes_chosen], start])
-        end = np.concatenate([self.end[decodes_chosen], end])
-        queued = np.concatenate([np.zeros(len(chosen), np.bool_), queued])
-        dispatched = np.clip(self.paths.dispatched[kind_row], start, end)
-        parts = np.zeros((len(kind_row), len(self.names)))
-        away_by_kind = {len(chosen) + window: when for window, when in away.items()}
-        waiting, gone, back = self._cut_wait(start, dispatched, queued, away_by_kind)
-        parts[:, : Part.RESULT] = waiting
-        self._cut_path(parts, kind_row, dispatched, end)
-        kind = np.concatenate([shared, len(chosen) + np.arange(len(row))])
-        return Windows(
-            np.concatenate([decodes, interval]), np.concatenate([last[decodes], entry]), kind, kind_row, start, gone,
-            back, dispatched, end, parts,
-        )  # fmt: skip
+        row, came_before = segments.row[entry], np.append(segments.row, -1)[entry - 1]
+        low, high, completed = self.start[interval], self.end[interval], np.append(self.paths.completed, 0.0)
+        start = np.where(nth == 0, low, np.clip(completed[came_before], low, high))
+        end = np.where(entry == last[interval], high, np.clip(completed[row], low, high))
+        queued = segments.begins_prefill[entry] & ((nth == 0) | segments.begins_again[entry])
+        return _LoneWindows(interval, entry, row, start, end, queued, (self.token[interval] == 0) & (nth == 0))
 
-    def _away(
-        self, record: RunRecord, place: Ints, start: Floats, row: Ints, is_first: Bools
-    ) -> dict[int, tuple[float, float, Part]]:
-        """When the request of a window was elsewhere before the dispatch: in a micro-batch that a fault has dropped, or
-        its KV on the way from another pipeline."""
+    def _away(self, record: RunRecord, windows: _LoneWindows) -> dict[int, tuple[float, float, Part]]:
+        """Return when the request of a window was elsewhere before the dispatch.
+
+        It was in a micro-batch that a fault has dropped, or its KV was on the way from another pipeline.
+        """
         away: dict[int, tuple[float, float, Part]] = {}
-        transfers = [request.kv_transfer for request in record.requests]
-        if any(transfers):
-            for window in np.flatnonzero(is_first).tolist():
-                moved = transfers[place[window]]
-                if moved is not None:
-                    away[window] = (*moved, Part.KV_TRANSFER)
-        for window, (since, until) in _lost_work(record, self.paths, place, start, row).items():
-            away[window] = (since, until, Part.RECOVERY)
+        place, transfers = self.place[windows.interval], [request.kv_transfer for request in record.requests]
+        for window in np.flatnonzero(windows.is_first).tolist() if any(transfers) else ():
+            if (moved := transfers[place[window]]) is not None:
+                away[window] = (*moved, Part.KV_TRANSFER)
+        for window, lost in _lost_work(record, self.paths, place, windows.start, windows.row).items():
+            away[window] = (*lost, Part.RECOVERY)
         return away
 
     def _cut_wait(
@@ -270,21 +287,23 @@ class TokenIntervals:
         at = dispatched
         for stage in range(self.paths.num_stages):
             cuts = []
-            for point in Point:
+            for point in StageEvent:
                 reached = np.clip(self.paths.points[rows, stage, point], dispatched, end)
                 cuts.append(reached - at)
                 at = reached
             transport, wait = stage_part(StagePart.TRANSPORT, stage), stage_part(StagePart.WAIT, stage)
             on_the_way = Part.CONTROL if stage == 0 else transport
-            parts[:, on_the_way] += cuts[Point.INPUT] + cuts[Point.BEGIN]
-            parts[:, wait] = cuts[Point.FREE]
-            parts[:, transport] += cuts[Point.SENT]
-            parts[:, stage_part(StagePart.COMPUTE, stage)] = cuts[Point.END]
+            parts[:, on_the_way] += cuts[StageEvent.INPUT] + cuts[StageEvent.BEGIN]
+            parts[:, wait] = cuts[StageEvent.FREE]
+            parts[:, transport] += cuts[StageEvent.SENT]
+            parts[:, stage_part(StagePart.COMPUTE, stage)] = cuts[StageEvent.END]
         parts[:, Part.RESULT] += end - at
 
     def _join(self, counts: Ints) -> tuple[Ints, Floats]:
-        """The row of each interval and all rows: those of the windows' kinds, then those of intervals that have several
-        windows, or none."""
+        """Return the row of each interval, and all rows.
+
+        These are the rows of the windows' kinds, then those of intervals that have several windows, or none.
+        """
         windows = self.windows
         row = np.empty(len(counts), np.int64)
         row[windows.interval] = windows.kind
@@ -300,8 +319,10 @@ class TokenIntervals:
 
 
 def _kinds(row: Ints, came_before: Ints) -> tuple[Ints, Ints]:
-    """The kind of each window of a decode, and a window of each kind: those of one micro-batch, whose requests had the
-    same one before, are alike."""
+    """Return the kind of each window of a decode, and a window of each kind.
+
+    The windows of one micro-batch whose requests had the same one before are alike.
+    """
     apart = row - came_before
     widest = int(apart.max(initial=0)) + 1
     if widest > _WIDEST:
@@ -319,7 +340,10 @@ def _kinds(row: Ints, came_before: Ints) -> tuple[Ints, Ints]:
 def _lost_work(
     record: RunRecord, paths: MicroBatchPaths, place: Ints, start: Floats, row: Ints
 ) -> dict[int, tuple[float, float]]:
-    """Of windows in which a fault dropped the request's micro-batch: from the first such dispatch to the last fault."""
+    """Return when work was lost, of windows in which a fault dropped the request's micro-batch.
+
+    It was lost from the first such dispatch to the last fault.
+    """
     if not record.faults or not len(place):
         return {}
     since = np.array([fault.since for fault in record.faults])

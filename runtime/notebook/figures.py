@@ -6,9 +6,9 @@ import io
 
 from matplotlib.figure import Figure
 
-from ..report.chart import Chart
-from ..report.png import DPI, draw_chart
-from ..report.timeline_png import TimelineWindow, draw_timeline
+from ..drawing.chart import Chart
+from ..drawing.png import DPI, draw_chart
+from ..drawing.timeline_png import TimelineWindow, draw_timeline
 
 
 class NotebookFigure(Figure):
@@ -22,7 +22,7 @@ class NotebookFigure(Figure):
 
 def chart_figure(chart: Chart) -> Figure:
     """Draw a chart that has data."""
-    figure = NotebookFigure(dpi=DPI, layout="constrained")
+    figure = NotebookFigure(dpi=DPI)
     draw_chart(chart, figure)
     return figure
 

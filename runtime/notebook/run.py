@@ -11,19 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 from ...conf.errors import ConfigError, nearest
 from ..core.run_record import RunRecord
+from ..drawing.chart import Chart
+from ..drawing.formatting import cause_label, ms_text, percent_text, seconds_text
+from ..drawing.timeline_png import timeline_window
+from ..explain.analysed_run import AnalysedRun
+from ..explain.explain_json import read_explanation
+from ..explain.explanation import Explanation
 from ..ledger.blame import Blame
 from ..ledger.causes import CAUSES
-from ..ledger.explanation import Explanation
 from ..ledger.fleet import Fleet
 from ..ledger.ledger import Ledger
-from ..report.chart import Chart
-from ..report.chart_data import fleet_chart_data
-from ..report.formatting import cause_label, ms_text, percent_text, seconds_text
 from ..report.run_charts import charts_of_run
-from ..report.run_words import words_of_fleet
-from ..report.timeline_png import timeline_window
-from ..run_folder.explain_json import read_explanation
-from ..run_folder.read import RunFolder, load_fleet, read_run_folder
+from ..run_folder.read import RunFolder, read_run_folder
 from ..run_folder.requests_csv import fleet_request_rows, request_rows
 from ..run_folder.titles import is_simulated
 from .table import Table, joined_tables, table_of_rows
@@ -57,10 +56,12 @@ class Run:
 
     @property
     def path(self) -> Path:
+        """The run's folder."""
         return self._folder.path
 
     @property
     def title(self) -> str:
+        """The title of the run's report; without one, the name of the folder."""
         return self._folder.title
 
     @property
@@ -84,16 +85,14 @@ class Run:
         """Whether it is of several replicas."""
         return self.replicas != [self]
 
-    @cached_property
+    @property
     def fleet(self) -> Fleet:
         """The ledgers of all replicas on one clock; a run that stands alone is a fleet of one.
 
         Raises:
             ConfigError: one of the files is damaged.
         """
-        fleet = load_fleet(self._folder)
-        fleet.check()
-        return fleet
+        return self._analysed.fleet
 
     @property
     def record(self) -> RunRecord:
@@ -127,8 +126,7 @@ class Run:
     @property
     def words(self) -> list[str]:
         """What cost the run most, what that comes from, and what would change it: a sentence each."""
-        advice = None if (found := self.explanation) is None else found.foremost
-        return words_of_fleet(self.fleet, self.config, advice)
+        return self._analysed.words
 
     @cached_property
     def requests(self) -> Table:
@@ -137,7 +135,7 @@ class Run:
             return table_of_rows("requests", *fleet_request_rows(self.fleet))
         return table_of_rows("requests", *request_rows(self.record, self.ledger, self.blame))
 
-    @cached_property
+    @property
     def blame(self) -> Blame:
         """Which requests cost others how much TTFT and TBT.
 
@@ -145,7 +143,7 @@ class Run:
             ConfigError: it is a fleet, or one of the files is damaged.
         """
         self._check_alone("blame")
-        return Blame.of_run(self.record, self.ledger)
+        return self._analysed.blame
 
     @cached_property
     def micro_batches(self) -> Table:
@@ -201,7 +199,7 @@ class Run:
         return f"{self.title} ({', '.join(f'{name.lower()} {value}' for name, value in self._main_numbers().items())})"
 
     def _repr_html_(self) -> str:
-        """Title, main numbers, and idle time by cause, for notebooks."""
+        """Return the title, main numbers, and idle time by cause, for notebooks."""
         numbers = "".join(f"<tr><th>{name}</th><td>{value}</td></tr>" for name, value in self._main_numbers().items())
         seconds = self.summary["bubble_seconds"]
         share = self.summary["bubble_fraction"] / (sum(seconds.values()) or 1.0)
@@ -218,9 +216,13 @@ class Run:
         )
 
     @cached_property
+    def _analysed(self) -> AnalysedRun:
+        return AnalysedRun.read(self._folder)
+
+    @cached_property
     def _charts(self) -> dict[str, Chart]:
         """The charts that have data, by name."""
-        charts, mark = charts_of_run(fleet_chart_data(self.fleet)), ", simulated" if is_simulated(self.config) else ""
+        charts, mark = charts_of_run(self._analysed.charts), ", simulated" if is_simulated(self.config) else ""
         return {chart.name: replace(chart, title=chart.title + mark) for chart in charts if not chart.is_empty}
 
     def _main_numbers(self) -> dict[str, str]:

@@ -47,15 +47,16 @@ class Table(Mapping[str, Column]):
         return column in self._columns
 
     def __len__(self) -> int:
-        """The number of columns, as of any mapping; `num_rows` counts rows."""
+        """Return the number of columns, as of any mapping; `num_rows` counts rows."""
         return len(self._columns)
 
     @property
     def num_rows(self) -> int:
+        """The length of each column."""
         return len(next(iter(self._columns.values())))
 
     def pandas(self) -> pandas.DataFrame:
-        """The table as a pandas frame.
+        """Return the table as a pandas frame.
 
         Raises:
             ConfigError: pandas is not installed.
@@ -64,7 +65,7 @@ class Table(Mapping[str, Column]):
         return frame
 
     def polars(self) -> polars.DataFrame:
-        """The table as a polars frame.
+        """Return the table as a polars frame.
 
         Raises:
             ConfigError: polars is not installed.
@@ -76,7 +77,7 @@ class Table(Mapping[str, Column]):
         return f"{self.name}: {self.num_rows:,} rows of {', '.join(self._columns)}"
 
     def _repr_html_(self) -> str:
-        """The first rows, for notebooks."""
+        """Return the first rows, for notebooks."""
         heads = "".join(f"<th>{html.escape(name)}</th>" for name in self._columns)
         texts = [[_text(value) for value in column[:_SHOWN_ROWS].tolist()] for column in self._columns.values()]
         rows = "".join(

@@ -1,5 +1,8 @@
-"""The tables of a run: a row a request, micro-batch, span, idle interval or token. Names are those of the run folder's
-files; a column whose name ends in `_ms` holds milliseconds, other times are seconds."""
+"""The tables of a run: a row a request, micro-batch, span, idle interval or token.
+
+Names are those of the run folder's files; a column whose name ends in `_ms` holds milliseconds, other times are
+seconds.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ _CAUSE_NAMES = np.array([*CAUSES, ""], np.str_)  # empty by an index of -1
 
 
 def micro_batches_of(record: RunRecord, ledger: Ledger, start: float) -> Table:
-    """A row for each micro-batch in order of dispatch; times are seconds since `start` on the record's clock."""
+    """Return a row for each micro-batch in order of dispatch; times are seconds since `start` on the record's clock."""
     records, columns = record.micro_batches, ledger.micro_batches
     completed = [np.nan if m.completed is None else m.completed for m in records]
     table: dict[str, Column] = {
@@ -38,7 +41,7 @@ def micro_batches_of(record: RunRecord, ledger: Ledger, start: float) -> Table:
 
 
 def spans_of(record: RunRecord, ledger: Ledger, start: float) -> Table:
-    """A row for each micro-batch on each stage: the columns of `spans.csv.gz`."""
+    """Return a row for each micro-batch on each stage: the columns of `spans.csv.gz`."""
     spans, columns = span_table(record, ledger), ledger.micro_batches
     known = spans.place >= 0
     counts = columns.prefill, columns.decodes, columns.context, columns.chunk_prefix
@@ -56,8 +59,9 @@ def spans_of(record: RunRecord, ledger: Ledger, start: float) -> Table:
 
 
 def idle_of(record: RunRecord, ledger: Ledger, start: float, end: float) -> Table:
-    """A row for each idle interval of each stage between `start` and `end`, by stage. Their seconds by cause are those
-    of the summary.
+    """Return a row for each idle interval of each stage between `start` and `end`, by stage.
+
+    Their seconds by cause are those of the summary.
 
     `step` is the micro-batch that the stage waited for. It is -1 after the last one, and where a replica of a fleet has
     not begun.
@@ -79,8 +83,10 @@ def idle_of(record: RunRecord, ledger: Ledger, start: float, end: float) -> Tabl
 
 
 def tokens_of(record: RunRecord, start: float) -> Table:
-    """A row for each output token, by request in the order of the record; `token` counts from 0, `tbt_ms` is the time
-    since the token before, NaN of a first one."""
+    """Return a row for each output token, by request in the order of the record.
+
+    `token` counts from 0, `tbt_ms` is the time since the token before, NaN of a first one.
+    """
     counts = [len(request.token_times) for request in record.requests]
     times = np.array([time for request in record.requests for time in request.token_times], np.float64)
     first = np.cumsum([0, *counts[:-1]]) if counts else np.zeros(0, np.int64)

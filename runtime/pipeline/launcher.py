@@ -29,6 +29,9 @@ class Launcher(Protocol):
         """Start all ranks without waiting for them; they join the coordinator at `endpoint`.
 
         Args:
+            endpoint: where the coordinator listens, with the secret that lets ranks in.
+            parallel: the grid of ranks.
+            hardware: what a rank runs on.
             cluster: what nodes hold, for a launcher that chooses places.
         """
         ...
@@ -60,6 +63,8 @@ class Launcher(Protocol):
         called only where `unplaced` has returned some ranks.
 
         Args:
+            ranks: their present numbers.
+            endpoint: where they join.
             parallel: of the pipeline that they make.
         """
         ...

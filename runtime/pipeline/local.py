@@ -13,6 +13,7 @@ from ..core.messages import MicroBatchMessage, MicroBatchResult, Span
 from ..core.run_record import FaultRecord
 from .handshake import Setup
 from .protocol import WallClock
+from .start_warnings import warn_without_cpp
 
 
 class LocalPipeline:
@@ -36,17 +37,21 @@ class LocalPipeline:
         self.where = [f"{socket.gethostname()} pid {os.getpid()} {device}"]
         self._groups: Any = Groups.start(Rendezvous(0, 1, device=device), Mesh(1, 1), setup.timeout_s)
         self._worker = StageWorker.build(setup, self._groups)
+        warn_without_cpp((self._worker.stage.no_cpp,))
         self._micro_batches: deque[MicroBatchMessage] = deque()
         self._idle_since = self.clock.now()
         self._wakes: list[int] = []
 
     def wake_on(self, descriptor: int) -> None:
+        """See `LivePipeline.wake_on`. It ends only a wait without a micro-batch."""
         self._wakes.append(descriptor)
 
     def submit(self, micro_batch: MicroBatchMessage) -> None:
+        """Keep a micro-batch until `wait`, which computes it."""
         self._micro_batches.append(micro_batch)
 
     def wait(self, deadline: float) -> list[MicroBatchResult]:
+        """Compute the oldest micro-batch and return its result; without one, wait until `deadline`."""
         if not self._micro_batches:
             if (left := deadline - self.clock.now()) > 0:
                 select.select(self._wakes, [], [], left)
@@ -61,9 +66,11 @@ class LocalPipeline:
         return [MicroBatchResult(micro_batch.epoch, micro_batch.micro_batch, [span], sampled)]
 
     def restart(self, fault: FaultRecord) -> None:
+        """Fail: errors of this pipeline are raised where they occur."""
         raise AssertionError("it has no faults")
 
     def close(self) -> None:
+        """Leave the groups of ranks that this process joined. May be called twice."""
         if self._groups is not None:
             self._groups.close()
             self._groups = None

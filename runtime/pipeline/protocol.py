@@ -13,7 +13,7 @@ class Clock(Protocol):
     """Wall or virtual time, and the only clock that the coordinator reads."""
 
     def now(self) -> float:
-        """Seconds, monotonic."""
+        """Return the time in seconds; it never goes back."""
         ...
 
 
@@ -21,6 +21,7 @@ class WallClock:
     """`CLOCK_MONOTONIC`, which all processes of a node share."""
 
     def now(self) -> float:
+        """Return the seconds of `CLOCK_MONOTONIC`."""
         return time.monotonic()
 
 
@@ -41,8 +42,10 @@ class PipelineFault(PipelineError):  # noqa: N818
 
 
 class Pipeline(Protocol):
-    """Stages 0 .. num_stages-1 in a row. Micro-batches enter in the order of `submit` and leave every stage in that
-    order."""
+    """A row of stages, 0 .. num_stages-1.
+
+    Micro-batches enter in the order of `submit` and leave every stage in that order.
+    """
 
     num_stages: int
     depth: int  # maximum number of micro-batches outstanding
@@ -50,14 +53,16 @@ class Pipeline(Protocol):
     where: list[str]  # node, process and device of each rank
 
     @property
-    def clock(self) -> Clock: ...
+    def clock(self) -> Clock:
+        """The clock of all times in its results."""
+        ...
 
     def submit(self, micro_batch: MicroBatchMessage) -> None:
         """Hand a micro-batch to the pipeline; never blocks. At most `depth` may be outstanding."""
         ...
 
     def wait(self, deadline: float) -> list[MicroBatchResult]:
-        """Results that have come, or an empty list once the clock passes `deadline`.
+        """Return the results that have come, or an empty list once the clock passes `deadline`.
 
         Raises:
             PipelineFault: the pipeline failed; `restart` it or close it.

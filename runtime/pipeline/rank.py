@@ -13,10 +13,10 @@ When the coordinator dies, the process ends, whatever the main thread does.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import queue
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -36,10 +36,19 @@ if TYPE_CHECKING:
     from ...parallel.transport import Arrival, Transport
     from .stage_worker import PendingSampled
 
+    InboxItem = tuple[MicroBatchMessage, StageInputs, Arrival | None, float] | Halt | Rejoin | None
+
+_log = logging.getLogger(__name__)
 _WATCH_S = 0.5
 _BROKEN = (
-    "connection closed", "connection reset", "connection refused", "broken pipe", "timed out", "timeout", "remote",
-)  # fmt: skip
+    "connection closed",
+    "connection reset",
+    "connection refused",
+    "broken pipe",
+    "timed out",
+    "timeout",
+    "remote",
+)
 
 
 def warm_up() -> None:
@@ -84,13 +93,14 @@ def _watch(client: ControlClient, rank: int, is_built: threading.Event) -> None:
 
 def _end_without_coordinator(rank: int) -> None:
     """End the process at once: the main thread may hang in a collective."""
-    with contextlib.suppress(OSError):
-        print(f"gapless rank {rank}: the coordinator is gone", file=sys.stderr, flush=True)
-    os._exit(1)
+    try:
+        _log.error("rank %d: the coordinator is gone", rank)
+    finally:
+        os._exit(1)
 
 
 def _is_echo(error: BaseException) -> bool:
-    """Whether the error is most likely the consequence of another rank's death."""
+    """Return whether the error is most likely the consequence of another rank's death."""
     text = str(error).lower()
     return isinstance(error, ConnectionLost) or any(word in text for word in _BROKEN)
 
@@ -127,7 +137,7 @@ class _ServingRank:
         self.device = device
         self.awaited_epoch: int | None = setup.epoch  # None after `Halt`
         self.transport: Transport | None = None  # while this rank has let go of the others
-        self.inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.inbox: queue.SimpleQueue[InboxItem | Exception] = queue.SimpleQueue()
         start = time.monotonic()
         self.groups = Groups.start(self._rendezvous(setup.epoch), self.mesh, setup.timeout_s)
         rendezvous_s = time.monotonic() - start
@@ -156,8 +166,8 @@ class _ServingRank:
         self.transport = Transport(self.groups, setup.arch.hidden_size, self.worker.stage.dtype, setup.depth)
         self.reporter = _Reporter(self._send_result, self.inbox.put) if self.is_cuda else None
         self._report = self._send_result if self.reporter is None else self.reporter.report
-        process = f"pid {os.getpid()} {self.groups.device}"
-        self.client.send(encoder.encode(Ready(rank, socket.gethostname(), process, epoch, rendezvous_s)))
+        process, no_cpp = f"pid {os.getpid()} {self.groups.device}", self.worker.stage.no_cpp
+        self.client.send(encoder.encode(Ready(rank, socket.gethostname(), process, epoch, rendezvous_s, no_cpp)))
 
     def serve(self) -> None:
         threading.Thread(target=self._hear, name="control", daemon=True).start()
@@ -211,7 +221,7 @@ class _ServingRank:
                 except Exception as error:
                     self.inbox.put(error)
 
-    def _take(self, message: Setup | Halt | Rejoin | MicroBatchMessage | RollCall) -> None:
+    def _take(self, message: Halt | Rejoin | MicroBatchMessage | RollCall) -> None:
         """Make ready what the main thread will do, and hand it over."""
         if isinstance(message, RollCall):
             self.client.send(encoder.encode(Present(self.mesh.rank)))
@@ -228,7 +238,7 @@ class _ServingRank:
                 self.groups.end()
             self.inbox.put(message)
 
-    def _next(self) -> tuple[MicroBatchMessage, StageInputs, Arrival | None, float] | Halt | Rejoin | None:
+    def _next(self) -> InboxItem:
         """Return what comes next, None at the end. While this rank has let go of the others, micro-batches are dropped.
 
         Raises:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ipaddress
+import logging
 import secrets
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -22,11 +22,12 @@ from ..core.messages import MicroBatchMessage, MicroBatchResult, RankFailure, Sp
 from ..core.run_record import FaultReason, FaultRecord
 from .handshake import Halt, Present, Ready, Rejoin, RollCall, Setup, encoder, from_rank
 from .launcher import Launcher
-from .placement_warnings import warn_of_placement
 from .protocol import PipelineError, PipelineFault, WallClock
 from .recovery_limit import RecoveryLimit
 from .repair import Repair
+from .start_warnings import warn_of_placement, warn_without_cpp
 
+_log = logging.getLogger(__name__)
 _POLL_INTERVAL_S = 0.2
 _LAUNCHER_INTERVAL_S = 0.5
 _ROLL_CALL_S = 2.0
@@ -97,11 +98,14 @@ class RemotePipeline:
         """
         deadline = self.clock.now() + self._parallel.start_timeout_s
         world = self._parallel.world_size
+        num_started = -1
         while not self._server.accept(_POLL_INTERVAL_S):
             self._check_launcher()
             if self.clock.now() > deadline:
                 raise self._late(self._ranks - self._server.connected, "did not start within")
-            on_progress(f"{len(self._server.connected)} of {world} ranks started")
+            if num_started != len(self._server.connected):
+                num_started = len(self._server.connected)
+                on_progress(f"{num_started} of {world} ranks started")
         setup = self._with_nodes(setup)
         self._server.publish(encoder.encode(setup))
         on_progress("ranks load their shards")
@@ -112,6 +116,7 @@ class RemotePipeline:
             if self.clock.now() > deadline:
                 raise self._late(self._ranks - ready.keys(), "did not connect and load within")
         self.where = [f"{ready[rank].host} {ready[rank].process}" for rank in range(world)]
+        warn_without_cpp(tuple(ready[rank].no_cpp for rank in range(world)))
         return setup, {rank: ready[rank].host for rank in range(world)}
 
     @property
@@ -133,9 +138,11 @@ class RemotePipeline:
         return f"rank {rank} (stage {rank // self._parallel.tp})"
 
     def wake_on(self, descriptor: int) -> None:
+        """See `LivePipeline.wake_on`."""
         self._server.wake_on(descriptor)
 
     def submit(self, micro_batch: MicroBatchMessage) -> None:
+        """See `Pipeline.submit`. It is published to all ranks."""
         assert self._outstanding < self.depth
         now = self.clock.now()
         if self._outstanding == 0:
@@ -145,6 +152,7 @@ class RemotePipeline:
         self._server.publish(encoder.encode(micro_batch))
 
     def wait(self, deadline: float) -> list[MicroBatchResult]:
+        """See `Pipeline.wait`. While a repair is under way it goes on with that, and returns nothing."""
         if self._repair is not None:
             self._go_on(self._repair, deadline)
             return []
@@ -193,6 +201,7 @@ class RemotePipeline:
         raise PipelineFault(text, reason, self._last_progress if self._outstanding else self.clock.now())
 
     def restart(self, fault: FaultRecord) -> None:
+        """See `Pipeline.restart`. Ranks that are dead or not ready are replaced; the others halt and join again."""
         self._limit.count(fault.text, self.clock.now())
         ranks = self._ranks
         replaced = self._dead | (ranks - self._server.connected)
@@ -319,16 +328,19 @@ class RemotePipeline:
 
     def _poll(self, timeout: float) -> list[Ready | MicroBatchResult | Present]:
         messages: list[Ready | MicroBatchResult | Present] = []
+        failures: dict[int, RankFailure | None] = {}
         for rank, payload in self._server.poll(timeout):
             message = None if payload is None else from_rank.decode(payload)
+            if isinstance(message, RankFailure) and message.secondary and self._repair is not None:
+                continue  # it has let go of the others, and waits
             if message is None or isinstance(message, RankFailure):
-                if self._repair is not None and message is not None and message.secondary:
-                    continue  # it has let go of the others, and waits
-                self._fail(rank, message)
+                failures.setdefault(rank, message)
             elif isinstance(message, MicroBatchResult):
                 messages.append(self._on_our_clock(rank, message))
             else:
                 messages.append(message)
+        if failures:
+            self._fail(failures)
         return messages
 
     def _on_our_clock(self, rank: int, result: MicroBatchResult) -> MicroBatchResult:
@@ -344,15 +356,14 @@ class RemotePipeline:
     def _check_launcher(self) -> None:
         self._launcher_checked = self.clock.now()
         for rank in self._launcher.poll():
-            self._fail(rank, None)
+            self._fail({rank: None})
 
-    def _fail(self, rank: int, failure: RankFailure | None) -> NoReturn:
-        """Raise the error of the rank that caused the failure, which need not be the first that was reported.
+    def _fail(self, failures: dict[int, RankFailure | None]) -> NoReturn:
+        """Raise the error of the rank that caused `failures`, which need not be the first that was reported.
 
         A rank that is cut off from the coordinator has ended. Where a restart mends that, nothing is gained by waiting
         for the launcher to say how.
         """
-        failures = {rank: failure}
         is_repairable = self._is_repairable
         deadline = time.monotonic() + (_SHORT_CAUSE_TIMEOUT_S if is_repairable else _CAUSE_TIMEOUT_S)
         gone: dict[int, str] = {}
@@ -387,6 +398,7 @@ class RemotePipeline:
         return "connection", f"{self._name(echo.rank)} failed: {echo.error}"
 
     def close(self, graceful: bool = True) -> None:
+        """Stop all ranks and the launcher. If `graceful`, ranks that answer get 5 s to end by themselves."""
         if self._closed:
             return
         self._closed = True
@@ -402,18 +414,16 @@ class RemotePipeline:
 def _warn_of_fewer_stages(unplaced: Sequence[int], seconds: float, num_stages: int) -> None:
     """Say that a stage is gone for good."""
     ranks = f"rank{'s' * (len(unplaced) > 1)} {', '.join(map(str, unplaced))}"
-    print(
-        f"gapless: warning: the cluster has had no place for {ranks} for {seconds:g} s "
-        f"(parallel.resplit_after_s): all layers go to {num_stages} stage{'s' * (num_stages > 1)}",
-        file=sys.stderr,
+    _log.warning(
+        f"the cluster has had no place for {ranks} for {seconds:g} s "
+        f"(parallel.resplit_after_s): all layers go to {num_stages} stage{'s' * (num_stages > 1)}"
     )
 
 
 @cache
 def _warn_of_open_ports(host: str) -> None:
     """Say once that this host's ranks can be reached from outside."""
-    print(
-        f"gapless: warning: parallel.host={host}: ranks exchange activations unencrypted, on ports that let in whoever "
-        "reaches them; docs/cluster.md says which, and how to close them to strangers",
-        file=sys.stderr,
+    _log.warning(
+        f"parallel.host={host}: ranks exchange activations unencrypted, on ports that let in whoever reaches them; "
+        "docs/cluster.md says which, and how to close them to strangers"
     )

@@ -31,6 +31,7 @@ class Repair:
         self.joined: float | None = None  # when all ranks were connected with the coordinator
 
     def take(self, message: Ready) -> None:
+        """Take note that a rank is ready; a message of an earlier repair is ignored."""
         if message.epoch == self.fault.epoch:
             self.ready[message.rank] = message
 

@@ -137,8 +137,10 @@ class StageWorker:
             self._masks[micro_batch.micro_batch] = pending
 
     def forward(self, inputs: StageInputs, hidden_TH: torch.Tensor | None) -> torch.Tensor:
-        """Compute the hidden states [T, H]; on the last stage the logits [R, V] of the rows that need a token,
-        and of all rows of chunks with targets."""
+        """Compute the hidden states [T, H], or on the last stage the logits [R, V].
+
+        R are the rows that need a token, and all rows of chunks with targets.
+        """
         return self._forward(inputs, hidden_TH)
 
     def sample(self, micro_batch: MicroBatchMessage, logits_RV: torch.Tensor) -> Sampled:
@@ -196,7 +198,7 @@ class StageWorker:
 
 
 def sampled_requests(micro_batch: MicroBatchMessage) -> list[int]:
-    """The request of each token that a micro-batch samples, in their order."""
+    """Return the request of each token that a micro-batch samples, in their order."""
     ends = [chunk.request for chunk in micro_batch.chunks if chunk.sample]
     return ends + unpack(micro_batch.decodes.requests).tolist()
 

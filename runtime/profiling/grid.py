@@ -45,8 +45,10 @@ def mixed_points(max_tokens: int, max_context: int, max_decodes: int) -> list[Po
             context = max(2, max_context * (4 - quarters) // 5)
             if chunk >= 1 and prefix >= 0:
                 points.append(Point(chunk, prefix, decodes, context, sample=quarters % 2))
-    points += [Point(chunk=max(1, min(max_tokens, max_context) * 3 // 5)), Point(decodes=max(1, max_decodes * 3 // 8),
-               context=max(2, max_context * 3 // 5))]  # fmt: skip
+    points += [
+        Point(chunk=max(1, min(max_tokens, max_context) * 3 // 5)),
+        Point(decodes=max(1, max_decodes * 3 // 8), context=max(2, max_context * 3 // 5)),
+    ]
     return points
 
 

@@ -21,6 +21,8 @@ def time_micro_batches(
     """Run the micro-batch of each point through the pipeline, and yield its samples, one for each stage.
 
     Args:
+        pipeline: has nothing in flight.
+        maker: makes the micro-batch of a point.
         points: each point with the first KV block of its requests. They run in this order.
         in_flight: micro-batches in the pipeline at once, at most its depth.
 
@@ -64,9 +66,14 @@ def _samples(
         is_last = span is spans[-1]
         samples.append(
             StageSample(
-                in_flight, point, span.stage, span.end - span.begin, span.begin - max(input_done, stage_free), bound,
+                in_flight,
+                point,
+                span.stage,
+                span.end - span.begin,
+                span.begin - max(input_done, stage_free),
+                bound,
                 ended - span.end if is_last else None,
             )
-        )  # fmt: skip
+        )
         stage_ends[span.stage] = input_done = span.end
     return samples

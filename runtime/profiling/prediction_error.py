@@ -100,10 +100,13 @@ def _held_out_points(points: set[Point]) -> set[Point]:
     prefixes = _every_second(p.prefix for p in points if p.prefix)
     numbers, contexts = _every_second(p.decodes for p in points), _every_second(p.context for p in points)
     return {
-        p for p in points
-        if p.chunk in (lengths if p.prefix else bare) or p.prefix in prefixes or p.decodes in numbers
+        p
+        for p in points
+        if p.chunk in (lengths if p.prefix else bare)
+        or p.prefix in prefixes
+        or p.decodes in numbers
         or p.context in contexts
-    }  # fmt: skip
+    }
 
 
 def _every_second(values: Iterable[int]) -> set[int]:

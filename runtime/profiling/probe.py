@@ -103,14 +103,18 @@ class Probe:
         embedding = spent.get("embedding", 0.0)
         others = (layers_end - layers_begin) / self._num_layers - sum(each.values())
         return each | {
-            "others": others, "embedding": embedding, "step": layers_begin - embedding, "head": end - layers_end,
+            "others": others,
+            "embedding": embedding,
+            "step": layers_begin - embedding,
+            "head": end - layers_end,
             "total": end,
-        }  # fmt: skip
+        }
 
     def _since_begin(self, mark: Any) -> float:
         """Return the seconds from the first mark to `mark`."""
         begin = self._marks[0][1]
-        return begin.elapsed_time(mark) / 1e3 if self._is_cuda else mark - begin
+        seconds: float = begin.elapsed_time(mark) / 1e3 if self._is_cuda else mark - begin
+        return seconds
 
 
 class _MarkedBackend:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from ...conf.errors import ConfigError
 from ...conf.profiling import ProfileConfig
 from ...conf.schema import Architecture
-from ...models.memory import block_count, dtype_bytes, resolve_dtype
+from ...models.memory import MemoryModel, dtype_bytes, resolve_dtype
 from ...parallel.placement import nodes_of_a_stage
 from ..cost.profile_folder import About, shape_of
 from ..cost.profile_point import Point
@@ -59,25 +59,38 @@ def plan_profile(config: ProfileConfig) -> ProfilePlan:
         raise ConfigError(f"max_context={context}: must be at most the model's {arch.max_position}")
     slice_ = replace(arch, num_layers=num_layers * stages)
     grid = replace(parallel, pp=stages, layers=(num_layers,) * stages, launcher="ray" if ranks > 1 else "local")
-    num_blocks = block_count(slice_, grid, hardware, block, dtype_bytes(config.model, hardware.device))
-    operators = _fitting(
-        operator_points(config.max_tokens, context, config.max_decodes, hardware.tile), num_blocks, block
-    )
+    memory = MemoryModel(slice_, grid, [hardware] * stages, dtype_bytes(config.model, hardware.device))
+    points = operator_points(config.max_tokens, context, config.max_decodes, hardware.tile)
+    operators = _fitting(points, memory.blocks(block), block)
     mixed = _fitting(mixed_points(config.max_tokens, context, config.max_decodes), plan.num_blocks, block)
     sent = sent_points(config.max_tokens, context) if parallel.pp > 1 else []
     threads = threads_per_rank(parallel.threads, ranks)
     about = About(
-        model=config.model.name, shape=shape_of(arch), dtype=resolve_dtype(config.model, hardware.device),
-        attention=config.model.attention, hardware=hardware.name, device=hardware.device, tp=parallel.tp, ranks=ranks,
-        threads=threads, num_layers=num_layers, layers=[len(layers) for layers in plan.layers], block_size=block,
+        model=config.model.name,
+        shape=shape_of(arch),
+        dtype=resolve_dtype(config.model, hardware.device),
+        attention=config.model.attention,
+        hardware=hardware.name,
+        device=hardware.device,
+        tp=parallel.tp,
+        ranks=ranks,
+        threads=threads,
+        num_layers=num_layers,
+        layers=[len(layers) for layers in plan.layers],
+        block_size=block,
         nodes=nodes_of_a_stage(parallel.tp, config.cluster.devices_per_node),
-    )  # fmt: skip
+    )
     max_slots = max(point.slots(block) for point in (*mixed, *sent))
     small = replace(config, cache=replace(config.cache, num_blocks=max(max_slots, arch.max_position) // block + 1))
     return ProfilePlan(
-        about, _setup(config, slice_, stages, num_layers, threads, operators, plan.replicate_embedding), operators,
-        small, make_plan(small), mixed, sent,
-    )  # fmt: skip
+        about,
+        _setup(config, slice_, stages, num_layers, threads, operators, plan.replicate_embedding),
+        operators,
+        small,
+        make_plan(small),
+        mixed,
+        sent,
+    )
 
 
 def _setup(

@@ -42,6 +42,8 @@ def run(setup: Setup, device: str, points: Sequence[Point], todo: Mapping[int, l
     Every rank computes until the last measurement, so that each is measured beside the others.
 
     Args:
+        setup: what is measured.
+        device: type of the ranks' devices, `cpu` or `cuda`.
         points: micro-batches that a rank computes, without measuring them, when it has no more to measure.
         todo: by stage, the points to measure.
 

@@ -9,8 +9,9 @@ import numpy as np
 
 from ..core.request_record import RequestRecord
 from ..core.run_record import RunRecord
+from ..drawing.formatting import seconds_text
+from ..drawing.page_parts import row, table
 from ..ledger.blame import Blame
-from .formatting import seconds_text
 
 _MOST_ROWS = 10
 _HINT = (
@@ -20,7 +21,7 @@ _HINT = (
 
 
 def top_requests(blame: Blame, count: int) -> list[int]:
-    """The places of the requests that cost others most, most first."""
+    """Return the places of the requests that cost others most, most first."""
     cost = blame.ttft.cost + blame.tbt.cost
     return [int(place) for place in np.argsort(-cost, kind="stable")[:count] if cost[place] > 0]
 
@@ -40,10 +41,10 @@ def blame_section(record: RunRecord, blame: Blame) -> str:
     for place in places:
         request = record.requests[place]
         name = html.escape(request_name(request))
-        sizes = f"<td>{request.prompt_tokens:,}</td><td>{request.output_tokens:,}</td>"
-        rows.append(f"<tr><th>{name}</th>{sizes}{_seconds(blame.ttft.cost[place], blame.tbt.cost[place], lost[place])}")
+        sizes = f"{request.prompt_tokens:,}", f"{request.output_tokens:,}"
+        rows.append(row(name, [*sizes, *_seconds(blame.ttft.cost[place], blame.tbt.cost[place], lost[place])]))
     heads = ("", "prompt", "output", "cost others TTFT", "cost others TBT", "lost")
-    tables = _table(heads, rows) + _users(record, blame)
+    tables = table(heads, rows) + _users(record, blame)
     unrecorded = blame.ttft.unrecorded + blame.tbt.unrecorded
     note = f" Another {seconds_text(unrecorded)} were lost to requests that the record does not have."
     hint = _HINT + (note if unrecorded > 0 else "")
@@ -67,15 +68,10 @@ def _users(record: RunRecord, blame: Blame) -> str:
     rows = []
     for user in sorted(sums, key=lambda name: -sum(sums[name][3:5]))[:_MOST_ROWS]:
         requests, prompt, output, *seconds = sums[user]
-        sizes = f"<td>{requests:,.0f}</td><td>{prompt:,.0f}</td><td>{output:,.0f}</td>"
-        rows.append(f"<tr><th>{html.escape(user or 'no user')}</th>{sizes}{_seconds(*seconds)}")
-    return _table(("user", "requests", "prompt", "output", "cost others TTFT", "cost others TBT", "lost"), rows)
+        sizes = f"{requests:,.0f}", f"{prompt:,.0f}", f"{output:,.0f}"
+        rows.append(row(html.escape(user or "no user"), [*sizes, *_seconds(*seconds)]))
+    return table(("user", "requests", "prompt", "output", "cost others TTFT", "cost others TBT", "lost"), rows)
 
 
-def _seconds(*values: float) -> str:
-    return "".join(f"<td>{seconds_text(float(value))}</td>" for value in values) + "</tr>"
-
-
-def _table(heads: tuple[str, ...], rows: list[str]) -> str:
-    head = "".join(f"<th>{name}</th>" for name in heads)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+def _seconds(*values: float) -> list[str]:
+    return [seconds_text(float(value)) for value in values]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ..core.numbers import is_number
-from .chart import Axis, Chart, Series, series_colour
+from ..drawing.chart import Axis, Chart, Series, series_colour
 from .metrics import MAX_COLUMNS, THROUGHPUT, metric_of, ranked, spread
 from .run_groups import RunGroup, differing_keys, settings
 
@@ -29,34 +29,37 @@ def throughput_against(groups: Sequence[RunGroup], tail: str, sort: str = THROUG
         sort: Key of summary.json that ranks the groups where they are many: a point then has its group's rank as its
             number, as in the table. Of few groups it has the group's place.
     """
-    points = []
     order = {group.label: number for number, group in enumerate(groups)}
     listed = groups if len(groups) <= MAX_COLUMNS else ranked(groups, sort)
     numbers = {group.label: number for number, group in enumerate(listed, 1)}
-    for group in ranked(groups, THROUGHPUT.key):
-        x, y = spread(group, tail), spread(group, THROUGHPUT.key)
-        if x is not None and y is not None:
-            points.append((order[group.label], group.label, x.median, y.median))
-    best = pareto_front([(x, y) for *_, x, y in points])
+    points = [
+        (group.label, late.median, fast.median)
+        for group in ranked(groups, THROUGHPUT.key)
+        if (late := spread(group, tail)) is not None and (fast := spread(group, THROUGHPUT.key)) is not None
+    ]
+    best = pareto_front([(x, y) for _, x, y in points])
     many = len(points) > MAX_NAMED
-    series = [
-        Series(
-            "", np.array([x]), np.array([y]), ("s0" if at in best else "queue") if many else series_colour(number),
-            (label,), shows_names=at in best or not many, number=numbers[label],
-        )
-        for at, (number, label, x, y) in enumerate(points)
-    ]  # fmt: skip
-    series.sort(key=lambda s: not s.shows_names)  # names on the front are placed first
-    line = sorted((points[at][2], points[at][3]) for at in best)
+    series = []
+    for at, (label, x, y) in enumerate(points):
+        colour = series_colour(order[label]) if not many else "s0" if at in best else "queue"
+        shows_name, place = at in best or not many, (np.array([x]), np.array([y]))
+        series.append(Series("", *place, colour, label, shows_name=shows_name, number=numbers[label]))
+    series.sort(key=lambda s: not s.shows_name)  # names on the front are placed first
+    line = sorted(points[at][1:] for at in best)
     short_name, name = TAILS[tail]
     explanation = (
         "the line joins the settings that none beats in both" if len(line) > 1 else "one setting is best in both"
     )
     return Chart(
-        f"throughput_against_{short_name}", f"Throughput against the {name}", "scatter", Axis(name, "ms", None),
-        Axis("output", "tok/s", None), tuple(series), line=tuple(line) if len(line) > 1 else (),
+        f"throughput_against_{short_name}",
+        f"Throughput against the {name}",
+        "scatter",
+        Axis(name, "ms", None),
+        Axis("output", "tok/s", None),
+        tuple(series),
+        line=tuple(line) if len(line) > 1 else (),
         note=f"Up and to the left is better; {explanation}.",
-    )  # fmt: skip
+    )
 
 
 def pareto_front(points: Sequence[tuple[float, float]]) -> set[int]:
@@ -117,61 +120,37 @@ def dimensions(points: Sequence[Mapping[str, Any]]) -> list[Dimension]:
 def heat_maps(groups: Sequence[RunGroup], sort: str) -> list[Chart]:
     """Make heat maps of the medians of `sort`, if two or three dimensions vary.
 
-    Of three, the one with the fewest values has a map for each value.
+    Of three, the one with the fewest values has a map for each value. All maps have the same shades.
     """
-    points = [settings(group.runs[0].config) for group in groups]
-    found = dimensions(points)
+    found = dimensions([settings(group.runs[0].config) for group in groups])
     if len(found) not in (2, 3):
         return []
     third = min(found, key=lambda d: len(set(d.values))) if len(found) == 3 else None
     across, up = (dimension for dimension in found if dimension is not third)
-    if third is None:
-        return [_heat_map(groups, range(len(points)), across, up, sort)]
-    values = list(dict.fromkeys(third.values))
-    if len(values) > MAX_HEAT_MAPS:
+    apart = third.values if third else ("",) * len(groups)
+    maps = list(dict.fromkeys(apart))
+    if len(maps) > MAX_HEAT_MAPS:
         return []
-    charts = [
-        _heat_map(
-            groups, [index for index, text in enumerate(third.values) if text == value], across, up, sort,
-            f"{third.short} = {value}", f"_{number}",
-        )
-        for number, value in enumerate(values)
-    ]  # fmt: skip
-    cells = np.concatenate([series.y for chart in charts for series in chart.series])
-    if not np.isfinite(cells).any():
-        return charts
-    return [replace(chart, shades=(float(np.nanmin(cells)), float(np.nanmax(cells)))) for chart in charts]
-
-
-def _heat_map(
-    groups: Sequence[RunGroup], kept: Sequence[int], across: Dimension, up: Dimension, sort: str, where: str = "",
-    suffix: str = "",
-) -> Chart:  # fmt: skip
-    """Make one heat map.
-
-    Args:
-        groups: All settings.
-        kept: Indices of those that the map shows.
-        across, up: The dimensions of its columns and rows.
-        sort: Key of the metric that it shows.
-        where: What the settings it shows have in common, for the title.
-        suffix: Suffix of the figure's file name.
-    """
-    columns, rows = (_ordered([dimension.values[at] for at in kept]) for dimension in (across, up))
-    table = np.full((len(rows), len(columns)), np.nan)
-    for at in kept:
-        found = spread(groups[at], sort)
-        if found is not None:
-            table[rows.index(up.values[at]), columns.index(across.values[at])] = found.median
+    spreads = [spread(group, sort) for group in groups]
+    medians = np.array([np.nan if each is None else each.median for each in spreads])
+    shades = (float(np.nanmin(medians)), float(np.nanmax(medians))) if np.isfinite(medians).any() else None
     metric = metric_of(sort)
-    x = np.arange(len(columns), dtype=np.float64)
-    series = tuple(Series(name, x, table[row], "chunk") for row, name in enumerate(rows))
-    title = metric.name + (f" ({metric.unit})" if metric.unit else "")
-    title += f": {where}" if where else f" by {across.short} and {up.short}"
-    return Chart(
-        f"heat_map{suffix}", title, "heat", Axis(across.name),
-        Axis(up.name), series, categories=tuple(columns),
-    )  # fmt: skip
+    shown = metric.name + (f" ({metric.unit})" if metric.unit else "")
+    charts = []
+    for number, value in enumerate(maps):
+        kept = [at for at, own in enumerate(apart) if own == value]
+        columns, rows = (_ordered([dimension.values[at] for at in kept]) for dimension in (across, up))
+        table = np.full((len(rows), len(columns)), np.nan)
+        for at in kept:
+            table[rows.index(up.values[at]), columns.index(across.values[at])] = medians[at]
+        x = np.arange(len(columns), dtype=np.float64)
+        series = tuple(Series(row, x, cells, "chunk") for row, cells in zip(rows, table, strict=True))
+        name, title = "heat_map", f"{shown} by {across.short} and {up.short}"
+        if third:
+            name, title = f"heat_map_{number}", f"{shown}: {third.short} = {value}"
+        axes = Axis(across.name), Axis(up.name)
+        charts.append(Chart(name, title, "heat", *axes, series, categories=tuple(columns), shades=shades))
+    return charts
 
 
 def _ordered(values: Sequence[str]) -> list[str]:

@@ -3,22 +3,40 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import yaml
 
+from ..drawing.chart import Chart, series_colour
+from ..drawing.chart_data import ChartData, fleet_chart_data
+from ..drawing.formatting import ms_text, percent_text, seconds_text
+from ..drawing.page_parts import (
+    IDLE_WORDS,
+    error_notes,
+    notes_list,
+    pairs_table,
+    row,
+    swatch,
+    table,
+    template,
+    whole_page,
+)
+from ..drawing.png import write_figures
+from ..drawing.svg import figures
+from ..drawing.timeline_block import timeline_scripts, timeline_section
+from ..drawing.timeline_columns import MAX_BOXES, TimelineColumns, pack_columns, tick_seconds
+from ..drawing.timeline_png import TimelineWindow, timeline_window, write_timeline
+from ..explain.run_words import words_section
 from ..ledger.causes import Cause
-from ..ledger.fleet import replica_name
+from ..ledger.fleet import Fleet, replica_name
 from ..run_folder.files import PREFILL_KEY, REPLICAS_KEY
 from ..run_folder.read import load_fleet
 from . import run_charts as charts
-from .chart import Chart, series_colour
-from .chart_data import ChartData, fleet_chart_data
 from .comparison_charts import TAILS, heat_maps, throughput_against
-from .faults import faults_section
-from .formatting import ms_text, percent_text, seconds_text
+from .faults_section import faults_section
 from .metrics import (
     BY_CAUSE,
     EVENNESS,
@@ -37,25 +55,24 @@ from .metrics import (
     ranked,
     spread,
 )
-from .page_parts import IDLE_WORDS, error_notes, notes_list, pairs_table, template, whole_page
 from .row_units import RowUnit, ratio_text, row_unit
 from .run_groups import RunGroup, differing_keys, settings
-from .run_words import words_section
-from .svg import figures
-from .timeline_block import timeline_scripts, timeline_section
-from .timeline_columns import MAX_BOXES, TimelineColumns, pack_columns, tick_seconds
-from .timeline_png import TimelineWindow, timeline_window
 from .verdict import verdict
 
 MAX_DRAWN = 8  # settings whose pipelines and charts are drawn; of more, the best
 METRIC_GROUPS = (
-    ("Speed", SPEED), ("Latency", (*LATENCY, *KV_TRANSFERS)), ("Idle time", (*IDLE, *BY_CAUSE)),
+    ("Speed", SPEED),
+    ("Latency", (*LATENCY, *KV_TRANSFERS)),
+    ("Idle time", (*IDLE, *BY_CAUSE)),
     ("Micro-batches", EVENNESS),
-)  # fmt: skip
+)
 RANKING_METRICS = (
-    *SPEED[:2], SPEED[3], *(m for m in LATENCY if m.key in ("median_ttft_ms", "p99_ttft_ms", "median_itl_ms",
-    "p99_itl_ms", "p99_e2el_ms")), *IDLE[:2], EVENNESS[0],
-)  # fmt: skip
+    *SPEED[:2],
+    SPEED[3],
+    *(m for m in LATENCY if m.key in ("median_ttft_ms", "p99_ttft_ms", "median_itl_ms", "p99_itl_ms", "p99_e2el_ms")),
+    *IDLE[:2],
+    EVENNESS[0],
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,26 +93,40 @@ class DrawnRuns:
     columns: list[TimelineColumns]
     windows: dict[str, TimelineWindow]
 
+    @classmethod
+    def of(cls, fleets: Iterable[tuple[str, Fleet]], count: int, seconds: float) -> DrawnRuns:
+        """Take from `count` runs, one after the other, what is drawn of them; the longest lasts `seconds`."""
+        drawn = cls(tick_seconds(1.001 * seconds), {}, [], {})
+        for label, fleet in fleets:
+            drawn.runs[label] = fleet_chart_data(fleet)
+            drawn.columns.append(pack_columns(*fleet.parts[0], drawn.tick, MAX_BOXES // count))
+            drawn.windows[label] = timeline_window(fleet.ledgers[0])
+        return drawn
 
-def read_drawn_runs(groups: Sequence[RunGroup], sort: str) -> DrawnRuns:
-    """Read the median run of each setting, one after the other; of many settings, of the best by `sort`."""
+    @property
+    def charts(self) -> list[Chart]:
+        """The charts that show all runs together."""
+        return [
+            charts.bubbles_of_runs(self.runs),
+            charts.bubble_cdf(self.runs),
+            charts.completions(self.runs),
+            charts.stage_time_cdf(self.runs),
+            *charts.latency_cdfs(self.runs),
+        ]
+
+    def write(self, path: Path, more: Sequence[Chart] = (), *, simulated: bool) -> None:
+        """Write PNGs of `more` charts, of those of the runs, and of their timelines; `simulated` runs are called so."""
+        write_figures(path, [*more, *self.charts, *charts.batch_composition(self.runs)], simulated=simulated)
+        mark = ", simulated" if simulated else ""
+        write_timeline(path / "timeline.png", {label + mark: window for label, window in self.windows.items()})
+
+
+def draw_runs(groups: Sequence[RunGroup], sort: str) -> DrawnRuns:
+    """Take what is drawn of the median run of each setting, one after the other; of many, of the best by `sort`."""
     best = ranked(groups, sort)[:MAX_DRAWN]
     shown = [group for group in groups if group in best]
     span = max(number(group.median_run.summary, "duration") or 0.0 for group in shown)
-    tick = tick_seconds(1.001 * span)
-    runs, columns, windows = {}, [], {}
-    for group in shown:
-        fleet = load_fleet(group.median_run)
-        record, ledger = fleet.records[0], fleet.ledgers[0]
-        runs[group.label] = fleet_chart_data(fleet)
-        columns.append(pack_columns(record, ledger, tick, MAX_BOXES // len(shown)))
-        windows[group.label] = timeline_window(ledger)
-    return DrawnRuns(tick, runs, columns, windows)
-
-
-def charts_of_comparison(groups: Sequence[RunGroup], drawn: DrawnRuns, sort: str) -> list[Chart]:
-    """Return all charts but those of the micro-batches' composition, in the page's order."""
-    return [*charts_of_settings(groups, sort), *charts_of_drawn(drawn)]
+    return DrawnRuns.of(((group.label, load_fleet(group.median_run)) for group in shown), len(shown), span)
 
 
 def charts_of_settings(groups: Sequence[RunGroup], sort: str) -> list[Chart]:
@@ -105,21 +136,16 @@ def charts_of_settings(groups: Sequence[RunGroup], sort: str) -> list[Chart]:
     return [*heat_maps(groups, sort), *(throughput_against(groups, tail, sort) for tail in TAILS)]
 
 
-def charts_of_drawn(drawn: DrawnRuns) -> list[Chart]:
-    """Return the charts that show all drawn runs together."""
-    return [
-        charts.bubbles_of_runs(drawn.runs),
-        charts.bubble_cdf(drawn.runs),
-        charts.completions(drawn.runs),
-        charts.stage_time_cdf(drawn.runs),
-        *charts.latency_cdfs(drawn.runs),
-    ]
-
-
 def render_comparison(
-    groups: Sequence[RunGroup], drawn: DrawnRuns, title: str, sort: str, *, compared: str = "setting",
-    whole: Mapping[str, Any] | None = None, words: Sequence[str] = (),
-) -> str:  # fmt: skip
+    groups: Sequence[RunGroup],
+    drawn: DrawnRuns,
+    title: str,
+    sort: str,
+    *,
+    compared: str = "setting",
+    whole: Mapping[str, Any] | None = None,
+    words: Sequence[str] = (),
+) -> str:
     """Render the page of a comparison.
 
     Args:
@@ -141,7 +167,7 @@ def render_comparison(
     seconds = {cause: sum(run.cause_seconds[cause] for run in drawn.runs.values()) for cause in Cause}
     which = f"the best {len(drawn.runs)} by {sort}" if len(drawn.runs) < len(groups) else "the median run of each"
     return whole_page(
-        template("comparison_page.html"),
+        template("comparison_page.html", __package__),
         {
             "title": html.escape(title),
             "subtitle": html.escape(_subtitle(groups, compared)),
@@ -155,7 +181,7 @@ def render_comparison(
             "idle_words": IDLE_WORDS,
             "faults": faults_section(_faults(groups, drawn)),
             "over_settings": f"<section>{figures(over_settings)}</section>" if over_settings else "",
-            "charts": figures(charts_of_drawn(drawn)),
+            "charts": figures(drawn.charts),
             "compositions": figures(charts.batch_composition(drawn.runs)),
             "settings": _settings(groups),
             "versions": pairs_table(groups[0].runs[0].summary.get("versions") or {}),
@@ -224,10 +250,7 @@ def _pools_note(whole: Mapping[str, Any]) -> str:
 
 def _side_by_side(groups: Sequence[RunGroup], sort: str, *, judged: bool) -> str:
     """Render a table with a column for each setting and a row for each metric."""
-    heads = "".join(
-        f'<th><i class="swatch" style="background:var(--{series_colour(n)})"></i>{html.escape(group.label)}</th>'
-        for n, group in enumerate(groups)
-    )
+    heads = [swatch(series_colour(n)) + html.escape(group.label) for n, group in enumerate(groups)]
     rows = []
     num_equal = 0
     for name, metrics in METRIC_GROUPS:
@@ -239,14 +262,12 @@ def _side_by_side(groups: Sequence[RunGroup], sort: str, *, judged: bool) -> str
                 hidden += is_equal
         if lines:
             css = "group equal" if hidden == len(lines) else "group"
-            rows += [f'<tr class="{css}"><th>{name}</th>{"<td></td>" * len(groups)}</tr>', *lines]
+            rows += [row(name, [""] * len(groups), css), *lines]
             num_equal += hidden
     width = f"max-width:{280 + 190 * len(groups)}px"
-    head = f"<thead><tr><th></th>{heads}</tr></thead>"
     shown = f"show the {num_equal} row{'' if num_equal == 1 else 's'} equal for all"
     toggle = f'<details class="toggle"><summary>{shown}</summary></details>' if num_equal else ""
-    table = f'<table class="compared" style="{width}">{head}<tbody>{"".join(rows)}</tbody></table>'
-    return f'{toggle}<div class="scroll">{table}</div>'
+    return f'{toggle}<div class="scroll">{table(["", *heads], rows, "compared", width)}</div>'
 
 
 def _row(groups: Sequence[RunGroup], metric: Metric) -> tuple[str, bool]:
@@ -272,13 +293,12 @@ def _ranking(groups: Sequence[RunGroup], sort: str, *, judged: bool) -> str:
         unit = row_unit(metric, [s.median for s in found if s is not None])
         columns.append(_cells(metric if judged else replace(metric, judged=False), found, unit))
         below = f"<br><small>{unit.name}</small>" if unit.name else ""
-        heads.append(f"<th>{html.escape(metric.name)}{below}</th>")
-    rows = "".join(
+        heads.append(html.escape(metric.name) + below)
+    rows = (
         f"<tr><th>{place + 1}. {html.escape(group.label)}</th>{''.join(column[place] for column in columns)}</tr>"
         for place, group in enumerate(order)
     )
-    head = f"<thead><tr><th></th>{''.join(heads)}</tr></thead>"
-    return f'<div class="scroll"><table class="compared">{head}<tbody>{rows}</tbody></table></div>'
+    return f'<div class="scroll">{table(["", *heads], rows, "compared")}</div>'
 
 
 def _cells(metric: Metric, found: Sequence[Spread | None], unit: RowUnit) -> list[str]:
@@ -304,21 +324,13 @@ def _settings(groups: Sequence[RunGroup]) -> str:
     """Render the keys that differ, with a row for each setting; then those that all share, as YAML."""
     points = [settings(group.runs[0].config) for group in groups]
     keys = differing_keys(points)
-    heads = "".join(f"<th>{html.escape(key)}</th>" for key in keys)
-    rows = "".join(
-        f"<tr><th>{html.escape(group.label)}</th>{''.join(_setting(point, key) for key in keys)}"
-        f"<td>{len(group.runs)}</td><td>{html.escape(str(group.median_run.path))}</td></tr>"
-        for group, point in zip(groups, points, strict=True)
-    )
+    heads = ["", *map(html.escape, keys), "runs", "median run"]
+    rows = []
+    for group, point in zip(groups, points, strict=True):
+        cells = *(point.get(key, "-") for key in keys), len(group.runs), group.median_run.path
+        rows.append(row(html.escape(group.label), [html.escape(str(cell)) for cell in cells]))
     shared = {
         key: value for key, value in points[0].items() if all(key in point and point[key] == value for point in points)
     }
-    table = (
-        f"<table><thead><tr><th></th>{heads}<th>runs</th><th>median run</th></tr></thead><tbody>{rows}</tbody></table>"
-    )
     text = html.escape(yaml.safe_dump(shared, sort_keys=False, allow_unicode=True)) if shared else ""
-    return f'<div class="scroll">{table}</div><h2>What all share</h2><pre>{text}</pre>'
-
-
-def _setting(point: Mapping[str, object], key: str) -> str:
-    return f"<td>{html.escape(str(point.get(key, '-')))}</td>"
+    return f'<div class="scroll">{table(heads, rows)}</div><h2>What all share</h2><pre>{text}</pre>'

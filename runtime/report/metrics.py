@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, Literal
 
+from ..drawing.formatting import cause_label, ms_text, percent_text, seconds_text
 from ..ledger.causes import CAUSES
-from .formatting import cause_label, ms_text, percent_text, seconds_text
 from .run_groups import RunGroup
 
 Kind = Literal["rate", "ms", "share", "seconds", "count", "ratio"]
@@ -120,8 +120,13 @@ EVENNESS = (
     Metric("recovery_seconds", "time in faults", "seconds"),
 )
 _OFTEN_NONE = (
-    "preemptions", "failed", "recovery_seconds", "draft_tokens", "accepted_tokens_per_decode", "cached_input_tokens",
-)  # fmt: skip
+    "preemptions",
+    "failed",
+    "recovery_seconds",
+    "draft_tokens",
+    "accepted_tokens_per_decode",
+    "cached_input_tokens",
+)
 METRICS = (*SPEED, *LATENCY, *KV_TRANSFERS, *IDLE, *BY_CAUSE, *EVENNESS)
 
 
@@ -132,7 +137,7 @@ def metric_of(key: str) -> Metric:
 
 
 def lower_is_better(key: str) -> bool:
-    """Whether lower values of the number at `key` are better."""
+    """Return whether lower values of the number at `key` are better."""
     return any(word in key for word in LOWER_IS_BETTER)
 
 
@@ -192,8 +197,10 @@ def best_of(metric: Metric, found: Sequence[Spread | None]) -> str | None:
 
 
 def has_any(groups: Sequence[RunGroup], metric: Metric) -> bool:
-    """Whether a metric is worth a row. Some run must have it; causes, and what many runs have none of, must not all be
-    0."""
+    """Return whether a metric is worth a row.
+
+    Some run must have it; causes, and what many runs have none of, must not all be 0.
+    """
     found = [spread(group, metric.key) for group in groups]
     if metric in BY_CAUSE or metric.key in _OFTEN_NONE:
         return any(s is not None and s.high > 0 for s in found)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .formatting import time_unit
+from ..drawing.formatting import time_unit
 from .metrics import Metric
 
 

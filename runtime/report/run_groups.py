@@ -78,7 +78,7 @@ def _values_by_name(points: Sequence[Mapping[str, Any]], key: str) -> dict[str, 
 
 
 def _depends_on_name(key: str) -> bool:
-    """Whether `key` lies in a named section and is not the name itself."""
+    """Return whether `key` lies in a named section and is not the name itself."""
     section = key.partition(".")[0]
     return section in _NAMED_SECTIONS and key != f"{section}.name"
 

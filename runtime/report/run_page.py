@@ -3,91 +3,73 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import yaml
 
 from ..core.run_record import RunRecord
-from ..ledger.blame import Blame
-from ..ledger.causes import BUBBLES, STARVED, Cause
-from ..ledger.ledger import Ledger
-from ..ledger.moments import worst_moments
-from ..ledger.predictions import prediction_error
-from ..run_folder.requests_csv import request_row
-from . import run_charts as charts
-from .blame_section import blame_section
-from .chart_data import ChartData
-from .faults import faults_section, stragglers_section
-from .formatting import cause_label, css_name, ms_text, percent_text, seconds_text
-from .moments import moments_section
-from .page_parts import (
+from ..drawing.chart_data import ChartData
+from ..drawing.formatting import cause_label, css_name, ms_text, percent_text, seconds_text
+from ..drawing.page_parts import (
     HATCHES,
     IDLE_WORDS,
     error_notes,
     idle_swatch,
     notes_list,
     pairs_table,
+    row,
+    table,
     template,
     whole_page,
 )
-from .run_words import words_section
-from .svg import figures
-from .timeline_block import timeline_scripts, timeline_section
-from .timeline_columns import pack_columns, tick_seconds
+from ..drawing.svg import figures
+from ..drawing.timeline_block import timeline_scripts, timeline_section
+from ..drawing.timeline_columns import pack_columns, tick_seconds
+from ..explain.analysed_run import AnalysedRun
+from ..explain.run_words import words_section
+from ..ledger.causes import BUBBLES, STARVED, Cause
+from ..ledger.ledger import Ledger
+from ..ledger.predictions import prediction_error
+from ..run_folder.requests_csv import request_row
+from . import run_charts as charts
+from .blame_section import blame_section
+from .faults_section import faults_section, stragglers_section
+from .moments_section import moments_section
 
 MAX_REQUEST_ROWS = 200
 
 
-def render_report(
-    record: RunRecord,
-    ledger: Ledger,
-    summary: Mapping[str, Any],
-    run: ChartData,
-    words: Sequence[str] = (),
-    blame: Blame | None = None,
-) -> str:
-    """Render the page of a run.
-
-    Args:
-        record: The run.
-        ledger: Its ledger.
-        summary: What its `summary.json` holds.
-        run: The data of its charts.
-        words: The sentences that the page begins with.
-        blame: Its blame, where it has been made.
-    """
-    if blame is None and "requests" not in record.unknown:
-        blame = Blame.of_run(record, ledger)
+def render_report(run: AnalysedRun) -> str:
+    """Render the page of a run that stands alone."""
+    record, ledger, summary = run.record, run.ledger, run.summary
     tick = tick_seconds(ledger.span_seconds)
     columns = pack_columns(record, ledger, tick)
     title = str(summary.get("title", "gapless"))
     return whole_page(
-        template("run_page.html"),
+        template("run_page.html", __package__),
         {
             "title": html.escape(title),
             "subtitle": html.escape(_subtitle(record, summary)),
             "notes": notes_list([*record.notes, *error_notes([summary])]),
-            "words": words_section(words),
+            "words": words_section(run.words),
             "cards": _cards(summary),
             "idle_words": IDLE_WORDS,
             "timeline": timeline_section("The pipeline over time", ledger.seconds_by_cause()),
             "bubbles": _bubble_table(ledger),
             "stages": _stage_bars(ledger),
-            "moments": "" if blame is None else moments_section(
-                worst_moments(ledger, blame.intervals, blame), record, ledger, blame, columns.end * tick
-            ),
-            "blame": "" if blame is None else blame_section(record, blame),
+            "moments": moments_section(run, columns.end * tick) if run.knows_requests else "",
+            "blame": blame_section(record, run.blame) if run.knows_requests else "",
             "faults": faults_section(summary.get("faults", [])) + stragglers_section(summary),
-            "charts_of": "Micro-batches" if "requests" in record.unknown else "Requests and micro-batches",
-            "charts": figures(charts.charts_of_micro_batches(run)),
-            "predictions": _predictions(run),
-            "of_requests": "" if "requests" in record.unknown else _of_requests(record, ledger, summary, run),
+            "charts_of": "Requests and micro-batches" if run.knows_requests else "Micro-batches",
+            "charts": figures(charts.charts_of_micro_batches(run.charts)),
+            "predictions": _predictions(run.charts),
+            "of_requests": _of_requests(run) if run.knows_requests else "",
             "config": html.escape(yaml.safe_dump(summary.get("config") or {}, sort_keys=False, allow_unicode=True)),
             "versions": pairs_table(summary.get("versions") or {}),
             "scripts": timeline_scripts(tick, [columns]),
         },
-    )  # fmt: skip
+    )
 
 
 def _subtitle(record: RunRecord, summary: Mapping[str, Any]) -> str:
@@ -103,17 +85,32 @@ def _cards(summary: Mapping[str, Any]) -> str:
         return _card_rows(_cards_of_trace(summary))
     failed = f"{summary['failed']} failed" if summary["failed"] else "none failed"
     cards = [
-        ("Output", f"{summary['output_throughput']:,.1f}", "tok/s",
-         f"{summary['total_token_throughput']:,.0f} with prompts"),
+        (
+            "Output",
+            f"{summary['output_throughput']:,.1f}",
+            "tok/s",
+            f"{summary['total_token_throughput']:,.0f} with prompts",
+        ),
         ("TTFT p50", *ms_text(summary["median_ttft_ms"]).split(), f"p99 {ms_text(summary['p99_ttft_ms'])}"),
         ("TBT p50", *ms_text(summary["median_itl_ms"]).split(), f"p99 {ms_text(summary['p99_itl_ms'])}"),
-        ("Idle", f"{summary['bubble_fraction'] * 100:.1f}", "%",
-         f"bubbles {percent_text(summary['bubble_fraction_inner'])}"),
-        ("Requests", f"{summary['completed']:,}", "done", _goodput(summary) or
-         f"{failed}, {summary['preemptions']} preempted"),
-        ("Duration", *_value_and_unit(seconds_text(summary["duration"])),
-         f"KV peak {percent_text(summary['peak_kv_fraction'])}"),
-    ]  # fmt: skip
+        (
+            "Idle",
+            f"{summary['bubble_fraction'] * 100:.1f}",
+            "%",
+            f"bubbles {percent_text(summary['bubble_fraction_inner'])}",
+        ),
+        (
+            "Requests",
+            f"{summary['completed']:,}",
+            "done",
+            _goodput(summary) or f"{failed}, {summary['preemptions']} preempted",
+        ),
+        (
+            "Duration",
+            *_value_and_unit(seconds_text(summary["duration"])),
+            f"KV peak {percent_text(summary['peak_kv_fraction'])}",
+        ),
+    ]
     if drafts := summary.get("draft_tokens"):
         accepted = f"{summary['accepted_tokens']:,} of {drafts:,} accepted"
         cards.append(("Drafts", f"{summary['accepted_tokens_per_decode']:.2f}", "a decode", accepted))
@@ -129,8 +126,12 @@ def _cards_of_trace(summary: Mapping[str, Any]) -> Iterable[tuple[str, ...]]:
         yield ("Tokens computed", f"{rate:,.0f}", "tok/s", f"{tokens:,.1f} a micro-batch, with prompts")
     inner, unknown = summary["bubble_fraction_inner"], summary["bubble_seconds"]["unknown"]
     stage_seconds = sum(summary["bubble_seconds"].values()) / (summary["bubble_fraction"] or 1.0)
-    yield ("Idle", f"{summary['bubble_fraction'] * 100:.1f}", "%",
-           f"bubbles {percent_text(inner)}, unknown {percent_text(unknown / (stage_seconds or 1.0))}")  # fmt: skip
+    yield (
+        "Idle",
+        f"{summary['bubble_fraction'] * 100:.1f}",
+        "%",
+        f"bubbles {percent_text(inner)}, unknown {percent_text(unknown / (stage_seconds or 1.0))}",
+    )
     yield ("Duration", *_value_and_unit(seconds_text(summary["duration"])), f"{summary['depth']} in flight at most")
 
 
@@ -160,7 +161,7 @@ def _bubble_table(ledger: Ledger) -> str:
     whole = ledger.stage_seconds or 1.0
     idle_seconds = sum(total.values())
 
-    def row(head: str, values: Iterable[float], seconds: float, meaning: str, css: str = "") -> str:
+    def line(head: str, values: Iterable[float], seconds: float, meaning: str, css: str = "") -> str:
         cells = "".join(f'<td class="{"" if value > 0 else "zero"}">{seconds_text(value)}</td>' for value in values)
         bar = f'<b style="width:{72 * seconds / (idle_seconds or 1.0):.1f}px"></b>'
         cells = f'<td>{seconds_text(seconds)}</td><td class="share">{bar}{percent_text(seconds / whole)}</td>{cells}'
@@ -169,30 +170,27 @@ def _bubble_table(ledger: Ledger) -> str:
     rows = []
     groups = [
         (
-            "bubbles", BUBBLES,
+            "bubbles",
+            BUBBLES,
             "Idle time without starved, unknown, recovery, fill and drain: work was there, the stage waited for it.",
         ),
         ("starved", STARVED, "No admissible work existed."),
         ("", (Cause.UNKNOWN,) if total[Cause.UNKNOWN] else (), ""),
         ("", (Cause.RECOVERY,) if total[Cause.RECOVERY] else (), ""),
         ("", (Cause.FILL_DRAIN,), ""),
-    ]  # fmt: skip
+    ]
     for name, group, meaning in groups:
         if name:
             values = [sum(seconds[cause] for cause in group) for seconds in by_stage]
-            rows.append(row(name, values, sum(total[cause] for cause in group), meaning, "group"))
+            rows.append(line(name, values, sum(total[cause] for cause in group), meaning, "group"))
         for cause in group:
             head = idle_swatch(cause) + html.escape(cause_label(cause))
             values = [seconds[cause] for seconds in by_stage]
-            rows.append(row(head, values, total[cause], html.escape(cause.meaning), "member" if name else ""))
+            rows.append(line(head, values, total[cause], html.escape(cause.meaning), "member" if name else ""))
     idle = [sum(seconds.values()) for seconds in by_stage]
-    rows.append(row("idle", idle, sum(idle), "With the compute time, exactly the run's span on every stage.", "total"))
-    heads = "".join(f"<th>stage {stage}</th>" for stage in stages)
-    return (
-        '<table class="bubbles"><thead><tr><th>cause</th><th>stage-seconds</th><th>of stage time</th>'
-        f"{heads}"
-        f"</tr></thead><tbody>{''.join(rows)}</tbody></table>"
-    )
+    rows.append(line("idle", idle, sum(idle), "With the compute time, exactly the run's span on every stage.", "total"))
+    heads = ["cause", "stage-seconds", "of stage time", *(f"stage {stage}" for stage in stages)]
+    return table(heads, rows, "bubbles")
 
 
 def _stage_bars(ledger: Ledger) -> str:
@@ -222,15 +220,11 @@ def _stage_bars(ledger: Ledger) -> str:
 def _latency_table(summary: Mapping[str, Any]) -> str:
     """Render the statistics of each latency as a table."""
     statistics = {"mean": "mean", "median": "p50", "p90": "p90", "p99": "p99"}
-    rows = []
-    for key, texts in charts.LATENCIES.items():
-        cells = "".join(f"<td>{ms_text(summary.get(f'{statistic}_{key}_ms'))}</td>" for statistic in statistics)
-        rows.append(f"<tr><th>{texts.title}</th>{cells}</tr>")
-    heads = "".join(f"<th>{name}</th>" for name in statistics.values())
-    return (
-        f'<div class="scroll"><table class="narrow"><thead><tr><th></th>{heads}</tr></thead>'
-        f"<tbody>{''.join(rows)}</tbody></table></div>"
+    rows = (
+        row(latency.title, [ms_text(summary.get(f"{statistic}_{key}_ms")) for statistic in statistics])
+        for key, latency in charts.LATENCIES.items()
     )
+    return f'<div class="scroll">{table(["", *statistics.values()], rows, "narrow")}</div>'
 
 
 def _predictions(run: ChartData) -> str:
@@ -240,26 +234,26 @@ def _predictions(run: ChartData) -> str:
         return ""
     rows = [(f"stage {stage}", prediction_error([pair]), len(pair[1])) for stage, pair in enumerate(run.predictions)]
     rows.append(("all", total, sum(len(pair[1]) for pair in run.predictions)))
-    body = "".join(
-        f"<tr><th>{name}</th><td>{count:,}</td><td>{percent_text(error['median'])}</td><td>{percent_text(error['p90'])}</td></tr>"
+    lines = [
+        row(name, [f"{count:,}", percent_text(error["median"]), percent_text(error["p90"])])
         for name, error, count in rows
         if error is not None
-    )
+    ]
     return (
         '<section>\n  <h2>How well times were predicted</h2>\n  <p class="hint">|predicted / measured - 1| of a '
         "micro-batch's time on a stage, as the scheduler foresaw it at dispatch.</p>\n"
-        f'  <div class="beside">{figures([charts.predictions(run)])}<div class="scroll"><table><thead><tr><th></th>'
-        f"<th>micro-batches</th><th>p50</th><th>p90</th></tr></thead><tbody>{body}</tbody></table></div></div>\n</section>"
+        f'  <div class="beside">{figures([charts.predictions(run)])}<div class="scroll">'
+        f"{table(('', 'micro-batches', 'p50', 'p90'), lines)}</div></div>\n</section>"
     )
 
 
-def _of_requests(record: RunRecord, ledger: Ledger, summary: Mapping[str, Any], run: ChartData) -> str:
+def _of_requests(run: AnalysedRun) -> str:
     """Render the sections on latencies and requests."""
-    latencies = _latency_table(summary) + figures(charts.latency_histograms(run))
+    latencies = _latency_table(run.summary) + figures(charts.latency_histograms(run.charts))
     return (
         f"<section>\n  <h2>Latency</h2>\n{latencies}\n</section>\n\n<section>\n  <h2>Requests</h2>\n"
-        f'  <p class="hint">{_requests_note(record)}</p>\n  <div class="scroll tall">\n{_requests(record, ledger)}\n'
-        "  </div>\n</section>"
+        f'  <p class="hint">{_requests_note(run.record)}</p>\n  <div class="scroll tall">\n'
+        f"{_requests(run.record, run.ledger)}\n  </div>\n</section>"
     )
 
 
@@ -267,15 +261,14 @@ def _requests(record: RunRecord, ledger: Ledger) -> str:
     """Render the first requests as a table."""
     rows = []
     for request in record.requests[:MAX_REQUEST_ROWS]:
-        row = request_row(request, ledger.t0, ledger.bubble_of_request(request.request))
-        cells = "".join(f"<td>{html.escape(_cell(name, value))}</td>" for name, value in row.items())
+        values = request_row(request, ledger.t0, ledger.bubble_of_request(request.request))
+        cells = "".join(f"<td>{html.escape(_cell(name, value))}</td>" for name, value in values.items())
         rows.append(f"<tr>{cells}</tr>")
     heads = (
         *("request", "prompt", "output", "arrival", "TTFT", "mean TBT", "max TBT", "end to end", "bubble time"),
         *("preempted", "cached", "finish", "user"),
     )
-    head = "".join(f"<th>{name}</th>" for name in heads)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+    return table(heads, rows)
 
 
 def _cell(name: str, value: Any) -> str:

@@ -13,10 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 from ..core.run_record import RunRecord
+from ..drawing.formatting import cause_label, ms_text, percent_text, seconds_text
 from ..ledger.blame import Blame
 from ..ledger.causes import CAUSES, Cause
 from .blame_section import request_name, top_requests
-from .formatting import cause_label, ms_text, percent_text, seconds_text
 from .metrics import (
     BY_CAUSE,
     EVENNESS,
@@ -41,24 +41,52 @@ _MAX_FAULTS = 10  # that have a line each
 _MOST_BLAMED = 3
 
 # Metrics of a ranking, the most important first: the last ones are left out where the terminal is narrow.
-RANKING_METRICS = tuple(map(metric_of, (
-    "output_throughput", "p99_itl_ms", "p99_ttft_ms", "bubble_fraction", "cv_stage_time", "median_itl_ms",
-    "median_ttft_ms", "bubble_fraction_inner",
-)))  # fmt: skip
+RANKING_METRICS = tuple(
+    map(
+        metric_of,
+        (
+            "output_throughput",
+            "p99_itl_ms",
+            "p99_ttft_ms",
+            "bubble_fraction",
+            "cv_stage_time",
+            "median_itl_ms",
+            "median_ttft_ms",
+            "bubble_fraction_inner",
+        ),
+    )
+)
 
 
 class StageActivity(Protocol):
     """Busy and idle seconds of each stage, as a run's `Ledger` and a `Fleet` report them."""
 
     @property
-    def num_stages(self) -> int: ...
+    def num_stages(self) -> int:
+        """The number of stages; of a fleet, of all replicas."""
+        ...
+
     @property
-    def stage_seconds(self) -> float: ...
+    def stage_seconds(self) -> float:
+        """The seconds of the run times the stages."""
+        ...
+
     @property
-    def bubble_fraction_inner(self) -> float: ...
-    def busy_seconds(self, stage: int | None = None) -> float: ...
-    def seconds_by_cause(self, stage: int | None = None) -> dict[Cause, float]: ...
-    def stage_name(self, stage: int) -> str: ...
+    def bubble_fraction_inner(self) -> float:
+        """The share of idle time in bubbles of all stage-seconds."""
+        ...
+
+    def busy_seconds(self, stage: int | None = None) -> float:
+        """Return the seconds in which a stage computed, or all did."""
+        ...
+
+    def seconds_by_cause(self, stage: int | None = None) -> dict[Cause, float]:
+        """Return the idle seconds of a stage, or of all, for every cause."""
+        ...
+
+    def stage_name(self, stage: int) -> str:
+        """Return the name of a stage for people."""
+        ...
 
 
 def bubble_table(times: StageActivity, *, title: str | None = "Idle time") -> RenderableType:
@@ -186,13 +214,15 @@ def stages_left(count: int) -> str:
 
 
 def met_the_next(fault: Mapping[str, Any]) -> bool:
-    """Whether the next fault came before the repair's end."""
+    """Return whether the next fault came before the repair's end."""
     return fault["seconds"] is not None and fault["parts"].keys() == {"detect"}
 
 
 def fault_lines(summary: Mapping[str, Any]) -> list[str]:
     """Write a line for each fault of the run's pipeline: when and why, how long until it stood again, what it cost.
-    There are lines for the first `_MAX_FAULTS`, and one for all others."""
+
+    There are lines for the first `_MAX_FAULTS`, and one for all others.
+    """
     lines, faults = [], summary.get("faults", [])
     for fault in faults[:_MAX_FAULTS]:
         seconds = fault["seconds"]

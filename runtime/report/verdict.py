@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .formatting import ms_text
+from ..drawing.formatting import ms_text
 from .metrics import THROUGHPUT, Metric, Spread, metric_of, ranked, spread
 from .row_units import ratio_text, row_unit
 from .run_groups import RunGroup
@@ -36,15 +36,13 @@ def verdict(groups: Sequence[RunGroup]) -> list[str]:
 
 
 def ties(a: Spread, b: Spread) -> bool:
-    """Whether two settings cannot be told apart: the ranges of their repeats overlap, or single runs are alike."""
+    """Return whether two settings are even: the ranges of their repeats overlap, or single runs are alike."""
     if len(a.values) > 1 or len(b.values) > 1:
         return a.low <= b.high and b.low <= a.high
     return abs(a.median - b.median) <= _ALIKE * max(abs(a.median), abs(b.median))
 
 
-def _speed(
-    order: Sequence[RunGroup], tied: Sequence[RunGroup], baseline: RunGroup, speeds: dict[str, Spread]
-) -> str:  # fmt: skip
+def _speed(order: Sequence[RunGroup], tied: Sequence[RunGroup], baseline: RunGroup, speeds: dict[str, Spread]) -> str:
     """Say which setting is fastest, and by how much over the baseline, or over the next if it is the baseline."""
     fastest = order[0]
     unit = row_unit(THROUGHPUT, [s.median for s in speeds.values()])

@@ -9,12 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from ..run_folder.titles import comparison_title, is_simulated
-from .comparison_page import charts_of_comparison, read_drawn_runs, render_comparison
+from .comparison_page import charts_of_settings, draw_runs, render_comparison
 from .metrics import THROUGHPUT, number_keys, ranked, spread
-from .png import write_figures
-from .run_charts import batch_composition
 from .run_groups import RunGroup, differing_keys, settings
-from .timeline_png import write_timeline
 
 
 def write_comparison(
@@ -47,15 +44,11 @@ def write_comparison(
     (path / "comparison.json").write_text(json.dumps(comparison, indent=2) + "\n", encoding="utf-8")
     with (path / "comparison.csv").open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows(_csv_rows(comparison))
-    drawn = read_drawn_runs(groups, sort)
+    drawn = draw_runs(groups, sort)
     page = render_comparison(groups, drawn, title, sort)
     (path / "report.html").write_text(page, encoding="utf-8")
     if figures:
-        charts = [*charts_of_comparison(groups, drawn, sort), *batch_composition(drawn.runs)]
-        simulated = all(is_simulated(config) for config in configs)
-        write_figures(path / "figures", charts, simulated=simulated)
-        suffix = ", simulated" if simulated else ""
-        write_timeline(path / "figures" / "timeline.png", {label + suffix: one for label, one in drawn.windows.items()})
+        drawn.write(path / "figures", charts_of_settings(groups, sort), simulated=all(map(is_simulated, configs)))
     return comparison
 
 

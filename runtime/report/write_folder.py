@@ -2,50 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from ...conf.workloads import SloConfig
 from ..core.garbage_collection import without_collector
-from ..core.run_record import RunRecord
-from ..ledger.advice import Advice
-from ..ledger.blame import Blame
-from ..ledger.ledger import Ledger
+from ..drawing.png import write_figures
+from ..drawing.timeline_png import timeline_window, write_timeline
+from ..explain.analysed_run import AnalysedRun
+from ..explain.explain_json import write_explanation
+from ..run_folder.files import PREFILL_KEY, replica_folder
 from ..run_folder.read import RunFolder
-from ..run_folder.write import write_run_data
-from .chart_data import chart_data
+from ..run_folder.titles import is_simulated
+from ..run_folder.write import write_fleet_totals, write_run_data
+from .comparison_page import draw_runs, render_comparison
+from .metrics import THROUGHPUT
+from .run_charts import charts_of_run
+from .run_groups import RunGroup
 from .run_page import render_report
-from .run_words import words_of_run
+
+PAGE = "report.html"
 
 
 @without_collector()
-def write_run_folder(
-    path: Path,
-    record: RunRecord,
-    *,
-    config: Mapping[str, Any],
-    versions: Mapping[str, str] | None = None,
-    title: str | None = None,
-    slo: SloConfig | None = None,
-    cost_error: Mapping[str, Any] | None = None,
-    ledger: Ledger | None = None,
-    advise: Callable[[RunFolder], Sequence[Advice] | None] = lambda folder: None,
-) -> dict[str, Any]:
-    """Write a run's data and its report.html into the folder `path`; returns what summary.json holds.
+def write_run_folder(path: Path, run: AnalysedRun) -> RunFolder:
+    """Write a run's data and its page into the folder `path`; of a fleet also the folder of each replica inside it.
 
-    `write_run_data` says what the other arguments are.
-
-    Args:
-        advise: gives advice on the run, whose data are in the folder by then, for the sentences of the page.
+    Where the run was replayed with other settings, `explain.json` says what they would do.
     """
-    ledger = ledger or Ledger(record)
-    blame = Blame.of_run(record, ledger) if "requests" not in record.unknown else None
-    summary = write_run_data(
-        path, record, config=config, versions=versions, title=title, slo=slo, cost_error=cost_error, ledger=ledger,
-        blame=blame,
-    )  # fmt: skip
-    words = words_of_run(record, ledger, config, advise(RunFolder(path, summary)))
-    page = render_report(record, ledger, summary, chart_data(record, ledger), words, blame)
-    (path / "report.html").write_text(page, encoding="utf-8")
-    return summary
+    if run.fleet.is_several:
+        for number, replica in enumerate(run.replicas):
+            write_run_folder(path / replica_folder(number), replica)
+        write_fleet_totals(path, run.summary, run.fleet)
+    else:
+        write_run_data(path, run.summary, run.record, run.ledger, run.blame)
+    if run.explanation is not None:
+        write_explanation(path, run.explanation)
+    write_report(path, run)
+    return run.folder(path)
+
+
+def write_report(path: Path, run: AnalysedRun, *, figures: bool = False) -> None:
+    """Write the page of a run, or that of a fleet with its replicas side by side; with `figures` PNGs too."""
+    if run.fleet.is_several:
+        _write_fleet_report(path, run, figures=figures)
+        return
+    (path / PAGE).write_text(render_report(run), encoding="utf-8")
+    if figures:
+        write_figures(path / "figures", charts_of_run(run.charts), simulated=is_simulated(run.info.config))
+        write_timeline(path / "figures" / "timeline.png", {run.title: timeline_window(run.ledger)})
+
+
+def _write_fleet_report(path: Path, run: AnalysedRun, *, figures: bool) -> None:
+    fleet, has_pools = run.fleet, PREFILL_KEY in run.summary
+    groups = [
+        RunGroup(fleet.replica_name(number), [replica.folder(path / replica_folder(number))])
+        for number, replica in enumerate(run.replicas)
+    ]
+    # Of pools, prompt tokens count too: decode replicas alone would be drawn of many.
+    sort = "total_token_throughput" if has_pools else THROUGHPUT.key
+    drawn = draw_runs(groups, sort)
+    whole = run.summary if has_pools else None
+    page = render_comparison(groups, drawn, run.title, sort, compared="replica", whole=whole, words=run.words)
+    (path / PAGE).write_text(page, encoding="utf-8")
+    if figures:
+        drawn.write(path / "figures", simulated=is_simulated(run.info.config))

@@ -1,6 +1,9 @@
-"""The names of the files of a run folder."""
+"""The files of a run folder: their names, and how those that are compressed are opened."""
 
 from __future__ import annotations
+
+from gzip import GzipFile
+from pathlib import Path
 
 SUMMARY = "summary.json"
 RECORD = "record.jsonl.gz"
@@ -15,6 +18,11 @@ REPLICAS_KEY = "replicas"  # of a fleet's summary: how many run folders lie insi
 PREFILL_KEY = "prefill_replicas"  # the same: how many of them, the first ones, are a prefill pool
 
 
+def gzip_file(path: Path) -> GzipFile:
+    """Open a gzip file to write. Higher levels of compression take twice as long, and files hardly shrink."""
+    return GzipFile(path, "wb", compresslevel=2, mtime=0)
+
+
 def replica_folder(number: int) -> str:
-    """The name of a replica's run folder inside its fleet's."""
+    """Return the name of a replica's run folder inside its fleet's."""
     return f"replica_{number}"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import gzip
 import math
 import zlib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +27,18 @@ _DAMAGE = (OSError, EOFError, ValueError, KeyError, IndexError, TypeError, zlib.
 class RunFolder:
     """A run on disk, or a fleet of runs.
 
-    `summary` is `summary.json` as written. `load` reads the record, which may be large. A fleet has a summary of all
-    its replicas, and their run folders inside its own.
+    `summary` is `summary.json` as written. `load_fleet` gives the records, which may be large: those in memory, of a
+    run that has just been written, else it reads them. A fleet has a summary of all its replicas, and their run folders
+    inside its own.
     """
 
     path: Path
     summary: dict[str, Any]
+    in_memory: Fleet | None = field(default=None, compare=False, repr=False)
 
     @property
     def title(self) -> str:
+        """The title in `summary.json`; without one, the name of the folder."""
         return str(self.summary.get("title", self.path.name))
 
     @property
@@ -42,11 +46,6 @@ class RunFolder:
         """The run's config as it was composed; empty where it was not recorded."""
         found = self.summary.get("config")
         return found if isinstance(found, dict) else {}
-
-    @property
-    def composed(self) -> dict[str, Any]:
-        """The same with the infinities that JSON has not (`workload.request_rate`, `burstiness`)."""
-        return _with_infinities(self.config)
 
     @property
     def replicas(self) -> list[RunFolder]:
@@ -77,14 +76,14 @@ class RunFolder:
                 record.spans = read_spans(text)
             name = STAGE_TIMES
             if (self.path / name).is_file():
-                record.stage_times = read_stage_times((self.path / name).read_bytes())
+                record.stage_weights = read_stage_times((self.path / name).read_bytes())
         except _DAMAGE as error:
             raise _damaged(self.path / name, error) from error
         return record
 
 
 def read_run_folder(path: Path) -> RunFolder:
-    """What `write_run_data` or `write_fleet_totals` wrote, without its record.
+    """Return what `write_run_data` or `write_fleet_totals` wrote, without its record.
 
     Raises:
         ConfigError: not a run folder, or its summary is damaged.
@@ -99,11 +98,13 @@ def read_run_folder(path: Path) -> RunFolder:
 
 
 def load_fleet(folder: RunFolder) -> Fleet:
-    """The replicas of a fleet's folder; of a run folder, the run as a fleet of one.
+    """Return the replicas of a fleet's folder; of a run folder, the run as a fleet of one.
 
     Raises:
         ConfigError: one of the files is damaged.
     """
+    if folder.in_memory is not None:
+        return folder.in_memory
     replicas = folder.replicas
     starts = folder.summary.get("replica_starts", [0.0] * len(replicas))
     records = [replica.load() for replica in replicas]
@@ -111,7 +112,7 @@ def load_fleet(folder: RunFolder) -> Fleet:
 
 
 def is_run_folder(path: Path) -> bool:
-    """Whether it is a run's, or a fleet's."""
+    """Return whether the folder is a run's, or a fleet's."""
     return all((path / name).is_file() for name in REQUIRED) or _is_fleet_folder(path)
 
 
@@ -120,11 +121,13 @@ def _is_fleet_folder(path: Path) -> bool:
     return (path / SUMMARY).is_file() and all((replica / name).is_file() for name in REQUIRED)
 
 
-def _with_infinities(mapping: dict[str, Any]) -> dict[str, Any]:
-    def restored(value: Any) -> Any:
-        return _with_infinities(value) if isinstance(value, dict) else math.inf if value == "inf" else value
+def with_infinities(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config that was read from JSON with the infinities that JSON has not."""
 
-    return {key: restored(value) for key, value in mapping.items()}
+    def restored(value: Any) -> Any:
+        return with_infinities(value) if isinstance(value, dict) else math.inf if value == "inf" else value
+
+    return {key: restored(value) for key, value in config.items()}
 
 
 def _damaged(path: Path, error: Exception) -> ConfigError:

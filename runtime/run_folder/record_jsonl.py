@@ -1,13 +1,17 @@
-"""`record.jsonl.gz`: a line for the run, for each fault, each micro-batch with its waits, each request with its token
-times."""
+"""`record.jsonl.gz`, which holds what a record has beside its spans.
+
+It has a line for the run, for each fault, each micro-batch with its waits, each request with its token times.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from operator import attrgetter
+from typing import Any
 
 import msgspec
 import numpy as np
+from msgspec.structs import asdict
 
 from ..core.request_record import RequestRecord
 from ..core.run_record import (
@@ -89,40 +93,45 @@ _CHUNK_FIELDS = attrgetter("request", "start", "tokens")
 
 
 def record_lines(record: RunRecord, origin: float) -> Iterator[Line]:
-    """The run, its faults, micro-batches and requests. Times are seconds from `origin`, rounded to nanoseconds."""
+    """Yield the run, its faults, micro-batches and requests.
+
+    Times are seconds from `origin`, rounded to nanoseconds.
+    """
 
     def since_origin(seconds: float) -> float:
         return round(seconds - origin, 9)
 
-    def maybe(seconds: float | None) -> float | None:
-        return None if seconds is None else since_origin(seconds)
+    def times(of: object, *names: str) -> dict[str, float | None]:
+        seconds = {name: getattr(of, name) for name in names}
+        return {name: None if value is None else since_origin(value) for name, value in seconds.items()}
 
-    yield RunLine(record.num_stages, record.num_blocks, record.notes, record.batch, record.depth, record.unknown)
-    for f in record.faults:
-        yield FaultLine(
-            f.epoch, f.reason, f.text, since_origin(f.since), since_origin(f.detected), maybe(f.up),
-            {part: round(seconds, 9) for part, seconds in f.parts.items()}, f.ranks, f.requests, f.tokens,
-            f.stages,
-        )  # fmt: skip
+    yield RunLine(**_values(RunLine, record))
+    for fault in record.faults:
+        parts = {part: round(seconds, 9) for part, seconds in fault.parts.items()}
+        yield FaultLine(**_values(FaultLine, fault) | times(fault, "since", "detected", "up") | {"parts": parts})
     for m in record.micro_batches:
-        waits = [(since_origin(wait.start), since_origin(wait.end), wait.reason) for wait in m.waits]
-        yield MicroBatchLine(
-            m.micro_batch, since_origin(m.dispatched), maybe(m.completed), m.kv_blocks_used, m.num_waiting,
-            m.num_running, list(map(_CHUNK_FIELDS, m.chunks)), (m.decodes.requests.tolist(), m.decodes.starts.tolist()),
-            waits, m.predicted and [round(seconds, 9) for seconds in m.predicted], m.sampled_rows,
-            m.drafts, m.accepted,
-        )  # fmt: skip
+        own = times(m, "dispatched", "completed") | {
+            "chunks": list(map(_CHUNK_FIELDS, m.chunks)),
+            "decodes": (m.decodes.requests.tolist(), m.decodes.starts.tolist()),
+            "waits": [(since_origin(wait.start), since_origin(wait.end), wait.reason) for wait in m.waits],
+            "predicted": m.predicted and [round(seconds, 9) for seconds in m.predicted],
+        }
+        yield MicroBatchLine(**_values(MicroBatchLine, m) | own)
     for r in record.requests:
-        yield RequestLine(
-            r.request, r.prompt_tokens, since_origin(r.arrival), maybe(r.first_dispatched), maybe(r.finished),
-            r.finish_reason, r.preemptions, np.round(np.array(r.token_times, np.float64) - origin, 9).tolist(),
-            r.cached_tokens, r.kv_transfer and (since_origin(r.kv_transfer[0]), since_origin(r.kv_transfer[1])),
-            r.user,
-        )  # fmt: skip
+        own = times(r, "arrival", "first_dispatched", "finished") | {
+            "token_times": np.round(np.array(r.token_times, np.float64) - origin, 9).tolist(),
+            "kv_transfer": r.kv_transfer and tuple(map(since_origin, r.kv_transfer)),
+        }
+        yield RequestLine(**_values(RequestLine, r) | own)
+
+
+def _values(line: type[Line], of: object) -> dict[str, Any]:
+    """Return what a record has under the names of a line's fields."""
+    return {name: getattr(of, name) for name in line.__struct_fields__}
 
 
 def read_record(lines: Iterable[bytes]) -> RunRecord:
-    """The record that these lines hold: all of it but spans and stage times.
+    """Return the record that these lines hold: all of it but spans and stage times.
 
     Raises:
         ValueError: a line is not one of these, or the first is not the run's (msgspec's errors are `ValueError` too).
@@ -132,52 +141,24 @@ def read_record(lines: Iterable[bytes]) -> RunRecord:
     for text in lines:
         line = decode(text)
         if isinstance(line, RunLine):
-            record = RunRecord(
-                line.num_stages, line.num_blocks, notes=line.notes, batch=line.batch, depth=line.depth,
-                unknown=line.unknown,
-            )  # fmt: skip
+            record = RunRecord(**asdict(line))
         elif record is None:
             raise ValueError("its first line is not the run's")
         elif isinstance(line, FaultLine):
-            record.faults.append(FaultRecord(*msgspec.structs.astuple(line)))
+            record.faults.append(FaultRecord(**asdict(line)))
         elif isinstance(line, MicroBatchLine):
             record.micro_batches.append(_micro_batch(line))
         else:
-            record.requests.append(_request(line))
+            record.requests.append(RequestRecord(**asdict(line)))
     if record is None:
         raise ValueError("it is empty")
     return record
 
 
 def _micro_batch(line: MicroBatchLine) -> MicroBatchRecord:
-    return MicroBatchRecord(
-        line.micro_batch,
-        line.dispatched,
-        [SegmentRecord(*part) for part in line.chunks],
-        DecodesRecord.at(*line.decodes),
-        [Wait(*wait) for wait in line.waits],
-        line.completed,
-        line.kv_blocks_used,
-        line.num_waiting,
-        line.num_running,
-        line.sampled_rows,
-        line.predicted,
-        line.drafts,
-        line.accepted,
-    )
-
-
-def _request(line: RequestLine) -> RequestRecord:
-    return RequestRecord(
-        line.request,
-        line.prompt_tokens,
-        line.arrival,
-        line.token_times,
-        line.first_dispatched,
-        line.finished,
-        line.finish_reason,
-        line.preemptions,
-        line.cached_tokens,
-        line.kv_transfer,
-        line.user,
-    )
+    own = {
+        "chunks": [SegmentRecord(*part) for part in line.chunks],
+        "decodes": DecodesRecord.at(*line.decodes),
+        "waits": [Wait(*wait) for wait in line.waits],
+    }
+    return MicroBatchRecord(**asdict(line) | own)

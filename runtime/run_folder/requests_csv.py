@@ -18,9 +18,10 @@ from ..ledger.ledger import Ledger
 
 
 def request_row(request: RequestRecord, origin: float, bubble: float) -> dict[str, Any]:
-    """A row by column: times in ms, `arrival_s` in seconds from `origin`, None where not reached.
+    """Return a row by column: times in ms, `arrival_s` in seconds from `origin`, None where not reached.
 
     Args:
+        request: its record.
         origin: the run's start, in seconds on the clock of the request's times.
         bubble: bubble time of the request, in seconds.
     """
@@ -44,8 +45,10 @@ def request_row(request: RequestRecord, origin: float, bubble: float) -> dict[st
 
 
 def request_rows(record: RunRecord, ledger: Ledger, blame: Blame) -> tuple[list[str], list[list[Any]]]:
-    """The columns of a run's requests, with the TTFT and TBT that each cost others, and their rows, in the order of the
-    record."""
+    """Return the columns of a run's requests, and their rows, in the order of the record.
+
+    The columns have the TTFT and TBT that each request cost others.
+    """
     costs = [np.round(1e3 * charges.cost, 3).tolist() for charges in (blame.ttft, blame.tbt)]
     rows = [
         [*_row_of(request, ledger, ledger.t0), *cost] for request, *cost in zip(record.requests, *costs, strict=True)
@@ -54,7 +57,7 @@ def request_rows(record: RunRecord, ledger: Ledger, blame: Blame) -> tuple[list[
 
 
 def fleet_request_rows(fleet: Fleet) -> tuple[list[str], list[list[Any]]]:
-    """The same of all replicas, in the order of the requests' numbers; `arrival_s` is from the fleet's start.
+    """Return the columns and rows of all replicas' requests, by number; `arrival_s` is from the fleet's start.
 
     With a prefill pool, `replica` is of that pool, and the times are over both pools.
     """

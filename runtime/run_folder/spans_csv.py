@@ -67,7 +67,7 @@ def span_table(record: RunRecord, ledger: Ledger) -> SpanTable:
 
 
 def span_rows(record: RunRecord, ledger: Ledger) -> Iterator[bytes]:
-    """Header and rows, by micro-batch, then by stage, in pieces of many rows."""
+    """Yield the header and rows, by micro-batch, then by stage, in pieces of many rows."""
     yield ",".join(SPAN_COLUMNS).encode() + b"\n"
     spans, micro_batches = span_table(record, ledger), ledger.micro_batches
     counts = micro_batches.prefill, micro_batches.decodes, micro_batches.context, micro_batches.chunk_prefix
@@ -94,15 +94,20 @@ def span_rows(record: RunRecord, ledger: Ledger) -> Iterator[bytes]:
 
 
 def read_spans(text: Iterable[str]) -> list[Span]:
-    """The spans in the lines of a file; other columns are ignored, and columns may stand in any order."""
+    """Return the spans in the lines of a file; other columns are ignored, and columns may stand in any order."""
     rows = csv.reader(text)
     at = {name: i for i, name in enumerate(next(rows, []))}
     micro_batch, stage, *times = (at[name] for name in SPAN_COLUMNS[:7])
     ready, arrived, begin, end, sent = times
     return [
         Span(
-            int(row[micro_batch]), int(row[stage]),
-            float(row[ready]), float(row[arrived]), float(row[begin]), float(row[end]), float(row[sent]),
+            int(row[micro_batch]),
+            int(row[stage]),
+            float(row[ready]),
+            float(row[arrived]),
+            float(row[begin]),
+            float(row[end]),
+            float(row[sent]),
         )
         for row in rows
-    ]  # fmt: skip
+    ]

@@ -17,7 +17,7 @@ _GROUP_TEXTS = np.frombuffer("".join([f"{n:04d}" for n in range(10**_GROUP_DIGIT
 
 
 def decimals(units: Ints, places: int, known: Bools | None = None) -> Cells:
-    """Integers times 10**-`places`, exactly, without trailing zeros; empty where not `known`."""
+    """Write integers times 10**-`places`, exactly, without trailing zeros; empty where not `known`."""
     count = len(units)
     rest = np.abs(units)
     digits = max(places + 1, len(str(int(rest.max(initial=0)))))
@@ -45,42 +45,43 @@ def decimals(units: Ints, places: int, known: Bools | None = None) -> Cells:
 
 
 def integers(values: Ints, known: Bools | None = None) -> Cells:
-    """Integers; empty where not `known`."""
+    """Write integers; empty where not `known`."""
     return decimals(values, 0, known)
 
 
 def nanoseconds(seconds: Floats) -> Ints:
-    """Seconds as the integers that `decimals` takes: with 9 places they are seconds again."""
+    """Convert seconds to the integers that `decimals` takes: with 9 places they are seconds again."""
     return np.rint(seconds * 1e9).astype(np.int64)
 
 
 def text_cells(texts: Sequence[bytes]) -> Cells:
-    """A text each row, none with a zero byte."""
+    """Return the cells of a text each row, none with a zero byte."""
     array = np.array(texts, np.bytes_)
     return array.view(np.uint8).reshape(len(texts), array.itemsize)
 
 
 def text_by_code(codes: Ints, texts: Sequence[str]) -> Cells:
-    """The text that each code has as an index of `texts`; empty for -1."""
+    """Return the text of each code, an index of `texts`; empty for -1."""
     cells: Cells = text_cells([text.encode() for text in (*texts, "")])[codes]
     return cells
 
 
 def text_where(condition: Bools, text: str) -> Cells:
-    """The text where the condition holds, else nothing."""
+    """Write the text where the condition holds, else nothing."""
     return text_by_code(np.where(condition, 0, -1), [text])
 
 
 def joined(pieces: Sequence[Cells | bytes]) -> bytes:
-    """Rows one after the other: each is its cells of all columns, with the bytes between them that all rows share."""
+    """Join the rows, each of its cells of all columns with the bytes between them that all rows share."""
     (rows, *others) = {len(piece) for piece in pieces if not isinstance(piece, bytes)}
     assert not others, "columns of one table are of one length"
     arrays = (np.frombuffer(piece, np.uint8) if isinstance(piece, bytes) else piece for piece in pieces)
     columns = [np.broadcast_to(array, (rows, array.shape[-1])) for array in arrays]
     text = np.concatenate(columns, axis=1).ravel()
-    return text[text != 0].tobytes()
+    dense: bytes = text[text != 0].tobytes()
+    return dense
 
 
 def csv_rows(columns: Sequence[Cells]) -> bytes:
-    """Rows of a CSV file whose cells need no quotes."""
+    """Write the rows of a CSV file whose cells need no quotes."""
     return joined([*[piece for column in columns for piece in (b",", column)][1:], b"\n"])

@@ -8,12 +8,15 @@ from typing import Any
 
 
 def is_simulated(config: Mapping[str, Any]) -> bool:
-    """Whether a run's config is that of a simulation."""
+    """Return whether a run's config is that of a simulation."""
     return isinstance(config.get("simulation"), Mapping)
 
 
 def title_of(config: Mapping[str, Any]) -> str:
-    """A run's title: `Simulated: sarathi, llama2-70b on 8 x a100-80g, tp 8, pp 1`, or `gapless: shipped, sarathi`."""
+    """Return a run's title.
+
+    It reads `Simulated: sarathi, llama2-70b on 8 x a100-80g, tp 8, pp 1`, or `gapless: shipped, sarathi`.
+    """
     policy, model = _name(config, "scheduler"), _name(config, "model")
     if is_simulated(config):
         return f"Simulated: {', '.join(filter(None, (policy, setting_of(config))))}"
@@ -22,7 +25,10 @@ def title_of(config: Mapping[str, Any]) -> str:
 
 
 def comparison_title(configs: Sequence[Mapping[str, Any]], labels: Sequence[str]) -> str:
-    """The title of a comparison: its labels and, if runs are simulated, that, and the model and grid that all share."""
+    """Return the title of a comparison.
+
+    It has the runs' labels and, if they are simulated, says that, and the model and grid that all share.
+    """
     joined = ", ".join(labels)
     what = joined if len(joined) <= 60 else f"{len(labels)} settings"
     simulated = [is_simulated(config) for config in configs]
@@ -34,7 +40,10 @@ def comparison_title(configs: Sequence[Mapping[str, Any]], labels: Sequence[str]
 
 
 def setting_of(config: Mapping[str, Any]) -> str:
-    """Model, devices and grid: `llama2-70b on 4 x a100-80g + 4 x h100, tp 4, pp 2`, and what each pool has of them."""
+    """Return the model, the devices and the grid, and what each pool has of them.
+
+    It reads `llama2-70b on 4 x a100-80g + 4 x h100, tp 4, pp 2`.
+    """
     model, hardware = _name(config, "model"), _name(config, "hardware")
     parallel, simulation = config.get("parallel"), config.get("simulation")
     if not isinstance(parallel, Mapping):
@@ -59,13 +68,13 @@ def setting_of(config: Mapping[str, Any]) -> str:
 
 
 def _shared(configs: Sequence[Mapping[str, Any]]) -> str:
-    """The model and the hardware, each if all runs have the same."""
+    """Return the model and the hardware, each if all runs have the same."""
     models, hardware = ({_name(config, group) for config in configs} for group in ("model", "hardware"))
     model = models.pop() if len(models) == 1 else ""
     return f"{model} on {hardware.pop()}".strip() if len(hardware) == 1 and hardware != {""} else model
 
 
 def _name(config: Mapping[str, Any], group: str) -> str:
-    """The name that a group of the config has; empty if it has none."""
+    """Return the name that a group of the config has; empty if it has none."""
     section = config.get(group)
     return str(section.get("name", "")) if isinstance(section, Mapping) else ""

@@ -7,6 +7,6 @@ from ..core.block_pool import BlockPool
 from ..core.micro_batch import MicroBatch
 from ..core.request import Request
 from .base import Limits, Scheduler
-from .order import ORDERS
+from .waiting import ORDERS
 
 __all__ = ["ORDERS", "BlockPool", "Limits", "MicroBatch", "Request", "Scheduler", "SchedulerConfig"]

@@ -1,4 +1,4 @@
-"""What every policy shares: queues, admission, KV blocks, preemption. A policy is one method, `fill`."""
+"""What every policy shares: queues, admission, KV blocks, preemption, drafts. A policy is one method, `fill`."""
 
 # Compiled (see runtime/compiled.py).
 
@@ -78,6 +78,12 @@ class Scheduler:
         """Take what the next micro-batch shall hold. This is the policy; each has its own."""
         raise NotImplementedError  # abc would not do: compiled subclasses share the cache of its isinstance
 
+    def prepare(self) -> None:
+        """Take over what has been learned since the last micro-batch, before `fill`."""
+
+    def filled(self, batch: MicroBatch) -> None:
+        """Take note of what `fill` has taken."""
+
     def reserved_tokens(self, request: Request) -> int:
         """Return the tokens whose KV blocks are set aside at admission."""
         return request.prefill_target
@@ -97,8 +103,8 @@ class Scheduler:
         """Learn from the spans of one or several stages that have computed a micro-batch."""
 
     @property
-    def stage_times(self) -> list[list[float]] | None:
-        """Weights of `Features` by stage that the policy has learned, in seconds; None if it learns none."""
+    def stage_weights(self) -> list[list[float]] | None:
+        """Weights of `Features` that the policy has learned, in seconds, [stages, features]; None if it learns none."""
         return None
 
     # What the coordinator calls.
@@ -115,10 +121,12 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
+        """How many requests have not been admitted."""
         return self._num_waiting
 
     @property
     def has_work(self) -> bool:
+        """Whether any request is unfinished."""
         return bool(self.running or self._num_waiting)
 
     def add(self, request: Request) -> None:
@@ -137,7 +145,9 @@ class Scheduler:
         """Return the next micro-batch, its tokens counted as dispatched; None if nothing is admissible."""
         self.short_of_kv = not self._incoming_fit
         batch = MicroBatch()
+        self.prepare()
         self.fill(batch)
+        self.filled(batch)
         if self.drafts is not None and batch.decodes and (room := self.draft_room(batch)) > 0:
             self.drafts.add(batch, room, self.pool, len(self.running))
         if self.pool.cache is not None:
@@ -175,8 +185,10 @@ class Scheduler:
         self.ready += requests
 
     def admit_incoming(self) -> list[Request]:
-        """Admit requests whose KV comes from another pipeline, first come first served, behind those that were
-        preempted here; return them. Each has a slot and blocks for its tokens, with one block left for each running.
+        """Admit requests whose KV comes from another pipeline, and return them.
+
+        They come first come first served, behind those that were preempted here. Each has a slot and blocks for its
+        tokens, with one block left for each running.
         """
         admitted: list[Request] = []
         self._incoming_fit = True
@@ -217,8 +229,9 @@ class Scheduler:
             self._leave(request)
 
     def restart(self) -> tuple[int, int]:
-        """Forget what the ranks held, since they hold it no more: every request that was admitted waits again for a
-        prefill of all its tokens. Nothing is in flight from now on.
+        """Forget what the ranks held, since they hold it no more.
+
+        Every request that was admitted waits again for a prefill of all its tokens. Nothing is in flight from now on.
 
         Returns:
             The number of unfinished requests among them, and of their tokens that had been computed.

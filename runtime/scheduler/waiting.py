@@ -1,15 +1,17 @@
-"""The queue of waiting requests, and whether one of them goes before a prompt that is partly dispatched."""
+"""The queues of waiting requests: which is next, and whether it goes before a prompt that is partly dispatched."""
 
 # Compiled (see runtime/compiled.py).
 
 from __future__ import annotations
 
 import heapq
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 
 from ..core.request import Request
-from .order import ORDERS
+
+_MOST_USERS = 10_000  # whose virtual times are kept, idle ones included
 
 
 class WaitingQueue(ABC):
@@ -20,7 +22,8 @@ class WaitingQueue(ABC):
         """Iterate over the requests that have not been finished meanwhile, in no order."""
 
     @abstractmethod
-    def push(self, request: Request) -> None: ...
+    def push(self, request: Request) -> None:
+        """Add a request: one that has come, or that was preempted and waits again."""
 
     @abstractmethod
     def head(self) -> Request | None:
@@ -38,36 +41,84 @@ class WaitingQueue(ABC):
         return prompts[0]
 
     def overtakes(self, prompt: Request) -> bool:
-        """Whether the request that is next goes before `prompt`, which is partly dispatched."""
+        """Return whether the request that is next goes before `prompt`, which is partly dispatched."""
         return False
 
 
-class OrderedQueue(WaitingQueue):
-    """Waiting requests by the key that an order gives each once; among equals, the first to arrive."""
+class FirstComeFirstServed(WaitingQueue):
+    """Waiting requests in the order of their arrival; in subclasses by a key, and of equal ones by arrival."""
 
-    def __init__(self, order: str) -> None:
-        self._order = ORDERS[order]()
-        self._heap: list[tuple[float, int, Request]] = []  # by the order's key, then by id
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Request]] = []  # by key, then by id
 
     def __iter__(self) -> Iterator[Request]:
         return iter([entry[2] for entry in self._heap if not entry[2].is_finished])
 
     def push(self, request: Request) -> None:
+        """Add a request by its key; one that was preempted keeps the key that it had."""
         if request.order_key is None:
-            request.order_key = self._order.key(request)
+            request.order_key = self.key(request)
         heapq.heappush(self._heap, (request.order_key, request.id, request))
 
     def head(self) -> Request | None:
+        """Return the request that is next, and drop those before it that have ended meanwhile."""
         heap = self._heap
         while heap and heap[0][2].is_finished:
             heapq.heappop(heap)
         return heap[0][2] if heap else None
 
     def pop(self) -> None:
-        self._order.admitted(heapq.heappop(self._heap)[2])
+        """Remove the request that `head` returned."""
+        heapq.heappop(self._heap)
+
+    def key(self, request: Request) -> float:
+        """Return the key of a request that has come, of which the smallest is next. It is called once for each."""
+        return 0.0
 
 
-class SlackQueue(WaitingQueue):
+class ShortestPrompt(FirstComeFirstServed):
+    """The shortest prompt first: the lowest mean TTFT. Long prompts wait while shorter ones keep coming."""
+
+    def key(self, request: Request) -> float:
+        """Return the length of the prompt, in tokens."""
+        return float(request.prompt_len)
+
+
+class EarliestDeadline(FirstComeFirstServed):
+    """The earliest deadline first; requests without one come after those that have one."""
+
+    def key(self, request: Request) -> float:
+        """Return the deadline, in seconds; infinity without one."""
+        return math.inf if request.deadline is None else request.deadline
+
+
+class FairShare(FirstComeFirstServed):
+    """Start-time fair queueing over users: the user who has had the fewest tokens is next.
+
+    In virtual time a request starts when its user's last one ended, but not before now. It lasts as long as it has
+    tokens (prompt plus longest output). A user who was idle has saved nothing up.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._now = 0.0
+        self._ends: dict[str, float] = {}  # by user
+
+    def key(self, request: Request) -> float:
+        """Return the virtual time at which the request starts, after those of its user."""
+        start = max(self._now, self._ends.get(request.user, 0.0))
+        self._ends[request.user] = start + request.max_len
+        return start
+
+    def pop(self) -> None:
+        """Remove the request that `head` returned; move virtual time on to its start, and forget users behind it."""
+        start, _, _ = heapq.heappop(self._heap)
+        self._now = max(self._now, start)
+        if len(self._ends) > _MOST_USERS:
+            self._ends = {user: end for user, end in self._ends.items() if end > self._now}
+
+
+class RelativeSlack(WaitingQueue):
     """Requests by slack relative to length, after Medha's LARS: the most urgent is next, dispatched in part or not.
 
     If each prompt has time for its first token in proportion to its length, what is left of that time, over the
@@ -88,12 +139,14 @@ class SlackQueue(WaitingQueue):
         return iter([entry[2] for lane in self._lanes.values() for entry in lane if not entry[2].is_finished])
 
     def push(self, request: Request) -> None:
+        """Add a request to those of a like length; one that was preempted keeps the time at which it came."""
         if request.order_key is None:
             request.order_key = float(self._served)
         lane = self._lanes.setdefault(request.prompt_len.bit_length(), [])
         heapq.heappush(lane, (request.order_key, request.id, request))
 
     def head(self) -> Request | None:
+        """Return the most urgent of the oldest requests of each length."""
         found: list[Request] = []
         for lane in self._lanes.values():
             while lane and lane[0][2].is_finished:
@@ -104,22 +157,26 @@ class SlackQueue(WaitingQueue):
         return self._head
 
     def pop(self) -> None:
+        """Remove the request that `head` returned."""
         assert self._head is not None
         heapq.heappop(self._lanes[self._head.prompt_len.bit_length()])
         self._head = None
 
     def dispatched(self, request: Request, tokens: int) -> None:
+        """Move time on: it is counted in the prompt tokens that have been dispatched."""
         self._served += tokens
 
     def first_of(self, prompts: Sequence[Request]) -> Request:
+        """Return the most urgent of `prompts`."""
         return self._most_urgent(prompts)
 
     def overtakes(self, prompt: Request) -> bool:
+        """Return whether the request that is next is more urgent than `prompt`."""
         head = self.head()
         return head is not None and self._urgency(head) > self._urgency(prompt)
 
     def _urgency(self, request: Request) -> float:
-        """The wait so far, in prompt tokens dispatched meanwhile, over the length."""
+        """Return the wait so far, in prompt tokens dispatched meanwhile, over the length."""
         assert request.order_key is not None
         return (self._served - request.order_key) / request.prompt_len
 
@@ -150,16 +207,20 @@ class CappedQueue(WaitingQueue):
         return iter(self._inner)
 
     def push(self, request: Request) -> None:
+        """Add a request to the inner queue. What it took before it was preempted is forgotten."""
         self._inner.push(request)
         self._forget(request.id)  # it was preempted
 
     def head(self) -> Request | None:
+        """Return the request that is next in the inner queue."""
         return self._inner.head()
 
     def pop(self) -> None:
+        """Remove the request that `head` returned from the inner queue."""
         self._inner.pop()
 
     def dispatched(self, request: Request, tokens: int) -> None:
+        """Count what the prompt has taken of the chunks since it began."""
         self._inner.dispatched(request, tokens)
         self._begun.setdefault(request.id, self._served)
         self._served += tokens
@@ -168,6 +229,7 @@ class CappedQueue(WaitingQueue):
             self._forget(request.id)
 
     def first_of(self, prompts: Sequence[Request]) -> Request:
+        """Return the inner queue's choice of the prompts within their share, or of all where none is."""
         if len(self._begun) > len(prompts):  # some were aborted
             begun = {prompt.id for prompt in prompts}
             for gone in [number for number in self._begun if number not in begun]:
@@ -176,10 +238,11 @@ class CappedQueue(WaitingQueue):
         return self._inner.first_of(within or sorted(prompts, key=self._share_of))
 
     def overtakes(self, prompt: Request) -> bool:
+        """Return whether the inner queue says so, or `prompt` has taken more than its share while one waits."""
         return self._inner.overtakes(prompt) or (self._is_over(prompt) and self.head() is not None)
 
     def _share_of(self, prompt: Request) -> float:
-        """The prompt's share of the tokens dispatched since its first chunk."""
+        """Return the prompt's share of the tokens dispatched since its first chunk."""
         since = self._served - self._begun.get(prompt.id, self._served)
         return self._taken[prompt.id] / since if since else 0.0
 
@@ -191,7 +254,16 @@ class CappedQueue(WaitingQueue):
         self._taken.pop(number, None)
 
 
+ORDERS: dict[str, type[WaitingQueue]] = {
+    "fcfs": FirstComeFirstServed,
+    "shortest_prompt": ShortestPrompt,
+    "fair_share": FairShare,
+    "deadline": EarliestDeadline,
+    "relative_slack": RelativeSlack,
+}
+
+
 def make_queue(order: str, max_prefill_share: float = 1.0) -> WaitingQueue:
     """Make the queue of an order (`scheduler.order`), with a bound on what one prompt takes if it is below 1."""
-    queue: WaitingQueue = SlackQueue() if order == "relative_slack" else OrderedQueue(order)
+    queue = ORDERS[order]()
     return CappedQueue(queue, max_prefill_share) if max_prefill_share < 1.0 else queue

@@ -21,21 +21,19 @@ from ...conf.schema import EngineConfig, ServeConfig
 from ...parallel.frames import DATA, ConnectionLost, FrameSocket
 from ..core.messages import TokenLogprobs
 from ..core.request import Request
-from ..engine.coordinator import Coordinator, TokenEvent
-from ..engine.fewer_stages import go_on_with_fewer_stages
+from ..engine.coordinator import TokenEvent
+from ..engine.engine_core import EngineCore
 from ..engine.plan import Plan, make_plan
 from ..engine.start import start_pipeline
 from ..ledger.running_ledger import RunningLedger
 from ..ledger.running_stragglers import RunningStragglers
 from ..pipeline.protocol import Pipeline, PipelineError
-from ..scheduler.base import Scheduler
-from ..scheduler.policies import make_scheduler
+from .live_spans import live_spans
 from .messages import (
     TOKEN_BOUNDS,
     Abort,
     Failed,
     FromEngine,
-    Progress,
     Record,
     Recorded,
     Recovery,
@@ -43,6 +41,7 @@ from .messages import (
     Slow,
     Snapshot,
     Started,
+    Starting,
     Submit,
     Tokens,
     Watch,
@@ -50,7 +49,6 @@ from .messages import (
     to_engine,
 )
 from .recording import Recording
-from .stage_spans import stage_spans
 
 _SNAPSHOT_S = 0.25
 _LONGEST_WAIT_S = 1.0
@@ -66,12 +64,8 @@ class ServingEngine:
         self._connection = connection
         self._readable = selectors.DefaultSelector()
         self._readable.register(connection.socket, selectors.EVENT_READ)
-        self._seed = config.seed << 32
-        self._max_model_len = plan.max_model_len
-        self._eos = plan.arch.eos_token_ids
-        scheduler = make_scheduler(config.scheduler, plan.limits, plan.make_pool())
-        self._coordinator = Coordinator(pipeline, scheduler, on_fewer_stages=self._go_on_with)
-        self._config, self._plan, self._pipeline = config, plan, pipeline
+        self._core = EngineCore(config, {config.scheduler: plan}, pipeline)
+        self._coordinator = self._core.coordinator
         self._ledger = RunningLedger(plan.limits.depth.most)
         self._stragglers = RunningStragglers()
         self._unfinished: dict[int, Request] = {}
@@ -102,11 +96,6 @@ class ServingEngine:
             coordinator.check_progress()
             self._snapshot()
 
-    def _go_on_with(self, num_stages: int) -> Scheduler:
-        assert num_stages == self._pipeline.num_stages
-        self._config, self._plan, scheduler = go_on_with_fewer_stages(self._config, self._plan, self._pipeline)
-        return scheduler
-
     def _receive(self) -> None:
         """Take what the front has sent, without waiting for it."""
         while self._readable.select(0):
@@ -130,14 +119,17 @@ class ServingEngine:
                     self._is_closing = True
 
     def _add(self, message: Submit) -> None:
-        params, number = message.params, message.number
-        seed = self._seed + number if params.seed is None else params.seed
-        request = Request(
-            number, message.prompt, params, arrival=message.arrival, seed=seed, max_model_len=self._max_model_len,
-            eos_token_ids=self._eos, user=message.user, cache_salt=message.cache_salt, deadline=message.deadline,
+        request = self._core.make_request(
+            message.number,
+            message.prompt,
+            message.params,
+            message.arrival,
+            user=message.user,
+            cache_salt=message.cache_salt,
+            deadline=message.deadline,
             output=message.output,
-        )  # fmt: skip
-        self._unfinished[number] = request
+        )
+        self._unfinished[request.id] = request
         if self._recording is not None:
             self._recording.add(request.record)
         self._coordinator.add(request)
@@ -202,7 +194,7 @@ class ServingEngine:
             self._tokens += int(tokens.sum())
             self._by_tokens += np.bincount(np.searchsorted(TOKEN_BOUNDS, tokens), minlength=len(self._by_tokens))
             if self._is_watched:
-                self._send(stage_spans(ledger, first))
+                self._send(live_spans(ledger, first))
             if self._recording is not None:
                 for recorded in self._recording.take(record.micro_batches[first : len(ledger.micro_batches.tokens)]):
                     self._send(Recorded(recorded, False))
@@ -213,18 +205,25 @@ class ServingEngine:
         cache = scheduler.pool.cache
         self._send(
             Snapshot(
-                time=now, running=len(scheduler.running), waiting=scheduler.num_waiting,
-                kv_blocks_used=scheduler.pool.num_used, tokens=self._tokens, by_tokens=self._by_tokens.tolist(),
+                time=now,
+                running=len(scheduler.running),
+                waiting=scheduler.num_waiting,
+                kv_blocks_used=scheduler.pool.num_used,
+                tokens=self._tokens,
+                by_tokens=self._by_tokens.tolist(),
                 is_short_of_kv=scheduler.short_of_kv,
-                preemptions=self._preemptions, prefix_queries=cache.queries if cache else 0,
+                preemptions=self._preemptions,
+                prefix_queries=cache.queries if cache else 0,
                 prefix_hits=cache.hits if cache else 0,
-                busy=self._ledger.busy.tolist(), idle=self._ledger.idle.tolist(),
-                ends=self._ledger.ends.tolist(), is_idle=not self._coordinator.has_work,
+                busy=self._ledger.busy.tolist(),
+                idle=self._ledger.idle.tolist(),
+                ends=self._ledger.ends.tolist(),
+                is_idle=not self._coordinator.has_work,
                 recovery=Recovery.of(faults),
                 slow=[Slow(each.stage, each.start, each.slowdown, each.waited) for each in self._stragglers.current],
                 slow_seconds=self._stragglers.slow_seconds.tolist(),
             )
-        )  # fmt: skip
+        )
 
     def _send(self, message: FromEngine) -> None:
         try:
@@ -239,6 +238,7 @@ def run_engine(mapping: dict[str, Any], sock: socket.socket, environment: Mappin
     Args:
         mapping: the plain form of a `ServeConfig` that has been checked. A plan does not travel, since compiled classes
             cannot be pickled.
+        sock: to the front.
         environment: variables to set first, such as the GPUs that this engine may see.
     """
     os.environ.update(environment)
@@ -254,7 +254,7 @@ def run_engine(mapping: dict[str, Any], sock: socket.socket, environment: Mappin
     try:
         config = build(ServeConfig, mapping)
         plan = make_plan(config)
-        pipeline = start_pipeline(config, plan, None, lambda text: send(Progress(text)))
+        pipeline = start_pipeline(config, plan, None, lambda text: send(Starting(text)))
         pipeline.wake_on(sock.fileno())
         send(Started(pipeline.where, pipeline.num_stages, pipeline.num_blocks))
         ServingEngine(config, plan, pipeline, connection).run()

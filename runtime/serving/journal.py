@@ -39,13 +39,16 @@ class Opened(msgspec.Struct, frozen=True, array_like=True, tag="gapless journal"
     next_number: int
 
     def is_alike(self, other: Opened) -> bool:
-        """Whether outputs that were begun under the one can go on under the other."""
+        """Return whether outputs that were begun under one of them can go on under the other."""
         return (self.version, self.fingerprint) == (other.version, other.fingerprint)
 
 
 class Accepted(msgspec.Struct, frozen=True, array_like=True, tag="accepted"):
-    """A request of the API: its id, the mark of its key, its path, its body as it came, when it came (in seconds since
-    1970), and the numbers of its outputs."""
+    """A request of the API.
+
+    It has its id, the mark of its key, its path, its body as it came, when it came (in seconds since 1970), and the
+    numbers of its outputs.
+    """
 
     id: str
     owner: str
@@ -189,6 +192,7 @@ class Journal:
         self._compact_at = max(_LARGE, 2 * size)
 
     def close(self) -> None:
+        """Close the file, which another server may open from now on."""
         os.close(self._fd)
 
 
@@ -230,7 +234,7 @@ def _append(fd: int, payload: bytes, at: int) -> int:
 
 
 def payloads(data: memoryview) -> Iterator[memoryview]:
-    """The payloads of the records at the beginning of a journal that are whole."""
+    """Yield the payloads of the records at the beginning of a journal that are whole."""
     at = 0
     while len(data) - at >= _HEAD.size:
         length, checksum = _HEAD.unpack_from(data, at)
@@ -242,7 +246,7 @@ def payloads(data: memoryview) -> Iterator[memoryview]:
 
 
 def _records(data: memoryview) -> Iterator[tuple[int, Record]]:
-    """The records of a journal that are whole, each with the place of its end."""
+    """Yield the records of a journal that are whole, each with the place of its end."""
     at = 0
     for payload in payloads(data):
         at += _HEAD.size + len(payload)

@@ -17,8 +17,11 @@ TOKEN_BOUNDS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
 class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
-    """A request. Numbers rise from one to the next. `arrival` and `deadline`, of the first token, are in seconds on the
-    clock that all processes of a node share. `output` are tokens that an engine before this one has sampled for it."""
+    """A request.
+
+    Numbers rise from one to the next. `arrival` and `deadline`, of the first token, are in seconds on the clock that
+    all processes of a node share. `output` are tokens that an engine before this one has sampled for it.
+    """
 
     number: int
     prompt: list[int]
@@ -41,7 +44,7 @@ class Shutdown(msgspec.Struct, frozen=True, array_like=True, tag="shutdown"):
 
 
 class Watch(msgspec.Struct, frozen=True, array_like=True, tag="watch"):
-    """Whether the front wants `StageSpans`: somebody looks at the live page."""
+    """Whether the front wants `LiveSpans`: somebody looks at the live page."""
 
     is_on: bool
 
@@ -52,7 +55,7 @@ class Record(msgspec.Struct, frozen=True, array_like=True, tag="record"):
     is_on: bool
 
 
-class Progress(msgspec.Struct, frozen=True, array_like=True, tag="progress"):
+class Starting(msgspec.Struct, frozen=True, array_like=True, tag="progress"):
     """What the start is doing."""
 
     text: str
@@ -101,7 +104,7 @@ class Recovery(msgspec.Struct, frozen=True, array_like=True):
 
     @classmethod
     def of(cls, faults: Sequence[FaultRecord]) -> Recovery:
-        """The state after these faults."""
+        """Return the state after these faults."""
         if not faults:
             return cls()
         repaired: Counter[FaultReason] = Counter()
@@ -117,8 +120,11 @@ class Recovery(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Slow(msgspec.Struct, frozen=True, array_like=True):
-    """A stage that is slow now: since when (in seconds), how many times longer than usual its micro-batches take, and
-    for how many seconds the other stages have waited for that."""
+    """A stage that is slow now.
+
+    It says since when (in seconds), how many times longer than usual its micro-batches take, and for how many seconds
+    the other stages have waited for that.
+    """
 
     stage: int
     since: float
@@ -161,7 +167,7 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True, tag="snapshot"):
         return self.recovery.since is not None
 
     def idle_at(self, now: float) -> list[list[float]]:
-        """`idle` with the waits that the ledger will count once they are over: for a repair, or for a request."""
+        """Return `idle` with the waits that the ledger will count once they end: for a repair, or for a request."""
         rows = [list(row) for row in self.idle]
         since = self.recovery.since
         if since is not None or self.is_idle:
@@ -171,9 +177,10 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True, tag="snapshot"):
         return rows
 
 
-class StageSpans(msgspec.Struct, frozen=True, array_like=True, tag="spans"):
-    """What the stages did since the last of these, for the live page. Times are in units of 10 µs from `origin`, in
-    seconds.
+class LiveSpans(msgspec.Struct, frozen=True, array_like=True, tag="spans"):
+    """What the stages did since the last of these, for the live page.
+
+    Times are in units of 10 µs from `origin`, in seconds.
 
     `prefill` and `decodes` are tokens by micro-batch, `begin` and `end` of its computation by stage and micro-batch.
     `idle_start`, `idle_end` and `cause`, an index into `CAUSES`, are by stage, an entry an idle interval. The
@@ -207,7 +214,7 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
 
 
 ToEngine = Submit | Abort | Watch | Record | Shutdown
-FromEngine = Progress | Started | Tokens | Snapshot | StageSpans | Recorded | Failed
+FromEngine = Starting | Started | Tokens | Snapshot | LiveSpans | Recorded | Failed
 
 encoder = msgspec.msgpack.Encoder()
 to_engine = msgspec.msgpack.Decoder(ToEngine)

@@ -44,7 +44,7 @@ class RecordedPart(msgspec.Struct, frozen=True):
     spans: list[Span] = []
     requests: list[RecordedRequest] = []
     notes: list[str] = []
-    stage_times: list[list[float]] | None = None
+    stage_weights: list[list[float]] | None = None
     crossing: int = 0
     faults: list[FaultRecord] = []
 
@@ -84,7 +84,7 @@ class Recording:
         self._end = end
 
     def take(self, micro_batches: Sequence[MicroBatchRecord]) -> Iterator[bytes]:
-        """The parts, encoded, that hold what is new.
+        """Yield the parts, encoded, that hold what is new.
 
         Args:
             micro_batches: of the record, those that all stages have computed since the last call.
@@ -101,21 +101,27 @@ class Recording:
             part = new[start : start + _MOST_AT_ONCE]
             low, high = (part[0].micro_batch, part[-1].micro_batch) if part else (0, -1)
             yield self._encode(
-                micro_batches=part, spans=[span for span in spans if low <= span.micro_batch <= high],
+                micro_batches=part,
+                spans=[span for span in spans if low <= span.micro_batch <= high],
                 requests=[_recorded(request) for request in ended[start : start + _MOST_AT_ONCE]],
-            )  # fmt: skip
+            )
 
     def is_complete(self, has_work: bool) -> bool:
-        """Whether the window has ended and all that can come of it was taken. Without work, no span comes any more."""
+        """Return whether the window has ended and all that can come of it was taken.
+
+        Without work, no span comes any more.
+        """
         return self._end is not None and (self._next >= self._end or not has_work)
 
     def last_part(self) -> bytes:
-        """The part, encoded, that ends the window."""
+        """Return the part, encoded, that ends the window."""
         record = self._record
         return self._encode(
-            notes=record.notes, stage_times=record.stage_times, crossing=self._crossing + len(self._requests),
+            notes=record.notes,
+            stage_weights=record.stage_weights,
+            crossing=self._crossing + len(self._requests),
             faults=record.faults[self._num_faults :],
-        )  # fmt: skip
+        )
 
     def _encode(self, **fields: object) -> bytes:
         record = self._record
@@ -124,7 +130,7 @@ class Recording:
 
 
 def join_parts(parts: Iterator[bytes]) -> RunRecord:
-    """The record of a window, of its parts."""
+    """Join the parts of a window to its record."""
     record: RunRecord | None = None
     for payload in parts:
         part = _decoder.decode(payload)
@@ -134,7 +140,7 @@ def join_parts(parts: Iterator[bytes]) -> RunRecord:
         record.spans += part.spans
         record.requests += [RequestRecord(*msgspec.structs.astuple(request)) for request in part.requests]
         record.notes += part.notes
-        record.stage_times = part.stage_times
+        record.stage_weights = part.stage_weights
         record.faults += part.faults
         if part.crossing:
             record.notes.append(
@@ -148,7 +154,15 @@ def join_parts(parts: Iterator[bytes]) -> RunRecord:
 
 def _recorded(request: RequestRecord) -> RecordedRequest:
     return RecordedRequest(
-        request.request, request.prompt_tokens, request.arrival, request.token_times, request.first_dispatched,
-        request.finished, request.finish_reason, request.preemptions, request.cached_tokens, request.kv_transfer,
+        request.request,
+        request.prompt_tokens,
+        request.arrival,
+        request.token_times,
+        request.first_dispatched,
+        request.finished,
+        request.finish_reason,
+        request.preemptions,
+        request.cached_tokens,
+        request.kv_transfer,
         request.user,
-    )  # fmt: skip
+    )

@@ -13,8 +13,8 @@ from ...conf.policies import SchedulerConfig
 from ..core.garbage_collection import without_collector
 from ..core.messages import TokenLogprobs
 from ..core.request import Request
-from ..engine.arrivals import exactly
 from ..engine.plan import Plan
+from ..engine.replay import exactly
 from ..pipeline.protocol import PipelineError
 from ..workload import WorkItem
 from .kv_transfer import KvLinks, KvTransfer, make_links
@@ -24,8 +24,10 @@ from .setting import Setting
 
 
 class PrefillReplica(Replica):
-    """A replica that serves the first token of each request. The KV blocks of the others' prompts stay in use until
-    `release`."""
+    """A replica that serves the first token of each request.
+
+    The KV blocks of the others' prompts stay in use until `release`.
+    """
 
     def __init__(self, pipeline: SimulatedPipeline, policy: SchedulerConfig, plan: Plan) -> None:
         super().__init__(pipeline, policy, plan, stop_check=self._keep_blocks)
@@ -34,6 +36,7 @@ class PrefillReplica(Replica):
         self._kept: dict[int, list[int]] = {}  # blocks by request
 
     def add(self, number: int, item: WorkItem, arrival: float) -> None:
+        """Submit an item for its first token; if it needs more, its blocks are kept for the decode pool."""
         if item.output_len > 1 and len(item.prompt) + 1 < self.max_model_len:
             self._more[number] = item
         super().add(number, msgspec.structs.replace(item, output_len=1), arrival)
@@ -60,9 +63,14 @@ class DecodeReplica(Replica):
     def receive(self, prefilled: Request, item: WorkItem, now: float) -> None:
         """Queue a request whose first token came at `now`."""
         request = Request(
-            prefilled.id, item.prompt, exactly(item.output_len), arrival=now, max_model_len=self.max_model_len,
-            user=item.user, output=prefilled.output,
-        )  # fmt: skip
+            prefilled.id,
+            item.prompt,
+            exactly(item.output_len),
+            arrival=now,
+            max_model_len=self.max_model_len,
+            user=item.user,
+            output=prefilled.output,
+        )
         request.prefill_target = request.num_dispatched = request.prompt_len
         self.coordinator.add(request)
         self.unfinished += 1
@@ -89,9 +97,12 @@ class DisaggregatedFleet:
     """
 
     def __init__(
-        self, prefill: Sequence[PrefillReplica], decode: Sequence[DecodeReplica], links: KvLinks,
+        self,
+        prefill: Sequence[PrefillReplica],
+        decode: Sequence[DecodeReplica],
+        links: KvLinks,
         router: str = "round_robin",
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._prefill = list(prefill)
         self._decode = list(decode)
         self.replicas: list[Replica] = [*prefill, *decode]
@@ -193,6 +204,7 @@ def make_disaggregated(setting: Setting, *, repeat: int = 1) -> DisaggregatedFle
     """Make the pools of a setting that has a prefill pool, with nothing submitted to them.
 
     Args:
+        setting: of both pools.
         repeat: as of `make_replicas`.
     """
     pool = setting.prefill
@@ -200,8 +212,10 @@ def make_disaggregated(setting: Setting, *, repeat: int = 1) -> DisaggregatedFle
     first = pool.config.simulation.replicas
     return DisaggregatedFleet(
         [PrefillReplica(made, pool.config.scheduler, pool.plan) for made in make_pipelines(pool, repeat=repeat)],
-        [DecodeReplica(made, setting.config.scheduler, setting.plan)
-         for made in make_pipelines(setting, repeat=repeat, first=first)],
+        [
+            DecodeReplica(made, setting.config.scheduler, setting.plan)
+            for made in make_pipelines(setting, repeat=repeat, first=first)
+        ],
         make_links(pool, setting),
         setting.config.simulation.router,
-    )  # fmt: skip
+    )

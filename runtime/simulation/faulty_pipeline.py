@@ -58,6 +58,7 @@ class FaultyPipeline(SimulatedPipeline):
         self._up = 0.0
 
     def wait(self, deadline: float) -> list[MicroBatchResult]:
+        """See `Pipeline.wait`. The clock moves to the next result, fault, notice of a fault or end of a repair."""
         event, clock = self.next_event, self.clock
         if event is None or event > deadline:
             clock.seconds = max(clock.seconds, deadline)
@@ -75,6 +76,7 @@ class FaultyPipeline(SimulatedPipeline):
         return []
 
     def restart(self, fault: FaultRecord) -> None:
+        """See `Pipeline.restart`. The repair takes the seconds that the config gives each of its parts."""
         now, times = self.clock.seconds, self._times
         self._limit.count(fault.text, now)
         if self._fault is None:
@@ -114,18 +116,18 @@ class FaultyPipeline(SimulatedPipeline):
         return math.inf if is_stuck else at
 
     def _is_stuck(self, spans: list[Span], failed: RankFault) -> bool:
-        """Whether a micro-batch of these spans had not left the failed rank's stage."""
+        """Return whether a micro-batch of these spans had not left the failed rank's stage."""
         stage = failed.rank // self._tp
         left = spans[stage].end if stage == self.num_stages - 1 else spans[stage + 1].input
         return left > failed.at
 
     def _noticed(self, failed: RankFault) -> float:
-        """When a fault is noticed; infinity where nothing that is before the pipeline now makes it so."""
+        """Return when a fault is noticed; infinity where nothing that is before the pipeline now makes it so."""
         times = self._times
         return self._since(failed) + (times.detect_hang_s if failed.hangs else times.detect_process_s)
 
     def _since(self, failed: RankFault) -> float:
-        """From when on a fault holds the pipeline up: a rank that hangs does so once it has something to compute."""
+        """Return from when on a fault holds the pipeline up: a rank hangs once it has something to compute."""
         if not failed.hangs or self._fault is not None:
             return failed.at
         for _, result in self._results:
@@ -172,8 +174,10 @@ class FaultyPipeline(SimulatedPipeline):
         return found
 
     def _start(self, now: float) -> float:
-        """Return the seconds from `now` until a rank has started in another's place. The first spare takes it, if there
-        is one, and another one begins to start."""
+        """Return the seconds from `now` until a rank has started in another's place.
+
+        The first spare takes it, if there is one, and another one begins to start.
+        """
         times = self._times
         if not self._spares:
             return times.start_s

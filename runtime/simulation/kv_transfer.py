@@ -29,8 +29,10 @@ class KvTransfer:
 
 
 class KvLinks:
-    """The links between two pools. Each port, of a prefill replica or of a decode replica, carries one transfer at a
-    time; those that wait go as soon as both of their ports are free, the first come first.
+    """The links between two pools.
+
+    Each port, of a prefill replica or of a decode replica, carries one transfer at a time; those that wait go as soon
+    as both of their ports are free, the first come first.
 
     Args:
         seconds_of: predicts the seconds of a transfer from its bytes.
@@ -54,6 +56,7 @@ class KvLinks:
         return min([transfer.end for transfer in self._under_way], default=math.inf)
 
     def add(self, transfer: KvTransfer) -> None:
+        """Have a transfer wait for both of its ports."""
         self._waiting.append(transfer)
 
     def begin(self, now: float) -> None:

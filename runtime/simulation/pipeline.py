@@ -35,6 +35,7 @@ class Disturbance:
 
     @property
     def is_any(self) -> bool:
+        """Whether any time deviates."""
         return self.jitter > 0 or (self.straggler_rate > 0 and self.straggler_factor != 1)
 
 
@@ -45,6 +46,7 @@ class VirtualClock:
         self.seconds = 0.0
 
     def now(self) -> float:
+        """Return the seconds that have passed in the simulation."""
         return self.seconds
 
 
@@ -109,6 +111,7 @@ class SimulatedPipeline:
         self._disturb = _Disturber(disturbance) if disturbance and disturbance.is_any else None
 
     def submit(self, micro_batch: MicroBatchMessage) -> None:
+        """See `Pipeline.submit`. The times of the micro-batch on all stages are computed at once."""
         assert len(self._results) < self.depth, "more micro-batches outstanding than the depth"
         shape = MicroBatchShape.of(micro_batch)
         rows, times = shape.rows, self.costs.seconds(shape)
@@ -141,6 +144,7 @@ class SimulatedPipeline:
         self._results.append((at + self.result_s, result))
 
     def wait(self, deadline: float) -> list[MicroBatchResult]:
+        """See `Pipeline.wait`. The clock moves to the next result, or to `deadline`."""
         clock = self.clock
         if not self._results or self._results[0][0] > deadline:
             clock.seconds = max(clock.seconds, deadline)
@@ -150,9 +154,11 @@ class SimulatedPipeline:
         return [result]
 
     def restart(self, fault: FaultRecord) -> None:
+        """Fail: only `FaultyPipeline` has faults."""
         raise AssertionError("it has no faults")
 
     def close(self) -> None:
+        """Do nothing: there are no ranks to end."""
         pass
 
     @property

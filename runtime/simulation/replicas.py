@@ -12,9 +12,9 @@ from ...conf.policies import SchedulerConfig
 from ...parallel.placement import stage_links
 from ..core.garbage_collection import without_collector
 from ..core.run_record import RunRecord
-from ..engine.arrivals import make_request
 from ..engine.coordinator import Coordinator, StopCheck
 from ..engine.plan import Plan
+from ..engine.replay import make_request
 from ..ledger.running_totals import RunningTotals
 from ..scheduler.policies import make_scheduler
 from ..workload import WorkItem
@@ -43,6 +43,7 @@ class Replica:
 
     @property
     def record(self) -> RunRecord:
+        """The record of the run so far."""
         return self.coordinator.record
 
     @property
@@ -52,6 +53,7 @@ class Replica:
         return math.inf if event is None else event
 
     def add(self, number: int, item: WorkItem, arrival: float) -> None:
+        """Submit an item as request `number`, which arrives at `arrival`, in seconds on the clock of the replica."""
         request = make_request(number, item, arrival, self.max_model_len, self.cache_block)
         self.coordinator.add(request)
         self.unfinished += 1
@@ -91,6 +93,7 @@ def make_replicas(setting: Setting, *, repeat: int = 1) -> list[Replica]:
     """Make the replicas of a setting, with nothing submitted to them.
 
     Args:
+        setting: of all replicas.
         repeat: the number of the run, from 1; each run and each replica has disturbances and faults of its own.
     """
     config, plan = setting.config, setting.plan
@@ -107,6 +110,7 @@ def make_pipelines(setting: Setting, *, repeat: int = 1, first: int = 0) -> list
     """Make the pipelines of a setting's replicas.
 
     Args:
+        setting: of all replicas.
         repeat: as of `make_replicas`.
         first: number of the first of them, among all replicas of the run.
     """
@@ -116,27 +120,31 @@ def make_pipelines(setting: Setting, *, repeat: int = 1, first: int = 0) -> list
     made = []
     for number, own_links in enumerate(links, first):
         disturbance = Disturbance(
-            simulation.jitter, simulation.straggler_rate, simulation.straggler_factor,
+            simulation.jitter,
+            simulation.straggler_rate,
+            simulation.straggler_factor,
             seed=(config.seed + repeat - 1) * 1_000_003 + number,
-        )  # fmt: skip
+        )
         make: Callable[..., SimulatedPipeline] = SimulatedPipeline
         if simulation.faults.are_any:
             faults = draw_faults(simulation.faults, parallel.world_size, seed=disturbance.seed, replica=number)
             make = partial(FaultyPipeline, faults=faults, times=simulation.faults, parallel=parallel)
-        made.append(make(
-            setting.costs,
-            depth=plan.limits.depth.most,
-            num_blocks=plan.num_blocks,
-            stage_links=own_links,
-            scatter_gather=simulation.scatter_gather,
-            overlap_sends=simulation.overlap_sends,
-            dispatch_s=control.dispatch,
-            result_s=control.result,
-            turnaround_s=control.turnaround,
-            disturbance=disturbance,
-            draft_acceptance=simulation.draft_acceptance if config.scheduler.drafts else None,
-            seed=disturbance.seed,
-        ))  # fmt: skip
+        made.append(
+            make(
+                setting.costs,
+                depth=plan.limits.depth.most,
+                num_blocks=plan.num_blocks,
+                stage_links=own_links,
+                scatter_gather=simulation.scatter_gather,
+                overlap_sends=simulation.overlap_sends,
+                dispatch_s=control.dispatch,
+                result_s=control.result,
+                turnaround_s=control.turnaround,
+                disturbance=disturbance,
+                draft_acceptance=simulation.draft_acceptance if config.scheduler.drafts else None,
+                seed=disturbance.seed,
+            )
+        )
     return made
 
 

@@ -14,6 +14,8 @@ def start(setting: Setting, workload: Workload, *, repeat: int = 1) -> tuple[lis
     """Make the replicas of a setting, those of a prefill pool first.
 
     Args:
+        setting: of all replicas.
+        workload: what they serve.
         repeat: the number of the run, from 1; each run and each replica has disturbances and faults of its own.
 
     Returns:

@@ -18,9 +18,12 @@ from ..engine.plan import Plan, make_plan
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A config that fits, and what follows from it: the plan, the seconds that each stage takes for a micro-batch
-    (`costs`), the host's seconds between micro-batches (`control`), and how far `costs` may be off (`error`; None: not
-    known). Where there is a prefill pool, `prefill` is its setting, and this one is the decode pool's."""
+    """A config that fits, and what follows from it.
+
+    That is the plan, the seconds that each stage takes for a micro-batch (`costs`), the host's seconds between
+    micro-batches (`control`), and how far `costs` may be off (`error`; None: not known). Where there is a prefill pool,
+    `prefill` is its setting, and this one is the decode pool's.
+    """
 
     config: SimulateConfig
     plan: Plan
@@ -36,7 +39,7 @@ class Setting:
 
 
 def make_setting(config: SimulateConfig) -> Setting:
-    """The setting of one config.
+    """Make the setting of one config.
 
     Raises:
         ConfigError: the model does not fit, or no stage times, or of pools no links, are known of the hardware.
@@ -55,9 +58,11 @@ def make_setting(config: SimulateConfig) -> Setting:
                 "of simulation.disaggregation; hardware=a100-80g has some"
             )
     return replace(
-        setting, plan=replace(setting.plan, prefix_caching=False), error=widest([prefill.error, setting.error]),
+        setting,
+        plan=replace(setting.plan, prefix_caching=False),
+        error=widest([prefill.error, setting.error]),
         prefill=prefill,
-    )  # fmt: skip
+    )
 
 
 def _setting_of(config: SimulateConfig) -> Setting:
@@ -67,7 +72,7 @@ def _setting_of(config: SimulateConfig) -> Setting:
 
 
 def _prefill_config(config: SimulateConfig) -> SimulateConfig:
-    """The config of the prefill pool: its own replicas, grid, hardware and policy, the rest as it is."""
+    """Return the config of the prefill pool: its own replicas, grid, hardware and policy, the rest as it is."""
     pool, parallel, scheduler = config.simulation.disaggregation, config.parallel, config.scheduler
     assert pool.prefill_replicas is not None
     tp, pp = pool.prefill_tp or parallel.tp, pool.prefill_pp or parallel.pp
@@ -88,11 +93,12 @@ def _prefill_config(config: SimulateConfig) -> SimulateConfig:
             depth=parallel.depth if is_same_grid else None,
         ),
         scheduler=TokenBudgetConfig(
-            budget=pool.prefill_chunk, batch=scheduler.batch, max_batch=scheduler.max_batch, order=scheduler.order,
+            budget=pool.prefill_chunk,
+            batch=scheduler.batch,
+            max_batch=scheduler.max_batch,
+            order=scheduler.order,
             max_prefill_share=scheduler.max_prefill_share,
         ),
         policies=(),
-        simulation=replace(
-            config.simulation, replicas=pool.prefill_replicas, disaggregation=DisaggregationConfig()
-        ),
-    )  # fmt: skip
+        simulation=replace(config.simulation, replicas=pool.prefill_replicas, disaggregation=DisaggregationConfig()),
+    )

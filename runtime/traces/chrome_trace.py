@@ -30,7 +30,7 @@ class ChromeTrace:
         self.metadata: dict[str, Any] = {}
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """The events in the file's order.
+        """Yield the events in the file's order.
 
         Raises:
             ConfigError: the file cannot be read, is no such trace, or is cut off.

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from ..core.micro_batch_columns import Floats
-from .drift import DriftLine, drift_between
+from .drift import ClockLine, drift_between
 
 _ROUNDING = 1e-6  # seconds: traces round times to microseconds
 _RELAXED_UNTIL = 1e-9  # seconds to which a contradiction is found
@@ -41,7 +41,7 @@ class Order:
 
     @property
     def room(self) -> Floats:
-        """By how much the clock of `second` may be ahead of that of `first` at most, by each pair of events."""
+        """Seconds by which the clock of `second` is ahead of that of `first` at most, by each pair of events."""
         return self.after - self.before - self.least
 
 
@@ -49,10 +49,9 @@ class Order:
 class ClockFit:
     """Where a rank's clock lies beside the reference rank's, and how well the trace says so.
 
-    When the reference's clock shows `at`, the rank's shows `ahead` seconds more; each second it gains `drift` seconds.
-
     Attributes:
-        low: least value of `ahead`; -infinity where nothing bounds it from below.
+        line: of the rank's clock beside the reference's.
+        low: least value of its `ahead`; -infinity where nothing bounds it from below.
         high: its greatest value; infinity where nothing bounds it from above.
         same_clock: both read one clock.
         pairs: pairs of events that bound it.
@@ -62,11 +61,9 @@ class ClockFit:
 
     rank: int
     reference: int
-    ahead: float = 0.0
+    line: ClockLine = field(default_factory=ClockLine)
     low: float = -math.inf
     high: float = math.inf
-    drift: float = 0.0
-    at: float = 0.0
     same_clock: bool = False
     pairs: int = 0
     by_other_ranks: bool = False
@@ -77,14 +74,10 @@ class ClockFit:
         """How far `ahead` may be off, in seconds; None where nothing bounds it from one side."""
         if math.isinf(self.low) or math.isinf(self.high):
             return None
-        return max(self.high - self.ahead, self.ahead - self.low, 0.0)
-
-    def on_reference(self, times: Floats) -> Floats:
-        """Put times of this rank on the reference's clock."""
-        return self.at + (times - self.at - self.ahead) / (1.0 + self.drift)
+        return max(self.high - self.line.ahead, self.line.ahead - self.low, 0.0)
 
     @property
-    def line(self) -> str:
+    def text(self) -> str:
         """A sentence for people."""
         clocks, theirs = f"clocks of rank {self.rank}", f"rank {self.reference}'s"
         messages = f"{self.pairs:,} {'message' if self.pairs == 1 else 'messages'}"
@@ -94,7 +87,7 @@ class ClockFit:
             return f"{clocks}: no message bounds their offset from {theirs}; times are as recorded"
         if self.contradiction > 0:
             return (
-                f"{clocks}: no offset from {theirs} fits all {messages}; {_lie(self.ahead)} {theirs}, "
+                f"{clocks}: no offset from {theirs} fits all {messages}; {_lie(self.line.ahead)} {theirs}, "
                 f"{_shown(self.contradiction / 2)} are left unexplained at most"
             )
         if self.half_width is None:
@@ -105,8 +98,8 @@ class ClockFit:
                 "that, as if the fastest took no time"
             )
         ways = "over other ranks" if self.by_other_ranks else "both ways"
-        drift = f" and gain {self.drift * 1e6:+.1f} µs a second" if self.drift else ""
-        return f"{clocks} lie {_lie(self.ahead, self.half_width)} {theirs}{drift}, from {messages} {ways}"
+        drift = f" and gain {self.line.drift * 1e6:+.1f} µs a second" if self.line.drift else ""
+        return f"{clocks} lie {_lie(self.line.ahead, self.half_width)} {theirs}{drift}, from {messages} {ways}"
 
 
 def _lie(ahead: float, half_width: float | None = None) -> str:
@@ -118,20 +111,8 @@ def _shown(seconds: float) -> str:
     return f"{seconds:.3f} s" if seconds >= 10 else f"{seconds * 1e3:.3f} ms"
 
 
-def collective(ranks: Sequence[int], entered: Floats, left: Floats) -> list[Order]:
-    """What collectives say: no rank leaves one before every other has entered it.
-
-    Args:
-        ranks: that take part, n of them.
-        entered: [collectives, n] seconds on each rank's clock.
-        left: [collectives, n] the same.
-    """
-    numbered = list(enumerate(ranks))
-    return [Order(a, b, entered[:, i], left[:, j]) for i, a in numbered for j, b in numbered if i != j]
-
-
 def fit_clocks(clocks: Mapping[int, str], orders: Iterable[Order]) -> dict[int, ClockFit]:
-    """Where the clock of each rank lies beside that of the first rank, the reference.
+    """Return where the clock of each rank lies beside that of the first rank, the reference.
 
     Args:
         clocks: by rank, the name of its clock; ranks that name the same one read it together, and "" is a clock of
@@ -152,9 +133,9 @@ def fit_clocks(clocks: Mapping[int, str], orders: Iterable[Order]) -> dict[int, 
 
 
 def _fit(num_clocks: int, orders: Sequence[Order]) -> list[ClockFit]:
-    """The fit of each clock to clock 0; `orders` are between clocks."""
+    """Return the fit of each clock to clock 0; `orders` are between clocks."""
     constant = _Constant.of(num_clocks, orders)
-    lines: dict[int, DriftLine] = {}
+    lines: dict[int, ClockLine] = {}
     if constant.contradiction:
         lines = _drifts(num_clocks, orders)
         mapped = [_mapped(order, lines) for order in orders]
@@ -166,19 +147,15 @@ def _fit(num_clocks: int, orders: Sequence[Order]) -> list[ClockFit]:
     touching = [sum(len(o.before) for o in orders if clock in (o.first, o.second)) for clock in range(num_clocks)]
     fits = []
     for clock in range(num_clocks):
-        line = lines.get(clock, DriftLine())
+        line = lines.get(clock, ClockLine())
         ahead = line.ahead + (1.0 + line.drift) * float(constant.ahead[clock])
         low, high = float(constant.low[clock]), float(constant.high[clock])
         if clock in lines:
             low, high = ahead - line.half_width, ahead + line.half_width
-        direct = [sum(len(o.before) for o in orders if {o.first, o.second} == {0, clock})]
-        fits.append(
-            ClockFit(
-                clock, 0, ahead, low, high, line.drift, line.at, False,
-                direct[0] if constant.is_direct[clock] else touching[clock],
-                not constant.is_direct[clock], constant.contradiction,
-            )
-        )  # fmt: skip
+        direct = sum(len(o.before) for o in orders if {o.first, o.second} == {0, clock})
+        pairs = direct if constant.is_direct[clock] else touching[clock]
+        line, by_others = replace(line, ahead=ahead), not constant.is_direct[clock]
+        fits.append(ClockFit(clock, 0, line, low, high, False, pairs, by_others, constant.contradiction))
     return fits
 
 
@@ -206,12 +183,12 @@ class _Constant:
         return cls(_chosen(most), -most[:, 0], most[0], is_direct, contradiction)
 
     def unmoved(self) -> _Constant:
-        """The same bounds with all offsets at 0, which they allow."""
+        """Return the same bounds with all offsets at 0, which they allow."""
         return replace(self, ahead=np.zeros(len(self.ahead)))
 
 
 def _closed(room: Floats) -> Floats:
-    """Shortest paths (Floyd and Warshall): how far each clock may be ahead of each other one, by way of all."""
+    """Return how far each clock may be ahead of each other one, by way of all: shortest paths (Floyd and Warshall)."""
     most = room.copy()
     for via in range(len(most)):
         most = np.minimum(most, most[:, via, None] + most[None, via])
@@ -219,7 +196,7 @@ def _closed(room: Floats) -> Floats:
 
 
 def _least_relaxation(room: Floats) -> float:
-    """The least seconds by which every bound must give way, so that some offsets fit all of them."""
+    """Return the least seconds by which every bound must give way, so that some offsets fit all of them."""
 
     def fits(relaxed: float) -> bool:
         return bool((np.diag(_closed(room + relaxed)) >= -_RELAXED_UNTIL).all())
@@ -235,7 +212,7 @@ def _least_relaxation(room: Floats) -> float:
 
 
 def _chosen(most: Floats) -> Floats:
-    """Offsets that fit all bounds: the middle between two, and the bound itself where there is one alone.
+    """Return the offsets that fit all bounds: the middle between two, and the bound itself where there is one alone.
 
     The middles fit each other: a bound between two clocks is no more than the ways over clock 0. The others are set
     one after the other, each within the bounds that those set before leave it. A bound alone is close where it
@@ -254,9 +231,9 @@ def _chosen(most: Floats) -> Floats:
     return ahead
 
 
-def _drifts(num_clocks: int, orders: Sequence[Order]) -> dict[int, DriftLine]:
-    """Lines of the clocks that messages both ways connect with clock 0, directly or clock by clock."""
-    lines = {0: DriftLine()}
+def _drifts(num_clocks: int, orders: Sequence[Order]) -> dict[int, ClockLine]:
+    """Return the lines of the clocks that messages both ways connect with clock 0, directly or clock by clock."""
+    lines = {0: ClockLine()}
     reached = [0]
     for known in reached:
         for clock in range(num_clocks):
@@ -278,9 +255,9 @@ def _drifts(num_clocks: int, orders: Sequence[Order]) -> dict[int, DriftLine]:
     return lines
 
 
-def _mapped(order: Order, lines: Mapping[int, DriftLine]) -> Order:
-    before = lines.get(order.first, DriftLine()).on_reference(order.before)
-    after = lines.get(order.second, DriftLine()).on_reference(order.after)
+def _mapped(order: Order, lines: Mapping[int, ClockLine]) -> Order:
+    before = lines.get(order.first, ClockLine()).on_reference(order.before)
+    after = lines.get(order.second, ClockLine()).on_reference(order.after)
     return replace(order, before=before, after=after)
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 import numpy as np
 
-from .clock_skew import ClockFit, Order, fit_clocks
+from .clock_skew import Order, fit_clocks
+from .drift import ClockLine
 from .matching import match_transfers, shift_between
-from .rank_trace import RankTrace, Transfer
+from .rank_trace import RankTrace, Transfer, with_times
 from .stage_spans import stage_spans
 
 _FASTEST_LINK = 0.9e12  # bytes/s: NVLink 5, one way (NVIDIA GB200 NVL72's data sheet, 1.8 TB/s both ways)
@@ -19,32 +19,25 @@ _UNNAMED = "unnamed"  # stands for the host of traces that name none
 
 
 def align_clocks(lanes: Sequence[RankTrace]) -> list[str]:
-    """Set `clock_offset` and `clock_offset_error` of the ranks, one for each stage in order; lines for people.
-
-    The clock of the first is the common one. Offsets that are set already count. A clock that drifts has its times
-    stretched in place.
-    """
+    """Put the times of the ranks, one for each stage in order, on the first one's clock; return lines for people."""
     orders = _orders(lanes)
     fits = fit_clocks(_clocks(lanes, orders), orders)
     for trace in lanes:
-        fit = fits[trace.rank]
-        if fit.drift:
-            _stretch(trace, fit)
-        else:
-            trace.clock_offset -= fit.ahead
-        trace.clock_offset_error = fit.half_width
+        _move(trace, fits[trace.rank].line)
     others = [fits[trace.rank] for trace in lanes[1:]]
     if others and all(fit.same_clock for fit in others):
         every = "Both" if len(lanes) == 2 else f"All {len(lanes)}"
         if all(trace.host for trace in lanes):
             return [f"{every} ranks read one clock: their offset is 0."]
         return [f"{every} ranks are taken to read one clock: the traces name no host, and no message contradicts it."]
-    return [f"{fit.line[0].upper()}{fit.line[1:]}." for fit in others]
+    return [f"{fit.text[0].upper()}{fit.text[1:]}." for fit in others]
 
 
 def _clocks(lanes: Sequence[RankTrace], orders: Sequence[Order]) -> dict[int, str]:
-    """The name of each rank's clock: its host, unless messages between ranks of that host say otherwise. Ranks whose
-    traces name no host are taken to be of one."""
+    """Return the name of each rank's clock: its host, unless messages between ranks of that host say otherwise.
+
+    Ranks whose traces name no host are taken to be of one.
+    """
     host = {trace.rank: trace.host or _UNNAMED for trace in lanes}
     wrong = {
         host[order.first]
@@ -76,14 +69,14 @@ def _orders(lanes: Sequence[RankTrace]) -> list[Order]:
 
 
 def _by_peer(sender: RankTrace, receiver: RankTrace) -> Iterator[tuple[Transfer, Transfer]]:
-    """The transfers between two ranks that name each other, matched in order.
+    """Yield the transfers between two ranks that name each other, matched in order.
 
     Where one trace has more than the other, its last sends are taken to have no receive, and its first receives no
     send: of all ways to match them it is the one that says least, as the sends are the earliest, the receives the
     latest.
     """
-    sent = [send.shifted(sender.clock_offset) for send in sender.sends if send.peer == receiver.rank]
-    got = [each.shifted(receiver.clock_offset) for each in receiver.receives if each.peer == sender.rank]
+    sent = [send for send in sender.sends if send.peer == receiver.rank]
+    got = [each for each in receiver.receives if each.peer == sender.rank]
     for group in dict.fromkeys(send.group for send in sent):
         out = [send for send in sent if send.group == group]
         back = [receive for receive in got if receive.group == group]
@@ -102,13 +95,11 @@ def _order(first: int, second: int, matched: Sequence[tuple[Transfer, Transfer]]
     return [Order(first, second, before, after, least)]
 
 
-def _stretch(trace: RankTrace, fit: ClockFit) -> None:
-    offset, trace.clock_offset = trace.clock_offset, 0.0
-
+def _move(trace: RankTrace, line: ClockLine) -> None:
     def moved(time: float) -> float:
-        return float(fit.on_reference(np.array(time + offset)))
+        return float(line.on_reference(np.array(time)))
 
-    trace.computes = fit.on_reference(trace.computes + offset)
-    trace.steps = [replace(step, start=moved(step.start), end=moved(step.end)) for step in trace.steps]
-    trace.sends = [replace(send, start=moved(send.start), end=moved(send.end)) for send in trace.sends]
-    trace.receives = [replace(each, start=moved(each.start), end=moved(each.end)) for each in trace.receives]
+    if line.ahead or line.drift:
+        trace.computes = line.on_reference(trace.computes)
+        trace.steps = with_times(trace.steps, moved)
+        trace.sends, trace.receives = with_times(trace.sends, moved), with_times(trace.receives, moved)

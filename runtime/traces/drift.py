@@ -7,13 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..core.micro_batch_columns import Floats
+from ..core.numbers import lower_envelope
 
 _MOST_DRIFT = 1e-3  # seconds a second; a quartz that is off by more is broken
 _ROUNDING = 1e-6  # seconds: traces round times to microseconds
 
 
 @dataclass(frozen=True, slots=True)
-class DriftLine:
+class ClockLine:
     """A clock beside a reference: `ahead` seconds when the reference shows `at`, and `drift` more each second.
 
     `half_width`: how far the line may be off anywhere in the trace, in seconds.
@@ -29,8 +30,8 @@ class DriftLine:
         return self.at + (times - self.at - self.ahead) / (1.0 + self.drift)
 
 
-def drift_between(out_before: Floats, out_after: Floats, back_after: Floats, back_before: Floats) -> DriftLine | None:
-    """The line of a clock beside its reference that all events allow; None if none does.
+def drift_between(out_before: Floats, out_after: Floats, back_after: Floats, back_before: Floats) -> ClockLine | None:
+    """Return the line of a clock beside its reference that all events allow; None if none does.
 
     Each line that fits is a point of a convex polygon; its corners touch the bounds twice. What comes back is the mean
     of the four corners that lie highest and lowest at both ends of the trace, which fits too.
@@ -54,27 +55,20 @@ def drift_between(out_before: Floats, out_after: Floats, back_after: Floats, bac
     extreme = lines[[heights[:, 0].argmin(), heights[:, 0].argmax(), heights[:, 1].argmin(), heights[:, 1].argmax()]]
     ahead, drift = extreme.mean(axis=0).tolist()
     off = float(np.abs(heights - (ahead + drift * ends)).max())
-    return DriftLine(ahead, drift, at, off)
+    return ClockLine(ahead, drift, at, off)
 
 
 def _hull(times: Floats, values: Floats) -> Floats:
-    """The corners of the lower convex hull of points, as [n, 2], ascending in time."""
+    """Return the corners of the lower convex hull of points, as [n, 2], ascending in time."""
     order = np.lexsort((values, times))
     times, values = times[order], values[order]
     is_first = np.append(True, times[1:] > times[:-1])
-    hull: list[tuple[float, float]] = []
-    for t, v in zip(times[is_first].tolist(), values[is_first].tolist(), strict=True):
-        while len(hull) > 1:
-            (t0, v0), (t1, v1) = hull[-2:]
-            if (v1 - v0) * (t - t0) < (v - v0) * (t1 - t0):
-                break
-            hull.pop()
-        hull.append((t, v))
-    return np.array(hull)
+    points = np.stack([times[is_first], values[is_first]], axis=1)
+    return points[lower_envelope(*points.T.tolist())]
 
 
 def _corners(upper: Floats, lower: Floats) -> Floats:
-    """The corners of the polygon of lines (value at time 0, slope) that lie under `upper` and over `lower`."""
+    """Return the corners of the polygon of lines (value at time 0, slope) that lie under `upper` and over `lower`."""
     slopes, through = [], []
     for own in (upper, lower):
         slopes.append(np.diff(own[:, 1]) / np.diff(own[:, 0]))

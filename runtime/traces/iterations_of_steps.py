@@ -47,7 +47,7 @@ def _kept(step: Step, iteration: Iteration) -> Step:
 
 
 def _place(iterations: Sequence[Iteration], ends: Floats) -> int | None:
-    """Where among the iterations the first step lies, that ends at `ends[0]`; None where that is not clear."""
+    """Return where among the iterations the first step lies, that ends at `ends[0]`; None where that is not clear."""
     places = len(iterations) - len(ends) + 1
     if places == 1:
         return 0

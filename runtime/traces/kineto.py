@@ -13,7 +13,7 @@ import numpy as np
 
 from ...conf.errors import ConfigError
 from .chrome_trace import ChromeTrace
-from .rank_trace import Engine, RankTrace, Step, Transfer, merged, without
+from .rank_trace import Engine, RankTrace, Step, Transfer, merged, with_times, without
 from .step_names import step_of
 
 _SUFFIXES = (".json", ".json.gz")
@@ -30,10 +30,13 @@ _FILE_NUMBERS = {
     "dp": re.compile(r"(?:^|[-_.])dp-?(\d+)", re.IGNORECASE),
     "rank": re.compile(r"(?:^|[-_.])rank[-_]?(\d+)", re.IGNORECASE),
 }
-_BYTES = {
-    "float": 4, "float32": 4, "half": 2, "float16": 2, "bfloat16": 2, "double": 8, "float64": 8, "long": 8, "int64": 8,
-    "int": 4, "int32": 4, "short": 2, "byte": 1, "char": 1, "uint8": 1, "int8": 1, "bool": 1,
-}  # fmt: skip
+_BYTES_OF_TYPES = {
+    8: "double float64 long int64",
+    4: "float float32 int int32",
+    2: "half float16 bfloat16 short",
+    1: "byte char uint8 int8 bool",
+}
+_BYTES = {name: size for size, names in _BYTES_OF_TYPES.items() for name in names.split()}
 
 Direction = Literal["send", "recv"]
 
@@ -76,7 +79,7 @@ def read_kineto(paths: Iterable[Path]) -> list[RankTrace]:
 
 
 def trace_files(paths: Iterable[Path]) -> list[Path]:
-    """The trace files that `paths` are or hold.
+    """Return the trace files that `paths` are or hold.
 
     Raises:
         ConfigError: there is none.
@@ -185,7 +188,7 @@ class _File:
                 self.cpu_transfers.append((_direction(gloo[1] or gloo[2]), Transfer(start, end)))
 
     def trace(self, origin_ns: int, last_stage: int) -> RankTrace:
-        """The rank's trace, in seconds from `origin_ns`."""
+        """Return the rank's trace, in seconds from `origin_ns`."""
         on_device = bool(self.kernels[0])
         notes = []
         steps = self._steps("gpu_user_annotation" if on_device else "user_annotation")
@@ -212,22 +215,32 @@ class _File:
         assert self.rank is not None
         shift = (self.base_ns - origin_ns) / 1e9
 
-        def moved(found: Sequence[Transfer]) -> list[Transfer]:
-            each = (replace(t, start=t.start / 1e6 + shift, end=t.end / 1e6 + shift) for t in found)
-            return sorted(each, key=lambda transfer: (transfer.start, transfer.end))
+        def seconds(time: float) -> float:
+            return time / 1e6 + shift
+
+        def of_direction(wanted: Direction) -> list[Transfer]:
+            found = with_times((transfer for direction, transfer in transfers if direction == wanted), seconds)
+            return sorted(found, key=lambda transfer: (transfer.start, transfer.end))
 
         return RankTrace(
-            self.path.name, self.rank, self.stage, self.tensor_rank, self.host, self.engine,
+            self.path.name,
+            self.rank,
+            self.stage,
+            self.tensor_rank,
+            self.host,
+            self.engine,
             computes=computes / 1e6 + shift,
-            steps=[replace(step, start=step.start / 1e6 + shift, end=step.end / 1e6 + shift) for step in steps],
-            sends=moved([transfer for direction, transfer in transfers if direction == "send"]),
-            receives=moved([transfer for direction, transfer in transfers if direction == "recv"]),
+            steps=with_times(steps, seconds),
+            sends=of_direction("send"),
+            receives=of_direction("recv"),
             notes=notes,
-        )  # fmt: skip
+        )
 
     def _steps(self, category: str) -> list[Step]:
-        """The steps in order of time: those that say what they held, where any does; none inside another. A device has
-        an annotation on each stream that it used: together they are one step."""
+        """Return the steps in order of time: those that say what they held, where any does; none inside another.
+
+        A device has an annotation on each stream that it used: together they are one step.
+        """
         steps = [step for step, _ in self.steps.get(category, [])]
         if any(step.has_tokens for step in steps):
             steps = [step for step in steps if step.has_tokens or step.label.startswith("step[")]
@@ -242,9 +255,11 @@ class _File:
         return kept
 
     def _directed(self, steps: Sequence[Step], last_stage: int) -> list[tuple[Direction, Transfer]]:
-        """NCCL's sends and receives, each with its direction: the kernel's own, that of the range around it, or, where
-        the engine calls NCCL past torch, by its place: the first stage sends, the last receives, and one between
-        receives before a step and sends after it."""
+        """Return NCCL's sends and receives, each with its direction.
+
+        It is the kernel's own, that of the range around it, or, where the engine calls NCCL past torch, told by its
+        place: the first stage sends, the last receives, and one between receives before a step and sends after it.
+        """
         known: list[tuple[Direction, Transfer]] = []
         ranges = sorted(self.ranges, key=lambda found: found[1].start)
         starts = np.array([found.start for _, found in ranges])
@@ -271,7 +286,7 @@ def _direction(word: str) -> Direction:
 
 
 def _by_place(transfer: Transfer, steps: Sequence[Step]) -> Direction | None:
-    """Receives come before a step that is near, sends after one."""
+    """Tell a direction by its place: receives come before a step that is near, sends after one."""
     if not steps:
         return None
     since = min((transfer.start - step.end for step in steps if step.end <= transfer.start), default=np.inf)
@@ -286,10 +301,12 @@ def _nccl_transfer(arguments: dict[str, Any], start: float, end: float) -> tuple
     elements = arguments.get("In msg nelems") or arguments.get("Out msg nelems")
     size = _BYTES.get(str(arguments.get("dtype", "")).lower())
     return direction, Transfer(
-        start, end, peer if isinstance(peer, int) else None,
+        start,
+        end,
+        peer if isinstance(peer, int) else None,
         elements * size if size and isinstance(elements, int) else None,
         str(arguments.get("Process Group Name", "")),
-    )  # fmt: skip
+    )
 
 
 def _edges(steps: Iterable[Step]) -> tuple[list[float], list[float]]:

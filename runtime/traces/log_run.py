@@ -48,6 +48,7 @@ def _doubt(record: RunRecord, off: float) -> float:
     """Name the gaps `unknown` near which there were prompts only: what seems control may be the time before they came.
 
     Args:
+        record: of the log, whose waits are changed.
         off: seconds by which the record's times may be off.
 
     Returns:

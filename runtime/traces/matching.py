@@ -29,19 +29,22 @@ class MatchedTransfer:
 
     @property
     def wait(self) -> float:
+        """Seconds of the receive until both sides stood."""
         return self.stood - self.receive.start
 
     @property
     def transfer(self) -> float:
+        """Seconds of the receive from then on."""
         return self.receive.end - self.stood
 
     @property
     def sender_wait(self) -> float:
+        """Seconds that the sender stood before the receiver did; 0 where the receiver was first."""
         return max(0.0, min(self.receive.start, self.send.end) - self.send.start)
 
 
 def shift_between(upstream: Sequence[StageSpan], downstream: Sequence[StageSpan]) -> int:
-    """The d for which `upstream[i]` and `downstream[i + d]` are one micro-batch.
+    """Return the d for which `upstream[i]` and `downstream[i + d]` are one micro-batch.
 
     A rank's trace may begin or end some micro-batches before another's. What the traces say of both decides: labels
     and token counts, bytes of their transfers, and that a stage computes nothing before the one ahead of it has. Of
@@ -53,7 +56,7 @@ def shift_between(upstream: Sequence[StageSpan], downstream: Sequence[StageSpan]
 
 
 def _agreement(upstream: Sequence[StageSpan], downstream: Sequence[StageSpan], shift: int) -> tuple[float, int]:
-    """Share of the pairs that agree less those that do not, and the number of pairs."""
+    """Return the share of pairs that agree, less the share of those that do not, and the number of pairs."""
     first, last = max(0, -shift), min(len(upstream), len(downstream) - shift)
     pairs = [(upstream[i], downstream[i + shift]) for i in range(first, last)]
     if not pairs or len(pairs) < min(len(upstream), len(downstream)) // 2:
@@ -62,7 +65,7 @@ def _agreement(upstream: Sequence[StageSpan], downstream: Sequence[StageSpan], s
 
 
 def _agree(upstream: StageSpan, downstream: StageSpan) -> int:
-    """1 or -1."""
+    """Return 1 if two spans may be of one micro-batch, else -1."""
     if upstream.step.label and downstream.step.label and upstream.step.has_tokens and downstream.step.has_tokens:
         return 1 if upstream.step.label == downstream.step.label else -1
     sent = [send.bytes for send in upstream.sends]
@@ -73,7 +76,7 @@ def _agree(upstream: StageSpan, downstream: StageSpan) -> int:
 
 
 def match_transfers(upstream: StageSpan, downstream: StageSpan) -> list[MatchedTransfer]:
-    """The transfers of one micro-batch, in their order; none where the two sides differ in their number."""
+    """Return the transfers of one micro-batch, in their order; none where the two sides differ in their number."""
     if len(upstream.sends) != len(downstream.receives):
         return []
     return [MatchedTransfer(*pair) for pair in zip(upstream.sends, downstream.receives, strict=True)]

@@ -78,7 +78,7 @@ def run_of_traces(traces: Sequence[RankTrace]) -> ImportedRun:
 
 
 def _one_rank_a_stage(traces: Sequence[RankTrace], notes: list[str]) -> list[RankTrace]:
-    """The traces of the stages, in order: one for each."""
+    """Return the traces of the stages, in order: one for each."""
     if not traces:
         raise ConfigError("no trace of a rank")
     staged = with_stages(traces, notes)
@@ -97,7 +97,10 @@ def _one_rank_a_stage(traces: Sequence[RankTrace], notes: list[str]) -> list[Ran
 
 
 def with_stages(traces: Sequence[RankTrace], notes: list[str]) -> list[RankTrace]:
-    """The traces with their stages. Where a trace does not say its stage, who sends to whom does, else its rank."""
+    """Return the traces with their stages.
+
+    Where a trace does not say its stage, who sends to whom does, else its rank.
+    """
     if all(trace.stage is not None for trace in traces):
         return list(traces)
     by_rank = {trace.rank: trace for trace in traces}
@@ -122,7 +125,7 @@ def _peer_of(trace: RankTrace) -> int | None:
 
 
 def _rows(spans: Sequence[Sequence[StageSpan]]) -> list[list[StageSpan]]:
-    """The micro-batches that all stages have, each with its span on every stage."""
+    """Return the micro-batches that all stages have, each with its span on every stage."""
     shifts = [0]
     for upstream, downstream in itertools.pairwise(spans):
         shifts.append(shifts[-1] + shift_between(upstream, downstream))
@@ -141,18 +144,23 @@ def _micro_batch(number: int, row: Sequence[StageSpan], waits: list[Wait]) -> Mi
         tokens, prefixes = _shares(step.prefill_tokens, count), _shares(step.prefill_prefix or 0, count)
         chunks = [SegmentRecord(NOBODY, *pair) for pair in zip(prefixes, tokens, strict=True)]
     return MicroBatchRecord(
-        number, row[0].begin, chunks, DecodesRecord.at([NOBODY] * decodes, starts), waits, row[-1].end,
+        number,
+        row[0].begin,
+        chunks,
+        DecodesRecord.at([NOBODY] * decodes, starts),
+        waits,
+        row[-1].end,
         num_running=(step.prefill_requests or 0) + (step.decode_requests or 0),
-    )  # fmt: skip
+    )
 
 
 def _shares(total: int, count: int) -> list[int]:
-    """`total` in `count` whole parts, as even as can be: a trace has their sum only."""
+    """Split `total` into `count` whole parts, as even as can be: a trace has their sum only."""
     return [total // count + (i < total % count) for i in range(count)]
 
 
 def _held(rows: Sequence[Sequence[StageSpan]], number: int) -> tuple[float, float]:
-    """From when the receiver stood until the send was over, where the first stage had to wait for the receiver."""
+    """Return from when to when a send held up the first stage, which had to wait for the receiver; else (0, 0)."""
     row, after = rows[number], rows[number + 1][0].begin if number + 1 < len(rows) else math.inf
     pairs = match_transfers(row[0], row[1]) if len(row) > 1 else []
     blocked = [pair for pair in pairs if pair.sender_wait > 0 and pair.receive.start > row[0].end]
@@ -162,8 +170,11 @@ def _held(rows: Sequence[Sequence[StageSpan]], number: int) -> tuple[float, floa
 
 
 def _spans(number: int, rows: Sequence[Sequence[StageSpan]], held: tuple[float, float]) -> list[Span]:
-    """The spans of one micro-batch. A send that outlasts the stage's idle time did not hold it up; one that waited for
-    its receiver (`held`) is among the waits of the first stage."""
+    """Return the spans of one micro-batch.
+
+    A send that outlasts the stage's idle time did not hold it up; one that waited for its receiver (`held`) is among
+    the waits of the first stage.
+    """
     found = []
     for stage, span in enumerate(rows[number]):
         before = rows[number - 1][stage].end if number else span.begin
@@ -193,7 +204,7 @@ def _unknown(rows: Sequence[Sequence[StageSpan]]) -> list[Unknown]:
 def _notes(
     lanes: Sequence[RankTrace], rows: Sequence[Sequence[StageSpan]], transfers: dict[int, list[MatchedTransfer]]
 ) -> list[str]:
-    """What a reader must know of the run, a line each."""
+    """Return what a reader must know of the run, a line each."""
     notes = list(dict.fromkeys(note for trace in lanes for note in trace.notes))
     for stage, pairs in transfers.items():
         if not pairs:

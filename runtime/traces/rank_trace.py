@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from ..core.micro_batch_columns import Floats
 
@@ -63,7 +64,6 @@ class Transfer:
         peer: the other rank, by its number in the whole job; None where the trace does not say.
         bytes: None where the trace does not say.
         group: name of the process group. Transfers between two ranks are in order within a group.
-        sequence: number of the transfer in its group and direction, where the trace has one.
     """
 
     start: float
@@ -71,15 +71,14 @@ class Transfer:
     peer: int | None = None
     bytes: int | None = None
     group: str = ""
-    sequence: int | None = None
 
-    def shifted(self, seconds: float) -> Transfer:
-        return replace(self, start=self.start + seconds, end=self.end + seconds) if seconds else self
+
+T = TypeVar("T", Step, Transfer)
 
 
 @dataclass(slots=True)
 class RankTrace:
-    """The trace of one rank. Times are seconds on its own clock; `clock_offset` puts them on the clock of all ranks.
+    """The trace of one rank. Times are seconds on its own clock, until `common_clock.py` puts them on a common one.
 
     Attributes:
         name: of the file, for messages.
@@ -93,8 +92,6 @@ class RankTrace:
         steps: in order of time.
         sends: in order of time.
         receives: in order of time.
-        clock_offset: seconds to add to this rank's times.
-        clock_offset_error: how far the offset may be off, in seconds; None where nothing bounds it.
         notes: what a reader must know about this rank's trace, a line each.
     """
 
@@ -108,13 +105,19 @@ class RankTrace:
     steps: list[Step] = field(default_factory=list)
     sends: list[Transfer] = field(default_factory=list)
     receives: list[Transfer] = field(default_factory=list)
-    clock_offset: float = 0.0
-    clock_offset_error: float | None = 0.0
     notes: list[str] = field(default_factory=list)
 
 
+def with_times(found: Iterable[T], moved: Callable[[float], float]) -> list[T]:
+    """Return the same steps or transfers at other times."""
+    return [replace(each, start=moved(each.start), end=moved(each.end)) for each in found]
+
+
 def merged(start: Sequence[float] | Floats, end: Sequence[float] | Floats) -> Floats:
-    """The union of intervals as [n, 2]: ascending, and none overlaps or touches another. Empty ones are dropped."""
+    """Return the union of intervals as [n, 2]: ascending, and none overlaps or touches another.
+
+    Empty ones are dropped.
+    """
     begins, ends = np.asarray(start, np.float64), np.asarray(end, np.float64)
     kept = ends > begins
     begins, ends = begins[kept], ends[kept]
@@ -128,7 +131,7 @@ def merged(start: Sequence[float] | Floats, end: Sequence[float] | Floats) -> Fl
 
 
 def without(intervals: Floats, holes: Floats) -> Floats:
-    """`intervals` less `holes`; both as `merged` makes them, and so is what comes back."""
+    """Return `intervals` less `holes`; both as `merged` makes them, and so is what comes back."""
     if not len(holes) or not len(intervals):
         return intervals
     edges = np.unique(np.concatenate([intervals.ravel(), holes.ravel()]))
@@ -138,7 +141,7 @@ def without(intervals: Floats, holes: Floats) -> Floats:
 
 
 def seconds_within(intervals: Floats, start: Floats, end: Floats) -> Floats:
-    """Seconds of `intervals` (as `merged` makes them) in each [start, end)."""
+    """Return the seconds of `intervals` (as `merged` makes them) in each [start, end)."""
     if not len(intervals):
         return np.zeros(len(start))
     begins, ends = intervals[:, 0], intervals[:, 1]
@@ -152,6 +155,7 @@ def seconds_within(intervals: Floats, start: Floats, end: Floats) -> Floats:
     return before(np.asarray(end)) - before(np.asarray(start))
 
 
-def _covers(intervals: Floats, times: Floats) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
+def _covers(intervals: Floats, times: Floats) -> npt.NDArray[np.bool_]:
     place = np.searchsorted(intervals[:, 0], times, side="right") - 1
-    return (place >= 0) & (times < intervals[np.maximum(place, 0), 1])
+    covers: npt.NDArray[np.bool_] = (place >= 0) & (times < intervals[np.maximum(place, 0), 1])
+    return covers

@@ -8,22 +8,13 @@ from pathlib import Path
 from .iterations_of_steps import name_steps
 from .kineto import read_kineto
 from .log_run import run_of_log
-from .nsys import read_nsys
 from .pipeline_run import ImportedRun, run_of_traces
-from .rank_trace import RankTrace
 from .vllm_log import log_file, logs_in, read_iterations
 
 
 def _kineto(paths: Sequence[Path]) -> ImportedRun:
-    return _with_log(read_kineto(paths), paths)
-
-
-def _nsys(paths: Sequence[Path]) -> ImportedRun:
-    return _with_log(read_nsys(paths), paths)
-
-
-def _with_log(traces: list[RankTrace], paths: Sequence[Path]) -> ImportedRun:
-    """The run of traces; of steps without token counts, vLLM's log in the same folders says them."""
+    """Return the run of traces; of steps without token counts, vLLM's log in the same folders says them."""
+    traces = read_kineto(paths)
     if not all(step.has_tokens for trace in traces for step in trace.steps):
         folders = [path for path in paths if path.is_dir()]
         if any(logs_in(folder) for folder in folders):
@@ -33,6 +24,5 @@ def _with_log(traces: list[RankTrace], paths: Sequence[Path]) -> ImportedRun:
 
 READERS: dict[str, Callable[[Sequence[Path]], ImportedRun]] = {  # by `ReportConfig.import_`
     "kineto": _kineto,
-    "nsys": _nsys,
     "vllm_log": run_of_log,
 }

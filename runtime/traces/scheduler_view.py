@@ -10,7 +10,7 @@ from .stage_spans import StageSpan
 
 
 def depth_of(first: Sequence[StageSpan], left: Sequence[float]) -> int:
-    """The most micro-batches that were in flight at once.
+    """Return the most micro-batches that were in flight at once.
 
     Args:
         first: each micro-batch on the first stage.
@@ -22,7 +22,7 @@ def depth_of(first: Sequence[StageSpan], left: Sequence[float]) -> int:
 def waits_of_first_stage(
     first: Sequence[StageSpan], left: Sequence[float], held: Sequence[tuple[float, float]]
 ) -> list[list[Wait]]:
-    """The waits before each micro-batch. What is no wait in a gap of the first stage is control.
+    """Return the waits before each micro-batch. What is no wait in a gap of the first stage is control.
 
     - The stage's send of the micro-batch before waited for its receiver, then was under way: a wait for a slot, then
       for the send.
@@ -64,5 +64,5 @@ def waits_of_first_stage(
 
 
 def _in_flight(left: Sequence[float], time: float) -> int:
-    """How many of these micro-batches, in the order in which they left, had not left by then."""
+    """Return how many of these micro-batches, in the order in which they left, had not left by then."""
     return len(left) - bisect_right(left, time)

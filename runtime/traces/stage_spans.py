@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 
 import numpy as np
 
@@ -15,7 +16,7 @@ _SMALL = 0.02  # of the compute between two handovers: less lies between the tra
 
 @dataclass(slots=True)
 class StageSpan:
-    """What a rank did for one micro-batch; seconds on the clock of all ranks.
+    """What a rank did for one micro-batch; seconds on the trace's clock.
 
     `begin` and `end` are of its compute, the first kernel or operator and the last; `computed` of these seconds are
     within kernels or operators.
@@ -30,13 +31,12 @@ class StageSpan:
 
 
 def stage_spans(trace: RankTrace) -> list[StageSpan]:
-    """The micro-batches of a rank in order of time. Steps without tokens are none.
+    """Return the micro-batches of a rank in order of time. Steps without tokens are none.
 
     A receive belongs to the step that it ends before or in; a send to the step that began last. A step computes from
     its last receive on, until the rank turns to something else: a send, the next receive, the next step.
     """
     steps = trace.steps or _steps_by_transfers(trace)
-    offset = trace.clock_offset
     ends, starts = [step.end for step in steps], [step.start for step in steps]
     receives: list[list[Transfer]] = [[] for _ in steps]
     sends: list[list[Transfer]] = [[] for _ in steps]
@@ -56,21 +56,15 @@ def stage_spans(trace: RankTrace) -> list[StageSpan]:
             turned += [steps[place + 1].start]
             turned += [receive.start for receive in receives[place + 1] if receive.start >= step.end]
         begin, end = _hull(trace, start, max(start, min(turned, default=np.inf)))
-        spans.append(
-            StageSpan(
-                step, begin, end, 0.0,
-                [receive.shifted(offset) for receive in receives[place]],
-                [send.shifted(offset) for send in sends[place]],
-            )
-        )  # fmt: skip
+        spans.append(StageSpan(step, begin, end, 0.0, receives[place], sends[place]))
     edges = np.array([(span.begin, span.end) for span in spans]).reshape(-1, 2)
     for span, computed in zip(spans, seconds_within(trace.computes, edges[:, 0], edges[:, 1]).tolist(), strict=True):
-        span.begin, span.end, span.computed = span.begin + offset, span.end + offset, computed
+        span.computed = computed
     return spans
 
 
 def _hull(trace: RankTrace, start: float, end: float) -> tuple[float, float]:
-    """First begin and last end of compute within [start, end); `start` twice where there is none."""
+    """Return the first begin and last end of compute within [start, end); `start` twice where there is none."""
     begins, ends = trace.computes[:, 0], trace.computes[:, 1]
     first = int(np.searchsorted(ends, start, side="right"))
     last = int(np.searchsorted(begins, end, side="left")) - 1
@@ -80,8 +74,11 @@ def _hull(trace: RankTrace, start: float, end: float) -> tuple[float, float]:
 
 
 def _steps_by_transfers(trace: RankTrace) -> list[Step]:
-    """The steps of a trace that names none: compute from one input to the next, or, on the first stage, up to each
-    send; one step of all compute where there are neither."""
+    """Return the steps of a trace that names none.
+
+    A step computes from one input to the next, or, on the first stage, up to each send. Where there are neither, one
+    step holds all compute.
+    """
     if not len(trace.computes):
         return []
     first, last = float(trace.computes[0, 0]), float(trace.computes[-1, 1])
@@ -93,10 +90,13 @@ def _steps_by_transfers(trace: RankTrace) -> list[Step]:
 
 
 def _handovers(trace: RankTrace, times: Sequence[float], *, at_end: bool = False) -> list[float]:
-    """The transfers' times, of those that nearly no compute parts only the last, or the first `at_end` of compute."""
+    """Return the transfers' times.
+
+    Of those that nearly no compute parts, it is only the last, or the first `at_end` of compute.
+    """
     if len(times) < 2:
         return list(times)
     between = seconds_within(trace.computes, np.array(times[:-1]), np.array(times[1:]))
     parted = between > _SMALL * float(np.quantile(between, 0.9))
     kept = np.concatenate([[True], parted]) if at_end else np.concatenate([parted, [True]])
-    return np.array(times)[kept].tolist()
+    return list(compress(times, kept))

@@ -21,7 +21,7 @@ _PLAIN: dict[str, Engine] = {
 
 
 def step_of(name: str, start: float, end: float) -> tuple[Step, Engine] | None:
-    """The step that an annotation names, and the engine that names its steps so; None where it is no step."""
+    """Return the step that an annotation names, and the engine that names its steps so; None where it is no step."""
     if found := _VLLM_DETAILED.match(name):
         prompts, tokens, keys, decodes, rows, context = map(int, found.groups())
         known = context if rows == decodes else None  # else rows of drafts attend to parts of it

@@ -60,7 +60,7 @@ class Iteration:
 
 
 def read_iterations(path: Path) -> list[Iteration]:
-    """The iterations of a log's engine in their order, without dummy ones of data parallelism.
+    """Return the iterations of a log's engine in their order, without dummy ones of data parallelism.
 
     Of a log of several runs of the server it is the run with the most iterations, of several engines the first.
 
@@ -105,17 +105,22 @@ def _iteration(found: re.Match[str]) -> Iteration:
     except ValueError:
         raise ConfigError(f"{found[0]}: no such date") from None
     return Iteration(
-        int(found["engine"] or 0), int(found["index"]),
+        int(found["engine"] or 0),
+        int(found["index"]),
         (since - datetime(_LEAP_YEAR, 1, 1, tzinfo=UTC)).total_seconds() + float(fraction or 0.0),
-        10.0 ** -max(0, len(fraction) - 1), float(found["elapsed"]) / 1e3,
-        int(found["prefill_requests"]), int(found["prefill_tokens"]),
-        int(found["decode_requests"]), int(found["decode_tokens"]),
-    )  # fmt: skip
+        10.0 ** -max(0, len(fraction) - 1),
+        float(found["elapsed"]) / 1e3,
+        int(found["prefill_requests"]),
+        int(found["prefill_tokens"]),
+        int(found["decode_requests"]),
+        int(found["decode_tokens"]),
+    )
 
 
 def iteration_times(iterations: Sequence[Iteration]) -> tuple[Floats, Floats, float]:
-    """Begin and end of each iteration in seconds from the first begin, and how far they, and the idle time between the
-    first and the last, may be off, in seconds.
+    """Return the begin and end of each iteration, in seconds from the first begin, and how far off they may be.
+
+    The last number is in seconds too, and holds for the idle time between the first and the last as well.
 
     Of all times that fit the lines and the elapsed times, they are those that spread the time between iterations most
     evenly; the first and the last end lie in the middle of what is possible.
@@ -138,7 +143,10 @@ def iteration_times(iterations: Sequence[Iteration]) -> tuple[Floats, Floats, fl
 
 
 def taut_string(low: Floats, high: Floats) -> Floats:
-    """The shortest line between two that ascend, over places 0 to n - 1, from the middle between them to the middle."""
+    """Return the shortest line between two that ascend, over places 0 to n - 1.
+
+    It leads from the middle between them to the middle.
+    """
     line = (low + high) / 2
     low, high = low.copy(), high.copy()
     place, last = 0, len(line) - 1
@@ -163,7 +171,7 @@ def taut_string(low: Floats, high: Floats) -> Floats:
 
 
 def log_file(paths: Iterable[Path]) -> Path:
-    """The log with the most iterations of those that `paths` are or hold.
+    """Return the log with the most iterations of those that `paths` are or hold.
 
     Raises:
         ConfigError: none has one.
@@ -176,7 +184,7 @@ def log_file(paths: Iterable[Path]) -> Path:
 
 
 def logs_in(path: Path) -> list[Path]:
-    """The logs in a folder that have iterations, by name; a file itself.
+    """Return the logs in a folder that have iterations, by name; a file itself.
 
     Raises:
         ConfigError: no such file or folder.
@@ -190,9 +198,12 @@ def logs_in(path: Path) -> list[Path]:
 
 
 def named(step: Step, iteration: Iteration) -> Step:
-    """The step with the make-up of the iteration, and its number as the label."""
+    """Return the step with the make-up of the iteration, and its number as the label."""
     return replace(
-        step, label=step.label or f"Iteration({iteration.index})",
-        prefill_requests=iteration.prefill_requests, prefill_tokens=iteration.prefill_tokens,
-        decode_requests=iteration.decode_requests, decode_tokens=iteration.decode_tokens,
-    )  # fmt: skip
+        step,
+        label=step.label or f"Iteration({iteration.index})",
+        prefill_requests=iteration.prefill_requests,
+        prefill_tokens=iteration.prefill_tokens,
+        decode_requests=iteration.decode_requests,
+        decode_tokens=iteration.decode_tokens,
+    )

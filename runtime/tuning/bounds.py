@@ -12,10 +12,10 @@ from ...conf.policies import SarathiConfig, SchedulerConfig, TokenBudgetConfig
 from ...conf.tuning import TailSlo
 from ..cost.operators import LAYER_LINEARS, Operators
 from ..cost.stage_costs import MicroBatchShape, StageCosts
-from ..report.formatting import ms_text
+from ..drawing.formatting import ms_text
+from ..ledger.latencies import p99
 from ..simulation.setting import Setting
 from .demand import Demand
-from .trial import tail
 
 # Maximum number of tokens in a micro-batch if the policy sets none. Matrix products saturate with far fewer.
 _UNLIMITED_TOKENS = 8192
@@ -79,7 +79,7 @@ class Bounds:
         whole = setting.costs.whole_layers
         per_token = max(count * token for count, token in zip(whole, self._tokens_seconds(setting), strict=True))
         decode_s = _lone_decode(setting.costs) if self._outputs.max() > 1 else 0.0
-        return tail(self._inputs) * per_token * 1e3, decode_s * 1e3
+        return p99(self._inputs) * per_token * 1e3, decode_s * 1e3
 
     def throughput(self, setting: Setting) -> float:
         """Return the requests/s that no schedule of a setting exceeds, whatever the SLO.
@@ -172,4 +172,4 @@ def _lone_decode(costs: StageCosts) -> float:
 
 def slowest_stage(costs: StageCosts, shapes: Sequence[MicroBatchShape]) -> float:
     """Return the seconds of the stage that takes longest for all `shapes`, one after the other."""
-    return max(np.sum([costs.seconds(shape) for shape in shapes], axis=0).tolist())
+    return float(np.sum([costs.seconds(shape) for shape in shapes], axis=0).max())

@@ -76,7 +76,7 @@ class Bracket:
         self.lowest = self.lowest or LOWEST_SHARE * self.high
 
     def test(self, rate: float) -> bool:
-        """Whether `rate` is carried. Runs a trial only if `low` and `high` do not say so already."""
+        """Return whether `rate` is carried. A trial runs only if `low` and `high` do not say so already."""
         if rate <= self.low:
             return True
         if rate >= self.high:
@@ -146,7 +146,7 @@ def find_capacity(try_rate: Try, bound: float, precision: float, *, guess: float
 
 
 @dataclass(frozen=True, slots=True)
-class Interval:
+class ConfidenceInterval:
     """The mean capacity over several seeds, with its 95% confidence interval by Student's t. Rates are requests/s.
 
     Attributes:
@@ -161,13 +161,11 @@ class Interval:
     highest: float
 
     @classmethod
-    def from_rates(cls, rates: Sequence[float]) -> Interval:
+    def from_rates(cls, rates: Sequence[float]) -> ConfidenceInterval:
         """Compute the interval of the capacities `rates`, one for each seed; at least one."""
         assert rates
         mean = sum(rates) / len(rates)
-        half = None
-        if len(rates) > 1:
-            half = half_width(rates, LEVEL)
+        half = half_width(rates, LEVEL) if len(rates) > 1 else None
         return cls(mean, half, min(rates), max(rates))
 
     @property
@@ -178,42 +176,34 @@ class Interval:
         return f"{self.mean:.{digits}f}{around}"
 
 
+@dataclass(slots=True)
 class SeededCapacities:
     """The capacities of several settings on the seeds of a workload, each found once, when it is first asked for.
 
     All settings meet the same requests on a seed, with the same gaps scaled by the rate.
+
+    Attributes:
+        settings: The settings.
+        demands: The workload of each seed.
+        slo: Bounds of the tail latencies.
+        precision: Each capacity is found to within this share.
+        guesses: For each setting the rate to begin at, in requests/s; empty: none is known.
+        token_times: Times that all `Bounds` share.
+        on_trial: Called with the number of the setting and each of its trials.
+        found: The capacities of each setting so far, by seed.
     """
 
-    def __init__(
-        self,
-        settings: Sequence[Setting],
-        demands: Sequence[Demand],
-        slo: TailSlo,
-        precision: float,
-        *,
-        guesses: Sequence[float] = (),
-        token_times: TokenSeconds | None = None,
-        on_trial: Callable[[int, Trial], None] = lambda number, trial: None,
-    ) -> None:
-        """Prepare the searches; simulates nothing.
+    settings: Sequence[Setting]
+    demands: Sequence[Demand]
+    slo: TailSlo
+    precision: float
+    guesses: Sequence[float] = ()
+    token_times: TokenSeconds = field(default_factory=dict)
+    on_trial: Callable[[int, Trial], None] = lambda number, trial: None
+    found: list[list[Capacity]] = field(init=False)
 
-        Args:
-            settings: The settings.
-            demands: The workload of each seed.
-            slo: Bounds of the tail latencies.
-            precision: Each capacity is found to within this share.
-            guesses: For each setting the rate to begin at, in requests/s; empty: none is known.
-            token_times: Times that all `Bounds` share.
-            on_trial: Called with the number of the setting and each of its trials.
-        """
-        self.found: list[list[Capacity]] = [[] for _ in settings]
-        self._settings = settings
-        self._demands = demands
-        self._slo = slo
-        self._precision = precision
-        self._guesses = guesses
-        self._bounds = [Bounds(demand, slo, token_times) for demand in demands]
-        self._on_trial = on_trial
+    def __post_init__(self) -> None:
+        self.found = [[] for _ in self.settings]
 
     def __call__(self, number: int, seed: int) -> Capacity:
         """Return the capacity of setting `number` on a seed, after those on the seeds before it."""
@@ -228,16 +218,16 @@ class SeededCapacities:
 
     def _find(self, number: int, seed: int) -> Capacity:
         """Find a capacity. The search begins at that of the seed before."""
-        setting, demand = self._settings[number], self._demands[seed]
+        setting, demand = self.settings[number], self.demands[seed]
 
         def attempt(rate: float) -> Trial:
-            trial = try_rate(setting, demand, rate, self._slo, seed)
-            self._on_trial(number, trial)
+            trial = try_rate(setting, demand, rate, self.slo, seed)
+            self.on_trial(number, trial)
             return trial
 
-        bound = self._bounds[seed](setting)
+        bound = Bounds(demand, self.slo, self.token_times)(setting)
         if bound.rate == 0.0:
             return Capacity(0.0, 0.0, None, Trial(0.0, bound.why, 0))
-        guess = self._guesses[number] if self._guesses else None
+        guess = self.guesses[number] if self.guesses else None
         latest = next((capacity.rate for capacity in reversed(self.found[number]) if capacity.rate), guess)
-        return find_capacity(attempt, bound.rate, self._precision, guess=latest)
+        return find_capacity(attempt, bound.rate, self.precision, guess=latest)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from ...conf.tuning import TailSlo
-from ..report.chart import Axis, Chart, Series
+from ..drawing.chart import Axis, Chart, Series, stacked_bars
 from ..report.comparison_charts import pareto_front
 from .search_result import SearchResult
 from .space import Candidate, chunk_key
@@ -27,20 +27,19 @@ def charts(found: SearchResult, slo: TailSlo) -> list[Chart]:
 
 def chunk_chart(found: SearchResult) -> Chart:
     """Make the bars of the winner's capacity with each chunk."""
-    rates = np.array([capacity.rate for _, capacity in found.chunks])
-    names = tuple(f"{candidate.chunk}" for candidate, _ in found.chunks)
-    key = chunk_key(found.chunks[0][0].policy) if found.chunks else "chunk"
-    title = f"Capacity by {key}: {found.chunks[0][0].grid} {found.chunks[0][0].policy.name}" if found.chunks else ""
-    series = Series("carried", np.arange(len(rates), dtype=np.float64), rates, "chunk")
-    return Chart("capacity_by_chunk", title, "bars", Axis("capacity", "requests/s"), Axis(str(key)), (series,),
-                 categories=names)  # fmt: skip
+    if not found.chunks:
+        return stacked_bars("capacity_by_chunk", "", Axis("capacity"), [], {})
+    winner = found.chunks[0][0]
+    title = f"Capacity by {chunk_key(winner.policy)}: {winner.grid} {winner.policy.name}"
+    rows = [(f"{candidate.chunk}", {"carried": capacity.rate}) for candidate, capacity in found.chunks]
+    return stacked_bars("capacity_by_chunk", title, Axis("capacity", "requests/s"), rows, {"carried": "chunk"})
 
 
-Carried = tuple[Candidate, Trial]
+CarriedTrial = tuple[Candidate, Trial]
 Tail = Callable[[Trial], float | None]  # reads a tail latency of a trial
 
 
-def pareto(carried: Sequence[Carried], value: Tail) -> list[Carried]:
+def pareto(carried: Sequence[CarriedTrial], value: Tail) -> list[CarriedTrial]:
     """Return the Pareto front of rate against the tail latency `value`, by rising latency."""
     known = [(tail, one) for one in carried if (tail := value(one[1])) is not None]
     points = [(tail, trial.rate) for tail, (_, trial) in known]
@@ -71,13 +70,18 @@ def front_chart(found: SearchResult, name: str, what: str, value: Tail, bound: f
     ]
     marks = (("SLO", bound),) if bound is not None else ()
     return Chart(
-        f"rate_against_{name}", f"Requests/s against the p99 of {what}", "scatter", Axis(f"p99 of {what}", "ms", None),
-        Axis("carried", "requests/s", None), tuple(s for s in series if len(s.x)), marks,
+        f"rate_against_{name}",
+        f"Requests/s against the p99 of {what}",
+        "scatter",
+        Axis(f"p99 of {what}", "ms", None),
+        Axis("carried", "requests/s", None),
+        tuple(s for s in series if len(s.x)),
+        marks,
         note="Every rate that a setting carried on all requests. Blue: none carries more with a shorter tail.",
-    )  # fmt: skip
+    )
 
 
 def _points(trials: Sequence[Trial], value: Callable[[Trial], float | None], colour: str, name: str = "") -> Series:
     x = np.array([value(trial) for trial in trials], np.float64)
     y = np.array([trial.rate for trial in trials], np.float64)
-    return Series("", x, y, colour, (name,) if name else ())
+    return Series("", x, y, colour, name)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...conf.tuning import TailSlo
-from ..report.formatting import ms_text
+from ..drawing.formatting import ms_text
 from ..simulation.setting import Setting
 from .bounds import Bounds
 from .capacity import LOWEST_SHARE
@@ -20,7 +20,7 @@ _REQUESTS = 100  # of the workload's requests, in the first simulation
 
 
 @dataclass(frozen=True, slots=True)
-class Tail:
+class SloMargin:
     """A tail latency beside its bound, in milliseconds.
 
     Attributes:
@@ -62,7 +62,7 @@ class Approach:
 
     label: str
     trial: Trial
-    tails: tuple[Tail, ...]
+    tails: tuple[SloMargin, ...]
 
     @property
     def times(self) -> float:
@@ -84,11 +84,15 @@ class Approach:
             "setting": self.label,
             "rate": self.trial.rate,
             "tails": {
-                tail.key: {"p99_ms": tail.p99_ms, "bound_ms": tail.bound_ms, "over_ms": tail.p99_ms - tail.bound_ms,
-                           "times": tail.times}
+                tail.key: {
+                    "p99_ms": tail.p99_ms,
+                    "bound_ms": tail.bound_ms,
+                    "over_ms": tail.p99_ms - tail.bound_ms,
+                    "times": tail.times,
+                }
                 for tail in self.tails
             },
-        }  # fmt: skip
+        }
 
 
 def closest(
@@ -136,7 +140,7 @@ def unmet_note(found: Sequence[Approach]) -> str:
     return f"no setting meets the SLO at any rate{near}"
 
 
-def _tails(ttft_ms: float, tbt_ms: float, slo: TailSlo) -> tuple[Tail, ...]:
+def _tails(ttft_ms: float, tbt_ms: float, slo: TailSlo) -> tuple[SloMargin, ...]:
     """Return the tails that have a bound."""
     named = (("TTFT", "slo.ttft_p99_ms", ttft_ms, slo.ttft_p99_ms), ("TBT", "slo.tbt_p99_ms", tbt_ms, slo.tbt_p99_ms))
-    return tuple(Tail(name, key, tail, bound) for name, key, tail, bound in named if bound is not None)
+    return tuple(SloMargin(name, key, tail, bound) for name, key, tail, bound in named if bound is not None)

@@ -9,7 +9,7 @@ from ...conf.tuning import TailSlo
 from ..cost.error import CostError
 from ..simulation.setting import Setting
 from .bounds import Bounds, TokenSeconds
-from .capacity import Bracket, Capacity, Interval
+from .capacity import Bracket, Capacity, ConfidenceInterval
 from .demand import Demand
 from .trial import Trial, try_rate
 
@@ -74,7 +74,7 @@ def error_range(
         bracket.narrow(share)
         return bracket.low
 
-    mean = Interval.from_rates([each.rate for each in capacities]).mean
+    mean = ConfidenceInterval.from_rates([each.rate for each in capacities]).mean
     return ErrorRange(*(mean / rate * capacity(1 + share) for share in (error.high, error.low)))
 
 

@@ -64,9 +64,14 @@ class Lead:
     def numbers(self) -> dict[str, Any]:
         """What `tune.json` holds of it."""
         return {
-            "over": self.over.label, "share": self.share, "same_grid": self.same_grid, "if_alike": self.if_alike,
-            "if_apart": self.if_apart, "survives": self.survives, "note": self.text,
-        }  # fmt: skip
+            "over": self.over.label,
+            "share": self.share,
+            "same_grid": self.same_grid,
+            "if_alike": self.if_alike,
+            "if_apart": self.if_apart,
+            "survives": self.survives,
+            "note": self.text,
+        }
 
 
 def lead_of(finalists: Sequence[Finalist]) -> Lead | None:

@@ -8,8 +8,8 @@ from importlib import resources
 
 from ...conf.tuning import TuneConfig
 from ..cost.error import error_text
-from ..report.page_parts import whole_page
-from ..report.svg import figures
+from ..drawing.page_parts import whole_page
+from ..drawing.svg import figures
 from .charts import charts
 from .closest import unmet_note
 from .error_range import range_note
@@ -39,8 +39,9 @@ def render(found: SearchResult, config: TuneConfig, title: str, subtitle: str, c
         subtitle: The line below it.
         commands: Commands that run the winner, by what they do.
     """
-    body, style = (resources.files(__package__).joinpath(f"tune.{kind}").read_text(encoding="utf-8")
-                   for kind in ("html", "css"))  # fmt: skip
+    body, style = (
+        resources.files(__package__).joinpath(f"tune.{kind}").read_text(encoding="utf-8") for kind in ("html", "css")
+    )
     shown = [
         f'<p class="hint">{html.escape(what)}</p>\n<pre class="command">{html.escape(command)}</pre>'
         for what, command in commands.items()

@@ -112,10 +112,11 @@ def compare(
     for seed in range(least, most + 1):
         leader = max(sorted(running), key=lambda number: _mean(rates[number]))
         judged = {
-            number: _judge(Difference.of(rates[leader], rates[number], level), _mean(rates[leader]), tolerance,
-                           resolution)
+            number: _judge(
+                Difference.of(rates[leader], rates[number], level), _mean(rates[leader]), tolerance, resolution
+            )
             for number in running - {leader}
-        }  # fmt: skip
+        }
         running = {leader, *(number for number, verdict in judged.items() if verdict == "tie")}
         if len(running) == 1 or seed == most:
             break

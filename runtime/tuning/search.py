@@ -271,10 +271,14 @@ class Search:
             self.on_progress(f"finalists, seed {seed}", number, len(candidates), candidates[0].low)
 
         by_seed = SeededCapacities(
-            [self.space.setting(tried.candidate) for tried in candidates], self.demands, self.config.slo,
-            self.config.precision, guesses=[tried.low for tried in candidates], token_times=self._token_times,
+            [self.space.setting(tried.candidate) for tried in candidates],
+            self.demands,
+            self.config.slo,
+            self.config.precision,
+            guesses=[tried.low for tried in candidates],
+            token_times=self._token_times,
             on_trial=count,
-        )  # fmt: skip
+        )
         kept = []
         for number, tried in enumerate(candidates):
             own = by_seed(number, 0)
@@ -286,9 +290,12 @@ class Search:
         if not kept:
             return []
         compared = compare(
-            lambda place, seed: by_seed.rate(kept[place], seed), len(kept), most=len(self.demands),
-            least=min(self.config.seeds, len(self.demands)), resolution=self.config.precision,
-        )  # fmt: skip
+            lambda place, seed: by_seed.rate(kept[place], seed),
+            len(kept),
+            most=len(self.demands),
+            least=min(self.config.seeds, len(self.demands)),
+            resolution=self.config.precision,
+        )
         found: list[Finalist] = []
         for place in compared.order(lambda place: candidates[kept[place]].candidate.simplicity):
             number, verdict = kept[place], compared.verdicts[place]
@@ -298,8 +305,15 @@ class Search:
             setting, capacities = self.space.setting(candidate), by_seed.found[number]
             numbers = measure(setting, self.demand, own.rate)
             self.on_progress("if stage times are off", len(found), len(kept), own.rate)
-            off = error_range(setting, self.demand, self.config.slo, capacities, self.config.precision,
-                              token_times=self._token_times, on_trial=self._count)  # fmt: skip
+            off = error_range(
+                setting,
+                self.demand,
+                self.config.slo,
+                capacities,
+                self.config.precision,
+                token_times=self._token_times,
+                on_trial=self._count,
+            )
             found.append(Finalist(candidate, capacities, numbers, compared.differences[place], verdict, off))
         return found
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..cost.error import CostError
 from .bounds import Bound
-from .capacity import Capacity, Interval
+from .capacity import Capacity, ConfidenceInterval
 from .closest import Approach
 from .demand import Demand
 from .error_range import ErrorRange
@@ -72,9 +72,9 @@ class Finalist:
         return self.capacities[0].rate
 
     @property
-    def interval(self) -> Interval:
+    def interval(self) -> ConfidenceInterval:
         """The mean capacity over the seeds, with its confidence interval."""
-        return Interval.from_rates([capacity.rate for capacity in self.capacities])
+        return ConfidenceInterval.from_rates([capacity.rate for capacity in self.capacities])
 
 
 @dataclass(slots=True)

@@ -123,8 +123,12 @@ class Space:
                     self._refuse(tp, pp, max(1, replicas), f"{tp * pp} ranks a replica do not divide {devices} devices")
                     continue
                 if config.cluster.devices_per_node % tp:
-                    self._refuse(tp, pp, replicas, f"tp={tp} does not divide the node's "
-                                                   f"{config.cluster.devices_per_node} devices")  # fmt: skip
+                    self._refuse(
+                        tp,
+                        pp,
+                        replicas,
+                        f"tp={tp} does not divide the node's {config.cluster.devices_per_node} devices",
+                    )
                     continue
                 if config.search.pp is None and pp > arch.num_layers:
                     continue  # more stages than layers, and the config does not ask for them
@@ -251,14 +255,21 @@ class Space:
             model=config.model,
             hardware=config.hardware,
             cluster=config.cluster,
-            parallel=replace(config.parallel, tp=candidate.tp, pp=candidate.pp, layers=candidate.layers, depth=depth,
-                             launcher=launcher, expert_parallel=candidate.expert_parallel),
+            parallel=replace(
+                config.parallel,
+                tp=candidate.tp,
+                pp=candidate.pp,
+                layers=candidate.layers,
+                depth=depth,
+                launcher=launcher,
+                expert_parallel=candidate.expert_parallel,
+            ),
             scheduler=replace(candidate.policy, batch=candidate.batch),
             cache=config.cache,
             seed=config.seed,
             workload=config.workload,
             simulation=replace(config.simulation, replicas=candidate.replicas),
-        )  # fmt: skip
+        )
 
     def _refuse(self, tp: int, pp: int, replicas: int, why: str) -> None:
         self.misfits.append(Misfit(tp, pp, replicas, why))

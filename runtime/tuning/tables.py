@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..report.formatting import ms_text, percent_text
+from ..drawing.formatting import ms_text, percent_text
 from .capacity import Capacity
 from .closest import Approach
 from .error_range import ErrorRange
@@ -60,8 +60,19 @@ def rate_text(rate: float) -> str:
 
 def finalist_rows(finalists: Sequence[Finalist]) -> TextTable:
     """Make the table of the best settings, with the numbers of a run at their rate."""
-    heads = ("setting", "requests/s", "if times are off", "less than the best", "seeds", "TTFT p99", "TBT p99",
-             "output tok/s", "bubbles", "KV", "what keeps it from more")  # fmt: skip
+    heads = (
+        "setting",
+        "requests/s",
+        "if times are off",
+        "less than the best",
+        "seeds",
+        "TTFT p99",
+        "TBT p99",
+        "output tok/s",
+        "bubbles",
+        "KV",
+        "what keeps it from more",
+    )
     rows = [
         (
             f"{place}. {finalist.candidate.label}",
@@ -131,11 +142,15 @@ def closest_rows(closest: Sequence[Approach]) -> TextTable:
             f"{place}. {one.label}",
             f"{one.trial.rate:.2g}",
             *(ms_text(tail.p99_ms) for tail in one.tails),
-            ", ".join(f"{tail.key}={tail.bound_ms:.10g} by {ms_text(tail.p99_ms - tail.bound_ms)}"
-                      for tail in one.tails if tail.times > 1.0) or one.trial.why,
+            ", ".join(
+                f"{tail.key}={tail.bound_ms:.10g} by {ms_text(tail.p99_ms - tail.bound_ms)}"
+                for tail in one.tails
+                if tail.times > 1.0
+            )
+            or one.trial.why,
         )
         for place, one in enumerate(closest, 1)
-    ]  # fmt: skip
+    ]
     last = len(heads) - 1
     return TextTable(heads, rows, frozenset({0, last}), optional_columns=tuple(range(last - 1, 0, -1)))
 
@@ -159,8 +174,16 @@ def chunk_rows(found: SearchResult) -> TextTable:
         tbt = capacity.trial.tbt_p99_ms if capacity.trial else None
         share = percent_text(capacity.rate / best)
         rate = rate_text(capacity.rate) if capacity.rate or not capacity.above else f"under {rate_text(capacity.above)}"
-        rows.append((str(candidate.chunk), rate, share if capacity.rate else "-", ms_text(ttft), ms_text(tbt),
-                     limit_text(capacity)))  # fmt: skip
+        rows.append(
+            (
+                str(candidate.chunk),
+                rate,
+                share if capacity.rate else "-",
+                ms_text(ttft),
+                ms_text(tbt),
+                limit_text(capacity),
+            )
+        )
     heads = (key, "requests/s", "of the best", "TTFT p99", "TBT p99", "what keeps it from more")
     return TextTable(heads, rows, frozenset({5}), optional_columns=(3, 2))
 
@@ -172,10 +195,15 @@ def grid_rows(found: SearchResult) -> TextTable:
         best.setdefault(tried.candidate.grid, tried)
     winner = found.winner.candidate if found.winner else None
     rows = [
-        (grid, tried.candidate.label.removeprefix(f"{grid} "), _carried(tried), rate_text(tried.bound.rate),
-         "the best" if tried.candidate == winner else tried.why)
+        (
+            grid,
+            tried.candidate.label.removeprefix(f"{grid} "),
+            _carried(tried),
+            rate_text(tried.bound.rate),
+            "the best" if tried.candidate == winner else tried.why,
+        )
         for grid, tried in best.items()
-    ]  # fmt: skip
+    ]
     heads = ("grid", "its best setting", "carried", "bound", "why not")
     return TextTable(heads, rows, frozenset({0, 1, 4}), optional_columns=(3,))
 
@@ -192,14 +220,16 @@ def tried_rows(found: SearchResult) -> TextTable:
     rows = []
     for tried in sorted(found.tried, key=_furthest_first):
         trial = tried.low_trial
-        rows.append((
-            tried.candidate.label,
-            _carried(tried),
-            ms_text(trial.ttft_p99_ms if trial else None),
-            ms_text(trial.tbt_p99_ms if trial else None),
-            rate_text(tried.bound.rate),
-            "the best" if tried.candidate == winner else tried.why,
-        ))  # fmt: skip
+        rows.append(
+            (
+                tried.candidate.label,
+                _carried(tried),
+                ms_text(trial.ttft_p99_ms if trial else None),
+                ms_text(trial.tbt_p99_ms if trial else None),
+                rate_text(tried.bound.rate),
+                "the best" if tried.candidate == winner else tried.why,
+            )
+        )
     heads = ("setting", "carried", "TTFT p99", "TBT p99", "bound", "why not the best")
     return TextTable(heads, rows, frozenset({0, 5}))
 

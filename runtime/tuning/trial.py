@@ -12,9 +12,10 @@ import numpy as np
 from ...conf.tuning import TailSlo
 from ..core.micro_batch_columns import Floats
 from ..core.request_record import RequestRecord
+from ..drawing.formatting import ms_text
 from ..ledger.fleet import Fleet
-from ..ledger.latencies import time_to_first_token, tokens_apart
-from ..report.formatting import ms_text
+from ..ledger.latencies import p99, time_to_first_token, tokens_apart
+from ..ledger.summary import summarize
 from ..simulation.replicas import Replica, make_replicas, run_fleet
 from ..simulation.setting import Setting
 from .demand import Demand
@@ -50,11 +51,6 @@ class Trial:
         return not self.why
 
 
-def make_fleet(setting: Setting, seed: int = 0) -> list[Replica]:
-    """Make the replicas of a setting, without requests."""
-    return make_replicas(setting, repeat=seed + 1)
-
-
 def try_rate(
     setting: Setting, demand: Demand, rate: float, slo: TailSlo, seed: int = 0, *, to_end: bool = False
 ) -> Trial:
@@ -70,7 +66,7 @@ def try_rate(
         seed: Seed of the simulation.
         to_end: Go on when it is clear that the rate is not carried, so that the tails are known.
     """
-    fleet = make_fleet(setting, seed)
+    fleet = make_replicas(setting, repeat=seed + 1)
     watch = _SloWatch(fleet, demand, slo)
     for number, _ in enumerate(_run(setting, fleet, demand, rate)):
         if not to_end and number % _CHECK_INTERVAL == 0 and (why := watch.violation()):
@@ -79,27 +75,22 @@ def try_rate(
     requests.sort(key=lambda request: request.arrival)
     ttft = np.array([time_to_first_token(request) for request in requests], np.float64)
     gaps = np.concatenate([tokens_apart(request) for request in requests])
-    tails_ms = tail(ttft * 1e3), tail(gaps * 1e3) if len(gaps) else 0.0
+    tails_ms = p99(ttft * 1e3), p99(gaps * 1e3)
     why = _slo_violation(*tails_ms, slo) or _piling_up(ttft, float(requests[-1].arrival - requests[0].arrival))
     running = max(micro_batch.num_running for replica in fleet for micro_batch in replica.record.micro_batches)
     return Trial(rate, why, len(requests), *tails_ms, running)
 
 
-def measure(setting: Setting, demand: Demand, rate: float, seed: int = 0) -> dict[str, Any]:
+def measure(setting: Setting, demand: Demand, rate: float) -> dict[str, Any]:
     """Simulate a whole run at a request rate and return its summary, as `summary.json` has it."""
-    fleet = make_fleet(setting, seed)
+    fleet = make_replicas(setting)
     for _ in _run(setting, fleet, demand, rate):
         pass
-    return Fleet([replica.record for replica in fleet]).summarize()
+    return summarize(Fleet([replica.record for replica in fleet]))
 
 
 def _run(setting: Setting, fleet: Sequence[Replica], demand: Demand, rate: float) -> Iterator[int]:
     return run_fleet(fleet, demand.at(rate).without_prompts(), router=setting.config.simulation.router)
-
-
-def tail(values: Floats) -> float:
-    """Return the p99 of values, computed as in a run's summary."""
-    return float(np.percentile(values, 100 * _TAIL))
 
 
 class _SloWatch:

@@ -28,11 +28,11 @@ class _Conversation(msgspec.Struct):
 
 
 def draw(config: ShareGptConfig, num_requests: int | None, tokenizer: Tokenizer) -> DrawnRequests:
-    """Draw `num_requests` conversations in an order given by the seed, as token ids. None: all that are long enough.
+    """Draw `num_requests` conversations in an order given by the seed. None draws all that are long enough.
 
     Raises:
         ConfigError: the file is missing or is not ShareGPT's JSON, it has no usable conversation or fewer than
-            `num_requests`, or the model has no tokenizer.
+            `num_requests`, an object of it has a key twice, or the model has no tokenizer.
     """
     conversations = _read(Path(config.path).expanduser())
     order = np.random.default_rng((config.seed, LENGTH_STREAM)).permutation(len(conversations))
@@ -57,7 +57,11 @@ def draw(config: ShareGptConfig, num_requests: int | None, tokenizer: Tokenizer)
 
 
 def _turns(conversation: msgspec.Raw, path: str) -> tuple[str, str]:
-    """Return the first two turns of a conversation, whose JSON may give no key twice."""
+    """Return the texts of a conversation's first two turns.
+
+    Raises:
+        ConfigError: an object of its JSON has a key twice.
+    """
     try:
         question, answer, *_ = strict_json.loads(bytes(conversation).decode())["conversations"]
     except ConfigError as error:

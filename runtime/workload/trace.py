@@ -41,8 +41,10 @@ _MOONCAKE_BLOCK, _BAILIAN_BLOCK = 512, 16  # tokens of a block that a hash id st
 
 
 class _JsonRow(msgspec.Struct):
-    """A line of Mooncake's traces (https://github.com/kvcache-ai/Mooncake) or of Qwen's traces on Bailian
-    (https://github.com/alibaba-edu/qwen-bailian-usagetraces-anon). Only the latter have a `chat_id`.
+    """A line of Mooncake's traces, or of Qwen's on Bailian.
+
+    They lie at https://github.com/kvcache-ai/Mooncake and https://github.com/alibaba-edu/qwen-bailian-usagetraces-anon.
+    Only the latter have a `chat_id`.
 
     A hash id stands for a block of the prompt and for all before it. A partial block at the end may have one.
     """
@@ -59,7 +61,7 @@ class _JsonRow(msgspec.Struct):
         return self.timestamp / 1e3 if self.chat_id is None else self.timestamp
 
     def prefix(self, size: int | None) -> PrefixIds | None:
-        """The prompt's hash ids, each for `size` tokens; None: for as many as in the published traces.
+        """Return the prompt's hash ids, each for `size` tokens; None: for as many as in the published traces.
 
         Raises:
             ValueError: they are not as many as the prompt has blocks.

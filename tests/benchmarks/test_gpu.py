@@ -48,7 +48,7 @@ def test_without_a_gpu_and_without_an_installed_gapless() -> None:
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any]]:
-    """What all of it prints and writes on a CPU."""
+    """Return what all of it prints and writes on a CPU."""
     folder = tmp_path_factory.mktemp("gpu")
     options = ("--device", "cpu", "--small", "--out", str(folder / "gpu.json"), "--runs", str(folder))
     done = run(*COMMAND, *options)
@@ -56,6 +56,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, A
     return done.stdout, json.loads((folder / "gpu.json").read_text(encoding="utf-8"))
 
 
+@pytest.mark.slow
 def test_every_part_runs_on_a_cpu_at_tiny_sizes(measured: tuple[str, dict[str, Any]]) -> None:
     printed, result = measured
     tables = result["measurements"][0]["tables"]
@@ -73,6 +74,7 @@ def test_every_part_runs_on_a_cpu_at_tiny_sizes(measured: tuple[str, dict[str, A
     assert printed.splitlines()[-1].startswith("0 failed, ")
 
 
+@pytest.mark.slow
 def test_figures_have_the_rows_of_the_simulated_ones(measured: tuple[str, dict[str, Any]]) -> None:
     page = (ROOT / "docs" / "paper.md").read_text(encoding="utf-8")
     tables = measured[1]["measurements"][0]["tables"]
@@ -106,6 +108,7 @@ def worker() -> Iterator[Worker]:
     found.stop()
 
 
+@pytest.mark.slow
 def test_a_part_that_fails_hangs_or_dies_does_not_stop_the_next(worker: Worker, tmp_path: Path) -> None:
     task = Task("cpu", True, tmp_path, ())
 
@@ -170,8 +173,9 @@ def test_flops_are_those_that_torch_counts() -> None:
     arch = replace(model.architecture("llama-13b", small=True), num_layers=3)
     shape = MicroBatchShape(((48, 16),), sampled=1)
     with model.start("cpu") as groups:
-        stage = Stage(arch, groups, range(3), dtype=torch.float32, attention="sdpa", num_blocks=4, block_size=16,
-                      kernels="torch")  # fmt: skip
+        stage = Stage(
+            arch, groups, range(3), dtype=torch.float32, attention="sdpa", num_blocks=4, block_size=16, kernels="torch"
+        )
         for parameter in stage.parameters():
             torch.nn.init.normal_(parameter)
         inputs = stage.prepare(model.batch_of(shape))

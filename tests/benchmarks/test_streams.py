@@ -11,6 +11,7 @@ from benchmarks.support.server import gapless_server
 from benchmarks.support.streams import Stream, note, stream_all
 
 
+@pytest.mark.slow
 def test_each_token_of_the_server_has_its_time():
     with gapless_server([]) as server:
         streams = stream_all(server, [[10, 20, 30], [40, 50]], 6, [0.0, 0.2])

@@ -29,7 +29,7 @@ from gapless.conf.build import (
 from gapless.conf.clusters import ClusterConfig
 from gapless.conf.difference import DiffConfig
 from gapless.conf.errors import ConfigError
-from gapless.conf.policies import POLICY_CONFIGS, OrcaBestConfig, SarathiConfig, SchedulerConfig
+from gapless.conf.policies import POLICY_CONFIGS, EqualTimeConfig, OrcaBestConfig, SarathiConfig, SchedulerConfig
 from gapless.conf.profiling import ProfileConfig
 from gapless.conf.sampling import SamplingParams
 from gapless.conf.schema import (
@@ -48,9 +48,15 @@ from gapless.conf.tuning import CapacityConfig, TuneConfig
 from gapless.conf.workloads import WORKLOAD_CONFIGS, SloConfig, WorkloadConfig, ZipfConfig
 
 ARCHITECTURE = {
-    "vocab_size": 64, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "head_dim": 8,
-    "ffn_size": 64, "max_position": 128,
-}  # fmt: skip
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "num_layers": 2,
+    "num_heads": 4,
+    "num_kv_heads": 2,
+    "head_dim": 8,
+    "ffn_size": 64,
+    "max_position": 128,
+}
 
 
 def error(cls: type, mapping: dict[str, Any], key: str = "") -> str:
@@ -61,12 +67,18 @@ def error(cls: type, mapping: dict[str, Any], key: str = "") -> str:
 
 
 def test_nested_mapping_becomes_dataclasses() -> None:
-    config = build(EngineConfig, {
-        "model": {"name": "m", "architecture": ARCHITECTURE | {"rope_scaling": {"type": "linear", "factor": 2},
-                                                               "eos_token_ids": [1, 2]}},
-        "parallel": {"pp": 2, "launcher": "ray", "layers": [1, 1]},
-        "scheduler": {"name": "sarathi", "chunk": 48},
-    })  # fmt: skip
+    config = build(
+        EngineConfig,
+        {
+            "model": {
+                "name": "m",
+                "architecture": ARCHITECTURE
+                | {"rope_scaling": {"type": "linear", "factor": 2}, "eos_token_ids": [1, 2]},
+            },
+            "parallel": {"pp": 2, "launcher": "ray", "layers": [1, 1]},
+            "scheduler": {"name": "sarathi", "chunk": 48},
+        },
+    )
     architecture = config.model.architecture
     assert architecture is not None
     assert architecture.rope_scaling is not None
@@ -82,91 +94,212 @@ def test_policy_is_picked_by_its_name(name: str) -> None:
     assert type(build(SchedulerConfig, {"name": name}, "scheduler")) is POLICY_CONFIGS[name]
 
 
-@pytest.mark.parametrize(("cls", "key", "mapping", "line"), [
-    (SchedulerConfig, "scheduler", {"name": "sarathi", "chunk": "abc"},
-     "scheduler.chunk='abc': must be an integer or auto"),
-    (SchedulerConfig, "scheduler", {"name": "sarathi", "chunk": "5"},
-     "scheduler.chunk='5': must be an integer or auto"),
-    (SchedulerConfig, "scheduler", {"name": "sarathi", "chunk": True},
-     "scheduler.chunk=True: must be an integer or auto"),
-    (SchedulerConfig, "scheduler", {"name": "sarathi", "chunk": 1.0},
-     "scheduler.chunk=1.0: must be an integer or auto"),
-    (SchedulerConfig, "scheduler", {"name": "sarathi", "chunk": None},
-     "scheduler.chunk=None: must be an integer or auto"),
-    (SchedulerConfig, "scheduler", {"name": "sarathi", "tile": "x"}, "scheduler.tile='x': must be null or an integer"),
-    (SchedulerConfig, "scheduler", {"name": "sarathi", "chunk": 0}, "scheduler.chunk=0: must be auto or 1 or more"),
-    (SchedulerConfig, "scheduler", {"name": "sarathi", "chnk": 1},
-     "scheduler.chnk: unknown key; did you mean 'scheduler.chunk'?"),
-    (SchedulerConfig, "scheduler", {"name": "orca_best", "chunk": 1},
-     "scheduler.chunk: unknown key of policy orca_best; sarathi, equal_time have it"),
-    (SchedulerConfig, "scheduler", {"name": "sarati"}, "scheduler.name='sarati': unknown; did you mean 'sarathi'?"),
-    (SchedulerConfig, "scheduler", {"name": "sarathi", "budget": 1},
-     "scheduler.budget: unknown key of policy sarathi; token_budget has it"),
-    (SchedulerConfig, "scheduler", {},
-     "scheduler.name: missing; valid: equal_time, orca_best, orca_worst, prefill_first, request_level, sarathi, "
-     "token_budget, token_throttle"),
-    (WorkloadConfig, "workload", {"name": "zipff"}, "workload.name='zipff': unknown; did you mean 'zipf'?"),
-    (WorkloadConfig, "workload", {"name": "fixed", "theta": 1},
-     "workload.theta: unknown key of workload fixed; zipf has it"),
-    (WorkloadConfig, "workload", {"name": "fixed", "inputlen": 1},
-     "workload.inputlen: unknown key; did you mean 'workload.input_len'?"),
-    (WorkloadConfig, "workload", {"name": "fixed", "input_len": None},
-     "workload=fixed: give two of input_len, output_len and pd_ratio, and null for the third"),
-    (WorkloadConfig, "workload", {"name": "trace"}, "workload.path='': must be the file of the trace"),
-    (WorkloadConfig, "workload", {"name": "zipf", "min_len": 9, "max_len": 8},
-     "workload.max_len=8: must be min_len=9 or more"),
-    (BenchConfig, "", {"model": {"weights": "shipped"}, "policies": [{"name": "sarathi"}, {"name": "orca"}]},
-     "policies[1].name='orca': unknown; did you mean 'orca_best'?"),
-    (BenchConfig, "", {"model": {"weights": "shipped"}, "policies": ["sarathi"]},
-     "policies[0]='sarathi': must be a mapping of keys"),
-    (BenchConfig, "", {"model": {"weights": "shipped"}, "slo": {"ttft": 1}},
-     "slo.ttft: unknown key; did you mean 'slo.ttft_ms'?"),
-    (ReportConfig, "", {"runs": [1]}, "runs=[1]: must be a list of strings"),
-    (HardwareConfig, "hardware", {"device": "cda"},
-     "hardware.device='cda': must be cpu or cuda; did you mean 'cuda'?"),
-    (HardwareConfig, "hardware", {"memory_gib": "2"}, "hardware.memory_gib='2': must be a number"),
-    (HardwareConfig, "hardware", {"memory_gib": float("nan")}, "hardware.memory_gib=nan: must be a finite number"),
-    (HardwareConfig, "hardware", {"memory_gib": False}, "hardware.memory_gib=False: must be a number"),
-    (ClusterConfig, "cluster", {"network_adapters": 0}, "cluster.network_adapters=0: must be null, or 1 or more"),
-    (ClusterConfig, "cluster", {"nodes_per_rck": 4},
-     "cluster.nodes_per_rck: unknown key; did you mean 'cluster.nodes_per_rack'?"),
-    (ClusterConfig, "cluster", {"all_reduce_algorithms": ["rng"]},
-     "cluster.all_reduce_algorithms='rng': must be ring, tree or two_level; did you mean 'ring'?"),
-    (ClusterConfig, "cluster", {"all_reduce_algorithms": {}},
-     "cluster.all_reduce_algorithms={}: must be ring, tree or two_level"),
-    (ClusterConfig, "cluster", {"spine": {"gbps": 10.0}}, "cluster.spine.least_us: missing; it has no default"),
-    (ClusterConfig, "cluster", {"oversubscription": 0.5}, "cluster.oversubscription=0.5: must be 1 or more"),
-    (ModelConfig, "model", {"name": 7, "weights": "shipped"}, "model.name=7: must be a string"),
-    (ModelConfig, "model", {"architecture": 3}, "model.architecture=3: must be null or a mapping of keys"),
-    (ModelConfig, "model", {"architecture": {"vocab_size": 3}},
-     "model.architecture.hidden_size: missing; it has no default"),
-    (ParallelConfig, "parallel", {"pp": 2, "launcher": "ray", "layers": [1, "2"]},
-     "parallel.layers=[1, '2']: must be null or a list of integers"),
-    (ParallelConfig, "parallel", {"pp": 2, "launcher": "ray", "layers": [1]},
-     "parallel.layers=[1]: must be 2 counts of 1 or more, one a stage"),
-    (SamplingParams, "sampling", {"ignore_eos": "yes"}, "sampling.ignore_eos='yes': must be true or false"),
-    (SamplingParams, "sampling", {"stop": [1]}, "sampling.stop=[1]: must be a list of strings"),
-    (SamplingParams, "sampling", {"temprature": 1},
-     "sampling.temprature: unknown key; did you mean 'sampling.temperature'?"),
-    (SamplingParams, "sampling", {"seed": 1 << 63}, f"sampling.seed={1 << 63}: must be null or an integer of 64 bits"),
-    (EngineConfig, "", {"model": {"weights": "shipped"}, "seed": -1}, "seed=-1: must be 0 to 4294967295"),
-    (EngineConfig, "", {"model": {"weights": "shipped"}, "seed": 1 << 32}, "seed=4294967296: must be 0 to 4294967295"),
-    (EngineConfig, "", {"model": {"weights": "shipped"}, "modle": {}}, "modle: unknown key; did you mean 'model'?"),
-    (GenerateConfig, "", {"model": {"weights": "shipped"}, "chunk": 4},
-     "chunk: unknown key; did you mean 'scheduler.chunk'?"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("cls", "key", "mapping", "line"),
+    [
+        (
+            SchedulerConfig,
+            "scheduler",
+            {"name": "sarathi", "chunk": "abc"},
+            "scheduler.chunk='abc': must be an integer or auto",
+        ),
+        (
+            SchedulerConfig,
+            "scheduler",
+            {"name": "sarathi", "chunk": "5"},
+            "scheduler.chunk='5': must be an integer or auto",
+        ),
+        (
+            SchedulerConfig,
+            "scheduler",
+            {"name": "sarathi", "chunk": True},
+            "scheduler.chunk=True: must be an integer or auto",
+        ),
+        (
+            SchedulerConfig,
+            "scheduler",
+            {"name": "sarathi", "chunk": 1.0},
+            "scheduler.chunk=1.0: must be an integer or auto",
+        ),
+        (
+            SchedulerConfig,
+            "scheduler",
+            {"name": "sarathi", "chunk": None},
+            "scheduler.chunk=None: must be an integer or auto",
+        ),
+        (
+            SchedulerConfig,
+            "scheduler",
+            {"name": "sarathi", "tile": "x"},
+            "scheduler.tile='x': must be null or an integer",
+        ),
+        (SchedulerConfig, "scheduler", {"name": "sarathi", "chunk": 0}, "scheduler.chunk=0: must be auto or 1 or more"),
+        (
+            SchedulerConfig,
+            "scheduler",
+            {"name": "sarathi", "chnk": 1},
+            "scheduler.chnk: unknown key; did you mean 'scheduler.chunk'?",
+        ),
+        (
+            SchedulerConfig,
+            "scheduler",
+            {"name": "orca_best", "chunk": 1},
+            "scheduler.chunk: unknown key of policy orca_best; sarathi, equal_time have it",
+        ),
+        (SchedulerConfig, "scheduler", {"name": "sarati"}, "scheduler.name='sarati': unknown; did you mean 'sarathi'?"),
+        (
+            SchedulerConfig,
+            "scheduler",
+            {"name": "sarathi", "budget": 1},
+            "scheduler.budget: unknown key of policy sarathi; token_budget has it",
+        ),
+        (
+            SchedulerConfig,
+            "scheduler",
+            {},
+            "scheduler.name: missing; valid: equal_time, orca_best, orca_worst, prefill_first, request_level, sarathi, "
+            "token_budget, token_throttle",
+        ),
+        (WorkloadConfig, "workload", {"name": "zipff"}, "workload.name='zipff': unknown; did you mean 'zipf'?"),
+        (
+            WorkloadConfig,
+            "workload",
+            {"name": "fixed", "theta": 1},
+            "workload.theta: unknown key of workload fixed; zipf has it",
+        ),
+        (
+            WorkloadConfig,
+            "workload",
+            {"name": "fixed", "inputlen": 1},
+            "workload.inputlen: unknown key; did you mean 'workload.input_len'?",
+        ),
+        (
+            WorkloadConfig,
+            "workload",
+            {"name": "fixed", "input_len": None},
+            "workload=fixed: give two of input_len, output_len and pd_ratio, and null for the third",
+        ),
+        (WorkloadConfig, "workload", {"name": "trace"}, "workload.path='': must be the file of the trace"),
+        (
+            WorkloadConfig,
+            "workload",
+            {"name": "zipf", "min_len": 9, "max_len": 8},
+            "workload.max_len=8: must be min_len=9 or more",
+        ),
+        (
+            BenchConfig,
+            "",
+            {"model": {"weights": "shipped"}, "policies": [{"name": "sarathi"}, {"name": "orca"}]},
+            "policies[1].name='orca': unknown; did you mean 'orca_best'?",
+        ),
+        (
+            BenchConfig,
+            "",
+            {"model": {"weights": "shipped"}, "policies": ["sarathi"]},
+            "policies[0]='sarathi': must be a mapping of keys",
+        ),
+        (
+            BenchConfig,
+            "",
+            {"model": {"weights": "shipped"}, "slo": {"ttft": 1}},
+            "slo.ttft: unknown key; did you mean 'slo.ttft_ms'?",
+        ),
+        (ReportConfig, "", {"runs": [1]}, "runs=[1]: must be a list of strings"),
+        (
+            HardwareConfig,
+            "hardware",
+            {"device": "cda"},
+            "hardware.device='cda': must be cpu or cuda; did you mean 'cuda'?",
+        ),
+        (HardwareConfig, "hardware", {"memory_gib": "2"}, "hardware.memory_gib='2': must be a number"),
+        (HardwareConfig, "hardware", {"memory_gib": float("nan")}, "hardware.memory_gib=nan: must be a finite number"),
+        (HardwareConfig, "hardware", {"memory_gib": False}, "hardware.memory_gib=False: must be a number"),
+        (ClusterConfig, "cluster", {"network_adapters": 0}, "cluster.network_adapters=0: must be null, or 1 or more"),
+        (
+            ClusterConfig,
+            "cluster",
+            {"nodes_per_rck": 4},
+            "cluster.nodes_per_rck: unknown key; did you mean 'cluster.nodes_per_rack'?",
+        ),
+        (
+            ClusterConfig,
+            "cluster",
+            {"all_reduce_algorithms": ["rng"]},
+            "cluster.all_reduce_algorithms='rng': must be ring, tree or two_level; did you mean 'ring'?",
+        ),
+        (
+            ClusterConfig,
+            "cluster",
+            {"all_reduce_algorithms": {}},
+            "cluster.all_reduce_algorithms={}: must be ring, tree or two_level",
+        ),
+        (ClusterConfig, "cluster", {"spine": {"gbps": 10.0}}, "cluster.spine.least_us: missing; it has no default"),
+        (ClusterConfig, "cluster", {"oversubscription": 0.5}, "cluster.oversubscription=0.5: must be 1 or more"),
+        (ModelConfig, "model", {"name": 7, "weights": "shipped"}, "model.name=7: must be a string"),
+        (ModelConfig, "model", {"architecture": 3}, "model.architecture=3: must be null or a mapping of keys"),
+        (
+            ModelConfig,
+            "model",
+            {"architecture": {"vocab_size": 3}},
+            "model.architecture.hidden_size: missing; it has no default",
+        ),
+        (
+            ParallelConfig,
+            "parallel",
+            {"pp": 2, "launcher": "ray", "layers": [1, "2"]},
+            "parallel.layers=[1, '2']: must be null or a list of integers",
+        ),
+        (
+            ParallelConfig,
+            "parallel",
+            {"pp": 2, "launcher": "ray", "layers": [1]},
+            "parallel.layers=[1]: must be 2 counts of 1 or more, one a stage",
+        ),
+        (SamplingParams, "sampling", {"ignore_eos": "yes"}, "sampling.ignore_eos='yes': must be true or false"),
+        (SamplingParams, "sampling", {"stop": [1]}, "sampling.stop=[1]: must be a list of strings"),
+        (
+            SamplingParams,
+            "sampling",
+            {"temprature": 1},
+            "sampling.temprature: unknown key; did you mean 'sampling.temperature'?",
+        ),
+        (
+            SamplingParams,
+            "sampling",
+            {"seed": 1 << 63},
+            f"sampling.seed={1 << 63}: must be null or an integer of 64 bits",
+        ),
+        (EngineConfig, "", {"model": {"weights": "shipped"}, "seed": -1}, "seed=-1: must be 0 to 4294967295"),
+        (
+            EngineConfig,
+            "",
+            {"model": {"weights": "shipped"}, "seed": 1 << 32},
+            "seed=4294967296: must be 0 to 4294967295",
+        ),
+        (EngineConfig, "", {"model": {"weights": "shipped"}, "modle": {}}, "modle: unknown key; did you mean 'model'?"),
+        (
+            GenerateConfig,
+            "",
+            {"model": {"weights": "shipped"}, "chunk": 4},
+            "chunk: unknown key; did you mean 'scheduler.chunk'?",
+        ),
+    ],
+)
 def test_each_error_is_one_line(cls: type, key: str, mapping: dict[str, Any], line: str) -> None:
     assert error(cls, mapping, key) == line
 
 
-@pytest.mark.parametrize(("values", "line"), [
-    ({"max_tokens": None}, "sampling.max_tokens=None: must be an integer"),
-    ({"max_tokens": 1.5}, "sampling.max_tokens=1.5: must be an integer"),
-    ({"seed": "7"}, "sampling.seed='7': must be an integer"),
-    ({"logprobs": True}, "sampling.logprobs=True: must be an integer"),
-    ({"temperature": "hot"}, "sampling.temperature='hot': must be a number"),
-    ({"top_p": None}, "sampling.top_p=None: must be a number"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("values", "line"),
+    [
+        ({"max_tokens": None}, "sampling.max_tokens=None: must be an integer"),
+        ({"max_tokens": 1.5}, "sampling.max_tokens=1.5: must be an integer"),
+        ({"seed": "7"}, "sampling.seed='7': must be an integer"),
+        ({"logprobs": True}, "sampling.logprobs=True: must be an integer"),
+        ({"temperature": "hot"}, "sampling.temperature='hot': must be a number"),
+        ({"top_p": None}, "sampling.top_p=None: must be a number"),
+    ],
+)
 def test_sampling_params_made_by_hand_are_checked_alike(values: dict[str, Any], line: str) -> None:
     with pytest.raises(ConfigError) as caught:
         SamplingParams(**values)
@@ -184,16 +317,25 @@ def test_numbers_of_numpy_and_bare_values_are_taken() -> None:
 
 ENGINES = st.builds(
     EngineConfig,
-    model=st.builds(ModelConfig, name=st.text(), weights=st.just("shipped"),
-                    architecture=st.none() | st.just(Architecture(**ARCHITECTURE)),
-                    max_model_len=st.none() | st.integers(2, 99)),
+    model=st.builds(
+        ModelConfig,
+        name=st.text(),
+        weights=st.just("shipped"),
+        architecture=st.none() | st.just(Architecture(**ARCHITECTURE)),
+        max_model_len=st.none() | st.integers(2, 99),
+    ),
     hardware=st.builds(HardwareConfig, memory_gib=st.floats(0.1, 99), tile=st.integers(1, 256)),
-    parallel=st.builds(ParallelConfig, pp=st.just(2), launcher=st.just("ray"),
-                       layers=st.none() | st.just((1, 3)), depth=st.none() | st.integers(1, 9)),
+    parallel=st.builds(
+        ParallelConfig,
+        pp=st.just(2),
+        launcher=st.just("ray"),
+        layers=st.none() | st.just((1, 3)),
+        depth=st.none() | st.integers(1, 9),
+    ),
     scheduler=st.builds(SarathiConfig, chunk=st.integers(1, 4096))
     | st.sampled_from([policy() for policy in POLICY_CONFIGS.values()]),  # type: ignore[call-arg]
     seed=st.integers(0, 2**32 - 1),
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize("name", WORKLOAD_CONFIGS)
@@ -203,10 +345,14 @@ def test_workload_is_picked_by_its_name(name: str) -> None:
 
 
 def test_policies_are_built_each_by_its_name() -> None:
-    config = build(BenchConfig, {
-        "model": {"weights": "shipped"}, "workload": {"name": "zipf", "theta": 1},
-        "policies": [{"name": "sarathi", "chunk": 8}, {"name": "orca_best"}],
-    })  # fmt: skip
+    config = build(
+        BenchConfig,
+        {
+            "model": {"weights": "shipped"},
+            "workload": {"name": "zipf", "theta": 1},
+            "policies": [{"name": "sarathi", "chunk": 8}, {"name": "orca_best"}],
+        },
+    )
     assert config.policies == (SarathiConfig(chunk=8), OrcaBestConfig())
     assert config.workload == ZipfConfig(theta=1.0)
     assert build(BenchConfig, to_mapping(config)) == config
@@ -259,8 +405,14 @@ def test_every_choice_of_a_group_builds(group: str) -> None:
             mapping["weights"] = "shipped"
         if "path" in mapping:
             mapping["path"] = "x"
-        cls = {"model": ModelConfig, "hardware": HardwareConfig, "cluster": ClusterConfig,
-               "parallel": ParallelConfig, "scheduler": SchedulerConfig, "workload": WorkloadConfig}[group]  # fmt: skip
+        cls = {
+            "model": ModelConfig,
+            "hardware": HardwareConfig,
+            "cluster": ClusterConfig,
+            "parallel": ParallelConfig,
+            "scheduler": SchedulerConfig,
+            "workload": WorkloadConfig,
+        }[group]
         config = build(cls, mapping, group)
         if group != "parallel":
             assert config.name == name  # type: ignore[attr-defined]
@@ -271,16 +423,31 @@ def test_every_choice_of_a_group_builds(group: str) -> None:
 def test_parallel_choices_mean_their_names() -> None:
     grids = {name: build(ParallelConfig, load_group("parallel", name)) for name in group_names("parallel")}
     assert {name: (grid.tp, grid.pp) for name, grid in grids.items()} == {
-        "local": (1, 1), "pp2": (1, 2), "tp2": (2, 1), "tp2_pp2": (2, 2), "tp2_pp4": (2, 4), "tp4": (4, 1),
-        "tp4_pp2": (4, 2), "tp4_pp16": (4, 16), "tp8": (8, 1), "tp8_pp2": (8, 2), "tp8_pp4": (8, 4), "tp8_pp8": (8, 8),
-    }  # fmt: skip
+        "local": (1, 1),
+        "pp2": (1, 2),
+        "tp2": (2, 1),
+        "tp2_pp2": (2, 2),
+        "tp2_pp4": (2, 4),
+        "tp4": (4, 1),
+        "tp4_pp2": (4, 2),
+        "tp4_pp16": (4, 16),
+        "tp8": (8, 1),
+        "tp8_pp2": (8, 2),
+        "tp8_pp4": (8, 4),
+        "tp8_pp8": (8, 8),
+    }
     assert {name for name, grid in grids.items() if grid.launcher != "ray"} == {"local"}
 
 
-@pytest.mark.parametrize(("command", "cls"), [
-    ("generate", GenerateConfig), ("bench", BenchConfig), ("report", ReportConfig),
-    ("diff", DiffConfig),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("command", "cls"),
+    [
+        ("generate", GenerateConfig),
+        ("bench", BenchConfig),
+        ("report", ReportConfig),
+        ("diff", DiffConfig),
+    ],
+)
 def test_command_yaml_says_the_schema_s_defaults(command: str, cls: type) -> None:
     own, choices = load_command(command)
     names = set(fields(cls))
@@ -340,43 +507,74 @@ def test_locate_makes_folders_absolute(tmp_path: Any, monkeypatch: pytest.Monkey
 
 def test_compose_engine_takes_dotted_overrides() -> None:
     config = compose_engine(
-        model="shipped", pp=2,
+        model="shipped",
+        pp=2,
         overrides={"scheduler.chunk": 48, "cache.num_blocks": 64, "hardware.memory_gib": 2, "parallel.layers": (1, 1)},
-    )  # fmt: skip
+    )
     assert config.parallel.launcher == "ray"
     assert (config.scheduler, config.cache.num_blocks, config.hardware.memory_gib, config.parallel.layers) == (
-        SarathiConfig(chunk=48), 64, 2.0, (1, 1),
-    )  # fmt: skip
+        EqualTimeConfig(chunk=48),
+        64,
+        2.0,
+        (1, 1),
+    )
     assert compose_engine(model="shipped").parallel == ParallelConfig()
 
 
-@pytest.mark.parametrize(("key", "value", "line"), [
-    ("scheduler.chnk", 1, "scheduler.chnk: unknown key; did you mean 'scheduler.chunk'?"),
-    ("chunk", 1, "chunk: unknown key; did you mean 'scheduler.chunk'?"),
-    ("modle.weights", "x", "modle.weights: unknown key; did you mean 'model.weights'?"),
-    ("scheduler.chunk.x", 1, "scheduler.chunk.x: unknown key; scheduler.chunk holds a value, not keys"),
-    ("scheduler.chunk", "48", "scheduler.chunk='48': must be an integer or auto"),
-    ("sampling.top_k", 1,
-     "sampling.top_k: unknown key; valid: cache, cluster, hardware, model, parallel, scheduler, seed"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("key", "value", "line"),
+    [
+        ("scheduler.chnk", 1, "scheduler.chnk: unknown key; did you mean 'scheduler.chunk'?"),
+        ("chunk", 1, "chunk: unknown key; did you mean 'scheduler.chunk'?"),
+        ("modle.weights", "x", "modle.weights: unknown key; did you mean 'model.weights'?"),
+        ("scheduler.chunk.x", 1, "scheduler.chunk.x: unknown key; scheduler.chunk holds a value, not keys"),
+        ("scheduler.chunk", "48", "scheduler.chunk='48': must be an integer or auto"),
+        (
+            "sampling.top_k",
+            1,
+            "sampling.top_k: unknown key; valid: cache, cluster, hardware, model, parallel, scheduler, seed",
+        ),
+    ],
+)
 def test_compose_engine_errors(key: str, value: Any, line: str) -> None:
     with pytest.raises(ConfigError) as caught:
         compose_engine(model="shipped", overrides={key: value})
     assert str(caught.value) == line
 
 
-@pytest.mark.parametrize(("cls", "key", "mapping", "line"), [
-    (HardwareConfig, "hardware", {"memory_gib": float("inf")}, "hardware.memory_gib=inf: must be a finite number"),
-    (HardwareConfig, "hardware", {"memory_gib": 10**400}, "hardware.memory_gib: must be a number below 2e+308"),
-    (HardwareConfig, "hardware", {"tile": 10**20}, f"hardware.tile={10**20}: must be an integer of at most 2147483647"),
-    (SamplingParams, "sampling", {"max_tokens": 10**20},
-     f"sampling.max_tokens={10**20}: must be an integer of at most 2147483647"),
-    (SamplingParams, "sampling", {"stop_token_ids": [10**20]},
-     f"sampling.stop_token_ids={10**20}: must be an integer of at most 2147483647"),
-    (SamplingParams, "sampling", {"seed": 10**19}, f"sampling.seed={10**19}: must be null or an integer of 64 bits"),
-    (SamplingParams, "sampling", {"n": 100000}, "sampling.n=100000: must be 1 to 16384"),
-    (SamplingParams, "sampling", {"stop": ["a\ud800"]}, "sampling.stop='a\\ud800': must be text in UTF-8"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("cls", "key", "mapping", "line"),
+    [
+        (HardwareConfig, "hardware", {"memory_gib": float("inf")}, "hardware.memory_gib=inf: must be a finite number"),
+        (HardwareConfig, "hardware", {"memory_gib": 10**400}, "hardware.memory_gib: must be a number below 2e+308"),
+        (
+            HardwareConfig,
+            "hardware",
+            {"tile": 10**20},
+            f"hardware.tile={10**20}: must be an integer of at most 2147483647",
+        ),
+        (
+            SamplingParams,
+            "sampling",
+            {"max_tokens": 10**20},
+            f"sampling.max_tokens={10**20}: must be an integer of at most 2147483647",
+        ),
+        (
+            SamplingParams,
+            "sampling",
+            {"stop_token_ids": [10**20]},
+            f"sampling.stop_token_ids={10**20}: must be an integer of at most 2147483647",
+        ),
+        (
+            SamplingParams,
+            "sampling",
+            {"seed": 10**19},
+            f"sampling.seed={10**19}: must be null or an integer of 64 bits",
+        ),
+        (SamplingParams, "sampling", {"n": 100000}, "sampling.n=100000: must be 1 to 16384"),
+        (SamplingParams, "sampling", {"stop": ["a\ud800"]}, "sampling.stop='a\\ud800': must be text in UTF-8"),
+    ],
+)
 def test_numbers_are_finite_and_bounded_and_texts_are_unicode(
     cls: type, key: str, mapping: dict[str, Any], line: str
 ) -> None:

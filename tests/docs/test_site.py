@@ -1,5 +1,7 @@
-"""What the site is made of: links that work in it, references that name all there is, and a check that finds what is
-dead. `make docs` builds it, strictly."""
+"""The site's links work in it, its references name all there is, and its check finds what is dead.
+
+`make docs` builds it, strictly.
+"""
 
 from __future__ import annotations
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import html
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from gapless.launch import advising
-from gapless.launch.advising import kept_advice, quick_advice
+from gapless.launch.advising import quick_advice
 from gapless.launch.cli import main
-from gapless.runtime.ledger.advice import Interval
-from gapless.runtime.ledger.explanation import METRICS, Explanation, Outcome
-from gapless.runtime.run_folder.explain_json import read_explanation, write_explanation
+from gapless.runtime.explain.analysed_run import AnalysedRun
+from gapless.runtime.explain.explain_json import read_explanation, write_explanation
+from gapless.runtime.explain.explanation import METRICS, Explanation, Interval, Outcome
+from gapless.runtime.report.write_folder import write_run_folder
 from gapless.runtime.run_folder.read import RunFolder, read_run_folder
 
 SAVES = "scheduler=equal_time would save 7.2% of the run (6.1 to 8.0)."
@@ -20,10 +23,10 @@ SAVES = "scheduler=equal_time would save 7.2% of the run (6.1 to 8.0)."
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    """A simulated run of 14 s."""
+    """Simulate a run of 14 s."""
     path = tmp_path_factory.mktemp("run")
-    command = ["simulate", "model=llama-13b", "parallel=pp2", "workload.num_prompts=30", f"hydra.run.dir={path}"]
-    assert main(command) == 0
+    chosen = ["model=llama-13b", "parallel=pp2", "scheduler=sarathi", "workload.num_prompts=30"]
+    assert main(["simulate", *chosen, f"hydra.run.dir={path}"]) == 0
     return read_run_folder(path)
 
 
@@ -35,7 +38,7 @@ def explanation(saves: Interval) -> Explanation:
 
 def test_a_report_names_the_advice_that_its_folder_keeps(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
     path = str(run.path)
-    assert kept_advice(run.path) is None
+    assert AnalysedRun.read(run).advice is None
     assert main(["report", path, "figures=false"]) == 0
     assert "(scheduler=equal_time) would save at most" in capsys.readouterr().out
     try:
@@ -52,16 +55,14 @@ def test_a_report_names_the_advice_that_its_folder_keeps(run: RunFolder, capsys:
         (run.path / "explain.json").unlink()
 
 
-def test_a_short_replay_keeps_what_it_found(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_short_replay_keeps_what_it_found(run: RunFolder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(advising, "_SECONDS", 30.0)  # the machine may have other work
-    found = quick_advice(run, share=100.0)
-    kept = read_explanation(run.path)
-    (run.path / "explain.json").unlink()
-    assert kept is not None
-    assert found == kept.advices
-    assert any("equal_time" in each.change for each in kept.advices)
+    advised = replace(AnalysedRun.read(run), explain=partial(quick_advice, share=100.0))
+    write_run_folder(tmp_path, advised)
+    assert advised.explanation is not None
+    assert read_explanation(tmp_path) == advised.explanation
+    assert any("equal_time" in each.change for each in advised.advice or ())
 
 
 def test_a_short_run_is_not_replayed(run: RunFolder) -> None:
-    assert quick_advice(RunFolder(run.path, {**run.summary, "duration": 4.0})) is None
-    assert not (Path(run.path) / "explain.json").exists()
+    assert quick_advice(AnalysedRun.read(run), share=0.01) is None

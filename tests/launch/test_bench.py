@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from gapless import LLM
 from gapless.conf.build import build
 from gapless.conf.errors import ConfigError
 from gapless.conf.policies import EqualTimeConfig, OrcaBestConfig, SarathiConfig, SchedulerConfig
@@ -19,7 +20,6 @@ from gapless.launch import compose
 from gapless.launch.cli import main
 from gapless.launch.ray_launcher import RayLauncher
 from gapless.launch.turns import labels, turns
-from gapless.runtime import LLM
 from gapless.runtime.core.messages import MicroBatchResult
 from gapless.runtime.ledger.ledger import Ledger
 from gapless.runtime.pipeline.local import LocalPipeline
@@ -32,8 +32,7 @@ FILES = {"requests.csv", "spans.csv.gz", "record.jsonl.gz", "summary.json", "tra
 
 
 def configs(*overrides: str, multirun: bool = False) -> list[BenchConfig]:
-    rewritten = compose.rewrite(overrides, BenchConfig, "bench", multirun=multirun)
-    return compose.compose_all(rewritten, BenchConfig, "bench", multirun=multirun)
+    return [point.config for point in compose.compose_all(overrides, BenchConfig, "bench", multirun=multirun)]
 
 
 def one(*overrides: str) -> BenchConfig:
@@ -51,19 +50,31 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(("overrides", "policies"), [
-    ([], ()),
-    (["scheduler=orca_best"], ()),
-    (["scheduler=orca_best,sarathi"], (OrcaBestConfig(), SarathiConfig())),
-    (["scheduler=choice(sarathi,orca_best)"], (SarathiConfig(), OrcaBestConfig())),
-    (["scheduler=orca_best,sarathi,equal_time", "scheduler.chunk=64", "scheduler.batch=3"],
-     (OrcaBestConfig(batch=3), SarathiConfig(batch=3, chunk=64), EqualTimeConfig(batch=3, chunk=64))),
-    (["scheduler=sarathi,equal_time", "scheduler.chunk=auto", "scheduler.profile=it's, a {folder}"],
-     (SarathiConfig(chunk="auto"), EqualTimeConfig(chunk="auto", profile="it's, a {folder}"))),
-    (["scheduler=sarathi,orca_best", "++scheduler.order=deadline"],
-     (SarathiConfig(order="deadline"), OrcaBestConfig(order="deadline"))),
-    (["policies=[{name:sarathi,chunk:8},{name:sarathi,chunk:16}]"], (SarathiConfig(chunk=8), SarathiConfig(chunk=16))),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("overrides", "policies"),
+    [
+        ([], ()),
+        (["scheduler=orca_best"], ()),
+        (["scheduler=orca_best,sarathi"], (OrcaBestConfig(), SarathiConfig())),
+        (["scheduler=choice(sarathi,orca_best)"], (SarathiConfig(), OrcaBestConfig())),
+        (
+            ["scheduler=orca_best,sarathi,equal_time", "scheduler.chunk=64", "scheduler.batch=3"],
+            (OrcaBestConfig(batch=3), SarathiConfig(batch=3, chunk=64), EqualTimeConfig(batch=3, chunk=64)),
+        ),
+        (
+            ["scheduler=sarathi,equal_time", "scheduler.chunk=auto", "scheduler.profile=it's, a {folder}"],
+            (SarathiConfig(chunk="auto"), EqualTimeConfig(chunk="auto", profile="it's, a {folder}")),
+        ),
+        (
+            ["scheduler=sarathi,orca_best", "++scheduler.order=deadline"],
+            (SarathiConfig(order="deadline"), OrcaBestConfig(order="deadline")),
+        ),
+        (
+            ["policies=[{name:sarathi,chunk:8},{name:sarathi,chunk:16}]"],
+            (SarathiConfig(chunk=8), SarathiConfig(chunk=16)),
+        ),
+    ],
+)
 def test_several_policies_are_one_config(overrides: list[str], policies: tuple[SchedulerConfig, ...]) -> None:
     config = one(*overrides)
     assert config.policies == policies
@@ -72,8 +83,14 @@ def test_several_policies_are_one_config(overrides: list[str], policies: tuple[S
 
 
 def test_keys_of_swept_groups_apply_where_they_exist() -> None:
-    swept = configs("scheduler=orca_best,sarathi", "scheduler.chunk=8,16", "workload=fixed,zipf",
-                    "workload.theta=1.0", "workload.max_len=2048", multirun=True)  # fmt: skip
+    swept = configs(
+        "scheduler=orca_best,sarathi",
+        "scheduler.chunk=8,16",
+        "workload=fixed,zipf",
+        "workload.theta=1.0",
+        "workload.max_len=2048",
+        multirun=True,
+    )
     points = Counter((config.scheduler, type(config.workload).__name__) for config in swept)
     assert points == {
         (policy, workload): 2 if policy == OrcaBestConfig() else 1
@@ -83,40 +100,69 @@ def test_keys_of_swept_groups_apply_where_they_exist() -> None:
     assert {config.workload for config in swept} == {FixedConfig(), ZipfConfig(theta=1.0, max_len=2048)}
 
 
-@pytest.mark.parametrize(("arguments", "line"), [
-    (["scheduler=orca_best,sarati"], "scheduler=sarati: unknown; did you mean 'sarathi'?"),
-    (["scheduler=orca_best,sarathi", "scheduler.budget=8"],
-     "scheduler.budget: unknown key of orca_best, sarathi; token_budget has it"),
-    (["scheduler=orca_best,sarathi", "scheduler.chnk=8"],
-     "scheduler.chnk: unknown key; did you mean 'scheduler.chunk'?"),
-    (["scheduler=orca_best,sarathi", "scheduler.chunk=0"], "scheduler.chunk=0: must be auto or 1 or more"),
-    (["scheduler=orca_best,sarathi", "scheduler.chunk=8,16"],
-     "scheduler.chunk=8,16: several values are a sweep; add -m to run each"),
-    (["scheduler=orca_best,sarathi", "scheduler.name=sarathi"],
-     "scheduler.name: choose policies by scheduler=NAME,NAME"),
-    (["scheduler=sarathi,sarathi"], "scheduler=sarathi,sarathi: sarathi is named twice; repeats=2 runs each so often"),
-    (["scheduler=orca_best,sarathi", "policies=[]"], "scheduler and policies both name policies; give one of them"),
-    (["-m", "scheduler=orca_best,request_level", "scheduler.chunk=8,16"],
-     "scheduler.chunk: unknown key of orca_best, request_level; sarathi, equal_time have it"),
-    (["-m", "workload=fixed,zipf", "workload.path=x"],
-     "workload.path: unknown key of fixed, zipf; trace, sharegpt have it"),
-    (["workload=zipff"], "workload=zipff: unknown; did you mean 'zipf'?"),
-    (["workload.theta=1"], "workload.theta: unknown key of workload fixed; zipf has it"),
-    (["workload=trace"], "workload.path='': must be the file of the trace"),
-    (["workload=trace", "workload.path=a,b.csv"], "workload.path=a,b.csv: no such file"),
-    (["workload=sharegpt", "workload.path=bad.json"],
-     "bad.json: not ShareGPT's JSON, a list of {conversations: [{value: ...}]} (Input data was truncated)"),
-    (["workload=trace", "workload.path=bad.csv"], "bad.csv:3: not a time and two token counts: '1,2'"),
-    (["workload.input_len=2000"], "workload=fixed: requests come to 2128 tokens, and one may have 2048 "
-     "(model.max_model_len, or what the KV cache holds); workload.input_len=1920 fits"),
-    (["workload=zipf"], "workload.max_len=4096: requests come to it, and one may have 2048 (model.max_model_len, or "
-     "what the KV cache holds); workload.max_len=2048 fits"),
-    (["cache.num_blocks=16"], "workload=fixed: requests come to 1152 tokens, and one may have 256 "
-     "(model.max_model_len, or what the KV cache holds); workload.input_len=128 fits"),
-    (["repeats=0"], "repeats=0: must be 1 to 10000"),
-    (["slo.ttft=3"], "slo.ttft: unknown key; did you mean 'slo.ttft_ms'?"),
-    (["prompts=x"], "prompts: unknown key; did you mean 'repeats'?"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["scheduler=orca_best,sarati"], "scheduler=sarati: unknown; did you mean 'sarathi'?"),
+        (
+            ["scheduler=orca_best,sarathi", "scheduler.budget=8"],
+            "scheduler.budget: unknown key of orca_best, sarathi; token_budget has it",
+        ),
+        (
+            ["scheduler=orca_best,sarathi", "scheduler.chnk=8"],
+            "scheduler.chnk: unknown key; did you mean 'scheduler.chunk'?",
+        ),
+        (["scheduler=orca_best,sarathi", "scheduler.chunk=0"], "scheduler.chunk=0: must be auto or 1 or more"),
+        (
+            ["scheduler=orca_best,sarathi", "scheduler.chunk=8,16"],
+            "scheduler.chunk=8,16: several values are a sweep; add -m to run each",
+        ),
+        (
+            ["scheduler=orca_best,sarathi", "scheduler.name=sarathi"],
+            "scheduler.name: choose policies by scheduler=NAME,NAME",
+        ),
+        (
+            ["scheduler=sarathi,sarathi"],
+            "scheduler=sarathi,sarathi: sarathi is named twice; repeats=2 runs each so often",
+        ),
+        (["scheduler=orca_best,sarathi", "policies=[]"], "scheduler and policies both name policies; give one of them"),
+        (
+            ["-m", "scheduler=orca_best,request_level", "scheduler.chunk=8,16"],
+            "scheduler.chunk: unknown key of orca_best, request_level; sarathi, equal_time have it",
+        ),
+        (
+            ["-m", "workload=fixed,zipf", "workload.path=x"],
+            "workload.path: unknown key of fixed, zipf; trace, sharegpt have it",
+        ),
+        (["workload=zipff"], "workload=zipff: unknown; did you mean 'zipf'?"),
+        (["workload.theta=1"], "workload.theta: unknown key of workload fixed; zipf has it"),
+        (["workload=trace"], "workload.path='': must be the file of the trace"),
+        (["workload=trace", "workload.path=a,b.csv"], "workload.path=a,b.csv: no such file"),
+        (
+            ["workload=sharegpt", "workload.path=bad.json"],
+            "bad.json: not ShareGPT's JSON, a list of {conversations: [{value: ...}]} (Input data was truncated)",
+        ),
+        (["workload=trace", "workload.path=bad.csv"], "bad.csv:3: not a time and two token counts: '1,2'"),
+        (
+            ["workload.input_len=2000"],
+            "workload=fixed: requests come to 2128 tokens, and one may have 2048 "
+            "(model.max_model_len, or what the KV cache holds); workload.input_len=1920 fits",
+        ),
+        (
+            ["workload=zipf"],
+            "workload.max_len=4096: requests come to it, and one may have 2048 (model.max_model_len, or "
+            "what the KV cache holds); workload.max_len=2048 fits",
+        ),
+        (
+            ["cache.num_blocks=16"],
+            "workload=fixed: requests come to 1152 tokens, and one may have 256 "
+            "(model.max_model_len, or what the KV cache holds); workload.input_len=128 fits",
+        ),
+        (["repeats=0"], "repeats=0: must be 1 to 10000"),
+        (["slo.ttft=3"], "slo.ttft: unknown key; did you mean 'slo.ttft_ms'?"),
+        (["prompts=x"], "prompts: unknown key; did you mean 'repeats'?"),
+    ],
+)
 def test_each_error_is_one_line_and_starts_nothing(
     arguments: list[str], line: str, here: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -133,22 +179,29 @@ def test_order_of_runs() -> None:
         return [(turn.label, turn.repeat, turn.folder) for turn in turns(config, interleave=config.interleave)]
 
     two = (OrcaBestConfig(), SarathiConfig())
-    assert order() == [("sarathi", 1, "")]
+    assert order() == [("equal_time", 1, "")]
     assert order(policies=two, repeats=2) == [
-        ("orca_best", 1, "01_orca_best"), ("sarathi", 1, "02_sarathi"),
-        ("orca_best", 2, "03_orca_best"), ("sarathi", 2, "04_sarathi"),
-    ]  # fmt: skip
+        ("orca_best", 1, "01_orca_best"),
+        ("sarathi", 1, "02_sarathi"),
+        ("orca_best", 2, "03_orca_best"),
+        ("sarathi", 2, "04_sarathi"),
+    ]
     assert [each[:2] for each in order(policies=two, repeats=2, interleave=False)] == [
-        ("orca_best", 1), ("orca_best", 2), ("sarathi", 1), ("sarathi", 2),
-    ]  # fmt: skip
-    assert [folder for *_, folder in order(repeats=100)][::99] == ["001_sarathi", "100_sarathi"]
+        ("orca_best", 1),
+        ("orca_best", 2),
+        ("sarathi", 1),
+        ("sarathi", 2),
+    ]
+    assert [folder for *_, folder in order(repeats=100)][::99] == ["001_equal_time", "100_equal_time"]
 
 
 def test_labels_say_what_differs() -> None:
     assert labels([OrcaBestConfig(), SarathiConfig()]) == ["orca_best", "sarathi"]
     assert labels([SarathiConfig(chunk=8), OrcaBestConfig(batch=2), SarathiConfig(tile=4)]) == [
-        "sarathi chunk=8 tile=null", "orca_best", "sarathi chunk=256 tile=4",
-    ]  # fmt: skip
+        "sarathi chunk=8 tile=null",
+        "orca_best",
+        "sarathi chunk=256 tile=4",
+    ]
     assert len(set(labels([SarathiConfig()] * 3))) == 3
 
 
@@ -161,8 +214,11 @@ def test_two_policies_leave_whole_folders_and_their_comparison(here: Path, capfd
     assert {path.name for path in out.iterdir()} > {*names, ".hydra", "bench.json", "report.html", "comparison.json"}
     bench = loaded(out / "bench.json")
     assert [(run["folder"], run["policy"], run["repeat"]) for run in bench["runs"]] == [
-        (names[0], "orca_best", 1), (names[1], "sarathi", 1), (names[2], "orca_best", 2), (names[3], "sarathi", 2),
-    ]  # fmt: skip
+        (names[0], "orca_best", 1),
+        (names[1], "sarathi", 1),
+        (names[2], "orca_best", 2),
+        (names[3], "sarathi", 2),
+    ]
     assert bench["requests"] == 5
     for run in bench["runs"]:
         folder = out / run["folder"]
@@ -195,7 +251,7 @@ def test_one_run_is_the_run_folder_and_its_warmup_does_not_count(here: Path, cap
     chosen = ["workload=trace", "workload.path=t.csv", "slo.ttft_ms=60000", "hydra.run.dir=out"]
     assert main(["bench", *SMALL, *chosen]) == 0
     printed = capfd.readouterr()
-    assert {path.name for path in (here / "out").iterdir()} == {*FILES, ".hydra"}
+    assert {path.name for path in (here / "out").iterdir()} == {*FILES, "stage_times.json", ".hydra"}
     summary = loaded(here / "out" / "summary.json")
     assert (summary["completed"], summary["total_input_tokens"], summary["total_output_tokens"]) == (2, 2075, 7)
     assert "1 of 2 requests were longer than the context of 2048 tokens: cut to it" in printed.err
@@ -228,13 +284,21 @@ def test_a_run_that_fails_leaves_what_came_before(
     assert loaded(here / "out" / "02_sarathi" / "summary.json")["completed"] < 5
 
 
+@pytest.mark.slow
 def test_a_sweep_drops_what_a_policy_lacks(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
     chosen = ["scheduler=orca_best,sarathi", "scheduler.chunk=8,16", "warmup=false", "hydra.sweep.dir=out"]
     assert main(["bench", "-m", *SMALL, *FEW, *chosen]) == 0
     printed, errors = capfd.readouterr()
     assert {path.name for path in (here / "out").iterdir()} == {
-        "multirun.yaml", "0", "2", "3", "comparison.json", "comparison.csv", "report.html", "figures",
-    }  # fmt: skip
+        "multirun.yaml",
+        "0",
+        "2",
+        "3",
+        "comparison.json",
+        "comparison.csv",
+        "report.html",
+        "figures",
+    }
     found = {}
     for name in "023":
         assert {path.name for path in (here / "out" / name).iterdir()} == {*FILES, ".hydra"}
@@ -246,11 +310,16 @@ def test_a_sweep_drops_what_a_policy_lacks(here: Path, capfd: pytest.CaptureFixt
     assert printed.endswith("report   out/report.html\n")
 
 
+@pytest.mark.slow
 def test_one_pipeline_serves_policies_of_different_depth(ray_launcher: RayLauncher) -> None:
-    config = build(EngineConfig, {
-        "model": {"weights": "shipped"}, "cache": {"num_blocks": 300},
-        "parallel": {"pp": 2, "launcher": "ray", "threads": 1},
-    })  # fmt: skip
+    config = build(
+        EngineConfig,
+        {
+            "model": {"weights": "shipped"},
+            "cache": {"num_blocks": 300},
+            "parallel": {"pp": 2, "launcher": "ray", "threads": 1},
+        },
+    )
     items = [WorkItem([5 + n] * 40, 6, 0.01 * n) for n in range(6)]
     with LLM.from_config(config, launcher=ray_launcher, policies=[EqualTimeConfig()]) as llm:
         for policy, depth in ((SarathiConfig(chunk=16), 2), (EqualTimeConfig(chunk=16), 3), (OrcaBestConfig(), 2)):
@@ -260,24 +329,32 @@ def test_one_pipeline_serves_policies_of_different_depth(ray_launcher: RayLaunch
             Ledger(llm.record).check()
 
 
-@pytest.mark.parametrize(("arguments", "expected"), [
-    (["a", "b/c"], ReportConfig(runs=("a", "b/c"))),
-    (["a", "sort=p99_itl_ms", "out=x y", "figures=false", "slo.ttft_ms=20"],
-     ReportConfig(runs=("a",), sort="p99_itl_ms", out="x y", figures=False, slo=SloConfig(ttft_ms=20.0))),
-    (["odd=name", "out=null"], ReportConfig(runs=("odd=name",))),
-    (["a", "out=5"], ReportConfig(runs=("a",), out="5")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["a", "b/c"], ReportConfig(runs=("a", "b/c"))),
+        (
+            ["a", "sort=p99_itl_ms", "out=x y", "figures=false", "slo.ttft_ms=20"],
+            ReportConfig(runs=("a",), sort="p99_itl_ms", out="x y", figures=False, slo=SloConfig(ttft_ms=20.0)),
+        ),
+        (["odd=name", "out=null"], ReportConfig(runs=("odd=name",))),
+        (["a", "out=5"], ReportConfig(runs=("a",), out="5")),
+    ],
+)
 def test_words_and_keys_of_report(arguments: list[str], expected: ReportConfig, here: Path) -> None:
     (here / "odd=name").mkdir()
     assert compose.from_arguments(arguments, ReportConfig, "runs") == expected
 
 
-@pytest.mark.parametrize(("arguments", "line"), [
-    (["srt=x"], "srt: unknown key; did you mean 'sort'?"),
-    (["figures=maybe"], "figures='maybe': must be true or false"),
-    (["figures=["], "figures=[: not a value that YAML can read"),
-    (["-m", "a"], "-m: report has no such option; valid: --help, --version, --shell-completion"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["srt=x"], "srt: unknown key; did you mean 'sort'?"),
+        (["figures=maybe"], "figures='maybe': must be true or false"),
+        (["figures=["], "figures=[: not a value that YAML can read"),
+        (["-m", "a"], "-m: report has no such option; valid: --help, --version, --shell-completion"),
+    ],
+)
 def test_errors_of_report(arguments: list[str], line: str, here: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["report", *arguments]) == 2
     assert capfd.readouterr() == ("", f"gapless: error: {line}\n")

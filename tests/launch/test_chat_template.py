@@ -24,9 +24,13 @@ CHATML = (
 )
 CHATS: list[list[dict[str, Any]]] = [
     [{"role": "user", "content": "hello"}],
-    [{"role": "system", "content": " be brief "}, {"role": "user", "content": "1 < 2?"},
-     {"role": "assistant", "content": "yes"}, {"role": "user", "content": "why"}],
-]  # fmt: skip
+    [
+        {"role": "system", "content": " be brief "},
+        {"role": "user", "content": "1 < 2?"},
+        {"role": "assistant", "content": "yes"},
+        {"role": "user", "content": "why"},
+    ],
+]
 
 
 @pytest.mark.parametrize("chat", CHATS)

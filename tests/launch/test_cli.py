@@ -17,20 +17,14 @@ from gapless.conf.schema import GenerateConfig
 from gapless.launch import compose
 from gapless.launch.cli import main
 from gapless.launch.commands import COMMANDS
+from tests.support.forked import gapless
+from tests.support.tiers import examples
 
 HEAVY = ("torch", "ray", "transformers", "megatron", "hydra", "numpy")
 
 
-def gapless(*arguments: str, cwd: Path | None = None, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "gapless.launch.cli", *arguments],
-        cwd=cwd, input=stdin, capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
-
-
 def configs(*overrides: str, multirun: bool = False) -> list[GenerateConfig]:
-    rewritten = compose.rewrite(overrides, GenerateConfig, "generate")
-    return compose.compose_all(rewritten, GenerateConfig, "generate", multirun=multirun)
+    return [point.config for point in compose.compose_all(overrides, GenerateConfig, "generate", multirun=multirun)]
 
 
 def one(*overrides: str) -> GenerateConfig:
@@ -38,9 +32,17 @@ def one(*overrides: str) -> GenerateConfig:
     return config
 
 
-@pytest.mark.parametrize("arguments", [
-    ["--help"], ["generate", "--help"], ["bench", "--help"], ["report", "--help"], ["--version"], ["serv"],
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--help"],
+        ["generate", "--help"],
+        ["bench", "--help"],
+        ["report", "--help"],
+        ["--version"],
+        ["serv"],
+    ],
+)
 def test_help_and_errors_import_nothing_heavy(arguments: list[str]) -> None:
     code = (
         "import sys\nfrom gapless.launch.cli import main\n"
@@ -52,74 +54,101 @@ def test_help_and_errors_import_nothing_heavy(arguments: list[str]) -> None:
 
 
 def test_config_errors_import_no_torch() -> None:
-    code = "import sys\nfrom gapless.launch.cli import main\nmain(['generate', 'prompt=x', 'scheduler.chunk=x'])\n" \
-           "print([name for name in ('torch', 'ray', 'transformers') if name in sys.modules])"  # fmt: skip
+    code = (
+        "import sys\nfrom gapless.launch.cli import main\nmain(['generate', 'prompt=x', 'scheduler.chunk=x'])\n"
+        "print([name for name in ('torch', 'ray', 'transformers') if name in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stderr == "gapless: error: scheduler.chunk='x': must be an integer or auto\n"
     assert done.stdout == "[]\n"
 
 
-def test_help_lists_every_command_and_every_key() -> None:
-    overview = gapless("--help")
-    assert overview.returncode == 0
+def test_help_lists_every_command_and_every_key(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    overview = capsys.readouterr().out
     for command in COMMANDS.values():
-        assert f"\n  {command.name} " in overview.stdout
-        detail = gapless(command.name, "--help").stdout
+        assert f"\n  {command.name} " in overview
+        assert main([command.name, "--help"]) == 0
+        detail = capsys.readouterr().out
         set_by_itself = getattr(command.config, "INSTEAD", {})
         for key, _ in dotted_keys(command.config):
             is_told = re.search(rf"^  {re.escape(key)}[=\s]", detail, re.MULTILINE) is not None
             assert is_told == (key not in set_by_itself), key
         assert max(map(len, detail.splitlines())) <= 120
     for example in (example for command in COMMANDS.values() for example in command.examples):
-        assert example in re.sub(r" \\\n +", " ", overview.stdout)
+        assert example in re.sub(r" \\\n +", " ", overview)
 
 
-UNREADABLE = "not a value that hydra can read (no viable alternative at input '[1'); " \
-             "quote it, as in KEY='...' within the shell's own quotes"  # fmt: skip
+NO_SWEEPER = "sweeps are made of values with commas, as in -m scheduler.chunk=128,256"
+UNREADABLE = (
+    "not a value that hydra can read (no viable alternative at input '[1'); "
+    "quote it, as in KEY='...' within the shell's own quotes"
+)
 
 
-@pytest.mark.parametrize(("arguments", "line"), [
-    (["generat"], "generat: unknown command; did you mean 'generate'?"),
-    (["--hlp"], "--hlp: unknown option; did you mean '--help'?"),
-    (["generate", "--multrun"], "--multrun: unknown option; did you mean '--multirun'?"),
-    (["generate", "scheduler.chnk=3"], "scheduler.chnk: unknown key; did you mean 'scheduler.chunk'?"),
-    (["generate", "+scheduler.chnk=3"], "scheduler.chnk: unknown key; did you mean 'scheduler.chunk'?"),
-    (["generate", "chunk=3"], "chunk: unknown key; did you mean 'scheduler.chunk'?"),
-    (["generate", "pp=2"], "pp: unknown key; did you mean 'parallel.pp'?"),
-    (["generate", "model.architecture.num_layrs=3"],
-     "model.architecture.num_layrs: unknown key; did you mean 'model.architecture.num_layers'?"),
-    (["generate", "scheduler=sarati"], "scheduler=sarati: unknown; did you mean 'sarathi'?"),
-    (["generate", "parallel=pp3"], "parallel=pp3: unknown; did you mean 'pp2'?"),
-    (["generate", "-m", "scheduler=sarathi,orca_bst"], "scheduler=orca_bst: unknown; did you mean 'orca_best'?"),
-    (["generate", "-m", "prompt=x", "scheduler.chunk=8,x"], "scheduler.chunk='x': must be an integer or auto"),
-    (["generate", "scheduler.chunk=abc"], "scheduler.chunk='abc': must be an integer or auto"),
-    (["generate", "scheduler.chunk="], "scheduler.chunk='': must be an integer or auto"),
-    (["generate", "++scheduler.chunk=0"], "scheduler.chunk=0: must be auto or 1 or more"),
-    (["generate", "scheduler=orca_best", "scheduler.chunk=8"],
-     "scheduler.chunk: unknown key of policy orca_best; sarathi, equal_time have it"),
-    (["generate", "-m", "prompt=x", "scheduler=orca_best,request_level", "scheduler.chunk=8"],
-     "scheduler.chunk: unknown key of orca_best, request_level; sarathi, equal_time have it"),
-    (["generate", "scheduler=sarathi,orca_best"],
-     "scheduler=sarathi,orca_best: several values are a sweep; add -m to run each"),
-    (["generate", "workload=zipf"], "workload: unknown key; valid: cache, cluster, hardware, model, "
-     "outputs, parallel, print_texts, prompt, prompts, sampling, scheduler, seed"),
-    (["generate", "scheduler.chunk=1,2"], "scheduler.chunk=1,2: several values are a sweep; add -m to run each"),
-    (["generate", "scheduler.chunk"], "'scheduler.chunk': not understood; overrides are KEY=VALUE"),
-    (["generate", "=3"], "'=3': not understood; overrides are KEY=VALUE"),
-    (["generate", "~scheduler"], "~scheduler: keys cannot be removed; set KEY=VALUE"),
-    (["generate", "parallel.layers=[1"], f"parallel.layers=[1: {UNREADABLE}"),
-    (["generate", "scheduler.chunk=${nope}"], "scheduler.chunk: Interpolation key 'nope' not found"),
-    (["generate", "parallel.pp=2"],
-     "parallel.launcher='local': must be ray or torchrun for 2 ranks (pp=2 x tp=1); local runs one rank"),
-    (["generate", "sampling.top_p=2"], "sampling.top_p=2.0: must be in (0, 1]"),
-    (["generate", "model.weights=no such"], "model.weights=no such: no such folder"),
-    (["generate", "prompt="], "prompt='': empty; give some text"),
-    (["generate", "prompt=a", "prompts=b"], "prompt and prompts are both given; give one of them"),
-    (["generate", "prompts=none.txt"], "prompts=none.txt: no such file"),
-    (["generate", "prompts=."], "prompts=.: is a directory"),
-    (["generate", "prompt=x", "outputs=no/such.jsonl"], "outputs=no/such.jsonl: no such folder: no"),
-    (["generate", "prompt=x", "hydra/launcher=nope"], "hydra/launcher=nope: unknown; valid: basic"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["generat"], "generat: unknown command; did you mean 'generate'?"),
+        (["--hlp"], "--hlp: unknown option; did you mean '--help'?"),
+        (["generate", "--multrun"], "--multrun: unknown option; did you mean '--multirun'?"),
+        (["generate", "scheduler.chnk=3"], "scheduler.chnk: unknown key; did you mean 'scheduler.chunk'?"),
+        (["generate", "+scheduler.chnk=3"], "scheduler.chnk: unknown key; did you mean 'scheduler.chunk'?"),
+        (["generate", "chunk=3"], "chunk: unknown key; did you mean 'scheduler.chunk'?"),
+        (["generate", "pp=2"], "pp: unknown key; did you mean 'parallel.pp'?"),
+        (
+            ["generate", "model.architecture.num_layrs=3"],
+            "model.architecture.num_layrs: unknown key; did you mean 'model.architecture.num_layers'?",
+        ),
+        (["generate", "scheduler=sarati"], "scheduler=sarati: unknown; did you mean 'sarathi'?"),
+        (["generate", "parallel=pp3"], "parallel=pp3: unknown; did you mean 'pp2'?"),
+        (["generate", "-m", "scheduler=sarathi,orca_bst"], "scheduler=orca_bst: unknown; did you mean 'orca_best'?"),
+        (["generate", "-m", "prompt=x", "scheduler.chunk=8,x"], "scheduler.chunk='x': must be an integer or auto"),
+        (["generate", "scheduler.chunk=abc"], "scheduler.chunk='abc': must be an integer or auto"),
+        (["generate", "scheduler.chunk="], "scheduler.chunk='': must be an integer or auto"),
+        (["generate", "++scheduler.chunk=0"], "scheduler.chunk=0: must be auto or 1 or more"),
+        (
+            ["generate", "scheduler=orca_best", "scheduler.chunk=8"],
+            "scheduler.chunk: unknown key of policy orca_best; sarathi, equal_time have it",
+        ),
+        (
+            ["generate", "-m", "prompt=x", "scheduler=orca_best,request_level", "scheduler.chunk=8"],
+            "scheduler.chunk: unknown key of orca_best, request_level; sarathi, equal_time have it",
+        ),
+        (
+            ["generate", "scheduler=sarathi,orca_best"],
+            "scheduler=sarathi,orca_best: several values are a sweep; add -m to run each",
+        ),
+        (
+            ["generate", "workload=zipf"],
+            "workload: unknown key; valid: cache, cluster, hardware, model, "
+            "outputs, parallel, print_texts, prompt, prompts, sampling, scheduler, seed",
+        ),
+        (["generate", "scheduler.chunk=1,2"], "scheduler.chunk=1,2: several values are a sweep; add -m to run each"),
+        (["generate", "scheduler.chunk"], "'scheduler.chunk': not understood; overrides are KEY=VALUE"),
+        (["generate", "=3"], "'=3': not understood; overrides are KEY=VALUE"),
+        (["generate", "~scheduler"], "~scheduler: keys cannot be removed; set KEY=VALUE"),
+        (["generate", "parallel.layers=[1"], f"parallel.layers=[1: {UNREADABLE}"),
+        (["generate", "scheduler.chunk=${nope}"], "scheduler.chunk: Interpolation key 'nope' not found"),
+        (
+            ["generate", "parallel.pp=2"],
+            "parallel.launcher='local': must be ray or torchrun for 2 ranks (pp=2 x tp=1); local runs one rank",
+        ),
+        (["generate", "sampling.top_p=2"], "sampling.top_p=2.0: must be in (0, 1]"),
+        (["generate", "model.weights=no such"], "model.weights=no such: no such folder"),
+        (["generate", "prompt="], "prompt='': empty; give some text"),
+        (["generate", "prompt=a", "prompts=b"], "prompt and prompts are both given; give one of them"),
+        (["generate", "prompts=none.txt"], "prompts=none.txt: no such file"),
+        (["generate", "prompts=."], "prompts=.: is a directory"),
+        (["generate", "prompt=x", "outputs=no/such.jsonl"], "outputs=no/such.jsonl: no such folder: no"),
+        (["generate", "prompt=x", "hydra/launcher=nope"], "hydra/launcher=nope: unknown; valid: basic, joblib"),
+        (["generate", "prompt=x", "-m", "hydra/sweeper=optuna"], f"hydra/sweeper: {NO_SWEEPER}"),
+        (
+            ["generate", "prompt=x", "-m", "hydra.sweeper.max_batch_size=2"],
+            f"hydra.sweeper.max_batch_size: {NO_SWEEPER}",
+        ),
+    ],
+)
 def test_each_error_is_one_line_and_starts_nothing(
     arguments: list[str], line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -147,16 +176,41 @@ def test_empty_standard_input_is_one_line(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("text", [
-    "Hello, world (=x)", "a,b", "", "'", '"', "it's", "\\", "end\\", "\\'", "${x}", "\\${x}", "${oc.env:HOME}", "???",
-    "null", "5", "true", "[1,2]", "{a: b}", "line\nbreak", " tabs\t", "é漢🎈", "k=v=w", "choice(a,b)", "range(1,9)",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Hello, world (=x)",
+        "a,b",
+        "",
+        "'",
+        '"',
+        "it's",
+        "\\",
+        "end\\",
+        "\\'",
+        "${x}",
+        "\\${x}",
+        "${oc.env:HOME}",
+        "???",
+        "null",
+        "5",
+        "true",
+        "[1,2]",
+        "{a: b}",
+        "line\nbreak",
+        " tabs\t",
+        "é漢🎈",
+        "k=v=w",
+        "choice(a,b)",
+        "range(1,9)",
+    ],
+)
 def test_a_prompt_survives_hydra(text: str) -> None:
     assert one(f"prompt={text}").prompt == text
 
 
 @given(st.text(alphabet=st.characters(exclude_categories=("Cs", "Cc")) | st.sampled_from("\\'\"${}[]()=, \n")))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25))
 def test_any_text_survives_hydra(text: str) -> None:
     assert [config.prompt for config in configs(f"prompt={text}", multirun=True)] == [text]
 
@@ -193,18 +247,36 @@ def test_sweep_is_the_product_of_its_values() -> None:
     assert points == {(s, i, k) for s in ("sarathi", "orca_best") for i in range(3) for k in (1, 2)}
 
 
-@pytest.mark.parametrize(("overrides", "choices"), [
-    ([], {"model": "shipped"}),
-    (["parallel=pp2"], {"model": "shipped", "pp": 2}),
-    (["model=tiny", "parallel=tp2_pp2", "scheduler=orca_best", "hardware=a100-80g"],
-     {"model": "tiny", "pp": 2, "tp": 2, "scheduler": "orca_best", "hardware": "a100-80g"}),
-    (["parallel=tp2", "parallel.launcher=torchrun", "scheduler.chunk=48", "cache.num_blocks=64",
-      "hardware.memory_gib=2"],
-     {"model": "shipped", "tp": 2, "launcher": "torchrun",
-      "overrides": {"scheduler.chunk": 48, "cache.num_blocks": 64, "hardware.memory_gib": 2}}),
-    (["model=my, [model]", "parallel.pp=3", "parallel.launcher=ray", "parallel.layers=[1,2,1]"],
-     {"model": "my, [model]", "pp": 3, "overrides": {"parallel.layers": (1, 2, 1)}}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("overrides", "choices"),
+    [
+        ([], {"model": "shipped"}),
+        (["parallel=pp2"], {"model": "shipped", "pp": 2}),
+        (
+            ["model=tiny", "parallel=tp2_pp2", "scheduler=orca_best", "hardware=a100-80g"],
+            {"model": "tiny", "pp": 2, "tp": 2, "scheduler": "orca_best", "hardware": "a100-80g"},
+        ),
+        (
+            [
+                "parallel=tp2",
+                "parallel.launcher=torchrun",
+                "scheduler.chunk=48",
+                "cache.num_blocks=64",
+                "hardware.memory_gib=2",
+            ],
+            {
+                "model": "shipped",
+                "tp": 2,
+                "launcher": "torchrun",
+                "overrides": {"scheduler.chunk": 48, "cache.num_blocks": 64, "hardware.memory_gib": 2},
+            },
+        ),
+        (
+            ["model=my, [model]", "parallel.pp=3", "parallel.launcher=ray", "parallel.layers=[1,2,1]"],
+            {"model": "my, [model]", "pp": 3, "overrides": {"parallel.layers": (1, 2, 1)}},
+        ),
+    ],
+)
 def test_command_line_and_python_api_agree(
     overrides: list[str], choices: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,9 @@ from gapless.conf.errors import ConfigError
 from gapless.conf.sampling import SamplingParams
 from gapless.conf.schema import GenerateConfig, ModelConfig
 from gapless.launch.prompts import Prompt, read_prompts
+from tests.support.forked import Process, gapless, main
+from tests.support.tiers import stretched
 
-PROGRAM = [sys.executable, "-m", "gapless.launch.cli", "generate"]
 SMALL = ["model=tiny", "cache.num_blocks=64", "parallel.threads=1"]
 
 
@@ -41,9 +41,7 @@ def jsonl(folder: Path, text: str) -> str:
 
 
 def generate(*arguments: str, cwd: Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*PROGRAM, *SMALL, *arguments], cwd=cwd, input=stdin, capture_output=True, text=True, timeout=240, check=False
-    )
+    return gapless("generate", *SMALL, *arguments, cwd=cwd, stdin=stdin)
 
 
 def rows(path: Path) -> list[dict[str, Any]]:
@@ -55,9 +53,15 @@ def test_a_run_leaves_its_folder_and_prints_its_texts(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     (run,) = (tmp_path / "runs").iterdir()
     assert {path.name for path in run.iterdir()} == {
-        ".hydra", "outputs.jsonl", "requests.csv", "spans.csv.gz", "record.jsonl.gz", "summary.json", "trace.json.gz",
+        ".hydra",
+        "outputs.jsonl",
+        "requests.csv",
+        "spans.csv.gz",
+        "record.jsonl.gz",
+        "summary.json",
+        "trace.json.gz",
         "report.html",
-    }  # fmt: skip
+    }
     assert {path.name for path in (run / ".hydra").iterdir()} == {"config.yaml", "overrides.yaml", "hydra.yaml"}
     assert yaml.safe_load((run / ".hydra" / "config.yaml").read_text())["prompt"] == "Hello, world (=x)"
     (row,) = rows(run / "outputs.jsonl")
@@ -91,8 +95,9 @@ def test_jsonl_rows_set_their_own_sampling_and_finish_out_of_order(tmp_path: Pat
     assert done.returncode == 0, done.stderr
     found = rows(tmp_path / "o.jsonl")
     assert [(row["index"], row["num_prompt_tokens"], len(row["outputs"][0]["token_ids"])) for row in found] == [
-        (0, 1, 9), (1, 3, 2),
-    ]  # fmt: skip
+        (0, 1, 9),
+        (1, 3, 2),
+    ]
 
 
 def test_a_sweep_leaves_a_folder_a_point(tmp_path: Path) -> None:
@@ -107,13 +112,11 @@ def test_a_sweep_leaves_a_folder_a_point(tmp_path: Path) -> None:
 
 
 def test_runs_started_at_once_have_a_folder_each(tmp_path: Path) -> None:
-    def start(prompt: str) -> subprocess.Popen[str]:
-        command = [*PROGRAM, *SMALL, f"prompt={prompt}", "sampling.max_tokens=2", "print_texts=false"]
-        return subprocess.Popen(command, cwd=tmp_path, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    def start(prompt: str) -> Process:
+        command = ["generate", *SMALL, f"prompt={prompt}", "sampling.max_tokens=2", "print_texts=false"]
+        return Process(main, command, cwd=tmp_path)
 
-    for process in [start(prompt) for prompt in "ab"]:
-        _, error = process.communicate(timeout=240)
-        assert process.returncode == 0, error
+    assert [process.wait(60) for process in [start(prompt) for prompt in "ab"]] == [0, 0]
     prompts = [rows(run / "outputs.jsonl")[0]["prompt"] for run in (tmp_path / "runs").iterdir()]
     assert sorted(prompts) == ["a", "b"]
 
@@ -129,10 +132,8 @@ def test_a_prompt_longer_than_the_context_is_one_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_the_run_without_a_traceback(sent: signal.Signals, code: int, tmp_path: Path) -> None:
     long = ["sampling.max_tokens=400", "sampling.n=8", "sampling.ignore_eos=true", "cache.num_blocks=512"]
-    process = subprocess.Popen(
-        [*PROGRAM, *SMALL, *long, "prompt=x", "outputs=o.jsonl"],
-        cwd=tmp_path, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+    with (tmp_path / "errors").open("w") as errors:
+        process = Process(main, ["generate", *SMALL, *long, "prompt=x", "outputs=o.jsonl"], cwd=tmp_path, stderr=errors)
     try:
         end = time.monotonic() + 120
         while not (tmp_path / "o.jsonl").exists():
@@ -140,12 +141,12 @@ def test_a_signal_ends_the_run_without_a_traceback(sent: signal.Signals, code: i
             assert time.monotonic() < end
             time.sleep(0.05)
         process.send_signal(sent)
-        _, errors = process.communicate(timeout=60)
+        assert process.wait(60) == code
     finally:
         process.kill()
-    assert process.returncode == code
-    assert "Traceback" not in errors
-    assert ("gapless: interrupted" in errors) is (sent is signal.SIGINT)
+    said = (tmp_path / "errors").read_text()
+    assert "Traceback" not in said
+    assert ("gapless: interrupted" in said) is (sent is signal.SIGINT)
 
 
 def test_prompts_from_each_source(tmp_path: Path) -> None:
@@ -153,31 +154,36 @@ def test_prompts_from_each_source(tmp_path: Path) -> None:
     text = tmp_path / "p.txt"
     text.write_bytes("\ufeffeins\r\n\r\n zwei \n".encode())
     assert prompts_of(prompts=str(text), sampling=params) == [
-        Prompt("eins", None, params), Prompt(" zwei ", None, params),
-    ]  # fmt: skip
+        Prompt("eins", None, params),
+        Prompt(" zwei ", None, params),
+    ]
     name = jsonl(tmp_path, '{"prompt": "a", "stop": ["x"], "top_k": 3}\n\n{"prompt_token_ids": [1, 2]}\n')
     assert prompts_of(prompts=name, sampling=params) == [
-        Prompt("a", None, SamplingParams(max_tokens=7, stop=("x",), top_k=3)), Prompt(None, (1, 2), params),
-    ]  # fmt: skip
+        Prompt("a", None, SamplingParams(max_tokens=7, stop=("x",), top_k=3)),
+        Prompt(None, (1, 2), params),
+    ]
     assert prompts_of("line\u2028one\nb", sampling=params)[0].text == "line\u2028one"
     assert prompts_of(prompt="x\ny", sampling=params) == [Prompt("x\ny", None, params)]
     assert len(prompts_of(prompts="shipped")) >= 2
 
 
-@pytest.mark.parametrize(("text", "line"), [
-    ("{", "1: not JSON: Expecting property name enclosed in double quotes at column 2"),
-    ('{"prompt": "a"}\n[1]', '2: must be an object such as {"prompt": "..."}'),
-    ('{"prompt": "a", "temprature": 1}', "1: temprature: unknown key; did you mean 'temperature'?"),
-    ('{"prompt": ""}', "1: prompt='': must be a text that is not empty"),
-    ('{"prompt": 3}', "1: prompt=3: must be a text that is not empty"),
-    ('{"top_k": 3}', "1: give one of prompt and prompt_token_ids"),
-    ('{"prompt": "a", "prompt_token_ids": [1]}', "1: give one of prompt and prompt_token_ids"),
-    ('{"prompt_token_ids": []}', "1: prompt_token_ids: must be a list of token ids that is not empty"),
-    ('{"prompt_token_ids": [true]}', "1: prompt_token_ids: must be a list of token ids that is not empty"),
-    ('{"prompt": "a", "top_k": "3"}', "1: sampling.top_k='3': must be an integer"),
-    ('{"prompt": "a", "top_p": 0}', "1: sampling.top_p=0.0: must be in (0, 1]"),
-    ("[" * 100_000, "1: not JSON: nested too deep"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("{", "1: not JSON: Expecting property name enclosed in double quotes at column 2"),
+        ('{"prompt": "a"}\n[1]', '2: must be an object such as {"prompt": "..."}'),
+        ('{"prompt": "a", "temprature": 1}', "1: temprature: unknown key; did you mean 'temperature'?"),
+        ('{"prompt": ""}', "1: prompt='': must be a text that is not empty"),
+        ('{"prompt": 3}', "1: prompt=3: must be a text that is not empty"),
+        ('{"top_k": 3}', "1: give one of prompt and prompt_token_ids"),
+        ('{"prompt": "a", "prompt_token_ids": [1]}', "1: give one of prompt and prompt_token_ids"),
+        ('{"prompt_token_ids": []}', "1: prompt_token_ids: must be a list of token ids that is not empty"),
+        ('{"prompt_token_ids": [true]}', "1: prompt_token_ids: must be a list of token ids that is not empty"),
+        ('{"prompt": "a", "top_k": "3"}', "1: sampling.top_k='3': must be an integer"),
+        ('{"prompt": "a", "top_p": 0}', "1: sampling.top_p=0.0: must be in (0, 1]"),
+        ("[" * 100_000, "1: not JSON: nested too deep"),
+    ],
+)
 def test_a_bad_line_of_jsonl_is_named(text: str, line: str, tmp_path: Path) -> None:
     name = jsonl(tmp_path, text)
     with pytest.raises(ConfigError) as caught:
@@ -244,7 +250,7 @@ def test_a_line_of_100_mb_is_refused_at_once(tmp_path: Path) -> None:
         begin = time.monotonic()
         with pytest.raises(ConfigError, match=r"long.*:1: longer than 16 MiB"):
             prompts_of(prompts=str(tmp_path / name))
-        assert time.monotonic() - begin < 1.0
+        assert time.monotonic() - begin < stretched(1.0)
     with pytest.raises(ConfigError, match="not a regular file"):
         prompts_of(prompts="/dev/zero")
 
@@ -258,12 +264,15 @@ def test_a_full_disk_names_the_key_and_keeps_what_is_finished(tmp_path: Path) ->
     assert len(rows(tmp_path / "r" / "outputs.jsonl")) == 1
 
 
-@pytest.mark.parametrize(("override", "line"), [
-    ("hydra.run.dir=file", "hydra.run.dir=file: file is a file; give a folder"),
-    ("hydra.run.dir=file/below", "file is a file; give a folder"),
-    ("outputs=/proc/x", "outputs=/proc/x: "),
-    ("outputs=/sys/x", "outputs=/sys/x: "),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        ("hydra.run.dir=file", "hydra.run.dir=file: file is a file; give a folder"),
+        ("hydra.run.dir=file/below", "file is a file; give a folder"),
+        ("outputs=/proc/x", "outputs=/proc/x: "),
+        ("outputs=/sys/x", "outputs=/sys/x: "),
+    ],
+)
 def test_what_cannot_be_written_is_named_before_the_start(override: str, line: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("kept")
     done = generate("prompt=x", override, cwd=tmp_path)

@@ -17,26 +17,31 @@ from gapless.launch.completion import answer, candidates
 PROGRAM = Path(sys.executable).parent / "gapless"
 
 
-@pytest.mark.parametrize(("line", "found"), [
-    ("gapless ge", ["generate"]),
-    ("gapless --v", ["--version"]),
-    ("gapless generate --mu", ["--multirun"]),
-    ("gapless generate --cfg ", ["all", "hydra", "job"]),
-    ("gapless generate -c j", ["job"]),
-    ("gapless report --", ["--help", "--shell-completion", "--version"]),
-    ("gapless generate sched", ["scheduler.", "scheduler="]),
-    ("gapless generate +scheduler.chu", ["+scheduler.chunk="]),
-    ("gapless generate seed=1 model.architecture.r",
-     ["model.architecture.rope_scaling.", "model.architecture.rope_theta="]),
-    ("gapless bench scheduler=sarathi,orca", ["scheduler=sarathi,orca_best", "scheduler=sarathi,orca_worst"]),
-    ("gapless generate print_texts=", ["print_texts=false", "print_texts=true"]),
-    ("gapless generate model.dtype=b", ["model.dtype=bfloat16"]),
-    ("gapless simulate hydra.r", ["hydra.run."]),
-    ("gapless simulate hydra/launcher=j", ["hydra/launcher=joblib"]),
-    ("gapless report so", ["sort="]),
-    ("gapless generate prompts=./fi", []),
-    ("gapless nothing x", []),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("gapless ge", ["generate"]),
+        ("gapless --v", ["--version"]),
+        ("gapless generate --mu", ["--multirun"]),
+        ("gapless generate --cfg ", ["all", "hydra", "job"]),
+        ("gapless generate -c j", ["job"]),
+        ("gapless report --", ["--help", "--shell-completion", "--version"]),
+        ("gapless generate sched", ["scheduler.", "scheduler="]),
+        ("gapless generate +scheduler.chu", ["+scheduler.chunk="]),
+        (
+            "gapless generate seed=1 model.architecture.r",
+            ["model.architecture.rope_scaling.", "model.architecture.rope_theta="],
+        ),
+        ("gapless bench scheduler=sarathi,orca", ["scheduler=sarathi,orca_best", "scheduler=sarathi,orca_worst"]),
+        ("gapless generate print_texts=", ["print_texts=false", "print_texts=true"]),
+        ("gapless generate model.dtype=b", ["model.dtype=bfloat16"]),
+        ("gapless simulate hydra.r", ["hydra.run."]),
+        ("gapless simulate hydra/launcher=j", ["hydra/launcher=joblib"]),
+        ("gapless report so", ["sort="]),
+        ("gapless generate prompts=./fi", []),
+        ("gapless nothing x", []),
+    ],
+)
 def test_candidates(line: str, found: list[str]) -> None:
     assert candidates(line) == found
 
@@ -54,11 +59,14 @@ def test_each_shell_has_code_to_install_and_to_remove(shell: str) -> None:
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
-@pytest.mark.parametrize(("line", "found"), [
-    ("gapless gen", ["generate "]),
-    ("gapless generate scheduler=equ", ["equal_time"]),
-    ("gapless generate prompts=x.jso", []),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("gapless gen", ["generate "]),
+        ("gapless generate scheduler=equ", ["equal_time"]),
+        ("gapless generate prompts=x.jso", []),
+    ],
+)
 def test_bash_completes_by_it(line: str, found: list[str]) -> None:
     script = f"""COMP_WORDBREAKS=' =:'
 eval "$({PROGRAM} --shell-completion install=bash)"

@@ -15,30 +15,37 @@ from rich.console import Console
 from gapless.conf.difference import DiffConfig
 from gapless.launch.cli import main
 from gapless.launch.diff import prepare
+from gapless.runtime.difference.difference_terminal import makespan_table, request_table, tail_table
+from gapless.runtime.difference.run_difference import RunDifference
 from gapless.runtime.ledger.fleet import Fleet
-from gapless.runtime.report.difference_terminal import makespan_table, request_table, tail_table
-from gapless.runtime.report.run_difference import RunDifference
-from gapless.runtime.report.write_fleet import write_fleet_folder
-from gapless.runtime.run_folder.write import write_run_data
 from tests.support.simulated_parts import Device, items, make_replica, run
+from tests.support.written_runs import write_data, write_run
 
 REQUESTS = [(8 + 7 * n % 60, 4 + 5 * n % 17, 0.02 * n) for n in range(40)]
 CONFIG: dict[str, Any] = {"scheduler": {"name": "sarathi"}, "parallel": {"pp": 2}, "workload": {"num_prompts": 40}}
 
 
-def write(path: Path, *, policy: str = "sarathi", requests: Sequence[Any] = REQUESTS, numpy: str = "2.3",
-          real: bool = False, config: dict[str, Any] | None = None, **how: Any) -> None:  # fmt: skip
+def write(
+    path: Path,
+    *,
+    policy: str = "sarathi",
+    requests: Sequence[Any] = REQUESTS,
+    numpy: str = "2.3",
+    real: bool = False,
+    config: dict[str, Any] | None = None,
+    **how: Any,
+) -> None:
     """Write the folder of a simulated run that differs from the base in `how`, as `config` and `policy` say."""
     replica = make_replica(policy, host=False, **how)
     assert run(replica, items(*requests)) == len(requests)
     whole = CONFIG | {"scheduler": {"name": policy}} | (config or {})
     whole |= {} if real else {"simulation": {"dispatch_ms": 1e3 * how.get("dispatch_s", 0.0), "replicas": 1}}
-    write_run_data(path, replica.record, config=whole, versions={"numpy": numpy})
+    write_data(path, replica.record, whole, versions={"numpy": numpy})
 
 
 @pytest.fixture(scope="module")
 def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the runs of this file."""
+    """Return a folder with the runs of this file."""
     path = tmp_path_factory.mktemp("runs")
     slow = {"devices": ["fast", "slow"]}
     write(path / "base")
@@ -66,7 +73,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     fleet = [make_replica(host=False) for _ in range(2)]
     assert run(fleet, items(*REQUESTS)) == len(REQUESTS)
     config = CONFIG | {"simulation": {"dispatch_ms": 0.0, "replicas": 2}}
-    write_fleet_folder(path / "fleet", Fleet([replica.record for replica in fleet]), config=config)
+    write_run(path / "fleet", Fleet([replica.record for replica in fleet]), config)
     return path
 
 

@@ -15,9 +15,7 @@ from gapless.runtime.experiments import EXPERIMENTS
 
 
 def one(*overrides: str) -> SimulateConfig:
-    rewritten = compose.rewrite(overrides, SimulateConfig, "simulate")
-    (config,) = compose.compose_all(rewritten, SimulateConfig, "simulate", multirun=False)
-    return config
+    return compose.compose_one(overrides, SimulateConfig, "simulate")
 
 
 def test_every_experiment_has_its_file() -> None:
@@ -34,18 +32,30 @@ def test_an_experiment_chooses_groups_and_other_keys_hold_over_its_own() -> None
     assert one("model=llama-13b", "parallel=local").experiment is None
 
 
-@pytest.mark.parametrize(("arguments", "line"), [
-    (["experiment=paper/figure1"], "experiment=paper/figure1: unknown; did you mean 'paper/figure13'?"),
-    (["experiment=table2"], "experiment=table2: unknown; did you mean 'paper/table2'?"),
-    (["experiment=paper/figure9", "scheduler=orca_best,sarathi"],
-     "scheduler: experiment=figure9 runs policies of its own, each once"),
-    (["experiment=paper/table4", "scheduler=orca_best"],
-     "scheduler=orca_best: experiment=table4 runs policies of its own, as the paper has them"),
-    (["experiment=paper/figure9", "simulation.record=false"],
-     "simulation.record=false: experiment=figure9 counts what each request lost; leave it true"),
-    (["experiment=paper/figure9", "repeats=2"], "repeats: experiment=figure9 runs policies of its own, each once"),
-    (["experiment=paper/figure9", "scheduler.chnk=2"], "scheduler.chnk: unknown key; did you mean 'scheduler.chunk'?"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["experiment=paper/figure1"], "experiment=paper/figure1: unknown; did you mean 'paper/figure13'?"),
+        (["experiment=table2"], "experiment=table2: unknown; did you mean 'paper/table2'?"),
+        (
+            ["experiment=paper/figure9", "scheduler=orca_best,sarathi"],
+            "scheduler: experiment=figure9 runs policies of its own, each once",
+        ),
+        (
+            ["experiment=paper/table4", "scheduler=orca_best"],
+            "scheduler=orca_best: experiment=table4 runs policies of its own, as the paper has them",
+        ),
+        (
+            ["experiment=paper/figure9", "simulation.record=false"],
+            "simulation.record=false: experiment=figure9 counts what each request lost; leave it true",
+        ),
+        (["experiment=paper/figure9", "repeats=2"], "repeats: experiment=figure9 runs policies of its own, each once"),
+        (
+            ["experiment=paper/figure9", "scheduler.chnk=2"],
+            "scheduler.chnk: unknown key; did you mean 'scheduler.chunk'?",
+        ),
+    ],
+)
 def test_each_error_is_one_line_and_starts_nothing(
     arguments: list[str], line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -26,7 +26,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def best_command(out: str) -> list[str]:
-    """The words of the command under `best:`, without the program."""
+    """Return the words of the command under `best:`, without the program."""
     lines = out.splitlines()
     program, *words = shlex.split(lines[lines.index("best:") + 1])
     assert program == "gapless"
@@ -64,8 +64,15 @@ def test_advice_taken_does_what_was_foretold(
 
 def test_changes_of_the_user_are_tried_alone(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", *SMALL, "hydra.run.dir=base"]) == 0
-    command = ["explain", "base", "scheduler=token_budget,sarathi", "scheduler.max_batch=64", "parallel.layers=[18,14]",
-               "out=told", "objective=p99_itl_ms"]  # fmt: skip
+    command = [
+        "explain",
+        "base",
+        "scheduler=token_budget,sarathi",
+        "scheduler.max_batch=64",
+        "parallel.layers=[18,14]",
+        "out=told",
+        "objective=p99_itl_ms",
+    ]
     assert main(command) == 0
     found = loaded(here / "told" / "explain.json")
     assert {tuple(outcome["overrides"]) for outcome in found["outcomes"]} == {
@@ -78,15 +85,18 @@ def test_changes_of_the_user_are_tried_alone(here: Path, capfd: pytest.CaptureFi
     assert "told/explain.json" in capfd.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_turn_of_a_comparison_has_a_command_of_its_own(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
     rate = "workload.request_rate=inf"
-    assert main(["simulate", *SMALL, rate, "scheduler=sarathi,equal_time", "scheduler.chunk=16",
-                 "hydra.run.dir=both"]) == 0  # fmt: skip
+    assert (
+        main(["simulate", *SMALL, rate, "scheduler=sarathi,equal_time", "scheduler.chunk=16", "hydra.run.dir=both"])
+        == 0
+    )
     capfd.readouterr()
-    assert main(["explain", "both/02_equal_time", "scheduler.chunk=128"]) == 0
+    assert main(["explain", "both/01_sarathi", "scheduler.chunk=128"]) == 0
     words = best_command(capfd.readouterr().out)
     assert words[0] == "simulate"
-    assert {"scheduler=equal_time", "scheduler.chunk=128", rate, "workload.num_prompts=60"} <= set(words)
+    assert {"scheduler=sarathi", "scheduler.chunk=128", rate, "workload.num_prompts=60"} <= set(words)
 
 
 @pytest.mark.parametrize(
@@ -96,11 +106,12 @@ def test_a_turn_of_a_comparison_has_a_command_of_its_own(here: Path, capfd: pyte
         (["base", "base"], "run: one at a time, as in gapless explain runs/DATE_TIME"),
         (["nowhere"], "nowhere: no such folder"),
         (["base", "scheduler.chonk=5"], "scheduler.chonk: unknown key; did you mean 'scheduler.chunk'?"),
-        (["base", "workload.num_prompts=5"],
-         "workload.num_prompts: cannot be replayed; a change is of scheduler, parallel, cache, simulation, hardware or "
-         "cluster"),
-        (["base", "scheduler.chunk=none"],
-         "scheduler.chunk='none': must be an integer or auto"),
+        (
+            ["base", "workload.num_prompts=5"],
+            "workload.num_prompts: cannot be replayed; a change is of scheduler, parallel, cache, simulation, hardware "
+            "or cluster",
+        ),
+        (["base", "scheduler.chunk=none"], "scheduler.chunk='none': must be an integer or auto"),
         (["base", "scheduler.chunk=0"], "scheduler.chunk=0: must be auto or 1 or more"),
         (["base", "parallel.layers=[30,3]"], "parallel.layers=[30, 3]: "),
         (["base", "seeds=1"], "seeds=1: must be 3 to 1000"),
@@ -108,11 +119,14 @@ def test_a_turn_of_a_comparison_has_a_command_of_its_own(here: Path, capfd: pyte
         (["base", "changes=[chunk]"], "changes='chunk': not understood; changes are KEY=VALUE"),
         (["."], ".: holds 2 runs; give one of them, as "),
     ],
-)  # fmt: skip
+)
 def test_errors(
-    runs: Path, arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch,
+    runs: Path,
+    arguments: list[str],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.chdir(runs)
     assert main(["explain", *arguments]) == 2
     *_, line = capsys.readouterr().err.splitlines()

@@ -25,13 +25,14 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from gapless import LLM
 from gapless.conf.build import compose_engine, load_group
 from gapless.conf.sampling import SamplingParams
 from gapless.launch.ray_launcher import RayLauncher
-from gapless.runtime import LLM
 from gapless.runtime.pipeline.protocol import PipelineError
 from tests.support.process_launcher import ProcessLauncher
 from tests.support.processes import assert_gone, descendants_of, program_of
+from tests.support.tiers import stretched
 
 LONG = SamplingParams(max_tokens=1500, ignore_eos=True)
 
@@ -56,11 +57,12 @@ def test_a_killed_rank_ends_the_run_within_seconds(llm: LLM, rank: int) -> None:
     start = time.monotonic()
     with pytest.raises(PipelineError, match=rf"rank {rank} \(stage {rank}\) died"):
         list(outputs)
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < stretched(10)
     llm.close()
     assert_gone(pids)
 
 
+@pytest.mark.slow
 def test_a_hung_stage_is_named(llm: LLM) -> None:
     pids = pids_of(llm)
     outputs = llm.stream([[1, 2, 3]] * 3, LONG)
@@ -75,6 +77,7 @@ def test_a_hung_stage_is_named(llm: LLM) -> None:
     assert_gone(pids)
 
 
+@pytest.mark.slow
 def test_a_start_is_bounded_by_its_own_limit_alone(ray_launcher: RayLauncher) -> None:
     with LLM("tiny", pp=2, launcher=ray_launcher) as llm:
         pid = pids_of(llm)[1]
@@ -101,6 +104,7 @@ def test_a_start_is_bounded_by_its_own_limit_alone(ray_launcher: RayLauncher) ->
         start(6, start_timeout_s=2.0)
 
 
+@pytest.mark.slow
 def test_a_rank_that_fails_to_start_has_the_last_word(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     shutil.copytree(resources.files("gapless.models") / "shipped", folder)
@@ -113,20 +117,24 @@ def test_a_rank_that_fails_to_start_has_the_last_word(tmp_path: Path) -> None:
     start = time.monotonic()
     with pytest.raises(PipelineError, match=r"rank \d \(stage \d\) failed: ConfigError: .*no such folder"):
         LLM(folder, pp=2, launcher=LosesTheFolder())
-    assert time.monotonic() - start < 60
+    assert time.monotonic() - start < stretched(60)
 
 
 NODES = """
-import socket
+import os, socket
 from gapless.parallel import control
-control.boot_id = socket.gethostname = lambda: f"node-{rank}"
+control.boot_id = socket.gethostname = lambda: f"node-{{rank}}"
+if rank == 1:
+    os.environ.update(CXX="/nowhere/c++", XDG_CACHE_HOME={cache!r})
 """
 
 
-def test_stages_over_several_nodes_are_named_with_them(capfd: pytest.CaptureFixture[str]) -> None:
-    with LLM("tiny", tp=2, launcher=ProcessLauncher(NODES)) as llm:
+@pytest.mark.slow
+def test_several_nodes_of_a_stage_and_a_lack_of_cpp_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with LLM("tiny", tp=2, launcher=ProcessLauncher(NODES.format(cache=str(tmp_path)))) as llm:
         assert llm.generate([[1, 2, 3]])
-    assert "gapless: warning: stages over several nodes (stage 0 on node-0, node-1): each" in capfd.readouterr().err
+    assert "stages over several nodes (stage 0 on node-0, node-1): each" in caplog.text
+    assert "[Errno 2] No such file or directory: '/nowhere/c++': torch's operators run on rank 1" in caplog.text
 
 
 def test_a_bad_checkpoint_is_refused_before_ranks_start(tmp_path: Path) -> None:
@@ -162,10 +170,15 @@ def command(
     (cwd / "prompts.jsonl").write_text(PROMPTS)
     with TemporaryDirectory(prefix="t", dir="/tmp") as temporary:  # sockets need a short path
         driver = subprocess.Popen(
-            [sys.executable, "-m", "gapless.launch.cli", *arguments], cwd=cwd, text=True, start_new_session=True,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ | env | {"RAY_TMPDIR": temporary},
+            [sys.executable, "-m", "gapless.launch.cli", *arguments],
+            cwd=cwd,
+            text=True,
+            start_new_session=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=os.environ | env | {"RAY_TMPDIR": temporary},
             preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # `nohup` of the tests ignores it
-        )  # fmt: skip
+        )
         try:
             assert driver.stderr is not None
             seen = []
@@ -182,6 +195,7 @@ def command(
             driver.communicate()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "arguments", "word"),
     [
@@ -218,10 +232,11 @@ def test_nothing_outlives_the_driver(
         assert [json.loads(line)["index"] for line in outputs.read_text().splitlines()] == [0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("how", "word"), [(signal.SIGTERM, "terminated"), (signal.SIGINT, "interrupted")])
 def test_a_signal_while_ray_starts_ends_the_run(how: signal.Signals, word: str, tmp_path: Path) -> None:
     with command(tmp_path, GENERATE, until="starting tiny") as (driver, temporary):
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + stretched(60)
         while not any(program_of(pid) == "gcs_server" for pid in descendants_of(driver.pid)):
             assert time.monotonic() < deadline
             time.sleep(0.05)
@@ -235,6 +250,7 @@ def test_a_signal_while_ray_starts_ends_the_run(how: signal.Signals, word: str, 
     assert "Traceback" not in stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "of", "grid"), [("gcs_server", "GCS", "parallel=pp2"), ("raylet", "raylet", "parallel=tp2_pp2")]
 )

@@ -76,7 +76,7 @@ class Asked:
 
 
 def expected_of(url: str, asked: Asked, number: int) -> list[Any]:
-    """The choices of a request on a server that does not fail, with the seed that its number stands for."""
+    """Return the choices of a request on a server that does not fail, with the seed that its number stands for."""
     seeds = {} if asked.body.get("seed") is not None else {"seed": number}
     body = asked.body | {"stream": False} | seeds
     return httpx2.post(f"{url}/v1/completions", json=body, headers=KEYS[0], timeout=60).json()["choices"]
@@ -94,6 +94,7 @@ def differences(found: Any, expected: Any, at: str = "") -> list[str]:
     return [] if found == expected else [f"{at}: {found!r} is not {expected!r}"]
 
 
+@pytest.mark.slow
 def test_requests_outlive_their_engine_and_their_server(tmp_path: Path) -> None:
     common = {"max_tokens": TOKENS, "ignore_eos": True, "return_token_ids": True}
     streamed = [Asked(common | body | {"stream": True}) for body in STREAMED]

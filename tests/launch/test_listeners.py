@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from gapless import LLM
 from gapless.launch.ray_launcher import RayLauncher
-from gapless.runtime import LLM
 from tests.launch.test_torchrun import GENERATE
 from tests.support.listeners import listeners_of
 from tests.support.processes import descendants_of
@@ -26,14 +26,16 @@ def open_to_others(pid: int) -> dict[tuple[str, int], str]:
     return {address: process for address, process in found.items() if address[0] not in LOOPBACK}
 
 
+@pytest.mark.slow
 def test_ray_and_its_ranks_listen_on_loopback(ray_launcher: RayLauncher) -> None:
     with LLM("tiny", pp=2, launcher=ray_launcher, **{"parallel.threads": 1}) as llm:
         llm.generate([[1, 2, 3]])
         assert open_to_others(os.getpid()) == {}
 
 
+@pytest.mark.slow
 def test_another_host_is_the_only_address_of_the_ranks_and_is_warned_of_once(
-    ray_launcher: RayLauncher, capfd: pytest.CaptureFixture[str]
+    ray_launcher: RayLauncher, caplog: pytest.LogCaptureFixture
 ) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         try:
@@ -45,9 +47,8 @@ def test_another_host_is_the_only_address_of_the_ranks_and_is_warned_of_once(
         with LLM("tiny", pp=2, launcher=ray_launcher, **{"parallel.threads": 1, "parallel.host": host}) as llm:
             llm.generate([[1, 2, 3]])
             assert {address for address, _ in open_to_others(os.getpid())} <= {host}
-    warnings = [line for line in capfd.readouterr().err.splitlines() if line.startswith("gapless: warning: ")]
-    assert len(warnings) == 1
-    assert f"parallel.host={host}" in warnings[0]
+    (warning,) = (record for record in caplog.records if record.name.startswith("gapless."))
+    assert f"parallel.host={host}" in warning.message
 
 
 def torchrun(options: list[str], tmp_path: Path, **env: str) -> dict[tuple[str, int], str]:
@@ -70,10 +71,12 @@ def torchrun(options: list[str], tmp_path: Path, **env: str) -> dict[tuple[str, 
         process.communicate(timeout=30)
 
 
+@pytest.mark.slow
 def test_under_torchrun_its_agent_alone_is_open(tmp_path: Path) -> None:
     assert {process.split()[0] for process in torchrun(["--standalone"], tmp_path).values()} == {"pt_elastic"}
 
 
+@pytest.mark.slow
 def test_torchrun_with_a_file_as_its_store_is_closed(tmp_path: Path) -> None:
     options = ["--rdzv-backend", "c10d", "--rdzv-conf", "store_type=file", "--local-addr", "127.0.0.1"]
     assert torchrun(options, tmp_path, TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1") == {}

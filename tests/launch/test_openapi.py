@@ -7,12 +7,12 @@ from typing import Any, cast
 
 import pytest
 
+from gapless import LLM
 from gapless.conf.serving import ServingConfig
 from gapless.launch.server.app import make_app
 from gapless.launch.server.keys import Keys
-from gapless.launch.server.metrics import Metrics
+from gapless.launch.server.prometheus import Metrics
 from gapless.launch.server.service import Service
-from gapless.runtime import LLM
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +20,17 @@ def document() -> dict[str, Any]:
     with LLM("shipped") as llm:
         unused = cast(Any, None)
         service = Service(
-            ServingConfig(), Keys(()), "m", 8, cast(Any, llm), None, unused, Metrics("m", 1), (), (), True
+            config=ServingConfig(),
+            keys=Keys(()),
+            model="m",
+            max_model_len=8,
+            intake=cast(Any, llm),
+            template=None,
+            client=unused,
+            metrics=Metrics("m", 1),
+            live=(),
+            recorders=(),
+            is_local=True,
         )
         return make_app(service).openapi()
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 from tests.launch.test_recovery import ROOT
 
 FOUR_NODES = r"""
@@ -59,8 +61,9 @@ print("all stages are where they should be")
 """
 
 
+@pytest.mark.slow
 def test_stages_follow_each_other_on_nodes_and_in_racks() -> None:
     command = [sys.executable, "-c", FOUR_NODES]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
     assert "all stages are where they should be" in done.stdout, done.stdout + done.stderr[-3000:]
-    assert "gapless: warning: stages" not in done.stderr
+    assert "stages change" not in done.stderr

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import hydra
 import pytest
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from omegaconf import DictConfig
 
 from gapless.launch import prompts
@@ -33,14 +33,19 @@ def plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
     return made
 
 
-@pytest.mark.parametrize(("arguments", "num_plans"), [
-    (["generate", *TINY, "prompt=x", "sampling.max_tokens=2"], 1),
-    (["generate", "-m", *TINY, "prompt=x", "sampling.max_tokens=2", "scheduler=sarathi,orca_best"], 2),
-    (["bench", *TINY, *WORKLOAD, "scheduler=sarathi,orca_best", "repeats=2"], 2),
-    (["simulate", *SIMULATED, "scheduler=sarathi,orca_best", "repeats=2"], 2),
-    (["simulate", "-m", *SIMULATED, "scheduler.chunk=64,128,256"], 3),
-    (["capacity", *SIMULATED, "scheduler=sarathi,orca_best", "slo.ttft_p99_ms=500", "seeds=1", "precision=0.2"], 2),
-], ids=lambda value: " ".join(value[:2]) if isinstance(value, list) else str(value))  # fmt: skip
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "num_plans"),
+    [
+        (["generate", *TINY, "prompt=x", "sampling.max_tokens=2"], 1),
+        (["generate", "-m", *TINY, "prompt=x", "sampling.max_tokens=2", "scheduler=sarathi,orca_best"], 2),
+        (["bench", *TINY, *WORKLOAD, "scheduler=sarathi,orca_best", "repeats=2"], 2),
+        (["simulate", *SIMULATED, "scheduler=sarathi,orca_best", "repeats=2"], 2),
+        (["simulate", "-m", *SIMULATED, "scheduler.chunk=64,128,256"], 3),
+        (["capacity", *SIMULATED, "scheduler=sarathi,orca_best", "slo.ttft_p99_ms=500", "seeds=1", "precision=0.2"], 2),
+    ],
+    ids=lambda value: " ".join(value[:2]) if isinstance(value, list) else str(value),
+)
 def test_a_command_plans_each_policy_once(arguments: list[str], num_plans: int, plans: list[Plan]) -> None:
     assert main(arguments) == 0
     assert len(plans) == num_plans
@@ -55,15 +60,24 @@ def test_prompts_are_read_once(tmp_path: Path, plans: list[Plan], monkeypatch: p
     assert [path.name for path in read] == ["prompts.txt"]
 
 
-def test_a_run_is_composed_once(plans: list[Plan], monkeypatch: pytest.MonkeyPatch) -> None:
-    composed: list[str | None] = []
-    whole = ConfigLoaderImpl.load_configuration
+@pytest.mark.parametrize(
+    ("words", "times", "folder"),
+    [
+        (["hydra.run.dir=${scheduler.name}_${workload.num_prompts}"], 1, "equal_time_40"),
+        (["-m", "seed=1,2", "hydra.sweep.dir=${scheduler.name}"], 2, "equal_time/1"),
+    ],
+)
+def test_each_run_is_composed_once(
+    words: list[str], times: int, folder: str, plans: list[Plan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    composed: list[str] = []
+    whole = hydra.compose
 
-    def counted(loader: ConfigLoaderImpl, config_name: str | None, *rest: Any, **options: Any) -> DictConfig:
+    def counted(config_name: str, *rest: Any, **options: Any) -> DictConfig:
         composed.append(config_name)
-        return whole(loader, config_name, *rest, **options)
+        return whole(config_name, *rest, **options)
 
-    monkeypatch.setattr(ConfigLoaderImpl, "load_configuration", counted)
-    assert main(["simulate", *SIMULATED, "hydra.run.dir=${scheduler.name}_${workload.num_prompts}"]) == 0
-    assert composed == ["simulate"]
-    assert Path("sarathi_40", ".hydra", "overrides.yaml").is_file()
+    monkeypatch.setattr(hydra, "compose", counted)
+    assert main(["simulate", *SIMULATED, *words]) == 0
+    assert composed == ["simulate"] * times
+    assert Path(folder, ".hydra", "overrides.yaml").is_file()

@@ -40,6 +40,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_one_rank_goes_on_where_it_was_stopped_and_is_checked_and_simulated(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -76,9 +77,19 @@ def test_one_rank_goes_on_where_it_was_stopped_and_is_checked_and_simulated(
     assert main(["profile", *SMALL, "model.dtype=bfloat16", "hydra.run.dir=profiles/tiny_cpu_pp1"]) == 2
     assert "holds measurements with dtype=float32, not bfloat16" in capsys.readouterr().err
 
-    simulated = ["simulate", "model=tiny", "hardware=cpu", "parallel=local", "cache.num_blocks=64", "scheduler.batch=4",
-                 "workload=fixed", "workload.input_len=20", "workload.output_len=5", "workload.num_prompts=6",
-                 "simulation.profile=profiles/tiny_cpu_pp1"]  # fmt: skip
+    simulated = [
+        "simulate",
+        "model=tiny",
+        "hardware=cpu",
+        "parallel=local",
+        "cache.num_blocks=64",
+        "scheduler.batch=4",
+        "workload=fixed",
+        "workload.input_len=20",
+        "workload.output_len=5",
+        "workload.num_prompts=6",
+        "simulation.profile=profiles/tiny_cpu_pp1",
+    ]
     assert main([*simulated, "hydra.run.dir=out"]) == 0
     assert json.loads((here / "out" / "summary.json").read_text())["completed"] == 6
     assert main([*simulated, "parallel=pp2", "hydra.run.dir=out2"]) == 2
@@ -87,6 +98,7 @@ def test_one_rank_goes_on_where_it_was_stopped_and_is_checked_and_simulated(
     assert "measured on hardware=cpu, not a100-80g" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_stages_side_by_side_and_what_lies_between_them(tmp_path: Path, ray_launcher: RayLauncher) -> None:
     two = config(*SMALL, "parallel=pp2", "samples=2")
     plan, folder, errors = plan_profile(two), ProfileFolder(tmp_path), Console(stderr=True)
@@ -109,9 +121,19 @@ def test_stages_side_by_side_and_what_lies_between_them(tmp_path: Path, ray_laun
     profile.show_errors(Console(quiet=True), folder)
 
 
+@pytest.mark.slow
 def test_tensor_parallel_ranks_measure_as_one(tmp_path: Path) -> None:
-    plan = plan_profile(config("model=tiny", "parallel=tp2", "parallel.threads=1", "max_tokens=16", "max_context=16",
-                               "max_decodes=1", "num_layers=1"))  # fmt: skip
+    plan = plan_profile(
+        config(
+            "model=tiny",
+            "parallel=tp2",
+            "parallel.threads=1",
+            "max_tokens=16",
+            "max_context=16",
+            "max_decodes=1",
+            "num_layers=1",
+        )
+    )
     folder = ProfileFolder(tmp_path)
     folder.begin(plan.about, {})
     profile.measure_operators(plan, folder, 1, Console(stderr=True))
@@ -132,14 +154,17 @@ def test_what_is_missing_is_measured_in_rounds() -> None:
     assert missing(points, 3, Counter(points * 3), seed=0) == []
 
 
-@pytest.mark.parametrize(("overrides", "line"), [
-    (["samples=0"], "samples=0: must be 1 or more"),
-    (["max_tokens=4"], "max_tokens=4: must be 16 or more"),
-    (["neighbours=-1"], "neighbours=-1: must be null or 0 or more"),
-    (["model=tiny", "max_context=100000"], "max_context=100000: must be at most the model's "),
-    (["check=none"], "check=none: no profile there (profile.yaml); gapless profile makes one"),
-    (["sampls=3"], "sampls: unknown key; did you mean 'samples'?"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("overrides", "line"),
+    [
+        (["samples=0"], "samples=0: must be 1 or more"),
+        (["max_tokens=4"], "max_tokens=4: must be 16 or more"),
+        (["neighbours=-1"], "neighbours=-1: must be null or 0 or more"),
+        (["model=tiny", "max_context=100000"], "max_context=100000: must be at most the model's "),
+        (["check=none"], "check=none: no profile there (profile.yaml); gapless profile makes one"),
+        (["sampls=3"], "sampls: unknown key; did you mean 'samples'?"),
+    ],
+)
 def test_mistakes_are_one_line(overrides: list[str], line: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["profile", *overrides]) == 2
     told = capsys.readouterr().err

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from gapless import LLM
 from gapless.conf.policies import SarathiConfig
 from gapless.conf.sampling import SamplingParams
 from gapless.conf.schema import CacheConfig, EngineConfig, ModelConfig, ParallelConfig
 from gapless.launch.ray_launcher import RayLauncher
-from gapless.runtime import LLM
 from gapless.runtime.engine.outputs import RequestOutput
 from tests.support import hf_models
 
@@ -42,7 +42,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Expected]
 def run(
     folder: Path, num_blocks: int, pp: int, tp: int, launcher: RayLauncher | None
 ) -> tuple[list[RequestOutput], int]:
-    """The outputs, and how often a request was preempted."""
+    """Return the outputs, and how often a request was preempted."""
     config = EngineConfig(
         model=ModelConfig(weights=str(folder), tokenizer="none"),
         parallel=ParallelConfig(pp=pp, tp=tp, launcher="local" if launcher is None else "ray", threads=1),
@@ -81,6 +81,7 @@ def test_one_rank(reference: tuple[Path, Expected]) -> None:
     assert preemptions > 0
 
 
+@pytest.mark.slow
 def test_two_stages_of_two_ranks(reference: tuple[Path, Expected], ray_launcher: RayLauncher) -> None:
     folder, expected = reference
     outputs, _ = run(folder, 500, 2, 2, ray_launcher)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
 
 import httpx2
 import msgspec
@@ -18,13 +18,13 @@ import uvicorn
 from prometheus_client.parser import text_string_to_metric_families
 
 from gapless.conf.schema import ServeConfig
-from gapless.launch import compose
+from gapless.launch.compose import compose_one
 from gapless.launch.server.app import make_app
 from gapless.launch.server.engine_client import EngineClient
-from gapless.launch.server.fleet import Fleet
 from gapless.launch.server.keys import Keys
 from gapless.launch.server.live import Live
-from gapless.launch.server.metrics import Metrics
+from gapless.launch.server.prometheus import Metrics
+from gapless.launch.server.replica_set import ReplicaSet
 from gapless.launch.server.service import Service
 from gapless.runtime.core.run_record import FaultReason, FaultRecord
 from gapless.runtime.engine.intake import Intake
@@ -46,7 +46,7 @@ STAGES = 2
 
 
 def snapshot(*faults: FaultRecord, ended: float, is_idle: bool = False) -> Snapshot:
-    """The state of an engine whose stages computed last at `ended`."""
+    """Return the state of an engine whose stages computed last at `ended`."""
     idle = [[0.0] * len(CAUSES) for _ in range(STAGES)]
     return Snapshot(
         ended,
@@ -79,7 +79,7 @@ class Front:
     url: str
     client: EngineClient
     metrics: Metrics
-    said: list[str]
+    said: list[tuple[int, str]]
     loop: asyncio.AbstractEventLoop
 
     def tell(self, message: FromEngine) -> None:
@@ -93,7 +93,7 @@ class Front:
         return answer.status_code, answer.json()["status"], answer.json()["reason"]
 
     def values(self, name: str) -> dict[tuple[str, ...], float]:
-        """The samples of a metric, by their labels' values but for model and replica."""
+        """Return the samples of a metric, by their labels' values but for model and replica."""
         families = text_string_to_metric_families(httpx2.get(f"{self.url}/metrics").text)
         samples = [sample for family in families for sample in family.samples if sample.name == name]
         skipped = ("model_name", "replica")
@@ -102,12 +102,24 @@ class Front:
 
 @pytest.fixture
 def front() -> Iterator[Front]:
-    (config,) = compose.compose_all([], ServeConfig, "serve", multirun=False)
+    config = compose_one([], ServeConfig, "serve")
     intake, metrics, said = Intake(make_plan(config)), Metrics("mine", 100), []
-    client = EngineClient(config, intake.tokenizer, metrics, said.append)
+    client = EngineClient(config, intake.tokenizer, metrics, lambda level, text: said.append((level, text)))
     live = Live("mine", client)
     app = make_app(
-        Service(config.serve, Keys(()), "mine", 128, intake, None, client, metrics, [live], cast(Any, ()), True)
+        Service(
+            config=config.serve,
+            keys=Keys(()),
+            model="mine",
+            max_model_len=128,
+            intake=intake,
+            template=None,
+            client=client,
+            metrics=metrics,
+            live=[live],
+            recorders=(),
+            is_local=True,
+        )
     )
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical"))
     loop = asyncio.new_event_loop()
@@ -156,8 +168,8 @@ def test_health_and_metrics_while_a_fault_is_repaired(front: Front) -> None:
     assert front.values("gapless:pipeline_epoch") == {(): 2.0}
     after = front.values("gapless:stage_idle_seconds_total")
     assert after["recovery", "0"] >= before["recovery", "0"]
-    assert len(front.said) == 2
-    assert "rank 1" in front.said[0]
+    assert [level for level, _ in front.said] == [logging.WARNING] * 2
+    assert "rank 1" in front.said[0][1]
 
 
 def test_a_fault_leaves_a_shutdown_and_a_failure_as_they_are(front: Front) -> None:
@@ -171,8 +183,9 @@ def test_a_fault_leaves_a_shutdown_and_a_failure_as_they_are(front: Front) -> No
 
 
 def test_a_fleet_prefers_replicas_that_are_ready() -> None:
-    (config,) = compose.compose_all(["serve.replicas=2"], ServeConfig, "serve", multirun=False)
-    fleet = Fleet(config, Intake(make_plan(config)).tokenizer, Metrics("mine", 100), lambda text: None, num_blocks=100)
+    config = compose_one(["serve.replicas=2"], ServeConfig, "serve")
+    tokenizer = Intake(make_plan(config)).tokenizer
+    fleet = ReplicaSet(config, tokenizer, Metrics("mine", 100), lambda *said: None, num_blocks=100)
     down = encoder.encode(snapshot(fault(1.0, None), ended=0.0))
     for replica in fleet.replicas:
         replica.receive(encoder.encode(Started([], STAGES, 100)))
@@ -193,6 +206,7 @@ def test_waits_that_are_not_over_have_their_cause() -> None:
     assert snapshot(fault(11.0, 12.0), ended=10.0).idle_at(14.0) == [[0.0] * len(CAUSES)] * STAGES
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None or DRIVER is None, reason="needs chromium and chromedriver")
 def test_the_live_page_says_so(front: Front, tmp_path: Path) -> None:
     with browsing(tmp_path) as browser:
@@ -216,6 +230,7 @@ def test_the_live_page_says_so(front: Front, tmp_path: Path) -> None:
         assert [title.split(":")[0] for title in titles] == ["detect", "start", "weights"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None or DRIVER is None, reason="needs chromium and chromedriver")
 def test_a_stage_that_is_slow_is_on_the_live_page_and_in_the_metrics(front: Front, tmp_path: Path) -> None:
     now = time.monotonic()

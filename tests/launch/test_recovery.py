@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import socket
@@ -17,13 +18,13 @@ from pathlib import Path
 import pytest
 
 from benchmarks.support.faults import cut_among, kill, stop
+from gapless import LLM
 from gapless.conf.clusters import ClusterConfig
 from gapless.conf.sampling import SamplingParams
 from gapless.conf.schema import HardwareConfig, ParallelConfig
 from gapless.launch.ray_launcher import RayLauncher
 from gapless.parallel.control import ControlClient, Endpoint
 from gapless.parallel.frames import ConnectionLost
-from gapless.runtime import LLM
 from gapless.runtime.core.run_record import FaultRecord
 from gapless.runtime.ledger.ledger import Ledger
 from gapless.runtime.pipeline.protocol import PipelineError
@@ -77,6 +78,7 @@ def check(fault: FaultRecord, reason: str, ranks: list[int]) -> None:
     assert fault.requests == len(PROMPTS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("pp", "tp"), [(1, 2), (2, 2)])
 def test_killed_ranks_are_replaced_and_nothing_is_lost(
     ray_launcher: RayLauncher, expected: list[list[int]], pp: int, tp: int
@@ -105,6 +107,7 @@ def two_stages() -> Iterator[tuple[LLM, ProcessLauncher]]:
         yield found
 
 
+@pytest.mark.slow
 def test_what_hangs_raises_or_is_cut_off_recovers_too(
     two_stages: tuple[LLM, ProcessLauncher], expected: list[list[int]]
 ) -> None:
@@ -127,6 +130,7 @@ def test_what_hangs_raises_or_is_cut_off_recovers_too(
     Ledger(llm.record).check()
 
 
+@pytest.mark.slow
 def test_faults_come_during_a_repair(two_stages: tuple[LLM, ProcessLauncher], expected: list[list[int]]) -> None:
     llm, launcher = two_stages
 
@@ -142,6 +146,7 @@ def test_faults_come_during_a_repair(two_stages: tuple[LLM, ProcessLauncher], ex
     Ledger(llm.record).check()
 
 
+@pytest.mark.slow
 def test_a_fault_while_nothing_runs_is_repaired_by_the_next_call(
     two_stages: tuple[LLM, ProcessLauncher], expected: list[list[int]]
 ) -> None:
@@ -149,6 +154,40 @@ def test_a_fault_while_nothing_runs_is_repaired_by_the_next_call(
     kill(launcher.ranks[1].pid)
     launcher.ranks[1].wait()
     assert outputs_with(llm, []) == expected
+
+
+@pytest.mark.slow
+def test_a_program_has_its_own_way_with_what_is_logged_of_a_fault(
+    two_stages: tuple[LLM, ProcessLauncher],
+    expected: list[list[int]],
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    llm, _ = two_stages
+    handler = logging.FileHandler(tmp_path / "log")
+    handler.setFormatter(logging.Formatter("%(levelname)s %(name)s %(message)s"))
+    logger = logging.getLogger("gapless.runtime")
+    llm.reset()
+
+    def cut() -> None:
+        cut_among(pids_of(llm))
+
+    logger.addHandler(handler)
+    try:
+        assert outputs_with(llm, [cut]) == expected
+        fault, repair = (tmp_path / "log").read_text().splitlines()
+        logger.setLevel(logging.CRITICAL)
+        assert outputs_with(llm, [cut]) == expected
+        assert len((tmp_path / "log").read_text().splitlines()) == 2
+    finally:
+        logger.setLevel(logging.NOTSET)
+        logger.removeHandler(handler)
+        handler.close()
+    assert fault.startswith("WARNING gapless.runtime.engine.llm rank ")
+    assert fault.endswith("; the pipeline is repaired meanwhile, and 4 requests wait")
+    assert repair.startswith("WARNING gapless.runtime.engine.llm the pipeline stands again, ")
+    assert len(llm.record.faults) == 2
+    assert capfd.readouterr() == ("", "")
 
 
 class CrowdedLauncher(ProcessLauncher):
@@ -186,6 +225,7 @@ class CrowdedLauncher(ProcessLauncher):
             self.refused.append(name)
 
 
+@pytest.mark.slow
 def test_nobody_at_the_control_port_stops_a_repair(expected: list[list[int]]) -> None:
     with ExitStack() as strangers:
         launcher = CrowdedLauncher(strangers)
@@ -227,8 +267,9 @@ class CrampedLauncher(ProcessLauncher):
         self.start(endpoint, parallel, HardwareConfig(), ClusterConfig())
 
 
+@pytest.mark.slow
 def test_the_layers_of_a_lost_stage_go_to_the_others_while_they_fit(
-    expected: list[list[int]], capfd: pytest.CaptureFixture[str]
+    expected: list[list[int]], caplog: pytest.LogCaptureFixture
 ) -> None:
     launcher = CrampedLauncher()
     room = {"parallel.resplit_after_s": 0.5, "hardware.memory_gib": 0.002, "cache.num_blocks": 128}
@@ -237,7 +278,7 @@ def test_the_layers_of_a_lost_stage_go_to_the_others_while_they_fit(
         (fault,) = llm.record.faults
         assert (fault.stages, fault.ranks, len(llm.where)) == (2, [0, 1], 2)
         warning = "no place for rank 1 for 0.5 s (parallel.resplit_after_s): all layers go to 2 stages"
-        assert warning in capfd.readouterr().err
+        assert warning in caplog.text
         ledger = Ledger(llm.record)
         ledger.check()
         assert ledger.busy_seconds(2) > 0
@@ -247,6 +288,7 @@ def test_the_layers_of_a_lost_stage_go_to_the_others_while_they_fit(
             outputs_with(llm, [lambda: kill(launcher.ranks[1].pid)])
 
 
+@pytest.mark.slow
 def test_too_many_faults_end_the_run() -> None:
     with stages(**{"parallel.max_recoveries": 1}) as (llm, launcher):
         text = r"^rank 0 \(stage 0\) died.*; it is fault 2 within 600 s \(parallel\.max_recoveries=1\)$"
@@ -254,6 +296,7 @@ def test_too_many_faults_end_the_run() -> None:
             outputs_with(llm, [lambda: kill(launcher.ranks[0].pid)] * 2)
 
 
+@pytest.mark.slow
 def test_a_spare_stands_in(ray_launcher: RayLauncher, expected: list[list[int]]) -> None:
     with LLM("tiny", pp=2, launcher=ray_launcher, **LIMITS, **{"parallel.spares": 1}) as llm:
         assert outputs_with(llm, [lambda: kill(pids_of(llm)[1])]) == expected
@@ -308,6 +351,7 @@ print("all tokens are there")
 """
 
 
+@pytest.mark.slow
 def test_a_rank_whose_node_is_lost_starts_on_another_or_leaves_its_layers_to_the_rest() -> None:
     command = [sys.executable, "-c", LOSES_A_NODE]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)

@@ -20,25 +20,24 @@ from gapless.launch import compose
 from gapless.launch.server.replica_share import check_replicas, share_of
 from tests.support.processes import assert_gone, descendants_of
 from tests.support.server import Server, serving
+from tests.support.tiers import stretched
 
 LONG = {"prompt": "import os\n", "max_tokens": 900, "ignore_eos": True, "stream": True}
 SHORT = {"prompt": "import os\n", "max_tokens": 12, "temperature": 0}
 
 
 def config_of(*overrides: str) -> ServeConfig:
-    rewritten = compose.rewrite(list(overrides), ServeConfig, "serve", multirun=False)
-    (config,) = compose.compose_all(rewritten, ServeConfig, "serve", multirun=False)
-    return config
+    return compose.compose_one(overrides, ServeConfig, "serve")
 
 
 def engines(server: Server) -> list[int]:
-    """The processes of the engines, in the order in which they started."""
+    """Return the processes of the engines, in the order in which they started."""
     children = descendants_of(server.process.pid)
     return sorted(pid for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes())
 
 
 def until_all_are_ready(server: Server) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + stretched(60)
     while httpx2.get(f"{server.url}/health").json()["reason"] != "requests are taken":
         assert time.monotonic() < deadline, server.log
         time.sleep(0.05)
@@ -50,6 +49,7 @@ def by_replica(server: Server, name: str) -> dict[str, float]:
     return {replica: float(value) for replica, value in rows}
 
 
+@pytest.mark.slow
 def test_two_replicas_share_requests_and_one_goes_on_alone(tmp_path: Path) -> None:
     """Four streams spread over two engines. The streams of the one that dies end with an error; the others go on."""
     with serving(tmp_path, "serve.replicas=2", "parallel.threads=1") as server, ExitStack() as streams:
@@ -80,6 +80,7 @@ def test_two_replicas_share_requests_and_one_goes_on_alone(tmp_path: Path) -> No
         assert "2 of 2 replicas failed" in server.log
 
 
+@pytest.mark.slow
 def test_a_drain_lets_every_replica_finish(tmp_path: Path) -> None:
     """The same prompt has the same tokens on both; SIGTERM ends both engines once their requests are done."""
     with serving(tmp_path, "serve.replicas=2", "parallel.threads=1") as server, ExitStack() as streams:

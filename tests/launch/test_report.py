@@ -14,25 +14,24 @@ from gapless.launch.cli import main
 from gapless.runtime.core.messages import Span
 from gapless.runtime.core.request_record import RequestRecord
 from gapless.runtime.core.run_record import DecodesRecord, MicroBatchRecord, RunRecord, SegmentRecord
-from gapless.runtime.report.write_folder import write_run_folder
-from tests.support.nsys_files import MicroBatch, pipeline_events, write_export
+from tests.support.written_runs import write_run
 
 
 def run_folder(path: Path, chunk: int, seconds: float) -> Path:
-    """A run of one request, a chunk and a decode, on one stage: `seconds` each."""
+    """Write a run of one request, a chunk and a decode, on one stage: `seconds` each."""
     prefill, decode = [SegmentRecord(0, 0, chunk)], DecodesRecord.at([0], [chunk])
     micro_batches = [MicroBatchRecord(0, 0.0, prefill, DecodesRecord.at()), MicroBatchRecord(1, seconds, [], decode)]
     spans = [Span(n, 0, n * seconds, n * seconds, n * seconds, (n + 1) * seconds, (n + 1) * seconds) for n in (0, 1)]
     requests = [RequestRecord(0, chunk, 0.0, [seconds, 2 * seconds], 0.0, 2 * seconds, "length")]
     micro_batches[1].predicted = [1.5 * seconds]
     record = RunRecord(1, 8, micro_batches, spans, requests, notes=[f"chunk=auto picked {chunk}"])
-    write_run_folder(path, record, config={"scheduler": {"name": "sarathi", "chunk": chunk}, "model": {"name": "tiny"}})
+    write_run(path, record, {"scheduler": {"name": "sarathi", "chunk": chunk}, "model": {"name": "tiny"}})
     return path
 
 
 @pytest.fixture
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A sweep's folder: 0 to 2, and a repeat of 2, each twice as slow as the one before."""
+    """Write a sweep's folder: 0 to 2, and a repeat of 2, each twice as slow as the one before."""
     monkeypatch.chdir(tmp_path)
     for number, chunk in enumerate([256, 128, 64, 64]):
         run_folder(tmp_path / "multirun" / "a" / str(number), chunk, 0.1 * 2**number)
@@ -96,11 +95,13 @@ def test_several_folders_and_where_they_go(runs: Path, capsys: pytest.CaptureFix
         (["nowhere"], "nowhere: no such folder"),
         (["multirun/a/0/summary.json"], "multirun/a/0/summary.json: not a folder"),
         (["empty"], "empty: not a run folder, and holds none"),
-        (["multirun", "sort=output_throughpt"], "sort=output_throughpt: no number of these runs' summary.json; "
-                                                "did you mean 'output_throughput'?"),
+        (
+            ["multirun", "sort=output_throughpt"],
+            "sort=output_throughpt: no number of these runs' summary.json; did you mean 'output_throughput'?",
+        ),
         (["multirun", "out=multirun/a/0/summary.json"], "out=multirun/a/0/summary.json: must be a folder"),
     ],
-)  # fmt: skip
+)
 def test_errors(runs: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]):
     (runs.parent / "empty").mkdir()
     assert main(["report", *arguments]) == 2
@@ -129,8 +130,11 @@ def test_traces_of_another_engine_become_a_run_folder(
     assert summary["unknown"] == ["requests", "kv", "queue"]
     assert not {"completed", "median_ttft_ms", "peak_kv_fraction", "output_throughput"} & set(summary)
     assert sorted(path.stem for path in (folder / "figures").iterdir()) == [
-        "batch_composition", "bubbles_by_stage", "stage_times", "timeline",
-    ]  # fmt: skip
+        "batch_composition",
+        "bubbles_by_stage",
+        "stage_times",
+        "timeline",
+    ]
     page = (folder / "report.html").read_text(encoding="utf-8")
     assert "<h2>Micro-batches</h2>" in page
     assert "<h2>Requests</h2>" not in page
@@ -142,17 +146,6 @@ def test_traces_of_another_engine_become_a_run_folder(
     assert main(beside) == 0
 
 
-def test_exports_of_nsight_systems_become_a_run_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    ranks, _ = pipeline_events([MicroBatch(256 * (i % 2), 1 + i % 3, (2000, 2500)) for i in range(12)])
-    for events in ranks:
-        write_export(tmp_path / f"rank{events.rank}.sqlite", [events], started=0, host=f"node{events.rank}")
-    assert main(["report", "import=nsys", str(tmp_path)]) == 0
-    out = capsys.readouterr().out
-    assert out.startswith(f"vLLM: {tmp_path.name}, imported from Nsight Systems exports\n12 micro-batches in")
-    assert "Clocks of rank 1 lie at most" in out.replace("\n", " ")
-    assert (tmp_path / "imported" / "report.html").is_file()
-
-
 def test_the_log_of_vllm_becomes_a_run_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log = tmp_path / "serve.log"
     log.write_bytes((TRACES.parent / "recorded" / "vllm_iterations.log").read_bytes())
@@ -161,30 +154,30 @@ def test_the_log_of_vllm_becomes_a_run_folder(tmp_path: Path, capsys: pytest.Cap
     assert (tmp_path / "imported" / "report.html").is_file()
 
 
-@pytest.mark.parametrize(("arguments", "line"), [
-    (["nsys", "multirun"], "multirun: holds no export of Nsight Systems, which is an .sqlite file"),
-    (["nsys", "run.nsys-rep"], "export it by nsys export --type sqlite --output run.sqlite run.nsys-rep"),
-    (["nsys", "multirun/a/0/summary.json"], "summary.json: not an SQLite file"),
-    (["vllm_log", "multirun"], "multirun: holds no line of vLLM's iteration log"),
-    (["vllm_log", "nowhere"], "nowhere: no such file or folder"),
-    (["vllm"], "import='vllm': must be null, kineto, nsys or vllm_log"),
-])  # fmt: skip
-def test_what_holds_no_export_and_no_log(
-    arguments: list[str], line: str, runs: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (runs.parent / "run.nsys-rep").write_bytes(b"")
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["vllm_log", "multirun"], "multirun: holds no line of vLLM's iteration log"),
+        (["vllm_log", "nowhere"], "nowhere: no such file or folder"),
+        (["nsys"], "import='nsys': must be null, kineto or vllm_log"),
+    ],
+)
+def test_what_holds_no_log(arguments: list[str], line: str, runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", f"import={arguments[0]}", *arguments[1:]]) == 2
     error = capsys.readouterr().err
     assert line in error
     assert len(error.splitlines()) == 1
 
 
-@pytest.mark.parametrize(("arguments", "line"), [
-    ([], "runs: give the folder of the traces, as in gapless report import=kineto TRACES"),
-    (["nowhere"], "nowhere: no such file or folder"),
-    (["multirun"], "multirun: holds no trace, which is a .json or .json.gz file"),
-    (["multirun/a/0/summary.json"], "multirun/a/0/summary.json: not a Chrome trace, it has no traceEvents"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ([], "runs: give the folder of the traces, as in gapless report import=kineto TRACES"),
+        (["nowhere"], "nowhere: no such file or folder"),
+        (["multirun"], "multirun: holds no trace, which is a .json or .json.gz file"),
+        (["multirun/a/0/summary.json"], "multirun/a/0/summary.json: not a Chrome trace, it has no traceEvents"),
+    ],
+)
 def test_what_holds_no_trace(arguments: list[str], line: str, runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", "import=kineto", *arguments]) == 2
     assert line in capsys.readouterr().err

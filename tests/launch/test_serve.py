@@ -18,15 +18,17 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import langchain_openai
 import openai
 import pytest
 
 import gapless.models
-from benchmarks.support.malformed import malformed
+from benchmarks.malformed import malformed
+from gapless import LLM
 from gapless.conf.sampling import SamplingParams
-from gapless.runtime import LLM
 from tests.support.processes import assert_gone, descendants_of, is_alive
 from tests.support.server import Server, serving
+from tests.support.tiers import stretched
 
 PROMPT = "import os\n"
 SHIPPED = Path(gapless.models.__path__[0]) / "shipped"
@@ -34,7 +36,8 @@ SHIPPED = Path(gapless.models.__path__[0]) / "shipped"
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving(tmp_path_factory.mktemp("serve"), "serve.max_body_mib=1") as started:
+    program = ("gapless.launch.cli",)  # as users start it
+    with serving(tmp_path_factory.mktemp("serve"), "serve.max_body_mib=1", program=program) as started:
         yield started
 
 
@@ -61,10 +64,17 @@ def test_a_completion_is_what_the_engine_gives_offline(client: openai.OpenAI, of
 
 def test_a_stream_has_an_event_for_each_token(client: openai.OpenAI, offline: LLM) -> None:
     (expected,) = offline.generate([PROMPT], SamplingParams(max_tokens=12))
-    chunks = list(client.completions.create(
-        model="shipped", prompt=PROMPT, max_tokens=12, temperature=0, stream=True,
-        stream_options={"include_usage": True}, extra_body={"return_token_ids": True},
-    ))  # fmt: skip
+    chunks = list(
+        client.completions.create(
+            model="shipped",
+            prompt=PROMPT,
+            max_tokens=12,
+            temperature=0,
+            stream=True,
+            stream_options={"include_usage": True},
+            extra_body={"return_token_ids": True},
+        )
+    )
     *tokens, usage = chunks
     assert [chunk.choices[0].token_ids for chunk in tokens] == [[t] for t in expected.outputs[0].token_ids]
     assert "".join(chunk.choices[0].text for chunk in tokens) == expected.outputs[0].text
@@ -72,6 +82,17 @@ def test_a_stream_has_an_event_for_each_token(client: openai.OpenAI, offline: LL
     assert usage.choices == []
     assert usage.usage is not None
     assert usage.usage.completion_tokens == len(tokens)
+
+
+def test_langchain_reads_completions_and_streams(server: Server, offline: LLM) -> None:
+    (expected,) = offline.generate([PROMPT], SamplingParams(max_tokens=12))
+    model = langchain_openai.OpenAI(
+        model="shipped", base_url=f"{server.url}/v1", api_key="none", max_tokens=12, temperature=0
+    )
+    assert model.invoke(PROMPT) == expected.outputs[0].text
+    pieces = list(model.stream(PROMPT))
+    assert len(pieces) > 2
+    assert "".join(pieces) == expected.outputs[0].text
 
 
 def test_several_prompts_and_outputs(client: openai.OpenAI, offline: LLM) -> None:
@@ -156,9 +177,14 @@ def test_echo_with_logprobs(server: Server, client: openai.OpenAI, offline: LLM)
     values = [each[token].logprob for token, each in zip(ids, found, strict=True) if each is not None]
     for max_tokens in (0, 1):
         answer = client.completions.create(
-            model="shipped", prompt=[ids, ids[:1]], max_tokens=max_tokens, logprobs=1, echo=True, temperature=0,
+            model="shipped",
+            prompt=[ids, ids[:1]],
+            max_tokens=max_tokens,
+            logprobs=1,
+            echo=True,
+            temperature=0,
             extra_body={"prompt_logprobs": 0},
-        )  # fmt: skip
+        )
         whole, one = answer.choices
         assert whole.logprobs is not None
         assert whole.logprobs.token_logprobs is not None
@@ -175,9 +201,11 @@ def test_echo_with_logprobs(server: Server, client: openai.OpenAI, offline: LLM)
         by_id = whole.model_extra["prompt_logprobs"] if whole.model_extra else []
         own = [by_id[place][str(token)]["logprob"] for place, token in enumerate(ids) if place]
         assert own == pytest.approx(values, abs=1e-4)
-        events = list(client.completions.create(
-            model="shipped", prompt=text, max_tokens=max_tokens, logprobs=1, echo=True, temperature=0, stream=True
-        ))  # fmt: skip
+        events = list(
+            client.completions.create(
+                model="shipped", prompt=text, max_tokens=max_tokens, logprobs=1, echo=True, temperature=0, stream=True
+            )
+        )
         streamed = [event.choices[0].logprobs for event in events]
         by_events = [n for each in streamed if each for n in each.token_logprobs or []]
         assert by_events[1:] == pytest.approx(whole.logprobs.token_logprobs[1:], abs=1e-4)
@@ -185,24 +213,35 @@ def test_echo_with_logprobs(server: Server, client: openai.OpenAI, offline: LLM)
 
 
 SCHEMA = {
-    "type": "object", "properties": {"name": {"type": "string", "maxLength": 9}, "ok": {"type": "boolean"}},
-    "required": ["name", "ok"], "additionalProperties": False, "x-guidance": {"whitespace_flexible": False},
-}  # fmt: skip
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 9}, "ok": {"type": "boolean"}},
+    "required": ["name", "ok"],
+    "additionalProperties": False,
+    "x-guidance": {"whitespace_flexible": False},
+}
 
 
 def test_structured_outputs(server: Server, client: openai.OpenAI) -> None:
     form: Any = {"type": "json_schema", "json_schema": {"name": "one", "strict": True, "schema": SCHEMA}}
     answer = client.completions.create(
-        model="shipped", prompt=[PROMPT, "def f(x):\n"], n=2, max_tokens=60, seed=3,
+        model="shipped",
+        prompt=[PROMPT, "def f(x):\n"],
+        n=2,
+        max_tokens=60,
+        seed=3,
         extra_body={"response_format": form},
-    )  # fmt: skip
+    )
     for choice in answer.choices:
         assert set(json.loads(choice.text)) == {"name", "ok"}
         assert choice.finish_reason == "stop"
     pieces = client.completions.create(
-        model="shipped", prompt=PROMPT, max_tokens=20, stream=True, logprobs=3,
+        model="shipped",
+        prompt=PROMPT,
+        max_tokens=20,
+        stream=True,
+        logprobs=3,
         extra_body={"structured_outputs": {"choice": ["yes", "no"], "regex": None}},
-    )  # fmt: skip
+    )
     assert "".join(chunk.choices[0].text for chunk in pieces) in ("yes", "no")
     form["json_schema"]["schema"] = {"type": "object", "uniqueItems": 5}
     answer = httpx2.post(f"{server.url}/v1/completions", json={"prompt": "x", "response_format": form})
@@ -288,7 +327,7 @@ def test_a_client_that_goes_frees_its_blocks(server: Server) -> None:
     body = {"prompt": PROMPT, "max_tokens": 900, "ignore_eos": True, "stream": True}
     with httpx2.stream("POST", f"{server.url}/v1/completions", json=body, timeout=30) as answer:
         next(answer.iter_lines())
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + stretched(5)
     while running(server) or httpx2.get(f"{server.url}/load").json()["server_load"]:
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -328,6 +367,7 @@ def test_many_clients_at_once(server: Server) -> None:
     assert asyncio.run(all_of_them()) == [10] * 48
 
 
+@pytest.mark.slow
 def test_no_body_breaks_it(server: Server, client: openai.OpenAI) -> None:
     """Each of 300 malformed bodies is answered, none as an error of ours, and the next good request too."""
     expected = client.completions.create(model="shipped", prompt=PROMPT, max_tokens=3, temperature=0).choices[0].text
@@ -374,9 +414,9 @@ def check_chats(client: openai.OpenAI, url: str) -> None:
     content = whole.choices[0].logprobs.content or []
     assert [len(each.top_logprobs) for each in content] == [2] * 9
     assert content[0].logprob == content[0].top_logprobs[0].logprob
-    chunks = list(client.chat.completions.create(
-        model="mine", messages=chat, max_completion_tokens=9, temperature=0, stream=True
-    ))  # fmt: skip
+    chunks = list(
+        client.chat.completions.create(model="mine", messages=chat, max_completion_tokens=9, temperature=0, stream=True)
+    )
     assert chunks[0].choices[0].delta.role == "assistant"
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == plain.choices[0].text
     assert len(chunks) == 10
@@ -389,9 +429,11 @@ def check_chats(client: openai.OpenAI, url: str) -> None:
     answer = client.responses.create(model="mine", input="import", max_output_tokens=9, temperature=0)
     assert answer.output_text == plain.choices[0].text
     assert answer.status == "incomplete"
-    events = list(client.responses.create(
-        model="mine", instructions="", input="import", max_output_tokens=9, temperature=0, stream=True
-    ))  # fmt: skip
+    events = list(
+        client.responses.create(
+            model="mine", instructions="", input="import", max_output_tokens=9, temperature=0, stream=True
+        )
+    )
     assert [event.sequence_number for event in events] == list(range(len(events)))
     assert "".join(e.delta for e in events if e.type == "response.output_text.delta") == answer.output_text
     assert (events[0].type, events[-1].type) == ("response.created", "response.incomplete")
@@ -422,6 +464,7 @@ def cache_counters(url: str) -> list[float]:
     return [float(re.findall(rf"^gapless:prefix_cache_{name}_total\{{.*\}} (\S+)$", text, re.M)[0]) for name in names]
 
 
+@pytest.mark.slow
 def test_keys_chats_a_full_queue_and_a_drain(tmp_path: Path) -> None:
     """A second server: who has no key stays out, one request too many is turned away, SIGTERM lets the last finish."""
     (tmp_path / "keys").write_text("other\nright\n")
@@ -466,6 +509,7 @@ def cached_tokens(url: str, key: str) -> int:
     return answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
 
 
+@pytest.mark.slow
 def test_a_dead_engine_never_answers_200(tmp_path: Path) -> None:
     """Open requests get an error, health says so, the server ends with exit code 1, and no rank stays."""
     with serving(tmp_path, "parallel=pp2", "parallel.threads=1") as server:
@@ -484,6 +528,7 @@ def test_a_dead_engine_never_answers_200(tmp_path: Path) -> None:
         assert_gone(children)
 
 
+@pytest.mark.slow
 def test_two_stages_and_a_killed_front(tmp_path: Path) -> None:
     """Tokens over two stages are those of one; when the front is killed, the engine and its ranks end by themselves."""
     with serving(tmp_path, "parallel=pp2", "parallel.threads=1", "scheduler=equal_time") as server:
@@ -491,13 +536,13 @@ def test_two_stages_and_a_killed_front(tmp_path: Path) -> None:
         over_two = httpx2.post(f"{server.url}/v1/completions", json=body, timeout=60).json()["choices"][0]["text"]
         children = descendants_of(server.process.pid)
         assert len(children) > 3
-        deadline = time.monotonic() + 5  # spans of the first stage may come after the text
+        deadline = time.monotonic() + stretched(5)  # spans of the first stage may come after the text
         while 'gapless:stage_busy_seconds_total{replica="0",stage="1"}' not in httpx2.get(f"{server.url}/metrics").text:
             assert time.monotonic() < deadline
             time.sleep(0.05)
         server.process.kill()
         server.process.wait()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + stretched(20)
     while any(map(is_alive, children)):
         assert time.monotonic() < deadline
         time.sleep(0.1)
@@ -514,9 +559,11 @@ def test_a_port_that_is_taken_is_one_line(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         done = subprocess.run(
-            [sys.executable, "-m", "gapless.launch.cli", "serve", f"serve.port={port}"], capture_output=True, text=True,
+            [sys.executable, "-m", "gapless.launch.cli", "serve", f"serve.port={port}"],
+            capture_output=True,
+            text=True,
             cwd=tmp_path,
-        )  # fmt: skip
+        )
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert f"serve.port={port}" in done.stderr

@@ -21,14 +21,22 @@ from gapless.launch.cli import main
 from gapless.runtime.engine.plan import make_plan
 
 DOCUMENT = Path(__file__).parent.parent.parent / "docs" / "policies.md"
-SMALL = ["model=llama-7b", "parallel=tp2_pp2", "workload=fixed", "workload.num_prompts=12", "workload.input_len=300",
-         "workload.output_len=20"]  # fmt: skip
-FILES = {"requests.csv", "spans.csv.gz", "record.jsonl.gz", "summary.json", "trace.json.gz", "report.html"}
+SMALL = [
+    "model=llama-7b",
+    "parallel=tp2_pp2",
+    "workload=fixed",
+    "workload.num_prompts=12",
+    "workload.input_len=300",
+    "workload.output_len=20",
+]
+FILES = {
+    *("requests.csv", "spans.csv.gz", "record.jsonl.gz", "stage_times.json", "summary.json", "trace.json.gz"),
+    "report.html",
+}
 
 
 def configs(*overrides: str, multirun: bool = False) -> list[SimulateConfig]:
-    rewritten = compose.rewrite(overrides, SimulateConfig, "simulate", multirun=multirun)
-    return compose.compose_all(rewritten, SimulateConfig, "simulate", multirun=multirun)
+    return [point.config for point in compose.compose_all(overrides, SimulateConfig, "simulate", multirun=multirun)]
 
 
 def loaded(path: Path) -> Any:
@@ -69,7 +77,7 @@ def test_without_a_record_the_summary_is_the_same(here: Path, capfd: pytest.Capt
     assert kept.pop("stragglers") == []
     assert "stragglers" not in counted
     for key, value in kept.items():
-        if key not in ("title", "date", "config") and not key.endswith("_itl_ms"):
+        if key not in ("title", "date", "config", "prediction_error") and not key.endswith("_itl_ms"):
             assert counted[key] == (value if value is None else pytest.approx(value)), key
     assert {path.name for path in (here / "counted").iterdir()} == {"summary.json", ".hydra"}
     assert "TTFT" in capfd.readouterr().out
@@ -102,8 +110,13 @@ def test_replicas_beside_a_pipeline_as_in_figure_12(here: Path, capfd: pytest.Ca
     assert main(["simulate", *SMALL, "parallel=tp2", "simulation.replicas=2", "hydra.run.dir=fleet"]) == 0
     assert main(["simulate", *SMALL, "hydra.run.dir=pipeline"]) == 0
     assert {path.name for path in (here / "fleet").iterdir()} == {
-        "replica_0", "replica_1", "summary.json", "requests.csv", "report.html", ".hydra",
-    }  # fmt: skip
+        "replica_0",
+        "replica_1",
+        "summary.json",
+        "requests.csv",
+        "report.html",
+        ".hydra",
+    }
     assert {path.name for path in (here / "fleet" / "replica_1").iterdir()} == FILES
     assert "replica 1" in capfd.readouterr().out
     errors = [loaded(here / name / "summary.json")["cost_error"] for name in ("fleet", "fleet/replica_1", "pipeline")]
@@ -177,16 +190,21 @@ def test_policies_are_compared_over_pools(here: Path, capfd: pytest.CaptureFixtu
     assert "prefill 0 of 2" in (here / "out" / "report.html").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(("keys", "told"), [
-    (["simulation.record=false"], "simulation.record"),
-    (["simulation.faults.at=[1]"], "simulation.faults"),
-    (["simulation.devices=[a100-80g]"], "simulation.devices"),
-    (["scheduler=orca_worst"], "scheduler='orca_worst'"),
-    (["simulation.disaggregation.prefill_tp=3"], "in the prefill pool (simulation.disaggregation): "),
-    (["simulation.disaggregation.prefill_hardware=a100-80"], "simulation.disaggregation.prefill_hardware"),
-    (["simulation.disaggregation.prefill_replicas=null", "simulation.disaggregation.prefill_tp=2"],
-     "simulation.disaggregation.prefill_tp: there is no prefill pool"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("keys", "told"),
+    [
+        (["simulation.record=false"], "simulation.record"),
+        (["simulation.faults.at=[1]"], "simulation.faults"),
+        (["simulation.devices=[a100-80g]"], "simulation.devices"),
+        (["scheduler=orca_worst"], "scheduler='orca_worst'"),
+        (["simulation.disaggregation.prefill_tp=3"], "in the prefill pool (simulation.disaggregation): "),
+        (["simulation.disaggregation.prefill_hardware=a100-80"], "simulation.disaggregation.prefill_hardware"),
+        (
+            ["simulation.disaggregation.prefill_replicas=null", "simulation.disaggregation.prefill_tp=2"],
+            "simulation.disaggregation.prefill_tp: there is no prefill pool",
+        ),
+    ],
+)
 def test_what_does_not_go_with_pools_is_told(
     here: Path, capfd: pytest.CaptureFixture[str], keys: list[str], told: str
 ) -> None:
@@ -217,6 +235,7 @@ def test_several_policies_and_repeats_leave_their_comparison(here: Path, capfd: 
     assert "2 settings, 4 runs" in printed
 
 
+@pytest.mark.slow
 def test_a_sweep_ends_with_one_table_and_one_comparison(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
     chosen = ["scheduler=orca_best,./shortest_rest_first.py", "scheduler.chunk=64,128"]
     assert main(["simulate", "-m", *SMALL, *chosen, "hydra.sweep.dir=swept"]) == 0
@@ -229,22 +248,34 @@ def test_a_sweep_ends_with_one_table_and_one_comparison(here: Path, capfd: pytes
     assert "to compare these runs" not in printed.err
     found = loaded(here / "swept" / "comparison.json")
     assert {row["label"] for row in found["candidates"]} == {
-        "orca_best", "shortest_rest_first.py chunk=64", "shortest_rest_first.py chunk=128",
-    }  # fmt: skip
+        "orca_best",
+        "shortest_rest_first.py chunk=64",
+        "shortest_rest_first.py chunk=128",
+    }
     figures = {path.name for path in (here / "swept" / "figures").iterdir()}
     assert figures >= {"heat_map.png", "throughput_against_tbt.png", "throughput_against_ttft.png"}
 
 
-@pytest.mark.skipif(importlib.util.find_spec("hydra_plugins") is None
-                    or importlib.util.find_spec("hydra_plugins.hydra_joblib_launcher") is None,
-                    reason="needs hydra-joblib-launcher")  # fmt: skip
+@pytest.mark.slow
+@pytest.mark.skipif(
+    importlib.util.find_spec("hydra_plugins") is None
+    or importlib.util.find_spec("hydra_plugins.hydra_joblib_launcher") is None,
+    reason="needs hydra-joblib-launcher",
+)
 def test_a_sweep_over_processes(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
     chosen = ["scheduler=sarathi,./shortest_rest_first.py", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
     assert main(["simulate", "-m", *SMALL, *chosen, "hydra.sweep.dir=swept"]) == 0
     assert [row["label"] for row in loaded(here / "swept" / "comparison.json")["candidates"]] == [
-        "sarathi", "shortest_rest_first.py",
-    ]  # fmt: skip
+        "sarathi",
+        "shortest_rest_first.py",
+    ]
     assert "2 settings" in capfd.readouterr().out
+    source = (here / "shortest_rest_first.py").read_text(encoding="utf-8")
+    broken = source.replace("while self.admit():", "while self.admit(mine=True):")
+    (here / "broken.py").write_text(broken, encoding="utf-8")
+    assert main(["simulate", "-m", *SMALL, "scheduler=./broken.py,sarathi", *chosen[1:], "hydra.sweep.dir=two"]) == 2
+    assert re.search(r"broken\.py:\d+: in .*: TypeError: ", capfd.readouterr().err)
+    assert (here / "two" / "1" / "summary.json").is_file(), "the others run on"
 
 
 def test_files_among_policies(here: Path) -> None:
@@ -273,30 +304,43 @@ def test_the_smallest_of_mixed_devices_bounds_the_cache(here: Path) -> None:
     assert blocks("a6000", "a100-80g") < large
 
 
-@pytest.mark.parametrize(("arguments", "line"), [
-    (["scheduler=./nothing.py"], "scheduler=./nothing.py: no such file"),
-    (["scheduler=sarathi,./nothing.py"], "scheduler=./nothing.py: no such file"),
-    (["scheduler=./shortest_rest_first.py", "scheduler.chnk=3"],
-     "scheduler.chnk: unknown key; did you mean 'scheduler.chunk'?"),
-    (["scheduler=./shortest_rest_first.py", "scheduler.chunk=x"], "scheduler.chunk='x': must be an integer"),
-    (["scheduler=./shortest_rest_first.py,orca_best", "scheduler.tile=3"],
-     "scheduler.tile: unknown key of shortest_rest_first.py, orca_best; sarathi, equal_time have it"),
-    (["scheduler=./broken.py"], "{here}/broken.py:1: SyntaxError: invalid syntax"),
-    (["scheduler=./empty.py"], "{here}/empty.py: must hold one class that extends Scheduler; it holds none"),
-    (["simulation.devices=[a100-80g,a100]"], "simulation.devices=a100: unknown; did you mean '"),
-    (["simulation.replicas=0"], "simulation.replicas=0: must be 1 to 10000"),
-    (["simulation.router=nearest"],
-     "simulation.router='nearest': must be round_robin, least_requests or least_tokens"),
-    (["simulation.faults.mtbf_s=60"],
-     "simulation.faults.mtbf_s: unknown key; did you mean 'simulation.faults.rank_mtbf_s'?"),
-    (["simulation.faults.rank_mtbf_s=0"], "simulation.faults.rank_mtbf_s=0.0: must be null or above 0"),
-    (["simulation.faults.at=[3,-1]"], "simulation.faults.at=[3.0, -1.0]: must be null or seconds of 0 or more"),
-    (["simulation.faults.at=[3]", "simulation.faults.rank_mtbf_s=60"],
-     "simulation.faults.at=[3.0]: must be null where simulation.faults.rank_mtbf_s draws them"),
-    (["simulation.faults.hang_share=2"], "simulation.faults.hang_share=2.0: must be in [0, 1]"),
-    (["simulation.faults.stop_s=-1"], "simulation.faults.stop_s=-1.0: must be 0 or more"),
-    (["model=gpt3-175b"], "hardware.memory_gib="),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["scheduler=./nothing.py"], "scheduler=./nothing.py: no such file"),
+        (["scheduler=sarathi,./nothing.py"], "scheduler=./nothing.py: no such file"),
+        (
+            ["scheduler=./shortest_rest_first.py", "scheduler.chnk=3"],
+            "scheduler.chnk: unknown key; did you mean 'scheduler.chunk'?",
+        ),
+        (["scheduler=./shortest_rest_first.py", "scheduler.chunk=x"], "scheduler.chunk='x': must be an integer"),
+        (
+            ["scheduler=./shortest_rest_first.py,orca_best", "scheduler.tile=3"],
+            "scheduler.tile: unknown key of shortest_rest_first.py, orca_best; sarathi, equal_time have it",
+        ),
+        (["scheduler=./broken.py"], "{here}/broken.py:1: SyntaxError: invalid syntax"),
+        (["scheduler=./empty.py"], "{here}/empty.py: must hold one class that extends Scheduler; it holds none"),
+        (["simulation.devices=[a100-80g,a100]"], "simulation.devices=a100: unknown; did you mean '"),
+        (["simulation.replicas=0"], "simulation.replicas=0: must be 1 to 10000"),
+        (
+            ["simulation.router=nearest"],
+            "simulation.router='nearest': must be round_robin, least_requests or least_tokens",
+        ),
+        (
+            ["simulation.faults.mtbf_s=60"],
+            "simulation.faults.mtbf_s: unknown key; did you mean 'simulation.faults.rank_mtbf_s'?",
+        ),
+        (["simulation.faults.rank_mtbf_s=0"], "simulation.faults.rank_mtbf_s=0.0: must be null or above 0"),
+        (["simulation.faults.at=[3,-1]"], "simulation.faults.at=[3.0, -1.0]: must be null or seconds of 0 or more"),
+        (
+            ["simulation.faults.at=[3]", "simulation.faults.rank_mtbf_s=60"],
+            "simulation.faults.at=[3.0]: must be null where simulation.faults.rank_mtbf_s draws them",
+        ),
+        (["simulation.faults.hang_share=2"], "simulation.faults.hang_share=2.0: must be in [0, 1]"),
+        (["simulation.faults.stop_s=-1"], "simulation.faults.stop_s=-1.0: must be 0 or more"),
+        (["model=gpt3-175b"], "hardware.memory_gib="),
+    ],
+)
 def test_errors_are_one_line(arguments: list[str], line: str, here: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (here / "broken.py").write_text("def\n", encoding="utf-8")
     (here / "empty.py").write_text("", encoding="utf-8")
@@ -310,10 +354,18 @@ def test_errors_are_one_line(arguments: list[str], line: str, here: Path, capfd:
 
 
 MIXTRAL = {
-    "architectures": ["MixtralForCausalLM"], "vocab_size": 32000, "hidden_size": 1024, "intermediate_size": 2048,
-    "num_hidden_layers": 4, "num_attention_heads": 16, "num_key_value_heads": 4, "num_local_experts": 8,
-    "num_experts_per_tok": 2, "max_position_embeddings": 4096, "sliding_window": None,
-}  # fmt: skip
+    "architectures": ["MixtralForCausalLM"],
+    "vocab_size": 32000,
+    "hidden_size": 1024,
+    "intermediate_size": 2048,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "max_position_embeddings": 4096,
+    "sliding_window": None,
+}
 
 
 def test_a_folder_of_experts_is_simulated_and_nothing_else(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -321,9 +373,10 @@ def test_a_folder_of_experts_is_simulated_and_nothing_else(here: Path, capfd: py
     (here / "mixtral" / "config.json").write_text(json.dumps(MIXTRAL), encoding="utf-8")
     seconds = {}
     for name, more in (
-        ("sliced", []), ("whole", ["parallel.expert_parallel=true"]),
+        ("sliced", []),
+        ("whole", ["parallel.expert_parallel=true"]),
         ("skewed", ["parallel.expert_parallel=true", "simulation.expert_skew=1"]),
-    ):  # fmt: skip
+    ):
         chosen = ["model=./mixtral", "model.tokenizer=none", "parallel=tp2_pp2", "scheduler=equal_time", *SMALL[2:]]
         assert main(["simulate", *chosen, *more, f"hydra.run.dir={name}"]) == 0
         summary = loaded(here / name / "summary.json")
@@ -350,12 +403,15 @@ def test_every_policy_serves_a_model_of_experts(policy: str, here: Path) -> None
     assert loaded(here / "run" / "summary.json")["completed"] == 12
 
 
-@pytest.mark.parametrize(("key", "said"), [
-    ("model.architecture.experts.experts_per_token=9", "must be 1 to num_experts=8"),
-    ("model.architecture.experts.num_experts=0", "must be 1 to 65536"),
-    ("model.architecture.experts.shared_ffn_size=-1", "must be 0 to 2147483647"),
-    ("simulation.expert_skew=-1", "must be in [0, 10]"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        ("model.architecture.experts.experts_per_token=9", "must be 1 to num_experts=8"),
+        ("model.architecture.experts.num_experts=0", "must be 1 to 65536"),
+        ("model.architecture.experts.shared_ffn_size=-1", "must be 0 to 2147483647"),
+        ("simulation.expert_skew=-1", "must be in [0, 10]"),
+    ],
+)
 def test_experts_out_of_range_are_one_line(key: str, said: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", "model=mixtral-8x7b", key]) == 2
     printed = capfd.readouterr().err.strip()

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
+
+from gapless import LLM, SamplingParams, StructuredOutputs
 from gapless.launch.ray_launcher import RayLauncher
-from gapless.runtime import LLM, SamplingParams, StructuredOutputs
 
 PROMPTS = ["import os\n", "class Point:\n    def __init__(self, x):\n", "# a file of JSON:\n", "def main():\n"]
 SCHEMA = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 12}}, "required": ["name"]}
@@ -19,6 +21,7 @@ PARAMS = [
 OVERRIDES: dict[str, Any] = {"scheduler.chunk": 6, "scheduler.tile": 1, "scheduler.batch": 4, "parallel.threads": 1}
 
 
+@pytest.mark.slow
 def test_ranks_do_not_change_them(ray_launcher: RayLauncher) -> None:
     with LLM("shipped", **OVERRIDES) as llm:
         expected = [output.outputs for output in llm.generate(PROMPTS, PARAMS)]

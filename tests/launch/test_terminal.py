@@ -7,56 +7,52 @@ import os
 import pty
 import re
 import struct
-import subprocess
-import sys
 import termios
 from pathlib import Path
 
 import pytest
 
-GAPLESS = [sys.executable, "-c", "import sys; from gapless.launch.cli import main; sys.exit(main(sys.argv[1:]))"]
+from tests.support import forked
+
 WIDTHS = (60, 80, 120)
 STYLES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 FRAME = re.compile(r"[│┃┏┓┗┛┡┩└┘├┤┳┻┼╇━─┬┴]")
 
 
 def on_terminal(width: int, *arguments: str) -> list[str]:
-    """The lines that a command prints on a terminal of this width, without styles."""
-    command = [*GAPLESS, *arguments]
+    """Return the lines that a command prints on a terminal of this width, without styles."""
     environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
     main, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, width, 0, 0))
-    with subprocess.Popen(
-        command, stdin=terminal, stdout=terminal, stderr=terminal, env=environment | {"TERM": "xterm"}
-    ) as process:
-        os.close(terminal)
-        printed = b""
-        while True:
-            try:
-                data = os.read(main, 1 << 16)
-            except OSError:  # the last writer is gone
-                break
-            if not data:
-                break
-            printed += data
-        os.close(main)
+    streams = {"stdin": terminal, "stdout": terminal, "stderr": terminal}
+    process = forked.Process(forked.main, arguments, **streams, env=environment | {"TERM": "xterm"})
+    os.close(terminal)
+    printed = b""
+    while True:
+        try:
+            data = os.read(main, 1 << 16)
+        except OSError:  # the last writer is gone
+            break
+        if not data:
+            break
+        printed += data
+    os.close(main)
     text = printed.decode()
-    assert process.returncode == 0, text
+    assert process.wait(10) == 0, text
     return STYLES.sub("", text).replace("\r\n", "\n").splitlines()
 
 
 def piped(*arguments: str) -> list[str]:
     environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
-    done = subprocess.run([*GAPLESS, *arguments], capture_output=True, text=True, env=environment, check=False)
+    done = forked.gapless(*arguments, env=environment)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
 
 def test_a_pipe_that_wants_colours_gets_no_bar_that_moves(tmp_path: Path) -> None:
     """A notebook sets FORCE_COLOR, and shows what moves a cursor as garbage."""
-    command = [*GAPLESS, "simulate", "workload.num_prompts=2", f"hydra.run.dir={tmp_path / 'run'}"]
     environment = os.environ | {"FORCE_COLOR": "1", "TERM": "xterm"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+    done = forked.gapless("simulate", "workload.num_prompts=2", cwd=tmp_path, env=environment)
     assert "\x1b[1m" in done.stdout
     assert "\x1b[?" not in done.stderr
     assert "2/2 requests" in done.stderr
@@ -73,12 +69,16 @@ def words(lines: list[str]) -> set[str]:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A comparison of policies with long names, simulated."""
+    """Simulate a comparison of policies with long names."""
     folder = tmp_path_factory.mktemp("terminal") / "runs"
     piped(
-        "simulate", "model=llama2-70b", "parallel=tp4_pp2", "workload.num_prompts=20", f"hydra.run.dir={folder}",
+        "simulate",
+        "model=llama2-70b",
+        "parallel=tp4_pp2",
+        "workload.num_prompts=20",
+        f"hydra.run.dir={folder}",
         "scheduler=sarathi,equal_time,prefill_first,token_throttle,request_level",
-    )  # fmt: skip
+    )
     return folder
 
 
@@ -122,9 +122,13 @@ def test_generate_prints_a_few_texts_and_where_the_rest_is(tmp_path: Path):
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("".join(f"prompt number {number}\n" for number in range(6)))
     arguments = (
-        "generate", "model=tiny", f"prompts={prompts}", "sampling.max_tokens=2", "parallel.threads=1",
+        "generate",
+        "model=tiny",
+        f"prompts={prompts}",
+        "sampling.max_tokens=2",
+        "parallel.threads=1",
         f"hydra.run.dir={tmp_path / 'run'}",
-    )  # fmt: skip
+    )
     lines = on_terminal(80, *arguments)
     text = "\n".join(lines)
     assert re.findall(r"^(\d) · \d+ prompt tokens", text, re.MULTILINE) == ["0", "1", "2"]

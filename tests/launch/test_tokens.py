@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from gapless import LLM
 from gapless.conf.policies import (
     EqualTimeConfig,
     OrcaBestConfig,
@@ -22,7 +23,6 @@ from gapless.conf.policies import (
 from gapless.conf.sampling import SamplingParams
 from gapless.conf.schema import CacheConfig, EngineConfig, ModelConfig, ParallelConfig
 from gapless.launch.ray_launcher import RayLauncher
-from gapless.runtime import LLM
 from tests.support import hf_models
 
 OUTPUT = 14
@@ -93,7 +93,9 @@ def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     return Reference(request.param, folder, [hf_models.greedy(model, prompt, OUTPUT) for prompt in PROMPTS], sampled)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    "layout", [pytest.param(layout, marks=pytest.mark.slow if layout != "local" else ()) for layout in LAYOUTS]
+)
 def test_tokens_are_those_of_transformers(layout: str, reference: Reference, ray_launcher: RayLauncher) -> None:
     preemptions = drafts = cached = 0
     turn = list(LAYOUTS).index(layout) + list(hf_models.CONFIGS).index(reference.name)

@@ -30,8 +30,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def composed(cls: type[Any], command: str, *words: str) -> Any:
-    (config,) = compose.compose_all(compose.rewrite(words, cls, command), cls, command, multirun=False)
-    return config
+    return compose.compose_one(words, cls, command)
 
 
 def loaded(path: Path) -> Any:
@@ -185,24 +184,33 @@ def test_a_policy_that_meets_the_slo_at_no_rate_is_named_beside_one_that_does(
     assert printed.count("meets the SLO at no rate: sarathi at ") == 1
 
 
-@pytest.mark.parametrize(("arguments", "line"), [
-    (["tune", "parallel=tp8"], "parallel: tune searches it; search.tp=[8] search.pp=[2] fixes it"),
-    (["tune", "scheduler.chunk=512"], "scheduler.chunk: tune searches it; search.chunk=[512] fixes it"),
-    (["tune", "nodes=0"], "nodes=0: must be 1 to 65536"),
-    (["tune", "search.chunk=[]"], "search.chunk=[]: must be a list of values of 1 or more"),
-    (["tune", "search.chnk=[1]"], "search.chnk: unknown key; did you mean 'search.chunk'?"),
-    (["tune", "scheduler=sarati"], "scheduler=sarati: unknown; did you mean 'sarathi'?"),
-    (["tune", "workload.num_prompts=3"], "workload.num_prompts=3: must be 20 or more, for a p99 of them"),
-    (["tune", "search.tp=[3]", "search.pp=[1]"],
-     "nodes=1: no tp x pp on 8 devices holds the model: 3 ranks a replica do not divide 8 devices"),
-    (["capacity", "slo.ttft_p99_ms=null", "slo.tbt_p99_ms=null"],
-     "slo: give slo.ttft_p99_ms, slo.tbt_p99_ms or both; without a bound there is no capacity"),
-    (["capacity", "slo.ttft_ms=3"], "slo.ttft_ms: unknown key; did you mean 'slo.ttft_p99_ms'?"),
-    (["capacity", "workload.max_concurrency=3"],
-     "workload.max_concurrency=3: must be null: requests that are held back wait for no SLO"),
-    (["capacity", "max_seeds=2"], "max_seeds=2: must be null or 3 (seeds) to 60"),
-    (["capacity", "seeds=0"], "seeds=0: must be 1 to 30"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["tune", "parallel=tp8"], "parallel: tune searches it; search.tp=[8] search.pp=[2] fixes it"),
+        (["tune", "scheduler.chunk=512"], "scheduler.chunk: tune searches it; search.chunk=[512] fixes it"),
+        (["tune", "nodes=0"], "nodes=0: must be 1 to 65536"),
+        (["tune", "search.chunk=[]"], "search.chunk=[]: must be a list of values of 1 or more"),
+        (["tune", "search.chnk=[1]"], "search.chnk: unknown key; did you mean 'search.chunk'?"),
+        (["tune", "scheduler=sarati"], "scheduler=sarati: unknown; did you mean 'sarathi'?"),
+        (["tune", "workload.num_prompts=3"], "workload.num_prompts=3: must be 20 or more, for a p99 of them"),
+        (
+            ["tune", "search.tp=[3]", "search.pp=[1]"],
+            "nodes=1: no tp x pp on 8 devices holds the model: 3 ranks a replica do not divide 8 devices",
+        ),
+        (
+            ["capacity", "slo.ttft_p99_ms=null", "slo.tbt_p99_ms=null"],
+            "slo: give slo.ttft_p99_ms, slo.tbt_p99_ms or both; without a bound there is no capacity",
+        ),
+        (["capacity", "slo.ttft_ms=3"], "slo.ttft_ms: unknown key; did you mean 'slo.ttft_p99_ms'?"),
+        (
+            ["capacity", "workload.max_concurrency=3"],
+            "workload.max_concurrency=3: must be null: requests that are held back wait for no SLO",
+        ),
+        (["capacity", "max_seeds=2"], "max_seeds=2: must be null or 3 (seeds) to 60"),
+        (["capacity", "seeds=0"], "seeds=0: must be 1 to 30"),
+    ],
+)
 def test_each_error_is_one_line(arguments: list[str], line: str, here: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 2
     assert capfd.readouterr() == ("", f"gapless: error: {line}\n")
@@ -215,18 +223,25 @@ def test_which_policies_are_tried() -> None:
     assert composed(TuneConfig, "tune", "scheduler=orca_best").scheduler == OrcaBestConfig()
     every = composed(TuneConfig, "tune", "scheduler.order=deadline").policies
     assert [policy.order for policy in every] == ["deadline"] * 3
-    points = compose.compose_all(
-        compose.rewrite(["nodes=1,2"], TuneConfig, "tune", multirun=True), TuneConfig, "tune", multirun=True
-    )
-    assert [(point.nodes, len(point.policies)) for point in points] == [(1, 3), (2, 3)]
+    points = compose.compose_all(["nodes=1,2"], TuneConfig, "tune", multirun=True)
+    assert [(point.config.nodes, len(point.config.policies)) for point in points] == [(1, 3), (2, 3)]
 
 
 def test_overrides_compose_to_the_config(tmp_path: Path) -> None:
     words = [
-        "model=mistral-7b", "model.dtype=float16", "hardware=h200", "hardware.memory_gib=99.5", "parallel.pp=3",
-        "parallel.tp=4", "parallel.layers=[10,11,11]", "scheduler=equal_time", "scheduler.chunk=auto",
-        "workload.request_rate=1.2345678901234567", "workload.theta=0.3", "simulation.overlap_sends=false",
-    ]  # fmt: skip
+        "model=mistral-7b",
+        "model.dtype=float16",
+        "hardware=h200",
+        "hardware.memory_gib=99.5",
+        "parallel.pp=3",
+        "parallel.tp=4",
+        "parallel.layers=[10,11,11]",
+        "scheduler=equal_time",
+        "scheduler.chunk=auto",
+        "workload.request_rate=1.2345678901234567",
+        "workload.theta=0.3",
+        "simulation.overlap_sends=false",
+    ]
     config = composed(SimulateConfig, "simulate", *words)
     found = overrides(config, "simulate")
     assert composed(SimulateConfig, "simulate", *found) == config

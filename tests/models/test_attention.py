@@ -75,7 +75,7 @@ MIXED = [
 @pytest.mark.parametrize("window", [None, 4, 8])
 @pytest.mark.parametrize("batch", MIXED)
 def test_xformers_plan_sees_what_sdpa_sees(batch: RaggedBatch, window: int | None) -> None:
-    """xformers' bias class, materialized over the keys that its operator would get, gives SDPA's result."""
+    """The bias class of xformers, materialized over the keys that its operator would get, gives SDPA's result."""
     K, G, D, T = 2, 2, 8, batch.num_tokens
     q, keys, values = torch.randn(T, K, G, D), torch.randn(40, K, D), torch.randn(40, K, D)
     sdpa = SdpaBackend(block_size=BLOCK, window=window, dtype=torch.float32, device=CPU)
@@ -163,9 +163,7 @@ def test_slots_in_a_row_are_a_range() -> None:
 
 
 def test_xformers_on_a_cpu_is_refused_in_one_line() -> None:
-    arguments = {
-        "block_size": 4, "num_blocks": 4, "window": None, "dtype": torch.float32, "device": CPU, "head_dim": 8
-    }  # fmt: skip
+    arguments = {"block_size": 4, "num_blocks": 4, "window": None, "dtype": torch.float32, "device": CPU, "head_dim": 8}
     with pytest.raises(ConfigError, match=r"model\.attention=xformers: needs CUDA") as caught:
         make_backend("xformers", TorchKernels(), **arguments)
     assert "\n" not in str(caught.value)

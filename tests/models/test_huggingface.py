@@ -15,10 +15,17 @@ from gapless.models.checkpoint import SafetensorsFolder
 from gapless.models.huggingface import resolve_architecture, resolve_weights
 
 LLAMA: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 100, "hidden_size": 32,
-    "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 64,
-    "bos_token_id": 1, "eos_token_id": 2,
-}  # fmt: skip
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 100,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
 GPT2: dict[str, Any] = {
     "architectures": ["GPT2LMHeadModel"],
     "vocab_size": 100,
@@ -57,13 +64,24 @@ def test_defaults_are_those_of_transformers(tmp_path: Path) -> None:
     assert resolve(tmp_path, mistral | {"sliding_window": None}).sliding_window is None
     qwen3 = LLAMA | {"architectures": ["Qwen3ForCausalLM"], "num_key_value_heads": 2}
     assert (resolve(tmp_path, qwen3).head_dim, resolve(tmp_path, qwen3).qk_norm) == (128, True)
+    assert (
+        resolve(tmp_path, LLAMA | {"architectures": ["MistralForCausalLM"], "num_attention_heads": 16}).num_kv_heads
+        == 8
+    )
+    null = mistral | {"num_key_value_heads": None}
+    assert resolve(tmp_path, null).num_kv_heads == 4, "null is as many as there are heads"
+    assert resolve(tmp_path, GPT2 | {"layer_norm_epsilon": 1e-3}).norm_eps == 1e-3
     gpt2 = resolve(tmp_path, GPT2)
+    assert gpt2.norm_eps == 1e-5
     assert (gpt2.ffn_size, gpt2.activation, gpt2.norm, gpt2.tie_embeddings) == (128, "gelu_tanh", "layer", True)
 
 
 LLAMA3 = {
-    "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32,
-}  # fmt: skip
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
 
 
 @pytest.mark.parametrize(
@@ -143,9 +161,15 @@ def test_max_model_len_caps_but_never_raises(tmp_path: Path) -> None:
 
 def test_a_contradicting_architecture_names_the_field(tmp_path: Path) -> None:
     other = Architecture(
-        vocab_size=100, hidden_size=32, num_layers=3, num_heads=4, num_kv_heads=4, head_dim=8, ffn_size=48,
+        vocab_size=100,
+        hidden_size=32,
+        num_layers=3,
+        num_heads=4,
+        num_kv_heads=4,
+        head_dim=8,
+        ffn_size=48,
         max_position=64,
-    )  # fmt: skip
+    )
     assert "model.architecture.num_layers=3" in refusal(tmp_path, LLAMA, architecture=other)
 
 
@@ -175,16 +199,19 @@ def test_folders_that_cannot_be_loaded(tmp_path: Path) -> None:
         resolve_architecture(ModelConfig(weights=str(tmp_path)))
 
 
-@pytest.mark.parametrize(("change", "line"), [
-    ({"dtype": "int4"}, "dtype='int4': must be one of float32"),
-    ({"torch_dtype": "foo"}, "torch_dtype='foo': must be one of float32"),
-    ({"eos_token_id": 100}, "eos_token_id=100: must lie in 0 .. 99"),
-    ({"eos_token_id": [2, -1]}, "eos_token_id=-1: must lie in 0 .. 99"),
-    ({"rope_scaling": {"type": "foo", "factor": 2.0}}, "rope scaling 'foo'"),
-    ({"rope_scaling": "linear"}, "must be an object"),
-    ({"hidden_act": "mish"}, "hidden_act=mish: not supported"),
-    ({"rope_theta": float("inf")}, "rope_theta=inf: must be a number"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ({"dtype": "int4"}, "dtype='int4': must be one of float32"),
+        ({"torch_dtype": "foo"}, "torch_dtype='foo': must be one of float32"),
+        ({"eos_token_id": 100}, "eos_token_id=100: must lie in 0 .. 99"),
+        ({"eos_token_id": [2, -1]}, "eos_token_id=-1: must lie in 0 .. 99"),
+        ({"rope_scaling": {"type": "foo", "factor": 2.0}}, "rope scaling 'foo'"),
+        ({"rope_scaling": "linear"}, "must be an object"),
+        ({"hidden_act": "mish"}, "hidden_act=mish: not supported"),
+        ({"rope_theta": float("inf")}, "rope_theta=inf: must be a number"),
+    ],
+)
 def test_values_that_cannot_be_right_are_refused(change: dict[str, Any], line: str, tmp_path: Path) -> None:
     assert line in refusal(tmp_path, LLAMA | change)
 
@@ -203,11 +230,23 @@ def test_an_index_names_files_of_its_own_folder(file: object, tmp_path: Path) ->
         SafetensorsFolder(tmp_path)
 
 
-MIXTRAL = LLAMA | {"architectures": ["MixtralForCausalLM"], "num_key_value_heads": 2, "num_local_experts": 8,
-                   "num_experts_per_tok": 2, "sliding_window": None}  # fmt: skip
-QWEN3_MOE = LLAMA | {"architectures": ["Qwen3MoeForCausalLM"], "num_key_value_heads": 2, "head_dim": 16,
-                     "num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 12,
-                     "decoder_sparse_step": 1, "mlp_only_layers": []}  # fmt: skip
+MIXTRAL = LLAMA | {
+    "architectures": ["MixtralForCausalLM"],
+    "num_key_value_heads": 2,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "sliding_window": None,
+}
+QWEN3_MOE = LLAMA | {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "num_experts": 16,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 12,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+}
 
 
 def test_experts_are_read(tmp_path: Path) -> None:
@@ -217,9 +256,14 @@ def test_experts_are_read(tmp_path: Path) -> None:
     qwen3 = resolve(tmp_path, QWEN3_MOE)
     assert qwen3.experts == ExpertsConfig(num_experts=16, experts_per_token=4)
     assert (qwen3.ffn_size, qwen3.qk_norm, qwen3.head_dim) == (12, True, 16)
-    qwen2 = resolve(tmp_path, QWEN3_MOE | {
-        "architectures": ["Qwen2MoeForCausalLM"], "shared_expert_intermediate_size": 24,
-    })  # fmt: skip
+    qwen2 = resolve(
+        tmp_path,
+        QWEN3_MOE
+        | {
+            "architectures": ["Qwen2MoeForCausalLM"],
+            "shared_expert_intermediate_size": 24,
+        },
+    )
     assert qwen2.experts == ExpertsConfig(num_experts=16, experts_per_token=4, shared_ffn_size=24)
     assert (qwen2.qkv_bias, qwen2.qk_norm) == (True, False)
 

@@ -17,6 +17,7 @@ from gapless.models.kernels.cpp import CppKernels
 from gapless.models.kernels.kernels import TorchKernels
 from gapless.models.kernels.select import make_kernels
 from gapless.parallel import cpp_library
+from tests.support.tiers import examples
 
 CPU = torch.device("cpu")
 
@@ -27,7 +28,7 @@ def cpp() -> CppKernels:
 
 
 def cache(K: int, slots: int, D: int) -> torch.Tensor:
-    """A cache as on a CPU: the keys of a head are contiguous."""
+    """Make a cache as on a CPU: the keys of a head are contiguous."""
     return torch.randn(K, slots, D).transpose(0, 1)
 
 
@@ -61,7 +62,7 @@ def test_rotation_and_writes(cpp: CppKernels, rotated: bool, T: int, K: int, G: 
 
 @st.composite
 def batches(draw: st.DrawFn) -> tuple[RaggedBatch, int]:
-    """A ragged batch over blocks of 4 in any order, and the blocks of its cache."""
+    """Draw a ragged batch over blocks of 4 in any order, and the blocks of its cache."""
     lengths = draw(st.lists(st.tuples(st.integers(0, 300), st.integers(1, 200)), max_size=3))
     contexts = draw(st.lists(st.integers(0, 300), min_size=0 if lengths else 1, max_size=6))
     sizes = [*lengths, *((start, 1) for start in contexts)]
@@ -78,10 +79,12 @@ def batches(draw: st.DrawFn) -> tuple[RaggedBatch, int]:
 
 
 @given(
-    found=batches(), heads=st.sampled_from([(1, 1, 64), (2, 3, 64), (1, 4, 128), (3, 1, 20), (1, 2, 84), (1, 100, 8)]),
-    window=st.sampled_from([None, 1, 5, 130]), seed=st.integers(0, 99),
-)  # fmt: skip
-@settings(max_examples=60, deadline=None)
+    found=batches(),
+    heads=st.sampled_from([(1, 1, 64), (2, 3, 64), (1, 4, 128), (3, 1, 20), (1, 2, 84), (1, 100, 8)]),
+    window=st.sampled_from([None, 1, 5, 130]),
+    seed=st.integers(0, 99),
+)
+@settings(max_examples=examples(60))
 def test_attention(found: tuple[RaggedBatch, int], heads: tuple[int, int, int], window: int | None, seed: int) -> None:
     """Over chunks and decodes, pages in any order, groups of queries, head sizes and windows."""
     (batch, blocks), (K, G, D) = found, heads
@@ -90,9 +93,11 @@ def test_attention(found: tuple[RaggedBatch, int], heads: tuple[int, int, int], 
     tested = CppBackend(CppKernels(), block_size=4, window=window)
     exact = SdpaBackend(block_size=4, window=window, dtype=torch.float32, device=CPU)
     torch.testing.assert_close(
-        tested.attend(q, keys, values, tested.plan(batch)), exact.attend(q, keys, values, exact.plan(batch)),
-        rtol=1e-4, atol=1e-5,
-    )  # fmt: skip
+        tested.attend(q, keys, values, tested.plan(batch)),
+        exact.attend(q, keys, values, exact.plan(batch)),
+        rtol=1e-4,
+        atol=1e-5,
+    )
 
 
 def test_what_is_not_finite_stays_so(cpp: CppKernels) -> None:
@@ -110,7 +115,9 @@ def test_without_a_compiler_torchs_operators_run(monkeypatch: pytest.MonkeyPatch
     for compiler, why in [("/nowhere/c++", "No such file"), ("false", "false failed")]:
         monkeypatch.setenv("CXX", compiler)
         cpp_library.load.cache_clear()
-        assert isinstance(make_kernels("auto", dtype=torch.float32, device=CPU), TorchKernels)
+        own = make_kernels("auto", dtype=torch.float32, device=CPU)
+        assert isinstance(own, TorchKernels)
+        assert why in own.no_cpp
         with pytest.raises(ConfigError, match=rf"model\.kernels=cpp: .*{why}.*; torch runs anywhere"):
             make_kernels("cpp", dtype=torch.float32, device=CPU)
     monkeypatch.delenv("CXX")
@@ -121,4 +128,7 @@ def test_without_a_compiler_torchs_operators_run(monkeypatch: pytest.MonkeyPatch
     cpp_library.load.cache_clear()
     with pytest.raises(ConfigError, match="for float32 on a CPU"):
         make_kernels("cpp", dtype=torch.bfloat16, device=CPU)
-    assert isinstance(make_kernels("torch", dtype=torch.float32, device=CPU), TorchKernels)
+    for name, dtype in [("torch", torch.float32), ("auto", torch.bfloat16)]:
+        own = make_kernels(name, dtype=dtype, device=CPU)
+        assert isinstance(own, TorchKernels)
+        assert own.no_cpp == ""

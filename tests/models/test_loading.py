@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from gapless.conf.errors import ConfigError
 from gapless.conf.schema import Architecture, ModelConfig
+from gapless.models import weights
 from gapless.models.build_stage import build_stage
 from gapless.models.layout import tensor_shapes
 from gapless.models.stage import Stage
@@ -26,9 +27,17 @@ LLAMA = Architecture(
     vocab_size=61, hidden_size=32, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=8, ffn_size=48, max_position=64
 )
 GPT2 = dataclasses.replace(
-    LLAMA, num_kv_heads=4, norm="layer", position="learned", activation="gelu_tanh", gated_ffn=False, qkv_bias=True,
-    attention_out_bias=True, ffn_bias=True, tie_embeddings=True,
-)  # fmt: skip
+    LLAMA,
+    num_kv_heads=4,
+    norm="layer",
+    position="learned",
+    activation="gelu_tanh",
+    gated_ffn=False,
+    qkv_bias=True,
+    attention_out_bias=True,
+    ffn_bias=True,
+    tie_embeddings=True,
+)
 
 
 def make_folder(folder: Path, arch: Architecture) -> dict[str, torch.Tensor]:
@@ -72,11 +81,30 @@ def test_names_may_lack_their_prefix(arch: Architecture, tmp_path: Path) -> None
     assert all(torch.equal(whole[name], again[name]) for name in whole if not name.endswith("_extra_state"))
 
 
+@pytest.mark.parametrize("arch", [LLAMA, GPT2], ids=["llama", "gpt2"])
+def test_a_large_tensor_is_loaded_block_by_block(
+    arch: Architecture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_folder(tmp_path, arch)
+    whole = build_one(tmp_path, arch).state_dict()
+    for rows in (1, 3, 7):
+        monkeypatch.setattr(weights, "_BLOCK_BYTES", 4 * arch.hidden_size * rows)
+        in_blocks = build_one(tmp_path, arch).state_dict()
+        assert all(torch.equal(whole[name], in_blocks[name]) for name in whole if not name.endswith("_extra_state"))
+
+
 def test_a_shorter_context_takes_fewer_learned_positions(tmp_path: Path) -> None:
     tensors = make_folder(tmp_path, GPT2)
     stage = build_one(tmp_path, dataclasses.replace(GPT2, max_position=16))
     assert stage.position_embedding is not None
     assert torch.equal(stage.position_embedding, tensors["transformer.wpe.weight"][:16])
+    for name, shape in (("narrow", (64, 31)), ("short", (15, 32))):
+        folder = tmp_path / name
+        folder.mkdir()
+        make_folder(folder, GPT2)
+        save_file(tensors | {"transformer.wpe.weight": torch.ones(shape)}, folder / "model.safetensors")
+        said = refusal(folder, dataclasses.replace(GPT2, max_position=16))
+        assert said.endswith(f"tensor transformer.wpe.weight has shape {list(shape)}, not [16, 32]")
 
 
 def test_half_precision_is_converted(tmp_path: Path) -> None:
@@ -128,11 +156,13 @@ def test_random_weights_follow_the_seed() -> None:
 
 
 LARGE = {
-    "llama": dataclasses.replace(LLAMA, vocab_size=16384, hidden_size=512, num_layers=6, num_heads=8, num_kv_heads=4,
-                                 head_dim=64, ffn_size=1536),
-    "gpt2": dataclasses.replace(GPT2, vocab_size=16384, hidden_size=512, num_layers=6, num_heads=8, num_kv_heads=8,
-                                head_dim=64, ffn_size=2048),
-}  # fmt: skip
+    "llama": dataclasses.replace(
+        LLAMA, vocab_size=16384, hidden_size=512, num_layers=6, num_heads=8, num_kv_heads=4, head_dim=64, ffn_size=1536
+    ),
+    "gpt2": dataclasses.replace(
+        GPT2, vocab_size=16384, hidden_size=512, num_layers=6, num_heads=8, num_kv_heads=8, head_dim=64, ffn_size=2048
+    ),
+}
 MEASURE = """
 import json, sys
 from gapless.conf.schema import Architecture, ModelConfig
@@ -159,6 +189,7 @@ with Groups.start(Rendezvous(0, 1, "", "cpu"), Mesh(1, 1), 30) as groups:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="needs Linux's high-water mark")
 @pytest.mark.parametrize("family", LARGE)
 def test_peak_memory_is_little_more_than_the_shard(family: str, tmp_path: Path) -> None:
@@ -170,8 +201,12 @@ def test_peak_memory_is_little_more_than_the_shard(family: str, tmp_path: Path) 
     arguments = [json.dumps(dataclasses.asdict(each)) for each in (warm, arch)]
     done = subprocess.run(
         [sys.executable, "-c", MEASURE, str(large), str(small), *arguments],
-        capture_output=True, text=True, timeout=120, check=False, env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
     assert done.returncode == 0, done.stderr
     shard, peak = (int(word) for word in done.stdout.split())
     assert shard > 100e6

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
+from typing import Any
 
 import pytest
 
@@ -11,24 +13,27 @@ from gapless.conf.errors import ConfigError
 from gapless.conf.experts import ExpertsConfig
 from gapless.conf.schema import Architecture, HardwareConfig, ModelConfig, ParallelConfig
 from gapless.models.build_stage import build_stage
-from gapless.models.memory import (
-    block_count,
-    check_blocks,
-    dtype_bytes,
-    kv_bytes_per_token,
-    replicates_embedding,
-    slot_bound,
-    weight_bytes,
-)
+from gapless.models.memory import MemoryModel, dtype_bytes, kv_bytes_per_token, weight_bytes
 from gapless.parallel.groups import Groups
 from gapless.parallel.mesh import Mesh
 from gapless.parallel.rendezvous import Rendezvous
 
 GIB = 1 << 30
 SMALL = Architecture(
-    vocab_size=1024, hidden_size=64, num_layers=4, num_heads=4, num_kv_heads=2, head_dim=16, ffn_size=128,
+    vocab_size=1024,
+    hidden_size=64,
+    num_layers=4,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    ffn_size=128,
     max_position=512,
-)  # fmt: skip
+)
+
+
+def memory(arch: Architecture, hardware: HardwareConfig, *, element: int = 4, **parallel: Any) -> MemoryModel:
+    grid = ParallelConfig(launcher="ray", **parallel)
+    return MemoryModel(arch, grid, [hardware] * grid.pp, element)
 
 
 def shape(name: str, length: int) -> Architecture:
@@ -49,7 +54,7 @@ def shape(name: str, length: int) -> Architecture:
 )
 def test_the_papers_batch_sizes(model: str, memory_gib: float, length: int, batch: int) -> None:
     gpu = HardwareConfig(device="cuda", memory_gib=memory_gib)
-    assert slot_bound(shape(model, length), ParallelConfig(), gpu, 2) == batch
+    assert memory(shape(model, length), gpu, element=2).slots() == batch
 
 
 def test_m_kv_of_llama_13b() -> None:
@@ -82,8 +87,7 @@ def test_the_embedding_is_replicated_where_that_takes_little() -> None:
         (1, 2, little, True, False),  # one stage waits for nobody, and its head may be the same slice
         (2, 1, little, True, False),
     ):
-        parallel = ParallelConfig(pp=pp, tp=tp, launcher="ray", replicate_embedding=told)
-        assert replicates_embedding(SMALL, parallel, hardware, 4) == expected
+        assert memory(SMALL, hardware, pp=pp, tp=tp, replicate_embedding=told).replicates_embedding() == expected
 
 
 @pytest.mark.parametrize("tie", [False, True])
@@ -99,10 +103,7 @@ def test_a_real_stage_takes_what_the_model_says(tie: bool) -> None:
 
 def test_blocks_are_the_minimum_over_the_stages() -> None:
     hardware = HardwareConfig(memory_gib=0.01)
-    counts = {
-        layers: block_count(SMALL, ParallelConfig(pp=2, launcher="ray", layers=layers), hardware, 16, 4)
-        for layers in ((2, 2), (1, 3), (3, 1))
-    }
+    counts = {layers: memory(SMALL, hardware, pp=2, layers=layers).blocks(16) for layers in ((2, 2), (1, 3), (3, 1))}
     assert counts[2, 2] > counts[1, 3] == counts[3, 1]
     available = int(0.01 * GIB) - weight_bytes(SMALL, Mesh(2, 1, 1), range(2, 4), 4)
     assert counts[2, 2] == available // (16 * kv_bytes_per_token(SMALL, 2, 1, 4))
@@ -110,23 +111,21 @@ def test_blocks_are_the_minimum_over_the_stages() -> None:
 
 def test_too_little_memory_is_one_line() -> None:
     for gib, said in ((0.0005, "weights of stage 0 alone"), (0.0012, "one sequence of 512 tokens")):
-        for bound in (
-            lambda hardware: slot_bound(SMALL, ParallelConfig(), hardware, 4),
-            lambda hardware: block_count(SMALL, ParallelConfig(), hardware, 16, 4),
-        ):
+        small = memory(SMALL, HardwareConfig(memory_gib=gib))
+        for bound in (small.slots, partial(small.blocks, 16)):
             with pytest.raises(ConfigError, match=f"hardware.memory_gib={gib:g}: .*{said}") as caught:
-                bound(HardwareConfig(memory_gib=gib))
+                bound()
             assert "\n" not in str(caught.value)
 
 
 def test_blocks_that_are_asked_for_must_fit() -> None:
-    hardware = HardwareConfig(memory_gib=0.01)
-    most = block_count(SMALL, ParallelConfig(), hardware, 16, 4)
-    check_blocks(SMALL, ParallelConfig(), hardware, 16, most, 4)
+    room = memory(SMALL, HardwareConfig(memory_gib=0.01))
+    most = room.blocks(16)
+    room.check_blocks(16, most)
     with pytest.raises(ConfigError, match=rf"and {most + 1} KV blocks of 16 tokens; .*lower cache\.num_blocks"):
-        check_blocks(SMALL, ParallelConfig(), hardware, 16, most + 1, 4)
+        room.check_blocks(16, most + 1)
     with pytest.raises(ConfigError, match="weights of stage 0 alone"):
-        check_blocks(SMALL, ParallelConfig(), HardwareConfig(memory_gib=0.0005), 16, 1, 4)
+        memory(SMALL, HardwareConfig(memory_gib=0.0005)).check_blocks(16, 1)
 
 
 def test_dtype() -> None:
@@ -144,11 +143,8 @@ def test_ranks_hold_as_much_of_the_experts_whether_sliced_or_whole() -> None:
     one = weight_bytes(arch, Mesh(3, 2, 2), range(1), 2)
     assert one == 2 * ((attention + 8 * expert + shared) // 2 + 64 * 8)
     gpu = HardwareConfig(device="cuda", memory_gib=0.1)
-    blocks = [
-        block_count(arch, ParallelConfig(tp=2, launcher="ray", expert_parallel=whole), gpu, 16, 2)
-        for whole in (False, True)
-    ]
-    assert blocks[0] == blocks[1] < block_count(SMALL, ParallelConfig(tp=2, launcher="ray"), gpu, 16, 2)
+    blocks = [memory(arch, gpu, element=2, tp=2, expert_parallel=whole).blocks(16) for whole in (False, True)]
+    assert blocks[0] == blocks[1] < memory(SMALL, gpu, element=2, tp=2).blocks(16)
 
 
 def test_ranks_copy_kv_heads_where_there_are_fewer() -> None:
@@ -160,9 +156,13 @@ def test_ranks_copy_kv_heads_where_there_are_fewer() -> None:
 
 @pytest.mark.parametrize(
     ("model", "total", "active"),  # billions, as their reports say
-    [("mixtral-8x7b", 46.7, 12.9), ("mixtral-8x22b", 141, 39), ("qwen3-30b-a3b", 30.5, 3.3),
-     ("qwen3-235b-a22b", 235, 22)],
-)  # fmt: skip
+    [
+        ("mixtral-8x7b", 46.7, 12.9),
+        ("mixtral-8x22b", 141, 39),
+        ("qwen3-30b-a3b", 30.5, 3.3),
+        ("qwen3-235b-a22b", 235, 22),
+    ],
+)
 def test_models_of_experts_have_their_published_sizes(model: str, total: float, active: float) -> None:
     arch = shape(model, 1024)
     assert arch.num_params / 1e9 == pytest.approx(total, rel=0.003)

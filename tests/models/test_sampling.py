@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -11,7 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gapless.conf.sampling import SamplingParams
-from gapless.models.sampling import NO_TOKEN, SampledToken, Sampler, uniform
+from gapless.models import sampling
+from gapless.models.sampling import NO_TOKEN, SampledToken, Sampler, _draw, uniform
+from tests.support.tiers import examples
 
 EOS = 3
 
@@ -69,9 +72,9 @@ params_strategy = st.builds(
     top_k=st.integers(0, 40),
     top_p=st.floats(0.01, 1.0),
     min_p=st.sampled_from([0.0, 0.02, 0.3, 1.0]),
-    repetition_penalty=st.floats(0.5, 2.0),
-    presence_penalty=st.floats(-2, 2),
-    frequency_penalty=st.floats(-2, 2),
+    repetition_penalty=st.just(1.0) | st.floats(0.5, 2.0),
+    presence_penalty=st.just(0.0) | st.floats(-2, 2),
+    frequency_penalty=st.just(0.0) | st.floats(-2, 2),
     min_tokens=st.integers(0, 6),
     stop_token_ids=st.lists(st.integers(0, 7), max_size=2).map(tuple),
     logit_bias=st.none() | st.dictionaries(st.integers(0, 29), st.floats(-100, 100), min_size=1, max_size=4),
@@ -82,7 +85,7 @@ params_strategy = st.builds(
 histories = st.lists(st.integers(0, 31), min_size=1, max_size=12) | st.lists(st.integers(0, 5), min_size=1, max_size=12)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150))
 @given(params_strategy, histories, st.data(), st.integers(0, 10_000))
 def test_a_token_is_the_inverse_cdf_of_a_plain_reference(params, history, data, seed):
     prompt_len = data.draw(st.integers(1, len(history)))
@@ -109,7 +112,7 @@ def test_a_token_is_the_inverse_cdf_of_a_plain_reference(params, history, data, 
     assert [score for _, score in got.top] == pytest.approx(list(scores[finite]), abs=1e-4)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40))
 @given(st.lists(params_strategy, min_size=7, max_size=7), st.integers(0, 10_000), st.sampled_from([31, 32, 257, 1000]))
 def test_a_row_alone_and_in_a_batch_are_bit_identical(params, seed, vocab):
     logits = logits_of(seed, 7, vocab)
@@ -185,15 +188,79 @@ def test_greedy_takes_the_lowest_id_on_ties():
     assert (second.token, second.rank, [i for i, _ in second.top]) == (0, 1, [0, 1])
 
 
+@pytest.mark.parametrize("params", [SamplingParams(logit_bias={2: 9.0}), SamplingParams(allowed_token_ids=(2, 3))])
+def test_a_greedy_request_alone_has_its_logits_edited(params):
+    sampler = Sampler(4)
+    sampler.add(0, params, 0, 1, ())
+    assert [token.token for token in sampler.sample(torch.tensor([[5.0, 4.0, 3.0, 1.0]]), [0], [1])] == [2]
+
+
 def test_top_k_and_top_p_keep_the_lowest_ids_on_ties():
     level = torch.zeros(10)
     assert draws(level, SamplingParams(temperature=1.0, top_k=3), 300)[3:].sum() == 0
     counts = draws(level, SamplingParams(temperature=1.0, top_p=0.35), 300)
     assert (counts[:4] > 0).all()
     assert counts[4:].sum() == 0
+    for top_p, kept in ((0.1, 1), (0.5, 5), (0.6, 6)):  # reached exactly
+        assert np.flatnonzero(draws(level, SamplingParams(temperature=1.0, top_p=top_p), 300)).max() == kept - 1
+    best = torch.tensor([1.0, 4.0, 4.0, 3.0])
+    assert np.flatnonzero(draws(best, SamplingParams(temperature=1.0, min_p=1.0), 100)).tolist() == [1, 2]
 
 
-@settings(max_examples=60, deadline=None)
+def test_each_row_of_a_batch_has_its_own_top_k():
+    of_row, n = (1, 2, 3, 6, 0), 100
+    sampler = Sampler(8)
+    for request in range(len(of_row) * n):
+        sampler.add(request, SamplingParams(temperature=1.0, top_k=of_row[request // n]), request, 1, ())
+    tokens = sampler.sample(torch.zeros(len(of_row) * n, 8), list(range(len(of_row) * n)), [1] * len(of_row) * n)
+    for row, top_k in enumerate(of_row):
+        assert {token.token for token in tokens[row * n : row * n + n]} == set(range(top_k or 8))
+
+
+def test_a_number_draws_the_token_whose_share_of_the_cdf_it_lies_in():
+    level, params = torch.tensor([-math.inf, 0.0, 0.0, -math.inf, 0.0, 0.0, -math.inf]), SamplingParams(temperature=1.0)
+    numbers = [0.0, 0.2, 0.25, 0.5, 0.7, 0.75, 1 - 2**-53]
+    rows = level.expand(len(numbers), 7)
+    drawn = _draw(rows, rows.argmax(-1), [params] * len(numbers), numbers)
+    assert drawn.tolist() == [1, 1, 2, 4, 4, 5, 5]
+
+
+def test_rows_are_sampled_in_as_many_parts_as_memory_asks_for(monkeypatch):
+    logits, sampler = logits_of(2, 9, 50), Sampler(50)
+    for r in range(9):
+        sampler.add(r, SamplingParams(temperature=float(r % 3), logprobs=r if r % 2 else None), r, 2, ())
+    whole = sampler.sample(logits, list(range(9)), [2] * 9)
+    for rows in (1, 2, 4):
+        monkeypatch.setattr(sampling, "_MAX_ELEMENTS", 50 * rows + 1)
+        assert sampler.sample(logits, list(range(9)), [2] * 9) == whole
+
+
+def test_bad_words_of_every_length_are_known():
+    params = SamplingParams(bad_words_ids=((9,), (1, 2, 3, 4), (3, 5), (7, 3, 6)))
+    for history, banned in (
+        ([8, 1, 2, 3], {9, 4, 5}),
+        ([1, 2, 8, 3], {9, 5}),
+        ([8, 8, 7, 3], {9, 5, 6}),
+        ([3, 8], {9}),
+    ):
+        params_of_all = dataclasses.replace(params, logprobs=12)
+        found = sample_one(torch.zeros(12), params_of_all, history=[0, *history], prompt_len=1)
+        assert {token for token, _ in found.top} == set(range(12)) - banned
+
+
+def test_a_request_that_is_gone_leaves_nothing():
+    sampler = Sampler(8)
+    for params in (SamplingParams(presence_penalty=1.0), SamplingParams()):
+        sampler.add(0, params, 0, 1, ())
+        assert sampler.keeps_past == params.has_penalties
+    sampler.add(0, SamplingParams(temperature=1.0), 0, 1, ())
+    sampler.drop(0)
+    assert not sampler.keeps_past
+    with pytest.raises(KeyError):
+        sampler.params(0)
+
+
+@settings(max_examples=examples(60))
 @given(st.lists(st.floats(-8, 8, width=32), min_size=2, max_size=20), st.floats(0.01, 0.99))
 def test_the_top_p_set_is_the_smallest_that_reaches_p(row, top_p):
     logits_V = torch.tensor(row, dtype=torch.float32)

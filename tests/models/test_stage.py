@@ -15,8 +15,15 @@ from gapless.parallel.mesh import Mesh
 from gapless.parallel.rendezvous import Rendezvous
 
 ARCH = Architecture(
-    vocab_size=64, hidden_size=32, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=8, ffn_size=64, max_position=16,
-)  # fmt: skip
+    vocab_size=64,
+    hidden_size=32,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=8,
+    ffn_size=64,
+    max_position=16,
+)
 
 
 def test_the_last_layer_of_sampled_rows_alone_gives_their_logits() -> None:

@@ -22,7 +22,7 @@ def bytes_masks() -> TokenMasks:
 
 
 def allowed(masks: RowMasks, num_rows: int) -> list[set[int]]:
-    """The tokens of each row that are not masked, of a vocabulary padded as that of several ranks is."""
+    """Return the tokens of each row that are not masked, of a vocabulary padded as that of several ranks is."""
     logits = masks.apply(torch.zeros(num_rows, V))
     assert set(logits.unique().tolist()) <= {0.0, float("-inf")}
     return [set(np.flatnonzero(row == 0.0).tolist()) for row in logits.numpy()]

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer as Inner
 
 from gapless.conf.errors import ConfigError
 from gapless.models.tokenizer import Detokenizer, FileTokenizer, Tokenizer, load_tokenizer
+from tests.support.tiers import examples
 
 CORPUS = ["def f(x):\n    return x + 1\n", "naïve café — 東京 🙂", "the pipeline has no gaps, a stage never waits"] * 4
 BYTES = [f"<0x{b:02X}>" for b in range(256)]
@@ -34,7 +35,7 @@ def byte_level() -> Inner:
 
 
 def byte_level_with_added() -> Inner:
-    """Added tokens go through the byte table too where it has their characters: `é` becomes the byte E9."""
+    """Return a tokenizer with added tokens, which go through the byte table where it has them: `é` is the byte E9."""
     inner = byte_level()
     inner.add_tokens([AddedToken("é x", normalized=False), AddedToken("é", normalized=False)])
     return inner
@@ -97,7 +98,7 @@ def streamed(tokenizer: Tokenizer, ids: list[int], skip_special: bool = True) ->
 
 
 @each_kind
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150))
 @given(data=st.data(), skip_special=st.booleans())
 def test_streamed_text_is_the_text_of_all_tokens(kind, data, skip_special):
     tokenizer = TOKENIZERS[kind]
@@ -106,7 +107,7 @@ def test_streamed_text_is_the_text_of_all_tokens(kind, data, skip_special):
 
 
 @each_kind
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100))
 @given(text=st.text(max_size=40))
 def test_streamed_text_of_encoded_text(kind, text):
     tokenizer = TOKENIZERS[kind]

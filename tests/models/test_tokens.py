@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +10,37 @@ import pytest
 import torch
 import transformers
 
-os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
-DRIVER = Path(__file__).parents[1] / "support" / "stage_driver.py"
+from gapless.conf.schema import ModelConfig
+from gapless.models.checkpoint import SafetensorsFolder
+from gapless.models.huggingface import resolve_architecture
+from gapless.models.layout import tensor_shapes
+from gapless.parallel.groups import Groups
+from gapless.parallel.mesh import Mesh
+from gapless.parallel.rendezvous import Rendezvous
+from tests.support.forked_ranks import run_ranks
+from tests.support.stage_driver import run, run_all
+
 NEW = 8
 
 COMMON: dict[str, Any] = {
-    "vocab_size": 101, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
-    "num_key_value_heads": 4, "max_position_embeddings": 128, "initializer_range": 0.25,
+    "vocab_size": 101,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.25,
     "tie_word_embeddings": False,
-}  # fmt: skip
+}
 LLAMA3 = {
-    "rope_type": "llama3", "rope_theta": 500.0, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
-}  # fmt: skip
+}
 FAMILIES: dict[str, transformers.PretrainedConfig] = {
     "gpt2": transformers.GPT2Config(
         vocab_size=101, n_embd=32, n_layer=3, n_head=4, n_positions=128, initializer_range=0.25, eos_token_id=None
@@ -67,7 +80,7 @@ def reference(model: transformers.PreTrainedModel, prompts: list[list[int]]) -> 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, np.ndarray, np.ndarray]]:
-    """A folder for each family, with the reference's tokens and logits."""
+    """Make a folder for each family, with the reference's tokens and logits."""
     torch.set_num_threads(1)
     made = {}
     for name, config in FAMILIES.items():
@@ -85,6 +98,13 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, n
     return made
 
 
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_checkpoint_holds_the_tensors_of_its_architecture(name: str, folders: dict[str, Any]) -> None:
+    folder = folders[name][0]
+    arch = resolve_architecture(ModelConfig(weights=str(folder)))
+    SafetensorsFolder(folder).check(arch, tensor_shapes(arch))
+
+
 def check(path: Path, tokens: np.ndarray, logits: np.ndarray) -> None:
     got = np.load(path)
     assert got["tokens"].tolist() == tokens.tolist()
@@ -92,75 +112,57 @@ def check(path: Path, tokens: np.ndarray, logits: np.ndarray) -> None:
 
 
 def job(out: Path, **over: Any) -> dict[str, Any]:
-    return {
-        "prompts": prompts_of(101), "num_new": NEW, "chunks": [7], "scattered": False, "out": str(out), **over
-    }  # fmt: skip
+    return {"prompts": prompts_of(101), "num_new": NEW, "chunks": [7], "scattered": False, "out": str(out), **over}
 
 
 @pytest.mark.parametrize(("chunks", "scattered"), [([64], False), ([7], True), ([5, 3], False), ([1, 10, 2], True)])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_one_rank(name: str, chunks: list[int], scattered: bool, folders: dict[str, Any], tmp_path: Path) -> None:
-    from tests.support.stage_driver import run_mesh
-
     folder, tokens, logits = folders[name]
     plain = chunks == [7]  # torch's operators, as without a compiler
-    each = job(tmp_path / "out.npz", weights=str(folder), chunks=chunks, scattered=scattered, plain=plain,
-               pieces=chunks == [5, 3])  # fmt: skip
-    run_mesh({"pp": 1, "tp": 1, "first_rank": 0, "runs": [each]}, 0)
+    each = job(
+        tmp_path / "out.npz",
+        weights=str(folder),
+        chunks=chunks,
+        scattered=scattered,
+        plain=plain,
+        pieces=chunks == [5, 3],
+    )
+    torch.set_num_threads(1)
+    with Groups.start(Rendezvous(0, 1, "", "cpu"), Mesh(1, 1), 60) as groups:
+        run(groups, each)
     check(tmp_path / "out.npz", tokens, logits)
 
 
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [s.getsockname()[1] for s in sockets]
-    for s in sockets:
-        s.close()
-    return ports
-
-
 RANDOM = {
-    "vocab_size": 101, "hidden_size": 32, "num_layers": 4, "num_heads": 4, "num_kv_heads": 2, "head_dim": 8,
-    "ffn_size": 48, "max_position": 128,
-}  # fmt: skip
+    "vocab_size": 101,
+    "hidden_size": 32,
+    "num_layers": 4,
+    "num_heads": 4,
+    "num_kv_heads": 2,
+    "head_dim": 8,
+    "ffn_size": 48,
+    "max_position": 128,
+}
 
 
-def test_meshes(folders: dict[str, Any], tmp_path: Path) -> None:
-    """Four gloo processes: each family and random weights over 2 x 2 ranks, at once and by pieces, then pp2, tp2."""
-    grids = [
-        ({"pp": 2, "tp": 2, "first_rank": 0}, {"layers": [1, 2], "scattered": True, "replicate_embedding": True}),
-        ({"pp": 2, "tp": 2, "first_rank": 0}, {"layers": [2, 1], "scattered": True, "pieces": True}),
-        ({"pp": 2, "tp": 1, "first_rank": 0}, {"layers": [2, 1]}),
-        ({"pp": 1, "tp": 2, "first_rank": 2}, {"chunks": [5, 3]}),
-    ]
-    meshes = [
-        {
-            **mesh,
-            "port": port,
-            "runs": [
-                *(job(tmp_path / f"{name}-{i}.npz", weights=str(folders[name][0]), **over) for name in folders),
-                job(tmp_path / f"random-{i}.npz", architecture=RANDOM),
-            ],
-        }
-        for i, ((mesh, over), port) in enumerate(zip(grids, free_ports(len(grids)), strict=True))
-    ]
-    (tmp_path / "jobs.json").write_text(json.dumps(meshes))
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(DRIVER), str(rank), str(tmp_path / "jobs.json")],
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-        )
-        for rank in range(4)
-    ]
-    try:
-        assert [rank.wait(timeout=240) for rank in ranks] == [0] * 4
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
-    for i in range(len(grids)):
-        for name, (_, tokens, logits) in folders.items():
-            check(tmp_path / f"{name}-{i}.npz", tokens, logits)
-    first, *others = [np.load(tmp_path / f"random-{i}.npz") for i in range(len(grids))]
-    for other in others:
-        assert other["tokens"].tolist() == first["tokens"].tolist()
-        np.testing.assert_allclose(other["logits"], first["logits"], atol=1e-5)
+GRIDS = [
+    (2, 2, {"layers": [1, 2], "scattered": True, "replicate_embedding": True}),
+    pytest.param(2, 2, {"layers": [2, 1], "scattered": True, "pieces": True}, marks=pytest.mark.slow),
+    (2, 1, {"layers": [2, 1], "pieces": True}),
+    (1, 2, {"chunks": [5, 3]}),
+]
+
+
+@pytest.mark.parametrize(("pp", "tp", "over"), GRIDS)
+def test_meshes(pp: int, tp: int, over: dict[str, Any], folders: dict[str, Any], tmp_path: Path) -> None:
+    """Each family over gloo processes, at once and by pieces, and random weights, which are the same on every mesh."""
+    jobs = [job(tmp_path / f"{name}.npz", weights=str(folders[name][0]), **over) for name in folders]
+    run_ranks(run_all, pp, tp, tmp_path, [*jobs, job(tmp_path / "random.npz", architecture=RANDOM)])
+    for name, (_, tokens, logits) in folders.items():
+        check(tmp_path / f"{name}.npz", tokens, logits)
+    with Groups.start(Rendezvous(0, 1, "", "cpu"), Mesh(1, 1), 60) as groups:
+        run(groups, job(tmp_path / "alone.npz", architecture=RANDOM))
+    alone, over_ranks = np.load(tmp_path / "alone.npz"), np.load(tmp_path / "random.npz")
+    assert over_ranks["tokens"].tolist() == alone["tokens"].tolist()
+    np.testing.assert_allclose(over_ranks["logits"], alone["logits"], atol=1e-5)

@@ -2,43 +2,41 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
-import sys
+from pathlib import Path
 
 import pytest
-
-from gapless.parallel.layers import padded_vocab
-
-RANK = """
-import sys
 import torch
 import torch.nn.functional as F
+
 from gapless.parallel.groups import Groups
-from gapless.parallel.layers import ColumnParallelLinear, LMHead, RowParallelLinear, VocabParallelEmbedding
-from gapless.parallel.mesh import Mesh
-from gapless.parallel.rendezvous import Rendezvous
+from gapless.parallel.layers import (
+    ColumnParallelLinear,
+    LMHead,
+    RowParallelLinear,
+    VocabParallelEmbedding,
+    padded_vocab,
+)
+from tests.support.forked_ranks import run_ranks
 
-rank, first, second = (int(word) for word in sys.argv[1:])
-torch.set_num_threads(1)
 
-with Groups.start(Rendezvous(rank, 2, f"tcp://127.0.0.1:{first}", "cpu"), Mesh(2, 1, rank), 30) as groups:
+def check_stages(groups: Groups) -> None:
+    rank = groups.mesh.rank
     assert (groups.pp.size(), groups.tp.size(), groups.pp.rank(), groups.tp.rank()) == (2, 1, rank, 0)
 
-with Groups.start(Rendezvous(rank, 2, f"tcp://127.0.0.1:{second}", "cpu"), Mesh(1, 2, rank), 30) as groups:
+
+def check_layers(groups: Groups) -> None:
+    rank = groups.mesh.rank
     assert (groups.pp.size(), groups.tp.size(), groups.pp.rank(), groups.tp.rank()) == (1, 2, 0, rank)
     torch.manual_seed(0)
-    half = {"dtype": torch.float32, "groups": groups}
     x, weight, bias = torch.randn(5, 12), torch.randn(8, 12), torch.randn(8)
 
-    column = ColumnParallelLinear(12, 8, bias=True, **half)
+    column = ColumnParallelLinear(12, 8, bias=True, dtype=torch.float32, groups=groups)
     rows = slice(4 * rank, 4 * rank + 4)
     column.weight.data.copy_(weight[rows])
     column.bias.data.copy_(bias[rows])
     torch.testing.assert_close(column(x), F.linear(x, weight, bias)[:, rows])
 
-    row = RowParallelLinear(12, 8, bias=True, **half)
+    row = RowParallelLinear(12, 8, bias=True, dtype=torch.float32, groups=groups)
     columns = slice(6 * rank, 6 * rank + 6)
     row.weight.data.copy_(weight[:, columns])
     row.bias.data.copy_(bias)
@@ -55,35 +53,23 @@ with Groups.start(Rendezvous(rank, 2, f"tcp://127.0.0.1:{second}", "cpu"), Mesh(
     table = torch.zeros(32, 12)
     table[:19] = torch.randn(19, 12)
     mine = table[16 * rank : 16 * rank + 16]
-    embedding = VocabParallelEmbedding(19, 12, **half)
+    embedding = VocabParallelEmbedding(19, 12, dtype=torch.float32, groups=groups)
     embedding.weight.data.copy_(mine)
     ids = torch.tensor([0, 15, 16, 18])
     torch.testing.assert_close(embedding(ids), table[ids])
     assert ids.tolist() == [0, 15, 16, 18]
 
-    head = LMHead(12, 19, **half)
+    head = LMHead(12, 19, dtype=torch.float32, groups=groups)
     head.weight.data.copy_(mine)
     torch.testing.assert_close(head(x), F.linear(x, table[:19]))
     assert head(x[:0]).shape == (0, 19)
     assert head(x.clone()).dtype == torch.float32
-"""
 
 
-def test_layers_over_two_processes() -> None:
-    servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
-    ports = [str(server.getsockname()[1]) for server in servers]
-    for server in servers:
-        server.close()
-    ranks = [
-        subprocess.Popen([sys.executable, "-c", RANK, str(rank), *ports], env=os.environ | {"OMP_NUM_THREADS": "1"})
-        for rank in range(2)
-    ]
-    try:
-        assert [rank.wait(timeout=90) for rank in ranks] == [0, 0]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
+def test_layers_over_two_processes(tmp_path: Path) -> None:
+    for name, check, pp, tp in (("stages", check_stages, 2, 1), ("layers", check_layers, 1, 2)):
+        (tmp_path / name).mkdir()
+        run_ranks(check, pp, tp, tmp_path / name)
 
 
 @pytest.mark.parametrize(("vocab", "tp", "padded"), [(50257, 1, 50264), (50257, 8, 50304), (32000, 4, 32000)])

@@ -10,15 +10,18 @@ from hypothesis import strategies as st
 
 from gapless.parallel import packed
 from gapless.parallel.packed import PackedWeight
+from tests.support.tiers import examples
 
 SIZES = st.sampled_from([(64, 16), (128, 80), (192, 64), (640, 128), (512, 144), (100, 48), (64, 50), (7, 5)])
 
 
 @given(
-    rows=st.one_of(st.integers(0, 20), st.sampled_from([48, 63, 64, 65, 130])), size=SIZES, with_bias=st.booleans(),
+    rows=st.one_of(st.integers(0, 20), st.sampled_from([48, 63, 64, 65, 130])),
+    size=SIZES,
+    with_bias=st.booleans(),
     with_residual=st.booleans(),
-)  # fmt: skip
-@settings(max_examples=120, deadline=None)
+)
+@settings(max_examples=examples(120))
 def test_it_is_torchs_product(rows: int, size: tuple[int, int], with_bias: bool, with_residual: bool) -> None:
     outputs, inputs = size
     generator = torch.Generator().manual_seed(rows)

@@ -35,9 +35,12 @@ def test_replicas_fill_nodes_in_order(pp: int, tp: int, devices: int, replicas: 
 
 
 CLUSTERS = st.builds(
-    ClusterConfig, devices_per_node=st.integers(1, 9), network_adapters=st.none() | st.integers(1, 9),
-    nodes_per_rack=st.none() | st.integers(1, 4), oversubscription=st.floats(1, 8),
-)  # fmt: skip
+    ClusterConfig,
+    devices_per_node=st.integers(1, 9),
+    network_adapters=st.none() | st.integers(1, 9),
+    nodes_per_rack=st.none() | st.integers(1, 4),
+    oversubscription=st.floats(1, 8),
+)
 
 
 @given(pp=st.integers(1, 9), tp=st.integers(1, 20), cluster=CLUSTERS, replicas=st.integers(1, 4))
@@ -66,8 +69,9 @@ def test_hand_made_links() -> None:
     one_adapter = ClusterConfig(network_adapters=1)
     assert stage_links(8, 2, one_adapter) == [[inside, inside, inside, ours, inside, inside, inside]]
     assert stage_links(3, 4, one_adapter, replicas=2) == [
-        [inside, StageLink(True, per_adapter=4.0)], [StageLink(True, per_adapter=4.0), inside],
-    ]  # fmt: skip
+        [inside, StageLink(True, per_adapter=4.0)],
+        [StageLink(True, per_adapter=4.0), inside],
+    ]
     racks = ClusterConfig(devices_per_node=2, nodes_per_rack=2, oversubscription=8.0)
     assert stage_links(4, 2, racks) == [[StageLink(True), StageLink(True, True, 1.0, 4.0), StageLink(True)]]
 

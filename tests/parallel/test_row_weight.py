@@ -13,13 +13,16 @@ from hypothesis import strategies as st
 from gapless.parallel import row_weight
 from gapless.parallel.cpp_library import NoLibraryError
 from gapless.parallel.row_weight import take_rows
+from tests.support.tiers import examples
 
 
 @given(
-    rows=st.one_of(st.integers(0, 20), st.just(130)), outputs=st.integers(1, 70), size=st.integers(1, 90),
+    rows=st.one_of(st.integers(0, 20), st.just(130)),
+    outputs=st.integers(1, 70),
+    size=st.integers(1, 90),
     with_bias=st.booleans(),
-)  # fmt: skip
-@settings(max_examples=80, deadline=None)
+)
+@settings(max_examples=examples(80))
 def test_it_is_torchs_product(rows: int, outputs: int, size: int, with_bias: bool) -> None:
     generator = torch.Generator().manual_seed(rows + 100 * outputs)
     x, weight = torch.randn(rows, size, generator=generator), torch.randn(outputs, size, generator=generator)

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+import hashlib
+import time
 from pathlib import Path
 
 import pytest
-
-RANK = r"""
-import hashlib, sys
 import torch
 import torch.distributed as dist
-from gapless.parallel.groups import Groups
-from gapless.parallel.mesh import Mesh
-from gapless.parallel.rendezvous import Rendezvous
 
-rank, folder, shared = int(sys.argv[1]), sys.argv[2], sys.argv[3] == "shared"
-torch.set_num_threads(1)
-with Groups.start(Rendezvous(rank, 3, f"file://{folder}/ranks", "cpu"), Mesh(1, 3, rank), 30) as groups:
-    assert (groups._shared is not None) == shared
+from gapless.parallel import shared_memory
+from gapless.parallel.frames import ConnectionLost
+from gapless.parallel.groups import Groups
+from tests.support.forked_ranks import run_ranks
+
+FOLDER = Path("/dev/shm")
+
+
+def check(groups: Groups, is_shared: bool) -> None:
+    rank = groups.mesh.rank
+    assert (groups._shared is not None) == is_shared
     for seed, size in enumerate((1, 7, 65536, 65537, 200001, 3)):
         parts = [torch.randn(size, generator=torch.Generator().manual_seed(10 * seed + other)) for other in range(3)]
         found = groups.all_reduce(parts[rank].clone())
@@ -35,32 +35,41 @@ with Groups.start(Rendezvous(rank, 3, f"file://{folder}/ranks", "cpu"), Mesh(1, 
     half = torch.full((4,), rank, dtype=torch.bfloat16)
     assert groups.all_reduce(half).tolist() == [3.0] * 4
     dist.barrier()
-    if shared and rank < 2:
-        groups._shared._timeout_s = 0.2
-        try:
+    if groups._shared is not None:
+        check_who_is_late(groups, groups._shared)
+
+
+def check_who_is_late(groups: Groups, shared: shared_memory.SharedMemory) -> None:
+    """Check the errors of a rank that waits for one which does not come, and of one whose groups end."""
+    if groups.mesh.rank == 2:
+        return
+    if groups.mesh.rank == 1:
+        groups.end()
+        with pytest.raises(ConnectionLost, match="the pipeline is being restarted"):
             groups.all_reduce(torch.ones(3))
-        except RuntimeError as error:
-            assert "timed out: a rank of this stage did not come within 0.2 s" in str(error)
-        else:
-            raise AssertionError("nobody waited for the third")
-"""
+        return
+    shared._timeout_s = 0.2
+    with pytest.raises(RuntimeError, match=r"timed out: a rank of this stage did not come within 0\.2 s"):
+        groups.all_reduce(torch.ones(3))
 
 
-@pytest.mark.parametrize("how", ["shared", "no compiler on one rank"])
-def test_collectives_of_three_ranks(how: str, tmp_path: Path) -> None:
-    files = set(Path("/dev/shm").glob("gapless-*"))
-    one = {"CXX": "/nowhere/c++", "XDG_CACHE_HOME": str(tmp_path)} if how != "shared" else {}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", RANK, str(rank), str(tmp_path), how],
-            env=os.environ | {"OMP_NUM_THREADS": "1"} | (one if rank == 1 else {}),
-        )
-        for rank in range(3)
-    ]
-    try:
-        assert [rank.wait(timeout=90) for rank in ranks] == [0, 0, 0]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
-    assert set(Path("/dev/shm").glob("gapless-*")) <= files
+def check_who_is_slow(groups: Groups) -> None:
+    """Reduce many rounds, each rank late by turns: a fast one must not write where a slow one still reads."""
+    rank, size = groups.mesh.rank, 1 << 16
+    for turn in range(60):
+        if turn % 3 == rank:
+            time.sleep(0.002)
+        found = groups.all_reduce(torch.full((size,), float(turn * 10 + rank)))
+        assert found.min() == found.max() == 30 * turn + 3
+
+
+@pytest.mark.parametrize("is_shared", [True, False], ids=["shared", "no compiler on one rank"])
+def test_collectives_of_three_ranks(is_shared: bool, tmp_path: Path) -> None:
+    lacking = {} if is_shared else {1: {"CXX": "/nowhere/c++", "XDG_CACHE_HOME": str(tmp_path / "cache")}}
+    files = set(FOLDER.glob("gapless-*"))
+    run_ranks(check, 1, 3, tmp_path, is_shared, environment=lacking)
+    assert set(FOLDER.glob("gapless-*")) <= files
+
+
+def test_a_buffer_is_not_written_while_another_rank_reads_it(tmp_path: Path) -> None:
+    run_ranks(check_who_is_slow, 1, 3, tmp_path)

@@ -15,9 +15,15 @@ from gapless.conf.schema import Architecture, ParallelConfig
 from gapless.parallel.split import check_parallel, split_layers
 
 ARCH = Architecture(
-    vocab_size=64, hidden_size=64, num_layers=12, num_heads=8, num_kv_heads=4, head_dim=8, ffn_size=128,
+    vocab_size=64,
+    hidden_size=64,
+    num_layers=12,
+    num_heads=8,
+    num_kv_heads=4,
+    head_dim=8,
+    ffn_size=128,
     max_position=64,
-)  # fmt: skip
+)
 
 
 @given(layers=st.integers(1, 60), pp=st.integers(1, 12), vocab=st.integers(1, 200_000))

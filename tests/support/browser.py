@@ -64,15 +64,19 @@ class Browser:
 
     def point_at(self, selector: str, x: float, y: float) -> None:
         """Move the pointer to a point of an element, in pixels from its top left corner."""
-        left, top = self.run("const b = document.querySelector(arguments[0]); b.scrollIntoView({block: 'center'});"
-                             "const r = b.getBoundingClientRect(); return [r.left, r.top]", selector)  # fmt: skip
+        left, top = self.run(
+            "const b = document.querySelector(arguments[0]); b.scrollIntoView({block: 'center'});"
+            "const r = b.getBoundingClientRect(); return [r.left, r.top]",
+            selector,
+        )
         move = {"type": "pointerMove", "duration": 0, "x": round(left + x), "y": round(top + y)}
         self._ask("POST", "/actions", {"actions": [{"type": "pointer", "id": "mouse", "actions": [move]}]})
 
     def resize(self, width: int, height: int) -> None:
         """Give the page a size in CSS pixels, also where a window could not be so narrow."""
-        self.devtools("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1,
-                      mobile=False)  # fmt: skip
+        self.devtools(
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False
+        )
 
     def prefer(self, scheme: str) -> None:
         """Prefer a `light` or a `dark` page."""

@@ -11,23 +11,27 @@ from gapless.runtime.core.run_record import RunRecord
 from gapless.runtime.explain.learned_run import learn_run
 from gapless.runtime.explain.requests_of_record import requests_of
 from gapless.runtime.explain.twin import Twin
+from gapless.runtime.ledger.ledger import Ledger
 from gapless.runtime.run_folder.read import RunFolder, read_run_folder
-from gapless.runtime.run_folder.write import write_run_data
 from gapless.runtime.simulation.run import simulated
 from gapless.runtime.simulation.setting import make_setting
 from gapless.runtime.workload import Workload
 from gapless.runtime.workload.make import make_workload
+from tests.support.written_runs import write_data
 
 
 def simulated_config(policy: str = "sarathi", **workload: object) -> SimulateConfig:
     """Return the config of 60 requests of 100 to 800 tokens through LLaMA 7B on two A100s."""
-    return build(SimulateConfig, {
-        "model": load_group("model", "llama-7b"),
-        "hardware": load_group("hardware", "a100-80g"),
-        "parallel": load_group("parallel", "pp2"),
-        "scheduler": load_group("scheduler", policy),
-        "workload": load_group("workload", "zipf") | {"num_prompts": 60, "min_len": 100, "max_len": 800} | workload,
-    })  # fmt: skip
+    return build(
+        SimulateConfig,
+        {
+            "model": load_group("model", "llama-7b"),
+            "hardware": load_group("hardware", "a100-80g"),
+            "parallel": load_group("parallel", "pp2"),
+            "scheduler": load_group("scheduler", policy),
+            "workload": load_group("workload", "zipf") | {"num_prompts": 60, "min_len": 100, "max_len": 800} | workload,
+        },
+    )
 
 
 def workload_of(config: SimulateConfig) -> Workload:
@@ -44,7 +48,7 @@ def runs(config: SimulateConfig) -> list[RunRecord]:
 
 
 def written(path: Path, record: RunRecord, config: SimulateConfig) -> RunFolder:
-    write_run_data(path, record, config=to_mapping(config))
+    write_data(path, record, to_mapping(config))
     return read_run_folder(path)
 
 
@@ -53,4 +57,5 @@ def learned_twin(config: SimulateConfig) -> Twin:
     record = run(config)
     learned = learn_run(config, record)
     found = requests_of(record, config.workload, config.cache.block_size)
-    return Twin(learned.setting(config), found.items, config.workload.max_concurrency, record, found.notes, learned)
+    most = config.workload.max_concurrency
+    return Twin(learned.setting(config), found.items, most, record, Ledger(record), found.notes, learned)

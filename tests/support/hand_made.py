@@ -42,7 +42,7 @@ def span(micro_batch: int, stage: int, begin: float, end: float) -> Span:
 
 
 def config(*, name: str = "sarathi", chunk: Any = 256, depth: int | None = None, **more: Any) -> dict[str, Any]:
-    """A config in the form that summary.json has."""
+    """Return a config in the form that summary.json has."""
     scheduler = {"name": name, "batch": None} | ({"chunk": chunk} if name in ("sarathi", "equal_time") else {})
     return {
         "model": {"name": "tiny"},
@@ -53,12 +53,14 @@ def config(*, name: str = "sarathi", chunk: Any = 256, depth: int | None = None,
     }
 
 
-def folder(path: str = "run", *, chunk: Any = 256, depth: int | None = None, name: str = "sarathi", **summary: Any
-           ) -> RunFolder:  # fmt: skip
-    """A run folder that lies nowhere, with these numbers in its summary."""
+def folder(
+    path: str = "run", *, chunk: Any = 256, depth: int | None = None, name: str = "sarathi", **summary: Any
+) -> RunFolder:
+    """Return a run folder that lies nowhere, with these numbers in its summary."""
     return RunFolder(Path(path), {"config": config(name=name, chunk=chunk, depth=depth), **summary})
 
 
-def run_group(label: str, *, chunk: Any = 256, depth: int | None = None, name: str = "sarathi", **summary: Any
-              ) -> RunGroup:  # fmt: skip
+def run_group(
+    label: str, *, chunk: Any = 256, depth: int | None = None, name: str = "sarathi", **summary: Any
+) -> RunGroup:
     return RunGroup(label, [folder(label, chunk=chunk, depth=depth, name=name, **summary)])

@@ -16,17 +16,32 @@ from gapless.parallel.mesh import Mesh
 from gapless.parallel.split import split_layers
 
 LLAMA = Architecture(
-    vocab_size=61, hidden_size=32, num_layers=3, num_heads=4, num_kv_heads=2, head_dim=8, ffn_size=48, max_position=64,
-)  # fmt: skip
+    vocab_size=61,
+    hidden_size=32,
+    num_layers=3,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=8,
+    ffn_size=48,
+    max_position=64,
+)
 ARCHITECTURES = {
     "gpt2": dataclasses.replace(
-        LLAMA, num_kv_heads=4, norm="layer", position="learned", activation="gelu_tanh", gated_ffn=False, qkv_bias=True,
-        attention_out_bias=True, ffn_bias=True, tie_embeddings=True,
+        LLAMA,
+        num_kv_heads=4,
+        norm="layer",
+        position="learned",
+        activation="gelu_tanh",
+        gated_ffn=False,
+        qkv_bias=True,
+        attention_out_bias=True,
+        ffn_bias=True,
+        tie_embeddings=True,
     ),
     "llama": LLAMA,
     "mistral": dataclasses.replace(LLAMA, sliding_window=6),
     "qwen3": dataclasses.replace(LLAMA, qk_norm=True),
-}  # fmt: skip
+}
 
 CHUNK, MIDDLE = Segment(0, 5, [3, 1]), Segment(5, 4, [0, 2, 5])
 DECODES = [Segment(9, 1, [4, 6, 7]), Segment(3, 1, [8])]

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
+import os
 from collections.abc import Collection, Sequence
-from dataclasses import asdict
 
 from gapless.conf.clusters import ClusterConfig
 from gapless.conf.schema import HardwareConfig, ParallelConfig
 from gapless.parallel.control import Endpoint
 from gapless.parallel.real_placement import Place
+from tests.support.forked import Process
+
+
+def _serve(preparation: str, endpoint: Endpoint, rank: int) -> None:
+    from gapless.runtime.pipeline.rank import run_rank
+
+    exec(preparation, {"rank": rank})
+    run_rank(endpoint, rank, "cpu", 60.0)
 
 
 class ProcessLauncher:
@@ -21,20 +26,11 @@ class ProcessLauncher:
         preparation: Python source that each rank runs first, in which `rank` is its number.
     """
 
-    RANK = """
-import json, sys
-from gapless.parallel.control import Endpoint
-from gapless.runtime.pipeline.rank import run_rank
-endpoint, rank = json.loads(sys.argv[1]), int(sys.argv[2])
-{preparation}
-run_rank(Endpoint(**endpoint), rank, "cpu", 60.0)
-"""
-
     can_replace = True
 
     def __init__(self, preparation: str = "") -> None:
-        self._program = self.RANK.format(preparation=preparation)
-        self.ranks: dict[int, subprocess.Popen[bytes]] = {}
+        self._preparation = preparation
+        self.ranks: dict[int, Process] = {}
 
     def check(self, parallel: ParallelConfig, hardware: HardwareConfig) -> None:
         pass
@@ -49,8 +45,8 @@ run_rank(Endpoint(**endpoint), rank, "cpu", 60.0)
         return {}
 
     def _start(self, rank: int, endpoint: Endpoint) -> None:
-        words = [sys.executable, "-c", self._program, json.dumps(asdict(endpoint)), str(rank)]
-        self.ranks[rank] = subprocess.Popen(words, stderr=subprocess.DEVNULL)
+        with open(os.devnull, "w") as nowhere:
+            self.ranks[rank] = Process(_serve, self._preparation, endpoint, rank, stderr=nowhere)
 
     def replace(self, ranks: Collection[int], endpoint: Endpoint) -> None:
         for rank in ranks:

@@ -6,6 +6,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.support.tiers import stretched
+
 
 def _all() -> Iterator[tuple[int, str, int, int]]:
     """Process id, state, parent, process group."""
@@ -22,12 +24,12 @@ def is_alive(pid: int) -> bool:
 
 
 def members_of(group: int) -> list[int]:
-    """What runs in a process group."""
+    """Return the processes of a process group, by id."""
     return [pid for pid, state, _, of in _all() if of == group and state != "Z"]
 
 
 def descendants_of(pid: int) -> list[int]:
-    """Children, and theirs."""
+    """Return the children of a process, and theirs."""
     parents = {child: parent for child, _, parent, _ in _all()}
     found = [pid]
     for ancestor in found:
@@ -36,13 +38,13 @@ def descendants_of(pid: int) -> list[int]:
 
 
 def program_of(pid: int) -> str:
-    """The name of the file that a process runs."""
+    """Return the name of the file that a process runs."""
     return Path(Path(f"/proc/{pid}/cmdline").read_text().split("\0")[0]).name
 
 
 def assert_gone(pids: list[int], within_s: float = 15.0) -> None:
-    """Check that processes have ended, or do soon."""
-    deadline = time.monotonic() + within_s
+    """Check that processes have ended, or do soon: within `within_s` seconds where they need not wait for a core."""
+    deadline = time.monotonic() + stretched(within_s)
     while alive := [pid for pid in pids if is_alive(pid)]:
         assert time.monotonic() < deadline, f"still running: {alive}"
         time.sleep(0.1)

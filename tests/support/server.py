@@ -13,14 +13,23 @@ from pathlib import Path
 
 import httpx2
 
+from tests.support.forked import Process, main
+from tests.support.tiers import stretched
+
 
 class Server:
     """`gapless serve` in a process of its own."""
 
-    def __init__(self, folder: Path, *overrides: str, program: Sequence[str] = ("gapless.launch.cli",)) -> None:
+    def __init__(self, folder: Path, *overrides: str, program: Sequence[str] = ()) -> None:
+        """Start it: forked, or as a Python module that is the first word of `program`, with the words after it."""
         self._log = (folder / "log").open("w+")
-        command = [sys.executable, "-m", *program, "serve", "serve.port=0", *overrides]
-        self.process = subprocess.Popen(command, stderr=self._log, cwd=folder)
+        words = ["serve", "serve.port=0", *overrides]
+        self.process: Process | subprocess.Popen[bytes]
+        if program:
+            command = [sys.executable, "-m", *program, *words]
+            self.process = subprocess.Popen(command, stderr=self._log, cwd=folder)
+        else:
+            self.process = Process(main, words, stderr=self._log, cwd=folder)
         self.url = self._await(r"listens at (http://\S+);")
 
     def _await(self, pattern: str, seconds: float = 60.0) -> str:
@@ -38,8 +47,8 @@ class Server:
         return Path(self._log.name).read_text()
 
     def until_ready(self) -> None:
-        deadline = time.monotonic() + 90
-        while httpx2.get(f"{self.url}/health").status_code != 200:
+        deadline = time.monotonic() + stretched(90)
+        while httpx2.get(f"{self.url}/health", timeout=60).status_code != 200:  # a machine with much to do answers late
             assert self.process.poll() is None, self.log
             assert time.monotonic() < deadline, self.log
             time.sleep(0.05)
@@ -50,8 +59,8 @@ class Server:
 
 
 @contextmanager
-def serving(folder: Path, *overrides: str) -> Iterator[Server]:
-    server = Server(folder, *overrides)
+def serving(folder: Path, *overrides: str, program: Sequence[str] = ()) -> Iterator[Server]:
+    server = Server(folder, *overrides, program=program)
     try:
         server.until_ready()
         yield server

@@ -28,9 +28,15 @@ R = TypeVar("R", bound=Replica)
 BLOCK = 4
 LONGEST = 120
 ARCHITECTURE = Architecture(
-    vocab_size=64, hidden_size=8, num_layers=8, num_heads=2, num_kv_heads=2, head_dim=4, ffn_size=16,
+    vocab_size=64,
+    hidden_size=8,
+    num_layers=8,
+    num_heads=2,
+    num_kv_heads=2,
+    head_dim=4,
+    ffn_size=16,
     max_position=LONGEST,
-)  # fmt: skip
+)
 HOST = HostTimes(step=0.001)
 
 
@@ -108,8 +114,10 @@ class AuditedFaulty(_Audit, FaultyPipeline):
 
 
 class _Ranks(VirtualPipeline):
-    """The tables of a rank, where each token sampled is 0. With `receives` it may decode prompts that it has not
-    prefilled."""
+    """The tables of a rank, where each token sampled is 0.
+
+    With `receives` it may decode prompts that it has not prefilled.
+    """
 
     receives = False
 
@@ -131,13 +139,23 @@ class _Ranks(VirtualPipeline):
 
 
 def make_replica(
-    policy: str | SchedulerConfig = "sarathi", *, layers: Sequence[int] = (2, 2),
-    devices: Sequence[Device] | None = None, batch: int = 4, depth: int | None = None, num_blocks: int = 400,
-    host: bool = True, faults: Iterable[RankFault] | None = None, times: FaultsConfig | None = None, spares: int = 0,
-    max_recoveries: int = 1000, receives: bool = False,
-    kind: Callable[[SimulatedPipeline, SchedulerConfig, Plan], R] = Replica, **how: Any,
-) -> R:  # fmt: skip
-    """A replica over an audited pipeline; `how` goes to the pipeline. With `faults` its stages have a rank each."""
+    policy: str | SchedulerConfig = "sarathi",
+    *,
+    layers: Sequence[int] = (2, 2),
+    devices: Sequence[Device] | None = None,
+    batch: int = 4,
+    depth: int | None = None,
+    num_blocks: int = 400,
+    host: bool = True,
+    faults: Iterable[RankFault] | None = None,
+    times: FaultsConfig | None = None,
+    spares: int = 0,
+    max_recoveries: int = 1000,
+    receives: bool = False,
+    kind: Callable[[SimulatedPipeline, SchedulerConfig, Plan], R] = Replica,
+    **how: Any,
+) -> R:
+    """Make a replica over an audited pipeline; `how` goes to it. With `faults` its stages have a rank each."""
     stages = len(layers)
     config = POLICY_CONFIGS[policy]() if isinstance(policy, str) else policy
     chosen = config.depth(stages) if depth is None else Depth(min(stages, depth), depth)
@@ -156,7 +174,7 @@ def make_replica(
 
 
 def items(*requests: tuple[int, int] | tuple[int, int, float]) -> list[WorkItem]:
-    """Requests of (prompt, output) or (prompt, output, arrival), in the order of their arrival."""
+    """Make requests of (prompt, output) or (prompt, output, arrival), in the order of their arrival."""
     each = sorted(((*request, 0.0)[:3] for request in requests), key=lambda request: request[2])
     return [WorkItem(bytes(prompt), output, arrival) for prompt, output, arrival in each]
 

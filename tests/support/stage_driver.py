@@ -1,18 +1,13 @@
-"""Greedy decoding over a chain of stages by a naive schedule; as a script, one rank of a mesh.
+"""Greedy decoding over a chain of stages by a naive schedule.
 
-    python stage_driver.py RANK JOBS.json
-
-JOBS lists meshes, each with its runs: a run names a model folder or a random architecture and a schedule. Ranks that a
-mesh leaves out sit it out. The last rank of a mesh writes what it got to the run's `out`.
+A run names a model folder or a random architecture and a schedule. The last rank of a mesh writes what it got to the
+run's `out`.
 """
 
 from __future__ import annotations
 
-import json
 import random
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,10 +20,10 @@ from gapless.models.build_stage import build_stage
 from gapless.models.huggingface import resolve_architecture
 from gapless.models.piecewise import PiecewiseStage
 from gapless.models.stage import Stage
+from gapless.parallel.device_clock import HostClock
 from gapless.parallel.groups import Groups
-from gapless.parallel.mesh import Mesh
-from gapless.parallel.rendezvous import Rendezvous
 from gapless.parallel.split import split_layers
+from gapless.parallel.transport import Transport
 
 BLOCK_SIZE = 4
 
@@ -44,16 +39,15 @@ def block_tables(lengths: list[int], scattered: bool) -> tuple[list[list[int]], 
 
 
 def step(
-    stage: Stage, batch: RaggedBatch, forward: Callable[..., torch.Tensor]
+    stage: Stage, batch: RaggedBatch, forward: Callable[..., torch.Tensor], transport: Transport
 ) -> tuple[list[int], torch.Tensor | None]:
     """One micro-batch through all stages: the argmax of each sampled row, on all ranks; logits on the last stage."""
     mesh, hidden = stage.mesh, None
     if not mesh.is_first:
-        hidden = torch.empty(batch.num_tokens, stage.arch.hidden_size)
-        dist.recv(hidden, mesh.previous)
+        hidden, _ = transport.post_receive(batch.num_tokens).wait(HostClock())
     out = forward(stage.prepare(batch), hidden)
     if not mesh.is_last:
-        dist.send(out, mesh.next)
+        transport.send(out)
     tokens = out.argmax(-1) if mesh.is_last else torch.empty(len(batch.sample_rows), dtype=torch.int64)
     if mesh.pp > 1:
         dist.broadcast(tokens, src=mesh.world_size - 1)
@@ -67,6 +61,7 @@ def greedy(
     chunks: list[int],
     tables: list[list[int]],
     forward: Callable[..., torch.Tensor],
+    transport: Transport,
 ) -> tuple[list[list[int]], list[list[np.ndarray]]]:
     """Each iteration runs a chunk of up to `chunks[i]` tokens of up to len(chunks) prompts, and every ready decode."""
     texts = [list(p) for p in prompts]
@@ -87,7 +82,7 @@ def greedy(
         decodes = [Segment(done[r], 1, tables[r]) for r in decoding]
         rows += range(len(tokens), len(tokens) + len(decodes))
         tokens += [texts[r][-1] for r in decoding]
-        new, out = step(stage, RaggedBatch.of(tokens, parts, decodes, rows), forward)
+        new, out = step(stage, RaggedBatch.of(tokens, parts, decodes, rows), forward, transport)
         for r, part in zip([*prefilling, *decoding], [*parts, *decodes], strict=False):
             done[r] = part.context
         for i, r in enumerate([*sampled, *decoding]):
@@ -97,9 +92,11 @@ def greedy(
     return [t[len(p) :] for t, p in zip(texts, prompts, strict=True)], logits
 
 
-def run(job: dict, groups: Groups) -> None:
-    """`job`: weights or architecture, plain, pieces, layers, replicate_embedding, prompts, num_new, chunks, scattered,
-    out.
+def run(groups: Groups, job: dict) -> None:
+    """Run the stages of a job.
+
+    Its keys are weights or architecture, plain, pieces, layers, replicate_embedding, prompts, num_new, chunks,
+    scattered, out.
     """
     mesh = groups.mesh
     given = Architecture(**job["architecture"]) if "architecture" in job else None
@@ -108,29 +105,27 @@ def run(job: dict, groups: Groups) -> None:
     arch = resolve_architecture(model)
     tables, num_blocks = block_tables([len(p) + job["num_new"] for p in job["prompts"]], job["scattered"])
     layers = split_layers(arch, mesh.pp, tuple(job["layers"]) if job.get("layers") else None)[mesh.stage]
-    stage = build_stage(model, arch, groups, layers, num_blocks=num_blocks, block_size=BLOCK_SIZE, seed=3,
-                        replicate_embedding=job.get("replicate_embedding", False))  # fmt: skip
+    stage = build_stage(
+        model,
+        arch,
+        groups,
+        layers,
+        num_blocks=num_blocks,
+        block_size=BLOCK_SIZE,
+        seed=3,
+        replicate_embedding=job.get("replicate_embedding", False),
+    )
     if not job.get("plain"):
         stage.pack()
     forward = PiecewiseStage(stage, list).forward if job.get("pieces") else stage
-    tokens, logits = greedy(stage, job["prompts"], job["num_new"], job["chunks"], tables, forward)
+    transport = Transport(groups, arch.hidden_size, stage.dtype, depth=1)
+    tokens, logits = greedy(stage, job["prompts"], job["num_new"], job["chunks"], tables, forward, transport)
+    transport.drain()
     if mesh.rank == mesh.world_size - 1:
         np.savez(job["out"], tokens=np.asarray(tokens), logits=np.asarray(logits))
 
 
-def run_mesh(job: dict, rank: int) -> None:
-    """`job`: pp, tp, first_rank, port, runs."""
-    rank -= job["first_rank"]
-    world = job["pp"] * job["tp"]
-    if not 0 <= rank < world:
-        return
-    method = f"tcp://127.0.0.1:{job['port']}" if world > 1 else ""
-    with Groups.start(Rendezvous(rank, world, method, "cpu"), Mesh(job["pp"], job["tp"], rank), 60) as groups:
-        for each in job["runs"]:
-            run(each, groups)
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    for each in json.loads(Path(sys.argv[2]).read_text()):
-        run_mesh(each, int(sys.argv[1]))
+def run_all(groups: Groups, jobs: list[dict]) -> None:
+    """Run one after the other."""
+    for job in jobs:
+        run(groups, job)

@@ -212,7 +212,7 @@ class VirtualPipeline:
             self._slots[slot] = token
 
     def _compute(self, segment: SegmentMessage) -> int:
-        """A token that depends on all tokens before it, as a model's does."""
+        """Return a token that depends on all tokens before it, as a model's does."""
         have = self._tokens[segment.request]
         seen = have[-3:] if self._repeats else [len(have), *have]
         token = random.Random(f"{segment.request} {seen}").randrange(10 if self._repeats else 1000)

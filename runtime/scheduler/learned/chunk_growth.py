@@ -44,6 +44,7 @@ class ChunkGrowth:
         Args:
             number: of the micro-batch.
             chunk: the same while prompts do not pile up.
+            queues: at this time.
             decodes: that ride along, on average.
         """
         wanted = max(chunk, min(self._wanted(chunk, queues, decodes), self._most))

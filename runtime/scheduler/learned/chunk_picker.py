@@ -13,11 +13,12 @@ from ...core.micro_batch import MicroBatch
 from ...core.queue_snapshot import QueueSnapshot
 from ...core.request import Request
 from ...core.run_record import MicroBatchRecord
-from .backlog import Backlog
 from .saturation import FIRST_SIZE, Saturation, aligned
 
 _SATURATED_SPEED = 0.875  # share of the highest prefill speed that counts as saturated (paper 4.1)
 _BACKLOGGED_SPEED = 0.95  # the same while many prompts wait: speed is then worth the delay of decodes
+_LONG_BACKLOG = 32  # rounds of chunks through the pipeline that make the backlog of prompts long
+_SHORT_BACKLOG = 8  # rounds that make it short again: prompts can wait a little
 _LOOK_INTERVAL = 64  # micro-batches between looks at what has been learned
 _WORTHWHILE_CHANGE = 1.25  # ratio of two chunk sizes that is worth a change
 _FULL_MARGIN = 0.1  # slots or blocks are full if fewer than this share of the running requests could be added
@@ -38,15 +39,18 @@ class ChunkPicker:
         self._tile = tile
         self._saturation = Saturation(tile, num_stages)
         self.chunk = aligned(FIRST_SIZE, tile) if chunk == "auto" else chunk
-        self._backlog = Backlog()
+        self._is_backlogged = False
         self._next_look = _LOOK_INTERVAL
         self._picked: int | None = None
         self._is_full = False  # slots or blocks have been full since requests began to wait
         self._prompt_tokens = self._output_tokens = 0  # of finished requests
 
     def update(self, number: int, snapshot: Callable[[], QueueSnapshot]) -> str | None:
-        """Set `chunk` for the micro-batch of that number; return what was picked and why, in one line, if the pick
-        changed."""
+        """Set `chunk` for the micro-batch of that number.
+
+        Returns:
+            What was picked and why, in one line, if it changed.
+        """
         if not self.is_auto:
             return None
         saturation, note = self._saturation, None
@@ -87,8 +91,9 @@ class ChunkPicker:
         return self._saturation.overhead if self.is_auto and self._saturation.is_known else None
 
     def _pick(self, queues: QueueSnapshot) -> str | None:
-        self._backlog.observe(queues.backlog, queues.depth * self.chunk)
-        share = _BACKLOGGED_SPEED if self._backlog.is_long else _SATURATED_SPEED
+        rounds = _SHORT_BACKLOG if self._is_backlogged else _LONG_BACKLOG
+        self._is_backlogged = queues.backlog > rounds * queues.depth * self.chunk
+        share = _BACKLOGGED_SPEED if self._is_backlogged else _SATURATED_SPEED
         saturated = self._saturation.tokens_at(share)
         chunk = aligned(saturated, self._tile)
         why = f"a stage has {share:.1%} of its prefill speed from {saturated} on"

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ...core.request import Request
-from .stage_cost import TOKENS_FOR_TIME, StageCost
+from .linear_cost import TOKENS_FOR_TIME, LinearCost
 
 _CLEARLY_SHORTER = 0.9  # ratio of two predicted rounds from which on fewer micro-batches are worth a change
 _STILL_SHORTER = 0.93  # ratio up to which they are kept: a change costs a bubble
@@ -15,7 +15,7 @@ _WORTH_A_DELAY = 0.02  # share of a micro-batch's time by which decodes must exc
 _ALIKE = 1.01  # ratio of two predicted rounds that are not worth a change
 
 
-def round_seconds(stages: Sequence[StageCost], groups: int, decodes: float, context: float, tile: int = 1) -> float:
+def round_seconds(stages: Sequence[LinearCost], groups: int, decodes: float, context: float, tile: int = 1) -> float:
     """Return the predicted time between two tokens of a request, where only decodes run.
 
     `decodes`, which attend to `context` tokens in sum, are dealt over `groups` micro-batches in flight. A token comes
@@ -30,7 +30,7 @@ def round_seconds(stages: Sequence[StageCost], groups: int, decodes: float, cont
     return max(through, groups * slowest)
 
 
-def best_groups(stages: Sequence[StageCost], most: int, now: int, decodes: int, context: int, tile: int = 1) -> int:
+def best_groups(stages: Sequence[LinearCost], most: int, now: int, decodes: int, context: int, tile: int = 1) -> int:
     """Return the number of micro-batches, `most` at most, over which decodes alone come round the soonest.
 
     It is `most` unless fewer are clearly better, and `now` where the best number is hardly better. With equal stages
@@ -64,15 +64,16 @@ class DecodeDealer:
         self._seconds = 0.0  # of all decodes, ready and in flight, in the slowest stage
         self._count = 0
         self._next_survey = 0  # number of the micro-batch before which the decodes are surveyed again
-        self._cost = StageCost(TOKENS_FOR_TIME)
+        self._cost = LinearCost(TOKENS_FOR_TIME)
 
     def survey(
-        self, number: int, running: Iterable[Request], cost: StageCost, stages: Sequence[StageCost], tile: int
+        self, number: int, running: Iterable[Request], cost: LinearCost, stages: Sequence[LinearCost], tile: int
     ) -> None:
         """Take stock of all decodes, once in a round of micro-batches: contexts hardly change within one.
 
         Args:
             number: of the micro-batch that is to be filled. It may be the same several times, where nothing was ready.
+            running: admitted requests, of which those that decode count.
             cost: of the stage that is slowest for a typical micro-batch.
             stages: costs of all stages; empty before the first fit.
             tile: rows that matrix products pad to; 1 where the fit in use counts single tokens.
@@ -109,6 +110,7 @@ class DecodeDealer:
         """Return how many of the decodes that are ready, first ready first, go into the next micro-batch.
 
         Args:
+            ready: these decodes, in that order.
             depth: micro-batches that the decodes are dealt over.
             count: decodes, ready and in flight.
             most: decodes that there is room for.

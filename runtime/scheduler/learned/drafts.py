@@ -13,7 +13,7 @@ from ...core.micro_batch import MicroBatch
 from ...core.prompt_lookup import LONGEST, PromptLookup
 from ...core.request import Request
 from ...core.run_record import MicroBatchRecord
-from .stage_times import StageTimes
+from .stage_fit import StageFit
 
 _FIRST_TRIALS = 16  # micro-batches with drafts before their cost is trusted: until then drafts fill the room
 _REST = 8  # decodes for which a request whose drafts do not pay is left alone
@@ -32,6 +32,7 @@ class AcceptanceRate:
         self._tried = 0.0
 
     def observe(self, accepted: int, rejected: int) -> None:
+        """Count draft tokens of one guess that were accepted, and the one, if any, that was not."""
         for is_accepted in [1.0] * accepted + [0.0] * rejected:
             self._accepted = self._keep * self._accepted + is_accepted
             self._tried = self._keep * self._tried + 1.0
@@ -63,7 +64,7 @@ class Drafts:
 
     def __init__(self, most: int, num_stages: int) -> None:
         self.most = most
-        self._times = StageTimes(num_stages)
+        self._fit = StageFit(num_stages)
         self._num_tried = 0  # micro-batches with drafts whose times are known
         self._rates = [AcceptanceRate(_MEMORY_OF_ALL) for _ in range(LONGEST + 1)]
         self._followers: dict[int, _Follower] = {}
@@ -103,8 +104,8 @@ class Drafts:
     def observe(self, micro_batch: MicroBatchRecord, spans: Sequence[Span]) -> None:
         """Learn from the spans of one or several stages that have computed a micro-batch."""
         stages, seconds = [span.stage for span in spans], [span.end - span.begin for span in spans]
-        self._times.observe(features(micro_batch), stages, seconds)
-        if micro_batch.drafts and spans[-1].stage == self._times.num_stages - 1:
+        self._fit.observe(features(micro_batch), stages, seconds)
+        if micro_batch.drafts and spans[-1].stage == self._fit.num_stages - 1:
             self._num_tried += 1
 
     def finished(self, request: Request) -> None:
@@ -149,7 +150,7 @@ class Drafts:
 
     def _least_rate(self, batch: MicroBatch, room: int) -> float:
         """Return the probability of being accepted from which on a draft token pays."""
-        weights = self._times.by_stage
+        weights = self._fit.by_stage
         if weights is None or self._num_tried < _FIRST_TRIALS:
             return 0.0
         count = len(batch.decodes)

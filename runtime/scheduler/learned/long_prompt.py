@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 
-from .stage_cost import StageCost
+from .linear_cost import LinearCost
 
 _LEAST_OVERHEAD = 0.02  # share of a chunk's time: where the overhead is less, longer chunks gain next to nothing
 
@@ -21,7 +21,7 @@ def chunk_count(seconds: float, overhead: float, num_stages: int) -> float:
     return max(1.0, math.sqrt((num_stages - 1) * seconds / overhead), seconds * _LEAST_OVERHEAD / overhead)
 
 
-def next_chunk(cost: StageCost, prefix: int, remaining: int, seconds: float, at_most: bool) -> int:
+def next_chunk(cost: LinearCost, prefix: int, remaining: int, seconds: float, at_most: bool) -> int:
     """Return the tokens of the next chunk, which adds an equal share of the time that is left of a prompt.
 
     The shares are the nearest to `seconds`, or with `at_most` none is longer: so what is left for the last chunk is

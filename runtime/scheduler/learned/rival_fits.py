@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from ...core.features import Features, features
 from ...core.messages import Span
 from ...core.run_record import MicroBatchRecord
-from .stage_times import StageTimes
+from .stage_fit import StageFit
 
 _WATCHED_ROUNDS = 2  # the fit that is not in use learns from one round of the pipeline in this many
 _CLEAR_ADVANTAGE = 1.25  # ratio of errors from which on one fit is clearly better
@@ -28,7 +28,7 @@ class RivalFits:
     """Predicts stage times by whichever fit has erred clearly less on what came after it.
 
     Time grows smoothly with tokens where tiles are small beside a chunk, and in steps of a tile where they are large
-    (paper 4.4). Both fits are `StageTimes`; with a tile of 1 they are one.
+    (paper 4.4). Both fits are `StageFit`; with a tile of 1 they are one.
 
     Args:
         depth: micro-batches in a round of the pipeline.
@@ -39,13 +39,14 @@ class RivalFits:
         self._num_stages = num_stages
         self._tile = tile
         self._depth = depth
-        self._by_tokens = StageTimes(num_stages, profile)
-        self._by_tiles = StageTimes(num_stages, profile) if tile > 1 else None
+        self._by_tokens = StageFit(num_stages, profile)
+        self._by_tiles = StageFit(num_stages, profile) if tile > 1 else None
         self._rows: dict[int, RivalRows] = {}  # of the micro-batches in flight, by their numbers
         self.best = self._by_tokens
 
     @property
     def is_fitted(self) -> bool:
+        """Whether the better fit has seen enough to predict."""
         return self.best.is_fitted
 
     @property

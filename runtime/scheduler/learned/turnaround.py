@@ -47,5 +47,4 @@ class Turnaround:
             self._idle[stage] += _NEWEST_WEIGHT * (idle - self._idle[stage])
         if spans[-1].stage == len(self._busy) - 1:
             least = min([i / (i + b) if b else 0.0 for i, b in zip(self._idle, self._busy, strict=True)])
-            # Once long, it stays so until it is clearly short: a change of the depth costs a bubble of its own.
-            self.is_long = least > self._bound / (2 if self.is_long else 1)
+            self.is_long = least > self._bound

@@ -16,32 +16,28 @@ class TypicalMicroBatch:
     """Running means of what micro-batches hold.
 
     `decodes`, `context` (KV tokens that the decodes attend to) and `prefix` (of a prompt token) are of micro-batches
-    with prompts, and `longest_prefix` is the longest of a chunk so far. `prefill_tokens` are of any micro-batch.
-    `fullness` is the same as a share of a whole chunk.
+    with prompts. `fullness` is of any micro-batch: its prompt tokens as a share of a whole chunk.
     """
 
-    def __init__(self, chunk: int) -> None:
+    def __init__(self) -> None:
         self.decodes = self.context = self.prefix = 0.0
-        self.longest_prefix = 0
-        self.prefill_tokens = 1.0 * chunk
         self.fullness = 1.0
 
     def observe(self, batch: MicroBatch, context: int, whole_chunk: float, number: int) -> None:
-        """Learn from the micro-batch of that number, counted from 0, which has just been filled.
+        """Learn from a micro-batch that has just been filled.
 
         Args:
+            batch: the micro-batch.
             context: KV tokens that its decodes attend to, in sum.
             whole_chunk: prompt tokens that would have filled it.
+            number: its number, from 0.
         """
         tokens = batch.num_prefill_tokens
-        self.prefill_tokens += _NEWEST_WEIGHT * (tokens - self.prefill_tokens)
         share = min(1.0, tokens / max(1.0, whole_chunk))
         self.fullness += _NEWEST_WEIGHT_OF_FULLNESS * (share - self.fullness)
         if not batch.chunks:
             return
         prefix = sum([chunk.start * chunk.length for chunk in batch.chunks]) / tokens
-        for chunk in batch.chunks:
-            self.longest_prefix = max(self.longest_prefix, chunk.start)
         weight = max(_NEWEST_WEIGHT, 1 / (1 + number))
         self.decodes += weight * (len(batch.decodes) - self.decodes)
         self.context += weight * (context - self.context)

@@ -1,7 +1,7 @@
 """The eight policies, a file each, and how the policy that a config names is found.
 
-A policy is the one `Scheduler` of its file: of ours the file in this folder that has its name, of the user's the one
-that `scheduler=./FILE.py` names.
+A policy is the one `Scheduler` of its file: of ours the file in this folder that its config calls `rule`, of the user's
+the one that `scheduler=./FILE.py` names.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ POLICIES = tuple(POLICY_CONFIGS)  # ours
 
 
 def make_scheduler(config: SchedulerConfig, limits: Limits, pool: BlockPool) -> Scheduler:
-    """The policy that a config names, nothing in its queues.
+    """Make the policy that a config names, with nothing in its queues.
 
     Raises:
         ConfigError: as `find_policy`.
@@ -27,13 +27,13 @@ def make_scheduler(config: SchedulerConfig, limits: Limits, pool: BlockPool) -> 
 
 
 def find_policy(config: SchedulerConfig) -> type[Scheduler]:
-    """The class of the policy that a config names.
+    """Return the class of the policy that a config names.
 
     Raises:
         ConfigError: the user's file does not run, or does not hold one policy.
     """
     file = getattr(config, "file", None)
-    module = load_policy_file(file) if file else import_module(f".{config.name}", __package__)
+    module = load_policy_file(file) if file else import_module(f".{config.rule}", __package__)
     defined = [
         value
         for value in vars(module).values()

@@ -16,22 +16,23 @@ from ...core.micro_batch import MicroBatch
 from ...core.request import Request
 from ...core.run_record import MicroBatchRecord
 from ..base import Limits, Scheduler
-from ..learned.backlog import SHORT_ROUNDS, Backlog
+from ..chunked import ChunkedScheduler
 from ..learned.chunk_growth import ChunkGrowth
-from ..learned.chunk_picker import ChunkPicker
 from ..learned.decode_dealer import DecodeDealer
 from ..learned.long_prompt import next_chunk
 from ..learned.rival_fits import RivalFits
-from ..learned.stage_times import read_profile
-from ..learned.target_time import SMALLEST_CHUNK, TargetTime
+from ..learned.stage_fit import read_profile
+from ..learned.target_time import TargetTime
 from ..learned.turnaround import Turnaround
 
 _TILE_ALIGNMENT_LOSS = 0.05  # of a chunk is given up for a multiple of the tile; more would make the times unequal
+_LONG_ROUNDS = 8  # rounds of whole chunks that make a prompt long
+_SMALLEST_CHUNK = 1 / 16  # of a whole one: a smaller chunk is not worth its overhead
 _COARSE_TILES = 4  # most tiles of a chunk that holds whole ones
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class EqualTime(Scheduler):
+class EqualTime(ChunkedScheduler):
     """Each micro-batch is filled to the same predicted time of the slowest stage.
 
     Decodes come first, dealt over the depth by predicted time. While there are decodes only, they are dealt over fewer
@@ -40,8 +41,7 @@ class EqualTime(Scheduler):
     next one fills up. Where no other prompt waits, the rest of a prompt is cut into equal chunks, not into whole ones
     and a tiny tail. Chunks of one prompt follow each other through the pipeline.
 
-    A prompt of many rounds has one time for all of its chunks: that of a chunk in its middle. Alone, with `chunk=auto`,
-    it is the time with which its first token comes the soonest.
+    A prompt of many rounds that is alone, with `chunk=auto`, has the time with which its first token comes the soonest.
 
     Where a chunk is a few tiles long, times grow in steps of a tile, and a micro-batch holds whole tiles (paper 4.4):
     the number nearest to what fills it, at most a chunk's.
@@ -56,23 +56,19 @@ class EqualTime(Scheduler):
 
     def __init__(self, config: EqualTimeConfig, limits: Limits, pool: BlockPool) -> None:
         super().__init__(config, limits, pool)
-        self.tile = config.tile or limits.tile
-        self.picker = ChunkPicker(config.chunk, self.tile, limits.stages)
-        self.chunk = self.picker.chunk  # grown while prompts pile up
         self._growth: ChunkGrowth | None = None
         if config.iterations is not None and config.target_ms is None:
             self._growth = ChunkGrowth(config.iterations, config.max_prefill_tokens, self.tile)
         profile = read_profile(config.profile, limits.stages)
         self.fits = RivalFits(limits.stages, self.tile, self._least_depth, profile)
         target_s = None if config.target_ms is None else config.target_ms / 1e3
-        self.target = TargetTime(target_s, self.picker.chunk, self.fits)
+        self.target = TargetTime(target_s, self.fits)
         self._turnaround = Turnaround(limits.stages)
-        self._prompts = Backlog()
         self._dealer = DecodeDealer(self._least_depth)
         self._left_s = 0.0  # of the time of the last micro-batch, after its chunks
 
     def fill(self, batch: MicroBatch) -> None:
-        self._learn()
+        """Take the share of decodes that is due, then a chunk for what is left of the predicted time."""
         prompt = self.next_prompt()
         most = self.limits.batch - 1 if prompt else self.limits.batch
         num_decodes = len(self.running) - len(self.prefilling)
@@ -95,20 +91,17 @@ class EqualTime(Scheduler):
             self.take_decodes(batch, 1)  # no decode of this micro-batch's share is ready
         if batch:
             self.target.typical.observe(batch, context, self.target.whole_chunk(self.chunk), self._turn)
-        self.picker.filled(batch)
 
     def _target_seconds(self, prompt: Request | None) -> float:
         """Return the time that a micro-batch is filled to whose first chunk is of `prompt`."""
-        if prompt is None or not self._is_long(prompt):
-            return self.target.seconds(self.chunk, self._free_slots)
-        tokens, overhead = prompt.prefill_target, self.picker.overhead
-        if overhead and len(self.running) == 1 and not self.num_waiting:
-            return self.target.alone(tokens, overhead, self.limits.stages)
-        return self.target.of_long_prompt(tokens, self.chunk)
+        overhead = self.picker.overhead
+        if prompt and overhead and len(self.running) == 1 and not self.num_waiting and self._is_long(prompt):
+            return self.target.alone(prompt.prefill_target, overhead, self.limits.stages)
+        return self.target.seconds(self.chunk)
 
     def _is_long(self, prompt: Request) -> bool:
-        """Whether a prompt runs for so many rounds that its own time is worth a change of the target."""
-        return self.fits.is_fitted and prompt.prefill_target > SHORT_ROUNDS * self._tokens_a_round
+        """Return whether a prompt runs for so many rounds that it is cut by predicted time alone."""
+        return self.fits.is_fitted and prompt.prefill_target > _LONG_ROUNDS * self._tokens_a_round
 
     def _long_chunk_length(self, batch: MicroBatch, prompt: Request, seconds: float) -> int:
         """Return the tokens of the next chunk of a long prompt, which adds about `seconds`; 0 for none."""
@@ -130,7 +123,7 @@ class EqualTime(Scheduler):
     def _chunk_length(self, batch: MicroBatch, prompt: Request, seconds: float) -> int:
         """Return the tokens of the next chunk of `prompt`, which adds about `seconds`; 0 for no chunk."""
         remaining = prompt.remaining_prefill
-        least = min(remaining, max(1, int(SMALLEST_CHUNK * self.chunk)))
+        least = min(remaining, max(1, int(_SMALLEST_CHUNK * self.chunk)))
         if self._is_long(prompt):
             length = self._long_chunk_length(batch, prompt, seconds)
         else:
@@ -161,23 +154,16 @@ class EqualTime(Scheduler):
         return max(1, min(whole, self.chunk // self.tile)) * self.tile - batch.num_tokens
 
     def draft_room(self, batch: MicroBatch) -> int:
-        """Up to the tile, and no more than fit into what decodes and chunks have left of the time."""
+        """Return the tokens up to the tile, and no more than fit into what decodes and chunks have left of the time."""
         cost = self.target.cost
         a_row = cost.per_token + cost.per_row
-        room = super().draft_room(batch)
+        room = Scheduler.draft_room(self, batch)
         return min(room, int(self._left_s / a_row)) if a_row > 0.0 else room
 
     @property
     def _is_coarse(self) -> bool:
         """Whether a chunk is so few tiles that time grows in steps of a tile."""
         return self.tile <= self.chunk <= _COARSE_TILES * self.tile
-
-    @property
-    def _free_slots(self) -> int | None:
-        """Slots that waiting prompts could take; None if no prompt waits."""
-        if not self.num_waiting:
-            return None
-        return 0 if self.short_of_kv else max(0, self.slots - len(self.running))
 
     @property
     def _tokens_a_round(self) -> int:
@@ -190,49 +176,50 @@ class EqualTime(Scheduler):
 
     @property
     def depth(self) -> int:
-        """One more in flight makes tokens wait, so it must pay: below saturation stages idle anyway, and where slots or
+        """Bound on the micro-batches in flight, picked for what is in the queues.
+
+        One more in flight makes tokens wait, so it must pay: below saturation stages idle anyway, and where slots or
         blocks lack, so that prompts do not fill micro-batches, it only deals the same decodes over more of them. While
-        there are only decodes, it is the number over which they come round the soonest."""
+        there are only decodes, it is the number over which they come round the soonest.
+        """
         if not self.backlog:
             return self._dealer.groups
-        is_deeper = self._prompts.is_long and self.target.typical.is_full and self._turnaround.is_long
+        is_deeper = self.target.typical.is_full and self._turnaround.is_long
         return self.limits.depth.most if is_deeper else self._least_depth
 
-    def _learn(self) -> None:
+    def prepare(self) -> None:
         """Take over what has been learned since the last micro-batch: the slowest stage's cost, and the chunk."""
-        self.target.refresh(self.chunk, self._free_slots)
-        if note := self.picker.update(self._turn, self.queue_snapshot):
-            self.notes.append(note)
-        self.chunk = self._grown_chunk()
-        self._prompts.observe(self.backlog, self._tokens_a_round)
+        self.target.refresh(self.chunk)
+        last = self.chunk
+        super().prepare()
+        self.chunk = self._grown_chunk(last)
         self._dealer.survey(self._turn, self.running.values(), self.target.cost, self.target.stages, self.fits.step)
 
-    def _grown_chunk(self) -> int:
-        """Return the chunk, grown if prompts pile up. Within a round it stays, so that micro-batches are alike."""
-        chunk = self.picker.chunk
+    def _grown_chunk(self, last: int) -> int:
+        """Return the chunk, grown if prompts pile up. Within a round it stays `last`, so micro-batches are alike."""
+        chunk = self.chunk
         if self._growth is None or not self.picker.is_settled:
             return chunk
         if self.prefilling:  # a prompt longer than all that waits behind it is no pile: orders let others overtake it
             first = self.prefilling[0]
             if first.prefill_target > self.backlog - first.remaining_prefill:
                 return chunk
-        if self._turn % self._least_depth and self.chunk >= chunk:
-            return self.chunk
+        if self._turn % self._least_depth and last >= chunk:
+            return last
         return self._growth.grown(self._turn, chunk, self.queue_snapshot(), self.target.typical.decodes)
 
     def predict(self, micro_batch: MicroBatchRecord) -> list[float] | None:
+        """See `Scheduler.predict`."""
         return self.fits.predict(micro_batch)
 
     def observe(self, micro_batch: MicroBatchRecord, spans: Sequence[Span]) -> None:
+        """Learn the times of stages, which chunk to pick, and how long a turnaround takes."""
+        super().observe(micro_batch, spans)
         self.fits.observe(micro_batch, spans)
-        self.picker.observe(micro_batch, spans)
         if self.picker.is_settled and self.depth == self._least_depth:
             self._turnaround.observe(micro_batch, spans)
 
-    def finish(self, request: Request, reason: str) -> None:
-        self.picker.finished(request)
-        super().finish(request, reason)
-
     @property
-    def stage_times(self) -> list[list[float]] | None:
+    def stage_weights(self) -> list[list[float]] | None:
+        """See `Scheduler.stage_weights`."""
         return self.fits.by_stage

@@ -15,6 +15,7 @@ class OrcaBest(Scheduler):
     """Every ready decode plus the whole prompt of at most one new request, B requests at most."""
 
     def fill(self, batch: MicroBatch) -> None:
+        """Take decodes up to the batch size, and the next prompt whole."""
         prompt = self.next_prompt()
         self.take_decodes(batch, self.limits.batch - 1 if prompt else self.limits.batch)
         if prompt:

@@ -6,15 +6,19 @@ from __future__ import annotations
 
 from mypy_extensions import mypyc_attr
 
-from ..groups import GroupScheduler
+from ..group_scheduler import GroupScheduler
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class OrcaWorst(GroupScheduler):
-    """Each of the `depth` micro-batches holds up to B requests, as many as its share of the KV cache has room for. When
-    all of them are done, the next ones enter in their place, whatever the other micro-batches are at."""
+    """The policy of micro-batches that each hold up to B requests until all of them are done.
+
+    There are `depth` of them, each of as many requests as its share of the KV cache has room for. When all of them are
+    done, the next ones enter in their place, whatever the other micro-batches are at.
+    """
 
     def enter(self) -> None:
+        """Admit groups until there are as many as micro-batches in flight; each may own its share of the blocks."""
         depth = self.limits.depth.most
         share = self.pool.num_blocks // depth
         while len(self.groups) < depth and (group := self.admit_group(self.limits.batch, share)):

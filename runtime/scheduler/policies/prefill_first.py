@@ -15,14 +15,17 @@ from ..base import Limits, Scheduler
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class PrefillFirst(Scheduler):
-    """If a waiting prompt fits, a prefill-only batch of whole prompts, up to `max_batched_tokens` in sum (a longer one
-    enters alone); else all ready decodes. B requests at most."""
+    """The policy of a prefill-only batch whenever a waiting prompt fits, else one of all ready decodes.
+
+    Such a batch holds whole prompts, up to `max_batched_tokens` in sum (a longer one enters alone). B requests at most.
+    """
 
     def __init__(self, config: PrefillFirstConfig, limits: Limits, pool: BlockPool) -> None:
         super().__init__(config, limits, pool)
         self.max_batched_tokens = config.max_batched_tokens
 
     def fill(self, batch: MicroBatch) -> None:
+        """Take whole prompts while they fit; without any, decodes."""
         room = self.max_batched_tokens
         while len(batch.chunks) < self.limits.batch and (prompt := self._fitting(room, alone=not batch.chunks)):
             room -= prompt.remaining_prefill

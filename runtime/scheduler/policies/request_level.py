@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from mypy_extensions import mypyc_attr
 
-from ..groups import GroupScheduler
+from ..group_scheduler import GroupScheduler
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -14,6 +14,7 @@ class RequestLevel(GroupScheduler):
     """Up to B x depth requests enter together, dealt into `depth` micro-batches; the next batch waits for all."""
 
     def enter(self) -> None:
+        """Once all groups have ended, admit as many requests as fit, and deal them into groups of one size."""
         if not self.groups:
             entered = self.admit_group(self.limits.running, self.pool.num_blocks)
             size = -(-len(entered) // self.limits.depth.most)

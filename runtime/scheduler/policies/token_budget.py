@@ -24,9 +24,10 @@ class TokenBudget(Scheduler):
         self.budget = config.budget
 
     def fill(self, batch: MicroBatch) -> None:
+        """Take all decodes that are ready, then prompts up to what they leave of the budget."""
         self.take_decodes(batch, self.limits.batch)
         self.take_prompts(batch, self.budget - len(batch.decodes))
 
     def draft_room(self, batch: MicroBatch) -> int:
-        """Up to the tile and the budget."""
+        """Return the tokens up to the tile and the budget."""
         return min(super().draft_room(batch), self.budget - batch.num_tokens)

@@ -26,6 +26,7 @@ class TokenThrottle(Scheduler):
         self.config = config
 
     def fill(self, batch: MicroBatch) -> None:
+        """Take an even share of the decodes, and prompts up to the throttled budget."""
         self.take_decodes(batch, min(self.decode_share, self.limits.batch))
         self.take_prompts(batch, self.prefill_budget)
         if not batch:

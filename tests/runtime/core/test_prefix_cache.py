@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from gapless.runtime.core.block_pool import BlockPool
 from gapless.runtime.core.prefix_cache import extend_hashes
+from tests.support.tiers import examples
 
 BLOCK = 4
 
@@ -85,7 +86,7 @@ def test_what_is_forgotten_is_shared_no_more() -> None:
     assert pool.grow(rest, 6 * BLOCK)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200))
 @given(
     st.lists(st.tuples(st.integers(0, 5), st.integers(0, 2), st.integers(1, 30)), max_size=60),
     st.integers(8, 24),

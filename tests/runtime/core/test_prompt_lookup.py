@@ -11,7 +11,7 @@ TOKENS = st.lists(st.sampled_from([0, 1, 2, 256, 65536, 1 << 18]), max_size=60) 
 
 
 def by_definition(tokens: list[int], most: int) -> tuple[int, list[int]]:
-    """The tokens after the latest earlier occurrence of the longest n-gram that the tokens end with."""
+    """Return the tokens after the latest earlier occurrence of the longest n-gram that the tokens end with."""
     for n in range(LONGEST, SHORTEST - 1, -1):
         for at in range(len(tokens) - n - 1, -1, -1):
             if tokens[at : at + n] == tokens[-n:]:

@@ -1,5 +1,7 @@
-"""The analytic cost model keeps the laws of any device, predicts published times, and matches the measurements to
-which its constants were fitted."""
+"""The analytic cost model keeps the laws of any device and predicts published times.
+
+It matches the measurements to which its constants were fitted.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +28,7 @@ from gapless.runtime.cost.analytic import AnalyticOperators
 from gapless.runtime.cost.attention import AttentionCost
 from gapless.runtime.cost.operators import LINEARS, Linear
 from gapless.runtime.cost.stage_costs import MicroBatchShape, StageCosts
+from tests.support.tiers import examples
 
 DATA = Path(os.environ.get("GAPLESS_DATA", "no folder"))  # holds a100/ and h100/ (benchmarks/support/measurements.py)
 DEVICES = [name for name in group_names("hardware") if load_hardware(name).costs is not None]
@@ -52,7 +55,7 @@ def operators(device: str = "a100-80g", model: str = "llama2-70b", tp: int = 1, 
 SOURCES = st.builds(operators, st.sampled_from(DEVICES), st.sampled_from(MODELS), st.sampled_from((1, 2, 4)))
 ROWS = st.integers(1, 9000)
 NEAR, FAR = StageLink(between_nodes=False), StageLink(between_nodes=True)
-law = settings(deadline=None, max_examples=50)
+law = settings(max_examples=examples(50))
 
 
 def times_by_rows(source: AnalyticOperators) -> list[Callable[[int], float]]:
@@ -60,10 +63,13 @@ def times_by_rows(source: AnalyticOperators) -> list[Callable[[int], float]]:
         return lambda rows: source.linear(name, rows)
 
     return [
-        *map(linear, LINEARS), source.others, source.embedding, source.all_reduce,
+        *map(linear, LINEARS),
+        source.others,
+        source.embedding,
+        source.all_reduce,
         lambda rows: source.send(rows, link=FAR, scatter_gather=True),
         lambda rows: source.send(rows, link=NEAR, scatter_gather=False),
-    ]  # fmt: skip
+    ]
 
 
 def test_devices_have_constants() -> None:
@@ -113,8 +119,11 @@ def test_far_contexts_cost_by_the_token(source: AnalyticOperators, requests: int
 
 
 def test_smaller_chunks_lose_more() -> None:
-    """Paper 5.4: a prompt in chunks of 512 takes up to 1.1 times as long as whole, in chunks of 256 up to 1.2, of 128
-    more than 2 and of 64 about 5 times; attention alone in chunks of 64 about 3 times."""
+    """A prompt takes the longer the smaller its chunks, as in the paper (5.4).
+
+    In chunks of 512 it takes up to 1.1 times as long as whole, in chunks of 256 up to 1.2, of 128 more than 2 and of 64
+    about 5 times; attention alone in chunks of 64 about 3 times.
+    """
     source = operators("a6000", "llama-13b")
     stage = StageCosts([40], [source], host=False, last_layer="all")
 
@@ -225,9 +234,15 @@ def test_the_host_launches_beside_the_device_and_does_the_rest_alone() -> None:
     scale=st.floats(0.5, 2),
 )
 def test_a_step_is_the_longer_of_launches_and_device_and_the_rest_of_the_host(
-    device: str, tp: int, launch: Literal["graphs", "eager"], chunks: list[tuple[int, int]], decodes: int,
-    times: tuple[float, ...], stretch: float, scale: float,
-) -> None:  # fmt: skip
+    device: str,
+    tp: int,
+    launch: Literal["graphs", "eager"],
+    chunks: list[tuple[int, int]],
+    decodes: int,
+    times: tuple[float, ...],
+    stretch: float,
+    scale: float,
+) -> None:
     assume(chunks or decodes)
     shape = MicroBatchShape(chunks, decodes, 700 * decodes, decodes + len(chunks))
     step, row, layer, prompt = times
@@ -351,16 +366,28 @@ def test_figure_7_of_the_paper(tokens: int, milliseconds: float) -> None:
 
 
 BLOOM = Architecture(
-    vocab_size=250880, hidden_size=14336, num_layers=70, num_heads=112, num_kv_heads=112, head_dim=128,
-    ffn_size=57344, max_position=2048, norm="layer", activation="gelu", gated_ffn=False, position="learned",
-)  # fmt: skip
+    vocab_size=250880,
+    hidden_size=14336,
+    num_layers=70,
+    num_heads=112,
+    num_kv_heads=112,
+    head_dim=128,
+    ffn_size=57344,
+    max_position=2048,
+    norm="layer",
+    activation="gelu",
+    gated_ffn=False,
+    position="learned",
+)
 
 
 @pytest.mark.parametrize(("batch", "per_token_ms"), [(1, 44.02), (8, 5.70), (16, 3.01), (32, 1.68), (64, 1.00)])
 def test_bloom_176b_decodes_on_eight_a100(batch: int, per_token_ms: float) -> None:
-    """DeepSpeed-Inference in half precision, 100 tokens after short prompts (huggingface.co/blog/
-    bloom-inference-pytorch-scripts): milliseconds a token, of which nothing was fitted. Their loop has the host's
-    share of every micro-batch in it, ours here has none."""
+    """The times are those of DeepSpeed-Inference, in milliseconds a token, to which nothing was fitted.
+
+    It ran in half precision, 100 tokens after short prompts (huggingface.co/blog/bloom-inference-pytorch-scripts).
+    Their loop has the host's share of every micro-batch in it, ours here has none.
+    """
     source = AnalyticOperators(BLOOM, 8, costs_of("a100-80g"), 2)
     ours = StageCosts([70], [source], host=False).seconds(MicroBatchShape((), batch, batch * 55, batch))[0]
     assert 0.7 < ours * 1e3 / (batch * per_token_ms) < 1.05

@@ -21,10 +21,15 @@ ERRORS = st.builds(lambda a, b, source: CostError(min(a, b), max(a, b), source),
 
 
 def simulated(**simulation: object) -> SimulateConfig:
-    return build(SimulateConfig, {
-        "model": load_group("model", "llama-7b"), "hardware": load_group("hardware", "a100-80g"),
-        "parallel": {"tp": 1, "pp": 2, "launcher": "ray"}, "simulation": simulation,
-    })  # fmt: skip
+    return build(
+        SimulateConfig,
+        {
+            "model": load_group("model", "llama-7b"),
+            "hardware": load_group("hardware", "a100-80g"),
+            "parallel": {"tp": 1, "pp": 2, "launcher": "ray"},
+            "simulation": simulation,
+        },
+    )
 
 
 @given(st.lists(ERRORS, min_size=1, max_size=4))
@@ -74,9 +79,7 @@ def test_stages_on_several_devices_have_the_widest_error() -> None:
     assert setting.error == CostError.of(a100.error)
     found = make_error(both, setting.plan.arch)
     assert found is not None
-    assert (found.low, found.high) == (
-        min(a100.error.low, h100.error.low), max(a100.error.high, h100.error.high)
-    )  # fmt: skip
+    assert (found.low, found.high) == (min(a100.error.low, h100.error.low), max(a100.error.high, h100.error.high))
     unknown = replace(own, hardware=replace(own.hardware, costs=replace(a100, error=None)))
     assert make_error(unknown, setting.plan.arch) is None
 

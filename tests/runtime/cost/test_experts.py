@@ -1,5 +1,7 @@
-"""Experts: what routing expects is what drawn routes do, products keep the laws of any device, and published times of
-kernels and of whole runs are near."""
+"""Routing expects of experts what drawn routes do, and their products keep the laws of any device.
+
+Published times of kernels and of whole runs are near.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,12 @@ from gapless.runtime.cost.analytic import AnalyticOperators
 from gapless.runtime.cost.experts import Routing, inclusion
 from gapless.runtime.cost.gemm import Gemm
 from gapless.runtime.cost.stage_costs import MicroBatchShape, StageCosts
+from tests.support.tiers import examples
 
 MODELS = ("mixtral-8x7b", "mixtral-8x22b", "qwen3-30b-a3b", "qwen3-235b-a22b")
 DEVICES = ("a100-80g", "h100", "a6000")
 SKEWS = (0.0, 0.2, 0.5, 1.0, 3.0)
-law = settings(deadline=None, max_examples=40)
+law = settings(max_examples=examples(40))
 
 
 @functools.cache
@@ -42,9 +45,14 @@ def of(
 ) -> AnalyticOperators:
     arch = arch_of(model) if isinstance(model, str) else model
     return AnalyticOperators(
-        arch, tp, costs_of(device), 2, attention=load_hardware(device).attention, expert_parallel=whole,
+        arch,
+        tp,
+        costs_of(device),
+        2,
+        attention=load_hardware(device).attention,
+        expert_parallel=whole,
         expert_skew=skew,
-    )  # fmt: skip
+    )
 
 
 def products(source: AnalyticOperators, tokens: int) -> float:
@@ -117,8 +125,12 @@ def test_more_tokens_never_take_less(
     model: str, device: str, tp: int, whole: bool, skew: float, tokens: int, more: int
 ) -> None:
     source = of(model, device, tp, whole=whole, skew=skew)
-    for seconds in (functools.partial(source.linear, "ffn_ln1"), functools.partial(source.linear, "ffn_ln2"),
-                    source.routing, source.others):  # fmt: skip
+    for seconds in (
+        functools.partial(source.linear, "ffn_ln1"),
+        functools.partial(source.linear, "ffn_ln2"),
+        source.routing,
+        source.others,
+    ):
         assert 0 < seconds(tokens) <= seconds(tokens + more) * (1 + 1e-12)
 
 
@@ -190,13 +202,17 @@ def test_parts_of_a_stage_add_up(sampled: int) -> None:
 
 
 def test_published_times_of_kernels() -> None:
-    """Tables of `python -m benchmarks.experts`. Where launches take longer than kernels, and from 1,024 tokens on with
-    narrow experts on an H200, the model is farther off (docs/cost_model.md)."""
+    """The times are those of the tables of `python -m benchmarks.experts`.
+
+    Where launches take longer than kernels, and from 1,024 tokens on with narrow experts on an H200, the model is
+    farther off (docs/cost_model.md).
+    """
     mixtral, experts_64, experts_128 = benchmark.LAYERS
     for layer, tokens, near in (
-        (mixtral, list(mixtral.published), 0.13), (experts_64, [4, 16, 64, 256, 1024, 4096], 0.09),
+        (mixtral, list(mixtral.published), 0.13),
+        (experts_64, [4, 16, 64, 256, 1024, 4096], 0.09),
         (experts_128, [16, 24, 32, 48, 64, 96, 128, 256, 512], 0.08),
-    ):  # fmt: skip
+    ):
         for number in tokens:
             assert benchmark.layer_us(layer, number) == pytest.approx(layer.published[number], rel=near)
 

@@ -30,9 +30,19 @@ from gapless.runtime.profiling.prediction_error import held_out_errors, send_err
 
 ARCH = Architecture(**load_group("model", "tiny")["architecture"])
 ABOUT = About(
-    model="tiny", shape=shape_of(ARCH), dtype="float32", attention="auto", hardware="cpu", device="cpu", tp=1, ranks=2,
-    threads=1, num_layers=2, layers=[2, 2], block_size=16,
-)  # fmt: skip
+    model="tiny",
+    shape=shape_of(ARCH),
+    dtype="float32",
+    attention="auto",
+    hardware="cpu",
+    device="cpu",
+    tp=1,
+    ranks=2,
+    threads=1,
+    num_layers=2,
+    layers=[2, 2],
+    block_size=16,
+)
 
 
 def law(point: Point, rank: int) -> dict[str, float]:
@@ -51,8 +61,10 @@ def measured(points: list[Point], noise: float = 0.0, samples: int = 3) -> list[
     draw = random.Random(0)
     return [
         OperatorSample(rank, point, {k: v * draw.uniform(1 - noise, 1 + noise) for k, v in law(point, rank).items()})
-        for _ in range(samples) for point in points for rank in (0, 1)
-    ]  # fmt: skip
+        for _ in range(samples)
+        for point in points
+        for rank in (0, 1)
+    ]
 
 
 GRID = operator_points(512, 1024, 16, 16)
@@ -326,8 +338,11 @@ def test_a_profile_stands_for_the_hardware_that_it_was_measured_on(tmp_path: Pat
 
 def test_runs_of_one_process_share_what_they_have_costed() -> None:
     def operators(model: str = "tiny", **keys: object) -> Operators:
-        mapping = {"model": load_group("model", model), "parallel": load_group("parallel", "pp2") | keys,
-                   "hardware": load_group("hardware", "a100-80g")}  # fmt: skip
+        mapping = {
+            "model": load_group("model", model),
+            "parallel": load_group("parallel", "pp2") | keys,
+            "hardware": load_group("hardware", "a100-80g"),
+        }
         config = build(SimulateConfig, mapping)
         return make_costs(config, make_plan(config)).operators[0]
 
@@ -336,13 +351,16 @@ def test_runs_of_one_process_share_what_they_have_costed() -> None:
     assert operators() is not operators("llama-160m")
 
 
-@pytest.mark.parametrize(("file", "text", "error"), [
-    ("profile.yaml", "format: [", r"profile\.yaml is damaged"),
-    ("profile.yaml", "format: 7", "a profile of format 7, not 1; measure it again"),
-    ("profile.yaml", "format: 1", r"profile\.yaml is damaged"),
-    ("operators.csv", "rank,chunk\n1,x\n", r"operators\.csv is damaged"),
-    ("stages.csv", "stage\n1\n", r"stages\.csv is damaged"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("file", "text", "error"),
+    [
+        ("profile.yaml", "format: [", r"profile\.yaml is damaged"),
+        ("profile.yaml", "format: 7", "a profile of format 7, not 1; measure it again"),
+        ("profile.yaml", "format: 1", r"profile\.yaml is damaged"),
+        ("operators.csv", "rank,chunk\n1,x\n", r"operators\.csv is damaged"),
+        ("stages.csv", "stage\n1\n", r"stages\.csv is damaged"),
+    ],
+)
 def test_damage_is_reported_in_one_line(tmp_path: Path, file: str, text: str, error: str) -> None:
     folder_with(tmp_path / "p", measured(GRID, samples=1))
     (tmp_path / "p" / file).write_text(text)

@@ -27,11 +27,12 @@ from gapless.runtime.cost.stage_costs import MicroBatchShape
 from gapless.runtime.cost.topology import Topology
 from gapless.runtime.simulation.replicas import make_replicas
 from gapless.runtime.simulation.setting import make_setting
+from tests.support.tiers import examples
 
 DATA = Path(os.environ.get("GAPLESS_DATA", "no folder")) / "a100"
 ALGORITHMS = ("ring", "tree", "two_level")
 FAR = StageLink(between_nodes=True)
-law = settings(deadline=None, max_examples=60)
+law = settings(max_examples=examples(60))
 
 
 def costs_of(device: str = "a100-80g") -> CostsConfig:
@@ -63,9 +64,10 @@ def seconds(cluster: ClusterConfig, tp: int, size: float, between_racks: bool = 
     found = Topology(cluster, COSTS, tp, between_racks=between_racks)
     (links,) = stage_links(3, tp, cluster)
     return [
-        found.all_reduce(size), found.gather(size),
+        found.all_reduce(size),
+        found.gather(size),
         *(found.send(size, link) for link in links),
-    ]  # fmt: skip
+    ]
 
 
 def assert_never_faster(slow: list[float], fast: list[float]) -> None:
@@ -138,8 +140,10 @@ def test_within_a_node_more_ranks_are_never_faster_and_the_cluster_does_not_matt
 
 
 def test_a_ring_over_two_nodes_by_hand() -> None:
-    """Sixteen ranks on two nodes of eight: each link of the ring carries 2 x 15/16 of the bytes, four adapters a
-    quarter each, and the latency between nodes counts twice."""
+    """Sixteen ranks lie on two nodes of eight, and the latency between nodes counts twice.
+
+    Each link of the ring carries 2 x 15/16 of the bytes, four adapters a quarter each.
+    """
     size = 1 << 26
     cluster = ClusterConfig(network_adapters=4, all_reduce_algorithms=("ring",))
     network = Link(COSTS.network).seconds(2 * 15 / 16 * size / 4)
@@ -196,23 +200,31 @@ def test_an_uplink_that_is_oversubscribed_is_shared() -> None:
     assert found.send(1e6, links[0]) == found.send(4e6, FAR)
 
 
-@pytest.mark.parametrize(("device", "model", "tp", "pp", "replicas", "stage_us", "sends_us"), [
-    ("a100-80g", "llama2-70b", 8, 1, 1, 56420.186, 0.0),
-    ("a100-80g", "llama2-70b", 4, 2, 1, 85827.969, 113.762),
-    ("a100-80g", "gpt3-175b", 8, 8, 1, 119366.745, 1677.302),
-    ("h100", "llama2-70b", 8, 2, 2, 27728.276, 75.501),
-    ("a100-80g", "llama2-70b", 2, 8, 2, 143690.828, 946.889),
-    ("a6000", "llama-33b", 4, 2, 1, 110934.206, 211.992),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("device", "model", "tp", "pp", "replicas", "stage_us", "sends_us"),
+    [
+        ("a100-80g", "llama2-70b", 8, 1, 1, 56420.186, 0.0),
+        ("a100-80g", "llama2-70b", 4, 2, 1, 85827.969, 113.762),
+        ("a100-80g", "gpt3-175b", 8, 8, 1, 119366.745, 1677.302),
+        ("h100", "llama2-70b", 8, 2, 2, 27728.276, 75.501),
+        ("a100-80g", "llama2-70b", 2, 8, 2, 143690.828, 946.889),
+        ("a6000", "llama-33b", 4, 2, 1, 110934.206, 211.992),
+    ],
+)
 def test_stages_within_a_node_and_their_sends_take_as_long_as_before_there_were_clusters(
     device: str, model: str, tp: int, pp: int, replicas: int, stage_us: float, sends_us: float
 ) -> None:
     """Sums over the stages, and over the links of each replica, by the code of commit 3917336."""
-    config = build(SimulateConfig, {
-        "model": load_group("model", model), "hardware": load_group("hardware", device),
-        "cluster": load_group("cluster", "default"), "parallel": {"tp": tp, "pp": pp, "launcher": "ray"},
-        "simulation": {"replicas": replicas},
-    })  # fmt: skip
+    config = build(
+        SimulateConfig,
+        {
+            "model": load_group("model", model),
+            "hardware": load_group("hardware", device),
+            "cluster": load_group("cluster", "default"),
+            "parallel": {"tp": tp, "pp": pp, "launcher": "ray"},
+            "simulation": {"replicas": replicas},
+        },
+    )
     setting = make_setting(config)
     shape = MicroBatchShape(chunks=((256, 512),), decodes=24, context=24000, sampled=24)
     assert 1e6 * sum(setting.costs.seconds(shape)) == pytest.approx(stage_us, rel=1e-7)
@@ -222,11 +234,15 @@ def test_stages_within_a_node_and_their_sends_take_as_long_as_before_there_were_
 
 def test_only_a_stage_over_racks_pays_for_the_spine() -> None:
     """Stages of two nodes each, racks of three: the second of three stages lies in two racks."""
-    config = build(SimulateConfig, {
-        "model": load_group("model", "llama2-70b"), "hardware": load_group("hardware", "a100-80g"),
-        "cluster": {"devices_per_node": 2, "nodes_per_rack": 3, "oversubscription": 8},
-        "parallel": {"tp": 4, "pp": 3, "launcher": "ray", "layers": [26, 28, 26]},
-    })  # fmt: skip
+    config = build(
+        SimulateConfig,
+        {
+            "model": load_group("model", "llama2-70b"),
+            "hardware": load_group("hardware", "a100-80g"),
+            "cluster": {"devices_per_node": 2, "nodes_per_rack": 3, "oversubscription": 8},
+            "parallel": {"tp": 4, "pp": 3, "launcher": "ray", "layers": [26, 28, 26]},
+        },
+    )
     free = dataclasses.replace(config, cluster=dataclasses.replace(config.cluster, nodes_per_rack=None))
     shape = MicroBatchShape(chunks=((512, 0),))
     slow, fast = (make_setting(each).costs.seconds(shape) for each in (config, free))

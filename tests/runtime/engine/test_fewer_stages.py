@@ -17,14 +17,13 @@ from gapless.runtime.engine.plan import make_plan
 from gapless.runtime.ledger.causes import Cause
 from gapless.runtime.ledger.ledger import Ledger
 from gapless.runtime.ledger.running_ledger import RunningLedger
-from gapless.runtime.ledger.summary import summarize
-from gapless.runtime.report.chart_data import chart_data
 from gapless.runtime.report.run_page import render_report
 from gapless.runtime.report.terminal import fault_lines
 from gapless.runtime.scheduler.policies import POLICIES
-from gapless.runtime.serving.stage_spans import stage_spans
+from gapless.runtime.serving.live_spans import live_spans
 from tests.runtime.ledger.test_recovery import in_parts
 from tests.runtime.scheduler.test_schedulers import run
+from tests.support.written_runs import analysed
 
 STAGES = 4
 
@@ -33,11 +32,27 @@ def shrinking_run(policy: str, seed: int = 0) -> RunRecord:
     """Thirty requests that come over four seconds, while the pipeline loses two of its four stages."""
     rng = random.Random(seed)
     requests = [(rng.randint(1, 60), rng.randint(1, 40), rng.uniform(0, 4), True) for _ in range(30)]
-    coordinator, _, served = run(policy, {
-        "block_size": 4, "max_len": 120, "num_blocks": 200, "batch": 4, "stages": STAGES, "extra_depth": 0, "chunk": 32,
-        "tile": 16, "seed": seed, "abort": None, "auto": False, "order": "fcfs", "drafts": 0, "requests": requests,
-        "faults": [1.5, 4.0], "loses_stages": True,
-    })  # fmt: skip
+    coordinator, _, served = run(
+        policy,
+        {
+            "block_size": 4,
+            "max_len": 120,
+            "num_blocks": 200,
+            "batch": 4,
+            "stages": STAGES,
+            "extra_depth": 0,
+            "chunk": 32,
+            "tile": 16,
+            "seed": seed,
+            "abort": None,
+            "auto": False,
+            "order": "fcfs",
+            "drafts": 0,
+            "requests": requests,
+            "faults": [1.5, 4.0],
+            "loses_stages": True,
+        },
+    )
     assert all(request.num_tokens == request.max_len for request in served)
     return coordinator.record
 
@@ -66,7 +81,7 @@ def test_counted_in_pieces_it_is_the_same(policy: str, seed: int) -> None:
     counted, kept = RunningLedger(STAGES), 0
     for part in in_parts(record, random.Random(seed)):
         if (new := counted.count(part)) is not None:
-            shown = stage_spans(*new)  # for the live page
+            shown = live_spans(*new)  # for the live page
             for lane, begin, end in zip(new[0].lanes, shown.begin, shown.end, strict=True):
                 assert len(begin) == len(end) == len(shown.prefill)
                 assert len(lane.begin) or begin == end
@@ -82,11 +97,10 @@ def test_counted_in_pieces_it_is_the_same(policy: str, seed: int) -> None:
 
 def test_the_report_says_how_many_stages_are_left() -> None:
     record = shrinking_run("sarathi")
-    ledger = Ledger(record)
-    summary = {"title": "a run", **summarize(record, ledger), "config": {}, "versions": {}}
-    assert [fault["stages"] for fault in summary["faults"]] == [3, 2]
-    assert "with 3 stages from then on" in fault_lines(summary)[0]
-    assert ", 2 stages from then on</td>" in render_report(record, ledger, summary, chart_data(record, ledger))
+    run = analysed(record, {})
+    assert [fault["stages"] for fault in run.summary["faults"]] == [3, 2]
+    assert "with 3 stages from then on" in fault_lines(run.summary)[0]
+    assert ", 2 stages from then on</td>" in render_report(run)
 
 
 def config_of(*overrides: str) -> BenchConfig:

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import torch
 
+from gapless import LLM, SamplingParams
 from gapless.conf.policies import OrcaBestConfig, RequestLevelConfig, SarathiConfig
-from gapless.runtime import LLM, SamplingParams
 from gapless.runtime.ledger.ledger import Ledger
 from tests.support import hf_models
 
@@ -67,13 +67,16 @@ def test_bad_words(llm: LLM, greedy: list[list[int]]) -> None:
     assert sequence.outputs[0].token_ids[7] != greedy[0][7]
 
 
-@pytest.mark.parametrize(("given", "line"), [
-    ({"bad_words": ("",)}, "sampling.bad_words=('',): must be at most 1024 words that are not blank"),
-    ({"bad_words": "\ud800"}, "sampling.bad_words: half of a surrogate pair is not text"),
-    ({"bad_words_ids": ((1, -2),)}, "sampling.bad_words_ids=[-2]: must lie in 0 .. "),
-    ({"bad_words_ids": ((),)}, "sampling.bad_words_ids=((),): must be lists of token ids"),
-    ({"bad_words_ids": (3,)}, "sampling.bad_words_ids=(3,): must be lists of token ids"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ({"bad_words": ("",)}, "sampling.bad_words=('',): must be at most 1024 words that are not blank"),
+        ({"bad_words": "\ud800"}, "sampling.bad_words: half of a surrogate pair is not text"),
+        ({"bad_words_ids": ((1, -2),)}, "sampling.bad_words_ids=[-2]: must lie in 0 .. "),
+        ({"bad_words_ids": ((),)}, "sampling.bad_words_ids=((),): must be lists of token ids"),
+        ({"bad_words_ids": (3,)}, "sampling.bad_words_ids=(3,): must be lists of token ids"),
+    ],
+)
 def test_bad_words_that_are_none(llm: LLM, given: dict[str, Any], line: str) -> None:
     with pytest.raises(ValueError, match=re.escape(line)):
         llm.generate("x", SamplingParams(**given))

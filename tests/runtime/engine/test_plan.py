@@ -10,9 +10,9 @@ from gapless.conf.build import build, load_group
 from gapless.conf.errors import ConfigError
 from gapless.conf.policies import POLICY_CONFIGS
 from gapless.conf.schema import SimulateConfig
-from gapless.models.memory import slot_bound
+from gapless.models.memory import MemoryModel
 from gapless.runtime.engine.plan import make_plan
-from gapless.runtime.ledger.ledger import Ledger
+from gapless.runtime.ledger.fleet import Fleet
 from gapless.runtime.ledger.summary import summarize
 from gapless.runtime.simulation.run import simulated
 from gapless.runtime.simulation.setting import make_setting
@@ -24,14 +24,17 @@ NUM = 120  # requests
 
 
 def config_of(policy: str, **keys: object) -> SimulateConfig:
-    """A model of a long context over two stages."""
-    return build(SimulateConfig, {
-        "model": load_group("model", "llama3-8b")
-        | {"architecture": load_group("model", "llama3-8b")["architecture"] | {"max_position": CONTEXT}},
-        "hardware": load_group("hardware", "a100-80g") | {"memory_gib": 60.0},
-        "parallel": {"pp": 2, "launcher": "ray"},
-        "scheduler": {"name": policy} | keys,
-    })  # fmt: skip
+    """Return the config of a model of a long context over two stages."""
+    return build(
+        SimulateConfig,
+        {
+            "model": load_group("model", "llama3-8b")
+            | {"architecture": load_group("model", "llama3-8b")["architecture"] | {"max_position": CONTEXT}},
+            "hardware": load_group("hardware", "a100-80g") | {"memory_gib": 60.0},
+            "parallel": {"pp": 2, "launcher": "ray"},
+            "scheduler": {"name": policy} | keys,
+        },
+    )
 
 
 @pytest.mark.parametrize("policy", sorted(POLICY_CONFIGS))
@@ -40,7 +43,7 @@ def test_b_is_max_batch_and_the_slot_bound_where_it_is_asked_for(policy: str) ->
     assert plan.limits.batch == 256
     assert plan.num_blocks >= SLOTS * CONTEXT / plan.block_size
     by_slots = config_of(policy, batch="slots")
-    slots = slot_bound(plan.arch, by_slots.parallel, by_slots.hardware, 2)
+    slots = MemoryModel(plan.arch, by_slots.parallel, [by_slots.hardware] * by_slots.parallel.pp, 2).slots()
     assert slots == SLOTS
     assert make_plan(by_slots).limits.batch == SLOTS // plan.limits.depth.most
     assert make_plan(replace(by_slots, scheduler=replace(by_slots.scheduler, max_batch=2))).limits.batch == 2
@@ -57,7 +60,7 @@ def test_short_requests_of_a_long_context_run_together(policy: str) -> None:
     seconds = {}
     for batch in (None, "slots"):
         (replica,) = simulated(make_setting(config_of(policy, batch=batch)), workload)
-        summary = summarize(replica.record, Ledger(replica.record))
+        summary = summarize(Fleet([replica.record]))
         assert (summary["completed"], summary["batch"]) == (NUM, replica.coordinator.scheduler.limits.batch)
         assert summary["depth"] == replica.coordinator.scheduler.limits.depth.most
         seconds[batch] = summary["duration"]
@@ -66,8 +69,11 @@ def test_short_requests_of_a_long_context_run_together(policy: str) -> None:
 
 def stages_of(devices: list[str] | None, **parallel: object) -> list[int]:
     config = config_of("sarathi")
-    config = replace(config, parallel=replace(config.parallel, **parallel),  # type: ignore[arg-type]
-                     simulation=replace(config.simulation, devices=devices and tuple(devices)))  # fmt: skip
+    config = replace(
+        config,
+        parallel=replace(config.parallel, **parallel),  # type: ignore[arg-type]
+        simulation=replace(config.simulation, devices=devices and tuple(devices)),
+    )
     return [len(layers) for layers in make_plan(config).layers]
 
 
@@ -81,10 +87,15 @@ def test_the_default_split_weighs_the_speed_of_the_stages() -> None:
 
 
 def two_unlike(model: str, first: str, last: str, **parallel: object) -> SimulateConfig:
-    config = build(SimulateConfig, {
-        "model": load_group("model", model), "hardware": load_group("hardware", first),
-        "parallel": {"pp": 2, "launcher": "ray"} | parallel, "scheduler": {"name": "sarathi"},
-    })  # fmt: skip
+    config = build(
+        SimulateConfig,
+        {
+            "model": load_group("model", model),
+            "hardware": load_group("hardware", first),
+            "parallel": {"pp": 2, "launcher": "ray"} | parallel,
+            "scheduler": {"name": "sarathi"},
+        },
+    )
     return replace(config, simulation=replace(config.simulation, devices=(first, last)))
 
 
@@ -139,15 +150,18 @@ def test_a_split_by_speed_is_about_as_fast_as_the_fastest() -> None:
     """With one context's room LLaMA 33B would have 13 layers on the A100 and take 1.6 times as long as it does."""
     rng = np.random.default_rng(0)
     workload = Workload(
-        input_lens=rng.integers(100, 900, NUM), output_lens=rng.integers(20, 300, NUM), arrivals=np.zeros(NUM),
-        vocab_size=100, seed=0,
-    )  # fmt: skip
+        input_lens=rng.integers(100, 900, NUM),
+        output_lens=rng.integers(20, 300, NUM),
+        arrivals=np.zeros(NUM),
+        vocab_size=100,
+        seed=0,
+    )
     config = two_unlike("llama-33b", "a100-80g", "h100")
 
     def seconds(layers: tuple[int, int] | None) -> float:
         (replica,) = simulated(
             make_setting(replace(config, parallel=replace(config.parallel, layers=layers))), workload
         )
-        return float(summarize(replica.record, Ledger(replica.record))["duration"])
+        return float(summarize(Fleet([replica.record]))["duration"])
 
     assert seconds(None) < 1.1 * min(seconds((slow, 60 - slow)) for slow in range(14, 32, 2))

@@ -14,9 +14,8 @@ from gapless.conf.schema import BenchConfig
 from gapless.launch.compose import compose_one
 from gapless.launch.turns import requests
 from gapless.runtime.engine.llm import LLM
-from gapless.runtime.ledger.ledger import Ledger
-from gapless.runtime.report.run_words import words_of_run
 from tests.support.process_launcher import ProcessLauncher
+from tests.support.written_runs import analysed
 
 LATE = """
 import time
@@ -54,25 +53,35 @@ class Pipeline:
         policy = policy_config(str(late))(name=late.name, file=str(late))  # type: ignore[call-arg]
         self.policies = {"sarathi": self.config.scheduler, "late": policy}
         self.llm = LLM.from_config(
-            replace(self.config, scheduler=self.policies["sarathi"]), policies=[self.policies["late"]],
+            replace(self.config, scheduler=self.policies["sarathi"]),
+            policies=[self.policies["late"]],
             launcher=ProcessLauncher(SLOW.format(flag=str(self.flag))),
-        )  # fmt: skip
+        )
 
     @staticmethod
     def config_of(*overrides: str) -> BenchConfig:
         return compose_one(
-            ["model=tiny", "parallel=pp2", "parallel.threads=1", "cache.num_blocks=600", "workload=fixed",
-             "workload.num_prompts=12", "workload.input_len=100", "workload.output_len=12", *overrides],
-            BenchConfig, "bench",
-        )  # fmt: skip
+            [
+                "model=tiny",
+                "parallel=pp2",
+                "parallel.threads=1",
+                "cache.num_blocks=600",
+                "workload=fixed",
+                "workload.num_prompts=12",
+                "workload.input_len=100",
+                "workload.output_len=12",
+                *overrides,
+            ],
+            BenchConfig,
+            "bench",
+        )
 
     def words(self, policy: str = "sarathi", *overrides: str) -> list[str]:
         workload, _ = requests(self.config_of(*overrides))
         self.llm.reset(self.policies[policy])
         for _ in self.llm.replay(workload):
             pass
-        record = self.llm.record
-        return words_of_run(record, Ledger(record), to_mapping(self.config))
+        return analysed(self.llm.record, to_mapping(self.config)).words
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gapless.runtime.engine.stopping import StopChecker
+from tests.support.tiers import examples
 
 
 def reference(text: str, stop: list[str], include: bool) -> tuple[str, str | None]:
@@ -16,7 +17,7 @@ def reference(text: str, stop: list[str], include: bool) -> tuple[str, str | Non
     return text, None
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400))
 @given(
     st.lists(st.text("ab", max_size=4), max_size=8),
     st.lists(st.text("ab", min_size=1, max_size=5), max_size=3),

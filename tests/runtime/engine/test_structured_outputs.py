@@ -10,9 +10,9 @@ from typing import Any
 import jsonschema
 import pytest
 
+from gapless import LLM, SamplingParams, StructuredOutputs
 from gapless.conf.errors import ConfigError
 from gapless.conf.policies import SarathiConfig, TokenBudgetConfig
-from gapless.runtime import LLM, SamplingParams, StructuredOutputs
 from gapless.runtime.engine.outputs import CompletionOutput
 
 SCHEMA = {
@@ -63,7 +63,7 @@ def llm() -> Iterator[LLM]:
 
 @pytest.fixture(scope="module")
 def expected(llm: LLM) -> list[CompletionOutput]:
-    """What each prompt gives on its own."""
+    """Return what each prompt gives on its own."""
     return [llm.generate(prompt, params)[0].outputs[0] for prompt, params in zip(PROMPTS, PARAMS, strict=True)]
 
 
@@ -73,9 +73,14 @@ def test_outputs_match_and_end(expected: list[CompletionOutput]) -> None:
     assert len(expected[2].token_ids) >= 7
 
 
-@pytest.mark.parametrize("policy", [
-    SarathiConfig(chunk=5, tile=1, batch=4), SarathiConfig(chunk=64, batch=4, drafts=7), TokenBudgetConfig(batch=4),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "policy",
+    [
+        SarathiConfig(chunk=5, tile=1, batch=4),
+        SarathiConfig(chunk=64, batch=4, drafts=7),
+        TokenBudgetConfig(batch=4),
+    ],
+)
 def test_outputs_do_not_depend_on_their_batch(policy: Any, llm: LLM, expected: list[CompletionOutput]) -> None:
     llm.reset(policy)
     assert [each.outputs[0] for each in llm.generate(PROMPTS, PARAMS)] == expected
@@ -119,19 +124,22 @@ def test_logprobs_are_those_of_the_allowed_tokens(llm: LLM) -> None:
     assert [each.logprob for each in found[1].values()] == [0.0]
 
 
-@pytest.mark.parametrize(("wanted", "message"), [
-    ({"regex": "[a-"}, r"structured_outputs\.regex: .*unclosed character class"),
-    ({"json": {"type": "foo"}}, r"structured_outputs\.json: Invalid type: foo"),
-    ({"json": {"type": "array", "uniqueItems": True}}, r"structured_outputs\.json: .*uniqueItems"),
-    ({"json": "{"}, r"structured_outputs\.json: not JSON"),
-    ({"grammar": "start: missing"}, r"structured_outputs\.grammar: .*missing"),
-    ({"grammar": ""}, r"structured_outputs\.grammar: "),
-    ({}, "found none"),
-    ({"regex": "a", "choice": ["b"]}, "found regex and choice"),
-    ({"choice": [""]}, r"choice=\('',\): must be texts that are not empty"),
-    ({"json_object": 1}, "json_object=1: must be true or false"),
-    ({"regex": "a", "disable_any_whitespace": True}, "whitespace need json, not regex"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        ({"regex": "[a-"}, r"structured_outputs\.regex: .*unclosed character class"),
+        ({"json": {"type": "foo"}}, r"structured_outputs\.json: Invalid type: foo"),
+        ({"json": {"type": "array", "uniqueItems": True}}, r"structured_outputs\.json: .*uniqueItems"),
+        ({"json": "{"}, r"structured_outputs\.json: not JSON"),
+        ({"grammar": "start: missing"}, r"structured_outputs\.grammar: .*missing"),
+        ({"grammar": ""}, r"structured_outputs\.grammar: "),
+        ({}, "found none"),
+        ({"regex": "a", "choice": ["b"]}, "found regex and choice"),
+        ({"choice": [""]}, r"choice=\('',\): must be texts that are not empty"),
+        ({"json_object": 1}, "json_object=1: must be true or false"),
+        ({"regex": "a", "disable_any_whitespace": True}, "whitespace need json, not regex"),
+    ],
+)
 def test_what_is_wrong_is_one_line(wanted: dict[str, Any], message: str, llm: LLM) -> None:
     with pytest.raises(ConfigError, match=message) as error:
         llm.generate("x", SamplingParams(structured_outputs=StructuredOutputs(**wanted)))

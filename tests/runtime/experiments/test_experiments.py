@@ -19,11 +19,12 @@ from gapless.conf.policies import POLICY_CONFIGS, EqualTimeConfig, SarathiConfig
 from gapless.conf.schema import ParallelConfig, SimulateConfig
 from gapless.conf.workloads import FixedConfig
 from gapless.models.tokenizer import load_tokenizer
+from gapless.runtime.core.numbers import lower_envelope
 from gapless.runtime.core.run_record import RunRecord
 from gapless.runtime.cost.make import make_costs
 from gapless.runtime.engine.plan import make_plan
 from gapless.runtime.experiments import EXPERIMENTS, Row, check_experiment, write_artifact
-from gapless.runtime.experiments.bound import bubble_free_seconds, lower_envelope
+from gapless.runtime.experiments.bound import bubble_free_seconds
 from gapless.runtime.experiments.figure12 import EQUAL, SARATHI, TENSOR, systems
 from gapless.runtime.experiments.figure13 import chunked_prefill
 from gapless.runtime.experiments.one_gpu import (
@@ -41,6 +42,7 @@ from gapless.runtime.ledger.ledger import Ledger
 from gapless.runtime.simulation.replicas import make_replicas, run_fleet
 from gapless.runtime.simulation.setting import make_setting
 from gapless.runtime.workload import make_workload
+from tests.support.tiers import examples
 
 
 def config_of(model: str, parallel: str, scheduler: str, workload: str, **keys: object) -> SimulateConfig:
@@ -158,11 +160,14 @@ def test_auto_finds_the_chunk_of_figure_12(policy: SarathiConfig | EqualTimeConf
     assert makespans["auto"] <= 1.02 * makespans[256]
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15))
 @given(
-    policy=st.sampled_from(sorted(POLICY_CONFIGS)), pp=st.sampled_from([1, 2, 4]), batch=st.integers(2, 12),
-    inputs=st.lists(st.integers(1, 900), min_size=1, max_size=12), outputs=st.integers(1, 40),
-)  # fmt: skip
+    policy=st.sampled_from(sorted(POLICY_CONFIGS)),
+    pp=st.sampled_from([1, 2, 4]),
+    batch=st.integers(2, 12),
+    inputs=st.lists(st.integers(1, 900), min_size=1, max_size=12),
+    outputs=st.integers(1, 40),
+)
 def test_no_policy_is_faster_than_the_bound(policy: str, pp: int, batch: int, inputs: list[int], outputs: int) -> None:
     config = config_of("llama-13b", "tp8", policy, "fixed")
     config = replace(config, parallel=ParallelConfig(pp=pp, tp=8, launcher="ray"))
@@ -173,11 +178,14 @@ def test_no_policy_is_faster_than_the_bound(policy: str, pp: int, batch: int, in
     drawn = np.array(inputs)
     workload = replace(
         make_workload(
-            FixedConfig(num_prompts=len(inputs)), vocab_size=100, context=4096,
+            FixedConfig(num_prompts=len(inputs)),
+            vocab_size=100,
+            context=4096,
             tokenizer=load_tokenizer(None, 300),
         ),
-        input_lens=drawn, output_lens=np.full(len(inputs), outputs),
-    )  # fmt: skip
+        input_lens=drawn,
+        output_lens=np.full(len(inputs), outputs),
+    )
     for _ in run_fleet([replica], workload.without_prompts()):
         pass
     bound = bubble_free_seconds(costs, drawn, np.full(len(inputs), outputs), batch)
@@ -187,7 +195,7 @@ def test_no_policy_is_faster_than_the_bound(policy: str, pp: int, batch: int, in
 @given(st.lists(st.floats(0.1, 100), min_size=2, max_size=40))
 def test_the_envelope_is_convex_and_below(values: list[float]) -> None:
     x, y = np.arange(len(values)), np.array(values)
-    kept = lower_envelope(x, y)
+    kept = lower_envelope(x.tolist(), y.tolist())
     assert (kept[0], kept[-1]) == (0, len(values) - 1)
     assert (np.interp(x, x[kept], y[kept]) <= y + 1e-9).all()
     slopes = np.diff(y[kept]) / np.diff(x[kept])

@@ -20,12 +20,16 @@ SHOWN = Shown(chunk=200, most_requests=40, has_queue=True, kv_full=False, users=
 
 
 def config_of(policy: str = "sarathi", grid: str = "tp2_pp2", **keys: object) -> SimulateConfig:
-    return build(SimulateConfig, {
-        "model": load_group("model", "llama-7b"), "hardware": load_group("hardware", "a100-80g"),
-        "parallel": load_group("parallel", grid) | keys.pop("parallel", {}),  # type: ignore[operator]
-        "scheduler": load_group("scheduler", policy) | keys,
-        "workload": load_group("workload", "zipf") | {"num_prompts": 40, "min_len": 100, "max_len": 800},
-    })  # fmt: skip
+    return build(
+        SimulateConfig,
+        {
+            "model": load_group("model", "llama-7b"),
+            "hardware": load_group("hardware", "a100-80g"),
+            "parallel": load_group("parallel", grid) | keys.pop("parallel", {}),  # type: ignore[operator]
+            "scheduler": load_group("scheduler", policy) | keys,
+            "workload": load_group("workload", "zipf") | {"num_prompts": 40, "min_len": 100, "max_len": 800},
+        },
+    )
 
 
 def of_family(found: list[Change], family: str) -> list[dict[str, object]]:
@@ -42,8 +46,9 @@ def test_each_candidate_composes_and_differs(policy: str) -> None:
     assert len(set(made)) == len(made)
     assert len(of_family(found, "policy")) == len(POLICY_CONFIGS) - 1
     assert {tuple(change.overrides) for change in found if "grid" in change.families} == {
-        ("parallel.pp=4", "parallel.tp=1"), ("parallel.pp=1", "parallel.tp=4"),
-    }  # fmt: skip
+        ("parallel.pp=4", "parallel.tp=1"),
+        ("parallel.pp=1", "parallel.tp=4"),
+    }
 
 
 def test_chunk_is_halved_doubled_and_left_to_the_policy() -> None:
@@ -82,8 +87,11 @@ def test_grid_resets_what_was_set_for_the_stages() -> None:
     config = config_of(parallel={"layers": [20, 12], "depth": 3})
     (deep, _) = of_family(list(candidates(make_setting(config), SHOWN)), "grid")
     assert deep == {"parallel.pp": 1, "parallel.tp": 4, "parallel.layers": None, "parallel.depth": None} or deep == {
-        "parallel.pp": 4, "parallel.tp": 1, "parallel.layers": None, "parallel.depth": None,
-    }  # fmt: skip
+        "parallel.pp": 4,
+        "parallel.tp": 1,
+        "parallel.layers": None,
+        "parallel.depth": None,
+    }
 
 
 @pytest.mark.parametrize("layers", [[22, 10], [6, 26]])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 
 import msgspec
+import numpy as np
 import pytest
 
 from gapless.parallel.placement import StageLink
@@ -13,6 +15,8 @@ from gapless.runtime.cost.stage_costs import MicroBatchShape
 from gapless.runtime.explain.learned_run import learn_run
 from gapless.runtime.explain.scaled_operators import scaled_costs
 from gapless.runtime.explain.twin import Twin, error_of
+from gapless.runtime.explain.what_if import share_beyond
+from gapless.runtime.ledger.ledger import Ledger
 from tests.support.explained_runs import learned_twin, run, simulated_config
 
 
@@ -22,7 +26,7 @@ def twin(request: pytest.FixtureRequest) -> Twin:
 
 
 def test_replay_is_the_run(twin: Twin) -> None:
-    error = error_of(twin.replay(), twin.base)
+    error = error_of(twin.replay(), twin.base, twin.ledger)
     assert abs(error.makespan) < 0.01
     assert max(map(abs, error.busy)) < 0.01
     assert max(abs(error.p99_tbt), abs(error.p99_ttft)) < 0.02
@@ -42,16 +46,19 @@ def test_replay_is_the_run(twin: Twin) -> None:
 )
 def test_what_is_learned_carries_over(twin: Twin, overrides: Mapping[str, object], within: float) -> None:
     setting = twin.changed(overrides)
-    error = error_of(twin.replay(setting=setting), run(setting.config))
+    real = run(setting.config)
+    error = error_of(twin.replay(setting=setting), real, Ledger(real))
     assert abs(error.makespan) < within
     assert max(map(abs, error.busy)) < within
 
 
 def test_sizes_that_the_run_has_not_shown_are_counted(twin: Twin) -> None:
-    assert twin.unlike(twin.replay()) == 0
+    assert twin.learned is not None
+    shown = twin.learned.fit.shown
+    assert share_beyond(shown, twin.replay()) == 0
     longer = [msgspec.structs.replace(item, prompt=bytes(len(item.prompt) + 900)) for item in twin.items]
-    other = Twin(twin.setting, longer, None, twin.base, [], twin.learned)
-    assert other.unlike(other.replay()) > 0.1
+    other = Twin(twin.setting, longer, None, twin.base, twin.ledger, [], twin.learned)
+    assert share_beyond(shown, other.replay()) > 0.1
 
 
 def test_a_seed_draws_the_same_again(twin: Twin) -> None:
@@ -69,6 +76,20 @@ def test_slower_stage_and_faster_links(twin: Twin) -> None:
     sends = [each.operators[0].send(50, link=link, scatter_gather=True) for each in (costs, scaled)]
     assert sends[1] == pytest.approx(sends[0] / 2)
     assert sends[0] > 0
+
+
+@pytest.mark.parametrize("seed", [6, 27, 33])
+def test_times_that_no_content_explains_are_learned_as_noise(seed: int) -> None:
+    """A machine that does much else may show nothing of what a layer takes."""
+    config = simulated_config(num_prompts=20)
+    record = run(config)
+    seconds = 0.01 * np.exp(np.random.default_rng(seed).normal(0.0, 1.0, len(record.spans)))
+    record.spans = [
+        msgspec.structs.replace(span, end=span.begin + float(own))
+        for span, own in zip(record.spans, seconds, strict=True)
+    ]
+    fit = learn_run(config, record).fit
+    assert all(map(math.isfinite, (*fit.weights.values, *fit.slower)))
 
 
 def test_slow_stage_is_told_from_the_head() -> None:

@@ -20,17 +20,17 @@ from gapless.runtime.engine.llm import LLM
 from gapless.runtime.explain.twin import TwinError, make_twin
 from gapless.runtime.ledger.ledger import Ledger
 from gapless.runtime.run_folder.read import read_run_folder
-from gapless.runtime.run_folder.write import write_run_data
 from gapless.runtime.simulation.replicas import make_replicas, run_fleet
 from gapless.runtime.simulation.setting import make_setting
 from gapless.runtime.workload import WorkItem
 from gapless.runtime.workload.prefix_ids import PrefixIds
 from tests.support.explained_runs import run, runs, simulated_config, written
 from tests.support.process_launcher import ProcessLauncher
+from tests.support.written_runs import write_data
 
 
 def off(error: TwinError) -> float:
-    """The largest of all errors."""
+    """Return the largest of all errors."""
     return max(map(abs, (error.makespan, *error.busy, error.bubble, error.p99_tbt, error.p99_ttft)))
 
 
@@ -99,7 +99,7 @@ def test_time_of_faults_is_left_out_where_times_are_learned(tmp_path: Path) -> N
     assert sum(fault.seconds or 0.0 for fault in record.faults) > 2
     mapping = to_mapping(config)
     del mapping["simulation"]
-    write_run_data(tmp_path, record, config=mapping)
+    write_data(tmp_path, record, mapping)
     twin = make_twin(read_run_folder(tmp_path))
     assert twin.notes == ["2 faults are left out: their time, and what was computed again after them"]
     assert -0.2 < twin.error.makespan < 0.02  # what was computed again took a tenth
@@ -120,7 +120,7 @@ def test_model_that_is_gone(tmp_path: Path) -> None:
     mapping = to_mapping(config)
     del mapping["simulation"]
     mapping["model"] |= {"weights": str(tmp_path / "gone"), "architecture": None}
-    write_run_data(tmp_path / "run", run(config), config=mapping)
+    write_data(tmp_path / "run", run(config), mapping)
     twin = make_twin(read_run_folder(tmp_path / "run"))
     assert abs(twin.error.makespan) < 0.05
     other = run(replace(config, scheduler=OrcaBestConfig()))
@@ -153,7 +153,7 @@ def test_drafts_are_accepted_as_often(tmp_path: Path) -> None:
     record = run(replace(config, simulation=replace(config.simulation, draft_acceptance=0.8)))
     mapping = to_mapping(config)
     del mapping["simulation"]
-    write_run_data(tmp_path, record, config=mapping)
+    write_data(tmp_path, record, mapping)
     twin = make_twin(read_run_folder(tmp_path))
     found = [sum(m.accepted for m in each.micro_batches) for each in (record, twin.replay())]
     assert found[0] > 100
@@ -167,17 +167,19 @@ def test_what_cannot_be_replayed_is_refused_in_one_line(tmp_path: Path) -> None:
     written(tmp_path / "fleet" / "replica_0", record, config)
     written(tmp_path / "fleet" / "replica_1", record, config)
     (tmp_path / "fleet" / "summary.json").write_text('{"replicas": 2, "config": {}}')
-    write_run_data(tmp_path / "no_config", record, config={})
+    write_data(tmp_path / "no_config", record, {})
     mapping = to_mapping(config)
     del mapping["simulation"]
     record.faults.append(FaultRecord(1, "process", "rank 1 ended", 1.0, 1.1, up=1.2, stages=1))
-    write_run_data(tmp_path / "fewer", record, config=mapping)
+    write_data(tmp_path / "fewer", record, mapping)
     empty = RunRecord(2, 100, requests=record.requests, batch=8, depth=2)
-    write_run_data(tmp_path / "empty", empty, config=mapping)
+    write_data(tmp_path / "empty", empty, mapping)
     for name, line in (
-        ("fleet", "2 pipelines; give the run of one"), ("no_config", "holds no config"),
-        ("fewer", "went on with fewer stages"), ("empty", "no micro-batches"),
-    ):  # fmt: skip
+        ("fleet", "2 pipelines; give the run of one"),
+        ("no_config", "holds no config"),
+        ("fewer", "went on with fewer stages"),
+        ("empty", "no micro-batches"),
+    ):
         with pytest.raises(ConfigError, match=line) as refused:
             make_twin(read_run_folder(tmp_path / name))
         assert "\n" not in str(refused.value)
@@ -186,11 +188,16 @@ def test_what_cannot_be_replayed_is_refused_in_one_line(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def real_run() -> Iterator[tuple[RunRecord, dict[str, Any]]]:
-    """A run over two stages that are processes, and its config."""
-    config = build(EngineConfig, {
-        "model": {"weights": "shipped"}, "cache": {"num_blocks": 300},
-        "parallel": {"pp": 2, "launcher": "ray", "threads": 1}, "scheduler": {"name": "sarathi", "chunk": 32},
-    })  # fmt: skip
+    """Serve a run over two stages that are processes, and its config."""
+    config = build(
+        EngineConfig,
+        {
+            "model": {"weights": "shipped"},
+            "cache": {"num_blocks": 300},
+            "parallel": {"pp": 2, "launcher": "ray", "threads": 1},
+            "scheduler": {"name": "sarathi", "chunk": 32},
+        },
+    )
     items = [WorkItem([(7 * n + k) % 250 for k in range(30 + 5 * n)], 12, 0.004 * n) for n in range(24)]
     with LLM.from_config(config, launcher=ProcessLauncher()) as llm:
         for _ in llm.replay(items[:4]):  # to warm up
@@ -203,7 +210,7 @@ def real_run() -> Iterator[tuple[RunRecord, dict[str, Any]]]:
 
 def test_twin_of_a_real_run(tmp_path: Path, real_run: tuple[RunRecord, dict[str, Any]]) -> None:
     record, mapping = real_run
-    write_run_data(tmp_path, record, config=mapping)
+    write_data(tmp_path, record, mapping)
     twin = make_twin(read_run_folder(tmp_path))
     assert twin.learned is not None
     assert twin.setting.plan.num_blocks == record.num_blocks

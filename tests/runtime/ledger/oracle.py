@@ -54,7 +54,7 @@ class Oracle:
         return [piece for piece in pieces if piece.seconds > 0]
 
     def repaired(self, piece: IdleInterval) -> list[IdleInterval]:
-        """The parts of a piece by whether a fault was under repair."""
+        """Return the parts of a piece by whether a fault was under repair."""
         times = {t for fault in self.record.faults for t in (fault.since, fault.up) if t is not None}
         parts = []
         times = {piece.start, piece.end} | {t for t in times if piece.start < t < piece.end}
@@ -66,7 +66,7 @@ class Oracle:
         return parts
 
     def gap(self, finished: Span, awaited: Span) -> list[IdleInterval]:
-        """The pieces between two micro-batches that a stage computes one after the other."""
+        """Return the pieces between two micro-batches that a stage computes one after the other."""
         stage, a, b = awaited.stage, finished.end, awaited.begin
         upstream = self.spans.get((stage - 1, awaited.micro_batch))
         passed = self.passed_on(upstream, a, b) if upstream else []
@@ -115,7 +115,7 @@ class Oracle:
         return next((cause for start, end, cause in passed if start <= t < end), None) or pair
 
     def passed_on(self, upstream: Span, a: float, b: float) -> Passed:
-        """What the upstream stage's gap passes on to the gap [a, b); where two of them overlap, the first one holds."""
+        """Return what the upstream stage's gap passes on to the gap [a, b); where two overlap, the first one holds."""
         gap = self.gaps[upstream.stage, upstream.micro_batch]
         passed: Passed = []
         until = min(max(upstream.end, a), b)

@@ -19,6 +19,7 @@ from tests.runtime.simulation.test_disaggregation import drawn, fleet_of, pools
 from tests.runtime.simulation.test_drafts import CheapRows, simulate
 from tests.runtime.simulation.test_faults import fleets, ran
 from tests.support.simulated_parts import items, make_replica, run
+from tests.support.tiers import examples
 
 
 def check(record: RunRecord) -> tuple[TokenIntervals, Blame]:
@@ -41,7 +42,7 @@ def same(one: Charges, other: Charges) -> None:
     assert one.lost == pytest.approx(other.lost, rel=1e-6, abs=1e-9)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40))
 @given(fleets())
 def test_what_is_charged_is_what_is_lost(fleet: dict[str, Any]) -> None:
     for replica in ran(fleet):
@@ -51,7 +52,7 @@ def test_what_is_charged_is_what_is_lost(fleet: dict[str, Any]) -> None:
         assert every.lost == pytest.approx(blame.ttft.lost + blame.tbt.lost, rel=1e-6, abs=1e-9)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=examples(10))
 @given(drawn())
 def test_pools_and_drafts_conserve_it_too(given_: dict[str, Any]) -> None:
     fleet = fleet_of(started := pools(**given_["pools"]))
@@ -77,8 +78,8 @@ def test_a_request_alone_costs_nobody_anything() -> None:
 
 
 def slowly(record: RunRecord) -> dict[bool, dict[tuple[int, int], float]]:
-    """What each request cost each other: of times to the first token, and of times between tokens. No faults."""
-    weights = record.stage_times
+    """Compute what each request cost each other, of times to the first token and between tokens, without faults."""
+    weights = record.stage_weights
     assert weights is not None
     spans = {(s.micro_batch, s.stage): s for s in record.spans}
     stages = range(record.num_stages)
@@ -140,14 +141,14 @@ def split(charge: Any, loser: int, costs: Any, stages: Any, seconds: float) -> N
             charge[loser, other] += seconds * sum(each[stage] for stage in stages) / whole
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25))
 @given(fleets())
 def test_it_is_what_the_rule_gives_slowly(fleet: dict[str, Any]) -> None:
     few = [(1 + prompt % 40, 1 + output % 6, at) for prompt, output, at in fleet["requests"][:6]]
     for replica in ran(fleet | {"requests": few}, faults=[[] for _ in fleet["faults"]]):
         record = replica.record
-        record.stage_times = [[0.001, 2e-5 * (stage + 1), 1e-7, 2e-7, 1e-6, 1e-5] for stage in range(record.num_stages)]
-        assert len(record.stage_times[0]) == len(FEATURES)
+        record.stage_weights = [[0.001, 2e-5 * (s + 1), 1e-7, 2e-7, 1e-6, 1e-5] for s in range(record.num_stages)]
+        assert len(record.stage_weights[0]) == len(FEATURES)
         _, blame = check(record)
         charged = slowly(record)
         for charges, is_ttft in ((blame.ttft, True), (blame.tbt, False)):
@@ -161,9 +162,11 @@ def test_it_is_what_the_rule_gives_slowly(fleet: dict[str, Any]) -> None:
 
 
 def by_hand() -> RunRecord:
-    """One stage, whose tokens cost 1 s each, and a micro-batch 2 s. Requests 0 and 1 decode; 0 once beside a chunk of 6
-    tokens of request 2, and once behind the rest of its prompt."""
-    record = RunRecord(1, 10, stage_times=[[2.0, 1.0, 0.0, 0.0, 0.0, 0.0]], depth=1)
+    """Return a run on one stage, whose tokens cost 1 s each, and a micro-batch 2 s.
+
+    Requests 0 and 1 decode; 0 once beside a chunk of 6 tokens of request 2, and once behind the rest of its prompt.
+    """
+    record = RunRecord(1, 10, stage_weights=[[2.0, 1.0, 0.0, 0.0, 0.0, 0.0]], depth=1)
     record.micro_batches = [
         MicroBatchRecord(0, 0.0, [SegmentRecord(0, 0, 1), SegmentRecord(1, 0, 1)], DecodesRecord.at(), [], 4.0),
         MicroBatchRecord(
@@ -177,9 +180,10 @@ def by_hand() -> RunRecord:
         m.sampled_rows = len(m.decodes)
         record.spans.append(Span(m.micro_batch, 0, m.dispatched, m.dispatched, m.dispatched, m.completed, m.completed))
     record.requests = [
-        RequestRecord(0, 1, 0.0, [4.0, 14.0, 22.0], user="ann"), RequestRecord(1, 1, 0.0, [4.0, 14.0], user="bob"),
+        RequestRecord(0, 1, 0.0, [4.0, 14.0, 22.0], user="ann"),
+        RequestRecord(1, 1, 0.0, [4.0, 14.0], user="bob"),
         RequestRecord(2, 9, 2.0, [19.0], user="bob"),
-    ]  # fmt: skip
+    ]
     return record
 
 
@@ -207,7 +211,7 @@ def test_without_learned_times_a_fit_over_the_run_says_what_tokens_cost() -> Non
     assert run(replica, items(*[(60, 40, 0.01 * n) for n in range(12)])) == 12
     record = replica.record
     _, fitted = check(record)
-    record.stage_times = [[1e-9, 1.0, 0.0, 0.0, 0.0, 0.0]] * 2
+    record.stage_weights = [[1e-9, 1.0, 0.0, 0.0, 0.0, 0.0]] * 2
     _, by_tokens = check(record)
     assert fitted.tbt.lost.sum() < by_tokens.tbt.lost.sum(), "the constant part is nobody's"
 

@@ -13,18 +13,19 @@ from rich.console import Console
 
 from gapless.conf.workloads import SloConfig
 from gapless.runtime.core.run_record import RunRecord
+from gapless.runtime.drawing.chart_data import fleet_chart_data
+from gapless.runtime.explain.analysed_run import AnalysedRun
 from gapless.runtime.ledger.causes import Cause
 from gapless.runtime.ledger.fleet import Fleet
 from gapless.runtime.ledger.ledger import Ledger
 from gapless.runtime.ledger.summary import summarize
-from gapless.runtime.report.chart_data import chart_data, fleet_chart_data
 from gapless.runtime.report.run_groups import group_runs
 from gapless.runtime.report.terminal import bubble_table
 from gapless.runtime.report.write_comparison import write_comparison
-from gapless.runtime.report.write_fleet import write_fleet_folder
-from gapless.runtime.report.write_folder import write_run_folder
+from gapless.runtime.report.write_folder import write_report
 from gapless.runtime.run_folder.read import is_run_folder, load_fleet, read_run_folder
 from tests.support.simulated_parts import items, make_replica, run
+from tests.support.written_runs import write_run
 
 SLO = SloConfig(ttft_ms=20.0)
 COMING = items(*[(10 + 7 * n % 50, 4 + n % 9, 0.05 * n) for n in range(20)])
@@ -48,16 +49,20 @@ def approx(summary: dict[str, Any]) -> dict[str, Any]:
 def test_a_run_alone_is_a_fleet_of_one() -> None:
     (record,) = records(1)
     fleet, ledger = Fleet([record]), Ledger(record)
-    assert fleet.summarize(SLO) == approx(summarize(record, ledger, SLO))
-    assert fleet_chart_data(fleet).latencies["itl"].tolist() == chart_data(record, ledger).latencies["itl"].tolist()
+    assert summarize(fleet, SLO) == approx(summarize(Fleet([record], ledgers=[ledger]), SLO))
+    gaps = [np.diff(request.token_times) for request in record.requests]
+    assert fleet_chart_data(fleet).latencies["itl"] == pytest.approx(np.concatenate(gaps))
     assert (fleet.num_stages, fleet.stage_name(1), fleet.stage_seconds) == (2, "stage 1", ledger.stage_seconds)
 
 
 def test_what_replicas_come_to_together() -> None:
     fleet = Fleet(records(3))
     fleet.check()
-    own = [summarize(record, ledger, SLO) for record, ledger in zip(fleet.records, fleet.ledgers, strict=True)]
-    whole = fleet.summarize(SLO)
+    own = [
+        summarize(Fleet([record], ledgers=[ledger]), SLO)
+        for record, ledger in zip(fleet.records, fleet.ledgers, strict=True)
+    ]
+    whole = summarize(fleet, SLO)
     assert fleet.starts == pytest.approx([0.0, 0.05, 0.1])
     assert whole["duration"] == pytest.approx(max(s + o["duration"] for s, o in zip(fleet.starts, own, strict=True)))
     for key in ("completed", "failed", "total_input_tokens", "total_output_tokens", "micro_batches", "preemptions"):
@@ -84,7 +89,7 @@ def test_their_chart_data_is_of_all() -> None:
     assert run_.num_stages == 6
     assert run_.prefill_tokens.sum() == sum(len(item.prompt) for item in COMING)
     for stage in range(6):
-        assert run_.busy[stage] + sum(run_.by_cause[stage].values()) == pytest.approx(run_.span)
+        assert fleet.busy_seconds(stage) + sum(run_.by_cause[stage].values()) == pytest.approx(run_.span)
         assert run_.by_cause[stage] == pytest.approx(fleet.seconds_by_cause(stage))
 
 
@@ -93,20 +98,20 @@ def test_a_replica_without_requests_is_idle_all_along() -> None:
     run(fleet, COMING[:2])
     idle = Fleet([replica.record for replica in fleet])
     idle.check()
-    assert idle.summarize()["requests_per_replica"] == [1, 1, 0]
+    assert summarize(idle)["requests_per_replica"] == [1, 1, 0]
     assert idle.seconds_by_cause(5)[Cause.FILL_DRAIN] == idle.span_seconds
 
 
 def test_the_folder_holds_whole_runs_and_is_read_back(tmp_path: Path) -> None:
     fleet = Fleet(records(3))
-    summary = write_fleet_folder(tmp_path / "fleet", fleet, config=CONFIG, slo=SLO)
+    summary = write_run(tmp_path / "fleet", fleet, CONFIG, slo=SLO).summary
     assert json.loads((tmp_path / "fleet" / "summary.json").read_text(encoding="utf-8")) == summary
     assert is_run_folder(tmp_path / "fleet")
     folder = read_run_folder(tmp_path / "fleet")
     assert [replica.path.name for replica in folder.replicas] == ["replica_0", "replica_1", "replica_2"]
     assert all(is_run_folder(replica.path) for replica in folder.replicas)
     again = load_fleet(folder)
-    assert again.summarize(SLO) == approx({key: summary[key] for key in again.summarize(SLO)})
+    assert summarize(again, SLO) == approx({key: summary[key] for key in summarize(again, SLO)})
     page = (tmp_path / "fleet" / "report.html").read_text(encoding="utf-8")
     assert "replica 2" in page
     with (tmp_path / "fleet" / "requests.csv").open(newline="", encoding="utf-8") as file:
@@ -116,10 +121,28 @@ def test_the_folder_holds_whole_runs_and_is_read_back(tmp_path: Path) -> None:
     assert [float(row["arrival_s"]) for row in rows] == pytest.approx([item.arrival for item in COMING])
 
 
+def test_a_report_of_a_folder_keeps_its_date_versions_and_error(tmp_path: Path) -> None:
+    error = {
+        "low": -0.05,
+        "high": 0.22,
+        "source": "whole steps that were not fitted, LLaMA 2 70B at TP 4 and BLOOM-176B at TP 8",
+    }
+    folder = write_run(tmp_path, Fleet(records(3)), CONFIG, versions={"numpy": "9.8.7"}, cost_error=error)
+    for file in [tmp_path / "summary.json", *tmp_path.glob("replica_*/summary.json")]:
+        summary = json.loads(file.read_text(encoding="utf-8"))
+        file.write_text(json.dumps(summary | {"date": "2001-02-03 04:05:06 UTC"}), encoding="utf-8")
+    run = AnalysedRun.read(read_run_folder(folder.path))
+    assert all(replica.summary["cost_error"] == error for replica in run.replicas)
+    write_report(tmp_path, run)
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "2001-02-03 04:05:06 UTC" in page
+    assert "9.8.7" in page
+
+
 def test_a_comparison_sees_a_fleet_as_one(tmp_path: Path) -> None:
-    write_fleet_folder(tmp_path / "fleet", Fleet(records(3)), config=CONFIG)
+    write_run(tmp_path / "fleet", Fleet(records(3)), CONFIG)
     (record,) = records(1)
-    write_run_folder(tmp_path / "one", record, config=CONFIG | {"simulation": {"replicas": 1}})
+    write_run(tmp_path / "one", record, CONFIG | {"simulation": {"replicas": 1}})
     candidates = group_runs([read_run_folder(tmp_path / name) for name in ("one", "fleet")])
     assert [candidate.label for candidate in candidates] == ["replicas=1", "replicas=3"]
     comparison = write_comparison(tmp_path, candidates, figures=False)
@@ -127,13 +150,16 @@ def test_a_comparison_sees_a_fleet_as_one(tmp_path: Path) -> None:
     assert "replica 0 of 3" in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(("width", "heads"), [
-    (230, [f"{replica}: stage {stage}" for replica in range(3) for stage in range(4)]),
-    (120, ["0: stage 0", "busiest", "idlest", "2: stage 3"]),
-    (90, ["0: stage 0", "busiest", "2: stage 3"]),  # three have room
-    (70, ["busiest"]),
-    (56, []),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("width", "heads"),
+    [
+        (230, [f"{replica}: stage {stage}" for replica in range(3) for stage in range(4)]),
+        (120, ["0: stage 0", "busiest", "idlest", "2: stage 3"]),
+        (90, ["0: stage 0", "busiest", "2: stage 3"]),  # three have room
+        (70, ["busiest"]),
+        (56, []),
+    ],
+)
 def test_a_table_of_many_stages_fits_the_console(width: int, heads: list[str]) -> None:
     fleet = Fleet(records(3, layers=(1, 3, 1, 1)))
     console = Console(width=width, record=True, force_terminal=False, file=open("/dev/null", "w"))  # noqa: SIM115

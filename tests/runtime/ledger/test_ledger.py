@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 
 import pytest
@@ -12,8 +13,10 @@ from gapless.runtime.core.messages import Span
 from gapless.runtime.core.request_record import RequestRecord
 from gapless.runtime.core.run_record import DecodesRecord, MicroBatchRecord, RunRecord, SegmentRecord, Wait
 from gapless.runtime.ledger.causes import CAUSES, Cause
+from gapless.runtime.ledger.lanes import lanes_of, leaving_lane
 from gapless.runtime.ledger.ledger import Ledger
 from gapless.runtime.ledger.live_bubbles import LiveBubbles
+from tests.support.tiers import examples
 
 
 def span(micro_batch: int, stage: int, begin: float, end: float) -> Span:
@@ -100,8 +103,11 @@ def test_starved_and_control_on_stage_0():
     micro_batches = [prefill(0, 8), prefill(1, 8, *waits)]
     ledger = ledger_of(1, micro_batches, [span(0, 0, 1, 2), span(1, 0, 7, 8)])
     assert idle_seconds(ledger) == {
-        "starved_in_flight": 1.0, "control": 2.5, "starved_no_request": 1.0, "starved_kv_full": 0.5
-    }  # fmt: skip
+        "starved_in_flight": 1.0,
+        "control": 2.5,
+        "starved_no_request": 1.0,
+        "starved_kv_full": 0.5,
+    }
     assert [(i.start, i.end, str(i.cause), i.micro_batch) for i in ledger.idle] == [
         (2.0, 3.0, "starved_in_flight", 1),
         (3.0, 4.0, "control", 1),
@@ -210,6 +216,14 @@ def test_an_arrival_during_a_wait_for_a_slot_does_not_name_it():
     assert idle_seconds(ledger_of(2, micro_batches, spans), 0)["stage_imbalance"] == 3.0
 
 
+def test_the_holder_of_a_slot_left_right_before_the_wait_ended():
+    """The coordinator hears of it 0.25 s later, which is long before the next one leaves."""
+    micro_batches = [prefill(0, 512), prefill(1, 256), decode(2, 9, waits=(Wait(2.0, 4.25, "depth_full"),))]
+    spans = [span(0, 0, 0, 1), span(1, 0, 1, 2), span(2, 0, 4.25, 5)]
+    spans += [span(0, 1, 1, 4), span(1, 1, 4, 6), span(2, 1, 6, 7)]
+    assert idle_seconds(ledger_of(2, micro_batches, spans), 0) == {"pb1_prefill_size": 2.25, "fill_drain": 2.0}
+
+
 def test_spans_without_a_record_and_nothing_at_all():
     ledger_of(2, [], [span(0, 1, 0, 1), span(1, 1, 2, 3)])
     empty = ledger_of(2, [], [])
@@ -219,6 +233,23 @@ def test_spans_without_a_record_and_nothing_at_all():
 def test_two_micro_batches_at_once_are_ours_to_break():
     with pytest.raises(AssertionError, match="two micro-batches at once"):
         ledger_of(1, [], [span(0, 0, 0, 2), span(1, 0, 1, 3)])
+
+
+def test_spans_that_overlap_by_rounding_are_cut_apart():
+    ledger = ledger_of(1, [], [span(0, 0, 0, 2), span(1, 0, 2 - 5e-7, 3)])
+    assert ledger.lanes[0].begin.tolist() == [0.0, 2.0]
+    assert ledger.busy_seconds(0) == 3.0
+
+
+def test_micro_batches_leave_from_the_last_stage_that_stands():
+    spans = [
+        span(number, stage, 10 * number + stage, 10 * number + stage + 1) for number in range(3) for stage in range(3)
+    ]
+    lanes = lanes_of([each for each in spans if (each.micro_batch, each.stage) not in {(1, 2), (2, 2)}], 3)
+    leaving = leaving_lane(lanes, [math.inf, math.inf, 5.0])
+    assert leaving.micro_batch.tolist() == [0, 1, 2]
+    assert leaving.end.tolist() == [3.0, 12.0, 22.0]
+    assert leaving_lane(lanes, [math.inf] * 3) is lanes[2]
 
 
 def test_gaps_before_each_micro_batch():
@@ -232,13 +263,16 @@ def test_gaps_before_each_micro_batch():
 def test_live_estimate():
     live = LiveBubbles()
     assert live.bubble_fraction == 0.0
-    for s in [span(0, 0, 1, 2), span(0, 1, 2, 3), span(1, 0, 2, 4), span(1, 1, 4, 5)]:
+    for s in [span(1, 0, 2, 4), span(0, 0, 1, 2), span(0, 1, 2, 3), span(1, 1, 4, 5)]:  # they come in any order
         live.add(s)
     assert live.bubble_fraction == pytest.approx(1 / 6)  # stage 1 stood one second of its three
 
 
 def simulate(num_stages: int, depth: int, batches: list[tuple[int, int, list[float], float, str]]) -> RunRecord:
-    """A FIFO pipeline. A batch: prefill tokens, decodes, compute per stage, delay before dispatch and its reason."""
+    """Simulate a FIFO pipeline.
+
+    A batch: prefill tokens, decodes, compute per stage, delay before dispatch and its reason.
+    """
     record = RunRecord(num_stages, 100)
     free = [0.0] * num_stages
     done: list[float] = []
@@ -282,7 +316,7 @@ def runs(draw: st.DrawFn) -> RunRecord:
     return record
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300))
 @given(runs())
 def test_conservation_and_one_cause_per_idle_second(record: RunRecord):
     ledger = Ledger(record)
@@ -306,7 +340,7 @@ def test_conservation_and_one_cause_per_idle_second(record: RunRecord):
     assert 0.0 <= ledger.bubble_fraction_inner <= 1.0
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100))
 @given(
     st.integers(2, 5),
     st.lists(st.tuples(seconds, st.sampled_from(["control", "no_request", "in_flight"])), max_size=12),
@@ -324,7 +358,7 @@ def test_alike_stages_idle_alike(num_stages: int, delays: list[tuple[float, str]
             assert ledger.seconds_by_cause(stage)[cause] == pytest.approx(s, abs=1e-6), (stage, cause)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100))
 @given(st.integers(1, 4), st.lists(st.floats(0.1, 2.0), min_size=1, max_size=20))
 def test_without_delays_only_bubbles_by_imbalance_and_fill_remain(num_stages: int, times: list[float]):
     """Even stages and no waits: what is idle is a pair's bubble, transport or fill, never control or starved."""

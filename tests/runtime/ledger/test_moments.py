@@ -15,6 +15,7 @@ from gapless.runtime.ledger.moments import Moment, worst_moments
 from gapless.runtime.simulation.faults import RankFault
 from tests.runtime.simulation.test_faults import TIMES, fleets, ran
 from tests.support.simulated_parts import items, make_replica, run
+from tests.support.tiers import examples
 
 
 def moments_of(record: RunRecord, count: int = 10) -> list[Moment]:
@@ -54,7 +55,7 @@ def test_equal_decodes_have_no_worst_moment() -> None:
     assert moments_of(RunRecord(2, 10)) == []
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25))
 @given(fleets())
 def test_moments_are_apart_and_within_the_run(fleet: dict[str, Any]) -> None:
     for replica in ran(fleet):

@@ -11,8 +11,8 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gapless import LLM, SamplingParams
 from gapless.parallel.placement import StageLink
-from gapless.runtime import LLM, SamplingParams
 from gapless.runtime.core.messages import Span
 from gapless.runtime.core.request_record import RequestRecord
 from gapless.runtime.core.run_record import DecodesRecord, FaultRecord, MicroBatchRecord, RunRecord, SegmentRecord, Wait
@@ -23,6 +23,7 @@ from gapless.runtime.run_folder.read import read_run_folder
 from gapless.runtime.scheduler.policies import POLICIES
 from gapless.runtime.simulation.pipeline import Disturbance
 from tests.support.simulated_parts import Device, items, make_replica, run
+from tests.support.tiers import examples
 
 from .oracle import Oracle
 
@@ -54,8 +55,10 @@ def causes(pieces: Iterable[IdleInterval], t: float) -> list[Cause]:
 
 @st.composite
 def runs(draw: st.DrawFn) -> RunRecord:
-    """A pipeline, first in, first out, with any stage times, transports, delays of sends and waits of the coordinator.
-    Clocks may be skewed and spans may be lost."""
+    """Draw a run, first in, first out, with any stage times, transports, delays of sends and waits of the coordinator.
+
+    Clocks may be skewed and spans may be lost.
+    """
     num_stages, depth = draw(st.integers(1, 4)), draw(st.integers(1, 5))
     record = RunRecord(num_stages, 100, requests=[RequestRecord(0, 8, -float(draw(ticks)))])
     free, done, clock = [0.0] * num_stages, [], 0.0
@@ -101,7 +104,7 @@ def skewed(span: Span, ahead: float) -> Span:
     return Span(span.micro_batch, span.stage, *times)
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=examples(600))
 @given(runs())
 def test_random_pipelines(record: RunRecord) -> None:
     assert seconds_apart(record) == 0.0
@@ -109,7 +112,7 @@ def test_random_pipelines(record: RunRecord) -> None:
 
 @st.composite
 def failing(draw: st.DrawFn) -> RunRecord:
-    """A run with faults at any times, and micro-batches that never came to their last stages."""
+    """Draw a run with faults at any times, and micro-batches that never came to their last stages."""
     record = draw(runs())
     last = max([0.0, *(span.end for span in record.spans)])
     for epoch in range(draw(st.integers(1, 3))):
@@ -126,7 +129,7 @@ def failing(draw: st.DrawFn) -> RunRecord:
     return record
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=examples(600))
 @given(failing())
 def test_random_faults(record: RunRecord) -> None:
     assert seconds_apart(record) == 0.0
@@ -165,7 +168,7 @@ def simulated(draw: st.DrawFn) -> RunRecord:
     return replica.record
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100))
 @given(simulated())
 def test_simulated_runs(record: RunRecord) -> None:
     assert seconds_apart(record) < 1e-6

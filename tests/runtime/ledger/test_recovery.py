@@ -14,7 +14,7 @@ from gapless.runtime.core.run_record import DecodesRecord, FaultRecord, MicroBat
 from gapless.runtime.ledger.causes import BUBBLES, CAUSES, STARVED, Cause
 from gapless.runtime.ledger.fleet import Fleet
 from gapless.runtime.ledger.ledger import Ledger
-from gapless.runtime.ledger.recovery import down_seconds, name_recovery, replay_seconds
+from gapless.runtime.ledger.recovery import down_seconds, name_recovery, replay_seconds, with_waits_of_dropped
 from gapless.runtime.ledger.running_ledger import RunningLedger
 from gapless.runtime.ledger.running_totals import RunningTotals
 from gapless.runtime.ledger.summary import summarize
@@ -35,6 +35,19 @@ def pieces(ledger: Ledger, stage: int) -> list[tuple[float, float, str]]:
     return [(piece.start, piece.end, str(piece.cause)) for piece in ledger.idle if piece.stage == stage]
 
 
+def test_waits_before_what_was_dropped_are_before_the_next_unless_stage_0_computed_it() -> None:
+    first, second, third = (Wait(float(n), n + 0.5, "no_request") for n in range(3))
+    record = RunRecord(2, 10, faults=[fault(5.0, 8.0)])
+    record.micro_batches = [
+        micro_batch(0, first, dispatched=3.0),
+        micro_batch(1, second, dispatched=5.05),  # before the fault was noticed
+        micro_batch(2, third, dispatched=9.0, completed=11.0),
+    ]
+    assert [each.waits for each in with_waits_of_dropped(record)] == [[first], [first, second], [first, second, third]]
+    record.spans = [Span(1, 0, 4, 4, 4, 5, 5)]
+    assert [each.waits for each in with_waits_of_dropped(record)] == [[first], [first, second], [third]]
+
+
 def test_the_time_of_a_fault_is_recovery_on_every_stage() -> None:
     """A request came at 4, its micro-batch was lost, and again at 9. The stages computed from 0 to 2 before that."""
     record = RunRecord(2, 10, faults=[fault(5.0, 8.0)])
@@ -48,12 +61,15 @@ def test_the_time_of_a_fault_is_recovery_on_every_stage() -> None:
     ledger = Ledger(record)
     ledger.check()
     assert pieces(ledger, 0) == [
-        (1.0, 4.0, "starved_no_request"), (4.0, 5.0, "control"), (5.0, 8.0, "recovery"), (8.0, 9.0, "control"),
+        (1.0, 4.0, "starved_no_request"),
+        (4.0, 5.0, "control"),
+        (5.0, 8.0, "recovery"),
+        (8.0, 9.0, "control"),
         (10.0, 11.0, "fill_drain"),
-    ]  # fmt: skip
+    ]
     assert (5.0, 8.0, "recovery") in pieces(ledger, 1)
     assert ledger.seconds_by_cause(1)[Cause.RECOVERY] == 3.0
-    assert summarize(record, ledger)["bubble_seconds"]["recovery"] == 6.0
+    assert summarize(Fleet([record], ledgers=[ledger]))["bubble_seconds"]["recovery"] == 6.0
 
 
 def test_a_fault_without_repair_lasts_to_the_end_of_the_run() -> None:
@@ -106,7 +122,10 @@ def test_recovery_is_a_group_of_its_own() -> None:
 
 
 def random_run(seed: int, epochs: int = 4) -> RunRecord:
-    """A pipeline that fails once an epoch; then what is in flight is lost, on some stages after its computation."""
+    """Simulate a pipeline that fails once an epoch.
+
+    Then what is in flight is lost, on some stages after its computation.
+    """
     rng = random.Random(seed)
     record = RunRecord(STAGES, 100, batch=1, depth=DEPTH)
     clock, number = 0.0, 0
@@ -165,14 +184,15 @@ def in_parts(whole: RunRecord, rng: random.Random) -> Iterator[RunRecord]:
 
 def test_the_summary_has_each_fault() -> None:
     whole = random_run(3)
-    summary = summarize(whole, ledger := Ledger(whole))
+    ledger = Ledger(whole)
+    summary = summarize(Fleet([whole], ledgers=[ledger]))
     assert [found["reason"] for found in summary["faults"]] == ["hang"] * 3
     for found, known in zip(summary["faults"], whole.faults, strict=True):
         assert found["time"] == pytest.approx(known.since - ledger.t0)
         assert found["seconds"] == known.seconds
         assert found["parts"] == {"detect": pytest.approx(0.5)}
     assert summary["recovery_seconds"] == pytest.approx(sum(known.up - known.since for known in whole.faults))
-    fleet = Fleet([whole, random_run(4)]).summarize()
+    fleet = summarize(Fleet([whole, random_run(4)]))
     assert len(fleet["faults"]) == 6
     assert fleet["recovery_seconds"] > summary["recovery_seconds"]
 
@@ -200,7 +220,7 @@ def test_counted_in_pieces_it_is_the_same(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_the_summary_in_pieces_is_the_same(seed: int) -> None:
     whole = random_run(seed)
-    expected = summarize(whole, Ledger(whole))
+    expected = summarize(Fleet([whole]))
     totals = RunningTotals(DEPTH)
     for record in in_parts(whole, random.Random(seed)):
         totals.take(record)

@@ -14,15 +14,17 @@ from tests.runtime.ledger.test_stragglers import record_of
 PART = 24  # micro-batches that come at once
 
 
-def watched(record: RunRecord, parts: RunningStragglers | None = None) -> tuple[RunningStragglers, list[Straggler]]:
+def watched(
+    record: RunRecord, parts: RunningStragglers | None = None, size: int = PART
+) -> tuple[RunningStragglers, list[Straggler]]:
     """Hand out a record part by part; return what watched it, and what was the newest straggler at each part."""
     ledger, found, seen = RunningLedger(record.num_stages), parts or RunningStragglers(), []
     growing = RunRecord(record.num_stages, record.num_blocks)
     by_number: dict[int, list] = {}
     for span in record.spans:
         by_number.setdefault(span.micro_batch, []).append(span)
-    for at in range(0, len(record.micro_batches), PART):
-        for micro_batch in record.micro_batches[at : at + PART]:
+    for at in range(0, len(record.micro_batches), size):
+        for micro_batch in record.micro_batches[at : at + size]:
             spans = by_number[micro_batch.micro_batch]
             micro_batch.completed = spans[-1].end
             growing.micro_batches.append(micro_batch)
@@ -59,6 +61,16 @@ def test_a_slow_stage_is_named_while_it_is_slow(num_stages: int, stage: int, fac
     assert last.waited == pytest.approx(whole.waited, rel=0.35)
     assert found.slow_seconds[stage] == pytest.approx(last.end - last.start, rel=0.01)
     assert found.slow_seconds.sum() == found.slow_seconds[stage]
+
+
+def test_micro_batches_may_come_one_by_one() -> None:
+    _, seen = watched(record_of(2, {1: (range(1200, 1500), 4.0)}, count=1500), size=1)
+    assert {each.stage for each in seen} == {1}
+
+
+def test_a_slow_stage_that_nobody_waits_for_is_none() -> None:
+    record = record_of(2, {1: (range(2000, 3000), 2.0)}, weights=(1.0, 0.05), head=0.0, count=3000)
+    assert watched(record)[1] == []
 
 
 def test_what_it_keeps_does_not_grow() -> None:

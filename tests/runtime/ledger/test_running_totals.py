@@ -16,6 +16,7 @@ from gapless.runtime.core.request import Request
 from gapless.runtime.core.run_record import RunRecord
 from gapless.runtime.engine.coordinator import Coordinator
 from gapless.runtime.ledger.causes import Cause
+from gapless.runtime.ledger.fleet import Fleet
 from gapless.runtime.ledger.ledger import Ledger
 from gapless.runtime.ledger.quantiles import Quantiles
 from gapless.runtime.ledger.running_ledger import RunningLedger
@@ -42,7 +43,7 @@ def coordinator(policy: SchedulerConfig) -> Coordinator:
 
 
 def run(driver: Coordinator, totals: RunningTotals | None, every: int) -> int:
-    """Requests that come in bursts, with pauses and an abort; the most micro-batches that the record held."""
+    """Run bursts of requests, with pauses and an abort; return the most micro-batches that the record held."""
     rng = random.Random(3)
     at, most, micro_batches = 0.0, 0, 0
     pending = []
@@ -76,7 +77,7 @@ POLICIES = [
 def test_the_same_summary_in_pieces(policy: SchedulerConfig) -> None:
     whole = coordinator(policy)
     kept = run(whole, None, 1)
-    expected = summarize(whole.record, Ledger(whole.record), SLO)
+    expected = summarize(Fleet([whole.record]), SLO)
     assert expected.pop("stragglers") == []  # which totals do not look for
     assert (expected["accepted_tokens"] > 0) == (policy.drafts > 0)
     for every in (7, 40):
@@ -134,7 +135,7 @@ def test_quantiles_are_within_their_resolution() -> None:
 
 def test_nothing_has_a_summary_too() -> None:
     driver = coordinator(SarathiConfig())
-    empty = summarize(driver.record, Ledger(driver.record))
+    empty = summarize(Fleet([driver.record]))
     del empty["stragglers"]
     found = RunningTotals(STAGES).summary(driver.record)
     assert found == {**empty, "notes": []}

@@ -14,7 +14,7 @@ from gapless.runtime.ledger.stragglers import find_stragglers
 
 
 def run_of(num_stages: int, slow: dict[int, tuple[range, float]], **options: Any) -> Ledger:
-    """The checked ledger of `record_of`."""
+    """Return the checked ledger of `record_of`."""
     ledger = Ledger(record_of(num_stages, slow, **options))
     ledger.check()
     return ledger
@@ -29,8 +29,10 @@ def record_of(
     head: float = 5e-5,
     count: int = 400,
 ) -> RunRecord:
-    """A run whose micro-batches grow and shrink, as many in flight as there are stages. Stage `s` takes a factor longer
-    for those in `slow[s]`."""
+    """Make a run whose micro-batches grow and shrink, as many in flight as there are stages.
+
+    Stage `s` takes a factor longer for those in `slow[s]`.
+    """
     rng = random.Random(seed)
     record = RunRecord(num_stages, 100)
     free = [0.0] * num_stages
@@ -84,3 +86,14 @@ def test_each_is_found_and_too_short_a_run_has_none() -> None:
     assert [found.stage for found in find_stragglers(ledger)] == [1, 3]
     assert find_stragglers(run_of(4, {1: (range(10, 20), 9.0)}, count=31)) == []
     assert find_stragglers(run_of(2, {}, count=0)) == []
+
+
+def test_a_slow_stage_that_nobody_waits_for_is_none() -> None:
+    assert find_stragglers(run_of(2, {1: (range(160, 256), 2.0)}, weights=(1.0, 0.05), head=0.0)) == []
+
+
+def test_what_a_straggler_costs_is_the_same_with_another_within_its_time() -> None:
+    alone = find_stragglers(run_of(4, {1: (range(96, 224), 6.0)}))
+    both = find_stragglers(run_of(4, {1: (range(96, 224), 6.0), 3: (range(128, 176), 3.0)}))
+    assert [found.stage for found in both] == [1, 3]
+    assert both[0].waited == pytest.approx(alone[0].waited, rel=0.05)

@@ -9,10 +9,10 @@ import pytest
 
 from gapless.conf.workloads import SloConfig
 from gapless.runtime.core.request_record import RequestRecord
-from gapless.runtime.core.run_record import RunRecord
+from gapless.runtime.core.run_record import DecodesRecord, RunRecord
 from gapless.runtime.ledger.causes import Cause
+from gapless.runtime.ledger.fleet import Fleet
 from gapless.runtime.ledger.latencies import latencies
-from gapless.runtime.ledger.ledger import Ledger
 from gapless.runtime.ledger.summary import summarize
 from tests.support.hand_made import one_stage
 
@@ -31,7 +31,7 @@ def record() -> RunRecord:
 
 
 def test_values(record: RunRecord):
-    summary = summarize(record, Ledger(record))
+    summary = summarize(Fleet([record]))
     assert set(VLLM + OURS) <= set(summary)
     expected = {
         "duration": 6.5,  # the last token came half a second after the last compute
@@ -67,9 +67,9 @@ def test_values(record: RunRecord):
 
 
 def test_prediction_error(record: RunRecord):
-    assert summarize(record, Ledger(record))["prediction_error"] is None
+    assert summarize(Fleet([record]))["prediction_error"] is None
     record.micro_batches[0].predicted, record.micro_batches[1].predicted = [1.1], [1.0]  # of 1 s and 2 s
-    error = summarize(record, Ledger(record))["prediction_error"]
+    error = summarize(Fleet([record]))["prediction_error"]
     assert error == pytest.approx({"median": 0.3, "p90": 0.1 + 0.9 * 0.4})
 
 
@@ -84,23 +84,46 @@ def test_prediction_error(record: RunRecord):
     ],
 )
 def test_goodput(record: RunRecord, slo: SloConfig, good: int):
-    assert summarize(record, Ledger(record), slo)["request_goodput"] == pytest.approx(good / 6.5)
-    assert "request_goodput" not in summarize(record, Ledger(record), SloConfig())
+    assert summarize(Fleet([record]), slo)["request_goodput"] == pytest.approx(good / 6.5)
+    assert "request_goodput" not in summarize(Fleet([record]), SloConfig())
 
 
 def test_it_is_json(record: RunRecord):
-    summary = summarize(record, Ledger(record))
+    summary = summarize(Fleet([record]))
     assert json.loads(json.dumps(summary, allow_nan=False)) == summary
 
 
 def test_an_empty_run():
     record = RunRecord(2, 0)
-    summary = summarize(record, Ledger(record))
+    summary = summarize(Fleet([record]))
     assert json.dumps(summary, allow_nan=False)
     assert (summary["completed"], summary["p99_ttft_ms"], summary["stage_busy_fraction"]) == (0, 0.0, [0.0, 0.0])
+
+
+@pytest.mark.parametrize("reason", [None, "abort", "error"])
+def test_requests_that_did_not_end_by_themselves_have_failed(record: RunRecord, reason: str | None):
+    record.requests[0].finish_reason = reason
+    summary = summarize(Fleet([record]))
+    assert (summary["completed"], summary["failed"], summary["median_ttft_ms"]) == (1, 2, 3500.0)
+
+
+def test_drafts_and_preemptions_are_counted(record: RunRecord):
+    record.requests[2].preemptions = 4  # of a request that failed
+    last = record.micro_batches[2]
+    last.decodes = DecodesRecord.at([0, 0, 0, 1], [9, 10, 11, 4])  # request 0 with two drafts
+    last.drafts, last.accepted = 2, 1
+    summary = summarize(Fleet([record]))
+    assert (summary["preemptions"], summary["draft_tokens"], summary["accepted_tokens"]) == (5, 2, 1)
+    assert summary["accepted_tokens_per_decode"] == pytest.approx(1 / 3)
 
 
 def test_one_token_has_no_time_per_output_token():
     values = latencies([RequestRecord(0, 8, 1.0, [3.0])])
     assert values["ttft"].tolist() == values["e2el"].tolist() == [2000.0]
     assert len(values["tpot"]) == len(values["itl"]) == 0
+
+
+def test_the_time_per_output_token_is_a_mean():
+    values = latencies([RequestRecord(0, 8, 1.0, [3.0, 4.0, 5.0, 9.0])])
+    assert values["itl"].tolist() == [1000.0, 1000.0, 4000.0]
+    assert values["tpot"].tolist() == [2000.0]

@@ -17,6 +17,7 @@ from tests.runtime.simulation.test_disaggregation import drawn, fleet_of, pools
 from tests.runtime.simulation.test_drafts import CheapRows, simulate
 from tests.runtime.simulation.test_faults import fleets, ran
 from tests.support.simulated_parts import items
+from tests.support.tiers import examples
 
 TOLERANCE = 1e-9  # seconds
 
@@ -62,7 +63,7 @@ def check_compute(record: RunRecord, intervals: TokenIntervals) -> None:
         assert parts[i, columns] == pytest.approx(seconds, abs=1e-6), i
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40))
 @given(fleets())
 def test_parts_sum_to_each_interval_of_any_run(fleet: dict[str, Any]) -> None:
     for replica in ran(fleet):
@@ -70,14 +71,14 @@ def test_parts_sum_to_each_interval_of_any_run(fleet: dict[str, Any]) -> None:
         assert not intervals.parts[:, Part.UNKNOWN].any()
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15))
 @given(fleets())
 def test_without_faults_nothing_is_recovery(fleet: dict[str, Any]) -> None:
     for replica in ran(fleet, faults=[[] for _ in fleet["faults"]]):
         assert not check(replica.record).parts[:, Part.RECOVERY].any()
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15))
 @given(drawn())
 def test_a_request_of_two_pools_waits_for_its_kv_before_its_second_token(given_: dict[str, Any]) -> None:
     fleet = fleet_of(started := pools(**given_["pools"]))
@@ -134,16 +135,28 @@ def test_parts_by_hand() -> None:
     assert list(intervals.micro_batch) == [1, 3, 2]
     # The first chunk until 4, then the second: its activation has come by 4.5, as it left stage 0 at 4.
     assert parts_of(intervals, 0) == {
-        "control": 1.0, "compute 0": 1.0, "transport 1": 0.5 + 0.5, "compute 1": 1.5 + 1.5, "result": 0.25,
-    }  # fmt: skip
+        "control": 1.0,
+        "compute 0": 1.0,
+        "transport 1": 0.5 + 0.5,
+        "compute 1": 1.5 + 1.5,
+        "result": 0.25,
+    }
     # The slot was free at 6, before the interval began. It waits for stage 0, then for stage 1, behind micro-batch 2.
     assert parts_of(intervals, 1) == {
-        "control": 0.25, "wait 0": 0.5, "compute 0": 1.0, "wait 1": 1.0, "transport 1": 0.25, "compute 1": 0.75,
+        "control": 0.25,
+        "wait 0": 0.5,
+        "compute 0": 1.0,
+        "wait 1": 1.0,
+        "transport 1": 0.25,
+        "compute 1": 0.75,
         "result": 0.5,
-    }  # fmt: skip
+    }
     assert parts_of(intervals, 2) == {
-        "queue": 3.0, "control": 0.25 + 0.25, "compute 0": 2.5, "compute 1": 2.0,
-    }  # fmt: skip
+        "queue": 3.0,
+        "control": 0.25 + 0.25,
+        "compute 0": 2.5,
+        "compute 1": 2.0,
+    }
 
 
 def test_a_queue_without_a_chunk_since_the_last_dispatch_has_no_room() -> None:

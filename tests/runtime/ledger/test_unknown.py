@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from gapless.runtime.core.messages import Span
 from gapless.runtime.core.run_record import DecodesRecord, MicroBatchRecord, RunRecord, SegmentRecord, Unknown, Wait
 from gapless.runtime.ledger.causes import BUBBLES, STARVED, Cause
+from gapless.runtime.ledger.fleet import Fleet
 from gapless.runtime.ledger.ledger import Ledger
 from gapless.runtime.ledger.summary import summarize
 
@@ -48,8 +49,10 @@ seconds = st.integers(1, 40).map(lambda count: count / 8)
 
 @given(st.lists(st.tuples(seconds, seconds), min_size=1, max_size=12))
 def test_without_tokens_times_tell_what_is_alike(times: list[tuple[float, float]]) -> None:
-    """A wait for a micro-batch that took the first stage as long as the last one did is imbalance; others are
-    unknown."""
+    """A wait for a micro-batch is imbalance if it took the first stage as long as the last one did.
+
+    Other waits are unknown.
+    """
     ledger = Ledger(two_stages(times, [[] for _ in times], ["tokens"]))
     ledger.check()
     for idle in ledger.idle:
@@ -64,9 +67,9 @@ def test_without_tokens_times_tell_what_is_alike(times: list[tuple[float, float]
 
 def test_a_summary_lacks_what_is_unknown() -> None:
     record = two_stages([(1.0, 1.0)], [[]], ["requests", "kv", "tokens"])
-    found = summarize(record, Ledger(record))
+    found = summarize(Fleet([record]))
     assert found["unknown"] == ["requests", "kv", "tokens"]
-    whole = summarize(two_stages([(1.0, 1.0)], [[]], []), Ledger(record))
+    whole = summarize(Fleet([two_stages([(1.0, 1.0)], [[]], [])]))
     absent = whole.keys() - found.keys()
     assert {"completed", "p99_itl_ms", "peak_kv_fraction", "mean_tokens_per_micro_batch", "preemptions"} <= absent
     assert {"duration", "bubble_seconds", "stage_busy_fraction", "micro_batches"} <= found.keys()

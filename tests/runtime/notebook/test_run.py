@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 
 import gapless
+from gapless import Run, Table, read_run
 from gapless.conf.errors import ConfigError
 from gapless.launch.cli import main
-from gapless.runtime import Run, Table, read_run
 
 COMMON = ["workload.num_prompts=40", "workload.request_rate=2"]
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run over two stages, a fleet of two such replicas, and a fleet of a prefill and a decode pool."""
+    """Write a run over two stages, a fleet of two such replicas, and a fleet of a prefill and a decode pool."""
     path = tmp_path_factory.mktemp("runs")
     runs = {
         "run": ["scheduler=equal_time"],
@@ -50,7 +50,7 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 
 
 def assert_same(table: Table, rows: list[dict[str, str]]) -> None:
-    """The table holds what the file holds: nanoseconds, and sums that were rounded to microseconds."""
+    """Check that the table holds what the file holds: nanoseconds, and sums that were rounded to microseconds."""
     assert list(table) == list(rows[0])
     assert table.num_rows == len(rows)
     for name, column in table.items():
@@ -142,7 +142,7 @@ def test_pictures(run: Run, fleet: Run) -> None:
     (axes,) = run.plot(window=(1.0, 1.5)).axes
     assert axes.get_xlim() == (1.0, 1.5)
     assert len(fleet.plot().axes) == 2
-    assert run.plot("ttft").axes[0].get_title(loc="left").endswith(", simulated")
+    assert run.plot("ttft").axes[0].texts[0].get_text().endswith(", simulated")
 
 
 @pytest.mark.parametrize(

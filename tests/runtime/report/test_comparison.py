@@ -19,9 +19,9 @@ from gapless.runtime.report.metrics import LATENCY, METRICS, Metric, best_of, nu
 from gapless.runtime.report.run_groups import RunGroup, differing_keys, group_runs, settings
 from gapless.runtime.report.terminal import comparison_table
 from gapless.runtime.report.write_comparison import write_comparison
-from gapless.runtime.report.write_folder import write_run_folder
 from gapless.runtime.run_folder.read import RunFolder, read_run_folder
 from tests.support.hand_made import config, folder, one_stage, run_group
+from tests.support.written_runs import write_run
 
 
 def labels(*folders: RunFolder) -> list[str]:
@@ -88,9 +88,17 @@ def test_what_is_written_alike_has_no_best():
 
 @pytest.mark.parametrize(
     ("kind", "value", "text"),
-    [("ms", 1500.0, "1.50 s"), ("ms", 0.0, "0 ms"), ("ms", 0.0457, "45.7 µs"), ("share", 0.123, "12.3%"),
-     ("seconds", 0.0, "0"), ("count", 7.0, "7"), ("rate", 1234.0, "1,234"), ("ratio", 0.456, "0.46")],
-)  # fmt: skip
+    [
+        ("ms", 1500.0, "1.50 s"),
+        ("ms", 0.0, "0 ms"),
+        ("ms", 0.0457, "45.7 µs"),
+        ("share", 0.123, "12.3%"),
+        ("seconds", 0.0, "0"),
+        ("count", 7.0, "7"),
+        ("rate", 1234.0, "1,234"),
+        ("ratio", 0.456, "0.46"),
+    ],
+)
 def test_how_numbers_are_written(kind: str, value: float, text: str):
     assert Metric("k", "n", kind).text(value) == text  # type: ignore[arg-type]
 
@@ -117,7 +125,7 @@ def groups(tmp_path: Path) -> list[RunGroup]:
     folders = []
     for place, (chunk, factor) in enumerate([(256, 1.0), (128, 2.0), (128, 4.0), (128, 3.0)]):
         path = tmp_path / f"run{place}"
-        write_run_folder(path, slower(one_stage(), factor), config=config(chunk=chunk, note="</script>&"))
+        write_run(path, slower(one_stage(), factor), config(chunk=chunk, note="</script>&"))
         folders.append(read_run_folder(path))
     return group_runs(folders)
 
@@ -137,8 +145,9 @@ def test_a_comparison(groups: list[RunGroup], tmp_path: Path):
     with (tmp_path / "out" / "comparison.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [(row["label"], row["runs"], row["scheduler.chunk"]) for row in rows] == [
-        ("sarathi chunk=256", "1", "256"), ("sarathi chunk=128", "3", "128"),
-    ]  # fmt: skip
+        ("sarathi chunk=256", "1", "256"),
+        ("sarathi chunk=128", "3", "128"),
+    ]
     assert float(rows[1]["duration_max"]) == pytest.approx(26.0)
     figures = {file.stem for file in (tmp_path / "out" / "figures").iterdir()}
     assert {"bubble_time_per_request", "requests_completed", "bubbles_by_cause", "itl", "timeline"} <= figures
@@ -188,7 +197,7 @@ def test_of_many_the_best_are_drawn(tmp_path: Path):
     folders = []
     for place in range(10):
         path = tmp_path / f"run{place}"
-        write_run_folder(path, slower(one_stage(), 1.0 + place), config=config(chunk=16 * (place + 1)))
+        write_run(path, slower(one_stage(), 1.0 + place), config(chunk=16 * (place + 1)))
         folders.append(read_run_folder(path))
     write_comparison(tmp_path, group_runs(folders[::-1]), figures=False)
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
@@ -254,5 +263,8 @@ def test_constants_fitted_anew_are_one_word_of_a_label():
 
     groups = group_runs([fitted(value, chunk) for value in (1.0, 2.0) for chunk in (64, 128)])
     assert [group.label for group in groups] == [
-        "chunk=64 costs=1", "chunk=128 costs=1", "chunk=64 costs=2", "chunk=128 costs=2",
-    ]  # fmt: skip
+        "chunk=64 costs=1",
+        "chunk=128 costs=1",
+        "chunk=64 costs=2",
+        "chunk=128 costs=2",
+    ]

@@ -20,22 +20,24 @@ from rich.console import Console
 from gapless.runtime.core.messages import Span
 from gapless.runtime.core.request_record import RequestRecord
 from gapless.runtime.core.run_record import DecodesRecord, MicroBatchRecord, RunRecord, SegmentRecord, Wait
+from gapless.runtime.drawing.chart import Axis, Chart, Series
+from gapless.runtime.drawing.page_parts import fill, script_json
+from gapless.runtime.drawing.png import write_figures
 from gapless.runtime.ledger.causes import BUBBLES, CAUSES, STARVED, Cause
+from gapless.runtime.ledger.fleet import Fleet
 from gapless.runtime.ledger.ledger import Ledger
 from gapless.runtime.ledger.summary import summarize
 from gapless.runtime.report import terminal
-from gapless.runtime.report.chart import Axis, Chart, Series
-from gapless.runtime.report.chart_data import chart_data
 from gapless.runtime.report.metrics import metric_of
-from gapless.runtime.report.page_parts import fill, script_json
-from gapless.runtime.report.png import write_figures
 from gapless.runtime.report.run_page import render_report
-from gapless.runtime.report.write_folder import write_run_folder
+from tests.support.written_runs import analysed, write_run
 
 
 def simulated_run(num_stages: int, num_micro_batches: int, *, seed: int = 0) -> RunRecord:
-    """Simulates a run of chunks with decodes: some micro-batches have only one of them, requests arrive in bursts, the
-    last stage is slower, and sends take time."""
+    """Simulate a run of chunks with decodes; some micro-batches have only one of them.
+
+    Requests arrive in bursts, the last stage is slower, and sends take time.
+    """
     rng = random.Random(seed)
     record = RunRecord(num_stages, 400)
     free = [0.0] * num_stages
@@ -117,10 +119,9 @@ CONFIG = {"model": {"name": "tiny", "layers": 8}, "scheduler": {"name": "sarathi
 
 
 def page_of(record: RunRecord, title: str = "gapless generate: a <run> & more") -> str:
-    ledger = Ledger(record)
-    ledger.check()
-    summary = {"title": title, **summarize(record, ledger), "config": CONFIG, "versions": {"gapless": "0.1.0"}}
-    return render_report(record, ledger, summary, chart_data(record, ledger))
+    run = analysed(record, CONFIG, versions={"gapless": "0.1.0"}, title=title)
+    run.ledger.check()
+    return render_report(run)
 
 
 class Checker(HTMLParser):
@@ -219,7 +220,7 @@ def test_filling_does_not_look_at_what_it_filled_in():
 def test_tables_for_the_terminal():
     record = simulated_run(2, 120)
     ledger = Ledger(record)
-    summary = summarize(record, ledger)
+    summary = summarize(Fleet([record], ledgers=[ledger]))
     console = Console(width=110, record=True, force_terminal=False, file=open("/dev/null", "w"))  # noqa: SIM115
     console.print(terminal.bubble_table(ledger))
     console.print(terminal.latency_table(summary))
@@ -265,7 +266,7 @@ def test_idle_and_bubbles_are_one_number_each():
 
 def test_a_simulated_run_s_page_and_figures_say_so(tmp_path: Path):
     parallel = {"parallel": {"tp": 8, "pp": 2}, "hardware": {"name": "a100-80g"}, "simulation": {"replicas": 1}}
-    summary = write_run_folder(tmp_path, simulated_run(2, 60), config=CONFIG | parallel)
+    summary = write_run(tmp_path, simulated_run(2, 60), CONFIG | parallel).summary
     title = "Simulated: sarathi, tiny on 16 x a100-80g, tp 8, pp 2"
     assert summary["title"] == title
     page = (tmp_path / "report.html").read_text(encoding="utf-8")

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from gapless.runtime.report.chart import numbered_points
+from gapless.runtime.drawing.chart import numbered_points
 from gapless.runtime.report.comparison_charts import TAILS, throughput_against
 from gapless.runtime.report.metrics import metric_of
 from gapless.runtime.report.row_units import ratio_text, row_unit
 from gapless.runtime.report.run_groups import RunGroup, group_runs
 from gapless.runtime.report.verdict import verdict
 from gapless.runtime.report.write_comparison import write_comparison
-from gapless.runtime.report.write_folder import write_run_folder
 from gapless.runtime.run_folder.read import read_run_folder
 from tests.support.hand_made import config, folder, one_stage, run_group
+from tests.support.written_runs import write_run
 
 
 def repeats(label: str, speeds: list[float], **more: float) -> RunGroup:
@@ -76,7 +76,7 @@ def test_ratios_have_three_digits(ratio: float, text: str):
 def test_the_page_opens_with_the_verdict_and_hides_equal_rows(tmp_path: Path):
     folders = []
     for chunk in (256, 128):
-        write_run_folder(tmp_path / str(chunk), one_stage(), config=config(chunk=chunk))
+        write_run(tmp_path / str(chunk), one_stage(), config(chunk=chunk))
         folders.append(read_run_folder(tmp_path / str(chunk)))
     folders[1].summary["output_throughput"] *= 2
     write_comparison(tmp_path, group_runs(folders), figures=False)
@@ -91,11 +91,12 @@ def test_the_page_opens_with_the_verdict_and_hides_equal_rows(tmp_path: Path):
 
 def test_a_point_has_one_number_in_all_plots_of_a_page():
     groups = [
-        run_group(f"a policy with a long name {n}", output_throughput=100.0 + n, p99_itl_ms=10.0 * n,
-                  p99_ttft_ms=1000.0 - n) for n in range(1, 7)
-    ]  # fmt: skip
+        run_group(
+            f"a policy with a long name {n}", output_throughput=100.0 + n, p99_itl_ms=10.0 * n, p99_ttft_ms=1000.0 - n
+        )
+        for n in range(1, 7)
+    ]
     numbers = [
-        {series.names[0]: number for number, series in numbered_points(throughput_against(groups, tail))}
-        for tail in TAILS
+        {series.name: number for number, series in numbered_points(throughput_against(groups, tail))} for tail in TAILS
     ]
     assert numbers[0] == numbers[1] == {group.label: place for place, group in enumerate(groups, 1)}

@@ -18,21 +18,24 @@ from gapless.runtime.core.messages import Span
 from gapless.runtime.core.request_record import RequestRecord
 from gapless.runtime.core.run_record import DecodesRecord, FaultRecord, MicroBatchRecord, RunRecord, SegmentRecord, Wait
 from gapless.runtime.ledger.blame import Blame
+from gapless.runtime.ledger.fleet import Fleet
 from gapless.runtime.ledger.ledger import Ledger
 from gapless.runtime.ledger.summary import summarize
-from gapless.runtime.report.write_folder import write_run_folder
 from gapless.runtime.run_folder.read import read_run_folder
 from gapless.runtime.run_folder.spans_csv import SPAN_COLUMNS
 from gapless.runtime.run_folder.titles import comparison_title, title_of
+from tests.support.written_runs import write_run
 
 START = 98765.4321  # a monotonic clock's zero is anywhere
 
 
 @pytest.fixture
 def record() -> RunRecord:
-    """Two stages, 30 micro-batches: three prompts in chunks, then decodes; one request is aborted before it began. From
-    micro-batch 5 on times were predicted, 1 ms short."""
-    record = RunRecord(2, 40, notes=["chunk=auto picked 64"], stage_times=[[0.01, 0.003], [0.011, 0.003]])
+    """Return a run of two stages and 30 micro-batches: three prompts in chunks, then decodes.
+
+    One request is aborted before it began. From micro-batch 5 on times were predicted, 1 ms short.
+    """
+    record = RunRecord(2, 40, notes=["chunk=auto picked 64"], stage_weights=[[0.01, 0.003], [0.011, 0.003]])
     record.requests = [RequestRecord(r, 64 * (r + 2), START + 0.1 * r, first_dispatched=START + 0.1) for r in range(3)]
     free, clock, done = [START, START], START + 0.1, START
     for number in range(30):
@@ -75,7 +78,7 @@ def record() -> RunRecord:
 @pytest.fixture
 def folder(record: RunRecord, tmp_path: Path) -> Path:
     path = tmp_path / "runs" / "a"
-    write_run_folder(path, record, config={"model": {"name": "tiny"}}, versions={"gapless": "0.1.0"}, title="a run")
+    write_run(path, record, {"model": {"name": "tiny"}}, versions={"gapless": "0.1.0"}, title="a run")
     return path
 
 
@@ -133,7 +136,7 @@ def test_spans(folder: Path, record: RunRecord):
 
 def test_summary(folder: Path, record: RunRecord):
     summary = json.loads((folder / "summary.json").read_text())
-    assert {k: summary[k] for k in summarize(record, Ledger(record))} == summarize(record, Ledger(record))
+    assert {k: summary[k] for k in summarize(Fleet([record]))} == summarize(Fleet([record]))
     assert (summary["title"], summary["completed"], summary["failed"]) == ("a run", 2, 2)
     assert (summary["config"], summary["versions"]) == ({"model": {"name": "tiny"}}, {"gapless": "0.1.0"})
 
@@ -148,7 +151,7 @@ def test_read_back(folder: Path, record: RunRecord):
     assert after.span_seconds == pytest.approx(before.span_seconds, abs=1e-8)
     for stage in range(2):
         assert after.seconds_by_cause(stage) == pytest.approx(before.seconds_by_cause(stage), abs=1e-6)
-    old, new = summarize(record, before), summarize(loaded, after)
+    old, new = summarize(Fleet([record], ledgers=[before])), summarize(Fleet([loaded], ledgers=[after]))
     for summary in (old, new):
         assert summary.pop("bubble_seconds")
     assert old.pop("notes") == new.pop("notes") == ["chunk=auto picked 64"]
@@ -164,13 +167,13 @@ def test_read_back(folder: Path, record: RunRecord):
     assert [s.sampled_rows for s in loaded.micro_batches] == [1] * 30
     assert [(s.drafts, s.accepted) for s in loaded.micro_batches] == [(number, number // 2) for number in range(30)]
     assert [r.user for r in loaded.requests] == ["", "ann", "", ""]
-    assert loaded.stage_times == record.stage_times
+    assert loaded.stage_weights == record.stage_weights
     assert [len(s.waits) for s in loaded.micro_batches] == [len(s.waits) for s in record.micro_batches]
 
 
 def test_written_again_it_is_the_same(folder: Path, tmp_path: Path):
     again = read_run_folder(folder)
-    write_run_folder(tmp_path / "b", again.load(), config=again.summary["config"])
+    write_run(tmp_path / "b", again.load(), again.summary["config"])
     assert read_run_folder(tmp_path / "b").title == "gapless: tiny"
     assert (tmp_path / "b" / "requests.csv").read_text() == (folder / "requests.csv").read_text()
 
@@ -188,7 +191,7 @@ def test_a_folder_of_before_predictions(folder: Path, record: RunRecord):
     with gzip.open(folder / "record.jsonl.gz", "wt") as file:
         file.writelines(json.dumps(line[: keep.get(line[0])]) + "\n" for line in lines)
     loaded = read_run_folder(folder).load()
-    assert (loaded.notes, loaded.stage_times, loaded.micro_batches[9].predicted) == ([], None, None)
+    assert (loaded.notes, loaded.stage_weights, loaded.micro_batches[9].predicted) == ([], None, None)
     assert Ledger(loaded).span_seconds == pytest.approx(Ledger(record).span_seconds, abs=1e-8)
 
 
@@ -200,12 +203,12 @@ def test_the_record_is_read_when_it_is_asked_for(folder: Path):
 
 
 def test_stage_times(folder: Path, record: RunRecord):
-    assert json.loads((folder / "stage_times.json").read_text())["weights"] == record.stage_times
+    assert json.loads((folder / "stage_times.json").read_text())["weights"] == record.stage_weights
 
 
 def test_goodput(record: RunRecord, tmp_path: Path):
     slo = SloConfig(ttft_ms=(record.requests[1].token_times[0] - record.requests[1].arrival) * 1e3 - 1)
-    summary = write_run_folder(tmp_path, record, config={"seed": 1}, slo=slo)
+    summary = write_run(tmp_path, record, {"seed": 1}, slo=slo).summary
     assert summary["request_goodput"] == pytest.approx(1 / summary["duration"])
     assert summary["config"]["slo"]["ttft_ms"] == slo.ttft_ms
 
@@ -224,7 +227,7 @@ def test_what_is_no_run_folder(tmp_path: Path, folder: Path):
 
 
 def test_an_empty_run(tmp_path: Path):
-    write_run_folder(tmp_path, RunRecord(2, 0), config={})
+    write_run(tmp_path, RunRecord(2, 0), {})
     assert read_run_folder(tmp_path).load() == RunRecord(2, 0)
 
 
@@ -264,7 +267,7 @@ def test_faults_are_kept(record: RunRecord, tmp_path: Path):
     )
     record.faults = [fault, FaultRecord(2, "hang", "nothing comes", START + 1.5, START + 1.75)]
     ledger = Ledger(record)
-    summary = write_run_folder(tmp_path, record, config={})
+    summary = write_run(tmp_path, record, {}).summary
     loaded = read_run_folder(tmp_path).load()
     first, second = loaded.faults
     assert (first.since, first.detected, first.up) == pytest.approx(

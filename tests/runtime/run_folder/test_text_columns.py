@@ -48,7 +48,7 @@ def test_zeros():
     units = np.array([0, 1, 10, -10, 1_000_000_000, 12_345_678_901_234])
     assert csv_rows([decimals(units, 9)]).decode().split() == [
         *("0", "0.000000001", "0.00000001", "-0.00000001", "1", "12345.678901234"),
-    ]  # fmt: skip
+    ]
     assert csv_rows([integers(units)]).decode().split() == list(map(str, units.tolist()))
     assert csv_rows([integers(np.array([], np.int64)), text_by_code(np.array([], np.int64), NAMES)]) == b""
 

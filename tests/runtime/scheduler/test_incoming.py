@@ -20,7 +20,7 @@ def scheduler(num_blocks: int = 20, batch: int = 4) -> Scheduler:
 
 
 def prefilled(number: int, prompt: int, output: int = 8) -> Request:
-    """A request that comes with its first token."""
+    """Return a request that comes with its first token."""
     request = Request(number, bytes(prompt), SamplingParams(max_tokens=output, ignore_eos=True), output=[0])
     request.prefill_target = request.num_dispatched = prompt
     return request

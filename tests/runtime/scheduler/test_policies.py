@@ -8,7 +8,14 @@ from dataclasses import replace
 
 import pytest
 
-from gapless.conf.policies import Depth, EqualTimeConfig, SarathiConfig, SchedulerConfig, TokenThrottleConfig
+from gapless.conf.policies import (
+    Depth,
+    EqualTimeConfig,
+    PrefillFirstConfig,
+    SarathiConfig,
+    SchedulerConfig,
+    TokenThrottleConfig,
+)
 from gapless.conf.sampling import SamplingParams
 from gapless.runtime.core.block_pool import BlockPool
 from gapless.runtime.core.messages import MicroBatchMessage, Span
@@ -16,12 +23,15 @@ from gapless.runtime.core.micro_batch import MicroBatch
 from gapless.runtime.core.request import Request
 from gapless.runtime.core.run_record import Blocked, DecodesRecord, MicroBatchRecord, Wait
 from gapless.runtime.engine.coordinator import Coordinator
-from gapless.runtime.ledger.ledger import Ledger
+from gapless.runtime.ledger.fleet import Fleet
 from gapless.runtime.ledger.summary import summarize
 from gapless.runtime.scheduler import Limits, Scheduler
 from gapless.runtime.scheduler.learned.turnaround import Turnaround
 from gapless.runtime.scheduler.policies import make_scheduler
+from gapless.runtime.scheduler.policies.balanced_sarathi import BalancedSarathi
 from gapless.runtime.scheduler.policies.equal_time import EqualTime
+from gapless.runtime.scheduler.policies.token_throttle import TokenThrottle
+from gapless.runtime.scheduler.waiting import FairShare
 from tests.support.virtual_pipeline import StageTime, VirtualPipeline
 
 STAGES, TILE = 2, 16
@@ -48,7 +58,7 @@ def run(
         coordinator.add(Request(i, [i % 1000] * prompt, SamplingParams(max_tokens=output, ignore_eos=True)))
     while coordinator.has_work:
         coordinator.step(pipeline.now_s + 1.0)
-    return coordinator, summarize(coordinator.record, Ledger(coordinator.record))
+    return coordinator, summarize(Fleet([coordinator.record]))
 
 
 def workload(count: int) -> list[tuple[int, int]]:
@@ -66,7 +76,7 @@ def test_equal_time_beats_sarathi_in_bubbles_throughput_and_p99_tbt() -> None:
     assert equal["duration"] < 0.95 * sarathi["duration"]
     assert equal["p99_itl_ms"] < sarathi["p99_itl_ms"]
     assert equal["prediction_error"]["median"] < 0.02
-    assert coordinator.record.stage_times is not None
+    assert coordinator.record.stage_weights is not None
 
 
 def test_equal_time_keeps_to_a_time_that_it_is_told() -> None:
@@ -96,8 +106,52 @@ def test_decodes_are_dealt_evenly(config: SchedulerConfig) -> None:
     assert decodes[len(decodes) // 2 :].count(5) >= 0.9 * len(decodes) / 2
 
 
+def decoding(scheduler: Scheduler, count: int) -> list[Request]:
+    """Make requests that are ready for a decode, whose prompts another pipeline has prefilled."""
+    requests = [Request(i, bytes(8), SamplingParams(max_tokens=50, ignore_eos=True), output=[0]) for i in range(count)]
+    for each in requests:
+        each.prefill_target = each.num_dispatched = each.prompt_len
+        scheduler.add(each)
+    assert scheduler.admit_incoming() == requests
+    return requests
+
+
+def test_the_remainder_of_decodes_is_dealt_round_robin() -> None:
+    limits = Limits(8, Depth.fixed(3), 1, 3)
+    scheduler = make_scheduler(TokenThrottleConfig(), limits, BlockPool(200, 16))
+    requests = decoding(scheduler, 10)
+    for each in requests[:7]:
+        scheduler.received(each)
+    batches = [scheduler.next_batch() for _ in range(3)]
+    assert [len(batch.decodes) for batch in batches if batch] == [3, 2, 2], "without those whose KV is under way"
+    assert scheduler.next_batch() is None, "a turn in which nothing was ready is none"
+    for expected in (3, 2, 2):
+        batch = batches.pop(0)
+        assert batch is not None
+        scheduler.completed(batch)
+        for each in batch.decodes:
+            each.output.append(0)
+        scheduler.resume(batch.decodes)
+        batches.append(scheduler.next_batch())
+        assert batches[-1] is not None
+        assert len(batches[-1].decodes) == expected
+
+
+def test_what_the_queues_say_of_the_room_that_is_left() -> None:
+    scheduler = make_scheduler(SarathiConfig(chunk=64), Limits(5, Depth.fixed(2)), BlockPool(20, 16))
+    assert scheduler.queue_snapshot().num_admissible == 10
+    for number, length in enumerate((64, 48, 32)):
+        scheduler.add(request(number, length))
+    for _ in range(2):
+        scheduler.next_batch()
+    queues = scheduler.queue_snapshot()
+    assert (queues.num_running, queues.num_waiting, queues.num_prefilling, queues.backlog) == (2, 1, 0, 32)
+    assert queues.num_admissible == (20 - 7 - 2) * 2 / 7, "with a block left for each running"
+    assert queues.decodes_a_micro_batch == (2 + queues.num_admissible) / 2
+
+
 def picked(coordinator: Coordinator) -> list[int]:
-    """The chunks that `auto` picked, as its notes say."""
+    """Return the chunks that `auto` picked, as its notes say."""
     return [int(note.split("chunk=auto: ")[1].split()[0]) for note in coordinator.record.notes]
 
 
@@ -141,6 +195,7 @@ def test_auto_says_where_prompts_are_too_short_to_tell() -> None:
     assert coordinator.record.notes[0].endswith("as far as prompts are long enough to tell")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "prompt", "output"), [(AUTO[0], 600, 200), (AUTO[1], 900, 90), (AUTO[0], 900, 90), (AUTO[1], 2500, 60)]
 )
@@ -159,8 +214,10 @@ def test_sizes_that_are_tried_do_not_make_the_pipeline_deeper() -> None:
 
 
 def observed(waits: Sequence[Sequence[float]], seconds: Sequence[float], reason: Blocked = "depth_full") -> bool:
-    """Whether a turnaround `is_long` where each stage takes `seconds` and idles for `waits`, micro-batch by micro-batch
-    of a round, before."""
+    """Return whether a turnaround `is_long`.
+
+    Each stage takes `seconds` and idles for `waits` before, micro-batch by micro-batch of a round.
+    """
     turnaround = Turnaround(len(seconds))
     at = 0.0
     for number in range(200):
@@ -197,19 +254,15 @@ def test_one_more_in_flight_while_prompts_wait_and_fill() -> None:
     assert depth() == STAGES, "nothing waits that would fill one more"
     scheduler.add(Request(0, [1] * 17_000, SamplingParams(max_tokens=1)))
     assert depth() == STAGES + 1
-    while scheduler.backlog > 5_000:
-        assert depth() == STAGES + 1, "once saturated, until few prompts wait"
-    while scheduler.backlog:
-        scheduler.next_batch()
-    assert scheduler.depth == STAGES
-    scheduler.add(Request(1, [1] * 5_000, SamplingParams(max_tokens=1)))
-    assert depth() == STAGES, "not saturated yet"
-    scheduler.add(Request(2, [1] * 17_000, SamplingParams(max_tokens=1)))
+    scheduler._turnaround.is_long = False
+    assert depth() == STAGES, "no stage waits for a turnaround"
+    scheduler._turnaround.is_long = True
     assert depth() == STAGES + 1
     scheduler.target.typical.fullness = 0.5
     assert scheduler.depth == STAGES, "prompts do not fill what is in flight already"
 
 
+@pytest.mark.slow
 def test_decodes_are_not_dealt_over_more_micro_batches_where_blocks_lack() -> None:
     def mostly_fixed(micro_batch: MicroBatchMessage, stage: int) -> float:
         return 40e-3 + 0.04e-3 * micro_batch.num_tokens + (20e-3 if micro_batch.micro_batch % 2 else 0.0)
@@ -300,6 +353,103 @@ def test_an_idle_user_saves_nothing_up() -> None:
         order.append(taken.id)
         scheduler.finish(taken, "abort")
     assert order == [4, 3, 5]
+
+
+def test_fair_share_counts_the_longest_output_too() -> None:
+    def asks(id: int, user: str, output: int) -> Request:
+        return Request(id, [1] * 10, SamplingParams(max_tokens=output), user=user)
+
+    long, short = [asks(i, "long", 90) for i in range(3)], [asks(i, "short", 15) for i in range(3, 7)]
+    assert admitted("fair_share", long + short) == [0, 3, 4, 5, 6, 1, 2]
+
+
+def test_virtual_time_does_not_go_back_with_a_request_that_was_preempted() -> None:
+    queue = FairShare()
+    requests = [request(i, 90, "busy") for i in range(3)]
+    for each in requests:
+        queue.push(each)
+    for each in requests:
+        assert queue.head() is each
+        queue.pop()
+    queue.push(requests[0])  # admitted again after the others
+    queue.pop()
+    assert queue.key(request(3, 90, "new")) == queue.key(request(4, 90, "newer")) == 200.0
+
+
+def test_of_very_many_users_only_those_who_are_idle_are_forgotten() -> None:
+    queue = FairShare()
+    for number in range(10_000):
+        queue.key(request(number, 90, f"user {number}"))
+    assert [queue.key(request(number, 990, "busy")) for number in (10_000, 10_001)] == [0.0, 1000.0]
+    idle = request(10_002, 190, "idle")
+    idle.order_key = 150.0
+    queue.push(idle)
+    queue.pop()
+    assert queue.key(request(10_003, 90, "busy")) == 2000.0
+    assert queue.key(request(10_004, 90, "user 7")) == 150.0
+
+
+@pytest.mark.parametrize("order", ["fcfs", "relative_slack"])
+def test_the_next_is_the_first_that_was_not_aborted(order: str) -> None:
+    scheduler = make(SarathiConfig(chunk=1000, order=order), 1)  # type: ignore[arg-type]
+    requests = [request(number, 20) for number in range(4)]
+    for each in requests:
+        scheduler.add(each)
+    for each in requests[:3]:
+        scheduler.finish(each, "abort")
+    assert scheduler.next_waiting() is requests[3]
+    assert scheduler.num_waiting == 1
+    scheduler.finish(requests[3], "abort")
+    assert scheduler.next_waiting() is None
+
+
+def test_prompts_that_fill_a_batch_exactly_enter_together() -> None:
+    scheduler = make(PrefillFirstConfig(max_batched_tokens=100), 4)
+    for number, length in enumerate((60, 40, 1)):
+        scheduler.add(request(number, length))
+    batch = scheduler.next_batch()
+    assert batch is not None
+    assert [chunk.length for chunk in batch.chunks] == [60, 40]
+
+
+@pytest.mark.parametrize(
+    ("backlog", "used", "expected"),
+    [
+        (1001, 0, 251),  # rounded up
+        (100, 0, 64),  # the least
+        (10_000, 0, 2000),  # an empty cache gives the most
+        (10_000, 45, 1000),  # half of what lies above the reserve
+        (10_000, 95, 64),  # nothing above the reserve
+    ],
+)
+def test_prompt_tokens_follow_the_backlog_and_the_free_cache(backlog: int, used: int, expected: int) -> None:
+    config = TokenThrottleConfig(iterations=4, max_prefill_tokens=2000, min_prefill_tokens=64, kv_reserve=0.1)
+    pool = BlockPool(100, 16)
+    scheduler = make_scheduler(config, Limits(4, Depth.fixed(1)), pool)
+    assert isinstance(scheduler, TokenThrottle)
+    pool.grow([], 16 * used)
+    scheduler.backlog = backlog
+    assert scheduler.prefill_budget == expected
+
+
+def test_balanced_sarathi_is_as_deep_as_the_pipeline_while_prompts_wait() -> None:
+    scheduler = make(SarathiConfig(chunk=64, balance_decodes=True), 8)
+    assert isinstance(scheduler, BalancedSarathi)
+    scheduler._dealer.groups = 1
+    assert scheduler.depth == 1
+    scheduler.add(request(0, 100))
+    assert scheduler.depth == STAGES
+
+
+def test_a_chunk_is_cut_to_the_tile_where_that_costs_little() -> None:
+    scheduler = make(EqualTimeConfig(chunk=512), 8)
+    assert isinstance(scheduler, EqualTime)
+    for number in range(2):
+        scheduler.add(request(number, 1000))
+    prompt, batch = scheduler.next_prompt(), MicroBatch()
+    assert prompt is not None
+    for seconds, expected in ((500.0, 496), (110.0, 110), (328.0, 320), (1000.0, 1000)):  # a token stands for a second
+        assert scheduler._short_chunk_length(batch, prompt, seconds) == expected
 
 
 def test_a_micro_batch_of_nothing_is_none() -> None:

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gapless import LLM
 from gapless.conf.build import build, compose_engine, to_mapping
 from gapless.conf.errors import ConfigError
 from gapless.conf.policies import Depth, SchedulerConfig
 from gapless.conf.policy_file import policy_mapping
 from gapless.conf.sampling import SamplingParams
-from gapless.runtime import LLM
 from gapless.runtime.core.block_pool import BlockPool
 from gapless.runtime.core.messages import MicroBatchMessage
 from gapless.runtime.core.request import Request
@@ -26,6 +26,7 @@ from gapless.runtime.pipeline.protocol import PipelineError
 from gapless.runtime.scheduler import Limits, Scheduler
 from gapless.runtime.scheduler.policies import find_policy, make_scheduler
 from gapless.runtime.workload import WorkItem
+from tests.support.tiers import examples
 from tests.support.virtual_pipeline import VirtualPipeline
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "policies.md"
@@ -56,9 +57,15 @@ def test_the_documented_policy_is_short() -> None:
 def test_it_is_a_config_with_its_own_keys(policy_file: Path) -> None:
     mapping = policy_mapping(str(policy_file))
     assert mapping == {
-        "name": NAME, "file": str(policy_file), "batch": None, "max_batch": 256, "order": "fcfs",
-        "max_prefill_share": 1.0, "drafts": 0, "chunk": 256,
-    }  # fmt: skip
+        "name": NAME,
+        "file": str(policy_file),
+        "batch": None,
+        "max_batch": 256,
+        "order": "fcfs",
+        "max_prefill_share": 1.0,
+        "drafts": 0,
+        "chunk": 256,
+    }
     config = build(SchedulerConfig, mapping | {"chunk": 64}, "scheduler")
     assert to_mapping(config) == mapping | {"chunk": 64}
     assert build(SchedulerConfig, to_mapping(config)) == config
@@ -70,16 +77,26 @@ def test_it_is_a_config_with_its_own_keys(policy_file: Path) -> None:
         build(SchedulerConfig, mapping | {"chnk": 1}, "scheduler")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(
     requests=st.lists(st.tuples(st.integers(1, 60), st.integers(1, 40), st.floats(0, 0.5)), min_size=1, max_size=12),
-    batch=st.integers(1, 5), depth=st.integers(1, 4), stages=st.integers(1, 3), chunk=st.integers(1, 40),
-    num_blocks=st.integers(25, 60), seed=st.integers(0, 99),
-)  # fmt: skip
+    batch=st.integers(1, 5),
+    depth=st.integers(1, 4),
+    stages=st.integers(1, 3),
+    chunk=st.integers(1, 40),
+    num_blocks=st.integers(25, 60),
+    seed=st.integers(0, 99),
+)
 def test_it_keeps_every_bound(
-    requests: list[tuple[int, int, float]], batch: int, depth: int, stages: int, chunk: int, num_blocks: int, seed: int,
+    requests: list[tuple[int, int, float]],
+    batch: int,
+    depth: int,
+    stages: int,
+    chunk: int,
+    num_blocks: int,
+    seed: int,
     policy_file: Path,
-) -> None:  # fmt: skip
+) -> None:
     rng = random.Random(seed)
 
     def stage_time(micro_batch: MicroBatchMessage, stage: int) -> float:
@@ -133,8 +150,11 @@ def test_it_runs_a_real_model_and_changes_no_token(policy_file: Path, monkeypatc
 
 
 def test_a_policy_that_never_takes_anything_ends_a_real_run_too(tmp_path: Path) -> None:
-    idle = written(tmp_path, "from gapless.runtime.scheduler import Scheduler\n\n"
-                             "class Idle(Scheduler):\n    def fill(self, batch):\n        pass\n")  # fmt: skip
+    idle = written(
+        tmp_path,
+        "from gapless.runtime.scheduler import Scheduler\n\n"
+        "class Idle(Scheduler):\n    def fill(self, batch):\n        pass\n",
+    )
     with LLM("tiny", scheduler=idle, **{"cache.num_blocks": 64}) as llm:
         with pytest.raises(PipelineError, match=r"^the policy takes none of 2 unfinished requests, and nothing is in"):
             llm.generate([[5], [6, 7]])
@@ -143,14 +163,27 @@ def test_a_policy_that_never_takes_anything_ends_a_real_run_too(tmp_path: Path) 
 
 
 def test_a_policy_without_keys_and_one_over_ours(tmp_path: Path) -> None:
-    bare = written(tmp_path, "from gapless.runtime.scheduler import Scheduler\n\n"
-                             "class One(Scheduler):\n    def fill(self, batch):\n        pass\n")  # fmt: skip
+    bare = written(
+        tmp_path,
+        "from gapless.runtime.scheduler import Scheduler\n\n"
+        "class One(Scheduler):\n    def fill(self, batch):\n        pass\n",
+    )
     assert to_mapping(build(SchedulerConfig, policy_mapping(bare))).keys() == {
-        "name", "file", "batch", "max_batch", "order", "max_prefill_share", "drafts",
-    }  # fmt: skip
-    over = written(tmp_path, "from gapless.conf.policies import EqualTimeConfig as Config\n"
-                             "from gapless.runtime.scheduler.policies.equal_time import EqualTime\n\n"
-                             "class Mine(EqualTime):\n    pass\n", "over.py")  # fmt: skip
+        "name",
+        "file",
+        "batch",
+        "max_batch",
+        "order",
+        "max_prefill_share",
+        "drafts",
+    }
+    over = written(
+        tmp_path,
+        "from gapless.conf.policies import EqualTimeConfig as Config\n"
+        "from gapless.runtime.scheduler.policies.equal_time import EqualTime\n\n"
+        "class Mine(EqualTime):\n    pass\n",
+        "over.py",
+    )
     config = build(SchedulerConfig, policy_mapping(over) | {"chunk": "auto"})
     assert config.depth(4) == Depth(4, 5)
     assert issubclass(find_policy(config), Scheduler)
@@ -168,20 +201,31 @@ def test_a_file_that_changed_is_read_again(tmp_path: Path) -> None:
 HEAD = "from gapless.runtime.scheduler import Scheduler, SchedulerConfig\n"
 
 
-@pytest.mark.parametrize(("text", "line"), [
-    ("", "must hold one class that extends Scheduler; it holds none"),
-    (f"{HEAD}class A(Scheduler):\n    def fill(self, batch): ...\nclass B(Scheduler):\n    def fill(self, b): ...\n",
-     "must hold one class that extends Scheduler; it holds A, B"),
-    (f"{HEAD}class A(Scheduler):\n    def fil(self, batch): ...\n", "A lacks fill"),
-    (f"{HEAD}class Config(SchedulerConfig):\n    chunk: int = 3\n",
-     "Config must be a frozen dataclass that extends SchedulerConfig"),
-    (f"{HEAD}Config = 3\n", "Config must be a frozen dataclass that extends SchedulerConfig"),
-    (f"{HEAD}import dataclasses\n\n@dataclasses.dataclass(frozen=True, kw_only=True)\n"
-     "class Config(SchedulerConfig):\n    chunk: int\n", "Config.chunk must have a default"),
-    ("a = 1\nb = nope\n", r":2: NameError: name 'nope' is not defined"),
-    ("a = 1\n\nb = (\n", r":3: SyntaxError: '(' was never closed"),
-    ("import nothing_such\n", ":1: ModuleNotFoundError: No module named 'nothing_such'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("", "must hold one class that extends Scheduler; it holds none"),
+        (
+            f"{HEAD}class A(Scheduler):\n    def fill(self, batch): ...\n"
+            "class B(Scheduler):\n    def fill(self, b): ...\n",
+            "must hold one class that extends Scheduler; it holds A, B",
+        ),
+        (f"{HEAD}class A(Scheduler):\n    def fil(self, batch): ...\n", "A lacks fill"),
+        (
+            f"{HEAD}class Config(SchedulerConfig):\n    chunk: int = 3\n",
+            "Config must be a frozen dataclass that extends SchedulerConfig",
+        ),
+        (f"{HEAD}Config = 3\n", "Config must be a frozen dataclass that extends SchedulerConfig"),
+        (
+            f"{HEAD}import dataclasses\n\n@dataclasses.dataclass(frozen=True, kw_only=True)\n"
+            "class Config(SchedulerConfig):\n    chunk: int\n",
+            "Config.chunk must have a default",
+        ),
+        ("a = 1\nb = nope\n", r":2: NameError: name 'nope' is not defined"),
+        ("a = 1\n\nb = (\n", r":3: SyntaxError: '(' was never closed"),
+        ("import nothing_such\n", ":1: ModuleNotFoundError: No module named 'nothing_such'"),
+    ],
+)
 def test_what_is_wrong_with_a_file_is_one_line(text: str, line: str, tmp_path: Path) -> None:
     file = written(tmp_path, text)
     with pytest.raises(ConfigError) as failure:

@@ -131,10 +131,22 @@ def test_what_a_broken_model_computed_is_not_shared() -> None:
 @pytest.mark.parametrize("policy", POLICIES)
 def test_outputs_are_those_without_the_cache_and_chunks_are_fewer(policy: str) -> None:
     w = {
-        "block_size": 4, "max_len": 120, "num_blocks": 70, "batch": 3, "stages": 2, "extra_depth": 0, "chunk": 24,
-        "tile": 4, "seed": 3, "abort": None, "auto": False, "order": "fcfs", "drafts": 0, "alike": 50,
+        "block_size": 4,
+        "max_len": 120,
+        "num_blocks": 70,
+        "batch": 3,
+        "stages": 2,
+        "extra_depth": 0,
+        "chunk": 24,
+        "tile": 4,
+        "seed": 3,
+        "abort": None,
+        "auto": False,
+        "order": "fcfs",
+        "drafts": 0,
+        "alike": 50,
         "requests": [(60 + 5 * i, 20, 0.2 * i, True) for i in range(8)],
-    }  # fmt: skip
+    }
     without, _, expected = run(policy, w)
     coordinator, _, requests = run(policy, {**w, "prefix_caching": True})
     assert [r.output for r in requests] == [r.output for r in expected]

@@ -18,8 +18,9 @@ from gapless.runtime.core.request import Request
 from gapless.runtime.engine.coordinator import Coordinator
 from gapless.runtime.ledger.ledger import Ledger
 from gapless.runtime.scheduler import ORDERS, Limits, Scheduler
-from gapless.runtime.scheduler.groups import GroupScheduler
-from gapless.runtime.scheduler.policies import POLICIES, find_policy
+from gapless.runtime.scheduler.group_scheduler import GroupScheduler
+from gapless.runtime.scheduler.policies import POLICIES, find_policy, make_scheduler
+from gapless.runtime.scheduler.policies.balanced_sarathi import BalancedSarathi
 from gapless.runtime.scheduler.policies.equal_time import EqualTime
 from gapless.runtime.scheduler.policies.orca_best import OrcaBest
 from gapless.runtime.scheduler.policies.orca_worst import OrcaWorst
@@ -27,6 +28,7 @@ from gapless.runtime.scheduler.policies.prefill_first import PrefillFirst
 from gapless.runtime.scheduler.policies.sarathi import Sarathi
 from gapless.runtime.scheduler.policies.token_budget import TokenBudget
 from gapless.runtime.scheduler.policies.token_throttle import TokenThrottle
+from tests.support.tiers import examples
 from tests.support.virtual_pipeline import VirtualPipeline
 
 EOS = 7
@@ -74,13 +76,17 @@ def config_of(policy: str, w: dict) -> SchedulerConfig:
         "prefill_first": {"max_batched_tokens": chunk},
         "sarathi": {"chunk": "auto" if w["auto"] else chunk, "tile": tile, "balance_decodes": w["seed"] % 2 == 1},
         "token_budget": {"budget": chunk},
-        "token_throttle": {"iterations": 1 + tile // 4, "max_prefill_tokens": 2 * chunk, "min_prefill_tokens": chunk,
-                           "kv_reserve": 0.1},
-        "equal_time": {"chunk": "auto" if w["auto"] else chunk, "tile": tile,
-                       "target_ms": 15.0 if w["auto"] else None},
-    }  # fmt: skip
-    return POLICY_CONFIGS[policy](**own.get(policy, {}), order=w["order"], drafts=w["drafts"],
-                                  max_prefill_share=w.get("max_prefill_share", 1.0))  # fmt: skip
+        "token_throttle": {
+            "iterations": 1 + tile // 4,
+            "max_prefill_tokens": 2 * chunk,
+            "min_prefill_tokens": chunk,
+            "kv_reserve": 0.1,
+        },
+        "equal_time": {"chunk": "auto" if w["auto"] else chunk, "tile": tile, "target_ms": 15.0 if w["auto"] else None},
+    }
+    return POLICY_CONFIGS[policy](
+        **own.get(policy, {}), order=w["order"], drafts=w["drafts"], max_prefill_share=w.get("max_prefill_share", 1.0)
+    )
 
 
 class Audit:
@@ -89,11 +95,13 @@ class Audit:
     def __init__(self, w: dict) -> None:
         self.w = w
         self.preempted = False
+        self.ever_admitted: set[int] = set()
+        self.queries = 0
 
     def next_batch(self, s: Scheduler, decide: Callable[[], MicroBatch | None]) -> MicroBatch | None:
         self.scheduler = s
         self.preempted = False
-        self.ready = {r.id for r in s.ready}
+        self.ready = [r.id for r in s.ready]
         self.partial = {r.id: r.remaining_prefill for r in s.prefilling}
         self.admitted = set(s.running)
         self.share = s.decode_share
@@ -109,14 +117,32 @@ class Audit:
             check_rule(s, batch, self, self.w)
         return batch
 
+    def admitted_first(self, s: Scheduler, request: Request) -> None:
+        """Check what the prefix cache counts: each request's prompt once, whatever comes of it."""
+        cache = s.pool.cache
+        if cache is not None and not self.w.get("faults"):
+            is_new = request.id not in self.ever_admitted
+            assert cache.queries - self.queries == (request.prompt_len if is_new else 0)
+            self.queries = cache.queries
+        self.ever_admitted.add(request.id)
+
 
 def audited(config: SchedulerConfig, limits: Limits, pool: BlockPool, w: dict) -> Scheduler:
-    """The policy, under audit."""
+    """Make the policy, under audit."""
     policy, audit = find_policy(config), Audit(w)
 
     class Audited(policy):  # type: ignore[misc, valid-type]
         def next_batch(self) -> MicroBatch | None:
             return audit.next_batch(self, super().next_batch)
+
+        def admit(self) -> Request | None:
+            running, waiting = len(self.running), self.next_waiting()
+            request = super().admit()
+            if request is not None:
+                assert request is waiting
+                assert self.pool.num_free >= running, "a block is left for each that ran before"
+                audit.admitted_first(self, request)
+            return request
 
         def _preempt(self, request: Request) -> None:
             audit.preempted = True
@@ -134,8 +160,16 @@ def run(policy: str, w: dict, repeats: bool = False) -> tuple[Coordinator, Virtu
 
     depth = w["stages"] + w["extra_depth"]
     repeats = repeats or w["drafts"] > 0
-    pipeline = VirtualPipeline(w["stages"], depth, w["num_blocks"], w["block_size"], stage_time, repeats,
-                               faults=w.get("faults", ()), loses_stages=w.get("loses_stages", False))  # fmt: skip
+    pipeline = VirtualPipeline(
+        w["stages"],
+        depth,
+        w["num_blocks"],
+        w["block_size"],
+        stage_time,
+        repeats,
+        faults=w.get("faults", ()),
+        loses_stages=w.get("loses_stages", False),
+    )
     caching = w.get("prefix_caching", False)
 
     def scheduler(num_stages: int) -> Scheduler:
@@ -173,6 +207,8 @@ def run(policy: str, w: dict, repeats: bool = False) -> tuple[Coordinator, Virtu
             continue
         coordinator.step(pipeline.now_s + 1.0)
         assert len(coordinator.scheduler.running) <= coordinator.scheduler.limits.running
+        if not waiting:
+            coordinator.check_progress()
     else:
         pytest.fail("starved: the workload never ended")
     assert not waiting
@@ -180,7 +216,7 @@ def run(policy: str, w: dict, repeats: bool = False) -> tuple[Coordinator, Virtu
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(w=workloads())
 def test_nothing_is_lost_and_no_bound_is_passed(policy: str, w: dict) -> None:
     coordinator, pipeline, requests = run(policy, w)
@@ -199,18 +235,53 @@ def test_nothing_is_lost_and_no_bound_is_passed(policy: str, w: dict) -> None:
         assert entry.output_tokens == requests[entry.request].num_output
     for r in requests:
         assert r.output == pipeline.sampled(r.id)[: r.num_output], "an output that the model did not sample"
-    for m in coordinator.record.micro_batches:
-        assert 0 <= m.accepted <= m.drafts < m.decode_tokens or m.drafts == m.accepted == 0
+    check_record(coordinator, pipeline, requests)
     assert scheduler.drafts is None or not scheduler.drafts.num_followed
+
+
+def check_record(coordinator: Coordinator, pipeline: VirtualPipeline, requests: list[Request]) -> None:
+    """Check that the coordinator has recorded of a run what came to pass."""
+    record, before = coordinator.record, 0.0
+    first_dispatched: dict[int, float] = {}
+    for m, message in zip(record.micro_batches, pipeline.micro_batches, strict=True):
+        assert 0 <= m.accepted <= m.drafts < m.decode_tokens or m.drafts == m.accepted == 0
+        assert m.sampled_rows == sum(chunk.sample for chunk in message.chunks) + len(message.decodes)
+        assert m.num_tokens == message.num_tokens
+        assert 0 < m.num_running <= m.kv_blocks_used <= pipeline.num_blocks
+        for wait in m.waits:
+            assert before <= wait.start < wait.end <= m.dispatched, "a wait of another micro-batch"
+            before = wait.end
+        before = m.dispatched
+        for chunk in m.chunks:
+            first_dispatched.setdefault(chunk.request, m.dispatched)
+        is_lost = any(m.dispatched <= fault.since for fault in record.faults)
+        assert m.completed is not None or is_lost
+    for entry in record.requests:
+        assert entry.first_dispatched == first_dispatched.get(entry.request)
+        assert entry.preemptions == requests[entry.request].preemptions
+        assert entry.finished is not None
+    if not record.faults:
+        numbers = [m.micro_batch for m in record.micro_batches for _ in range(record.num_stages)]
+        assert sorted(span.micro_batch for span in record.spans) == numbers
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_outputs_do_not_depend_on_drafts(policy: str) -> None:
     w = {
-        "block_size": 4, "max_len": 120, "num_blocks": 200, "batch": 4, "stages": 2, "extra_depth": 0, "chunk": 32,
-        "tile": 16, "seed": 0, "abort": None, "auto": False, "order": "fcfs",
+        "block_size": 4,
+        "max_len": 120,
+        "num_blocks": 200,
+        "batch": 4,
+        "stages": 2,
+        "extra_depth": 0,
+        "chunk": 32,
+        "tile": 16,
+        "seed": 0,
+        "abort": None,
+        "auto": False,
+        "order": "fcfs",
         "requests": [(20, 90, 0.0, True), (30, 60, 0.0, True), (9, 80, 0.1, False)],
-    }  # fmt: skip
+    }
     plain, drafted = ({**w, "drafts": drafts} for drafts in (0, 6))
     _, _, without = run(policy, plain, repeats=True)
     coordinator, _, requests = run(policy, drafted, repeats=True)
@@ -221,12 +292,15 @@ def test_outputs_do_not_depend_on_drafts(policy: str) -> None:
 
 
 def check_rule(s: Scheduler, batch: MicroBatch, before: Audit, w: dict) -> None:
-    """The policy's rule of the design's table, on one micro-batch and on what it was chosen from."""
+    """Check the policy's rule of the design's table, on one micro-batch and on what it was chosen from."""
     B, chunks, decodes = w["batch"], batch.chunks, batch.decodes
+    free_choice = not before.short_of_kv  # else decodes may be passed over, or prompts preempted
     taken = {r.id for r in decodes}
     ids = [c.request.id for c in chunks] + [r.id for r in decodes]
     assert len(ids) == len(set(ids)) <= B
-    assert taken <= before.ready, "a decode whose token is not back"
+    assert taken <= set(before.ready), "a decode whose token is not back"
+    if free_choice and not isinstance(s, GroupScheduler):
+        assert [r.id for r in decodes] == before.ready[: len(decodes)], "first those that have been ready the longest"
     assert not (chunks and taken & {c.request.id for c in chunks})
     new = [c for c in chunks if c.request.id not in before.partial]
     assert batch.drafts.keys() <= taken, "only decodes have drafts"
@@ -236,7 +310,6 @@ def check_rule(s: Scheduler, batch: MicroBatch, before: Audit, w: dict) -> None:
         assert batch.num_tokens <= undrafted + (-undrafted % s.tile if chunks else s.tile - undrafted % s.tile)
         assert batch.num_tokens <= getattr(s, "budget", batch.num_tokens)
     tokens, whole = batch.num_prefill_tokens, all(c.request.num_blocks_sent == 0 and c.ends_prefill for c in chunks)
-    free_choice = not before.short_of_kv  # else decodes may be passed over, or prompts preempted
     if isinstance(s, GroupScheduler):
         assert whole, "a prompt enters whole"
         assert not (chunks and decodes), "a batch prefills, then decodes"
@@ -261,14 +334,15 @@ def check_rule(s: Scheduler, batch: MicroBatch, before: Audit, w: dict) -> None:
     elif isinstance(s, Sarathi):
         assert len(chunks) <= 1
         if chunks:
-            C = s.picker.chunk
+            C = s.chunk
             assert batch.num_tokens <= C
             aligned = (batch.num_tokens - batch.num_drafts) % s.tile == 0 or len(decodes) >= C - C % s.tile
             assert chunks[0].ends_prefill or aligned
-        if s.fits is not None:
+        assert chunks or not before.partial or not free_choice, "a prompt that has begun goes on"
+        if isinstance(s, BalancedSarathi):
             check_decodes_are_dealt(s, batch, before)
         elif free_choice:
-            most = min(B, s.picker.chunk) - 1 if chunks else B
+            most = min(B, s.chunk) - 1 if chunks else B
             assert len(decodes) == min(len(before.ready), most), "decode-maximal"
     elif isinstance(s, TokenBudget):
         if free_choice:
@@ -285,6 +359,11 @@ def check_rule(s: Scheduler, batch: MicroBatch, before: Audit, w: dict) -> None:
         check_prompts_in_order(chunks, new, before)
     elif isinstance(s, EqualTime):
         check_decodes_are_dealt(s, batch, before)
+        if free_choice and before.partial and s.target.fixed_s is None:
+            assert chunks, "a prompt that has begun goes on, unless the time is promised"
+        a_row = s.target.cost.per_token + s.target.cost.per_row
+        if batch.drafts and a_row > 0.0:
+            assert batch.num_drafts * a_row <= s._left_s * (1 + 1e-9), "drafts take the time that is left"
         assert all(c.ends_prefill for c in chunks[:-1]), "a prompt is cut only where the micro-batch is full"
         if len(chunks) > 1 and s.fits.best.weights is None:
             assert batch.num_tokens - batch.num_drafts <= max(s.chunk, len(decodes) + chunks[0].length)
@@ -293,8 +372,8 @@ def check_rule(s: Scheduler, batch: MicroBatch, before: Audit, w: dict) -> None:
         pytest.fail(f"{type(s).__name__} has no rule here")
 
 
-def check_decodes_are_dealt(s: Sarathi | EqualTime, batch: MicroBatch, before: Audit) -> None:
-    """The time of decodes is spread over the depth; only the last of them may pass its share.
+def check_decodes_are_dealt(s: BalancedSarathi | EqualTime, batch: MicroBatch, before: Audit) -> None:
+    """Check that the time of decodes is spread over the depth; only the last of them may pass its share.
 
     All that are ready may stay together, though, where they pass it by little beside the micro-batch's time.
     """
@@ -309,11 +388,10 @@ def check_decodes_are_dealt(s: Sarathi | EqualTime, batch: MicroBatch, before: A
         assert sum(seconds) <= (owed + slack) * (1 + 1e-6)
 
 
-def target_seconds(s: Sarathi | EqualTime, batch: MicroBatch, before: Audit) -> float:
-    """The time that the micro-batch was filled to."""
-    if isinstance(s, Sarathi):
-        assert s._target is not None
-        return s._target.seconds(s.picker.chunk, None)
+def target_seconds(s: BalancedSarathi | EqualTime, batch: MicroBatch, before: Audit) -> float:
+    """Return the time that the micro-batch was filled to."""
+    if isinstance(s, BalancedSarathi):
+        return s.target.seconds(s.chunk)
     cost = s.target.cost
     context = sum(before.num_dispatched[r.id] + 1 for r in batch.decodes)
     chunks = sum(cost.of_chunk(c.length, c.start) for c in batch.chunks)
@@ -331,7 +409,7 @@ def check_prompts_in_order(chunks: list[Chunk], new: list[Chunk], before: Audit)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20))
 @given(w=workloads())
 def test_the_ledger_conserves_time(policy: str, w: dict) -> None:
     coordinator, _, _ = run(policy, w)
@@ -339,24 +417,50 @@ def test_the_ledger_conserves_time(policy: str, w: dict) -> None:
 
 
 DECODES_STAY_TOGETHER_BESIDE_A_LARGE_CHUNK = {
-    "block_size": 1, "max_len": 98, "num_blocks": 372, "batch": 6, "stages": 1, "extra_depth": 1, "chunk": 1, "tile": 1,
-    "seed": 1, "abort": None, "auto": True, "order": "deadline", "drafts": 0, "prefix_caching": False, "alike": 0,
+    "block_size": 1,
+    "max_len": 98,
+    "num_blocks": 372,
+    "batch": 6,
+    "stages": 1,
+    "extra_depth": 1,
+    "chunk": 1,
+    "tile": 1,
+    "seed": 1,
+    "abort": None,
+    "auto": True,
+    "order": "deadline",
+    "drafts": 0,
+    "prefix_caching": False,
+    "alike": 0,
     "max_prefill_share": 1.0,
-    "requests": [(2, 1, 0.0, False), (4, 1, 0.0, False), (7, 1, 0.0, False), (11, 3, 0.5, False), (18, 3, 0.5, False),
-                 (37, 3, 0.5, False), (45, 4, 0.25, False), (75, 4, 0.25, False), (79, 6, 0.0, False),
-                 (92, 6, 0.0, False)],
-}  # fmt: skip
+    "requests": [
+        (2, 1, 0.0, False),
+        (4, 1, 0.0, False),
+        (7, 1, 0.0, False),
+        (11, 3, 0.5, False),
+        (18, 3, 0.5, False),
+        (37, 3, 0.5, False),
+        (45, 4, 0.25, False),
+        (75, 4, 0.25, False),
+        (79, 6, 0.0, False),
+        (92, 6, 0.0, False),
+    ],
+}
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25))
 @given(w=workloads())
 @example(w=DECODES_STAY_TOGETHER_BESIDE_A_LARGE_CHUNK)
 def test_outputs_do_not_depend_on_policy_memory_preemption_or_faults(w: dict) -> None:
     w["abort"] = None
     roomy = w | {
-        "num_blocks": 100 * w["num_blocks"], "batch": 50, "stages": 1, "extra_depth": 0, "prefix_caching": False,
+        "num_blocks": 100 * w["num_blocks"],
+        "batch": 50,
+        "stages": 1,
+        "extra_depth": 0,
+        "prefix_caching": False,
         "faults": [],
-    }  # fmt: skip
+    }
     reference = [r.output for r in run("sarathi", roomy)[2]]
     for policy in POLICIES:
         assert [r.output for r in run(policy, w)[2]] == reference
@@ -387,6 +491,18 @@ def test_a_tight_cache_preempts_the_newest() -> None:
     preemptions = [r.preemptions for r in requests]
     assert preemptions[0] == 0
     assert sum(preemptions) > 0
+
+
+def test_a_restart_counts_what_had_been_computed() -> None:
+    scheduler = make_scheduler(SarathiConfig(chunk=32), Limits(4, Depth.fixed(2)), BlockPool(64, 16))
+    for number, length in enumerate((80, 8)):
+        scheduler.add(Request(number, [1] * length, SamplingParams(max_tokens=4)))
+    first, in_flight = scheduler.next_batch(), scheduler.next_batch()
+    assert first is not None
+    assert in_flight is not None
+    scheduler.completed(first)
+    assert scheduler.restart() == (1, 32)
+    assert (scheduler.num_waiting, scheduler.backlog, scheduler.pool.num_used) == (2, 88, 0)
 
 
 def test_chunks_of_one_prompt_follow_each_other() -> None:
@@ -434,7 +550,7 @@ def test_chunk_and_decodes_come_to_a_multiple_of_the_tile(
     assert scheduler.chunk_length(remaining, decodes) == expected
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100))
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 80)), max_size=80), st.integers(1, 64), st.integers(1, 9))
 def test_block_pool_never_shares_or_leaks(actions: list[tuple[int, int]], num_blocks: int, lane: int) -> None:
     pool = BlockPool(num_blocks, 4, lane)

@@ -11,6 +11,8 @@ from gapless.runtime.core.block_pool import BlockPool
 from gapless.runtime.core.request import Request
 from gapless.runtime.scheduler import Limits, Scheduler
 from gapless.runtime.scheduler.policies import make_scheduler
+from gapless.runtime.scheduler.waiting import make_queue
+from tests.support.tiers import examples
 
 CHUNK = 64
 
@@ -34,7 +36,7 @@ def test_a_short_prompt_goes_before_a_long_one_that_is_partly_dispatched() -> No
     assert taken == [0, 1, 0, 0]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50))
 @given(st.lists(st.tuples(st.integers(1, 500), st.integers(0, 5)), min_size=1, max_size=30))
 def test_each_prompt_is_dispatched_once_and_equal_lengths_keep_their_order(arrivals: list[tuple[int, int]]) -> None:
     scheduler, ends, requests = make(), list[int](), list[Request]()
@@ -60,8 +62,45 @@ def test_each_prompt_is_dispatched_once_and_equal_lengths_keep_their_order(arriv
 
 
 def takers(scheduler: Scheduler, count: int) -> list[int]:
-    """The requests whose chunks the next micro-batches take."""
+    """Return the requests whose chunks the next micro-batches take."""
     return [batch.chunks[0].request.id for _ in range(count) if (batch := scheduler.next_batch())]
+
+
+def test_urgency_counts_tokens_and_not_chunks() -> None:
+    scheduler = make()
+    scheduler.add(request(0, 20 * CHUNK))
+    assert takers(scheduler, 2) == [0, 0]
+    scheduler.add(request(1, 10 * CHUNK))
+    for number in range(2, 12):
+        scheduler.add(request(number, 1))
+    assert takers(scheduler, 11) == [0, *range(2, 12)]
+    assert takers(scheduler, 2) == [0, 1], "ten tokens more make half as long a prompt no more urgent than a chunk does"
+
+
+def test_of_equally_urgent_prompts_the_one_that_has_begun_goes_on_and_then_the_first() -> None:
+    scheduler = make()
+    for number, length in enumerate((20, 1, 5)):
+        scheduler.add(request(number, length * CHUNK))
+    assert takers(scheduler, 1) == [0], "nobody has waited yet"
+    scheduler = make()
+    scheduler.add(request(0, 20 * CHUNK))
+    assert takers(scheduler, 1) == [0]
+    scheduler.add(request(1, 10 * CHUNK))
+    assert takers(scheduler, 3) == [0, 0, 1], "after the second chunk both have waited for a tenth of their length"
+
+
+def test_a_prompt_that_was_preempted_begins_with_a_new_share() -> None:
+    queue, (large, small) = make_queue("fcfs", 0.5), (request(0, 1000), request(1, 1000))
+    for each in (large, small):
+        queue.push(each)
+        assert queue.head() is each
+        queue.pop()
+    queue.dispatched(small, 10)
+    queue.dispatched(large, 300)
+    assert queue.first_of([large, small]) is small
+    queue.push(large)
+    queue.pop()
+    assert queue.first_of([large, small]) is large
 
 
 def test_a_prompt_takes_no_more_than_its_share_while_another_waits() -> None:
@@ -77,7 +116,7 @@ def test_a_prompt_takes_no_more_than_its_share_while_another_waits() -> None:
     assert takers(scheduler, 6) == [4, 0, 4, 0, 4, 4], "by turns; what it had too much before counts"
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100))
 @given(
     st.lists(st.tuples(st.integers(1, 2000), st.integers(0, 9)), min_size=2, max_size=20),
     st.sampled_from([0.2, 0.5, 0.8]),

@@ -14,7 +14,7 @@ import pytest
 from gapless.conf.build import to_mapping
 from gapless.conf.sampling import SamplingParams
 from gapless.conf.schema import ServeConfig
-from gapless.launch import compose
+from gapless.launch.compose import compose_one
 from gapless.parallel.frames import DATA, FrameSocket
 from gapless.runtime.core.request_record import RequestRecord
 from gapless.runtime.core.run_record import FaultRecord, RunRecord
@@ -22,12 +22,13 @@ from gapless.runtime.engine.plan import make_plan
 from gapless.runtime.ledger.causes import CAUSES, Cause
 from gapless.runtime.ledger.ledger import Ledger
 from gapless.runtime.serving.engine import ServingEngine, run_engine
+from gapless.runtime.serving.live_spans import MAX_BOXES, live_spans
 from gapless.runtime.serving.messages import (
     FromEngine,
+    LiveSpans,
     Recovery,
     Shutdown,
     Snapshot,
-    StageSpans,
     Started,
     Submit,
     ToEngine,
@@ -37,7 +38,6 @@ from gapless.runtime.serving.messages import (
     from_engine,
 )
 from gapless.runtime.serving.recording import Recording, join_parts
-from gapless.runtime.serving.stage_spans import MAX_BOXES, stage_spans
 from tests.runtime.ledger.test_recovery import random_run
 from tests.runtime.report.test_run_page import simulated_run
 from tests.support.virtual_pipeline import VirtualPipeline
@@ -69,7 +69,7 @@ class Engine:
 
 @contextmanager
 def started() -> Iterator[Engine]:
-    (config,) = compose.compose_all([], ServeConfig, "serve", multirun=False)
+    config = compose_one([], ServeConfig, "serve")
     ours, theirs = socket.socketpair()
     context = multiprocessing.get_context("spawn")
     process = context.Process(target=run_engine, args=(to_mapping(config), theirs, {}))
@@ -87,6 +87,7 @@ def started() -> Iterator[Engine]:
         process.kill()
 
 
+@pytest.mark.slow
 def test_spans_come_only_while_somebody_looks() -> None:
     """They then are the ledger's seconds."""
     with started() as engine:
@@ -95,8 +96,8 @@ def test_spans_come_only_while_somebody_looks() -> None:
         watched = engine.complete(40)
         engine.send(Watch(False))
         last = engine.complete(20)
-    assert not [one for one in (*first, *last) if isinstance(one, StageSpans)]
-    spans = [one for one in watched if isinstance(one, StageSpans)]
+    assert not [one for one in (*first, *last) if isinstance(one, LiveSpans)]
+    spans = [one for one in watched if isinstance(one, LiveSpans)]
     assert sum(sum(part.prefill) for part in spans) == 200
     assert sum(sum(part.decodes) for part in spans) == 39
     before, after = first[-1], watched[-1]
@@ -119,7 +120,7 @@ def test_a_message_of_spans_is_bounded() -> None:
     """It holds the newest micro-batches, and says how many it leaves out."""
     for stages in (1, 3):
         ledger = Ledger(simulated_run(stages, MAX_BOXES + 500))
-        found = stage_spans(ledger, 100)
+        found = live_spans(ledger, 100)
         shown = len(found.prefill)
         assert shown == MAX_BOXES // stages
         assert found.left_out == MAX_BOXES + 500 - 100 - shown
@@ -135,7 +136,7 @@ def test_a_message_of_spans_is_bounded() -> None:
 
 def test_a_fault_is_told_at_once() -> None:
     """Not only when the next state is due; the virtual clock stands still here."""
-    (config,) = compose.compose_all([], ServeConfig, "serve", multirun=False)
+    config = compose_one([], ServeConfig, "serve")
     plan = make_plan(config)
     ours, theirs = socket.socketpair()
     pipeline = VirtualPipeline(1, plan.limits.depth.most, 100, 16, lambda micro_batch, stage: 0.01)
@@ -164,7 +165,7 @@ def test_a_fault_is_told_at_once() -> None:
 def test_spans_around_a_fault() -> None:
     """What a stage never computed has no length; the rest is all there."""
     ledger = Ledger(random_run(3))
-    found = stage_spans(ledger, 0)
+    found = live_spans(ledger, 0)
     for stage in range(3):
         assert len(found.begin[stage]) == len(found.prefill)
         busy = sum(found.end[stage]) - sum(found.begin[stage])

@@ -16,6 +16,7 @@ from gapless.conf.errors import ConfigError
 from gapless.runtime.core.messages import TokenLogprobs
 from gapless.runtime.serving.journal import Accepted, Journal, Progress, Record, Settled
 from gapless.runtime.serving.messages import Tokens, encoder
+from tests.support.tiers import examples
 
 
 def accepted(*numbers: int) -> Accepted:
@@ -81,7 +82,7 @@ def test_progress_is_where_later_tokens_begin(tmp_path: Path) -> None:
     assert (saved.outputs[1].tokens, saved.outputs[1].reason) == ([5, 6, 7], "stop")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(cut=st.integers(1, 90), garbage=st.binary(max_size=12))
 def test_a_torn_end_is_dropped_and_written_over(tmp_path_factory, cut: int, garbage: bytes) -> None:
     path = tmp_path_factory.mktemp("torn") / "journal"
@@ -144,9 +145,11 @@ def test_one_server_has_it_also_after_it_was_compacted(tmp_path: Path) -> None:
 def test_what_cannot_be_a_journal_is_named(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path, text in (
-        (tmp_path, "is a directory"), (tmp_path / "pipe", "must be a regular file"),
-        (tmp_path / "no" / "journal", "no such file or directory"), (tmp_path / "a\0b", "null"),
-    ):  # fmt: skip
+        (tmp_path, "is a directory"),
+        (tmp_path / "pipe", "must be a regular file"),
+        (tmp_path / "no" / "journal", "no such file or directory"),
+        (tmp_path / "a\0b", "null"),
+    ):
         with pytest.raises(ConfigError, match=text), opened(path):
             pass
 

@@ -14,7 +14,7 @@ from gapless.conf.costs import LinkConfig
 from gapless.conf.policies import POLICY_CONFIGS, SarathiConfig, SchedulerConfig, TokenBudgetConfig
 from gapless.runtime.core.request import Request
 from gapless.runtime.cost.link import Link
-from gapless.runtime.engine.arrivals import exactly
+from gapless.runtime.engine.replay import exactly
 from gapless.runtime.ledger.causes import Cause
 from gapless.runtime.ledger.fleet import Fleet
 from gapless.runtime.pipeline.protocol import PipelineError
@@ -26,6 +26,7 @@ from gapless.runtime.simulation.pipeline import Disturbance
 from gapless.runtime.simulation.replicas import ROUTERS
 from gapless.runtime.workload import WorkItem
 from tests.support.simulated_parts import LONGEST, Audited, Device, items, make_replica, run
+from tests.support.tiers import examples
 
 ONE_BY_ONE = sorted(set(POLICIES) - {"request_level", "orca_worst"})
 FREE = 1e300  # bytes a second
@@ -37,16 +38,27 @@ def link(bytes_per_s: float, flows: int = 1, least_s: float = 0.0) -> KvLink:
 
 
 def pools(
-    prefill: int = 1, decode: int = 1, policy: str | SchedulerConfig = "sarathi", *, budget: int = LONGEST,
-    bytes_per_s: float = FREE, router: str = "round_robin", sources: Sequence[int] | None = None,
-    targets: Sequence[int] | None = None, least_s: float = 0.0, prefill_how: dict[str, Any] | None = None, **how: Any,
-) -> DisaggregatedFleet:  # fmt: skip
+    prefill: int = 1,
+    decode: int = 1,
+    policy: str | SchedulerConfig = "sarathi",
+    *,
+    budget: int = LONGEST,
+    bytes_per_s: float = FREE,
+    router: str = "round_robin",
+    sources: Sequence[int] | None = None,
+    targets: Sequence[int] | None = None,
+    least_s: float = 0.0,
+    prefill_how: dict[str, Any] | None = None,
+    **how: Any,
+) -> DisaggregatedFleet:
     """Two pools whose tokens have KV of one byte each."""
     before, after = (
-        [{"disturbance": Disturbance(**how["disturbance"], seed=first + n)} if "disturbance" in how else {}
-         for n in range(count)]
+        [
+            {"disturbance": Disturbance(**how["disturbance"], seed=first + n)} if "disturbance" in how else {}
+            for n in range(count)
+        ]
         for first, count in ((0, prefill), (100, decode))
-    )  # fmt: skip
+    )
     how.pop("disturbance", None)
     first = TokenBudgetConfig(budget=budget)
     return DisaggregatedFleet(
@@ -90,18 +102,24 @@ def drawn(draw: st.DrawFn) -> dict[str, Any]:
         "requests": draw(st.lists(requests, min_size=1, max_size=14)),
         "most": draw(st.none() | st.integers(1, 6)),
         "pools": {
-            "prefill": prefill, "decode": decode, "policy": policy, "budget": draw(st.integers(4, LONGEST)),
-            "bytes_per_s": draw(st.sampled_from([FREE, 5000.0, 300.0])), "least_s": draw(st.sampled_from([0.0, 0.01])),
+            "prefill": prefill,
+            "decode": decode,
+            "policy": policy,
+            "budget": draw(st.integers(4, LONGEST)),
+            "bytes_per_s": draw(st.sampled_from([FREE, 5000.0, 300.0])),
+            "least_s": draw(st.sampled_from([0.0, 0.01])),
             "router": draw(st.sampled_from(sorted(ROUTERS))),
-            "sources": draw(st.none() | st.just([0] * prefill)), "targets": draw(st.none() | st.just([0] * decode)),
-            "prefill_how": draw(stages()), **draw(stages()),
+            "sources": draw(st.none() | st.just([0] * prefill)),
+            "targets": draw(st.none() | st.just([0] * decode)),
+            "prefill_how": draw(stages()),
+            **draw(stages()),
             **({"draft_acceptance": 1.0} if drafts else {}),  # the audited ranks know no other
             **({"disturbance": {"jitter": 0.3}} if draw(st.booleans()) else {}),
         },
-    }  # fmt: skip
+    }
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80))
 @given(drawn())
 def test_every_request_ends_whole_and_its_kv_comes_between_its_halves(given_: dict[str, Any]) -> None:
     started = pools(**given_["pools"])
@@ -150,14 +168,15 @@ def first_decodes(fleet: Fleet, replica: int) -> dict[int, float]:
 
 
 def check_ports(fleet: Fleet, given_: dict[str, Any]) -> None:
-    """A port carries one transfer at a time."""
+    """Check that a port carries one transfer at a time."""
     moved = [request for request in fleet.joined if request.record.kv_transfer is not None]
     for own, ports in (("prefill", given_["sources"]), ("decode", given_["targets"])):
         for replica in range(len(fleet.records)):
             through = sorted(
-                request.record.kv_transfer for request in moved
+                request.record.kv_transfer
+                for request in moved
                 if request.record.kv_transfer is not None and (ports is not None or getattr(request, own) == replica)
-            )  # fmt: skip
+            )
             for (_, end), (begin, _) in pairwise(through):
                 assert begin >= end - 1e-9
 
@@ -167,7 +186,7 @@ def told(fleet: Fleet) -> object:
     return [(list(one.record.token_times), one.record.kv_transfer, one.prefill, one.decode) for one in joined]
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=examples(10))
 @given(drawn())
 def test_the_same_seed_is_the_same_run(given_: dict[str, Any]) -> None:
     work = items(*given_["requests"])
@@ -175,7 +194,7 @@ def test_the_same_seed_is_the_same_run(given_: dict[str, Any]) -> None:
     assert told(first) == told(again)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40))
 @given(st.integers(1, 70), st.integers(1, 50), st.floats(0, 0.3), stages())
 def test_a_lone_request_over_a_free_link_is_as_on_one_replica(
     prompt: int, output: int, arrival: float, how: dict[str, Any]
@@ -228,8 +247,9 @@ def test_kv_waits_for_room_in_the_decode_pool() -> None:
 
 def test_transfers_of_one_port_queue_and_others_pass_them() -> None:
     links = KvLinks(link(10.0), 1, [0, 1], [0, 1, 2])
-    transfers = [KvTransfer(Request(n, bytes(10), exactly(2)), *path)
-                 for n, path in enumerate([(0, 0), (0, 1), (1, 0), (1, 2)])]  # fmt: skip
+    transfers = [
+        KvTransfer(Request(n, bytes(10), exactly(2)), *path) for n, path in enumerate([(0, 0), (0, 1), (1, 0), (1, 2)])
+    ]
     for transfer in transfers:
         links.add(transfer)
     links.begin(2.0)
@@ -251,8 +271,11 @@ def test_pools_are_routed_to_apart() -> None:
     fleet = ran(pools(2, 3), items(*[(5, 3)] * 12))
     assert [(each.prefill, each.decode) for each in fleet.joined] == [(n % 2, 2 + n % 3) for n in range(12)]
     names = [fleet.stage_name(stage) for stage in range(fleet.num_stages)]
-    assert names == [f"{name}: stage {own}" for name in ("prefill 0", "prefill 1", "decode 2", "decode 3", "decode 4")
-                     for own in range(2)]  # fmt: skip
+    assert names == [
+        f"{name}: stage {own}"
+        for name in ("prefill 0", "prefill 1", "decode 2", "decode 3", "decode 4")
+        for own in range(2)
+    ]
 
 
 def test_decodes_of_a_pool_are_never_held_up_by_a_prompt() -> None:

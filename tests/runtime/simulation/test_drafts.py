@@ -10,6 +10,7 @@ from gapless.runtime.cost.operators import HostTimes
 from gapless.runtime.cost.stage_costs import StageCosts
 from gapless.runtime.engine.plan import Plan
 from gapless.runtime.ledger.fleet import Fleet
+from gapless.runtime.ledger.summary import summarize
 from gapless.runtime.scheduler import Limits
 from gapless.runtime.simulation.pipeline import SimulatedPipeline
 from gapless.runtime.simulation.replicas import Replica
@@ -48,7 +49,7 @@ def simulate(policy: str, device: Device, acceptance: float, drafts: int = 6, se
 
 
 def drafts_of(micro_batches: list[MicroBatchRecord]) -> tuple[int, int, int]:
-    """Decodes, draft tokens, and those that were accepted."""
+    """Count decodes, draft tokens, and those that were accepted."""
     drafts = sum(m.drafts for m in micro_batches)
     return sum(m.decode_tokens for m in micro_batches) - drafts, drafts, sum(m.accepted for m in micro_batches)
 
@@ -61,7 +62,7 @@ def test_accepted_drafts_make_a_run_shorter(policy: str) -> None:
     assert accepted < drafts
     assert without.record.micro_batches[-1].completed is not None
     assert with_drafts.record.micro_batches[-1].completed < 0.8 * without.record.micro_batches[-1].completed
-    summary = Fleet([with_drafts.record]).summarize()
+    summary = summarize(Fleet([with_drafts.record]))
     assert summary["accepted_tokens_per_decode"] == accepted / decodes
     assert summary["total_output_tokens"] == sum(item.output_len for item in WORK)
 

@@ -29,11 +29,17 @@ from gapless.runtime.simulation.pipeline import Disturbance
 from gapless.runtime.simulation.replicas import ROUTERS, Replica
 from tests.runtime.simulation.test_simulation import TakesNothing, told
 from tests.support.simulated_parts import AuditedFaulty, Device, items, make_replica, run
+from tests.support.tiers import examples
 
 TIMES = FaultsConfig(
-    detect_process_s=0.03, detect_hang_s=0.4, stop_s=0.02, start_s=0.5, start_with_spare_s=0.1, rendezvous_s=0.05,
+    detect_process_s=0.03,
+    detect_hang_s=0.4,
+    stop_s=0.02,
+    start_s=0.5,
+    start_with_spare_s=0.1,
+    rendezvous_s=0.05,
     weights_s=0.2,
-)  # fmt: skip
+)
 REPAIR_S = 0.02 + 0.5 + 0.05 + 0.2
 
 
@@ -78,7 +84,7 @@ def ran(fleet: dict[str, Any], faults: list[list[RankFault]] | None = None) -> l
     return replicas
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(fleets())
 def test_every_request_gets_its_tokens_and_time_is_conserved(fleet: dict[str, Any]) -> None:
     replicas, work = ran(fleet), items(*fleet["requests"])
@@ -98,8 +104,10 @@ def test_every_request_gets_its_tokens_and_time_is_conserved(fleet: dict[str, An
 
 
 def check_faults(record: RunRecord, faults: list[RankFault]) -> None:
-    """A stage whose rank has failed computes nothing until it is replaced, and each repair is followed to its end or to
-    the next fault."""
+    """Check that a stage whose rank has failed computes nothing until it is replaced.
+
+    Each repair is followed to its end or to the next fault.
+    """
     assert [fault.epoch for fault in record.faults] == list(range(1, len(record.faults) + 1))
     for fault, after in pairwise(record.faults):
         assert fault.up is not None
@@ -113,7 +121,7 @@ def check_faults(record: RunRecord, faults: list[RankFault]) -> None:
         assert not [s for s in record.spans if s.stage == failed.rank and failed.at < s.end and s.begin < up]
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20))
 @given(fleets())
 def test_faults_that_are_given_again_give_the_same_run(fleet: dict[str, Any]) -> None:
     first, again = ran(fleet), ran(fleet)
@@ -121,7 +129,7 @@ def test_faults_that_are_given_again_give_the_same_run(fleet: dict[str, Any]) ->
     assert [r.record.faults for r in first] == [r.record.faults for r in again]
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20))
 @given(fleets())
 def test_without_faults_it_is_the_pipeline_that_has_none(fleet: dict[str, Any]) -> None:
     faulty = ran(fleet, [[] for _ in fleet["faults"]])
@@ -142,7 +150,7 @@ def test_a_run_that_is_counted_says_the_same_of_faults(monkeypatch: pytest.Monke
     counted.totals = RunningTotals(counted.coordinator.scheduler.limits.depth.most)
     for replica in (kept, counted):
         run(replica, items(*[(40, 60)] * 16))
-    whole = summarize(kept.record, Ledger(kept.record))
+    whole = summarize(Fleet([kept.record]))
     summary = counted.totals.summary(counted.record)
     assert len(summary["faults"]) == 3
     assert all(fault.pop("replay") is None for fault in summary["faults"])  # which is read off the record

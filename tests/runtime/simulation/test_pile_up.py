@@ -10,8 +10,16 @@ from gapless.runtime.simulation.setting import make_setting
 
 
 def summary(*keys: str) -> dict[str, float]:
-    given = ("hardware=a100-80g", "parallel=tp4_pp2", "model=llama2-70b", "workload=fixed", "simulation.record=false",
-             "workload.input_len=1024", "workload.output_len=64", *keys)  # fmt: skip
+    given = (
+        "hardware=a100-80g",
+        "parallel=tp4_pp2",
+        "model=llama2-70b",
+        "workload=fixed",
+        "simulation.record=false",
+        "workload.input_len=1024",
+        "workload.output_len=64",
+        *keys,
+    )
     config = compose_one(given, SimulateConfig, "simulate")
     (replica,) = simulated(make_setting(config), requests(config)[0])
     assert replica.totals is not None
@@ -21,8 +29,14 @@ def summary(*keys: str) -> dict[str, float]:
 def test_chunks_that_grow_carry_more_requests_than_any_other_policy_of_small_chunks() -> None:
     given = ("workload.num_prompts=200", "workload.request_rate=12")
     grown = summary(*given, "scheduler=equal_time")
-    small = [summary(*given, *keys) for keys in (("scheduler=equal_time", "scheduler.iterations=null"),
-                                                 ("scheduler=sarathi",), ("scheduler=token_budget",))]  # fmt: skip
+    small = [
+        summary(*given, *keys)
+        for keys in (
+            ("scheduler=equal_time", "scheduler.iterations=null"),
+            ("scheduler=sarathi",),
+            ("scheduler=token_budget",),
+        )
+    ]
     assert grown["request_throughput"] > 1.1 * max(one["request_throughput"] for one in small)
     assert grown["p99_ttft_ms"] < 0.7 * min(one["p99_ttft_ms"] for one in small)
 

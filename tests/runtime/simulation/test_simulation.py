@@ -19,7 +19,7 @@ from gapless.runtime.core.micro_batch import MicroBatch
 from gapless.runtime.core.request import Request
 from gapless.runtime.core.run_record import RunRecord
 from gapless.runtime.cost.stage_costs import MicroBatchShape
-from gapless.runtime.engine.arrivals import replay
+from gapless.runtime.engine.replay import replay
 from gapless.runtime.ledger.causes import UNEVEN_WORK, Cause
 from gapless.runtime.ledger.fleet import Fleet
 from gapless.runtime.ledger.ledger import Ledger
@@ -32,6 +32,7 @@ from gapless.runtime.simulation.pipeline import Disturbance
 from gapless.runtime.simulation.replicas import ROUTERS, Replica, run_fleet
 from gapless.runtime.workload import WorkItem
 from tests.support.simulated_parts import LONGEST, Audited, Device, items, make_replica, run
+from tests.support.tiers import examples
 
 
 @st.composite
@@ -80,7 +81,7 @@ def ran(fleet: dict[str, Any], seed: int | None = None) -> list[Replica]:
     return replicas
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50))
 @given(fleets())
 def test_every_request_ends_and_no_bound_is_passed(fleet: dict[str, Any]) -> None:
     replicas = ran(fleet)
@@ -130,7 +131,7 @@ def check_spans(replica: Replica) -> None:
             assert span.input >= before.end + least - 1e-12
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25))
 @given(fleets())
 def test_time_is_conserved(fleet: dict[str, Any]) -> None:
     replicas = ran(fleet)
@@ -145,7 +146,7 @@ def told(record: RunRecord) -> object:
     ]
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15))
 @given(fleets())
 def test_a_seed_says_it_all(fleet: dict[str, Any]) -> None:
     first, again, other = (ran(fleet, seed) for seed in (1, 1, 2))
@@ -265,7 +266,7 @@ def test_without_the_host_its_overhead_is_left_out() -> None:
 
 
 def replayed(fleet: dict[str, Any]) -> RunRecord:
-    """The record of a fleet's first replica that serves all requests by `replay`."""
+    """Return the record of a fleet's first replica that serves all requests by `replay`."""
     replica, numbers = started(fleet)[0], iter(range(len(fleet["requests"])))
 
     def make(item: WorkItem, arrival: float) -> Request:
@@ -277,7 +278,7 @@ def replayed(fleet: dict[str, Any]) -> RunRecord:
     return replica.record
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25))
 @given(fleets())
 def test_a_fleet_of_one_is_a_replay(fleet: dict[str, Any]) -> None:
     fleet["replicas"] = 1
@@ -287,7 +288,7 @@ def test_a_fleet_of_one_is_a_replay(fleet: dict[str, Any]) -> None:
     assert [r.arrival for r in replica.record.requests] == [r.arrival for r in other.requests]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25))
 @given(fleets(), st.integers(0, 1000))
 def test_a_request_that_arrives_as_a_token_comes_is_dispatched_as_in_a_replay(fleet: dict[str, Any], at: int) -> None:
     fleet["replicas"] = 1
@@ -310,7 +311,7 @@ def test_routers_that_look_balance_better_under_skew() -> None:
     assert makespan("least_requests", coming) < 0.9 * makespan("round_robin", coming)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15))
 @given(st.lists(st.tuples(st.integers(1, 70), st.integers(1, 50)), min_size=1, max_size=30), st.integers(2, 4))
 def test_least_tokens_spreads_what_comes_at_once(requests: list[tuple[int, int]], count: int) -> None:
     fleet = [make_replica(num_blocks=2000) for _ in range(count)]

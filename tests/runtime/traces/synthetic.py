@@ -1,4 +1,4 @@
-"""Traces of a pipeline of two ranks whose every wait is known, with a clock each."""
+"""Traces of a pipeline of two ranks whose every wait is known."""
 
 from __future__ import annotations
 
@@ -40,18 +40,21 @@ def milliseconds(least: int, most: int) -> st.SearchStrategy[float]:
 
 micro_batches = st.lists(
     st.builds(
-        MicroBatch, milliseconds(1, 50), milliseconds(1, 50), milliseconds(1, 5), milliseconds(0, 30),
-        st.integers(0, 64), st.integers(1, 8),
+        MicroBatch,
+        milliseconds(1, 50),
+        milliseconds(1, 50),
+        milliseconds(1, 5),
+        milliseconds(0, 30),
+        st.integers(0, 64),
+        st.integers(1, 8),
     ),
-    min_size=1, max_size=12,
-)  # fmt: skip
+    min_size=1,
+    max_size=12,
+)
 
 
-def two_ranks(work: list[MicroBatch], skew: float = 0.0) -> tuple[list[RankTrace], list[Handover]]:
-    """Play the pipeline: a send and its receive end together, `transfer` after both sides stand, and hold both ranks.
-
-    The clock of rank 1 is `skew` seconds behind; `clock_offset` says so.
-    """
+def two_ranks(work: list[MicroBatch]) -> tuple[list[RankTrace], list[Handover]]:
+    """Play the pipeline: a send and its receive end together, `transfer` after both stand, and hold both ranks."""
     traces = [RankTrace(f"rank{rank}", rank, rank, engine="vLLM") for rank in range(2)]
     computes: list[list[tuple[float, float]]] = [[], []]
     handovers = []
@@ -72,17 +75,4 @@ def two_ranks(work: list[MicroBatch], skew: float = 0.0) -> tuple[list[RankTrace
         free = [over, over + one.second]
     for trace, own in zip(traces, computes, strict=True):
         trace.computes = merged([start for start, _ in own], [end for _, end in own])
-    return [traces[0], behind(traces[1], skew)], handovers
-
-
-def behind(trace: RankTrace, seconds: float) -> RankTrace:
-    """The same trace by a clock that is `seconds` behind."""
-    return replace(
-        trace,
-        computes=trace.computes - seconds,
-        steps=[replace(step, start=step.start - seconds, end=step.end - seconds) for step in trace.steps],
-        sends=[send.shifted(-seconds) for send in trace.sends],
-        receives=[receive.shifted(-seconds) for receive in trace.receives],
-        clock_offset=seconds,
-        clock_offset_error=1e-6 if seconds else 0.0,
-    )
+    return traces, handovers

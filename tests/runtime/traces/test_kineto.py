@@ -59,9 +59,15 @@ def test_a_real_trace_of_vllm() -> None:
 
 def gpu_event(category: str, name: str, start: float, end: float, **arguments: Any) -> dict[str, Any]:
     return {
-        "ph": "X", "cat": category, "name": name, "pid": 0, "tid": 7, "ts": start * 1e6, "dur": (end - start) * 1e6,
+        "ph": "X",
+        "cat": category,
+        "name": name,
+        "pid": 0,
+        "tid": 7,
+        "ts": start * 1e6,
+        "dur": (end - start) * 1e6,
         "args": arguments,
-    }  # fmt: skip
+    }
 
 
 def gpu_ranks(transfer: Callable[[str, float, float], Events]) -> list[Events]:
@@ -175,18 +181,23 @@ GOOD = json.dumps({"distributedInfo": {"rank": 0}, "traceEvents": [gpu_event("ke
 BACKWARD = gpu_event("cpu_op", "autograd::engine::evaluate_function: MmBackward0", 0.0, 1.0)
 
 
-@pytest.mark.parametrize(("write", "line"), [
-    (bad("no trace"), "a.json: not a Chrome trace, which is JSON"),
-    (bad(""), "a.json: not a Chrome trace, which is JSON"),
-    (bad('{"a": 1}'), "a.json: not a Chrome trace, it has no traceEvents"),
-    (bad(GOOD[:-40]), "a.json: damaged or cut off, its list of events does not end"),
-    (bad(GOOD[:-1] + ","), "a.json: damaged or cut off after its events"),
-    (bad(gzip.compress(GOOD.encode())[:-20]), "a.json: cannot be read as a trace, damaged or cut off"),
-    (bad('{"traceEvents": [{"ph": "X", "cat": "kernel"}]}'), "a.json: damaged, or not the torch profiler's"),
-    (bad('{"traceEvents": []}'), "a.json: no trace of a rank: neither kernels nor operators in it"),
-    (bad(json.dumps({"traceEvents": [BACKWARD]})),
-     "a.json: a trace of training, it has backward passes; only inference is read"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("write", "line"),
+    [
+        (bad("no trace"), "a.json: not a Chrome trace, which is JSON"),
+        (bad(""), "a.json: not a Chrome trace, which is JSON"),
+        (bad('{"a": 1}'), "a.json: not a Chrome trace, it has no traceEvents"),
+        (bad(GOOD[:-40]), "a.json: damaged or cut off, its list of events does not end"),
+        (bad(GOOD[:-1] + ","), "a.json: damaged or cut off after its events"),
+        (bad(gzip.compress(GOOD.encode())[:-20]), "a.json: cannot be read as a trace, damaged or cut off"),
+        (bad('{"traceEvents": [{"ph": "X", "cat": "kernel"}]}'), "a.json: damaged, or not the torch profiler's"),
+        (bad('{"traceEvents": []}'), "a.json: no trace of a rank: neither kernels nor operators in it"),
+        (
+            bad(json.dumps({"traceEvents": [BACKWARD]})),
+            "a.json: a trace of training, it has backward passes; only inference is read",
+        ),
+    ],
+)
 def test_files_that_are_no_trace(write: Callable[[Path], None], line: str, tmp_path: Path) -> None:
     write(tmp_path / "a.json")
     with pytest.raises(ConfigError) as error:

@@ -23,6 +23,7 @@ from gapless.runtime.traces.iterations_of_steps import name_steps
 from gapless.runtime.traces.log_run import run_of_log
 from gapless.runtime.traces.rank_trace import RankTrace, Step
 from gapless.runtime.traces.vllm_log import Iteration, iteration_times, read_iterations, taut_string
+from tests.support.tiers import examples
 
 RECORDED = Path(__file__).parent / "recorded"
 LOG = RECORDED / "vllm_iterations.log"
@@ -30,7 +31,7 @@ FIRST_TRACED = 33
 
 
 def recorded_steps() -> list[list[Step]]:
-    """The steps of both ranks, with the tokens that the trace says."""
+    """Return the steps of both ranks, with the tokens that the trace says."""
     steps: list[list[Step]] = [[], []]
     with (RECORDED / "vllm_steps.csv").open() as file:
         for row in csv.DictReader(file):
@@ -104,7 +105,7 @@ def test_a_log_of_another_run_names_nothing() -> None:
     assert trace.steps == steps
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100))
 @given(st.lists(st.tuples(st.floats(0.0, 0.4), st.floats(0.001, 0.9)), min_size=1, max_size=30), st.floats(0.0, 1.0))
 def test_true_times_lie_within_what_is_said(work: list[tuple[float, float]], phase: float) -> None:
     """Each iteration after a pause, its end cut to whole seconds: its true end is off by no more than is said."""
@@ -120,7 +121,7 @@ def test_true_times_lie_within_what_is_said(work: list[tuple[float, float]], pha
 
 
 def test_lines_of_other_versions(tmp_path: Path) -> None:
-    """vLLM 0.14 wrote them in the engine's process; colors, other servers' prefixes, fractions of seconds, dummies."""
+    """Lines of vLLM 0.14 come from the engine's process; others have colors, prefixes, parts of seconds, dummies."""
     what = (
         "1 context requests, 9 context tokens, 2 generation requests, 3 generation tokens, "
         "iteration elapsed time: 4.50 ms"
@@ -147,7 +148,7 @@ def test_the_longest_run_of_a_log_counts(tmp_path: Path) -> None:
     assert len(read_iterations(log)) == 100
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100))
 @given(st.lists(st.tuples(st.floats(0.0, 3.0), st.floats(0.0, 2.0)), min_size=1, max_size=12), st.integers(0, 2**31))
 def test_taut_string_is_the_shortest_line(tube: list[tuple[float, float]], seed: int) -> None:
     """Within the tube, and no line of it has less of squared steps; found beside one of many small corrections."""

@@ -26,12 +26,25 @@ PRECISION = 0.02
 
 @pytest.fixture(scope="module")
 def search() -> Search:
-    return Search(build(TuneConfig, {
-        "model": load_group("model", "llama-7b"),
-        "hardware": load_group("hardware", "a100-80g"), "cluster": {"devices_per_node": 2},
-        "workload": {"name": "fixed", "input_len": 700, "output_len": 12, "num_prompts": 60, "range_ratio": 0.5},
-        "slo": {"ttft_p99_ms": 500.0, "tbt_p99_ms": 60.0}, "seeds": 1,
-    }))  # fmt: skip
+    return Search(
+        build(
+            TuneConfig,
+            {
+                "model": load_group("model", "llama-7b"),
+                "hardware": load_group("hardware", "a100-80g"),
+                "cluster": {"devices_per_node": 2},
+                "workload": {
+                    "name": "fixed",
+                    "input_len": 700,
+                    "output_len": 12,
+                    "num_prompts": 60,
+                    "range_ratio": 0.5,
+                },
+                "slo": {"ttft_p99_ms": 500.0, "tbt_p99_ms": 60.0},
+                "seeds": 1,
+            },
+        )
+    )
 
 
 def setting_of(search: Search, error: CostError | None) -> Setting:
@@ -95,8 +108,14 @@ def test_without_an_error_or_a_capacity_there_is_no_range(search: Search) -> Non
 
 def finalist(tp: int, pp: int, rate: float, verdict: Verdict, off: tuple[float, float] | None) -> Finalist:
     capacity = Capacity(rate, rate, None, None)
-    return Finalist(Candidate(tp, pp, 1, SarathiConfig(chunk=512)), [capacity], {}, Difference(0.0, None, 1), verdict,
-                    None if off is None else ErrorRange(*off))  # fmt: skip
+    return Finalist(
+        Candidate(tp, pp, 1, SarathiConfig(chunk=512)),
+        [capacity],
+        {},
+        Difference(0.0, None, 1),
+        verdict,
+        None if off is None else ErrorRange(*off),
+    )
 
 
 @pytest.mark.parametrize(

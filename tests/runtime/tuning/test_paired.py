@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gapless.runtime.tuning.paired import LEVEL, Comparison, Difference, compare, t_quantile
@@ -38,9 +38,17 @@ def test_t_quantile_is_that_of_the_distribution(freedom: int) -> None:
         assert share == pytest.approx(level, abs=5 * (level / len(sample)) ** 0.5)
 
 
-@pytest.mark.parametrize(("level", "freedom", "expected"), [
-    (0.05, 1, 12.706), (0.05, 2, 4.303), (0.05, 5, 2.571), (0.05, 29, 2.045), (0.01, 4, 4.604), (0.001, 3, 12.924),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("level", "freedom", "expected"),
+    [
+        (0.05, 1, 12.706),
+        (0.05, 2, 4.303),
+        (0.05, 5, 2.571),
+        (0.05, 29, 2.045),
+        (0.01, 4, 4.604),
+        (0.001, 3, 12.924),
+    ],
+)
 def test_t_quantile_is_the_tables(level: float, freedom: int, expected: float) -> None:
     assert t_quantile(level, freedom) == pytest.approx(expected, abs=6e-4)
 
@@ -86,7 +94,6 @@ def test_one_seed_tells_nothing_apart_and_one_setting_is_the_best() -> None:
 rates = st.lists(st.lists(st.floats(0.0, 100.0), min_size=8, max_size=8), min_size=1, max_size=5)
 
 
-@settings(deadline=None)
 @given(rates, st.integers(1, 4), st.integers(0, 4))
 def test_every_setting_runs_the_same_seeds_in_order(table: list[list[float]], least: int, more: int) -> None:
     asked: list[tuple[int, int]] = []

@@ -19,10 +19,10 @@ from gapless.conf.policies import EqualTimeConfig, OrcaBestConfig, SarathiConfig
 from gapless.conf.tuning import TailSlo, TuneConfig
 from gapless.models.tokenizer import load_tokenizer
 from gapless.runtime.cost.stage_costs import MicroBatchShape
-from gapless.runtime.simulation.replicas import run_fleet
+from gapless.runtime.simulation.replicas import make_replicas, run_fleet
 from gapless.runtime.simulation.setting import Setting, make_setting
 from gapless.runtime.tuning.bounds import Bounds
-from gapless.runtime.tuning.capacity import Interval, SeededCapacities, find_capacity
+from gapless.runtime.tuning.capacity import ConfidenceInterval, SeededCapacities, find_capacity
 from gapless.runtime.tuning.charts import charts, pareto
 from gapless.runtime.tuning.demand import Demand
 from gapless.runtime.tuning.paired import compare
@@ -30,12 +30,12 @@ from gapless.runtime.tuning.search import Search
 from gapless.runtime.tuning.search_result import SearchResult
 from gapless.runtime.tuning.space import Candidate, chunked
 from gapless.runtime.tuning.tables import misfit_rows, tried_rows
-from gapless.runtime.tuning.trial import Trial, make_fleet, measure, try_rate
+from gapless.runtime.tuning.trial import Trial, measure, try_rate
 from gapless.runtime.workload import make_workload
 
 
 def config(**keys: Any) -> TuneConfig:
-    """Returns a config of LLaMA-7B on a node of two A100s with few short requests, changed by `keys`."""
+    """Return a config of LLaMA-7B on a node of two A100s with few short requests, changed by `keys`."""
     mapping: dict[str, Any] = {
         "model": load_group("model", "llama-7b"),
         "hardware": load_group("hardware", "a100-80g"),
@@ -59,7 +59,7 @@ def a_setting(search: Search, **keys: Any) -> Setting:
 
 
 def threshold(at: float) -> Any:
-    """Makes trials that carry every rate up to `at`."""
+    """Make trials that carry every rate up to `at`."""
     return lambda rate: Trial(rate, "" if rate <= at else "too much", 10, 1.0, 1.0)
 
 
@@ -94,12 +94,12 @@ def test_a_rate_that_passes_by_luck_does_not_count() -> None:
 
 
 def test_interval_of_seeds() -> None:
-    interval = Interval.from_rates([1.0, 2.0, 3.0])
+    interval = ConfidenceInterval.from_rates([1.0, 2.0, 3.0])
     assert interval.mean == pytest.approx(2.0)
     assert interval.half == pytest.approx(4.303 / math.sqrt(3), rel=1e-3)  # Student's t, 2 degrees of freedom
     assert (interval.lowest, interval.highest, interval.text) == (1.0, 3.0, "2.00 ± 2.48")
-    assert Interval.from_rates([123.4]).text == "123"
-    assert Interval.from_rates([0.0]).half is None
+    assert ConfidenceInterval.from_rates([123.4]).text == "123"
+    assert ConfidenceInterval.from_rates([0.0]).half is None
 
 
 # Demands.
@@ -123,10 +123,18 @@ def test_a_trace_comes_faster_and_seeds_are_its_stretches(tmp_path: Path) -> Non
     with gzip.open(path, "wt", encoding="utf-8") as file:
         file.write("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]))
     workload = {"name": "trace", "path": str(path), "num_prompts": 40}
-    search = Search(build(TuneConfig, {
-        "model": load_group("model", "llama-7b"), "hardware": load_group("hardware", "a100-80g"),
-        "workload": workload, "slo": {"ttft_p99_ms": 500.0}, "seeds": 3,
-    }))  # fmt: skip
+    search = Search(
+        build(
+            TuneConfig,
+            {
+                "model": load_group("model", "llama-7b"),
+                "hardware": load_group("hardware", "a100-80g"),
+                "workload": workload,
+                "slo": {"ttft_p99_ms": 500.0},
+                "seeds": 3,
+            },
+        )
+    )
     firsts = [demand.unit.input_lens[0] for demand in search.demands]
     assert firsts == [100, 130, 160, 115, 145, 108]  # halfway, once the even ones are used
     own = search.demand
@@ -156,9 +164,13 @@ def test_a_trial_says_what_a_whole_run_measures() -> None:
     assert 0 < numbers["bubble_fraction_inner"] + np.mean(numbers["stage_busy_fraction"]) < 1
 
 
-@pytest.mark.parametrize(("slo", "what"), [
-    (TailSlo(ttft_p99_ms=400.0), "p99 of TTFT"), (TailSlo(tbt_p99_ms=12.0), "p99 of TBT"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("slo", "what"),
+    [
+        (TailSlo(ttft_p99_ms=400.0), "p99 of TTFT"),
+        (TailSlo(tbt_p99_ms=12.0), "p99 of TBT"),
+    ],
+)
 def test_what_is_cut_short_would_have_failed(slo: TailSlo, what: str) -> None:
     search = Search(config(workload={"num_prompts": 400}))
     setting = a_setting(search)
@@ -179,10 +191,16 @@ def test_requests_that_pile_up_are_not_carried() -> None:
 # Bounds.
 
 
-@pytest.mark.parametrize("policy", [
-    SarathiConfig(chunk=128), SarathiConfig(chunk=1024), TokenBudgetConfig(budget=512), EqualTimeConfig(),
-    OrcaBestConfig(),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "policy",
+    [
+        SarathiConfig(chunk=128),
+        SarathiConfig(chunk=1024),
+        TokenBudgetConfig(budget=512),
+        EqualTimeConfig(),
+        OrcaBestConfig(),
+    ],
+)
 @pytest.mark.parametrize("grid", [(1, 2, 1), (2, 1, 1), (1, 1, 2)])
 def test_nothing_exceeds_its_bound(policy: Any, grid: tuple[int, int, int]) -> None:
     search = Search(config(workload={"input_len": 300, "output_len": 40}))
@@ -204,8 +222,12 @@ def test_an_slo_that_cannot_be_met_is_known_without_a_simulation() -> None:
 
 
 def test_grids_use_all_devices_and_say_what_does_not_fit() -> None:
-    wanted = config(model=load_group("model", "llama2-70b"), nodes=2,
-                    hardware=load_group("hardware", "a100-80g"), cluster={"devices_per_node": 4})  # fmt: skip
+    wanted = config(
+        model=load_group("model", "llama2-70b"),
+        nodes=2,
+        hardware=load_group("hardware", "a100-80g"),
+        cluster={"devices_per_node": 4},
+    )
     search = Search(wanted)
     grids = search.space.grids()
     assert {(tp, pp) for tp, pp, _ in grids} == {
@@ -226,9 +248,10 @@ def test_what_is_asked_for_and_cannot_be_is_said() -> None:
     search = Search(config(search={"tp": [1, 3], "pp": [1, 4]}))
     search.space.grids()
     assert [row[1] for row in misfit_rows_of(search)] == [
-        "4 ranks a replica do not divide 2 devices", "3 ranks a replica do not divide 2 devices",
+        "4 ranks a replica do not divide 2 devices",
+        "3 ranks a replica do not divide 2 devices",
         "12 ranks a replica do not divide 2 devices",
-    ]  # fmt: skip
+    ]
 
 
 def misfit_rows_of(search: Search) -> list[tuple[str, ...]]:
@@ -292,7 +315,7 @@ def test_settings_meet_the_same_arrivals_scaled_by_the_rate() -> None:
     for number, setting in enumerate(settings):
         for seed, demand in enumerate(search.demands):
             for rate in (2.0, 4.0):
-                (replica,) = fleet = make_fleet(setting, seed)
+                (replica,) = fleet = make_replicas(setting, repeat=seed + 1)
                 for _ in run_fleet(fleet, demand.at(rate).without_prompts(), router="round_robin"):
                     pass
                 arrivals = sorted(request.arrival for request in replica.record.requests)
@@ -306,8 +329,9 @@ def test_seeds_are_added_while_settings_cannot_be_told_apart() -> None:
     close = [a_setting(search, policy=SarathiConfig(chunk=chunk)) for chunk in (512, 520)]
     far = a_setting(search, policy=OrcaBestConfig())
     trials: list[int] = []
-    by_seed = SeededCapacities([*close, far], search.demands, search.config.slo, 0.01,
-                               on_trial=lambda number, trial: trials.append(number))  # fmt: skip
+    by_seed = SeededCapacities(
+        [*close, far], search.demands, search.config.slo, 0.01, on_trial=lambda number, trial: trials.append(number)
+    )
     found = compare(by_seed.rate, 3, least=2, most=4, resolution=0.01)
     assert [len(own) for own in found.rates] == [len(own) for own in by_seed.found]
     assert set(trials) == {0, 1, 2}
@@ -319,10 +343,23 @@ def test_a_short_trace_has_no_section_twice(tmp_path: Path) -> None:
     rows = [f"{0.5 * n},{100 + n},{5 + n % 7}" for n in range(40)]
     path.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]), encoding="utf-8")
     workload = {"name": "trace", "path": str(path), "num_prompts": 40}
-    assert len(Search(build(TuneConfig, {
-        "model": load_group("model", "llama-7b"), "hardware": load_group("hardware", "a100-80g"),
-        "workload": workload, "slo": {"ttft_p99_ms": 500.0}, "seeds": 3,
-    })).demands) == 1  # fmt: skip
+    assert (
+        len(
+            Search(
+                build(
+                    TuneConfig,
+                    {
+                        "model": load_group("model", "llama-7b"),
+                        "hardware": load_group("hardware", "a100-80g"),
+                        "workload": workload,
+                        "slo": {"ttft_p99_ms": 500.0},
+                        "seeds": 3,
+                    },
+                )
+            ).demands
+        )
+        == 1
+    )
 
 
 # The search.
@@ -365,8 +402,8 @@ def test_search_is_not_behind_brute_force(keys: dict[str, Any]) -> None:
     assert {chart.name for chart in charts(raced, base.slo)} >= {"rate_against_tbt", "rate_against_ttft"}
 
 
-@settings(max_examples=5, deadline=None)
-@given(st.integers(20, 200), st.integers(1, 30))
+@settings(max_examples=5)
+@given(st.integers(60, 200), st.integers(1, 30))
 def test_a_sample_has_the_lengths_of_all(num: int, some: int) -> None:
     search = Search(config(workload={"num_prompts": num}))
     part: Demand = search.demand.sample(some)

@@ -20,6 +20,7 @@ from gapless.conf.errors import ConfigError
 from gapless.conf.workloads import FixedConfig, ShareGptConfig, TraceConfig, WorkloadConfig, ZipfConfig
 from gapless.models.tokenizer import ByteTokenizer
 from gapless.runtime.workload import Workload, make_workload
+from tests.support.tiers import examples
 
 AZURE = Path(os.environ.get("GAPLESS_AZURE_TRACE", ""))  # AzureLLMInferenceTrace_conv.csv of 2023, .gz or not
 VOCAB = 300
@@ -50,16 +51,31 @@ def triples(workload: Workload) -> list[tuple[float, int, int]]:
 
 RATES = st.none() | st.just(math.inf) | st.floats(0.1, 1000)
 CONFIGS = st.one_of(
-    st.builds(FixedConfig, num_prompts=st.integers(1, 60), input_len=st.integers(1, 50), output_len=st.integers(1, 50),
-              range_ratio=st.floats(0, 0.9), request_rate=RATES, burstiness=st.floats(0.2, 9) | st.just(math.inf),
-              users=st.integers(1, 4), deadline_ms=st.none() | st.just(250.0), seed=st.integers(0, 9)),
-    st.builds(ZipfConfig, num_prompts=st.integers(1, 60), theta=st.floats(0, 3), min_len=st.integers(2, 20),
-              max_len=st.integers(20, 90), pd_ratio=st.floats(0.001, 1000), request_rate=RATES),
-)  # fmt: skip
+    st.builds(
+        FixedConfig,
+        num_prompts=st.integers(1, 60),
+        input_len=st.integers(1, 50),
+        output_len=st.integers(1, 50),
+        range_ratio=st.floats(0, 0.9),
+        request_rate=RATES,
+        burstiness=st.floats(0.2, 9) | st.just(math.inf),
+        users=st.integers(1, 4),
+        deadline_ms=st.none() | st.just(250.0),
+        seed=st.integers(0, 9),
+    ),
+    st.builds(
+        ZipfConfig,
+        num_prompts=st.integers(1, 60),
+        theta=st.floats(0, 3),
+        min_len=st.integers(2, 20),
+        max_len=st.integers(20, 90),
+        pd_ratio=st.floats(0.001, 1000),
+        request_rate=RATES,
+    ),
+)
 
 
 @given(CONFIGS)
-@settings(deadline=None)
 def test_every_workload_has_what_its_config_asks_for(config: FixedConfig | ZipfConfig) -> None:
     workload = make(config)
     items = list(workload)
@@ -93,10 +109,16 @@ def test_a_workload_is_a_sequence() -> None:
         workload[5]
 
 
-@pytest.mark.parametrize(("input_len", "output_len", "ratio", "lengths"), [
-    (1024, 128, None, (1024, 128)), (1024, None, 10.0, (1024, 102)), (None, 100, 0.5, (50, 100)),
-    (3, None, 50.0, (3, 1)), (None, 1, 0.1, (1, 1)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("input_len", "output_len", "ratio", "lengths"),
+    [
+        (1024, 128, None, (1024, 128)),
+        (1024, None, 10.0, (1024, 102)),
+        (None, 100, 0.5, (50, 100)),
+        (3, None, 50.0, (3, 1)),
+        (None, 1, 0.1, (1, 1)),
+    ],
+)
 def test_pd_ratio_gives_the_length_that_is_null(
     input_len: int | None, output_len: int | None, ratio: float | None, lengths: tuple[int, int]
 ) -> None:
@@ -134,13 +156,16 @@ BURST = ("5,ChatGPT,472,18,490,Conversation log", "45.5,GPT-4,1087,230,1317,API 
 BURST_HEADER = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type"
 
 
-@pytest.mark.parametrize(("header", "rows", "expected"), [
-    ("TIMESTAMP,ContextTokens,GeneratedTokens", AZURE_2023, [(0.0, 374, 44), (1.25, 396, 109)]),
-    ("TIMESTAMP,ContextTokens,GeneratedTokens", AZURE_2024, [(0.0, 2162, 5), (0.5, 2399, 6)]),
-    (BURST_HEADER, BURST, [(0.0, 472, 18), (40.5, 1087, 230)]),
-    ("arrived_at,num_prefill_tokens,num_decode_tokens", ("0.5,10,3", "2,11,4"), [(0.0, 10, 3), (1.5, 11, 4)]),
-    ("timestamp,input_length,output_length", ("0,10,3", "27,11,4"), [(0.0, 10, 3), (27.0, 11, 4)]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("header", "rows", "expected"),
+    [
+        ("TIMESTAMP,ContextTokens,GeneratedTokens", AZURE_2023, [(0.0, 374, 44), (1.25, 396, 109)]),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens", AZURE_2024, [(0.0, 2162, 5), (0.5, 2399, 6)]),
+        (BURST_HEADER, BURST, [(0.0, 472, 18), (40.5, 1087, 230)]),
+        ("arrived_at,num_prefill_tokens,num_decode_tokens", ("0.5,10,3", "2,11,4"), [(0.0, 10, 3), (1.5, 11, 4)]),
+        ("timestamp,input_length,output_length", ("0,10,3", "27,11,4"), [(0.0, 10, 3), (27.0, 11, 4)]),
+    ],
+)
 @pytest.mark.parametrize("disguise", ["plain", "crlf", "bom", "gz", "gz by another name"])
 def test_each_csv_of_a_trace(
     header: str, rows: Sequence[str], expected: list[tuple[float, int, int]], disguise: str, tmp_path: Path
@@ -152,10 +177,11 @@ def test_each_csv_of_a_trace(
     assert triples(make(TraceConfig(path=str(path)))) == expected
 
 
-MOONCAKE = ('{"timestamp": 27482, "input_length": 6955, "output_length": 52, '
-            f'"hash_ids": {list(range(46, 60))}}}',
-            '{"timestamp": 30535, "input_length": 6472, "output_length": 26, '
-            f'"hash_ids": {[*range(46, 51), *range(70, 78)]}}}')  # fmt: skip
+MOONCAKE = (
+    f'{{"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": {list(range(46, 60))}}}',
+    '{"timestamp": 30535, "input_length": 6472, "output_length": 26, '
+    f'"hash_ids": {[*range(46, 51), *range(70, 78)]}}}',
+)
 BAILIAN = (
     '{"chat_id": 159, "parent_chat_id": -1, "timestamp": 61.114, "input_length": 521, "output_length": 132, '
     f'"type": "text", "turn": 1, "hash_ids": {list(range(1089, 1122))}}}',
@@ -163,10 +189,13 @@ BAILIAN = (
 )
 
 
-@pytest.mark.parametrize(("rows", "expected"), [
-    (MOONCAKE, [(0.0, 6955, 52), (3.053, 6472, 26)]),
-    (BAILIAN, [(0.0, 521, 132), (pytest.approx(0.886), 8, 3)]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        (MOONCAKE, [(0.0, 6955, 52), (3.053, 6472, 26)]),
+        (BAILIAN, [(0.0, 521, 132), (pytest.approx(0.886), 8, 3)]),
+    ],
+)
 @pytest.mark.parametrize("name", ["t.jsonl", "t.jsonl.gz"])
 def test_each_jsonl_of_a_trace(rows: Sequence[str], expected: Any, name: str, tmp_path: Path) -> None:
     raw = "\n\n".join(rows).encode()
@@ -222,7 +251,7 @@ def test_longer_requests_are_cut_to_the_context_the_prompt_first(tmp_path: Path)
 
 
 @given(st.lists(st.tuples(st.integers(0, 300), st.integers(0, 300)), min_size=1, max_size=20), st.integers(2, 200))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30))
 def test_what_is_cut_fits_and_what_fits_is_not(rows: list[tuple[int, int]], context: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         config = trace(Path(folder), *(f"{n},{p},{d}" for n, (p, d) in enumerate(rows)))
@@ -234,13 +263,16 @@ def test_what_is_cut_fits_and_what_fits_is_not(rows: list[tuple[int, int]], cont
         assert cut_d == min(d, context - 1)
 
 
-@pytest.mark.parametrize(("row", "line"), [
-    ("2023-11-16 18:15:46,x,4", ":3: not a time and two token counts: '2023-11-16 18:15:46,x,4'"),
-    ("yesterday,3,4", ":3: not a time and two token counts: 'yesterday,3,4'"),
-    ("2023-11-16 18:15:46,3", ":3: not a time and two token counts: '2023-11-16 18:15:46,3'"),
-    ("2023-11-16 18:15:46,-3,4", ":3: out of range: '2023-11-16 18:15:46,-3,4'"),
-    ("2023-11-16 18:15:46,3,99999999999999", ":3: out of range: '2023-11-16 18:15:46,3,99999999999999'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("row", "line"),
+    [
+        ("2023-11-16 18:15:46,x,4", ":3: not a time and two token counts: '2023-11-16 18:15:46,x,4'"),
+        ("yesterday,3,4", ":3: not a time and two token counts: 'yesterday,3,4'"),
+        ("2023-11-16 18:15:46,3", ":3: not a time and two token counts: '2023-11-16 18:15:46,3'"),
+        ("2023-11-16 18:15:46,-3,4", ":3: out of range: '2023-11-16 18:15:46,-3,4'"),
+        ("2023-11-16 18:15:46,3,99999999999999", ":3: out of range: '2023-11-16 18:15:46,3,99999999999999'"),
+    ],
+)
 def test_a_bad_row_is_named_by_its_line(row: str, line: str, tmp_path: Path) -> None:
     config = trace(tmp_path, AZURE_2023[0], row)
     assert error(config) == config.path + line
@@ -304,8 +336,10 @@ def test_sharegpt_takes_the_first_two_turns(tmp_path: Path) -> None:
     assert {(bytes(item.prompt).decode(), item.output_len) for item in workload} == {("Hello you", 9), ("question", 10)}
     fixed = make(conversations(tmp_path, *rows, output_len=2))
     assert {(bytes(item.prompt).decode(), item.output_len) for item in fixed} == {
-        ("Hello you", 2), ("question", 2), ("long", 2),
-    }  # fmt: skip
+        ("Hello you", 2),
+        ("question", 2),
+        ("long", 2),
+    }
     cut = make(conversations(tmp_path, ("a long prompt", "an answer")), context=12)
     assert [(bytes(item.prompt).decode(), item.output_len) for item in cut] == [("a l", 9)]
 
@@ -344,16 +378,25 @@ def test_files_that_are_no_sharegpt(tmp_path: Path) -> None:
 ROOM = "and one may have 1000 (model.max_model_len, or what the KV cache holds)"
 
 
-@pytest.mark.parametrize(("config", "line"), [
-    (FixedConfig(), f"workload=fixed: requests come to 1152 tokens, {ROOM}; workload.input_len=872 fits"),
-    (FixedConfig(range_ratio=0.5),
-     f"workload=fixed: requests come to 1728 tokens, {ROOM}; workload.input_len=538 fits"),
-    (FixedConfig(input_len=None, pd_ratio=8.0, output_len=500),
-     f"workload=fixed: requests come to 4500 tokens, {ROOM}; workload.output_len=111 fits"),
-    (FixedConfig(output_len=5000),
-     f"workload=fixed: requests come to 6024 tokens, {ROOM}; lower workload.input_len and workload.output_len"),
-    (ZipfConfig(min_len=10), f"workload.max_len=4096: requests come to it, {ROOM}; workload.max_len=1000 fits"),
-    (ZipfConfig(), f"workload.max_len=4096: requests come to it, {ROOM}; lower min_len too"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("config", "line"),
+    [
+        (FixedConfig(), f"workload=fixed: requests come to 1152 tokens, {ROOM}; workload.input_len=872 fits"),
+        (
+            FixedConfig(range_ratio=0.5),
+            f"workload=fixed: requests come to 1728 tokens, {ROOM}; workload.input_len=538 fits",
+        ),
+        (
+            FixedConfig(input_len=None, pd_ratio=8.0, output_len=500),
+            f"workload=fixed: requests come to 4500 tokens, {ROOM}; workload.output_len=111 fits",
+        ),
+        (
+            FixedConfig(output_len=5000),
+            f"workload=fixed: requests come to 6024 tokens, {ROOM}; lower workload.input_len and workload.output_len",
+        ),
+        (ZipfConfig(min_len=10), f"workload.max_len=4096: requests come to it, {ROOM}; workload.max_len=1000 fits"),
+        (ZipfConfig(), f"workload.max_len=4096: requests come to it, {ROOM}; lower min_len too"),
+    ],
+)
 def test_lengths_over_the_context_say_what_fits(config: WorkloadConfig, line: str) -> None:
     assert error(config, context=1000) == line

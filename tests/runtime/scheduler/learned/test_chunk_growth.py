@@ -21,9 +21,15 @@ def after(growth: ChunkGrowth, rounds: int, snapshot: QueueSnapshot, decodes: fl
     return [growth.grown(DEPTH * number, CHUNK, snapshot, decodes) for number in range(rounds)]
 
 
-@given(st.lists(st.builds(queues, st.integers(0, 10**6), st.integers(0, 500), st.integers(0, 500),
-                          st.floats(0, 500)), min_size=1, max_size=60),
-       st.floats(0, 300), st.integers(1, 4096))  # fmt: skip
+@given(
+    st.lists(
+        st.builds(queues, st.integers(0, 10**6), st.integers(0, 500), st.integers(0, 500), st.floats(0, 500)),
+        min_size=1,
+        max_size=60,
+    ),
+    st.floats(0, 300),
+    st.integers(1, 4096),
+)
 def test_a_chunk_is_never_less_than_it_was_nor_more_than_the_most(
     rounds: list[QueueSnapshot], decodes: float, most: int
 ) -> None:

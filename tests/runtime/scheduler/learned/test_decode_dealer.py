@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from gapless.conf.sampling import SamplingParams
 from gapless.runtime.core.request import Request
 from gapless.runtime.scheduler.learned.decode_dealer import DecodeDealer, best_groups, round_seconds
-from gapless.runtime.scheduler.learned.stage_cost import StageCost
+from gapless.runtime.scheduler.learned.linear_cost import LinearCost
 
 weights = st.tuples(
     st.floats(0, 1e-2), st.floats(1e-6, 1e-4), st.just(0.0), st.just(0.0), st.floats(0, 1e-7), st.floats(0, 1e-4)
@@ -25,15 +25,15 @@ def decode(number: int, context: int) -> Request:
 def test_equal_stages_have_a_micro_batch_each(
     stage: tuple[float, ...], stages: int, decodes: int, context: int
 ) -> None:
-    costs = [StageCost(stage)] * stages
+    costs = [LinearCost(stage)] * stages
     assert best_groups(costs, stages, stages, decodes, decodes * context) == stages
 
 
 def test_what_takes_as_long_for_half_of_the_decodes_is_not_split_where_a_stage_is_slow_or_the_depth_too_great() -> None:
-    fast, slow = (StageCost((seconds, 1e-7, 0.0, 0.0, 0.0, 0.0)) for seconds in (1e-3, 3e-3))
+    fast, slow = (LinearCost((seconds, 1e-7, 0.0, 0.0, 0.0, 0.0)) for seconds in (1e-3, 3e-3))
     assert best_groups([fast, slow], 2, 2, 32, 32_000) == 1
     assert best_groups([fast] * 4, 8, 8, 64, 64_000) == 4
-    by_token = StageCost((0.0, 1e-4, 0.0, 0.0, 0.0, 0.0))
+    by_token = LinearCost((0.0, 1e-4, 0.0, 0.0, 0.0, 0.0))
     assert best_groups([by_token, by_token], 2, 2, 32, 32_000) == 2
 
 
@@ -41,7 +41,7 @@ def test_what_takes_as_long_for_half_of_the_decodes_is_not_split_where_a_stage_i
 def test_no_number_is_clearly_better_than_the_one_that_is_chosen(
     stages: list[tuple[float, ...]], most: int, now: int, decodes: int
 ) -> None:
-    costs = [StageCost(stage) for stage in stages]
+    costs = [LinearCost(stage) for stage in stages]
     chosen = best_groups(costs, most, min(now, most), decodes, 100 * decodes)
     found = round_seconds(costs, min(chosen, decodes), decodes, 100 * decodes)
     for groups in range(1, min(most, decodes) + 1):
@@ -49,14 +49,16 @@ def test_no_number_is_clearly_better_than_the_one_that_is_chosen(
 
 
 @given(
-    weights, st.lists(st.integers(1, 50_000), min_size=1, max_size=60), st.integers(1, 8),
+    weights,
+    st.lists(st.integers(1, 50_000), min_size=1, max_size=60),
+    st.integers(1, 8),
     st.none() | st.floats(1e-4, 1.0),
-)  # fmt: skip
+)
 def test_every_decode_is_dealt_and_none_has_more_time_than_its_share_but_for_the_last(
     stage: tuple[float, ...], contexts: list[int], depth: int, seconds: float | None
 ) -> None:
     ready = [decode(number, context) for number, context in enumerate(contexts)]
-    dealer, cost = DecodeDealer(depth), StageCost(stage)
+    dealer, cost = DecodeDealer(depth), LinearCost(stage)
     count, left, idle, turn = len(ready), list(ready), 0, 0
     while left:
         dealer.survey(turn, ready, cost, [cost], 1)
@@ -71,7 +73,7 @@ def test_every_decode_is_dealt_and_none_has_more_time_than_its_share_but_for_the
 
 
 def test_a_long_context_rides_with_fewer() -> None:
-    cost = StageCost((1e-3, 1e-6, 0.0, 0.0, 1e-7, 0.0))
+    cost = LinearCost((1e-3, 1e-6, 0.0, 0.0, 1e-7, 0.0))
     ready = [decode(0, 30_000), *(decode(number, 1_000) for number in range(1, 31))]
     dealer = DecodeDealer(2)
     dealer.survey(0, ready, cost, [cost, cost], 1)
@@ -81,7 +83,7 @@ def test_a_long_context_rides_with_fewer() -> None:
 
 def test_few_decodes_beside_a_chunk_stay_together_and_many_are_dealt() -> None:
     """One decode more or less hardly changes a micro-batch with a chunk, but one that is left waits for the next."""
-    cost = StageCost((1e-2, 1e-4, 0.0, 0.0, 0.0, 1e-4))
+    cost = LinearCost((1e-2, 1e-4, 0.0, 0.0, 0.0, 1e-4))
     dealer = DecodeDealer(2)
     few = [decode(number, 500) for number in range(8)]
     dealer.survey(0, few, cost, [cost, cost], 1)

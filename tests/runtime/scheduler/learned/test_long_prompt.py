@@ -7,15 +7,15 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gapless.runtime.scheduler.learned.linear_cost import LinearCost
 from gapless.runtime.scheduler.learned.long_prompt import chunk_count, next_chunk
-from gapless.runtime.scheduler.learned.stage_cost import StageCost
 
 per_token, per_prefix = st.floats(1e-6, 1e-3), st.floats(1e-11, 1e-8)
 
 
 @given(per_token, per_prefix, st.integers(20_000, 200_000), st.integers(20, 200), st.booleans())
 def test_chunks_take_the_same_time_and_shrink(a: float, b: float, tokens: int, count: int, at_most: bool) -> None:
-    cost = StageCost((1e-3, a, b, b / 2, 0.0, 0.0))
+    cost = LinearCost((1e-3, a, b, b / 2, 0.0, 0.0))
     seconds = cost.of_tokens(0, tokens) / (count + 0.4)
     lengths, prefix = [], 0
     while prefix < tokens:

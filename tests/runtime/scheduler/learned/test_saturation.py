@@ -17,7 +17,7 @@ TILE = 16
 
 
 def tried(seconds: Callable[[int, int], float], longest: int = 4096, stages: int = 2) -> Saturation:
-    """What is told of stages that take `seconds` for (tokens, stage), where prompts are of `longest` tokens."""
+    """Return what is told of stages that take `seconds` for (tokens, stage), where prompts are of `longest` tokens."""
     saturation = Saturation(TILE, stages)
     number = 0
     while not (saturation.is_known or saturation.is_in_vain):

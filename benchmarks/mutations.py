@@ -1,0 +1,249 @@
+"""Plants faults of a single line and says which test notices each: `python -m benchmarks.mutations`.
+
+`mutations.toml` beside this file holds the faults by place (scheduler, coordinator, ledger, transport, sampling,
+weights), and of each place the test files that are nearest to it. For each fault the script copies the tree to a
+temporary folder, where `import gapless` takes the copy, plants the fault there, and runs tests until one fails: first
+the nearest files, then all that `make test` runs, and with `--all` those of `make test-all` too. A test that fails
+without the fault as well is left out and counts for nothing.
+
+    python -m benchmarks.mutations --least 58    # of 60 in `make test`
+    python -m benchmarks.mutations --all         # all 60 in `make test-all`
+    python -m benchmarks.mutations --nearest --only sampling
+
+It prints a line a fault, then how many of each place were noticed by which tests. It exits with 1 if fewer than
+`--least` were; by default that is all of them. `--nearest` takes about an hour of one core for all 60.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import tomllib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from .support.harness import Benchmark, say
+from .support.results import ROOT
+
+FAULTS = Path(__file__).with_suffix(".toml")
+_WHOLE = ("-n", "3", "--dist", "loadfile", "--no-loadscope-reorder")  # as `make test`
+TIERS = {
+    "nearest": ("--limit=0",),  # and files
+    "test": ("--limit=0", *_WHOLE),
+    "test-all": ("--all", "-m", "slow", *_WHOLE),
+}
+LIMIT_S = {"nearest": 900.0, "test": 3600.0, "test-all": 7200.0}  # of a run of tests; without an end it has failed
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A line of a file, without its indentation, what stands in its place, and what that breaks."""
+
+    number: int
+    place: str
+    file: str
+    old: str
+    new: str
+    breaks: str
+
+
+def read_faults(path: Path) -> tuple[list[Fault], dict[str, list[str]]]:
+    """Return the faults of a file, numbered from 1, and the nearest test files by place."""
+    places = tomllib.loads(path.read_text(encoding="utf-8"))
+    entries = [(place, entry) for place, table in places.items() for entry in table["fault"]]
+    faults = [Fault(number, place, **entry) for number, (place, entry) in enumerate(entries, 1)]
+    return faults, {place: table["nearest"] for place, table in places.items()}
+
+
+class Tree:
+    """A copy of the tree, whose `gapless` is what `import gapless` takes in the processes that it starts."""
+
+    def __init__(self, folder: Path, cache: Path) -> None:
+        self.root = folder / "tree"
+        packages = folder / "packages"
+        listed = subprocess.run(
+            ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True
+        )
+        for name in filter(None, listed.stdout.decode().split("\0")):
+            if (ROOT / name).is_file():
+                (self.root / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(ROOT / name, self.root / name)
+        mapping = tomllib.loads((self.root / "pyproject.toml").read_text())["tool"]["setuptools"]["package-dir"]
+        (packages / "gapless").mkdir(parents=True)
+        for package, source in mapping.items():
+            room = packages.joinpath(*package.split("."))
+            for link, target in (
+                ((room, self.root / source),)
+                if package != "gapless"
+                else ((room / each.name, each) for each in (self.root / source).iterdir())
+            ):
+                link.symlink_to(target)
+        self._environment = os.environ | {"PYTHONPATH": str(packages), "XDG_CACHE_HOME": str(cache)}
+
+    def plant(self, fault: Fault) -> None:
+        """Put a fault in place of its line.
+
+        Raises:
+            ValueError: the file does not hold the line exactly once, or the package is not taken from here.
+        """
+        path = self.root / fault.file
+        lines = path.read_text(encoding="utf-8").split("\n")
+        places = [place for place, line in enumerate(lines) if line.strip() == fault.old]
+        if len(places) != 1:
+            raise ValueError(f"{fault.file}: must hold {fault.old!r} once, not {len(places)} times")
+        indent = lines[places[0]].removesuffix(fault.old)
+        lines[places[0]] = indent + fault.new
+        path.write_text("\n".join(lines), encoding="utf-8")
+        if path.suffix == ".py" and (found := self.source_of(fault.file)) != path:
+            raise ValueError(f"{fault.file}: {found} is imported instead of the copy with the fault")
+
+    def source_of(self, file: str) -> Path:
+        """Return the file that runs where a module of the package, given by its source, is imported."""
+        module = ".".join(("gapless", *Path(file).with_suffix("").parts))
+        code = f"import gapless.runtime, importlib.util; print(importlib.util.find_spec({module!r}).origin)"
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=self.root, env=self._environment, capture_output=True, text=True
+        )
+        return Path(done.stdout.strip()).resolve()
+
+    def first_failure(self, tier: str, arguments: Sequence[str]) -> str | None:
+        """Run tests until one fails, and return which; None where all pass.
+
+        Raises:
+            RuntimeError: pytest ran no test, or failed otherwise.
+        """
+        command = [sys.executable, "-m", "pytest", "-x", "-rfE", "-p", "no:cacheprovider", *TIERS[tier], *arguments]
+        pytest = subprocess.Popen(
+            command,
+            cwd=self.root,
+            env=self._environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            output, _ = pytest.communicate(timeout=LIMIT_S[tier])
+        except subprocess.TimeoutExpired:
+            return f"no end after {LIMIT_S[tier]:g} s"
+        finally:
+            if pytest.returncode is None:
+                os.killpg(pytest.pid, signal.SIGKILL)
+                pytest.wait()
+        if pytest.returncode == 0:
+            return None
+        failed = re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", output, re.MULTILINE)
+        if not failed:
+            raise RuntimeError(f"pytest ended with {pytest.returncode}:\n{output[-2000:]}")
+        return str(failed[0])
+
+
+class Outcome(NamedTuple):
+    """By which tests a fault was noticed: those of `tier`, the first that failed being `test`; "" if by none."""
+
+    fault: int
+    place: str
+    file: str
+    breaks: str
+    tier: str
+    test: str
+    seconds: float
+
+
+class Hunt:
+    """Plants faults, each in a copy of its own, and runs tests on it.
+
+    Args:
+        nearest: test files by place.
+        tiers: names of the tests to run, in this order.
+        folder: an empty one, for copies.
+    """
+
+    def __init__(self, nearest: dict[str, list[str]], tiers: Sequence[str], folder: Path) -> None:
+        self._nearest = nearest
+        self._tiers = tiers
+        self._folder = folder
+        self._cache = folder / "cache"  # so that the user's keeps nothing of faulty sources
+        own = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gapless"
+        if own.is_dir():
+            shutil.copytree(own, self._cache / "gapless")
+        self._sound = Tree(folder / "sound", self._cache)
+        self._unsound: set[str] = set()  # tests that fail without a fault
+        self._lock = threading.Lock()
+
+    def outcome(self, fault: Fault) -> Outcome:
+        begin = time.monotonic()
+        with tempfile.TemporaryDirectory(dir=self._folder) as folder:
+            tree = Tree(Path(folder), self._cache)
+            tree.plant(fault)
+            found = next(((tier, test) for tier in self._tiers if (test := self._noticed(tree, tier, fault))), ("", ""))
+        return Outcome(fault.number, fault.place, fault.file, fault.breaks, *found, time.monotonic() - begin)
+
+    def _noticed(self, tree: Tree, tier: str, fault: Fault) -> str | None:
+        """Return the first test of a tier that fails on a tree with a fault, and not without."""
+        files = self._nearest[fault.place] if tier == "nearest" else []
+        while True:
+            left_out = [f"--deselect={test}" for test in sorted(self._unsound)]
+            test = tree.first_failure(tier, [*files, *left_out])
+            if test is None or test.startswith("no end"):
+                return test
+            with self._lock:
+                if self._sound.first_failure("nearest", ["--all", test]) is None:
+                    return test
+                self._unsound.add(test)
+                say(f"fails without a fault too: {test}")
+
+
+def outcomes_of(hunt: Hunt, faults: Sequence[Fault], jobs: int) -> Iterator[Outcome]:
+    """Yield the outcome of each fault, printed in a line, in their order."""
+    with ThreadPoolExecutor(jobs) as pool:
+        for outcome in pool.map(hunt.outcome, faults):
+            noticed = f"{outcome.tier:<8} {outcome.test}" if outcome.tier else "SURVIVES"
+            where = f"{outcome.place:<11} {outcome.file}: {outcome.breaks}"
+            print(f"{outcome.fault:>3} {outcome.seconds:5.0f} s  {where}  {noticed}", flush=True)
+            yield outcome
+
+
+def main() -> int:
+    bench = Benchmark(
+        __doc__,
+        only={"metavar": "PLACE", "help": "faults of one place"},
+        fault={"type": int, "metavar": "N", "help": "one fault, by its number"},
+        nearest={"action": "store_true", "help": "run the nearest files alone"},
+        all={"action": "store_true", "help": "run the slow tests too, where no other notices"},
+        least={"type": int, "metavar": "N", "help": "faults that must be noticed; all, if not given"},
+        jobs={"type": int, "default": 1, "metavar": "N", "help": "faults at once"},
+        faults={"type": Path, "default": FAULTS, "metavar": "FILE", "help": "other faults than mutations.toml's"},
+    )
+    given = bench.given
+    faults, nearest = read_faults(given.faults)
+    if given.only is not None and given.only not in nearest:
+        bench.parser.error(f"--only {given.only}: must be one of {', '.join(nearest)}")
+    chosen = [fault for fault in faults if given.only in (None, fault.place)]
+    chosen = [fault for fault in chosen if given.fault in (None, fault.number)]
+    tiers = list(TIERS)[: 1 if given.nearest else 3 if given.all else 2]
+    with tempfile.TemporaryDirectory(prefix="gapless-mutations-") as folder:
+        outcomes = list(outcomes_of(Hunt(nearest, tiers, Path(folder)), chosen, given.jobs))
+    for place in [*dict.fromkeys(outcome.place for outcome in outcomes), "all"]:
+        by_tier = Counter(outcome.tier for outcome in outcomes if place in (outcome.place, "all"))
+        bench.row("places", place=place, faults=by_tier.total(), **{tier: by_tier[tier] for tier in tiers})
+    bench.tables["faults"] = [each._asdict() for each in outcomes]
+    noticed = sum(bool(outcome.tier) for outcome in outcomes)
+    least = len(chosen) if given.least is None else given.least
+    print(f"\n{noticed} of {len(chosen)} are noticed; {least} must be")
+    return bench.end(noticed >= least, hidden=["faults"])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,156 @@
+"""Makes the runs and pictures of `docs/bubbles.md` and `docs/reading_a_report.md`.
+
+    python -m benchmarks.pictures [pb1,pb2,pb3,all,reading] [--draw]
+
+Each scene is one `gapless bench` of a few requests over two stages. In `pb1` to `pb3` it runs first under a policy that
+shows a bubble, then under policies that remove it. The picture shows the part of the first run that holds most of that
+bubble, and the middle of the others. `all` runs every policy and prints a table, 8 minutes. The pictures of `reading`
+are parts of a run's page, as a browser shows them, and its charts; they say how a report looks: no document takes a
+number from them. It needs Chromium and its driver. About two minutes a scene on 2 cores; `--draw` only draws.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from gapless import read_run
+from gapless.runtime.drawing.timeline_png import timeline_window, write_timeline
+from gapless.runtime.ledger.causes import CAUSES, Cause
+from gapless.runtime.ledger.ledger import Ledger
+from gapless.runtime.run_folder.read import read_run_folder
+
+from .support.harness import Benchmark, figures, run_gapless, say, scratch, words
+from .support.real_pipeline import MACHINE
+
+IMAGES = Path("docs/images")
+NAMED = {"pb1": Cause.PB1_PREFILL_SIZE, "pb2": Cause.PB2_PREFILL_DECODE, "pb3": Cause.PB3_DECODE_CONTEXT}
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """Overrides of a `gapless bench`. The picture shows `seconds` of each run."""
+
+    overrides: str
+    seconds: float = 0.0
+    all_at_worst: bool = False  # show the part with most of the bubble in every run, not only in the first
+
+
+SCENES = {
+    "pb1": Scene(
+        "cache.num_blocks=2048 scheduler=prefill_first,sarathi,equal_time scheduler.max_batched_tokens=1 "
+        "scheduler.chunk=256 scheduler.batch=8 workload=fixed workload.input_len=700 workload.range_ratio=0.9 "
+        "workload.output_len=4 workload.num_prompts=16",
+        6.0,
+    ),
+    "pb2": Scene(
+        "cache.num_blocks=2048 scheduler=orca_best,sarathi,equal_time scheduler.chunk=96 scheduler.batch=8 "
+        "workload=fixed workload.input_len=500 workload.output_len=50 workload.range_ratio=0.6 workload.num_prompts=28",
+        4.0,
+    ),
+    "pb3": Scene(
+        "cache.num_blocks=2048 scheduler=request_level,equal_time scheduler.order=shortest_prompt scheduler.chunk=256 "
+        "scheduler.batch=6 workload=fixed workload.input_len=900 workload.range_ratio=0.95 workload.output_len=40 "
+        "workload.num_prompts=12 parallel.layers=[7,5]",
+        1.5,
+        all_at_worst=True,
+    ),
+    "all": Scene(
+        "cache.num_blocks=2048 "
+        "scheduler=request_level,orca_worst,orca_best,prefill_first,token_throttle,token_budget,sarathi,equal_time "
+        "scheduler.batch=4 scheduler.chunk=64 scheduler.budget=64 scheduler.max_batched_tokens=1024 "
+        "workload=zipf workload.theta=0 workload.min_len=512 workload.max_len=1024 workload.num_prompts=14",
+    ),
+    "reading": Scene(
+        "cache.num_blocks=320 scheduler=sarathi,equal_time scheduler.chunk=96 scheduler.batch=4 workload=fixed "
+        "workload.input_len=400 workload.range_ratio=0.8 workload.output_len=40 workload.num_prompts=24 "
+        "workload.request_rate=2"
+    ),
+}
+SECTIONS = {"cards": ".cards", "timeline": "#pipeline", "idle": "section:has(table.bubbles)"}  # of a run's page
+CHARTS = {  # by run: those that the page shows
+    "01_sarathi": "stage_times batch_composition kv_use queue bubble_time_per_request requests_completed ttft itl",
+    "02_equal_time": "predictions",
+}
+WIDTH = 1100  # CSS pixels of the page
+
+
+def main() -> int:
+    bench = Benchmark(__doc__, {"scenes": {"nargs": "?", "default": ",".join(SCENES)}}, draw=False)
+    for name in bench.given.scenes.split(","):
+        if name not in SCENES:
+            bench.parser.error(f"no scene {name}: choose from {', '.join(SCENES)}")
+        scene, folder = SCENES[name], Path("runs/pictures") / name
+        if not bench.given.draw:
+            run_gapless("bench", *words(MACHINE, scene.overrides, f"hydra.run.dir={folder}"))
+        if name == "all":
+            idle_by_policy(bench, folder)
+        elif name == "reading":
+            draw_report(folder)
+        else:
+            draw_bubble(folder, scene, NAMED[name], IMAGES / f"{name}.png")
+    return bench.end()
+
+
+def idle_by_policy(bench: Benchmark, folder: Path) -> None:
+    """Show each run's idle time by cause as a share of stage time, its throughput and p99 TBT."""
+    for run in json.loads((folder / "bench.json").read_text())["runs"]:
+        stage_seconds = sum(run["bubble_seconds"].values()) / run["bubble_fraction"]
+        shares = {f"{name}_share": run["bubble_seconds"][cause] / stage_seconds for name, cause in NAMED.items()}
+        shares["other_idle_share"] = run["bubble_fraction"] - sum(shares.values())
+        bench.row("policies", policy=run["policy"], **shares, **figures(run, "tokens_per_s", "p99_tbt_ms"))
+
+
+def draw_bubble(folder: Path, scene: Scene, cause: Cause, image: Path) -> None:
+    runs = {}
+    for path in sorted(p for p in folder.iterdir() if (p / "summary.json").is_file()):
+        ledger = Ledger(read_run_folder(path).load())
+        at_worst = scene.all_at_worst or not runs
+        window = densest(ledger, cause, scene.seconds) if at_worst else central(ledger, scene.seconds)
+        runs[path.name[3:]] = timeline_window(ledger, window)
+    say(str(write_timeline(image, runs)))
+
+
+def densest(ledger: Ledger, cause: Cause, seconds: float) -> tuple[float, float]:
+    """Begin and end of the `seconds` of a run that hold most idle time of a cause."""
+    starts, lengths = (
+        np.concatenate([getattr(idle, of)[idle.cause == CAUSES.index(cause)] for idle in ledger.idle_columns])
+        for of in ("start", "seconds")
+    )
+    if not len(starts):
+        return central(ledger, seconds)
+    starts = starts - ledger.t0
+    held = [float(lengths[(starts >= at) & (starts < at + seconds)].sum()) for at in starts]
+    last = max(0.0, ledger.span_seconds - seconds)
+    start = min(last, max(0.0, float(starts[int(np.argmax(held))]) - 0.05 * seconds))
+    return start, start + seconds
+
+
+def central(ledger: Ledger, seconds: float) -> tuple[float, float]:
+    """Begin and end of the `seconds` in the middle of a run."""
+    start = max(0.0, (ledger.span_seconds - seconds) / 2)
+    return start, start + seconds
+
+
+def draw_report(folder: Path) -> None:
+    from tests.support.browser import browsing
+
+    with scratch() as downloads, browsing(downloads) as browser:
+        browser.prefer("light")
+        browser.resize(WIDTH, 900)
+        browser.open((folder / "01_sarathi" / "report.html").resolve().as_uri())
+        browser.until("document.querySelector('canvas') !== null")
+        for name, selector in SECTIONS.items():
+            browser.picture(IMAGES / f"reading_{name}.png", selector)
+    for name, charts in CHARTS.items():
+        for chart in charts.split():
+            file = IMAGES / f"reading_{chart}.png"
+            read_run(folder / name).plot(chart).savefig(file, dpi=150, metadata={"Software": None})
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,163 @@
+"""Several engines behind one front, each with a pipeline of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+
+from ...conf.sampling import SamplingParams
+from ...conf.schema import ServeConfig
+from ...models.tokenizer import Tokenizer
+from ...runtime.engine.output_text import OutputText
+from ...runtime.serving.messages import Failed
+from .engine_client import TAKES_REQUESTS, Call, EngineClient, EngineError, State
+from .prometheus import Metrics
+from .replica_share import share_of
+from .router import Router
+
+
+class ReplicaSet:
+    """What `EngineClient` is to the front, over `serve.replicas` engines.
+
+    It takes requests while one of them does. Where an engine dies, its unfinished requests fail, and the others go on.
+    """
+
+    def __init__(
+        self,
+        config: ServeConfig,
+        tokenizer: Tokenizer,
+        metrics: Metrics,
+        on_state: Callable[[int, str], None],
+        *,
+        num_blocks: int,
+        numbers: Iterator[int] | None = None,
+    ) -> None:
+        numbers = numbers or itertools.count()
+        self.changed = asyncio.Event()  # set when the state of an engine changes
+        self.replicas: list[EngineClient] = []
+        for number in range(config.serve.replicas):
+            own, environment = share_of(config, number)
+
+            def say(level: int, text: str, number: int = number) -> None:
+                on_state(level, f"replica {number}: {text}")
+
+            self.replicas.append(
+                EngineClient(
+                    own,
+                    tokenizer,
+                    metrics,
+                    say,
+                    replica=number,
+                    numbers=numbers,
+                    changed=self.changed,
+                    environment=environment,
+                )
+            )
+        by_prefix = config.cache.prefix_caching
+        self._router = Router(
+            len(self.replicas), block_size=config.cache.block_size, num_blocks=num_blocks, by_prefix=by_prefix
+        )
+
+    @property
+    def state(self) -> State:
+        """Closed or draining if any replica is, failed if all are, else the state of the one nearest to ready."""
+        states = {replica.state for replica in self.replicas}
+        if states == {"failed"}:
+            return "failed"
+        order: tuple[State, ...] = ("closed", "draining", "ready", "recovering", "starting")
+        return next(state for state in order if state in states)
+
+    @property
+    def reason(self) -> str:
+        """The state in words, with what has failed."""
+        failed = self._in_state("failed")
+        found = f"{len(failed)} of {len(self.replicas)} replicas failed: {failed[0].reason}" if failed else ""
+        if self.state == "failed":
+            return found
+        others = self._in_state(self.state)
+        rest = others[0].reason
+        if self.state == "ready" and len(others) < len(self.replicas):
+            rest = f"requests are taken by {len(others)}"
+        return "; ".join(text for text in (found, rest) if text)
+
+    @property
+    def error(self) -> Failed | None:
+        """What the first engine said of its end, where all have failed."""
+        return self.replicas[0].error if self.state == "failed" else None
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests without a token yet."""
+        return sum(replica.num_waiting for replica in self.replicas)
+
+    @property
+    def num_unfinished(self) -> int:
+        """The number of unfinished requests on all replicas."""
+        return sum(replica.num_unfinished for replica in self.replicas)
+
+    async def start(self) -> None:
+        """Start the engines' processes; `state` says how far they are."""
+        for replica in self.replicas:
+            await replica.start()
+
+    def submit(
+        self,
+        call: Call,
+        prompt: Sequence[int],
+        params: Sequence[SamplingParams],
+        user: str = "",
+        cache_salt: str = "",
+        deadline: float | None = None,
+    ) -> list[int]:
+        """Send a prompt to one of the engines, as `EngineClient.submit`.
+
+        Raises:
+            EngineError: none takes requests.
+        """
+        return self._choose(prompt, cache_salt).submit(call, prompt, params, user, cache_salt, deadline)
+
+    def resume(
+        self,
+        call: Call,
+        number: int,
+        text: OutputText,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        user: str,
+        cache_salt: str,
+    ) -> None:
+        """Send an output that was begun before to one of the engines, as `EngineClient.resume`.
+
+        Raises:
+            EngineError: none takes requests.
+        """
+        self._choose(prompt, cache_salt).resume(call, number, text, prompt, params, user, cache_salt)
+
+    def _choose(self, prompt: Sequence[int], cache_salt: str) -> EngineClient:
+        taking = [each.state for each in self.replicas if each.state in TAKES_REQUESTS]
+        best = "ready" if "ready" in taking else "recovering"
+        loads = {number: each.outstanding_tokens for number, each in enumerate(self.replicas) if each.state == best}
+        if not loads:
+            raise EngineError(self.reason)
+        return self.replicas[self._router.choose(prompt, loads, cache_salt)]
+
+    def abort(self, numbers: Sequence[int]) -> None:
+        """End what is unfinished of these requests, whichever engines have them."""
+        for replica in self.replicas:
+            replica.abort(numbers)
+
+    def drain(self) -> None:
+        """Take no more requests; those that run go on."""
+        for replica in self.replicas:
+            replica.drain()
+
+    async def close(self) -> None:
+        """End the engines and their ranks, whatever they do."""
+        await asyncio.gather(*(replica.close() for replica in self.replicas))
+
+    def _in_state(self, state: State) -> list[EngineClient]:
+        return [replica for replica in self.replicas if replica.state == state]
+
+
+Engine = EngineClient | ReplicaSet

@@ -1,0 +1,1 @@
+"""What two runs differ in: its numbers, words, terminal tables and page."""

@@ -1,0 +1,114 @@
+"""The engine that `LLM` and the server share: a pipeline, and the coordinator that serves requests on it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from ...conf.policies import SchedulerConfig
+from ...conf.sampling import SamplingParams
+from ...conf.schema import EngineConfig
+from ..core.request import Request
+from ..pipeline.protocol import Pipeline
+from ..scheduler.base import Scheduler
+from ..scheduler.policies import make_scheduler
+from .coordinator import Coordinator, StopCheck
+from .fewer_stages import plan_fewer_stages
+from .plan import Plan, make_plan
+
+
+class EngineCore:
+    """A pipeline under a coordinator.
+
+    Where a fault leaves no place for a stage, `config` and `plan` become those of the stages that are left, and the
+    coordinator goes on with a scheduler for so many.
+
+    Args:
+        config: of the run.
+        plans: of `config` under each policy, as far as they have been made.
+        pipeline: that stands.
+        stop_check: as the coordinator takes it.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        plans: Mapping[SchedulerConfig, Plan],
+        pipeline: Pipeline,
+        stop_check: StopCheck | None = None,
+    ) -> None:
+        self.config = config
+        self.pipeline = pipeline
+        self._plans = dict(plans)
+        self._stop_check = stop_check
+        self.plan = self._plan_of(config.scheduler)
+        self.coordinator = self._make_coordinator()
+
+    def reset(self, policy: SchedulerConfig | None = None) -> None:
+        """Begin a new record, under another policy if one is given. All requests must have ended."""
+        last = self.coordinator
+        while last.has_work:  # aborted requests on their way through the pipeline
+            last.step(last.clock.now() + 1.0)
+        if policy is not None:
+            self.config = replace(self.config, scheduler=policy)
+            self.plan = self._plan_of(policy)
+        self.coordinator = self._make_coordinator(last.next_micro_batch, last.epoch)
+        self.coordinator.scheduler.dropped = last.scheduler.dropped
+
+    def make_request(
+        self,
+        number: int,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        arrival: float,
+        *,
+        index: int = 0,
+        user: str = "",
+        cache_salt: str = "",
+        deadline: float | None = None,
+        output: Sequence[int] = (),
+    ) -> Request:
+        """Make the request of one output; `index` counts those of a prompt that share a seed.
+
+        Without a seed in `params`, the run's seed and the request's number are its own.
+        """
+        return Request(
+            number,
+            prompt,
+            params,
+            arrival=arrival,
+            seed=(self.config.seed << 32) + number if params.seed is None else params.seed + index,
+            max_model_len=self.plan.max_model_len,
+            eos_token_ids=self.plan.arch.eos_token_ids,
+            user=user,
+            cache_salt=cache_salt,
+            deadline=deadline,
+            output=output,
+        )
+
+    def _plan_of(self, policy: SchedulerConfig) -> Plan:
+        """Return the plan of a policy, on the pipeline that stands."""
+        if policy not in self._plans:
+            self._plans[policy] = make_plan(replace(self.config, scheduler=policy))
+        plan, pipeline = self._plans[policy], self.pipeline
+        limits = replace(plan.limits, depth=plan.limits.depth.within(pipeline.depth))
+        return replace(plan, num_blocks=pipeline.num_blocks, limits=limits)
+
+    def _make_scheduler(self) -> Scheduler:
+        return make_scheduler(self.config.scheduler, self.plan.limits, self.plan.make_pool())
+
+    def _make_coordinator(self, first_micro_batch: int = 0, epoch: int = 0) -> Coordinator:
+        return Coordinator(
+            self.pipeline,
+            self._make_scheduler(),
+            on_fewer_stages=self._go_on_with,
+            stop_check=self._stop_check,
+            first_micro_batch=first_micro_batch,
+            epoch=epoch,
+        )
+
+    def _go_on_with(self, num_stages: int) -> Scheduler:
+        self.config, plan = plan_fewer_stages(self.config, self.plan, num_stages)
+        self._plans = {self.config.scheduler: plan}
+        self.plan = self._plan_of(self.config.scheduler)
+        return self._make_scheduler()

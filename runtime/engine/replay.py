@@ -1,0 +1,155 @@
+"""Replays a workload: requests that arrive over time, through one coordinator, on the pipeline's own clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
+
+from ...conf.sampling import SamplingParams
+from ..core.request import Request
+from ..pipeline.protocol import PipelineError
+from ..workload import WorkItem
+from .coordinator import Coordinator, TokenEvent
+
+_LONGEST_WAIT_S = 1.0
+
+
+def make_request(
+    number: int, item: WorkItem, arrival: float, max_model_len: int, cache_block: int | None = None
+) -> Request:
+    """Make the request of a workload's item, greedy and of exactly the item's length.
+
+    Args:
+        number: of the request.
+        item: gives the prompt, the length of the output, the user and the deadline.
+        arrival: seconds on the coordinator's clock.
+        max_model_len: most tokens that the request may have.
+        cache_block: tokens of a KV block, by which the prefix cache finds a simulated prompt; None: it finds none.
+    """
+    hashes: list[bytes] = []
+    if item.prefix is not None and cache_block is not None:
+        hashes = item.prefix.block_hashes(len(item.prompt), cache_block)
+    return Request(
+        number,
+        item.prompt,
+        exactly(item.output_len),
+        arrival=arrival,
+        max_model_len=max_model_len,
+        user=item.user,
+        deadline=None if item.deadline is None else arrival + item.deadline,
+        block_hashes=hashes,
+    )
+
+
+@lru_cache(maxsize=8192)
+def exactly(num_tokens: int) -> SamplingParams:
+    """Return the parameters that sample exactly `num_tokens` tokens greedily; requests of one length share them."""
+    return SamplingParams(max_tokens=num_tokens, ignore_eos=True)
+
+
+def replay(
+    coordinator: Coordinator,
+    items: Iterable[WorkItem],
+    make_request: Callable[[WorkItem, float], Request],
+    *,
+    max_concurrency: int | None = None,
+) -> Iterator[list[TokenEvent]]:
+    """Run all items to their ends; yield the tokens of each micro-batch as they come.
+
+    Each request arrives when it is due, even where the coordinator sees it later. Items that arrive at the start are
+    made before the clock starts. Closing the iterator early aborts the unfinished requests.
+
+    Args:
+        coordinator: of the pipeline that serves them.
+        items: in the order of their arrivals.
+        make_request: makes the request of an item that arrives at a time, in seconds on the coordinator's clock.
+        max_concurrency: most requests that are unfinished at once; the next arrives when it is let in. None: no bound.
+
+    Raises:
+        PipelineError: the pipeline failed, a request was lost or ended before its length, or the policy takes none.
+    """
+    arrivals = _Arrivals(coordinator, items, make_request, max_concurrency)
+    try:
+        while arrivals.unfinished or arrivals.next is not None:
+            events = coordinator.step(arrivals.deadline, arrivals.admit)
+            for event in events:
+                if event.is_last:
+                    arrivals.finished(event.request)
+            if arrivals.unfinished and not coordinator.has_work:
+                raise PipelineError(f"{len(arrivals.unfinished)} requests were lost")
+            if arrivals.next is None or arrivals.held:
+                coordinator.check_progress()
+            yield events
+    finally:
+        for request in arrivals.unfinished.values():
+            coordinator.abort(request)
+
+
+class _Arrivals:
+    """The items that have not arrived yet, and the requests that are unfinished."""
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        items: Iterable[WorkItem],
+        make_request: Callable[[WorkItem, float], Request],
+        max_concurrency: int | None,
+    ) -> None:
+        self._coordinator = coordinator
+        self._make = make_request
+        self._max_concurrency = max_concurrency
+        self.unfinished: dict[int, Request] = {}
+        rest = iter(items)
+        ahead: list[WorkItem] = []  # made before the clock starts: all that arrive at once, and the next
+        for item in rest:
+            ahead.append(item)
+            if item.arrival > 0:
+                break
+        self._items = _chain(ahead, rest)
+        self.next: WorkItem | None = next(self._items, None)
+        self._start = coordinator.clock.now()
+        self.held = False  # the next one was due while too many were unfinished
+
+    @property
+    def deadline(self) -> float:
+        """The time until which the coordinator may wait for results: the next arrival at the latest."""
+        longest = self._coordinator.clock.now() + _LONGEST_WAIT_S
+        return longest if self.next is None or self.held else min(longest, self._start + self.next.arrival)
+
+    def admit(self) -> None:
+        """Add the requests that are due to the coordinator."""
+        now = self._coordinator.clock.now()
+        while self.next is not None and (due := self._start + self.next.arrival) <= now:
+            if self._is_full():
+                return
+            request = self._make(self.next, now if self.held else due)
+            self.unfinished[request.id] = request
+            self._coordinator.add(request)
+            self.next = next(self._items, None)
+        self.held = False
+
+    def finished(self, request: Request) -> None:
+        self.unfinished.pop(request.id, None)
+        if request.finish_reason == "error":
+            raise PipelineError(f"request {request.id}: the model's logits are not finite; check the weights")
+        if request.num_output != request.params.max_tokens:
+            raise PipelineError(
+                f"request {request.id} ended ({request.finish_reason}) after {request.num_output} of "
+                f"{request.params.max_tokens} tokens"
+            )
+
+    def _is_full(self) -> bool:
+        if self._max_concurrency is None or len(self.unfinished) < self._max_concurrency:
+            return False
+        self.held = True
+        for number in [number for number, request in self.unfinished.items() if request.is_finished]:
+            self.finished(self.unfinished[number])
+        return len(self.unfinished) >= self._max_concurrency
+
+
+def _chain(ahead: list[WorkItem], rest: Iterator[WorkItem]) -> Iterator[WorkItem]:
+    """Yield `ahead`, without keeping what was yielded, then `rest`."""
+    ahead.reverse()
+    while ahead:
+        yield ahead.pop()
+    yield from rest

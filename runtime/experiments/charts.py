@@ -1,0 +1,28 @@
+"""The two charts that experiments draw: lines by a number, and stacked bars by operator."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from ..drawing.chart import Axis, Chart, Series, series_colour
+
+
+def line_chart(name: str, title: str, x: Axis, y: Axis, lines: Mapping[str, Mapping[int, float]]) -> Chart:
+    """Make a chart of `lines`: by label the values by their place on x."""
+    series = tuple(
+        Series(label, np.array(list(by), np.float64), np.array(list(by.values())), series_colour(place))
+        for place, (label, by) in enumerate(lines.items())
+    )
+    return Chart(name, title, "lines", x, y, series)
+
+
+def bar_chart(name: str, title: str, axis: Axis, bars: Mapping[str, Mapping[str, float]]) -> Chart:
+    """Make a chart of stacked bars: by category the lengths of its parts, which are the same ones in each."""
+    categories, parts = tuple(bars), list(next(iter(bars.values())))
+    series = tuple(
+        Series(part, np.zeros(len(bars)), np.array([each[part] for each in bars.values()]), series_colour(place))
+        for place, part in enumerate(parts)
+    )
+    return Chart(name, title, "bars", axis, Axis(""), series, categories=categories)

@@ -1,0 +1,174 @@
+"""A run or a fleet with all that is said of it, made once for its folder, its page, the terminal and notebooks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from ...conf.errors import ConfigError
+from ...conf.workloads import SloConfig
+from ..core.run_record import RunRecord
+from ..drawing.chart_data import ChartData, fleet_chart_data
+from ..ledger.blame import Blame
+from ..ledger.fleet import Fleet
+from ..ledger.ledger import Ledger
+from ..ledger.moments import Moment, worst_moments
+from ..ledger.summary import summarize
+from ..run_folder.read import RunFolder, load_fleet
+from ..run_folder.run_info import RunInfo
+from ..run_folder.titles import is_simulated, title_of
+from .explain_json import read_explanation
+from .explanation import Explanation, Outcome
+from .finding import Findings, find_causes, join_findings
+from .run_words import policy_name, stage_layers, token_bytes
+from .words import sentences
+
+Explain = Callable[["AnalysedRun"], Explanation | None]
+
+
+@dataclass(frozen=True)
+class AnalysedRun:
+    """A run or a fleet, analysed. What is costly is computed when it is first asked for, and kept.
+
+    Attributes:
+        fleet: the records and ledgers of its replicas; a run that stands alone is a fleet of one.
+        info: what stands beside the record.
+        explain: replays it with other settings; by default it does not, and there is no advice.
+        origin: the folder that it was read from; None of a run that has just ended.
+    """
+
+    fleet: Fleet
+    info: RunInfo
+    explain: Explain = lambda run: None
+    origin: RunFolder | None = None
+
+    @classmethod
+    def of(cls, record: RunRecord, info: RunInfo, explain: Explain = lambda run: None) -> AnalysedRun:
+        """Return the analysis of one pipeline's run."""
+        return cls(Fleet([record]), info, explain)
+
+    @classmethod
+    def read(cls, folder: RunFolder, slo: SloConfig | None = None) -> AnalysedRun:
+        """Read a run folder, or that of a fleet; its advice is what `explain.json` there says, if it can be read.
+
+        Raises:
+            ConfigError: one of the other files is damaged.
+        """
+
+        def explain(run: AnalysedRun) -> Explanation | None:
+            with suppress(ConfigError):
+                return read_explanation(folder.path)
+            return None
+
+        fleet = load_fleet(folder)
+        fleet.check()
+        return cls(fleet, RunInfo(folder.config, slo=slo), explain, folder)
+
+    @property
+    def record(self) -> RunRecord:
+        """What was recorded of a run that stands alone."""
+        assert not self.fleet.is_several
+        return self.fleet.records[0]
+
+    @property
+    def ledger(self) -> Ledger:
+        """The ledger of a run that stands alone."""
+        assert not self.fleet.is_several
+        return self.fleet.ledgers[0]
+
+    @property
+    def knows_requests(self) -> bool:
+        """Whether the record has requests; the traces of another engine may have none."""
+        return all("requests" not in record.unknown for record in self.fleet.records)
+
+    @cached_property
+    def replicas(self) -> list[AnalysedRun]:
+        """The run of each replica, without advice; of a run that stands alone, the run itself."""
+        if not self.fleet.is_several:
+            return [self]
+        if self.origin is not None:
+            folders = zip(self.origin.replicas, self.fleet.replicas, strict=True)
+            return [AnalysedRun(replica, RunInfo(folder.config), origin=folder) for folder, replica in folders]
+        title = title_of(self.info.config)
+        return [
+            AnalysedRun(replica, replace(self.info, title=f"{title}, {self.fleet.replica_name(number)}"))
+            for number, replica in enumerate(self.fleet.replicas)
+        ]
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """What `summary.json` holds."""
+        numbers = summarize(self.fleet, self.info.slo)
+        if self.origin is not None:
+            return self.origin.summary | numbers
+        summary = self.info.summary(numbers)
+        if self.fleet.is_several and not is_simulated(self.info.config):  # whose titles name the replicas
+            summary["title"] += f", {len(self.fleet.records)} replicas"
+        return summary
+
+    @property
+    def title(self) -> str:
+        """The title of its page."""
+        return str(self.summary["title"]) if self.origin is None else self.origin.title
+
+    @cached_property
+    def blame(self) -> Blame:
+        """Which requests of a run that stands alone cost others how much TTFT and TBT."""
+        return Blame.of_run(self.record, self.ledger)
+
+    @cached_property
+    def moments(self) -> list[Moment]:
+        """The moments of a run that stands alone in which tokens came latest."""
+        return worst_moments(self.ledger, self.blame.intervals, self.blame)
+
+    @cached_property
+    def charts(self) -> ChartData:
+        """The data of its charts; of a fleet over all replicas together."""
+        return fleet_chart_data(self.fleet)
+
+    @cached_property
+    def findings(self) -> Findings:
+        """Where idle time begins, the largest part first."""
+        fleet, layers = self.fleet, stage_layers(self.info.config)
+        if not fleet.is_several:
+            return find_causes(self.record, self.ledger, layers, fleet.stragglers[0])
+        if fleet.num_prefill:  # pools may split their layers otherwise
+            found = [find_causes(*part, None, slow) for part, slow in zip(fleet.parts, fleet.stragglers, strict=True)]
+        else:
+            found = [replica.findings for replica in self.replicas]
+        parts = [
+            (fleet.replica_name(number), findings, ledger.span_seconds)
+            for number, (findings, ledger) in enumerate(zip(found, fleet.ledgers, strict=True))
+        ]
+        return join_findings(parts, fleet.span_seconds)
+
+    @cached_property
+    def explanation(self) -> Explanation | None:
+        """What changes of its setting would do; None where none was replayed."""
+        return self.explain(self)
+
+    @property
+    def advice(self) -> Sequence[Outcome] | None:
+        """The changes that are worth making, the best first; None where none was replayed."""
+        return None if self.explanation is None else self.explanation.foremost
+
+    @cached_property
+    def words(self) -> list[str]:
+        """What cost the run most, what that comes from, and what would change it: a sentence each."""
+        config = self.info.config
+        return sentences(
+            self.findings,
+            self.advice,
+            "duration" if self.explanation is None else self.explanation.metric,
+            policy=policy_name(config),
+            token_bytes=token_bytes(config),
+            is_ours=not any(record.unknown for record in self.fleet.records),
+        )
+
+    def folder(self, path: Path) -> RunFolder:
+        """Return its folder at `path`, with the records that it has in memory."""
+        return RunFolder(path, self.summary, self.fleet)

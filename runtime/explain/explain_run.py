@@ -1,0 +1,337 @@
+"""Explains a run: replays its twin as it was and with changes, and ranks what is worth changing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import zip_longest
+from time import perf_counter
+from typing import Any, Literal
+
+from ...conf.errors import ConfigError
+from ..pipeline.protocol import PipelineError
+from ..simulation.setting import Setting
+from .analysed_run import AnalysedRun
+from .changes import Change, Shown, candidates, with_policy
+from .even_split import even_split
+from .explanation import METRICS, Explanation, Interval, Outcome
+from .finding import find_causes
+from .hypotheticals import Hypothetical, hypotheticals
+from .roots import Root
+from .twin import Twin, twin_of
+from .what_if import Screening, Values, WhatIf, values_of
+
+Objective = Literal["auto", "duration", "p99_itl_ms", "p99_ttft_ms"]
+CommandOf = Callable[[Setting, Sequence[str]], str | None]  # the run's command under a setting that overrides make
+OnProgress = Callable[[str, int, int], None]
+
+_MOST_CHANGES = 8  # that are replayed on seeds
+_MOST_OF_A_FAMILY = 2  # of them that change the same
+_MOST_COMBINED = 4  # of them that change several things: what one thing alone does is easier to judge
+_MOST_WORSE = 5
+_LEAST_GAIN = 0.005  # share of the metric that a chunk of twice the size, or a second change, must save on top
+_SCREENING_SHARE = 0.5  # of the time: one replay without noise of each change
+_LEAST_SEEDS = 3
+_LEAST_OUTCOMES = 3  # that are replayed on seeds however long it takes
+_HYPOTHETICAL_SEEDS = 4
+_REPLAYS = 50  # that should fit into the time; else fewer of the requests are replayed
+_LEAST_REQUESTS = 50
+_ARRIVAL_BOUND = 1.1  # a makespan at most so many times as long as until the last arrival cannot become much shorter
+_NOTED_BEYOND = 0.05  # share of compute time beyond the sizes of the run from which on it is noted
+_NOTED_COST = 0.1  # share by which another metric grows from which on it is noted
+_NAMES = {"duration": "the run", "p99_itl_ms": "p99 TBT", "p99_ttft_ms": "p99 TTFT"}
+TOLERANCE = 0.5  # share by which another metric may grow, by default
+_SECONDS_A_MICRO_BATCH = 60e-6  # of a replay, with its share of reading the record; measured, compiled
+
+# Families of changes that are likely to matter where most idle time has this root, the likeliest first.
+_LIKELY: dict[Root, tuple[str, ...]] = {
+    Root.MICRO_BATCHES: ("policy", "chunk", "balance"),
+    Root.SLOW_STAGE: ("split", "policy"),
+    Root.UNEVEN_LAYERS: ("split", "policy"),
+    Root.LM_HEAD: ("split", "policy"),
+    Root.CHANCE: ("depth", "policy"),
+    Root.DEPTH: ("depth", "policy"),
+    Root.DEALING: ("policy", "admission", "balance"),
+    Root.TRANSPORT: ("depth", "grid", "chunk"),
+    Root.CONTROL: ("depth", "chunk", "policy"),
+    Root.FEW_REQUESTS: ("depth", "admission", "grid"),
+    Root.KV_FULL: ("memory", "admission", "grid"),
+}
+_USUALLY = ("chunk", "policy", "split", "depth", "balance", "order", "admission", "memory", "grid", "iterations")
+
+
+def explain(
+    twin: Twin,
+    *,
+    seeds: int = 10,
+    objective: Objective = "auto",
+    tolerance: float = math.inf,
+    seconds: float = 30.0,
+    tried: Sequence[Mapping[str, Any]] = (),
+    command_of: CommandOf = lambda setting, overrides: None,
+    on_progress: OnProgress = lambda what, done, of: None,
+) -> Explanation:
+    """Explain a run by replays of its twin.
+
+    Args:
+        twin: the run's.
+        seeds: replays of each of the best changes.
+        objective: the metric by which changes are ranked; `auto`: the duration, or where arrivals bound it, a tail.
+        tolerance: share by which another metric may grow; a change beyond that is a trade.
+        seconds: how long it may take, about; with less time fewer changes, seeds or requests are replayed.
+        tried: changes to try instead of our own, each as of `Twin.changed`.
+        command_of: writes the run's command under another setting.
+        on_progress: is called with what is under way, and how many of how many steps are over.
+
+    Raises:
+        ConfigError: a change of `tried` is wrong or does not fit.
+    """
+    until = perf_counter() + seconds
+    search = _Search(twin, objective, tolerance, until)
+    search.command_of, search.on_progress = command_of, on_progress
+    return search.run(seeds, tried)
+
+
+def quick_explanation(
+    run: AnalysedRun, *, seconds: float = 2.0, command_of: CommandOf = lambda setting, overrides: None
+) -> Explanation | None:
+    """Explain a run in about `seconds`, for the end of a command: the likeliest changes on few seeds, no hypotheticals.
+
+    None where the run cannot be replayed, or not in that time.
+    """
+    if len(run.record.micro_batches) * _SECONDS_A_MICRO_BATCH * 4 > seconds:
+        return None
+    until = perf_counter() + seconds
+    try:
+        search = _Search(twin_of(run.record, run.ledger, run.info.config), "auto", TOLERANCE, until)
+        search.command_of = command_of
+        return search.run(_LEAST_SEEDS + 1, imagines=False)
+    except (ConfigError, PipelineError):
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Screened:
+    """A change after its replay without noise."""
+
+    change: Change
+    setting: Setting
+    screening: Screening
+    saves: float  # share of the metric
+    is_trade: bool  # another metric grows by more than is tolerated
+
+
+class _Search:
+    """Looks for the changes that save most."""
+
+    def __init__(self, twin: Twin, objective: Objective, tolerance: float, until: float) -> None:
+        self.twin = twin
+        self.tolerance = tolerance
+        self.until = until
+        self.begun = perf_counter()
+        self.command_of: CommandOf = lambda setting, overrides: None
+        self.on_progress: OnProgress = lambda what, done, of: None
+        self.run_values = values_of(twin.base)
+        self.metric = self._metric(objective)
+        whole = WhatIf(twin)
+        error = twin.error
+        self.error = {"duration": error.makespan, "p99_itl_ms": error.p99_tbt, "p99_ttft_ms": error.p99_ttft}
+        share = (until - perf_counter()) / (_REPLAYS * whole.seconds)
+        items = max(_LEAST_REQUESTS, round(share * len(twin.items)))
+        self.what_if = WhatIf(twin, items=items) if items < len(twin.items) else whole
+
+    def run(self, seeds: int, tried: Sequence[Mapping[str, Any]] = (), *, imagines: bool = True) -> Explanation:
+        """Return the explanation; without `imagines` there are no hypotheticals in it."""
+        screened = list(self._tried(tried)) if tried else self._screened()
+        chosen = screened if tried else _choice(screened)
+        imagined: list[Hypothetical] = []
+        if imagines and not tried:
+            imagined += hypotheticals(self.twin.setting, self.twin.base, self.twin.ledger)
+        seeds = self._affordable(seeds, len(chosen), len(imagined))
+        outcomes = []
+        for number, each in enumerate(chosen):
+            if number >= _LEAST_OUTCOMES and perf_counter() > self.until:
+                break
+            self.on_progress(each.change.label, number, len(chosen) + len(imagined))
+            saves = self.what_if.savings(each.setting, each.screening, seeds, self.error)
+            note = self._note(each, {metric: interval.middle for metric, interval in saves.items()})
+            overrides = each.change.overrides
+            command = self.command_of(each.setting, overrides)
+            outcomes.append(
+                Outcome(each.change.label, overrides, command, saves, note, each.screening.beyond, each.is_trade)
+            )
+        outcomes.sort(key=lambda outcome: _place(outcome.saves[self.metric], is_trade=outcome.is_trade))
+        imaginary = []
+        for number, wish in enumerate(imagined, len(chosen)):
+            if perf_counter() > self.until:
+                break
+            self.on_progress(wish.change, number, len(chosen) + len(imagined))
+            saves = self.what_if.savings(
+                wish.setting,
+                self.what_if.screen(wish.setting),
+                min(seeds, _HYPOTHETICAL_SEEDS),
+                self.error,
+                is_paired=True,
+                is_even=wish.is_even,
+            )
+            imaginary.append(Outcome(wish.change, (), None, saves))
+        imaginary.sort(key=lambda outcome: -outcome.saves[self.metric].middle)
+        return Explanation(
+            metric=self.metric,
+            run=self.run_values,
+            error=self.error,
+            outcomes=tuple(outcomes),
+            worse=() if tried else tuple(self._worse(screened)),
+            hypotheticals=tuple(imaginary),
+            requests=len(self.twin.items),
+            replayed=len(self.what_if.twin.items),
+            seeds=seeds,
+            notes=tuple(self.twin.notes),
+        )
+
+    @cached_property
+    def likely(self) -> tuple[str, ...]:
+        """The families of changes that are likely to matter, by the largest root of idle time."""
+        layers = [len(each) for each in self.twin.setting.plan.layers]
+        largest = find_causes(self.twin.base, self.twin.ledger, layers).largest
+        return _LIKELY.get(largest.root, ()) if largest is not None else ()
+
+    def _metric(self, objective: Objective) -> str:
+        """Return what changes are ranked by.
+
+        Where arrivals bound the duration, it is p99 TTFT if requests wait for admission, else p99 TBT.
+        """
+        if objective != "auto":
+            return objective
+        last = max(item.arrival for item in self.twin.items)
+        if self.run_values["duration"] > _ARRIVAL_BOUND * last:
+            return "duration"
+        return "p99_ttft_ms" if any(each.num_waiting for each in self.twin.base.micro_batches) else "p99_itl_ms"
+
+    def _tried(self, tried: Sequence[Mapping[str, Any]]) -> Iterator[_Screened]:
+        for values in tried:
+            change = Change.of("own", values)
+            if "scheduler" in values:
+                kept = with_policy(self.twin.setting.config.scheduler, str(values["scheduler"]))
+                change = kept.and_then(change)
+            yield self._screen(change)
+
+    def _screened(self) -> list[_Screened]:
+        """Return the candidates with their replays without noise, as many as there is time for.
+
+        Combinations of the two best with others come last.
+        """
+        stop = self.begun + _SCREENING_SHARE * (self.until - self.begun)
+        found = list(self._screen_all(self._candidates(self.twin.setting, {}), stop))
+        found += self._larger_chunks(found, stop)
+        best = sorted((each for each in found if each.saves > 0), key=lambda each: (each.is_trade, -each.saves))[:2]
+        good = frozenset[str]().union(*(each.change.families for each in found if each.saves > 0))
+        for base in best:
+            rest = (
+                base.change.and_then(change)
+                for change in self._candidates(base.setting, base.change.values)
+                if not change.families & base.change.families
+                and (change.families <= good or ("policy" in base.change.families and change.families == {"chunk"}))
+            )
+            both = self._screen_all(rest, stop)
+            found += (each for each in both if each.saves > base.saves + _LEAST_GAIN)
+        return found
+
+    def _larger_chunks(self, found: Sequence[_Screened], stop: float) -> Iterator[_Screened]:
+        """Double the largest chunk that was tried, as long as that saves more."""
+        sizes = [each for each in found if each.change.size is not None]
+        best = max(sizes, key=lambda each: each.saves, default=None)
+        largest = max((each.change.size or 0 for each in sizes), default=0)
+        while best is not None and best.change.size == largest:
+            more = next(self._screen_all([best.change.doubled()], stop), None)
+            if more is None or more.saves < best.saves + _LEAST_GAIN:
+                return
+            yield more
+            best, largest = more, 2 * largest
+
+    def _candidates(self, setting: Setting, own: Mapping[str, Any]) -> list[Change]:
+        """Return the changes of a setting that differs from the run's by `own`, the likeliest first."""
+        found = list(candidates(setting, Shown.of(self.twin.base, self.twin.ledger, self.twin.items)))
+        split = even_split(setting, lambda values: self.twin.changed({**own, **values}), self.twin.base.micro_batches)
+        if split is not None:
+            found.append(split)
+        by_family: dict[str, list[Change]] = {family: [] for family in (*self.likely, *_USUALLY)}
+        for change in found:
+            by_family[min(change.families)].append(change)
+        rounds = zip_longest(*by_family.values())  # the first of each family, then the second of each
+        return [change for one_of_each in rounds for change in one_of_each if change is not None]
+
+    def _screen_all(self, changes: Sequence[Change] | Iterator[Change], stop: float) -> Iterator[_Screened]:
+        several = list(changes)
+        for number, change in enumerate(several):
+            if perf_counter() + self.what_if.quiet_seconds > stop:
+                return
+            self.on_progress(change.label, number, len(several))
+            try:
+                yield self._screen(change)
+            except (ConfigError, PipelineError):  # it does not fit, or cannot be foretold
+                continue
+
+    def _screen(self, change: Change) -> _Screened:
+        setting = self.twin.changed(change.values)
+        screening = self.what_if.screen(setting)
+        before = self.what_if.base[self.metric]
+        saves = 1 - screening.values[self.metric] / before if before else 0.0
+        most = {metric: (1 + self.tolerance) * value for metric, value in self.what_if.base.items()}
+        is_trade = any(screening.values[metric] > most[metric] for metric in METRICS if metric != self.metric)
+        return _Screened(change, setting, screening, saves, is_trade)
+
+    def _affordable(self, seeds: int, chosen: int, imagined: int) -> int:
+        """Return how many seeds there is time for."""
+        if not self.what_if.is_noisy:
+            return 1
+        left = self.until - perf_counter() - imagined * _HYPOTHETICAL_SEEDS * self.what_if.seconds
+        return max(_LEAST_SEEDS, min(seeds, int(left / max(1e-9, self.what_if.seconds * (chosen + 1)))))
+
+    def _worse(self, screened: Sequence[_Screened]) -> Iterator[Outcome]:
+        """Yield of each family that has nothing to offer the change that costs least."""
+        best: dict[frozenset[str], _Screened] = {}
+        for each in sorted(screened, key=lambda each: -each.saves):
+            best.setdefault(each.change.families, each)
+        worst = [each for each in best.values() if each.saves <= 0 and len(each.change.families) == 1]
+        for each in worst[:_MOST_WORSE]:
+            saves = self.what_if.rough(each.screening, self.error)
+            yield Outcome(each.change.label, each.change.overrides, None, saves)
+
+    def _note(self, each: _Screened, saves: Values) -> str:
+        notes = []
+        if each.screening.beyond > _NOTED_BEYOND:
+            share = f"{each.screening.beyond:.0%}"
+            notes.append(f"{share} of its compute time is in micro-batches of sizes that the run has not shown")
+        for metric in METRICS:
+            if metric != self.metric and saves[metric] < -_NOTED_COST:
+                notes.append(f"{_NAMES[metric]} takes {1 - saves[metric]:.2g} times as long")
+        return "; ".join(notes)
+
+
+def _choice(screened: Sequence[_Screened]) -> list[_Screened]:
+    """Return the changes that save most, at most a few of each family and of combinations, trades last."""
+    chosen: list[_Screened] = []
+    outcomes: set[tuple[float, ...]] = set()
+    for each in sorted(screened, key=lambda each: (each.is_trade, -each.saves, len(each.change.overrides))):
+        alike = sum(other.change.families == each.change.families for other in chosen)
+        combined = sum(len(other.change.families) > 1 for other in chosen)
+        outcome = tuple(each.screening.values.values())
+        if each.saves <= 0 or alike >= _MOST_OF_A_FAMILY or outcome in outcomes:  # which may be another's
+            continue
+        if len(each.change.families) == 1 or combined < _MOST_COMBINED:
+            outcomes.add(outcome)
+            chosen.append(each)
+    return chosen[:_MOST_CHANGES]
+
+
+def _place(saves: Interval, *, is_trade: bool) -> tuple[bool, bool, float]:
+    """Return what orders outcomes.
+
+    First come those that are sure to save, by the low end, trades last; then those that are not, by the mean of the low
+    end and the middle: of these a large gain that may fail comes before a small one that may.
+    """
+    is_sure = saves.low > 0
+    return not is_sure, is_trade, -saves.low if is_sure else -(saves.low + saves.middle) / 2

@@ -1,0 +1,93 @@
+"""An explanation on the terminal: what would change a run, and what is worth knowing beside."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from rich.table import Table
+from rich.text import Text
+
+from ..drawing.fitting_table import FittingTable
+from ..drawing.formatting import ms_text, percent_text, seconds_text
+from .explanation import METRICS, Explanation, Interval, Outcome
+
+METRIC_NAMES = {"duration": "duration", "p99_itl_ms": "p99 TBT", "p99_ttft_ms": "p99 TTFT"}
+_NOTED_BEYOND = 0.05  # share of compute time in sizes that the run has not shown from which on a row is marked
+_LEAST_LABEL = 24  # columns of a change's text
+
+
+def error_line(explanation: Explanation) -> str:
+    """Say in one line how far the replay of the run as it was is off."""
+    errors = ", ".join(f"{METRIC_NAMES[metric]} {_signed(explanation.error[metric])}" for metric in METRICS)
+    part = ""
+    if explanation.replayed < explanation.requests:
+        part = f"; changes are replayed on the first {explanation.replayed:,} of {explanation.requests:,} requests"
+    return f"replayed as it was, the run is off by: {errors}{part}"
+
+
+def values_line(explanation: Explanation) -> str:
+    """Say in one line what the run came to."""
+    run = explanation.run
+    return (
+        f"{seconds_text(run['duration'])}, p99 TBT {ms_text(run['p99_itl_ms'])}, "
+        f"p99 TTFT {ms_text(run['p99_ttft_ms'])}; ranked by {METRIC_NAMES[explanation.metric]}"
+    )
+
+
+def changes_table(explanation: Explanation) -> FittingTable:
+    """Make the table of changes that keys make: by metric the share saved, and its range."""
+    caption = "share that the change saves"
+    if any(saves.low < saves.high for outcome in explanation.outcomes for saves in outcome.saves.values()):
+        caption += ", in brackets in nine of ten pairs of runs"
+    if any(outcome.beyond > _NOTED_BEYOND for outcome in explanation.outcomes):
+        caption += "\n* partly in micro-batches of sizes that the run has not shown, whose times are less certain"
+    if any(outcome.is_trade for outcome in explanation.outcomes):
+        caption += "\n+ a trade: another metric gets longer than is tolerated (tolerance)"
+    return _outcomes("What would change it", explanation.outcomes, explanation.metric, caption)
+
+
+def hypotheticals_table(explanation: Explanation) -> FittingTable:
+    """Make the table of what no key makes."""
+    return _outcomes("What no key changes", explanation.hypotheticals, explanation.metric)
+
+
+def worse_line(explanation: Explanation) -> str:
+    """Write the changes that would not help, each with what it costs; empty where there is none."""
+    metric = explanation.metric
+    listed = [f"{each.change} ({_signed(-each.saves[metric].middle)})" for each in explanation.worse]
+    return f"would not help ({METRIC_NAMES[metric]}): {', '.join(listed)}" if listed else ""
+
+
+def saving_text(saves: Interval, *, whole: bool = True) -> str:
+    """Write a saving: `12.3% (10.1 to 14.0)`, or without the range."""
+    middle = percent_text(saves.middle) if abs(saves.middle) < 10 else f"{saves.middle * 100:,.0f}%"
+    if not whole or saves.low == saves.high:
+        return middle
+    digits = 1 if max(abs(saves.low), abs(saves.high)) < 1 else 0
+    return f"{middle} ({saves.low * 100:.{digits}f} to {saves.high * 100:.{digits}f})"
+
+
+def _outcomes(title: str, outcomes: Sequence[Outcome], metric: str, caption: str = "") -> FittingTable:
+    """Make a table of outcomes. The ranges of the metrics beside the first are left out first."""
+
+    def table(*, ranges: bool) -> Table:
+        made = Table(title=title, title_justify="left", caption=caption or None, caption_justify="left")
+        made.add_column("change", overflow="fold", ratio=None)
+        metrics = (metric, *(each for each in METRICS if each != metric))
+        for each in metrics:
+            made.add_column(METRIC_NAMES[each], justify="right", no_wrap=True)
+        for outcome in outcomes:
+            mark = " *" if outcome.beyond > _NOTED_BEYOND else ""
+            mark += " +" if outcome.is_trade else ""
+            cells = (saving_text(outcome.saves[each], whole=ranges or each == metric) for each in metrics)
+            is_worth = outcome.saves[metric].low > 0 and outcome.overrides
+            made.add_row(Text(outcome.change + mark), *cells, style="bold" if is_worth else "")
+        return made
+
+    longest = max((len(outcome.change) for outcome in outcomes), default=0)
+    return FittingTable([partial(table, ranges=True), partial(table, ranges=False)], max(0, longest - _LEAST_LABEL))
+
+
+def _signed(share: float) -> str:
+    return f"{share * 100:+.1f}%"

@@ -1,0 +1,314 @@
+"""What cost a run most, and where that begins: the idle seconds of the ledger by root, the largest first.
+
+The ledger's cause says what a stage waited for. Waits for another stage have several roots: a stage that takes longer
+than the others for the same micro-batches makes the others wait, whatever the micro-batches hold. `stage_balance.py`
+says how much of these waits comes from where; the rest of each cause is a root of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from ..core.micro_batch_columns import Floats
+from ..core.run_record import RunRecord
+from ..ledger.causes import UNEVEN_WORK, Cause
+from ..ledger.ledger import Ledger
+from ..ledger.stragglers import Straggler, find_stragglers
+from .evidence import evidence_of, while_in_flight
+from .hops import hops_of
+from .roots import Root
+from .stage_balance import StageBalance, balance_of
+
+LEAST_SHARE = 0.02  # of stage time: less is not worth removing
+_LEAST_RATIO = 1.05  # of a stage's time over the others': less is even
+_BY_LAYERS = 0.5  # of a stage's longer time, that its layers explain, from which on they are the root
+_WAITED = [cause.code for cause in UNEVEN_WORK]
+
+
+_OF_CAUSE = {
+    Cause.TRANSPORT: Root.TRANSPORT,
+    Cause.CONTROL: Root.CONTROL,
+    Cause.STARVED_KV_FULL: Root.KV_FULL,
+    Cause.RECOVERY: Root.RECOVERY,
+    Cause.FILL_DRAIN: Root.FILL_DRAIN,
+}
+_FEW = (Cause.STARVED_NO_REQUEST, Cause.STARVED_IN_FLIGHT)
+_MANY = 2  # times as many requests as stages
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Idle time with one root.
+
+    Attributes:
+        root: where it begins.
+        cause: the ledger's cause that names most of these seconds.
+        seconds: idle, summed over all stages.
+        share: of all stage time.
+        stage: on which it begins, where it is one. Of `transport` the stage that sends.
+        evidence: numbers by name, as `evidence.py` says; empty where there is no record.
+        by_cause: of roots that several of the ledger's causes have, the seconds of each.
+        where: of several replicas the one with most of it, as people read it; empty for a single one.
+        there: seconds of that one; of a single run all.
+    """
+
+    root: Root
+    cause: Cause
+    seconds: float
+    share: float
+    stage: int | None = None
+    evidence: Mapping[str, float] = field(default_factory=dict)
+    by_cause: Mapping[Cause, float] = field(default_factory=dict)
+    where: str = ""
+    there: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """Where the stage time of a run, or of a time of it, went.
+
+    Attributes:
+        found: idle time by root, the largest first, without what takes no time.
+        busy_share: compute, over all stage time.
+        num_stages: of all replicas.
+        unknown_share: idle time that another engine's trace does not explain, over all stage time.
+    """
+
+    found: tuple[Finding, ...]
+    busy_share: float
+    num_stages: int
+    unknown_share: float = 0.0
+
+    @property
+    def largest(self) -> Finding | None:
+        """The largest that is worth removing; None where none is."""
+        return self.found[0] if self.found and self.found[0].share >= LEAST_SHARE else None
+
+
+def find_causes(
+    record: RunRecord,
+    ledger: Ledger,
+    layers: Sequence[int] | None = None,
+    stragglers: Sequence[Straggler] | None = None,
+) -> Findings:
+    """Find the roots of a run's idle time, each with its evidence.
+
+    Args:
+        record: of the run.
+        ledger: of the same record.
+        layers: of each stage, where they are known.
+        stragglers: of the run, where they have been looked for.
+    """
+    if stragglers is None:
+        stragglers = find_stragglers(ledger)
+    stages = range(ledger.num_stages)
+    idle = np.array([list(ledger.seconds_by_cause(stage).values()) for stage in stages], np.float64)
+    busy = np.array([ledger.busy_seconds(stage) for stage in stages], np.float64)
+    balance = balance_of(ledger, stragglers)
+    whole = ledger.stage_seconds
+    under_way = sum(hop.total for hop in hops_of(ledger))
+    split = _split(idle, balance, under_way, is_shallow=0 < record.depth < ledger.num_stages)
+    slow = [_slowest(balance, layers), _worst(stragglers, ledger.num_stages, ledger.t0)]
+    running, waiting = while_in_flight(ledger)
+    are_there = running >= _MANY * ledger.num_stages or waiting >= 1
+    named = [_with_evidence(each, record, ledger) for each in _ranked(split, whole, *slow, are_there=are_there)]
+    unknown = float(idle[:, Cause.UNKNOWN.code].sum())
+    if whole <= 0:
+        return Findings(tuple(named), 0.0, ledger.num_stages)
+    return Findings(tuple(named), float(busy.sum()) / whole, ledger.num_stages, unknown / whole)
+
+
+def find_causes_of_totals(
+    busy: Floats,
+    idle: Floats,
+    slow: Sequence[Straggler] = (),
+    layers: Sequence[int] | None = None,
+    evidence: Mapping[Root, Mapping[str, float]] | None = None,
+) -> Findings:
+    """Find the roots of idle time of which only the sums by stage are known, as of a server's last minute.
+
+    Args:
+        busy: seconds [stages].
+        idle: seconds [stages, causes].
+        slow: the stages that are slow now.
+        layers: of each stage, where they are known.
+        evidence: of roots, what is known beside the sums.
+    """
+    busy, idle = np.asarray(busy, np.float64), np.asarray(idle, np.float64)
+    whole = float(busy.sum() + idle.sum())
+    longer = busy.max(initial=0.0) - busy
+    slow = [each for each in slow if each.stage == int(busy.argmax())]
+    none = np.zeros_like(busy)
+    balance = StageBalance(busy, None, None, none if slow else longer, longer if slow else none, none, none)
+    balanced = balance if len(busy) > 1 and busy.min() > 0 else None
+    split = _split(idle, balanced, 0.0, is_shallow=False)
+    found = _ranked(split, whole, _slowest(balanced, layers), _worst(slow, len(busy)))
+    known = evidence or {}
+    named = [replace(each, evidence={**known.get(each.root, {}), **each.evidence}) for each in found]
+    return Findings(tuple(named), float(busy.sum()) / whole if whole > 0 else 0.0, len(busy))
+
+
+def join_findings(parts: Sequence[tuple[str, Findings, float]], span: float) -> Findings:
+    """Join the findings of several replicas: seconds of a root are summed, the evidence is of the replica with most.
+
+    Args:
+        parts: of each replica its name, its findings and its own span in seconds.
+        span: of all of them, in seconds. What a replica lacks of it is `fill_drain`.
+    """
+    whole = span * sum(findings.num_stages for _, findings, _ in parts)
+    by_root: dict[Root, list[Finding]] = {}
+    for name, findings, own in parts:
+        missing = (span - own) * findings.num_stages
+        each = [finding for finding in findings.found if finding.root != Root.FILL_DRAIN]
+        ends = next((finding for finding in findings.found if finding.root == Root.FILL_DRAIN), None)
+        seconds = missing + (ends.seconds if ends is not None else 0.0)
+        if seconds > 0:
+            late = {**(ends.evidence if ends is not None else {}), "unused_s": span - own}
+            each.append(Finding(Root.FILL_DRAIN, Cause.FILL_DRAIN, seconds, 0.0, evidence=late))
+        for finding in each:
+            by_root.setdefault(finding.root, []).append(replace(finding, where=name))
+    joined = []
+    for findings_of_root in by_root.values():
+        seconds = sum(finding.seconds for finding in findings_of_root)
+        most = max(findings_of_root, key=lambda finding: finding.seconds)
+        joined.append(replace(most, seconds=seconds, share=seconds / whole if whole > 0 else 0.0, there=most.seconds))
+    busy = sum(findings.busy_share * own * findings.num_stages for _, findings, own in parts)
+    joined.sort(key=lambda finding: -finding.seconds)
+    num_stages = sum(findings.num_stages for _, findings, _ in parts)
+    return Findings(tuple(joined), busy / whole if whole > 0 else 0.0, num_stages)
+
+
+@dataclass(frozen=True, slots=True)
+class _Split:
+    """Idle seconds by what makes them; [causes]: by what the ledger calls them."""
+
+    uneven: Floats  # [causes]
+    slow: Floats  # [causes]
+    chance: float
+    shallow: float
+    rest: Floats  # [causes]
+
+
+def _split(idle: Floats, balance: StageBalance | None, under_way: float, *, is_shallow: bool) -> _Split:
+    """Split idle seconds by what makes them.
+
+    Waits for stages that differ are taken from the causes of waits for another stage, in proportion, and then from
+    `starved_in_flight`, as far as each stage has them. Of the other waits for another stage, chance and content have
+    shares as in lockstep. Waits beyond that are for activations: who waits for a micro-batch in flight waits for its
+    way too. What is left is for the depth, where fewer micro-batches are in flight than there are stages.
+
+    Args:
+        idle: seconds, [stages, causes].
+        balance: what the stages' waits for each other come from; None: not known.
+        under_way: seconds of all activations.
+        is_shallow: whether fewer micro-batches were in flight than there are stages.
+    """
+    left = idle.copy()
+    taken = []
+    nothing = np.zeros(len(idle))
+    for wanted in (balance.uneven, balance.slow) if balance is not None else (nothing, nothing):
+        part = np.zeros_like(left)
+        for codes in (_WAITED, [Cause.STARVED_IN_FLIGHT.code]):
+            there = left[:, codes].sum(axis=1)
+            share = np.minimum(1.0, np.maximum(0.0, wanted - part.sum(axis=1)) / np.where(there > 0, there, 1.0))
+            part[:, codes] += left[:, codes] * share[:, None]
+        left -= part
+        taken.append(part.sum(axis=0))
+    rest = left.sum(axis=0)
+    waited = float(rest[_WAITED].sum())
+    chance, content = (float(balance.chance.sum()), float(balance.content.sum())) if balance is not None else (0.0, 0.0)
+    beyond = max(0.0, waited - chance - content) if balance is not None else 0.0
+    moving = min(beyond, under_way)
+    shallow = beyond - moving if is_shallow else 0.0
+    by_chance = (waited - moving - shallow) * chance / (chance + content) if chance + content > 0 else 0.0
+    if waited > 0:
+        rest[_WAITED] *= max(0.0, waited - moving - shallow - by_chance) / waited
+    rest[Cause.TRANSPORT.code] += moving
+    return _Split(taken[0], taken[1], by_chance, shallow, rest)
+
+
+class _Begin(NamedTuple):
+    """Where idle time begins: its root, the stage where it is one, and what shows it."""
+
+    root: Root
+    stage: int | None = None
+    evidence: Mapping[str, float] = {}
+
+
+def _slowest(balance: StageBalance | None, layers: Sequence[int] | None) -> _Begin:
+    """Return which stage takes the longest for the same micro-batches, why, and by how much."""
+    if balance is None:
+        return _Begin(Root.SLOW_STAGE)
+    usual, last = balance.usual, len(balance.usual) - 1
+    stage = int(usual.argmax())
+    ratio = _beside_others(usual, stage)
+    evidence: dict[str, float] = {"ratio": ratio, "stages": len(usual)}
+    if layers is not None and len(layers) == len(usual):
+        own = _beside_others(np.array(layers, np.float64), stage)
+        evidence |= {"layers": layers[stage], "of_layers": sum(layers)}
+        if ratio > 1 and own - 1 >= _BY_LAYERS * (ratio - 1):
+            return _Begin(Root.UNEVEN_LAYERS, stage, evidence)
+    prompts, decodes = balance.ratio_of_prompts, balance.ratio_of_decodes
+    if stage == last and prompts is not None and decodes is not None:
+        of_prompts, of_decodes = _beside_others(prompts, stage), _beside_others(decodes, stage)
+        if of_decodes > _LEAST_RATIO and of_prompts - 1 < min(0.3, 0.5 * (of_decodes - 1)):
+            ratios = {"ratio_of_prompts": of_prompts, "ratio_of_decodes": of_decodes}
+            return _Begin(Root.LM_HEAD, stage, evidence | ratios)
+    return _Begin(Root.SLOW_STAGE, stage, evidence)
+
+
+def _beside_others(values: Floats, stage: int) -> float:
+    others = float(np.delete(values, stage).mean())
+    return float(values[stage]) / others if others > 0 else 1.0
+
+
+def _worst(stragglers: Sequence[Straggler], num_stages: int, t0: float | None = None) -> _Begin:
+    """Return the stage that was slow for a while with the longest waits."""
+    if not stragglers:
+        return _Begin(Root.STRAGGLER)
+    each = max(stragglers, key=lambda straggler: straggler.waited)
+    found: dict[str, float] = {"ratio": each.slowdown, "stages": num_stages}
+    when = {} if t0 is None else {"start_s": each.start - t0, "end_s": each.end - t0}
+    return _Begin(Root.STRAGGLER, each.stage, found | when)
+
+
+def _ranked(
+    split: _Split, whole: float, slowest: _Begin, straggler: _Begin, *, are_there: bool = False
+) -> list[Finding]:
+    """Return all roots that take time, the largest first.
+
+    `are_there` says: while all that run are in flight, many run, or others wait.
+    """
+    rest = dict(zip(Cause, split.rest.tolist(), strict=True))
+    causes_of: dict[Root, tuple[Cause, ...]] = {Root.MICRO_BATCHES: UNEVEN_WORK, Root.FEW_REQUESTS: _FEW}
+    if are_there:
+        causes_of |= {Root.FEW_REQUESTS: _FEW[:1], Root.DEALING: _FEW[1:]}
+    parts = {root: {cause: rest[cause] for cause in causes} for root, causes in causes_of.items()}
+    rows: list[tuple[_Begin, Cause, float]] = [
+        (slowest, _most(split.uneven), float(split.uneven.sum())),
+        (straggler, _most(split.slow), float(split.slow.sum())),
+        (_Begin(Root.CHANCE), Cause.STAGE_IMBALANCE, split.chance),
+        (_Begin(Root.DEPTH), Cause.STAGE_IMBALANCE, split.shallow),
+        *((_Begin(root), max(part, key=part.__getitem__), sum(part.values())) for root, part in parts.items()),
+        *((_Begin(root), cause, rest[cause]) for cause, root in _OF_CAUSE.items()),
+    ]
+    found = [
+        Finding(root, cause, seconds, seconds / whole, stage, evidence, parts.get(root, {}), there=seconds)
+        for (root, stage, evidence), cause, seconds in rows
+        if seconds > 0 and whole > 0
+    ]
+    return sorted(found, key=lambda finding: -finding.seconds)
+
+
+def _most(seconds: Floats) -> Cause:
+    return tuple(Cause)[int(seconds.argmax())]
+
+
+def _with_evidence(finding: Finding, record: RunRecord, ledger: Ledger) -> Finding:
+    stage, evidence = evidence_of(finding.root, finding.cause, record, ledger)
+    stage = finding.stage if stage is None else stage
+    return replace(finding, stage=stage, evidence={**evidence, **finding.evidence})

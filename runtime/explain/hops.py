@@ -1,0 +1,49 @@
+"""How long activations were under way from each stage to the next, as far as a run shows it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..ledger.ledger import Ledger
+
+_ROUNDING = 1e-9  # seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Hop:
+    """The way from `stage` to the next one. A micro-batch for which that one waited shows how long it takes.
+
+    Attributes:
+        waited: seconds for which the next stage waited for what was under way.
+        median: seconds of such a micro-batch, in the median.
+        tokens: of such a micro-batch, in the median.
+        tokens_per_s: of all of them.
+        total: seconds of all micro-batches, at that rate; also of those that came while the next stage computed.
+    """
+
+    stage: int
+    waited: float
+    median: float
+    tokens: float
+    tokens_per_s: float
+    total: float
+
+
+def hops_of(ledger: Ledger) -> list[Hop]:
+    """Return the hops for which a stage has waited, in stage order."""
+    hops = []
+    for stage, (upstream, lane) in enumerate(zip(ledger.lanes, ledger.lanes[1:], strict=False)):
+        place = upstream.places(lane.row) if len(upstream.row) and len(lane.row) else np.full(len(lane.row), -1)
+        free = np.append(-np.inf, lane.end[:-1])[place >= 0]
+        begin, left = lane.begin[place >= 0], upstream.end[place[place >= 0]]
+        tokens = ledger.micro_batches.tokens[ledger.micro_batches.places(lane.micro_batch[place >= 0])]
+        late = (free < left) & (begin > left + _ROUNDING)  # the next stage was free: it began when the activation came
+        seconds = (begin - left)[late]
+        if len(seconds):
+            rate = max(1.0, float(tokens[late].sum())) / float(seconds.sum())
+            waited = float(np.maximum(0.0, begin - np.maximum(left, free)).sum())
+            median, held = float(np.median(seconds)), float(np.median(tokens[late]))
+            hops.append(Hop(stage, waited, median, held, rate, float(tokens.sum()) / rate))
+    return hops

@@ -1,0 +1,109 @@
+"""What went wrong on a run's page: a table of faults with how long each part of each repair took, and stragglers."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..drawing.chart import Axis, Chart, series_colour, stacked_bars
+from ..drawing.formatting import seconds_text, time_unit
+from ..drawing.page_parts import table
+from ..drawing.svg import figures
+from .terminal import met_the_next, stages_left, straggler_lines
+
+_REST = "rest"  # of a repair, between its parts
+_REPLAY = "replay"
+_AFTER = {_REST: "s7", _REPLAY: "s6"}  # parts that come last, and their colours
+_MAX_BARS = 40
+
+
+def faults_section(faults: Sequence[Mapping[str, Any]]) -> str:
+    """Render the section; empty if there was no fault.
+
+    Args:
+        faults: What `summary.json` holds of each. Those of several runs have the name of theirs as `run`.
+    """
+    if not faults:
+        return ""
+    runs = ("run",) if "run" in faults[0] else ()
+    heads = (
+        *runs,
+        "time",
+        "reason",
+        "fault",
+        "ranks started again",
+        "requests again",
+        "tokens again",
+        "until it stood again",
+        "replay",
+    )
+    rows = (
+        f"<tr>{''.join(f'<td>{html.escape(fault[run])}</td>' for run in runs)}"
+        f"<td>{fault['time']:,.3f} s</td><td>{html.escape(fault['reason'])}</td>"
+        f"<td>{html.escape(fault['text'])}</td>"
+        f"<td>{', '.join(map(str, fault['ranks'])) or '-'}</td><td>{fault['requests']:,}</td>"
+        f"<td>{fault['tokens']:,}</td><td>{_seconds(fault)}</td>"
+        f"<td>{_replay(fault)}</td></tr>"
+        for fault in faults
+    )
+    return (
+        '<section>\n  <h2>Faults</h2>\n  <p class="hint">A fault lasts from the last sign of progress until all stages '
+        "stood again. Unfinished requests then begin again with the tokens that they had: <i>replay</i> is the "
+        "time that a stage computed these again, in the mean of all stages.</p>\n"
+        f'  <div class="scroll">{table(heads, rows)}</div>\n'
+        f"  {figures([fault_parts(faults)])}\n</section>\n\n"
+    )
+
+
+def stragglers_section(summary: Mapping[str, Any]) -> str:
+    """Render the times in which a stage was slow; empty if there was none."""
+    lines = "".join(f"<li>{html.escape(line)}</li>" for line in straggler_lines(summary))
+    if not lines:
+        return ""
+    return (
+        '<section>\n  <h2>Stragglers</h2>\n  <p class="hint">A stage that computed slowly for a while, measured by the '
+        "other stages and by what it takes for micro-batches of that kind in the rest of the run.</p>\n"
+        f"  <ul>{lines}</ul>\n</section>\n\n"
+    )
+
+
+def fault_parts(faults: Sequence[Mapping[str, Any]]) -> Chart:
+    """Make a bar for each fault of the seconds from the last sign of progress on.
+
+    It shows them until the fault was detected, then the parts of the repair, then the replay. Of many faults, the first
+    `_MAX_BARS` have one.
+    """
+    num_faults, faults = len(faults), faults[:_MAX_BARS]
+    seconds = [_parts(fault) for fault in faults]
+    unit, factor = time_unit(max(sum(row.values()) for row in seconds))
+    rows = [
+        (f"{fault.get('run', number)}: {fault['time']:,.1f} s", {name: part * factor for name, part in row.items()})
+        for number, (fault, row) in enumerate(zip(faults, seconds, strict=True), 1)
+    ]
+    names = [name for name in dict.fromkeys(name for row in seconds for name in row) if name not in _AFTER]
+    colours = {name: series_colour(number) for number, name in enumerate(names)} | _AFTER
+    title = "Parts of each fault and its repair"
+    if num_faults > _MAX_BARS:
+        title = f"Parts of the first {_MAX_BARS} of {num_faults:,} faults and their repairs"
+    return stacked_bars("faults", title, Axis("time", unit), rows, colours)
+
+
+def _parts(fault: Mapping[str, Any]) -> dict[str, float]:
+    """Return the seconds of each part. What lies between them is a part too, and so is the replay."""
+    parts: dict[str, float] = {name: max(0.0, seconds) for name, seconds in fault["parts"].items()}
+    rest = (fault["seconds"] or 0.0) - sum(parts.values())
+    return parts | ({_REST: rest} if rest > 1e-3 else {}) | ({_REPLAY: fault["replay"]} if fault["replay"] else {})
+
+
+def _seconds(fault: Mapping[str, Any]) -> str:
+    if fault["seconds"] is None:
+        return "never"
+    seconds = seconds_text(fault["seconds"])
+    if met_the_next(fault):
+        return f"the next fault came after {seconds}"
+    return seconds + ("" if fault.get("stages") is None else f", {stages_left(fault['stages'])}")
+
+
+def _replay(fault: Mapping[str, Any]) -> str:
+    return "-" if fault["replay"] is None else seconds_text(fault["replay"])

@@ -1,0 +1,95 @@
+"""The worst moments of a run: each in a sentence, with a strip of the timeline, and a link to it in the timeline."""
+
+from __future__ import annotations
+
+import html
+
+from ..core.run_record import RunRecord
+from ..drawing.formatting import cause_label, number_text, seconds_text
+from ..drawing.strip import strip
+from ..explain.analysed_run import AnalysedRun
+from ..ledger.causes import Cause
+from ..ledger.moments import Moment
+from .blame_section import request_name
+
+_HINT = (
+    "Tokens that took at least twice what is typical (first tokens three times), and stages that stood for as long; "
+    "what overlaps is one moment. They rank by how many typical times all requests lost. Upright lines bound the slow "
+    "interval; micro-batches of the request that cost most have an outline. In Perfetto, trace.json.gz begins with the "
+    "run: a moment is at the same second of the ruler."
+)
+_PARTS = {
+    "queue": "They were queued behind other requests",
+    "no_room": "They were queued: no prompt was admitted, as the KV cache or the batch was full, or the policy held "
+    "prompts back",
+    "turn": "They waited for a slot of the depth, or for their turn",
+    "kv_transfer": "Their KV was under way from another pipeline",
+    "recovery": "The pipeline had failed and did not stand again",
+    "control": "The coordinator, or its message, was late",
+    "result": "The result was late",
+    "unknown": "The record has no micro-batch for them",
+    "wait": "They waited for stages that computed other micro-batches",
+    "transport": "Activations were under way",
+    "compute": "Their micro-batches computed longer",
+}
+
+
+def moment_text(moment: Moment, record: RunRecord, origin: float) -> list[str]:
+    """Say in sentences when a moment was, how long, what it was and whom others waited for.
+
+    Args:
+        moment: The moment.
+        record: The run.
+        origin: The run's start, on the clock of the moment.
+    """
+    when = f"At {moment.start - origin:,.2f} s, {seconds_text(moment.seconds)}"
+    times = f"{number_text(moment.seconds / moment.typical)} times the typical" if moment.typical > 0 else ""
+    requests = f"{moment.requests:,} request{'' if moment.requests == 1 else 's'}"
+    if moment.kind == "stall":
+        what = f"{when}: stage {moment.stage} stood, {times} compute of a micro-batch"
+        texts = [what + (f"; {requests} had slow tokens." if moment.requests else ".")]
+        texts.append(f"The cause is {cause_label(Cause(moment.cause))}.")
+    else:
+        token = "next token" if moment.kind == "tbt" else "first token"
+        name = "TBT" if moment.kind == "tbt" else "TTFT"
+        texts = [f"{when}: the {token} of {requests}, up to {times} {name} ({seconds_text(moment.typical)})."]
+        where = f", above all on stage {moment.stage}" if moment.stage is not None else ""
+        texts.append(f"{_PARTS[moment.cause]}{where}: {seconds_text(moment.excess)} more than usual.")
+    if moment.blamed:
+        each = (f"{_sized(record, place)} {seconds_text(seconds)}" for place, seconds in moment.blamed)
+        texts.append(f"Cost others most: {', '.join(each)}.")
+    return texts
+
+
+def _sized(record: RunRecord, place: int) -> str:
+    request = record.requests[place]
+    return f"{request_name(request)} ({request.prompt_tokens:,} + {request.output_tokens:,} tokens)"
+
+
+def moments_section(run: AnalysedRun, drawn_seconds: float) -> str:
+    """Render the section; empty if no moment was bad.
+
+    Args:
+        run: The run.
+        drawn_seconds: How much of it the page's timeline shows, from its start.
+    """
+    if not run.moments:
+        return ""
+    items, ledger = [], run.ledger
+    for moment in run.moments:
+        texts = moment_text(moment, run.record, ledger.t0)
+        room = 0.4 * max(moment.seconds, 1e-6)
+        stretch = max(ledger.t0, moment.start - room), min(ledger.t1, moment.end + room)
+        worst = moment.blamed[0][0] if moment.blamed else -1
+        outlined = run.blame.micro_batches_of(worst, stretch) if worst >= 0 else ()
+        picture = strip(ledger, stretch, (moment.start, moment.end), outlined) if stretch[1] > stretch[0] else ""
+        low, high = (at - ledger.t0 for at in stretch)
+        link = f' <a href="#t={low:.6f}-{high:.6f}">Show in the timeline</a>' if low < drawn_seconds else ""
+        first, *rest = map(html.escape, texts)
+        said = f"<p><b>{first}</b> {' '.join(rest)}{link}</p>"
+        items.append(f'<li>{said}<div class="scroll">{picture}</div></li>')
+    heading = "The ten worst moments" if len(run.moments) == 10 else "The worst moments"
+    return (
+        f'<section id="moments">\n  <h2>{heading}</h2>\n  <p class="hint">{_HINT}</p>\n'
+        f'  <ol class="moments">\n{"".join(items)}\n  </ol>\n</section>\n\n'
+    )

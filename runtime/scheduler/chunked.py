@@ -1,0 +1,53 @@
+"""What policies share that cut prompts into chunks of C tokens: C is given, or picked as the run goes."""
+
+# Compiled (see runtime/compiled.py).
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mypy_extensions import mypyc_attr
+
+from ...conf.policies import EqualTimeConfig, SarathiConfig
+from ..core.block_pool import BlockPool
+from ..core.messages import Span
+from ..core.micro_batch import MicroBatch
+from ..core.request import Request
+from ..core.run_record import MicroBatchRecord
+from .base import Limits, Scheduler
+from .learned.chunk_picker import ChunkPicker
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class ChunkedScheduler(Scheduler):
+    """A policy with a chunk size, `chunk`. With `chunk=auto` the spans of the run show what saturates a stage."""
+
+    def __init__(self, config: SarathiConfig | EqualTimeConfig, limits: Limits, pool: BlockPool) -> None:
+        super().__init__(config, limits, pool)
+        self.tile = config.tile or limits.tile
+        self.picker = ChunkPicker(config.chunk, self.tile, limits.stages)
+        self.chunk = self.picker.chunk
+
+    def prepare(self) -> None:
+        """Pick the chunk."""
+        if note := self.picker.update(self._turn, self.queue_snapshot):
+            self.notes.append(note)
+        self.chunk = self.picker.chunk
+
+    def filled(self, batch: MicroBatch) -> None:
+        """Tell the picker what has been taken."""
+        self.picker.filled(batch)
+
+    def draft_room(self, batch: MicroBatch) -> int:
+        """Return the tokens up to the tile, and beside a chunk up to `chunk` tokens in all."""
+        room = super().draft_room(batch)
+        return min(room, self.chunk - batch.num_tokens) if batch.chunks else room
+
+    def observe(self, micro_batch: MicroBatchRecord, spans: Sequence[Span]) -> None:
+        """Learn which chunk to pick."""
+        self.picker.observe(micro_batch, spans)
+
+    def finish(self, request: Request, reason: str) -> None:
+        """End a request; the picker learns how long it was."""
+        self.picker.finished(request)
+        super().finish(request, reason)

@@ -1,0 +1,74 @@
+"""What request-level policies share: requests enter in groups, and a group stays together until all are done."""
+
+# Compiled (see runtime/compiled.py).
+
+from __future__ import annotations
+
+from collections import deque
+
+from mypy_extensions import mypyc_attr
+
+from ...conf.policies import SchedulerConfig
+from ..core.block_pool import BlockPool
+from ..core.micro_batch import MicroBatch
+from ..core.request import Request
+from .base import Limits, Scheduler
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class GroupScheduler(Scheduler):
+    """A group prefills its prompts whole in one micro-batch, then decodes in one micro-batch an iteration.
+
+    Groups take turns. Blocks for the longest output of a request are set aside, so that nothing is preempted.
+    """
+
+    def __init__(self, config: SchedulerConfig, limits: Limits, pool: BlockPool) -> None:
+        super().__init__(config, limits, pool)
+        self.groups: deque[list[Request]] = deque()
+
+    def enter(self) -> None:
+        """Admit requests into new groups, as the policy's rule allows."""
+        raise NotImplementedError
+
+    def reserved_tokens(self, request: Request) -> int:
+        """Return the most tokens that the request can have: no request of a group is preempted."""
+        return request.max_len
+
+    def restart(self) -> tuple[int, int]:
+        """Forget what the ranks held and all groups: their requests are admitted anew."""
+        self.groups.clear()
+        return super().restart()
+
+    def fill(self, batch: MicroBatch) -> None:
+        """Take the prompts or the decodes of the next group that has nothing in flight."""
+        live = ([r for r in group if not r.is_finished] for group in self.groups)
+        self.groups = deque(group for group in live if group)
+        self.enter()
+        for _ in range(len(self.groups)):
+            group = self.groups[0]
+            self.groups.rotate(-1)
+            if not any(r.in_flight for r in group):
+                self._take(batch, group)
+                return
+
+    def _take(self, batch: MicroBatch, group: list[Request]) -> None:
+        for request in group:
+            if request.remaining_prefill:
+                self.take_chunk(batch, request, request.remaining_prefill)
+        if not batch.chunks:
+            for request in group:
+                self.take_decode(batch, request)
+
+    def admit_group(self, most: int, most_blocks: int) -> list[Request]:
+        """Admit up to `most` waiting requests, which own up to `most_blocks` KV blocks, and return them.
+
+        A request that needs more blocks than that is a group of its own.
+        """
+        group: list[Request] = []
+        blocks = 0
+        while len(group) < most and (waiting := self.next_waiting()):
+            blocks += self.pool.blocks_for(self.reserved_tokens(waiting))
+            if (group and blocks > most_blocks) or not (request := self.admit()):
+                break
+            group.append(request)
+        return group

@@ -1,0 +1,172 @@
+"""Stage times of micro-batches, learned from the spans of the run itself: no profiling run is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from ....conf.errors import ConfigError
+from ...core.features import FEATURES, Features, weigh, weigh_all
+from ...core.least_squares import non_negative
+
+_FIRST_REFIT = 8  # micro-batches before the first fit
+_REFIT_SHARE = 1 / 4  # share of the observations so far that are new before the next fit
+_REFIT_MOST = 128  # most micro-batches between fits
+_WRONG_ERROR = 0.1  # relative error of a prediction, twice the noise at least, that counts as wrong
+_WRONG_PREDICTIONS = 6  # more wrong predictions than right ones since the last fit that call for a new one
+_MEMORY = 1024  # micro-batches after which an observation counts 1/e
+_HUBER_BOUND = 1.345  # in scales of the residual: 95% as efficient as least squares where errors are normal
+_MAD_TO_SIGMA = 1.4826  # median absolute deviation to standard deviation, for normal errors
+_GUESS_WEIGHT = 0.3  # in observations, of the guess that tokens are all that counts
+_PROFILE_WEIGHT = 16.0  # in observations, of a profile
+
+
+def read_profile(folder: str | None, num_stages: int) -> list[list[float]] | None:
+    """Read the weights by stage that a run left in its folder's `stage_times.json`; None if `folder` is None.
+
+    Raises:
+        ConfigError: no such file, or another number of stages or features.
+    """
+    if folder is None:
+        return None
+    path = Path(folder).expanduser() / "stage_times.json"
+    try:
+        weights = msgspec.json.decode(path.read_bytes(), type=dict[str, list[object]])["weights"]
+        profile = msgspec.convert(weights, list[list[float]])
+    except (OSError, KeyError, msgspec.MsgspecError) as error:
+        raise ConfigError(f"scheduler.profile={folder}: no stage times in it ({path.name}: {error})") from None
+    if [len(stage) for stage in profile] != [len(FEATURES)] * num_stages:
+        raise ConfigError(f"scheduler.profile={folder}: holds times of {len(profile)} stages, not of {num_stages}")
+    return profile
+
+
+class StageFit:
+    """Fits non-negative weights of `Features` for each stage, in seconds, by robust least squares on relative errors.
+
+    Old observations fade, and outliers count less (Huber). Before the first fit nothing is predicted. Fits become rare
+    as observations grow many, but where predictions are wrong in a row the next one comes at once: micro-batches that
+    are unlike all before, as those of the first long prompt, are predicted from what hardly told in the old ones.
+
+    Args:
+        profile: weights by stage from an earlier run, which count as a few observations.
+    """
+
+    def __init__(self, num_stages: int, profile: list[list[float]] | None = None) -> None:
+        n = len(FEATURES)
+        self.num_stages = num_stages
+        self.weights: npt.NDArray[np.float64] | None = None  # [stages, features]
+        self.by_stage: list[list[float]] | None = None  # the same as lists
+        self._gram = np.zeros((num_stages, n, n))
+        self._moment = np.zeros((num_stages, n))
+        self._scale = np.ones(n)  # the largest value of each feature so far: scaled features are of order one
+        self._noise = np.full(num_stages, 0.1)  # scale of the relative residuals
+        self.noise = 0.1  # mean scale, over the stages, of the relative errors that fits made on later observations
+        self._rows: list[Features] = []
+        self._counts: list[int] = []  # stages that have computed each row
+        self._stages: list[int] = []
+        self._seconds: list[float] = []
+        self._num_seen = 0  # observations that were fitted
+        self._wrong = 0  # wrong predictions less right ones since the last fit, at least 0
+        self._profile = None if profile is None else np.array(profile, np.float64)
+        if self._profile is not None:
+            self._set(self._profile.copy())
+
+    @property
+    def is_fitted(self) -> bool:
+        """Whether there are weights yet, to predict with."""
+        return self.weights is not None
+
+    def predict(self, row: Features) -> list[float] | None:
+        """Return seconds by stage, None before the first fit."""
+        return None if self.by_stage is None else weigh_all(self.by_stage, row)
+
+    def observe(self, row: Features, stages: Sequence[int], seconds: Sequence[float]) -> None:
+        """Add an observation: the `seconds` that each of `stages` took for a micro-batch with these features."""
+        self._rows.append(row)
+        self._counts.append(len(stages))
+        self._stages += stages
+        self._seconds += seconds
+        if self.by_stage is not None:
+            self._judge(row, stages[-1], seconds[-1])
+        least, most = _FIRST_REFIT * self.num_stages, _REFIT_MOST * self.num_stages
+        due = least if self._wrong >= _WRONG_PREDICTIONS else max(least, _REFIT_SHARE * self._num_seen)
+        if len(self._stages) >= min(most, due):
+            self._num_seen += len(self._stages)
+            self._wrong = 0
+            self._fit()
+
+    def _judge(self, row: Features, stage: int, seconds: float) -> None:
+        """Count whether this stage's time is as the fit in use predicts it."""
+        assert self.by_stage is not None
+        predicted = weigh(self.by_stage[stage], row)
+        is_wrong = abs(seconds - predicted) > max(_WRONG_ERROR, 2 * self.noise) * predicted
+        self._wrong = max(0, self._wrong + (1 if is_wrong else -1))
+
+    def _fit(self) -> None:
+        """Add the observations since the last fit to the normal equations, and solve them."""
+        x = np.repeat(np.array(self._rows), self._counts, axis=0)
+        y, stage = np.maximum(np.array(self._seconds), 1e-9), np.array(self._stages)
+        self._rows, self._counts, self._stages, self._seconds = [], [], [], []
+        self._rescale(x.max(axis=0))
+        x = x / self._scale
+        fade = float(np.exp(-len(y) / self.num_stages / _MEMORY))
+        by_stage, counts = np.argsort(stage, kind="stable"), np.bincount(stage, minlength=self.num_stages)
+        if counts.min() == counts.max():  # as in simulations: all stages at once
+            self._absorb(slice(None), x[by_stage], y[by_stage], fade)
+        else:
+            at = np.concatenate([[0], np.cumsum(counts)])
+            for s in np.flatnonzero(counts).tolist():
+                own = by_stage[at[s] : at[s + 1]]
+                self._absorb(slice(s, s + 1), x[own], y[own], fade)
+        self._set(non_negative(self._gram, self._moment) / self._scale)
+        self.noise = float(self._noise.mean())
+
+    def _absorb(
+        self, stages: slice, rows: npt.NDArray[np.float64], seconds: npt.NDArray[np.float64], fade: float
+    ) -> None:
+        """Add observations of `stages`, as many of each, one stage after the other, to the normal equations.
+
+        `rows` is [stages * n, features], `seconds` [stages * n]. Earlier observations count `fade` times as much.
+        """
+        gram, moment, noise = self._gram[stages], self._moment[stages], self._noise[stages]  # views
+        rows, seconds = rows.reshape(len(gram), -1, rows.shape[-1]), seconds.reshape(len(gram), -1)
+        gram *= fade
+        moment *= fade
+        for s in np.flatnonzero(~gram.any(axis=(1, 2))).tolist():
+            self._start(range(self.num_stages)[stages][s], rows[s], seconds[s])
+        weight = 1.0 / seconds**2
+        if self.weights is not None:
+            foreseen = (rows @ (self.weights[stages] * self._scale)[:, :, None])[:, :, 0]
+            expected = np.maximum(foreseen, 0.1 * seconds)
+            residual = np.abs(seconds - expected) / expected
+            noise += 0.5 * (_MAD_TO_SIGMA * np.median(residual, axis=1) - noise)
+            bound = _HUBER_BOUND * np.maximum(noise, 1e-3)[:, None]
+            weight = np.minimum(1.0, bound / np.maximum(residual, 1e-12)) / np.maximum(seconds, expected) ** 2
+        weighted = (rows * weight[:, :, None]).transpose(0, 2, 1)
+        gram += weighted @ rows
+        moment += (weighted @ seconds[:, :, None])[:, :, 0]
+
+    def _set(self, weights: npt.NDArray[np.float64]) -> None:
+        self.weights, self.by_stage = weights, weights.tolist()
+
+    def _start(self, stage: int, rows: npt.NDArray[np.float64], seconds: npt.NDArray[np.float64]) -> None:
+        """Start from the profile, else from the guess that tokens are all that counts."""
+        if self._profile is not None:
+            guess, weight = self._profile[stage] * self._scale, _PROFILE_WEIGHT
+        else:
+            guess, weight = np.zeros(len(FEATURES)), _GUESS_WEIGHT
+            guess[1] = seconds.sum() / max(rows[:, 1].sum(), 1e-12)
+        strength = weight * (rows**2).mean(axis=0).clip(min=1e-6) / float(np.mean(seconds)) ** 2
+        self._gram[stage] += np.diag(strength)
+        self._moment[stage] += strength * guess
+
+    def _rescale(self, largest: npt.NDArray[np.float64]) -> None:
+        scale = np.maximum(self._scale, largest)
+        ratio = self._scale / scale
+        self._gram *= ratio[:, None] * ratio
+        self._moment *= ratio
+        self._scale = scale

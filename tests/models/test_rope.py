@@ -1,0 +1,36 @@
+"""Rotary positions of any length are those that are computed anew."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from gapless.models.rope import RotaryEmbedding, inverse_frequencies, rotate
+from tests.support.lone_rank import LLAMA
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("positions", [[0, 1, 2047], [2047, 2048], [2048], [4095, 4096, 3], [9000]])
+def test_the_table_grows_to_the_positions_that_come(positions: list[int]) -> None:
+    arch = dataclasses.replace(LLAMA, max_position=10_000)
+    rope = RotaryEmbedding(arch, dtype=torch.float32, device=CPU)
+    for wanted in ([5], positions, [0]):
+        cos, sin = rope.at(torch.tensor(wanted), max(wanted) + 1)
+        angles = torch.tensor(wanted, dtype=torch.float32)[:, None] * inverse_frequencies(arch)
+        torch.testing.assert_close(cos[:, 0, 0], angles.cos())
+        torch.testing.assert_close(sin[:, 0, 0], angles.sin())
+
+
+def test_a_product_of_two_rotated_heads_depends_on_their_distance_alone() -> None:
+    rope = RotaryEmbedding(LLAMA, dtype=torch.float32, device=CPU)
+    query, key = torch.randn(2, LLAMA.head_dim)
+
+    def product(at: int, of: int) -> torch.Tensor:
+        rotated = [rotate(x.view(1, 1, 1, -1), *rope.at(torch.tensor([p]), p + 1)) for x, p in ((query, at), (key, of))]
+        return (rotated[0] * rotated[1]).sum()
+
+    torch.testing.assert_close(product(7, 3), product(54, 50))
+    torch.testing.assert_close(product(9, 9), query @ key)

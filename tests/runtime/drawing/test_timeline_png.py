@@ -1,0 +1,166 @@
+"""The window that `timeline.png` shows: typical of its run by the causes of idle time, one length for all runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gapless.runtime.core.request_record import RequestRecord
+from gapless.runtime.core.run_record import DecodesRecord, FaultRecord, MicroBatchRecord, RunRecord, SegmentRecord
+from gapless.runtime.drawing.timeline_png import idle_text, timeline_window, windows_of, write_timeline
+from gapless.runtime.drawing.typical_window import SLACK, TimeShares, TypicalWindow, typical_windows
+from gapless.runtime.ledger.causes import CAUSES
+from gapless.runtime.ledger.ledger import Ledger
+from tests.support.hand_made import span
+from tests.support.tiers import examples
+
+CHUNK, DECODE = "chunk", "decode"
+
+
+def run_of(kinds: list[str], lengths: list[float], num_stages: int = 2) -> RunRecord:
+    """Make a run whose micro-batches follow each other without another in flight: each stage waits for the others."""
+    record = RunRecord(num_stages, 10, requests=[RequestRecord(0, 8, 0.0)])
+    clock = 0.0
+    for number, (kind, length) in enumerate(zip(kinds, lengths, strict=True)):
+        chunks = [SegmentRecord(0, 0, 8)] if kind == CHUNK else []
+        decodes = DecodesRecord.at() if chunks else DecodesRecord.at([0], [9])
+        record.micro_batches.append(MicroBatchRecord(number, clock, chunks, decodes))
+        free = clock
+        for stage in range(num_stages):
+            record.spans.append(span(number, stage, free, free + length))
+            free += length
+        clock = clock + length if kind == CHUNK else free
+    return record
+
+
+def serial(record: RunRecord) -> RunRecord:
+    """Return the same run with spans that never overlap on a stage."""
+    free = [0.0] * record.num_stages
+    there: dict[int, float] = {}
+    spans = []
+    for s in record.spans:
+        begin = max(free[s.stage], there.get(s.micro_batch, s.begin), s.begin)
+        free[s.stage] = there[s.micro_batch] = begin + s.end - s.begin
+        spans.append(span(s.micro_batch, s.stage, begin, free[s.stage]))
+    record.spans = spans
+    return record
+
+
+runs = st.lists(st.tuples(st.sampled_from([CHUNK, DECODE]), st.floats(0.01, 1.0)), min_size=1, max_size=30).map(
+    lambda batches: Ledger(serial(run_of([kind for kind, _ in batches], [length for _, length in batches])))
+)
+
+
+@settings(max_examples=examples(60))
+@given(runs, st.floats(0.01, 1.2), st.floats(0.0, 1.0))
+def test_shares_of_a_window_are_its_idle_time_by_cause(ledger: Ledger, part: float, place: float):
+    seconds = part * ledger.span_seconds
+    start = place * max(0.0, ledger.span_seconds - seconds)
+    (shares,) = TimeShares(ledger).within(np.array([start]), seconds)
+    assert shares.sum() == pytest.approx(1.0)
+    assert shares.min() >= -1e-9
+    for code, share in enumerate(shares[: len(CAUSES)]):
+        idle = 0.0
+        for columns in ledger.idle_columns:
+            begin = (columns.start - ledger.t0).clip(start, start + seconds)
+            end = (columns.end - ledger.t0).clip(start, start + seconds)
+            idle += float((end - begin)[columns.cause == code].sum())
+        assert share == pytest.approx(idle / seconds / ledger.num_stages, abs=1e-9)
+
+
+@settings(max_examples=examples(60))
+@given(runs, st.floats(0.01, 1.2))
+def test_no_window_that_begins_with_a_micro_batch_is_nearer(ledger: Ledger, part: float):
+    shares, seconds = TimeShares(ledger), part * ledger.span_seconds
+    found = shares.typical(seconds)
+    assert 0.0 <= found.start < found.end <= ledger.span_seconds + 1e-9
+    assert found.end - found.start == pytest.approx(min(seconds, ledger.span_seconds))
+    assert 0.0 <= found.distance <= 1.0
+    last = ledger.span_seconds - seconds
+    if last > 0:
+        others, _ = shares.distances(shares.begins[shares.begins < last], seconds)
+        assert found.distance <= others.min(initial=1.0) + SLACK + 1e-9
+
+
+@settings(max_examples=examples(30))
+@given(st.lists(runs, min_size=1, max_size=3), st.floats(0.1, 3.0))
+def test_windows_of_compared_runs_are_of_one_length(ledgers: list[Ledger], seconds: float):
+    shares = [TimeShares(ledger) for ledger in ledgers]
+    windows = typical_windows(shares, seconds)
+    length = max(window.end - window.start for window in windows)
+    for window, ledger in zip(windows, ledgers, strict=True):
+        assert window.end - window.start == pytest.approx(min(length, ledger.span_seconds))
+
+
+def test_of_lengths_that_are_alike_the_shortest_is_taken():
+    """Rounding of times, as in a run folder, does not change the window."""
+
+    class Alike:
+        def typical(self, seconds: float) -> TypicalWindow:
+            return TypicalWindow(0.0, seconds, 0.15 - 1e-11 * seconds)
+
+    assert typical_windows([Alike()], 2.0) == [TypicalWindow(0.0, 2.0, 0.15 - 2e-11)]
+
+
+def test_the_main_cause_of_a_run_is_in_its_window(tmp_path: Path):
+    """The middle of the run hardly idles; the rest of it does, for one cause."""
+    kinds = ([DECODE, CHUNK] * 20) + [CHUNK] * 40 + ([DECODE, CHUNK] * 20)
+    ledger = Ledger(serial(run_of(kinds, [0.1] * len(kinds))))
+    shares = ledger.seconds_by_cause()
+    main = max(shares, key=lambda cause: shares[cause])
+    run = timeline_window(ledger)
+    ((start, end),) = windows_of([run])
+    within = run.shares.within(np.array([start]), end - start)[0, : len(CAUSES)]
+    assert run.shares.idle(start, end) == pytest.approx(ledger.bubble_fraction, abs=0.05)
+    assert CAUSES[int(within.argmax())] is main
+    share = f"{100 * ledger.bubble_fraction:.1f}% of the run"
+    assert share in idle_text(run.shares, start, end)
+    given_window = timeline_window(ledger, (1.0, 2.0))
+    assert windows_of([given_window, run])[0] == (1.0, 2.0)
+    picture = write_timeline(tmp_path / "timeline.png", {"a": run, "b": given_window})
+    assert picture.stat().st_size > 10_000
+
+
+def test_axes_have_the_runs_own_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    from matplotlib.figure import Figure
+
+    figures = []
+    save = Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *a, **k: (figures.append(figure), save(figure, *a, **k))[1])
+    kinds = [CHUNK, DECODE] * 60
+    ledger = Ledger(serial(run_of(kinds, [0.1] * len(kinds))))
+    runs = {"a": timeline_window(ledger), "b": timeline_window(ledger)}
+    windows = windows_of(list(runs.values()))
+    write_timeline(tmp_path / "timeline.png", runs)
+    axes = figures[0].axes
+    assert [ax.get_xlim() for ax in axes] == [pytest.approx(window) for window in windows]
+    assert windows[0][0] > 0
+    assert "seconds from the run's start" in axes[-1].get_xlabel()
+    assert "the most like the whole run's" in axes[-1].get_xlabel()
+    assert "of the run" in axes[0].get_title("right")
+
+
+def test_faults_are_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    from matplotlib.figure import Figure
+
+    figures = []
+    save = Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *a, **k: (figures.append(figure), save(figure, *a, **k))[1])
+    record = run_of([CHUNK, DECODE] * 10, [0.1] * 20)
+    record.faults = [
+        FaultRecord(1, "process", "rank 1 died", 1.0, 1.1, 1.4),
+        FaultRecord(2, "hang", "stage 0 hangs", 90.0, 91.0),
+    ]
+    ledger = Ledger(serial(record))
+    write_timeline(tmp_path / "timeline.png", {"a": timeline_window(ledger, (1.05, 2.0))})
+    (axes,) = figures[0].axes
+    assert [(line.get_xdata()[0], line.get_linestyle()) for line in axes.lines] == [
+        (pytest.approx(1.1), "-"),
+        (pytest.approx(1.4), "--"),
+    ]
+    words = [text.get_text() for text in figures[0].legends[0].get_texts()]
+    assert words[-2:] == ["fault (process)", "repaired"]

@@ -1,0 +1,85 @@
+"""The numbers that show a root, from runs made by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from gapless.runtime.core.request_record import RequestRecord
+from gapless.runtime.core.run_record import DecodesRecord, MicroBatchRecord, RunRecord, SegmentRecord, Wait
+from gapless.runtime.explain.evidence import evidence_of, while_in_flight
+from gapless.runtime.explain.hops import Hop, hops_of
+from gapless.runtime.explain.roots import Root
+from gapless.runtime.explain.stage_balance import balance_of
+from gapless.runtime.ledger.causes import Cause
+from gapless.runtime.ledger.ledger import Ledger
+from tests.support.hand_made import span
+
+
+def micro_batch(number: int, *waits: Wait, running: int = 0, waiting: int = 0, tokens: int = 8) -> MicroBatchRecord:
+    chunks = [SegmentRecord(number, 0, tokens)]
+    return MicroBatchRecord(
+        number, 0.0, chunks, DecodesRecord.at(), list(waits), num_waiting=waiting, num_running=running
+    )
+
+
+def test_a_hop_is_timed_only_where_the_next_stage_was_free() -> None:
+    """Of four micro-batches the first and the last find stage 1 free; the others came while it computed."""
+    record = RunRecord(2, 10, [micro_batch(n, tokens=8 * (n + 1)) for n in range(4)])
+    record.spans = [span(n, 0, n, n + 1) for n in range(3)] + [span(3, 0, 8, 9)]
+    record.spans += [span(0, 1, 1.5, 5), span(1, 1, 5, 6), span(2, 1, 6, 7), span(3, 1, 10.5, 11)]
+    (hop,) = hops_of(Ledger(record))
+    assert hop == Hop(0, waited=2.0, median=1.0, tokens=20.0, tokens_per_s=20.0, total=4.0)
+
+
+def test_medians_of_what_is_in_flight_are_by_time() -> None:
+    waits = [Wait(1.0, 2.0, "in_flight"), Wait(3.0, 4.0, "in_flight"), Wait(5.0, 10.0, "in_flight")]
+    counts = [(0, 0), (9, 1), (5, 7), (1, 3)]
+    record = RunRecord(1, 10)
+    for number, (wait, (running, waiting)) in enumerate(zip([None, *waits], counts, strict=True)):
+        held = () if wait is None else (wait,)
+        record.micro_batches.append(micro_batch(number, *held, running=running, waiting=waiting))
+        begin = 0.0 if wait is None else wait.end
+        record.spans.append(span(number, 0, begin, begin + 1))
+    assert while_in_flight(Ledger(record)) == (1.0, 3.0)
+    assert while_in_flight(Ledger(RunRecord(1, 10))) == (0.0, 0.0)
+
+
+def lockstep(seconds: list[list[float]]) -> RunRecord:
+    """Run two stages that take these seconds [stages, N]: in each round stage 1 computes what stage 0 did before."""
+    count = len(seconds[0])
+    record = RunRecord(2, 10, [micro_batch(n) for n in range(count)])
+    now = 0.0
+    for number in range(count + 1):
+        longest = 0.0
+        for stage, at in ((0, number), (1, number - 1)):
+            if 0 <= at < count:
+                record.spans.append(span(at, stage, now, now + seconds[stage][at]))
+                longest = max(longest, seconds[stage][at])
+        now += longest
+    return record
+
+
+def test_equal_stages_wait_for_what_micro_batches_hold() -> None:
+    seconds = [4.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 9.0]
+    balance = balance_of(Ledger(lockstep([seconds, seconds])), [])
+    assert balance is not None
+    assert balance.content.tolist() == [3.0, 8.0]  # stage 1 begins a round later, and so ends with a long one
+    assert balance.usual.tolist() == [sum(seconds)] * 2
+    assert balance.uneven.sum() == balance.slow.sum() == balance.chance.sum() == 0.0
+
+
+def test_what_is_long_on_one_stage_alone_is_chance() -> None:
+    seconds = [1.0] * 12
+    balance = balance_of(Ledger(lockstep([seconds, [*seconds[:4], 3.0, *seconds[:4], 3.0, *seconds[:2]]])), [])
+    assert balance is not None
+    assert balance.chance == pytest.approx([4.0, 0.0])
+    assert balance.usual == pytest.approx([12.0, 12.0])
+    assert balance.content == pytest.approx([0.0, 0.0])
+
+
+def test_a_rate_is_of_the_times_between_arrivals() -> None:
+    record = RunRecord(1, 10, [micro_batch(0)], [span(0, 0, 0, 1)])
+    record.requests = [RequestRecord(n, 8, arrival) for n, arrival in enumerate((4.0, 0.0, 1.0))]
+    stage, found = evidence_of(Root.FEW_REQUESTS, Cause.STARVED_NO_REQUEST, record, Ledger(record))
+    assert stage is None
+    assert found["requests_per_s"] == 2 / 4

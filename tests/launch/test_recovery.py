@@ -332,7 +332,8 @@ def end_the_node_of(rank, llm):
 params = SamplingParams(max_tokens=200, ignore_eos=True)
 with LLM("tiny", **{"parallel.threads": 1}) as llm:
     (expected,) = llm.generate([[1, 2, 3]], params)
-overrides = {"parallel.threads": 1, "parallel.ray_address": cluster.address, "parallel.resplit_after_s": 1.0}
+overrides = {"parallel.threads": 1, "parallel.ray_address": cluster.address, "parallel.resplit_after_s": 1.0,
+             "parallel.start_timeout_s": 300}
 with LLM("tiny", pp=2, **overrides) as llm:
     for number, output in enumerate(llm.stream([[1, 2, 3]], params)):
         if number == 50:
@@ -354,5 +355,5 @@ print("all tokens are there")
 @pytest.mark.slow
 def test_a_rank_whose_node_is_lost_starts_on_another_or_leaves_its_layers_to_the_rest() -> None:
     command = [sys.executable, "-c", LOSES_A_NODE]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400, check=False)
     assert "all tokens are there" in done.stdout, done.stderr[-3000:]

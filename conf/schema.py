@@ -181,8 +181,8 @@ class ModelConfig:
     """a folder or tokenizer.json; null: the one beside the weights, else UTF-8 bytes"""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """auto: float32 on CPU, bfloat16 on CUDA"""
-    attention: Literal["auto", "sdpa", "xformers"] = "auto"
-    """auto: xformers on CUDA and C++ on CPU (model.kernels) where they run, else sdpa"""
+    attention: Literal["auto", "flash", "sdpa", "xformers"] = "auto"
+    """auto: flash, torch's FlashAttention, on CUDA in half precision, and C++ on CPU (model.kernels), else sdpa"""
     kernels: Literal["auto", "cpp", "torch"] = "auto"
     """code of a layer's small operators; auto: C++, compiled once, for float32 on a CPU with a compiler, else torch"""
     cuda_graphs: bool = True

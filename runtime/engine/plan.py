@@ -13,7 +13,7 @@ from ...conf.schema import Architecture, EngineConfig, HardwareConfig, ParallelC
 from ...models.checkpoint import SafetensorsFolder
 from ...models.huggingface import resolve_architecture, resolve_weights
 from ...models.layout import tensor_shapes
-from ...models.memory import MemoryModel, dtype_bytes
+from ...models.memory import MemoryModel, dtype_bytes, resolve_dtype
 from ...parallel.split import check_parallel, split_layers
 from ..core.block_pool import BlockPool
 from ..pipeline.handshake import Setup
@@ -75,8 +75,11 @@ def make_plan(config: EngineConfig) -> Plan:
             f"model={config.model.name}: the engine computes no experts yet; gapless simulate, tune and capacity do"
         )
     check_parallel(arch, config.parallel)
-    if config.model.attention == "xformers" and hardware.device != "cuda":
-        raise ConfigError("model.attention=xformers: runs on CUDA only; use sdpa or auto on hardware.device=cpu")
+    if (name := config.model.attention) in ("flash", "xformers"):
+        if hardware.device != "cuda":
+            raise ConfigError(f"model.attention={name}: runs on CUDA only; use sdpa or auto on hardware.device=cpu")
+        if (dtype := resolve_dtype(config.model, "cuda")) == "float32":
+            raise ConfigError(f"model.attention={name}: runs in bfloat16 and float16; use sdpa or auto for {dtype}")
     if folder is not None and not simulated:
         SafetensorsFolder(folder).check(arch, tensor_shapes(arch))
     find_policy(config.scheduler)

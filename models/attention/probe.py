@@ -10,6 +10,17 @@ from .backend import AttentionBackend
 from .sdpa import SdpaBackend
 
 
+def lacks_half(dtype: torch.dtype, device: torch.device, head_dim: int) -> str | None:
+    """Return what operators of half precision on CUDA lack, whose heads have at most 256 elements; None: nothing."""
+    if device.type != "cuda":
+        return "needs CUDA"
+    if dtype not in (torch.bfloat16, torch.float16):
+        return f"needs model.dtype=bfloat16 or float16, not {str(dtype).removeprefix('torch.')}"
+    if head_dim > 256 or head_dim % 8:
+        return f"needs heads of at most 256 in steps of 8, not {head_dim}"
+    return None
+
+
 def probe(
     backend: AttentionBackend, dtype: torch.dtype, device: torch.device, head_dim: int, *, block_size: int
 ) -> str | None:

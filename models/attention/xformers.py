@@ -12,7 +12,7 @@ import torch
 from ..batch import RaggedBatch, Segment
 from ..kv_cache import slots_of
 from ..transfers import upload
-from .probe import probe
+from .probe import lacks_half, probe
 from .sdpa import SdpaBackend, SegmentPlan, attend_chunks
 
 
@@ -123,11 +123,5 @@ def _attention(q_TKGD: torch.Tensor, keys_SKD: torch.Tensor, values_SKD: torch.T
 
 def why_not(dtype: torch.dtype, device: torch.device, head_dim: int) -> str | None:
     """Return why xformers does not run here. None: it runs, and has computed small cases correctly."""
-    if device.type != "cuda":
-        return "needs CUDA"
-    if dtype not in (torch.bfloat16, torch.float16):
-        return f"needs model.dtype=bfloat16 or float16, not {str(dtype).removeprefix('torch.')}"
-    if head_dim > 256 or head_dim % 8:
-        return f"needs heads of at most 256 in steps of 8, not {head_dim}"
     backend = XformersBackend(block_size=16, num_blocks=8, window=None, dtype=dtype, device=device)
-    return probe(backend, dtype, device, head_dim, block_size=16)
+    return lacks_half(dtype, device, head_dim) or probe(backend, dtype, device, head_dim, block_size=16)

@@ -144,7 +144,7 @@ def test_it_computes_what_sdpa_does(
     plan = tested.plan(batch)
     torch.testing.assert_close(tested.attend(q, keys, values, plan), expected, atol=1e-5, rtol=1e-5)
     assert len(plan) == bool(batch.chunks) + bool(len(batch.decodes))
-    assert all((call.pages is None) == (block != 256) for call in plan)
+    assert all(("block_table" in call.options) == (block == 256) for call in plan)
     copies = [call for call in plan if call.gather is not None]
     assert not copies if block == 256 or not scattered else copies
 

@@ -17,7 +17,7 @@ from ..batch import RaggedBatch, tables_of
 from ..transfers import upload
 from .probe import lacks_half, probe
 
-_PAGE_STEP = 256  # torch's flash_api.cpp: "Paged KV cache block size must be divisible by 256"
+PAGE_STEP = 256  # torch's flash_api.cpp: "Paged KV cache block size must be divisible by 256"
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,7 @@ def why_not(dtype: torch.dtype, device: torch.device, head_dim: int) -> str | No
 
 def why_not_paged(dtype: torch.dtype, device: torch.device, head_dim: int, block_size: int) -> str | None:
     """Return why it does not read block tables, where `why_not` is None. None: it does, and computes correctly."""
-    if block_size % _PAGE_STEP:
-        return f"it reads pages in steps of {_PAGE_STEP} tokens, and cache.block_size={block_size}"
+    if block_size % PAGE_STEP:
+        return f"it reads pages in steps of {PAGE_STEP} tokens, and cache.block_size={block_size}"
     backend = FlashBackend(block_size=block_size, window=None, device=device, paged=True)
     return probe(backend, dtype, device, head_dim, block_size=block_size)

@@ -94,20 +94,20 @@ def make_plan(config: EngineConfig) -> Plan:
     memory = replace(memory, parallel=parallel)
     depth = config.scheduler.depth(parallel.pp, parallel.depth)
     if cache.num_blocks is None:
-        slots, fitting = memory.slots(), memory.blocks(cache.block_size)
+        slots, fitting = memory.slots(), memory.blocks(config.block_size)
     else:
-        slots = cache.num_blocks * cache.block_size // arch.max_position
+        slots = cache.num_blocks * config.block_size // arch.max_position
         fitting = cache.num_blocks
     batch = config.scheduler.batch_of(slots, depth.most)
-    useful = batch * depth.most * -(-arch.max_position // cache.block_size)
+    useful = batch * depth.most * -(-arch.max_position // config.block_size)
     num_blocks = min(fitting, useful)
     if cache.num_blocks is not None:
-        memory.check_blocks(cache.block_size, num_blocks)
+        memory.check_blocks(config.block_size, num_blocks)
     return Plan(
         arch=arch,
         layers=tuple(layers),
         num_blocks=num_blocks,
-        block_size=cache.block_size,
+        block_size=config.block_size,
         replicate_embedding=memory.replicates_embedding(),
         limits=Limits(batch, depth, tile=hardware.tile, stages=parallel.pp),
         tokenizer=config.model.tokenizer or (str(folder) if folder else None),
@@ -130,12 +130,12 @@ def _most_layers(memory: MemoryModel, config: EngineConfig) -> list[int]:
     """
 
     def most(num_blocks: int) -> list[int]:
-        return memory.most_layers(num_blocks * config.cache.block_size)
+        return memory.most_layers(num_blocks * config.block_size)
 
     if config.cache.num_blocks is not None:
         return most(config.cache.num_blocks)
-    least = -(-memory.arch.max_position // config.cache.block_size)
-    wanted = max(least, config.parallel.pp * _KV_TOKENS_A_STAGE // config.cache.block_size)
+    least = -(-memory.arch.max_position // config.block_size)
+    wanted = max(least, config.parallel.pp * _KV_TOKENS_A_STAGE // config.block_size)
     too_many = bisect_left(
         range(least + 1, wanted + 1), True, key=lambda num_blocks: sum(most(num_blocks)) < memory.arch.num_layers
     )

@@ -148,5 +148,7 @@ def why_not_paged(dtype: torch.dtype, device: torch.device, head_dim: int, block
     """Return why it does not read block tables, where `why_not` is None. None: it does, and computes correctly."""
     if block_size % PAGE_STEP:
         return f"it reads pages in steps of {PAGE_STEP} tokens, and cache.block_size={block_size}"
+    if "block_table" not in str(torch.ops.aten._flash_attention_forward.default._schema):
+        return f"that of torch {torch.__version__} reads no pages"
     backend = FlashBackend(block_size=block_size, window=None, device=device, paged=True)
     return probe(backend, dtype, device, head_dim, block_size=block_size)

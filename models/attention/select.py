@@ -17,7 +17,8 @@ def why_not(name: str, dtype: torch.dtype, device: torch.device, head_dim: int) 
     """Return in one line why the backend `flash`, `xformers` or `sdpa` does not run here. None: it does."""
     if name == "sdpa":
         return None
-    return {"flash": flash, "xformers": xformers}[name].why_not(dtype, device, head_dim)
+    own = flash.why_not if name == "flash" else xformers.why_not
+    return own(dtype, device, head_dim)
 
 
 def make_backend(

@@ -6,6 +6,7 @@ On a CPU torch has no such operator, so one that follows its contract by plain a
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -287,6 +288,14 @@ def test_auto_is_flash_on_cuda_in_half_precision(probed: list[str | None], dtype
         ConfigError, match=r"^model\.attention=flash: RuntimeError: no kernel image; sdpa runs anywhere$"
     ):
         choose("flash", dtype, CUDA)
+
+
+def test_a_torch_without_pages_copies(probed: list[str | None], monkeypatch: pytest.MonkeyPatch) -> None:
+    older = SimpleNamespace(default=SimpleNamespace(_schema="aten::_flash_attention_forward(..., Tensor? seqused_k)"))
+    monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", older)
+    backend = choose("auto", torch.bfloat16, CUDA, block=256)
+    assert not backend.paged
+    assert backend.about.endswith(f"since that of torch {torch.__version__} reads no pages")
 
 
 def test_auto_is_sdpa_on_cuda_in_float32_and_says_why(probed: list[str | None]) -> None:

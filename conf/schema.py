@@ -181,8 +181,8 @@ class ModelConfig:
     """a folder or tokenizer.json; null: the one beside the weights, else UTF-8 bytes"""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """auto: float32 on CPU, bfloat16 on CUDA"""
-    attention: Literal["auto", "sdpa", "xformers"] = "auto"
-    """auto: xformers on CUDA and C++ on CPU (model.kernels) where they run, else sdpa"""
+    attention: Literal["auto", "flash", "sdpa", "xformers"] = "auto"
+    """auto: flash, torch's FlashAttention, on CUDA in half precision, and C++ on CPU (model.kernels), else sdpa"""
     kernels: Literal["auto", "cpp", "torch"] = "auto"
     """code of a layer's small operators; auto: C++, compiled once, for float32 on a CPU with a compiler, else torch"""
     cuda_graphs: bool = True
@@ -327,15 +327,15 @@ class ParallelConfig:
 class CacheConfig:
     """The paged KV cache."""
 
-    block_size: int = 16
-    """tokens of a KV block"""
+    block_size: int | None = None
+    """tokens of a KV block; null: 256, which FlashAttention reads in place, where model.attention is it, else 16"""
     num_blocks: int | None = None
     """KV blocks of a rank; null: all that fit beside the weights (the minimum over the ranks)"""
     prefix_caching: bool = True
     """whether requests that begin with the same tokens share the KV blocks of these"""
 
     def __post_init__(self) -> None:
-        check("cache.block_size", self.block_size, self.block_size >= 1, "1 or more")
+        check("cache.block_size", self.block_size, self.block_size is None or self.block_size >= 1, "null or 1 or more")
         check("cache.num_blocks", self.num_blocks, self.num_blocks is None or self.num_blocks >= 1, "null or 1 or more")
 
 
@@ -356,6 +356,13 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         check("seed", self.seed, 0 <= self.seed < 1 << 32, "0 to 4294967295")
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of a KV block: `cache.block_size`, or what the attention backend of this device wants."""
+        is_half = self.hardware.device == "cuda" and self.model.dtype != "float32"
+        wanted = 256 if is_half and self.model.attention in ("auto", "flash") else 16
+        return self.cache.block_size or wanted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -414,6 +421,7 @@ class SimulateConfig(ComparisonConfig):
     Repeats differ by their seed. An `experiment` of the paper runs instead of the workload.
     """
 
+    cache: CacheConfig = field(default_factory=lambda: CacheConfig(block_size=16))
     simulation: SimulationConfig = field(default_factory=SimulationConfig)
     experiment: str | None = None
     """which function of runtime/experiments runs; choose it by experiment=NAME"""

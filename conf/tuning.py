@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from .errors import ConfigError, check
 from .policies import SchedulerConfig
-from .schema import EngineConfig
+from .schema import CacheConfig, EngineConfig
 from .simulation import SimulationConfig
 from .workloads import FixedConfig, WorkloadConfig
 
@@ -39,6 +39,7 @@ class CapacityConfig(EngineConfig):
     workload: WorkloadConfig = field(default_factory=FixedConfig)
     policies: tuple[SchedulerConfig, ...] = ()
     """several policies whole, as scheduler=NAME,NAME makes them; empty: scheduler alone"""
+    cache: CacheConfig = field(default_factory=lambda: CacheConfig(block_size=16))
     simulation: SimulationConfig = field(default_factory=SimulationConfig)
     slo: TailSlo
     seeds: int = 3

@@ -121,7 +121,7 @@ def measure_pipeline(
     total = sum(len(points) for _, points in rounds)
     if not total:
         return
-    block = plan.config.cache.block_size
+    block = plan.config.block_size
     with starting(errors, plan.config) as on_progress:
         pipeline = start_pipeline(plan.config, plan.plan, launcher, on_progress)
     try:

@@ -28,6 +28,14 @@ class Segment:
         return self.start + self.length
 
 
+def tables_of(segments: Sequence[Segment]) -> np.ndarray:
+    """Return the KV blocks of each segment as a row, [segments, most blocks] int32, with zeros after its last one."""
+    tables = np.zeros((len(segments), max((len(s.blocks) for s in segments), default=0)), dtype=np.int32)
+    for row, segment in zip(tables, segments, strict=True):
+        row[: len(segment.blocks)] = segment.blocks
+    return tables
+
+
 @dataclass(frozen=True, slots=True)
 class Decodes:
     """The B decodes of a micro-batch by column. Iterating gives a `Segment` each.
@@ -43,10 +51,7 @@ class Decodes:
     def of(cls, segments: Sequence[Segment]) -> Decodes:
         """Make columns of segments of length 1."""
         assert all(segment.length == 1 for segment in segments)
-        tables = np.zeros((len(segments), max((len(s.blocks) for s in segments), default=0)), dtype=np.int32)
-        for row, segment in zip(tables, segments, strict=True):
-            row[: len(segment.blocks)] = segment.blocks
-        return cls(np.array([s.start for s in segments], dtype=np.int64), tables)
+        return cls(np.array([s.start for s in segments], dtype=np.int64), tables_of(segments))
 
     def __len__(self) -> int:
         return len(self.starts)

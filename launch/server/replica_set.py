@@ -56,7 +56,7 @@ class ReplicaSet:
             )
         by_prefix = config.cache.prefix_caching
         self._router = Router(
-            len(self.replicas), block_size=config.cache.block_size, num_blocks=num_blocks, by_prefix=by_prefix
+            len(self.replicas), block_size=config.block_size, num_blocks=num_blocks, by_prefix=by_prefix
         )
 
     @property

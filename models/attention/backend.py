@@ -10,7 +10,12 @@ from ..batch import RaggedBatch
 
 
 class AttentionBackend(Protocol):
-    """Computes causal attention of a ragged batch over the paged KV cache, separately for chunks and for decodes."""
+    """Computes causal attention of a ragged batch over the paged KV cache, separately for chunks and for decodes.
+
+    `about` says in a line which backend it is, and why this one was chosen; empty on a CPU.
+    """
+
+    about: str
 
     def plan(self, batch: RaggedBatch) -> Any:
         """Compute what the layers share for a micro-batch: slots and masks. Called once a micro-batch."""

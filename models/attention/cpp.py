@@ -48,6 +48,7 @@ class CppBackend:
     """
 
     def __init__(self, kernels: CppKernels, *, block_size: int, window: int | None) -> None:
+        self.about = ""
         self.kernels = kernels
         self.block_size = block_size
         self.window = window or sys.maxsize

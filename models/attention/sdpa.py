@@ -51,6 +51,7 @@ class SdpaBackend:
     """
 
     def __init__(self, *, block_size: int, window: int | None, dtype: torch.dtype, device: torch.device) -> None:
+        self.about = ""
         self.block_size = block_size
         self.window = window
         self.dtype = dtype

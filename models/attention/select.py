@@ -7,10 +7,18 @@ import torch
 from ...conf.errors import ConfigError
 from ..kernels.cpp import CppKernels
 from ..kernels.kernels import Kernels
+from . import flash, xformers
 from .backend import AttentionBackend
 from .cpp import CppBackend
 from .sdpa import SdpaBackend
-from .xformers import XformersBackend, why_not, why_not_paged
+
+
+def why_not(name: str, dtype: torch.dtype, device: torch.device, head_dim: int) -> str | None:
+    """Return in one line why the backend `flash`, `xformers` or `sdpa` does not run here. None: it does."""
+    if name == "sdpa":
+        return None
+    own = flash.why_not if name == "flash" else xformers.why_not
+    return own(dtype, device, head_dim)
 
 
 def make_backend(
@@ -24,24 +32,34 @@ def make_backend(
     device: torch.device,
     head_dim: int,
 ) -> AttentionBackend:
-    """Make the backend `sdpa` or `xformers`. `auto` is xformers or the C++ one where it runs, else sdpa.
+    """Make the backend `flash`, `xformers` or `sdpa`. `auto` is flash or the C++ one where it runs, else sdpa.
 
     Raises:
-        ConfigError: xformers was asked for and does not run here.
+        ConfigError: the one that was asked for does not run here.
     """
-    if name != "sdpa":
-        reason = why_not(dtype, device, head_dim)
-        if reason is None:
-            return XformersBackend(
-                block_size=block_size,
-                num_blocks=num_blocks,
-                window=window,
-                dtype=dtype,
-                device=device,
-                paged=why_not_paged(dtype, device, head_dim, block_size) is None,
-            )
-        if name == "xformers":
-            raise ConfigError(f"model.attention=xformers: {reason}; sdpa runs anywhere")
-        if isinstance(kernels, CppKernels):
-            return CppBackend(kernels, block_size=block_size, window=window)
-    return SdpaBackend(block_size=block_size, window=window, dtype=dtype, device=device)
+    wanted = "flash" if name == "auto" else name
+    reason = why_not(wanted, dtype, device, head_dim)
+    if reason is not None and name != "auto":
+        raise ConfigError(f"model.attention={name}: {reason}; sdpa runs anywhere")
+    backend: AttentionBackend
+    if reason is not None and isinstance(kernels, CppKernels):
+        return CppBackend(kernels, block_size=block_size, window=window)
+    if reason is not None or wanted == "sdpa":
+        backend = SdpaBackend(block_size=block_size, window=window, dtype=dtype, device=device)
+        about = "sdpa" if reason is None else f"sdpa, since flash does not run here: {reason}"
+    elif wanted == "xformers":
+        backend = xformers.XformersBackend(
+            block_size=block_size, num_blocks=num_blocks, window=window, dtype=dtype, device=device
+        )
+        about = "xformers"
+    else:
+        unpaged = flash.why_not_paged(dtype, device, head_dim, block_size)
+        backend = flash.FlashBackend(block_size=block_size, window=window, device=device, paged=unpaged is None)
+        about = f"flash, of torch {torch.__version__}, which " + (
+            f"reads keys by pages of {block_size} tokens"
+            if unpaged is None
+            else f"copies keys of requests whose blocks do not follow each other, since {unpaged}"
+        )
+    if device.type == "cuda":
+        backend.about = about + ("" if name == "auto" else f" (model.attention={name})")
+    return backend

@@ -13,7 +13,7 @@ from ...conf.schema import Architecture, EngineConfig, HardwareConfig, ParallelC
 from ...models.checkpoint import SafetensorsFolder
 from ...models.huggingface import resolve_architecture, resolve_weights
 from ...models.layout import tensor_shapes
-from ...models.memory import MemoryModel, dtype_bytes
+from ...models.memory import MemoryModel, dtype_bytes, resolve_dtype
 from ...parallel.split import check_parallel, split_layers
 from ..core.block_pool import BlockPool
 from ..pipeline.handshake import Setup
@@ -75,8 +75,11 @@ def make_plan(config: EngineConfig) -> Plan:
             f"model={config.model.name}: the engine computes no experts yet; gapless simulate, tune and capacity do"
         )
     check_parallel(arch, config.parallel)
-    if config.model.attention == "xformers" and hardware.device != "cuda":
-        raise ConfigError("model.attention=xformers: runs on CUDA only; use sdpa or auto on hardware.device=cpu")
+    if (name := config.model.attention) in ("flash", "xformers"):
+        if hardware.device != "cuda":
+            raise ConfigError(f"model.attention={name}: runs on CUDA only; use sdpa or auto on hardware.device=cpu")
+        if (dtype := resolve_dtype(config.model, "cuda")) == "float32":
+            raise ConfigError(f"model.attention={name}: runs in bfloat16 and float16; use sdpa or auto for {dtype}")
     if folder is not None and not simulated:
         SafetensorsFolder(folder).check(arch, tensor_shapes(arch))
     find_policy(config.scheduler)
@@ -91,20 +94,20 @@ def make_plan(config: EngineConfig) -> Plan:
     memory = replace(memory, parallel=parallel)
     depth = config.scheduler.depth(parallel.pp, parallel.depth)
     if cache.num_blocks is None:
-        slots, fitting = memory.slots(), memory.blocks(cache.block_size)
+        slots, fitting = memory.slots(), memory.blocks(config.block_size)
     else:
-        slots = cache.num_blocks * cache.block_size // arch.max_position
+        slots = cache.num_blocks * config.block_size // arch.max_position
         fitting = cache.num_blocks
     batch = config.scheduler.batch_of(slots, depth.most)
-    useful = batch * depth.most * -(-arch.max_position // cache.block_size)
+    useful = batch * depth.most * -(-arch.max_position // config.block_size)
     num_blocks = min(fitting, useful)
     if cache.num_blocks is not None:
-        memory.check_blocks(cache.block_size, num_blocks)
+        memory.check_blocks(config.block_size, num_blocks)
     return Plan(
         arch=arch,
         layers=tuple(layers),
         num_blocks=num_blocks,
-        block_size=cache.block_size,
+        block_size=config.block_size,
         replicate_embedding=memory.replicates_embedding(),
         limits=Limits(batch, depth, tile=hardware.tile, stages=parallel.pp),
         tokenizer=config.model.tokenizer or (str(folder) if folder else None),
@@ -127,12 +130,12 @@ def _most_layers(memory: MemoryModel, config: EngineConfig) -> list[int]:
     """
 
     def most(num_blocks: int) -> list[int]:
-        return memory.most_layers(num_blocks * config.cache.block_size)
+        return memory.most_layers(num_blocks * config.block_size)
 
     if config.cache.num_blocks is not None:
         return most(config.cache.num_blocks)
-    least = -(-memory.arch.max_position // config.cache.block_size)
-    wanted = max(least, config.parallel.pp * _KV_TOKENS_A_STAGE // config.cache.block_size)
+    least = -(-memory.arch.max_position // config.block_size)
+    wanted = max(least, config.parallel.pp * _KV_TOKENS_A_STAGE // config.block_size)
     too_many = bisect_left(
         range(least + 1, wanted + 1), True, key=lambda num_blocks: sum(most(num_blocks)) < memory.arch.num_layers
     )

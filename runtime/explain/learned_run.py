@@ -155,12 +155,12 @@ def _plan_without_model(config: SimulateConfig, arch: Architecture, num_blocks: 
     counts = parallel.layers or (arch.num_layers // parallel.pp,) * parallel.pp
     ends = np.cumsum(counts).tolist()
     depth = config.scheduler.depth(parallel.pp, parallel.depth)
-    slots = num_blocks * config.cache.block_size // arch.max_position
+    slots = num_blocks * config.block_size // arch.max_position
     return Plan(
         arch=arch,
         layers=tuple(range(end - count, end) for count, end in zip(counts, ends, strict=True)),
         num_blocks=num_blocks,
-        block_size=config.cache.block_size,
+        block_size=config.block_size,
         replicate_embedding=False,
         limits=replace(limits, batch=config.scheduler.batch_of(slots, depth.most), depth=depth),
         tokenizer=None,

@@ -159,7 +159,7 @@ def twin_of(record: RunRecord, ledger: Ledger, recorded: Mapping[str, Any]) -> T
             workload=replace(config.workload, max_concurrency=None),
         )
         notes.append(f"one of {number} replicas, with the requests that the router gave it, when it did")
-    block_size, most = config.cache.block_size, config.workload.max_concurrency
+    block_size, most = config.block_size, config.workload.max_concurrency
     if is_simulated(recorded):
         try:
             setting = make_setting(config)

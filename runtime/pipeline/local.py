@@ -13,7 +13,7 @@ from ..core.messages import MicroBatchMessage, MicroBatchResult, Span
 from ..core.run_record import FaultRecord
 from .handshake import Setup
 from .protocol import WallClock
-from .start_warnings import warn_without_cpp
+from .start_warnings import say_attention, warn_without_cpp
 
 
 class LocalPipeline:
@@ -38,6 +38,7 @@ class LocalPipeline:
         self._groups: Any = Groups.start(Rendezvous(0, 1, device=device), Mesh(1, 1), setup.timeout_s)
         self._worker = StageWorker.build(setup, self._groups)
         warn_without_cpp((self._worker.stage.no_cpp,))
+        say_attention((self._worker.stage.attention.about,))
         self._micro_batches: deque[MicroBatchMessage] = deque()
         self._idle_since = self.clock.now()
         self._wakes: list[int] = []

@@ -166,8 +166,9 @@ class _ServingRank:
         self.transport = Transport(self.groups, setup.arch.hidden_size, self.worker.stage.dtype, setup.depth)
         self.reporter = _Reporter(self._send_result, self.inbox.put) if self.is_cuda else None
         self._report = self._send_result if self.reporter is None else self.reporter.report
-        process, no_cpp = f"pid {os.getpid()} {self.groups.device}", self.worker.stage.no_cpp
-        self.client.send(encoder.encode(Ready(rank, socket.gethostname(), process, epoch, rendezvous_s, no_cpp)))
+        process, stage = f"pid {os.getpid()} {self.groups.device}", self.worker.stage
+        about = stage.no_cpp, stage.attention.about
+        self.client.send(encoder.encode(Ready(rank, socket.gethostname(), process, epoch, rendezvous_s, *about)))
 
     def serve(self) -> None:
         threading.Thread(target=self._hear, name="control", daemon=True).start()

@@ -25,7 +25,7 @@ from .launcher import Launcher
 from .protocol import PipelineError, PipelineFault, WallClock
 from .recovery_limit import RecoveryLimit
 from .repair import Repair
-from .start_warnings import warn_of_placement, warn_without_cpp
+from .start_warnings import say_attention, warn_of_placement, warn_without_cpp
 
 _log = logging.getLogger(__name__)
 _POLL_INTERVAL_S = 0.2
@@ -117,6 +117,7 @@ class RemotePipeline:
                 raise self._late(self._ranks - ready.keys(), "did not connect and load within")
         self.where = [f"{ready[rank].host} {ready[rank].process}" for rank in range(world)]
         warn_without_cpp(tuple(ready[rank].no_cpp for rank in range(world)))
+        say_attention(tuple(ready[rank].attention for rank in range(world)))
         return setup, {rank: ready[rank].host for rank in range(world)}
 
     @property

@@ -1,4 +1,4 @@
-"""Says, before anything is served, where ranks lie worse than they could or than the config's cluster, or lack C++."""
+"""Says, before anything is served, where ranks lie badly or lack C++, and which backend computes attention."""
 
 from __future__ import annotations
 
@@ -47,13 +47,32 @@ def warn_without_cpp(reasons: tuple[str, ...]) -> None:
     Args:
         reasons: of each rank; empty where it lacks none.
     """
-    for reason in dict.fromkeys(filter(None, reasons)):
-        ranks = [str(rank) for rank, own in enumerate(reasons) if own == reason]
-        some = "" if len(ranks) == len(reasons) else f" on rank{'s' * (len(ranks) > 1)} {', '.join(ranks)}"
+    for reason, some in _by_line(reasons):
         _log.warning(
             f"{reason}: torch's operators run{some}, which take longer than C++ ones; "
             "model.kernels=torch asks for them without this line"
         )
+
+
+@cache
+def say_attention(lines: tuple[str, ...]) -> None:
+    """Log, once in a process, which backend computes attention: a line, or more where ranks differ.
+
+    Args:
+        lines: of each rank; empty on a CPU.
+    """
+    for line, some in _by_line(lines):
+        _log.info(f"attention{some}: {line}")
+
+
+def _by_line(lines: tuple[str, ...]) -> list[tuple[str, str]]:
+    """Return each line that ranks say, and which of them do if not all."""
+    found = []
+    for line in dict.fromkeys(filter(None, lines)):
+        ranks = [str(rank) for rank, own in enumerate(lines) if own == line]
+        some = "" if len(ranks) == len(lines) else f" on rank{'s' * (len(ranks) > 1)} {', '.join(ranks)}"
+        found.append((line, some))
+    return found
 
 
 def _of_split_stages(

@@ -121,6 +121,7 @@ class _MarkedBackend:
     """An attention backend that marks the begin and the end of each layer's attention."""
 
     def __init__(self, backend: AttentionBackend, mark: Callable[[str], None]) -> None:
+        self.about = backend.about
         self._backend = backend
         self._mark = mark
 

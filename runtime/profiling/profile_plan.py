@@ -36,7 +36,7 @@ class ProfilePlan:
     @property
     def fill(self) -> list[tuple[Point, int]]:
         """Chunks that together write the pipeline's whole KV cache, each with its first block."""
-        block = self.config.cache.block_size
+        block = self.config.block_size
         size = max(block, min(_FILL_CHUNK_TOKENS, self.setup.arch.max_position) // block * block)
         starts = range(0, self.plan.num_blocks, size // block)
         return [(Point(chunk=min(size, (self.plan.num_blocks - start) * block)), start) for start in starts]
@@ -48,7 +48,7 @@ def plan_profile(config: ProfileConfig) -> ProfilePlan:
     Raises:
         ConfigError: as `make_plan`, or the grid does not fit the model or the memory.
     """
-    plan, hardware, parallel, block = make_plan(config), config.hardware, config.parallel, config.cache.block_size
+    plan, hardware, parallel, block = make_plan(config), config.hardware, config.parallel, config.block_size
     arch = plan.arch
     stages_per_node = max(1, min(parallel.world_size, config.cluster.devices_per_node) // parallel.tp)
     stages = stages_per_node if config.neighbours is None else 1 + config.neighbours
@@ -102,7 +102,7 @@ def _setup(
     points: Sequence[Point],
     replicate_embedding: bool,
 ) -> Setup:
-    block = config.cache.block_size
+    block = config.block_size
     return Setup(
         pp=stages,
         tp=config.parallel.tp,

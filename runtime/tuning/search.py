@@ -77,7 +77,7 @@ class Search:
         plan = self.space.setting(self.space.first(tp, pp, replicas)).plan
         context = plan.max_model_len
         if config.cache.num_blocks is not None:
-            context = min(context, config.cache.num_blocks * config.cache.block_size)
+            context = min(context, config.cache.num_blocks * config.block_size)
         self.demands = make_demands(config.workload, plan, context, config.seeds, config.most_seeds - config.seeds)
 
     @property

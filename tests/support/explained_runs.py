@@ -56,6 +56,6 @@ def learned_twin(config: SimulateConfig) -> Twin:
     """Return the twin of a simulated run as if its cost model were not known."""
     record = run(config)
     learned = learn_run(config, record)
-    found = requests_of(record, config.workload, config.cache.block_size)
+    found = requests_of(record, config.workload, config.block_size)
     most = config.workload.max_concurrency
     return Twin(learned.setting(config), found.items, most, record, Ledger(record), found.notes, learned)

@@ -1,7 +1,8 @@
-"""The plan: B by `scheduler.batch`, and how many requests it lets run at once."""
+"""The plan: B by `scheduler.batch`, how many requests it lets run at once, and blocks that fit the attention."""
 
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,7 +10,8 @@ import pytest
 from gapless.conf.build import build, load_group
 from gapless.conf.errors import ConfigError
 from gapless.conf.policies import POLICY_CONFIGS
-from gapless.conf.schema import SimulateConfig
+from gapless.conf.schema import CacheConfig, EngineConfig, SimulateConfig
+from gapless.models.attention.flash import PAGE_STEP
 from gapless.models.memory import MemoryModel
 from gapless.runtime.engine.plan import make_plan
 from gapless.runtime.ledger.fleet import Fleet
@@ -165,3 +167,28 @@ def test_a_split_by_speed_is_about_as_fast_as_the_fastest() -> None:
         return float(summarize(Fleet([replica.record]))["duration"])
 
     assert seconds(None) < 1.1 * min(seconds((slow, 60 - slow)) for slow in range(14, 32, 2))
+
+
+def engine(device: Any, **model: Any) -> EngineConfig:
+    return build(EngineConfig, {"model": load_group("model", "tiny") | model, "hardware": {"device": device}})
+
+
+def test_blocks_are_pages_where_flash_runs() -> None:
+    for model in ({}, {"attention": "flash"}, {"dtype": "float16"}):
+        size = engine("cuda", **model).block_size
+        assert size == 256
+        assert size % PAGE_STEP == 0
+    for model in ({"attention": "xformers"}, {"attention": "sdpa"}, {"dtype": "float32"}):
+        assert engine("cuda", **model).block_size == 16
+    assert engine("cpu").block_size == 16
+    own = replace(engine("cuda"), cache=CacheConfig(block_size=32))
+    assert own.block_size == 32
+    assert make_plan(engine("cuda")).block_size == 256
+
+
+@pytest.mark.parametrize("name", ["flash", "xformers"])
+def test_a_backend_that_cannot_run_is_refused_before_a_start(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"^model.attention={name}: runs on CUDA only; use sdpa or auto on hardware"):
+        make_plan(engine("cpu", attention=name))
+    with pytest.raises(ConfigError, match=f"^model.attention={name}: runs in bfloat16 and float16; use sdpa or auto"):
+        make_plan(engine("cuda", attention=name, dtype="float32"))

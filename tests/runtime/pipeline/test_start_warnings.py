@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import redirect_stderr
 from io import StringIO
 
@@ -14,7 +15,7 @@ from gapless.conf.schema import HardwareConfig, ParallelConfig
 from gapless.launch.stderr_log import messages_on_stderr
 from gapless.parallel.placement import nodes_of_stages
 from gapless.parallel.real_placement import Place
-from gapless.runtime.pipeline.start_warnings import warn_of_placement, warn_without_cpp
+from gapless.runtime.pipeline.start_warnings import say_attention, warn_of_placement, warn_without_cpp
 
 GPU = HardwareConfig(device="cuda")
 
@@ -104,3 +105,17 @@ def test_ranks_that_lack_cpp_for_the_same_reason_share_a_line(caplog: pytest.Log
     caplog.clear()
     warn_without_cpp(("", ""))
     assert caplog.messages == []
+
+
+def test_the_start_says_once_which_attention_runs(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    say_attention.cache_clear()
+    for _ in range(2):
+        say_attention(("flash", "flash"))
+    say_attention(("flash", "sdpa, since flash does not run here: needs CUDA"))
+    say_attention(("", ""))
+    assert caplog.messages == [
+        "attention: flash",
+        "attention on rank 0: flash",
+        "attention on rank 1: sdpa, since flash does not run here: needs CUDA",
+    ]

@@ -1,0 +1,154 @@
+"""Attention through the FlashAttention that torch is built with, on CUDA in half precision.
+
+One call of the operator computes all chunks of a micro-batch, another one all decodes. With a single query a request it
+reads the keys of a group of heads once, and divides long contexts over the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..batch import RaggedBatch, tables_of
+from ..transfers import upload
+from .probe import lacks_half, probe
+
+PAGE_STEP = 256  # torch's flash_api.cpp: "Paged KV cache block size must be divisible by 256"
+
+
+@dataclass(frozen=True, slots=True)
+class FlashPlan:
+    """The plan of a call for B requests. Query i of a request's n attends to its first `seqused_k` - n + 1 + i keys."""
+
+    rows: slice  # of the batch
+    given: tuple[Any, ...]  # what the operator is given after queries, keys and values
+    options: dict[str, Any]
+    gather: torch.Tensor | None  # [keys] int32: slots that are copied together first; None: read in place
+
+
+class FlashBackend:
+    """Calls FlashAttention once for all chunks and once for all decodes.
+
+    Keys and values are read where they lie if blocks are pages of the operator, or if each request's blocks follow each
+    other. Otherwise those of all requests of the call are copied together first.
+
+    Args:
+        window: a token attends to itself and the window - 1 tokens before it; None: to all tokens before it.
+        paged: the operator reads block tables (`why_not_paged` says whether that runs).
+    """
+
+    def __init__(self, *, block_size: int, window: int | None, device: torch.device, paged: bool) -> None:
+        self.about = ""
+        self.block_size = block_size
+        self.window = window
+        self.device = device
+        self.paged = paged
+
+    def plan(self, batch: RaggedBatch) -> list[FlashPlan]:
+        """Compute where the keys of all chunks, and those of all decodes, are read from. One copy to the device."""
+        row, calls = batch.num_chunk_tokens, []
+        if batch.chunks:
+            starts, lengths = np.array([(chunk.start, chunk.length) for chunk in batch.chunks], dtype=np.int64).T
+            calls.append(self._plan(slice(0, row), starts, lengths, tables_of(batch.chunks)))
+        if len(batch.decodes):
+            starts, tables = batch.decodes.starts, batch.decodes.tables
+            calls.append(self._plan(slice(row, batch.num_tokens), starts, np.ones_like(starts), tables))
+        uploaded = upload([words for words, _ in calls], self.device) if calls else []
+        return [on_device(words) for words, (_, on_device) in zip(uploaded, calls, strict=True)]
+
+    def _plan(
+        self, rows: slice, starts: np.ndarray, lengths: np.ndarray, tables: np.ndarray
+    ) -> tuple[np.ndarray, Callable[[torch.Tensor], FlashPlan]]:
+        """Plan a call, of `starts` and `lengths` [B] and KV blocks `tables` [B, M].
+
+        Returns:
+            Pairs of int32 as int64, and what makes the plan of their copy on the device.
+        """
+        contexts, size, paged = starts + lengths, self.block_size, self.paged
+        firsts = np.zeros_like(starts)  # positions of the first keys that are read
+        if self.window is not None and not paged:
+            firsts = (starts - self.window + 1).clip(0)
+        used = contexts - firsts
+        begins, most, total = np.cumsum(used) - used, int(used.max()), int(used.sum())
+        tables = tables[:, : -(-int(contexts.max()) // size)]
+        if not paged and _are_in_a_row(tables, firsts // size, (contexts - 1) // size):
+            begins = tables[np.arange(len(tables)), firsts // size] * size + firsts % size
+            tables = tables[:, :0]
+        B, M = tables.shape
+        packed = np.concatenate(
+            [[0], np.cumsum(lengths), begins, [0], used, firsts, tables.reshape(-1)],
+            dtype=np.int32,
+            casting="same_kind",
+        )
+
+        def on_device(words: torch.Tensor) -> FlashPlan:
+            numbers = words.view(torch.int32)[: len(packed)]
+            query_ends, key_begins, used_B, firsts_B, rest = numbers.split([B + 1, B + 1, B, B, B * M])
+            hides = self.window is not None and most > self.window
+            options = {"window_size_left": self.window - 1 if hides else None, "seqused_k": used_B}  # type: ignore[operator]
+            gather = None
+            if paged:
+                options["block_table"] = rest.view(B, M)
+            elif M:
+                gather = _slots(rest.view(B, M), firsts_B, key_begins[:-1], used_B, total, size)
+            no_dropout, is_causal, debug_mask = 0.0, True, False
+            given = query_ends, key_begins, int(lengths.max()), most, no_dropout, is_causal, debug_mask
+            return FlashPlan(rows, given, options, gather)
+
+        return np.resize(packed, len(packed) + len(packed) % 2).view(np.int64), on_device
+
+    def attend(
+        self, q_TKGD: torch.Tensor, keys_SKD: torch.Tensor, values_SKD: torch.Tensor, plan: list[FlashPlan]
+    ) -> torch.Tensor:
+        """See `AttentionBackend.attend`."""
+        q = q_TKGD.flatten(1, 2)
+        if self.paged:
+            keys_SKD, values_SKD = (x.unflatten(0, (-1, self.block_size)) for x in (keys_SKD, values_SKD))
+        if len(plan) == 1:
+            return _attention(q, keys_SKD, values_SKD, plan[0])
+        return torch.cat([_attention(q[each.rows], keys_SKD, values_SKD, each) for each in plan])
+
+
+def _are_in_a_row(tables: np.ndarray, firsts: np.ndarray, lasts: np.ndarray) -> bool:
+    """Return whether each row's blocks follow each other from place `firsts[row]` to place `lasts[row]`."""
+    places = np.arange(tables.shape[1] - 1)
+    counts = (places >= firsts[:, None]) & (places < lasts[:, None])
+    return not (counts & (np.diff(tables, axis=1) != 1)).any()
+
+
+def _slots(
+    tables: torch.Tensor, firsts: torch.Tensor, begins: torch.Tensor, used: torch.Tensor, total: int, size: int
+) -> torch.Tensor:
+    """Return on the device the slots of `used` keys from position `firsts` on, request by request, [total] int32."""
+    device = tables.device
+    request = torch.repeat_interleave(torch.arange(len(used), device=device), used, output_size=total)
+    position = torch.arange(total, dtype=torch.int32, device=device) + (firsts - begins)[request]
+    return tables[request, position // size] * size + position % size
+
+
+def _attention(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, plan: FlashPlan) -> torch.Tensor:
+    """Return what the queries [rows, heads, D] of a call attend to, [rows, heads * D]."""
+    if plan.gather is not None:
+        keys, values = keys.index_select(0, plan.gather), values.index_select(0, plan.gather)
+    out: torch.Tensor = torch.ops.aten._flash_attention_forward(q, keys, values, *plan.given, **plan.options)[0]
+    return out.flatten(1)
+
+
+def why_not(dtype: torch.dtype, device: torch.device, head_dim: int) -> str | None:
+    """Return why FlashAttention does not run here. None: it runs, and has computed small cases correctly."""
+    backend = FlashBackend(block_size=16, window=None, device=device, paged=False)
+    return lacks_half(dtype, device, head_dim) or probe(backend, dtype, device, head_dim, block_size=16)
+
+
+def why_not_paged(dtype: torch.dtype, device: torch.device, head_dim: int, block_size: int) -> str | None:
+    """Return why it does not read block tables, where `why_not` is None. None: it does, and computes correctly."""
+    if block_size % PAGE_STEP:
+        return f"it reads pages in steps of {PAGE_STEP} tokens, and cache.block_size={block_size}"
+    if "block_table" not in str(torch.ops.aten._flash_attention_forward.default._schema):
+        return f"that of torch {torch.__version__} reads no pages"
+    backend = FlashBackend(block_size=block_size, window=None, device=device, paged=True)
+    return probe(backend, dtype, device, head_dim, block_size=block_size)

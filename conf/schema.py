@@ -28,9 +28,12 @@ _WHOLE_BATCHES = ("request_level", "orca_worst")  # policies whose requests ente
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeScaling:
-    """A stretch of the rotary frequencies: `linear` divides all; `llama3` divides the slow ones and blends between."""
+    """A stretch of the rotary frequencies.
 
-    type: Literal["linear", "llama3"]
+    `linear` divides all by one factor, `llama3` the slow ones, with a blend between, `factors` each by its own.
+    """
+
+    type: Literal["linear", "llama3", "factors"]
     """how rotary frequencies stretch"""
     factor: float = 1.0
     """factor by which they stretch"""
@@ -40,6 +43,8 @@ class RopeScaling:
     """llama3: faster frequencies than this stay"""
     original_max_position: int = 8192
     """llama3: context length of the training before the stretch"""
+    factors: tuple[float, ...] = ()
+    """factors: one for each pair of elements of a head"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,18 +170,21 @@ class Architecture:
         return self.num_params - self.num_layers * idle * self.ffn_params
 
 
+NAMED_WEIGHTS = ("random", "shipped", "smollm2")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """A model: an architecture, and where its weights and tokenizer come from.
 
-    Where `weights` is a folder, the architecture is read from its `config.json`. With `tokenizer=none`, prompts can
+    Where `weights` is a folder or a GGUF file, the architecture is read from it. With `tokenizer=none`, prompts can
     only be token ids.
     """
 
     name: str = "custom"
     """a label for reports"""
     weights: str = "random"
-    """random, shipped (the small model in the package) or a Hugging Face folder"""
+    """random, shipped (the small model in the package), smollm2, a Hugging Face folder or a GGUF file"""
     tokenizer: str | None = None
     """a folder or tokenizer.json; null: the one beside the weights, else UTF-8 bytes"""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
@@ -198,7 +206,7 @@ class ModelConfig:
             self.max_model_len is None or self.max_model_len >= 2,
             "null or 2 or more",
         )
-        check("model.weights", self.weights, bool(self.weights), "random, shipped or a folder")
+        check("model.weights", self.weights, bool(self.weights), "random, shipped, smollm2, a folder or a GGUF file")
         if self.weights == "random" and self.architecture is None:
             raise ConfigError(
                 f"model={self.name}: weights=random needs an architecture; choose a model by name or set model.weights"

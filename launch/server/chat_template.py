@@ -11,6 +11,8 @@ from typing import Any, NoReturn
 
 from ...conf import strict_json
 from ...conf.errors import ConfigError
+from ...models.gguf.file import GgufFile
+from ...models.gguf.tokenizer import special_tokens
 
 
 class ChatTemplateError(ValueError):
@@ -81,6 +83,8 @@ def load_chat_template(tokenizer: str | None) -> ChatTemplate | None:
     if tokenizer in (None, "none"):
         return None
     path = Path(tokenizer)
+    if path.suffix == ".gguf":
+        return _of_gguf(GgufFile(path))
     folder = path if path.is_dir() else path.parent
     config = _read(folder / "tokenizer_config.json")
     source = _source(folder, config)
@@ -89,6 +93,15 @@ def load_chat_template(tokenizer: str | None) -> ChatTemplate | None:
     special = _read(folder / "special_tokens_map.json") | config
     tokens = {name: _content(value) for name, value in special.items() if name.endswith("_token")}
     template = ChatTemplate(source, tokens)
+    template.check()
+    return template
+
+
+def _of_gguf(file: GgufFile) -> ChatTemplate | None:
+    source = file.get("tokenizer.chat_template")
+    if not isinstance(source, str):
+        return None
+    template = ChatTemplate(source, special_tokens(file))
     template.check()
     return template
 

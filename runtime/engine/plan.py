@@ -10,7 +10,7 @@ from ...conf.build import load_hardware
 from ...conf.errors import ConfigError
 from ...conf.policies import EqualTimeConfig
 from ...conf.schema import Architecture, EngineConfig, HardwareConfig, ParallelConfig, SimulateConfig
-from ...models.checkpoint import SafetensorsFolder
+from ...models.checkpoint import open_checkpoint
 from ...models.huggingface import resolve_architecture, resolve_weights
 from ...models.layout import tensor_shapes
 from ...models.memory import MemoryModel, dtype_bytes
@@ -68,7 +68,7 @@ def make_plan(config: EngineConfig) -> Plan:
     """
     cache, hardware, stages = config.cache, config.hardware, stage_hardware(config)
     simulated = isinstance(config, SimulateConfig)
-    folder = resolve_weights(config.model, tensors=not simulated)
+    path = resolve_weights(config.model, tensors=not simulated)
     arch = resolve_architecture(config.model, tensors=not simulated)
     if arch.experts is not None and not simulated:
         raise ConfigError(
@@ -77,8 +77,8 @@ def make_plan(config: EngineConfig) -> Plan:
     check_parallel(arch, config.parallel)
     if config.model.attention == "xformers" and hardware.device != "cuda":
         raise ConfigError("model.attention=xformers: runs on CUDA only; use sdpa or auto on hardware.device=cpu")
-    if folder is not None and not simulated:
-        SafetensorsFolder(folder).check(arch, tensor_shapes(arch))
+    if path is not None and not simulated:
+        open_checkpoint(path, arch).check(arch, tensor_shapes(arch))
     find_policy(config.scheduler)
     if isinstance(config.scheduler, EqualTimeConfig):
         read_profile(config.scheduler.profile, config.parallel.pp)
@@ -107,7 +107,7 @@ def make_plan(config: EngineConfig) -> Plan:
         block_size=cache.block_size,
         replicate_embedding=memory.replicates_embedding(),
         limits=Limits(batch, depth, tile=hardware.tile, stages=parallel.pp),
-        tokenizer=config.model.tokenizer or (str(folder) if folder else None),
+        tokenizer=config.model.tokenizer or (str(path) if path else None),
         prefix_caching=cache.prefix_caching,
     )
 

@@ -373,8 +373,11 @@ class GenerateConfig(EngineConfig):
     prompt: str | None = None
     """one prompt, given here"""
     prompts: str | None = None
-    """a text file (a prompt a line), a .jsonl file (objects with prompt or prompt_token_ids, and any key of sampling),
-    or `shipped`; without prompt and prompts: standard input, a prompt a line"""
+    """a text file (a prompt a line), a .jsonl file (objects with prompt, messages or prompt_token_ids, and any key of
+    sampling; or requests of an OpenAI batch), `shipped` (code) or `questions`; without prompt and prompts: standard
+    input, a prompt a line"""
+    chat: bool | None = None
+    """send each text as a user's message, through the model's chat template; null: where the model has one"""
     outputs: str | None = None
     """where the JSONL goes; null: outputs.jsonl in the run folder"""
     print_texts: bool = True

@@ -9,10 +9,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ...conf import strict_json
-from ...conf.errors import ConfigError
-from ...models.gguf.file import GgufFile
-from ...models.gguf.tokenizer import special_tokens
+from ..conf import strict_json
+from ..conf.build import is_unicode
+from ..conf.errors import ConfigError
+from .gguf.file import GgufFile
+from .gguf.tokenizer import special_tokens
 
 
 class ChatTemplateError(ValueError):
@@ -95,6 +96,30 @@ def load_chat_template(tokenizer: str | None) -> ChatTemplate | None:
     template = ChatTemplate(source, tokens)
     template.check()
     return template
+
+
+def checked_messages(messages: Any) -> list[dict[str, Any]]:
+    """Return the messages of a conversation as chat templates read them: with a content that is one text.
+
+    Raises:
+        ConfigError: they are no list of objects with a `role` and a `content`, a text or a list of text parts.
+    """
+    if not isinstance(messages, list | tuple) or not messages:
+        raise ConfigError('messages: must be a list such as [{"role": "user", "content": "..."}]')
+    return [_checked_message(number, message) for number, message in enumerate(messages)]
+
+
+def _checked_message(number: int, message: Any) -> dict[str, Any]:
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        raise ConfigError(f"messages[{number}]: must be an object with a role, such as user, and a content")
+    content = message.get("content")
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content or []
+    if not isinstance(parts, list) or not all(isinstance(part, dict) and part.get("type") == "text" for part in parts):
+        raise ConfigError(f"messages[{number}].content: must be a text, or a list of parts of type text")
+    texts = [part.get("text") for part in parts]
+    if not all(isinstance(text, str) and is_unicode(text) for text in texts):
+        raise ConfigError(f"messages[{number}].content: each part must have a text, in whole Unicode characters")
+    return {**message, "content": "".join(texts)}
 
 
 def _of_gguf(file: GgufFile) -> ChatTemplate | None:

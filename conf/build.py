@@ -26,7 +26,7 @@ import yaml
 from .errors import ConfigError, nearest
 from .policies import POLICY_CONFIGS, SchedulerConfig
 from .policy_file import is_policy_file, policy_config, policy_mapping
-from .schema import NAMED_WEIGHTS, EngineConfig, HardwareConfig
+from .schema import NAMED_WEIGHTS, EngineConfig, HardwareConfig, is_hub_name
 from .workloads import WORKLOAD_CONFIGS, WorkloadConfig
 
 C = TypeVar("C")
@@ -228,7 +228,8 @@ def model_choice(model: str | os.PathLike[str]) -> tuple[str, dict[str, str]]:
     """Resolve `model=...` to a choice of the model group, and the keys that a folder adds to it.
 
     The name of a choice wins. Otherwise a path (it is a folder, has a separator, starts with `.` or `~`, or ends with
-    `.gguf`) is a Hugging Face folder or a GGUF file: the choice `folder` with `weights` and `name`.
+    `.gguf`) is a Hugging Face folder or a GGUF file: the choice `folder` with `weights` and `name`. `ORGANISATION/NAME`
+    is a name on the hub if there is no such path.
     """
     text = os.fspath(model)
     if isinstance(model, str) and text in group_names("model") and text != "folder":
@@ -236,6 +237,8 @@ def model_choice(model: str | os.PathLike[str]) -> tuple[str, dict[str, str]]:
     is_path = not isinstance(model, str) or os.sep in text or text.startswith((".", "~")) or os.path.isdir(text)
     if not is_path and not text.endswith(".gguf"):
         return text, {}
+    if isinstance(model, str) and is_hub_name(text):
+        return "folder", {"weights": text, "name": text.rpartition("/")[2]}
     folder = Path(text).expanduser().absolute()
     return "folder", {"weights": str(folder), "name": folder.resolve().name or "folder"}
 
@@ -248,7 +251,7 @@ def locate(config: E) -> E:
     """
     model = config.model
     found: dict[str, Any] = {}
-    if model.weights not in NAMED_WEIGHTS:
+    if model.weights not in NAMED_WEIGHTS and not is_hub_name(model.weights):
         weights = Path(model.weights).expanduser().absolute()
         if not weights.is_dir() and not (weights.suffix == ".gguf" and weights.is_file()):
             near = difflib.get_close_matches(model.weights, NAMED_WEIGHTS, n=1)

@@ -6,8 +6,10 @@ checks itself on construction and raises `ConfigError` with the dotted key.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import ClassVar, Literal
 
 from .clusters import ClusterConfig
@@ -171,6 +173,13 @@ class Architecture:
 
 
 NAMED_WEIGHTS = ("random", "shipped", "smollm2")
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+
+def is_hub_name(weights: str) -> bool:
+    """Return whether `weights` is a name on the Hugging Face Hub, `ORGANISATION/MODEL`: there is no such path here."""
+    is_file = weights.endswith(".gguf")
+    return _HUB_NAME.fullmatch(weights) is not None and not is_file and not Path(weights).exists()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,7 +193,10 @@ class ModelConfig:
     name: str = "custom"
     """a label for reports"""
     weights: str = "random"
-    """random, shipped (the small model in the package), smollm2, a Hugging Face folder or a GGUF file"""
+    """random, shipped (the small model in the package), smollm2, a Hugging Face folder or its name on the hub
+    (ORGANISATION/MODEL), or a GGUF file"""
+    revision: str | None = None
+    """of a name on the hub: a branch, tag or commit; null: the main branch"""
     tokenizer: str | None = None
     """a folder or tokenizer.json; null: the one beside the weights, else UTF-8 bytes"""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
@@ -206,7 +218,12 @@ class ModelConfig:
             self.max_model_len is None or self.max_model_len >= 2,
             "null or 2 or more",
         )
-        check("model.weights", self.weights, bool(self.weights), "random, shipped, smollm2, a folder or a GGUF file")
+        check(
+            "model.weights",
+            self.weights,
+            bool(self.weights),
+            "random, shipped, smollm2, a folder, a name on the hub or a GGUF file",
+        )
         if self.weights == "random" and self.architecture is None:
             raise ConfigError(
                 f"model={self.name}: weights=random needs an architecture; choose a model by name or set model.weights"
@@ -383,6 +400,19 @@ class GenerateConfig(EngineConfig):
     print_texts: bool = True
     """print the first few texts at the end; `outputs` holds all"""
     sampling: SamplingParams = field(default_factory=SamplingParams)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatConfig(EngineConfig):
+    """`gapless chat`: a conversation in the terminal."""
+
+    system: str | None = None
+    """a system message that the conversation begins with; null: what the model's chat template has"""
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+
+    def __post_init__(self) -> None:
+        EngineConfig.__post_init__(self)
+        check("sampling.n", self.sampling.n, self.sampling.n == 1, "1, for an answer at a time")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

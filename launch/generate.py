@@ -20,7 +20,7 @@ from ..conf.errors import ConfigError
 from ..conf.schema import GenerateConfig
 from .advising import quick_advice
 from .output_path import check_writable
-from .progress import Meter, print_words, shown, starting, throughput, versions
+from .progress import Meter, print_words, printable, shown, starting, throughput, versions
 from .prompts import Prompt, TextInput, read_prompts
 from .results import show_words
 
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 PROMPT_TAIL = 240  # characters of a prompt that are shown
 SHOWN_TEXTS = 3  # prompts whose outputs are shown
-_CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), 127, *range(128, 160)) if code not in (9, 10)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,10 +255,5 @@ def _print_texts(console: Console, prompt: Prompt, output: RequestOutput) -> Non
         label = f"{output.index}" if len(output.outputs) == 1 else f"{output.index}.{completion.index}"
         title = f"{label} · {len(output.prompt_token_ids)} prompt tokens · {completion.finish_reason}"
         console.rule(Text(title, "dim"), align="left", style="dim")
-        text = Text.assemble((_printable(tail), "dim"), (_printable(completion.text), "bold green"))
+        text = Text.assemble((printable(tail), "dim"), (printable(completion.text), "bold green"))
         print_words(console, text)
-
-
-def _printable(text: str) -> str:
-    """Spell out control characters, so that no text can control the terminal."""
-    return text.translate(_CONTROL)

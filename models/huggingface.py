@@ -15,10 +15,11 @@ from typing import Any, Literal
 from ..conf import strict_json
 from ..conf.errors import ConfigError, nearest
 from ..conf.experts import ExpertsConfig
-from ..conf.schema import NAMED_WEIGHTS, Architecture, ModelConfig, RopeScaling
+from ..conf.schema import NAMED_WEIGHTS, Architecture, ModelConfig, RopeScaling, is_hub_name
 from .gguf.config import config_values
 from .gguf.file import GgufFile
 from .gguf.smollm2 import smollm2
+from .hub import of_cache_folder, snapshot
 
 _SIZE_FIELDS = ("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "ffn_size")
 _ACTIVATIONS: dict[str, Literal["silu", "gelu", "gelu_tanh", "relu"]] = {
@@ -54,11 +55,14 @@ def resolve_weights(model: ModelConfig, *, tensors: bool = True) -> Path | None:
     if model.weights == "smollm2":
         return smollm2()
     path = Path(model.weights).expanduser()
+    if is_hub_name(model.weights):
+        path = snapshot(model.weights, model.revision, tensors=tensors)
     key = f"model.weights={model.weights}"
     if path.is_file() and path.suffix == ".gguf":
         return path
     if not path.exists():
-        raise ConfigError(f"{key}: no such folder; must be a Hugging Face folder, a GGUF file or {_NAMED}")
+        raise ConfigError(f"{key}: no such folder; must be a Hugging Face folder or name, a GGUF file or {_NAMED}")
+    path = of_cache_folder(path)
     if not path.is_dir():
         raise ConfigError(f"{key}: a file; must be the folder that holds config.json and the safetensors files")
     has_tensors = any(path.glob("*.safetensors")) or (path / "model.safetensors.index.json").is_file()

@@ -1,4 +1,4 @@
-"""Reads the tensors of a checkpoint: checks headers, then reads slice by slice. Here: a folder of safetensors files."""
+"""Reads the tensors of a checkpoint: checks headers, then reads slice by slice. Here: safetensors."""
 
 from __future__ import annotations
 
@@ -48,19 +48,6 @@ class Checkpoint(TensorSource, Protocol):
     def close(self) -> None:
         """Close what is open."""
         ...
-
-
-def open_checkpoint(path: Path, arch: Architecture) -> Checkpoint:
-    """Open the checkpoint in a folder of safetensors files or a GGUF file.
-
-    Raises:
-        ConfigError: a file is missing, or is not what its name says.
-    """
-    if path.is_dir():
-        return SafetensorsFolder(path)
-    from .gguf.weights import GgufTensors  # imported here since it imports `gguf`
-
-    return GgufTensors(path, arch)
 
 
 def check_shape(

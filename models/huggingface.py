@@ -69,9 +69,7 @@ def resolve_weights(model: ModelConfig, *, tensors: bool = True) -> Path | None:
     if not has_tensors and (alone := _only_gguf(path, key)) is not None:
         return alone
     if not (path / "config.json").is_file():
-        raise ConfigError(
-            f"{key}: no config.json in this folder; must be a Hugging Face folder, a GGUF file or {_NAMED}"
-        )
+        raise ConfigError(f"{key}: no config.json in this folder; must be a Hugging Face folder")
     if tensors and not has_tensors:
         pickles = sorted(p.name for pattern in ("*.bin", "*.pt", "*.pth") for p in path.glob(pattern))
         if pickles:

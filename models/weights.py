@@ -16,10 +16,11 @@ from torch import nn
 from ..conf.schema import Architecture
 from ..parallel.layers import ReplicatedEmbedding
 from ..parallel.mesh import Mesh
-from .checkpoint import Checkpoint, TensorSource, open_checkpoint
+from .checkpoint import Checkpoint, TensorSource
 from .decoder import DecoderLayer
 from .layout import Names, names_of, tensor_shapes
 from .norm import HeadNorm
+from .open_checkpoint import open_checkpoint
 from .random_weights import RandomTensors
 from .stage import Stage
 

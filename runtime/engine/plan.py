@@ -10,10 +10,10 @@ from ...conf.build import load_hardware
 from ...conf.errors import ConfigError
 from ...conf.policies import EqualTimeConfig
 from ...conf.schema import Architecture, EngineConfig, HardwareConfig, ParallelConfig, SimulateConfig
-from ...models.checkpoint import open_checkpoint
 from ...models.huggingface import resolve_architecture, resolve_weights
 from ...models.layout import tensor_shapes
 from ...models.memory import MemoryModel, dtype_bytes
+from ...models.open_checkpoint import open_checkpoint
 from ...parallel.split import check_parallel, split_layers
 from ..core.block_pool import BlockPool
 from ..pipeline.handshake import Setup

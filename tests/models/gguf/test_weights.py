@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from gapless.conf.errors import ConfigError
 from gapless.conf.schema import Architecture, ModelConfig
-from gapless.models.checkpoint import open_checkpoint
 from gapless.models.gguf.weights import _TYPES
 from gapless.models.huggingface import resolve_architecture
 from gapless.models.layout import tensor_shapes
+from gapless.models.open_checkpoint import open_checkpoint
 from gapless.parallel.groups import Groups
 from gapless.parallel.mesh import Mesh
 from gapless.parallel.rendezvous import Rendezvous

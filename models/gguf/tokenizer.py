@@ -25,10 +25,10 @@ _TEKKEN = (
     r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _GPT2 = ("gpt-2", "gpt2", "default")
-_DIGITS_ALONE = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b")
+_DIGITS_ALONE = ("smollm", "starcoder", "refact", "command-r")
 _SPLITS = {
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3"), _WORDS + r"\p{N}{1,3}" + _REST),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), _WORDS + r"\p{N}" + _REST),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), _WORDS + r"\p{N}" + _REST),
     "tekken": _TEKKEN,
 }
 _WHOLE_WORDS_FIRST = ("llama-bpe", "llama3", "llama-v3", "tekken")  # a word that is a token is not built by merges

@@ -2,8 +2,9 @@
 
 The ids were had from llama.cpp, by llama-cpp-python 0.3.36: `Llama(file, vocab_only=True).tokenize(text, add_bos=False,
 special=True)`. The vocabulary files in llama.cpp's repository (gpt-2, llama-bpe, llama-spm, phi-3, qwen2, starcoder,
-refact, command-r), with the 47 texts and ids beside each, were compared by hand; they are too large to stand here. For `tekken` this package has the expression of Mistral's tokenizer.json, where llama.cpp's takes
-capitals beyond ASCII for small letters too.
+refact, command-r), with the 47 texts and ids beside each, were compared by hand; they are too large to stand here. For
+`tekken` this package has the expression of Mistral's tokenizer.json, where llama.cpp's takes capitals beyond ASCII for
+small letters too.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ import yaml
 from .errors import ConfigError, nearest
 from .policies import POLICY_CONFIGS, SchedulerConfig
 from .policy_file import is_policy_file, policy_config, policy_mapping
-from .schema import EngineConfig, HardwareConfig
+from .schema import NAMED_WEIGHTS, EngineConfig, HardwareConfig, is_hub_name
 from .workloads import WORKLOAD_CONFIGS, WorkloadConfig
 
 C = TypeVar("C")
@@ -34,7 +34,7 @@ E = TypeVar("E", bound=EngineConfig)
 
 # Config groups and what they mean. A command has those of its defaults; an experiment chooses of the other groups too.
 GROUPS = {
-    "model": "which model; also a path: model=FOLDER takes a Hugging Face folder",
+    "model": "which model; also a path: model=PATH takes a Hugging Face folder or a GGUF file",
     "hardware": "what a rank runs on",
     "cluster": "how ranks lie on nodes and racks, and the links between them",
     "parallel": "the rank grid and who starts it",
@@ -227,15 +227,18 @@ def _read(name: str) -> Any:
 def model_choice(model: str | os.PathLike[str]) -> tuple[str, dict[str, str]]:
     """Resolve `model=...` to a choice of the model group, and the keys that a folder adds to it.
 
-    The name of a choice wins. Otherwise a path (it exists, has a separator, or starts with `.` or `~`) is a Hugging
-    Face folder: the choice `folder` with `weights` and `name`.
+    The name of a choice wins. Otherwise a path (it is a folder, has a separator, starts with `.` or `~`, or ends with
+    `.gguf`) is a Hugging Face folder or a GGUF file: the choice `folder` with `weights` and `name`. `ORGANISATION/NAME`
+    is a name on the hub if there is no such path.
     """
     text = os.fspath(model)
     if isinstance(model, str) and text in group_names("model") and text != "folder":
         return text, {}
     is_path = not isinstance(model, str) or os.sep in text or text.startswith((".", "~")) or os.path.isdir(text)
-    if not is_path:
+    if not is_path and not text.endswith(".gguf"):
         return text, {}
+    if isinstance(model, str) and is_hub_name(text):
+        return "folder", {"weights": text, "name": text.rpartition("/")[2]}
     folder = Path(text).expanduser().absolute()
     return "folder", {"weights": str(folder), "name": folder.resolve().name or "folder"}
 
@@ -248,10 +251,10 @@ def locate(config: E) -> E:
     """
     model = config.model
     found: dict[str, Any] = {}
-    if model.weights not in ("random", "shipped"):
+    if model.weights not in NAMED_WEIGHTS and not is_hub_name(model.weights):
         weights = Path(model.weights).expanduser().absolute()
-        if not weights.is_dir():
-            near = difflib.get_close_matches(model.weights, ("random", "shipped"), n=1)
+        if not weights.is_dir() and not (weights.suffix == ".gguf" and weights.is_file()):
+            near = difflib.get_close_matches(model.weights, NAMED_WEIGHTS, n=1)
             hint = f"; did you mean '{near[0]}'?" if near else ""
             what = "is a file; give the folder that holds it" if weights.exists() else "no such folder"
             raise ConfigError(f"model.weights={model.weights}: {what}{hint}")
@@ -277,7 +280,7 @@ def compose_engine(
     """Compose the config of an engine from group choices and dotted overrides, as the command line does.
 
     Args:
-        model: a choice of the model group, or a Hugging Face folder.
+        model: a choice of the model group, a Hugging Face folder or a GGUF file.
         pp: number of stages.
         tp: ranks of a stage.
         scheduler: a choice of the scheduler group, or a file with a policy of your own.

@@ -6,8 +6,10 @@ checks itself on construction and raises `ConfigError` with the dotted key.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import ClassVar, Literal
 
 from .clusters import ClusterConfig
@@ -28,9 +30,12 @@ _WHOLE_BATCHES = ("request_level", "orca_worst")  # policies whose requests ente
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeScaling:
-    """A stretch of the rotary frequencies: `linear` divides all; `llama3` divides the slow ones and blends between."""
+    """A stretch of the rotary frequencies.
 
-    type: Literal["linear", "llama3"]
+    `linear` divides all by one factor, `llama3` the slow ones, with a blend between, `factors` each by its own.
+    """
+
+    type: Literal["linear", "llama3", "factors"]
     """how rotary frequencies stretch"""
     factor: float = 1.0
     """factor by which they stretch"""
@@ -40,6 +45,8 @@ class RopeScaling:
     """llama3: faster frequencies than this stay"""
     original_max_position: int = 8192
     """llama3: context length of the training before the stretch"""
+    factors: tuple[float, ...] = ()
+    """factors: one for each pair of elements of a head"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,18 +172,31 @@ class Architecture:
         return self.num_params - self.num_layers * idle * self.ffn_params
 
 
+NAMED_WEIGHTS = ("random", "shipped", "smollm2")
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+
+def is_hub_name(weights: str) -> bool:
+    """Return whether `weights` is a name on the Hugging Face Hub, `ORGANISATION/MODEL`: there is no such path here."""
+    is_file = weights.endswith(".gguf")
+    return _HUB_NAME.fullmatch(weights) is not None and not is_file and not Path(weights).exists()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """A model: an architecture, and where its weights and tokenizer come from.
 
-    Where `weights` is a folder, the architecture is read from its `config.json`. With `tokenizer=none`, prompts can
+    Where `weights` is a folder or a GGUF file, the architecture is read from it. With `tokenizer=none`, prompts can
     only be token ids.
     """
 
     name: str = "custom"
     """a label for reports"""
     weights: str = "random"
-    """random, shipped (the small model in the package) or a Hugging Face folder"""
+    """random, shipped (the small model in the package), smollm2, a Hugging Face folder or its name on the hub
+    (ORGANISATION/MODEL), or a GGUF file"""
+    revision: str | None = None
+    """of a name on the hub: a branch, tag or commit; null: the main branch"""
     tokenizer: str | None = None
     """a folder or tokenizer.json; null: the one beside the weights, else UTF-8 bytes"""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
@@ -198,7 +218,12 @@ class ModelConfig:
             self.max_model_len is None or self.max_model_len >= 2,
             "null or 2 or more",
         )
-        check("model.weights", self.weights, bool(self.weights), "random, shipped or a folder")
+        check(
+            "model.weights",
+            self.weights,
+            bool(self.weights),
+            "random, shipped, smollm2, a folder, a name on the hub or a GGUF file",
+        )
         if self.weights == "random" and self.architecture is None:
             raise ConfigError(
                 f"model={self.name}: weights=random needs an architecture; choose a model by name or set model.weights"
@@ -372,13 +397,29 @@ class GenerateConfig(EngineConfig):
     prompt: str | None = None
     """one prompt, given here"""
     prompts: str | None = None
-    """a text file (a prompt a line), a .jsonl file (objects with prompt or prompt_token_ids, and any key of sampling),
-    or `shipped`; without prompt and prompts: standard input, a prompt a line"""
+    """a text file (a prompt a line), a .jsonl file (objects with prompt, messages or prompt_token_ids, and any key of
+    sampling; or requests of an OpenAI batch), `shipped` (code) or `questions`; without prompt and prompts: standard
+    input, a prompt a line"""
+    chat: bool | None = None
+    """send each text as a user's message, through the model's chat template; null: where the model has one"""
     outputs: str | None = None
     """where the JSONL goes; null: outputs.jsonl in the run folder"""
     print_texts: bool = True
     """print the first few texts at the end; `outputs` holds all"""
     sampling: SamplingParams = field(default_factory=SamplingParams)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatConfig(EngineConfig):
+    """`gapless chat`: a conversation in the terminal."""
+
+    system: str | None = None
+    """a system message that the conversation begins with; null: what the model's chat template has"""
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+
+    def __post_init__(self) -> None:
+        EngineConfig.__post_init__(self)
+        check("sampling.n", self.sampling.n, self.sampling.n == 1, "1, for an answer at a time")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,15 @@ from dataclasses import dataclass
 from ..conf.difference import DiffConfig
 from ..conf.explaining import ExplainConfig
 from ..conf.profiling import ProfileConfig
-from ..conf.schema import BenchConfig, EngineConfig, GenerateConfig, ReportConfig, ServeConfig, SimulateConfig
+from ..conf.schema import (
+    BenchConfig,
+    ChatConfig,
+    EngineConfig,
+    GenerateConfig,
+    ReportConfig,
+    ServeConfig,
+    SimulateConfig,
+)
 from ..conf.tuning import CapacityConfig, TuneConfig
 
 
@@ -57,6 +65,16 @@ COMMANDS = {
                 "gapless generate parallel=pp2 prompts=shipped scheduler.chunk=128",
                 "gapless generate model=./my-llama parallel=pp2 prompts=prompts.jsonl sampling.max_tokens=64",
                 "gapless generate -m scheduler=sarathi,orca_best parallel=pp2 prompts=shipped",
+            ),
+        ),
+        Command(
+            "chat",
+            "a conversation with a model in the terminal, with the speed and idle time of each answer",
+            ChatConfig,
+            "chat",
+            (
+                "gapless chat",
+                "gapless chat model=./my-llama.gguf parallel=pp2 'system=Answer in one sentence.'",
             ),
         ),
         Command(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from operator import attrgetter
@@ -19,11 +20,12 @@ from ..conf.errors import ConfigError
 from ..conf.schema import GenerateConfig
 from .advising import quick_advice
 from .output_path import check_writable
-from .progress import Meter, print_words, shown, starting, throughput, versions
+from .progress import Meter, print_words, printable, shown, starting, throughput, versions
 from .prompts import Prompt, TextInput, read_prompts
 from .results import show_words
 
 if TYPE_CHECKING:
+    from ..runtime.engine.intake import Prompt as Content
     from ..runtime.engine.outputs import CompletionOutput, Logprob, RequestOutput
     from ..runtime.engine.plan import Plan
     from ..runtime.pipeline.launcher import Launcher
@@ -31,7 +33,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 PROMPT_TAIL = 240  # characters of a prompt that are shown
 SHOWN_TEXTS = 3  # prompts whose outputs are shown
-_CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), 127, *range(128, 160)) if code not in (9, 10)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,12 @@ def prepare(config: GenerateConfig, stdin: TextInput) -> Prepared:
     prompts = read_prompts(config, stdin)
     check_launcher(config.parallel, config.hardware)
     plan = make_plan(config)
-    Intake(plan).read([prompt.content for prompt in prompts], [prompt.params for prompt in prompts])
+    intake = Intake(plan)
+    if config.chat and intake.chat_template is None:
+        raise ConfigError(f"chat=true: model={config.model.name} has no chat template; leave chat out")
+    if config.chat is not False and intake.chat_template is not None:
+        prompts = [prompt.as_chat() for prompt in prompts]
+    intake.read([content_of(prompt) for prompt in prompts], [prompt.params for prompt in prompts])
     if config.outputs is not None:
         outputs = Path(config.outputs).expanduser()
         if not config.outputs or outputs.is_dir():
@@ -66,6 +72,15 @@ def prepare(config: GenerateConfig, stdin: TextInput) -> Prepared:
         if config.prompts and outputs.exists() and Path(config.prompts).expanduser().resolve() == outputs.resolve():
             raise ConfigError(f"outputs={config.outputs}: this is the file of prompts; give another")
     return Prepared(plan, prompts)
+
+
+def content_of(prompt: Prompt) -> Content:
+    """Return a prompt in the form that `LLM` takes."""
+    from ..runtime.engine.intake import Conversation
+
+    if prompt.messages is not None:
+        return Conversation(prompt.messages)
+    return list(prompt.token_ids) if prompt.token_ids is not None else prompt.text or ""
 
 
 def run(config: GenerateConfig, prepared: Prepared, run_dir: Path, launcher: Launcher | None = None) -> None:
@@ -91,9 +106,13 @@ def run(config: GenerateConfig, prepared: Prepared, run_dir: Path, launcher: Lau
         llm = LLM.from_config(config, launcher=launcher, on_progress=on_progress, plans=plans)
     record, info = llm.record, RunInfo(to_mapping(config), versions())
     try:
-        with llm, OutputsFile(path, run_dir / "outputs.jsonl") as outputs, Meter(errors, len(prompts)) as meter:
+        with (
+            llm,
+            OutputsFile(path, run_dir / "outputs.jsonl", prompts) as outputs,
+            Meter(errors, len(prompts)) as meter,
+        ):
             tokens: dict[int, int] = {}  # by request: output tokens so far
-            for output in llm.stream([p.content for p in prompts], [p.params for p in prompts]):
+            for output in llm.stream(list(map(content_of, prompts)), [p.params for p in prompts]):
                 before = tokens.get(output.request_id, 0)
                 tokens[output.request_id] = sum(len(completion.token_ids) for completion in output.outputs)
                 meter.update(tokens[output.request_id] - before, output.finished, llm.live_bubble_fraction)
@@ -109,7 +128,7 @@ def run(config: GenerateConfig, prepared: Prepared, run_dir: Path, launcher: Lau
     write_run_folder(run_dir, analysed)
     if config.print_texts:
         for output in outputs.in_order[:SHOWN_TEXTS]:
-            _print_texts(console, output)
+            _print_texts(console, prompts[output.index], output)
         rest = len(outputs.in_order) - SHOWN_TEXTS
         if rest > 0:
             of = "prompt" if rest == 1 else "prompts"
@@ -134,7 +153,8 @@ def run(config: GenerateConfig, prepared: Prepared, run_dir: Path, launcher: Lau
 class OutputsFile:
     """Writes `outputs.jsonl`: a line for each prompt when it finishes, and at the end the lines in order of prompts.
 
-    A line holds `index` (of the prompt), `prompt`, `num_prompt_tokens` and `outputs`, each with `index`, `text`,
+    A line holds `index` (of the prompt), `prompt`, where there are any `custom_id` and `messages`, `num_prompt_tokens`
+    and `outputs`, each with `index`, `text`,
     `token_ids`, `finish_reason` and, where asked for, `logprobs`. Where asked for, the line also has `prompt_logprobs`.
 
     If the file cannot be written any more, the finished outputs go to `spare`, a file in the run folder.
@@ -143,9 +163,10 @@ class OutputsFile:
         OSError: the file cannot be written. The text names the key and the file, and says what was kept.
     """
 
-    def __init__(self, path: Path, spare: Path) -> None:
+    def __init__(self, path: Path, spare: Path, prompts: Sequence[Prompt]) -> None:
         self._path = path
         self._spare = spare
+        self._prompts = prompts
         self._done: list[RequestOutput] = []
 
     def __enter__(self) -> OutputsFile:
@@ -157,7 +178,7 @@ class OutputsFile:
         if error[0] is None and self._path.is_file() and self._done != self.in_order:
             sorted_file = self._path.with_name(self._path.name + ".sorted")
             try:
-                sorted_file.write_text("".join(map(_json_line, self.in_order)), encoding="utf-8")
+                sorted_file.write_text("".join(map(self._line, self.in_order)), encoding="utf-8")
                 os.replace(sorted_file, self._path)
             except OSError:  # no room for a second file: the lines stay in the order in which they finished
                 sorted_file.unlink(missing_ok=True)
@@ -167,9 +188,12 @@ class OutputsFile:
         """The finished outputs, in the order of the prompts."""
         return sorted(self._done, key=attrgetter("index"))
 
+    def _line(self, output: RequestOutput) -> str:
+        return _json_line(output, self._prompts[output.index])
+
     def append(self, output: RequestOutput) -> None:
         """Write a finished output at once."""
-        line = memoryview(_json_line(output).encode())
+        line = memoryview(self._line(output).encode())
         written = 0
         try:
             while written < len(line):
@@ -184,15 +208,15 @@ class OutputsFile:
         """Write the outputs and the `last` one to the spare file if possible. Return a text that says what was kept."""
         if self._spare.resolve() != self._path.resolve():
             with suppress(OSError):
-                self._spare.write_text("".join(map(_json_line, [*self._done, last])), encoding="utf-8")
+                self._spare.write_text("".join(map(self._line, [*self._done, last])), encoding="utf-8")
                 return f"finished outputs ({len(self._done) + 1}) are in {shown(self._spare)}"
         return f"the file holds the first {len(self._done)} finished outputs"
 
 
-def _json_line(output: RequestOutput) -> str:
-    row: dict[str, Any] = {
-        "index": output.index,
-        "prompt": output.prompt,
+def _json_line(output: RequestOutput, prompt: Prompt) -> str:
+    row: dict[str, Any] = {"index": output.index, "prompt": output.prompt}
+    row |= {key: value for key in ("custom_id", "messages") if (value := getattr(prompt, key)) is not None}
+    row |= {
         "num_prompt_tokens": len(output.prompt_token_ids),
         "outputs": [_json_completion(completion) for completion in output.outputs],
     }
@@ -221,18 +245,15 @@ def _lower(error: OSError) -> str:
     return (error.strerror or str(error)).lower()
 
 
-def _print_texts(console: Console, output: RequestOutput) -> None:
-    """Print the tail of the prompt dimmed, then each output."""
-    prompt = output.prompt if output.prompt is not None else f"[{len(output.prompt_token_ids)} token ids] "
-    tail = prompt if len(prompt) <= PROMPT_TAIL else f"… {prompt[-PROMPT_TAIL:]}"
+def _print_texts(console: Console, prompt: Prompt, output: RequestOutput) -> None:
+    """Print the tail of the prompt dimmed, then each output: an answer below its question."""
+    shown_text = prompt.shown
+    tail = shown_text if len(shown_text) <= PROMPT_TAIL else f"… {shown_text[-PROMPT_TAIL:]}"
+    if prompt.messages is not None:
+        tail += "\n"
     for completion in output.outputs:
         label = f"{output.index}" if len(output.outputs) == 1 else f"{output.index}.{completion.index}"
         title = f"{label} · {len(output.prompt_token_ids)} prompt tokens · {completion.finish_reason}"
         console.rule(Text(title, "dim"), align="left", style="dim")
-        text = Text.assemble((_printable(tail), "dim"), (_printable(completion.text), "bold green"))
+        text = Text.assemble((printable(tail), "dim"), (printable(completion.text), "bold green"))
         print_words(console, text)
-
-
-def _printable(text: str) -> str:
-    """Spell out control characters, so that no text can control the terminal."""
-    return text.translate(_CONTROL)

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..conf.build import build, group_names, leaves, load_command, load_group, to_mapping, value_text
 from ..conf.policy_file import policy_mapping
-from ..conf.schema import EngineConfig
+from ..conf.schema import NAMED_WEIGHTS, EngineConfig
 
 _SHELL_SAFE = "=,.[]/-_:@%+"  # that a shell leaves alone within a word, as letters and digits
 
@@ -48,7 +48,7 @@ def overrides(config: EngineConfig, command: str) -> list[str]:
 def _choice(group: str, part: dict[str, Any], default: str) -> tuple[str, dict[str, Any]]:
     """Find the choice of a group that this part of a config came from, or a near one, and its contents."""
     names = group_names(group)
-    if group == "model" and part["weights"] not in ("random", "shipped"):
+    if group == "model" and part["weights"] not in NAMED_WEIGHTS:
         where = {"weights": part["weights"], "name": part["name"]}
         return part["weights"], load_group("model", "folder") | where
     if group == "scheduler" and part.get("file"):

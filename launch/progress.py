@@ -27,6 +27,7 @@ from ..conf.schema import EngineConfig
 from .oversubscription import oversubscription
 
 _log = logging.getLogger(__name__)
+_CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), 127, *range(128, 160)) if code not in (9, 10)}
 PACKAGES = ("gapless", "torch", "megatron-core", "ray", "xformers", "numpy")
 PLAIN_EVERY_S = 5.0
 _TEXT_WIDTH = 64  # columns of a terminal that stand beside the bar and its name
@@ -147,6 +148,11 @@ def starting(console: Console, config: EngineConfig) -> Iterator[Callable[[str],
 def print_words(console: Console, text: Text) -> None:
     """Print a text: on a terminal in lines that end between words, else, as into a pipe, as the lines that it has."""
     console.print(text, soft_wrap=not console.is_terminal)
+
+
+def printable(text: str) -> str:
+    """Spell out control characters, so that no text can control the terminal."""
+    return text.translate(_CONTROL)
 
 
 def shown(file: Path) -> str:

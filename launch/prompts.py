@@ -17,7 +17,10 @@ from ..conf.build import build, is_unicode, to_mapping
 from ..conf.errors import ConfigError, nearest
 from ..conf.sampling import SamplingParams
 from ..conf.schema import GenerateConfig
+from ..models.chat_template import checked_messages
 
+_CONTENTS = ("prompt", "messages", "prompt_token_ids")
+_BATCH_URLS = ("/v1/chat/completions", "/v1/completions")
 _LONGEST_LINE = 16 << 20  # bytes; a context of a million tokens takes about 4 MiB of text, or 8 MiB of token ids
 
 
@@ -37,19 +40,29 @@ class TextInput(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt, as text or as token ids (the other is None), and how its outputs are sampled."""
+    """One prompt, as text, as token ids or as the messages of a conversation (the others are None).
+
+    `params` say how its outputs are sampled. `custom_id` is that of a request in an OpenAI batch file.
+    """
 
     text: str | None
     token_ids: tuple[int, ...] | None
     params: SamplingParams
+    messages: tuple[dict[str, Any], ...] | None = None
+    custom_id: str | None = None
+
+    def as_chat(self) -> Prompt:
+        """Return the prompt with its text, if it has one, as a user's message."""
+        if self.text is None:
+            return self
+        return dataclasses.replace(self, text=None, messages=({"role": "user", "content": self.text},))
 
     @property
-    def content(self) -> str | list[int]:
-        """The prompt in the form that `LLM` takes."""
-        if self.token_ids is not None:
-            return list(self.token_ids)
-        assert self.text is not None
-        return self.text
+    def shown(self) -> str:
+        """What is shown of it: the text, the last message, or how many token ids there are."""
+        if self.messages is not None:
+            return str(self.messages[-1]["content"])
+        return self.text if self.text is not None else f"[{len(self.token_ids or ())} token ids] "
 
 
 def read_prompts(config: GenerateConfig, stdin: TextInput) -> list[Prompt]:
@@ -66,11 +79,11 @@ def read_prompts(config: GenerateConfig, stdin: TextInput) -> list[Prompt]:
         return [Prompt(config.prompt, None, config.sampling)]
     if config.prompts is None:
         if stdin.is_terminal:
-            raise ConfigError('no prompts; give prompt="...", prompts=FILE, prompts=shipped, or pipe a prompt a line')
+            raise ConfigError('no prompts; give prompt="...", prompts=FILE, prompts=questions, or pipe a prompt a line')
         source = "standard input"
         found = list(_lines(_read_lines(io.BytesIO(stdin.data), source), config.sampling))
-    elif config.prompts == "shipped":
-        source = "shipped_prompts.jsonl"
+    elif config.prompts in ("shipped", "questions"):
+        source = f"{config.prompts}_prompts.jsonl"
         data = resources.files("gapless.conf").joinpath(source).read_bytes()
         found = list(_json_lines(_read_lines(io.BytesIO(data), source), config.sampling, source))
     else:
@@ -141,13 +154,16 @@ def _row(row: Any, params: SamplingParams) -> Prompt:
     """Read one object of a JSONL file."""
     if not isinstance(row, dict):
         raise ConfigError('must be an object such as {"prompt": "..."}')
+    custom_id = None
+    if "body" in row:
+        custom_id, row = _batch_request(row)
     names = [field.name for field in dataclasses.fields(SamplingParams)]
     for key in row:
-        if key not in ("prompt", "prompt_token_ids", *names):
-            raise ConfigError(f"{key}: unknown key{nearest(key, ('prompt', 'prompt_token_ids', *names))}")
-    text, ids = row.pop("prompt", None), row.pop("prompt_token_ids", None)
-    if (text is None) == (ids is None):
-        raise ConfigError("give one of prompt and prompt_token_ids")
+        if key not in (*_CONTENTS, *names):
+            raise ConfigError(f"{key}: unknown key{nearest(key, (*_CONTENTS, *names))}")
+    text, messages, ids = (row.pop(name, None) for name in _CONTENTS)
+    if [text, messages, ids].count(None) != 2:
+        raise ConfigError(f"give one of {', '.join(_CONTENTS)}")
     if text is not None and (not isinstance(text, str) or not text):
         raise ConfigError(f"prompt={text!r}: must be a text that is not empty")
     if text is not None and not is_unicode(text):
@@ -155,4 +171,28 @@ def _row(row: Any, params: SamplingParams) -> Prompt:
     if ids is not None and not (isinstance(ids, list) and ids and all(type(i) is int and i >= 0 for i in ids)):
         raise ConfigError("prompt_token_ids: must be a list of token ids that is not empty")
     own = build(SamplingParams, to_mapping(params) | row, "sampling") if row else params
-    return Prompt(text, None if ids is None else tuple(ids), own)
+    return Prompt(
+        text,
+        None if ids is None else tuple(ids),
+        own,
+        None if messages is None else tuple(checked_messages(messages)),
+        custom_id,
+    )
+
+
+def _batch_request(row: dict[str, Any]) -> tuple[str | None, dict[str, Any]]:
+    """Return the id and the keys of a request in an OpenAI batch file."""
+    for key in row:
+        if key not in ("custom_id", "method", "url", "body"):
+            raise ConfigError(f"{key}: unknown key of a batch's request; must be custom_id, method, url or body")
+    body, url, custom_id = row["body"], row.get("url"), row.get("custom_id")
+    if url not in _BATCH_URLS:
+        raise ConfigError(f"url={url!r}: must be one of {', '.join(_BATCH_URLS)}")
+    if not isinstance(body, dict):
+        raise ConfigError("body: must be an object")
+    if custom_id is not None and not isinstance(custom_id, str):
+        raise ConfigError(f"custom_id={custom_id!r}: must be a text")
+    keys = {key: value for key, value in body.items() if key not in ("model", "max_completion_tokens")}
+    if (most := body.get("max_completion_tokens")) is not None:
+        keys["max_tokens"] = most
+    return custom_id, keys

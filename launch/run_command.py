@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ..conf.build import build, fields
 from ..conf.errors import ConfigError
-from ..conf.schema import BenchConfig, EngineConfig, GenerateConfig, ServeConfig, SimulateConfig
+from ..conf.schema import BenchConfig, ChatConfig, EngineConfig, GenerateConfig, ServeConfig, SimulateConfig
 from .overrides import command_line
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _COMMANDS: tuple[tuple[str, str, type[EngineConfig]], ...] = (
     ("simulation", "simulate", SimulateConfig),
     ("interleave", "bench", BenchConfig),
+    ("system", "chat", ChatConfig),
     ("sampling", "generate", GenerateConfig),
     ("serve", "serve", ServeConfig),
 )

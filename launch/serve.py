@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from ..runtime.engine.plan import Plan
     from ..runtime.pipeline.launcher import Launcher
     from ..runtime.serving.journal import Journal
-    from .server.chat_template import ChatTemplate
     from .server.engine_client import State
     from .server.keys import Keys
     from .server.prometheus import Metrics
@@ -54,7 +53,6 @@ class PreparedServer:
 
     plan: Plan
     intake: Intake
-    template: ChatTemplate | None
     keys: Keys
 
 
@@ -67,7 +65,6 @@ def prepare(config: ServeConfig, stdin: TextInput) -> PreparedServer:
     from ..runtime.engine.intake import Intake
     from ..runtime.engine.plan import make_plan
     from ..runtime.pipeline.launcher import check_launcher
-    from .server.chat_template import load_chat_template
     from .server.connections import allow_files
     from .server.keys import Keys
     from .server.replica_share import check_replicas
@@ -80,7 +77,9 @@ def prepare(config: ServeConfig, stdin: TextInput) -> PreparedServer:
     _bind(config).close()
     if (journal := _open_journal(config)) is not None:
         journal.close()
-    return PreparedServer(plan, Intake(plan), load_chat_template(plan.tokenizer), keys)
+    intake = Intake(plan)
+    _ = intake.chat_template  # one that is no jinja is refused now
+    return PreparedServer(plan, intake, keys)
 
 
 def run(config: ServeConfig, prepared: PreparedServer, run_dir: Path, launcher: Launcher | None = None) -> int:
@@ -205,7 +204,6 @@ def _make_service(
         model=name,
         max_model_len=plan.max_model_len,
         intake=intake,
-        template=prepared.template,
         client=client,
         metrics=metrics,
         live=[Live(name, client, number, layers=layers, policy=policy) for number in range(len(client.replicas))],

@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -66,6 +66,22 @@ def ended_by_signals() -> Iterator[None]:
     finally:
         for number in handled:
             signal.signal(number, before[number])
+
+
+@contextmanager
+def counted_interrupts() -> Iterator[Callable[[], int]]:
+    """Count Ctrl-C instead of ending the run; yield the function that returns how often it came."""
+    count = 0
+
+    def handle(signum: int, frame: FrameType | None) -> None:
+        nonlocal count
+        count += 1
+
+    before = signal.signal(signal.SIGINT, handle)
+    try:
+        yield lambda: count
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _let_go_of_closed_terminal() -> None:

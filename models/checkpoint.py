@@ -1,4 +1,4 @@
-"""Reads the tensors of a folder of safetensors files: checks their headers, then reads them slice by slice."""
+"""Reads the tensors of a checkpoint: checks headers, then reads slice by slice. Here: safetensors."""
 
 from __future__ import annotations
 
@@ -34,8 +34,48 @@ class TensorSource(Protocol):
         ...
 
 
+class Checkpoint(TensorSource, Protocol):
+    """A `TensorSource` in files."""
+
+    def check(self, arch: Architecture, names: Collection[str]) -> None:
+        """Check that there are the tensors `names` in the shapes of `arch`, and no unknown tensors.
+
+        Raises:
+            ConfigError: a tensor is missing, has the wrong shape or type, or is not part of the architecture.
+        """
+        ...
+
+    def close(self) -> None:
+        """Close what is open."""
+        ...
+
+
+def check_shape(
+    names: str, where: str, found: tuple[int, ...] | None, expected: tuple[int, ...], *, may_be_longer: bool
+) -> None:
+    """Check the shape of a tensor, which is called `names` in the file `where`.
+
+    Args:
+        names: the tensor's name, for errors.
+        where: the file, for errors.
+        found: the tensor's shape; None where it is missing.
+        expected: the shape that the architecture has.
+        may_be_longer: whether it may have more rows, as positions where model.max_model_len is below the checkpoint's.
+
+    Raises:
+        ConfigError: it is missing or has another shape.
+    """
+    if found is None:
+        raise ConfigError(f"{where}: tensor {names}, of shape {list(expected)}, is missing")
+    fits = found == expected
+    if may_be_longer:
+        fits = len(found) == 2 and found[0] >= expected[0] and found[1] == expected[1]
+    if not fits:
+        raise ConfigError(f"{where}: tensor {names} has shape {list(found)}, not {list(expected)}")
+
+
 class SafetensorsFolder:
-    """The tensors of a Hugging Face folder, in one safetensors file or several. A `TensorSource`.
+    """The tensors of a Hugging Face folder, in one safetensors file or several. A `Checkpoint`.
 
     A tensor is found under its name with or without a leading `model.` or `transformer.`.
 
@@ -54,11 +94,7 @@ class SafetensorsFolder:
                 self._files[bare_name(key)] = (folder / file, key)
 
     def check(self, arch: Architecture, names: Collection[str]) -> None:
-        """Check that the folder holds the tensors `names` in the shapes of `arch`, and no unknown tensors.
-
-        Raises:
-            ConfigError: a tensor is missing, has the wrong shape or type, or is not part of the architecture.
-        """
+        """See `Checkpoint.check`."""
         shapes = tensor_shapes(arch)
         bare = {bare_name(name) for name in shapes}
         buffers = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")  # frequencies and masks: computed here
@@ -66,17 +102,8 @@ class SafetensorsFolder:
             if name not in bare and not name.endswith(buffers) and name != "lm_head.weight":
                 raise ConfigError(f"{file}: tensor {key} is not part of the architecture in config.json")
         for name in sorted(names, key=self.where):
-            self._check_shape(name, shapes[name], may_be_longer=name == names_of(arch).positions)
-
-    def _check_shape(self, name: str, expected: tuple[int, ...], *, may_be_longer: bool) -> None:
-        found = self.shape(name)
-        if found is None:
-            raise ConfigError(f"{self.where(name)}: tensor {name}, of shape {list(expected)}, is missing")
-        fits = found == expected
-        if may_be_longer:  # where model.max_model_len is below the checkpoint's length
-            fits = len(found) == 2 and found[0] >= expected[0] and found[1] == expected[1]
-        if not fits:
-            raise ConfigError(f"{self.where(name)}: tensor {name} has shape {list(found)}, not {list(expected)}")
+            longer = name == names_of(arch).positions
+            check_shape(name, self.where(name), self.shape(name), shapes[name], may_be_longer=longer)
 
     def shape(self, name: str) -> tuple[int, ...] | None:
         """Return the shape of the whole tensor; None where there is no tensor of this name.

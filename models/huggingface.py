@@ -1,4 +1,4 @@
-"""Finds a model's Hugging Face folder and reads the architecture from its config.json. Imports no torch.
+"""Finds a model's Hugging Face folder or GGUF file and reads the architecture from it. Imports no torch.
 
 A feature that this package does not compute exactly is refused by name. Models of experts are read too, for
 simulations; `runtime/engine/plan.py` refuses them where they would be computed.
@@ -15,7 +15,11 @@ from typing import Any, Literal
 from ..conf import strict_json
 from ..conf.errors import ConfigError, nearest
 from ..conf.experts import ExpertsConfig
-from ..conf.schema import Architecture, ModelConfig, RopeScaling
+from ..conf.schema import NAMED_WEIGHTS, Architecture, ModelConfig, RopeScaling, is_hub_name
+from .gguf.config import config_values
+from .gguf.file import GgufFile
+from .gguf.smollm2 import smollm2
+from .hub import of_cache_folder, snapshot
 
 _SIZE_FIELDS = ("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "ffn_size")
 _ACTIVATIONS: dict[str, Literal["silu", "gelu", "gelu_tanh", "relu"]] = {
@@ -27,18 +31,19 @@ _ACTIVATIONS: dict[str, Literal["silu", "gelu", "gelu_tanh", "relu"]] = {
     "relu": "relu",
 }
 
+_NAMED = ", ".join(NAMED_WEIGHTS[:-1]) + f" or {NAMED_WEIGHTS[-1]}"
 _DTYPES = ("float32", "bfloat16", "float16", "float64", "float", "half", "auto")  # of the weights; read as any
 
 
 def resolve_weights(model: ModelConfig, *, tensors: bool = True) -> Path | None:
-    """Return the folder that holds the weights; None for random weights.
+    """Return the folder or GGUF file that holds the weights; None for random weights.
 
     Args:
-        model: names the folder, or random weights.
-        tensors: there must be safetensors files too; a simulation needs config.json alone.
+        model: names the folder or file, or random weights.
+        tensors: there must be tensors too; a simulation of a folder needs config.json alone.
 
     Raises:
-        ConfigError: the folder is missing, or lacks what loading needs.
+        ConfigError: the folder or file is missing, or lacks what loading needs.
     """
     if model.weights == "random":
         return None
@@ -47,22 +52,38 @@ def resolve_weights(model: ModelConfig, *, tensors: bool = True) -> Path | None:
         if not (folder / "config.json").is_file():
             raise ConfigError(f"model.weights=shipped: this installation holds no model in {folder}")
         return folder
-    folder = Path(model.weights).expanduser()
+    if model.weights == "smollm2":
+        return smollm2()
+    path = Path(model.weights).expanduser()
+    if is_hub_name(model.weights):
+        path = snapshot(model.weights, model.revision, tensors=tensors)
     key = f"model.weights={model.weights}"
-    if not folder.exists():
-        raise ConfigError(f"{key}: no such folder; must be a local Hugging Face folder, shipped or random")
-    if not folder.is_dir():
+    if path.is_file() and path.suffix == ".gguf":
+        return path
+    if not path.exists():
+        raise ConfigError(f"{key}: no such folder; must be a Hugging Face folder or name, a GGUF file or {_NAMED}")
+    path = of_cache_folder(path)
+    if not path.is_dir():
         raise ConfigError(f"{key}: a file; must be the folder that holds config.json and the safetensors files")
-    if not (folder / "config.json").is_file():
+    has_tensors = any(path.glob("*.safetensors")) or (path / "model.safetensors.index.json").is_file()
+    if not has_tensors and (alone := _only_gguf(path, key)) is not None:
+        return alone
+    if not (path / "config.json").is_file():
         raise ConfigError(f"{key}: no config.json in this folder; must be a Hugging Face folder")
-    if not tensors:
-        return folder
-    if not any(folder.glob("*.safetensors")) and not (folder / "model.safetensors.index.json").is_file():
-        pickles = sorted(p.name for pattern in ("*.bin", "*.pt", "*.pth") for p in folder.glob(pattern))
+    if tensors and not has_tensors:
+        pickles = sorted(p.name for pattern in ("*.bin", "*.pt", "*.pth") for p in path.glob(pattern))
         if pickles:
             raise ConfigError(f"{key}: only pickle files ({pickles[0]}), which may run code; convert to safetensors")
         raise ConfigError(f"{key}: no safetensors file in this folder")
-    return folder
+    return path
+
+
+def _only_gguf(folder: Path, key: str) -> Path | None:
+    """Return the folder's one GGUF file; None where it has none."""
+    files = sorted(folder.glob("*.gguf"))
+    if len(files) > 1:
+        raise ConfigError(f"{key}: several GGUF files; give one of {', '.join(file.name for file in files)}")
+    return files[0] if files else None
 
 
 def resolve_architecture(model: ModelConfig, *, tensors: bool = True) -> Architecture:
@@ -88,8 +109,8 @@ def resolve_architecture(model: ModelConfig, *, tensors: bool = True) -> Archite
                 given, found = getattr(model.architecture, size), getattr(arch, size)
                 if given != found:
                     raise ConfigError(
-                        f"model.architecture.{size}={given}: {folder / 'config.json'} says {found}; leave "
-                        "model.architecture out for a folder"
+                        f"model.architecture.{size}={given}: {folder} says {found}; leave model.architecture out "
+                        "for a folder or file"
                     )
     if model.max_model_len is None:
         return arch
@@ -163,8 +184,9 @@ class _Config:
         return ConfigError(f"{self.path}: {what} is not supported")
 
 
-def _read_architecture(folder: Path) -> Architecture:
-    config = _Config.read(folder / "config.json")
+def _read_architecture(path: Path) -> Architecture:
+    """Read the architecture of a folder or of a GGUF file."""
+    config = _Config(path, config_values(GgufFile(path))) if path.is_file() else _Config.read(path / "config.json")
     named = config.names("architectures")
     name = named[0] if named else _NAME_BY_MODEL_TYPE.get(str(config.get("model_type")))
     if name in _NOT_MODELLED:
@@ -174,7 +196,7 @@ def _read_architecture(folder: Path) -> Architecture:
         raise ConfigError(f"{config.path}: architecture {found} is not supported; supported: {', '.join(_READERS)}")
     if config.get("quantization_config") is not None:
         raise config.unsupported("quantization_config (quantized weights)")
-    fields = _READERS[name](config) | {"bos_token_id": _first_id(config), "eos_token_ids": _eos_ids(config, folder)}
+    fields = _READERS[name](config) | {"bos_token_id": _first_id(config), "eos_token_ids": _eos_ids(config, path)}
     for key in ("torch_dtype", "dtype"):
         if (dtype := config.get(key, "auto")) not in _DTYPES:
             raise ConfigError(f"{config.path}: {key}={dtype!r}: must be one of {', '.join(_DTYPES)}")
@@ -250,6 +272,8 @@ def _rope(config: _Config) -> tuple[float, RopeScaling | None]:
         return theta, None
     if kind == "linear":
         return theta, RopeScaling(type="linear", factor=rope.number("factor", 1.0))
+    if kind == "factors":  # of a GGUF file
+        return theta, RopeScaling(type="factors", factors=tuple(rope.get("factors")))
     if kind == "llama3":
         low, high = rope.number("low_freq_factor", 1.0), rope.number("high_freq_factor", 4.0)
         if low >= high:

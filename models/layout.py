@@ -69,9 +69,9 @@ def names_of(arch: Architecture) -> Names:
     return GPT2 if arch.position == "learned" and not arch.gated_ffn and not arch.qk_norm else LLAMA
 
 
-def tensor_shapes(arch: Architecture) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every tensor in a checkpoint of `arch`, by name."""
-    names, H, D = names_of(arch), arch.hidden_size, arch.head_dim
+def tensor_shapes(arch: Architecture, names: Names | None = None) -> dict[str, tuple[int, ...]]:
+    """Return the shape of every tensor in a checkpoint of `arch`, by name: by `names_of(arch)` or those given."""
+    names, H, D = names or names_of(arch), arch.hidden_size, arch.head_dim
     shapes: dict[str, tuple[int, ...]] = {names.embedding: (arch.vocab_size, H)}
 
     def linear(name: str, out_size: int, in_size: int, bias: bool) -> None:

@@ -1,7 +1,8 @@
 """Rotary position embedding, with the linear and the LLaMA-3 scaling of its frequencies.
 
 Sources: RoFormer (arXiv 2104.09864) for the rotation, in the half-split layout of the published LLaMA checkpoints;
-position interpolation (arXiv 2306.15595) for `linear`; the LLaMA 3.1 model card for `llama3`.
+position interpolation (arXiv 2306.15595) for `linear`; the LLaMA 3.1 model card for `llama3`; llama.cpp's
+`rope_freqs` for `factors`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ def inverse_frequencies(arch: Architecture) -> torch.Tensor:
         return frequencies
     if arch.rope_scaling.type == "linear":
         return frequencies / arch.rope_scaling.factor
+    if arch.rope_scaling.type == "factors":
+        return frequencies / torch.tensor(arch.rope_scaling.factors)
     return _llama3(frequencies, arch.rope_scaling)
 
 

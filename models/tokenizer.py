@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ..conf import strict_json
 from ..conf.errors import ConfigError
+from .gguf.file import GgufFile
 
 if TYPE_CHECKING:
     import tokenizers
@@ -191,7 +192,7 @@ class FileTokenizer:
 
 
 def load_tokenizer(source: str | Path | None, arch_vocab_size: int) -> Tokenizer:
-    """Load the tokenizer of a Hugging Face folder or of a `tokenizer.json`.
+    """Load the tokenizer of a Hugging Face folder, of a `tokenizer.json` or of a GGUF file.
 
     A folder may hold GPT-2's `vocab.json` and `merges.txt` instead. A `source` of None gives a `ByteTokenizer`, and one
     of "none" a `NoTokenizer`.
@@ -206,6 +207,12 @@ def load_tokenizer(source: str | Path | None, arch_vocab_size: int) -> Tokenizer
     path = Path(source).expanduser()
     if not path.exists():
         raise ConfigError(f"model.tokenizer={source}: no such file or folder; give a folder with tokenizer.json")
+    if path.is_file() and path.suffix == ".gguf":
+        from .gguf.tokenizer import make_tokenizer, special_tokens
+
+        of_file = GgufFile(path)
+        ends = special_tokens(of_file).get("eos_token")
+        return FileTokenizer(make_tokenizer(of_file), arch_vocab_size, [ends] if ends else [], str(source))
     folder, file = (path, path / "tokenizer.json") if path.is_dir() else (path.parent, path)
     from tokenizers import Tokenizer as Inner  # imported here since it takes a tenth of a second
 

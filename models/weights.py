@@ -16,10 +16,11 @@ from torch import nn
 from ..conf.schema import Architecture
 from ..parallel.layers import ReplicatedEmbedding
 from ..parallel.mesh import Mesh
-from .checkpoint import SafetensorsFolder, TensorSource
+from .checkpoint import Checkpoint, TensorSource
 from .decoder import DecoderLayer
 from .layout import Names, names_of, tensor_shapes
 from .norm import HeadNorm
+from .open_checkpoint import open_checkpoint
 from .random_weights import RandomTensors
 from .stage import Stage
 
@@ -135,22 +136,20 @@ def _layer_pieces(layer: DecoderLayer, names: Names, prefix: str, arch: Architec
             yield Piece(f"{prefix}{name}.bias", linear.bias[None])
 
 
-def load_stage(stage: Stage, folder: Path | None, seed: int) -> None:
-    """Load this rank's parameters from a Hugging Face folder. Where `folder` is None, make them from `seed`.
+def load_stage(stage: Stage, path: Path | None, seed: int) -> None:
+    """Load this rank's parameters from a folder or GGUF file. Where `path` is None, make them from `seed`.
 
     Raises:
         ConfigError: a tensor is missing, has the wrong shape, or is unknown to the architecture.
     """
-    shapes = tensor_shapes(stage.arch)
     pieces = list(plan_pieces(stage))
-    source: TensorSource
-    if folder is None:
-        source = RandomTensors(shapes, seed)
-    else:
-        source = SafetensorsFolder(folder)
-        source.check(stage.arch, {piece.name for piece in pieces})
+    checkpoint: Checkpoint | None = None
+    if path is not None:
+        checkpoint = open_checkpoint(path, stage.arch)
+        checkpoint.check(stage.arch, {piece.name for piece in pieces})
+    source: TensorSource = checkpoint or RandomTensors(tensor_shapes(stage.arch), seed)
     pieces.sort(key=lambda piece: piece.target.numel(), reverse=True)  # the largest need the most memory for a block
     for piece in pieces:
         piece.load(source)
-    if isinstance(source, SafetensorsFolder):
-        source.close()
+    if checkpoint is not None:
+        checkpoint.close()

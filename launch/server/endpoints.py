@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...conf.errors import ConfigError
+from ...models.chat_template import ChatTemplateError
 from .answers import ChatAnswer, CompletionAnswer
 from .asked import Asked
-from .chat_template import ChatTemplateError
 from .errors import ApiError
 from .requests import ChatBody, CompletionBody, Message, ResponseBody, SamplingBody
 from .responses import ResponseAnswer
@@ -178,10 +178,11 @@ def render(
     Raises:
         ApiError: the model has no chat template, or it refuses the messages.
     """
-    if service.template is None:
+    template = service.intake.chat_template
+    if template is None:
         raise ApiError(400, "this model has no chat template; use /v1/completions", param="messages")
     try:
-        return service.template.render([m.for_template() for m in messages], add_generation_prompt, further)
+        return template.render([m.for_template() for m in messages], add_generation_prompt, further)
     except ChatTemplateError as error:
         raise ApiError(400, str(error), param="messages") from error
 

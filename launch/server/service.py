@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from ...conf.serving import ServingConfig
 from ...runtime.engine.intake import Intake
-from .chat_template import ChatTemplate
 from .journaling import Journaling
 from .keys import Keys
 from .live import Live
@@ -25,7 +24,6 @@ class Service:
     model: str
     max_model_len: int
     intake: Intake
-    template: ChatTemplate | None
     client: Engine
     metrics: Metrics
     live: Sequence[Live]  # one of each replica, as the recorders

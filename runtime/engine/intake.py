@@ -4,20 +4,31 @@ from __future__ import annotations
 
 import operator
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import chain
+from typing import Any
 
 from ...conf.build import is_unicode
 from ...conf.errors import ConfigError
 from ...conf.sampling import SamplingParams
 from ...conf.structured_outputs import StructuredOutputs
+from ...models.chat_template import ChatTemplate, checked_messages, load_chat_template
 from ...models.grammar import Grammars
 from ...models.tokenizer import NoTokenizer, Tokenizer, load_tokenizer
 from .plan import Plan
 
-Prompt = str | Sequence[int]
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """Messages, each with a `role` and a `content`, of which the model's chat template makes a prompt."""
+
+    messages: Sequence[Mapping[str, Any]]
+
+
+Prompt = str | Sequence[int] | Conversation
 
 _CHARACTERS_A_TOKEN = 1024  # more than the longest token of any vocabulary has
 
@@ -35,11 +46,12 @@ class Intake:
         self,
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
-    ) -> list[tuple[Prompt, list[int], SamplingParams]]:
-        """Return each prompt with its token ids and its params; all are checked before any is returned.
+    ) -> list[tuple[str | None, list[int], SamplingParams]]:
+        """Return each prompt's text, if it has one, its token ids and its params, after all have been checked.
 
         Raises:
-            ConfigError: a prompt that is empty, too long, not of this vocabulary or larger than the cache, by number.
+            ConfigError: a prompt that is empty, too long, not of this vocabulary or larger than the cache, or messages
+                that the model takes none of, by number.
         """
         many = _as_list(prompts)
         if params is None or isinstance(params, SamplingParams):
@@ -50,14 +62,38 @@ class Intake:
             raise ConfigError(f"{len(many)} prompts, but {len(each)} sampling params: give one, or one each")
         if wrong := [p for p in each if not isinstance(p, SamplingParams)]:
             raise ConfigError(f"sampling params {wrong[0]!r}: must be SamplingParams, one or one a prompt")
-        for number, text in enumerate(many):
-            if isinstance(text, str):
-                self.check_text(number, text)
+        texts = [self._text(number, prompt) for number, prompt in enumerate(many)]
         each = [self.resolve(params) for params in each]
-        encoded = [self.tokenizer.encode(p) if isinstance(p, str) else _ids(n, p) for n, p in enumerate(many)]
-        for number, (ids, of_it) in enumerate(zip(encoded, each, strict=True)):
+        taken = []
+        for number, (prompt, text, of_it) in enumerate(zip(many, texts, each, strict=True)):
+            is_chat = isinstance(prompt, Conversation)  # whose template writes the special tokens
+            ids = _ids(number, prompt) if text is None else self.tokenizer.encode(text, add_special=not is_chat)
             self.check(number, ids, of_it)
-        return list(zip(many, encoded, each, strict=True))
+            taken.append((text, ids, of_it))
+        return taken
+
+    @cached_property
+    def chat_template(self) -> ChatTemplate | None:
+        """The model's chat template; None where it has none.
+
+        Raises:
+            ConfigError: it cannot be read, or is no jinja.
+        """
+        return load_chat_template(self._plan.tokenizer)
+
+    def _text(self, number: int, prompt: Prompt) -> str | None:
+        """Return the text of a prompt, checked: that of messages by the chat template. Token ids have none."""
+        if isinstance(prompt, Conversation):
+            if self.chat_template is None:
+                raise ConfigError(f"prompt {number} is a conversation, and the model has no chat template")
+            try:
+                prompt = self.chat_template.render(checked_messages(prompt.messages), add_generation_prompt=True)
+            except ValueError as error:
+                raise ConfigError(f"prompt {number}: {error}") from error
+        if not isinstance(prompt, str):
+            return None
+        self.check_text(number, prompt)
+        return prompt
 
     def resolve(self, params: SamplingParams) -> SamplingParams:
         """Return params whose `bad_words` are token ids: of each word as it is, and of the word after a space.
@@ -144,7 +180,7 @@ class Intake:
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str):
+    if isinstance(prompts, str | Conversation):
         return [prompts]
     many = list(prompts)
     if many and all(_is_id(p) for p in many):
@@ -152,9 +188,9 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     return many  # type: ignore[return-value]
 
 
-def _ids(number: int, prompt: Sequence[int]) -> list[int]:
+def _ids(number: int, prompt: Prompt) -> list[int]:
     try:
-        return [operator.index(token) for token in prompt]
+        return [operator.index(token) for token in prompt]  # type: ignore[union-attr, arg-type]
     except TypeError:
         raise ConfigError(f"prompt {number} is neither a text nor a list of token ids") from None
 

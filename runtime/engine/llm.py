@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +24,7 @@ from ..pipeline.launcher import Launcher
 from ..workload import WorkItem
 from .coordinator import Coordinator, TokenEvent
 from .engine_core import EngineCore
-from .intake import Intake, Prompt
+from .intake import Conversation, Intake, Prompt
 from .output_text import OutputText, named_prompt
 from .outputs import CompletionOutput, RequestOutput
 from .plan import Plan, make_plan
@@ -180,7 +180,7 @@ class LLM:
         """Run all prompts to their end and return the outputs in the order of the prompts.
 
         Args:
-            prompts: one or several, as text or as token ids.
+            prompts: one or several, each a text, token ids or a `Conversation`.
             params: for all prompts, or one per prompt.
 
         Raises:
@@ -192,11 +192,32 @@ class LLM:
             pass
         return [r.output for r in results]
 
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer conversations, as `generate` does prompts, through the model's chat template.
+
+        `stream` and `generate` take a `Conversation` too, beside texts and token ids.
+
+        Args:
+            messages: of one conversation, each with a `role` and a `content`, or a list of such conversations.
+            params: for all conversations, or one each.
+
+        Raises:
+            ValueError: the model has no chat template or it refuses the messages, or as of `generate`.
+            PipelineError: the pipeline failed.
+        """
+        is_one = bool(messages) and isinstance(messages[0], Mapping)
+        each = [messages] if is_one else messages
+        return self.generate([Conversation(of_one) for of_one in each], params)  # type: ignore[arg-type]
+
     def stream(
         self,
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
-    ) -> Iterator[RequestOutput]:
+    ) -> Generator[RequestOutput, None, None]:
         """Run prompts as `generate` does, and yield a snapshot of a request's output whenever it has new tokens.
 
         Prompts are checked on the call, not on the first `next`. Closing the iterator early aborts the unfinished
@@ -255,13 +276,13 @@ class LLM:
         now = self._coordinator.clock.now()
         return [self._accept(number, *each, now) for number, each in enumerate(taken)]
 
-    def _accept(self, number: int, prompt: Prompt, ids: list[int], params: SamplingParams, now: float) -> _Result:
+    def _accept(self, number: int, text: str | None, ids: list[int], params: SamplingParams, now: float) -> _Result:
         requests = []
         for index in range(params.n):
             is_first = index == 0 or params.prompt_logprobs is None
             own = params if is_first else replace(params, prompt_logprobs=None)
             requests.append(self._core.make_request(next(self._ids), ids, own, now, index=index))
-        result = _Result(number, prompt if isinstance(prompt, str) else None, ids, requests)
+        result = _Result(number, text, ids, requests)
         for request, completion in zip(requests, result.output.outputs, strict=True):
             self._texts[request.id] = _Text(request, completion, self.tokenizer, result)
             self._coordinator.add(request)

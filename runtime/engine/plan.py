@@ -10,10 +10,10 @@ from ...conf.build import load_hardware
 from ...conf.errors import ConfigError
 from ...conf.policies import EqualTimeConfig
 from ...conf.schema import Architecture, EngineConfig, HardwareConfig, ParallelConfig, SimulateConfig
-from ...models.checkpoint import SafetensorsFolder
 from ...models.huggingface import resolve_architecture, resolve_weights
 from ...models.layout import tensor_shapes
 from ...models.memory import MemoryModel, dtype_bytes, resolve_dtype
+from ...models.open_checkpoint import open_checkpoint
 from ...parallel.split import check_parallel, split_layers
 from ..core.block_pool import BlockPool
 from ..pipeline.handshake import Setup
@@ -68,7 +68,7 @@ def make_plan(config: EngineConfig) -> Plan:
     """
     cache, hardware, stages = config.cache, config.hardware, stage_hardware(config)
     simulated = isinstance(config, SimulateConfig)
-    folder = resolve_weights(config.model, tensors=not simulated)
+    path = resolve_weights(config.model, tensors=not simulated)
     arch = resolve_architecture(config.model, tensors=not simulated)
     if arch.experts is not None and not simulated:
         raise ConfigError(
@@ -80,8 +80,8 @@ def make_plan(config: EngineConfig) -> Plan:
             raise ConfigError(f"model.attention={name}: runs on CUDA only; use sdpa or auto on hardware.device=cpu")
         if (dtype := resolve_dtype(config.model, "cuda")) == "float32":
             raise ConfigError(f"model.attention={name}: runs in bfloat16 and float16; use sdpa or auto for {dtype}")
-    if folder is not None and not simulated:
-        SafetensorsFolder(folder).check(arch, tensor_shapes(arch))
+    if path is not None and not simulated:
+        open_checkpoint(path, arch).check(arch, tensor_shapes(arch))
     find_policy(config.scheduler)
     if isinstance(config.scheduler, EqualTimeConfig):
         read_profile(config.scheduler.profile, config.parallel.pp)
@@ -110,7 +110,7 @@ def make_plan(config: EngineConfig) -> Plan:
         block_size=config.block_size,
         replicate_embedding=memory.replicates_embedding(),
         limits=Limits(batch, depth, tile=hardware.tile, stages=parallel.pp),
-        tokenizer=config.model.tokenizer or (str(folder) if folder else None),
+        tokenizer=config.model.tokenizer or (str(path) if path else None),
         prefix_caching=cache.prefix_caching,
     )
 

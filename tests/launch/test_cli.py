@@ -121,7 +121,7 @@ UNREADABLE = (
         ),
         (
             ["generate", "workload=zipf"],
-            "workload: unknown key; valid: cache, cluster, hardware, model, "
+            "workload: unknown key; valid: cache, chat, cluster, hardware, model, "
             "outputs, parallel, print_texts, prompt, prompts, sampling, scheduler, seed",
         ),
         (["generate", "scheduler.chunk=1,2"], "scheduler.chunk=1,2: several values are a sweep; add -m to run each"),

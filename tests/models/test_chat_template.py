@@ -11,7 +11,7 @@ import pytest
 
 import gapless.models
 from gapless.conf.errors import ConfigError
-from gapless.launch.server.chat_template import ChatTemplate, ChatTemplateError, load_chat_template
+from gapless.models.chat_template import ChatTemplate, ChatTemplateError, load_chat_template
 
 SHIPPED = Path(gapless.models.__path__[0]) / "shipped"
 CHATML = (

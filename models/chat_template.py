@@ -9,8 +9,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ...conf import strict_json
-from ...conf.errors import ConfigError
+from ..conf import strict_json
+from ..conf.build import is_unicode
+from ..conf.errors import ConfigError
+from .gguf.file import GgufFile
+from .gguf.tokenizer import special_tokens
 
 
 class ChatTemplateError(ValueError):
@@ -81,6 +84,8 @@ def load_chat_template(tokenizer: str | None) -> ChatTemplate | None:
     if tokenizer in (None, "none"):
         return None
     path = Path(tokenizer)
+    if path.suffix == ".gguf":
+        return _of_gguf(GgufFile(path))
     folder = path if path.is_dir() else path.parent
     config = _read(folder / "tokenizer_config.json")
     source = _source(folder, config)
@@ -89,6 +94,39 @@ def load_chat_template(tokenizer: str | None) -> ChatTemplate | None:
     special = _read(folder / "special_tokens_map.json") | config
     tokens = {name: _content(value) for name, value in special.items() if name.endswith("_token")}
     template = ChatTemplate(source, tokens)
+    template.check()
+    return template
+
+
+def checked_messages(messages: Any) -> list[dict[str, Any]]:
+    """Return the messages of a conversation as chat templates read them: with a content that is one text.
+
+    Raises:
+        ConfigError: they are no list of objects with a `role` and a `content`, a text or a list of text parts.
+    """
+    if not isinstance(messages, list | tuple) or not messages:
+        raise ConfigError('messages: must be a list such as [{"role": "user", "content": "..."}]')
+    return [_checked_message(number, message) for number, message in enumerate(messages)]
+
+
+def _checked_message(number: int, message: Any) -> dict[str, Any]:
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        raise ConfigError(f"messages[{number}]: must be an object with a role, such as user, and a content")
+    content = message.get("content")
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content or []
+    if not isinstance(parts, list) or not all(isinstance(part, dict) and part.get("type") == "text" for part in parts):
+        raise ConfigError(f"messages[{number}].content: must be a text, or a list of parts of type text")
+    texts = [part.get("text") for part in parts]
+    if not all(isinstance(text, str) and is_unicode(text) for text in texts):
+        raise ConfigError(f"messages[{number}].content: each part must have a text, in whole Unicode characters")
+    return {**message, "content": "".join(texts)}
+
+
+def _of_gguf(file: GgufFile) -> ChatTemplate | None:
+    source = file.get("tokenizer.chat_template")
+    if not isinstance(source, str):
+        return None
+    template = ChatTemplate(source, special_tokens(file))
     template.check()
     return template
 

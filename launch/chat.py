@@ -1,0 +1,138 @@
+"""`gapless chat`: a conversation in the terminal. Answers stream; a line below each says how fast it came."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.text import Text
+
+from ..conf.build import to_mapping
+from ..conf.errors import ConfigError
+from ..conf.schema import ChatConfig
+from .progress import printable, shown, starting, versions
+from .prompts import TextInput
+
+if TYPE_CHECKING:
+    from ..runtime.core.messages import Span
+    from ..runtime.engine.llm import LLM
+    from ..runtime.engine.plan import Plan
+    from ..runtime.pipeline.launcher import Launcher
+
+_log = logging.getLogger(__name__)
+_HELP = "/reset begins a new conversation, /quit or Ctrl-D ends; Ctrl-C stops an answer"
+
+
+def prepare(config: ChatConfig, stdin: TextInput) -> Plan:
+    """Check the model before anything starts.
+
+    Raises:
+        ConfigError: the checkpoint is wrong, the model does not fit, or it has no chat template.
+    """
+    from ..runtime.engine.intake import Intake
+    from ..runtime.engine.plan import make_plan
+    from ..runtime.pipeline.launcher import check_launcher
+
+    check_launcher(config.parallel, config.hardware)
+    plan = make_plan(config)
+    if Intake(plan).chat_template is None:
+        raise ConfigError(f"model={config.model.name}: has no chat template; use gapless generate, or another model")
+    return plan
+
+
+def run(config: ChatConfig, prepared: Plan, run_dir: Path, launcher: Launcher | None = None) -> None:
+    """Talk until the input ends, then write the run folder. A given `launcher` is used instead of the config's.
+
+    Raises:
+        PipelineError: the ranks failed.
+    """
+    console = Console(highlight=False)
+    with starting(Console(stderr=True, highlight=False), config) as on_progress:
+        from ..runtime.engine.llm import LLM
+        from ..runtime.explain.analysed_run import AnalysedRun
+        from ..runtime.report.write_folder import write_run_folder
+        from ..runtime.run_folder.run_info import RunInfo
+
+        llm = LLM.from_config(config, launcher=launcher, on_progress=on_progress, plans={config.scheduler: prepared})
+    with llm:
+        console.print(Text(f"{config.model.name}: {_HELP}", "dim"))
+        _converse(llm, config, console)
+    if llm.record.requests:
+        write_run_folder(run_dir, AnalysedRun.of(llm.record, RunInfo(to_mapping(config), versions())))
+        _log.info("report: %s", shown(run_dir / "report.html"))
+
+
+def _converse(llm: LLM, config: ChatConfig, console: Console) -> None:
+    first = [{"role": "system", "content": config.system}] if config.system else []
+    messages = list(first)
+    while (line := _read_line(console)) is not None:
+        if line == "/quit":
+            return
+        if line == "/reset":
+            messages = list(first)
+            console.print(Text("a new conversation", "dim"))
+        elif line.startswith("/"):
+            console.print(Text(f"{line}: unknown; {_HELP}", "dim"))
+        elif line:
+            asked = [*messages, {"role": "user", "content": line}]
+            try:
+                answer = _answer(llm, asked, config, console)
+            except ValueError as error:  # too long for the context, say
+                console.print(Text(f"{error}; /reset begins a new conversation", "dim"))
+            else:
+                messages = [*asked, {"role": "assistant", "content": answer}]
+
+
+def _read_line(console: Console) -> str | None:
+    """Return the next line of standard input, stripped; None at its end."""
+    if not sys.stdin.isatty():
+        line = sys.stdin.readline()
+        return line.strip() if line else None
+    import readline  # noqa: F401  (input() then edits lines and keeps a history)
+
+    try:
+        return input("> ").strip()
+    except EOFError:
+        console.print()
+        return None
+
+
+def _answer(llm: LLM, messages: Sequence[dict[str, Any]], config: ChatConfig, console: Console) -> str:
+    """Print an answer as it comes, then how fast it came; return its text. Ctrl-C ends it early.
+
+    Raises:
+        ValueError: the messages do not fit.
+    """
+    from ..runtime.engine.intake import Conversation
+    from .signals import counted_interrupts
+
+    num_spans, shown_text = len(llm.record.spans), ""
+    with closing(llm.stream(Conversation(messages), config.sampling)) as outputs, counted_interrupts() as interrupts:
+        for output in outputs:
+            text = output.outputs[0].text
+            sys.stdout.write(printable(text[len(shown_text) :]))
+            sys.stdout.flush()
+            shown_text = text
+            if interrupts():
+                break
+    console.print()
+    console.print(Text(_speed(llm, llm.record.spans[num_spans:]), "dim"))
+    return shown_text
+
+
+def _speed(llm: LLM, spans: Sequence[Span]) -> str:
+    """Say how fast the newest answer came: tokens per second, TTFT, and the share of stage time that was idle."""
+    record = llm.record.requests[-1]
+    times = record.token_times
+    if not times or not spans:
+        return "no token"
+    rate = f", {(len(times) - 1) / (times[-1] - times[0]):.1f} tok/s" if len(times) > 1 else ""
+    busy = sum(span.end - span.begin for span in spans)
+    window = max(span.end for span in spans) - min(span.begin for span in spans)
+    idle = 1 - busy / (window * llm.config.parallel.pp) if window else 0.0
+    return f"{len(times)} tokens{rate}, TTFT {times[0] - record.arrival:.2f} s, {idle:.0%} idle"

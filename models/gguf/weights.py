@@ -1,0 +1,149 @@
+"""Reads tensors of a GGUF file slice by slice, under the names and in the layout of a Hugging Face checkpoint.
+
+Quantized blocks become float32 as they are read, by the package `gguf`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...conf.errors import ConfigError
+from ...conf.schema import Architecture
+from ..checkpoint import check_shape
+from ..layout import Names, names_of, tensor_shapes
+from .file import GgufFile
+
+if TYPE_CHECKING:
+    import torch
+
+_LLAMA = Names(
+    embedding="token_embd.weight",
+    positions="position_embd.weight",
+    layer="blk.{}.",
+    attention_norm="attn_norm",
+    q="attn_q",
+    k="attn_k",
+    v="attn_v",
+    attention_out="attn_output",
+    q_norm="attn_q_norm.weight",
+    k_norm="attn_k_norm.weight",
+    ffn_norm="ffn_norm",
+    gate="ffn_gate",
+    up="ffn_up",
+    down="ffn_down",
+    final_norm="output_norm",
+    head="output.weight",
+)
+_GPT2 = Names(
+    embedding="token_embd.weight",
+    positions="position_embd.weight",
+    layer="blk.{}.",
+    attention_norm="attn_norm",
+    q="attn_qkv",  # q, k and v side by side in one tensor
+    k="attn_qkv",
+    v="attn_qkv",
+    attention_out="attn_output",
+    ffn_norm="ffn_norm",
+    up="ffn_up",
+    down="ffn_down",
+    final_norm="output_norm",
+    head="output.weight",
+)
+_COMPUTED = ("rope_freqs.weight",)  # it stands in the architecture
+_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
+
+
+class GgufTensors:
+    """The tensors of a GGUF file. A `Checkpoint`.
+
+    llama.cpp's LLaMA turns neighbouring elements of a head, where the published checkpoints turn halves. So the file
+    has the rows of queries and keys in another order, which is undone here.
+    """
+
+    def __init__(self, path: Path, arch: Architecture) -> None:
+        from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+        self._file = GgufFile(path)
+        self._arch = arch
+        self._transposed = names_of(arch).transposed
+        self._shapes = tensor_shapes(arch)
+        own = _GPT2 if self._transposed else _LLAMA
+        self._names = dict(zip(self._shapes, tensor_shapes(arch, own), strict=True))
+        self._sizes = {int(kind): (kind, *GGML_QUANT_SIZES[kind]) for kind in GGMLQuantizationType}
+
+    def check(self, arch: Architecture, names: Collection[str]) -> None:
+        """See `Checkpoint.check`. A file that was cut short is refused too."""
+        size = self._file.path.stat().st_size
+        for name in self._file.tensors.keys() - set(self._names.values()) - {*_COMPUTED, "output.weight"}:
+            raise ConfigError(f"{self._file.path}: tensor {name} is not part of the architecture in its fields")
+        for name in names:
+            own, longer = self._names[name], name == names_of(arch).positions
+            check_shape(own, str(self._file.path), self.shape(name), self._shapes[name], may_be_longer=longer)
+            place = self._file.tensors[own]
+            kind, block, block_bytes = self._sizes.get(place.type, (None, 1, 1))
+            if kind is None or kind.name not in _TYPES:
+                of = f"type {place.type if kind is None else kind.name}"
+                raise ConfigError(f"{self._file.path}: tensor {own} has {of}; must be one of {', '.join(_TYPES)}")
+            if place.shape[-1] % block:
+                raise ConfigError(f"{self._file.path}: tensor {own} has rows that are no whole blocks of {block}")
+            if place.offset + math.prod(place.shape) // block * block_bytes > size:
+                raise ConfigError(f"{self._file.path}: tensor {own} lies beyond the end of the file; is it cut short?")
+
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        """Return the shape of the whole tensor, as a Hugging Face checkpoint has it; None where it is missing."""
+        place = self._file.tensors.get(self._names.get(name, ""))
+        if place is None:
+            return None
+        return place.shape[::-1] if self._is_transposed(place.shape, name) else place.shape
+
+    def read(self, name: str, rows: slice, columns: slice | None) -> torch.Tensor:
+        """See `TensorSource.read`: float32, whatever the file's type."""
+        place = self._file.tensors[self._names[name]]
+        if columns is None:
+            return self._read_rows(name, 0, 1, slice(0, math.prod(place.shape)))[0, self._order(name, rows)]
+        if self._is_transposed(place.shape, name):
+            return self._read_rows(name, columns.start, columns.stop, rows).T
+        order = self._order(name, rows)
+        if isinstance(order, slice):
+            return self._read_rows(name, rows.start, rows.stop, columns)
+        first, last = int(order.min()), int(order.max()) + 1
+        return self._read_rows(name, first, last, columns)[order - first]
+
+    def close(self) -> None:
+        """Close nothing: no file stays open between two reads."""
+
+    def _is_transposed(self, shape: tuple[int, ...], name: str) -> bool:
+        is_table = name in (names_of(self._arch).embedding, names_of(self._arch).positions, names_of(self._arch).head)
+        return self._transposed and len(shape) == 2 and not is_table
+
+    def _order(self, name: str, rows: slice) -> torch.Tensor | slice:
+        """Return the file's rows that are `rows` of the checkpoint."""
+        import torch
+
+        is_turned = name.rsplit(".", 2)[-2] in ("q_proj", "k_proj")
+        if not is_turned or self._file.get("general.architecture") != "llama":
+            return rows
+        D = self._arch.head_dim
+        row = torch.arange(rows.start, rows.stop)
+        within = row % D
+        return row - within + within % (D // 2) * 2 + within // (D // 2)
+
+    def _read_rows(self, name: str, first: int, last: int, columns: slice) -> torch.Tensor:
+        """Read rows and columns of the tensor as the file has it; a vector is one row."""
+        import numpy as np
+        import torch
+        from gguf import dequantize
+
+        place = self._file.tensors[self._names[name]]
+        kind, block, block_bytes = self._sizes[place.type]
+        row_bytes = place.shape[-1] // block * block_bytes
+        data = np.fromfile(
+            self._file.path, np.uint8, (last - first) * row_bytes, offset=place.offset + first * row_bytes
+        ).reshape(last - first, row_bytes)
+        begin, end = columns.start // block, -(-columns.stop // block)
+        values = dequantize(np.ascontiguousarray(data[:, begin * block_bytes : end * block_bytes]), kind)
+        cut = slice(columns.start - begin * block, columns.stop - begin * block)
+        return torch.from_numpy(np.ascontiguousarray(values[:, cut], dtype=np.float32))

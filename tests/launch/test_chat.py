@@ -1,0 +1,124 @@
+"""Conversations: in the terminal, in files of prompts, from Python, each through the model's chat template."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+import gapless.models
+from gapless import LLM, Conversation, SamplingParams
+from gapless.launch.cli import main
+
+TEMPLATE = "{% for m in messages %}<{{ m.role }}> {{ m.content }}\n{% endfor %}{{ '<a>' if add_generation_prompt }}"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make the shipped model one with a chat template."""
+    folder = tmp_path_factory.mktemp("chat") / "model"
+    shutil.copytree(Path(gapless.models.__path__[0]) / "shipped", folder)
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    return folder
+
+
+def outputs(folder: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in (folder / "out.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def generate(folder: Path, model: Path, *more: str) -> list[dict[str, object]]:
+    run_dir = f"hydra.run.dir={folder / 'run'}"
+    keys = (f"outputs={folder / 'out.jsonl'}", "sampling.max_tokens=4", "print_texts=false", run_dir)
+    assert main(["generate", f"model={model}", "parallel.threads=1", *keys, *more]) == 0
+    return outputs(folder)
+
+
+def test_rows_of_a_file_are_texts_messages_or_requests_of_a_batch(model: Path, tmp_path: Path) -> None:
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "x"}]},
+    ]
+    request = {"model": "any", "messages": messages[1:], "max_completion_tokens": 3}
+    rows = [
+        {"prompt": "x"},
+        {"messages": messages},
+        {"custom_id": "one", "method": "POST", "url": "/v1/chat/completions", "body": request},
+        {"prompt_token_ids": [1, 2]},
+    ]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("\n".join(map(json.dumps, rows)))
+    text, chat, batch, ids = generate(tmp_path, model, f"prompts={file}")
+    assert text["prompt"] == batch["prompt"] == "<user> x\n<a>"
+    assert chat["prompt"] == "<system> Be brief.\n<user> x\n<a>"
+    assert ids["prompt"] is None
+    assert [row.get("custom_id") for row in (text, chat, batch, ids)] == [None, None, "one", None]
+    assert len(batch["outputs"][0]["token_ids"]) == 3  # type: ignore[index]
+
+    plain, *_ = generate(tmp_path, model, f"prompts={file}", "chat=false")
+    assert plain["prompt"] == "x"
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"messages": []}, 'messages: must be a list such as [{"role": "user", "content": "..."}]'),
+        ({"messages": [{"content": "x"}]}, "messages[0]: must be an object with a role, such as user, and a content"),
+        ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content: must be a text, or a list of parts"),
+        ({"prompt": "x", "messages": [{"role": "user", "content": "x"}]}, "give one of prompt, messages, prompt_token"),
+        ({"url": "/v1/embeddings", "body": {}}, "url='/v1/embeddings': must be one of /v1/chat/completions, /v1/comp"),
+        ({"body": {}, "id": 3}, "id: unknown key of a batch's request; must be custom_id, method, url or body"),
+    ],
+)
+def test_a_row_that_is_wrong_is_named(
+    row: dict[str, object], said: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps(row))
+    assert main(["generate", f"model={model}", f"prompts={file}"]) == 2
+    assert f"rows.jsonl:1: {said}" in capsys.readouterr().err
+
+
+def test_a_model_without_a_template_takes_no_chat(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["generate", "prompt=x", "chat=true"]) == 2
+    assert "chat=true: model=shipped has no chat template; leave chat out" in capsys.readouterr().err
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps({"messages": [{"role": "user", "content": "x"}]}))
+    assert main(["generate", f"prompts={file}"]) == 2
+    assert "prompt 0 is a conversation, and the model has no chat template" in capsys.readouterr().err
+    assert main(["chat", "model=shipped"]) == 2
+    assert "model=shipped: has no chat template" in capsys.readouterr().err
+
+
+def test_a_conversation_in_the_terminal_grows_and_is_reset(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = ["def f(", "", "and g", "/what", "/reset", "def f(", "x" * 9000, "/quit", "never"]
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(lines)))
+    keys = ["sampling.max_tokens=5", "sampling.temperature=0", "parallel.threads=1", f"hydra.run.dir={tmp_path}"]
+    assert main(["chat", f"model={model}", "system=Code.", *keys]) == 0
+    said = capsys.readouterr().out
+    speeds = re.findall(r"^(\d) tokens?, [\d.]+ tok/s, TTFT [\d.]+ s, \d+% idle$", said, re.MULTILINE)
+    assert speeds == ["5", "5", "5"]
+    assert "/what: unknown" in said
+    assert "a new conversation" in said
+    assert "tokens: the context is 2048" in said
+    with (tmp_path / "requests.csv").open() as file:
+        prompt_tokens = [int(row.split(",")[1]) for row in file.readlines()[1:]]
+    assert prompt_tokens[0] == prompt_tokens[2] < prompt_tokens[1]
+    assert (tmp_path / "report.html").is_file()
+
+
+def test_conversations_from_python(model: Path) -> None:
+    messages = [{"role": "user", "content": "x"}]
+    params = SamplingParams(max_tokens=4)
+    with LLM(model, **{"parallel.threads": 1}) as llm:
+        (one,) = llm.chat(messages, params)
+        two = llm.chat([messages, messages], params)
+        (text,) = llm.generate("<user> x\n<a>", params)
+        (mixed,) = [output for output in llm.stream(Conversation(messages), params) if output.finished]
+    assert one.prompt == "<user> x\n<a>"
+    assert {tuple(each.outputs[0].token_ids) for each in (one, *two, mixed)} == {tuple(text.outputs[0].token_ids)}

@@ -1,0 +1,164 @@
+"""Models in GGUF compute the tokens of `transformers`, from any slice and type of tensors that a rank reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+import transformers
+from gguf import GGMLQuantizationType as Kind
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gapless.conf.errors import ConfigError
+from gapless.conf.schema import Architecture, ModelConfig
+from gapless.models.gguf.weights import _TYPES
+from gapless.models.huggingface import resolve_architecture
+from gapless.models.layout import tensor_shapes
+from gapless.models.open_checkpoint import open_checkpoint
+from gapless.parallel.groups import Groups
+from gapless.parallel.mesh import Mesh
+from gapless.parallel.rendezvous import Rendezvous
+from tests.models.test_tokens import FAMILIES, check, job, prompts_of, reference
+from tests.support.gguf_files import write_gguf
+from tests.support.stage_driver import run
+
+WIDE: dict[str, Any] = {
+    "vocab_size": 101,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.25,
+}
+
+
+def model_of(config: transformers.PretrainedConfig) -> transformers.PreTrainedModel:
+    torch.manual_seed(11)
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter += 0.3 * torch.randn_like(parameter)
+    return model
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if "window" not in name])
+def test_tokens_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    model = model_of(FAMILIES[name])
+    file = write_gguf(tmp_path / "model.gguf", model)
+    with Groups.start(Rendezvous(0, 1, "", "cpu"), Mesh(1, 1), 60) as groups:
+        run(groups, job(tmp_path / "out.npz", weights=str(file)))
+    check(tmp_path / "out.npz", *reference(model, prompts_of(101)))
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> tuple[transformers.PreTrainedModel, Path]:
+    return model_of(transformers.LlamaConfig(**WIDE)), tmp_path_factory.mktemp("wide")
+
+
+def opened(file: Path) -> tuple[Any, Architecture]:
+    arch = resolve_architecture(ModelConfig(weights=str(file)))
+    return open_checkpoint(file, arch), arch
+
+
+@pytest.mark.parametrize("kind", [Kind.F16, Kind.BF16, Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1])
+def test_a_quantized_tensor_is_what_gguf_makes_of_it(
+    kind: Kind, wide: tuple[transformers.PreTrainedModel, Path]
+) -> None:
+    model, folder = wide
+    source, arch = opened(write_gguf(folder / f"{kind.name}.gguf", model, kind))
+    source.check(arch, tensor_shapes(arch))
+    name = "model.layers.1.mlp.up_proj.weight"
+    expected = gguf.dequantize(gguf.quantize(model.state_dict()[name].numpy(), kind), kind)
+    assert torch.equal(source.read(name, slice(0, 128), slice(0, 64)), torch.from_numpy(expected))
+
+
+@given(data=st.data())
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_any_slice_is_that_of_the_whole_tensor(
+    family: str, data: st.DataObject, wide: tuple[transformers.PreTrainedModel, Path]
+) -> None:
+    model, folder = wide
+    file = folder / f"slices-{family}.gguf"
+    if family == "gpt2":
+        model = model_of(FAMILIES["gpt2"])
+    if not file.exists():
+        write_gguf(file, model)
+    source, arch = opened(file)
+    tensors = model.state_dict()
+    name = data.draw(st.sampled_from(sorted(tensor_shapes(arch))))
+    rows = data.draw(st.tuples(*[st.integers(0, tensors[name].shape[0])] * 2).map(sorted).filter(lambda r: r[0] < r[1]))
+    columns = None
+    expected = tensors[name][slice(*rows)]
+    if tensors[name].dim() == 2:
+        limits = st.tuples(*[st.integers(0, tensors[name].shape[1])] * 2)
+        columns = slice(*data.draw(limits.map(sorted).filter(lambda r: r[0] < r[1])))
+        expected = expected[:, columns]
+    assert torch.equal(source.read(name, slice(*rows), columns), expected)
+
+
+@pytest.mark.parametrize("kind", [Kind.Q4_K, Kind.Q5_K, Kind.Q6_K])
+def test_a_slice_of_blocks_of_256_is_that_of_the_whole_tensor(kind: Kind, tmp_path: Path) -> None:
+    """`gguf` cannot write these types: the blocks hold arbitrary bits, and scales that are finite."""
+    config = transformers.LlamaConfig(**WIDE | {"hidden_size": 256, "intermediate_size": 512})
+    model = model_of(config)
+    block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
+    name = "blk.0.ffn_down.weight"
+    data = np.random.default_rng(0).integers(0, 256, (256, 512 // block * block_bytes), dtype=np.uint8)
+    data.reshape(-1, block_bytes)[:, [-1, 1, 3]] &= 0x3B  # halves of float16 without the largest exponent
+    file = tmp_path / "model.gguf"
+    write_gguf(file, model, blocks={name: (data, kind)})
+    source, _ = opened(file)
+    whole = torch.from_numpy(gguf.dequantize(data, kind))
+    assert whole.isfinite().all()
+    for columns in (slice(0, 512), slice(256, 512), slice(100, 300)):
+        found = source.read("model.layers.0.mlp.down_proj.weight", slice(3, 99), columns)
+        assert torch.equal(found, whole[3:99, columns])
+
+
+def test_all_types_that_are_named_can_be_read() -> None:
+    for name in _TYPES:
+        kind = Kind[name]
+        _, block_bytes = gguf.GGML_QUANT_SIZES[kind]
+        assert gguf.dequantize(np.zeros((1, block_bytes), np.uint8), kind).shape[-1] >= 1
+
+
+def checked(file: Path) -> None:
+    source, arch = opened(file)
+    source.check(arch, tensor_shapes(arch))
+
+
+def refusal(file: Path) -> str:
+    with pytest.raises(ConfigError) as caught:
+        checked(file)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_what_is_wrong_with_a_file_is_named(wide: tuple[transformers.PreTrainedModel, Path], tmp_path: Path) -> None:
+    model, _ = wide
+    file = tmp_path / "model.gguf"
+    extra = {"blk.0.attn_q.scale": np.ones(4, np.float32)}
+    write_gguf(file, model, more=extra)
+    assert refusal(file) == f"{file}: tensor blk.0.attn_q.scale is not part of the architecture in its fields"
+
+    write_gguf(file, model, more={"output_norm.weight": np.ones(63, np.float32)})
+    assert refusal(file) == f"{file}: tensor output_norm.weight has shape [63], not [64]"
+
+    write_gguf(file, model)
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-100])
+    assert "lies beyond the end of the file" in refusal(file)
+
+    write_gguf(file, model, change=lambda writer: writer.add_expert_count(8))
+    assert refusal(file) == f"{file}: llama.expert_count: the engine computes no experts yet"
+    write_gguf(file, model, change=lambda writer: writer.add_rope_scaling_type(gguf.RopeScalingType.YARN))
+    assert refusal(file) == f"{file}: rope.scaling.type='yarn' is not supported (supported: none, linear)"

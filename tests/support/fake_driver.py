@@ -2,7 +2,7 @@
 
 The stubs keep a journal of what happened in which order, and refuse what a GPU would hang at:
 
-- a communicator is aborted or destroyed only once no graph is left that was captured since it was made;
+- a communicator is aborted or destroyed only once no graph is left that has captured a collective;
 - an event that a stuck receive keeps back is waited for until the communicators are aborted;
 - a thread that waits for the device has chosen it.
 """
@@ -48,6 +48,8 @@ class FakeDriver(FakeCuda):
         environment: the variables as the first group was made.
         pipeline_ctas: the `max_ctas` of each group that was made with options, by its ranks.
         chosen: by the name of a thread: the device that it has chosen.
+        on_capture: is called as a graph is captured.
+        launch: is called before an activation is sent, as the launch that may wait for the device.
     """
 
     def __init__(self) -> None:
@@ -57,7 +59,10 @@ class FakeDriver(FakeCuda):
         self.environment: dict[str, str] = {}
         self.pipeline_ctas: dict[tuple[int, ...], int] = {}
         self.chosen: dict[str, torch.device] = {}
-        self.graphs: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.holders: weakref.WeakSet[Any] = weakref.WeakSet()  # graphs that have captured a collective
+        self._capturing: Any = None
+        self.on_capture: Callable[[], None] = lambda: None
+        self.launch: Callable[[], None] = lambda: None
 
     def log(self, word: str) -> None:
         if not self.journal or self.journal[-1] != word:
@@ -80,6 +85,12 @@ class FakeDriver(FakeCuda):
         with self._mode, self._driver:
             yield
 
+    def until_free(self) -> None:
+        """Wait while the device is stuck."""
+        deadline = time.monotonic() + HANG_S
+        while self.is_stuck.is_set() and time.monotonic() < deadline:
+            time.sleep(0.01)
+
     def _wait(self) -> None:
         """Wait for the device, as a thread that may."""
         name = threading.current_thread().name
@@ -88,9 +99,7 @@ class FakeDriver(FakeCuda):
         if name not in ("report", "abort"):
             raise HostWaitError("the host waits for the device")
         assert self.chosen.get(name) == CUDA, f"the thread {name} is on device 0 of the node"
-        deadline = time.monotonic() + HANG_S
-        while self.is_stuck.is_set() and time.monotonic() < deadline:
-            time.sleep(0.01)
+        self.until_free()
 
     def _cuda(self) -> dict[str, Any]:
         driver = self
@@ -110,16 +119,18 @@ class FakeDriver(FakeCuda):
 
         class Graph:
             def __init__(self) -> None:
-                driver.graphs.add(self)
                 weakref.finalize(self, driver.log, "drop graphs")
 
             def replay(self) -> None:
                 driver.log("replay")
 
         @contextlib.contextmanager
-        def graph(*_: Any, **__: Any) -> Iterator[None]:
+        def graph(own: Graph, **_: Any) -> Iterator[None]:
             driver.log("capture")
+            driver.on_capture()
+            driver._capturing = own
             yield
+            driver._capturing = None
 
         def set_device(device: torch.device) -> None:
             driver.chosen[threading.current_thread().name] = device
@@ -182,8 +193,12 @@ class FakeDriver(FakeCuda):
 
     def _spoken(self, word: str, real: Callable[..., Any]) -> Callable[..., Any]:
         def call(tensor: torch.Tensor, **kwargs: Any) -> Any:
+            if self._capturing is not None:
+                self.holders.add(self._capturing)
             if len(tensor) == 1:
                 self.log(f"meet {kwargs.get('src', kwargs.get('dst', 'stage'))}")
+            elif word == "isend":
+                self.launch()
             return real(tensor, **kwargs)
 
         return call
@@ -191,9 +206,9 @@ class FakeDriver(FakeCuda):
     def _await_graphs(self) -> None:
         """Wait as NCCL does: a communicator ends after the graphs that captured it."""
         deadline = time.monotonic() + HANG_S
-        while self.graphs and time.monotonic() < deadline:
+        while self.holders and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert not self.graphs, "a communicator waits for a graph"
+        assert not self.holders, "a communicator waits for a graph"
 
 
 def _modes() -> list[Any]:

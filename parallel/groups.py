@@ -115,7 +115,7 @@ class Groups:
         """
         if self._shared is not None:
             self._shared.end()
-        if self.device.type == "cuda":
+        if self.device.type == "cuda" and self._owned:
             self._start_abort()
 
     def abort(self) -> None:
@@ -143,6 +143,10 @@ class Groups:
         self._may_abort.wait(_HEARING_S)
         torch.cuda.set_device(self.device)
         if dist.is_initialized():
+            if (
+                self._connected is not None
+            ):  # no graph captures it, and the device may wait for it, and with it the host
+                dist.distributed_c10d._abort_process_group(self.pp)
             dist.distributed_c10d._abort_process_group()
 
     def _share_memory(self, timeout_s: float) -> None:

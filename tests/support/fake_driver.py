@@ -170,9 +170,13 @@ class FakeDriver(FakeCuda):
                 self.pipeline_ctas[tuple(ranks)] = pg_options.config.max_ctas
             return real_new(ranks, **kwargs)
 
-        def abort() -> None:
+        def abort(group: Any = None) -> None:
             self.log("begin abort")
-            self.is_stuck.clear()
+            if group is not None:
+                self.is_stuck.clear()  # it waited for an activation
+                real_abort(group)
+                return
+            assert not self.is_stuck.is_set(), "the host waits for the device, and the graphs for the host"
             self._await_graphs()
             self.log("abort")
             real_abort()

@@ -27,7 +27,7 @@ from gapless.runtime.pipeline.rank import _Reporter, _ServingRank
 from gapless.runtime.profiling.grid import MessageMaker
 from tests.support.fake_client import Coordinator, FakeClient
 from tests.support.fake_cuda import CUDA
-from tests.support.fake_driver import FakeDriver
+from tests.support.fake_driver import HANG_S, FakeDriver
 
 MESHES = [Mesh(1, 1, 0), Mesh(1, 2, 1), Mesh(2, 1, 0), Mesh(2, 1, 1), Mesh(2, 2, 2), Mesh(3, 1, 1)]
 MODEL = dataclasses.replace(
@@ -44,6 +44,8 @@ def driver() -> Iterator[FakeDriver]:
         for name in nccl.VARIABLES:
             patch.setenv(name, "1")  # as torchrun does with one of them
         patch.setattr(piecewise, "BUCKETS", (8, 16))
+        for module, name in ((groups_module, "_HEARING_S"), (groups_module, "_ABORT_S"), (rank_module, "_REPORT_S")):
+            patch.setattr(module, name, 3 * HANG_S)  # a busy machine is slow, and does not hang
         with FakeDriver() as driver:
             yield driver
             driver.holders.clear()

@@ -53,7 +53,7 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
     no_cpp: str = ""
 
 
-class Progress(msgspec.Struct, frozen=True, array_like=True, tag="progress"):
+class StartPart(msgspec.Struct, frozen=True, array_like=True, tag="progress"):
     """A part of a rank's start has ended, or goes on where `is_done` is false, after `seconds` of it."""
 
     rank: int
@@ -74,4 +74,4 @@ class Present(msgspec.Struct, frozen=True, array_like=True, tag="present"):
 
 encoder = msgspec.msgpack.Encoder()
 to_rank = msgspec.msgpack.Decoder(Setup | Halt | Rejoin | MicroBatchMessage | RollCall | Stop)
-from_rank = msgspec.msgpack.Decoder(Ready | Progress | MicroBatchResult | Present | RankFailure)
+from_rank = msgspec.msgpack.Decoder(Ready | StartPart | MicroBatchResult | Present | RankFailure)

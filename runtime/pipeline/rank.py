@@ -29,7 +29,7 @@ from ...parallel.control import ControlClient, Endpoint
 from ...parallel.frames import ConnectionLost
 from ...parallel.mesh import Mesh
 from ..core.messages import MicroBatchMessage, MicroBatchResult, RankFailure, Span, Stop
-from .handshake import Halt, Present, Progress, Ready, Rejoin, RollCall, Setup, encoder, to_rank
+from .handshake import Halt, Present, Ready, Rejoin, RollCall, Setup, StartPart, encoder, to_rank
 from .start_parts import PartTimer
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def run_rank(endpoint: Endpoint, rank: int, device: str, start_timeout_s: float)
         assert isinstance(setup, Setup), setup
         stage = Mesh(setup.pp, setup.tp, rank).stage
         threading.Thread(target=_watch, args=(client, rank, is_built), name="watch", daemon=True).start()
-        client.send(encoder.encode(Progress(rank, "imports", imports_s, is_done=True)))
+        client.send(encoder.encode(StartPart(rank, "imports", imports_s, is_done=True)))
         serving = _ServingRank(client, setup, rank, device)
         is_built.set()
         serving.serve()
@@ -187,11 +187,10 @@ class _ServingRank:
 
         setup, rank = self.setup, self.mesh.rank
         self.transport = Transport(self.groups, setup.arch.hidden_size, self.worker.stage.dtype, setup.depth)
-        self.reporter = None
-        if self.is_cuda:
-            self.reporter = _Reporter(self._send_result, self.inbox.put, self.groups.device)
+        device = self.groups.device
+        self.reporter = _Reporter(self._send_result, self.inbox.put, device) if self.is_cuda else None
         self._report = self._send_result if self.reporter is None else self.reporter.report
-        process, no_cpp = f"pid {os.getpid()} {self.groups.device}", self.worker.stage.no_cpp
+        process, no_cpp = f"pid {os.getpid()} {device}", self.worker.stage.no_cpp
         self.client.send(encoder.encode(Ready(rank, socket.gethostname(), process, epoch, rendezvous_s, no_cpp)))
 
     def serve(self) -> None:

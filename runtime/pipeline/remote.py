@@ -20,7 +20,7 @@ from ...parallel.control import ControlServer
 from ...parallel.real_placement import Place
 from ..core.messages import MicroBatchMessage, MicroBatchResult, RankFailure, Span, Stop
 from ..core.run_record import FaultReason, FaultRecord
-from .handshake import Halt, Present, Progress, Ready, Rejoin, RollCall, Setup, encoder, from_rank
+from .handshake import Halt, Present, Ready, Rejoin, RollCall, Setup, StartPart, encoder, from_rank
 from .launcher import Launcher
 from .protocol import PipelineError, PipelineFault, WallClock
 from .recovery_limit import RecoveryLimit
@@ -357,7 +357,7 @@ class RemotePipeline:
             self._parts.last_sign = self.clock.now()
             if isinstance(message, MicroBatchResult):
                 messages.append(self._on_our_clock(rank, message))
-            elif isinstance(message, Progress):
+            elif isinstance(message, StartPart):
                 self._parts.take(message)
             else:
                 messages.append(message)

@@ -33,10 +33,6 @@ if TYPE_CHECKING:
 OnPart = Callable[[str, bool], None]
 
 
-def _tell_nobody(part: str, is_done: bool) -> None:
-    pass
-
-
 class StageWorker:
     """Runs micro-batches in order on one rank. Only tensor-parallel rank 0 of the last stage samples.
 
@@ -48,7 +44,11 @@ class StageWorker:
     """
 
     def __init__(
-        self, stage: Stage, cuda_graphs: bool = False, tokenizer: str | None = None, on_part: OnPart = _tell_nobody
+        self,
+        stage: Stage,
+        cuda_graphs: bool = False,
+        tokenizer: str | None = None,
+        on_part: OnPart = lambda part, is_done: None,
     ) -> None:
         self.stage = stage
         self._graphs: PiecewiseStage | None = None
@@ -59,7 +59,7 @@ class StageWorker:
         self._init_requests()
 
     @classmethod
-    def build(cls, setup: Setup, groups: Groups, on_part: OnPart = _tell_nobody) -> StageWorker:
+    def build(cls, setup: Setup, groups: Groups, on_part: OnPart = lambda part, is_done: None) -> StageWorker:
         """Build and load this rank's stage.
 
         Raises:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 
-from .handshake import Progress
+from .handshake import StartPart
 
 _SIGN_S = 1.0  # between two signs of life, at least
 
@@ -19,9 +19,8 @@ class PartTimer:
         since: when the first part began, on the monotonic clock.
     """
 
-    def __init__(self, rank: int, send: Callable[[Progress], None], since: float) -> None:
-        self._rank = rank
-        self._send = send
+    def __init__(self, rank: int, send: Callable[[StartPart], None], since: float) -> None:
+        self._rank, self._send = rank, send
         self._since = self._told = since
 
     def tell(self, part: str, is_done: bool) -> float:
@@ -30,7 +29,7 @@ class PartTimer:
         seconds = now - self._since
         if is_done or now > self._told + _SIGN_S:
             self._told = now
-            self._send(Progress(self._rank, part, seconds, is_done))
+            self._send(StartPart(self._rank, part, seconds, is_done))
         if is_done:
             self._since = now
         return seconds
@@ -45,9 +44,9 @@ class StartParts:
 
     def __init__(self, now: float) -> None:
         self.last_sign = now
-        self._last: dict[int, dict[str, Progress]] = {}  # by rank and part
+        self._last: dict[int, dict[str, StartPart]] = {}  # by rank and part
 
-    def take(self, message: Progress) -> None:
+    def take(self, message: StartPart) -> None:
         """Take note of a rank's word."""
         self._last.setdefault(message.rank, {})[message.part] = message
 
@@ -58,12 +57,12 @@ class StartParts:
 
     def slowest(self) -> str:
         """Say what each part took on the rank where it took longest."""
-        longest: dict[str, Progress] = {}
+        longest: dict[str, StartPart] = {}
         for told in self._last.values():
             for part, word in told.items():
                 longest[part] = max(longest.get(part, word), word, key=lambda each: each.seconds)
         return ", ".join(f"{_words(word)} (rank {word.rank})" for word in longest.values())
 
 
-def _words(word: Progress) -> str:
+def _words(word: StartPart) -> str:
     return f"{word.part} {word.seconds:.1f} s{'' if word.is_done else ' so far'}"

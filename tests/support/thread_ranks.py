@@ -13,7 +13,7 @@ from gapless.conf.schema import HardwareConfig, ParallelConfig
 from gapless.parallel.control import ControlClient, Endpoint
 from gapless.parallel.real_placement import Place
 from gapless.runtime.core.messages import MicroBatchMessage, MicroBatchResult, RankFailure, Sampled, Span, Stop
-from gapless.runtime.pipeline.handshake import Present, Progress, Ready, Rejoin, RollCall, Setup, encoder, to_rank
+from gapless.runtime.pipeline.handshake import Present, Ready, Rejoin, RollCall, Setup, StartPart, encoder, to_rank
 from gapless.runtime.pipeline.protocol import WallClock
 
 
@@ -81,7 +81,7 @@ class ThreadRank:
                     return
                 self.send(Present(self.rank))
             else:
-                self.send(Progress(self.rank, "weights", 1.5 + self.rank, is_done=True))
+                self.send(StartPart(self.rank, "weights", 1.5 + self.rank, is_done=True))
             if self.ready:
                 self.send(Ready(self.rank, "node", f"pid {id(self)}", message.epoch, 0.001))
         elif isinstance(message, RollCall) and self.answers:

@@ -22,7 +22,7 @@ from gapless.runtime.core.messages import MicroBatchMessage, MicroBatchResult, R
 from gapless.runtime.cost.profile_point import Point
 from gapless.runtime.pipeline import rank as rank_module
 from gapless.runtime.pipeline import start_parts
-from gapless.runtime.pipeline.handshake import Halt, Progress, Ready, Rejoin, Setup
+from gapless.runtime.pipeline.handshake import Halt, Ready, Rejoin, Setup, StartPart
 from gapless.runtime.pipeline.rank import _Reporter, _ServingRank
 from gapless.runtime.profiling.grid import MessageMaker
 from tests.support.fake_client import Coordinator, FakeClient
@@ -253,7 +253,7 @@ def test_parts_of_a_start_are_told_as_they_end_and_while_graphs_are_captured(
     monkeypatch.setattr(start_parts, "_SIGN_S", 0.0)
     rank = Rank(driver, Mesh(1, 2, 0))
     rank.serve(lambda: rank.halt(1))
-    told = rank.client.of(Progress)
+    told = rank.client.of(StartPart)
     assert [word.part for word in told if word.is_done] == ["groups", "weights", "capture", "groups", "capture"]
     going_on = [word.part for word in told if not word.is_done]
     assert going_on.count("capture") == 2 * 2 * 2 * 2, "twice in both starts, for two pieces of two buckets each"

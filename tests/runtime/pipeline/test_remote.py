@@ -21,7 +21,7 @@ from gapless.conf.schema import HardwareConfig, ModelConfig, ParallelConfig
 from gapless.runtime.core.messages import DecodesMessage, MicroBatchMessage, MicroBatchResult, Span
 from gapless.runtime.core.run_record import FaultRecord
 from gapless.runtime.pipeline import remote
-from gapless.runtime.pipeline.handshake import Progress, Setup
+from gapless.runtime.pipeline.handshake import Setup, StartPart
 from gapless.runtime.pipeline.protocol import PipelineError, PipelineFault
 from gapless.runtime.pipeline.recovery_limit import RecoveryLimit
 from gapless.runtime.pipeline.remote import RemotePipeline
@@ -112,7 +112,7 @@ def test_the_limit_on_a_start_counts_from_the_last_sign_of_life() -> None:
         while found.clock.now() < begin + 2.5:
             found.wait(time.monotonic() + 0.2)
             if found._repair is not None and found._repair.joined is not None:
-                launcher.ranks[0].send(Progress(0, "capture", found.clock.now() - begin, is_done=False))
+                launcher.ranks[0].send(StartPart(0, "capture", found.clock.now() - begin, is_done=False))
         with pytest.raises(
             PipelineError, match=r"did not stand again .*\(rank 0: weights 1\.5 s, capture 2\.\d s so far"
         ):

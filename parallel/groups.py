@@ -97,12 +97,11 @@ class Groups:
         more than its neighbours.
         """
         mesh, word, heard = self.mesh, *torch.zeros(2, 1, device=self.device)
-        sends = [] if mesh.is_last else [lambda: dist.isend(word, dst=mesh.next, group=self.pp)]
-        receives = [] if mesh.is_first else [lambda: dist.irecv(heard, src=mesh.previous, group=self.pp)]
-        for turn in (*receives, *sends) if mesh.stage % 2 else (*sends, *receives):
-            work = turn()
-            assert work is not None
-            work.wait()
+        for is_send in (False, True) if mesh.stage % 2 else (True, False):
+            if is_send and not mesh.is_last:
+                dist.send(word, dst=mesh.next, group=self.pp)
+            elif not is_send and not mesh.is_first:
+                dist.recv(heard, src=mesh.previous, group=self.pp)
         if self.device.type == "cuda":
             self.all_reduce(word)
             torch.cuda.synchronize(self.device)

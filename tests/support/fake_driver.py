@@ -192,7 +192,7 @@ class FakeDriver(FakeCuda):
         patch.setattr(dist, "ProcessGroupNCCL", type("ProcessGroupNCCL", (), {"Options": Options}), raising=False)
         patch.setattr(dist.distributed_c10d, "_abort_process_group", abort)
         patch.setattr(groups, "_bind_to", lambda host: None)
-        for word in ("isend", "irecv", "all_reduce"):
+        for word in ("isend", "send", "recv", "all_reduce"):
             patch.setattr(dist, word, self._spoken(word, getattr(dist, word)))
 
     def _spoken(self, word: str, real: Callable[..., Any]) -> Callable[..., Any]:

@@ -298,7 +298,7 @@ class ParallelConfig:
     ray_address: str | None = None
     """null: start Ray on this machine; auto or an address: join that cluster"""
     start_timeout_s: float = 120.0
-    """seconds that ranks may take to start; then the run fails"""
+    """seconds without a sign of life of any rank at a start; then the run fails"""
     step_timeout_s: float = 300.0
     """seconds without progress after which a stage counts as hung; learned stage times may shorten this"""
     max_recoveries: int = 5

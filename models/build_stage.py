@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from ..conf.schema import Architecture, ModelConfig
@@ -22,10 +24,12 @@ def build_stage(
     block_size: int,
     replicate_embedding: bool = False,
     seed: int = 0,
+    on_piece: Callable[[], None] = lambda: None,
 ) -> Stage:
     """Build this rank's slice of the stage that holds `layers`, allocate its KV cache and load its weights.
 
     `arch` is `resolve_architecture(model)`. With `weights=random`, a `seed` gives the same weights on every mesh.
+    `on_piece` is called before each piece of the weights is loaded.
 
     Raises:
         ConfigError: a tensor is missing or has the wrong shape, or the attention backend does not run here.
@@ -43,5 +47,5 @@ def build_stage(
         replicate_embedding=replicate_embedding,
         kernels=model.kernels,
     )
-    load_stage(stage, resolve_weights(model), seed)
+    load_stage(stage, resolve_weights(model), seed, on_piece)
     return stage

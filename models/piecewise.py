@@ -61,6 +61,10 @@ class PiecewiseStage:
         with torch.inference_mode():
             self._pieces = dict(zip(keys, capture([self._piece(*key) for key in keys]), strict=True))
 
+    def drop(self) -> None:
+        """Drop what was captured. Nothing can be computed any more."""
+        self._pieces.clear()
+
     def _piece(self, rows: int, place: int) -> Piece:
         """Return piece `place` for `rows` rows. What it allocates it frees: only the buffers outlive it."""
         hidden, queries, attended = self._hidden[:rows], self._queries[:rows], self._attended[:rows]

@@ -6,7 +6,7 @@ reads only its own slices, a few MB at a time.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -136,8 +136,10 @@ def _layer_pieces(layer: DecoderLayer, names: Names, prefix: str, arch: Architec
             yield Piece(f"{prefix}{name}.bias", linear.bias[None])
 
 
-def load_stage(stage: Stage, path: Path | None, seed: int) -> None:
+def load_stage(stage: Stage, path: Path | None, seed: int, on_piece: Callable[[], None] = lambda: None) -> None:
     """Load this rank's parameters from a folder or GGUF file. Where `path` is None, make them from `seed`.
+
+    `on_piece` is called before each piece.
 
     Raises:
         ConfigError: a tensor is missing, has the wrong shape, or is unknown to the architecture.
@@ -150,6 +152,7 @@ def load_stage(stage: Stage, path: Path | None, seed: int) -> None:
     source: TensorSource = checkpoint or RandomTensors(tensor_shapes(stage.arch), seed)
     pieces.sort(key=lambda piece: piece.target.numel(), reverse=True)  # the largest need the most memory for a block
     for piece in pieces:
+        on_piece()
         piece.load(source)
     if checkpoint is not None:
         checkpoint.close()

@@ -7,6 +7,7 @@ import os
 import socket
 import struct
 import sys
+import threading
 from datetime import timedelta
 from types import TracebackType
 from urllib.parse import urlsplit
@@ -14,12 +15,15 @@ from urllib.parse import urlsplit
 import torch
 import torch.distributed as dist
 
+from . import nccl
 from .megatron import parallel_state
 from .mesh import Mesh
 from .rendezvous import Rendezvous
 from .shared_memory import SharedMemory
 
 _SIOCGIFADDR = 0x8915  # Linux's ioctl request for an interface's address
+_ABORT_S = 5.0  # in which NCCL must have aborted all communicators
+_HEARING_S = 2.0  # in which `abort` should follow on `end`
 
 
 class Groups:
@@ -36,6 +40,9 @@ class Groups:
         self.device = device
         self._connected: tuple[dist.ProcessGroup, dist.ProcessGroup] | None = (tp, pp)
         self._shared: SharedMemory | None = None
+        self._starting = threading.Lock()
+        self._aborting: threading.Thread | None = None
+        self._may_abort = threading.Event()  # no CUDA graph holds a communicator any more
 
     @property
     def tp(self) -> dist.ProcessGroup:
@@ -71,23 +78,74 @@ class Groups:
         tp, pp = cls._connect(rendezvous, mesh, device, timeout_s)
         groups = cls(mesh, device, tp, pp)
         groups._share_memory(timeout_s)
+        groups._meet()
         return groups
 
     def restart(self, rendezvous: Rendezvous, timeout_s: float) -> None:
         """Connect anew, where some ranks are others than before; as `start`, in place."""
         assert self._owned
         self.close()
+        self._may_abort.clear()
         self._connected = self._connect(rendezvous, self.mesh, self.device, timeout_s)
         self._share_memory(timeout_s)
+        self._meet()
+
+    def _meet(self) -> None:
+        """Exchange a word with each rank that this one will talk to.
+
+        NCCL connects two ranks at their first word, and blocks meanwhile. Stages take turns, so that no stage waits for
+        more than its neighbours.
+        """
+        mesh, word, heard = self.mesh, *torch.zeros(2, 1, device=self.device)
+        for is_send in (False, True) if mesh.stage % 2 else (True, False):
+            if is_send and not mesh.is_last:
+                dist.send(word, dst=mesh.next, group=self.pp)
+            elif not is_send and not mesh.is_first:
+                dist.recv(heard, src=mesh.previous, group=self.pp)
+        if self.device.type == "cuda":
+            self.all_reduce(word)
+            torch.cuda.synchronize(self.device)
 
     def end(self) -> None:
-        """Have the collectives that wait for other ranks fail now. Any thread may call it; `restart` or `close` follow.
+        """Have the collectives that wait for other ranks fail. Any thread may call it; `abort` must follow in another.
 
-        On gloo a send or receive fails when the other rank closes its groups.
+        On gloo a send or receive fails when the other rank closes its groups. NCCL's communicators are aborted once
+        `abort` is called, or after a while, since that thread may itself wait for the device.
         """
         if self._shared is not None:
             self._shared.end()
-        if self.device.type == "cuda" and dist.is_initialized():
+        if self.device.type == "cuda" and self._owned:
+            self._start_abort()
+
+    def abort(self) -> None:
+        """Destroy the groups, whatever the other ranks do. CUDA graphs that captured a collective must be gone.
+
+        Raises:
+            RuntimeError: NCCL did not abort in time. This process cannot join another rank again.
+        """
+        if self.device.type == "cuda" and self._owned:
+            self._may_abort.set()
+            aborting = self._start_abort()
+            aborting.join(_ABORT_S)
+            if aborting.is_alive() or dist.is_initialized():
+                raise RuntimeError(f"NCCL did not abort its communicators within {_ABORT_S:g} s")
+        self.close()
+
+    def _start_abort(self) -> threading.Thread:
+        with self._starting:
+            if self._aborting is None or not self._aborting.is_alive():
+                self._aborting = threading.Thread(target=self._abort, name="abort", daemon=True)
+                self._aborting.start()
+            return self._aborting
+
+    def _abort(self) -> None:
+        self._may_abort.wait(_HEARING_S)
+        torch.cuda.set_device(self.device)
+        if dist.is_initialized():
+            if (
+                self._connected is not None
+            ):  # no graph captures it, and the device may wait for it, and with it the host
+                dist.distributed_c10d._abort_process_group(self.pp)
             dist.distributed_c10d._abort_process_group()
 
     def _share_memory(self, timeout_s: float) -> None:
@@ -104,6 +162,8 @@ class Groups:
         if store is None and not rendezvous.init_method:
             store = dist.HashStore()
         _bind_to(rendezvous.host or urlsplit(rendezvous.init_method).hostname or "127.0.0.1")
+        if backend == "nccl":
+            nccl.set_variables()
         try:
             dist.init_process_group(
                 backend,
@@ -113,9 +173,14 @@ class Groups:
                 world_size=mesh.world_size,
                 timeout=timeout,
             )
-            parallel_state.initialize_model_parallel(
-                mesh.tp, mesh.pp, create_gloo_process_groups=False, distributed_timeout_minutes=timeout_s / 60
-            )
+            with nccl.group_options() if backend == "nccl" else contextlib.nullcontext() as options:
+                parallel_state.initialize_model_parallel(
+                    mesh.tp,
+                    mesh.pp,
+                    create_gloo_process_groups=False,
+                    distributed_timeout_minutes=timeout_s / 60,
+                    nccl_communicator_config_path=options,
+                )
         except BaseException:
             _destroy()
             raise

@@ -24,16 +24,22 @@ _answer = msgspec.msgpack.Decoder(bytes | int | bool | None)
 class ControlStore(Store):
     """A rank's side of the store: a `Store` for `init_process_group`. Any thread may call it.
 
+    Args:
+        connection: to the coordinator.
+        timeout: of a wait for a key.
+        prefix: of every key. torch takes off a `PrefixStore` for what NCCL's watchdogs tell each other.
+
     Raises:
         ConnectionLost: the coordinator is gone, or the store was ended.
         TimeoutError: nobody set a key that is awaited within `timeout`.
     """
 
-    def __init__(self, connection: FrameSocket, timeout: timedelta) -> None:
+    def __init__(self, connection: FrameSocket, timeout: timedelta, prefix: str = "") -> None:
         super().__init__()
         self.set_timeout(timeout)
         self._patience = timeout
         self._connection = connection
+        self._prefix = prefix
         self._lock = threading.Lock()
         self._is_ended = threading.Event()
 
@@ -48,6 +54,7 @@ class ControlStore(Store):
         value: bytes = b"",
         amount: int = 0,
     ) -> bytes | int | bool | None:
+        keys = [self._prefix + key for key in keys]
         question = msgspec.msgpack.encode(Question(operation, keys, value, amount))
         with self._lock:
             self._connection.send(STORE, question)

@@ -55,6 +55,15 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
     attention: str = ""
 
 
+class StartPart(msgspec.Struct, frozen=True, array_like=True, tag="progress"):
+    """A part of a rank's start has ended, or goes on where `is_done` is false, after `seconds` of it."""
+
+    rank: int
+    part: str
+    seconds: float
+    is_done: bool
+
+
 class RollCall(msgspec.Struct, frozen=True, array_like=True, tag="roll_call"):
     """Asks each rank to say that it is there, when the pipeline hangs."""
 
@@ -67,4 +76,4 @@ class Present(msgspec.Struct, frozen=True, array_like=True, tag="present"):
 
 encoder = msgspec.msgpack.Encoder()
 to_rank = msgspec.msgpack.Decoder(Setup | Halt | Rejoin | MicroBatchMessage | RollCall | Stop)
-from_rank = msgspec.msgpack.Decoder(Ready | MicroBatchResult | Present | RankFailure)
+from_rank = msgspec.msgpack.Decoder(Ready | StartPart | MicroBatchResult | Present | RankFailure)

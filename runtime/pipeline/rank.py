@@ -4,8 +4,9 @@ A second thread receives the coordinator's messages. While a micro-batch compute
 activation, and makes of the next message what the stage needs. On CUDA the main thread only queues work; a third thread
 waits until the device has done it, and reports.
 
-When another rank fails, the coordinator sends `Halt`: a rank then drops what it does and keeps its weights. With
-`Rejoin` it connects with the others anew. A rank that fails by itself ends, and another one takes its place.
+When another rank fails, the coordinator sends `Halt`: a rank then drops what it does and keeps its weights. The main
+thread hears it before any group is ended, since it must drop its CUDA graphs first; each error from then on is an echo.
+With `Rejoin` it connects with the others anew. A rank that fails by itself ends, and another one takes its place.
 
 When the coordinator dies, the process ends, whatever the main thread does.
 """
@@ -28,9 +29,12 @@ from ...parallel.control import ControlClient, Endpoint
 from ...parallel.frames import ConnectionLost
 from ...parallel.mesh import Mesh
 from ..core.messages import MicroBatchMessage, MicroBatchResult, RankFailure, Span, Stop
-from .handshake import Halt, Present, Ready, Rejoin, RollCall, Setup, encoder, to_rank
+from .handshake import Halt, Present, Ready, Rejoin, RollCall, Setup, StartPart, encoder, to_rank
+from .start_parts import PartTimer
 
 if TYPE_CHECKING:
+    import torch
+
     from ...models.stage import StageInputs
     from ...parallel.rendezvous import Rendezvous
     from ...parallel.transport import Arrival, Transport
@@ -40,6 +44,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _WATCH_S = 0.5
+_REPORT_S = 1.0  # in which the reporter must end, once the communicators have been aborted
 _BROKEN = (
     "connection closed",
     "connection reset",
@@ -62,7 +67,9 @@ def run_rank(endpoint: Endpoint, rank: int, device: str, start_timeout_s: float)
     Raises:
         Exception: the error that ended the rank, after it has been sent to the coordinator.
     """
+    begin = time.monotonic()
     warm_up()  # before this rank joins, since the others wait for it from then on
+    imports_s = time.monotonic() - begin
     client = ControlClient(endpoint, rank, start_timeout_s)
     stage = -1
     is_built = threading.Event()
@@ -71,6 +78,7 @@ def run_rank(endpoint: Endpoint, rank: int, device: str, start_timeout_s: float)
         assert isinstance(setup, Setup), setup
         stage = Mesh(setup.pp, setup.tp, rank).stage
         threading.Thread(target=_watch, args=(client, rank, is_built), name="watch", daemon=True).start()
+        client.send(encoder.encode(StartPart(rank, "imports", imports_s, is_done=True)))
         serving = _ServingRank(client, setup, rank, device)
         is_built.set()
         serving.serve()
@@ -136,27 +144,42 @@ class _ServingRank:
         self.mesh = Mesh(setup.pp, setup.tp, rank)
         self.device = device
         self.awaited_epoch: int | None = setup.epoch  # None after `Halt`
+        self.num_halts = 0  # that this rank has been sent
+        self.num_heard = 0  # of them, by the main thread
         self.transport: Transport | None = None  # while this rank has let go of the others
+        self.reporter: _Reporter | None = None
         self.inbox: queue.SimpleQueue[InboxItem | Exception] = queue.SimpleQueue()
-        start = time.monotonic()
+        self._begin_parts()
         self.groups = Groups.start(self._rendezvous(setup.epoch), self.mesh, setup.timeout_s)
-        rendezvous_s = time.monotonic() - start
+        rendezvous_s = self.parts.tell("groups", True)
         self.is_cuda = self.groups.device.type == "cuda"
         self.clock = device_clock(self.groups.device)
-        self.worker = StageWorker.build(setup, self.groups)
+        self.worker = StageWorker.build(setup, self.groups, self._on_part)
         self._is_ready(setup.epoch, rendezvous_s)
+
+    def _begin_parts(self) -> None:
+        self.parts = PartTimer(self.mesh.rank, lambda word: self.client.send(encoder.encode(word)), time.monotonic())
+
+    def _on_part(self, part: str, is_done: bool) -> None:
+        """Tell the coordinator of a part of the start, which is given up if the pipeline has failed meanwhile."""
+        if self._is_halting:
+            raise ConnectionLost("the pipeline is being restarted")
+        self.parts.tell(part, is_done)
+
+    @property
+    def _is_halting(self) -> bool:
+        """Whether there is a `Halt` that the main thread has not heard yet. Whatever fails now fails because of it."""
+        return self.num_halts != self.num_heard
 
     def _rendezvous(self, epoch: int) -> Rendezvous:
         """Return the rendezvous of the ranks of an epoch. They leave no trace for those of another."""
-        from torch.distributed import PrefixStore
-
         from ...parallel.rendezvous import Rendezvous
         from ...parallel.store import ControlStore
 
-        self.store = ControlStore(self.client.store_connection, timedelta(seconds=self.setup.timeout_s))
-        store = PrefixStore(f"epoch {epoch}", self.store)
+        timeout = timedelta(seconds=self.setup.timeout_s)
+        self.store = ControlStore(self.client.store_connection, timeout, f"epoch {epoch}/")
         host = self.client.host
-        return Rendezvous(self.mesh.rank, self.mesh.world_size, device=self.device, store=store, host=host)
+        return Rendezvous(self.mesh.rank, self.mesh.world_size, device=self.device, store=self.store, host=host)
 
     def _is_ready(self, epoch: int, rendezvous_s: float) -> None:
         """Make what lasts for an epoch, and say that this rank can compute."""
@@ -164,9 +187,10 @@ class _ServingRank:
 
         setup, rank = self.setup, self.mesh.rank
         self.transport = Transport(self.groups, setup.arch.hidden_size, self.worker.stage.dtype, setup.depth)
-        self.reporter = _Reporter(self._send_result, self.inbox.put) if self.is_cuda else None
+        device = self.groups.device
+        self.reporter = _Reporter(self._send_result, self.inbox.put, device) if self.is_cuda else None
         self._report = self._send_result if self.reporter is None else self.reporter.report
-        process, stage = f"pid {os.getpid()} {self.groups.device}", self.worker.stage
+        process, stage = f"pid {os.getpid()} {device}", self.worker.stage
         about = stage.no_cpp, stage.attention.about
         self.client.send(encoder.encode(Ready(rank, socket.gethostname(), process, epoch, rendezvous_s, *about)))
 
@@ -178,7 +202,7 @@ class _ServingRank:
                 if not self._go_on():
                     break
             except Exception as error:
-                if not _is_echo(error):
+                if not (self._is_halting or _is_echo(error)):
                     raise
                 failed = f"{type(error).__name__}: {error}"
             if failed is not None:  # only now, since an error holds what its frames hold
@@ -188,12 +212,14 @@ class _ServingRank:
             if self.reporter is not None:
                 self.reporter.close()
             self.transport.drain()
+        self.worker.drop_graphs()
         self.groups.close()
 
     def _go_on(self) -> bool:
         """Do what comes next. Returns False at the end."""
         message = self._next()
         if isinstance(message, Halt):
+            self.num_heard += 1
             self._let_go()
         elif isinstance(message, Rejoin):
             self._rejoin(message.epoch)
@@ -235,9 +261,11 @@ class _ServingRank:
         else:
             self.awaited_epoch = message.epoch if isinstance(message, Rejoin) else None
             if isinstance(message, Halt):
+                self.num_halts += 1
+            self.inbox.put(message)
+            if isinstance(message, Halt):
                 self.store.end()
                 self.groups.end()
-            self.inbox.put(message)
 
     def _next(self) -> InboxItem:
         """Return what comes next, None at the end. While this rank has let go of the others, micro-batches are dropped.
@@ -255,19 +283,30 @@ class _ServingRank:
                 return message
 
     def _let_go(self) -> None:
-        """Disconnect from the other ranks. What is in flight is dropped."""
-        self.transport = None
-        self.groups.close()
+        """Disconnect from the other ranks. What is in flight is dropped.
+
+        The graphs go first, since NCCL waits for them, and then the communicators, for which the device waits.
+
+        Raises:
+            RuntimeError: NCCL or the device does not let go.
+        """
+        reporter, self.reporter, self.transport = self.reporter, None, None
+        if reporter is not None:
+            reporter.drop()
+        self.worker.drop_graphs()
+        self.groups.abort()
+        if reporter is not None:
+            reporter.join()
 
     def _rejoin(self, epoch: int) -> None:
         """Connect with the other ranks as they are in an epoch. Weights stay."""
-        start = time.monotonic()
+        self._begin_parts()
         self.client.send(encoder.encode(Present(self.mesh.rank)))
         rendezvous = self._rendezvous(epoch)
         if self.awaited_epoch != epoch:
             raise ConnectionLost("the pipeline is being restarted")  # `Halt` came before it could end this rendezvous
         self.groups.restart(rendezvous, self.setup.timeout_s)
-        rendezvous_s = time.monotonic() - start
+        rendezvous_s = self.parts.tell("groups", True)
         self.worker.restart()
         self._is_ready(epoch, rendezvous_s)
 
@@ -301,11 +340,16 @@ class _Reporter:
     Args:
         send: sends one result.
         fail: is called with an error that `send` raised.
+        device: the device that it waits for.
     """
 
-    def __init__(self, send: Callable[[_Computed], None], fail: Callable[[Exception], None]) -> None:
+    def __init__(
+        self, send: Callable[[_Computed], None], fail: Callable[[Exception], None], device: torch.device
+    ) -> None:
         self._send = send
         self._fail = fail
+        self._device = device
+        self._is_dropped = False
         self._done: queue.SimpleQueue[_Computed | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="report", daemon=True)
         self._thread.start()
@@ -319,9 +363,29 @@ class _Reporter:
         self._done.put(None)
         self._thread.join()
 
+    def drop(self) -> None:
+        """Drop what has not been sent, and errors. `join` follows, once nothing keeps the device waiting."""
+        self._is_dropped = True
+        self._done.put(None)
+
+    def join(self) -> None:
+        """Wait for the end of the thread.
+
+        Raises:
+            RuntimeError: the device computes on.
+        """
+        self._thread.join(_REPORT_S)
+        if self._thread.is_alive():
+            raise RuntimeError(f"{self._device} still computes {_REPORT_S:g} s after its communicators were aborted")
+
     def _run(self) -> None:
+        import torch
+
         try:
+            torch.cuda.set_device(self._device)  # each thread begins on device 0, and makes a context there
             while (done := self._done.get()) is not None:
-                self._send(done)
+                if not self._is_dropped:
+                    self._send(done)
         except Exception as error:
-            self._fail(error)
+            if not self._is_dropped:
+                self._fail(error)

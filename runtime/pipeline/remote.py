@@ -20,11 +20,12 @@ from ...parallel.control import ControlServer
 from ...parallel.real_placement import Place
 from ..core.messages import MicroBatchMessage, MicroBatchResult, RankFailure, Span, Stop
 from ..core.run_record import FaultReason, FaultRecord
-from .handshake import Halt, Present, Ready, Rejoin, RollCall, Setup, encoder, from_rank
+from .handshake import Halt, Present, Ready, Rejoin, RollCall, Setup, StartPart, encoder, from_rank
 from .launcher import Launcher
 from .protocol import PipelineError, PipelineFault, WallClock
 from .recovery_limit import RecoveryLimit
 from .repair import Repair
+from .start_parts import StartParts
 from .start_warnings import say_attention, warn_of_placement, warn_without_cpp
 
 _log = logging.getLogger(__name__)
@@ -77,6 +78,7 @@ class RemotePipeline:
         self._dead: set[int] = set()  # of the fault that was raised last
         self._limit = RecoveryLimit(parallel.max_recoveries, parallel.recovery_window_s)
         self._repair: Repair | None = None
+        self._parts = StartParts(self.clock.now())
         self.where: list[str] = []
         self._server = ControlServer(parallel.host, parallel.world_size, secrets.token_hex(16))
         if not ipaddress.ip_address(self._server.endpoint.host).is_loopback:
@@ -96,13 +98,13 @@ class RemotePipeline:
         Returns:
             The setup, and the name of each rank's node.
         """
-        deadline = self.clock.now() + self._parallel.start_timeout_s
+        begin = self.clock.now()
+        self._parts = StartParts(begin)
         world = self._parallel.world_size
         num_started = -1
-        while not self._server.accept(_POLL_INTERVAL_S):
+        while not self._accept(_POLL_INTERVAL_S):
             self._check_launcher()
-            if self.clock.now() > deadline:
-                raise self._late(self._ranks - self._server.connected, "did not start within")
+            self._check_signs(self._ranks - self._server.connected, "did not start within")
             if num_started != len(self._server.connected):
                 num_started = len(self._server.connected)
                 on_progress(f"{num_started} of {world} ranks started")
@@ -113,8 +115,9 @@ class RemotePipeline:
         while len(ready) < world:
             ready |= {m.rank: m for m in self._poll(_POLL_INTERVAL_S) if isinstance(m, Ready)}
             self._check_launcher()
-            if self.clock.now() > deadline:
-                raise self._late(self._ranks - ready.keys(), "did not connect and load within")
+            self._check_signs(self._ranks - ready.keys(), "did not connect and load within")
+        if told := self._parts.slowest():
+            on_progress(f"ranks stand after {self.clock.now() - begin:.1f} s; the slowest of each part: {told}")
         self.where = [f"{ready[rank].host} {ready[rank].process}" for rank in range(world)]
         warn_without_cpp(tuple(ready[rank].no_cpp for rank in range(world)))
         say_attention(tuple(ready[rank].attention for rank in range(world)))
@@ -130,10 +133,22 @@ class RemotePipeline:
         nodes = list(node.values())
         return msgspec.structs.replace(setup, node_ranks=[nodes.count(node[rank]) for rank in sorted(node)])
 
-    def _late(self, ranks: set[int], what: str) -> PipelineError:
+    def _accept(self, timeout: float) -> bool:
+        """Wait up to `timeout` seconds for a rank to join, which is a sign of life. Returns whether all have."""
+        num_joined = len(self._server.connected)
+        are_all = self._server.accept(timeout)
+        if len(self._server.connected) > num_joined:
+            self._parts.last_sign = self.clock.now()
+        return are_all
+
+    def _check_signs(self, ranks: set[int], what: str) -> None:
+        """Raise a `PipelineError` about `ranks` where no rank has given a sign of life for too long."""
         limit = self._parallel.start_timeout_s
-        names = ", ".join(map(self._name, sorted(ranks)))
-        return PipelineError(f"{names} {what} parallel.start_timeout_s={limit:g}; raise it if that takes longer here")
+        if self.clock.now() > self._parts.last_sign + limit:
+            names = ", ".join(map(self._name, sorted(ranks)))
+            told = self._parts.of(sorted(ranks))
+            text = f"{names} {what} parallel.start_timeout_s={limit:g}; raise it if that takes longer here"
+            raise PipelineError(f"{text} ({told})" if told else text)
 
     def _name(self, rank: int) -> str:
         return f"rank {rank} (stage {rank // self._parallel.tp})"
@@ -214,7 +229,8 @@ class RemotePipeline:
         self._server.replace(replaced, secrets.token_hex(16))
         self._launcher.replace(replaced, self._server.endpoint)
         now = self.clock.now()
-        self._repair = Repair(fault, replaced, now, now)
+        self._repair = Repair(fault, replaced, now)
+        self._parts = StartParts(now)
 
     def _go_on(self, repair: Repair, deadline: float) -> None:
         """Go on with the repair until it is done, `deadline` comes, or something wakes the poll.
@@ -227,7 +243,7 @@ class RemotePipeline:
         while (left := deadline - self.clock.now()) > 0:
             timeout = min(left, _POLL_INTERVAL_S)
             if repair.joined is None:
-                if self._server.accept(min(timeout, _JOIN_INTERVAL_S)):
+                if self._accept(min(timeout, _JOIN_INTERVAL_S)):
                     repair.joined = self.clock.now()
                     self._begin_epoch(repair)
                 elif self._split_anew(repair):
@@ -247,8 +263,7 @@ class RemotePipeline:
             if stuck and repair.joined is not None and now > repair.joined + _REJOIN_S:
                 names = ", ".join(map(self._name, sorted(stuck)))
                 self._raise(f"{names} did not let go of a failed pipeline", "hang", stuck)
-            if now > repair.begun + self._parallel.start_timeout_s:
-                raise self._late(ranks - repair.ready.keys(), "did not stand again within")
+            self._check_signs(ranks - repair.ready.keys(), "did not stand again within")
             if self._server.is_woken:
                 return
 
@@ -285,7 +300,9 @@ class RemotePipeline:
         self._setup, self._dead = setup, set()
         self.num_stages, self.num_blocks = setup.pp, setup.num_blocks
         self.where = [""] * len(left)
-        self._repair = Repair(repair.fault, self._ranks, repair.stopped, now)
+        self._repair = Repair(repair.fault, self._ranks, repair.stopped)
+        self._repair.looked = now
+        self._parts = StartParts(now)
         return True
 
     def _begin_epoch(self, repair: Repair) -> None:
@@ -328,6 +345,7 @@ class RemotePipeline:
         return sorted(silent)
 
     def _poll(self, timeout: float) -> list[Ready | MicroBatchResult | Present]:
+        """Return what the ranks have sent within `timeout` seconds, but for what they tell of their start."""
         messages: list[Ready | MicroBatchResult | Present] = []
         failures: dict[int, RankFailure | None] = {}
         for rank, payload in self._server.poll(timeout):
@@ -336,8 +354,12 @@ class RemotePipeline:
                 continue  # it has let go of the others, and waits
             if message is None or isinstance(message, RankFailure):
                 failures.setdefault(rank, message)
-            elif isinstance(message, MicroBatchResult):
+                continue
+            self._parts.last_sign = self.clock.now()
+            if isinstance(message, MicroBatchResult):
                 messages.append(self._on_our_clock(rank, message))
+            elif isinstance(message, StartPart):
+                self._parts.take(message)
             else:
                 messages.append(message)
         if failures:

@@ -16,14 +16,12 @@ class Repair:
         fault: the fault, whose record `finish` completes.
         replaced: ranks that are started again.
         stopped: when the old ones had been ended, in seconds on the coordinator's clock.
-        begun: since when ranks are awaited, on the same clock.
     """
 
-    def __init__(self, fault: FaultRecord, replaced: set[int], stopped: float, begun: float) -> None:
+    def __init__(self, fault: FaultRecord, replaced: set[int], stopped: float) -> None:
         self.fault = fault
-        self.begun = begun
         self.stopped = stopped
-        self.looked = begun  # when it was looked last whether all ranks have a place
+        self.looked = stopped  # when it was looked last whether all ranks have a place
         self.unplaced_since: float | None = None
         self.replaced = replaced
         self.present: set[int] = set()  # of those that live: have begun to rejoin

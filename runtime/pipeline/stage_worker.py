@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
@@ -29,22 +30,36 @@ from .handshake import Setup
 if TYPE_CHECKING:
     from ...parallel.groups import Groups
 
+OnPart = Callable[[str, bool], None]
+
 
 class StageWorker:
     """Runs micro-batches in order on one rank. Only tensor-parallel rank 0 of the last stage samples.
 
-    `tokenizer` is the path of the model's tokenizer, None for UTF-8 bytes. Structured outputs need it.
+    Args:
+        stage: has its weights.
+        cuda_graphs: whether it is computed by graphs, which are captured now and at each `restart`.
+        tokenizer: the path of the model's tokenizer, None for UTF-8 bytes. Structured outputs need it.
+        on_part: is told that a part of the start, of this name, goes on or (True) has ended.
     """
 
-    def __init__(self, stage: Stage, cuda_graphs: bool = False, tokenizer: str | None = None) -> None:
+    def __init__(
+        self,
+        stage: Stage,
+        cuda_graphs: bool = False,
+        tokenizer: str | None = None,
+        on_part: OnPart = lambda part, is_done: None,
+    ) -> None:
         self.stage = stage
+        self._graphs: PiecewiseStage | None = None
         self._cuda_graphs = cuda_graphs
         self._tokenizer = tokenizer
+        self._on_part = on_part
         self._num_threads = torch.get_num_threads()
         self._init_requests()
 
     @classmethod
-    def build(cls, setup: Setup, groups: Groups) -> StageWorker:
+    def build(cls, setup: Setup, groups: Groups, on_part: OnPart = lambda part, is_done: None) -> StageWorker:
         """Build and load this rank's stage.
 
         Raises:
@@ -59,13 +74,22 @@ class StageWorker:
             block_size=setup.block_size,
             replicate_embedding=setup.replicate_embedding,
             seed=setup.seed,
+            on_piece=lambda: on_part("weights", False),
         )
         stage.pack()
-        return cls(stage, setup.model.cuda_graphs and groups.device.type == "cuda", setup.tokenizer)
+        on_part("weights", True)
+        return cls(stage, setup.model.cuda_graphs and groups.device.type == "cuda", setup.tokenizer, on_part)
 
     def restart(self) -> None:
         """Forget all requests: their KV, and what sampling goes by."""
+        self.drop_graphs()
         self._init_requests()
+
+    def drop_graphs(self) -> None:
+        """Drop the CUDA graphs. NCCL closes no communicator while a graph lives that captured it."""
+        if self._graphs is not None:
+            self._graphs.drop()
+            self._graphs = None
 
     def _init_requests(self) -> None:
         mesh = self.stage.mesh
@@ -73,7 +97,11 @@ class StageWorker:
         self._tables = BlockTables()
         self._masks: dict[int, Future[RowMasks]] = {}  # by micro-batch that is prepared and not sampled
         self._token_masks: TokenMasks | None = None  # from the first request with structured outputs on
-        self._forward = PiecewiseStage(self.stage, capture_graphs).forward if self._cuda_graphs else self.stage
+        if self._cuda_graphs:
+            self._graphs = PiecewiseStage(
+                self.stage, partial(capture_graphs, on_work=lambda: self._on_part("capture", False))
+            )
+            self._on_part("capture", True)
 
     def prepare(self, micro_batch: MicroBatchMessage) -> StageInputs:
         """Update block tables from a micro-batch, and make the stage's inputs of it.
@@ -141,7 +169,8 @@ class StageWorker:
 
         R are the rows that need a token, and all rows of chunks with targets.
         """
-        return self._forward(inputs, hidden_TH)
+        forward = self.stage if self._graphs is None else self._graphs.forward
+        return forward(inputs, hidden_TH)
 
     def sample(self, micro_batch: MicroBatchMessage, logits_RV: torch.Tensor) -> Sampled:
         """Sample as `queue_sampling` does, and wait for the tokens."""

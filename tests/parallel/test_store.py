@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
+from torch.distributed import PrefixStore
 
 from gapless.parallel.control import ControlClient, ControlServer
 from gapless.parallel.frames import ConnectionLost
@@ -46,6 +47,21 @@ def test_what_one_rank_sets_the_other_gets(stores: list[ControlStore]) -> None:
     assert first.delete_key("key")
     assert not first.delete_key("key")
     assert not second.check(["key", "count"])
+
+
+def test_what_watchdogs_tell_each_other_stays_in_its_epoch(clients: list[ControlClient]) -> None:
+    """NCCL's process groups take the prefixes of torch off, to share what all groups must know."""
+    old, other, new = (
+        ControlStore(client.store_connection, timedelta(seconds=5), f"epoch {epoch}/")
+        for client, epoch in zip([*clients, clients[1]], (1, 1, 2), strict=True)
+    )
+    group = PrefixStore("a group", PrefixStore("default", old))
+    group._underlying_non_prefix_store.set("exception_dump", b"1")
+    assert other.check(["exception_dump"])
+    assert not new.check(["exception_dump"])
+    new.set("key", "value")
+    assert (new.get("key"), new.add("count", 1), new.delete_key("key")) == (b"value", 1, True)
+    assert not other.check(["key"])
 
 
 def test_a_wait_ends_with_the_key_and_holds_nobody_up(stores: list[ControlStore]) -> None:

@@ -13,7 +13,7 @@ from gapless.conf.schema import HardwareConfig, ParallelConfig
 from gapless.parallel.control import ControlClient, Endpoint
 from gapless.parallel.real_placement import Place
 from gapless.runtime.core.messages import MicroBatchMessage, MicroBatchResult, RankFailure, Sampled, Span, Stop
-from gapless.runtime.pipeline.handshake import Present, Ready, Rejoin, RollCall, Setup, encoder, to_rank
+from gapless.runtime.pipeline.handshake import Present, Ready, Rejoin, RollCall, Setup, StartPart, encoder, to_rank
 from gapless.runtime.pipeline.protocol import WallClock
 
 
@@ -28,10 +28,11 @@ class ThreadRank:
         ready: it says that it is ready, once it has been set up or has rejoined.
     """
 
-    def __init__(self, rank: int, stage: int, is_last: bool, endpoint: Endpoint) -> None:
+    def __init__(self, rank: int, stage: int, is_last: bool, endpoint: Endpoint, ready: bool) -> None:
         self.rank, self.stage, self.is_last = rank, stage, is_last
         self.heard: list[Any] = []
-        self.computes = self.answers = self.rejoins = self.ready = True
+        self.computes = self.answers = self.rejoins = True
+        self.ready = ready
         self.ended: str | None = None
         self.client: ControlClient | None = None
         self._thread = threading.Thread(target=self._run, args=(endpoint,), daemon=True)
@@ -79,6 +80,8 @@ class ThreadRank:
                 if not self.rejoins:
                     return
                 self.send(Present(self.rank))
+            else:
+                self.send(StartPart(self.rank, "weights", 1.5 + self.rank, is_done=True))
             if self.ready:
                 self.send(Ready(self.rank, "node", f"pid {id(self)}", message.epoch, 0.001))
         elif isinstance(message, RollCall) and self.answers:
@@ -96,11 +99,13 @@ class ThreadLauncher:
         ranks: those that run, by their number.
         replaced: which were replaced, for each fault.
         kept: those that went on with fewer stages.
+        unready: those that do not say that they are ready.
     """
 
     can_replace = True
 
-    def __init__(self) -> None:
+    def __init__(self, unready: Collection[int] = ()) -> None:
+        self.unready = unready
         self.ranks: dict[int, ThreadRank] = {}
         self.replaced: list[list[int]] = []
         self.kept: list[int] | None = None
@@ -119,7 +124,8 @@ class ThreadLauncher:
 
     def _start(self, rank: int, endpoint: Endpoint) -> None:
         stage, is_first_slice = divmod(rank, self._parallel.tp)
-        self.ranks[rank] = ThreadRank(rank, stage, stage == self._parallel.pp - 1 and not is_first_slice, endpoint)
+        samples = stage == self._parallel.pp - 1 and not is_first_slice
+        self.ranks[rank] = ThreadRank(rank, stage, samples, endpoint, rank not in self.unready)
 
     def places(self) -> dict[int, Place]:
         return {}

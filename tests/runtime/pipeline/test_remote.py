@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -20,7 +21,7 @@ from gapless.conf.schema import HardwareConfig, ModelConfig, ParallelConfig
 from gapless.runtime.core.messages import DecodesMessage, MicroBatchMessage, MicroBatchResult, Span
 from gapless.runtime.core.run_record import FaultRecord
 from gapless.runtime.pipeline import remote
-from gapless.runtime.pipeline.handshake import Setup
+from gapless.runtime.pipeline.handshake import Setup, StartPart
 from gapless.runtime.pipeline.protocol import PipelineError, PipelineFault
 from gapless.runtime.pipeline.recovery_limit import RecoveryLimit
 from gapless.runtime.pipeline.remote import RemotePipeline
@@ -39,12 +40,17 @@ def setup_of(pp: int, tp: int) -> Setup:
 
 @contextmanager
 def pipeline(
-    pp: int = 2, tp: int = 1, fewer_stages: Callable[[int], Setup] | None = None, **limits: Any
+    pp: int = 2,
+    tp: int = 1,
+    fewer_stages: Callable[[int], Setup] | None = None,
+    on_progress: Callable[[str], None] = lambda text: None,
+    unready: Collection[int] = (),
+    **limits: Any,
 ) -> Iterator[tuple[RemotePipeline, ThreadLauncher]]:
-    launcher = ThreadLauncher()
+    launcher = ThreadLauncher(unready)
     parallel = ParallelConfig(pp=pp, tp=tp, launcher="ray", **limits)
     found = RemotePipeline(
-        launcher, parallel, HardwareConfig(), ClusterConfig(), setup_of(pp, tp), fewer_stages=fewer_stages
+        launcher, parallel, HardwareConfig(), ClusterConfig(), setup_of(pp, tp), on_progress, fewer_stages
     )
     try:
         yield found, launcher
@@ -79,6 +85,38 @@ def repair(found: RemotePipeline, fault: PipelineFault, epoch: int = 1) -> Fault
         assert time.monotonic() < deadline, "it does not stand again"
         assert found.wait(time.monotonic() + 0.5) == []
     return record
+
+
+def test_a_start_says_what_each_part_took() -> None:
+    lines: list[str] = []
+    with pipeline(3, on_progress=lines.append):
+        pass
+    assert re.fullmatch(r"ranks stand after \d\.\d s; the slowest of each part: weights 3\.5 s \(rank 2\)", lines[-1])
+
+
+def test_a_start_that_takes_too_long_says_how_far_it_got() -> None:
+    text = "rank 1 (stage 1) did not connect and load within parallel.start_timeout_s=0.5; raise it"
+    with pytest.raises(PipelineError, match=re.escape(text)) as caught, pipeline(unready=[1], start_timeout_s=0.5):
+        pass
+    assert str(caught.value).endswith("if that takes longer here (rank 1: weights 2.5 s)")
+
+
+def test_the_limit_on_a_start_counts_from_the_last_sign_of_life() -> None:
+    with pipeline() as (found, launcher):
+        found._parallel = replace(found._parallel, start_timeout_s=1.0)
+        launcher.unready = [0]
+        launcher.ranks[0].die()
+        fault = fault_of(found)
+        found.restart(FaultRecord(1, fault.reason, str(fault), fault.since, found.clock.now()))
+        begin = found.clock.now()
+        while found.clock.now() < begin + 2.5:
+            found.wait(time.monotonic() + 0.2)
+            if found._repair is not None and found._repair.joined is not None:
+                launcher.ranks[0].send(StartPart(0, "capture", found.clock.now() - begin, is_done=False))
+        with pytest.raises(
+            PipelineError, match=r"did not stand again .*\(rank 0: weights 1\.5 s, capture 2\.\d s so far"
+        ):
+            results_of(found, 1)
 
 
 def test_each_stage_reports_and_the_last_one_ends_a_micro_batch() -> None:

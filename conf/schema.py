@@ -183,8 +183,8 @@ class ModelConfig:
     """auto: float32 on CPU, bfloat16 on CUDA"""
     attention: Literal["auto", "sdpa", "xformers"] = "auto"
     """auto: xformers on CUDA and C++ on CPU (model.kernels) where they run, else sdpa"""
-    kernels: Literal["auto", "cpp", "torch"] = "auto"
-    """code of a layer's small operators; auto: C++, compiled once, for float32 on a CPU with a compiler, else torch"""
+    kernels: Literal["auto", "cpp", "triton", "torch"] = "auto"
+    """code of a layer's small operators; auto: Triton on CUDA, C++ for float32 on a CPU with a compiler, else torch"""
     cuda_graphs: bool = True
     """on CUDA, a stage's kernels between two layers' attention are launched as one graph, for up to 512 tokens"""
     max_model_len: int | None = None

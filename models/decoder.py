@@ -66,14 +66,19 @@ class Attention(nn.Module):
         self.qk_norm = HeadNorm(D, arch.norm_eps, dtype=dtype, device=groups.device) if arch.qk_norm else None
 
     def project(
-        self, x_TH: torch.Tensor, context: BatchContext, keys_SKD: torch.Tensor, values_SKD: torch.Tensor
+        self,
+        x_TH: torch.Tensor,
+        context: BatchContext,
+        keys_SKD: torch.Tensor,
+        values_SKD: torch.Tensor,
+        out_TKGD: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Write keys and values of all T tokens to the cache, and return the queries [T, K, G, D]."""
+        """Write keys and values of all T tokens to the cache, and return the queries [T, K, G, D], in `out_TKGD`."""
         qkv = self.qkv(x_TH).view(self.shape)
         qk, values = qkv[:, :, :-1], qkv[:, :, -1]
         if self.qk_norm is not None:
             qk = self.qk_norm(qk)
-        return self.kernels.rotate_and_write(qk, values, context.rope, context.slots, keys_SKD, values_SKD)
+        return self.kernels.rotate_and_write(qk, values, context.rope, context.slots, keys_SKD, values_SKD, out_TKGD)
 
     def attend(
         self, queries: torch.Tensor, context: BatchContext, keys_SKD: torch.Tensor, values_SKD: torch.Tensor
@@ -123,8 +128,8 @@ class FeedForward(nn.Module):
         self.fc1 = ColumnParallelLinear(arch.hidden_size, width, bias=arch.ffn_bias, dtype=dtype, groups=groups)
         self.fc2 = RowParallelLinear(arch.ffn_size, arch.hidden_size, bias=arch.ffn_bias, dtype=dtype, groups=groups)
 
-    def forward(self, x_TH: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """Return `residual` + fc2(act(fc1(x))), [T, H]."""
+    def forward(self, x_TH: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return `residual` + fc2(act(fc1(x))), [T, H], as two parts (see `RowParallelLinear`)."""
         hidden = self.fc1(x_TH)
         if self.gated and self.activation is _silu:
             hidden = self.kernels.gated_silu(hidden)
@@ -133,12 +138,16 @@ class FeedForward(nn.Module):
             hidden = self.activation(gate).mul_(up)
         else:
             hidden = self.activation(hidden)
-        out: torch.Tensor = self.fc2(hidden, residual)
+        out: tuple[torch.Tensor, torch.Tensor | None] = self.fc2(hidden, residual)
         return out
 
 
 class DecoderLayer(nn.Module):
-    """One decoder layer. Maps [T, H] to [T, H], or to [R, H] of `context.rows`, and does not write to its input."""
+    """One decoder layer. Maps [T, H] to [T, H], or to [R, H] of `context.rows`.
+
+    What goes from layer to layer is a sum of two parts: x, and what the norm that comes next adds to it, in place. None:
+    nothing is left to add. So a layer writes to its input.
+    """
 
     def __init__(
         self, arch: Architecture, groups: Groups, backend: AttentionBackend, kernels: Kernels, *, dtype: torch.dtype
@@ -150,23 +159,38 @@ class DecoderLayer(nn.Module):
         self.ffn = FeedForward(arch, groups, kernels, dtype=dtype)
 
     def forward(
-        self, x_TH: torch.Tensor, context: BatchContext, keys_SKD: torch.Tensor, values_SKD: torch.Tensor
-    ) -> torch.Tensor:
+        self,
+        x_TH: torch.Tensor,
+        added_TH: torch.Tensor | None,
+        context: BatchContext,
+        keys_SKD: torch.Tensor,
+        values_SKD: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Compute the layer for `context.rows` (None: all); write the keys and values of all tokens to the cache."""
-        queries = self.before_attention(x_TH, context, keys_SKD, values_SKD)
+        queries = self.before_attention(x_TH, added_TH, context, keys_SKD, values_SKD)
         residual = x_TH if context.rows is None else x_TH[context.rows]
         if context.is_empty:
-            return residual
+            return residual, None
         return self.after_attention(self.attention.attend(queries, context, keys_SKD, values_SKD), residual)
 
     def before_attention(
-        self, x_TH: torch.Tensor, context: BatchContext, keys_SKD: torch.Tensor, values_SKD: torch.Tensor
+        self,
+        x_TH: torch.Tensor,
+        added_TH: torch.Tensor | None,
+        context: BatchContext,
+        keys_SKD: torch.Tensor,
+        values_SKD: torch.Tensor,
+        out_TKGD: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Write keys and values to the cache, and return the queries [T, K, G, D]."""
-        return self.attention.project(self.attention_norm(x_TH), context, keys_SKD, values_SKD)
+        """Add to x, write keys and values to the cache, and return the queries [T, K, G, D], in `out_TKGD`."""
+        return self.attention.project(
+            self.attention_norm(x_TH, added_TH), context, keys_SKD, values_SKD, out_TKGD
+        )
 
-    def after_attention(self, attended: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """Return the layer's output of the same rows. The residual is what the layer was given."""
-        x = self.attention.out(attended, residual)
-        out: torch.Tensor = self.ffn(self.ffn_norm(x), x)
+    def after_attention(
+        self, attended: torch.Tensor, residual: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the layer's output of the same rows. The residual is x as `before_attention` left it."""
+        x, added = self.attention.out(attended, residual)
+        out: tuple[torch.Tensor, torch.Tensor | None] = self.ffn(self.ffn_norm(x, added), x)
         return out

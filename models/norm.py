@@ -19,31 +19,30 @@ class RMSNorm(nn.Module):
         self.kernels = kernels
         self.eps = eps
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Normalize the last dimension of x, [..., H]."""
-        return self.kernels.rms_norm(x, self.weight, self.eps)
+    def forward(self, x_TH: torch.Tensor, added_TH: torch.Tensor | None = None) -> torch.Tensor:
+        """Add `added_TH` to x, in place, and return the sum's norm, [T, H]."""
+        return self.kernels.norm(x_TH, added_TH, self.weight, None, self.eps)
 
 
 class LayerNorm(nn.Module):
     """Computes (x - mean(x)) / std(x) * weight + bias over the last dimension."""
 
-    def __init__(self, size: int, eps: float, *, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, size: int, eps: float, kernels: Kernels, *, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(size, dtype=dtype, device=device))
         self.bias = nn.Parameter(torch.empty(size, dtype=dtype, device=device))
-        self.shape = (size,)
+        self.kernels = kernels
         self.eps = eps
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Normalize the last dimension of x, [..., H]."""
-        return F.layer_norm(x, self.shape, self.weight, self.bias, self.eps)
+    def forward(self, x_TH: torch.Tensor, added_TH: torch.Tensor | None = None) -> torch.Tensor:
+        """Add `added_TH` to x, in place, and return the sum's norm, [T, H]."""
+        return self.kernels.norm(x_TH, added_TH, self.weight, self.bias, self.eps)
 
 
 def make_norm(arch: Architecture, kernels: Kernels, *, dtype: torch.dtype, device: torch.device) -> RMSNorm | LayerNorm:
     """Make the norm that `arch` names, over the hidden size."""
-    if arch.norm == "rms":
-        return RMSNorm(arch.hidden_size, arch.norm_eps, kernels, dtype=dtype, device=device)
-    return LayerNorm(arch.hidden_size, arch.norm_eps, dtype=dtype, device=device)
+    kind = RMSNorm if arch.norm == "rms" else LayerNorm
+    return kind(arch.hidden_size, arch.norm_eps, kernels, dtype=dtype, device=device)
 
 
 class HeadNorm(nn.Module):

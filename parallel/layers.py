@@ -68,7 +68,7 @@ class ColumnParallelLinear(tensor_parallel.ColumnParallelLinear):
 
 
 class RowParallelLinear(tensor_parallel.RowParallelLinear):
-    """Maps [T, in / tp] to [T, out] and adds a residual of that shape.
+    """Maps [T, in / tp] to [T, out], which is to be added to a residual of that shape.
 
     Each rank holds a share of the input features; the results are summed.
     """
@@ -92,15 +92,19 @@ class RowParallelLinear(tensor_parallel.RowParallelLinear):
         """Lay the weight out for the products of this device, if there is something to gain."""
         self.packed = take_packed(self)
 
-    def forward(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """Return the sum of all ranks' products, [T, out], with bias and residual added."""
+    def forward(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the sum of residual, bias and all ranks' products, [T, out], as two parts.
+
+        Where a product does not add the residual by itself, the first part is the residual and the second what to add
+        to it: the norm that follows adds them.
+        """
         if self._groups.mesh.tp == 1:
             if self.packed is not None:
-                return self.packed.linear(x, self.bias, residual)
-            return F.linear(x, self.weight, self.bias).add_(residual)
+                return self.packed.linear(x, self.bias, residual), None
+            return residual, F.linear(x, self.weight, self.bias)
         part = F.linear(x, self.weight) if self.packed is None else self.packed.linear(x)
         out = self._groups.all_reduce(part)
-        return (out if self.bias is None else out.add_(self.bias)).add_(residual)
+        return residual, out if self.bias is None else out.add_(self.bias)
 
 
 class VocabParallelEmbedding(tensor_parallel.VocabParallelEmbedding):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from ...parallel.cpp_library import load
 
@@ -87,8 +88,19 @@ class CppKernels:
             function.argtypes, function.restype = arguments, None
         self._library = library
 
-    def rms_norm(self, x_TH: torch.Tensor, weight_H: torch.Tensor, eps: float) -> torch.Tensor:
-        """See `Kernels.rms_norm`."""
+    def norm(
+        self,
+        x_TH: torch.Tensor,
+        added_TH: torch.Tensor | None,
+        weight_H: torch.Tensor,
+        bias_H: torch.Tensor | None,
+        eps: float,
+    ) -> torch.Tensor:
+        """See `Kernels.norm`. The sum, and LayerNorm, are torch's."""
+        if added_TH is not None:
+            x_TH.add_(added_TH)
+        if bias_H is not None:
+            return F.layer_norm(x_TH, weight_H.shape, weight_H, bias_H, eps)
         x_TH, out = x_TH.contiguous(), torch.empty_like(x_TH)
         self._library.rms_norm(x_TH.data_ptr(), weight_H.data_ptr(), out.data_ptr(), *x_TH.shape, eps)
         return out
@@ -108,10 +120,12 @@ class CppKernels:
         slots_T: torch.Tensor,
         key_cache_SKD: torch.Tensor,
         value_cache_SKD: torch.Tensor,
+        out_TKGD: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See `Kernels.rotate_and_write`."""
         T, K, E, D = qk_TKED.shape
-        queries = qk_TKED.new_empty(T, K, E - 1, D)
+        queries = qk_TKED.new_empty(T, K, E - 1, D) if out_TKGD is None else out_TKGD
+        assert queries.is_contiguous()
         assert qk_TKED.stride()[2:] == (D, 1)
         assert values_TKD.stride(2) == 1
         assert key_cache_SKD.stride()[::2] == value_cache_SKD.stride()[::2] == (D, 1)

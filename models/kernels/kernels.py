@@ -16,13 +16,24 @@ class Kernels(Protocol):
     Sizes: T tokens, H hidden size, F feed-forward size, K KV heads with G query heads each, D elements of a head, S
     slots of the KV cache.
 
-    `no_cpp` says why these are not the C++ operators, which are faster, where the device could run them.
+    `no_cpp` says why these are not the C++ operators (on CUDA: Triton's), which are faster, where the device could run
+    them.
     """
 
     no_cpp: str
 
-    def rms_norm(self, x_TH: torch.Tensor, weight_H: torch.Tensor, eps: float) -> torch.Tensor:
-        """Return x / rms(x) * weight, [T, H]."""
+    def norm(
+        self,
+        x_TH: torch.Tensor,
+        added_TH: torch.Tensor | None,
+        weight_H: torch.Tensor,
+        bias_H: torch.Tensor | None,
+        eps: float,
+    ) -> torch.Tensor:
+        """Add `added_TH` to x, in place, and return the norm of the sum, [T, H].
+
+        It is x / rms(x) * weight (RMSNorm), and with a bias (x - mean(x)) / std(x) * weight + bias (LayerNorm).
+        """
         ...
 
     def gated_silu(self, hidden_TF: torch.Tensor) -> torch.Tensor:
@@ -37,6 +48,7 @@ class Kernels(Protocol):
         slots_T: torch.Tensor,
         key_cache_SKD: torch.Tensor,
         value_cache_SKD: torch.Tensor,
+        out_TKGD: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Rotate queries and keys by position, and write keys and values to their slots of the cache.
 
@@ -47,6 +59,7 @@ class Kernels(Protocol):
             slots_T: The slot of each token in the cache.
             key_cache_SKD: Keys of all slots, to write to.
             value_cache_SKD: Values of all slots, to write to.
+            out_TKGD: Where to write the queries; None: anywhere.
 
         Returns:
             The queries, [T, K, G, D].
@@ -60,9 +73,20 @@ class TorchKernels:
     def __init__(self, no_cpp: str = "") -> None:
         self.no_cpp = no_cpp
 
-    def rms_norm(self, x_TH: torch.Tensor, weight_H: torch.Tensor, eps: float) -> torch.Tensor:
-        """See `Kernels.rms_norm`."""
-        return F.rms_norm(x_TH, weight_H.shape, weight_H, eps)
+    def norm(
+        self,
+        x_TH: torch.Tensor,
+        added_TH: torch.Tensor | None,
+        weight_H: torch.Tensor,
+        bias_H: torch.Tensor | None,
+        eps: float,
+    ) -> torch.Tensor:
+        """See `Kernels.norm`."""
+        if added_TH is not None:
+            x_TH.add_(added_TH)
+        if bias_H is None:
+            return F.rms_norm(x_TH, weight_H.shape, weight_H, eps)
+        return F.layer_norm(x_TH, weight_H.shape, weight_H, bias_H, eps)
 
     def gated_silu(self, hidden_TF: torch.Tensor) -> torch.Tensor:
         """See `Kernels.gated_silu`."""
@@ -77,10 +101,12 @@ class TorchKernels:
         slots_T: torch.Tensor,
         key_cache_SKD: torch.Tensor,
         value_cache_SKD: torch.Tensor,
+        out_TKGD: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See `Kernels.rotate_and_write`."""
         if rope is not None:
             qk_TKED = rotate(qk_TKED, *rope)
         key_cache_SKD.index_copy_(0, slots_T, qk_TKED[:, :, -1])
         value_cache_SKD.index_copy_(0, slots_T, values_TKD)
-        return qk_TKED[:, :, :-1]
+        queries = qk_TKED[:, :, :-1]
+        return queries if out_TKGD is None else out_TKGD.copy_(queries)

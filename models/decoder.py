@@ -145,8 +145,8 @@ class FeedForward(nn.Module):
 class DecoderLayer(nn.Module):
     """One decoder layer. Maps [T, H] to [T, H], or to [R, H] of `context.rows`.
 
-    What goes from layer to layer is a sum of two parts: x, and what the norm that comes next adds to it, in place. None:
-    nothing is left to add. So a layer writes to its input.
+    What goes from layer to layer is a sum of two parts: x, and what the next norm adds to it in place, which is None
+    where nothing is left to add. So a layer writes to its input.
     """
 
     def __init__(
@@ -183,9 +183,7 @@ class DecoderLayer(nn.Module):
         out_TKGD: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Add to x, write keys and values to the cache, and return the queries [T, K, G, D], in `out_TKGD`."""
-        return self.attention.project(
-            self.attention_norm(x_TH, added_TH), context, keys_SKD, values_SKD, out_TKGD
-        )
+        return self.attention.project(self.attention_norm(x_TH, added_TH), context, keys_SKD, values_SKD, out_TKGD)
 
     def after_attention(
         self, attended: torch.Tensor, residual: torch.Tensor

@@ -102,9 +102,9 @@ class RowParallelLinear(tensor_parallel.RowParallelLinear):
             if self.packed is not None:
                 return self.packed.linear(x, self.bias, residual), None
             return residual, F.linear(x, self.weight, self.bias)
-        part = F.linear(x, self.weight) if self.packed is None else self.packed.linear(x)
-        out = self._groups.all_reduce(part)
-        return residual, out if self.bias is None else out.add_(self.bias)
+        bias = self.bias if self._groups.mesh.tp_rank == 0 else None  # once in the sum, and within a product
+        part = F.linear(x, self.weight, bias) if self.packed is None else self.packed.linear(x, bias)
+        return residual, self._groups.all_reduce(part)
 
 
 class VocabParallelEmbedding(tensor_parallel.VocabParallelEmbedding):

@@ -8,8 +8,6 @@ Kernels compute in float32 and round where torch does, but for the products with
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -18,9 +16,7 @@ _GATE_BLOCK = 1024  # elements of a gate that one program computes
 
 
 @triton.jit
-def _add_and_norm(
-    x: Any, added: Any, weight: Any, bias: Any, out: Any, eps: Any, SIZE: tl.constexpr, BLOCK: tl.constexpr
-) -> None:
+def _add_and_norm(x, added, weight, bias, out, eps, SIZE: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64) * SIZE
     at = tl.arange(0, BLOCK)
     inside = at < SIZE
@@ -40,7 +36,7 @@ def _add_and_norm(
 
 
 @triton.jit
-def _gated_silu(hidden: Any, out: Any, SIZE: tl.constexpr, BLOCK: tl.constexpr) -> None:
+def _gated_silu(hidden, out, SIZE: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64) * SIZE
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < SIZE
@@ -53,14 +49,14 @@ def _gated_silu(hidden: Any, out: Any, SIZE: tl.constexpr, BLOCK: tl.constexpr) 
 # Slots lie at any place of an upload, so that their address is now and then a multiple of 16.
 @triton.jit(do_not_specialize_on_alignment=["slots"])
 def _rotate_and_write(
-    qk: Any,
-    values: Any,
-    cos: Any,
-    sin: Any,
-    slots: Any,
-    keys: Any,
-    value_cache: Any,
-    queries: Any,
+    qk,
+    values,
+    cos,
+    sin,
+    slots,
+    keys,
+    value_cache,
+    queries,
     QK_TOKEN: tl.constexpr,
     QK_GROUP: tl.constexpr,
     VALUES_TOKEN: tl.constexpr,
@@ -70,7 +66,7 @@ def _rotate_and_write(
     D: tl.constexpr,
     HEADS: tl.constexpr,
     BLOCK: tl.constexpr,
-) -> None:
+):
     """Compute one KV group of one token: G query heads and their key head, and the value."""
     token, group = tl.program_id(0).to(tl.int64), tl.program_id(1)
     head, at = tl.arange(0, HEADS)[:, None], tl.arange(0, BLOCK)[None, :]

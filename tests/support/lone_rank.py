@@ -83,8 +83,18 @@ class LoneGroups(Groups):
         return torch.cat([x_RV] * self.mesh.tp, dim=1)
 
 
-def lone_stage(arch: Architecture, mesh: Mesh, device: torch.device, dtype: torch.dtype, num_blocks: int) -> Stage:
+def lone_stage(
+    arch: Architecture, mesh: Mesh, device: torch.device, dtype: torch.dtype, num_blocks: int, kernels: str = "auto"
+) -> Stage:
     """Make a stage with KV blocks of four slots. Its memory is not initialized."""
     layers = split_layers(arch, mesh.pp, None)[mesh.stage]
-    groups = LoneGroups(mesh, device)
-    return Stage(arch, groups, layers, dtype=dtype, attention="sdpa", num_blocks=num_blocks, block_size=4)
+    return Stage(
+        arch,
+        LoneGroups(mesh, device),
+        layers,
+        dtype=dtype,
+        attention="sdpa",
+        num_blocks=num_blocks,
+        block_size=4,
+        kernels=kernels,
+    )

@@ -13,24 +13,25 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from ..conf.schema import Architecture
 from ..parallel.groups import Groups
 from ..parallel.layers import ColumnParallelLinear, RowParallelLinear
 from .attention.backend import AttentionBackend
+from .head_norm import HeadNorm
 from .kernels.kernels import Kernels
-from .norm import HeadNorm, make_norm
+from .norm import make_norm
 
 
 @dataclass(frozen=True, slots=True)
 class BatchContext:
     """The inputs of a micro-batch that all layers of a stage share, or those of the last layer of all."""
 
-    slots: torch.Tensor  # [T] the KV slot that each token is written to
-    rope: tuple[torch.Tensor, torch.Tensor] | None  # cosines and sines
+    slots: Tensor  # [T] the KV slot that each token is written to
+    rope: tuple[Tensor, Tensor] | None  # cosines and sines
     plan: Any  # of the rows whose attention is computed, from the attention backend
-    rows: torch.Tensor | None = None  # [R] the only ones whose attention and feed-forward are computed; None: all T
+    rows: Tensor | None = None  # [R] the only ones whose attention and feed-forward are computed; None: all T
 
     @property
     def is_empty(self) -> bool:
@@ -67,45 +68,42 @@ class Attention(nn.Module):
 
     def project(
         self,
-        x_TH: torch.Tensor,
+        x_TH: Tensor,
         context: BatchContext,
-        keys_SKD: torch.Tensor,
-        values_SKD: torch.Tensor,
-        out_TKGD: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+        keys_SKD: Tensor,
+        values_SKD: Tensor,
+        out_TKGD: Tensor | None = None,
+    ) -> Tensor:
         """Write keys and values of all T tokens to the cache, and return the queries [T, K, G, D], in `out_TKGD`."""
         qkv = self.qkv(x_TH).view(self.shape)
-        qk, values = qkv[:, :, :-1], qkv[:, :, -1]
-        if self.qk_norm is not None:
-            qk = self.qk_norm(qk)
-        return self.kernels.rotate_and_write(qk, values, context.rope, context.slots, keys_SKD, values_SKD, out_TKGD)
+        return self.kernels.rotate_and_write(
+            qkv, self.qk_norm, context.rope, context.slots, keys_SKD, values_SKD, out_TKGD
+        )
 
-    def attend(
-        self, queries: torch.Tensor, context: BatchContext, keys_SKD: torch.Tensor, values_SKD: torch.Tensor
-    ) -> torch.Tensor:
+    def attend(self, queries: Tensor, context: BatchContext, keys_SKD: Tensor, values_SKD: Tensor) -> Tensor:
         """Return what the queries [T, K, G, D] attend to, [T or R, K * G * D]."""
         if context.rows is not None:
             queries = queries[context.rows]
         return self.backend.attend(queries, keys_SKD, values_SKD, context.plan)
 
 
-def _silu(x: torch.Tensor) -> torch.Tensor:
+def _silu(x: Tensor) -> Tensor:
     return F.silu(x)
 
 
-def _gelu(x: torch.Tensor) -> torch.Tensor:
+def _gelu(x: Tensor) -> Tensor:
     return F.gelu(x)
 
 
-def _gelu_tanh(x: torch.Tensor) -> torch.Tensor:
+def _gelu_tanh(x: Tensor) -> Tensor:
     return F.gelu(x, approximate="tanh")
 
 
-def _relu(x: torch.Tensor) -> torch.Tensor:
+def _relu(x: Tensor) -> Tensor:
     return F.relu(x)
 
 
-_ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": _silu,
     "gelu": _gelu,
     "gelu_tanh": _gelu_tanh,
@@ -128,7 +126,7 @@ class FeedForward(nn.Module):
         self.fc1 = ColumnParallelLinear(arch.hidden_size, width, bias=arch.ffn_bias, dtype=dtype, groups=groups)
         self.fc2 = RowParallelLinear(arch.ffn_size, arch.hidden_size, bias=arch.ffn_bias, dtype=dtype, groups=groups)
 
-    def forward(self, x_TH: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def forward(self, x_TH: Tensor, residual: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return `residual` + fc2(act(fc1(x))), [T, H], as two parts (see `RowParallelLinear`)."""
         hidden = self.fc1(x_TH)
         if self.gated and self.activation is _silu:
@@ -138,7 +136,7 @@ class FeedForward(nn.Module):
             hidden = self.activation(gate).mul_(up)
         else:
             hidden = self.activation(hidden)
-        out: tuple[torch.Tensor, torch.Tensor | None] = self.fc2(hidden, residual)
+        out: tuple[Tensor, Tensor | None] = self.fc2(hidden, residual)
         return out
 
 
@@ -160,12 +158,12 @@ class DecoderLayer(nn.Module):
 
     def forward(
         self,
-        x_TH: torch.Tensor,
-        added_TH: torch.Tensor | None,
+        x_TH: Tensor,
+        added_TH: Tensor | None,
         context: BatchContext,
-        keys_SKD: torch.Tensor,
-        values_SKD: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        keys_SKD: Tensor,
+        values_SKD: Tensor,
+    ) -> tuple[Tensor, Tensor | None]:
         """Compute the layer for `context.rows` (None: all); write the keys and values of all tokens to the cache."""
         queries = self.before_attention(x_TH, added_TH, context, keys_SKD, values_SKD)
         residual = x_TH if context.rows is None else x_TH[context.rows]
@@ -175,20 +173,18 @@ class DecoderLayer(nn.Module):
 
     def before_attention(
         self,
-        x_TH: torch.Tensor,
-        added_TH: torch.Tensor | None,
+        x_TH: Tensor,
+        added_TH: Tensor | None,
         context: BatchContext,
-        keys_SKD: torch.Tensor,
-        values_SKD: torch.Tensor,
-        out_TKGD: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+        keys_SKD: Tensor,
+        values_SKD: Tensor,
+        out_TKGD: Tensor | None = None,
+    ) -> Tensor:
         """Add to x, write keys and values to the cache, and return the queries [T, K, G, D], in `out_TKGD`."""
         return self.attention.project(self.attention_norm(x_TH, added_TH), context, keys_SKD, values_SKD, out_TKGD)
 
-    def after_attention(
-        self, attended: torch.Tensor, residual: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def after_attention(self, attended: Tensor, residual: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return the layer's output of the same rows. The residual is x as `before_attention` left it."""
         x, added = self.attention.out(attended, residual)
-        out: tuple[torch.Tensor, torch.Tensor | None] = self.ffn(self.ffn_norm(x, added), x)
+        out: tuple[Tensor, Tensor | None] = self.ffn(self.ffn_norm(x, added), x)
         return out

@@ -1,9 +1,9 @@
-"""The small operators in Triton, for CUDA: each is one kernel where torch launches two to eight.
+"""The small operators in Triton, for CUDA: each is one kernel where torch launches two to eleven.
 
 The number of tokens is the size of a kernel's grid and never an argument, so that each kernel is compiled once for a
 model, whatever the sizes of its micro-batches. What the compiler takes as constants are sizes of the model.
 
-Kernels compute in float32 and round where torch does, but for the products within a rotation.
+Kernels compute in float32 and round what they write. The sum of a norm is rounded before it is normalized.
 """
 
 from __future__ import annotations
@@ -11,6 +11,9 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+
+from ..head_norm import HeadNorm
 
 _GATE_BLOCK = 1024  # elements of a gate that one program computes
 
@@ -42,48 +45,54 @@ def _gated_silu(hidden, out, SIZE: tl.constexpr, BLOCK: tl.constexpr):
     inside = at < SIZE
     gate = tl.load(hidden + 2 * row + at, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(hidden + 2 * row + SIZE + at, mask=inside, other=0.0).to(tl.float32)
-    activated = (gate / (1.0 + tl.exp(-gate))).to(out.dtype.element_ty).to(tl.float32)
-    tl.store(out + row + at, (activated * up).to(out.dtype.element_ty), mask=inside)
+    tl.store(out + row + at, (gate / (1.0 + tl.exp(-gate)) * up).to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _heads(source, query_weight, key_weight, eps, head, at, inside, G: tl.constexpr, D: tl.constexpr):
+    """Load the elements `at` of queries and key, normalized where there are weights. `at` has each of D once."""
+    x = tl.load(source + head * D + at, mask=inside, other=0.0).to(tl.float32)
+    if query_weight is not None:
+        of_query = tl.load(query_weight + at, mask=inside & (head < G), other=0.0).to(tl.float32)
+        of_key = tl.load(key_weight + at, mask=inside & (head == G), other=0.0).to(tl.float32)
+        x *= tl.rsqrt(tl.sum(x * x, axis=1) / D + eps)[:, None] * (of_query + of_key)
+    return x
 
 
 # Slots lie at any place of an upload, so that their address is now and then a multiple of 16.
 @triton.jit(do_not_specialize_on_alignment=["slots"])
 def _rotate_and_write(
-    qk,
-    values,
+    qkv,
+    query_weight,
+    key_weight,
+    eps,
     cos,
     sin,
     slots,
     keys,
-    value_cache,
+    values,
     queries,
-    QK_TOKEN: tl.constexpr,
-    QK_GROUP: tl.constexpr,
-    VALUES_TOKEN: tl.constexpr,
-    VALUES_GROUP: tl.constexpr,
-    SLOT: tl.constexpr,
     G: tl.constexpr,
     D: tl.constexpr,
     HEADS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Compute one KV group of one token: G query heads and their key head, and the value."""
-    token, group = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    token, group, K = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
     head, at = tl.arange(0, HEADS)[:, None], tl.arange(0, BLOCK)[None, :]
     inside = (head <= G) & (at < D)
-    source = qk + token * QK_TOKEN + group * QK_GROUP + head * D
-    x = tl.load(source + at, mask=inside, other=0.0)
+    source = qkv + (token * K + group) * (G + 2) * D
+    x = _heads(source, query_weight, key_weight, eps, head, at, inside, G, D)
     if cos is not None:
+        across = _heads(source, query_weight, key_weight, eps, head, (at + D // 2) % D, inside, G, D)
         angle = token * (D // 2) + at % (D // 2)
-        partner = tl.load(source + (at + D // 2) % D, mask=inside, other=0.0).to(tl.float32)
-        across = partner * tl.load(sin + angle, mask=at < D, other=0.0).to(tl.float32)
-        along = x.to(tl.float32) * tl.load(cos + angle, mask=at < D, other=0.0).to(tl.float32)
-        x = (along + tl.where(at < D // 2, -across, across)).to(queries.dtype.element_ty)
-    tl.store(queries + (token * tl.num_programs(1) + group) * G * D + head * D + at, x, mask=inside & (head < G))
-    slot = tl.load(slots + token) * SLOT + group * D + at
+        across *= tl.load(sin + angle, mask=at < D, other=0.0).to(tl.float32)
+        x = x * tl.load(cos + angle, mask=at < D, other=0.0).to(tl.float32) + tl.where(at < D // 2, -across, across)
+    x = x.to(queries.dtype.element_ty)
+    tl.store(queries + ((token * K + group) * G + head) * D + at, x, mask=inside & (head < G))
+    slot = (tl.load(slots + token) * K + group) * D + at
     tl.store(keys + slot + head * 0, x, mask=inside & (head == G))
-    value = tl.load(values + token * VALUES_TOKEN + group * VALUES_GROUP + at, mask=at < D, other=0.0)
-    tl.store(value_cache + slot, value, mask=at < D)
+    tl.store(values + slot, tl.load(source + (G + 1) * D + at, mask=at < D, other=0.0), mask=at < D)
 
 
 class TritonKernels:
@@ -101,25 +110,18 @@ class TritonKernels:
     def __init__(self, device: torch.device) -> None:
         self.gated_silu(torch.zeros(1, 2, device=device))
 
-    def norm(
-        self,
-        x_TH: torch.Tensor,
-        added_TH: torch.Tensor | None,
-        weight_H: torch.Tensor,
-        bias_H: torch.Tensor | None,
-        eps: float,
-    ) -> torch.Tensor:
+    def norm(self, x_TH: Tensor, term_TH: Tensor | None, weight_H: Tensor, bias_H: Tensor | None, eps: float) -> Tensor:
         """See `Kernels.norm`."""
         T, H = x_TH.shape
         out = torch.empty_like(x_TH)
         assert x_TH.is_contiguous()
-        assert added_TH is None or added_TH.is_contiguous()
+        assert term_TH is None or term_TH.is_contiguous()
         block = _power_of_two(H)
         warps = min(16, max(4, block // 512))
-        _add_and_norm[(T,)](x_TH, added_TH, weight_H, bias_H, out, eps, SIZE=H, BLOCK=block, num_warps=warps)
+        _add_and_norm[(T,)](x_TH, term_TH, weight_H, bias_H, out, eps, SIZE=H, BLOCK=block, num_warps=warps)
         return out
 
-    def gated_silu(self, hidden_TF: torch.Tensor) -> torch.Tensor:
+    def gated_silu(self, hidden_TF: Tensor) -> Tensor:
         """See `Kernels.gated_silu`."""
         T, width = hidden_TF.shape
         out = hidden_TF.new_empty(T, width // 2)
@@ -130,40 +132,27 @@ class TritonKernels:
 
     def rotate_and_write(
         self,
-        qk_TKED: torch.Tensor,
-        values_TKD: torch.Tensor,
-        rope: tuple[torch.Tensor, torch.Tensor] | None,
-        slots_T: torch.Tensor,
-        key_cache_SKD: torch.Tensor,
-        value_cache_SKD: torch.Tensor,
-        out_TKGD: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+        qkv_TKED: Tensor,
+        head_norm: HeadNorm | None,
+        rope: tuple[Tensor, Tensor] | None,
+        slots_T: Tensor,
+        key_cache_SKD: Tensor,
+        value_cache_SKD: Tensor,
+        out_TKGD: Tensor | None = None,
+    ) -> Tensor:
         """See `Kernels.rotate_and_write`."""
-        T, K, E, D = qk_TKED.shape
-        queries = qk_TKED.new_empty(T, K, E - 1, D) if out_TKGD is None else out_TKGD
-        assert qk_TKED.stride()[2:] == (D, 1)
-        assert values_TKD.stride(2) == 1
+        T, K, E, D = qkv_TKED.shape
+        queries = qkv_TKED.new_empty(T, K, E - 2, D) if out_TKGD is None else out_TKGD
+        assert qkv_TKED.is_contiguous()
         assert queries.is_contiguous()
-        assert key_cache_SKD.stride() == value_cache_SKD.stride() == (K * D, D, 1)
-        cos, sin = (None, None) if rope is None else rope
-        _rotate_and_write[T, K](
-            qk_TKED,
-            values_TKD,
-            cos,
-            sin,
-            slots_T,
-            key_cache_SKD,
-            value_cache_SKD,
-            queries,
-            *qk_TKED.stride()[:2],
-            *values_TKD.stride()[:2],
-            K * D,
-            G=E - 1,
-            D=D,
-            HEADS=_power_of_two(E),
-            BLOCK=_power_of_two(D),
-            num_warps=4 if E * D > 512 else 1,
+        assert key_cache_SKD.is_contiguous()
+        assert value_cache_SKD.is_contiguous()
+        weights = (
+            (None, None, 0.0) if head_norm is None else (head_norm.query_weight, head_norm.key_weight, head_norm.eps)
         )
+        tensors = *(rope or (None, None)), slots_T, key_cache_SKD, value_cache_SKD, queries
+        sizes = {"G": E - 2, "D": D, "HEADS": _power_of_two(E - 1), "BLOCK": _power_of_two(D)}
+        _rotate_and_write[T, K](qkv_TKED, *weights, *tensors, **sizes, num_warps=4 if E * D > 512 else 1)
         return queries
 
 

@@ -16,12 +16,14 @@ from typing import Any
 import pytest
 import torch
 
+from gapless.models.head_norm import HeadNorm
 from gapless.models.kernels.kernels import TorchKernels
 
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton"),
     pytest.mark.slow,
 ]
+CPU = torch.device("cpu")
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2**-6}  # the interpreter's bfloat16 rounds down
 
 
@@ -36,14 +38,14 @@ def test_kernels_compute_what_torchs_operators_do() -> None:
 def check_in_interpreter() -> None:
     from gapless.models.kernels.triton import TritonKernels
 
-    kernels = TritonKernels(torch.device("cpu"))
+    kernels = TritonKernels(CPU)
     torch.manual_seed(0)
     for dtype in TOLERANCES:
         for T, H in ((1, 8), (3, 37), (5, 1100)):
             check_norms_and_gate(kernels, T, H, dtype)
         for sizes in ((1, 1, 1, 2), (5, 2, 3, 12), (4, 2, 8, 64), (2, 1, 71, 80)):
-            for rotated in (True, False):
-                check_rotation_and_writes(kernels, *sizes, rotated, dtype)
+            for rotated, normed in product((True, False), repeat=2):
+                check_rotation_and_writes(kernels, *sizes, rotated, normed, dtype)
     print("all are equal")
 
 
@@ -62,15 +64,20 @@ def check_norms_and_gate(kernels: Any, T: int, H: int, dtype: torch.dtype) -> No
     close(kernels.gated_silu(hidden), TorchKernels().gated_silu(hidden.clone()), dtype)
 
 
-def check_rotation_and_writes(kernels: Any, T: int, K: int, G: int, D: int, rotated: bool, dtype: torch.dtype) -> None:
+def check_rotation_and_writes(
+    kernels: Any, T: int, K: int, G: int, D: int, rotated: bool, normed: bool, dtype: torch.dtype
+) -> None:
+    head_norm = HeadNorm(D, 1e-5, dtype=dtype, device=CPU).requires_grad_(False) if normed else None
+    for weight in head_norm.parameters() if head_norm is not None else ():
+        weight.normal_()
     qkv, angles = torch.randn(T, K, G + 2, D).to(dtype), torch.randn(T, 1, 1, D // 2)
     rope = (angles.cos().to(dtype), angles.sin().to(dtype)) if rotated else None
     slots = torch.randperm(T + 3)[:T]
     found, expected = [[torch.zeros(T + 3, K, D, dtype=dtype) for _ in range(2)] for _ in range(2)]
     out = torch.empty(T, K, G, D, dtype=dtype)
-    queries = kernels.rotate_and_write(qkv[:, :, :-1], qkv[:, :, -1], rope, slots, *found, out)
+    queries = kernels.rotate_and_write(qkv, head_norm, rope, slots, *found, out)
     assert queries is out
-    close(queries, TorchKernels().rotate_and_write(qkv[:, :, :-1], qkv[:, :, -1], rope, slots, *expected), dtype)
+    close(queries, TorchKernels().rotate_and_write(qkv, head_norm, rope, slots, *expected), dtype)
     close(found, expected, dtype)
 
 
@@ -78,15 +85,13 @@ def test_kernels_compile_for_an_h100() -> None:
     """Of LLaMA 2 70B over 8 ranks, and of GPT-3."""
     from gapless.models.kernels import triton as kernels
 
-    G, D = 8, 128
-    token = (G + 2) * D
-    sizes = {"QK_TOKEN": token, "QK_GROUP": token, "VALUES_TOKEN": token, "VALUES_GROUP": token, "SLOT": D, "G": G}
-    sizes |= {"D": D, "HEADS": 16, "BLOCK": 128}
+    sizes = {"G": 8, "D": 128, "HEADS": 16, "BLOCK": 128}
     compile_for_h100(kernels, "_add_and_norm", 16, bias=None, SIZE=8192, BLOCK=8192)
     compile_for_h100(kernels, "_add_and_norm", 16, added=None, SIZE=12288, BLOCK=16384)
     compile_for_h100(kernels, "_gated_silu", 4, SIZE=3584, BLOCK=1024)
     compile_for_h100(kernels, "_rotate_and_write", 4, **sizes)
-    compile_for_h100(kernels, "_rotate_and_write", 4, **sizes, cos=None, sin=None)
+    compile_for_h100(kernels, "_rotate_and_write", 4, **sizes, query_weight=None, key_weight=None)
+    compile_for_h100(kernels, "_rotate_and_write", 4, **sizes, query_weight=None, key_weight=None, cos=None, sin=None)
 
 
 def compile_for_h100(kernels: ModuleType, name: str, num_warps: int, **constants: Any) -> None:

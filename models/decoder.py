@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ..conf.schema import Architecture
 from ..parallel.groups import Groups
-from ..parallel.layers import ColumnParallelLinear, RowParallelLinear
+from ..parallel.layers import ColumnParallelLinear, Parts, RowParallelLinear
 from .attention.backend import AttentionBackend
 from .head_norm import HeadNorm
 from .kernels.kernels import Kernels
@@ -67,12 +67,7 @@ class Attention(nn.Module):
         self.qk_norm = HeadNorm(D, arch.norm_eps, dtype=dtype, device=groups.device) if arch.qk_norm else None
 
     def project(
-        self,
-        x_TH: Tensor,
-        context: BatchContext,
-        keys_SKD: Tensor,
-        values_SKD: Tensor,
-        out_TKGD: Tensor | None = None,
+        self, x_TH: Tensor, context: BatchContext, keys_SKD: Tensor, values_SKD: Tensor, out_TKGD: Tensor | None = None
     ) -> Tensor:
         """Write keys and values of all T tokens to the cache, and return the queries [T, K, G, D], in `out_TKGD`."""
         qkv = self.qkv(x_TH).view(self.shape)
@@ -126,8 +121,8 @@ class FeedForward(nn.Module):
         self.fc1 = ColumnParallelLinear(arch.hidden_size, width, bias=arch.ffn_bias, dtype=dtype, groups=groups)
         self.fc2 = RowParallelLinear(arch.ffn_size, arch.hidden_size, bias=arch.ffn_bias, dtype=dtype, groups=groups)
 
-    def forward(self, x_TH: Tensor, residual: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return `residual` + fc2(act(fc1(x))), [T, H], as two parts (see `RowParallelLinear`)."""
+    def forward(self, x_TH: Tensor, residual: Tensor) -> Parts:
+        """Return `residual` + fc2(act(fc1(x))), [T, H]."""
         hidden = self.fc1(x_TH)
         if self.gated and self.activation is _silu:
             hidden = self.kernels.gated_silu(hidden)
@@ -136,16 +131,12 @@ class FeedForward(nn.Module):
             hidden = self.activation(gate).mul_(up)
         else:
             hidden = self.activation(hidden)
-        out: tuple[Tensor, Tensor | None] = self.fc2(hidden, residual)
+        out: Parts = self.fc2(hidden, residual)
         return out
 
 
 class DecoderLayer(nn.Module):
-    """One decoder layer. Maps [T, H] to [T, H], or to [R, H] of `context.rows`.
-
-    What goes from layer to layer is a sum of two parts: x, and what the next norm adds to it in place, which is None
-    where nothing is left to add. So a layer writes to its input.
-    """
+    """One decoder layer. Maps [T, H] to [T, H], or to [R, H] of `context.rows`, and writes to its input."""
 
     def __init__(
         self, arch: Architecture, groups: Groups, backend: AttentionBackend, kernels: Kernels, *, dtype: torch.dtype
@@ -156,35 +147,22 @@ class DecoderLayer(nn.Module):
         self.ffn_norm = make_norm(arch, kernels, dtype=dtype, device=groups.device)
         self.ffn = FeedForward(arch, groups, kernels, dtype=dtype)
 
-    def forward(
-        self,
-        x_TH: Tensor,
-        added_TH: Tensor | None,
-        context: BatchContext,
-        keys_SKD: Tensor,
-        values_SKD: Tensor,
-    ) -> tuple[Tensor, Tensor | None]:
+    def forward(self, x_TH: Parts, context: BatchContext, keys_SKD: Tensor, values_SKD: Tensor) -> Parts:
         """Compute the layer for `context.rows` (None: all); write the keys and values of all tokens to the cache."""
-        queries = self.before_attention(x_TH, added_TH, context, keys_SKD, values_SKD)
-        residual = x_TH if context.rows is None else x_TH[context.rows]
+        queries = self.before_attention(x_TH, context, keys_SKD, values_SKD)
+        residual = x_TH[0] if context.rows is None else x_TH[0][context.rows]
         if context.is_empty:
             return residual, None
         return self.after_attention(self.attention.attend(queries, context, keys_SKD, values_SKD), residual)
 
     def before_attention(
-        self,
-        x_TH: Tensor,
-        added_TH: Tensor | None,
-        context: BatchContext,
-        keys_SKD: Tensor,
-        values_SKD: Tensor,
-        out_TKGD: Tensor | None = None,
+        self, x_TH: Parts, context: BatchContext, keys_SKD: Tensor, values_SKD: Tensor, out_TKGD: Tensor | None = None
     ) -> Tensor:
-        """Add to x, write keys and values to the cache, and return the queries [T, K, G, D], in `out_TKGD`."""
-        return self.attention.project(self.attention_norm(x_TH, added_TH), context, keys_SKD, values_SKD, out_TKGD)
+        """Make x one part in place, write keys and values to the cache, and return the queries [T, K, G, D]."""
+        return self.attention.project(self.attention_norm(*x_TH), context, keys_SKD, values_SKD, out_TKGD)
 
-    def after_attention(self, attended: Tensor, residual: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return the layer's output of the same rows. The residual is x as `before_attention` left it."""
-        x, added = self.attention.out(attended, residual)
-        out: tuple[Tensor, Tensor | None] = self.ffn(self.ffn_norm(x, added), x)
+    def after_attention(self, attended: Tensor, residual: Tensor) -> Parts:
+        """Return the layer's output of the same rows. The residual is what `before_attention` left of x."""
+        x = self.attention.out(attended, residual)
+        out: Parts = self.ffn(self.ffn_norm(*x), x[0])
         return out

@@ -79,7 +79,7 @@ class PiecewiseStage:
                 hidden.copy_(self.stage.embed(token_ids, positions))
             if place < len(self._layers):
                 layer, keys, values = self._layers[place], cache.keys[place], cache.values[place]
-                layer.before_attention(hidden, added, context, keys, values, queries)
+                layer.before_attention((hidden, added), context, keys, values, queries)
             elif added is not None:
                 hidden.add_(added)
 

@@ -13,6 +13,7 @@ from ..parallel.groups import Groups
 from ..parallel.layers import (
     ColumnParallelLinear,
     LMHead,
+    Parts,
     ReplicatedEmbedding,
     RowParallelLinear,
     VocabParallelEmbedding,
@@ -156,12 +157,11 @@ class Stage(nn.Module):
             the batch's `sample_rows`.
         """
         assert (hidden_TH is None) == self.mesh.is_first, self.mesh
-        x_TH = self.embed(inputs.token_ids, inputs.positions) if hidden_TH is None else hidden_TH
-        added_TH: torch.Tensor | None = None
+        x_TH: Parts = (self.embed(inputs.token_ids, inputs.positions) if hidden_TH is None else hidden_TH), None
         last = len(self.decoder) - 1
         for i, (layer, keys, values) in enumerate(zip(self.decoder, self.cache.keys, self.cache.values, strict=True)):
-            x_TH, added_TH = layer(x_TH, added_TH, inputs.context if i < last else inputs.last_context, keys, values)
-        return self.finish(x_TH, added_TH)
+            x_TH = layer(x_TH, inputs.context if i < last else inputs.last_context, keys, values)
+        return self.finish(*x_TH)
 
     def embed(self, token_ids_T: torch.Tensor | None, positions_T: torch.Tensor) -> torch.Tensor:
         """Return the first layer's input [T, H], on the first stage."""

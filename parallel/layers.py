@@ -19,6 +19,9 @@ from .megatron import ModelParallelConfig, tensor_parallel
 from .packed import PackedWeight, take_packed
 from .row_weight import RowWeight, take_rows
 
+# A sum in two parts: the norm that follows adds the second to the first, in place. None: the first is all of it.
+Parts = tuple[torch.Tensor, torch.Tensor | None]
+
 _TENSOR_CORE_ALIGNMENT = 8  # a rank's rows of the vocabulary are a multiple of it
 
 
@@ -92,12 +95,8 @@ class RowParallelLinear(tensor_parallel.RowParallelLinear):
         """Lay the weight out for the products of this device, if there is something to gain."""
         self.packed = take_packed(self)
 
-    def forward(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return the sum of residual, bias and all ranks' products, [T, out], as two parts.
-
-        Where a product does not add the residual by itself, the first part is the residual and the second what to add
-        to it: the norm that follows adds them.
-        """
+    def forward(self, x: torch.Tensor, residual: torch.Tensor) -> Parts:
+        """Return the sum of residual, bias and all ranks' products, [T, out]; the product adds the first if it can."""
         if self._groups.mesh.tp == 1:
             if self.packed is not None:
                 return self.packed.linear(x, self.bias, residual), None

@@ -114,8 +114,7 @@ class TritonKernels:
         """See `Kernels.norm`."""
         T, H = x_TH.shape
         out = torch.empty_like(x_TH)
-        assert x_TH.is_contiguous()
-        assert term_TH is None or term_TH.is_contiguous()
+        assert all(x is None or x.is_contiguous() for x in (x_TH, term_TH))
         block = _power_of_two(H)
         warps = min(16, max(4, block // 512))
         _add_and_norm[(T,)](x_TH, term_TH, weight_H, bias_H, out, eps, SIZE=H, BLOCK=block, num_warps=warps)
@@ -143,14 +142,10 @@ class TritonKernels:
         """See `Kernels.rotate_and_write`."""
         T, K, E, D = qkv_TKED.shape
         queries = qkv_TKED.new_empty(T, K, E - 2, D) if out_TKGD is None else out_TKGD
-        assert qkv_TKED.is_contiguous()
-        assert queries.is_contiguous()
-        assert key_cache_SKD.is_contiguous()
-        assert value_cache_SKD.is_contiguous()
-        weights = (
-            (None, None, 0.0) if head_norm is None else (head_norm.query_weight, head_norm.key_weight, head_norm.eps)
-        )
         tensors = *(rope or (None, None)), slots_T, key_cache_SKD, value_cache_SKD, queries
+        assert all(x is None or x.is_contiguous() for x in (qkv_TKED, *tensors))
+        own = head_norm
+        weights = (None, None, 0.0) if own is None else (own.query_weight, own.key_weight, own.eps)
         sizes = {"G": E - 2, "D": D, "HEADS": _power_of_two(E - 1), "BLOCK": _power_of_two(D)}
         _rotate_and_write[T, K](qkv_TKED, *weights, *tensors, **sizes, num_warps=4 if E * D > 512 else 1)
         return queries

@@ -124,11 +124,11 @@ CALLS: tuple[tuple[type, str, Callable[..., tuple[str, float, float]]], ...] = (
     (LMHead, "forward", head),
     (CppKernels, "attend_decodes", decodes),
     (CppKernels, "attend_chunk", chunk),
-    (CppKernels, "rms_norm", small("norm, gate, rotation, cache", 2.0)),
+    (CppKernels, "norm", small("norm, gate, rotation, cache", 2.0)),
     (CppKernels, "gated_silu", small("norm, gate, rotation, cache", 1.5)),
     (CppKernels, "rotate_and_write", small("norm, gate, rotation, cache", 2.5)),
     (StageWorker, "prepare", other("preparing")),
-    (StageWorker, "sample", other("sampling")),
+    (StageWorker, "queue_sampling", other("sampling")),
     (StageWorker, "forward", other("rest of the stage")),
 )
 

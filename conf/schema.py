@@ -203,8 +203,8 @@ class ModelConfig:
     """auto: float32 on CPU, bfloat16 on CUDA"""
     attention: Literal["auto", "flash", "sdpa", "xformers"] = "auto"
     """auto: flash, torch's FlashAttention, on CUDA in half precision, and C++ on CPU (model.kernels), else sdpa"""
-    kernels: Literal["auto", "cpp", "torch"] = "auto"
-    """code of a layer's small operators; auto: C++, compiled once, for float32 on a CPU with a compiler, else torch"""
+    kernels: Literal["auto", "cpp", "triton", "torch"] = "auto"
+    """code of a layer's small operators; auto: Triton on CUDA, C++ for float32 on a CPU with a compiler, else torch"""
     cuda_graphs: bool = True
     """on CUDA, a stage's kernels between two layers' attention are launched as one graph, for up to 512 tokens"""
     max_model_len: int | None = None
@@ -286,7 +286,7 @@ class ParallelConfig:
     stage_speeds: tuple[float, ...] | None = None
     """speed of each stage's devices relative to each other ([1,1.9]), for layers=null; null: as hardware says"""
     depth: int | None = None
-    """micro-batches in flight at once; null: pp, equal_time one more"""
+    """micro-batches in flight at once; null: pp, equal_time one more over several stages"""
     replicate_embedding: bool | None = None
     """each rank of stage 0 holds the whole embedding; null: where that takes little memory"""
     launcher: str = "local"

@@ -13,24 +13,25 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from ..conf.schema import Architecture
 from ..parallel.groups import Groups
-from ..parallel.layers import ColumnParallelLinear, RowParallelLinear
+from ..parallel.layers import ColumnParallelLinear, Parts, RowParallelLinear
 from .attention.backend import AttentionBackend
+from .head_norm import HeadNorm
 from .kernels.kernels import Kernels
-from .norm import HeadNorm, make_norm
+from .norm import make_norm
 
 
 @dataclass(frozen=True, slots=True)
 class BatchContext:
     """The inputs of a micro-batch that all layers of a stage share, or those of the last layer of all."""
 
-    slots: torch.Tensor  # [T] the KV slot that each token is written to
-    rope: tuple[torch.Tensor, torch.Tensor] | None  # cosines and sines
+    slots: Tensor  # [T] the KV slot that each token is written to
+    rope: tuple[Tensor, Tensor] | None  # cosines and sines
     plan: Any  # of the rows whose attention is computed, from the attention backend
-    rows: torch.Tensor | None = None  # [R] the only ones whose attention and feed-forward are computed; None: all T
+    rows: Tensor | None = None  # [R] the only ones whose attention and feed-forward are computed; None: all T
 
     @property
     def is_empty(self) -> bool:
@@ -66,41 +67,38 @@ class Attention(nn.Module):
         self.qk_norm = HeadNorm(D, arch.norm_eps, dtype=dtype, device=groups.device) if arch.qk_norm else None
 
     def project(
-        self, x_TH: torch.Tensor, context: BatchContext, keys_SKD: torch.Tensor, values_SKD: torch.Tensor
-    ) -> torch.Tensor:
-        """Write keys and values of all T tokens to the cache, and return the queries [T, K, G, D]."""
+        self, x_TH: Tensor, context: BatchContext, keys_SKD: Tensor, values_SKD: Tensor, out_TKGD: Tensor | None = None
+    ) -> Tensor:
+        """Write keys and values of all T tokens to the cache, and return the queries [T, K, G, D], in `out_TKGD`."""
         qkv = self.qkv(x_TH).view(self.shape)
-        qk, values = qkv[:, :, :-1], qkv[:, :, -1]
-        if self.qk_norm is not None:
-            qk = self.qk_norm(qk)
-        return self.kernels.rotate_and_write(qk, values, context.rope, context.slots, keys_SKD, values_SKD)
+        return self.kernels.rotate_and_write(
+            qkv, self.qk_norm, context.rope, context.slots, keys_SKD, values_SKD, out_TKGD
+        )
 
-    def attend(
-        self, queries: torch.Tensor, context: BatchContext, keys_SKD: torch.Tensor, values_SKD: torch.Tensor
-    ) -> torch.Tensor:
+    def attend(self, queries: Tensor, context: BatchContext, keys_SKD: Tensor, values_SKD: Tensor) -> Tensor:
         """Return what the queries [T, K, G, D] attend to, [T or R, K * G * D]."""
         if context.rows is not None:
             queries = queries[context.rows]
         return self.backend.attend(queries, keys_SKD, values_SKD, context.plan)
 
 
-def _silu(x: torch.Tensor) -> torch.Tensor:
+def _silu(x: Tensor) -> Tensor:
     return F.silu(x)
 
 
-def _gelu(x: torch.Tensor) -> torch.Tensor:
+def _gelu(x: Tensor) -> Tensor:
     return F.gelu(x)
 
 
-def _gelu_tanh(x: torch.Tensor) -> torch.Tensor:
+def _gelu_tanh(x: Tensor) -> Tensor:
     return F.gelu(x, approximate="tanh")
 
 
-def _relu(x: torch.Tensor) -> torch.Tensor:
+def _relu(x: Tensor) -> Tensor:
     return F.relu(x)
 
 
-_ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": _silu,
     "gelu": _gelu,
     "gelu_tanh": _gelu_tanh,
@@ -123,7 +121,7 @@ class FeedForward(nn.Module):
         self.fc1 = ColumnParallelLinear(arch.hidden_size, width, bias=arch.ffn_bias, dtype=dtype, groups=groups)
         self.fc2 = RowParallelLinear(arch.ffn_size, arch.hidden_size, bias=arch.ffn_bias, dtype=dtype, groups=groups)
 
-    def forward(self, x_TH: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+    def forward(self, x_TH: Tensor, residual: Tensor) -> Parts:
         """Return `residual` + fc2(act(fc1(x))), [T, H]."""
         hidden = self.fc1(x_TH)
         if self.gated and self.activation is _silu:
@@ -133,12 +131,12 @@ class FeedForward(nn.Module):
             hidden = self.activation(gate).mul_(up)
         else:
             hidden = self.activation(hidden)
-        out: torch.Tensor = self.fc2(hidden, residual)
+        out: Parts = self.fc2(hidden, residual)
         return out
 
 
 class DecoderLayer(nn.Module):
-    """One decoder layer. Maps [T, H] to [T, H], or to [R, H] of `context.rows`, and does not write to its input."""
+    """One decoder layer. Maps [T, H] to [T, H], or to [R, H] of `context.rows`, and writes to its input."""
 
     def __init__(
         self, arch: Architecture, groups: Groups, backend: AttentionBackend, kernels: Kernels, *, dtype: torch.dtype
@@ -149,24 +147,22 @@ class DecoderLayer(nn.Module):
         self.ffn_norm = make_norm(arch, kernels, dtype=dtype, device=groups.device)
         self.ffn = FeedForward(arch, groups, kernels, dtype=dtype)
 
-    def forward(
-        self, x_TH: torch.Tensor, context: BatchContext, keys_SKD: torch.Tensor, values_SKD: torch.Tensor
-    ) -> torch.Tensor:
+    def forward(self, x_TH: Parts, context: BatchContext, keys_SKD: Tensor, values_SKD: Tensor) -> Parts:
         """Compute the layer for `context.rows` (None: all); write the keys and values of all tokens to the cache."""
         queries = self.before_attention(x_TH, context, keys_SKD, values_SKD)
-        residual = x_TH if context.rows is None else x_TH[context.rows]
+        residual = x_TH[0] if context.rows is None else x_TH[0][context.rows]
         if context.is_empty:
-            return residual
+            return residual, None
         return self.after_attention(self.attention.attend(queries, context, keys_SKD, values_SKD), residual)
 
     def before_attention(
-        self, x_TH: torch.Tensor, context: BatchContext, keys_SKD: torch.Tensor, values_SKD: torch.Tensor
-    ) -> torch.Tensor:
-        """Write keys and values to the cache, and return the queries [T, K, G, D]."""
-        return self.attention.project(self.attention_norm(x_TH), context, keys_SKD, values_SKD)
+        self, x_TH: Parts, context: BatchContext, keys_SKD: Tensor, values_SKD: Tensor, out_TKGD: Tensor | None = None
+    ) -> Tensor:
+        """Make x one part in place, write keys and values to the cache, and return the queries [T, K, G, D]."""
+        return self.attention.project(self.attention_norm(*x_TH), context, keys_SKD, values_SKD, out_TKGD)
 
-    def after_attention(self, attended: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """Return the layer's output of the same rows. The residual is what the layer was given."""
+    def after_attention(self, attended: Tensor, residual: Tensor) -> Parts:
+        """Return the layer's output of the same rows. The residual is what `before_attention` left of x."""
         x = self.attention.out(attended, residual)
-        out: torch.Tensor = self.ffn(self.ffn_norm(x), x)
+        out: Parts = self.ffn(self.ffn_norm(*x), x[0])
         return out

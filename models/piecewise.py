@@ -74,13 +74,18 @@ class PiecewiseStage:
         cache = self.stage.cache
 
         def piece() -> None:
+            added = None
             if place > 0:
-                hidden.copy_(self._layers[place - 1].after_attention(attended, hidden))
+                x, added = self._layers[place - 1].after_attention(attended, hidden)
+                if x is not hidden:
+                    hidden.copy_(x)
             elif self.stage.mesh.is_first:
                 hidden.copy_(self.stage.embed(token_ids, positions))
             if place < len(self._layers):
                 layer, keys, values = self._layers[place], cache.keys[place], cache.values[place]
-                queries.copy_(layer.before_attention(hidden, context, keys, values))
+                layer.before_attention((hidden, added), context, keys, values, queries)
+            elif added is not None:
+                hidden.add_(added)
 
         return piece
 

@@ -13,6 +13,7 @@ from ..parallel.groups import Groups
 from ..parallel.layers import (
     ColumnParallelLinear,
     LMHead,
+    Parts,
     ReplicatedEmbedding,
     RowParallelLinear,
     VocabParallelEmbedding,
@@ -149,18 +150,18 @@ class Stage(nn.Module):
 
         Args:
             inputs: the micro-batch's tables.
-            hidden_TH: the activation from the previous stage; None on the first stage.
+            hidden_TH: the activation from the previous stage, which may be written to; None on the first stage.
 
         Returns:
             The activation [T, H] for the next stage. On each rank of the last stage, the logits [R, V], float32, of
             the batch's `sample_rows`.
         """
         assert (hidden_TH is None) == self.mesh.is_first, self.mesh
-        x_TH = self.embed(inputs.token_ids, inputs.positions) if hidden_TH is None else hidden_TH
+        x_TH: Parts = (self.embed(inputs.token_ids, inputs.positions) if hidden_TH is None else hidden_TH), None
         last = len(self.decoder) - 1
         for i, (layer, keys, values) in enumerate(zip(self.decoder, self.cache.keys, self.cache.values, strict=True)):
             x_TH = layer(x_TH, inputs.context if i < last else inputs.last_context, keys, values)
-        return self.finish(x_TH)
+        return self.finish(*x_TH)
 
     def embed(self, token_ids_T: torch.Tensor | None, positions_T: torch.Tensor) -> torch.Tensor:
         """Return the first layer's input [T, H], on the first stage."""
@@ -170,9 +171,9 @@ class Stage(nn.Module):
             x_TH = x_TH + F.embedding(positions_T, self.position_embedding)
         return x_TH
 
-    def finish(self, x_TH: torch.Tensor) -> torch.Tensor:
-        """Return the last layer's output, or its logits, float32, on the last stage."""
+    def finish(self, x_TH: torch.Tensor, added_TH: torch.Tensor | None = None) -> torch.Tensor:
+        """Return the last layer's output, x + added, or its logits, float32, on the last stage."""
         if self.head is None or self.final_norm is None:
-            return x_TH
-        logits: torch.Tensor = self.head(self.final_norm(x_TH))
+            return x_TH if added_TH is None else x_TH.add_(added_TH)
+        logits: torch.Tensor = self.head(self.final_norm(x_TH, added_TH))
         return logits

@@ -18,8 +18,8 @@ from ..parallel.layers import ReplicatedEmbedding
 from ..parallel.mesh import Mesh
 from .checkpoint import Checkpoint, TensorSource
 from .decoder import DecoderLayer
+from .head_norm import HeadNorm
 from .layout import Names, names_of, tensor_shapes
-from .norm import HeadNorm
 from .open_checkpoint import open_checkpoint
 from .random_weights import RandomTensors
 from .stage import Stage

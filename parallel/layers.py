@@ -19,6 +19,9 @@ from .megatron import ModelParallelConfig, tensor_parallel
 from .packed import PackedWeight, take_packed
 from .row_weight import RowWeight, take_rows
 
+# A sum in two parts: the norm that follows adds the second to the first, in place. None: the first is all of it.
+Parts = tuple[torch.Tensor, torch.Tensor | None]
+
 _TENSOR_CORE_ALIGNMENT = 8  # a rank's rows of the vocabulary are a multiple of it
 
 
@@ -68,7 +71,7 @@ class ColumnParallelLinear(tensor_parallel.ColumnParallelLinear):
 
 
 class RowParallelLinear(tensor_parallel.RowParallelLinear):
-    """Maps [T, in / tp] to [T, out] and adds a residual of that shape.
+    """Maps [T, in / tp] to [T, out], which is to be added to a residual of that shape.
 
     Each rank holds a share of the input features; the results are summed.
     """
@@ -92,15 +95,15 @@ class RowParallelLinear(tensor_parallel.RowParallelLinear):
         """Lay the weight out for the products of this device, if there is something to gain."""
         self.packed = take_packed(self)
 
-    def forward(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """Return the sum of all ranks' products, [T, out], with bias and residual added."""
+    def forward(self, x: torch.Tensor, residual: torch.Tensor) -> Parts:
+        """Return the sum of residual, bias and all ranks' products, [T, out]; the product adds the first if it can."""
         if self._groups.mesh.tp == 1:
             if self.packed is not None:
-                return self.packed.linear(x, self.bias, residual)
-            return F.linear(x, self.weight, self.bias).add_(residual)
-        part = F.linear(x, self.weight) if self.packed is None else self.packed.linear(x)
-        out = self._groups.all_reduce(part)
-        return (out if self.bias is None else out.add_(self.bias)).add_(residual)
+                return self.packed.linear(x, self.bias, residual), None
+            return residual, F.linear(x, self.weight, self.bias)
+        bias = self.bias if self._groups.mesh.tp_rank == 0 else None  # once in the sum, and within a product
+        part = F.linear(x, self.weight, bias) if self.packed is None else self.packed.linear(x, bias)
+        return residual, self._groups.all_reduce(part)
 
 
 class VocabParallelEmbedding(tensor_parallel.VocabParallelEmbedding):

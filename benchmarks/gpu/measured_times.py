@@ -37,8 +37,11 @@ class MeasuredTimes:
         self._found: dict[tuple[object, ...], dict[str, float]] = {}
         self._sampled: torch.Tensor | None = None
         if stage.final_norm is not None:
-            stage.final_norm.register_forward_pre_hook(lambda _, args: (args[0][self._sampled],))
+            stage.final_norm.register_forward_pre_hook(self._keep_sampled)
         self._probe = Probe(stage)
+
+    def _keep_sampled(self, _: object, args: tuple[torch.Tensor | None, ...]) -> tuple[torch.Tensor | None, ...]:
+        return tuple(None if part is None else part[self._sampled] for part in args)
 
     def fits(self, shape: MicroBatchShape) -> bool:
         """Return whether the KV cache holds the requests of a shape."""

@@ -8,8 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 from ...parallel.cpp_library import load
+from ..head_norm import HeadNorm
 
 _SIGNATURES = {
     "rms_norm": (c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_float),
@@ -87,13 +90,17 @@ class CppKernels:
             function.argtypes, function.restype = arguments, None
         self._library = library
 
-    def rms_norm(self, x_TH: torch.Tensor, weight_H: torch.Tensor, eps: float) -> torch.Tensor:
-        """See `Kernels.rms_norm`."""
+    def norm(self, x_TH: Tensor, term_TH: Tensor | None, weight_H: Tensor, bias_H: Tensor | None, eps: float) -> Tensor:
+        """See `Kernels.norm`. The sum, and LayerNorm, are torch's."""
+        if term_TH is not None:
+            x_TH.add_(term_TH)
+        if bias_H is not None:
+            return F.layer_norm(x_TH, weight_H.shape, weight_H, bias_H, eps)
         x_TH, out = x_TH.contiguous(), torch.empty_like(x_TH)
         self._library.rms_norm(x_TH.data_ptr(), weight_H.data_ptr(), out.data_ptr(), *x_TH.shape, eps)
         return out
 
-    def gated_silu(self, hidden_TF: torch.Tensor) -> torch.Tensor:
+    def gated_silu(self, hidden_TF: Tensor) -> Tensor:
         """See `Kernels.gated_silu`."""
         T, width = hidden_TF.shape
         out = hidden_TF.new_empty(T, width // 2)
@@ -102,16 +109,20 @@ class CppKernels:
 
     def rotate_and_write(
         self,
-        qk_TKED: torch.Tensor,
-        values_TKD: torch.Tensor,
-        rope: tuple[torch.Tensor, torch.Tensor] | None,
-        slots_T: torch.Tensor,
-        key_cache_SKD: torch.Tensor,
-        value_cache_SKD: torch.Tensor,
-    ) -> torch.Tensor:
+        qkv_TKED: Tensor,
+        head_norm: HeadNorm | None,
+        rope: tuple[Tensor, Tensor] | None,
+        slots_T: Tensor,
+        key_cache_SKD: Tensor,
+        value_cache_SKD: Tensor,
+        out_TKGD: Tensor | None = None,
+    ) -> Tensor:
         """See `Kernels.rotate_and_write`."""
+        values_TKD = qkv_TKED[:, :, -1]
+        qk_TKED = qkv_TKED[:, :, :-1] if head_norm is None else head_norm(qkv_TKED[:, :, :-1])
         T, K, E, D = qk_TKED.shape
-        queries = qk_TKED.new_empty(T, K, E - 1, D)
+        queries = qk_TKED.new_empty(T, K, E - 1, D) if out_TKGD is None else out_TKGD
+        assert queries.is_contiguous()
         assert qk_TKED.stride()[2:] == (D, 1)
         assert values_TKD.stride(2) == 1
         assert key_cache_SKD.stride()[::2] == value_cache_SKD.stride()[::2] == (D, 1)
@@ -137,15 +148,15 @@ class CppKernels:
 
     def attend_decodes(
         self,
-        q_BKGD: torch.Tensor,
-        keys_SKD: torch.Tensor,
-        values_SKD: torch.Tensor,
+        q_BKGD: Tensor,
+        keys_SKD: Tensor,
+        values_SKD: Tensor,
         starts_B: np.ndarray,
         tables_BM: np.ndarray,
         *,
         block_size: int,
         window: int,
-        out_BKGD: torch.Tensor,
+        out_BKGD: Tensor,
     ) -> None:
         """Compute the attention of B decodes into `out_BKGD`; it and `q_BKGD` are contiguous.
 
@@ -180,15 +191,15 @@ class CppKernels:
 
     def attend_chunk(
         self,
-        q_NKGD: torch.Tensor,
-        keys_SKD: torch.Tensor,
-        values_SKD: torch.Tensor,
+        q_NKGD: Tensor,
+        keys_SKD: Tensor,
+        values_SKD: Tensor,
         runs: np.ndarray,
         *,
         begin: int,
         start: int,
         window: int,
-        out_NKGD: torch.Tensor,
+        out_NKGD: Tensor,
     ) -> None:
         """Compute the attention of a chunk of N tokens into `out_NKGD`; it and `q_NKGD` are contiguous.
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Protocol
 
-import torch
 import torch.nn.functional as F
+from torch import Tensor
 
+from ..head_norm import HeadNorm
 from ..rope import rotate
 
 
@@ -16,37 +17,43 @@ class Kernels(Protocol):
     Sizes: T tokens, H hidden size, F feed-forward size, K KV heads with G query heads each, D elements of a head, S
     slots of the KV cache.
 
-    `no_cpp` says why these are not the C++ operators, which are faster, where the device could run them.
+    `no_cpp` says why these are not the C++ operators (on CUDA: Triton's), which are faster, where the device could run
+    them.
     """
 
     no_cpp: str
 
-    def rms_norm(self, x_TH: torch.Tensor, weight_H: torch.Tensor, eps: float) -> torch.Tensor:
-        """Return x / rms(x) * weight, [T, H]."""
+    def norm(self, x_TH: Tensor, term_TH: Tensor | None, weight_H: Tensor, bias_H: Tensor | None, eps: float) -> Tensor:
+        """Add `term_TH` to x, in place, and return the norm of the sum, [T, H].
+
+        It is x / rms(x) * weight (RMSNorm), and with a bias (x - mean(x)) / std(x) * weight + bias (LayerNorm).
+        """
         ...
 
-    def gated_silu(self, hidden_TF: torch.Tensor) -> torch.Tensor:
+    def gated_silu(self, hidden_TF: Tensor) -> Tensor:
         """Return silu(gate) * up, [T, F], of [gate; up], [T, 2 F]. May write to its input."""
         ...
 
     def rotate_and_write(
         self,
-        qk_TKED: torch.Tensor,
-        values_TKD: torch.Tensor,
-        rope: tuple[torch.Tensor, torch.Tensor] | None,
-        slots_T: torch.Tensor,
-        key_cache_SKD: torch.Tensor,
-        value_cache_SKD: torch.Tensor,
-    ) -> torch.Tensor:
+        qkv_TKED: Tensor,
+        head_norm: HeadNorm | None,
+        rope: tuple[Tensor, Tensor] | None,
+        slots_T: Tensor,
+        key_cache_SKD: Tensor,
+        value_cache_SKD: Tensor,
+        out_TKGD: Tensor | None = None,
+    ) -> Tensor:
         """Rotate queries and keys by position, and write keys and values to their slots of the cache.
 
         Args:
-            qk_TKED: Queries and keys: E = G + 1, and the last of each group is the key.
-            values_TKD: Values, one for each key.
+            qkv_TKED: For each KV group G queries, their key and their value: E = G + 2.
+            head_norm: Normalizes queries and keys first; None: nothing does.
             rope: Cosines and sines, each [T, 1, 1, D / 2]; None: no rotation.
             slots_T: The slot of each token in the cache.
             key_cache_SKD: Keys of all slots, to write to.
             value_cache_SKD: Values of all slots, to write to.
+            out_TKGD: Where to write the queries; None: anywhere.
 
         Returns:
             The queries, [T, K, G, D].
@@ -60,27 +67,34 @@ class TorchKernels:
     def __init__(self, no_cpp: str = "") -> None:
         self.no_cpp = no_cpp
 
-    def rms_norm(self, x_TH: torch.Tensor, weight_H: torch.Tensor, eps: float) -> torch.Tensor:
-        """See `Kernels.rms_norm`."""
-        return F.rms_norm(x_TH, weight_H.shape, weight_H, eps)
+    def norm(self, x_TH: Tensor, term_TH: Tensor | None, weight_H: Tensor, bias_H: Tensor | None, eps: float) -> Tensor:
+        """See `Kernels.norm`."""
+        if term_TH is not None:
+            x_TH.add_(term_TH)
+        if bias_H is None:
+            return F.rms_norm(x_TH, weight_H.shape, weight_H, eps)
+        return F.layer_norm(x_TH, weight_H.shape, weight_H, bias_H, eps)
 
-    def gated_silu(self, hidden_TF: torch.Tensor) -> torch.Tensor:
+    def gated_silu(self, hidden_TF: Tensor) -> Tensor:
         """See `Kernels.gated_silu`."""
         gate, up = hidden_TF.chunk(2, dim=-1)
         return F.silu(gate).mul_(up)
 
     def rotate_and_write(
         self,
-        qk_TKED: torch.Tensor,
-        values_TKD: torch.Tensor,
-        rope: tuple[torch.Tensor, torch.Tensor] | None,
-        slots_T: torch.Tensor,
-        key_cache_SKD: torch.Tensor,
-        value_cache_SKD: torch.Tensor,
-    ) -> torch.Tensor:
+        qkv_TKED: Tensor,
+        head_norm: HeadNorm | None,
+        rope: tuple[Tensor, Tensor] | None,
+        slots_T: Tensor,
+        key_cache_SKD: Tensor,
+        value_cache_SKD: Tensor,
+        out_TKGD: Tensor | None = None,
+    ) -> Tensor:
         """See `Kernels.rotate_and_write`."""
+        qk_TKED = qkv_TKED[:, :, :-1] if head_norm is None else head_norm(qkv_TKED[:, :, :-1])
         if rope is not None:
             qk_TKED = rotate(qk_TKED, *rope)
         key_cache_SKD.index_copy_(0, slots_T, qk_TKED[:, :, -1])
-        value_cache_SKD.index_copy_(0, slots_T, values_TKD)
-        return qk_TKED[:, :, :-1]
+        value_cache_SKD.index_copy_(0, slots_T, qkv_TKED[:, :, -1])
+        queries = qk_TKED[:, :, :-1]
+        return queries if out_TKGD is None else out_TKGD.copy_(queries)

@@ -9,22 +9,32 @@ from ...parallel.cpp_library import NoLibraryError
 from .cpp import CppKernels
 from .kernels import Kernels, TorchKernels
 
+_FOR = {"cpp": "float32 on a CPU", "triton": "CUDA"}
+
 
 def make_kernels(name: str, *, dtype: torch.dtype, device: torch.device) -> Kernels:
-    """Make the operators `cpp` or `torch`. `auto` is cpp where it runs, else torch.
+    """Make the operators `cpp`, `triton` or `torch`. `auto` is the one of the first two that runs, else torch.
 
     Raises:
-        ConfigError: cpp was asked for and does not run here.
+        ConfigError: cpp or triton was asked for and does not run here.
     """
-    if name == "torch":
-        return TorchKernels()
-    no_library = ""
-    if device.type == "cpu" and dtype == torch.float32:
+    reason = ""
+    if name in ("auto", "cpp") and device.type == "cpu" and dtype == torch.float32:
         try:
             return CppKernels()
         except NoLibraryError as error:
-            no_library = str(error)
-    if name == "cpp":
-        reason = no_library or "they are for float32 on a CPU"
-        raise ConfigError(f"model.kernels=cpp: {reason}; torch runs anywhere")
-    return TorchKernels(no_library)
+            reason = str(error)
+    elif name in ("auto", "triton") and device.type == "cuda":
+        try:
+            return _make_triton(device)
+        except Exception as error:  # its own, or that of the import, of a compiler or of the driver
+            reason = f"Triton does not run here ({type(error).__name__}: {str(error).partition(chr(10))[0]})"
+    if name in _FOR:
+        raise ConfigError(f"model.kernels={name}: {reason or f'they are for {_FOR[name]}'}; torch runs anywhere")
+    return TorchKernels(reason)
+
+
+def _make_triton(device: torch.device) -> Kernels:
+    from .triton import TritonKernels
+
+    return TritonKernels(device)

@@ -1,4 +1,8 @@
-"""The pipeline of one rank in this process, without Ray or sockets: `wait` computes."""
+"""The pipeline of one rank in this process, without Ray or sockets.
+
+On a CPU `wait` computes. On CUDA `submit` queues the work, so that the device computes a micro-batch while the next one
+is made and queued, as many as `depth`.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import os
 import select
 import socket
 from collections import deque
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...parallel.mesh import Mesh
 from ..core.messages import MicroBatchMessage, MicroBatchResult, Span
@@ -14,6 +18,9 @@ from ..core.run_record import FaultRecord
 from .handshake import Setup
 from .protocol import WallClock
 from .start_warnings import say_attention, warn_without_cpp
+
+if TYPE_CHECKING:
+    from .stage_worker import PendingSampled
 
 
 class LocalPipeline:
@@ -24,6 +31,7 @@ class LocalPipeline:
     def __init__(self, setup: Setup, device: str) -> None:
         import torch
 
+        from ...parallel.device_clock import device_clock
         from ...parallel.groups import Groups
         from ...parallel.rendezvous import Rendezvous
         from .stage_worker import StageWorker
@@ -39,7 +47,10 @@ class LocalPipeline:
         self._worker = StageWorker.build(setup, self._groups)
         warn_without_cpp((self._worker.stage.no_cpp,))
         say_attention((self._worker.stage.attention.about,))
-        self._micro_batches: deque[MicroBatchMessage] = deque()
+        self._is_cuda = self._groups.device.type == "cuda"
+        self._device_clock = device_clock(self._groups.device)
+        self._waiting: deque[MicroBatchMessage] = deque()
+        self._computed: deque[tuple[MicroBatchMessage, float, Any, Any, PendingSampled]] = deque()  # or being computed
         self._idle_since = self.clock.now()
         self._wakes: list[int] = []
 
@@ -48,23 +59,34 @@ class LocalPipeline:
         self._wakes.append(descriptor)
 
     def submit(self, micro_batch: MicroBatchMessage) -> None:
-        """Keep a micro-batch until `wait`, which computes it."""
-        self._micro_batches.append(micro_batch)
+        """Queue a micro-batch's work on CUDA; on a CPU keep it until `wait`, which computes it."""
+        self._waiting.append(micro_batch)
+        if self._is_cuda:
+            self._compute()
 
     def wait(self, deadline: float) -> list[MicroBatchResult]:
-        """Compute the oldest micro-batch and return its result; without one, wait until `deadline`."""
-        if not self._micro_batches:
-            if (left := deadline - self.clock.now()) > 0:
-                select.select(self._wakes, [], [], left)
-            return []
-        micro_batch = self._micro_batches.popleft()
-        begin = self.clock.now()
-        logits = self._worker.forward(self._worker.prepare(micro_batch), None)
-        sampled = self._worker.sample(micro_batch, logits)
-        end = self.clock.now()
-        span = Span(micro_batch.micro_batch, 0, self._idle_since, begin, begin, end, end)
+        """Return the result of the oldest micro-batch once it is computed; without one, wait until `deadline`."""
+        if not self._computed:
+            if not self._waiting:
+                if (left := deadline - self.clock.now()) > 0:
+                    select.select(self._wakes, [], [], left)
+                return []
+            self._compute()
+        micro_batch, heard, *moments, sampled = self._computed.popleft()
+        tokens = sampled.read()
+        begin, end = map(self._device_clock.seconds, moments)
+        arrived = min(max(self._idle_since, heard), begin)
+        span = Span(micro_batch.micro_batch, 0, self._idle_since, arrived, begin, end, end)
         self._idle_since = end
-        return [MicroBatchResult(micro_batch.epoch, micro_batch.micro_batch, [span], sampled)]
+        return [MicroBatchResult(micro_batch.epoch, micro_batch.micro_batch, [span], tokens)]
+
+    def _compute(self) -> None:
+        """Compute the oldest micro-batch that waits. On CUDA this queues its work, and the host waits for nothing."""
+        micro_batch, heard = self._waiting.popleft(), self.clock.now()
+        inputs = self._worker.prepare(micro_batch)
+        begin = self._device_clock.mark() if self._is_cuda else heard
+        sampled = self._worker.queue_sampling(micro_batch, self._worker.forward(inputs, None))
+        self._computed.append((micro_batch, heard, begin, self._device_clock.mark(), sampled))
 
     def restart(self, fault: FaultRecord) -> None:
         """Fail: errors of this pipeline are raised where they occur."""

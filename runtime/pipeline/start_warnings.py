@@ -42,15 +42,15 @@ def warn_of_placement(
 
 @cache
 def warn_without_cpp(reasons: tuple[str, ...]) -> None:
-    """Log, once in a process, why ranks lack the C++ operators: a line for each reason.
+    """Log, once in a process, why ranks lack the C++ operators, or Triton's: a line for each reason.
 
     Args:
         reasons: of each rank; empty where it lacks none.
     """
     for reason, some in _by_line(reasons):
         _log.warning(
-            f"{reason}: torch's operators run{some}, which take longer than C++ ones; "
-            "model.kernels=torch asks for them without this line"
+            f"{reason}: torch's operators run{some}, which take longer; model.kernels=torch asks for them without this "
+            "line"
         )
 
 

@@ -125,7 +125,7 @@ class _MeasuringRank:
         inputs = worker.prepare(message)
         self._sampled_rows = inputs.last_context.rows
         inputs = replace(inputs, last_context=inputs.context)
-        received: Any = None if hidden is None else hidden[: point.rows]
+        received: Any = None if hidden is None else hidden[: point.rows].clone()  # the stage may write to it
 
         def compute() -> None:
             out = worker.forward(inputs, received)
@@ -134,7 +134,9 @@ class _MeasuringRank:
 
         return self._probe.measure(compute)
 
-    def _keep_sampled(self, _: torch.nn.Module, args: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
+    def _keep_sampled(
+        self, _: torch.nn.Module, args: tuple[torch.Tensor | None, ...]
+    ) -> tuple[torch.Tensor | None, ...]:
         """Give the final norm the rows that sample, as the last layer of a run does."""
-        (x_TH,) = args
-        return (x_TH if self._sampled_rows is None else x_TH[self._sampled_rows],)
+        rows = self._sampled_rows
+        return args if rows is None else tuple(None if part is None else part[rows] for part in args)

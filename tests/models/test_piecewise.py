@@ -40,8 +40,9 @@ def compare(plain: Stage, other: Stage, pieces: PiecewiseStage, batch: RaggedBat
     if not plain.mesh.is_first:
         generator = torch.Generator(device).manual_seed(batch.num_tokens)
         hidden = torch.randn(batch.num_tokens, arch.hidden_size, dtype=plain.dtype, device=device, generator=generator)
-    expected = plain(plain.prepare(batch), hidden)
-    found = pieces.forward(other.prepare(batch), hidden)
+    given = None if hidden is None else hidden.clone()
+    expected = plain(plain.prepare(batch), hidden)  # which may write to it
+    found = pieces.forward(other.prepare(batch), given)
     torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
     slots = slice(0, plain.cache.scratch_slot)
     for own, others in ((plain.cache.keys, other.cache.keys), (plain.cache.values, other.cache.values)):

@@ -91,9 +91,18 @@ def lone_stage(
     num_blocks: int,
     *,
     attention: str = "sdpa",
+    kernels: str = "auto",
     block_size: int = 4,
 ) -> Stage:
     """Make a stage. Its memory is not initialized."""
     layers = split_layers(arch, mesh.pp, None)[mesh.stage]
-    groups = LoneGroups(mesh, device)
-    return Stage(arch, groups, layers, dtype=dtype, attention=attention, num_blocks=num_blocks, block_size=block_size)
+    return Stage(
+        arch,
+        LoneGroups(mesh, device),
+        layers,
+        dtype=dtype,
+        attention=attention,
+        num_blocks=num_blocks,
+        block_size=block_size,
+        kernels=kernels,
+    )

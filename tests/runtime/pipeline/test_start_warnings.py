@@ -99,8 +99,7 @@ def test_ranks_that_lack_cpp_for_the_same_reason_share_a_line(caplog: pytest.Log
     for _ in range(2):
         warn_without_cpp(("no compiler",))
     assert caplog.messages == [
-        "no compiler: torch's operators run, which take longer than C++ ones; model.kernels=torch asks for them "
-        "without this line"
+        "no compiler: torch's operators run, which take longer; model.kernels=torch asks for them without this line"
     ]
     caplog.clear()
     warn_without_cpp(("", ""))

@@ -1,0 +1,132 @@
+"""One process queues work on CUDA when it is submitted, and waits for nothing until a result is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+
+from gapless.conf.build import build, load_group
+from gapless.conf.sampling import SamplingParams
+from gapless.conf.schema import ModelConfig
+from gapless.models.piecewise import PiecewiseStage
+from gapless.parallel import device_clock
+from gapless.parallel.groups import Groups
+from gapless.parallel.mesh import Mesh
+from gapless.parallel.rendezvous import Rendezvous
+from gapless.runtime.core.messages import (
+    DecodesMessage,
+    MicroBatchMessage,
+    MicroBatchResult,
+    NewRequest,
+    SegmentMessage,
+)
+from gapless.runtime.pipeline.handshake import Setup
+from gapless.runtime.pipeline.local import LocalPipeline
+from gapless.runtime.pipeline.stage_worker import StageWorker
+from tests.support.fake_cuda import CUDA, FakeCuda, HostWaitError
+from tests.support.lone_rank import LLAMA, lone_stage
+
+MODEL = build(ModelConfig, load_group("model", "tiny"), "model")
+SOON = 1e18
+
+
+def new(request: int) -> NewRequest:
+    return NewRequest(request, 5, request, SamplingParams(max_tokens=9), ())
+
+
+FIRST = MicroBatchMessage(0, 0, [SegmentMessage(0, 0, [5, 6, 7, 8, 9], [0, 1], True)], DecodesMessage(), [new(0)])
+SECOND = MicroBatchMessage(0, 1, [SegmentMessage(1, 0, [9, 8, 7, 6, 5], [2, 3], True)], DecodesMessage(), [new(1)])
+
+
+def after(results: list[MicroBatchResult]) -> MicroBatchMessage:
+    """Return the decodes of both requests, whose tokens the results have."""
+    tokens = [result.sampled.tokens[0] for result in results if result.sampled is not None]
+    return MicroBatchMessage(0, 2, [], DecodesMessage.of([0, 1], [5, 5], tokens, {}))
+
+
+@pytest.fixture(autouse=True)
+def _one_rank() -> Iterator[None]:
+    with Groups.start(Rendezvous(0, 1, "", "cpu"), Mesh(1, 1), 60):
+        yield
+
+
+def local_pipeline(device: str) -> LocalPipeline:
+    assert MODEL.architecture is not None
+    layers = [(0, MODEL.architecture.num_layers)]
+    return LocalPipeline(Setup(1, 1, MODEL, MODEL.architecture, layers, 2, 20, 4, False, 0, 1, 60.0), device)
+
+
+@dataclass
+class FakeClock:
+    """The clock of a device that passes each moment 1 s after the last one, which is asked for when it is awaited."""
+
+    awaited: list[float] = field(default_factory=list)
+    marked: float = 0.0
+
+    def mark(self) -> float:
+        self.marked += 1.0
+        return self.marked
+
+    def seconds(self, moment: float) -> float:
+        self.awaited.append(moment)
+        return moment
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+def test_cuda_work_is_queued_by_submit(monkeypatch: pytest.MonkeyPatch, graphs: bool) -> None:
+    """Two micro-batches are prepared, computed and sampled without a wait of the host."""
+    with FakeCuda() as cuda:
+        with cuda.may_wait():
+            worker = StageWorker(lone_stage(LLAMA, Mesh(1, 1), CUDA, torch.bfloat16, 20))
+        if graphs:
+            worker._forward = PiecewiseStage(worker.stage, list).forward
+        monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
+        monkeypatch.setattr(StageWorker, "build", lambda *_: worker)
+        clock = FakeClock()
+        monkeypatch.setattr(device_clock, "device_clock", lambda _: clock)
+        pipeline = local_pipeline("cuda:0")
+        for micro_batch in (FIRST, SECOND):
+            pipeline.submit(micro_batch)
+        assert (clock.marked, clock.awaited) == (4.0, [])
+        with pytest.raises(HostWaitError, match="synchronize"):
+            pipeline.wait(SOON)
+
+
+def test_results_are_the_same_whether_queued_or_not() -> None:
+    """In the order of `submit`, with spans from the moments of the device."""
+    plain = local_pipeline("cpu")
+    expected = [result for each in (FIRST, SECOND) for result in run(plain, each)]
+    expected += run(plain, after(expected))
+    queued = local_pipeline("cpu")
+    clock = FakeClock()
+    queued._is_cuda, queued._device_clock, queued._idle_since = True, clock, 0.0
+    for micro_batch in (FIRST, SECOND):
+        queued.submit(micro_batch)
+    assert clock.awaited == []
+    found = queued.wait(SOON)
+    assert clock.awaited == [1.0, 2.0], "the second goes on"
+    found += queued.wait(SOON)
+    found += run(queued, after(found))
+    assert [each.sampled for each in found] == [each.sampled for each in expected]
+    assert [each.micro_batch for each in found] == [0, 1, 2]
+    spans: list[Any] = [(span.ready, span.begin, span.end, span.sent) for each in found for span in each.spans]
+    assert spans == [(0.0, 1.0, 2.0, 2.0), (2.0, 3.0, 4.0, 4.0), (4.0, 5.0, 6.0, 6.0)]
+    assert queued.wait(0.0) == []
+
+
+def test_a_cpu_computes_while_it_is_waited_for() -> None:
+    pipeline = local_pipeline("cpu")
+    pipeline.submit(FIRST)
+    begun = pipeline.clock.now()
+    (result,) = pipeline.wait(SOON)
+    (span,) = result.spans
+    assert span.ready <= begun <= span.input == span.begin < span.end == span.sent <= pipeline.clock.now()
+
+
+def run(pipeline: LocalPipeline, micro_batch: MicroBatchMessage) -> list[MicroBatchResult]:
+    pipeline.submit(micro_batch)
+    return pipeline.wait(SOON)

@@ -12,8 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gapless.conf.sampling import SamplingParams
-from gapless.models import sampling
-from gapless.models.sampling import NO_TOKEN, SampledToken, Sampler, _draw, uniform
+from gapless.models import ranking
+from gapless.models.draws import draws_of, uniform
+from gapless.models.ranking import NO_TOKEN
+from gapless.models.sampling import SampledToken, Sampler
 from tests.support.tiers import examples
 
 EOS = 3
@@ -220,9 +222,11 @@ def test_each_row_of_a_batch_has_its_own_top_k():
 def test_a_number_draws_the_token_whose_share_of_the_cdf_it_lies_in():
     level, params = torch.tensor([-math.inf, 0.0, 0.0, -math.inf, 0.0, 0.0, -math.inf]), SamplingParams(temperature=1.0)
     numbers = [0.0, 0.2, 0.25, 0.5, 0.7, 0.75, 1 - 2**-53]
-    rows = level.expand(len(numbers), 7)
-    drawn = _draw(rows, rows.argmax(-1), [params] * len(numbers), numbers)
-    assert drawn.tolist() == [1, 1, 2, 4, 4, 5, 5]
+    logits, n = level.expand(len(numbers), 7), len(numbers)
+    for own in (params, dataclasses.replace(params, top_k=6), dataclasses.replace(params, top_p=0.9999)):
+        (draw,) = draws_of(list(range(n)), [own] * n, numbers, 7, logits.device)
+        rows, *columns = map(torch.from_numpy, draw.columns)
+        assert draw.tokens(logits, logits.amax(-1), rows, columns).tolist() == [1, 1, 2, 4, 4, 5, 5]
 
 
 def test_rows_are_sampled_in_as_many_parts_as_memory_asks_for(monkeypatch):
@@ -231,7 +235,7 @@ def test_rows_are_sampled_in_as_many_parts_as_memory_asks_for(monkeypatch):
         sampler.add(r, SamplingParams(temperature=float(r % 3), logprobs=r if r % 2 else None), r, 2, ())
     whole = sampler.sample(logits, list(range(9)), [2] * 9)
     for rows in (1, 2, 4):
-        monkeypatch.setattr(sampling, "_MAX_ELEMENTS", 50 * rows + 1)
+        monkeypatch.setattr(ranking, "_MAX_ELEMENTS", {"cpu": 50 * rows + 1})
         assert sampler.sample(logits, list(range(9)), [2] * 9) == whole
 
 

@@ -3,10 +3,10 @@
 A token's weight is its probability over that of the best one: computed in float32, then an integer of 43 bits. Sums of
 integers do not depend on the order of addition, so a row's token does not depend on the rows beside it, nor on how many
 threads or blocks add them up. The tokens that are kept are chosen by their logits, which no rounding changes. A row
-needs one number, where the Gumbel trick needs one for each token of the vocabulary, to be made again for each request.
+needs one number, where the Gumbel trick needs one for each token of the vocabulary.
 
-A large vocabulary is never sorted. Top-k selects its tokens. Where there is top-p alone, weights are added up by the upper
-16 bits of the logit, and those where they reach p by the lower 16, which gives the last logit that is kept.
+A large vocabulary is never sorted. Top-k selects its tokens. Where there is top-p alone, weights are added up by the
+upper 16 bits of the logit, and those where they reach p by the lower 16, which gives the last logit that is kept.
 
 Shapes: S rows, V vocabulary, N tokens of a row (all, or the best k). Columns are [S, 1].
 """

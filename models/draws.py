@@ -120,7 +120,7 @@ def draws_of(
 def _weights(logits_SN: Tensor, top: Tensor, temperature: Tensor, min_p: Tensor | None) -> Tensor:
     share = (logits_SN - top).div_(temperature).exp_().nan_to_num_(nan=0.0)  # NaN only in rows that give no token
     if min_p is not None:
-        share.masked_fill_(share < min_p, 0.0)
+        share.mul_(share >= min_p)
     return share.mul_(2.0**_WEIGHT_BITS).long()
 
 
@@ -138,7 +138,7 @@ def _pick(weights_SN: Tensor, number: Tensor) -> Tensor:
 
 
 def _nucleus(weights_SV: Tensor, logits_SV: Tensor, top_p: Tensor) -> Tensor:
-    """Return the weights in which those that `top_p` leaves out are zero.
+    """Return the weights, changed in place: those that `top_p` leaves out are zero.
 
     Kept are the tokens in descending order of logits, ascending order of ids on ties, until they have enough weight.
     """
@@ -150,12 +150,12 @@ def _nucleus(weights_SV: Tensor, logits_SV: Tensor, top_p: Tensor) -> Tensor:
     enough = _enough(cdf, top_p)
     digit = torch.searchsorted(cdf, enough - 1, right=True)
     enough = enough - cdf.gather(-1, digit) + sums.gather(-1, digit)
-    inside = weights_SV.where(upper == digit, 0)
+    inside = weights_SV * (upper == digit)
     cdf = sums.zero_().scatter_add_(-1, keys.bitwise_and(2 * half - 1).long(), inside).cumsum(dim=-1)
     low = torch.searchsorted(cdf, enough - 1, right=True)
     enough = enough - cdf.gather(-1, low) + sums.gather(-1, low)
     last_key = ((digit - half) * (2 * half) + low).int()
-    ties = weights_SV.where(keys == last_key, 0).cumsum(dim=-1)
+    ties = (weights_SV * (keys == last_key)).cumsum(dim=-1)
     last_id = torch.searchsorted(ties, enough - 1, right=True)
     is_tie_kept = torch.arange(keys.shape[-1], device=keys.device) <= last_id
-    return weights_SV.where(keys < last_key + is_tie_kept, 0)
+    return weights_SV.mul_(keys < last_key + is_tie_kept)

@@ -12,7 +12,7 @@ ID_BITS = 19  # of a token id: bounds the vocabulary
 MASKED_LOGIT = float("-inf")
 NO_TOKEN = -1  # in place of a token: of one whose row's logits are not finite, or of a masked one
 _LAST_ID = (1 << ID_BITS) - 1
-_MAX_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 25}  # of a work tensor; more rows are computed in slices
+_MAX_ELEMENTS = {"cpu": 1 << 19, "cuda": 1 << 25}  # of a work tensor; more rows are computed in slices
 
 
 def slices(rows: list[int], vocab_size: int, device: torch.device) -> list[list[int]]:

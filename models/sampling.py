@@ -17,6 +17,7 @@ with the rows, and what they need of the host is uploaded in one copy. Shapes: R
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -108,7 +109,7 @@ class Sampler:
             logits = masks.apply(logits)
         if self._special.isdisjoint(requests):
             top, best = logits.max(dim=-1)
-            return PendingTokens(Download([best.where(top.isfinite(), NO_TOKEN)]), [])
+            return PendingTokens(Download([best.where(top.abs() < math.inf, NO_TOKEN)]), [])
         rows = [self._requests[r] for r in requests]
         edits, device = LogitEdits(self.vocab_size), logits.device
         edited = [r for r, (history, p) in enumerate(zip(rows, positions, strict=True)) if history.is_edited(p)]
@@ -132,7 +133,7 @@ class Sampler:
         for draw in draws:
             rows_S, *columns = (next(uploaded) for _ in draw.columns)
             best.index_copy_(0, rows_S, draw.tokens(logits, top, rows_S, columns))
-        computed = [best.where(top.isfinite(), NO_TOKEN)]
+        computed = [best.where(top.abs() < math.inf, NO_TOKEN)]
         num_tops = [[rows[r].params.logprobs or 0 for r in part] for part in parts]
         for part_S, own in zip(uploaded, num_tops, strict=True):
             computed += logprobs_of(logits[part_S], best[part_S], max(own))

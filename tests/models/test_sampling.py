@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gapless.conf.sampling import SamplingParams
+from gapless.models import draws as drawing
 from gapless.models import ranking
 from gapless.models.draws import draws_of, uniform
 from gapless.models.ranking import NO_TOKEN
@@ -115,7 +116,11 @@ def test_a_token_is_the_inverse_cdf_of_a_plain_reference(params, history, data, 
 
 
 @settings(max_examples=examples(40))
-@given(st.lists(params_strategy, min_size=7, max_size=7), st.integers(0, 10_000), st.sampled_from([31, 32, 257, 1000]))
+@given(
+    st.lists(params_strategy, min_size=7, max_size=7),
+    st.integers(0, 10_000),
+    st.sampled_from([31, 32, 257, 1000, 9001]),
+)
 def test_a_row_alone_and_in_a_batch_are_bit_identical(params, seed, vocab):
     logits = logits_of(seed, 7, vocab)
     together = Sampler(vocab)
@@ -197,14 +202,16 @@ def test_a_greedy_request_alone_has_its_logits_edited(params):
     assert [token.token for token in sampler.sample(torch.tensor([[5.0, 4.0, 3.0, 1.0]]), [0], [1])] == [2]
 
 
-def test_top_k_and_top_p_keep_the_lowest_ids_on_ties():
+@pytest.mark.parametrize("few", [0, 100])
+def test_top_k_and_top_p_keep_the_lowest_ids_on_ties(few, monkeypatch):
+    monkeypatch.setattr(drawing, "_FEW", few)
     level = torch.zeros(10)
     assert draws(level, SamplingParams(temperature=1.0, top_k=3), 300)[3:].sum() == 0
-    counts = draws(level, SamplingParams(temperature=1.0, top_p=0.35), 300)
+    counts = draws(level, SamplingParams(temperature=1.0, top_p=0.35), 100)
     assert (counts[:4] > 0).all()
     assert counts[4:].sum() == 0
     for top_p, kept in ((0.1, 1), (0.5, 5), (0.6, 6)):  # reached exactly
-        assert np.flatnonzero(draws(level, SamplingParams(temperature=1.0, top_p=top_p), 300)).max() == kept - 1
+        assert np.flatnonzero(draws(level, SamplingParams(temperature=1.0, top_p=top_p), 100)).max() == kept - 1
     best = torch.tensor([1.0, 4.0, 4.0, 3.0])
     assert np.flatnonzero(draws(best, SamplingParams(temperature=1.0, min_p=1.0), 100)).tolist() == [1, 2]
 
@@ -227,6 +234,31 @@ def test_a_number_draws_the_token_whose_share_of_the_cdf_it_lies_in():
         (draw,) = draws_of(list(range(n)), [own] * n, numbers, 7, logits.device)
         rows, *columns = map(torch.from_numpy, draw.columns)
         assert draw.tokens(logits, logits.amax(-1), rows, columns).tolist() == [1, 1, 2, 4, 4, 5, 5]
+
+
+@settings(max_examples=examples(40))
+@given(
+    st.sampled_from([0.2, 1.0, 40.0]),
+    st.floats(0.01, 0.9999),
+    st.sampled_from([0.0, 0.3]),
+    st.sampled_from([2, 33, 300]),
+    st.sampled_from([0, 1, 9]),
+    st.integers(0, 10_000),
+)
+def test_top_p_by_sums_of_digits_and_by_sorting_keep_the_same_tokens(temperature, top_p, min_p, vocab, decimals, seed):
+    logits = logits_of(seed, 6, vocab).mul_(3.0).round_(decimals=decimals)
+    logits[0] = logits[1].clone().masked_fill_(logits[1] < 0, -math.inf)
+    logits[5, 1::2] = -0.0
+    sampler = Sampler(vocab)
+    for r in range(6):
+        own = SamplingParams(temperature=temperature, top_p=top_p if r % 3 else 1 - top_p / 2, min_p=min_p)
+        sampler.add(r, own, seed + r, 1, ())
+    drawn = []
+    for few in (0, 1000):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(drawing, "_FEW", few)
+            drawn.append([[t.token for t in sampler.sample(logits, range(6), [at] * 6)] for at in (1, 2)])
+    assert drawn[0] == drawn[1]
 
 
 def test_rows_are_sampled_in_as_many_parts_as_memory_asks_for(monkeypatch):

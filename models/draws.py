@@ -13,9 +13,6 @@ Shapes: S rows, V vocabulary, N tokens of a row (all, or the best k). Columns ar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -28,6 +25,7 @@ _WEIGHT_BITS = 43  # so that an int64 holds the sum of the weights of 2**19 toke
 _DIGIT_BITS = 16
 _FEW = 1 << 13  # tokens: so many are sorted
 _LEAST, _MOST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
+Drawn = tuple[int, SamplingParams, float]  # a row, its parameters and its number
 
 
 def _splitmix64(x: int) -> int:
@@ -43,78 +41,54 @@ def uniform(seed: int, index: int) -> float:
     return (_splitmix64(_splitmix64(seed & _MASK64) ^ index) >> 11) * 2.0**-53
 
 
-@dataclass(frozen=True, slots=True)
 class Draw:
-    """Some rows whose tokens are drawn in the same way. The columns of their parameters are on the host.
+    """Rows whose tokens are drawn in the same way: each with its parameters, and its number in [0, 1)."""
 
-    Attributes:
-        rows: ascending.
-        columns: row; temperature, min-p, top-p, number; top-k (at most V).
-        most: how many tokens are selected and sorted; None: none are.
-        has_min_p: any row has one.
-        has_top_p: any row has one, and no tokens are selected.
-    """
+    def __init__(self, drawn: list[Drawn], vocab_size: int, is_selected: bool) -> None:
+        rows, params, numbers = zip(*drawn, strict=True)
+        top_k = [min(p.top_k or vocab_size, vocab_size) for p in params]
+        self._most = max(top_k) if is_selected else None  # tokens that are selected and sorted
+        self._has_min_p, self._has_top_p = any(p.min_p for p in params), any(p.top_p < 1.0 for p in params)
+        temperatures = [min(max(p.temperature, _LEAST), _MOST) for p in params]
+        columns = (temperatures, [p.min_p for p in params], [p.top_p for p in params], numbers, top_k)
+        self.arrays = [np.array(rows, dtype=np.int64), np.array(columns, dtype=np.float64).reshape(-1)]
 
-    rows: list[int]
-    columns: list[np.ndarray]
-    most: int | None
-    has_min_p: bool
-    has_top_p: bool
+    def tokens(self, logits_RV: Tensor, top_R: Tensor, rows_S: Tensor, columns: Tensor) -> Tensor:
+        """Return a token for each row, [S]: any where the highest logit, `top_R`, is not finite.
 
-    def tokens(self, logits_RV: Tensor, top_R: Tensor, rows_S: Tensor, columns: Sequence[Tensor]) -> Tensor:
-        """Return a token for each of `rows`, [S].
-
-        Args:
-            logits_RV: of all rows, float32.
-            top_R: the highest logit of each. Where it is not finite, the row's token is any.
-            rows_S: `rows`, on the device of the logits.
-            columns: `columns` after the first, there too.
+        `rows_S` and `columns` are `arrays` on the device of the logits.
         """
-        temperature, min_p, top_p, number, top_k = columns
-        temperature, min_p = temperature.float()[:, None], min_p.float()[:, None] if self.has_min_p else None
-        top_p, number, top = top_p[:, None], number[:, None], top_R[rows_S][:, None]
-        logits_SV = logits_RV if len(self.rows) == len(logits_RV) else logits_RV[rows_S]
-        if self.most is None:
+        columns = columns.view(5, -1, 1)
+        temperature, min_p, *_ = columns.float()
+        _, _, top_p, number, top_k = columns
+        top, min_p = top_R[rows_S].unsqueeze(-1), min_p if self._has_min_p else None
+        logits_SV = logits_RV if len(rows_S) == len(logits_RV) else logits_RV[rows_S]
+        if self._most is None:
             weights = _weights(logits_SV, top, temperature, min_p)
-            if self.has_top_p:
+            if self._has_top_p:
                 weights = _nucleus(weights, logits_SV, top_p)
             return _pick(weights, number).squeeze(-1)
-        ids = best_tokens(logits_SV, self.most)
+        ids = best_tokens(logits_SV, self._most)
         weights = _weights(logits_SV.gather(-1, ids), top, temperature, min_p)
-        weights.masked_fill_(torch.arange(ids.shape[-1], device=ids.device) >= top_k[:, None], 0)
+        weights.mul_(torch.arange(ids.shape[-1], device=ids.device) < top_k)
         cdf = weights.cumsum(dim=-1)
-        weights.masked_fill_(cdf - weights >= _enough(cdf, top_p), 0)
+        weights.mul_(cdf - weights < _enough(cdf[:, -1:], top_p))
         ids, order = ids.sort(dim=-1)
         return ids.gather(-1, _pick(weights.gather(-1, order), number)).squeeze(-1)
 
 
-def draws_of(
-    rows: list[int], params: Sequence[SamplingParams], numbers: Sequence[float], vocab_size: int, device: torch.device
-) -> list[Draw]:
-    """Group rows that are not greedy by the way in which their tokens are drawn. `params` and `numbers` are theirs."""
-    groups: dict[tuple[bool, bool], list[int]] = {}
-    for place, p in enumerate(params):
-        is_selected = 0 < p.top_k < vocab_size or (p.top_p < 1.0 and vocab_size <= _FEW)
-        groups.setdefault((is_selected, p.top_p < 1.0 and not is_selected), []).append(place)
-    draws = []
-    for (is_selected, has_top_p), places in groups.items():
-        for part in slices(places, max(vocab_size, has_top_p << _DIGIT_BITS), device):
-            own = [params[i] for i in part]
-            top_k = np.array([min(p.top_k or vocab_size, vocab_size) for p in own])
-            reals = ([p.temperature for p in own], [p.min_p for p in own], [p.top_p for p in own])
-            columns = [np.array(values, dtype=np.float64) for values in (*reals, [numbers[i] for i in part])]
-            np.clip(columns[0], _LEAST, _MOST, out=columns[0])
-            of_part = [rows[i] for i in part]
-            draws.append(
-                Draw(
-                    of_part,
-                    [np.array(of_part, dtype=np.int64), *columns, top_k.astype(np.int64)],
-                    int(top_k.max()) if is_selected else None,
-                    any(p.min_p for p in own),
-                    has_top_p,
-                )
-            )
-    return draws
+def draws_of(drawn: list[Drawn], vocab_size: int, device: torch.device) -> list[Draw]:
+    """Group rows that are not greedy by the way in which their tokens are drawn."""
+    groups: dict[tuple[bool, bool], list[Drawn]] = {}
+    for each in drawn:
+        has_top_p = each[1].top_p < 1.0
+        is_selected = 0 < each[1].top_k < vocab_size or (has_top_p and vocab_size <= _FEW)
+        groups.setdefault((is_selected, has_top_p and not is_selected), []).append(each)
+    return [
+        Draw(part, vocab_size, is_selected)
+        for (is_selected, by_digits), group in groups.items()
+        for part in slices(group, max(vocab_size, by_digits << _DIGIT_BITS), device)
+    ]
 
 
 def _weights(logits_SN: Tensor, top: Tensor, temperature: Tensor, min_p: Tensor | None) -> Tensor:
@@ -124,9 +98,8 @@ def _weights(logits_SN: Tensor, top: Tensor, temperature: Tensor, min_p: Tensor 
     return share.mul_(2.0**_WEIGHT_BITS).long()
 
 
-def _enough(cdf_SN: Tensor, top_p: Tensor) -> Tensor:
+def _enough(total: Tensor, top_p: Tensor) -> Tensor:
     """Return the sum of weights that `top_p` asks for."""
-    total = cdf_SN[:, -1:]
     return torch.minimum((top_p * total).ceil().long(), total)
 
 
@@ -143,19 +116,15 @@ def _nucleus(weights_SV: Tensor, logits_SV: Tensor, top_p: Tensor) -> Tensor:
     Kept are the tokens in descending order of logits, ascending order of ids on ties, until they have enough weight.
     """
     keys = order_keys(logits_SV).bitwise_not_()  # ascending where logits descend
-    half, S = 1 << (_DIGIT_BITS - 1), len(keys)
-    sums = weights_SV.new_zeros(S, 2 * half)
-    upper = (keys >> _DIGIT_BITS).long().add_(half)
-    cdf = sums.scatter_add_(-1, upper, weights_SV).cumsum(dim=-1)
-    enough = _enough(cdf, top_p)
-    digit = torch.searchsorted(cdf, enough - 1, right=True)
-    enough = enough - cdf.gather(-1, digit) + sums.gather(-1, digit)
-    inside = weights_SV * (upper == digit)
-    cdf = sums.zero_().scatter_add_(-1, keys.bitwise_and(2 * half - 1).long(), inside).cumsum(dim=-1)
-    low = torch.searchsorted(cdf, enough - 1, right=True)
-    enough = enough - cdf.gather(-1, low) + sums.gather(-1, low)
-    last_key = ((digit - half) * (2 * half) + low).int()
-    ties = (weights_SV * (keys == last_key)).cumsum(dim=-1)
-    last_id = torch.searchsorted(ties, enough - 1, right=True)
+    half = 1 << (_DIGIT_BITS - 1)
+    sums, inside = weights_SV.new_zeros(len(keys), 2 * half), weights_SV
+    enough, last = _enough(weights_SV.sum(dim=-1, keepdim=True), top_p), []
+    for digits in ((keys >> _DIGIT_BITS).long().add_(half), keys.bitwise_and(2 * half - 1).long()):
+        cdf = sums.zero_().scatter_add_(-1, digits, inside).cumsum(dim=-1)
+        last.append(torch.searchsorted(cdf, enough - 1, right=True))
+        enough = enough - cdf.gather(-1, last[-1]) + sums.gather(-1, last[-1])  # of those with the last digit
+        inside = inside * (digits == last[-1])
+    last_key = ((last[0] - half) * (2 * half) + last[1]).int()
+    last_id = torch.searchsorted(inside.cumsum(dim=-1), enough - 1, right=True)
     is_tie_kept = torch.arange(keys.shape[-1], device=keys.device) <= last_id
     return weights_SV.mul_(keys < last_key + is_tie_kept)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -80,23 +80,20 @@ class History:
     @property
     def is_plain(self) -> bool:
         """Whether each token is the argmax of its logits, and nothing is asked beside it."""
-        params = self.params
-        is_masked = bool(self.masked) and params.min_tokens > 0
-        is_edited = self.needs_past or params.edits_logits or is_masked
-        return params.is_greedy and not is_edited and params.logprobs is None
+        return self.params.is_greedy and self.params.logprobs is None and not self.is_edited(self.prompt_len)
 
     @property
     def needs_past(self) -> bool:
         """Whether logits are edited by the tokens that came before."""
         return self.params.has_penalties or self.bad_words is not None
 
-    def is_masked(self, position: int) -> bool:
-        """Whether the tokens `masked` may not stand at `position`."""
-        return bool(self.masked) and position - self.prompt_len < self.params.min_tokens
-
     def is_edited(self, position: int) -> bool:
         """Whether any rule changes the logits of the token at `position`."""
-        return self.needs_past or self.params.edits_logits or self.is_masked(position)
+        return self.needs_past or self.params.edits_logits or bool(self.ends(position))
+
+    def ends(self, position: int) -> list[int]:
+        """Return the tokens that may not stand at `position`, since they would end the output too early."""
+        return self.masked if position - self.prompt_len < self.params.min_tokens else []
 
 
 class LogitEdits:
@@ -107,13 +104,9 @@ class LogitEdits:
         self._parts: list[list[np.ndarray]] = [[] for _ in range(8)]
 
     def add(self, row: int, history: History, position: int, structured: np.ndarray | None) -> None:
-        """Collect the edits of the logits of the token at `position`, which is the number of tokens before it.
+        """Collect the edits of a row of logits, those of the token at `position`.
 
-        Args:
-            row: of the logits.
-            history: of its request.
-            position: number of tokens before it, of prompt and output.
-            structured: whether each token is one that structured outputs allow, [V]; None: there are none.
+        `structured` says which tokens structured outputs allow, [V]; None: all.
         """
         params, first = history.params, row * self._vocab_size
         only, kept, biased, biases, seen, factors, amounts, masked = self._parts
@@ -131,43 +124,36 @@ class LogitEdits:
             seen.append(tokens + first)
             factors.append(np.full(len(tokens), params.repetition_penalty))
             amounts.append(counts * params.frequency_penalty + (counts > 0) * params.presence_penalty)
-        left = structured
-        if history.is_masked(position):
-            left = None if structured is None else _without(structured, history.masked)
-            if left is None or left.any():  # else structured outputs allow only tokens that end the output
-                masked.append(_ints(history.masked) + first)
-            else:
-                left = structured
-        if history.bad_words is not None and (banned := history.bad_words.banned):
-            if left is not None and params.allowed_token_ids:
-                left = left & ~_without(np.ones_like(left), params.allowed_token_ids)
-            if left is None or _without(left, banned).any():
-                masked.append(_ints(banned) + first)
+        if structured is not None and params.allowed_token_ids:
+            structured = structured & np.isin(np.arange(len(structured)), params.allowed_token_ids)
+        banned = [] if history.bad_words is None else history.bad_words.banned
+        for tokens in filter(None, (history.ends(position), banned)):
+            if structured is not None:
+                rest = structured.copy()
+                rest[tokens] = False
+                if not rest.any():
+                    continue  # structured outputs, which allow no other token, prevail
+                structured = rest
+            masked.append(_ints(tokens) + first)
 
     def arrays(self) -> list[np.ndarray]:
-        """Return what `apply` needs on the device: int64 and float64, 1-D."""
+        """Return what `apply` needs on the device."""
         return [np.concatenate(parts) for parts in self._parts if parts]
 
-    def apply(self, logits_RV: Tensor, arrays: Sequence[Tensor]) -> None:
-        """Edit logits, which are contiguous, in place: masks and biases, penalties, then masks of the ends."""
-        left, flat = iter(arrays), logits_RV.view(-1)
+    def apply(self, logits_RV: Tensor, uploaded: Iterator[Tensor]) -> None:
+        """Edit logits, which are contiguous, in place; take `arrays` from what is on their device."""
+        flat = logits_RV.view(-1)
         only, _, biased, _, seen, _, _, masked = self._parts
         if only:
-            rows, kept = next(left), next(left)
+            rows, kept = next(uploaded), next(uploaded)
             values = flat[kept]
             logits_RV.index_fill_(0, rows, MASKED_LOGIT)
             flat.index_copy_(0, kept, values)
         if biased:
-            flat.index_add_(0, next(left), next(left).float())
+            flat.index_add_(0, next(uploaded), next(uploaded).float())
         if seen:
-            at, factors, amounts = next(left), next(left).float(), next(left).float()
-            x = flat[at]
-            flat.index_copy_(0, at, torch.where(x > 0, x / factors, x * factors).sub_(amounts))
+            places, factors, amounts = next(uploaded), next(uploaded).float(), next(uploaded).float()
+            x = flat[places]
+            flat.index_copy_(0, places, torch.where(x > 0, x / factors, x * factors).sub_(amounts))
         if masked:
-            flat.index_fill_(0, next(left), MASKED_LOGIT)
-
-
-def _without(allowed: np.ndarray, tokens: Iterable[int]) -> np.ndarray:
-    rest = allowed.copy()
-    rest[list(tokens)] = False
-    return rest
+            flat.index_fill_(0, next(uploaded), MASKED_LOGIT)

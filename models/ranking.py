@@ -5,6 +5,8 @@ Shapes: S rows, V vocabulary.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -15,7 +17,7 @@ _LAST_ID = (1 << ID_BITS) - 1
 _MAX_ELEMENTS = {"cpu": 1 << 19, "cuda": 1 << 25}  # of a work tensor; more rows are computed in slices
 
 
-def slices(rows: list[int], vocab_size: int, device: torch.device) -> list[list[int]]:
+def slices(rows: list[Any], vocab_size: int, device: torch.device) -> list[list[Any]]:
     """Cut rows into parts of which each has room at once: on a CPU in its cache, on CUDA in about 1 GB."""
     size = max(1, _MAX_ELEMENTS[device.type] // vocab_size)
     return [rows[i : i + size] for i in range(0, len(rows), size)]

@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 import torch
@@ -115,29 +116,29 @@ class Sampler:
         edited = [r for r, (history, p) in enumerate(zip(rows, positions, strict=True)) if history.is_edited(p)]
         for r in edited:
             edits.add(r, rows[r], positions[r], None if masks is None else masks.allowed(r, self.vocab_size))
-        drawn = [r for r, history in enumerate(rows) if not history.params.is_greedy]
-        numbers = [uniform(rows[r].seed, positions[r] - rows[r].prompt_len) for r in drawn]
-        draws = draws_of(drawn, [rows[r].params for r in drawn], numbers, self.vocab_size, device)
-        asked = [r for r, history in enumerate(rows) if history.params.logprobs is not None]
-        parts = slices(asked, self.vocab_size, device)
-        groups = [
-            edits.arrays() if edited else [],
-            *(draw.columns for draw in draws),
-            [np.array(part, dtype=np.int64) for part in parts],
+        drawn = [
+            (r, history.params, uniform(history.seed, positions[r] - history.prompt_len))
+            for r, history in enumerate(rows)
+            if not history.params.is_greedy
         ]
-        uploaded = iter(upload([array for group in groups for array in group], device))
+        draws = draws_of(drawn, self.vocab_size, device)
+        asked = [(r, history.params.logprobs) for r, history in enumerate(rows) if history.params.logprobs is not None]
+        parts = slices(asked, self.vocab_size, device)
+        arrays = [*edits.arrays(), *chain.from_iterable(draw.arrays for draw in draws)]
+        arrays += [np.array([r for r, _ in part], dtype=np.int64) for part in parts]
+        uploaded = iter(upload(arrays, device))
         if edited:
             logits = logits.contiguous() if masks is not None else logits.clone(memory_format=torch.contiguous_format)
-            edits.apply(logits, [next(uploaded) for _ in groups[0]])
+            edits.apply(logits, uploaded)
         top, best = logits.max(dim=-1)  # NaN, if the row holds one
         for draw in draws:
-            rows_S, *columns = (next(uploaded) for _ in draw.columns)
-            best.index_copy_(0, rows_S, draw.tokens(logits, top, rows_S, columns))
+            rows_S = next(uploaded)
+            best.index_copy_(0, rows_S, draw.tokens(logits, top, rows_S, next(uploaded)))
         computed = [best.where(top.abs() < math.inf, NO_TOKEN)]
-        num_tops = [[rows[r].params.logprobs or 0 for r in part] for part in parts]
-        for part_S, own in zip(uploaded, num_tops, strict=True):
-            computed += logprobs_of(logits[part_S], best[part_S], max(own))
-        return PendingTokens(Download(computed), list(zip(parts, num_tops, strict=True)))
+        for part in parts:
+            part_S = next(uploaded)
+            computed += logprobs_of(logits[part_S], best[part_S], max(n for _, n in part))
+        return PendingTokens(Download(computed), parts)
 
 
 class PendingTokens:
@@ -148,7 +149,7 @@ class PendingTokens:
         logprobs: the rows of each, and for each row how many of the best tokens it asks for.
     """
 
-    def __init__(self, download: Download | None, logprobs: Sequence[tuple[list[int], list[int]]]) -> None:
+    def __init__(self, download: Download | None, logprobs: Sequence[list[tuple[int, int]]]) -> None:
         self._download = download
         self._logprobs = logprobs
 
@@ -158,9 +159,9 @@ class PendingTokens:
             return []
         tokens, *columns = (array.tolist() for array in self._download.read())
         sampled = list(map(SampledToken, tokens))
-        for place, (rows, num_tops) in enumerate(self._logprobs):
-            of_rows = zip(rows, num_tops, *columns[4 * place : 4 * place + 4], strict=True)
-            for r, num_top, score, rank, top_ids, top_scores in of_rows:
+        for place, rows in enumerate(self._logprobs):
+            of_rows = zip(rows, *columns[4 * place : 4 * place + 4], strict=True)
+            for (r, num_top), score, rank, top_ids, top_scores in of_rows:
                 if tokens[r] != NO_TOKEN:
                     top = [(i, s) for i, s in zip(top_ids[:num_top], top_scores, strict=False) if i != NO_TOKEN]
                     sampled[r] = SampledToken(tokens[r], score, rank, top)

@@ -15,7 +15,7 @@ from gapless.models.sampling import Sampler
 from tests.support.fake_cuda import CUDA, FakeCuda
 
 VOCAB = 128256
-VIEWS = ("view", "slice", "unsqueeze", "squeeze", "split", "detach", "lift_fresh", "device", "empty")  # launch nothing
+VIEWS = ("view", "slice", "squeeze", "split", "unbind", "detach", "lift_fresh", "device", "empty")  # launch nothing
 
 
 class Counted(TorchDispatchMode):
@@ -68,7 +68,7 @@ OF_ROW = (
         (SamplingParams(temperature=0.7), 25),
         (SamplingParams(temperature=0.7, top_k=50), 52),
         (SamplingParams(temperature=0.7, top_k=50, top_p=0.9), 52),
-        (SamplingParams(temperature=0.7, top_p=0.9), 73),
+        (SamplingParams(temperature=0.7, top_p=0.9), 75),
         (SamplingParams(logprobs=5), 41),
     ],
 )
@@ -82,5 +82,5 @@ def test_a_micro_batch_is_sampled_by_few_operators_and_one_copy_each_way(params:
 
 def test_rows_that_are_sampled_in_all_ways_add_up_once() -> None:
     few, many = (count(lambda request: OF_ROW[request % len(OF_ROW)], rows) for rows in (len(OF_ROW), 64))
-    assert few.operators == many.operators <= 183
+    assert few.operators == many.operators <= 184
     assert many.copies == {"cpu": 1, "cuda": 1}

@@ -229,11 +229,18 @@ def test_each_row_of_a_batch_has_its_own_top_k():
 def test_a_number_draws_the_token_whose_share_of_the_cdf_it_lies_in():
     level, params = torch.tensor([-math.inf, 0.0, 0.0, -math.inf, 0.0, 0.0, -math.inf]), SamplingParams(temperature=1.0)
     numbers = [0.0, 0.2, 0.25, 0.5, 0.7, 0.75, 1 - 2**-53]
-    logits, n = level.expand(len(numbers), 7), len(numbers)
+    logits = level.expand(len(numbers), 7)
     for own in (params, dataclasses.replace(params, top_k=6), dataclasses.replace(params, top_p=0.9999)):
-        (draw,) = draws_of(list(range(n)), [own] * n, numbers, 7, logits.device)
-        rows, *columns = map(torch.from_numpy, draw.columns)
-        assert draw.tokens(logits, logits.amax(-1), rows, columns).tolist() == [1, 1, 2, 4, 4, 5, 5]
+        (draw,) = draws_of([(r, own, number) for r, number in enumerate(numbers)], 7, logits.device)
+        assert draw.tokens(logits, logits.amax(-1), *map(torch.from_numpy, draw.arrays)).tolist() == [
+            1,
+            1,
+            2,
+            4,
+            4,
+            5,
+            5,
+        ]
 
 
 @settings(max_examples=examples(40))

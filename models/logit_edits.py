@@ -127,14 +127,14 @@ class LogitEdits:
         if structured is not None and params.allowed_token_ids:
             structured = structured & np.isin(np.arange(len(structured)), params.allowed_token_ids)
         banned = [] if history.bad_words is None else history.bad_words.banned
-        for tokens in filter(None, (history.ends(position), banned)):
+        for out in filter(None, (history.ends(position), banned)):
             if structured is not None:
                 rest = structured.copy()
-                rest[tokens] = False
+                rest[out] = False
                 if not rest.any():
                     continue  # structured outputs, which allow no other token, prevail
                 structured = rest
-            masked.append(_ints(tokens) + first)
+            masked.append(_ints(out) + first)
 
     def arrays(self) -> list[np.ndarray]:
         """Return what `apply` needs on the device."""

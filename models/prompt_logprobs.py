@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
-from .sampling import NO_TOKEN, SampledToken, logprobs_of, slices
+from .ranking import NO_TOKEN, logprobs_of, slices
+from .sampling import SampledToken
 from .transfers import Download, upload
 
 
@@ -25,7 +26,7 @@ class PendingLogprobs:
         self._tokens = tokens
         self._num_tops = num_tops
         self._downloads = []
-        for part in slices(list(range(len(rows))), logits_RV.shape[-1]):
+        for part in slices(list(range(len(rows))), logits_RV.shape[-1], logits_RV.device):
             of_part = [np.array([values[i] for i in part], dtype=np.int64) for values in (rows, tokens)]
             rows_S, tokens_S = upload(of_part, logits_RV.device)
             computed = logprobs_of(logits_RV[rows_S], tokens_S, max(num_tops[i] for i in part))

@@ -36,14 +36,10 @@ class RowMasks:
         self._is_masked = is_masked
         self._places = {row: place for place, row in enumerate(rows)}
 
-    def __contains__(self, row: int) -> bool:
-        return row in self._places
-
-    def has_other_than(self, row: int, tokens: Sequence[int]) -> bool:
-        """Return whether a row may take a token that is not one of `tokens`."""
-        is_allowed = self._is_masked[self._places[row]] == 0
-        is_allowed[list(tokens)] = False
-        return bool(is_allowed.any())
+    def allowed(self, row: int, vocab_size: int) -> np.ndarray | None:
+        """Return whether a row may take each token, [V]; None for a row that may take all."""
+        place = self._places.get(row)
+        return None if place is None else self._is_masked[place, :vocab_size] == 0
 
     def apply(self, logits_RV: Tensor) -> Tensor:
         """Return logits in which the tokens that rows may not take are -infinity."""

@@ -20,7 +20,7 @@ def upload(arrays: Sequence[np.ndarray], device: torch.device) -> list[torch.Ten
     """
     assert all(array.dtype in (np.int64, np.float64) and array.ndim == 1 for array in arrays)
     tensors = [torch.from_numpy(array) for array in arrays]
-    if device.type == "cpu":
+    if device.type == "cpu" or not tensors:
         return tensors
     packed = torch.cat([tensor.view(torch.int64) for tensor in tensors]).pin_memory().to(device, non_blocking=True)
     parts = packed.split([len(array) for array in arrays])

@@ -202,7 +202,7 @@ class Groups:
         """Return the tensors [R, V] of the stage's ranks side by side, [R, tp * V]."""
         if self.mesh.tp == 1 or not len(x_RV):
             return x_RV if self.mesh.tp == 1 else x_RV.new_empty(0, self.mesh.tp * x_RV.shape[1])
-        if self._shared is not None and x_RV.dtype == torch.float32:
+        if self._shared is not None and x_RV.shape[1] * x_RV.itemsize % 4 == 0:
             return self._shared.all_gather(x_RV)
         R, V = x_RV.shape
         parts = x_RV.new_empty(self.mesh.tp * R, V)

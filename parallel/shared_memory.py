@@ -84,16 +84,16 @@ class SharedMemory:
         return x
 
     def all_gather(self, x_RV: torch.Tensor) -> torch.Tensor:
-        """Return the ranks' float32 tensors [R, V] side by side, [R, size * V].
+        """Return the ranks' tensors [R, V], whose rows are whole words of 4 bytes, side by side, [R, size * V].
 
         Raises:
             RuntimeError: a rank did not come in time.
         """
-        R, V = x_RV.shape
-        x_RV = x_RV.contiguous()
-        out = x_RV.new_empty(R, self._size * V)
-        self._check(self._library.all_gather(*self._common, x_RV.data_ptr(), R, V, self._timeout_s, out.data_ptr()))
-        return out
+        x_RW = x_RV.contiguous().view(torch.float32)  # words, which are copied and not read
+        R, W = x_RW.shape
+        out = x_RW.new_empty(R, self._size * W)
+        self._check(self._library.all_gather(*self._common, x_RW.data_ptr(), R, W, self._timeout_s, out.data_ptr()))
+        return out.view(x_RV.dtype)
 
     def end(self) -> None:
         """Have a collective that waits for other ranks fail now. Any thread may call it."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gapless.models.sampling import uniform
+from gapless.models.draws import uniform
 
 from .server import Server
 from .streams import Stream, note, read, request_of

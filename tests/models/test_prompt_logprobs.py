@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from gapless.models import sampling
+from gapless.models import ranking
 from gapless.models.prompt_logprobs import PendingLogprobs
 
 V = 40
@@ -16,7 +16,7 @@ V = 40
 def test_each_row_has_its_own_token_and_as_many_of_the_best_as_it_asks_for(
     rows_a_part: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sampling, "_MAX_ELEMENTS", V * rows_a_part)
+    monkeypatch.setattr(ranking, "_MAX_ELEMENTS", {"cpu": V * rows_a_part})
     logits = torch.from_numpy(np.random.default_rng(0).normal(0, 3, (12, V)).astype(np.float32))
     rows, tokens, num_tops = [0, 1, 2, 5, 6, 7, 11], [3, 39, 0, 8, 8, 1, 20], [0, 5, 5, 1, 0, 50, 2]
     found = PendingLogprobs(logits, rows, tokens, num_tops).read()

@@ -12,8 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gapless.conf.sampling import SamplingParams
-from gapless.models import sampling
-from gapless.models.sampling import NO_TOKEN, SampledToken, Sampler, _draw, uniform
+from gapless.models import draws as drawing
+from gapless.models import ranking
+from gapless.models.draws import draws_of, uniform
+from gapless.models.ranking import NO_TOKEN
+from gapless.models.sampling import SampledToken, Sampler
 from tests.support.tiers import examples
 
 EOS = 3
@@ -113,7 +116,11 @@ def test_a_token_is_the_inverse_cdf_of_a_plain_reference(params, history, data, 
 
 
 @settings(max_examples=examples(40))
-@given(st.lists(params_strategy, min_size=7, max_size=7), st.integers(0, 10_000), st.sampled_from([31, 32, 257, 1000]))
+@given(
+    st.lists(params_strategy, min_size=7, max_size=7),
+    st.integers(0, 10_000),
+    st.sampled_from([31, 32, 257, 1000, 9001]),
+)
 def test_a_row_alone_and_in_a_batch_are_bit_identical(params, seed, vocab):
     logits = logits_of(seed, 7, vocab)
     together = Sampler(vocab)
@@ -195,14 +202,16 @@ def test_a_greedy_request_alone_has_its_logits_edited(params):
     assert [token.token for token in sampler.sample(torch.tensor([[5.0, 4.0, 3.0, 1.0]]), [0], [1])] == [2]
 
 
-def test_top_k_and_top_p_keep_the_lowest_ids_on_ties():
+@pytest.mark.parametrize("few", [0, 100])
+def test_top_k_and_top_p_keep_the_lowest_ids_on_ties(few, monkeypatch):
+    monkeypatch.setattr(drawing, "_FEW", few)
     level = torch.zeros(10)
     assert draws(level, SamplingParams(temperature=1.0, top_k=3), 300)[3:].sum() == 0
-    counts = draws(level, SamplingParams(temperature=1.0, top_p=0.35), 300)
+    counts = draws(level, SamplingParams(temperature=1.0, top_p=0.35), 100)
     assert (counts[:4] > 0).all()
     assert counts[4:].sum() == 0
     for top_p, kept in ((0.1, 1), (0.5, 5), (0.6, 6)):  # reached exactly
-        assert np.flatnonzero(draws(level, SamplingParams(temperature=1.0, top_p=top_p), 300)).max() == kept - 1
+        assert np.flatnonzero(draws(level, SamplingParams(temperature=1.0, top_p=top_p), 100)).max() == kept - 1
     best = torch.tensor([1.0, 4.0, 4.0, 3.0])
     assert np.flatnonzero(draws(best, SamplingParams(temperature=1.0, min_p=1.0), 100)).tolist() == [1, 2]
 
@@ -220,9 +229,43 @@ def test_each_row_of_a_batch_has_its_own_top_k():
 def test_a_number_draws_the_token_whose_share_of_the_cdf_it_lies_in():
     level, params = torch.tensor([-math.inf, 0.0, 0.0, -math.inf, 0.0, 0.0, -math.inf]), SamplingParams(temperature=1.0)
     numbers = [0.0, 0.2, 0.25, 0.5, 0.7, 0.75, 1 - 2**-53]
-    rows = level.expand(len(numbers), 7)
-    drawn = _draw(rows, rows.argmax(-1), [params] * len(numbers), numbers)
-    assert drawn.tolist() == [1, 1, 2, 4, 4, 5, 5]
+    logits = level.expand(len(numbers), 7)
+    for own in (params, dataclasses.replace(params, top_k=6), dataclasses.replace(params, top_p=0.9999)):
+        (draw,) = draws_of([(r, own, number) for r, number in enumerate(numbers)], 7, logits.device)
+        assert draw.tokens(logits, logits.amax(-1), *map(torch.from_numpy, draw.arrays)).tolist() == [
+            1,
+            1,
+            2,
+            4,
+            4,
+            5,
+            5,
+        ]
+
+
+@settings(max_examples=examples(40))
+@given(
+    st.sampled_from([0.2, 1.0, 40.0]),
+    st.floats(0.01, 0.9999),
+    st.sampled_from([0.0, 0.3]),
+    st.sampled_from([2, 33, 300]),
+    st.sampled_from([0, 1, 9]),
+    st.integers(0, 10_000),
+)
+def test_top_p_by_sums_of_digits_and_by_sorting_keep_the_same_tokens(temperature, top_p, min_p, vocab, decimals, seed):
+    logits = logits_of(seed, 6, vocab).mul_(3.0).round_(decimals=decimals)
+    logits[0] = logits[1].clone().masked_fill_(logits[1] < 0, -math.inf)
+    logits[5, 1::2] = -0.0
+    sampler = Sampler(vocab)
+    for r in range(6):
+        own = SamplingParams(temperature=temperature, top_p=top_p if r % 3 else 1 - top_p / 2, min_p=min_p)
+        sampler.add(r, own, seed + r, 1, ())
+    drawn = []
+    for few in (0, 1000):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(drawing, "_FEW", few)
+            drawn.append([[t.token for t in sampler.sample(logits, range(6), [at] * 6)] for at in (1, 2)])
+    assert drawn[0] == drawn[1]
 
 
 def test_rows_are_sampled_in_as_many_parts_as_memory_asks_for(monkeypatch):
@@ -231,7 +274,7 @@ def test_rows_are_sampled_in_as_many_parts_as_memory_asks_for(monkeypatch):
         sampler.add(r, SamplingParams(temperature=float(r % 3), logprobs=r if r % 2 else None), r, 2, ())
     whole = sampler.sample(logits, list(range(9)), [2] * 9)
     for rows in (1, 2, 4):
-        monkeypatch.setattr(sampling, "_MAX_ELEMENTS", 50 * rows + 1)
+        monkeypatch.setattr(ranking, "_MAX_ELEMENTS", {"cpu": 50 * rows + 1})
         assert sampler.sample(logits, list(range(9)), [2] * 9) == whole
 
 

@@ -10,7 +10,8 @@ from gapless.conf.errors import ConfigError
 from gapless.conf.sampling import SamplingParams
 from gapless.conf.structured_outputs import StructuredOutputs
 from gapless.models.grammar import Grammars
-from gapless.models.sampling import NO_TOKEN, Sampler
+from gapless.models.ranking import NO_TOKEN
+from gapless.models.sampling import Sampler
 from gapless.models.token_masks import RowMasks, TokenMasks
 from gapless.models.tokenizer import ByteTokenizer, NoTokenizer
 

@@ -68,6 +68,12 @@ def check_layers(groups: Groups) -> None:
     torch.testing.assert_close(head(x), F.linear(x, table[:19]))
     assert head(x[:0]).shape == (0, 19)
     assert head(x.clone()).dtype == torch.float32
+    half, halves = LMHead(12, 19, dtype=torch.bfloat16, groups=groups), (x.bfloat16(), table.bfloat16())
+    half.weight.data.copy_(mine)
+    logits = half(halves[0])
+    whole = torch.cat([F.linear(halves[0], share) for share in halves[1].split(16)], dim=-1)[:, :19]
+    assert logits.dtype == (torch.bfloat16 if rank else torch.float32)
+    assert torch.equal(logits.float(), whole.float()), "a gather before the conversion changes no bit"
 
 
 def test_layers_over_two_processes(tmp_path: Path) -> None:

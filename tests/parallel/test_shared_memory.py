@@ -32,6 +32,8 @@ def check(groups: Groups, is_shared: bool) -> None:
     for seed, (R, V) in enumerate(((1, 5), (4, 40000), (3, 70001), (0, 9))):
         parts = [torch.randn(R, V, generator=torch.Generator().manual_seed(seed + other)) for other in range(3)]
         assert torch.equal(groups.all_gather(parts[rank]), torch.cat(parts, dim=-1))
+        halves = [part.bfloat16() for part in parts]  # of odd or even rows
+        assert torch.equal(groups.all_gather(halves[rank]), torch.cat(halves, dim=-1))
     half = torch.full((4,), rank, dtype=torch.bfloat16)
     assert groups.all_reduce(half).tolist() == [3.0] * 4
     dist.barrier()

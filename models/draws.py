@@ -1,0 +1,130 @@
+"""Draws tokens at random: inverts the CDF of the tokens that min-p, top-k and top-p keep, at one number a row.
+
+A token's weight is its probability over that of the best one: computed in float32, then an integer of 43 bits. Sums of
+integers do not depend on the order of addition, so a row's token does not depend on the rows beside it, nor on how many
+threads or blocks add them up. The tokens that are kept are chosen by their logits, which no rounding changes. A row
+needs one number, where the Gumbel trick needs one for each token of the vocabulary.
+
+A large vocabulary is never sorted. Top-k selects its tokens. Where there is top-p alone, weights are added up by the
+upper 16 bits of the logit, and those where they reach p by the lower 16, which gives the last logit that is kept.
+
+Shapes: S rows, V vocabulary, N tokens of a row (all, or the best k). Columns are [S, 1].
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..conf.sampling import SamplingParams
+from .ranking import best_tokens, order_keys, slices
+
+_MASK64 = (1 << 64) - 1
+_WEIGHT_BITS = 43  # so that an int64 holds the sum of the weights of 2**19 tokens
+_DIGIT_BITS = 16
+_FEW = 1 << 13  # tokens: so many are sorted
+_LEAST, _MOST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
+Drawn = tuple[int, SamplingParams, float]  # a row, its parameters and its number
+
+
+def _splitmix64(x: int) -> int:
+    """Return the output of SplitMix64 (Steele, Lea and Flood 2014) at state `x`."""
+    x = (x + 0x9E3779B97F4A7C15) & _MASK64
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK64
+    return x ^ (x >> 31)
+
+
+def uniform(seed: int, index: int) -> float:
+    """Return the number in [0, 1) that picks the output token `index` of a request with `seed`."""
+    return (_splitmix64(_splitmix64(seed & _MASK64) ^ index) >> 11) * 2.0**-53
+
+
+class Draw:
+    """Rows whose tokens are drawn in the same way: each with its parameters, and its number in [0, 1)."""
+
+    def __init__(self, drawn: list[Drawn], vocab_size: int, is_selected: bool) -> None:
+        rows, params, numbers = zip(*drawn, strict=True)
+        top_k = [min(p.top_k or vocab_size, vocab_size) for p in params]
+        self._most = max(top_k) if is_selected else None  # tokens that are selected and sorted
+        self._has_min_p, self._has_top_p = any(p.min_p for p in params), any(p.top_p < 1.0 for p in params)
+        temperatures = [min(max(p.temperature, _LEAST), _MOST) for p in params]
+        columns = (temperatures, [p.min_p for p in params], [p.top_p for p in params], numbers, top_k)
+        self.arrays = [np.array(rows, dtype=np.int64), np.array(columns, dtype=np.float64).reshape(-1)]
+
+    def tokens(self, logits_RV: Tensor, top_R: Tensor, rows_S: Tensor, columns: Tensor) -> Tensor:
+        """Return a token for each row, [S]: any where the highest logit, `top_R`, is not finite.
+
+        `rows_S` and `columns` are `arrays` on the device of the logits.
+        """
+        columns = columns.view(5, -1, 1)
+        temperature, min_p, *_ = columns.float()
+        _, _, top_p, number, top_k = columns
+        top, min_p = top_R[rows_S].unsqueeze(-1), min_p if self._has_min_p else None
+        logits_SV = logits_RV if len(rows_S) == len(logits_RV) else logits_RV[rows_S]
+        if self._most is None:
+            weights = _weights(logits_SV, top, temperature, min_p)
+            if self._has_top_p:
+                weights = _nucleus(weights, logits_SV, top_p)
+            return _pick(weights, number).squeeze(-1)
+        ids = best_tokens(logits_SV, self._most)
+        weights = _weights(logits_SV.gather(-1, ids), top, temperature, min_p)
+        weights.mul_(torch.arange(ids.shape[-1], device=ids.device) < top_k)
+        cdf = weights.cumsum(dim=-1)
+        weights.mul_(cdf - weights < _enough(cdf[:, -1:], top_p))
+        ids, order = ids.sort(dim=-1)
+        return ids.gather(-1, _pick(weights.gather(-1, order), number)).squeeze(-1)
+
+
+def draws_of(drawn: list[Drawn], vocab_size: int, device: torch.device) -> list[Draw]:
+    """Group rows that are not greedy by the way in which their tokens are drawn."""
+    groups: dict[tuple[bool, bool], list[Drawn]] = {}
+    for each in drawn:
+        has_top_p = each[1].top_p < 1.0
+        is_selected = 0 < each[1].top_k < vocab_size or (has_top_p and vocab_size <= _FEW)
+        groups.setdefault((is_selected, has_top_p and not is_selected), []).append(each)
+    return [
+        Draw(part, vocab_size, is_selected)
+        for (is_selected, by_digits), group in groups.items()
+        for part in slices(group, max(vocab_size, by_digits << _DIGIT_BITS), device)
+    ]
+
+
+def _weights(logits_SN: Tensor, top: Tensor, temperature: Tensor, min_p: Tensor | None) -> Tensor:
+    share = (logits_SN - top).div_(temperature).exp_().nan_to_num_(nan=0.0)  # NaN only in rows that give no token
+    if min_p is not None:
+        share.mul_(share >= min_p)
+    return share.mul_(2.0**_WEIGHT_BITS).long()
+
+
+def _enough(total: Tensor, top_p: Tensor) -> Tensor:
+    """Return the sum of weights that `top_p` asks for."""
+    return torch.minimum((top_p * total).ceil().long(), total)
+
+
+def _pick(weights_SN: Tensor, number: Tensor) -> Tensor:
+    """Return the place in each row whose share of the CDF a number in [0, 1) lies in, [S, 1]."""
+    cdf = weights_SN.cumsum(dim=-1)
+    total = cdf[:, -1:]
+    return torch.searchsorted(cdf, torch.minimum((number * total).long(), total - 1), right=True)
+
+
+def _nucleus(weights_SV: Tensor, logits_SV: Tensor, top_p: Tensor) -> Tensor:
+    """Return the weights, changed in place: those that `top_p` leaves out are zero.
+
+    Kept are the tokens in descending order of logits, ascending order of ids on ties, until they have enough weight.
+    """
+    keys = order_keys(logits_SV).bitwise_not_()  # ascending where logits descend
+    half = 1 << (_DIGIT_BITS - 1)
+    sums, inside = weights_SV.new_zeros(len(keys), 2 * half), weights_SV
+    enough, last = _enough(weights_SV.sum(dim=-1, keepdim=True), top_p), []
+    for digits in ((keys >> _DIGIT_BITS).long().add_(half), keys.bitwise_and(2 * half - 1).long()):
+        cdf = sums.zero_().scatter_add_(-1, digits, inside).cumsum(dim=-1)
+        last.append(torch.searchsorted(cdf, enough - 1, right=True))
+        enough = enough - cdf.gather(-1, last[-1]) + sums.gather(-1, last[-1])  # of those with the last digit
+        inside = inside * (digits == last[-1])
+    last_key = ((last[0] - half) * (2 * half) + last[1]).int()
+    last_id = torch.searchsorted(inside.cumsum(dim=-1), enough - 1, right=True)
+    is_tie_kept = torch.arange(keys.shape[-1], device=keys.device) <= last_id
+    return weights_SV.mul_(keys < last_key + is_tie_kept)

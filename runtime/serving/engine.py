@@ -144,11 +144,12 @@ class ServingEngine:
 
     def _record(self, is_on: bool) -> None:
         """Begin to record, or end the window with the micro-batches that are dispatched already."""
-        coordinator = self._coordinator
+        coordinator, now = self._coordinator, self._coordinator.clock.now()
         if is_on:
-            self._recording = Recording(coordinator.record, coordinator.next_micro_batch, len(self._unfinished))
+            unfinished = [request.record for request in self._unfinished.values()]
+            self._recording = Recording(coordinator.record, coordinator.next_micro_batch, unfinished, now)
         elif self._recording is not None:
-            self._recording.stop(coordinator.next_micro_batch)
+            self._recording.stop(coordinator.next_micro_batch, now)
 
     def _send_tokens(self, events: list[TokenEvent]) -> None:
         numbers: list[int] = []

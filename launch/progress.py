@@ -24,6 +24,8 @@ from rich.progress import (
 from rich.text import Text
 
 from ..conf.schema import EngineConfig
+from ..runtime.core.numbers import counted
+from ..runtime.drawing.formatting import seconds_text
 from .oversubscription import oversubscription
 
 _log = logging.getLogger(__name__)
@@ -77,7 +79,7 @@ class Meter:
     def _plain(self) -> None:
         self._printed = time.monotonic()
         name = f"{self._name}: " if self._name else ""
-        tokens = f", {self._tokens} tokens, {self._rates}" if self._tokens else ""
+        tokens = f", {counted(self._tokens, 'token')}, {self._rates}" if self._tokens else ""
         _log.info("%s%d/%d requests%s", name, self._done, self._num_requests, tokens)
 
 
@@ -132,7 +134,7 @@ def _bar(console: Console, name: str, text: TextColumn) -> Progress:
 def starting(console: Console, config: EngineConfig) -> Iterator[Callable[[str], None]]:
     """Show what the start of the ranks, which takes seconds, is doing; yield the function that reports it."""
     parallel = config.parallel
-    ranks = f"{parallel.world_size} rank{'s' if parallel.world_size > 1 else ''}"
+    ranks = counted(parallel.world_size, "rank")
     text = f"starting {config.model.name} on {ranks} (pp={parallel.pp} x tp={parallel.tp}, {parallel.launcher})"
     if hint := oversubscription(config):
         _log.info("hint: %s", hint)
@@ -157,8 +159,9 @@ def shown(file: Path) -> str:
 def throughput(summary: Mapping[str, Any]) -> str:
     """Return a run's requests, tokens and tokens per second, of its `summary.json`."""
     return (
-        f"{summary['completed']} requests in {summary['duration']:.1f} s: "
-        f"{summary['total_input_tokens']} prompt and {summary['total_output_tokens']} output tokens, "
+        f"{counted(summary['completed'], 'request')} in {seconds_text(summary['duration'])}: "
+        f"{counted(summary['total_input_tokens'], 'prompt token')}, "
+        f"{counted(summary['total_output_tokens'], 'output token')}, "
         f"{summary['output_throughput']:.1f} output tok/s, {summary['total_token_throughput']:.1f} tok/s in all"
     )
 

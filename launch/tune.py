@@ -14,6 +14,7 @@ from rich.text import Text
 from ..conf.build import to_mapping
 from ..conf.schema import BenchConfig
 from ..conf.tuning import TuneConfig
+from ..runtime.core.numbers import counted
 from .capacity import SLO_NOT_MET, slo_text, terminal_table
 from .overrides import command_line, overrides
 from .progress import Steps, shown, versions
@@ -60,7 +61,7 @@ def run(config: TuneConfig, search: Search, run_dir: Path, launcher: Launcher | 
     commands = _commands(search, found)
     devices = f"{config.nodes} x {config.cluster.devices_per_node} {config.hardware.name}"
     title = f"Simulated: gapless tune, {config.model.name} on {devices}"
-    asked = f"{config.workload.name}, {len(found.demands[0])} requests"
+    asked = f"{config.workload.name}, {counted(len(found.demands[0]), 'request')}"
     subtitle = f"{slo_text(config.slo)} · {asked} · {datetime.now():%Y-%m-%d %H:%M}"
     drawn = charts(found, config.slo)
     (run_dir / "report.html").write_text(page.render(found, config, title, subtitle, commands), encoding="utf-8")
@@ -94,7 +95,7 @@ def run(config: TuneConfig, search: Search, run_dir: Path, launcher: Launcher | 
         if found.ties:
             console.print(Text.assemble(("ties     ", "bold"), page.ties_note(found)), soft_wrap=True)
         if lead := page.lead_note(found):
-            console.print(Text.assemble(("lead     ", "bold"), lead), soft_wrap=True)
+            console.print(Text.assemble(("next     ", "bold"), lead), soft_wrap=True)
         console.print(Text.assemble(("error    ", "bold"), page.error_note(found)), soft_wrap=True)
         if found.asked is not None:
             console.print(

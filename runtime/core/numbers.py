@@ -15,8 +15,9 @@ def is_number(text: str) -> bool:
 
 
 def counted(count: int, noun: str) -> str:
-    """Write a count of things: `1 request`, `1,024 requests`."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+    """Write a count of things: `1 request`, `1,024 requests`, `2 micro-batches`."""
+    plural = "es" if noun.endswith("ch") else "s"
+    return f"{count:,} {noun}{'' if count == 1 else plural}"
 
 
 def lower_envelope(x: Sequence[float], y: Sequence[float]) -> list[int]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from importlib import resources
 
 from ...conf.tuning import TuneConfig
+from ..core.numbers import counted
 from ..cost.error import error_text
 from ..drawing.page_parts import whole_page
 from ..drawing.svg import figures
@@ -47,7 +48,7 @@ def render(found: SearchResult, config: TuneConfig, title: str, subtitle: str, c
         for what, command in commands.items()
     ]
     tried = tried_rows(found)
-    notes = (("lead", lead_note(found)), ("error", error_note(found)))
+    notes = (("next", lead_note(found)), ("error", error_note(found)))
     return whole_page(
         body,
         {
@@ -83,7 +84,7 @@ def cards(found: SearchResult, config: TuneConfig) -> list[tuple[str, str, str]]
     shown = [
         ("capacity", f"{rate_text(winner.interval.mean)} <small>requests/s</small>", interval_note(found)),
         *([("ties", str(len(found.ties)), "settings that cannot be told apart; see the table")] if found.ties else []),
-        ("grid", html.escape(candidate.grid), f"{devices} devices, {per_device:.3g} requests/s each"),
+        ("grid", html.escape(candidate.grid), f"{counted(devices, 'device')}, {per_device:.3g} requests/s each"),
         ("policy", html.escape(candidate.policy.name), ""),
     ]
     if candidate.chunk is not None:
@@ -148,7 +149,8 @@ def finalists_note(found: SearchResult) -> str:
         return f"{least} {bubbles}"
     seeds = len(found.finalists[0].capacities)
     over = "mean and 95% interval over its seeds, " if seeds > 1 else ""
-    note = f"Capacity: {over}{len(found.demands[0])} requests each; the other numbers are of one run at that rate."
+    each = counted(len(found.demands[0]), "request")
+    note = f"Capacity: {over}{each} each; the other numbers are of one run at that rate."
     if seeds > 1 and len(found.finalists) > 1:
         note += (
             " How much less than the best one a setting carries is the mean over the same seeds and the same arrivals, "
@@ -161,8 +163,9 @@ def tried_note(found: SearchResult) -> str:
     """Say how much was simulated."""
     bounded = sum(tried.requests == 0 for tried in found.tried)
     return (
-        f"{len(found.tried)} settings, {bounded} of them ruled out by their bound alone; {found.simulations} "
-        f"simulations of {found.requests:,} requests, and {found.confirming_requests:,} more to confirm."
+        f"{counted(len(found.tried), 'setting')}, {bounded} of them ruled out by their bound alone; "
+        f"{counted(found.simulations, 'simulation')} of {counted(found.requests, 'request')}, and "
+        f"{found.confirming_requests:,} more to confirm."
     )
 
 

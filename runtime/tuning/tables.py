@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..core.numbers import counted
 from ..drawing.formatting import ms_text, percent_text
 from .capacity import Capacity
 from .closest import Approach
@@ -129,7 +130,7 @@ def tie_text(names: Sequence[str], behind: Sequence[Difference], why_first: str)
     farthest = max(behind, key=lambda difference: difference.mean)
     apart = f"up to {difference_text(farthest)}" if len(names) > 2 else difference_text(farthest)
     return (
-        f"{len(names)} settings cannot be told apart on {seeds} seed{'s' if seeds > 1 else ''}: {'; '.join(names)}. "
+        f"{len(names)} settings cannot be told apart on {counted(seeds, 'seed')}: {'; '.join(names)}. "
         f"They differ by {apart} requests/s. {why_first}"
     )
 

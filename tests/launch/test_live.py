@@ -23,10 +23,10 @@ from msgspec import structs
 from gapless.conf.schema import ServeConfig
 from gapless.launch.compose import compose_one
 from gapless.launch.server.engine_client import EngineClient
-from gapless.launch.server.last_minute import SECONDS, LastMinute
+from gapless.launch.server.last_minute import SECONDS, WINDOW, LastMinute
 from gapless.launch.server.live import MAX_EVENTS, Live, Viewer
 from gapless.launch.server.live_page import page_files
-from gapless.launch.server.live_words import words_of_minute
+from gapless.launch.server.live_words import words_of_window
 from gapless.launch.server.prometheus import Metrics
 from gapless.runtime.engine.intake import Intake
 from gapless.runtime.engine.plan import make_plan
@@ -187,7 +187,7 @@ def spans_at(number: int) -> LiveSpans:
 
 
 def test_the_last_minute_is_one() -> None:
-    """Percentiles are within 1% of the true ones, and what is older than a minute is forgotten."""
+    """Percentiles are within 1% of the true ones, numbers are of the window, and rows of a minute."""
     rng = np.random.default_rng(0)
     minute = LastMinute(100, 0.0)
     values = rng.lognormal(-4, 1, (2 * SECONDS, 200))
@@ -196,7 +196,7 @@ def test_the_last_minute_is_one() -> None:
         for value in values[second]:
             minute.next_token(float(value))
         minute.end_second(snapshot(second), second + 1.0)
-    recent = values[SECONDS:].ravel()
+    recent = values[-WINDOW:].ravel()
     found = minute.percentiles_ms
     assert found["tbt"] == pytest.approx([1e3 * float(np.percentile(recent, p)) for p in (50, 99)], rel=0.015)
     assert found["ttft"] == pytest.approx([250, 250], rel=0.01)
@@ -204,26 +204,26 @@ def test_the_last_minute_is_one() -> None:
     assert len(minute.rows) == SECONDS
     assert minute.rows[-1] == minute.newest_row
     ((busy, *idle),) = minute.stage_seconds
-    assert busy == pytest.approx(0.25 * SECONDS)
-    assert sum(idle) == pytest.approx(0.75 * SECONDS)
+    assert busy == pytest.approx(0.25 * WINDOW)
+    assert sum(idle) == pytest.approx(0.75 * WINDOW)
     for second in range(2 * SECONDS, 4 * SECONDS):
         minute.end_second(snapshot(2 * SECONDS, is_idle=True), second + 1.0)
     assert minute.percentiles_ms["tbt"] == [None, None]
     ((busy, *idle),) = minute.stage_seconds
-    assert (busy, idle[Cause.STARVED_NO_REQUEST.code]) == pytest.approx((0, SECONDS))
+    assert (busy, idle[Cause.STARVED_NO_REQUEST.code]) == pytest.approx((0, WINDOW))
 
 
 def test_the_last_minute_in_words() -> None:
     """A server that computes a quarter of the time and dispatches late says so; one that is idle too."""
     minute = LastMinute(100, 0.0)
-    assert words_of_minute(minute, None) == []
+    assert words_of_window(minute, None) == []
     for second in range(1, SECONDS):
         minute.end_second(snapshot(second), float(second))
-    late = words_of_minute(minute, snapshot(SECONDS), policy="sarathi")
+    late = words_of_window(minute, snapshot(SECONDS), policy="sarathi")
     assert late[0].startswith("The coordinator dispatched late for 75.0% of stage time: work was there")
     for second in range(SECONDS, 3 * SECONDS):
         minute.end_second(snapshot(SECONDS, is_idle=True), float(second))
-    assert words_of_minute(minute, snapshot(SECONDS, is_idle=True)) == ["No request was there."]
+    assert words_of_window(minute, snapshot(SECONDS, is_idle=True)) == ["No request was there."]
 
 
 def test_a_slow_stage_of_a_server_is_named() -> None:
@@ -234,13 +234,13 @@ def test_a_slow_stage_of_a_server_is_named() -> None:
     state = Snapshot(10.0, 3, 1, 50, 0, [], False, 0, 0, 0, [4.5, 9.5], idle, [10.0, 10.0], False)
     minute.end_second(None, 0.0)
     minute.end_second(state, 10.0)
-    assert words_of_minute(minute, state)[0] == (
+    assert words_of_window(minute, state)[0] == (
         "Stage 1 takes 2.1 times as long as the other for the same micro-batches: the other stage waits for it for "
         "25.0% of all stage time."
     )
-    uneven = words_of_minute(minute, state, layers=[4, 8])
+    uneven = words_of_window(minute, state, layers=[4, 8])
     assert uneven[0].startswith("Stage 1 holds 8 of 12 layers and takes 2.1 times as long as the other")
-    slow = words_of_minute(minute, structs.replace(state, slow=[Slow(1, 5.0, 3.0, 4.0)]))
+    slow = words_of_window(minute, structs.replace(state, slow=[Slow(1, 5.0, 3.0, 4.0)]))
     assert slow[0].startswith("Stage 1 computed 3.0 times as long as usual: the other stage waits for it")
 
 
@@ -270,7 +270,7 @@ def test_a_browser_shows_the_pipeline_and_tries_the_model(server: Server, tmp_pa
             browser.until("document.querySelectorAll('#causes tbody tr').length > 3")
             browser.until("document.getElementById('words').innerText.endsWith('.')")
             browser.run("document.getElementById('explain').click()")
-            browser.until("document.getElementById('explained').innerText.startsWith('Of 5 s in ')", 60)
+            browser.until("document.getElementById('explained').innerText.startsWith('The 10 s recorded in ')", 60)
             check_lanes(browser)
         check_prompt_box(browser, server)
         for width in (400, 1600):

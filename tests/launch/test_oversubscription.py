@@ -25,10 +25,10 @@ from gapless.parallel.openmp import others_running, waiting
             None,
             2,
             2.04,
-            "2.0 processes already want the 2 cores of this machine, so that times will vary; "
+            "2.0 processes already want this machine's 2 cores, so that times will vary; "
             "parallel.threads=1 may be faster",
         ),
-        (2, None, 2, 2.0, "2.0 processes already want the 2 cores of this machine, so that times will vary"),
+        (2, None, 2, 2.0, "2.0 processes already want this machine's 2 cores, so that times will vary"),
     ],
 )
 def test_what_is_short_is_said(ranks: int, threads: int | None, cores: int, load: float, expected: str | None) -> None:

@@ -252,8 +252,8 @@ class Lanes {
       const i = begin.findIndex((start, n) => start <= units && units < end[n]);
       if (i >= 0) {
         const tokens = [];
-        if (part.prefill[i]) tokens.push(`${part.prefill[i]} chunk tokens`);
-        if (part.decodes[i]) tokens.push(`${part.decodes[i]} decode${part.decodes[i] === 1 ? "" : "s"}`);
+        if (part.prefill[i]) tokens.push(counted(part.prefill[i], "chunk token"));
+        if (part.decodes[i]) tokens.push(counted(part.decodes[i], "decode"));
         const name = `micro-batch ${(part.first + i).toLocaleString("en")} on stage ${stage}`;
         return [name, `${tokens.join(", ")}; ${ms((end[i] - begin[i]) / Lanes.UNITS_PER_S)}`];
       }

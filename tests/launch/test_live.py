@@ -28,6 +28,7 @@ from gapless.launch.server.live import MAX_EVENTS, Live, Viewer
 from gapless.launch.server.live_page import page_files
 from gapless.launch.server.live_words import words_of_window
 from gapless.launch.server.prometheus import Metrics
+from gapless.runtime.drawing.formatting import cause_label
 from gapless.runtime.engine.intake import Intake
 from gapless.runtime.engine.plan import make_plan
 from gapless.runtime.ledger.causes import CAUSES, Cause
@@ -269,8 +270,6 @@ def test_a_browser_shows_the_pipeline_and_tries_the_model(server: Server, tmp_pa
             browser.until("parseFloat(document.getElementById('tbt99').innerText) > 0")
             browser.until("document.querySelectorAll('#causes tbody tr').length > 3")
             browser.until("document.getElementById('words').innerText.endsWith('.')")
-            browser.run("document.getElementById('explain').click()")
-            browser.until("document.getElementById('explained').innerText.startsWith('The 10 s recorded in ')", 60)
             check_lanes(browser)
         check_prompt_box(browser, server)
         for width in (400, 1600):
@@ -281,6 +280,49 @@ def test_a_browser_shows_the_pipeline_and_tries_the_model(server: Server, tmp_pa
                 assert browser.run("return document.documentElement.scrollWidth") <= width
         assert browser.run(UNNAMED) == []
         assert browser.log == []
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None or DRIVER is None, reason="needs chromium and chromedriver")
+def test_the_page_and_a_recording_speak_of_the_same_seconds(server: Server, tmp_path: Path) -> None:
+    """Also where long streams cross the edges of the recording."""
+    long = {"prompt": PROMPT, "max_tokens": 900, "n": 2, "ignore_eos": True, "stream": True}
+    with browsing(tmp_path) as browser:
+        browser.open(server.url)
+        browser.until("document.activeElement.id === 'key'")
+        browser.press("right" + ENTER)
+        browser.until("document.getElementById('status').innerText === 'takes requests'")
+        with (
+            load(server, streams=1),
+            httpx2.stream("POST", f"{server.url}/v1/completions", json=long, headers=KEY, timeout=60) as answer,
+        ):
+            next(answer.iter_lines())
+            browser.run("document.getElementById('explain').click()")
+            browser.until("document.getElementById('pause').getAttribute('aria-pressed') === 'true'", stretched(30))
+            read = "return document.getElementById(arguments[0]).innerText"
+            rate, idle = (float(browser.run(read, name)) for name in ("rate", "idle"))
+            assert browser.run("return document.querySelector('main h2').innerText") == "The last 10 s"
+            shares = dict(browser.run(SHARES))
+        browser.until("document.getElementById('explained').innerText.startsWith('Recorded in ')", stretched(60))
+        said = browser.run("return document.querySelector('#words b').innerText")
+        folder = browser.run("return document.getElementById('explained').innerText")[len("Recorded in ") : -1]
+        assert float(browser.run("return document.getElementById('rate').innerText")) == rate, "it is held"
+    kept = read_run_folder(Path(folder))
+    summary = kept.summary
+    assert said in html.unescape((Path(folder) / "report.html").read_text())
+    assert summary["output_throughput"] == pytest.approx(rate, rel=0.2)
+    assert 100 * summary["bubble_fraction"] == pytest.approx(idle, abs=8)
+    whole = summary["duration"] * 2
+    assert shares
+    for name, share in shares.items():
+        if name != "idle":
+            (cause,) = [cause for cause in CAUSES if cause_label(cause) == name]
+            assert 100 * summary["bubble_seconds"][cause] / whole == pytest.approx(share, abs=8), name
+
+
+# Of each row of the page's table of idle time the cause and the percentage.
+SHARES = """return [...document.querySelectorAll("#causes tbody tr")]
+  .map(row => [row.querySelector("th").innerText.trim(), parseFloat(row.querySelector("td").innerText)])"""
 
 
 def check_lanes(browser: Browser) -> None:

@@ -15,12 +15,7 @@
   });
   replica.addEventListener("change", connect);
   element("explain").addEventListener("click", explain);
-  pause.addEventListener("click", () => {
-    const isPaused = lanes.frozen === null;
-    lanes.frozen = isPaused ? lanes.to ?? null : null;
-    pause.setAttribute("aria-pressed", String(isPaused));
-    pause.textContent = isPaused ? "Go on" : "Pause";
-  });
+  pause.addEventListener("click", () => hold(lanes.frozen === null));
   element("zoom").addEventListener("change", event => {
     lanes.seconds = Number(event.target.value);
     element("lanes-seconds").textContent = `${lanes.seconds} s`;
@@ -31,6 +26,14 @@
     if (lanes.to !== undefined) lanes.draw(lanes.to);
     charts.make();
   });
+
+  // Holds lanes, numbers and words at the seconds that they show, or lets them go on.
+  function hold(isHeld) {
+    lanes.frozen = isHeld ? lanes.to ?? null : null;
+    pause.setAttribute("aria-pressed", String(isHeld));
+    pause.textContent = isHeld ? "Go on" : "Pause";
+    element("explained").hidden ||= !isHeld;
+  }
 
   function say(state, text) {
     status.dataset.state = state;
@@ -151,19 +154,25 @@
     more.hidden = !rest.length;
   }
 
-  // Records a window; its folder says what would change it, by replays.
+  // Records the next seconds, then holds the page at them: their words, of replays too, stand over their numbers.
   async function explain() {
     const button = element("explain"), answer = element("explained");
+    hold(false);
     button.disabled = true;
     element("words").hidden = answer.hidden = false;
     answer.textContent = "Recording 10 s.";
+    const end = setTimeout(() => hold(true), 10e3);
     try {
       const headers = apiKey ? { authorization: `Bearer ${apiKey}` } : {};
       const response = await fetch(`/record?seconds=10&replica=${replica.value || 0}`, { method: "POST", headers });
       const found = await response.json();
       if (!response.ok) throw new Error(found.error.message);
-      answer.textContent = `The ${found.seconds} s recorded in ${found.folder}: ${found.words.join(" ")}`;
+      showWords(found.words);
+      answer.textContent = `Recorded in ${found.folder}.`;
     } catch (error) {
+      clearTimeout(end);
+      hold(false);
+      answer.hidden = false;
       answer.textContent = `Not recorded: ${error.message}`;
     }
     button.disabled = false;
@@ -188,7 +197,7 @@
       bars.children[stage].lastElementChild.textContent = `${percent(row[0], whole)} busy`;
     });
     const few = stages.length <= 4, names = stages.map((_, stage) => `stage ${stage}`);
-    const rows = causes.map((cause, n) => [cause, n]).filter(([, n]) => sums[n] >= 5e-4 * total).sort((a, b) => sums[b[1]] - sums[a[1]]);
+    const rows = causes.map((cause, n) => [cause, n]).filter(([, n]) => sums[n] > 5e-4 * total).sort((a, b) => sums[b[1]] - sums[a[1]]);
     const row = (head, title, own, all) => {
       const line = document.createElement("tr"), name = document.createElement("th");
       name.scope = "row";

@@ -16,7 +16,6 @@ from rich.text import Text
 from ..conf.build import to_mapping
 from ..conf.schema import SimulateConfig
 from ..conf.tuning import CapacityConfig
-from ..runtime.core.numbers import counted
 from .overrides import command_line
 from .progress import Steps, shown, versions
 from .prompts import TextInput
@@ -187,9 +186,7 @@ def _lines(search: _Search, width: int) -> Iterator[Table | Text]:
 
     config, demand = search.config, search.demands[0]
     yield Text(f"Simulated: {setting_of(to_mapping(config))}", "bold")
-    yield terminal_table(
-        _rows(search), f"capacity within {slo_text(config.slo)}, {counted(len(demand), 'request')}", width
-    )
+    yield terminal_table(_rows(search), f"capacity within {slo_text(config.slo)}, {len(demand)} requests", width)
     if search.ties_note:
         yield Text(search.ties_note, "bold")
     for label, of_seeds in search.found.items():

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import cache, partial
 from importlib import metadata
 from pathlib import Path
 from platform import python_version
@@ -33,6 +34,7 @@ PACKAGES = ("gapless", "torch", "megatron-core", "ray", "xformers", "numpy")
 PLAIN_EVERY_S = 5.0
 _TEXT_WIDTH = 64  # columns of a terminal that stand beside the bar and its name
 _LEAST_BAR = 4
+_SLOW_START_S = 10.0  # from which on a line says what it went into
 
 
 class Meter:
@@ -138,12 +140,29 @@ def starting(console: Console, config: EngineConfig) -> Iterator[Callable[[str],
     text = f"starting {config.model.name} on {ranks} (pp={parallel.pp} x tp={parallel.tp}, {parallel.launcher})"
     if hint := oversubscription(config):
         _log.info("hint: %s", hint)
+    imports, began = _until_first_start(), time.monotonic()
+    times: list[float] = []
+
+    def report(show: Callable[[str], None], progress: str) -> None:
+        times.append(time.monotonic() - began)
+        show(progress)
+
     if can_redraw(console):
         with console.status(Text(text)) as status:
-            yield lambda progress: status.update(Text(f"{text}: {progress}"))
+            yield partial(report, lambda progress: status.update(Text(f"{text}: {progress}")))
     else:
         _log.info(text)
-        yield _log.info
+        yield partial(report, _log.info)
+    launched, took = times[0] if times else 0.0, time.monotonic() - began
+    if imports + took > _SLOW_START_S:
+        parts = "the start took %.1f s for imports and checks, %.1f s for the launcher (%s), %.1f s for the ranks"
+        _log.info(parts, imports, launched, parallel.launcher, took - launched)
+
+
+@cache
+def _until_first_start() -> float:
+    """Return the seconds from this process's first imports, of which `logging` is one, to its first start of ranks."""
+    return logging.makeLogRecord({}).relativeCreated / 1e3
 
 
 def print_words(console: Console, text: Text) -> None:

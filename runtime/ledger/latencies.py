@@ -14,8 +14,8 @@ GOES_ON = "goes_on"  # finish reason of a request that outlasts a recorded windo
 
 def completed_requests(record: RunRecord) -> list[RequestRecord]:
     """Return the requests that finished by themselves, in a recorded window also those that came before it."""
-    ended = [request for request in (*record.requests, *record.crossing) if request.finish_reason != GOES_ON]
-    return [request for request in ended if request.finish_reason not in NOT_COMPLETED]
+    reasons = (*NOT_COMPLETED, GOES_ON)
+    return [request for request in (*record.requests, *record.crossing) if request.finish_reason not in reasons]
 
 
 def time_to_first_token(request: RequestRecord) -> float | None:

@@ -19,8 +19,8 @@ _MOST_AT_ONCE = 256  # micro-batches, or requests, of a part
 class RecordedPart(msgspec.Struct, frozen=True):
     """What is new of a window: micro-batches that all stages have computed, with their spans, and requests that ended.
 
-    In the last part are the requests `crossing` the edges of the window, with their tokens of it, how many have none,
-    the faults of the window, and when it began and ended, as `RunRecord` has them.
+    In the last part are the requests `crossing` the edges of the window, with their tokens of it, the faults of the
+    window, and when it began and ended, as `RunRecord` has them.
     """
 
     num_stages: int
@@ -33,7 +33,6 @@ class RecordedPart(msgspec.Struct, frozen=True):
     notes: list[str] = []
     stage_weights: list[list[float]] | None = None
     crossing: list[RequestLine] = []
-    without_tokens: int = 0
     faults: list[FaultRecord] = []
     window: tuple[float | None, float | None] = (None, None)
 
@@ -111,14 +110,12 @@ class Recording:
     def last_part(self) -> bytes:
         """Return the part, encoded, that ends the window."""
         record = self._record
-        others = [self._cut(request) for request in self._requests if not self._holds(request)]
-        crossing = [request for request in others if request.token_times]
+        crossing = [self._cut(request) for request in self._requests if not self._holds(request)]
         return self._encode(
             notes=record.notes,
             requests=[_recorded(request) for request in self._requests if self._holds(request)],
             stage_weights=record.stage_weights,
-            crossing=crossing,
-            without_tokens=len(others) - len(crossing),
+            crossing=[request for request in crossing if request.token_times],
             faults=record.faults[self._num_faults :],
             window=self._window,
         )
@@ -161,10 +158,10 @@ def join_parts(parts: Iterator[bytes]) -> RunRecord:
         record.stage_weights = part.stage_weights
         record.faults += part.faults
         record.window = part.window
-        if crossing := len(part.crossing) + part.without_tokens:
+        if part.crossing:
             record.notes.append(
-                f"a window of a server's run: {counted(crossing, 'request')} came before it or had not ended with it; "
-                "their tokens of the window count, and the table of requests leaves them out"
+                f"a window of a server's run: {counted(len(part.crossing), 'request')} came before it or had not ended "
+                "with it; their tokens of the window count, and the table of requests leaves them out"
             )
     assert record is not None
     record.requests.sort(key=lambda request: request.request)

@@ -149,8 +149,7 @@ def finalists_note(found: SearchResult) -> str:
         return f"{least} {bubbles}"
     seeds = len(found.finalists[0].capacities)
     over = "mean and 95% interval over its seeds, " if seeds > 1 else ""
-    each = counted(len(found.demands[0]), "request")
-    note = f"Capacity: {over}{each} each; the other numbers are of one run at that rate."
+    note = f"Capacity: {over}{len(found.demands[0])} requests each; the other numbers are of one run at that rate."
     if seeds > 1 and len(found.finalists) > 1:
         note += (
             " How much less than the best one a setting carries is the mean over the same seeds and the same arrivals, "

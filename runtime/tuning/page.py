@@ -102,7 +102,7 @@ def interval_note(found: SearchResult) -> str:
     times = f"; {range_text(winner.off)} if stage times are off" if winner.off is not None else ""
     if interval.half is None:
         return f"one seed; more tell how sure that is{times}"
-    return f"{interval.text}: mean and 95% interval over {len(winner.capacities)} seeds{times}"
+    return f"{interval.text.partition(' ')[2]}, the 95% interval over {len(winner.capacities)} seeds{times}"
 
 
 def error_note(found: SearchResult) -> str:

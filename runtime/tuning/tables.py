@@ -44,14 +44,13 @@ class TextTable:
         """
         kept = list(range(len(self.heads)))
         optional = list(self.optional_columns)
-
-        def needed() -> int:
-            widths = (max(len(line[n]) for line in (self.heads, *self.rows)) + gap for n in kept[:-1])
-            return sum(widths) + last_width
-
-        while optional and needed() > width:
+        while optional and self.letters(kept[:-1], gap) + last_width > width:
             kept.remove(optional.pop())
         return kept
+
+    def letters(self, columns: Sequence[int], gap: int) -> int:
+        """Return how many letters a line of these columns has, each with its gap."""
+        return sum(max(len(line[n]) for line in (self.heads, *self.rows)) + gap for n in columns)
 
 
 def rate_text(rate: float) -> str:

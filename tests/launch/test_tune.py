@@ -66,7 +66,7 @@ def test_tune_answers_and_its_command_does_what_it_says(here: Path, capfd: pytes
     for command in told["commands"].values():
         assert f"  {command}\n" in printed
 
-    simulated = told["commands"]["simulates it at that rate"]
+    simulated = told["commands"]["simulates it at the first seed's rate"]
     name, command, *words = shlex.split(simulated)
     assert (name, command) == ("gapless", "simulate")
     assert main(["simulate", *words, "hydra.run.dir=again"]) == 0
@@ -261,13 +261,13 @@ def test_a_model_of_experts_is_tuned_and_no_command_runs_it_for_real(here: Path)
     told = loaded(here / "out" / "tune.json")
     assert {one["setting"].partition(" sarathi")[0] for one in told["tried"]} == {"tp8 pp1", "tp8 ep pp1"}
     assert told["winner"]["setting"].startswith("tp8 pp1")
-    assert list(told["commands"]) == ["simulates it at that rate"]
-    words = shlex.split(told["commands"]["simulates it at that rate"])[2:]
+    assert list(told["commands"]) == ["simulates it at the first seed's rate"]
+    words = shlex.split(told["commands"]["simulates it at the first seed's rate"])[2:]
     assert not composed(SimulateConfig, "simulate", *words).parallel.expert_parallel
     assert main(["tune", *chosen, *grid, "search.expert_parallel=[true]", "hydra.run.dir=whole"]) == 0
     whole = loaded(here / "whole" / "tune.json")
     assert {one["setting"].partition(" sarathi")[0] for one in whole["tried"]} == {"tp8 ep pp1"}
-    assert "parallel.expert_parallel=true" in whole["commands"]["simulates it at that rate"]
+    assert "parallel.expert_parallel=true" in whole["commands"]["simulates it at the first seed's rate"]
 
 
 def test_a_search_over_no_layout_of_experts_is_refused() -> None:

@@ -221,7 +221,7 @@ def _latency_table(summary: Mapping[str, Any]) -> str:
     """Render the statistics of each latency as a table."""
     statistics = {"mean": "mean", "median": "p50", "p90": "p90", "p99": "p99"}
     rows = (
-        row(latency.title, [ms_text(summary.get(f"{statistic}_{key}_ms")) for statistic in statistics])
+        row(latency.title, [ms_text(summary.get(f"{statistic}_{key}_ms") or None) for statistic in statistics])
         for key, latency in charts.LATENCIES.items()
     )
     return f'<div class="scroll">{table(["", *statistics.values()], rows, "narrow")}</div>'

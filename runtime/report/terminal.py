@@ -163,7 +163,7 @@ def latency_table(summary: Mapping[str, Any], *, title: str | None = "Latency") 
     names |= {"kv_wait": "KV waits", "kv_transfer": "KV transfer"} if "mean_kv_wait_ms" in summary else {}
     for key, name in names.items():
         values = (summary[f"{statistic}_{key}_ms"] for statistic in ("mean", "median", "p90", "p99"))
-        table.add_row(name, *(ms_text(value) for value in values))
+        table.add_row(name, *(ms_text(value or (0.0 if key.startswith("kv") else None)) for value in values))
     return table
 
 

@@ -102,7 +102,7 @@ class Lanes {
       pen.fillRect(Math.min(x, this.width - 1), this.axis - 5, 1, this.height);
       pen.fillStyle = this.colours.soft;
       pen.textAlign = back === 0 ? "right" : back >= this.seconds * 0.999 ? "left" : "center";
-      pen.fillText(back === 0 ? "now" : "−" + timeText(back, step), x, 10);
+      pen.fillText(back === 0 ? (this.frozen === null ? "now" : "held") : "−" + timeText(back, step), x, 10);
     }
     pen.textAlign = "left";
     for (let stage = 0; stage < this.stages; stage++) {

@@ -32,6 +32,7 @@
     lanes.frozen = isHeld ? lanes.to ?? null : null;
     pause.setAttribute("aria-pressed", String(isHeld));
     pause.textContent = isHeld ? "Go on" : "Pause";
+    element("until").textContent = isHeld ? ` before ${new Date().toLocaleTimeString()}` : "";
     element("explained").hidden ||= !isHeld;
   }
 
@@ -43,7 +44,7 @@
   function slowText(state) {
     return (state.slow ?? []).map(each =>
       `Stage ${each.stage} is slow: ${each.slowdown.toFixed(1)} times its usual for ${Math.round(state.time - each.since)} s; `
-      + `the others have waited ${each.waited.toFixed(1)} s for it.`).join(" ");
+      + `${hello?.stages === 2 ? "the other has" : "the others have"} waited ${each.waited.toFixed(1)} s for it.`).join(" ");
   }
 
   function warn(text, isBad = false) {

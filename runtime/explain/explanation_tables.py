@@ -90,4 +90,5 @@ def _outcomes(title: str, outcomes: Sequence[Outcome], metric: str, caption: str
 
 
 def _off(share: float) -> str:
-    return f"{percent_text(abs(share))} {'longer' if share > 0 else 'shorter'}"
+    changed = percent_text(abs(share))
+    return "the same" if changed == percent_text(0.0) else f"{changed} {'longer' if share > 0 else 'shorter'}"

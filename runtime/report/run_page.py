@@ -75,7 +75,7 @@ def render_report(run: AnalysedRun) -> str:
 
 def _subtitle(record: RunRecord, summary: Mapping[str, Any]) -> str:
     parts = [counted(record.num_stages, "stage"), counted(len(record.micro_batches), "micro-batch")]
-    parts += [] if "requests" in record.unknown else [counted(len(record.requests), "request")]
+    parts += [] if "requests" in record.unknown else [counted(len(record.requests) + len(record.crossing), "request")]
     return " · ".join([*parts, str(summary.get("date", ""))]).rstrip(" ·")
 
 

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import html
+import io
 import json
 import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from gapless.conf.errors import ConfigError
 from gapless.conf.policies import EqualTimeConfig, OrcaBestConfig, SarathiConfig, TokenBudgetConfig
 from gapless.conf.schema import BenchConfig, SimulateConfig
 from gapless.conf.tuning import SearchConfig, TuneConfig
 from gapless.launch import compose
+from gapless.launch.capacity import terminal_table
 from gapless.launch.cli import main
 from gapless.launch.overrides import command_line, overrides
+from gapless.runtime.tuning.tables import TextTable
 
 REQUESTS = ["workload=fixed", "workload.input_len=600", "workload.output_len=10", "workload.num_prompts=50"]
 SMALL = ["model=llama-7b", *REQUESTS]
@@ -80,6 +84,18 @@ def test_tune_answers_and_its_command_does_what_it_says(here: Path, capfd: pytes
     page = (out / "report.html").read_text(encoding="utf-8")
     assert winner["setting"] in page
     assert "http" not in page.replace("http://www.w3.org", "")
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_a_long_setting_is_broken_between_words_and_not_cut(width: int) -> None:
+    setting = "1. tp4 pp1 x2 equal_time chunk=1024 batch=196 depth=3 layers=[41,39] whole experts"
+    row = (setting, "2.79 ± 0.31", "6", "requests pile up: TTFT grows by 709 ms at 2.33")
+    rows = TextTable(("setting", "requests/s", "seeds", "why"), [row], frozenset({0, 3}), optional_columns=(2,))
+    console = Console(width=width, file=io.StringIO())
+    console.print(terminal_table(rows, "The best settings", width))
+    printed = console.file.getvalue()
+    assert max(map(len, printed.splitlines())) <= width
+    assert set(f"{setting} 2.79 ± 0.31 {row[3]}".split()) <= set(printed.split())
 
 
 def test_capacity_of_two_policies(here: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -47,8 +47,8 @@ class Ledger:
         waited = with_waits_of_dropped(record)
         leaving = leaving_lane(self.lanes, [lost_since(record.faults, stage) for stage in range(self.num_stages)])
         idle = attribute(waited, self.micro_batches, self.lanes, leaving, first, last, record.unknown)
-        outside = np.array([[self.t0, last], [first, self.t1]])
-        no_request = IdleColumns.of(*outside, Cause.STARVED_NO_REQUEST, np.array([-1, -1]))
+        starts, ends = np.array([self.t0, last]), np.array([first, self.t1])
+        no_request = IdleColumns.of(starts, ends, Cause.STARVED_NO_REQUEST, np.array([-1, -1]))
         idle = [IdleColumns.joined([columns, no_request]) for columns in idle]
         self.idle_columns = name_recovery(idle, record.faults)
         self._busy = [float(lane.seconds.sum()) for lane in self.lanes]
